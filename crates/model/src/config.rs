@@ -1,0 +1,360 @@
+//! The configuration of a container: everything that is decided when it is created.
+//!
+//! It is written once, as `config.json`, and read by every later verb. Fields are only ever added,
+//! each with a default, so that a newer program reads an older container. What `update` and
+//! `rename` may change (name, limits, addresses, restart policy) is rewritten as a whole.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{ContainerId, IdMap, Invalid, Limits, Name, Reference};
+
+/// What one container is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// Format of this record; this page describes 1.
+    pub version: u32,
+    /// Identity.
+    pub id: ContainerId,
+    /// What the operator calls it.
+    pub name: Name,
+    /// Seconds since the epoch.
+    pub created_unix_s: i64,
+    /// Where its root filesystem comes from.
+    pub root: RootSource,
+    /// Its ids on the host.
+    pub ids: IdMap,
+    /// Its first process.
+    pub process: Process,
+    /// What it must not do.
+    pub security: Security,
+    /// Host name inside.
+    pub hostname: String,
+    /// Volumes, bind mounts and tmpfs, in the order given.
+    pub mounts: Vec<Mount>,
+    /// How it reaches a network.
+    pub net: NetMode,
+    /// Its own addresses; empty but in address mode.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
+    /// Ports of the host that lead to it.
+    #[serde(default)]
+    pub publish: Vec<Publish>,
+    /// What it may use.
+    #[serde(default)]
+    pub limits: Limits,
+    /// What happens when its first process ends.
+    #[serde(default)]
+    pub restart: Restart,
+    /// Removed as soon as it stops.
+    #[serde(default)]
+    pub auto_remove: bool,
+    /// The root filesystem cannot be written.
+    #[serde(default)]
+    pub read_only: bool,
+    /// A tiny init of ours is its first process, which reaps and passes signals on.
+    #[serde(default)]
+    pub init: bool,
+    /// The signal that asks its first process to end, 15 (SIGTERM) unless the image says another.
+    pub stop_signal: i32,
+    /// Seconds between that signal and SIGKILL.
+    pub stop_timeout_s: u32,
+    /// Free-form labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Sysctls of its own namespaces (sysctl(8) names).
+    #[serde(default)]
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// Where a root filesystem comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RootSource {
+    /// An image of the store, by its id, and the name it was asked for under.
+    Image {
+        /// The name as given.
+        reference: Reference,
+        /// 64 hex digits.
+        id: String,
+    },
+    /// A directory of the host (`--rootfs`), used as a read-only lower layer.
+    Directory(PathBuf),
+}
+
+/// A process to be executed in a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Program and arguments; a program without a slash is looked up in the `PATH` of `env`.
+    pub args: Vec<String>,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Working directory inside, absolute.
+    pub cwd: String,
+    /// Who runs it.
+    pub user: User,
+    /// umask(2).
+    pub umask: Option<u32>,
+    /// It gets a terminal of its own.
+    #[serde(default)]
+    pub terminal: bool,
+    /// Its standard input stays open.
+    #[serde(default)]
+    pub stdin: bool,
+}
+
+/// `USER[:GROUP]` as names or numbers, resolved in the container's own `/etc/passwd`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct User(pub String);
+
+/// What the processes of a container must not do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Security {
+    /// Capabilities by name (`CAP_CHOWN`), the bounding and the permitted set (capabilities(7)).
+    pub capabilities: Vec<String>,
+    /// No process gains privileges by execve (prctl(2), PR_SET_NO_NEW_PRIVS).
+    pub no_new_privileges: bool,
+    /// Which system calls are allowed.
+    pub seccomp: SeccompChoice,
+    /// Unmasked `/proc` and `/sys`, all capabilities of its own user namespace, no seccomp filter.
+    pub privileged: bool,
+    /// Resource limits by name.
+    pub rlimits: Vec<Rlimit>,
+    /// oom_score_adj, -1000 to 1000 (proc(5)).
+    pub oom_score_adj: Option<i32>,
+}
+
+/// Which seccomp filter is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SeccompChoice {
+    /// The allow-list of the house.
+    Default,
+    /// None: the operator said `--security-opt seccomp=unconfined`.
+    Unconfined,
+}
+
+/// One resource limit (setrlimit(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rlimit {
+    /// `nofile`, `nproc`, `core`, ...: the constant's name without `RLIMIT_`, lower case.
+    pub name: String,
+    /// What applies; `u64::MAX` is unlimited.
+    pub soft: u64,
+    /// What the process may raise it to.
+    pub hard: u64,
+}
+
+/// Something mounted inside a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Absolute path inside.
+    pub target: String,
+    /// What is mounted there.
+    pub kind: MountKind,
+    /// It cannot be written.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Programs on it cannot be executed.
+    #[serde(default)]
+    pub no_exec: bool,
+}
+
+/// What is mounted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MountKind {
+    /// A file or directory of the host.
+    Bind {
+        /// Absolute path on the host.
+        source: PathBuf,
+        /// With everything mounted below it.
+        recursive: bool,
+        /// The container's ids are those of the files: the mount is idmapped.
+        idmap: bool,
+        /// How later mounts travel.
+        propagation: Propagation,
+    },
+    /// A named volume, made when first used and owned by the container's root.
+    Volume {
+        /// Its name.
+        name: Name,
+    },
+    /// Memory.
+    Tmpfs {
+        /// Largest size.
+        size_bytes: Option<u64>,
+        /// Permissions of its root, 01777 unless said otherwise.
+        mode: u32,
+    },
+}
+
+/// Mount propagation (mount_namespaces(7)).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Propagation {
+    /// None.
+    #[default]
+    Private,
+    /// From the host into the container.
+    Slave,
+    /// Both ways.
+    Shared,
+}
+
+/// How a container reaches a network.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetMode {
+    /// Addresses of its own in the shared stack of a trust domain.
+    Address {
+        /// The trust domain.
+        domain: Name,
+    },
+    /// The host's own stack.
+    Host,
+    /// A stack with nothing but a loopback.
+    None,
+}
+
+/// A port of the host that leads to a port of the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Publish {
+    /// The host's address; any where there is none.
+    pub host_ip: Option<IpAddr>,
+    /// The host's port.
+    pub host_port: u16,
+    /// The container's port.
+    pub container_port: u16,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+}
+
+/// A transport protocol.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Protocol {
+    /// `tcp` or `udp`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+impl FromStr for Publish {
+    type Err = Invalid;
+
+    /// Reads `[[IP:]HOST_PORT:]CONTAINER_PORT[/tcp|/udp]`; an IPv6 address stands in brackets.
+    /// Without a host port the host's port is the container's.
+    fn from_str(s: &str) -> Result<Self, Invalid> {
+        let bad = || Invalid::new("port", s, "[[IP:]HOST_PORT:]CONTAINER_PORT[/tcp|/udp]");
+        let port = |p: &str| p.parse::<u16>().ok().filter(|p| *p != 0).ok_or_else(bad);
+        let (ports, protocol) = match s.split_once('/') {
+            None | Some((_, "tcp")) => (s.strip_suffix("/tcp").unwrap_or(s), Protocol::Tcp),
+            Some((ports, "udp")) => (ports, Protocol::Udp),
+            Some(_) => return Err(bad()),
+        };
+        let Some((host, container)) = ports.rsplit_once(':') else {
+            let both = port(ports)?;
+            return Ok(Self { host_ip: None, host_port: both, container_port: both, protocol });
+        };
+        let (ip, host) = match host.rsplit_once(':') {
+            None => (None, host),
+            Some((ip, host)) => {
+                let ip = ip.strip_prefix('[').and_then(|i| i.strip_suffix(']')).unwrap_or(ip);
+                (Some(ip.parse().map_err(|_| bad())?), host)
+            }
+        };
+        let container_port = port(container)?;
+        let host_port = if host.is_empty() { container_port } else { port(host)? };
+        Ok(Self { host_ip: ip, host_port, container_port, protocol })
+    }
+}
+
+/// What happens when the first process ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Restart {
+    /// It stays stopped.
+    #[default]
+    No,
+    /// It starts again, unless an operator stopped it.
+    Always,
+    /// The same.
+    UnlessStopped,
+    /// It starts again after a failure, so many times at most.
+    OnFailure {
+        /// `None` is without end.
+        retries: Option<u32>,
+    },
+}
+
+impl FromStr for Restart {
+    type Err = Invalid;
+
+    fn from_str(s: &str) -> Result<Self, Invalid> {
+        let bad = || {
+            Invalid::new("restart policy", s, "no, always, unless-stopped or on-failure[:RETRIES]")
+        };
+        match s {
+            "no" | "never" => Ok(Self::No),
+            "always" => Ok(Self::Always),
+            "unless-stopped" => Ok(Self::UnlessStopped),
+            "on-failure" => Ok(Self::OnFailure { retries: None }),
+            _ => {
+                let retries = s.strip_prefix("on-failure:").ok_or_else(bad)?;
+                Ok(Self::OnFailure { retries: Some(retries.parse().map_err(|_| bad())?) })
+            }
+        }
+    }
+}
+
+/// A range of ids to be avoided when slots are given out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IdRange {
+    /// First id.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports() {
+        let p: Publish = "8080:80".parse().unwrap();
+        assert_eq!((p.host_port, p.container_port, p.host_ip), (8080, 80, None));
+        let p: Publish = "127.0.0.1:8080:80/udp".parse().unwrap();
+        assert_eq!(p.host_ip, Some("127.0.0.1".parse().unwrap()));
+        assert_eq!(p.protocol, Protocol::Udp);
+        let p: Publish = "[::1]:53:5353/tcp".parse().unwrap();
+        assert_eq!(p.host_ip, Some("::1".parse().unwrap()));
+        for bad in ["", "0", "80:0", "x", "80/icmp", "70000", "1.2.3:80:80", "a:b:c:d", "80:"] {
+            assert!(bad.parse::<Publish>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn restart_policies() {
+        assert_eq!("on-failure:3".parse(), Ok(Restart::OnFailure { retries: Some(3) }));
+        assert!("on-failure:-1".parse::<Restart>().is_err());
+        assert!("sometimes".parse::<Restart>().is_err());
+    }
+}

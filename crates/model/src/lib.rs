@@ -1,0 +1,44 @@
+//! The words of Dormouse as plain types: what a container is called, what it is made of, what it
+//! may use, which state it is in.
+//!
+//! Everything here is a value. Parsing and validation live beside each type, so that every floor
+//! above refuses the same bad input with the same words. Nothing here reads a file, asks a clock
+//! or calls the kernel.
+#![forbid(unsafe_code)]
+
+mod config;
+mod id;
+mod limit;
+mod reference;
+mod size;
+mod state;
+
+pub use config::{
+    Config, IdRange, Mount, MountKind, NetMode, Process, Propagation, Protocol, Publish, Restart,
+    Rlimit, RootSource, SeccompChoice, Security, User,
+};
+pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
+pub use limit::Limits;
+pub use reference::Reference;
+pub use size::{parse_bytes, parse_cpus};
+pub use state::State;
+
+/// Input that is not a value of its type. The text says what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} '{input}' is not valid: {expected}")]
+pub struct Invalid {
+    /// Which kind of value was asked for.
+    pub what: &'static str,
+    /// What was given, cut to a length that can be shown.
+    pub input: String,
+    /// What would have been valid.
+    pub expected: &'static str,
+}
+
+impl Invalid {
+    /// An error about `input`, which is shortened to 80 characters.
+    pub fn new(what: &'static str, input: impl AsRef<str>, expected: &'static str) -> Self {
+        let input = input.as_ref().chars().take(80).collect();
+        Self { what, input, expected }
+    }
+}

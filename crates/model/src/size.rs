@@ -1,0 +1,61 @@
+//! Amounts as people write them.
+
+use crate::Invalid;
+
+/// Parses a number of bytes: digits with an optional unit `b`, `k`, `m`, `g` or `t` (powers of
+/// 1024, either case, an optional `b` or `ib` after the letter), as podman and docker take it.
+pub fn parse_bytes(text: &str) -> Result<u64, Invalid> {
+    let bad = || Invalid::new("size", text, "digits and an optional unit: b, k, m, g or t");
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.find(|c: char| !c.is_ascii_digit()).unwrap_or(lower.len());
+    let (number, unit) = lower.split_at(digits);
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    let shift = match unit {
+        "" | "b" => 0,
+        "k" | "kb" | "kib" => 10,
+        "m" | "mb" | "mib" => 20,
+        "g" | "gb" | "gib" => 30,
+        "t" | "tb" | "tib" => 40,
+        _ => return Err(bad()),
+    };
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+/// Parses a number of CPUs such as `0.5` or `2`; the result is in thousandths of a CPU.
+pub fn parse_cpus(text: &str) -> Result<u32, Invalid> {
+    let bad = || Invalid::new("number of CPUs", text, "a decimal number of at least 0.01");
+    let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
+    let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(whole) || !digits(part) || (whole.is_empty() && part.is_empty()) {
+        return Err(bad());
+    }
+    let whole: u32 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| bad())? };
+    let part: u32 = format!("{part:0<3.3}").parse().map_err(|_| bad())?;
+    let milli = whole.checked_mul(1000).and_then(|w| w.checked_add(part)).ok_or_else(bad)?;
+    if milli < 10 { Err(bad()) } else { Ok(milli) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(parse_bytes("512"), Ok(512));
+        assert_eq!(parse_bytes("64k"), Ok(65_536));
+        assert_eq!(parse_bytes("1GiB"), Ok(1 << 30));
+        for bad in ["", "m", "-1", "1.5g", "1x", "99999999999999999999", "18446744073709551615k"] {
+            assert!(parse_bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpus() {
+        assert_eq!(parse_cpus("2"), Ok(2000));
+        assert_eq!(parse_cpus("0.25"), Ok(250));
+        assert_eq!(parse_cpus(".5"), Ok(500));
+        for bad in ["", ".", "0", "0.001", "-1", "1,5", "nan", "inf", "5000000"] {
+            assert!(parse_cpus(bad).is_err(), "{bad}");
+        }
+    }
+}
