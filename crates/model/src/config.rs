@@ -34,6 +34,18 @@ pub struct Config {
     pub security: Security,
     /// Host name inside.
     pub hostname: String,
+    /// NIS domain name inside (setdomainname(2)).
+    #[serde(default)]
+    pub domainname: Option<String>,
+    /// Lines of its own for `/etc/hosts`.
+    #[serde(default)]
+    pub extra_hosts: Vec<(String, IpAddr)>,
+    /// Name servers instead of the host's.
+    #[serde(default)]
+    pub dns: Vec<IpAddr>,
+    /// Volumes made for it alone, which go when it is removed.
+    #[serde(default)]
+    pub anonymous_volumes: Vec<Name>,
     /// Volumes, bind mounts and tmpfs, in the order given.
     pub mounts: Vec<Mount>,
     /// How it reaches a network.
@@ -59,6 +71,12 @@ pub struct Config {
     /// A tiny init of ours is its first process, which reaps and passes signals on.
     #[serde(default)]
     pub init: bool,
+    /// Its first process is a systemd: `/run` is memory, cgroups can be managed inside.
+    #[serde(default)]
+    pub systemd: bool,
+    /// Bytes kept of each of its two output streams; older output is dropped.
+    #[serde(default = "default_log_max_bytes")]
+    pub log_max_bytes: u64,
     /// The signal that asks its first process to end, 15 (SIGTERM) unless the image says another.
     pub stop_signal: i32,
     /// Seconds between that signal and SIGKILL.
@@ -69,6 +87,10 @@ pub struct Config {
     /// Sysctls of its own namespaces (sysctl(8) names).
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+}
+
+fn default_log_max_bytes() -> u64 {
+    16 << 20
 }
 
 /// Where a root filesystem comes from.
@@ -192,6 +214,9 @@ pub enum MountKind {
         /// Permissions of its root, 01777 unless said otherwise.
         mode: u32,
     },
+    /// Pseudo-terminals of its own, for programs that open some (sshd, script) in a container
+    /// that was started without one.
+    Devpts,
 }
 
 /// Mount propagation (mount_namespaces(7)).
