@@ -1,0 +1,27 @@
+//! One function per system call that `rustix` lacks or leaves unsafe.
+//!
+//! Nothing here allocates, locks, so every function may be used between clone
+//! and exec, where a copied lock could be held by a thread that does not exist any more. Strings
+//! are [`CStr`]s for the same reason. Errors are bare [`Errno`]s; the modules above explain them.
+
+mod mount;
+mod pidfd;
+mod task;
+
+pub use mount::*;
+pub use pidfd::*;
+pub use task::*;
+
+use crate::Errno;
+
+/// Turns what a raw system call returned into a result.
+///
+/// `libc::syscall` reports through the thread's `errno`, which is thread-local storage and
+/// therefore safe to read between clone and exec.
+fn check(returned: libc::c_long) -> Result<usize, Errno> {
+    if returned >= 0 {
+        return Ok(returned as usize);
+    }
+    // SAFETY: the location is valid for the life of the thread.
+    Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+}

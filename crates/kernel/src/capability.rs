@@ -1,0 +1,220 @@
+//! Capabilities: root's power in pieces (capabilities(7)).
+
+use std::fmt;
+
+use dormouse_model::Invalid;
+
+use crate::call;
+use crate::error::{Explain, Result};
+
+macro_rules! capabilities {
+    ($($name:ident = $number:literal, $text:literal;)*) => {
+        /// One capability, with the kernel's number.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum Capability {
+            $(#[doc = concat!("CAP_", $text)] $name = $number,)*
+        }
+
+        impl Capability {
+            /// All that this program knows, by number.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The name without `CAP_`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+capabilities! {
+    Chown = 0, "CHOWN";
+    DacOverride = 1, "DAC_OVERRIDE";
+    DacReadSearch = 2, "DAC_READ_SEARCH";
+    Fowner = 3, "FOWNER";
+    Fsetid = 4, "FSETID";
+    Kill = 5, "KILL";
+    Setgid = 6, "SETGID";
+    Setuid = 7, "SETUID";
+    Setpcap = 8, "SETPCAP";
+    LinuxImmutable = 9, "LINUX_IMMUTABLE";
+    NetBindService = 10, "NET_BIND_SERVICE";
+    NetBroadcast = 11, "NET_BROADCAST";
+    NetAdmin = 12, "NET_ADMIN";
+    NetRaw = 13, "NET_RAW";
+    IpcLock = 14, "IPC_LOCK";
+    IpcOwner = 15, "IPC_OWNER";
+    SysModule = 16, "SYS_MODULE";
+    SysRawio = 17, "SYS_RAWIO";
+    SysChroot = 18, "SYS_CHROOT";
+    SysPtrace = 19, "SYS_PTRACE";
+    SysPacct = 20, "SYS_PACCT";
+    SysAdmin = 21, "SYS_ADMIN";
+    SysBoot = 22, "SYS_BOOT";
+    SysNice = 23, "SYS_NICE";
+    SysResource = 24, "SYS_RESOURCE";
+    SysTime = 25, "SYS_TIME";
+    SysTtyConfig = 26, "SYS_TTY_CONFIG";
+    Mknod = 27, "MKNOD";
+    Lease = 28, "LEASE";
+    AuditWrite = 29, "AUDIT_WRITE";
+    AuditControl = 30, "AUDIT_CONTROL";
+    Setfcap = 31, "SETFCAP";
+    MacOverride = 32, "MAC_OVERRIDE";
+    MacAdmin = 33, "MAC_ADMIN";
+    Syslog = 34, "SYSLOG";
+    WakeAlarm = 35, "WAKE_ALARM";
+    BlockSuspend = 36, "BLOCK_SUSPEND";
+    AuditRead = 37, "AUDIT_READ";
+    Perfmon = 38, "PERFMON";
+    Bpf = 39, "BPF";
+    CheckpointRestore = 40, "CHECKPOINT_RESTORE";
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CAP_{}", self.name())
+    }
+}
+
+/// A set of capabilities: bit N of the mask is capability N.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CapabilitySet(u64);
+
+impl CapabilitySet {
+    /// No capability.
+    pub const EMPTY: Self = Self(0);
+
+    /// The set of a mask. Bits that name no capability of this program are kept.
+    pub const fn from_mask(mask: u64) -> Self {
+        Self(mask)
+    }
+
+    /// The mask as capset(2) and `/proc/PID/status` have it.
+    pub const fn mask(self) -> u64 {
+        self.0
+    }
+
+    /// Whether it is in the set.
+    pub const fn contains(self, capability: Capability) -> bool {
+        self.0 & (1 << capability as u8) != 0
+    }
+
+    /// What is in either.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// What is in both.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// What is in this one alone.
+    #[must_use]
+    pub const fn difference(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The known members, by number.
+    pub fn iter(self) -> impl Iterator<Item = Capability> {
+        Capability::ALL.iter().copied().filter(move |capability| self.contains(*capability))
+    }
+}
+
+impl FromIterator<Capability> for CapabilitySet {
+    fn from_iter<I: IntoIterator<Item = Capability>>(capabilities: I) -> Self {
+        Self(capabilities.into_iter().fold(0, |mask, capability| mask | 1 << capability as u8))
+    }
+}
+
+/// The mask of a list.
+pub fn to_mask(capabilities: &[Capability]) -> u64 {
+    capabilities.iter().copied().collect::<CapabilitySet>().mask()
+}
+
+/// A capability by name in any case, with or without `CAP_`, or `ALL` for every known one.
+pub fn parse(text: &str) -> Result<CapabilitySet, Invalid> {
+    let upper = text.to_ascii_uppercase();
+    let name = upper.strip_prefix("CAP_").unwrap_or(&upper);
+    if name == "ALL" {
+        return Ok(Capability::ALL.iter().copied().collect());
+    }
+    let found = Capability::ALL.iter().copied().find(|capability| capability.name() == name);
+    found.map(|capability| std::iter::once(capability).collect()).ok_or_else(|| {
+        Invalid::new("capability", text, "a name of capabilities(7) such as CAP_NET_RAW, or ALL")
+    })
+}
+
+/// What a container's root has unless told otherwise: podman's list, eleven capabilities that
+/// change nothing outside of its own user namespace.
+pub fn default_set() -> CapabilitySet {
+    use Capability::*;
+    [
+        Chown,
+        DacOverride,
+        Fowner,
+        Fsetid,
+        Kill,
+        NetBindService,
+        Setfcap,
+        Setgid,
+        Setpcap,
+        Setuid,
+        SysChroot,
+    ]
+    .into_iter()
+    .collect()
+}
+
+/// All capabilities that this kernel knows.
+///
+/// A capability that is newer than the kernel can't be given: mask with this.
+pub fn known() -> Result<CapabilitySet> {
+    let last = crate::proc::read_text("/proc/sys/kernel/cap_last_cap", 16)?;
+    let last: u32 = last.trim().parse().unwrap_or(0);
+    Ok(CapabilitySet::from_mask(u64::MAX >> (63 - last.min(63))))
+}
+
+/// The effective capabilities of the calling thread.
+pub fn effective() -> Result<CapabilitySet> {
+    let masks = call::capget().explain("capget", String::new)?;
+    Ok(CapabilitySet::from_mask(masks.effective))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_taken_as_people_write_them() {
+        let raw = CapabilitySet::from_mask(1 << 13);
+        assert_eq!(parse("CAP_NET_RAW").unwrap(), raw);
+        assert_eq!(parse("net_raw").unwrap(), raw);
+        assert_eq!(parse("all").unwrap().mask(), (1 << 41) - 1);
+        assert!(parse("CAP_EVERYTHING").is_err());
+    }
+
+    #[test]
+    fn numbers_are_the_kernels() {
+        assert_eq!(Capability::SysAdmin as u8, 21);
+        assert_eq!(Capability::CheckpointRestore as u8, 40);
+        assert!(known().unwrap().contains(Capability::Chown));
+        let status = crate::proc::status(std::process::id()).unwrap();
+        assert_eq!(effective().unwrap().mask(), status.mask("CapEff").unwrap());
+    }
+
+    #[test]
+    fn default_has_nothing_that_reaches_out() {
+        let set = default_set();
+        assert_eq!(set.iter().count(), 11);
+        for capability in [Capability::SysAdmin, Capability::NetRaw, Capability::Mknod] {
+            assert!(!set.contains(capability), "{capability}");
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Mounts, by descriptor only.
+//!
+//! A mount is made detached ([`FsContext`], [`clone_tree`], [`overlay`]), changed while nobody can
+//! see it ([`set_attr`], [`idmap`]) and then attached in one step. A detached mount that is
+//! dropped is gone: half-built trees need no cleaning up.
+//!
+//! **Kernel facts relied on.** An idmapped mount must be detached and never have been attached
+//! when it is mapped. An overlay takes private copies of its layers, so the descriptors they were
+//! given by may be closed. KERNEL(6.13) takes layers by descriptor, KERNEL(6.15) also from
+//! detached mounts; before, [`overlay`] goes through paths in a mount namespace nobody else sees.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::call::{self, CloneFlags, FsCommand};
+use crate::error::{CallError, Explain, Result};
+
+pub use crate::call::{MountAttr, OpenTreeFlags, Propagation};
+
+/// The C string of something from outside; EINVAL when it contains a NUL byte.
+fn c_string(bytes: &[u8], call: &'static str) -> Result<CString> {
+    CString::new(bytes).map_err(|_| {
+        CallError::new(call, String::from_utf8_lossy(bytes).into_owned(), libc::EINVAL)
+    })
+}
+
+/// A file system that is being configured (fsopen(2)). KERNEL(5.2).
+#[derive(Debug)]
+pub struct FsContext {
+    fd: OwnedFd,
+    fstype: String,
+}
+
+impl FsContext {
+    /// A context for the type of file system. ENODEV when the kernel has no such type.
+    pub fn open(fstype: &str) -> Result<Self> {
+        let name = c_string(fstype.as_bytes(), "fsopen")?;
+        let fd = call::fsopen(&name).explain("fsopen", || format!("{fstype:?}"))?;
+        Ok(Self { fd, fstype: fstype.to_owned() })
+    }
+
+    fn config(&self, command: FsCommand<'_>) -> Result<()> {
+        call::fsconfig(self.fd.as_fd(), command).map_err(|errno| {
+            let what = match command {
+                FsCommand::Flag(key) => format!("{}, {key:?}", self.fstype),
+                FsCommand::String(key, value) => format!("{}, {key:?}, {value:?}", self.fstype),
+                FsCommand::Fd(key, fd) => {
+                    format!("{}, {key:?}, descriptor {}", self.fstype, fd.as_raw_fd())
+                }
+                FsCommand::Create => format!("{}, create", self.fstype),
+            };
+            CallError::new("fsconfig", what, errno.raw_os_error()).with_note(self.messages())
+        })
+    }
+
+    /// What the file system wrote down about a failure, such as `overlay: missing 'lowerdir'`.
+    fn messages(&self) -> String {
+        let mut found: Vec<String> = Vec::new();
+        let mut buffer = [0u8; 1024];
+        while let Ok(length) = rustix::io::read(&self.fd, &mut buffer) {
+            if length == 0 || found.len() == 8 {
+                break;
+            }
+            let text = String::from_utf8_lossy(&buffer[..length]);
+            found.push(text.trim_start_matches(['e', 'w', 'i']).trim().to_owned());
+        }
+        found.join("; ")
+    }
+
+    /// A parameter and its value. EINVAL when the file system does not know it, or the value is
+    /// longer than 255 bytes.
+    pub fn set_string(&self, key: &str, value: &str) -> Result<()> {
+        self.set_bytes(key, value.as_bytes())
+    }
+
+    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<()> {
+        let key = c_string(key.as_bytes(), "fsconfig")?;
+        let value = c_string(value, "fsconfig")?;
+        self.config(FsCommand::String(&key, &value))
+    }
+
+    /// A parameter that has no value.
+    pub fn set_flag(&self, key: &str) -> Result<()> {
+        let key = c_string(key.as_bytes(), "fsconfig")?;
+        self.config(FsCommand::Flag(&key))
+    }
+
+    /// A parameter whose value is a descriptor.
+    pub fn set_fd(&self, key: &str, fd: BorrowedFd<'_>) -> Result<()> {
+        let key = c_string(key.as_bytes(), "fsconfig")?;
+        self.config(FsCommand::Fd(&key, fd))
+    }
+
+    /// Makes the file system and mounts it, detached.
+    pub fn create(self, attr: MountAttr) -> Result<OwnedFd> {
+        self.config(FsCommand::Create)?;
+        call::fsmount(self.fd.as_fd(), attr)
+            .explain("fsmount", || format!("{}, {attr:?}", self.fstype))
+    }
+}
+
+/// open_tree(2). KERNEL(5.2). The descriptor is O_PATH and closed on exec.
+pub fn open_tree(
+    dir: BorrowedFd<'_>,
+    path: impl AsRef<Path>,
+    flags: OpenTreeFlags,
+) -> Result<OwnedFd> {
+    let path = path.as_ref();
+    let name = c_string(path.as_os_str().as_bytes(), "open_tree")?;
+    let flags = if name.is_empty() { flags | OpenTreeFlags::EMPTY_PATH } else { flags };
+    call::open_tree(dir, &name, flags)
+        .explain("open_tree", || format!("{}, {path:?}, {flags:?}", dir.as_raw_fd()))
+}
+
+/// A detached copy of the mount at `path`, rooted there; an empty path means `dir` itself.
+///
+/// EINVAL when it is in another mount namespace or, KERNEL(6.15) before, itself detached.
+pub fn clone_tree(dir: BorrowedFd<'_>, path: impl AsRef<Path>, recursive: bool) -> Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::CLONE | OpenTreeFlags::NO_AUTOMOUNT;
+    flags.set(OpenTreeFlags::RECURSIVE, recursive);
+    open_tree(dir, path, flags)
+}
+
+/// move_mount(2): puts a detached mount at `path` below `target`; an empty path means `target`
+/// itself. The path is followed like any other: [`crate::resolve`] is for those from outside.
+pub fn attach(mount: BorrowedFd<'_>, target: BorrowedFd<'_>, path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let name = c_string(path.as_os_str().as_bytes(), "move_mount")?;
+    call::move_mount(mount, target, &name).explain("move_mount", || {
+        format!("{}, {}, {path:?}", mount.as_raw_fd(), target.as_raw_fd())
+    })
+}
+
+/// mount_setattr(2): attributes of the mount that the descriptor is the root of. KERNEL(5.12).
+pub fn set_attr(
+    mount: BorrowedFd<'_>,
+    recursive: bool,
+    set: MountAttr,
+    clear: MountAttr,
+) -> Result<()> {
+    call::mount_setattr(mount, recursive, set, clear, None, None)
+        .explain("mount_setattr", || format!("{}, set {set:?}, clear {clear:?}", mount.as_raw_fd()))
+}
+
+/// mount_setattr(2): who hears of mounts below this one. KERNEL(5.12).
+pub fn set_propagation(
+    mount: BorrowedFd<'_>,
+    recursive: bool,
+    propagation: Propagation,
+) -> Result<()> {
+    let none = MountAttr::empty();
+    call::mount_setattr(mount, recursive, none, none, Some(propagation), None)
+        .explain("mount_setattr", || format!("{}, {propagation:?}", mount.as_raw_fd()))
+}
+
+/// mount_setattr(MOUNT_ATTR_IDMAP): owners of files are shifted by the user namespace: what is
+/// stored as id N is seen as the id that N is mapped to. KERNEL(5.12), and a file system that can.
+///
+/// EINVAL when the file system can't, or the mount was attached or mapped before.
+pub fn idmap(mount: BorrowedFd<'_>, userns: BorrowedFd<'_>, recursive: bool) -> Result<()> {
+    let none = MountAttr::empty();
+    call::mount_setattr(mount, recursive, MountAttr::IDMAP, none, None, Some(userns))
+        .explain("mount_setattr", || format!("{}, IDMAP", mount.as_raw_fd()))
+}
+
+/// umount2(MNT_DETACH | UMOUNT_NOFOLLOW): takes the top mount at `path` out of the tree.
+pub fn detach(path: impl AsRef<Path>) -> Result<()> {
+    let path = path.as_ref();
+    let name = c_string(path.as_os_str().as_bytes(), "umount2")?;
+    call::umount_detach(&name).explain("umount2", || format!("{path:?}, MNT_DETACH"))
+}
+
+/// One lower layer of an [`overlay`]: a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct OverlayLayer<'a> {
+    /// The directory: of an attached mount, or the root of a detached one.
+    pub fd: BorrowedFd<'a>,
+    /// Its files are only reached by redirects from the layers above. KERNEL(6.5).
+    pub data_only: bool,
+}
+
+/// A detached overlay of `lower` (topmost first, data-only layers last) and, unless it is to be
+/// read-only, a pair of upper and work directory.
+///
+/// The descriptors may be closed afterwards. Options are overlay's own, such as
+/// `("metacopy", Some("on"))`.
+///
+/// KERNEL(6.15): before, layers are attached in a mount namespace made for that and given as
+/// paths. That **consumes** layers that are detached mounts (they end when this returns), asks
+/// upper and work to be entries of one directory, and costs the copy of a mount namespace.
+///
+/// Errors: EINVAL for options the kernel does not know; ESTALE when `index=on` finds an upper that
+/// was used with another lower.
+pub fn overlay(
+    lower: &[OverlayLayer<'_>],
+    upper_work: Option<(BorrowedFd<'_>, BorrowedFd<'_>)>,
+    options: &[(&str, Option<&str>)],
+) -> Result<OwnedFd> {
+    match overlay_by_descriptor(lower, upper_work, options) {
+        Err(error) if error.errno() == libc::EINVAL => {
+            // The kernel does not say which of its reasons for EINVAL it had. Where the second way
+            // fails too, that one's error speaks of what is wrong with the request.
+            overlay_by_path(lower, upper_work, options)
+        }
+        other => other,
+    }
+}
+
+fn overlay_by_descriptor(
+    lower: &[OverlayLayer<'_>],
+    upper_work: Option<(BorrowedFd<'_>, BorrowedFd<'_>)>,
+    options: &[(&str, Option<&str>)],
+) -> Result<OwnedFd> {
+    let context = FsContext::open("overlay")?;
+    for layer in lower {
+        context.set_fd(if layer.data_only { "datadir+" } else { "lowerdir+" }, layer.fd)?;
+    }
+    if let Some((upper, work)) = upper_work {
+        context.set_fd("upperdir", upper)?;
+        context.set_fd("workdir", work)?;
+    }
+    set_options(&context, options)?;
+    context.create(MountAttr::empty())
+}
+
+fn set_options(context: &FsContext, options: &[(&str, Option<&str>)]) -> Result<()> {
+    for (key, value) in options {
+        match value {
+            Some(value) => context.set_string(key, value)?,
+            None => context.set_flag(key)?,
+        }
+    }
+    Ok(())
+}
+
+/// A layer as the second way wants it: a detached mount that can be attached elsewhere.
+enum Movable<'a> {
+    Copy(OwnedFd),
+    Given(BorrowedFd<'a>),
+}
+
+impl Movable<'_> {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Copy(fd) => fd.as_fd(),
+            Self::Given(fd) => *fd,
+        }
+    }
+}
+
+/// KERNEL(6.15): the way for kernels before. A thread with a mount namespace of its own attaches
+/// every layer in an empty root and names them by short paths; all of that ends with the thread,
+/// only the overlay's private copies of the layers stay.
+fn overlay_by_path(
+    lower: &[OverlayLayer<'_>],
+    upper_work: Option<(BorrowedFd<'_>, BorrowedFd<'_>)>,
+    options: &[(&str, Option<&str>)],
+) -> Result<OwnedFd> {
+    // ORDER: copies are made here, because a mount can only be copied from within its namespace.
+    // A detached mount can't be copied (before 6.15): it is moved itself.
+    let mut layers = Vec::with_capacity(lower.len());
+    for layer in lower {
+        layers.push(match clone_tree(layer.fd, "", false) {
+            Ok(copy) => Movable::Copy(copy),
+            Err(error) if error.errno() == libc::EINVAL => Movable::Given(layer.fd),
+            Err(error) => return Err(error),
+        });
+    }
+    let volume = upper_work.map(|(upper, work)| volume_of(upper, work)).transpose()?;
+    std::thread::scope(|scope| {
+        let built = std::thread::Builder::new()
+            .name("overlay".into())
+            .spawn_scoped(scope, || overlay_in_own_namespace(lower, &layers, &volume, options))
+            .explain("clone", || "a thread".into())?;
+        match built.join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// The common parent of upper and work, copied as one mount, and their names in it: overlay wants
+/// both on the same mount.
+struct Volume {
+    mount: OwnedFd,
+    upper: CString,
+    work: CString,
+}
+
+fn volume_of(upper: BorrowedFd<'_>, work: BorrowedFd<'_>) -> Result<Volume> {
+    let open_parent = |fd: BorrowedFd<'_>| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::openat(fd, "..", flags, Mode::empty())
+            .explain("openat", || format!("{}, \"..\"", fd.as_raw_fd()))
+    };
+    let stat =
+        |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).explain("fstat", || fd.as_raw_fd().to_string());
+    let same =
+        |a: &rustix::fs::Stat, b: &rustix::fs::Stat| (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino);
+    let parent = open_parent(upper)?;
+    if !same(&stat(parent.as_fd())?, &stat(open_parent(work)?.as_fd())?) {
+        let arguments = "upper and work are not entries of one directory".to_owned();
+        return Err(CallError::new("overlay", arguments, libc::EINVAL));
+    }
+    let name_of = |wanted: BorrowedFd<'_>| -> Result<CString> {
+        let wanted = stat(wanted)?;
+        let entries =
+            rustix::fs::Dir::read_from(&parent).explain("getdents64", || "a volume".into())?;
+        for entry in entries {
+            let entry = entry.explain("getdents64", || "a volume".into())?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." || entry.ino() != wanted.st_ino {
+                continue;
+            }
+            let found = rustix::fs::statat(&parent, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)
+                .explain("fstatat", || format!("{name:?}"))?;
+            if same(&found, &wanted) && !name.to_bytes().iter().any(|b| b"\\:,".contains(b)) {
+                return Ok(name.to_owned());
+            }
+        }
+        let arguments = "upper or work has no usable name in its directory".to_owned();
+        Err(CallError::new("overlay", arguments, libc::EINVAL))
+    };
+    let (upper, work) = (name_of(upper)?, name_of(work)?);
+    Ok(Volume { mount: clone_tree(parent.as_fd(), "", false)?, upper, work })
+}
+
+fn overlay_in_own_namespace(
+    lower: &[OverlayLayer<'_>],
+    layers: &[Movable<'_>],
+    volume: &Option<Volume>,
+    options: &[(&str, Option<&str>)],
+) -> Result<OwnedFd> {
+    crate::process::unshare(CloneFlags::NEWNS)?;
+    let old_root =
+        rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .explain("open", || "/".into())?;
+    // ORDER: nothing mounted below may be heard in the namespace that this one was copied from.
+    set_propagation(old_root.as_fd(), true, Propagation::Private)?;
+    let root = FsContext::open("tmpfs")?.create(MountAttr::empty())?;
+    let make = |name: &str| {
+        rustix::fs::mkdirat(&root, name, Mode::RWXU).explain("mkdirat", || name.to_owned())
+    };
+    for index in 0..layers.len() {
+        make(&index.to_string())?;
+    }
+    make("v")?;
+    attach(root.as_fd(), old_root.as_fd(), "")?;
+    rustix::process::fchdir(&root).explain("fchdir", || "the new root".into())?;
+    rustix::process::chroot(".").explain("chroot", || ".".into())?;
+
+    // `lowerdir` as one string is understood by every kernel: layers by ":", data-only by "::".
+    let mut names = String::new();
+    for (index, (layer, movable)) in lower.iter().zip(layers).enumerate() {
+        attach(movable.fd(), root.as_fd(), index.to_string())?;
+        let separator = match (index, layer.data_only) {
+            (0, _) => "",
+            (_, true) => "::",
+            (_, false) => ":",
+        };
+        names.push_str(&format!("{separator}{index}"));
+    }
+    let context = FsContext::open("overlay")?;
+    if names.len() <= 255 {
+        context.set_string("lowerdir", &names)?;
+    } else {
+        // KERNEL(6.7): more than some 70 layers only one by one.
+        for (index, layer) in lower.iter().enumerate() {
+            let key = if layer.data_only { "datadir+" } else { "lowerdir+" };
+            context.set_string(key, &index.to_string())?;
+        }
+    }
+    if let Some(volume) = volume {
+        attach(volume.mount.as_fd(), root.as_fd(), "v")?;
+        let path = |name: &CString| [b"v/", name.as_bytes()].concat();
+        context.set_bytes("upperdir", &path(&volume.upper))?;
+        context.set_bytes("workdir", &path(&volume.work))?;
+    }
+    set_options(&context, options)?;
+    context.create(MountAttr::empty())
+}

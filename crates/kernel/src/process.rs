@@ -1,0 +1,74 @@
+//! Processes and the namespaces they live in, for callers who can explain a failure.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crate::call;
+pub use crate::call::{CloneArgs, CloneFlags, Cloned};
+use crate::error::{Explain, Result};
+
+/// How a process ended (wait(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It left by itself with this status.
+    Code(i32),
+    /// It was ended by this signal.
+    Signal(i32),
+}
+
+impl Exit {
+    /// Decodes what wait(2) stores; `None` when that is no end (stopped, continued).
+    pub fn from_wait_status(status: i32) -> Option<Self> {
+        if libc::WIFEXITED(status) {
+            Some(Self::Code(libc::WEXITSTATUS(status)))
+        } else if libc::WIFSIGNALED(status) {
+            Some(Self::Signal(libc::WTERMSIG(status)))
+        } else {
+            None
+        }
+    }
+
+    /// The number a shell shows: the status, or 128 + the signal.
+    pub fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+        }
+    }
+}
+
+/// clone3(2) with a pidfd. KERNEL(5.3); `into_cgroup` KERNEL(5.7).
+///
+/// Errors: ENOSPC or EUSERS when a limit of namespaces is reached, EAGAIN when the cgroup's or the
+/// user's number of processes is, EBUSY when the cgroup is not a leaf.
+///
+/// # Safety
+/// See [`call::clone3`].
+pub unsafe fn clone3(args: &CloneArgs<'_>) -> Result<Cloned> {
+    // SAFETY: the caller's promise is the same.
+    unsafe { call::clone3(args) }.explain("clone3", || {
+        let into = if args.into_cgroup.is_some() { " into a cgroup" } else { "" };
+        format!("{:?}{into}", args.flags)
+    })
+}
+
+/// unshare(2) of the calling thread's namespaces.
+pub fn unshare(flags: CloneFlags) -> Result<()> {
+    call::unshare(flags).explain("unshare", || format!("{flags:?}"))
+}
+
+/// setns(2): the calling thread joins the namespaces of `fd`, which is a namespace or, KERNEL(5.8),
+/// a pidfd.
+///
+/// Errors: EINVAL for a user or mount namespace in a process of several threads.
+pub fn setns(fd: BorrowedFd<'_>, flags: CloneFlags) -> Result<()> {
+    call::setns(fd, flags).explain("setns", || format!("{fd:?}, {flags:?}"))
+}
+
+/// The largest timeout poll(2) can be given, for waits that have one.
+pub(crate) fn timespec(timeout: Duration) -> rustix::event::Timespec {
+    rustix::event::Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(timeout.subsec_nanos()),
+    }
+}

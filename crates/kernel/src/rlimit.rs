@@ -1,0 +1,83 @@
+//! Resource limits of a process (getrlimit(2)).
+
+use crate::Errno;
+use crate::error::{Explain, Result};
+
+/// No limit.
+pub const UNLIMITED: u64 = u64::MAX;
+
+/// Names as `ulimit`, podman and OCI's `RLIMIT_*` write them, with the kernel's numbers.
+const NAMES: [(&str, u32); 16] = [
+    ("cpu", 0),
+    ("fsize", 1),
+    ("data", 2),
+    ("stack", 3),
+    ("core", 4),
+    ("rss", 5),
+    ("nproc", 6),
+    ("nofile", 7),
+    ("memlock", 8),
+    ("as", 9),
+    ("locks", 10),
+    ("sigpending", 11),
+    ("msgqueue", 12),
+    ("nice", 13),
+    ("rtprio", 14),
+    ("rttime", 15),
+];
+
+/// The kernel's number of a resource, by its name in any case, with or without `RLIMIT_`.
+pub fn resource(name: &str) -> Option<u32> {
+    let name = name.to_ascii_lowercase();
+    let name = name.strip_prefix("rlimit_").unwrap_or(&name);
+    NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+}
+
+/// The name of a resource, such as `nofile`.
+pub fn name(resource: u32) -> Option<&'static str> {
+    NAMES.iter().find(|(_, number)| *number == resource).map(|(name, _)| *name)
+}
+
+/// Soft and hard limit of the calling process; [`UNLIMITED`] for none.
+pub fn get(resource: u32) -> Result<(u64, u64)> {
+    crate::call::prlimit(resource, None)
+        .explain("prlimit64", || name(resource).map_or(resource.to_string(), str::to_owned))
+}
+
+/// Sets soft and hard limit of the calling process.
+///
+/// EPERM when the hard limit would be raised without CAP_SYS_RESOURCE *of the initial user
+/// namespace*, EINVAL when the soft one is above the hard one.
+pub fn set(resource: u32, soft: u64, hard: u64) -> Result<()> {
+    let result: Result<_, Errno> = crate::call::prlimit(resource, Some((soft, hard)));
+    result
+        .explain("prlimit64", || {
+            let name = name(resource).map_or(resource.to_string(), str::to_owned);
+            format!("{name}, {soft}:{hard}")
+        })
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_taken_as_people_write_them() {
+        assert_eq!(resource("nofile"), Some(7));
+        assert_eq!(resource("RLIMIT_NOFILE"), Some(7));
+        assert_eq!(resource("NoFile"), Some(7));
+        assert_eq!(resource("files"), None);
+        assert!((0..16).all(|number| name(number).and_then(resource) == Some(number)));
+    }
+
+    #[test]
+    fn a_limit_that_was_set_is_read_back() {
+        let (soft, hard) = get(4).unwrap();
+        set(4, 0, hard).unwrap();
+        assert_eq!(get(4).unwrap(), (0, hard));
+        set(4, soft, hard).unwrap();
+        assert_eq!(set(4, 1, 0).unwrap_err().errno(), libc::EINVAL);
+        assert!(set(99, 0, 0).unwrap_err().to_string().contains("99"));
+    }
+}
