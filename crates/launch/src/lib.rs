@@ -1,1 +1,190 @@
-//! Placeholder.
+//! The language between the engine, the keeper and a newborn container.
+//!
+//! The engine decides, in a process that may be large; the keeper clones, in a process that is
+//! tiny; the newborn executes a flat [`Plan`] and becomes the program. This crate holds what they
+//! say to each other and the engine's side of it: the plan's builder, the [`Newborn`], the client of
+//! the keeper ([`keeper::Keeper`]). The other side is the crate `keeper`.
+//!
+//! One start, in time:
+//!
+//! ```text
+//! engine                         keeper                      newborn
+//!   connect_or_start ---------->
+//!   spawn ----------------------> clone3, id maps, proc ----> waits for its plan
+//!   <---------------- Spawned ---
+//!   (mounts, with its user namespace)
+//!   Newborn::send ------------------------------------------> executes
+//!   Newborn::ready <----------------------------------------- sync
+//!   Newborn::go --------------------------------------------> seccomp, execve
+//!   <-------------------------------------------------------- the socket closes
+//!   wait <----------- Exited ---- reaps, writes RUN/c/ID/exit
+//! ```
+//!
+//! If the engine dies at any point before `go`, the newborn reads the end of its socket and exits;
+//! the keeper reaps it. If the keeper dies, its children go on, and how they end stays unknown.
+#![forbid(unsafe_code)]
+
+mod exit;
+pub mod flat;
+pub mod keeper;
+mod newborn;
+mod plan;
+pub mod protocol;
+pub mod wire;
+
+use std::path::PathBuf;
+
+use dormouse_kernel::ErrorKind;
+use rustix::io::Errno;
+
+pub use exit::{EXIT_FILE, ExitStatus};
+pub use keeper::{Keeper, KeeperStart, Spawn};
+pub use newborn::{Failure, Newborn, Step};
+pub use plan::{CapabilityMasks, Exec, FdIndex, Ids, Plan, TargetKind, Terminal};
+pub use protocol::{Kind, Status};
+
+/// A step of a launch that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// An operation of the newborn.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The keeper refused.
+    #[error("the keeper cannot {step}")]
+    Refused {
+        /// What it tried.
+        step: String,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// A sysctl that is not of a namespace.
+    #[error("sysctl {name} is not one of the container's own namespaces")]
+    Sysctl {
+        /// Its name.
+        name: String,
+    },
+    /// A sysctl's value of several lines or more than 1,024 bytes.
+    #[error("the value of sysctl {name} is not one line")]
+    SysctlValue {
+        /// Its name.
+        name: String,
+    },
+    /// The plan cannot be laid out.
+    #[error("the start cannot be laid out: {why}")]
+    Plan {
+        /// Why.
+        why: &'static str,
+    },
+    /// No memory file for the plan or the keeper's program.
+    #[error("cannot make a memory file")]
+    Memory {
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// The plan could not be sent: mostly because the newborn has ended.
+    #[error("cannot reach the new process")]
+    SendPlan {
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// Its answer could not be received.
+    #[error("cannot hear the new process")]
+    HearNewborn {
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// It behaved otherwise than it must.
+    #[error("the new process {what}")]
+    Newborn {
+        /// What it did.
+        what: &'static str,
+    },
+    /// The keeper's lock.
+    #[error("cannot lock {path}")]
+    Lock {
+        /// The lock file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The keeper's program.
+    #[error("cannot read the keeper's program {path}")]
+    Program {
+        /// Where it was looked for.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The keeper did not start.
+    #[error("cannot start the keeper: {why}")]
+    Start {
+        /// Why.
+        why: String,
+    },
+    /// The connection to the keeper.
+    #[error("cannot reach the keeper at {path}")]
+    Connect {
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// The keeper has gone away in the middle.
+    #[error("the keeper has ended; what became of its processes is unknown")]
+    KeeperGone,
+    /// It speaks another protocol, mostly because it is older or newer than this program.
+    #[error("the keeper's answer cannot be read: {source}")]
+    Protocol {
+        /// What is wrong with it.
+        source: protocol::Malformed,
+    },
+    /// The exit file.
+    #[error("cannot read {path}")]
+    ExitFile {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl LaunchError {
+    /// The kind of failure, for callers that decide by it.
+    pub fn kind(&self) -> ErrorKind {
+        let of = |errno: i32| match Errno::from_raw_os_error(errno) {
+            Errno::NOENT | Errno::SRCH => ErrorKind::NotFound,
+            Errno::EXIST => ErrorKind::Exists,
+            Errno::BUSY => ErrorKind::Busy,
+            Errno::INVAL => ErrorKind::Invalid,
+            Errno::NOSPC | Errno::NOMEM | Errno::MFILE | Errno::NFILE | Errno::AGAIN => {
+                ErrorKind::Limit
+            }
+            _ => ErrorKind::Os(errno),
+        };
+        match self {
+            Self::Failed(failure) => of(failure.errno),
+            Self::Refused { source, .. }
+            | Self::Memory { source }
+            | Self::SendPlan { source }
+            | Self::HearNewborn { source }
+            | Self::Connect { source, .. } => of(source.raw_os_error()),
+            Self::Sysctl { .. } | Self::SysctlValue { .. } | Self::Plan { .. } => {
+                ErrorKind::Invalid
+            }
+            Self::Lock { source, .. } | Self::Program { source, .. } => {
+                of(source.raw_os_error().unwrap_or(0))
+            }
+            Self::Start { .. } | Self::KeeperGone | Self::Newborn { .. } => ErrorKind::Race,
+            Self::Protocol { .. } | Self::ExitFile { .. } => ErrorKind::Corrupt,
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! How a process ended, and the file that says so after everybody who could ask is gone.
+//!
+//! `RUN/c/ID/exit` is written by the keeper under another name and renamed, so that it is either
+//! absent or whole. It is one JSON object; fields are only added:
+//!
+//! ```json
+//! {"version":1,"pid":4711,"code":137,"signal":9,"oom":false,"finished_unix_ms":1763700000000}
+//! ```
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::LaunchError;
+use crate::protocol::Ended;
+
+/// Name of the exit file in a container's runtime directory.
+pub const EXIT_FILE: &str = "exit";
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitStatus {
+    /// podman's exit code: the program's own, or 128 and the number of the signal that ended it.
+    pub code: i32,
+    /// The signal that ended it.
+    #[serde(default)]
+    pub signal: Option<i32>,
+    /// Its memory limit ended it. The keeper never says so: the engine reads it from the cgroup.
+    #[serde(default)]
+    pub oom: bool,
+    /// Milliseconds since the epoch.
+    #[serde(default)]
+    pub finished_unix_ms: i64,
+}
+
+impl From<Ended> for ExitStatus {
+    fn from(e: Ended) -> Self {
+        let signal = (e.signal != 0).then_some(e.signal);
+        Self { code: e.code, signal, oom: false, finished_unix_ms: e.finished_unix_ms }
+    }
+}
+
+impl ExitStatus {
+    /// Reads the exit file in a container's runtime directory; `None` where there is none.
+    pub fn read(container_dir: &Path) -> Result<Option<Self>, LaunchError> {
+        let path = container_dir.join(EXIT_FILE);
+        match std::fs::read(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(LaunchError::ExitFile { path, source }),
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(status) => Ok(Some(status)),
+                Err(e) => Err(LaunchError::ExitFile { path, source: e.into() }),
+            },
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! The keeper as its clients see it: found, or started under a lock, and asked over its socket.
+//!
+//! `RUN/keeper.sock` is a SOCK_SEQPACKET socket, mode 0600. `RUN/keeper.lock` is held (flock(2)) by
+//! whoever starts a keeper and by a keeper that ends, so that there is one at most and nobody
+//! connects to one that is going away. A connection that was answered once keeps the keeper alive.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect,
+    socket_with, socketpair, sockopt,
+};
+
+use crate::protocol::{
+    Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status, with,
+};
+use crate::{ExitStatus, LaunchError, Newborn, wire};
+
+/// Name of the socket in the runtime directory.
+pub const SOCKET: &str = "keeper.sock";
+/// Name of the lock in the runtime directory.
+pub const LOCK: &str = "keeper.lock";
+
+/// What a keeper is started with.
+#[derive(Debug, Clone, Default)]
+pub struct KeeperStart {
+    /// RUN: its socket, its lock, `c/ID/exit`.
+    pub run_dir: PathBuf,
+    /// The program `dormouse-keeper`.
+    pub program: PathBuf,
+    /// Directories of its own cgroup, one per hierarchy; it enters them by itself.
+    pub cgroups: Vec<PathBuf>,
+    /// Program and arguments that settle a container whose spawner is gone; the id is appended.
+    /// Empty: nothing is settled.
+    pub settle: Vec<OsString>,
+}
+
+/// A process to be cloned.
+#[derive(Debug)]
+pub struct Spawn {
+    /// The container.
+    pub id: String,
+    /// First process or a later one.
+    pub kind: Kind,
+    /// `CLONE_NEW*` (clone(2)). Not NEWCGROUP: see [`crate::Plan::unshare`].
+    pub flags: u64,
+    /// It is born in this network namespace.
+    pub netns: Option<OwnedFd>,
+    /// It is born in the pid namespace of this process (a pidfd).
+    pub pid_namespace_of: Option<OwnedFd>,
+    /// It is born in this v2 cgroup (its directory).
+    pub cgroup: Option<OwnedFd>,
+    /// Texts for uid_map and gid_map.
+    pub id_map: Option<(String, String)>,
+    /// The keeper makes a procfs of its pid namespace: [`Newborn::take_proc`].
+    pub proc: bool,
+    /// If this connection is closed before [`Keeper::settled`] was said, the keeper settles.
+    pub settle: bool,
+}
+
+impl Spawn {
+    /// A process of container `id` with new namespaces `flags` and nothing else.
+    pub fn new(id: &str, kind: Kind, flags: u64) -> Self {
+        Self {
+            id: id.to_owned(),
+            kind,
+            flags,
+            netns: None,
+            pid_namespace_of: None,
+            cgroup: None,
+            id_map: None,
+            proc: false,
+            settle: false,
+        }
+    }
+}
+
+/// A terminal that was attached to.
+#[derive(Debug)]
+pub struct Console {
+    /// Its master. While the connection lives, nobody else reads it.
+    pub master: OwnedFd,
+    /// Its log, opened for appending; what is read from the master belongs there too.
+    pub log: OwnedFd,
+}
+
+/// A connection to the keeper.
+#[derive(Debug)]
+pub struct Keeper {
+    sock: OwnedFd,
+    path: PathBuf,
+    mine: HashSet<u32>,
+    ended: HashMap<u32, Ended>,
+}
+
+impl AsFd for Keeper {
+    /// Readable when something has ended ([`Keeper::try_wait`]) or the keeper is gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.sock.as_fd()
+    }
+}
+
+fn id(text: &str) -> Result<Id, LaunchError> {
+    Id::new(text.as_bytes()).map_err(|source| LaunchError::Protocol { source })
+}
+
+impl Keeper {
+    /// Connects to the keeper of this runtime directory, which is started if there is none.
+    pub fn connect_or_start(start: &KeeperStart) -> Result<Self, LaunchError> {
+        if let Some(keeper) = Self::connect(&start.run_dir)? {
+            return Ok(keeper);
+        }
+        let _lock = lock(&start.run_dir)?;
+        if let Some(keeper) = Self::connect(&start.run_dir)? {
+            return Ok(keeper);
+        }
+        run_program(start)?;
+        Self::connect(&start.run_dir)?
+            .ok_or_else(|| LaunchError::Start { why: "it does not answer".into() })
+    }
+
+    /// Connects to the keeper, if there is one.
+    pub fn connect(run_dir: &Path) -> Result<Option<Self>, LaunchError> {
+        let path = run_dir.join(SOCKET);
+        let failed = |source| LaunchError::Connect { path: path.clone(), source };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = match rustix::fs::open(run_dir, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            dir => dir.map_err(failed)?,
+        };
+        // A name of 108 bytes at most fits into an address; this one is always short.
+        let short = format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd());
+        let address = SocketAddrUnix::new(short).map_err(failed)?;
+        let kind = SocketType::SEQPACKET;
+        let sock = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+        let sock = sock.map_err(failed)?;
+        match connect(&sock, &address) {
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+            result => result.map_err(failed)?,
+        }
+        if !sockopt::socket_peercred(&sock).map_err(failed)?.uid.is_root() {
+            return Err(failed(Errno::PERM));
+        }
+        let (mine, ended) = (HashSet::new(), HashMap::new());
+        let mut keeper = Self { sock, path: path.clone(), mine, ended };
+        match keeper.status() {
+            Ok(_) => Ok(Some(keeper)),
+            Err(LaunchError::KeeperGone) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn receive(&mut self, flags: RecvFlags) -> Result<Option<(Reply, Vec<OwnedFd>)>, LaunchError> {
+        let mut bytes = [0; MESSAGE_MAX_BYTES];
+        let mut fds = Vec::new();
+        let n = match wire::receive(&self.sock, &mut bytes, flags, |fd| fds.push(fd)) {
+            Ok(0) | Err(Errno::CONNRESET | Errno::PIPE) => return Err(LaunchError::KeeperGone),
+            Ok(n) => n,
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(source) => return Err(LaunchError::Connect { path: self.path.clone(), source }),
+        };
+        let reply = Reply::decode(&bytes[..n]);
+        Ok(Some((reply.map_err(|source| LaunchError::Protocol { source })?, fds)))
+    }
+
+    fn say(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), LaunchError> {
+        match wire::send(&self.sock, &request.encode(), fds, SendFlags::empty()) {
+            Ok(()) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(LaunchError::KeeperGone),
+            Err(source) => Err(LaunchError::Connect { path: self.path.clone(), source }),
+        }
+    }
+
+    /// Asks and waits for the answer; ends that are told in between are kept for later.
+    fn ask(
+        &mut self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), LaunchError> {
+        self.say(request, fds)?;
+        loop {
+            match self.receive(RecvFlags::empty())? {
+                None => {}
+                Some((Reply::Exited { pid, ended }, _)) => {
+                    self.ended.insert(pid, ended);
+                }
+                Some((Reply::Refused { errno, step }, _)) => {
+                    let source = Errno::from_raw_os_error(errno);
+                    return Err(LaunchError::Refused { step, source });
+                }
+                Some(other) => return Ok(other),
+            }
+        }
+    }
+
+    fn done(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), LaunchError> {
+        self.ask(request, fds).map(drop)
+    }
+
+    /// What the keeper keeps.
+    pub fn status(&mut self) -> Result<Status, LaunchError> {
+        match self.ask(&Request::Status, &[])? {
+            (Reply::Status(status), _) => Ok(status),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Clones a process, which waits for its plan.
+    pub fn spawn(&mut self, spawn: Spawn) -> Result<Newborn, LaunchError> {
+        let failed = |source| LaunchError::Connect { path: self.path.clone(), source };
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let pair = socketpair(AddressFamily::UNIX, kind, flags, None);
+        let (sock, theirs) = pair.map_err(failed)?;
+        let mut bits = if spawn.proc { with::PROC } else { 0 };
+        let mut fds = vec![theirs.as_fd()];
+        for (bit, fd) in [
+            (with::NETNS, &spawn.netns),
+            (with::PID_NAMESPACE, &spawn.pid_namespace_of),
+            (with::CGROUP, &spawn.cgroup),
+        ] {
+            if let Some(fd) = fd {
+                bits |= bit;
+                fds.push(fd.as_fd());
+            }
+        }
+        let (uid_map, gid_map) = spawn.id_map.clone().unwrap_or_default();
+        let request = Request::Spawn(SpawnRequest {
+            id: id(&spawn.id)?,
+            kind: spawn.kind,
+            settle: spawn.settle,
+            with: bits,
+            flags: spawn.flags,
+            uid_map,
+            gid_map,
+        });
+        let (reply, fds) = self.ask(&request, &fds)?;
+        let Reply::Spawned { pid, start_time } = reply else { return Err(unexpected()) };
+        let mut fds = fds.into_iter();
+        let pidfd = fds.next().ok_or_else(unexpected)?;
+        self.mine.insert(pid);
+        Ok(Newborn { pid, start_time, pidfd, proc: fds.next(), sock, steps: Vec::new() })
+    }
+
+    /// Waits until the child has ended. A child of another connection can be waited for too.
+    pub fn wait(&mut self, pid: u32) -> Result<ExitStatus, LaunchError> {
+        if !self.mine.contains(&pid) && !self.ended.contains_key(&pid) {
+            self.say(&Request::Wait { pid }, &[])?;
+        }
+        loop {
+            if let Some(ended) = self.ended.remove(&pid) {
+                self.mine.remove(&pid);
+                return Ok(ended.into());
+            }
+            self.hear(RecvFlags::empty())?;
+        }
+    }
+
+    /// Whether the child, spawned over this connection, has ended; never blocks.
+    pub fn try_wait(&mut self, pid: u32) -> Result<Option<ExitStatus>, LaunchError> {
+        while self.hear(RecvFlags::DONTWAIT)? {}
+        let ended = self.ended.remove(&pid);
+        if ended.is_some() {
+            self.mine.remove(&pid);
+        }
+        Ok(ended.map(ExitStatus::from))
+    }
+
+    fn hear(&mut self, flags: RecvFlags) -> Result<bool, LaunchError> {
+        match self.receive(flags)? {
+            None => Ok(false),
+            Some((Reply::Exited { pid, ended }, _)) => {
+                self.ended.insert(pid, ended);
+                Ok(true)
+            }
+            Some((Reply::Refused { errno, step }, _)) => {
+                Err(LaunchError::Refused { step, source: Errno::from_raw_os_error(errno) })
+            }
+            Some(_) => Err(unexpected()),
+        }
+    }
+
+    /// Says that what follows the end of a child spawned with [`Spawn::settle`] has been done.
+    pub fn settled(&mut self, pid: u32) -> Result<(), LaunchError> {
+        self.done(&Request::Settled { pid }, &[])
+    }
+
+    /// Gives the master of a container's terminal, and its log (opened for appending), into the
+    /// keeper's hands: output goes to the log while nobody is attached.
+    pub fn keep_console(
+        &mut self,
+        container: &str,
+        master: OwnedFd,
+        log: OwnedFd,
+    ) -> Result<(), LaunchError> {
+        let request = Request::KeepConsole { id: id(container)? };
+        self.done(&request, &[master.as_fd(), log.as_fd()])
+    }
+
+    /// Gives the write end of a container's standard input into the keeper's hands.
+    pub fn keep_stdin(&mut self, container: &str, write_end: OwnedFd) -> Result<(), LaunchError> {
+        let request = Request::KeepStdin { id: id(container)? };
+        self.done(&request, &[write_end.as_fd()])
+    }
+
+    /// Has the logs of a container kept under `bound_bytes` each, by holes at their head: readers
+    /// begin at SEEK_DATA (lseek(2)), writers (O_APPEND) never notice. The paths are absolute, two
+    /// at most.
+    pub fn keep_logs(
+        &mut self,
+        container: &str,
+        bound_bytes: u64,
+        paths: &[&Path],
+    ) -> Result<(), LaunchError> {
+        let text = |p: &&Path| p.to_str().map(str::to_owned);
+        let paths: Option<Vec<String>> = paths.iter().map(text).collect();
+        let Some(paths) = paths.filter(|p| p.len() <= 2) else {
+            return Err(LaunchError::Plan { why: "a log's path is not UTF-8" });
+        };
+        self.done(&Request::KeepLogs { id: id(container)?, bound_bytes, paths }, &[])
+    }
+
+    /// Takes over a container's terminal for as long as this connection lives. Refused with EBUSY
+    /// while somebody else has it, with ENOENT where it has none.
+    pub fn attach_console(&mut self, container: &str) -> Result<Console, LaunchError> {
+        let (_, fds) = self.ask(&Request::AttachConsole { id: id(container)? }, &[])?;
+        let mut fds = fds.into_iter();
+        let (Some(master), Some(log)) = (fds.next(), fds.next()) else {
+            return Err(unexpected());
+        };
+        Ok(Console { master, log })
+    }
+
+    /// The write end of a container's standard input. ENOENT where the keeper holds none.
+    pub fn attach_stdin(&mut self, container: &str) -> Result<OwnedFd, LaunchError> {
+        let (_, fds) = self.ask(&Request::AttachStdin { id: id(container)? }, &[])?;
+        fds.into_iter().next().ok_or_else(unexpected)
+    }
+
+    /// Lets the keeper drop console, standard input and logs of a container.
+    pub fn forget(&mut self, container: &str) -> Result<(), LaunchError> {
+        self.done(&Request::Forget { id: id(container)? }, &[])
+    }
+}
+
+fn unexpected() -> LaunchError {
+    let why = crate::protocol::Malformed("it answers something else");
+    LaunchError::Protocol { source: why }
+}
+
+/// Takes the keeper's lock; it is released with the file.
+fn lock(run_dir: &Path) -> Result<File, LaunchError> {
+    let path = run_dir.join(LOCK);
+    let failed = |source: std::io::Error| LaunchError::Lock { path: path.clone(), source };
+    let mut options = OpenOptions::new();
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let file = options.open(&path).map_err(failed)?;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(failed(e.into())),
+        }
+    }
+}
+
+/// A sealed copy of the program: nothing that a container could do to `/proc/PID/exe` of the
+/// keeper or of a newborn changes the file on disk (CVE-2019-5736).
+fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
+    let failed = |source| LaunchError::Program { path: program.to_owned(), source };
+    let bytes = std::fs::read(program).map_err(failed)?;
+    let memory = |source| LaunchError::Memory { source };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // KERNEL(6.3): MFD_EXEC says that it will be executed; before, every memfd can be.
+    let fd = rustix::fs::memfd_create(c"dormouse-keeper", flags | MemfdFlags::EXEC)
+        .or_else(|_| rustix::fs::memfd_create(c"dormouse-keeper", flags))
+        .map_err(memory)?;
+    let mut file = File::from(fd);
+    file.write_all(&bytes).map_err(failed)?;
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(memory)?;
+    Ok(file.into())
+}
+
+/// Runs the keeper's program, which returns when its daemon listens.
+fn run_program(start: &KeeperStart) -> Result<(), LaunchError> {
+    let program = sealed_copy(&start.program)?;
+    let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(Stdio::piped()).arg("--run").arg(&start.run_dir);
+    for dir in &start.cgroups {
+        command.arg("--cgroup").arg(dir);
+    }
+    for word in &start.settle {
+        command.arg("--settle").arg(word);
+    }
+    let failed = |e: std::io::Error| LaunchError::Start { why: e.to_string() };
+    let output = command.spawn().and_then(|child| child.wait_with_output()).map_err(failed)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let why = match said.trim() {
+        "" => output.status.to_string(),
+        said => said.to_owned(),
+    };
+    Err(LaunchError::Start { why })
+}

@@ -1,0 +1,147 @@
+//! A process between its clone and its execve, as the engine sees it.
+
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::flat::Code;
+use crate::plan::Plan;
+use crate::protocol::{FromNewborn, ToNewborn};
+use crate::{LaunchError, wire};
+
+/// What one operation of a plan is about, for errors.
+#[derive(Debug, Clone)]
+pub struct Step {
+    pub(crate) code: Code,
+    pub(crate) about: String,
+}
+
+/// An operation of the newborn that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What it did.
+    pub op: &'static str,
+    /// To what: a path, a name; may be empty.
+    pub detail: String,
+    /// Why. `ENOENT` and `EACCES` of "execute" become exit codes 127 and 126.
+    pub errno: i32,
+}
+
+impl Failure {
+    /// It was the execve: everything else was in place.
+    pub fn is_exec(&self) -> bool {
+        self.op == Code::Exec.text()
+    }
+
+    /// The exit code a shell or podman would give: 127 for a program that is not there, 126 for
+    /// one that cannot be executed, 125 for everything that came before.
+    pub fn exit_code(&self) -> i32 {
+        match (self.is_exec(), rustix::io::Errno::from_raw_os_error(self.errno)) {
+            (true, rustix::io::Errno::NOENT) => 127,
+            (true, _) => 126,
+            (false, _) => 125,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = std::io::Error::from_raw_os_error(self.errno);
+        match self.detail.is_empty() {
+            true => write!(f, "cannot {}: {why}", self.op),
+            false => write!(f, "cannot {} {}: {why}", self.op, self.detail),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// A process between its clone and its execve. Dropped before [`Newborn::go`], it ends by itself.
+#[derive(Debug)]
+pub struct Newborn {
+    /// Its pid in the keeper's (the host's) pid namespace.
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`: with the pid it names the process for all time (of one boot).
+    pub start_time: u64,
+    /// Itself.
+    pub pidfd: OwnedFd,
+    pub(crate) proc: Option<OwnedFd>,
+    pub(crate) sock: OwnedFd,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Newborn {
+    /// The detached procfs of its pid namespace, where [`crate::Spawn::proc`] asked for one; the
+    /// plan attaches it ([`Plan::proc`]).
+    pub fn take_proc(&mut self) -> Option<OwnedFd> {
+        self.proc.take()
+    }
+
+    /// Sends its plan.
+    pub fn send(&mut self, plan: Plan) -> Result<(), LaunchError> {
+        let finished = plan.finish()?;
+        let memory = finished.to_memfd()?;
+        let bytes = finished.bytes.len() as u32;
+        let descriptors = finished.fds.len() as u32;
+        let mut fds: Vec<BorrowedFd<'_>> = vec![memory.as_fd()];
+        fds.extend(finished.fds.iter().map(AsFd::as_fd));
+        let mut message = ToNewborn::Plan { bytes, descriptors };
+        for some in fds.chunks(wire::FDS_PER_MESSAGE) {
+            wire::send(&self.sock, &message.to_bytes(), some, SendFlags::empty())
+                .map_err(|source| LaunchError::SendPlan { source })?;
+            message = ToNewborn::More;
+        }
+        self.steps = finished.steps;
+        Ok(())
+    }
+
+    fn failure(&self, index: u32, errno: i32) -> Failure {
+        match self.steps.get(index as usize) {
+            Some(step) => Failure { op: step.code.text(), detail: step.about.clone(), errno },
+            None => Failure { op: "receive the plan", detail: String::new(), errno },
+        }
+    }
+
+    fn hear(&self) -> Result<(Option<FromNewborn>, Option<OwnedFd>), LaunchError> {
+        let mut bytes = [0; 32];
+        let mut fd = None;
+        let n = wire::receive(&self.sock, &mut bytes, RecvFlags::empty(), |f| fd = Some(f));
+        match n {
+            // A process that ends with messages of ours unread resets the connection.
+            Ok(0) | Err(rustix::io::Errno::CONNRESET) => Ok((None, None)),
+            Ok(n) => match FromNewborn::from_bytes(&bytes[..n]) {
+                Some(message) => Ok((Some(message), fd)),
+                None => Err(LaunchError::Newborn { what: "said something unknown" }),
+            },
+            Err(source) => Err(LaunchError::HearNewborn { source }),
+        }
+    }
+
+    /// Waits until it is at its sync point. Gives the master of its terminal, if it opened one.
+    pub fn ready(&self) -> Result<Option<OwnedFd>, LaunchError> {
+        match self.hear()? {
+            (Some(FromNewborn::Ready), master) => Ok(master),
+            (Some(FromNewborn::Failed { index, errno }), _) => {
+                Err(LaunchError::Failed(self.failure(index, errno)))
+            }
+            (None, _) => Err(LaunchError::Newborn { what: "ended before it was ready" }),
+        }
+    }
+
+    /// Lets it go on and waits until it has become the program.
+    ///
+    /// LIMIT: a seccomp filter that forbids sendmsg(2) hides why execve failed; the process then
+    /// ends with 127 or 126 all the same.
+    pub fn go(self) -> Result<(), LaunchError> {
+        wire::send(&self.sock, &ToNewborn::Go.to_bytes(), &[], SendFlags::empty())
+            .map_err(|source| LaunchError::SendPlan { source })?;
+        match self.hear()? {
+            (None, _) => Ok(()),
+            (Some(FromNewborn::Failed { index, errno }), _) => {
+                Err(LaunchError::Failed(self.failure(index, errno)))
+            }
+            (Some(FromNewborn::Ready), _) => Err(LaunchError::Newborn { what: "was ready twice" }),
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! What a newborn does between its birth and execve, laid out by the engine.
+//!
+//! A [`Plan`] is built in the engine, where memory, locks and errors are free, and becomes one
+//! flat piece of memory (see [`crate::flat`]). The newborn executes the operations in the order in
+//! which the methods were called; the order is the caller's responsibility, and what depends on it
+//! is said at each method. A usual start is:
+//!
+//! ```text
+//! join_cgroup*  become_root  unshare(NEWCGROUP)  session_keyring  setsid
+//! root  attach(/dev, /sys, ...)  proc  mqueue  devpts  sysctl  mask  read_only
+//! hostname  rlimit  oom_score_adj  umask  terminal or stdio  chdir
+//! sync  credentials  capabilities  no_new_privs  seccomp  [init]  exec
+//! ```
+//!
+//! and an exec into a running container:
+//!
+//! ```text
+//! join_cgroup*  setns(pidfd, everything but pid)  become_root  session_keyring  setsid
+//! rlimit  umask  terminal or stdio  chdir  sync  credentials  capabilities  ... exec
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::flat::{self, Code, NO_FD, Record, Table, Writer};
+use crate::{LaunchError, Step};
+
+/// A descriptor that travels with a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FdIndex(pub(crate) u32);
+
+/// What the target of a mount must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetKind {
+    /// A directory; symbolic links on the way are followed inside the root.
+    Dir,
+    /// Anything but a directory; links as above.
+    File,
+    /// A directory reached without any symbolic link: for procfs, sysfs and `/dev`, whose place
+    /// must not be chosen by an image (CVE-2019-19921, CVE-2023-27561).
+    PlainDir,
+}
+
+/// Capability sets as bit masks (capabilities(7)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CapabilityMasks {
+    /// What no later process can exceed.
+    pub bounding: u64,
+    /// In effect. Only the init of [`Plan::init`] keeps this; execve computes it anew.
+    pub effective: u64,
+    /// Permitted, the same.
+    pub permitted: u64,
+    /// Inheritable: zero but for special needs (CVE-2022-29162).
+    pub inheritable: u64,
+    /// Ambient: what a program that is not root keeps over execve; a subset of permitted and
+    /// inheritable.
+    pub ambient: u64,
+}
+
+/// The ids a program runs under, as seen inside.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ids {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups, 65,536 at most.
+    pub groups: Vec<u32>,
+}
+
+/// A terminal of the container's own devpts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terminal {
+    /// Where the devpts is mounted inside.
+    pub devpts: String,
+    /// Rows and columns at first; 0 leaves them.
+    pub size: (u16, u16),
+    /// Who owns it.
+    pub uid: u32,
+    /// It is bound at `/dev/console` too.
+    pub console: bool,
+}
+
+impl Default for Terminal {
+    fn default() -> Self {
+        Self { devpts: "/dev/pts".into(), size: (0, 0), uid: 0, console: false }
+    }
+}
+
+/// The program at the end of a plan.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exec {
+    /// Paths inside that are tried in turn, as a shell does along `PATH`.
+    pub candidates: Vec<Vec<u8>>,
+    /// Its arguments, the first being its name.
+    pub argv: Vec<Vec<u8>>,
+    /// `NAME=value`.
+    pub envp: Vec<Vec<u8>>,
+}
+
+/// What a newborn does between its birth and execve.
+pub struct Plan {
+    writer: Writer,
+    tables: Vec<Table>,
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) steps: Vec<Step>,
+    root_read_only: bool,
+    invalid: Option<&'static str>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Namespaced sysctls; `net.` is one where the container owns its network namespace.
+const SYSCTLS: [&str; 9] = [
+    "kernel.msgmax",
+    "kernel.msgmnb",
+    "kernel.msgmni",
+    "kernel.sem",
+    "kernel.shmall",
+    "kernel.shmmax",
+    "kernel.shmmni",
+    "kernel.shm_rmid_forced",
+    "kernel.domainname",
+];
+
+impl Plan {
+    /// A plan of nothing.
+    pub fn new() -> Self {
+        Self {
+            writer: Writer::new(),
+            tables: Vec::new(),
+            fds: Vec::new(),
+            steps: Vec::new(),
+            root_read_only: false,
+            invalid: None,
+        }
+    }
+
+    /// Takes a descriptor along. The newborn's copy is closed at execve; a descriptor that becomes
+    /// one of 0, 1, 2 by [`Plan::stdio`] stays.
+    pub fn fd(&mut self, fd: OwnedFd) -> FdIndex {
+        self.fds.push(fd);
+        FdIndex(self.fds.len() as u32 - 1)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn push(&mut self, code: Code, flags: u16, fd: u32, a: u64, b: u64, text: &[u8], about: &str) {
+        if text.contains(&0) {
+            self.invalid = Some("a NUL byte in a text");
+        }
+        let at = self.writer.text(text);
+        self.push_at(code, flags, fd, a, b, at, about);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn push_at(
+        &mut self,
+        code: Code,
+        flags: u16,
+        fd: u32,
+        a: u64,
+        b: u64,
+        at: (u32, u32),
+        about: &str,
+    ) {
+        let (text, text_len) = at;
+        self.writer.records.push(Record { code: code as u16, flags, fd, a, b, text, text_len });
+        self.steps.push(Step { code, about: about.to_owned() });
+    }
+
+    fn simple(&mut self, code: Code, a: u64, about: &str) {
+        self.push(code, 0, NO_FD, a, 0, b"", about);
+    }
+
+    /// Joins a v1 cgroup through its opened `tasks` file.
+    ///
+    /// ORDER: before [`Plan::setns`] and [`Plan::become_root`], and while there is one thread.
+    pub fn join_cgroup(&mut self, tasks: FdIndex) {
+        self.push(Code::JoinCgroup, 0, tasks.0, 0, 0, b"", "");
+    }
+
+    /// Enters namespaces: `fd` is a namespace or a pidfd, `flags` are `CLONE_NEW*` (setns(2)).
+    pub fn setns(&mut self, fd: FdIndex, flags: u32) {
+        self.push(Code::Setns, 0, fd.0, u64::from(flags), 0, b"", "");
+    }
+
+    /// Becomes uid and gid 0 of its user namespace, with no supplementary group.
+    pub fn become_root(&mut self) {
+        self.simple(Code::BecomeRoot, 0, "");
+    }
+
+    /// unshare(2).
+    ///
+    /// ORDER: `CLONE_NEWCGROUP` comes after placement, or the namespace is rooted in the keeper's
+    /// own cgroup.
+    pub fn unshare(&mut self, flags: u32) {
+        self.simple(Code::Unshare, u64::from(flags), "");
+    }
+
+    /// Joins a new, empty session keyring (keyctl(2)); nothing where the kernel has no keys.
+    pub fn session_keyring(&mut self) {
+        self.push(Code::SessionKeyring, flat::LENIENT, NO_FD, 0, 0, b"", "");
+    }
+
+    /// The detached mount becomes the root, by move_mount over `/` and chroot: no task of the host
+    /// is looked at, and the root is the namespace's own (nested user namespaces work).
+    ///
+    /// `read_only` takes effect before the first of [`Plan::sync`], [`Plan::credentials`],
+    /// [`Plan::capabilities`], [`Plan::no_new_privs`], [`Plan::exec`], so that mount points can
+    /// still be made.
+    pub fn root(&mut self, mount: FdIndex, read_only: bool) {
+        self.push(Code::Root, 0, mount.0, 0, 0, b"", "");
+        self.root_read_only = read_only;
+    }
+
+    fn seal_root(&mut self) {
+        if std::mem::take(&mut self.root_read_only) {
+            self.simple(Code::RootReadOnly, 0, "");
+        }
+    }
+
+    /// Attaches a detached mount at `target` inside the root; `create` makes what is missing.
+    pub fn attach(&mut self, mount: FdIndex, target: &str, kind: TargetKind, create: bool) {
+        let flags = if create { flat::CREATE } else { 0 };
+        self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
+    }
+
+    /// Attaches the procfs of the container's own pid namespace ([`crate::Newborn::take_proc`]).
+    ///
+    /// The keeper makes it: a procfs made inside the tiny mount namespace would be refused, as
+    /// there is none in view that it would not reveal more than.
+    pub fn proc(&mut self, mount: FdIndex, target: &str) {
+        self.attach(mount, target, TargetKind::PlainDir, true);
+    }
+
+    fn filesystem(&mut self, index: u64, target: &str, gid: u64) {
+        let text = target.as_bytes();
+        self.push(Code::NewFilesystem, flat::CREATE, NO_FD, gid, index, text, target);
+    }
+
+    /// Mounts the message queues of its ipc namespace.
+    pub fn mqueue(&mut self, target: &str) {
+        self.filesystem(0, target, 0);
+    }
+
+    /// Mounts a new devpts; `gid` owns the terminals where it is mapped.
+    pub fn devpts(&mut self, target: &str, gid: Option<u32>) {
+        self.filesystem(1, target, gid.map_or(u64::MAX, u64::from));
+    }
+
+    /// Mounts the v2 hierarchy, rooted in its cgroup namespace.
+    pub fn cgroup2(&mut self, target: &str) {
+        self.filesystem(2, target, 0);
+    }
+
+    /// Binds a path inside the root at another, with everything below.
+    pub fn bind(&mut self, source_inside: &str, target: &str, read_only: bool) {
+        let source = self.writer.text(source_inside.as_bytes()).0;
+        let flags = flat::CREATE | if read_only { flat::READ_ONLY } else { 0 };
+        let text = target.as_bytes();
+        self.push(Code::Bind, flags, NO_FD, 0, u64::from(source), text, target);
+    }
+
+    /// Makes a directory and its parents inside the root; an existing one is left as it is.
+    pub fn make_dir(&mut self, path: &str, mode: u32) {
+        self.push(Code::MakeDir, 0, NO_FD, u64::from(mode), 0, path.as_bytes(), path);
+    }
+
+    /// Makes a symbolic link inside the root, unless something is there.
+    pub fn symlink(&mut self, points_to: &str, path: &str) {
+        let to = self.writer.text(points_to.as_bytes()).0;
+        self.push(Code::Symlink, 0, NO_FD, 0, u64::from(to), path.as_bytes(), path);
+    }
+
+    /// Hides paths: files under `null`, a detached mount of `/dev/null`; directories under
+    /// `empty`, a detached read-only mount of an empty directory. A missing path needs no mask.
+    pub fn mask(&mut self, null: FdIndex, empty: FdIndex, paths: &[&str]) {
+        for path in paths {
+            let text = path.as_bytes();
+            self.push(Code::Mask, 0, null.0, u64::from(empty.0), 0, text, path);
+        }
+    }
+
+    /// Makes paths read-only with everything mounted below. A missing path is passed over.
+    pub fn read_only(&mut self, paths: &[&str]) {
+        for path in paths {
+            self.push(Code::ReadOnly, 0, NO_FD, 0, 0, path.as_bytes(), path);
+        }
+    }
+
+    /// Sets a sysctl of the container's own namespaces, `kernel.shmmax` or `net.ipv4.ping_group_range`,
+    /// through its own procfs at `/proc`.
+    ///
+    /// ORDER: after [`Plan::proc`], before [`Plan::read_only`] of `/proc/sys`.
+    ///
+    /// Errors: a key that is not of a namespace, or a value of more than one line.
+    pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), LaunchError> {
+        let key_byte = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
+        let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
+        let dotted = path.replace('/', ".");
+        let known = SYSCTLS.contains(&dotted.as_str())
+            || dotted.starts_with("net.")
+            || dotted.starts_with("fs.mqueue.");
+        if !known
+            || !name.bytes().all(key_byte)
+            || path.split('/').any(|p| p.is_empty() || p == "..")
+        {
+            return Err(LaunchError::Sysctl { name: name.to_owned() });
+        }
+        if value.bytes().any(|b| b < 32 && b != b'\t') || value.len() > 1024 {
+            return Err(LaunchError::SysctlValue { name: name.to_owned() });
+        }
+        let value = self.writer.text(value.as_bytes()).0;
+        self.push(Code::Sysctl, 0, NO_FD, 0, u64::from(value), path.as_bytes(), name);
+        Ok(())
+    }
+
+    /// sethostname(2), 64 bytes at most.
+    pub fn hostname(&mut self, name: &str) {
+        self.push(Code::Hostname, 0, NO_FD, 0, 0, name.as_bytes(), name);
+    }
+
+    /// setdomainname(2), 64 bytes at most.
+    pub fn domainname(&mut self, name: &str) {
+        self.push(Code::Domainname, 0, NO_FD, 0, 0, name.as_bytes(), name);
+    }
+
+    /// setrlimit(2): `resource` is the kernel's number, `u64::MAX` unlimited. Raising the hard
+    /// limit needs CAP_SYS_RESOURCE of the host; a lenient limit that is refused is lowered to what
+    /// the process may have.
+    pub fn rlimit(&mut self, resource: u32, soft: u64, hard: u64, lenient: bool) {
+        let flags = if lenient { flat::LENIENT } else { 0 };
+        self.push(Code::Rlimit, flags, resource, soft, hard, b"", &resource.to_string());
+    }
+
+    /// umask(2).
+    pub fn umask(&mut self, mask: u32) {
+        self.simple(Code::Umask, u64::from(mask & 0o777), "");
+    }
+
+    /// `/proc/PID/oom_score_adj` (proc(5)); lowering it may be refused, which is no failure.
+    ///
+    /// ORDER: before [`Plan::become_root`] (or setns): afterwards the file is not the process's own.
+    pub fn oom_score_adj(&mut self, value: i32) {
+        let value = i64::from(value) as u64;
+        self.push(Code::OomScoreAdj, flat::LENIENT, NO_FD, value, 0, b"", "");
+    }
+
+    /// What becomes standard input, output and error.
+    pub fn stdio(&mut self, fds: [FdIndex; 3]) {
+        let [input, output, error] = fds.map(|f| f.0);
+        self.push(Code::Stdio, 0, input, u64::from(output), u64::from(error), b"", "");
+    }
+
+    /// Opens a terminal, makes it the controlling one and standard input, output and error. Its
+    /// master comes with Ready ([`crate::Newborn::ready`]), so [`Plan::sync`] must follow.
+    pub fn terminal(&mut self, terminal: &Terminal) {
+        let flags = if terminal.console { flat::CONSOLE } else { 0 };
+        let size = u64::from(terminal.size.0) << 16 | u64::from(terminal.size.1);
+        let text = terminal.devpts.as_bytes();
+        self.push(Code::Terminal, flags, terminal.uid, size, 0, text, &terminal.devpts);
+    }
+
+    /// setsid(2).
+    pub fn setsid(&mut self) {
+        self.simple(Code::Setsid, 0, "");
+    }
+
+    /// Says Ready and waits for Go; the newborn ends if the engine does.
+    pub fn sync(&mut self) {
+        self.seal_root();
+        self.simple(Code::Sync, 0, "");
+    }
+
+    /// The working directory, which must be inside the root (CVE-2024-21626); `create` makes it.
+    pub fn chdir(&mut self, path: &str, create: bool) {
+        let flags = if create { flat::CREATE } else { 0 };
+        self.push(Code::Chdir, flags, NO_FD, 0, 0, path.as_bytes(), path);
+    }
+
+    /// Takes on ids, keeping the permitted capabilities.
+    ///
+    /// ORDER: [`Plan::capabilities`] follows at once.
+    pub fn credentials(&mut self, ids: &Ids) {
+        self.seal_root();
+        let groups: Vec<u8> = ids.groups.iter().flat_map(|g| g.to_ne_bytes()).collect();
+        let at = self.writer.aligned(&groups);
+        let about = format!("{}:{}", ids.uid, ids.gid);
+        let (gid, count) = (u64::from(ids.gid), ids.groups.len() as u64);
+        self.push_at(Code::Credentials, 0, ids.uid, gid, count, at, &about);
+    }
+
+    /// Bounds and sets the capabilities. CAP_SYS_ADMIN of its own user namespace stays in effect
+    /// until execve, which takes it away, so that a filter can be loaded without no_new_privs.
+    pub fn capabilities(&mut self, masks: &CapabilityMasks) {
+        self.seal_root();
+        let all =
+            [masks.bounding, masks.effective, masks.permitted, masks.inheritable, masks.ambient];
+        let bytes: Vec<u8> = all.iter().flat_map(|m| m.to_ne_bytes()).collect();
+        let at = self.writer.aligned(&bytes);
+        self.push_at(Code::Capabilities, 0, NO_FD, 0, 0, at, "");
+    }
+
+    /// No process gains privileges by execve any more (prctl(2)).
+    pub fn no_new_privs(&mut self) {
+        self.seal_root();
+        self.simple(Code::NoNewPrivs, 0, "");
+    }
+
+    /// Loads a seccomp filter: `program` is an array of `struct sock_filter`, 8 bytes each.
+    ///
+    /// ORDER: the last operation before [`Plan::exec`] (or [`Plan::init`], whose own calls the
+    /// filter must allow: fork, execve, wait4, rt_sigtimedwait, kill, close_range, exit_group).
+    pub fn seccomp(&mut self, program: &[u8]) {
+        if !program.len().is_multiple_of(8) || program.is_empty() || program.len() > 8 * 4096 {
+            self.invalid = Some("a system call filter that is none");
+        }
+        let at = self.writer.aligned(program);
+        let count = (program.len() / 8) as u64;
+        self.push_at(Code::Seccomp, 0, NO_FD, count, 0, at, "");
+    }
+
+    /// A tiny init of ours stays as this process, pid 1: it passes signals on to the program,
+    /// reaps orphans and ends with the program's status.
+    ///
+    /// ORDER: followed by [`Plan::exec`] only.
+    pub fn init(&mut self) {
+        self.simple(Code::Init, 0, "");
+    }
+
+    /// Becomes the program; the last operation.
+    pub fn exec(&mut self, exec: &Exec) {
+        self.seal_root();
+        if exec.candidates.is_empty() || exec.argv.is_empty() {
+            self.invalid = Some("no program");
+        }
+        let texts = exec.candidates.iter().chain(&exec.argv).chain(&exec.envp);
+        if texts.flatten().any(|b| *b == 0) {
+            self.invalid = Some("a NUL byte in an argument");
+        }
+        let argv = self.writer.table(&exec.argv);
+        let envp = self.writer.table(&exec.envp);
+        let candidates = exec.candidates.join(&0);
+        let at = self.writer.text(&candidates);
+        let name = exec.argv.first().map(|n| String::from_utf8_lossy(n).into_owned());
+        let (a, b) = (u64::from(argv.at), u64::from(envp.at));
+        self.tables.push(argv);
+        self.tables.push(envp);
+        self.push_at(Code::Exec, 0, NO_FD, a, b, at, &name.unwrap_or_default());
+    }
+
+    /// How many descriptors travel with it.
+    pub fn descriptors(&self) -> usize {
+        self.fds.len()
+    }
+
+    /// The flat form, its descriptors, and what each step is about.
+    pub(crate) fn finish(mut self) -> Result<Finished, LaunchError> {
+        self.seal_root();
+        if let Some(why) = self.invalid {
+            return Err(LaunchError::Plan { why });
+        }
+        if self.fds.len() > flat::FDS_MAX {
+            return Err(LaunchError::Plan { why: "more than 2,048 descriptors" });
+        }
+        if self.writer.len() > flat::PLAN_MAX_BYTES {
+            return Err(LaunchError::Plan { why: "arguments and environment larger than 8 MiB" });
+        }
+        let bytes = self.writer.finish(&self.tables, self.fds.len());
+        Ok(Finished { bytes, fds: self.fds, steps: self.steps })
+    }
+}
+
+/// A plan ready to be sent.
+pub(crate) struct Finished {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Finished {
+    /// A memfd that holds the plan.
+    pub(crate) fn to_memfd(&self) -> Result<OwnedFd, LaunchError> {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        let step = |source| LaunchError::Memory { source };
+        let fd = memfd_create(c"dormouse-plan", MemfdFlags::CLOEXEC).map_err(step)?;
+        let mut rest = &self.bytes[..];
+        while !rest.is_empty() {
+            let n = rustix::io::write(fd.as_fd(), rest).map_err(step)?;
+            rest = &rest[n..];
+        }
+        Ok(fd)
+    }
+}
