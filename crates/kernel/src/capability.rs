@@ -82,19 +82,21 @@ impl fmt::Display for Capability {
 
 /// A set of capabilities: bit N of the mask is capability N.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CapabilitySet(u64);
+pub struct Set(u64);
 
-impl CapabilitySet {
+impl Set {
     /// No capability.
-    pub const EMPTY: Self = Self(0);
+    pub const fn empty() -> Self {
+        Self(0)
+    }
 
     /// The set of a mask. Bits that name no capability of this program are kept.
-    pub const fn from_mask(mask: u64) -> Self {
+    pub const fn from_bits(mask: u64) -> Self {
         Self(mask)
     }
 
     /// The mask as capset(2) and `/proc/PID/status` have it.
-    pub const fn mask(self) -> u64 {
+    pub const fn bits(self) -> u64 {
         self.0
     }
 
@@ -127,7 +129,7 @@ impl CapabilitySet {
     }
 }
 
-impl FromIterator<Capability> for CapabilitySet {
+impl FromIterator<Capability> for Set {
     fn from_iter<I: IntoIterator<Item = Capability>>(capabilities: I) -> Self {
         Self(capabilities.into_iter().fold(0, |mask, capability| mask | 1 << capability as u8))
     }
@@ -135,25 +137,31 @@ impl FromIterator<Capability> for CapabilitySet {
 
 /// The mask of a list.
 pub fn to_mask(capabilities: &[Capability]) -> u64 {
-    capabilities.iter().copied().collect::<CapabilitySet>().mask()
+    capabilities.iter().copied().collect::<Set>().bits()
 }
 
-/// A capability by name in any case, with or without `CAP_`, or `ALL` for every known one.
-pub fn parse(text: &str) -> Result<CapabilitySet, Invalid> {
+/// A capability by name in any case, with or without `CAP_`.
+pub fn parse_one(text: &str) -> Result<Capability, Invalid> {
     let upper = text.to_ascii_uppercase();
     let name = upper.strip_prefix("CAP_").unwrap_or(&upper);
-    if name == "ALL" {
-        return Ok(Capability::ALL.iter().copied().collect());
-    }
-    let found = Capability::ALL.iter().copied().find(|capability| capability.name() == name);
-    found.map(|capability| std::iter::once(capability).collect()).ok_or_else(|| {
+    Capability::ALL.iter().copied().find(|capability| capability.name() == name).ok_or_else(|| {
         Invalid::new("capability", text, "a name of capabilities(7) such as CAP_NET_RAW, or ALL")
+    })
+}
+
+/// The set of a list of names as [`parse_one`] takes them, among which `ALL` means [`all`].
+pub fn parse<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Set, Invalid> {
+    names.into_iter().try_fold(Set::empty(), |set, name| {
+        if name.eq_ignore_ascii_case("all") || name.eq_ignore_ascii_case("cap_all") {
+            return Ok(set.union(all()));
+        }
+        Ok(set.union(std::iter::once(parse_one(name)?).collect()))
     })
 }
 
 /// What a container's root has unless told otherwise: podman's list, eleven capabilities that
 /// change nothing outside of its own user namespace.
-pub fn default_set() -> CapabilitySet {
+pub fn default_set() -> Set {
     use Capability::*;
     [
         Chown,
@@ -172,19 +180,21 @@ pub fn default_set() -> CapabilitySet {
     .collect()
 }
 
-/// All capabilities that this kernel knows.
+/// All capabilities that this kernel knows, also those without a name here.
 ///
-/// A capability that is newer than the kernel can't be given: mask with this.
-pub fn known() -> Result<CapabilitySet> {
-    let last = crate::proc::read_text("/proc/sys/kernel/cap_last_cap", 16)?;
-    let last: u32 = last.trim().parse().unwrap_or(0);
-    Ok(CapabilitySet::from_mask(u64::MAX >> (63 - last.min(63))))
+/// A capability that is newer than the kernel can't be given to anybody.
+pub fn all() -> Set {
+    let last = crate::proc::read_text("/proc/sys/kernel/cap_last_cap", 16).ok();
+    let last = last.and_then(|text| text.trim().parse().ok());
+    // Without procfs: what every supported kernel has.
+    let last = last.unwrap_or(Capability::CheckpointRestore as u32);
+    Set(u64::MAX >> (63 - last.min(63)))
 }
 
 /// The effective capabilities of the calling thread.
-pub fn effective() -> Result<CapabilitySet> {
+pub fn effective() -> Result<Set> {
     let masks = call::capget().explain("capget", String::new)?;
-    Ok(CapabilitySet::from_mask(masks.effective))
+    Ok(Set::from_bits(masks.effective))
 }
 
 #[cfg(test)]
@@ -193,20 +203,20 @@ mod tests {
 
     #[test]
     fn names_are_taken_as_people_write_them() {
-        let raw = CapabilitySet::from_mask(1 << 13);
-        assert_eq!(parse("CAP_NET_RAW").unwrap(), raw);
-        assert_eq!(parse("net_raw").unwrap(), raw);
-        assert_eq!(parse("all").unwrap().mask(), (1 << 41) - 1);
-        assert!(parse("CAP_EVERYTHING").is_err());
+        assert_eq!(parse(["CAP_NET_RAW"]).unwrap().bits(), 1 << 13);
+        assert_eq!(parse(["net_raw", "Chown"]).unwrap().bits(), 1 << 13 | 1);
+        assert_eq!(parse(["all"]).unwrap(), all());
+        assert_eq!(parse([]).unwrap(), Set::empty());
+        assert!(parse(["CHOWN", "CAP_EVERYTHING"]).is_err());
     }
 
     #[test]
     fn numbers_are_the_kernels() {
         assert_eq!(Capability::SysAdmin as u8, 21);
         assert_eq!(Capability::CheckpointRestore as u8, 40);
-        assert!(known().unwrap().contains(Capability::Chown));
-        let status = crate::proc::status(std::process::id()).unwrap();
-        assert_eq!(effective().unwrap().mask(), status.mask("CapEff").unwrap());
+        assert!(all().contains(Capability::Chown));
+        let fields = crate::proc::fields(std::process::id()).unwrap();
+        assert_eq!(effective().unwrap().bits(), fields.mask("CapEff").unwrap());
     }
 
     #[test]

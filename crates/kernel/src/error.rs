@@ -87,6 +87,11 @@ impl CallError {
         self.call
     }
 
+    /// What the call was given, as it is shown.
+    pub fn arguments(&self) -> &str {
+        &self.arguments
+    }
+
     /// What a caller may decide on.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {

@@ -19,12 +19,15 @@ pub mod call;
 pub mod capability;
 pub mod error;
 pub mod mount;
+pub mod namespace;
 pub mod pidfd;
 pub mod proc;
 pub mod process;
 pub mod resolve;
 pub mod rlimit;
 pub mod sysctl;
+pub mod weaken;
 
 pub use error::{CallError, ErrorKind};
 pub use rustix::io::Errno;
+pub use weaken::weakened;

@@ -146,14 +146,12 @@ pub fn set_attr(
         .explain("mount_setattr", || format!("{}, set {set:?}, clear {clear:?}", mount.as_raw_fd()))
 }
 
-/// mount_setattr(2): who hears of mounts below this one. KERNEL(5.12).
-pub fn set_propagation(
-    mount: BorrowedFd<'_>,
-    recursive: bool,
-    propagation: Propagation,
-) -> Result<()> {
+/// mount_setattr(2), of this mount and all below it: whether they hear of what is mounted below the
+/// mounts that they are copies of (`slave`) or of nothing; nobody hears of theirs. KERNEL(5.12).
+pub fn set_propagation(mount: BorrowedFd<'_>, slave: bool) -> Result<()> {
     let none = MountAttr::empty();
-    call::mount_setattr(mount, recursive, none, none, Some(propagation), None)
+    let propagation = if slave { Propagation::Slave } else { Propagation::Private };
+    call::mount_setattr(mount, true, none, none, Some(propagation), None)
         .explain("mount_setattr", || format!("{}, {propagation:?}", mount.as_raw_fd()))
 }
 
@@ -340,7 +338,7 @@ fn overlay_in_own_namespace(
         rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .explain("open", || "/".into())?;
     // ORDER: nothing mounted below may be heard in the namespace that this one was copied from.
-    set_propagation(old_root.as_fd(), true, Propagation::Private)?;
+    set_propagation(old_root.as_fd(), false)?;
     let root = FsContext::open("tmpfs")?.create(MountAttr::empty())?;
     let make = |name: &str| {
         rustix::fs::mkdirat(&root, name, Mode::RWXU).explain("mkdirat", || name.to_owned())

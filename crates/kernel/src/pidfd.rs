@@ -49,8 +49,8 @@ pub fn send_signal(pidfd: impl AsFd, signal: i32) -> Result<()> {
 }
 
 /// Whether the process still runs. A zombie does not.
-pub fn is_alive(pidfd: impl AsFd) -> Result<bool> {
-    Ok(!wait(pidfd, Some(Duration::ZERO))?)
+pub fn is_alive(pidfd: impl AsFd) -> bool {
+    wait(pidfd, Some(Duration::ZERO)).is_ok_and(|ended| !ended)
 }
 
 /// Waits until the process has ended; `false` when `timeout` passed before it did. `None` waits

@@ -36,41 +36,67 @@ pub fn boot_id() -> Result<String> {
     Ok(read_text("/proc/sys/kernel/random/boot_id", 64)?.trim().to_owned())
 }
 
-/// When the process was started, in clock ticks since boot (proc_pid_stat(5), field 22).
-///
-/// Together with the boot id and the pid it names one process for all time. ESRCH when there is
-/// none.
-pub fn start_time(pid: u32) -> Result<u64> {
+/// What `/proc/PID/stat` tells (proc_pid_stat(5)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// The letter of the state: `R`, `S`, `D`, `T`, `t`, `Z`, `X` or `I`.
+    pub state: char,
+    /// Process id of the parent, 0 when it is not visible.
+    pub ppid: u32,
+    /// When it was started, in clock ticks since boot. Together with the boot id and the pid it
+    /// names one process for all time.
+    pub start_time: u64,
+}
+
+impl Stat {
+    /// Whether it has ended, and at most waits to be reaped.
+    pub fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        // The second field is the program's name in parentheses, and may contain any of them: the
+        // last closing one ends it.
+        let end = bytes.iter().rposition(|&byte| byte == b')')?;
+        let mut fields = std::str::from_utf8(&bytes[end + 1..]).ok()?.split_ascii_whitespace();
+        Some(Self {
+            state: fields.next()?.chars().next()?,
+            ppid: fields.next()?.parse().ok()?,
+            start_time: fields.nth(17)?.parse().ok()?,
+        })
+    }
+}
+
+/// State, parent and start time of a process, in one read. ESRCH when there is none.
+pub fn status(pid: u32) -> Result<Stat> {
     let path = format!("/proc/{pid}/stat");
-    let gone = |error: CallError| match error.errno() {
-        libc::ENOENT => CallError::new("open", path.clone(), libc::ESRCH),
-        _ => error,
-    };
     let bytes = read(&path, PAGE).map_err(gone)?;
-    // The second field is the program's name in parentheses, and may contain any of them: the
-    // last closing one ends it.
-    let after = bytes.iter().rposition(|&byte| byte == b')').map(|end| &bytes[end + 1..]);
-    after
-        .and_then(|rest| std::str::from_utf8(rest).ok())
-        .and_then(|rest| rest.split_ascii_whitespace().nth(19))
-        .and_then(|field| field.parse().ok())
-        .ok_or_else(|| CallError::new("parse", path.clone(), libc::EBADMSG))
+    Stat::parse(&bytes).ok_or_else(|| CallError::new("parse", path, libc::EBADMSG))
+}
+
+/// When the process was started, in clock ticks since boot. ESRCH when there is none.
+pub fn start_time(pid: u32) -> Result<u64> {
+    Ok(status(pid)?.start_time)
+}
+
+/// A file of /proc/PID that is not there means that the process is not.
+fn gone(error: CallError) -> CallError {
+    match error.errno() {
+        libc::ENOENT => CallError::new(error.call(), error.arguments().to_owned(), libc::ESRCH),
+        _ => error,
+    }
 }
 
 /// What `/proc/PID/status` tells (proc_pid_status(5)).
 #[derive(Debug, Clone)]
-pub struct Status(String);
+pub struct Fields(String);
 
-/// Reads the status of a process; ESRCH when there is none.
-pub fn status(pid: u32) -> Result<Status> {
-    let path = format!("/proc/{pid}/status");
-    read_text(&path, PAGE).map(Status).map_err(|error| match error.errno() {
-        libc::ENOENT => CallError::new("open", path, libc::ESRCH),
-        _ => error,
-    })
+/// Reads `/proc/PID/status`; ESRCH when there is no such process.
+pub fn fields(pid: u32) -> Result<Fields> {
+    read_text(format!("/proc/{pid}/status"), PAGE).map(Fields).map_err(gone)
 }
 
-impl Status {
+impl Fields {
     /// The text of a field, such as `"Name"`.
     pub fn field(&self, name: &str) -> Option<&str> {
         let value = |line: &'_ str| -> Option<usize> {
@@ -89,11 +115,6 @@ impl Status {
         u64::from_str_radix(self.field(name)?, 16).ok()
     }
 
-    /// The letter of the state: `R`, `S`, `D`, `T`, `t`, `Z` or `X`.
-    pub fn state(&self) -> Option<char> {
-        self.field("State")?.chars().next()
-    }
-
     /// The pid in each nested pid namespace, the reader's own first.
     pub fn pids(&self) -> Vec<u32> {
         let field = self.field("NSpid").unwrap_or_default();
@@ -106,24 +127,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_of_ourselves_is_truthful() {
-        let status = status(std::process::id()).unwrap();
-        assert_eq!(status.pids(), [std::process::id()]);
-        assert_eq!(status.number("Tgid"), Some(u64::from(std::process::id())));
-        assert!(status.state().is_some());
-        assert!(status.field("Nam").is_none(), "a prefix is not a field");
+    fn fields_of_ourselves_are_truthful() {
+        let fields = fields(std::process::id()).unwrap();
+        assert_eq!(fields.pids(), [std::process::id()]);
+        assert_eq!(fields.number("Tgid"), Some(u64::from(std::process::id())));
+        assert!(fields.field("Nam").is_none(), "a prefix is not a field");
     }
 
     #[test]
-    fn start_time_survives_a_hostile_program_name() {
-        let before = start_time(std::process::id()).unwrap();
-        std::thread::spawn(move || {
-            crate::call::set_name(c") S 1 2 (x").unwrap();
-        })
-        .join()
-        .unwrap();
-        assert_eq!(start_time(std::process::id()).unwrap(), before);
-        assert!(before > 0);
+    fn status_of_ourselves_is_truthful() {
+        let stat = status(std::process::id()).unwrap();
+        assert_eq!(stat.ppid, std::os::unix::process::parent_id());
+        assert!(stat.start_time > 0 && !stat.is_zombie());
+    }
+
+    #[test]
+    fn hostile_program_name_fools_nobody() {
+        let line = b"7 (a) Z 1 2 3) S 4 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 2\n";
+        let stat = Stat { state: 'S', ppid: 4, start_time: 777 };
+        assert_eq!(Stat::parse(line), Some(stat));
+        assert_eq!(Stat::parse(b"7 (a"), None);
+        assert_eq!(Stat::parse(b"7 (a) S 4 7"), None);
     }
 
     #[test]

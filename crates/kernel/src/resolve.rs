@@ -18,15 +18,11 @@ use crate::error::{CallError, Explain, Result};
 const ATTEMPTS: usize = 64;
 
 /// Opens `path` as if `root` were "/": absolute links and ".." stay inside, links of /proc to open
-/// files and the like are refused (ELOOP). `flags` get CLOEXEC.
+/// files and the like are refused (ELOOP). `flags` get CLOEXEC; `mode` is that of a file they
+/// create, and otherwise empty.
 ///
 /// EAGAIN when others kept renaming for too long.
-pub fn in_root(root: BorrowedFd<'_>, path: impl AsRef<Path>, flags: OFlags) -> Result<OwnedFd> {
-    in_root_with(root, path.as_ref(), flags, Mode::empty())
-}
-
-/// The same, with the mode of a file that `flags` may create.
-pub fn in_root_with(
+pub fn in_root(
     root: BorrowedFd<'_>,
     path: impl AsRef<Path>,
     flags: OFlags,

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use crate::call::Namespace;
 use crate::error::{CallError, Explain, Result};
@@ -64,7 +64,7 @@ pub fn set(proc: BorrowedFd<'_>, name: &str, value: &str) -> Result<()> {
         return Err(refuse(libc::EINVAL));
     }
     let flags = OFlags::WRONLY | OFlags::NOFOLLOW;
-    let file = resolve::in_root(proc, format!("sys/{path}"), flags)?;
+    let file = resolve::in_root(proc, format!("sys/{path}"), flags, Mode::empty())?;
     if !resolve::is_on(&file, resolve::PROC_SUPER_MAGIC)? {
         return Err(refuse(libc::EXDEV));
     }

@@ -373,6 +373,12 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
+/// pause(2): returns after a signal was handled.
+pub fn pause() {
+    // SAFETY: the call has no arguments.
+    unsafe { libc::syscall(libc::SYS_pause) };
+}
+
 /// kill(2) of the calling process by `signal`.
 pub fn kill_self(signal: i32) -> Result<(), Errno> {
     // SAFETY: only integers are passed.

@@ -1,0 +1,107 @@
+//! Namespaces that are held by a descriptor alone.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+
+use crate::call::{self, CloneArgs, CloneFlags, Cloned};
+use crate::error::{CallError, Explain, Result};
+use crate::{Errno, pidfd, process};
+
+/// A user namespace with the given maps (user_namespaces(7)) and no process in it: for mapping the
+/// ids of a mount, or to be joined later.
+///
+/// A map is lines of `INSIDE OUTSIDE COUNT`. EINVAL when one is malformed or overlaps itself,
+/// ENOSPC or EUSERS when the caller's number of user namespaces is used up, EPERM without
+/// CAP_SETUID and CAP_SETGID.
+pub fn new_user(uid_map: &str, gid_map: &str) -> Result<OwnedFd> {
+    let args = CloneArgs { flags: CloneFlags::NEWUSER, into_cgroup: None };
+    let parent = rustix::process::getpid();
+    // SAFETY: the child only makes system calls of the thin layer until it is killed.
+    match unsafe { process::clone3(&args)? } {
+        Cloned::Child => wait_to_be_killed(parent),
+        Cloned::Parent { pid, pidfd } => {
+            let result = map_and_hold(pid, &pidfd, uid_map, gid_map);
+            // ORDER: killed and reaped whatever happened, and only then the result is looked at.
+            let killed = pidfd::send_signal(&pidfd, libc::SIGKILL);
+            let reaped = killed.and_then(|()| pidfd::wait(&pidfd, None)).and_then(|_| {
+                match pidfd::reap(&pidfd) {
+                    // Somebody ignores SIGCHLD or reaps everything: then it is reaped, too.
+                    Err(error) if error.errno() == libc::ECHILD => Ok(None),
+                    other => other,
+                }
+            });
+            let namespace = result?;
+            reaped?;
+            Ok(namespace)
+        }
+    }
+}
+
+/// The life of the process that a namespace is born with.
+fn wait_to_be_killed(parent: rustix::process::Pid) -> ! {
+    // ORDER: first ask to die with the parent, then see whether it died before that.
+    let asked = call::set_parent_death_signal(libc::SIGKILL);
+    if asked.is_err() || rustix::process::getppid() != Some(parent) {
+        call::exit(1);
+    }
+    loop {
+        call::pause();
+    }
+}
+
+fn map_and_hold(pid: u32, pidfd: &OwnedFd, uid_map: &str, gid_map: &str) -> Result<OwnedFd> {
+    for (file, map) in [("uid_map", uid_map), ("gid_map", gid_map)] {
+        // The process is our unreaped child: its pid is its own until we reap it.
+        let path = format!("/proc/{pid}/{file}");
+        let mut opened =
+            OpenOptions::new().write(true).open(&path).explain("open", || path.clone())?;
+        // ORDER: one write, as the kernel takes the first for the whole map.
+        let written =
+            opened.write(map.as_bytes()).explain("write", || format!("{file}, {map:?}"))?;
+        if written != map.len() {
+            let arguments = format!("{file}, {map:?}");
+            return Err(CallError::new("write", arguments, Errno::IO.raw_os_error()));
+        }
+    }
+    pidfd::user_namespace(pidfd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn root_user_namespace_outlives_its_process() {
+        let namespace = new_user("0 700000 32767\n65534 732767 1\n", "0 700000 32768\n").unwrap();
+        // Joined by a process of its own: a thread of a process with several can't.
+        let args = CloneArgs::default();
+        // SAFETY: the child calls the thin layer only.
+        match unsafe { process::clone3(&args).unwrap() } {
+            Cloned::Child => {
+                let joined = call::setns(namespace.as_fd(), CloneFlags::NEWUSER)
+                    .and_then(|()| call::set_gid(32767))
+                    .and_then(|()| call::set_uid(65534));
+                call::exit(i32::from(joined.is_err()))
+            }
+            Cloned::Parent { pid, pidfd } => {
+                pidfd::wait(&pidfd, None).unwrap();
+                // A zombie still has its ids.
+                let fields = crate::proc::fields(pid).unwrap();
+                assert_eq!(fields.field("Uid"), Some("732767\t732767\t732767\t732767"));
+                assert_eq!(fields.number("Gid"), Some(732_767));
+                assert_eq!(pidfd::reap(&pidfd).unwrap(), Some(process::Exit::Code(0)));
+            }
+        }
+    }
+
+    #[test]
+    fn root_bad_map_is_refused_and_leaves_no_process() {
+        let error = new_user("0 700000 32768\n5 800000 1\n", "0 700000 1\n").unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL, "{error}");
+        // The calling thread made it; other tests have children under other threads.
+        let children = crate::proc::read_text("/proc/thread-self/children", 4096).unwrap();
+        assert_eq!(children, "");
+    }
+}
