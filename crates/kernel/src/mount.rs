@@ -202,7 +202,7 @@ pub fn overlay(
         Err(error) if error.errno() == libc::EINVAL => {
             // The kernel does not say which of its reasons for EINVAL it had. Where the second way
             // fails too, that one's error speaks of what is wrong with the request.
-            overlay_by_path(lower, upper_work, options)
+            overlay_by_path(lower, upper_work, options, |fd| clone_tree(fd, "", false))
         }
         other => other,
     }
@@ -257,12 +257,13 @@ fn overlay_by_path(
     lower: &[OverlayLayer<'_>],
     upper_work: Option<(BorrowedFd<'_>, BorrowedFd<'_>)>,
     options: &[(&str, Option<&str>)],
+    copy: impl Fn(BorrowedFd<'_>) -> Result<OwnedFd>,
 ) -> Result<OwnedFd> {
     // ORDER: copies are made here, because a mount can only be copied from within its namespace.
     // A detached mount can't be copied (before 6.15): it is moved itself.
     let mut layers = Vec::with_capacity(lower.len());
     for layer in lower {
-        layers.push(match clone_tree(layer.fd, "", false) {
+        layers.push(match copy(layer.fd) {
             Ok(copy) => Movable::Copy(copy),
             Err(error) if error.errno() == libc::EINVAL => Movable::Given(layer.fd),
             Err(error) => return Err(error),
@@ -380,4 +381,193 @@ fn overlay_in_own_namespace(
     }
     set_options(&context, options)?;
     context.create(MountAttr::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, chown};
+
+    use rustix::fs::{AtFlags, XattrFlags};
+
+    use super::*;
+    use crate::namespace;
+
+    const BASE: u32 = 700_000;
+    const OPTIONS: &[(&str, Option<&str>)] = &[("metacopy", Some("on"))];
+
+    /// An image layer whose only file is a stub, the object it redirects to, and a volume.
+    struct Scratch {
+        dir: tempfile::TempDir,
+        userns: OwnedFd,
+    }
+
+    impl Scratch {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            for name in ["meta", "objects", "volume/upper", "volume/work"] {
+                fs::create_dir_all(dir.path().join(name)).unwrap();
+            }
+            fs::write(dir.path().join("objects/ab"), "content").unwrap();
+            let stub = fs::File::create(dir.path().join("meta/file")).unwrap();
+            stub.set_len(7).unwrap();
+            let set = |name, value: &[u8]| {
+                rustix::fs::fsetxattr(&stub, name, value, XattrFlags::empty()).unwrap();
+            };
+            set("trusted.overlay.metacopy", b"");
+            set("trusted.overlay.redirect", b"/ab");
+            for name in ["volume/upper", "volume/work"] {
+                chown(dir.path().join(name), Some(BASE), Some(BASE)).unwrap();
+            }
+            let map = format!("0 {BASE} 32768\n");
+            Self { userns: namespace::new_user(&map, &map).unwrap(), dir }
+        }
+
+        fn open(&self, name: &str) -> OwnedFd {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(self.dir.path().join(name), flags, Mode::empty()).unwrap()
+        }
+
+        /// The image layer as a container gets it: a detached mount, idmapped.
+        fn idmapped(&self) -> OwnedFd {
+            let layer = clone_tree(self.open("meta").as_fd(), "", false).unwrap();
+            idmap(layer.as_fd(), self.userns.as_fd(), false).unwrap();
+            layer
+        }
+
+        /// What every overlay made of this must show.
+        fn check(&self, root: &OwnedFd) {
+            let stat = rustix::fs::statat(root, "file", AtFlags::empty()).unwrap();
+            assert_eq!((stat.st_uid, stat.st_size), (BASE, 7));
+            let open = |flags| {
+                let fd = rustix::fs::openat(root, "file", flags, Mode::empty()).unwrap();
+                fs::File::from(fd)
+            };
+            assert_eq!(std::io::read_to_string(open(OFlags::RDONLY)).unwrap(), "content");
+            std::io::Write::write_all(&mut open(OFlags::WRONLY | OFlags::APPEND), b"+").unwrap();
+            let upper = self.dir.path().join("volume/upper/file");
+            assert_eq!(fs::read_to_string(&upper).unwrap(), "content+");
+            assert_eq!(upper.metadata().unwrap().uid(), BASE);
+            assert_eq!(fs::read_to_string(self.dir.path().join("objects/ab")).unwrap(), "content");
+        }
+    }
+
+    fn layers<'a>(meta: &'a OwnedFd, objects: &'a OwnedFd) -> [OverlayLayer<'a>; 2] {
+        [
+            OverlayLayer { fd: meta.as_fd(), data_only: false },
+            OverlayLayer { fd: objects.as_fd(), data_only: true },
+        ]
+    }
+
+    fn mount_count() -> usize {
+        fs::read_to_string("/proc/thread-self/mountinfo").unwrap().lines().count()
+    }
+
+    #[test]
+    fn root_overlay_by_descriptor_over_an_idmapped_layer() {
+        let scratch = Scratch::new();
+        let (meta, objects) = (scratch.idmapped(), scratch.open("objects"));
+        let (upper, work) = (scratch.open("volume/upper"), scratch.open("volume/work"));
+        let pair = Some((upper.as_fd(), work.as_fd()));
+        let root = overlay_by_descriptor(&layers(&meta, &objects), pair, OPTIONS).unwrap();
+        scratch.check(&root);
+    }
+
+    #[test]
+    fn root_overlay_by_path_over_an_idmapped_layer() {
+        let scratch = Scratch::new();
+        let (meta, objects) = (scratch.idmapped(), scratch.open("objects"));
+        let (upper, work) = (scratch.open("volume/upper"), scratch.open("volume/work"));
+        let pair = Some((upper.as_fd(), work.as_fd()));
+        let before = mount_count();
+        // As kernels before 6.15 answer: what is detached can't be copied.
+        let attached = objects.as_fd().as_raw_fd();
+        let copy = |fd: BorrowedFd<'_>| match fd.as_raw_fd() == attached {
+            true => clone_tree(fd, "", false),
+            false => Err(CallError::new("open_tree", String::new(), libc::EINVAL)),
+        };
+        let root = overlay_by_path(&layers(&meta, &objects), pair, OPTIONS, copy).unwrap();
+        assert_eq!(mount_count(), before, "nothing of it shows outside of its namespace");
+        scratch.check(&root);
+    }
+
+    #[test]
+    fn root_overlay_by_path_leaves_layers_usable_where_they_can_be_copied() {
+        let scratch = Scratch::new();
+        let (meta, objects) = (scratch.idmapped(), scratch.open("objects"));
+        let copy = |fd: BorrowedFd<'_>| clone_tree(fd, "", false);
+        for _ in 0..2 {
+            let lower = layers(&meta, &objects);
+            let root = overlay_by_path(&lower, None, OPTIONS, copy).unwrap();
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            let error = rustix::fs::openat(&root, "file", flags, Mode::empty()).unwrap_err();
+            assert_eq!(error, crate::Errno::ROFS);
+        }
+    }
+
+    #[test]
+    fn root_overlay_of_many_layers_both_ways() {
+        let scratch = Scratch::new();
+        let mut dirs = Vec::new();
+        for index in 0..120 {
+            let name = format!("layers/{index}");
+            fs::create_dir_all(scratch.dir.path().join(&name)).unwrap();
+            fs::write(scratch.dir.path().join(&name).join(index.to_string()), "").unwrap();
+            dirs.push(scratch.open(&name));
+        }
+        let lower: Vec<_> =
+            dirs.iter().map(|dir| OverlayLayer { fd: dir.as_fd(), data_only: false }).collect();
+        let copy = |fd: BorrowedFd<'_>| clone_tree(fd, "", false);
+        for root in [overlay(&lower, None, &[]), overlay_by_path(&lower, None, &[], copy)] {
+            let root = root.unwrap();
+            for index in [0, 69, 119] {
+                rustix::fs::statat(&root, index.to_string(), AtFlags::empty()).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn root_upper_elsewhere_than_work_is_refused_by_the_second_way() {
+        let scratch = Scratch::new();
+        let (meta, objects) = (scratch.idmapped(), scratch.open("objects"));
+        let (upper, work) = (scratch.open("volume/upper"), scratch.open("meta"));
+        let pair = Some((upper.as_fd(), work.as_fd()));
+        let copy = |fd: BorrowedFd<'_>| clone_tree(fd, "", false);
+        let error = overlay_by_path(&layers(&meta, &objects), pair, OPTIONS, copy).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid);
+        assert!(error.to_string().contains("one directory"), "{error}");
+    }
+
+    #[test]
+    fn root_wrong_option_is_explained_in_the_kernels_words() {
+        let scratch = Scratch::new();
+        let meta = scratch.open("meta");
+        let lower = [OverlayLayer { fd: meta.as_fd(), data_only: false }];
+        let error = overlay(&lower, None, &[("nonsense", Some("on"))]).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid);
+        assert!(error.to_string().contains("nknown parameter 'nonsense'"), "{error}");
+    }
+
+    #[test]
+    fn root_read_only_mount_takes_no_write() {
+        let context = FsContext::open("tmpfs").unwrap();
+        context.set_string("size", "64k").unwrap();
+        let mount = context.create(MountAttr::NODEV).unwrap();
+        rustix::fs::mkdirat(&mount, "before", Mode::RWXU).unwrap();
+        set_attr(mount.as_fd(), false, MountAttr::RDONLY | MountAttr::NOATIME, MountAttr::NODEV)
+            .unwrap();
+        let error = rustix::fs::mkdirat(&mount, "after", Mode::RWXU).unwrap_err();
+        assert_eq!(error, crate::Errno::ROFS);
+        let flags = rustix::fs::fstatvfs(&mount).unwrap().f_flag;
+        assert!(!flags.contains(rustix::fs::StatVfsMountFlags::NODEV));
+        let uts = fs::File::open("/proc/self/ns/uts").unwrap();
+        let error = idmap(mount.as_fd(), uts.as_fd(), false).unwrap_err();
+        assert_eq!(error.kind(), crate::ErrorKind::Invalid, "not a user namespace: {error}");
+    }
+
+    #[test]
+    fn root_missing_file_system_is_not_found() {
+        assert_eq!(FsContext::open("nofs").unwrap_err().kind(), crate::ErrorKind::NotFound);
+        assert!(FsContext::open("no\0fs").is_err());
+    }
 }
