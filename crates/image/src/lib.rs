@@ -35,6 +35,7 @@ mod mount;
 mod object;
 mod pipeline;
 mod progress;
+pub mod registry;
 mod save;
 mod store;
 
