@@ -113,7 +113,8 @@ impl FromStr for Platform {
             [os, architecture, variant] => (os, architecture, Some(variant)),
             _ => return Err(bad()),
         };
-        let word = |w: &str| !w.is_empty() && w.bytes().all(|b| b.is_ascii_alphanumeric());
+        let word =
+            |w: &str| !w.is_empty() && w.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         if os != "linux" || !word(architecture) || !variant.is_none_or(word) {
             return Err(bad());
         }
