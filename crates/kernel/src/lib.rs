@@ -17,6 +17,7 @@
 
 pub mod call;
 pub mod capability;
+pub mod cgroup;
 pub mod error;
 pub mod mount;
 pub mod namespace;

@@ -1,0 +1,352 @@
+//! Freezing, killing, waiting for the end, removing, handing over.
+//!
+//! Processes are told by cgroup, not by pid, wherever the kernel can (v2: `cgroup.freeze`,
+//! KERNEL(5.2); `cgroup.kill`, KERNEL(5.14)). Otherwise a pid is signalled only while it cannot
+//! end: frozen, so that it is not somebody else's by then.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::dir::Dir;
+use super::error::CgroupError;
+use super::stats::field;
+use super::{Cgroup, Controllers};
+use crate::error::{CallError, Explain, Result as CallResult};
+
+/// Longest wait for processes to freeze. One that waits for a disk or for its vforked child to
+/// exec cannot be frozen before that is done.
+const FREEZE_WITHIN: Duration = Duration::from_secs(10);
+/// Longest wait of [`Cgroup::remove`] for the last process to be gone.
+const REMOVE_WITHIN: Duration = Duration::from_secs(5);
+/// LIMIT: cgroups that a container may make below its own once it owns it. Each costs the host
+/// kernel memory that the container's limit does not fully cover.
+const MOST_DESCENDANTS: &str = "4096";
+/// LIMIT: how deep. Every charge walks up.
+const MOST_DEPTH: &str = "32";
+/// Nesting that removal follows; deeper ones are only left behind by something that is no
+/// container of ours.
+const DEEPEST: usize = 128;
+
+impl Cgroup {
+    /// Stops all processes and returns when the last one stands still.
+    ///
+    /// Errors with [`CgroupError::StillRunning`] (kind `Busy`) after 10 s, all thawed again.
+    pub fn freeze(&self) -> Result<(), CgroupError> {
+        let deadline = Instant::now() + FREEZE_WITHIN;
+        let frozen = if let Some(v2) = &self.v2 {
+            v2.write("cgroup.freeze", "1").and_then(|()| wait_event(v2, "frozen", 1, deadline))
+        } else if let Some(v1) = self.in_v1(Controllers::FREEZER) {
+            freeze_v1(v1, deadline)
+        } else {
+            Err(CallError::new("openat", "\"freezer.state\"".into(), libc::EOPNOTSUPP))
+        };
+        match frozen {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let pids = self.pids().unwrap_or_default();
+                self.thaw()?;
+                Err(CgroupError::StillRunning { pids, waited: FREEZE_WITHIN })
+            }
+            Err(e) => {
+                let _ = self.thaw();
+                Err(CgroupError::Freeze(e))
+            }
+        }
+    }
+
+    /// Lets all processes go on. No error if they do already.
+    pub fn thaw(&self) -> Result<(), CgroupError> {
+        if let Some(v2) = &self.v2 {
+            v2.write("cgroup.freeze", "0").map_err(CgroupError::Freeze)?;
+        } else if let Some(v1) = self.in_v1(Controllers::FREEZER) {
+            v1.write("freezer.state", "THAWED").map_err(CgroupError::Freeze)?;
+        }
+        Ok(())
+    }
+
+    /// Whether it was frozen and not thawed since; processes may still be on their way there.
+    pub fn is_frozen(&self) -> Result<bool, CgroupError> {
+        if let Some(v2) = &self.v2 {
+            let text = v2.read("cgroup.freeze").map_err(CgroupError::Read)?;
+            return Ok(text.trim() == "1");
+        }
+        let Some(v1) = self.in_v1(Controllers::FREEZER) else { return Ok(false) };
+        Ok(v1.read("freezer.state").map_err(CgroupError::Read)?.trim() != "THAWED")
+    }
+
+    /// Sends SIGKILL to every process in it and below, also to those that are being forked, and to
+    /// frozen ones. Does not wait for their end: see [`wait_empty`](Self::wait_empty).
+    pub fn kill(&self) -> Result<(), CgroupError> {
+        if let Some(v2) = &self.v2 {
+            // KERNEL(5.14): cgroup.kill. A frozen v2 cgroup lets its processes die.
+            match v2.write("cgroup.kill", "1") {
+                Err(e) if e.errno() == libc::ENOENT => {}
+                other => return other.map_err(CgroupError::Kill),
+            }
+        }
+        // ORDER: freeze, so that nobody forks and no pid ends and is used again between our
+        // reading and signalling it; then signal; then thaw, or a v1-frozen process never dies.
+        let frozen = self.freeze();
+        let killed = self.pids().and_then(|pids| pids.into_iter().try_for_each(kill_pid));
+        let thawed = self.thaw();
+        if frozen.is_err() && killed.is_ok() && thawed.is_ok() {
+            // Some would not freeze and may have forked meanwhile: again, until none is left.
+            return self.kill_running();
+        }
+        killed.and(thawed)
+    }
+
+    fn kill_running(&self) -> Result<(), CgroupError> {
+        let deadline = Instant::now() + REMOVE_WITHIN;
+        loop {
+            let pids = self.pids()?;
+            if pids.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(CgroupError::InUse { pids, waited: REMOVE_WITHIN });
+            }
+            pids.into_iter().try_for_each(kill_pid)?;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The processes in it and below, as pids of the reader's pid namespace, in no order. A
+    /// process whose threads are in different cgroups counts once.
+    pub fn pids(&self) -> Result<Vec<u32>, CgroupError> {
+        let mut pids = Vec::new();
+        // v1 cgroups may be joined a moment later than v2's: v2 sees every process first.
+        if let Some(dir) = self.v2.as_ref().or(self.v1.first().map(|(_, dir)| dir)) {
+            walk(dir, 0, &mut |dir| {
+                match dir.read("cgroup.procs") {
+                    Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<u32>().ok())),
+                    // Gone meanwhile; or a threaded cgroup, whose processes show further up.
+                    Err(e)
+                        if matches!(e.errno(), libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => {}
+                    Err(e) => return Err(e),
+                }
+                Ok(())
+            })
+            .map_err(CgroupError::Read)?;
+        }
+        // 0 stands for a process of a pid namespace that the reader does not see.
+        pids.retain(|pid| *pid != 0);
+        pids.sort_unstable();
+        pids.dedup();
+        Ok(pids)
+    }
+
+    /// Waits until no process is in it or below; `false` when `timeout` has passed before.
+    pub fn wait_empty(&self, timeout: Duration) -> Result<bool, CgroupError> {
+        let deadline = Instant::now() + timeout;
+        if let Some(v2) = &self.v2 {
+            return wait_event(v2, "populated", 0, deadline).map_err(CgroupError::Read);
+        }
+        // v1 tells nobody without a release agent: look, more and more seldom.
+        let mut pause = Duration::from_micros(100);
+        while !self.pids()?.is_empty() {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        Ok(true)
+    }
+
+    /// Removes it from every hierarchy, and what the container has made below it. No error if it
+    /// is gone already.
+    ///
+    /// Waits up to 5 s for processes that are just ending. Errors with [`CgroupError::InUse`]
+    /// (kind `Busy`) if some are left.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        self.remove_within(REMOVE_WITHIN)
+    }
+
+    /// [`remove`](Self::remove) that waits so long at most.
+    pub fn remove_within(&self, timeout: Duration) -> Result<(), CgroupError> {
+        let deadline = Instant::now() + timeout;
+        // ORDER: v2 first. It knows of every process and says when the last is gone, so that
+        // nothing at all is removed of a cgroup that is in use.
+        if let Some(v2) = &self.hierarchy.0.v2 {
+            self.remove_from(&v2.parent, deadline, timeout)?;
+        }
+        let mut first_error = None;
+        for parent in self.hierarchy.0.v1.iter().filter_map(|v1| v1.parent.get()) {
+            if let Err(e) = self.remove_from(parent, deadline, timeout) {
+                first_error.get_or_insert(e);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn remove_from(
+        &self,
+        parent: &Dir,
+        deadline: Instant,
+        waited: Duration,
+    ) -> Result<(), CgroupError> {
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match parent.remove(&self.name) {
+                Ok(_) => return Ok(()),
+                Err(e) if e.errno() == libc::EBUSY => {}
+                Err(e) => return Err(CgroupError::Remove(e)),
+            }
+            // Either cgroups below, or processes that are ending.
+            let Some(dir) = parent.child(&self.name).map_err(CgroupError::Remove)? else {
+                continue;
+            };
+            remove_below(&dir, 0).map_err(CgroupError::Remove)?;
+            if Instant::now() >= deadline {
+                return Err(CgroupError::InUse { pids: self.pids()?, waited });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(10));
+        }
+    }
+
+    /// Takes back a half-made cgroup: the directories that it has, and no others by its name.
+    pub(super) fn unmake(&self) {
+        let remove = |parent: &Dir| {
+            // The first error is the one that counts; whatever remains is found by `find`.
+            let _ = parent.remove(&self.name);
+        };
+        for (controllers, _) in &self.v1 {
+            let all = self.hierarchy.0.v1.iter();
+            let own = all.filter(|v1| v1.controllers == *controllers);
+            own.filter_map(|v1| v1.parent.get()).for_each(remove);
+        }
+        if let (Some(_), Some(v2)) = (&self.v2, &self.hierarchy.0.v2) {
+            remove(&v2.parent);
+        }
+    }
+
+    /// Hands its v2 cgroup to a user (the container's root, as the host sees it), who may then
+    /// make cgroups below and move its processes among them: what systemd inside needs
+    /// (cgroups(7), "Delegation"). The limits stay the host's.
+    ///
+    /// Errors with kind `Unsupported` without v2: v1 controllers cannot be handed to a user safely.
+    pub fn delegate(&self, uid: u32, gid: u32) -> Result<(), CgroupError> {
+        let Some(v2) = &self.v2 else {
+            return Err(CgroupError::Missing {
+                limit: "a cgroup tree of the container's own",
+                why: "it needs the cgroup v2 file system".into(),
+                since: "4.5",
+            });
+        };
+        let hand_over = || {
+            v2.write("cgroup.max.descendants", MOST_DESCENDANTS)?;
+            v2.write("cgroup.max.depth", MOST_DEPTH)?;
+            for file in ["cgroup.procs", "cgroup.threads", "cgroup.subtree_control", "."] {
+                v2.chown(file, uid, gid)?;
+            }
+            Ok(())
+        };
+        hand_over().map_err(CgroupError::Delegate)
+    }
+}
+
+/// Waits until `cgroup.events` says `name value`; `false` at the deadline.
+fn wait_event(dir: &Dir, name: &str, value: u64, deadline: Instant) -> CallResult<bool> {
+    let file = dir.open_file("cgroup.events", OFlags::RDONLY)?;
+    let show = || format!("{:?}", dir.path().join("cgroup.events"));
+    loop {
+        // ORDER: reading arms the notification, so no change between reading and polling is lost.
+        if event(&file, name).explain("pread64", show)? == Some(value) {
+            return Ok(true);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let timeout = Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        match poll(&mut [PollFd::new(&file, PollFlags::PRI)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e).explain("poll", show),
+        }
+    }
+}
+
+/// One value of `cgroup.events`; `None` where it is not there.
+fn event(file: &OwnedFd, name: &str) -> Result<Option<u64>, Errno> {
+    let mut bytes = [0; 256];
+    let n = match rustix::io::pread(file, &mut bytes, 0) {
+        // The cgroup was removed: no process is in it.
+        Err(Errno::NODEV) => return Ok(Some(0)),
+        other => other?,
+    };
+    let text = String::from_utf8_lossy(&bytes[..n]);
+    Ok(text.contains(name).then(|| field(&text, name)))
+}
+
+/// v1 has to be asked until it says FROZEN: FREEZING stays when a process forked or was stopped
+/// in between, until the state is read or written again (freezer-subsystem.rst).
+fn freeze_v1(dir: &Dir, deadline: Instant) -> CallResult<bool> {
+    let mut pause = Duration::from_micros(20);
+    loop {
+        dir.write("freezer.state", "FROZEN")?;
+        if dir.read("freezer.state")?.trim() == "FROZEN" {
+            return Ok(true);
+        }
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
+fn kill_pid(pid: u32) -> Result<(), CgroupError> {
+    let Some(process) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return Ok(());
+    };
+    match rustix::process::kill_process(process, rustix::process::Signal::KILL) {
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(e) => Err(e).explain("kill", || format!("{pid}, SIGKILL")).map_err(CgroupError::Kill),
+    }
+}
+
+/// Calls `visit` for a cgroup and everything below it.
+fn walk(dir: &Dir, depth: usize, visit: &mut impl FnMut(&Dir) -> CallResult<()>) -> CallResult<()> {
+    visit(dir)?;
+    if depth == DEEPEST {
+        return Ok(());
+    }
+    for name in names_unless_gone(dir)? {
+        if let Some(child) = dir.child(&name)? {
+            walk(&child, depth + 1, visit)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what is below a cgroup, from the bottom; what is busy stays.
+fn remove_below(dir: &Dir, depth: usize) -> CallResult<()> {
+    for name in names_unless_gone(dir)? {
+        if depth < DEEPEST
+            && let Some(child) = dir.child(&name)?
+        {
+            remove_below(&child, depth + 1)?;
+        }
+        match dir.remove(&name) {
+            Err(e) if e.errno() != libc::EBUSY => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn names_unless_gone(dir: &Dir) -> CallResult<Vec<String>> {
+    match dir.names() {
+        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENODEV) => Ok(Vec::new()),
+        other => other,
+    }
+}

@@ -1,0 +1,722 @@
+//! Control groups: one interface over v2, v1, and both at once (cgroups(7)).
+//!
+//! **Where containers are.** Every container has one cgroup, by the same name in every hierarchy
+//! it takes part in, below one parent of ours at the top: `/sys/fs/cgroup/dormouse/NAME` on v2,
+//! `/sys/fs/cgroup/memory/dormouse/NAME` and so on with v1. Nothing goes through systemd: a cgroup
+//! at the top that systemd did not make is none of its business, and our `cgroup.subtree_control`
+//! keeps the controllers from being switched off above us.
+//!
+//! ```text
+//! PARENT/            no process, hands the controllers down (v2), carries the device policy
+//!   keeper/          our own process: v2 allows none in a cgroup that hands controllers down
+//!   NAME/            a container; what is below belongs to the container
+//!   devices-1/       v1 `devices` only: one shared list for all containers
+//! ```
+//!
+//! **Three layouts, one table.** Each controller has at most one home: a v1 hierarchy, the v2
+//! hierarchy, or none. [`Hierarchy::open`] finds the homes, all else asks for a controller's home.
+//! What v2 can do without a controller (freezing, killing, counting CPU time, telling that the
+//! last process is gone) is left to v2 wherever it is mounted: in the hybrid layout a container
+//! has no directory in `freezer` and `cpuacct`, which is cheaper by two directories and better
+//! (processes frozen by v2 can be traced and killed; a v1 freezer may have to be asked many times).
+//!
+//! **Placement.** A process is never moved by writing its pid: that waits for an RCU grace period
+//! (12 ms on a quiet machine). It is cloned into its v2 cgroup (clone3(2), CLONE_INTO_CGROUP) and
+//! writes `0` into the `tasks` files of its v1 cgroups while it has one thread, which waits for
+//! nothing. [`Placement`] has the descriptors. KERNEL(5.17): `tasks` is checked against whoever
+//! opened it, so the newborn may write as nobody.
+//!
+//! **What can be interrupted.** A cgroup is some directories; nothing of it lasts over a reboot.
+//! Killed in [`Hierarchy::create`] or [`Cgroup::remove`], some of them remain;
+//! [`Hierarchy::find`] then finds the rest, and `remove` takes it.
+//!
+//! **Cost.** A memory cgroup costs 16 bytes per superblock of the machine; each directory about
+//! 30 us to make and 25 to remove. Nothing is cached but descriptors of the parents.
+//!
+//! **Not here**: guarantees, reclaim, pressure (they come with the governors).
+
+mod device;
+mod dir;
+mod error;
+mod life;
+mod limit;
+mod mounts;
+mod stats;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use dormouse_model::{Invalid, Limits, Name};
+use rustix::fs::OFlags;
+
+pub use self::device::{DeviceAccess, DeviceKind, DevicePolicy, DeviceRule};
+pub use self::error::CgroupError;
+pub use self::stats::Stats;
+
+use self::dir::Dir;
+use self::limit::{Host, MemoryV1, Setting, Version};
+use self::mounts::Mounts;
+use crate::error::Result as CallResult;
+use crate::proc;
+
+/// Parent of all containers where no other is asked for.
+pub const DEFAULT_PARENT: &str = "dormouse";
+/// The cgroup of our own process.
+const KEEPER: &str = "keeper";
+/// The shared device list of v1; the number changes with the list, so that a newer program does
+/// not use an older list. No container's name may begin so.
+const SHARED_DEVICES: &str = "devices-1";
+/// The cgroup in which later processes of a container start when its own root hands controllers
+/// down (systemd does) and so takes no process.
+const LATER: &str = "dormouse-exec";
+
+bitflags::bitflags! {
+    /// Resource controllers, by v2's names.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Controllers: u16 {
+        /// CPU time and weight.
+        const CPU = 1;
+        /// v1 only: CPU time used.
+        const CPUACCT = 2;
+        /// Memory and swap.
+        const MEMORY = 4;
+        /// Number of tasks.
+        const PIDS = 8;
+        /// v1 only: stopping and going on.
+        const FREEZER = 16;
+        /// Disk time and bytes; `blkio` in v1.
+        const IO = 32;
+        /// v1 only: which devices may be used.
+        const DEVICES = 64;
+        /// On which CPUs to run.
+        const CPUSET = 128;
+    }
+}
+
+impl Controllers {
+    /// Each with its names in v1 and in v2.
+    const NAMES: [(Self, &'static str, Option<&'static str>); 8] = [
+        (Self::CPU, "cpu", Some("cpu")),
+        (Self::CPUACCT, "cpuacct", None),
+        (Self::MEMORY, "memory", Some("memory")),
+        (Self::PIDS, "pids", Some("pids")),
+        (Self::FREEZER, "freezer", None),
+        (Self::IO, "blkio", Some("io")),
+        (Self::DEVICES, "devices", None),
+        (Self::CPUSET, "cpuset", Some("cpuset")),
+    ];
+
+    /// What a container is always given on v2 (`cpuset` only when it is asked for).
+    const ALWAYS_V2: Self = Self::CPU.union(Self::MEMORY).union(Self::PIDS).union(Self::IO);
+
+    /// Those in the options of a v1 mount, `rw,cpu,cpuacct`.
+    fn from_v1_options(options: &str) -> Self {
+        let named = |word: &str| Self::NAMES.iter().find(|n| n.1 == word).map(|n| n.0);
+        options.split(',').filter_map(named).collect()
+    }
+
+    /// Those in a v2 list such as `cgroup.controllers`.
+    fn from_v2_list(list: &str) -> Self {
+        let named = |word: &str| Self::NAMES.iter().find(|n| n.2 == Some(word)).map(|n| n.0);
+        list.split_whitespace().filter_map(named).collect()
+    }
+
+    /// The name that users see.
+    pub fn name(self) -> &'static str {
+        let known = Self::NAMES.iter().find(|n| n.0 == self);
+        known.map_or("?", |n| n.2.unwrap_or(n.1))
+    }
+}
+
+/// How cgroups are mounted on a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// v2 alone.
+    Unified,
+    /// v1 with controllers, and v2 beside it.
+    Hybrid,
+    /// v1 alone.
+    Legacy,
+}
+
+impl Layout {
+    /// `unified`, `hybrid` or `legacy`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unified => "unified",
+            Self::Hybrid => "hybrid",
+            Self::Legacy => "legacy",
+        }
+    }
+}
+
+/// The cgroups of one instance of Dormouse: a parent in every hierarchy.
+///
+/// Cheap to open (a start opens one) and cheap to copy.
+#[derive(Debug, Clone)]
+pub struct Hierarchy(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    parent: String,
+    layout: Layout,
+    v1: Vec<V1>,
+    v2: Option<V2>,
+    /// v1's shared list; opened once.
+    device_list: OnceLock<Dir>,
+}
+
+/// One v1 hierarchy.
+#[derive(Debug)]
+struct V1 {
+    controllers: Controllers,
+    mount: PathBuf,
+    /// Our parent in it; made when first needed.
+    parent: OnceLock<Dir>,
+}
+
+/// The v2 hierarchy.
+#[derive(Debug)]
+struct V2 {
+    mount: PathBuf,
+    parent: Dir,
+    /// What the parent hands down.
+    enabled: Controllers,
+}
+
+impl V1 {
+    /// Our parent, which is made where it is missing.
+    fn parent(&self, name: &str) -> CallResult<&Dir> {
+        if let Some(dir) = self.parent.get() {
+            return Ok(dir);
+        }
+        let path = self.mount.join(name);
+        let dir = match Dir::open(&path) {
+            Err(e) if e.errno() == libc::ENOENT => Dir::open(&self.mount)?.child_or_make(name)?,
+            other => other?,
+        };
+        if self.controllers.contains(Controllers::CPUSET) {
+            fill_cpuset(&Dir::open(&self.mount)?, &dir)?;
+        }
+        Ok(self.parent.get_or_init(|| dir))
+    }
+}
+
+/// A v1 CPU set starts empty, and then neither takes processes nor lets its children have a CPU.
+fn fill_cpuset(above: &Dir, dir: &Dir) -> CallResult<()> {
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        if dir.read(file)?.trim().is_empty() {
+            dir.write(file, above.read(file)?.trim())?;
+        }
+    }
+    Ok(())
+}
+
+impl Hierarchy {
+    /// Opens the parent cgroup `parent` (one path component) in every hierarchy where containers
+    /// will have a directory, makes it where it is missing, and hands the controllers down to it.
+    ///
+    /// Errors: [`CgroupError::NotMounted`], [`CgroupError::Invalid`] for the name, and what the
+    /// kernel refuses. A controller that cannot be handed down is no error here but where a limit
+    /// needs it.
+    pub fn open(parent: &str) -> Result<Self, CgroupError> {
+        let parent: Name = parent.parse()?;
+        Self::open_in(parent.as_str(), Mounts::find()?)
+    }
+
+    fn open_in(parent: &str, mounts: Mounts) -> Result<Self, CgroupError> {
+        let layout = match (mounts.v1.is_empty(), mounts.v2.is_some()) {
+            (true, _) => Layout::Unified,
+            (false, true) => Layout::Hybrid,
+            (false, false) => Layout::Legacy,
+        };
+        let v1 = mounts.v1.into_iter().map(|(controllers, mount)| V1 {
+            controllers,
+            mount,
+            parent: OnceLock::new(),
+        });
+        let v2 = mounts.v2.map(|mount| V2::open(mount, parent)).transpose()?;
+        let hierarchy = Self(Arc::new(Inner {
+            parent: parent.to_owned(),
+            layout,
+            v1: v1.collect(),
+            v2,
+            device_list: OnceLock::new(),
+        }));
+        for v1 in hierarchy.own_v1(&Limits::default()) {
+            v1.parent(parent).map_err(CgroupError::Parent)?;
+        }
+        Ok(hierarchy)
+    }
+
+    /// How cgroups are mounted here.
+    pub fn layout(&self) -> Layout {
+        self.0.layout
+    }
+
+    /// The parent's name.
+    pub fn parent(&self) -> &str {
+        &self.0.parent
+    }
+
+    /// The parent in the v2 hierarchy, opened O_PATH: what cgroup BPF programs are attached to.
+    pub fn v2_parent(&self) -> Result<Option<OwnedFd>, CgroupError> {
+        self.0.v2.as_ref().map(|v2| v2.parent.copy()).transpose().map_err(CgroupError::Open)
+    }
+
+    /// The controllers that containers can be limited by.
+    pub fn controllers(&self) -> Controllers {
+        let v1: Controllers = self.0.v1.iter().map(|v1| v1.controllers).collect();
+        let v2 = self.0.v2.as_ref();
+        v1 | v2.map_or(Controllers::empty(), |v2| v2.enabled | v2.available())
+    }
+
+    /// Makes the cgroups of a container and sets its limits.
+    ///
+    /// Everything that can be refused without asking the kernel is refused before anything is
+    /// made; what was made is removed again when a later step fails. Errors with kind `Exists` if
+    /// any of its directories is there: [`find`](Self::find) and remove it first.
+    pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
+        match self.create_once(name, limits) {
+            // Another process removed the empty parent between our opening and using it.
+            Err(CgroupError::Make(e)) if e.errno() == libc::ENOENT => {
+                Self::open(&self.0.parent)?.create_once(name, limits)
+            }
+            other => other,
+        }
+    }
+
+    fn create_once(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
+        check_name(name)?;
+        let settings = limit::plan(limits, self, MemoryV1::UNLIMITED)?;
+        if settings.iter().any(|s| s.controller == Controllers::CPUSET)
+            && let Some(v2) = &self.0.v2
+            && self.version(Controllers::CPUSET) == Some(Version::V2)
+        {
+            v2.enable(Controllers::CPUSET)?;
+        }
+        let mut cgroup = Cgroup {
+            hierarchy: self.clone(),
+            name: name.to_owned(),
+            v1: Vec::with_capacity(self.0.v1.len()),
+            v2: None,
+        };
+        let made = self.make_all(&mut cgroup, limits).and_then(|()| cgroup.apply(&settings));
+        if let Err(error) = made {
+            cgroup.unmake();
+            return Err(error);
+        }
+        Ok(cgroup)
+    }
+
+    fn make_all(&self, cgroup: &mut Cgroup, limits: &Limits) -> Result<(), CgroupError> {
+        if let Some(v2) = &self.0.v2 {
+            cgroup.v2 = Some(v2.parent.make(&cgroup.name).map_err(CgroupError::Make)?);
+        }
+        for v1 in self.own_v1(limits) {
+            let parent = v1.parent(&self.0.parent).map_err(CgroupError::Parent)?;
+            let dir = parent.make(&cgroup.name).map_err(CgroupError::Make)?;
+            cgroup.v1.push((v1.controllers, dir));
+        }
+        Ok(())
+    }
+
+    /// The cgroups of a container, as far as they are there; `None` where none is.
+    pub fn find(&self, name: &str) -> Result<Option<Cgroup>, CgroupError> {
+        check_name(name)?;
+        let mut cgroup =
+            Cgroup { hierarchy: self.clone(), name: name.to_owned(), v1: Vec::new(), v2: None };
+        if let Some(v2) = &self.0.v2 {
+            cgroup.v2 = v2.parent.child(name).map_err(CgroupError::Open)?;
+        }
+        for v1 in &self.0.v1 {
+            let Some(parent) = self.existing(v1)? else { continue };
+            if let Some(dir) = parent.child(name).map_err(CgroupError::Open)? {
+                cgroup.v1.push((v1.controllers, dir));
+            }
+        }
+        Ok((cgroup.v2.is_some() || !cgroup.v1.is_empty()).then_some(cgroup))
+    }
+
+    /// Names of all containers that have a cgroup in any hierarchy, sorted.
+    pub fn names(&self) -> Result<Vec<String>, CgroupError> {
+        let mut names = Vec::new();
+        if let Some(v2) = &self.0.v2 {
+            names.extend(v2.parent.names().map_err(CgroupError::Read)?);
+        }
+        for v1 in &self.0.v1 {
+            if let Some(parent) = self.existing(v1)? {
+                names.extend(parent.names().map_err(CgroupError::Read)?);
+            }
+        }
+        names.retain(|name| check_name(name).is_ok());
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Where our own process belongs: a cgroup beside those of the containers, in every hierarchy,
+    /// so that it is neither limited nor frozen nor killed with whoever happened to start it.
+    pub fn keeper(&self) -> Result<Placement, CgroupError> {
+        let mut placement = Placement::default();
+        if let Some(v2) = &self.0.v2 {
+            let dir = v2.parent.child_or_make(KEEPER).map_err(CgroupError::Make)?;
+            placement.v2 = Some(dir.copy().map_err(CgroupError::Open)?);
+        }
+        for v1 in &self.0.v1 {
+            let parent = v1.parent(&self.0.parent).map_err(CgroupError::Parent)?;
+            let dir = parent.child_or_make(KEEPER).map_err(CgroupError::Make)?;
+            if v1.controllers.contains(Controllers::CPUSET) {
+                fill_cpuset(parent, &dir).map_err(CgroupError::Parent)?;
+            }
+            placement.v1_tasks.push(tasks(&dir)?);
+        }
+        Ok(placement)
+    }
+
+    /// Removes the parent from every hierarchy.
+    ///
+    /// Errors with kind `Busy` while a container or the keeper is in it.
+    pub fn remove_parent(self) -> Result<(), CgroupError> {
+        let names = self.names()?;
+        if !names.is_empty() {
+            let call = crate::CallError::new("rmdir", self.0.parent.clone(), libc::EBUSY);
+            return Err(CgroupError::Remove(call));
+        }
+        let mounts = self.0.v1.iter().map(|v1| &v1.mount).chain(self.0.v2.iter().map(|v| &v.mount));
+        for mount in mounts {
+            let above = Dir::open(mount).map_err(CgroupError::Remove)?;
+            if let Some(parent) = above.child(&self.0.parent).map_err(CgroupError::Remove)? {
+                for own in parent.names().map_err(CgroupError::Remove)? {
+                    parent.remove(&own).map_err(CgroupError::Remove)?;
+                }
+                above.remove(&self.0.parent).map_err(CgroupError::Remove)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The v1 hierarchies in which a container has a directory.
+    fn own_v1(&self, limits: &Limits) -> impl Iterator<Item = &V1> {
+        let mut own = Controllers::ALWAYS_V2;
+        if self.0.v2.is_none() {
+            own |= Controllers::CPUACCT | Controllers::FREEZER;
+        }
+        if limits.cpuset_cpus.is_some() {
+            own |= Controllers::CPUSET;
+        }
+        self.0.v1.iter().filter(move |v1| v1.controllers.intersects(own))
+    }
+
+    /// Our parent in a v1 hierarchy, if it is there; never made.
+    fn existing<'a>(&self, v1: &'a V1) -> Result<Option<&'a Dir>, CgroupError> {
+        if v1.parent.get().is_none() && !v1.mount.join(&self.0.parent).is_dir() {
+            return Ok(None);
+        }
+        v1.parent(&self.0.parent).map(Some).map_err(CgroupError::Parent)
+    }
+
+    /// Our parent in the v1 hierarchy of a controller, which is made where it is missing.
+    fn v1_parent(&self, controller: Controllers) -> Result<Option<&Dir>, CgroupError> {
+        let v1 = self.0.v1.iter().find(|v1| v1.controllers.contains(controller));
+        let parent = v1.map(|v1| v1.parent(&self.0.parent));
+        parent.transpose().map_err(CgroupError::Parent)
+    }
+}
+
+impl Host for Hierarchy {
+    fn version(&self, controller: Controllers) -> Option<Version> {
+        if self.0.v1.iter().any(|v1| v1.controllers.contains(controller)) {
+            return Some(Version::V1);
+        }
+        let v2 = self.0.v2.as_ref()?;
+        // What is always enabled is so already, or refused.
+        let has = v2.enabled.contains(controller)
+            || controller == Controllers::CPUSET && v2.available().contains(controller);
+        has.then_some(Version::V2)
+    }
+
+    fn has(&self, controller: Controllers, file: &str) -> bool {
+        let v2 = || self.0.v2.as_ref().map(|v2| &v2.parent);
+        match self.version(controller) {
+            Some(Version::V1) => {
+                matches!(self.v1_parent(controller), Ok(Some(dir)) if dir.has(file))
+            }
+            Some(Version::V2) => v2().is_some_and(|dir| dir.has(file)),
+            None => false,
+        }
+    }
+
+    fn why_missing(&self, controller: Controllers) -> String {
+        let Some(names) = Controllers::NAMES.iter().find(|n| n.0 == controller) else {
+            return "no such controller".into();
+        };
+        let (name, v1_name) = (controller.name(), names.1);
+        if let Some(v2) = &self.0.v2
+            && v2.root_controllers().contains(controller)
+        {
+            return format!(
+                "the {name} controller cannot be handed down: it is not in {}/cgroup.subtree_control",
+                v2.mount.display()
+            );
+        }
+        // `#subsys_name hierarchy num_cgroups enabled`
+        let table = proc::read_text("/proc/cgroups", 1 << 16).unwrap_or_default();
+        let row = table.lines().find(|l| l.split_whitespace().next() == Some(v1_name));
+        match row.and_then(|row| row.split_whitespace().nth(3)) {
+            Some("0") => format!(
+                "the {name} controller is switched off (cgroup_disable= on the kernel's command \
+                 line)"
+            ),
+            Some(_) => format!("the {name} controller is mounted nowhere below /sys/fs/cgroup"),
+            None => format!("this kernel has no {name} controller"),
+        }
+    }
+
+    fn cpus(&self) -> Result<String, CgroupError> {
+        proc::read_text("/sys/devices/system/cpu/online", 1 << 16).map_err(CgroupError::Read)
+    }
+
+    fn mems(&self) -> Result<String, CgroupError> {
+        let Some(parent) = self.v1_parent(Controllers::CPUSET)? else { return Ok(String::new()) };
+        Ok(parent.read("cpuset.mems").map_err(CgroupError::Read)?.trim().to_owned())
+    }
+}
+
+impl V2 {
+    fn open(mount: PathBuf, name: &str) -> Result<Self, CgroupError> {
+        let path = mount.join(name);
+        let parent = match Dir::open(&path) {
+            Err(e) if e.errno() == libc::ENOENT => {
+                let above = Dir::open(&mount).map_err(CgroupError::Parent)?;
+                above.child_or_make(name).map_err(CgroupError::Parent)?
+            }
+            other => other.map_err(CgroupError::Parent)?,
+        };
+        let mut v2 = Self { mount, parent, enabled: Controllers::empty() };
+        v2.enabled = v2.handed_down().map_err(CgroupError::Parent)?;
+        if !v2.enabled.contains(Controllers::ALWAYS_V2) {
+            // Each by itself: one that is refused (cpu, while a real-time process is in some
+            // other cgroup) must not take the others with it.
+            for wanted in (Controllers::ALWAYS_V2 - v2.enabled).iter() {
+                if v2.root_controllers().contains(wanted) && v2.enable(wanted).is_ok() {
+                    v2.enabled |= wanted;
+                }
+            }
+        }
+        Ok(v2)
+    }
+
+    /// What the host's root could hand down.
+    fn root_controllers(&self) -> Controllers {
+        let list = Dir::open(&self.mount).and_then(|root| root.read("cgroup.controllers"));
+        list.map_or(Controllers::empty(), |list| Controllers::from_v2_list(&list))
+    }
+
+    /// What could be enabled below the parent.
+    fn available(&self) -> Controllers {
+        self.root_controllers()
+    }
+
+    /// What the parent hands down now.
+    fn handed_down(&self) -> CallResult<Controllers> {
+        Ok(Controllers::from_v2_list(&self.parent.read("cgroup.subtree_control")?))
+    }
+
+    /// Hands controllers down from the root to the parent and from the parent to the containers.
+    ///
+    /// ORDER: from the top; a cgroup can only hand down what it was given.
+    fn enable(&self, controllers: Controllers) -> Result<(), CgroupError> {
+        let missing = controllers - self.handed_down().map_err(CgroupError::Parent)?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<_> = missing.iter().map(|c| format!("+{}", c.name())).collect();
+        let words = words.join(" ");
+        let fail = |below: &Path, source| CgroupError::Enable {
+            controllers: words.clone(),
+            below: below.display().to_string(),
+            source,
+        };
+        let root = Dir::open(&self.mount).map_err(CgroupError::Parent)?;
+        for dir in [&root, &self.parent] {
+            dir.write("cgroup.subtree_control", &words).map_err(|e| fail(dir.path(), e))?;
+        }
+        Ok(())
+    }
+}
+
+/// Descriptors by which a new process gets into its cgroups.
+#[derive(Debug, Default)]
+pub struct Placement {
+    /// For clone3(2) with CLONE_INTO_CGROUP (KERNEL(5.7)).
+    pub v2: Option<OwnedFd>,
+    /// The new process writes `0` into each, before it has a second thread.
+    pub v1_tasks: Vec<OwnedFd>,
+}
+
+/// The cgroups of one container.
+///
+/// Holding one proves nothing about their being there still: another process may have removed
+/// them, and then every call fails with kind `NotFound`.
+#[derive(Debug)]
+pub struct Cgroup {
+    hierarchy: Hierarchy,
+    name: String,
+    /// One for each v1 hierarchy in which it has a directory.
+    v1: Vec<(Controllers, Dir)>,
+    v2: Option<Dir>,
+}
+
+impl Cgroup {
+    /// Its name below the parent.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Descriptors for a new process of this container.
+    ///
+    /// On v2 a cgroup that hands controllers down takes no process; where the container has made
+    /// its own such (systemd inside does), the new process goes into a cgroup `dormouse-exec`
+    /// below it.
+    pub fn placement(&self) -> Result<Placement, CgroupError> {
+        let mut placement = Placement::default();
+        if let Some(v2) = &self.v2 {
+            let hands_down = v2.read("cgroup.subtree_control").map_err(CgroupError::Read)?;
+            let dir = match hands_down.trim().is_empty() {
+                true => v2.copy(),
+                false => v2.child_or_make(LATER).and_then(|later| later.copy()),
+            };
+            placement.v2 = Some(dir.map_err(CgroupError::Open)?);
+        }
+        for (_, dir) in &self.v1 {
+            placement.v1_tasks.push(tasks(dir)?);
+        }
+        if self.in_v1(Controllers::DEVICES).is_none()
+            && let Some(list) = self.hierarchy.device_list()?
+        {
+            placement.v1_tasks.push(tasks(list)?);
+        }
+        Ok(placement)
+    }
+
+    /// Sets every limit that is `Some`; what is `None` stays as it is.
+    ///
+    /// Memory is never taken by killing: if it cannot be reclaimed down to a new, lower limit, the
+    /// limit stays and the error's kind is `Busy`. A CPU set can be changed on v1 only for a
+    /// container that was created with one.
+    pub fn set(&self, limits: &Limits) -> Result<(), CgroupError> {
+        let now = self.memory_now()?;
+        let settings = limit::plan(limits, &self.hierarchy, now)?;
+        let cpuset = settings.iter().any(|s| s.controller == Controllers::CPUSET);
+        match self.hierarchy.version(Controllers::CPUSET) {
+            Some(Version::V1) if cpuset && self.in_v1(Controllers::CPUSET).is_none() => {
+                return Err(CgroupError::Missing {
+                    limit: "CPU set",
+                    why: "on cgroup v1 a container that was started without one cannot get one \
+                          while it runs"
+                        .into(),
+                    since: "4.5",
+                });
+            }
+            Some(Version::V2) if cpuset => {
+                if let Some(v2) = &self.hierarchy.0.v2 {
+                    v2.enable(Controllers::CPUSET)?;
+                }
+            }
+            _ => {}
+        }
+        if let Some(bytes) = limits.memory_max_bytes {
+            self.reclaim_to(bytes)?;
+        }
+        self.apply(&settings)
+    }
+
+    fn memory_now(&self) -> Result<MemoryV1, CgroupError> {
+        let Some(v1) = self.in_v1(Controllers::MEMORY) else { return Ok(MemoryV1::UNLIMITED) };
+        let read = |file| v1.read_number(file).map_err(CgroupError::Read);
+        let mut now = MemoryV1::UNLIMITED;
+        now.limit = read("memory.limit_in_bytes")?.unwrap_or(now.limit);
+        if v1.has("memory.memsw.limit_in_bytes") {
+            now.memsw = read("memory.memsw.limit_in_bytes")?.unwrap_or(now.memsw);
+        }
+        Ok(now)
+    }
+
+    /// v2 kills where it cannot reclaim below a new `memory.max`; v1 refuses. Be like v1.
+    fn reclaim_to(&self, bytes: u64) -> Result<(), CgroupError> {
+        let Some(v2) = self.in_v2(Controllers::MEMORY) else { return Ok(()) };
+        let used = || v2.read_number("memory.current").map_err(CgroupError::Read);
+        let over = used()?.unwrap_or(0).saturating_sub(bytes);
+        if over == 0 {
+            return Ok(());
+        }
+        // KERNEL(5.19): memory.reclaim; EAGAIN when less was found. Before that, only looked at.
+        let _ = v2.write("memory.reclaim", &over.to_string());
+        let used = used()?.unwrap_or(0);
+        if used <= bytes {
+            return Ok(());
+        }
+        let call = crate::CallError::new(
+            "write",
+            format!("\"memory.max\", {bytes} while {used} bytes are in use"),
+            libc::EBUSY,
+        );
+        Err(CgroupError::Set { limit: "memory", source: call })
+    }
+
+    fn apply(&self, settings: &[Setting]) -> Result<(), CgroupError> {
+        for s in settings {
+            let dir = self.in_v1(s.controller).or(self.v2.as_ref());
+            let Some(dir) = dir else { continue };
+            dir.write(s.file, &s.value)
+                .map_err(|source| CgroupError::Set { limit: s.limit, source })?;
+        }
+        Ok(())
+    }
+
+    /// The id that BPF programs see (bpf_get_current_cgroup_id()); `None` without v2.
+    pub fn v2_id(&self) -> Result<Option<u64>, CgroupError> {
+        self.v2.as_ref().map(Dir::inode).transpose().map_err(CgroupError::Read)
+    }
+
+    /// Its directory in the v2 hierarchy, opened O_PATH.
+    pub fn v2_dir(&self) -> Result<Option<OwnedFd>, CgroupError> {
+        self.v2.as_ref().map(Dir::copy).transpose().map_err(CgroupError::Open)
+    }
+
+    /// Its directory where a controller is v1's.
+    fn in_v1(&self, controller: Controllers) -> Option<&Dir> {
+        self.v1.iter().find(|(c, _)| c.contains(controller)).map(|(_, dir)| dir)
+    }
+
+    /// Its directory where a controller is v2's.
+    fn in_v2(&self, controller: Controllers) -> Option<&Dir> {
+        (self.hierarchy.version(controller) == Some(Version::V2)).then_some(self.v2.as_ref())?
+    }
+}
+
+fn tasks(dir: &Dir) -> Result<OwnedFd, CgroupError> {
+    dir.open_file("tasks", OFlags::WRONLY).map_err(CgroupError::Open)
+}
+
+/// A container's name is one path component and none of ours.
+fn check_name(name: &str) -> Result<(), Invalid> {
+    let _: Name = name.parse()?;
+    if name == KEEPER || name.starts_with("devices-") || name.contains('.') && is_file(name) {
+        return Err(Invalid::new("cgroup name", name, "a name that is not one of our own"));
+    }
+    Ok(())
+}
+
+/// Names such as `cgroup.procs` and `memory.max` are the kernel's.
+fn is_file(name: &str) -> bool {
+    let prefix = name.split('.').next().unwrap_or_default();
+    let kernel = ["cgroup", "hugetlb", "misc", "rdma", "dmem", "net_cls", "net_prio", "irq"];
+    kernel.contains(&prefix)
+        || Controllers::NAMES.iter().any(|n| n.1 == prefix || n.2 == Some(prefix))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! Where cgroup file systems are mounted, from `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+
+use std::path::{Path, PathBuf};
+
+use super::Controllers;
+use super::error::CgroupError;
+use crate::proc;
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// `statfs.f_type` of cgroup v2 (linux/magic.h).
+const CGROUP2_SUPER_MAGIC: i64 = 0x6367_7270;
+/// A host with 100,000 mounts (fs.mount-max) has about 20 MB of them.
+const LARGEST_TABLE_BYTES: usize = 64 << 20;
+
+/// The cgroup file systems of this host.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Mounts {
+    /// Each v1 hierarchy that has a controller of interest.
+    pub(super) v1: Vec<(Controllers, PathBuf)>,
+    /// The v2 hierarchy.
+    pub(super) v2: Option<PathBuf>,
+}
+
+impl Mounts {
+    /// Looks at this host.
+    pub(super) fn find() -> Result<Self, CgroupError> {
+        // The table need not be read on a host with v2 alone, which is nearly every host: one call
+        // against one line for each mount of the machine.
+        if let Ok(fs) = rustix::fs::statfs(ROOT)
+            && i64::from(fs.f_type) == CGROUP2_SUPER_MAGIC
+        {
+            return Ok(Self { v1: Vec::new(), v2: Some(ROOT.into()) });
+        }
+        let table =
+            proc::read("/proc/self/mountinfo", LARGEST_TABLE_BYTES).map_err(CgroupError::Mounts)?;
+        let found = Self::parse(&String::from_utf8_lossy(&table));
+        if found.v1.is_empty() && found.v2.is_none() {
+            return Err(CgroupError::NotMounted);
+        }
+        Ok(found)
+    }
+
+    /// Reads a table. The same hierarchy may be mounted many times (a chroot has its own copies):
+    /// the one below `/sys/fs/cgroup` counts, else the first.
+    pub(super) fn parse(table: &str) -> Self {
+        let mut found = Self::default();
+        for line in table.lines() {
+            let Some((mount, fs)) = line.split_once(" - ") else { continue };
+            let mut fs = fs.split(' ');
+            let (kind, options) = (fs.next(), fs.nth(1).unwrap_or_default());
+            let Some(at) = mount.split(' ').nth(4) else { continue };
+            let at = unescape(at);
+            match kind {
+                Some("cgroup2") if better(found.v2.as_deref(), &at) => found.v2 = Some(at),
+                Some("cgroup") => {
+                    let controllers = Controllers::from_v1_options(options);
+                    match found.v1.iter_mut().find(|(c, _)| *c == controllers) {
+                        Some((_, old)) if better(Some(old), &at) => *old = at,
+                        Some(_) => {}
+                        None if controllers.is_empty() => {}
+                        None => found.v1.push((controllers, at)),
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+}
+
+/// Whether `new` is a better place than the one found so far.
+fn better(old: Option<&Path>, new: &Path) -> bool {
+    old.is_none_or(|old| !old.starts_with(ROOT) && new.starts_with(ROOT))
+}
+
+/// Space, tab, newline and backslash are written as three octal digits.
+fn unescape(field: &str) -> PathBuf {
+    let mut text = field.to_owned();
+    for (written, meant) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")] {
+        text = text.replace(written, meant);
+    }
+    text.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+20 23 0:30 / /srv/a\\040chroot/sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+33 31 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+38 31 0:35 / /sys/fs/cgroup/blkio rw,relatime - cgroup cgroup rw,blkio
+36 31 0:33 / /sys/fs/cgroup/net_cls rw,relatime - cgroup cgroup rw,net_cls,net_prio
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+55 44 0:38 / /tmp/root/sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+50 44 0:35 / /tmp/root/sys/fs/cgroup/blkio rw,relatime - cgroup cgroup rw,blkio
+";
+
+    #[test]
+    fn co_mounted_controllers_are_one_hierarchy_and_the_host_s_own_mount_wins() {
+        let found = Mounts::parse(HYBRID);
+        assert_eq!(found.v2, Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(
+            found.v1,
+            [
+                (Controllers::MEMORY, "/sys/fs/cgroup/memory".into()),
+                (Controllers::CPU | Controllers::CPUACCT, "/sys/fs/cgroup/cpu,cpuacct".into()),
+                (Controllers::IO, "/sys/fs/cgroup/blkio".into()),
+            ]
+        );
+    }
+
+    #[test]
+    fn odd_names_are_unescaped_and_nonsense_is_passed_over() {
+        let line = "20 23 0:30 / /a\\040b\\134c rw - cgroup cgroup rw,pids\nnot a mount\n";
+        assert_eq!(Mounts::parse(line).v1, [(Controllers::PIDS, "/a b\\c".into())]);
+        assert_eq!(Mounts::parse(""), Mounts::default());
+    }
+}

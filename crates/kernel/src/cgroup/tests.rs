@@ -1,0 +1,333 @@
+//! Against this host's own cgroups, in scratch parents that are removed at the end.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::ErrorKind;
+
+#[test]
+fn names_of_files_and_of_ours_are_no_container() {
+    for bad in ["keeper", "devices-1", "devices-1-77", "cgroup.procs", "memory.max", "blkio.x"] {
+        assert!(check_name(bad).is_err(), "{bad}");
+    }
+    for good in ["web", "a.b", "0123456789abcdef0123456789abcdef", "memory"] {
+        assert!(check_name(good).is_ok(), "{good}");
+    }
+}
+
+/// A parent of its own for one test.
+struct Scratch {
+    hierarchy: Hierarchy,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let parent = format!("dormouse-test-{}-{n}", std::process::id());
+        Self { hierarchy: Hierarchy::open(&parent).unwrap() }
+    }
+
+    /// All directories of this parent, as paths below /sys/fs/cgroup.
+    fn directories(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let v1 = self.hierarchy.0.v1.iter().map(|v1| &v1.mount);
+        for mount in v1.chain(self.hierarchy.0.v2.iter().map(|v2| &v2.mount)) {
+            let Ok(entries) = std::fs::read_dir(mount.join(self.hierarchy.parent())) else {
+                continue;
+            };
+            let entries = entries.map(|e| e.unwrap());
+            found.extend(entries.filter(|e| e.file_type().unwrap().is_dir()).map(|e| e.path()));
+        }
+        found
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        for name in self.hierarchy.names().unwrap_or_default() {
+            if let Ok(Some(cgroup)) = self.hierarchy.find(&name) {
+                let _ = cgroup.kill();
+                let _ = cgroup.remove();
+            }
+        }
+        let removed = self.hierarchy.clone().remove_parent();
+        if !std::thread::panicking() {
+            removed.unwrap();
+        }
+    }
+}
+
+/// Runs a shell in a cgroup as a start does: it places itself before exec.
+fn spawn(cgroup: &Cgroup, script: &str) -> Child {
+    let placement = cgroup.placement().unwrap();
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script]).stdin(std::process::Stdio::null());
+    let procs = cgroup.v2.as_ref().map(|v2| v2.open_file("cgroup.procs", OFlags::WRONLY).unwrap());
+    let fds: Vec<_> = placement.v1_tasks.into_iter().chain(procs).collect();
+    let join = move || {
+        fds.iter().try_for_each(|fd| {
+            // SAFETY: the descriptor is open as long as the closure lives; ManuallyDrop leaves it.
+            let file = unsafe { File::from_raw_fd(fd.as_raw_fd()) };
+            std::mem::ManuallyDrop::new(file).write_all(b"0")
+        })
+    };
+    // SAFETY: the closure only calls write(2).
+    unsafe { command.pre_exec(join) };
+    command.spawn().unwrap()
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn limits() -> Limits {
+    Limits {
+        cpu_max_milli: Some(500),
+        cpu_weight: Some(200),
+        memory_max_bytes: Some(64 << 20),
+        swap_max_bytes: Some(16 << 20),
+        pids_max: Some(20),
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn root_container_is_placed_counted_killed_and_leaves_nothing() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &limits()).unwrap();
+    let mut child = spawn(&cgroup, "while :; do :; done & sleep 100 & wait");
+    until("three processes", || cgroup.pids().unwrap().len() == 3);
+    assert!(cgroup.pids().unwrap().contains(&child.id()));
+    until("CPU time", || cgroup.stats().unwrap().cpu_usage_ns > 50_000_000);
+    let stats = cgroup.stats().unwrap();
+    assert_eq!((stats.pids, stats.pids_max), (3, Some(20)));
+    assert_eq!(stats.memory_max_bytes, Some(64 << 20));
+    assert!(stats.memory_bytes > 100_000, "{stats:?}");
+    assert!(stats.cpu_user_ns + stats.cpu_system_ns > 0, "{stats:?}");
+    assert_eq!(stats.oom_kills, 0);
+    assert!(!cgroup.wait_empty(Duration::from_millis(5)).unwrap());
+
+    let found = scratch.hierarchy.find("a").unwrap().unwrap();
+    assert_eq!(found.v2_id().unwrap(), cgroup.v2_id().unwrap());
+    assert_eq!(found.pids().unwrap(), cgroup.pids().unwrap());
+    assert_eq!(scratch.hierarchy.names().unwrap(), ["a"]);
+
+    found.kill().unwrap();
+    assert!(found.wait_empty(Duration::from_secs(5)).unwrap());
+    child.wait().unwrap();
+    found.remove().unwrap();
+    assert!(scratch.hierarchy.find("a").unwrap().is_none());
+    found.remove().unwrap(); // twice does no harm
+}
+
+#[test]
+fn root_frozen_stands_still_thawed_goes_on_and_frozen_can_be_killed() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let mut child = spawn(&cgroup, "while :; do :; done");
+    let used = || cgroup.stats().unwrap().cpu_usage_ns;
+    until("it runs", || used() > 10_000_000);
+    cgroup.freeze().unwrap();
+    assert!(cgroup.is_frozen().unwrap());
+    let frozen = used();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(used(), frozen);
+    cgroup.thaw().unwrap();
+    assert!(!cgroup.is_frozen().unwrap());
+    until("it goes on", || used() > frozen + 1_000_000);
+    cgroup.freeze().unwrap();
+    cgroup.kill().unwrap();
+    child.wait().unwrap();
+    cgroup.remove().unwrap();
+}
+
+#[test]
+fn root_limits_hold_and_can_be_changed_both_ways() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &limits()).unwrap();
+    for (memory, swap) in [(128, 64), (32, 0), (256, 256), (40, 1)] {
+        let (memory, swap) = (memory << 20, swap << 20);
+        let new = Limits {
+            memory_max_bytes: Some(memory),
+            swap_max_bytes: Some(swap),
+            ..Limits::default()
+        };
+        cgroup.set(&new).unwrap();
+        assert_eq!(cgroup.stats().unwrap().memory_max_bytes, Some(memory));
+        if let Some(v1) = cgroup.in_v1(Controllers::MEMORY) {
+            let memsw = v1.read_number("memory.memsw.limit_in_bytes").unwrap();
+            assert_eq!(memsw, Some(memory + swap));
+        }
+    }
+    if let Some(v1) = cgroup.in_v1(Controllers::CPU) {
+        assert_eq!(v1.read("cpu.shares").unwrap().trim(), "2048");
+        assert_eq!(v1.read("cpu.cfs_quota_us").unwrap().trim(), "50000");
+    }
+    cgroup.set(&Limits { pids_max: Some(1), ..Limits::default() }).unwrap();
+    let mut child = spawn(&cgroup, "sleep 1 & wait");
+    assert!(!child.wait().unwrap().success(), "a second process was possible");
+    assert_eq!(cgroup.stats().unwrap().memory_max_bytes, Some(40 << 20), "others stay");
+}
+
+#[test]
+fn root_memory_hog_is_killed_and_counted() {
+    let scratch = Scratch::new();
+    let hog =
+        Limits { memory_max_bytes: Some(8 << 20), swap_max_bytes: Some(0), ..Limits::default() };
+    let cgroup = scratch.hierarchy.create("hog", &hog).unwrap();
+    let mut child = spawn(&cgroup, "exec head -c 64m /dev/zero | tail -c 64m | wc -c");
+    child.wait().unwrap();
+    assert!(cgroup.oom_kills().unwrap() >= 1);
+    assert_eq!(cgroup.stats().unwrap().oom_kills, cgroup.oom_kills().unwrap());
+}
+
+#[test]
+fn root_refused_limits_leave_nothing_behind() {
+    let scratch = Scratch::new();
+    let before = scratch.directories();
+    let bad = [
+        Limits { cpu_weight: Some(0), ..limits() },
+        Limits { cpuset_cpus: Some("60000".into()), ..limits() },
+        Limits { cpuset_cpus: Some("zero".into()), ..limits() },
+        Limits { pids_max: Some(0), ..limits() },
+        // Passes every check of ours and is refused by the kernel: over 2^44 us of quota per
+        // period do not exist, but more tasks than the kernel can count do not either.
+        Limits { pids_max: Some(u32::MAX), ..limits() },
+    ];
+    for limits in bad {
+        let error = scratch.hierarchy.create("a", &limits).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert_eq!(scratch.directories(), before, "{error}");
+    }
+}
+
+#[test]
+fn root_name_in_use_is_refused_and_half_made_is_found() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let error = scratch.hierarchy.create("a", &Limits::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Exists);
+    assert!(scratch.hierarchy.find("a").unwrap().is_some(), "the first one must survive");
+    cgroup.remove().unwrap();
+
+    // As after a SIGKILL in the middle of create.
+    let parent = scratch.hierarchy.0.v2.as_ref().map(|v2| &v2.parent);
+    let parent = parent.or(scratch.hierarchy.v1_parent(Controllers::PIDS).unwrap()).unwrap();
+    drop(parent.make("half").unwrap());
+    assert_eq!(scratch.hierarchy.names().unwrap(), ["half"]);
+    scratch.hierarchy.find("half").unwrap().unwrap().remove().unwrap();
+    assert!(scratch.hierarchy.names().unwrap().is_empty());
+}
+
+#[test]
+fn root_cgroups_made_inside_are_emptied_and_removed() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let dir = cgroup.v2.as_ref().unwrap_or(&cgroup.v1[0].1).path().to_owned();
+    std::fs::create_dir_all(dir.join("x/y/z")).unwrap();
+    std::fs::create_dir_all(dir.join("x/w")).unwrap();
+    let mut child = spawn(&cgroup, "exec sleep 100");
+    until("it is there", || cgroup.pids().unwrap() == [child.id()]);
+    std::fs::write(dir.join("x/y/z/cgroup.procs"), child.id().to_string()).unwrap();
+    assert_eq!(cgroup.pids().unwrap(), [child.id()]);
+    cgroup.kill().unwrap();
+    child.wait().unwrap();
+    cgroup.remove().unwrap();
+    assert!(!dir.exists());
+}
+
+#[test]
+fn root_busy_is_not_removed() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let mut child = spawn(&cgroup, "exec sleep 100");
+    let error = cgroup.remove_within(Duration::from_millis(30)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(matches!(error, CgroupError::InUse { pids, .. } if pids == [child.id()]));
+    cgroup.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn root_cpu_set_keeps_to_its_cpus() {
+    let scratch = Scratch::new();
+    let one = Limits { cpuset_cpus: Some("0".into()), ..Limits::default() };
+    let cgroup = scratch.hierarchy.create("a", &one).unwrap();
+    let mut child = spawn(&cgroup, "grep -q 'Cpus_allowed_list:.0$' /proc/self/status");
+    assert!(child.wait().unwrap().success());
+    cgroup.set(&Limits { cpuset_cpus: Some("0".into()), ..Limits::default() }).unwrap();
+}
+
+#[test]
+fn root_devices_outside_the_list_cannot_be_used() {
+    let scratch = Scratch::new();
+    let mut cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let temp = std::env::temp_dir().join(format!("dormouse-test-{}-kmsg", std::process::id()));
+    let script = format!(
+        "echo >/dev/null && head -c 1 /dev/urandom >/dev/null && mknod {0} c 1 11 || exit 3; \
+         head -c 0 {0}; s=$?; rm {0}; exit $s",
+        temp.display()
+    );
+    assert_eq!(spawn(&cgroup, &script).wait().unwrap().code(), Some(1), "/dev/kmsg was opened");
+    let kmsg = DeviceRule {
+        kind: DeviceKind::Char,
+        major: Some(1),
+        minor: Some(11),
+        access: DeviceAccess::READ,
+    };
+    cgroup.allow_devices(&[kmsg]).unwrap();
+    assert_eq!(spawn(&cgroup, &script).wait().unwrap().code(), Some(0), "it was allowed");
+}
+
+#[test]
+fn root_delegated_tree_belongs_to_the_container() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let Some(v2) = &cgroup.v2 else {
+        assert!(cgroup.delegate(1, 2).is_err());
+        return;
+    };
+    cgroup.delegate(1_000_000, 1_000_001).unwrap();
+    let owner = |file: &str| {
+        let meta = std::fs::metadata(v2.path().join(file)).unwrap();
+        (meta.uid(), meta.gid())
+    };
+    for file in ["", "cgroup.procs", "cgroup.threads", "cgroup.subtree_control"] {
+        assert_eq!(owner(file), (1_000_000, 1_000_001), "{file}");
+    }
+    for file in ["cgroup.freeze", "cgroup.max.descendants"] {
+        assert_eq!(owner(file), (0, 0), "{file}");
+    }
+}
+
+#[test]
+fn root_parent_that_vanished_is_made_again() {
+    let scratch = Scratch::new();
+    scratch.hierarchy.clone().remove_parent().unwrap();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    assert_eq!(scratch.hierarchy.names().unwrap(), [""; 0], "the old descriptor sees nothing");
+    cgroup.remove().unwrap();
+    let again = Hierarchy::open(scratch.hierarchy.parent()).unwrap();
+    assert!(again.names().unwrap().is_empty());
+}
+
+#[test]
+fn root_keeper_has_a_place_beside_the_containers() {
+    let scratch = Scratch::new();
+    let placement = scratch.hierarchy.keeper().unwrap();
+    assert_eq!(placement.v2.is_some(), scratch.hierarchy.layout() != Layout::Legacy);
+    assert_eq!(placement.v1_tasks.len(), scratch.hierarchy.0.v1.len());
+    assert!(scratch.hierarchy.names().unwrap().is_empty());
+}
