@@ -1,0 +1,34 @@
+# The verbs of the house. `just` is a convenience: every recipe is one line that works without it.
+
+# The list of verbs.
+default:
+    @just --list --unsorted
+
+# Installs packages and the toolchain (Debian 12, as root).
+setup:
+    ./test setup
+
+# Makes a Debian image with nginx, serves it, and shows its page.
+demo:
+    ./demo
+
+# Every test; or some stages: just test tidy crates.
+test *STAGES:
+    ./test {{STAGES}}
+
+# The whole-system tests under Debian's newer kernel (cgroup v2, systemd), in QEMU.
+test-vm:
+    ./test guest
+
+# Every number of SPECIFICATION.md, peers in the same run; or some: just bench start.
+bench *NAMES:
+    ./bench {{NAMES}}
+
+# Formats, then checks the rules of the house.
+tidy:
+    cargo fmt --all
+    cargo xtask tidy
+
+# Exactly what CI runs.
+prepush:
+    bash .ci/run
