@@ -12,7 +12,8 @@ cargo_minor_min=89
 
 # clang compiles BPF programs; libelf and zlib are linked into their loader, libssl into the image
 # store's hashing; ca-certificates lets cargo speak to its registry.
-packages_build="ca-certificates clang gcc libc6-dev libelf-dev libssl-dev make pkg-config zlib1g-dev"
+packages_build="ca-certificates clang gcc libc6-dev libelf-dev libssl-dev make"
+packages_build="$packages_build pkg-config zlib1g-dev"
 # iproute2, nftables: the host's side of networks. mmdebstrap makes images. docker-registry serves
 # them. busybox-static is the smallest image and the client of most tests.
 packages_run="busybox-static iproute2 mmdebstrap nftables docker-registry"
@@ -72,7 +73,7 @@ install_toolchain() {
         install_packages cargo-web rustc-web rustfmt-web rust-web-clippy
         hash -r
         toolchain_is_new_enough ||
-            die "needs cargo 1.$cargo_minor_min or newer: enable Debian's security archive, which has cargo-web"
+            die "needs cargo 1.$cargo_minor_min or newer: cargo-web of Debian's security archive"
     fi
     # A machine whose user never ran cargo stays that way.
     if [ -z "${CARGO_HOME:-}" ] && [ ! -d "$HOME/.cargo" ]; then

@@ -1,1 +1,53 @@
-fn main() {}
+//! Tasks of the house, run as `cargo xtask NAME`.
+//!
+//! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]) and the
+//! second kernel ([`guest`]). The verbs a person types stand in the `justfile`.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod floor;
+mod guest;
+mod tidy;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Tasks of the house")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Checks the rules of the house: floors, unsafe, promises, marks, lengths.
+    Tidy {
+        /// Prints also what is allowed but should become smaller.
+        #[arg(long)]
+        notes: bool,
+    },
+    /// Runs a command, or the tests tagged for it, under Debian's newer kernel in QEMU.
+    Guest(guest::GuestArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().task {
+        Task::Tidy { notes } => tidy::run(&top(), notes),
+        Task::Guest(args) => guest::run(&top(), &args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the repository: two floors above this crate.
+fn top() -> PathBuf {
+    let crate_dir = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    crate_dir.ancestors().nth(2).map(PathBuf::from).unwrap_or(crate_dir)
+}

@@ -1,0 +1,365 @@
+//! A small machine: namespaces that play the host, a neighbour, a scratch root.
+//!
+//! ```text
+//!   test process        host namespaces (net, mount)          neighbour (net)
+//!   nsenter ----------> dormouse --root DIR ...
+//!                       host0 192.0.2.1/24 ------veth------ client0 192.0.2.2/24
+//!                             2001:db8::1/64                        2001:db8::2/64
+//! ```
+//!
+//! The mount namespace's tree is shared within itself, as systemd makes it on a real host. Two
+//! processes that wait for the end of their standard input hold the namespaces; they end with the
+//! test process however that ends, and the namespaces with them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::process::{Output, dormouse, run, slowness, wait_until};
+use crate::{image, leftover};
+
+/// How long one command may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A host of its own for one test. See the [crate].
+pub struct Host {
+    dir: TempDir,
+    host: Child,
+    neighbour: Child,
+    program: PathBuf,
+    environment: Vec<(String, String)>,
+    before: State,
+}
+
+/// What a host looks like from outside its containers.
+#[derive(PartialEq, Eq)]
+struct State {
+    mounts: Vec<String>,
+    links: String,
+    routes: String,
+    rules: String,
+}
+
+impl Host {
+    /// The host's address on the wire to its neighbour.
+    pub const ADDRESS: &str = "192.0.2.1";
+    /// The same in IPv6.
+    pub const ADDRESS6: &str = "2001:db8::1";
+    /// The neighbour's address.
+    pub const NEIGHBOUR: &str = "192.0.2.2";
+    /// The same in IPv6.
+    pub const NEIGHBOUR6: &str = "2001:db8::2";
+
+    /// A new host with nothing on it.
+    #[allow(clippy::new_without_default, reason = "it makes namespaces: no default value")]
+    #[track_caller]
+    pub fn new() -> Self {
+        Self::with_program(dormouse())
+    }
+
+    /// A new host whose `dormouse` is another program than the one that was built.
+    #[track_caller]
+    pub fn with_program(program: PathBuf) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "whole-system tests must be run as root");
+        let dir = tempfile::Builder::new().prefix("dm-").tempdir().expect("a scratch directory");
+        let neighbour = hold(&["--net"], "ip link set lo up");
+        let host = hold(
+            &["--net", "--mount", "--propagation", "private"],
+            "mount --make-rshared / && ip link set lo up",
+        );
+        let empty = State {
+            mounts: Vec::new(),
+            links: String::new(),
+            routes: String::new(),
+            rules: String::new(),
+        };
+        let mut this =
+            Self { dir, host, neighbour, program, environment: Vec::new(), before: empty };
+        this.connect();
+        this.before = this.state();
+        this
+    }
+
+    /// A new host that has the image `busybox`.
+    #[track_caller]
+    pub fn with_busybox() -> Self {
+        let host = Self::new();
+        host.import(&image::busybox(), "busybox");
+        host
+    }
+
+    fn connect(&self) {
+        let neighbour = self.neighbour.id();
+        self.sh(&format!("ip link add host0 type veth peer name client0 netns {neighbour}")).ok();
+        let up = |link: &str, v4: &str, v6: &str, gateway: &str| {
+            format!(
+                "ip addr add {v4}/24 dev {link}; ip -6 addr add {v6}/64 dev {link} nodad; \
+                 ip link set {link} up; ip route add default via {gateway}"
+            )
+        };
+        self.sh(&up("host0", Self::ADDRESS, Self::ADDRESS6, Self::NEIGHBOUR)).ok();
+        self.neighbour_sh(&up("client0", Self::NEIGHBOUR, Self::NEIGHBOUR6, Self::ADDRESS)).ok();
+    }
+
+    /// A variable for every later `dormouse` command.
+    pub fn set_env(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// The scratch directory; `root` below it is what `--root` says.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The directory of `--root`: `lib`, `run` and `etc` lie below it.
+    pub fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    /// The process that holds the host's namespaces.
+    pub fn pid(&self) -> u32 {
+        self.host.id()
+    }
+
+    /// A command that runs in the host's namespaces.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.host.id())).args(["--net", "--mount", "--"]);
+        command.arg(program);
+        command
+    }
+
+    /// `dormouse --root DIR ARGUMENTS`, not started.
+    pub fn dormouse(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&self.program);
+        command.arg("--root").arg(self.root()).args(arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// Runs `dormouse` with nothing on its standard input.
+    #[track_caller]
+    pub fn dm(&self, arguments: &[&str]) -> Output {
+        run(self.dormouse(arguments), b"", LIMIT)
+    }
+
+    /// Runs `dormouse` for at most `limit`.
+    #[track_caller]
+    pub fn dm_within(&self, limit: Duration, arguments: &[&str]) -> Output {
+        run(self.dormouse(arguments), b"", limit)
+    }
+
+    /// Runs `dormouse` with `input` on its standard input.
+    #[track_caller]
+    pub fn dm_with_input(&self, input: &[u8], arguments: &[&str]) -> Output {
+        run(self.dormouse(arguments), input, LIMIT)
+    }
+
+    /// `inspect --json` of one container or image: the first record of what it prints.
+    #[track_caller]
+    pub fn inspect(&self, name: &str) -> Value {
+        let text = self.dm(&["inspect", "--json", name]).ok();
+        let value: Value = serde_json::from_str(&text).expect("inspect --json prints JSON");
+        match value {
+            Value::Array(mut records) if !records.is_empty() => records.remove(0),
+            other => other,
+        }
+    }
+
+    /// The state that `inspect` shows.
+    #[track_caller]
+    pub fn state_of(&self, name: &str) -> String {
+        self.inspect(name)["state"].as_str().unwrap_or("no state").to_owned()
+    }
+
+    /// Waits until a container is in a state; panics after ten seconds.
+    #[track_caller]
+    pub fn wait_for_state(&self, name: &str, state: &str) {
+        let mut last = String::new();
+        let limit = Duration::from_secs(10) * slowness();
+        let reached = wait_until(limit, || {
+            last = self.state_of(name);
+            last == state
+        });
+        assert!(reached, "'{name}' is {last}, not {state}");
+    }
+
+    /// Imports an image from a path.
+    #[track_caller]
+    pub fn import(&self, path: &Path, name: &str) {
+        let path = path.to_str().expect("paths of tests are UTF-8");
+        self.dm_within(Duration::from_secs(180), &["import", "--name", name, path]).ok();
+    }
+
+    /// Runs a shell script in the host's namespaces.
+    #[track_caller]
+    pub fn sh(&self, script: &str) -> Output {
+        let mut command = self.command("sh");
+        command.args(["-c", script]);
+        run(command, b"", LIMIT)
+    }
+
+    /// Runs a shell script on the neighbour.
+    #[track_caller]
+    pub fn neighbour_sh(&self, script: &str) -> Output {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--target={}", self.neighbour.id())).args(["--net", "--"]);
+        command.args(["sh", "-c", script]);
+        run(command, b"", LIMIT)
+    }
+
+    /// Fetches a page as the neighbour; asks again for ten seconds while nobody listens.
+    #[track_caller]
+    pub fn fetch(&self, url: &str) -> String {
+        let mut last = None;
+        wait_until(Duration::from_secs(10) * slowness(), || {
+            let out = self.neighbour_sh(&format!("exec busybox wget -q -T 5 -O - '{url}'"));
+            let is_there = out.status == 0;
+            last = Some(out);
+            is_there
+        });
+        last.expect("it was asked at least once").ok()
+    }
+
+    /// Waits until a command inside a container succeeds; panics after a minute.
+    #[track_caller]
+    pub fn wait_inside(&self, container: &str, script: &str) {
+        let mut last = None;
+        wait_until(Duration::from_secs(60) * slowness(), || {
+            let out = self.dm(&["exec", container, "sh", "-c", script]);
+            let is_so = out.status == 0;
+            if !is_so {
+                thread::sleep(Duration::from_millis(100));
+            }
+            last = Some(out);
+            is_so
+        });
+        last.expect("it was asked at least once").ok();
+    }
+
+    /// Processes of this host that are not of the test itself: the keeper, containers, commands.
+    pub fn processes(&self) -> Vec<(u32, String)> {
+        leftover::processes(self.host.id(), self.dir.path())
+    }
+
+    /// The mount points of the host.
+    pub fn mounts(&self) -> Vec<String> {
+        leftover::mounts(self.host.id())
+    }
+
+    /// The cgroups above this host's containers, one for each hierarchy that has it.
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        leftover::cgroups(&leftover::cgroup_name(&self.root()))
+    }
+
+    fn state(&self) -> State {
+        let said = |script: &str| self.sh(script).stdout;
+        State {
+            mounts: self.mounts(),
+            links: said("ip -o link | sed 's/ state .*//'"),
+            routes: said(
+                "ip route show table all; ip -6 route show table all | sed 's/ metric.*//'",
+            ),
+            rules: said("nft list ruleset 2>/dev/null"),
+        }
+    }
+
+    /// Removes all containers, gives the host back and tells what is left of it all.
+    fn leave(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let mut must = |out: Output| {
+            if out.status != 0 {
+                left.push(out.to_string());
+            }
+            out.stdout
+        };
+        let ids = must(self.dm(&["ps", "--all", "--quiet"]));
+        for id in ids.lines() {
+            must(self.dm(&["rm", "--force", id]));
+        }
+        must(self.dm(&["internal", "dismantle"]));
+        wait_until(Duration::from_secs(5) * slowness(), || self.processes().is_empty());
+        left.extend(self.processes().iter().map(|(pid, line)| format!("process {pid}: {line}")));
+        left.extend(self.cgroups().iter().map(|path| format!("cgroup {}", path.display())));
+        let after = self.state();
+        let new = |mount: &&String| !self.before.mounts.contains(mount);
+        left.extend(after.mounts.iter().filter(new).map(|mount| format!("mount {mount}")));
+        for (what, before, after) in [
+            ("links", &self.before.links, &after.links),
+            ("routes", &self.before.routes, &after.routes),
+            ("nftables rules", &self.before.rules, &after.rules),
+        ] {
+            if before != after {
+                left.push(format!("{what} before:\n{before}\n{what} after:\n{after}"));
+            }
+        }
+        left
+    }
+
+    /// Ends and removes by force what `leave` may have found.
+    fn clear(&mut self) {
+        for (pid, _) in self.processes() {
+            let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+            let signal = rustix::process::Signal::KILL;
+            // Ignored: it may have ended since.
+            let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
+        }
+        wait_until(Duration::from_secs(2), || self.processes().is_empty());
+        for cgroup in self.cgroups() {
+            remove_cgroup(&cgroup);
+        }
+        for holder in [&mut self.host, &mut self.neighbour] {
+            let _ = holder.kill(); // ignored: it may have ended
+            let _ = holder.wait();
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.clear();
+            return;
+        }
+        // A panic on the way, such as a command that never ends, must not keep the rest from
+        // being cleared.
+        let left = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.leave()));
+        self.clear();
+        match left {
+            Ok(left) => assert!(left.is_empty(), "left on the host:\n{}", left.join("\n")),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Starts a process that holds new namespaces until its standard input ends.
+fn hold(namespaces: &[&str], prepare: &str) -> Child {
+    let mut child = Command::new("unshare")
+        .args(namespaces)
+        .args(["--", "sh", "-c", &format!("{prepare} && echo ready && exec cat >/dev/null")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("unshare starts");
+    let mut line = String::new();
+    let stdout = child.stdout.take().expect("it was asked for");
+    BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
+    assert_eq!(line, "ready\n", "namespaces cannot be made");
+    child
+}
+
+fn remove_cgroup(path: &Path) {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.path().is_dir() {
+            remove_cgroup(&entry.path());
+        }
+    }
+    // Ignored: what is still busy was reported before.
+    wait_until(Duration::from_millis(500), || fs::remove_dir(path).is_ok());
+}

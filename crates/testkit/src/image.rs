@@ -1,0 +1,126 @@
+//! Root filesystems for tests, made once below `target/testkit`.
+//!
+//! Whoever comes first makes them, under a lock; the rest wait. A file's name carries a version
+//! that is raised when its recipe changes.
+
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::debian;
+use crate::process::run;
+
+/// What the large image carries: one of each kind of software that people run.
+const SOFTWARE: &[&str] = &[
+    "systemd-sysv",
+    "dbus",
+    "iproute2",
+    "procps",
+    "iputils-ping",
+    "ca-certificates",
+    "nginx-light",
+    "postgresql",
+    "postgresql-contrib",
+    "redis-server",
+    "redis-tools",
+    "python3-venv",
+    "python3-pip",
+    "openjdk-17-jdk-headless",
+    "nodejs",
+    "openssh-server",
+    "openssh-client",
+    "gcc",
+    "libc6-dev",
+    "busybox-static",
+];
+
+/// Where images are kept: `target/testkit` of the repository.
+pub fn cache() -> PathBuf {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    top.expect("the crate lies two folders below the top").join("target/testkit")
+}
+
+/// Makes `name` in the cache if it is not there, and returns its path. `make` writes to a path
+/// beside it, which is then renamed: a name that exists is complete.
+pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
+    let dir = cache();
+    let path = dir.join(name);
+    if path.exists() {
+        return path;
+    }
+    fs::create_dir_all(&dir).expect("target can be written");
+    let lock = File::create(dir.join(format!("{name}.lock"))).expect("target can be written");
+    lock.lock().expect("a file can be locked");
+    if !path.exists() {
+        let partial = dir.join(format!("partial-{name}"));
+        // Ignored: it is there only if somebody was ended while making it.
+        let _ = fs::remove_dir_all(&partial).or_else(|_| fs::remove_file(&partial));
+        make(&partial);
+        fs::rename(&partial, &path).expect("a finished image takes its name");
+    }
+    path
+}
+
+/// A directory with busybox under all its names and the few files a C library looks for: the
+/// smallest image that can hold a conversation.
+pub fn busybox() -> PathBuf {
+    cached("busybox-1", |dir| {
+        for folder in ["bin", "etc", "tmp", "root", "var/tmp", "home/user", "www"] {
+            fs::create_dir_all(dir.join(folder)).expect("target can be written");
+        }
+        let program = ["/bin/busybox", "/usr/bin/busybox"].map(Path::new);
+        let program = program.into_iter().find(|path| path.is_file());
+        let program = program.expect("package busybox-static is installed");
+        fs::copy(program, dir.join("bin/busybox")).expect("busybox can be copied");
+        let mut list = Command::new(program);
+        list.arg("--list");
+        for name in run(list, b"", Duration::from_secs(10)).ok().lines() {
+            if name != "busybox" {
+                symlink("busybox", dir.join("bin").join(name)).expect("a link can be made");
+            }
+        }
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n\
+                      nobody:x:65534:65534::/:/bin/false\n";
+        let group = "root:x:0:\nuser:x:1000:\nextra:x:2000:user\nnogroup:x:65534:\n";
+        fs::write(dir.join("etc/passwd"), passwd).expect("target can be written");
+        fs::write(dir.join("etc/group"), group).expect("target can be written");
+        fs::write(dir.join("www/index.html"), "hello from a container\n").expect("written");
+        let mode = |path: &str, bits: u32| {
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(bits);
+            fs::set_permissions(dir.join(path), permissions).expect("a mode can be set");
+        };
+        mode("tmp", 0o1777);
+        mode("var/tmp", 0o1777);
+        std::os::unix::fs::chown(dir.join("home/user"), Some(1000), Some(1000)).expect("chown");
+    })
+}
+
+/// A tar of a small Debian with nginx, some 180 MB.
+pub fn nginx() -> PathBuf {
+    cached("nginx-1.tar", |path| debian::bootstrap(&["nginx-light"], &as_tar(path), &[]))
+}
+
+/// A tar of a Debian with databases, interpreters, a JVM, sshd and systemd, some 900 MB.
+pub fn software() -> PathBuf {
+    cached("software-1.tar", |path| debian::bootstrap(SOFTWARE, &as_tar(path), &[]))
+}
+
+/// `cached` gives partial names that end as the final ones do, so that tools see a tar.
+fn as_tar(path: &Path) -> PathBuf {
+    assert_eq!(path.extension().and_then(|e| e.to_str()), Some("tar"));
+    path.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busybox_is_made_once_and_whole() {
+        let dir = busybox();
+        assert!(dir.join("bin/busybox").is_file() && dir.join("bin/sh").is_symlink());
+        assert_eq!(busybox(), dir);
+    }
+}

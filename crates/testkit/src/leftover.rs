@@ -1,0 +1,104 @@
+//! What a host must not keep: found by looking, not by trusting what a program says it removed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where the kernel shows its cgroup hierarchies, v1 or v2.
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// The directories of one cgroup name in every hierarchy of the machine.
+pub(crate) fn cgroups(name: &str) -> Vec<PathBuf> {
+    let mut roots = vec![PathBuf::from(CGROUP_ROOT)];
+    if let Ok(listing) = fs::read_dir(CGROUP_ROOT) {
+        roots.extend(listing.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()));
+    }
+    roots.into_iter().map(|root| root.join(name)).filter(|path| path.is_dir()).collect()
+}
+
+/// The cgroup above all containers of the instance at `root`: `dormouse-` and the FNV-1a hash of
+/// the path.
+pub(crate) fn cgroup_name(root: &Path) -> String {
+    let bytes = root.as_os_str().as_encoded_bytes();
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("dormouse-{hash:016x}")
+}
+
+/// The mount points of a process's mount namespace.
+pub(crate) fn mounts(pid: u32) -> Vec<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let point = |line: &str| line.split(' ').nth(4).map(str::to_owned);
+    text.lines().filter_map(point).collect()
+}
+
+/// Processes, with their command lines, that live in one of the namespaces of process `holder`,
+/// or were started with `root` on their command line, or descend from one of these. The holder and
+/// the asking process are not among them.
+pub(crate) fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
+    let namespace = |pid: u32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+    let net = namespace(holder, "net");
+    let mnt = namespace(holder, "mnt");
+    let root = root.as_os_str().as_encoded_bytes();
+    let mut ours = BTreeSet::new();
+    let mut all = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
+        let mentions = line.windows(root.len()).any(|window| window == root);
+        let is_inside = (net.is_some() && namespace(pid, "net") == net)
+            || (mnt.is_some() && namespace(pid, "mnt") == mnt);
+        if mentions || is_inside {
+            ours.insert(pid);
+        }
+        let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+        let parent = field("PPid:").and_then(|p| p.parse::<u32>().ok()).unwrap_or(0);
+        let is_zombie = field("State:").is_some_and(|state| state.starts_with('Z'));
+        let line = String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned();
+        all.push((pid, parent, is_zombie, line));
+    }
+    ours.remove(&std::process::id());
+    ours.remove(&holder);
+    loop {
+        let children: Vec<u32> = all
+            .iter()
+            .filter(|(pid, parent, _, _)| ours.contains(parent) && !ours.contains(pid))
+            .map(|(pid, ..)| *pid)
+            .collect();
+        if children.is_empty() {
+            break;
+        }
+        ours.extend(children);
+    }
+    all.into_iter()
+        .filter(|(pid, _, is_zombie, _)| ours.contains(pid) && !is_zombie)
+        .map(|(pid, _, _, line)| (pid, line))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_children_are_found_by_their_command_line() {
+        let mark = format!("dm-leftover-{}", std::process::id());
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "sleep 5; :", &mark])
+            .spawn()
+            .expect("sh starts");
+        let found = || processes(0, Path::new(&mark));
+        let seen = crate::wait_until(std::time::Duration::from_secs(3), || !found().is_empty());
+        let listed = found();
+        child.kill().and_then(|()| child.wait()).expect("it can be ended");
+        assert!(seen && listed.iter().any(|(pid, _)| *pid == child.id()), "{listed:?}");
+    }
+
+    #[test]
+    fn a_cgroup_is_named_after_its_root() {
+        assert_eq!(cgroup_name(Path::new("")), "dormouse-cbf29ce484222325");
+        assert_ne!(cgroup_name(Path::new("/a")), cgroup_name(Path::new("/b")));
+    }
+}

@@ -1,0 +1,195 @@
+//! Programs started by tests: always with a limit in time, always with all they said.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a program said and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// The command line, to be shown when something is wrong.
+    pub command: String,
+    /// Exit code; 128 + signal where a signal ended it.
+    pub status: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl fmt::Display for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { command, status, stdout, stderr } = self;
+        write!(f, "$ {command}\nstatus {status}\n-- stdout\n{stdout}\n-- stderr\n{stderr}")
+    }
+}
+
+impl Output {
+    /// Panics unless the program ended with status 0; returns standard output without the line's
+    /// end.
+    #[track_caller]
+    pub fn ok(self) -> String {
+        assert_eq!(self.status, 0, "{self}");
+        self.stdout.trim_end_matches('\n').to_owned()
+    }
+
+    /// Panics unless the program ended with this status and one clear line on standard error;
+    /// returns that line.
+    #[track_caller]
+    pub fn err(self, status: i32) -> String {
+        assert_eq!(self.status, status, "{self}");
+        let lines: Vec<&str> = self.stderr.lines().filter(|l| !l.trim().is_empty()).collect();
+        assert_eq!(lines.len(), 1, "one clear line is wanted\n{self}");
+        assert!(!lines[0].contains("panicked"), "{self}");
+        lines[0].to_owned()
+    }
+}
+
+/// How many times slower than the machine of a developer this one is: 1, or what
+/// `DORMOUSE_TEST_SLOWNESS` says (the guest's runner sets it). Every time limit is multiplied by
+/// it.
+pub fn slowness() -> u32 {
+    let text = std::env::var("DORMOUSE_TEST_SLOWNESS").unwrap_or_default();
+    text.parse().unwrap_or(1).max(1)
+}
+
+/// The `dormouse` program that was built beside the running test, or what `DORMOUSE_BIN` names.
+#[track_caller]
+pub fn dormouse() -> PathBuf {
+    match std::env::var_os("DORMOUSE_BIN") {
+        Some(path) => path.into(),
+        None => program("dormouse"),
+    }
+}
+
+/// A program of the workspace that was built beside the running test.
+#[track_caller]
+pub fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("/proc/self/exe can be read");
+    let built = test.ancestors().skip(1).take(2).map(|dir| dir.join(name));
+    let found = built.into_iter().find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!("no program '{name}' beside {}: cargo build --release first", test.display())
+    })
+}
+
+/// Runs a command to its end, at most `limit` (times [`slowness`]) long.
+///
+/// Panics when it takes longer, and when a process that it left behind still holds its output two
+/// seconds after its end: a program that goes to the background lets go of its caller's streams.
+#[track_caller]
+pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
+    let shown = show(&command);
+    let limit = limit * slowness();
+    command.stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => panic!("$ {shown}\n{error}"),
+    };
+    if let Some(mut stdin) = child.stdin.take() {
+        let input = input.to_owned();
+        thread::spawn(move || {
+            let _ = stdin.write_all(&input); // ignored: the program may end before it reads all
+        });
+    }
+    let stdout = collect(child.stdout.take());
+    let stderr = collect(child.stderr.take());
+    let Some(status) = wait(&mut child, limit) else {
+        let _ = child.kill(); // ignored: it may have ended just now
+        let _ = child.wait();
+        let short = Duration::from_millis(200);
+        let said = stderr.recv_timeout(short).unwrap_or_default();
+        let out = stdout.recv_timeout(short).unwrap_or_default();
+        panic!("$ {shown}\nnot done after {limit:?}\n-- stdout\n{out}\n-- stderr\n{said}");
+    };
+    let patience = Duration::from_secs(2) * slowness();
+    let take = |from: mpsc::Receiver<String>, what: &str| {
+        from.recv_timeout(patience).unwrap_or_else(|_| {
+            panic!("$ {shown}\nit has ended (status {status}), but its {what} is still open")
+        })
+    };
+    let stdout = take(stdout, "standard output");
+    let stderr = take(stderr, "standard error");
+    Output { command: shown, status, stdout, stderr }
+}
+
+fn collect(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    if let Some(mut stream) = stream {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = stream.read_to_end(&mut bytes); // ignored: what was read is what was said
+            let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
+        });
+    }
+    receiver
+}
+
+/// Waits for a child; `None` when it takes longer.
+pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<i32> {
+    use std::os::unix::process::ExitStatusExt;
+    let mut ended = None;
+    wait_until(limit, || {
+        ended = child.try_wait().expect("a child can be waited for");
+        ended.is_some()
+    });
+    ended.map(|status| status.code().unwrap_or(128 + status.signal().unwrap_or(0)))
+}
+
+/// Asks again and again until the answer is yes; whether it was within `limit`.
+pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    let mut pause = Duration::from_micros(500);
+    loop {
+        if is_so() {
+            return true;
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+fn show(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn output_and_status_are_told() {
+        let out = run(sh("cat; echo err >&2; exit 3"), b"in", LIMIT);
+        assert_eq!((out.status, out.stdout.as_str(), out.stderr.as_str()), (3, "in", "err\n"));
+        assert_eq!(run(sh("kill -9 $$"), b"", LIMIT).status, 137);
+    }
+
+    #[test]
+    #[should_panic(expected = "not done after")]
+    fn an_endless_program_is_ended() {
+        run(sh("exec sleep 60"), b"", Duration::from_millis(50));
+    }
+
+    #[test]
+    #[should_panic(expected = "still open")]
+    fn a_program_left_behind_with_our_streams_is_noticed() {
+        run(sh("sleep 4 & exit 0"), b"", LIMIT);
+    }
+}

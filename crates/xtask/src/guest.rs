@@ -1,0 +1,377 @@
+//! The second kernel: Debian's newer one, in QEMU, with cgroup v2 and systemd.
+//!
+//! A test that is tagged for it, by a name that begins with `vm_`, runs here as well as on the
+//! developer's machine. Emulation without hardware help is ten to sixteen times slower than the
+//! machine itself: it shows that something works, never how fast.
+//!
+//! ```text
+//!   target/guest/kernel/    vmlinuz and modules, from the -backports suite of apt's own mirror
+//!   target/guest/root.img   ext4: Debian, systemd, one service of ours; never written to
+//!   target/guest/command    what the service runs, as a shell script
+//! ```
+//!
+//! The kernel is the one for clouds, which has its disk (NVMe) and ext4 built in: no initramfs is
+//! needed. It is downloaded and unpacked, not installed. The repository is shared with the guest,
+//! read only and at the same path, so that what was built here is run there. Output comes back
+//! over one virtio port, the exit status over another.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use dormouse_testkit::{debian, image};
+
+/// Raised when the recipe of the guest changes.
+const RECIPE: &str = "4";
+/// What the guest's Debian has beside the smallest set.
+const PACKAGES: &[&str] = &[
+    "systemd-sysv",
+    "dbus",
+    "kmod",
+    "iproute2",
+    "nftables",
+    "procps",
+    "busybox-static",
+    "e2fsprogs",
+    "docker-registry",
+];
+/// The package that depends on the newest kernel of the suite.
+const KERNEL: &str = "linux-image-cloud-amd64";
+/// How much slower than the host the guest may be before a test gives up.
+const SLOWNESS: &str = "20";
+
+/// Options of `cargo xtask guest`.
+#[derive(Args)]
+pub struct GuestArgs {
+    /// Seconds before the guest is switched off.
+    #[arg(long, default_value_t = 1200)]
+    limit_s: u64,
+    /// Runs only tests whose name contains this.
+    #[arg(long, default_value = "vm_")]
+    tests: String,
+    /// A shell command to be run in the guest instead of the tests.
+    #[arg(last = true)]
+    command: Vec<String>,
+}
+
+/// Runs a command, or the tests, in the guest; the exit status is theirs.
+pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
+    let guest = Guest { top: top.to_owned(), dir: top.join("target/guest") };
+    fs::create_dir_all(&guest.dir).context("making target/guest")?;
+    guest.prepare()?;
+    let script = if args.command.is_empty() {
+        // Made here: the guest has no network to make them with.
+        image::busybox();
+        image::nginx();
+        test_script(top, &args.tests)?
+    } else {
+        args.command.join(" ")
+    };
+    let status = guest.boot(&script, Duration::from_secs(args.limit_s))?;
+    Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
+}
+
+/// A script that runs the tests whose names contain `filter`, of every test program that has one.
+fn test_script(top: &Path, filter: &str) -> Result<String> {
+    let built = Command::new("cargo")
+        .args(["test", "--release", "--locked", "--no-run", "--package", "dormouse-tests"])
+        .args(["--message-format=json-render-diagnostics"])
+        .current_dir(top)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting cargo")?;
+    ensure!(built.status.success(), "the tests do not compile");
+    let mut script = String::from("failed=0\n");
+    for message in cargo_metadata::Message::parse_stream(built.stdout.as_slice()) {
+        let cargo_metadata::Message::CompilerArtifact(artifact) = message? else { continue };
+        let Some(program) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
+        let listed = Command::new(&program).args(["--list", filter]).output()?;
+        if String::from_utf8_lossy(&listed.stdout).contains(": test") {
+            let name = artifact.target.name;
+            script.push_str(&format!(
+                "echo '   Running {name} in the guest'\n\
+                 {program} {filter} --test-threads 2 --skip big_ || failed=1\n"
+            ));
+        }
+    }
+    script.push_str("exit $failed\n");
+    Ok(script)
+}
+
+struct Guest {
+    top: PathBuf,
+    dir: PathBuf,
+}
+
+impl Guest {
+    fn kernel(&self) -> PathBuf {
+        self.dir.join("kernel")
+    }
+
+    fn image(&self) -> PathBuf {
+        self.dir.join("root.img")
+    }
+
+    /// Makes kernel and image unless they are there and of this recipe.
+    fn prepare(&self) -> Result<()> {
+        let recipe = format!("{RECIPE} {KERNEL} {}", PACKAGES.join(" "));
+        let mark = self.dir.join("recipe");
+        if fs::read_to_string(&mark).is_ok_and(|made| made == recipe) {
+            return Ok(());
+        }
+        println!("guest: making the kernel and the disk, once");
+        self.download_kernel().context("downloading the kernel")?;
+        self.make_image().context("making the guest's disk")?;
+        fs::write(&mark, recipe).context("writing the mark")
+    }
+
+    /// Downloads and unpacks the kernel with an apt configuration of our own, which differs from
+    /// the machine's in one thing: it knows the -backports suite.
+    fn download_kernel(&self) -> Result<()> {
+        let apt = self.dir.join("apt");
+        fs::create_dir_all(apt.join("lists/partial"))?;
+        fs::create_dir_all(apt.join("cache/archives/partial"))?;
+        let (_, archive) = debian::sources();
+        let suite = debian::suite();
+        let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
+        fs::write(
+            apt.join("sources.list"),
+            format!("deb [signed-by={keys}] {archive} {suite}-backports main\n"),
+        )?;
+        let place = apt.display();
+        fs::write(
+            apt.join("apt.conf"),
+            format!(
+                "Dir::Etc::sourcelist \"{place}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
+                 Dir::State::lists \"{place}/lists\";\nDir::Cache \"{place}/cache\";\n\
+                 APT::Sandbox::User \"root\";\n"
+            ),
+        )?;
+        let tool = |program: &str, arguments: &[&str]| {
+            let mut command = Command::new(program);
+            command.args(arguments).env("APT_CONFIG", apt.join("apt.conf")).current_dir(&apt);
+            said(command)
+        };
+        tool("apt-get", &["update", "-qq"])?;
+        let depends = tool("apt-cache", &["depends", KERNEL])?;
+        let package = depends
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
+            .with_context(|| format!("{KERNEL} depends on no kernel"))?;
+        let package = format!("linux-image-{package}");
+        tool("apt-get", &["download", "-qq", &package])?;
+        let files: Vec<PathBuf> = fs::read_dir(&apt)?.flatten().map(|e| e.path()).collect();
+        let deb = files.iter().find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with(&package) && name.ends_with(".deb")
+        });
+        let deb = deb.context("apt-get has downloaded nothing")?;
+        let _ = fs::remove_dir_all(self.kernel()); // ignored: it may be absent
+        let mut unpack = Command::new("dpkg");
+        unpack.arg("-x").arg(deb).arg(self.kernel());
+        said(unpack)?;
+        fs::remove_dir_all(&apt)?;
+        Ok(())
+    }
+
+    /// The version of the unpacked kernel.
+    fn version(&self) -> Result<String> {
+        let modules = self.kernel().join("lib/modules");
+        let entry = fs::read_dir(&modules)?.next().context("a kernel without modules")??;
+        Ok(entry.file_name().to_string_lossy().into_owned())
+    }
+
+    fn make_image(&self) -> Result<()> {
+        let tree = self.dir.join("tree");
+        let _ = fs::remove_dir_all(&tree); // ignored: it may be absent
+        debian::bootstrap(PACKAGES, &tree, &[]);
+        let version = self.version()?;
+        let modules = self.kernel().join("lib/modules").join(&version);
+        fs::create_dir_all(tree.join("lib/modules"))?;
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(modules).arg(tree.join("lib/modules/"));
+        said(copy)?;
+        let mut depmod = Command::new("chroot");
+        depmod.arg(&tree).args(["depmod", &version]);
+        said(depmod)?;
+        write_tree(&tree)?;
+        let image = self.image();
+        let _ = fs::remove_file(&image); // ignored: it may be absent
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-q", "-t", "ext4", "-E", "root_owner=0:0", "-d"]);
+        mke2fs.arg(&tree).arg(&image).arg("8G");
+        said(mke2fs)?;
+        fs::remove_dir_all(&tree)?;
+        Ok(())
+    }
+
+    /// Boots, runs the script and returns its status.
+    fn boot(&self, script: &str, limit: Duration) -> Result<i32> {
+        let path = |name: &str| self.dir.join(name);
+        let text = |name: &str| path(name).display().to_string();
+        let head = format!(
+            "export DORMOUSE_TEST_SLOWNESS={SLOWNESS} HOME=/root\ncd {}\n",
+            self.top.display()
+        );
+        fs::write(path("command"), head + script)?;
+        let _ = fs::remove_file(path("status")); // ignored: it may be absent
+        // A socket's path has at most 107 bytes; the repository's may be longer.
+        let sockets = tempfile::Builder::new().prefix("dm-guest-").tempdir()?;
+        let socket = sockets.path().join("share");
+        let share = Running(
+            Command::new(virtiofsd()?)
+                .arg(format!("--socket-path={}", socket.display()))
+                .args(["-o", &format!("source={}", self.top.display())])
+                .args(["-o", "cache=always", "-o", "xattr"])
+                .stdin(Stdio::null())
+                .stdout(fs::File::create(path("virtiofsd.log"))?)
+                .stderr(fs::File::create(path("virtiofsd.err"))?)
+                .spawn()
+                .context("starting virtiofsd")?,
+        );
+        let waited = Instant::now();
+        while !socket.exists() {
+            ensure!(waited.elapsed() < Duration::from_secs(10), "virtiofsd opens no socket");
+            thread::sleep(Duration::from_millis(20));
+        }
+        let vmlinuz = self.kernel().join("boot").join(format!("vmlinuz-{}", self.version()?));
+        let kernel_line = format!(
+            "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off net.ifnames=0 panic=-1 \
+             systemd.show_status=0 house.dir={}",
+            self.top.display()
+        );
+        let mut qemu = Command::new("qemu-system-x86_64");
+        // Without cx16 the kernel takes a slow path that emulation runs faster than the fast one.
+        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16"])
+            .args(["-smp", "2", "-m", "4G", "-no-reboot", "-nodefaults", "-display", "none"])
+            .args(["-object", "memory-backend-memfd,id=memory,size=4G,share=on"])
+            .args(["-numa", "node,memdev=memory"])
+            .args(["-chardev", &format!("socket,id=share,path={}", socket.display())])
+            .args(["-device", "vhost-user-fs-pci,chardev=share,tag=house"])
+            .args(["-drive", &format!("file={},format=raw,if=none,id=root", text("root.img"))])
+            .args(["-snapshot", "-device", "nvme,drive=root,serial=root"])
+            .args(["-chardev", &format!("file,id=console,path={}", text("console.log"))])
+            .args(["-serial", "chardev:console", "-device", "virtio-serial-pci"])
+            .args([
+                "-chardev",
+                "file,id=out,path=/dev/stdout,append=on",
+                "-device",
+                "virtserialport,chardev=out",
+            ])
+            .args(["-chardev", &format!("file,id=status,path={}", text("status"))])
+            .args(["-device", "virtserialport,chardev=status"])
+            .args(["-device", "virtio-rng-pci"])
+            .arg("-kernel")
+            .arg(vmlinuz)
+            .args(["-append", &kernel_line])
+            .env("TMPDIR", &self.dir)
+            .stdin(Stdio::null());
+        let started = Instant::now();
+        let mut qemu = Running(qemu.spawn().context("starting QEMU")?);
+        let ended = qemu.wait(limit)?;
+        drop(share);
+        let took = started.elapsed().as_secs();
+        if !ended {
+            bail!("the guest was switched off after {took} s; see {}", text("console.log"));
+        }
+        let status = fs::read_to_string(path("status")).unwrap_or_default();
+        let status = status.trim().parse().with_context(|| {
+            format!("the guest ended without a status; see {}", text("console.log"))
+        })?;
+        println!("guest: status {status} after {took} s");
+        Ok(status)
+    }
+}
+
+/// A child that ends when it is no longer wanted.
+struct Running(Child);
+
+impl Running {
+    /// Whether it ended within `limit`.
+    fn wait(&mut self, limit: Duration) -> Result<bool> {
+        let start = Instant::now();
+        while start.elapsed() < limit {
+            if self.0.try_wait()?.is_some() {
+                return Ok(true);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        Ok(false)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill(); // ignored: it may have ended
+        let _ = self.0.wait();
+    }
+}
+
+/// What a command prints; its failure with what it said.
+fn said(mut command: Command) -> Result<String> {
+    let shown = format!("{command:?}");
+    let output = command.stdin(Stdio::null()).output().with_context(|| shown.clone())?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{shown}: {}\n{stderr}", output.status);
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn virtiofsd() -> Result<&'static str> {
+    let places = ["/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd"];
+    let found = places.into_iter().find(|path| Path::new(path).is_file());
+    found.context("no virtiofsd: install qemu-system-x86")
+}
+
+/// The files that make the guest run one command and go.
+fn write_tree(tree: &Path) -> Result<()> {
+    let unit = "[Unit]\nDescription=Runs one command of the host\n\
+                After=basic.target\nFailureAction=poweroff-immediate\n\n\
+                [Service]\nType=oneshot\nExecStart=/usr/local/sbin/house\n\
+                TimeoutStartSec=infinity\nLimitNOFILE=65536\n\n\
+                [Install]\nWantedBy=multi-user.target\n";
+    let script = "#!/bin/sh\n\
+        dir=$(sed -n 's/.*house\\.dir=\\([^ ]*\\).*/\\1/p' /proc/cmdline)\n\
+        mkdir -p \"$dir\"\n\
+        mount -t virtiofs -o ro house \"$dir\"\n\
+        out=$(echo /dev/vport*p1)\n\
+        exec >\"$out\" 2>&1 </dev/null\n\
+        echo \"guest: $(uname -r), up after $(cut -d' ' -f1 /proc/uptime) s\"\n\
+        sh \"$dir/target/guest/command\"\n\
+        echo $? >\"${out%1}2\"\n\
+        systemctl poweroff --force --force\n";
+    let write = |path: &str, text: &str| fs::write(tree.join(path), text);
+    write("etc/systemd/system/house.service", unit)?;
+    write("usr/local/sbin/house", script)?;
+    write("etc/fstab", "")?;
+    write("etc/hostname", "guest\n")?;
+    let program = tree.join("usr/local/sbin/house");
+    fs::set_permissions(program, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let wanted = tree.join("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wanted)?;
+    std::os::unix::fs::symlink("/etc/systemd/system/house.service", wanted.join("house.service"))?;
+    // Nothing of these is needed to run one command.
+    for unit in [
+        "systemd-timesyncd.service",
+        "apt-daily.timer",
+        "apt-daily-upgrade.timer",
+        "dpkg-db-backup.timer",
+        "e2scrub_all.timer",
+        "e2scrub_reap.service",
+        "fstrim.timer",
+        "docker-registry.service",
+        "nftables.service",
+        "getty@tty1.service",
+        "serial-getty@ttyS0.service",
+        "systemd-random-seed.service",
+        "systemd-journal-flush.service",
+    ] {
+        let mask = tree.join("etc/systemd/system").join(unit);
+        let _ = fs::remove_file(&mask); // ignored: it may be absent
+        std::os::unix::fs::symlink("/dev/null", mask)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! The life of a container: created, running, paused, stopped, gone.
+
+use std::time::Duration;
+
+use dormouse_testkit::{Host, wait_until};
+
+#[test]
+fn vm_run_prints_and_returns_the_status_of_the_program() {
+    let host = Host::with_busybox();
+    let out = host.dm(&["run", "--rm", "busybox", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((out.status, out.stdout.as_str(), out.stderr.as_str()), (7, "out\n", "err\n"));
+    assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
+}
+
+#[test]
+fn vm_rootfs_runs_without_an_image() {
+    let host = Host::new();
+    let dir = dormouse_testkit::image::busybox();
+    let dir = dir.to_str().expect("UTF-8");
+    let out = host.dm(&["run", "--rm", "--rootfs", dir, "--net", "none", "cat", "/etc/hostname"]);
+    assert_eq!(out.status, 0, "{out}");
+    // What the container writes stays out of the directory.
+    host.dm(&["run", "--rm", "--rootfs", dir, "--net", "none", "touch", "/written"]).ok();
+    assert!(!std::path::Path::new(dir).join("written").exists());
+}
+
+#[test]
+fn vm_a_container_goes_through_its_states() {
+    let host = Host::with_busybox();
+    let id = host.dm(&["create", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    assert_eq!(id.len(), 64, "{id}");
+    assert_eq!(host.state_of("a"), "created");
+    host.dm(&["start", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
+    assert_eq!(host.dm(&["exec", "a", "cat", "/proc/1/comm"]).ok(), "sleep");
+    host.dm(&["pause", "a"]).ok();
+    assert_eq!(host.state_of("a"), "paused");
+    host.dm(&["unpause", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
+    host.dm(&["kill", "a"]).ok();
+    host.wait_for_state("a", "stopped");
+    assert_eq!(host.dm(&["wait", "a"]).ok(), "137");
+    host.dm(&["start", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
+    host.dm(&["stop", "--time", "0", "a"]).ok();
+    assert_eq!(host.state_of("a"), "stopped");
+    host.dm(&["rm", "a"]).ok();
+    assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
+}
+
+#[test]
+fn vm_what_was_written_stays_until_the_container_is_removed() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "--name", "a", "busybox", "sh", "-c", "echo kept >/file"]).ok();
+    let id = host.inspect("a")["id"].as_str().expect("an id").to_owned();
+    assert_eq!(host.dm(&["start", "a"]).status, 0);
+    assert_eq!(host.dm(&["wait", "a"]).ok(), "0");
+    let out = host.dm(&["create", "--name", "b", "busybox", "cat", "/file"]);
+    assert_eq!(out.status, 0, "{out}");
+    assert_ne!(host.dm(&["start", "--attach", "b"]).status, 0, "another container sees the file");
+    assert!(host.root().join("lib/containers").join(&id).is_dir());
+    host.dm(&["rm", "a"]).ok();
+    assert!(!host.root().join("lib/containers").join(&id).exists());
+}
+
+#[test]
+fn vm_exec_runs_inside_with_its_own_status_user_and_directory() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "-e", "A=1", "busybox", "sleep", "1000"]).ok();
+    assert_eq!(host.dm(&["exec", "a", "sh", "-c", "exit 9"]).status, 9);
+    let script = "echo $A $B $(id -u):$(id -g) $PWD";
+    let words = ["exec", "-e", "B=2", "-u", "user", "-w", "/tmp", "a", "sh", "-c", script];
+    assert_eq!(host.dm(&words).ok(), "1 2 1000:1000 /tmp");
+    assert_eq!(host.dm_with_input(b"typed", &["exec", "-i", "a", "cat"]).ok(), "typed");
+    // The program that runs inside is seen from inside, and ends with the container.
+    host.dm(&["exec", "-d", "a", "sleep", "999"]).ok();
+    host.wait_inside("a", "pgrep -f 'sleep 999'");
+    host.dm(&["rm", "--force", "a"]).ok();
+    let is_gone = || !host.processes().iter().any(|(_, line)| line.contains("sleep 999"));
+    assert!(wait_until(Duration::from_secs(5), is_gone), "{:?}", host.processes());
+}
+
+#[test]
+fn vm_detached_output_is_logged_by_stream() {
+    let host = Host::with_busybox();
+    let script = "echo one; echo two >&2; echo three";
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", script]).ok();
+    assert_eq!(host.dm(&["wait", "a"]).ok(), "0");
+    let out = host.dm(&["logs", "a"]);
+    assert_eq!((out.stdout.as_str(), out.stderr.as_str()), ("one\nthree\n", "two\n"));
+    assert_eq!(host.dm(&["logs", "--tail", "1", "a"]).stdout, "three\n");
+}
+
+#[test]
+fn vm_stop_asks_first_and_kills_after_the_time_given() {
+    let host = Host::with_busybox();
+    let script = "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.1; done";
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", script]).ok();
+    let ready = || host.dm(&["logs", "a"]).stdout.contains("ready");
+    assert!(wait_until(Duration::from_secs(10), ready));
+    host.dm(&["stop", "a"]).ok();
+    assert_eq!(host.dm(&["wait", "a"]).ok(), "5");
+    assert_eq!(host.dm(&["logs", "a"]).stdout, "ready\nasked\n");
+    // sleep as process 1 has no handler for SIGTERM, and so does not get it.
+    host.dm(&["run", "-d", "--name", "b", "busybox", "sleep", "1000"]).ok();
+    host.dm(&["stop", "--time", "1", "b"]).ok();
+    assert_eq!(host.dm(&["wait", "b"]).ok(), "137");
+}
+
+#[test]
+fn vm_restart_policy_starts_again_after_failure_and_not_after_stop() {
+    let host = Host::with_busybox();
+    let policy = ["run", "-d", "--restart", "on-failure:2", "--name", "a", "busybox"];
+    host.dm(&[&policy[..], &["sh", "-c", "echo again; exit 1"]].concat()).ok();
+    let count = || host.dm(&["logs", "a"]).stdout.lines().count();
+    assert!(wait_until(Duration::from_secs(20), || count() == 3), "{}", count());
+    host.wait_for_state("a", "stopped");
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(count(), 3, "two retries, no more");
+    let always = ["run", "-d", "--restart", "always", "--name", "b", "busybox", "sleep", "1000"];
+    host.dm(&always).ok();
+    let pid = host.inspect("b")["pid"].as_u64().expect("a pid");
+    host.sh(&format!("kill -9 {pid}")).ok();
+    let other = || {
+        let record = host.inspect("b");
+        record["state"] == "running" && record["pid"].as_u64().is_some_and(|p| p != pid)
+    };
+    assert!(wait_until(Duration::from_secs(10), other));
+    host.dm(&["stop", "--time", "0", "b"]).ok();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(host.state_of("b"), "stopped");
+}
+
+#[test]
+fn vm_names_are_unique_and_can_be_changed() {
+    let host = Host::with_busybox();
+    host.dm(&["create", "--name", "a", "busybox", "true"]).ok();
+    let line = host.dm(&["create", "--name", "a", "busybox", "true"]).err(125);
+    assert!(line.contains("'a'"), "{line}");
+    host.dm(&["rename", "a", "b"]).ok();
+    host.dm(&["create", "--name", "a", "busybox", "true"]).ok();
+    let names = host.dm(&["ps", "--all", "--json"]).ok();
+    let list: serde_json::Value = serde_json::from_str(&names).expect("JSON");
+    let mut names: Vec<&str> = list
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|c| c["name"].as_str().expect("a name"))
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["a", "b"]);
+}
+
+#[test]
+fn vm_limits_hold_inside() {
+    let host = Host::with_busybox();
+    let limits = ["run", "-d", "--memory", "64m", "--pids", "20", "--cpus", "0.5", "--name", "a"];
+    host.dm(&[&limits[..], &["busybox", "sleep", "1000"]].concat()).ok();
+    let bomb = "for i in $(seq 40); do sleep 5 & done; wait";
+    let out = host.dm(&["exec", "a", "sh", "-c", bomb]);
+    assert!(out.stderr.contains("fork"), "{out}");
+    // A line that never ends is kept in memory as a whole.
+    let hog = host.dm(&["exec", "a", "sh", "-c", "tr '\\0' x </dev/zero | head -c 200m | sort"]);
+    assert_ne!(hog.status, 0, "{hog}");
+    assert_eq!(host.state_of("a"), "running");
+}
+
+#[test]
+fn vm_init_reaps_and_passes_signals_on() {
+    let host = Host::with_busybox();
+    let script = "trap 'exit 3' TERM; (sleep 0.1 &) ; while :; do sleep 0.1; done";
+    host.dm(&["run", "-d", "--init", "--name", "a", "busybox", "sh", "-c", script]).ok();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_ne!(host.dm(&["exec", "a", "cat", "/proc/1/comm"]).ok(), "sh");
+    let zombies = host.dm(&["exec", "a", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status"]);
+    assert_eq!(zombies.stdout, "");
+    host.dm(&["stop", "a"]).ok();
+    assert_eq!(host.dm(&["wait", "a"]).ok(), "3");
+}
+
+#[test]
+fn vm_cp_moves_files_in_and_out() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    let file = host.dir().join("file");
+    std::fs::write(&file, "from the host").expect("written");
+    let file = file.to_str().expect("UTF-8");
+    host.dm(&["cp", file, "a:/tmp/there"]).ok();
+    assert_eq!(host.dm(&["exec", "a", "cat", "/tmp/there"]).ok(), "from the host");
+    host.dm(&["exec", "a", "sh", "-c", "echo inside >/tmp/back"]).ok();
+    let back = host.dir().join("back");
+    host.dm(&["cp", "a:/tmp/back", back.to_str().expect("UTF-8")]).ok();
+    assert_eq!(std::fs::read_to_string(back).expect("it was copied"), "inside\n");
+}
+
+#[test]
+fn vm_volumes_and_mounts_are_where_they_were_asked_for() {
+    let host = Host::with_busybox();
+    let shared = host.dir().join("shared");
+    std::fs::create_dir(&shared).expect("made");
+    std::fs::write(shared.join("file"), "of the host\n").expect("written");
+    let bind = format!("{}:/mnt/bind:ro", shared.display());
+    let script = "cat /mnt/bind/file; touch /mnt/bind/x 2>/dev/null && echo writable; \
+                  echo kept >/data/file; echo $(stat -c %a /scratch)";
+    let words = ["run", "--rm", "-v", &bind, "-v", "data:/data", "--tmpfs", "/scratch", "busybox"];
+    let out = host.dm(&[&words[..], &["sh", "-c", script]].concat());
+    assert_eq!(out.ok(), "of the host\n1777");
+    let words = ["run", "--rm", "-v", "data:/data", "busybox", "cat", "/data/file"];
+    assert_eq!(host.dm(&words).ok(), "kept");
+    let words = ["run", "--rm", "--read-only", "busybox", "touch", "/x"];
+    assert_ne!(host.dm(&words).status, 0);
+}
+
+#[test]
+fn vm_a_restarted_host_finds_its_containers_stopped_and_restartable() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", "echo x >>/count; sleep 1000"])
+        .ok();
+    host.wait_inside("a", "test -s /count");
+    // A reboot ends every process, empties the kernel and leaves RUN as it was where it lies on
+    // a disk; only the boot id tells.
+    for (pid, _) in host.processes() {
+        host.sh(&format!("kill -9 {pid}"));
+    }
+    let boot = host.root().join("run/boot_id");
+    if boot.exists() {
+        std::fs::write(&boot, "00000000-0000-0000-0000-000000000000\n").expect("written");
+    }
+    assert_eq!(host.state_of("a"), "stopped");
+    host.dm(&["start", "a"]).ok();
+    host.wait_inside("a", "test $(wc -l </count) = 2");
+}
+
+#[test]
+fn vm_no_process_of_ours_stands_beside_a_running_container() {
+    let host = Host::with_busybox();
+    for name in ["a", "b", "c"] {
+        host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "1000"]).ok();
+    }
+    let all = host.processes();
+    let others: Vec<_> = all.iter().filter(|(_, line)| !line.starts_with("sleep")).collect();
+    assert_eq!(all.len() - others.len(), 3, "{all:?}");
+    assert!(others.len() <= 1, "one keeper for all of them: {others:?}");
+}
