@@ -356,13 +356,17 @@ impl Hierarchy {
         Ok(names)
     }
 
-    /// Where our own process belongs: a cgroup beside those of the containers, in every hierarchy,
-    /// so that it is neither limited nor frozen nor killed with whoever happened to start it.
-    pub fn keeper(&self) -> Result<Placement, CgroupError> {
-        let mut placement = Placement::default();
+    /// Where our own process belongs: the directory of one cgroup beside those of the containers
+    /// in every hierarchy, made where it is missing. There it is neither limited nor frozen nor
+    /// killed with whoever happened to start it, and what it starts inherits nothing of them.
+    ///
+    /// The process enters by writing `0` into `cgroup.procs` of each. That waits for an RCU grace
+    /// period, once in its life.
+    pub fn keeper_dirs(&self) -> Result<Vec<PathBuf>, CgroupError> {
+        let mut dirs = Vec::new();
         if let Some(v2) = &self.0.v2 {
             let dir = v2.parent.child_or_make(KEEPER).map_err(CgroupError::Make)?;
-            placement.v2 = Some(dir.copy().map_err(CgroupError::Open)?);
+            dirs.push(dir.path().to_owned());
         }
         for v1 in &self.0.v1 {
             let parent = v1.parent(&self.0.parent).map_err(CgroupError::Parent)?;
@@ -370,15 +374,15 @@ impl Hierarchy {
             if v1.controllers.contains(Controllers::CPUSET) {
                 fill_cpuset(parent, &dir).map_err(CgroupError::Parent)?;
             }
-            placement.v1_tasks.push(tasks(&dir)?);
+            dirs.push(dir.path().to_owned());
         }
-        Ok(placement)
+        Ok(dirs)
     }
 
     /// Removes the parent from every hierarchy.
     ///
     /// Errors with kind `Busy` while a container or the keeper is in it.
-    pub fn remove_parent(self) -> Result<(), CgroupError> {
+    pub fn remove_parent(&self) -> Result<(), CgroupError> {
         let names = self.names()?;
         if !names.is_empty() {
             let call = crate::CallError::new("rmdir", self.0.parent.clone(), libc::EBUSY);
@@ -677,8 +681,9 @@ impl Cgroup {
     }
 
     /// The id that BPF programs see (bpf_get_current_cgroup_id()); `None` without v2.
-    pub fn v2_id(&self) -> Result<Option<u64>, CgroupError> {
-        self.v2.as_ref().map(Dir::inode).transpose().map_err(CgroupError::Read)
+    pub fn v2_id(&self) -> Option<u64> {
+        // fstat(2) of a descriptor that is held does not fail.
+        self.v2.as_ref()?.inode().ok()
     }
 
     /// Its directory in the v2 hierarchy, opened O_PATH.

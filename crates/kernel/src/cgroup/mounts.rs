@@ -27,7 +27,7 @@ impl Mounts {
         // The table need not be read on a host with v2 alone, which is nearly every host: one call
         // against one line for each mount of the machine.
         if let Ok(fs) = rustix::fs::statfs(ROOT)
-            && i64::from(fs.f_type) == CGROUP2_SUPER_MAGIC
+            && fs.f_type == CGROUP2_SUPER_MAGIC
         {
             return Ok(Self { v1: Vec::new(), v2: Some(ROOT.into()) });
         }

@@ -57,7 +57,7 @@ impl Drop for Scratch {
                 let _ = cgroup.remove();
             }
         }
-        let removed = self.hierarchy.clone().remove_parent();
+        let removed = self.hierarchy.remove_parent();
         if !std::thread::panicking() {
             removed.unwrap();
         }
@@ -119,7 +119,7 @@ fn root_container_is_placed_counted_killed_and_leaves_nothing() {
     assert!(!cgroup.wait_empty(Duration::from_millis(5)).unwrap());
 
     let found = scratch.hierarchy.find("a").unwrap().unwrap();
-    assert_eq!(found.v2_id().unwrap(), cgroup.v2_id().unwrap());
+    assert_eq!(found.v2_id(), cgroup.v2_id());
     assert_eq!(found.pids().unwrap(), cgroup.pids().unwrap());
     assert_eq!(scratch.hierarchy.names().unwrap(), ["a"]);
 
@@ -315,7 +315,7 @@ fn root_delegated_tree_belongs_to_the_container() {
 #[test]
 fn root_parent_that_vanished_is_made_again() {
     let scratch = Scratch::new();
-    scratch.hierarchy.clone().remove_parent().unwrap();
+    scratch.hierarchy.remove_parent().unwrap();
     let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
     assert_eq!(scratch.hierarchy.names().unwrap(), [""; 0], "the old descriptor sees nothing");
     cgroup.remove().unwrap();
@@ -326,8 +326,18 @@ fn root_parent_that_vanished_is_made_again() {
 #[test]
 fn root_keeper_has_a_place_beside_the_containers() {
     let scratch = Scratch::new();
-    let placement = scratch.hierarchy.keeper().unwrap();
-    assert_eq!(placement.v2.is_some(), scratch.hierarchy.layout() != Layout::Legacy);
-    assert_eq!(placement.v1_tasks.len(), scratch.hierarchy.0.v1.len());
+    let dirs = scratch.hierarchy.keeper_dirs().unwrap();
+    assert_eq!(dirs, scratch.hierarchy.keeper_dirs().unwrap());
+    let v2 = usize::from(scratch.hierarchy.layout() != Layout::Legacy);
+    assert_eq!(dirs.len(), scratch.hierarchy.0.v1.len() + v2);
+    let script: String =
+        dirs.iter().map(|d| format!("echo 0 >{}/cgroup.procs;", d.display())).collect();
+    let mut keeper =
+        Command::new("/bin/sh").args(["-ec", &format!("{script} exec sleep 100")]).spawn().unwrap();
+    let procs = || dirs.iter().map(|d| std::fs::read_to_string(d.join("cgroup.procs")).unwrap());
+    until("it entered all", || procs().all(|text| text.trim() == keeper.id().to_string()));
     assert!(scratch.hierarchy.names().unwrap().is_empty());
+    assert_eq!(scratch.hierarchy.remove_parent().unwrap_err().kind(), ErrorKind::Busy);
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
 }
