@@ -31,6 +31,7 @@ mod import;
 mod ingest;
 mod layer;
 mod maintain;
+mod metadata;
 mod mount;
 mod object;
 mod pipeline;
@@ -38,6 +39,8 @@ mod progress;
 pub mod registry;
 mod save;
 mod store;
+mod tree;
+mod walk;
 
 pub use change::{Change, ChangeKind, Commit};
 pub use digest::{Digest, ObjectId};

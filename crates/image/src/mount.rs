@@ -1,17 +1,48 @@
 //! From an image to a root filesystem.
+//!
+//! ```text
+//! overlay            detached, nodev; metacopy, redirect_dir, index, xino
+//!   upper, work      plain directories, owned by the container's ids on the host
+//!   RUN/images/ID    EROFS mounted from meta.erofs, cloned and idmapped for the container
+//!   objects/         data-only: reached by redirects alone, so neither idmapped nor ever listed
+//! ```
+//!
+//! **Who owns what.** The image's files carry the ids they had in their archive; the idmapped clone
+//! shows them as the container's. The upper cannot be idmapped: the mounter's own id would have no
+//! mapping there, and overlayfs would silently mount read-only. So what a container writes is
+//! stored with host ids, and `commit` and `export` shift them back. Objects are root's, 0444; who
+//! may read a file is decided by its metadata before overlayfs opens the object as the mounter.
+//!
+//! **nodev** on the overlay: an image may hold device nodes, and its mounter is the host's root, so
+//! nothing else would keep a container from opening a disk by one (the device cgroup is the other
+//! lock on that door). A container's `/dev` is another mount. **Not nosuid**: setuid programs and
+//! file capabilities work inside the container's user namespace and nowhere else.
+//!
+//! **index=on** keeps hard links of the image together when one of them is written; it ties an
+//! upper to its lower, so an upper is never mounted over another image (ESTALE says so).
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use crate::error::Result;
-use crate::store::{Image, Store};
+use dormouse_kernel::mount::{self as calls, FsContext, MountAttr, OverlayLayer};
+use dormouse_model::IdMap;
+use rustix::fs::{Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+
+use crate::error::{At, Fault, Result, Step};
+use crate::store::{Image, Lock, LockKind, Metadata, Store};
+
+/// statfs(2): what an EROFS says it is.
+const EROFS_MAGIC: i64 = 0xE0F5_E1E2;
 
 /// One read-only layer of a root filesystem.
 #[derive(Debug)]
 pub struct Layer {
     /// Its root directory.
     pub dir: OwnedFd,
-    /// It is only looked into by redirects from the layers above (data-only, KERNEL(6.8)).
+    /// It is only looked into by redirects from the layers above (data-only, KERNEL(6.5)).
     pub data_only: bool,
 }
 
@@ -33,47 +64,277 @@ impl Store {
     /// The read-only layers of an image. Its metadata is mounted at `RUN/images/ID` if it is not
     /// yet; this is safe to call from many processes at once. The calling thread must be in the
     /// host's mount namespace.
-    pub fn rootfs(&self, _image: &Image) -> Result<Lower> {
-        Err(crate::not_yet("mount an image"))
+    pub fn rootfs(&self, image: &Image) -> Result<Lower> {
+        let objects = open_directory(&self.dir.join("objects"))?;
+        let metadata = match image.metadata {
+            Metadata::Stub => open_directory(&self.image_dir(&image.id).join("stub"))?,
+            Metadata::Erofs => self.mounted(image)?,
+        };
+        Ok(Lower {
+            layers: vec![
+                Layer { dir: metadata, data_only: false },
+                Layer { dir: objects, data_only: true },
+            ],
+        })
+    }
+
+    /// The root of an image's EROFS, mounted now if it was not.
+    fn mounted(&self, image: &Image) -> Result<OwnedFd> {
+        let target = self.run.join(&image.id);
+        if let Some(root) = open_mounted(&target)? {
+            return Ok(root);
+        }
+        let _lock = Lock::take(&self.run.join("lock"), LockKind::Exclusive)?;
+        if let Some(root) = open_mounted(&target)? {
+            return Ok(root);
+        }
+        let stub = self.image_dir(&image.id).join("stub");
+        if stub.exists() {
+            return open_directory(&stub);
+        }
+        match fs::create_dir(&target) {
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
+                return Err(e).at("make the directory", &target);
+            }
+            _ => {}
+        }
+        match mount_erofs(&self.image_dir(&image.id).join("meta.erofs")) {
+            Ok(mount) => {
+                let here = rustix::fs::CWD;
+                calls::attach(mount.as_fd(), here, &target).step("attach an image's metadata")?;
+                open_directory(&target)
+            }
+            // KERNEL(6.12): EROFS is mounted from a file. Before, or without EROFS: stubs.
+            Err(e) if matches!(e.errno(), libc_errno::ENOTBLK | libc_errno::ENODEV) => {
+                drop(fs::remove_dir(&target));
+                self.make_stubs(image, &stub)?;
+                open_directory(&stub)
+            }
+            Err(e) => Err(e).step("mount an image's metadata"),
+        }
+    }
+
+    /// Makes the stub directory of an image that was kept as EROFS.
+    fn make_stubs(&self, image: &Image, stub: &Path) -> Result<()> {
+        let tmp = self.tmp_path();
+        let make = || -> Result<()> {
+            let mut tree = crate::tree::Tree::new();
+            for layer in &image.layers {
+                tree.lay(&self.layer(&layer.diff_id)?.entries)?;
+            }
+            crate::metadata::stubs(&tree, &tmp)?;
+            let file = fs::File::open(&tmp).at("open", &tmp)?;
+            rustix::fs::syncfs(&file).at("bring to the disk", &tmp)?;
+            fs::rename(&tmp, stub).at("name the stub directory", stub)
+        };
+        make().inspect_err(|_| drop(fs::remove_dir_all(&tmp)))
     }
 
     /// Unmounts the metadata of one image; containers that run from it keep it alive. Nothing
     /// happens where it is not mounted.
-    pub fn unmount(&self, _id: &str) -> Result<()> {
-        Err(crate::not_yet("unmount an image"))
+    pub fn unmount(&self, id: &str) -> Result<()> {
+        let _lock = Lock::take(&self.run.join("lock"), LockKind::Exclusive)?;
+        self.unmount_locked(id)
+    }
+
+    fn unmount_locked(&self, id: &str) -> Result<()> {
+        let target = self.run.join(id);
+        while open_mounted(&target)?.is_some() {
+            calls::detach(&target).step("unmount an image's metadata")?;
+        }
+        match fs::remove_dir(&target) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(e).at("remove the directory", &target)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Unmounts the metadata of all images, for the end of the last container.
     pub fn unmount_all(&self) -> Result<()> {
-        Err(crate::not_yet("unmount images"))
+        let _lock = Lock::take(&self.run.join("lock"), LockKind::Exclusive)?;
+        let mut first = Ok(());
+        for entry in fs::read_dir(&self.run).at("list", &self.run)? {
+            let name = entry.at("list", &self.run)?.file_name();
+            if let Some(id) = name.to_str().filter(|n| n.len() == 64) {
+                let result = self.unmount_locked(id);
+                first = first.and(result);
+            }
+        }
+        first
     }
 
-    /// Makes the writable layer of a container: `dir/upper` and `dir/work`, owned by `owner`, the
-    /// host id of the container's root. `dir` must be on a file system that can be an overlay's
-    /// upper layer and is made where it is missing.
-    pub fn create_upper(_dir: &Path, _owner: u32) -> Result<(OwnedFd, OwnedFd)> {
-        Err(crate::not_yet("make a writable layer"))
+    /// Makes the writable layer of a container in `dir`, which is made where it is missing:
+    /// `upper` and `work`, owned by the container's root. `dir` must be on a file system that can
+    /// be an overlay's upper layer. The root directory of `lower` lends its mode and owner to
+    /// `upper`, which becomes the root directory of the container.
+    pub fn create_upper(dir: &Path, ids: &IdMap, lower: &Lower) -> Result<(OwnedFd, OwnedFd)> {
+        let mut builder = fs::DirBuilder::new();
+        builder.mode(0o700);
+        builder.recursive(true).create(dir).at("make the directory", dir)?;
+        builder.recursive(false);
+        for name in ["upper", "work"] {
+            let path = dir.join(name);
+            builder.create(&path).at("make the directory", &path)?;
+        }
+        let (upper, work) = Self::open_upper(dir)?;
+        let (mut mode, mut uid, mut gid) = (0o755, 0, 0);
+        if let Some(layer) = lower.layers.first() {
+            let stat = rustix::fs::fstat(&layer.dir).at("stat", "the root of an image")?;
+            (mode, uid, gid) = (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid);
+        }
+        let own = |fd: &OwnedFd, uid: u32, gid: u32, mode: u32| -> Result<()> {
+            // Where the container has no such id, its root is the owner.
+            let host = |id| Some(ids.to_host(id).unwrap_or(ids.base));
+            let (uid, gid) = (host(uid).map(Uid::from_raw), host(gid).map(Gid::from_raw));
+            rustix::fs::fchown(fd, uid, gid).at("change the owner of", dir)?;
+            rustix::fs::fchmod(fd, Mode::from_raw_mode(mode)).at("change the mode of", dir)
+        };
+        own(&upper, uid, gid, mode)?;
+        own(&work, 0, 0, 0o700)?;
+        Ok((upper, work))
     }
 
     /// Opens what [`Store::create_upper`] made: the upper and the work directory.
-    pub fn open_upper(_dir: &Path) -> Result<(OwnedFd, OwnedFd)> {
-        Err(crate::not_yet("open a writable layer"))
+    pub fn open_upper(dir: &Path) -> Result<(OwnedFd, OwnedFd)> {
+        let open = |name: &str| {
+            let path = dir.join(name);
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::open(&path, flags, Mode::empty()).at("open", &path)
+        };
+        Ok((open("upper")?, open("work")?))
     }
 
     /// Removes a writable layer with everything in it. Nothing happens where there is none.
-    pub fn remove_upper(_dir: &Path) -> Result<()> {
-        Err(crate::not_yet("remove a writable layer"))
+    pub fn remove_upper(dir: &Path) -> Result<()> {
+        match fs::remove_dir_all(dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            result => result.at("remove the directory", dir),
+        }
     }
+}
+
+/// The error numbers asked for here, which are the same on every Linux.
+mod libc_errno {
+    pub(super) const ENOTBLK: i32 = rustix::io::Errno::NOTBLK.raw_os_error();
+    pub(super) const ENODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
+    pub(super) const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
+    pub(super) const EOPNOTSUPP: i32 = rustix::io::Errno::OPNOTSUPP.raw_os_error();
+}
+
+fn open_directory(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).at("open", path)
+}
+
+/// The root of the EROFS that is mounted there; `None` where there is none.
+fn open_mounted(target: &Path) -> Result<Option<OwnedFd>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::open(target, flags, Mode::empty()) {
+        Ok(root) => {
+            let stat = rustix::fs::fstatfs(&root).at("ask for the file system of", target)?;
+            Ok((stat.f_type as i64 == EROFS_MAGIC).then_some(root))
+        }
+        Err(Errno::NOENT) => Ok(None),
+        Err(e) => Err(e).at("open", target),
+    }
+}
+
+fn mount_erofs(file: &Path) -> dormouse_kernel::error::Result<OwnedFd> {
+    let context = FsContext::open("erofs")?;
+    context.set_string("source", &file.to_string_lossy())?;
+    context.create(MountAttr::RDONLY | MountAttr::NODEV)
 }
 
 /// Makes a root filesystem: an overlay of `lower` and, where there is one, a volume of `(upper,
 /// work)` as a detached mount, `nodev`. The lower layers are idmapped with `userns`, the user
 /// namespace of the container; upper and work are not, and are owned by the container's ids on the
 /// host. Without a volume the root is read-only.
+///
+/// Fails with ESTALE when the volume was used over another image.
 pub fn assemble(
-    _lower: &Lower,
-    _userns: Option<BorrowedFd<'_>>,
-    _volume: Option<(&OwnedFd, &OwnedFd)>,
+    lower: &Lower,
+    userns: Option<BorrowedFd<'_>>,
+    volume: Option<(&OwnedFd, &OwnedFd)>,
 ) -> Result<OwnedFd> {
-    Err(crate::not_yet("put a root filesystem together"))
+    if let ([only], None) = (&lower.layers[..], volume) {
+        // Nothing to lay over one another.
+        let mount = calls::clone_tree(only.dir.as_fd(), "", false).step("clone the root")?;
+        if let Some(userns) = userns {
+            calls::idmap(mount.as_fd(), userns, false).step("map the ids of the root")?;
+        }
+        let attr = MountAttr::RDONLY | MountAttr::NODEV;
+        calls::set_attr(mount.as_fd(), false, attr, MountAttr::empty())
+            .step("make the root read-only")?;
+        return Ok(mount);
+    }
+    // KERNEL(6.15): before, making an overlay uses up the clones; so each attempt has its own.
+    let build = |options: &[(&str, Option<&str>)]| {
+        let mut clones = Vec::new();
+        for layer in &lower.layers {
+            clones.push(match (userns, layer.data_only) {
+                (Some(userns), false) => {
+                    let clone = calls::clone_tree(layer.dir.as_fd(), "", false)?;
+                    calls::idmap(clone.as_fd(), userns, false)?;
+                    Some(clone)
+                }
+                _ => None,
+            });
+        }
+        let layers: Vec<OverlayLayer<'_>> = lower
+            .layers
+            .iter()
+            .zip(&clones)
+            .map(|(layer, clone)| OverlayLayer {
+                fd: clone.as_ref().unwrap_or(&layer.dir).as_fd(),
+                data_only: layer.data_only,
+            })
+            .collect();
+        let volume = volume.map(|(upper, work)| (upper.as_fd(), work.as_fd()));
+        calls::overlay(&layers, volume, options)
+    };
+    const ON: Option<&str> = Some("on");
+    let all = [("metacopy", ON), ("redirect_dir", ON), ("index", ON), ("xino", ON)];
+    let few = [("metacopy", ON), ("redirect_dir", ON)];
+    let result = match (build(if volume.is_some() { &all } else { &few }), volume) {
+        // A file system below that cannot be found again by handle, or numbers inodes in 64 bits.
+        (Err(e), Some(_)) if matches!(e.errno(), libc_errno::EINVAL | libc_errno::EOPNOTSUPP) => {
+            build(&few).map_err(|_| e)
+        }
+        (result, _) => result,
+    };
+    let root = result.step("lay the layers over one another")?;
+    calls::set_attr(root.as_fd(), false, MountAttr::NODEV, MountAttr::empty())
+        .step("forbid device nodes in the root")?;
+    if volume.is_some() {
+        // LIMIT of overlayfs: it mounts read-only, and says so only in the kernel's log, when it
+        // cannot use the work directory.
+        let stat = rustix::fs::fstatvfs(&root).at("ask for the state of", "the root")?;
+        if stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+            let what = "the writable layer cannot be written: overlayfs mounted it read-only \
+                        (its file system is full, read-only, or cannot be an upper layer)";
+            return Err(Fault::Busy { what: what.to_owned() }.into());
+        }
+    }
+    Ok(root)
+}
+
+/// The merged view of a container's files for reading, with nothing mounted anywhere: the upper is
+/// one more read-only layer, so that a work directory and a lock on the upper are not needed.
+pub(crate) fn view(lower: &Lower, upper: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
+    if let (None, [only]) = (upper, &lower.layers[..]) {
+        return only.dir.try_clone().at("copy the descriptor of", "the root");
+    }
+    let own = lower
+        .layers
+        .iter()
+        .map(|layer| OverlayLayer { fd: layer.dir.as_fd(), data_only: layer.data_only });
+    let upper = upper.map(|fd| OverlayLayer { fd, data_only: false });
+    let layers: Vec<_> = upper.into_iter().chain(own).collect();
+    const ON: Option<&str> = Some("on");
+    let options = [("metacopy", ON), ("redirect_dir", Some("follow"))];
+    let mount = calls::overlay(&layers, None, &options).step("look at the files of a container")?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    // The mount's own descriptor is O_PATH; this one can be listed, and keeps the mount alive.
+    rustix::fs::openat(&mount, ".", flags, Mode::empty()).at("open", "the root of a container")
 }

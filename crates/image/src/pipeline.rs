@@ -93,7 +93,7 @@ pub(crate) fn run(
     found("the uncompressed layer", expect.diff_id, diff_id)?;
     let Parsed { entries, recorder, tar_bytes } = parsed;
     // Whether the entries make a tree is found out before the layer is kept.
-    // (tree)
+    crate::tree::check_layer(&entries)?;
     let file = recorder.finish(tar_bytes, &entries)?;
     publish(store, &diff_id, &file)?;
     Ok(Ingested { blob, blob_bytes, diff_id, tar_bytes, new_bytes: objects.new_bytes() })

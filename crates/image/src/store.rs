@@ -11,6 +11,7 @@
 //!     image.json               ours: layers, digest, size (`Record`)
 //!     manifest.json            the manifest it came with, where there was one
 //!     meta.erofs  or  stub/    the tree: names, owners, modes, xattrs, and where the content is
+//!   partial/                   downloads that were cut, for the registry client
 //!   tmp/                       what is being made; on the same file system, so that rename publishes
 //! RUN/images/                  `images` below the runtime directory, 0700
 //!   lock                       taken to mount and unmount
@@ -129,7 +130,7 @@ impl Store {
                 .create(path)
                 .at("make the directory", path)
         };
-        for sub in ["objects", "layers", "images", "tmp"] {
+        for sub in ["objects", "layers", "images", "partial", "tmp"] {
             make(&dir.join(sub))?;
         }
         make(run)?;
@@ -196,6 +197,12 @@ impl Store {
             names.insert(name.to_string(), id.to_owned());
             Ok(())
         })
+    }
+
+    /// Where downloads that were cut wait to be resumed; on the same file system as the rest. Files
+    /// in it that nobody has written to for the grace time are removed by [`Store::prune`].
+    pub fn partial_dir(&self) -> PathBuf {
+        self.dir.join("partial")
     }
 
     pub(crate) fn image_dir(&self, id: &str) -> PathBuf {
