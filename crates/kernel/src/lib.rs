@@ -26,6 +26,7 @@ pub mod proc;
 pub mod process;
 pub mod resolve;
 pub mod rlimit;
+pub mod seccomp;
 pub mod sysctl;
 pub mod weaken;
 

@@ -297,15 +297,29 @@ pub struct Instruction {
 /// EACCES without no_new_privs or CAP_SYS_ADMIN in the thread's user namespace, EINVAL when the
 /// filter is malformed or longer than 4096 instructions.
 pub fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
+    load_program(filter.as_ptr().cast(), filter.len())
+}
+
+/// The same with the instructions as bytes, eight each, at any alignment.
+pub fn load_filter_bytes(filter: &[u8]) -> Result<(), Errno> {
+    if !filter.len().is_multiple_of(size_of::<Instruction>()) {
+        return Err(Errno::INVAL);
+    }
+    load_program(filter.as_ptr(), filter.len() / size_of::<Instruction>())
+}
+
+fn load_program(instructions: *const u8, length: usize) -> Result<(), Errno> {
+    /// The kernel's `struct sock_fprog`.
     #[repr(C)]
     struct Program {
         length: u16,
-        instructions: *const Instruction,
+        instructions: *const u8,
     }
     const SET_MODE_FILTER: libc::c_uint = 1;
-    let Ok(length) = u16::try_from(filter.len()) else { return Err(Errno::INVAL) };
-    let program = Program { length, instructions: filter.as_ptr() };
-    // SAFETY: pointer and length describe one slice, whose layout is that of `struct sock_filter`.
+    let Ok(length) = u16::try_from(length) else { return Err(Errno::INVAL) };
+    let program = Program { length, instructions };
+    // SAFETY: pointer and length are those of one slice, by the two callers; the kernel copies
+    // from it at any alignment, and checks what it finds.
     check(unsafe {
         libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, 0, &program as *const Program)
     })

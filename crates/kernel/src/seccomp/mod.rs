@@ -1,0 +1,183 @@
+//! System call filters (seccomp(2)): a policy, its compiler, and the policy of the house.
+//!
+//! **The idea.** A [`Policy`] says for every system call number what becomes of it, and for a few
+//! what depends on their arguments. The compiler turns it into classic BPF: not a list of
+//! comparisons, but a binary tree over the *ranges* of numbers that are treated alike. The kernel
+//! runs a new filter once for every number it knows, to learn which ones are always allowed (those
+//! never run it again); so loading costs numbers times depth, and a tree of some hundred ranges is
+//! seven comparisons deep where a list of 300 numbers is 150 on average.
+//!
+//! **What a program must look like** so that the kernel recognises "always allowed": the way to
+//! the answer may read the number and the machine, nothing else. Arguments are only read in the
+//! leaves that need them.
+//!
+//! **Widths.** Many arguments are `int` to the kernel: it ignores their upper half. Comparing all
+//! 64 bits would let `ioctl(fd, 1 << 32 | TIOCSTI)` pass a rule about TIOCSTI. So every condition
+//! says which width the kernel looks at: [`Argument::Int`] or [`Argument::Long`].
+//!
+//! **Other ABIs.** One kernel answers three sets of numbers. Calls of i386 (`int 0x80`, 32-bit
+//! programs) end the process with SIGSYS: a program of which every call failed would not stop but
+//! stumble, and an attack on the other table gets no second try. Numbers of x32 get ENOSYS, which
+//! is what nearly all kernels say by themselves: they are built without it.
+//!
+//! **Not here**: user notification, tracing, other machines than x86_64.
+
+mod compile;
+mod house;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use house::{Network, default_filter, default_filter_for, default_policy};
+
+use crate::call::{self, Instruction};
+use crate::error::{Explain, Result};
+
+/// What becomes of a system call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// It happens.
+    Allow,
+    /// It fails with this error number and does nothing else.
+    Errno(u16),
+    /// The whole process ends with SIGSYS.
+    Kill,
+}
+
+/// An argument of a system call, by position from 0, as wide as the kernel reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Argument {
+    /// Its lower 32 bits.
+    Int(u8),
+    /// All 64 bits.
+    Long(u8),
+}
+
+/// What an argument must be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Test {
+    /// This number.
+    Equal(u64),
+    /// One of these.
+    OneOf(Vec<u64>),
+    /// This number, when only the bits of the mask are looked at.
+    Masked {
+        /// The bits to look at.
+        mask: u64,
+        /// What they must be.
+        value: u64,
+    },
+}
+
+/// One condition of a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Condition {
+    /// What is looked at.
+    pub argument: Argument,
+    /// What it must be.
+    pub test: Test,
+}
+
+impl Condition {
+    /// `argument` passes `test`.
+    pub fn new(argument: Argument, test: Test) -> Self {
+        Self { argument, test }
+    }
+}
+
+/// An answer that is given when all conditions hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// All must hold.
+    pub when: Vec<Condition>,
+    /// What happens then.
+    pub then: Action,
+}
+
+/// What becomes of one system call number: the first rule that holds decides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// In this order.
+    pub rules: Vec<Rule>,
+    /// When none holds.
+    pub otherwise: Action,
+}
+
+impl From<Action> for Decision {
+    fn from(action: Action) -> Self {
+        Self { rules: Vec::new(), otherwise: action }
+    }
+}
+
+/// What becomes of every system call of x86_64.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    otherwise: Decision,
+    x32: Decision,
+    decisions: BTreeMap<u32, Decision>,
+}
+
+/// The first number of x32, a bit on top of the numbers of x86_64.
+const X32: u32 = 0x4000_0000;
+
+impl Policy {
+    /// A policy that gives the same answer to every call.
+    pub fn new(otherwise: Action) -> Self {
+        let x32 = Action::Errno(libc::ENOSYS as u16).into();
+        Self { otherwise: otherwise.into(), x32, decisions: BTreeMap::new() }
+    }
+
+    /// Decides about one number, in place of what was decided before. Numbers of x32 can't be
+    /// allowed: they are ignored.
+    pub fn set(&mut self, number: u32, decision: impl Into<Decision>) {
+        if number < X32 {
+            self.decisions.insert(number, decision.into());
+        }
+    }
+
+    /// What was decided about a number.
+    pub fn decision(&self, number: u32) -> &Decision {
+        if number >= X32 {
+            return &self.x32;
+        }
+        self.decisions.get(&number).unwrap_or(&self.otherwise)
+    }
+
+    /// The program that does what the policy says.
+    ///
+    /// `None` when it would be longer than the kernel's 4,096 instructions, or when a condition is
+    /// about an argument that no system call has, or names more than 255 numbers.
+    pub fn compile(&self) -> Option<Filter> {
+        compile::compile(self).map(Filter)
+    }
+}
+
+/// A compiled filter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter(Vec<Instruction>);
+
+impl Filter {
+    /// The program.
+    pub fn instructions(&self) -> &[Instruction] {
+        &self.0
+    }
+
+    /// The program as an array of the kernel's `struct sock_filter`, eight bytes each, for
+    /// [`call::load_filter_bytes`].
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0
+            .iter()
+            .flat_map(|instruction| {
+                let [a, b] = instruction.code.to_ne_bytes();
+                let [c, d, e, f] = instruction.k.to_ne_bytes();
+                [a, b, instruction.jump_true, instruction.jump_false, c, d, e, f]
+            })
+            .collect()
+    }
+
+    /// Loads it for the calling thread and what it becomes or makes from now on.
+    pub fn load(&self) -> Result<()> {
+        call::load_filter(&self.0).explain("seccomp", || format!("{} instructions", self.0.len()))
+    }
+}
