@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use dormouse_kernel::resolve::{create_directories, create_file, in_root};
 use rustix::fs::{Mode, OFlags};
@@ -84,7 +85,7 @@ fn swapped_directory_never_leads_outside() {
     symlink("../outside", inside.join("b")).unwrap();
     let root = open(&inside);
     let stop = AtomicBool::new(false);
-    let made = std::thread::scope(|scope| {
+    let (made, refused) = std::thread::scope(|scope| {
         scope.spawn(|| {
             let (a, b) = (inside.join("a"), inside.join("b"));
             let exchange = rustix::fs::RenameFlags::EXCHANGE;
@@ -94,12 +95,18 @@ fn swapped_directory_never_leads_outside() {
             }
         });
         let mode = Mode::from_raw_mode(0o755);
-        let made = (0..3000)
-            .filter(|index| create_directories(root.as_fd(), format!("a/{index}/x"), mode).is_ok())
-            .count();
+        // Until both sides of the race were seen often enough.
+        let (mut made, mut refused) = (0, 0);
+        let end = Instant::now() + Duration::from_secs(20);
+        while (made < 300 || refused < 300) && Instant::now() < end {
+            match create_directories(root.as_fd(), format!("a/{made}/x"), mode) {
+                Ok(_) => made += 1,
+                Err(_) => refused += 1,
+            }
+        }
         stop.store(true, Ordering::Relaxed);
-        made
+        (made, refused)
     });
-    assert!(made > 0, "the swapper always won: nothing was tried");
+    assert!(made > 0 && refused > 0, "no race: {made} made, {refused} refused");
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
 }
