@@ -345,6 +345,22 @@ impl Keeper {
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
+    /// Asks the keeper to end now and waits until it has let go of its socket. Refused with EBUSY
+    /// while it has children or other connections.
+    pub fn end(mut self) -> Result<(), LaunchError> {
+        match self.ask(&Request::End, &[]) {
+            Err(LaunchError::KeeperGone) => return Ok(()),
+            other => drop(other?),
+        }
+        loop {
+            match self.hear(RecvFlags::empty()) {
+                Ok(_) => {}
+                Err(LaunchError::KeeperGone) => return Ok(()),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
     /// Lets the keeper drop console, standard input and logs of a container.
     pub fn forget(&mut self, container: &str) -> Result<(), LaunchError> {
         self.done(&Request::Forget { id: id(container)? }, &[])

@@ -106,9 +106,15 @@ impl Newborn {
     fn hear(&self) -> Result<(Option<FromNewborn>, Option<OwnedFd>), LaunchError> {
         let mut bytes = [0; 32];
         let mut fd = None;
-        let n = wire::receive(&self.sock, &mut bytes, RecvFlags::empty(), |f| fd = Some(f));
+        let mut receive =
+            || wire::receive(&self.sock, &mut bytes, RecvFlags::empty(), |f| fd = Some(f));
+        // A process that ends with messages of ours unread resets the connection; that is told
+        // once, before what it said.
+        let n = match receive() {
+            Err(rustix::io::Errno::CONNRESET) => receive(),
+            other => other,
+        };
         match n {
-            // A process that ends with messages of ours unread resets the connection.
             Ok(0) | Err(rustix::io::Errno::CONNRESET) => Ok((None, None)),
             Ok(n) => match FromNewborn::from_bytes(&bytes[..n]) {
                 Some(message) => Ok((Some(message), fd)),

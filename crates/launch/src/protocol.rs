@@ -246,6 +246,8 @@ pub enum Request {
         /// The container.
         id: Id,
     },
+    /// End now. `Refused(EBUSY)` while there is something to keep.
+    End,
 }
 
 impl Request {
@@ -285,6 +287,7 @@ impl Request {
             Self::AttachConsole { id } => with_id(8, id),
             Self::AttachStdin { id } => with_id(9, id),
             Self::Forget { id } => with_id(10, id),
+            Self::End => head(11),
         }
     }
 
@@ -324,6 +327,7 @@ impl Request {
             8 => Self::AttachConsole { id: fields.id()? },
             9 => Self::AttachStdin { id: fields.id()? },
             10 => Self::Forget { id: fields.id()? },
+            11 => Self::End,
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;

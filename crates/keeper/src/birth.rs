@@ -1,0 +1,197 @@
+//! Clones a newborn with its namespaces, in its cgroup, with its ids.
+
+use std::ffi::{c_int, c_void};
+use std::fmt::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use dormouse_kernel::call::{
+    self as kernel, CloneArgs, CloneFlags, Cloned, FsCommand, MountAttr, Namespace,
+};
+use dormouse_launch::protocol::{SpawnRequest, with};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::newborn::{Heritage, live};
+use crate::tiny::Outside;
+use crate::{Failed, Step, call, tiny};
+
+/// The namespaces that a spawn may ask for.
+const NAMESPACES: CloneFlags = CloneFlags::NEWTIME
+    .union(CloneFlags::NEWNS)
+    .union(CloneFlags::NEWCGROUP)
+    .union(CloneFlags::NEWUTS)
+    .union(CloneFlags::NEWIPC)
+    .union(CloneFlags::NEWUSER)
+    .union(CloneFlags::NEWPID)
+    .union(CloneFlags::NEWNET);
+
+/// A process that waits for its plan.
+#[derive(Debug)]
+pub struct Born {
+    /// Its pid.
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`.
+    pub start_time: u64,
+    /// Itself.
+    pub pidfd: OwnedFd,
+    /// A procfs of its pid namespace, where one was asked for.
+    pub proc: Option<OwnedFd>,
+}
+
+/// Clones a newborn. `fds` are those of the request. If a step after the clone fails, the newborn is
+/// killed; it is reaped as every other child.
+pub fn give(
+    outside: &Outside,
+    heritage: Heritage,
+    request: &SpawnRequest,
+    fds: &[OwnedFd],
+) -> Result<Born, Failed> {
+    let flags = CloneFlags::from_bits_retain(request.flags);
+    let maps_without_user = !request.uid_map.is_empty() && !flags.contains(CloneFlags::NEWUSER);
+    if !NAMESPACES.contains(flags) || maps_without_user {
+        return Err(Failed { step: "make such namespaces", source: Errno::INVAL });
+    }
+    let mut fds = fds.iter();
+    let sock = fds.next().ok_or(Errno::BADMSG).step("find the newborn's socket")?;
+    let mut take = |bit| if request.with & bit != 0 { fds.next() } else { None };
+    let netns = take(with::NETNS);
+    let pid_namespace = take(with::PID_NAMESPACE);
+    let into_cgroup = take(with::CGROUP).map(OwnedFd::as_fd);
+
+    let (pid, pidfd) = {
+        let _back = Visit::go(outside, netns, pid_namespace)?;
+        let flags = flags | CloneFlags::CLEAR_SIGHAND;
+        // SAFETY: the keeper has one thread; the child lives in `live`, which neither allocates nor
+        // locks, and never returns.
+        match unsafe { kernel::clone3(&CloneArgs { flags, into_cgroup }) } {
+            Ok(Cloned::Child) => live(sock.as_raw_fd(), outside.proc.as_raw_fd(), heritage),
+            Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
+            Err(source) => return Err(Failed { step: "clone a process", source }),
+        }
+    };
+    let rest = || {
+        if !request.uid_map.is_empty() {
+            write_maps(outside.proc.as_fd(), pid, request).step("map the ids")?;
+        }
+        let proc = match request.with & with::PROC {
+            0 => None,
+            _ => Some(make_proc(outside, pidfd.as_fd()).step("make its procfs")?),
+        };
+        Ok((start_time(outside.proc.as_fd(), pid).step("read its start time")?, proc))
+    };
+    match rest() {
+        Ok((start_time, proc)) => Ok(Born { pid, start_time, pidfd, proc }),
+        Err(e) => {
+            let _ = kernel::pidfd_send_signal(pidfd.as_fd(), 9);
+            Err(e)
+        }
+    }
+}
+
+/// While it lives, the keeper's children are born into other namespaces.
+struct Visit<'o> {
+    outside: &'o Outside,
+    net: bool,
+    pid: bool,
+}
+
+impl<'o> Visit<'o> {
+    fn go(
+        outside: &'o Outside,
+        net: Option<&OwnedFd>,
+        pid_of: Option<&OwnedFd>,
+    ) -> Result<Self, Failed> {
+        let mut visit = Self { outside, net: false, pid: false };
+        if let Some(net) = net {
+            kernel::setns(net.as_fd(), CloneFlags::NEWNET).step("enter the network namespace")?;
+            visit.net = true;
+        }
+        if let Some(process) = pid_of {
+            kernel::setns(process.as_fd(), CloneFlags::NEWPID).step("enter the pid namespace")?;
+            visit.pid = true;
+        }
+        Ok(visit)
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        // A keeper that cannot go home would put the next container into this one's namespaces: it
+        // ends instead, and its children live on without it. Both calls need no memory that could
+        // be lacking for long, and succeed for who has just succeeded in the other direction.
+        if self.net && kernel::setns(self.outside.net.as_fd(), CloneFlags::NEWNET).is_err() {
+            kernel::exit(1);
+        }
+        if self.pid && kernel::setns(self.outside.pid.as_fd(), CloneFlags::NEWPID).is_err() {
+            kernel::exit(1);
+        }
+    }
+}
+
+fn write_maps(proc: BorrowedFd<'_>, pid: u32, request: &SpawnRequest) -> Result<(), Errno> {
+    for (name, map) in [("uid_map", &request.uid_map), ("gid_map", &request.gid_map)] {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(proc, format!("{pid}/{name}"), flags, Mode::empty())?;
+        if rustix::io::write(&file, map.as_bytes())? != map.len() {
+            return Err(Errno::INVAL);
+        }
+    }
+    Ok(())
+}
+
+fn start_time(proc: BorrowedFd<'_>, pid: u32) -> Result<u64, Errno> {
+    let mut path = String::with_capacity(16);
+    // Writing to a String cannot fail.
+    let _ = write!(path, "{pid}/stat");
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, path, flags, Mode::empty())?;
+    let mut text = [0u8; 1024];
+    let n = rustix::io::read(&file, &mut text)?;
+    let text = std::str::from_utf8(&text[..n]).map_err(|_| Errno::ILSEQ)?;
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    fields.split_whitespace().nth(19).and_then(|f| f.parse().ok()).ok_or(Errno::BADMSG)
+}
+
+const PROC_ATTR: MountAttr = MountAttr::NOSUID.union(MountAttr::NODEV).union(MountAttr::NOEXEC);
+
+/// A procfs of the newborn's pid namespace, mounted nowhere. KERNEL(6.17): by the `pidns`
+/// parameter; before, by a process that is inside for a moment.
+fn make_proc(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    match proc_by_parameter(newborn) {
+        Err(_) => proc_by_helper(outside, newborn),
+        made => made,
+    }
+}
+
+fn proc_by_parameter(newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    let namespace = kernel::pidfd_get_namespace(newborn, Namespace::Pid)?;
+    let context = kernel::fsopen(c"proc")?;
+    kernel::fsconfig(context.as_fd(), FsCommand::String(c"source", c"proc"))?;
+    kernel::fsconfig(context.as_fd(), FsCommand::Fd(c"pidns", namespace.as_fd()))?;
+    kernel::fsconfig(context.as_fd(), FsCommand::Create)?;
+    kernel::fsmount(context.as_fd(), PROC_ATTR)
+}
+
+/// The helper shares memory and descriptors with the keeper, which sleeps until it has ended. It is
+/// the second process of the namespace, and gone before the first has its plan.
+fn proc_by_helper(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    extern "C" fn body(made: *mut c_void) -> c_int {
+        let made = made.cast::<Option<Result<OwnedFd, Errno>>>();
+        // SAFETY: it points to the caller's variable, who sleeps meanwhile.
+        unsafe { made.write(Some(tiny::new(c"proc", &[], PROC_ATTR))) };
+        0
+    }
+    let mut made: Option<Result<OwnedFd, Errno>> = None;
+    let pid = {
+        let pid = rustix::io::fcntl_dupfd_cloexec(newborn, 0)?;
+        let _back = Visit::go(outside, None, Some(&pid)).map_err(|e| e.source)?;
+        // SAFETY: the body makes four system calls; what it writes outlives it.
+        unsafe { call::run_aside(body, (&raw mut made).cast()) }?
+    };
+    // It has let go of the memory and is about to be a zombie, if it is not one yet.
+    let helper = rustix::process::Pid::from_raw(pid);
+    let _ = rustix::io::retry_on_intr(|| {
+        rustix::process::waitpid(helper, rustix::process::WaitOptions::empty())
+    });
+    made.unwrap_or(Err(Errno::IO))
+}

@@ -1,0 +1,226 @@
+//! System calls that only the keeper and its newborns make. None allocates or locks.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+
+fn check(returned: libc::c_long) -> Result<usize, Errno> {
+    if returned >= 0 {
+        return Ok(returned as usize);
+    }
+    // SAFETY: the location is valid for the life of the thread.
+    Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
+}
+
+/// sigprocmask(2): bit N-1 of `mask` blocks signal N, the others are let through.
+pub fn block_signals(mask: u64) -> Result<(), Errno> {
+    // SAFETY: the mask is 8 bytes, as its size says.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &mask as *const u64,
+            std::ptr::null::<u64>(),
+            8usize,
+        )
+    })
+    .map(drop)
+}
+
+/// signalfd4(2) for the signals of `mask`, closed on exec, never blocking.
+pub fn signal_fd(mask: u64) -> Result<OwnedFd, Errno> {
+    let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+    // SAFETY: the mask is 8 bytes, as its size says.
+    let fd = check(unsafe {
+        libc::syscall(libc::SYS_signalfd4, -1, &mask as *const u64, 8usize, flags)
+    })?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
+}
+
+/// sigwaitinfo(2): waits for one of the blocked signals of `mask`.
+pub fn wait_signal(mask: u64) -> Result<i32, Errno> {
+    // SAFETY: the mask is 8 bytes, as its size says; null asks for no details and no timeout.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigtimedwait,
+            &mask as *const u64,
+            std::ptr::null::<c_void>(),
+            std::ptr::null::<c_void>(),
+            8usize,
+        )
+    })
+    .map(|signal| signal as i32)
+}
+
+/// kill(2).
+pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
+    // SAFETY: only integers are passed.
+    check(unsafe { libc::syscall(libc::SYS_kill, pid, signal) }).map(drop)
+}
+
+/// wait4(2) for any child, not blocking: pid and status, `None` where none has ended.
+pub fn reap() -> Result<Option<(i32, i32)>, Errno> {
+    let mut status = 0;
+    // SAFETY: the status is written where a c_int is; null asks for no usage.
+    let pid = check(unsafe {
+        libc::syscall(
+            libc::SYS_wait4,
+            -1,
+            &mut status as *mut c_int,
+            libc::WNOHANG,
+            std::ptr::null::<c_void>(),
+        )
+    })?;
+    Ok((pid != 0).then_some((pid as i32, status)))
+}
+
+/// fork(2) by the plain call: a filter that cannot look into clone3's structure refuses that one.
+/// Gives 0 in the child.
+///
+/// # Safety
+/// There is one thread, and the child calls nothing that allocates or locks.
+pub unsafe fn fork() -> Result<i32, Errno> {
+    // SAFETY: no memory is shared and no pointer passed; the rest is the caller's promise.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_clone,
+            libc::SIGCHLD as libc::c_long,
+            0usize,
+            0usize,
+            0usize,
+            0usize,
+        )
+    })
+    .map(|pid| pid as i32)
+}
+
+/// execve(2) with tables that lie in memory as the kernel wants them. Returns only on failure.
+///
+/// # Safety
+/// Both tables are arrays of pointers to texts ended by NUL, and end with null.
+pub unsafe fn execve(path: &CStr, argv: *const *const c_char, envp: *const *const c_char) -> Errno {
+    // SAFETY: the path is a C string; the tables are the caller's promise.
+    let failed = check(unsafe { libc::syscall(libc::SYS_execve, path.as_ptr(), argv, envp) });
+    failed.err().unwrap_or(Errno::NOEXEC)
+}
+
+/// close_range(2): closes descriptors from `first` on. KERNEL(5.9).
+///
+/// # Safety
+/// Nobody uses them afterwards.
+pub unsafe fn close_from(first: c_int) -> Result<(), Errno> {
+    // SAFETY: only integers are passed; the rest is the caller's promise.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) }).map(drop)
+}
+
+/// close_range(2) with CLOSE_RANGE_CLOEXEC: execve closes descriptors from `first` on. KERNEL(5.11).
+pub fn close_on_exec_from(first: c_int) -> Result<(), Errno> {
+    // SAFETY: only integers are passed.
+    check(unsafe {
+        libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_CLOEXEC)
+    })
+    .map(drop)
+}
+
+/// dup3(2) onto a fixed number, whatever was there; closed on exec if `close_on_exec`.
+///
+/// # Safety
+/// Nobody owns the number.
+pub unsafe fn duplicate_to(
+    fd: BorrowedFd<'_>,
+    number: c_int,
+    close_on_exec: bool,
+) -> Result<(), Errno> {
+    if fd.as_raw_fd() == number {
+        return rustix::io::fcntl_setfd(
+            fd,
+            match close_on_exec {
+                true => rustix::io::FdFlags::CLOEXEC,
+                false => rustix::io::FdFlags::empty(),
+            },
+        );
+    }
+    let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: only integers are passed; the rest is the caller's promise.
+    check(unsafe { libc::syscall(libc::SYS_dup3, fd.as_raw_fd(), number, flags) }).map(drop)
+}
+
+/// sethostname(2) or setdomainname(2).
+pub fn set_uts_name(name: &CStr, domain: bool) -> Result<(), Errno> {
+    let call = if domain { libc::SYS_setdomainname } else { libc::SYS_sethostname };
+    // SAFETY: pointer and length describe the text.
+    check(unsafe { libc::syscall(call, name.as_ptr(), name.count_bytes()) }).map(drop)
+}
+
+/// Whether getcwd(2) names a place below the root; outside of it the text is `(unreachable)/...`.
+pub fn directory_is_reachable() -> bool {
+    let mut text = [0u8; 4096];
+    // SAFETY: pointer and length describe the buffer.
+    let n = check(unsafe { libc::syscall(libc::SYS_getcwd, text.as_mut_ptr(), text.len()) });
+    n.is_ok() && text[0] == b'/'
+}
+
+/// Where the arguments of this program lie, which `ps` shows: from `/proc/self/stat`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Arguments {
+    start: usize,
+    end: usize,
+}
+
+impl Arguments {
+    /// Finds them; an empty place where the text cannot be read.
+    pub fn find() -> Self {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let mut fields = fields.split_whitespace().skip(45).map(str::parse);
+        match (fields.next(), fields.next()) {
+            (Some(Ok(start)), Some(Ok(end))) if start < end && end - start < 1 << 20 => {
+                Self { start, end }
+            }
+            _ => Self::default(),
+        }
+    }
+
+    /// Overwrites them with `name`: a newborn is seen inside a container before it has a program.
+    ///
+    /// # Safety
+    /// This process is a newborn: nothing reads the arguments any more.
+    pub unsafe fn overwrite(self, name: &[u8]) {
+        let length = self.end - self.start;
+        if length == 0 {
+            return;
+        }
+        let n = name.len().min(length - 1);
+        // SAFETY: the kernel has laid the arguments there, on the stack, and they are written to by
+        // nobody else; the length was checked by `find`.
+        unsafe {
+            std::ptr::write_bytes(self.start as *mut u8, 0, length);
+            std::ptr::copy_nonoverlapping(name.as_ptr(), self.start as *mut u8, n);
+        }
+    }
+}
+
+/// Runs `body` with `argument` in a process of its own that shares memory and descriptors with the
+/// caller, who sleeps until it has ended (vfork(2)). Gives its pid, to be reaped.
+///
+/// # Safety
+/// `body` neither allocates, locks, panics nor returns to Rust code of the caller; it ends by
+/// returning, and what it writes through `argument` outlives the call.
+pub unsafe fn run_aside(
+    body: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> Result<i32, Errno> {
+    #[repr(align(16))]
+    struct Stack([u8; 32 << 10]);
+    let mut stack = Stack([0; 32 << 10]);
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
+    // SAFETY: the stack grows down from its end and lives until the process has ended, for which
+    // CLONE_VFORK waits; the rest is the caller's promise.
+    let pid = unsafe {
+        let top = stack.0.as_mut_ptr().add(stack.0.len());
+        libc::clone(body, top.cast(), flags, argument)
+    };
+    check(libc::c_long::from(pid)).map(|pid| pid as i32)
+}

@@ -1,0 +1,125 @@
+//! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]...`
+//!
+//! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
+//! directory. It returns 0 when its daemon listens, or 1 with one line that says why not.
+//!
+//! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
+//! arguments, one word each, that clean up after a container (see [`dormouse_keeper::server`]).
+
+use std::ffi::{CString, OsString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use dormouse_keeper::newborn::Heritage;
+use dormouse_keeper::server::{Parts, Server, listen};
+use dormouse_keeper::tiny;
+use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use rustix::fs::{Mode, OFlags};
+
+/// Resource number of the limit on descriptors (getrlimit(2)).
+const NOFILE: u32 = 7;
+/// What the keeper asks for itself: the last to be killed when memory is short.
+const OOM_SCORE_ADJ: i32 = -999;
+
+fn main() -> ExitCode {
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[derive(Default)]
+struct Arguments {
+    run: PathBuf,
+    cgroups: Vec<PathBuf>,
+    settle: Vec<CString>,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut all = Arguments::default();
+    let mut words = std::env::args_os().skip(1);
+    while let Some(option) = words.next() {
+        let value: OsString = words.next().ok_or("an option without its value")?;
+        match option.to_str() {
+            Some("--run") => all.run = value.into(),
+            Some("--cgroup") => all.cgroups.push(value.into()),
+            Some("--settle") => {
+                let word = CString::new(value.into_vec()).map_err(|e| e.to_string())?;
+                all.settle.push(word);
+            }
+            _ => return Err(format!("unknown option {}", option.to_string_lossy())),
+        }
+    }
+    if all.run.as_os_str().is_empty() {
+        return Err("--run DIR is missing".into());
+    }
+    Ok(all)
+}
+
+fn start() -> Result<(), String> {
+    let all = arguments()?;
+    kernel::reset_signals().map_err(|e| format!("reset its signals: {e}"))?;
+    let mut heritage = Heritage::now();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let run = rustix::fs::open(&all.run, flags, Mode::empty());
+    let run: OwnedFd = run.map_err(|e| format!("open {}: {e}", all.run.display()))?;
+    for dir in &all.cgroups {
+        enter_cgroup(dir)?;
+    }
+    heritage.oom_score_adj = lower_oom_score();
+    let listener = listen(&run).map_err(|e| e.to_string())?;
+    // Any directory will do as the place of a mount that nobody else sees; this one is there.
+    let outside = tiny::enter(&all.run).map_err(|e| e.to_string())?;
+    let (_, hard) = heritage.nofile;
+    let _ = kernel::prlimit(NOFILE, Some((hard, hard)));
+    let null = {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let null = rustix::fs::openat(&outside.root, c"dev/null", flags, Mode::empty());
+        null.map_err(|e| format!("open /dev/null: {e}"))?
+    };
+    let parts = Parts { run, listener, outside, heritage, settle: all.settle };
+    // SAFETY: there is one thread, so the child may do all that the parent may.
+    match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup: None }) } {
+        Ok(Cloned::Parent { .. }) => Ok(()),
+        Ok(Cloned::Child) => {
+            let _ = rustix::process::setsid();
+            let _ = kernel::set_name(c"dormouse-keeper");
+            rustix::process::umask(Mode::from_raw_mode(0o077));
+            let stdio = [
+                rustix::stdio::dup2_stdin(null.as_fd()),
+                rustix::stdio::dup2_stdout(null.as_fd()),
+                rustix::stdio::dup2_stderr(null.as_fd()),
+            ];
+            drop(null);
+            let served = match stdio.into_iter().collect::<Result<Vec<_>, _>>() {
+                Ok(_) => Server::new(parts).and_then(Server::run).is_ok(),
+                Err(_) => false,
+            };
+            kernel::exit(i32::from(!served))
+        }
+        Err(e) => Err(format!("make the daemon: {e}")),
+    }
+}
+
+/// Places itself; the keeper has one thread, so the `tasks` of a v1 hierarchy spares the wait.
+fn enter_cgroup(dir: &std::path::Path) -> Result<(), String> {
+    let written = match std::fs::write(dir.join("tasks"), "0") {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::write(dir.join("cgroup.procs"), "0")
+        }
+        other => other,
+    };
+    written.map_err(|e| format!("enter the cgroup {}: {e}", dir.display()))
+}
+
+/// Lowers its oom_score_adj where that is allowed; gives what it was then.
+fn lower_oom_score() -> Option<i32> {
+    let path = "/proc/self/oom_score_adj";
+    let before = std::fs::read_to_string(path).ok()?.trim().parse().ok()?;
+    std::fs::write(path, OOM_SCORE_ADJ.to_string()).ok().map(|()| before)
+}

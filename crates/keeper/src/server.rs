@@ -1,0 +1,626 @@
+//! The loop of the keeper: requests in, ends of processes out.
+//!
+//! **State.** Everything is in the tables of [`Server`], touched by one thread:
+//!
+//! ```text
+//! connections   who talks to us, by serial number     consoles  terminals, by serial number
+//! children      processes that live, by pid            stdins    write ends, by container
+//! unsettled     ended, their spawner has yet to say    logs      files kept under a bound
+//!               that it has cleaned up
+//! queue         containers to be settled by a process of ours, 4 at once
+//! ```
+//!
+//! **The end of a child.** It is reaped; a first process's exit file is written (before anybody is
+//! told, so that the file is there for whoever was told); the connection that spawned it and those
+//! that wait hear `Exited`. Where the spawner asked for settling, it has to say `Settled`; if its
+//! connection closes before that, or had closed long ago, `SETTLE... ID` is run in the host's mount
+//! namespace. So what follows the end of a container happens once at least, whoever is killed when.
+//!
+//! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
+//! answers are never waited for: a client that does not read loses its connection.
+//!
+//! **The end of the keeper.** A second after the last child, connection and settle process is gone
+//! it takes the lock that clients start keepers under, looks once more for a client, unlinks its
+//! socket and ends.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ffi::CString;
+use std::io::Write;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::null;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_launch::keeper::{LOCK, SOCKET};
+use dormouse_launch::protocol::{Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, Status};
+use dormouse_launch::{EXIT_FILE, wire};
+use rustix::event::{Timespec, epoll};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
+
+use crate::birth;
+use crate::call;
+use crate::console::{Console, Logs, Pumped};
+use crate::newborn::Heritage;
+use crate::tiny::Outside;
+use crate::{Failed, Step};
+
+/// LIMIT: settle processes at once.
+const SETTLING_MAX: usize = 4;
+/// How long it stays with nothing to do.
+const IDLE: Duration = Duration::from_secs(1);
+/// How often logs are looked at.
+const LOOK: Duration = Duration::from_secs(2);
+/// How soon it tries again what could not be done now.
+const AGAIN: Duration = Duration::from_millis(100);
+/// SIGCHLD as a bit of a signal mask.
+const CHILD_SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
+
+const LISTENER: u64 = 0;
+const SIGNALS: u64 = 1;
+const FIRST_SERIAL: u64 = 2;
+
+/// A process that lives.
+#[derive(Debug)]
+pub struct Child {
+    id: Id,
+    connection: u64,
+    kind: Kind,
+    settle: bool,
+}
+
+/// A container whose first process has ended and whose spawner is still there.
+#[derive(Debug)]
+struct Unsettled {
+    pid: u32,
+    id: Id,
+    connection: u64,
+}
+
+/// What a keeper is made of, before it runs.
+#[derive(Debug)]
+pub struct Parts {
+    /// The runtime directory.
+    pub run: OwnedFd,
+    /// The listening socket.
+    pub listener: OwnedFd,
+    /// What it holds of the world outside.
+    pub outside: Outside,
+    /// What its newborns inherit.
+    pub heritage: Heritage,
+    /// Program and arguments that settle; the id is appended.
+    pub settle: Vec<CString>,
+}
+
+/// The keeper.
+pub struct Server {
+    parts: Parts,
+    epoll: OwnedFd,
+    signals: OwnedFd,
+    serial: u64,
+    connections: HashMap<u64, OwnedFd>,
+    children: HashMap<u32, Child>,
+    waiters: Vec<(u32, u64)>,
+    unsettled: Vec<Unsettled>,
+    consoles: HashMap<u64, Console>,
+    stdins: HashMap<Id, OwnedFd>,
+    logs: Vec<Logs>,
+    queue: VecDeque<Id>,
+    settling: HashSet<u32>,
+    deaf_until: Option<Instant>,
+    next_look: Instant,
+    idle_since: Option<Instant>,
+    ending: bool,
+}
+
+/// podman's exit code and the signal, 0 for none, of a status as wait4(2) gives it.
+pub fn code_of(status: i32) -> (i32, i32) {
+    match libc::WIFSIGNALED(status) {
+        true => (128 + libc::WTERMSIG(status), libc::WTERMSIG(status)),
+        false => (libc::WEXITSTATUS(status), 0),
+    }
+}
+
+type Answer = (Reply, Vec<OwnedFd>);
+
+fn refused(errno: Errno, step: impl Into<String>) -> Answer {
+    (Reply::Refused { errno: errno.raw_os_error(), step: step.into() }, Vec::new())
+}
+
+fn done() -> Answer {
+    (Reply::Done, Vec::new())
+}
+
+impl Server {
+    /// A keeper that listens. SIGCHLD is blocked from here on.
+    pub fn new(parts: Parts) -> Result<Self, Failed> {
+        call::block_signals(CHILD_SIGNAL).step("block a signal")?;
+        let signals = call::signal_fd(CHILD_SIGNAL).step("listen for signals")?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).step("make an epoll set")?;
+        let add = |fd: BorrowedFd<'_>, token| {
+            let data = epoll::EventData::new_u64(token);
+            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).step("watch a descriptor")
+        };
+        add(parts.listener.as_fd(), LISTENER)?;
+        add(signals.as_fd(), SIGNALS)?;
+        Ok(Self {
+            parts,
+            epoll,
+            signals,
+            serial: FIRST_SERIAL,
+            connections: HashMap::new(),
+            children: HashMap::new(),
+            waiters: Vec::new(),
+            unsettled: Vec::new(),
+            consoles: HashMap::new(),
+            stdins: HashMap::new(),
+            logs: Vec::new(),
+            queue: VecDeque::new(),
+            settling: HashSet::new(),
+            deaf_until: None,
+            next_look: Instant::now(),
+            idle_since: None,
+            ending: false,
+        })
+    }
+
+    /// Runs until there is nothing to keep.
+    pub fn run(mut self) -> Result<(), Failed> {
+        let mut events = [MaybeUninit::uninit(); 64];
+        loop {
+            let timeout = self.timeout();
+            let ready = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+                Ok((ready, _)) => ready,
+                Err(Errno::INTR) => continue,
+                Err(source) => return Err(Failed { step: "wait", source }),
+            };
+            for event in ready.iter() {
+                match event.data.u64() {
+                    LISTENER => self.accept(),
+                    SIGNALS => self.reap(),
+                    serial => self.serve(serial, event.flags),
+                }
+            }
+            if self.look() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.children.is_empty()
+            && self.connections.is_empty()
+            && self.settling.is_empty()
+            && self.queue.is_empty()
+    }
+
+    fn timeout(&mut self) -> Option<Timespec> {
+        let now = Instant::now();
+        self.idle_since = if self.is_idle() { self.idle_since.or(Some(now)) } else { None };
+        let look = (!self.logs.is_empty()).then_some(self.next_look);
+        let idle = self.idle_since.map(|since| since + IDLE);
+        let queue = (!self.queue.is_empty() && self.settling.is_empty()).then(|| now + AGAIN);
+        let next = [look, idle, queue, self.deaf_until].into_iter().flatten().min()?;
+        let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
+        Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
+    }
+
+    /// What time brings. True when it is over.
+    fn look(&mut self) -> bool {
+        let now = Instant::now();
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            self.listen_again();
+        }
+        if !self.logs.is_empty() && self.next_look <= now {
+            self.next_look = now + LOOK;
+            self.logs.iter().for_each(|logs| logs.trim(&self.parts.outside.root));
+        }
+        if self.settling.is_empty() {
+            self.start_settling();
+        }
+        if self.ending {
+            // ORDER: who asked is still connected and sees our end only when we are gone; nobody
+            // else is.
+            let asked = std::mem::take(&mut self.connections);
+            let ended = self.end();
+            if !ended {
+                self.connections.extend(asked);
+                return false;
+            }
+            return true;
+        }
+        let over = self.is_idle() && self.idle_since.is_some_and(|since| since + IDLE <= now);
+        over && self.end()
+    }
+
+    /// Ends, unless somebody has come or is about to.
+    fn end(&mut self) -> bool {
+        self.idle_since = Some(Instant::now() - IDLE + AGAIN);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o600);
+        match rustix::fs::openat(&self.parts.run, LOCK, flags, mode) {
+            Ok(lock) => {
+                if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+                    return false;
+                }
+                self.accept();
+                if !self.is_idle() {
+                    return false;
+                }
+                let _ = rustix::fs::unlinkat(&self.parts.run, SOCKET, AtFlags::empty());
+                true
+            }
+            // The directory has been removed, and with it the socket.
+            Err(_) => true,
+        }
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let sock = match rustix::net::accept_with(&self.parts.listener, flags) {
+            Ok(sock) => sock,
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                // Nobody is heard until descriptors are free again, instead of a busy loop.
+                let _ = epoll::delete(&self.epoll, &self.parts.listener);
+                self.deaf_until = Some(Instant::now() + AGAIN);
+                return;
+            }
+            Err(_) => return,
+        };
+        match sockopt::socket_peercred(&sock) {
+            Ok(peer) if peer.uid.is_root() => {}
+            _ => return,
+        }
+        self.serial += 1;
+        if self.watch(sock.as_fd(), self.serial).is_ok() {
+            self.connections.insert(self.serial, sock);
+        }
+    }
+
+    fn listen_again(&mut self) {
+        self.deaf_until = match self.watch(self.parts.listener.as_fd(), LISTENER) {
+            Ok(()) | Err(Errno::EXIST) => None,
+            Err(_) => Some(Instant::now() + AGAIN),
+        };
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), Errno> {
+        epoll::add(&self.epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+    }
+
+    fn serve(&mut self, serial: u64, flags: epoll::EventFlags) {
+        if let Some(console) = self.consoles.get(&serial) {
+            let readable = flags.contains(epoll::EventFlags::IN);
+            if console.attached.is_none() && (!readable || console.pump() == Pumped::HungUp) {
+                self.hung_up(serial);
+            }
+            return;
+        }
+        let Some(sock) = self.connections.get(&serial) else { return };
+        let mut bytes = [0; MESSAGE_MAX_BYTES];
+        let mut fds = Vec::new();
+        let (reply, fds) = match wire::receive(sock, &mut bytes, RecvFlags::DONTWAIT, |fd| {
+            // LIMIT: no message has more.
+            if fds.len() < 8 {
+                fds.push(fd);
+            }
+        }) {
+            Err(Errno::AGAIN) => return,
+            Err(Errno::MSGSIZE) => refused(Errno::MSGSIZE, "read a message so long"),
+            Ok(0) | Err(_) => return self.close(serial),
+            Ok(n) => match Request::decode(&bytes[..n]) {
+                Err(e) => refused(Errno::BADMSG, format!("read the message: {e}")),
+                Ok(request) if request.descriptors() != fds.len() => {
+                    refused(Errno::BADMSG, "read the message: its descriptors are not as many")
+                }
+                Ok(request) => match self.answer(serial, request, fds) {
+                    Some(answer) => answer,
+                    None => return,
+                },
+            },
+        };
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        self.tell(serial, &reply, &fds);
+    }
+
+    /// Sends to a connection, which is closed if it does not take it.
+    fn tell(&mut self, serial: u64, reply: &Reply, fds: &[BorrowedFd<'_>]) -> bool {
+        let Some(sock) = self.connections.get(&serial) else { return false };
+        let sent = wire::send(sock, &reply.encode(), fds, SendFlags::DONTWAIT).is_ok();
+        if !sent {
+            self.close(serial);
+        }
+        sent
+    }
+
+    /// A connection is gone: what it had attached to is ours again, what it should have settled too.
+    fn close(&mut self, serial: u64) {
+        if self.connections.remove(&serial).is_none() {
+            return;
+        }
+        self.waiters.retain(|(_, waiter)| *waiter != serial);
+        let (gone, rest) =
+            std::mem::take(&mut self.unsettled).into_iter().partition(|u| u.connection == serial);
+        self.unsettled = rest;
+        let gone: Vec<Unsettled> = gone;
+        gone.iter().for_each(|unsettled| self.settle(unsettled.id));
+        let epoll = &self.epoll;
+        for (token, console) in &mut self.consoles {
+            if console.attached == Some(serial) {
+                console.attached = None;
+                let data = epoll::EventData::new_u64(*token);
+                let _ = epoll::add(epoll, &console.master, data, epoll::EventFlags::IN);
+            }
+        }
+        if self.deaf_until.is_some() {
+            self.listen_again();
+        }
+    }
+
+    fn answer(&mut self, serial: u64, request: Request, fds: Vec<OwnedFd>) -> Option<Answer> {
+        Some(match request {
+            Request::Status => (Reply::Status(self.status()), Vec::new()),
+            Request::Spawn(spawn) => {
+                match birth::give(&self.parts.outside, self.parts.heritage, &spawn, &fds) {
+                    Err(Failed { step, source }) => refused(source, step),
+                    Ok(born) => {
+                        let (id, kind, settle) = (spawn.id, spawn.kind, spawn.settle);
+                        let child = Child { id, connection: serial, kind, settle };
+                        self.children.insert(born.pid, child);
+                        let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
+                        (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
+                    }
+                }
+            }
+            Request::Wait { pid } => match self.children.contains_key(&pid) {
+                true => {
+                    self.waiters.push((pid, serial));
+                    return None;
+                }
+                false => refused(Errno::SRCH, "wait for a process that is not its child"),
+            },
+            Request::Settled { pid } => {
+                let at = self.unsettled.iter().position(|u| u.pid == pid && u.connection == serial);
+                at.map(|at| self.unsettled.swap_remove(at));
+                done()
+            }
+            Request::KeepConsole { id } => self.keep_console(id, fds),
+            Request::KeepStdin { id } => {
+                self.stdins.extend(fds.into_iter().next().map(|fd| (id, fd)));
+                done()
+            }
+            Request::KeepLogs { id, bound_bytes, paths } => {
+                self.logs.retain(|logs| logs.id != id);
+                let paths = paths.into_iter().map(String::into_boxed_str).collect();
+                self.logs.push(Logs { id, paths, bound_bytes });
+                done()
+            }
+            Request::AttachConsole { id } => self.attach_console(serial, id),
+            Request::AttachStdin { id } => match self.stdins.get(&id).map(OwnedFd::try_clone) {
+                Some(Ok(fd)) => (Reply::Attached, vec![fd]),
+                Some(Err(_)) => refused(Errno::MFILE, "hand out a descriptor"),
+                None => refused(Errno::NOENT, "find its standard input"),
+            },
+            Request::Forget { id } => {
+                self.forget(id);
+                done()
+            }
+            Request::End => {
+                let alone = self.connections.len() == 1 && self.unsettled.is_empty();
+                let free = self.children.is_empty() && self.settling.is_empty();
+                if !(alone && free && self.queue.is_empty()) {
+                    return Some(refused(Errno::BUSY, "end while there is something to keep"));
+                }
+                self.ending = true;
+                done()
+            }
+        })
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            children: self.children.len() as u32,
+            connections: self.connections.len() as u32,
+            consoles: self.consoles.len() as u32,
+            settling: (self.settling.len() + self.queue.len()) as u32,
+            pid: std::process::id(),
+        }
+    }
+
+    fn keep_console(&mut self, id: Id, fds: Vec<OwnedFd>) -> Answer {
+        let mut fds = fds.into_iter();
+        let (Some(master), Some(log)) = (fds.next(), fds.next()) else {
+            return refused(Errno::BADMSG, "keep a terminal");
+        };
+        if self.consoles.values().any(|c| c.id == id) {
+            return refused(Errno::EXIST, "keep a second terminal of one container");
+        }
+        self.serial += 1;
+        if let Err(e) = self.watch(master.as_fd(), self.serial) {
+            return refused(e, "watch a terminal");
+        }
+        self.consoles.insert(self.serial, Console { id, master, log, attached: None });
+        done()
+    }
+
+    fn attach_console(&mut self, serial: u64, id: Id) -> Answer {
+        let Some(console) = self.consoles.values_mut().find(|c| c.id == id) else {
+            return refused(Errno::NOENT, "find its terminal");
+        };
+        if console.attached.is_some() {
+            return refused(Errno::BUSY, "attach to a terminal that somebody is attached to");
+        }
+        match (console.master.try_clone(), console.log.try_clone()) {
+            (Ok(master), Ok(log)) => {
+                console.attached = Some(serial);
+                let _ = epoll::delete(&self.epoll, &console.master);
+                (Reply::Attached, vec![master, log])
+            }
+            _ => refused(Errno::MFILE, "hand out a terminal"),
+        }
+    }
+
+    /// Nobody holds a terminal open any more. A container's own may come back to life, one of an
+    /// exec does not.
+    fn hung_up(&mut self, serial: u64) {
+        let Some(console) = self.consoles.get(&serial) else { return };
+        let _ = epoll::delete(&self.epoll, &console.master);
+        let alive = |child: &Child| child.kind == Kind::Init && child.id == console.id;
+        if !self.children.values().any(alive) {
+            self.consoles.remove(&serial);
+        }
+    }
+
+    fn forget(&mut self, id: Id) {
+        self.consoles.retain(|_, console| {
+            if console.id == id && console.attached.is_none() {
+                console.drain();
+            }
+            console.id != id
+        });
+        self.stdins.remove(&id);
+        let root = &self.parts.outside.root;
+        self.logs.retain(|logs| {
+            if logs.id == id {
+                logs.trim(root);
+            }
+            logs.id != id
+        });
+    }
+
+    fn reap(&mut self) {
+        let mut drained = [0; 128 * 16];
+        let _ = rustix::io::read(&self.signals, &mut drained);
+        while let Ok(Some((pid, status))) = call::reap() {
+            self.ended(pid as u32, status);
+        }
+    }
+
+    fn ended(&mut self, pid: u32, status: i32) {
+        if self.settling.remove(&pid) {
+            return self.start_settling();
+        }
+        let Some(child) = self.children.remove(&pid) else { return };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let (code, signal) = code_of(status);
+        let ended = Ended { code, signal, finished_unix_ms: now.as_millis() as i64 };
+        if child.kind == Kind::Init {
+            self.forget(child.id);
+            // Without its directory the container is being removed, and nobody will ask.
+            let _ = write_exit_file(&self.parts.run, child.id, pid, ended);
+        }
+        let reply = Reply::Exited { pid, ended };
+        let heard = self.tell(child.connection, &reply, &[]);
+        let (told, rest) = std::mem::take(&mut self.waiters).into_iter().partition(|w| w.0 == pid);
+        self.waiters = rest;
+        let told: Vec<(u32, u64)> = told;
+        for (_, waiter) in told {
+            self.tell(waiter, &reply, &[]);
+        }
+        if child.settle {
+            match heard {
+                true => {
+                    let (id, connection) = (child.id, child.connection);
+                    self.unsettled.push(Unsettled { pid, id, connection });
+                }
+                false => self.settle(child.id),
+            }
+        }
+    }
+
+    fn settle(&mut self, id: Id) {
+        if !self.parts.settle.is_empty() {
+            self.queue.push_back(id);
+            self.start_settling();
+        }
+    }
+
+    fn start_settling(&mut self) {
+        while self.settling.len() < SETTLING_MAX
+            && let Some(id) = self.queue.front().copied()
+        {
+            match self.run_settle(id) {
+                Ok(pid) => {
+                    self.queue.pop_front();
+                    self.settling.insert(pid);
+                }
+                // No process can be made now: it stays in the queue.
+                Err(_) => break,
+            }
+        }
+    }
+
+    /// Runs the settle program in the host's mount namespace.
+    fn run_settle(&self, id: Id) -> Result<u32, Errno> {
+        let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
+        let words = self.parts.settle.iter().chain([&id]);
+        let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
+        let path = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let envp = [path.as_ptr(), null()];
+        let program = self.parts.settle.first().ok_or(Errno::INVAL)?;
+        let mounts = self.parts.outside.mounts.as_fd();
+        let args = CloneArgs { flags: CloneFlags::CLEAR_SIGHAND, into_cgroup: None };
+        // SAFETY: there is one thread, and the child neither allocates nor locks until execve.
+        match unsafe { kernel::clone3(&args) }? {
+            Cloned::Parent { pid, pidfd: _ } => Ok(pid),
+            Cloned::Child => {
+                let ready = kernel::setns(mounts, CloneFlags::NEWNS)
+                    .and_then(|()| call::block_signals(0))
+                    .and_then(|()| rustix::process::setsid().map(drop))
+                    .and_then(|()| kernel::prlimit(7, Some(self.parts.heritage.nofile)).map(drop))
+                    .and_then(|()| call::close_on_exec_from(3));
+                if ready.is_ok() {
+                    // SAFETY: both tables end with null, and their texts live in this process.
+                    unsafe { call::execve(program, argv.as_ptr(), envp.as_ptr()) };
+                }
+                kernel::exit(127)
+            }
+        }
+    }
+
+    /// Bytes of one entry of the table of children, for the curious.
+    pub const CHILD_BYTES: usize = size_of::<(u32, Child)>();
+}
+
+/// Writes `c/ID/exit` under another name and renames it.
+fn write_exit_file(run: &OwnedFd, id: Id, pid: u32, ended: Ended) -> Result<(), Errno> {
+    let id = id.as_str();
+    let Ended { code, signal, finished_unix_ms } = ended;
+    let signal = if signal == 0 { "null".to_owned() } else { signal.to_string() };
+    let text = format!(
+        "{{\"version\":1,\"pid\":{pid},\"code\":{code},\"signal\":{signal},\"oom\":false,\
+         \"finished_unix_ms\":{finished_unix_ms}}}\n"
+    );
+    let (temporary, path) = (format!("c/{id}/.{EXIT_FILE}"), format!("c/{id}/{EXIT_FILE}"));
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::from_raw_mode(0o644);
+    let file = rustix::fs::openat(run, &temporary, flags, mode)?;
+    let mut file = std::fs::File::from(file);
+    let written = file.write_all(text.as_bytes());
+    written.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    rustix::fs::renameat(run, &temporary, run, &path)
+}
+
+/// Makes the listening socket of a runtime directory. Whoever calls holds the lock.
+pub fn listen(run: &OwnedFd) -> Result<OwnedFd, Failed> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket_with};
+    match rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(source) => return Err(Failed { step: "remove an old socket", source }),
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let sock = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .step("make a socket")?;
+    // A name of 108 bytes at most fits into an address; this one is always short.
+    let path = format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd());
+    let address = SocketAddrUnix::new(path).step("name the socket")?;
+    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let bound = bind(&sock, &address);
+    rustix::process::umask(before);
+    bound.step("bind the socket")?;
+    listen(&sock, 1024).step("listen")?;
+    Ok(sock)
+}

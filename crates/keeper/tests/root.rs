@@ -1,0 +1,594 @@
+//! Newborns and their keeper on the running kernel: a runtime directory and a busybox tree of their
+//! own for each test, nothing mocked. They need root.
+
+mod scratch;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::pidfd;
+use dormouse_launch::{
+    CapabilityMasks, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn, TargetKind, Terminal,
+};
+use rustix::process::Signal;
+use scratch::{ALL, Scratch, mount_of, output, program, until};
+
+#[test]
+fn root_container_runs_and_its_exit_code_is_known() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (pid, _) = scratch.run(&mut keeper, "c1", &["sh", "-c", "exit 7"], |_| {});
+    let status = keeper.wait(pid).unwrap();
+    assert_eq!((status.code, status.signal), (7, None));
+    let on_disk = ExitStatus::read(&scratch.container_dir("c1")).unwrap().unwrap();
+    assert_eq!(on_disk, status);
+    keeper.settled(pid).unwrap();
+}
+
+#[test]
+fn root_signal_is_128_and_its_number() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (pid, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "100"], |_| {});
+    pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+    let status = keeper.wait(pid).unwrap();
+    assert_eq!((status.code, status.signal), (137, Some(9)));
+}
+
+#[test]
+fn root_container_sees_itself_alone() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let script = "echo pid=$$; id -u; hostname; ls /proc | grep -c '^[0-9]*$'; cat /proc/mounts; \
+                  echo fds $(ls /proc/self/fd); cat /proc/self/status";
+    let text = scratch.output(&mut keeper, "c1", script, |plan| {
+        plan.hostname("inside");
+        plan.mqueue("/dev/mqueue");
+        plan.devpts("/dev/pts", Some(5));
+    });
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("pid=1"));
+    assert_eq!(lines.next(), Some("0"));
+    assert_eq!(lines.next(), Some("inside"));
+    // The shell, ls and grep.
+    assert_eq!(lines.next(), Some("3"), "{text}");
+    // Root, proc, mqueue, devpts: the tiny root below is not visible.
+    for (place, kind) in [("/proc", "proc"), ("/dev/mqueue", "mqueue"), ("/dev/pts", "devpts")] {
+        assert!(text.contains(&format!(" {place} {kind} ")), "{text}");
+    }
+    // What ls has open: 0, 1, 2 and the directory it reads.
+    assert!(text.contains("fds 0 1 2 3\n"), "{text}");
+    for set in ["CapInh", "CapAmb"] {
+        assert!(text.contains(&format!("{set}:\t0000000000000000")), "{text}");
+    }
+}
+
+#[test]
+fn root_nested_user_namespace_works() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let script = "unshare -Ur id -u && unshare -Urm sh -c 'mount -t tmpfs none /tmp && echo yes'";
+    assert_eq!(scratch.output(&mut keeper, "c1", script, |_| {}), "0\nyes\n");
+}
+
+#[test]
+fn root_nothing_of_the_host_is_below_the_root() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    // All capabilities of its user namespace: it may take its own root off.
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let words = ["sh", "-c", "umount -l / && echo off; exec 1>&- 2>&-; while :; do read x; done"];
+    let (held, _keep) = rustix::pipe::pipe().unwrap();
+    let (_, init) = scratch.run(&mut keeper, "c1", &words, |plan| {
+        let (input, out) = (plan.fd(held), plan.fd(writer));
+        plan.stdio([input, out, out]);
+    });
+    assert_eq!(output(reader), "off\n");
+    // Whoever enters its mount namespace now stands in an empty directory that stays empty.
+    let mut enter = |edit: &dyn Fn(&mut Plan)| {
+        let pid_namespace_of = Some(init.try_clone().unwrap());
+        let spawn = Spawn { pid_namespace_of, ..Spawn::new("c1", Kind::Exec, 0) };
+        let mut newborn = keeper.spawn(spawn).unwrap();
+        let mut plan = Plan::new();
+        let target = plan.fd(init.try_clone().unwrap());
+        plan.setns(target, ALL as u32 & !0x2000_0000);
+        plan.become_root();
+        edit(&mut plan);
+        plan.exec(&program(&["ls", "/"]));
+        newborn.send(plan).unwrap();
+        match newborn.go() {
+            Err(LaunchError::Failed(failure)) => failure,
+            other => panic!("{other:?}"),
+        }
+    };
+    let failure = enter(&|_| {});
+    assert!(failure.is_exec() && failure.exit_code() == 127, "{failure}");
+    for name in ["proc", "dev", "etc", "run", "tmp"] {
+        let failure = enter(&|plan| plan.chdir(name, false));
+        assert_eq!(failure.errno, 2, "{failure}");
+    }
+    let failure = enter(&|plan| plan.make_dir("/made", 0o755));
+    assert_eq!(failure.errno, 30, "{failure}");
+}
+
+#[test]
+fn root_program_has_the_capabilities_it_was_given() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    // CAP_CHOWN and CAP_KILL; a filter that allows everything.
+    let bounding = 1 << 0 | 1 << 5;
+    let allow = [0x06u16.to_ne_bytes().as_slice(), &[0, 0], &0x7fff_0000u32.to_ne_bytes()].concat();
+    for (uid, no_new_privs) in [(0, true), (0, false), (33, true), (33, false)] {
+        let own = if uid == 0 { bounding } else { 0 };
+        let id = format!("c{uid}{no_new_privs}");
+        let text = scratch.output_as(&mut keeper, &id, "cat /proc/self/status", |plan| {
+            plan.credentials(&Ids { uid, gid: uid, groups: vec![44, 45] });
+            plan.capabilities(&CapabilityMasks {
+                bounding,
+                effective: own,
+                permitted: own,
+                ..CapabilityMasks::default()
+            });
+            if no_new_privs {
+                plan.no_new_privs();
+            }
+            plan.seccomp(&allow);
+        });
+        let field = |name: &str| {
+            let line = text.lines().find_map(|l| l.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("no {name} in {text}")).trim().to_owned()
+        };
+        let mask = |name: &str| u64::from_str_radix(&field(name), 16).unwrap();
+        assert_eq!(mask("CapBnd:"), bounding);
+        assert_eq!(mask("CapEff:"), own, "uid {uid}");
+        assert_eq!(mask("CapPrm:"), own, "uid {uid}");
+        assert_eq!((mask("CapInh:"), mask("CapAmb:")), (0, 0));
+        assert_eq!(field("NoNewPrivs:"), if no_new_privs { "1" } else { "0" });
+        assert_eq!(field("Seccomp:"), "2");
+        assert_eq!(field("Uid:"), format!("{uid}\t{uid}\t{uid}\t{uid}"));
+        assert_eq!(field("Groups:"), "44 45");
+    }
+}
+
+#[test]
+fn root_failures_name_their_step() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let mut fail = |id: &str, words: &[&str], edit: &dyn Fn(&mut Plan)| match scratch.try_run(
+        &mut keeper,
+        id,
+        words,
+        |plan| edit(plan),
+    ) {
+        Err(LaunchError::Failed(failure)) => failure,
+        other => panic!("{other:?}"),
+    };
+    let failure = fail("a", &["/bin/nothing"], &|_| {});
+    assert!(failure.is_exec() && failure.exit_code() == 127, "{failure}");
+    let failure = fail("b", &["/etc"], &|_| {});
+    assert_eq!((failure.exit_code(), failure.errno), (126, 13), "{failure}");
+    let failure = fail("c", &["true"], &|plan| plan.chdir("/not/there", false));
+    assert_eq!((failure.exit_code(), failure.op), (125, "change to the working directory"));
+    assert!(failure.to_string().contains("/not/there"), "{failure}");
+    let failure = fail("d", &["true"], &|plan| plan.rlimit(7, 5, 4, false));
+    assert_eq!(failure.errno, 22);
+}
+
+#[test]
+fn root_image_links_lead_nowhere_outside() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let root = scratch.root();
+    let outside = scratch.path("outside");
+    std::fs::create_dir(&outside).unwrap();
+    // /dev leads up and out, by an absolute and by a relative link: inside the root, both are
+    // directories that may be made there, and nothing else.
+    std::fs::remove_dir(root.join("dev")).unwrap();
+    std::os::unix::fs::symlink("/../../../../../etc", root.join("dev")).unwrap();
+    let failed = scratch.try_run(&mut keeper, "a", &["true"], |plan| plan.mqueue("/dev/mqueue"));
+    assert!(matches!(failed, Err(LaunchError::Failed(f)) if f.errno == 40), "links are followed");
+    std::os::unix::fs::symlink(&outside, root.join("out")).unwrap();
+    let failed = scratch.try_run(&mut keeper, "b", &["true"], |plan| {
+        plan.make_dir("/out/in", 0o755);
+    });
+    assert!(failed.is_err());
+    assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+    // procfs is refused where the image has put a link (the scratch run mounts it at /proc).
+    std::fs::remove_dir(root.join("proc")).unwrap();
+    std::os::unix::fs::symlink("tmp", root.join("proc")).unwrap();
+    let failed = scratch.try_run(&mut keeper, "c", &["true"], |_| {});
+    assert!(matches!(failed, Err(LaunchError::Failed(f)) if f.errno == 40), "links are followed");
+}
+
+#[test]
+fn root_masked_and_read_only_paths_are() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let null = scratch.path("null");
+    std::fs::write(&null, "").unwrap();
+    let empty = scratch.path("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let script = "cat /proc/cpuinfo /proc/meminfo; ls /proc/sys /proc/irq; \
+                  touch /proc/bus/pci; echo 5000 > /proc/sys/kernel/shmmni; \
+                  cat /proc/sys/kernel/shmall; touch /made";
+    let text = scratch.output(&mut keeper, "c1", script, |plan| {
+        plan.sysctl("kernel.shmall", "4242").unwrap();
+        let null = plan.fd(mount_of(&null, None));
+        let empty = plan.fd(mount_of(&empty, None));
+        let paths = ["/proc/cpuinfo", "/proc/meminfo", "/proc/irq", "/proc/acpi", "/proc/none"];
+        plan.mask(null, empty, &paths);
+        plan.read_only(&["/proc/sys", "/proc/bus"]);
+    });
+    assert!(text.contains("4242"), "{text}");
+    assert!(!text.contains("processor") && !text.contains("MemTotal"), "{text}");
+    assert!(text.contains("kernel"), "{text}");
+    assert_eq!(text.matches("Read-only file system").count(), 2, "{text}");
+}
+
+#[test]
+fn root_exec_joins_everything_and_is_waited_for() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (pid, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "100"], |plan| {
+        plan.hostname("joined");
+    });
+    let script = "hostname; readlink /proc/self/ns/pid; readlink /proc/1/ns/pid; id -u; ls /; \
+                  cat /proc/1/comm; exit 3";
+    let (text, status) = scratch.exec(&mut keeper, &pidfd, script);
+    assert!(text.starts_with("joined\n"), "{text}");
+    let mut lines = text.lines().skip(1);
+    assert_eq!(lines.next(), lines.next(), "{text}");
+    assert_eq!(lines.next(), Some("0"), "{text}");
+    assert!(text.contains("sleep"), "{text}");
+    assert_eq!(status.code, 3);
+    assert!(pidfd::is_alive(pidfd.as_fd()));
+    pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+    assert_eq!(keeper.wait(pid).unwrap().code, 137);
+}
+
+#[test]
+fn root_terminal_belongs_to_the_program_and_is_kept() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let log_path = scratch.path("log");
+    let script = "tty; stty size; echo begun; read line; echo got $line; exit 5";
+    let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+    let mut plan = Plan::new();
+    scratch.plan_root(&mut plan, &mut newborn);
+    plan.devpts("/dev/pts", None);
+    plan.terminal(&Terminal { size: (33, 99), console: true, ..Terminal::default() });
+    plan.sync();
+    plan.exec(&program(&["sh", "-c", script]));
+    newborn.send(plan).unwrap();
+    let master = newborn.ready().unwrap().expect("a terminal was opened");
+    let log = std::fs::File::options().append(true).create(true).open(&log_path).unwrap();
+    keeper.keep_console("c1", master, log.into()).unwrap();
+    let (pid, status) = (newborn.pid, newborn.go());
+    status.unwrap();
+    let logged = || std::fs::read_to_string(&log_path).unwrap();
+    assert!(until(|| logged().contains("begun")), "{}", logged());
+    assert!(logged().contains("/dev/pts/0") && logged().contains("33 99"), "{}", logged());
+    {
+        let mut other = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+        let console = other.attach_console("c1").unwrap();
+        let mut third = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+        assert!(matches!(third.attach_console("c1"), Err(LaunchError::Refused { .. })));
+        rustix::io::write(&console.master, b"there\n").unwrap();
+    }
+    assert_eq!(keeper.wait(pid).unwrap().code, 5);
+    assert!(until(|| logged().contains("got there")), "{}", logged());
+    assert_eq!(keeper.status().unwrap().consoles, 0);
+}
+
+#[test]
+fn root_init_reaps_forwards_and_ends_with_the_program() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let script = "sh -c 'sleep 0.05 &'; sleep 0.3; cat /proc/1/comm /proc/1/cmdline; \
+                  ps | grep -c sleep; exit 9";
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (pid, _) = scratch.run_under_init(&mut keeper, "c1", &["sh", "-c", script], |plan| {
+        let out = plan.fd(writer);
+        let null = plan.fd(std::fs::File::open("/dev/null").unwrap().into());
+        plan.stdio([null, out, out]);
+    });
+    let text = output(reader);
+    assert_eq!(keeper.wait(pid).unwrap().code, 9);
+    assert!(text.contains("dormouse-init"), "{text}");
+    assert!(!text.contains(scratch.run_dir().to_str().unwrap()), "{text}");
+    let script = "trap 'exit 11' TERM; while :; do sleep 0.05; done";
+    let (pid, pidfd) = scratch.run_under_init(&mut keeper, "c2", &["sh", "-c", script], |_| {});
+    std::thread::sleep(Duration::from_millis(200));
+    pidfd::send_signal(pidfd.as_fd(), 15).unwrap();
+    assert_eq!(keeper.wait(pid).unwrap().code, 11);
+}
+
+#[test]
+fn root_engine_that_dies_leaves_no_process() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    // Before the plan, after the plan, and at the sync point.
+    for stage in 0..3 {
+        let mut client = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+        let id = format!("c{stage}");
+        std::fs::create_dir_all(scratch.container_dir(&id)).unwrap();
+        let mut newborn = client.spawn(scratch.spawn(&id)).unwrap();
+        if stage > 0 {
+            let mut plan = Plan::new();
+            scratch.plan_root(&mut plan, &mut newborn);
+            plan.sync();
+            plan.exec(&program(&["sleep", "100"]));
+            newborn.send(plan).unwrap();
+        }
+        if stage > 1 {
+            newborn.ready().unwrap();
+        }
+        let pidfd = newborn.pidfd.try_clone().unwrap();
+        drop((newborn, client));
+        assert!(pidfd::wait(pidfd.as_fd(), Some(Duration::from_secs(5))).unwrap(), "{stage}");
+    }
+    assert!(until(|| keeper.status().unwrap().children == 0));
+}
+
+#[test]
+fn root_settle_runs_when_the_spawner_is_gone_and_only_then() {
+    let scratch = Scratch::new();
+    let settled = scratch.path("settled");
+    let script = format!("echo $0 >> {}", settled.display());
+    let mut start = scratch.start();
+    start.settle = ["/bin/busybox", "sh", "-c", &script].map(Into::into).to_vec();
+    let mut keeper = Keeper::connect_or_start(&start).unwrap();
+    let run = |client: &mut Keeper, id: &str, words: &[&str]| {
+        std::fs::create_dir_all(scratch.container_dir(id)).unwrap();
+        let spawn = Spawn { settle: true, ..scratch.spawn(id) };
+        let mut newborn = client.spawn(spawn).unwrap();
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        plan.sync();
+        plan.exec(&program(words));
+        newborn.send(plan).unwrap();
+        newborn.ready().unwrap();
+        let pid = newborn.pid;
+        newborn.go().unwrap();
+        pid
+    };
+    let read = || std::fs::read_to_string(&settled).unwrap_or_default();
+    // Settled by who spawned it.
+    let pid = run(&mut keeper, "mine", &["true"]);
+    keeper.wait(pid).unwrap();
+    keeper.settled(pid).unwrap();
+    // The spawner has left before the end, and after it without a word.
+    let mut client = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+    run(&mut client, "left", &["sleep", "0.1"]);
+    drop(client);
+    assert!(until(|| read() == "left\n"), "{}", read());
+    let mut client = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+    let pid = run(&mut client, "killed", &["true"]);
+    client.wait(pid).unwrap();
+    drop(client);
+    assert!(until(|| read() == "left\nkilled\n"), "{}", read());
+    // Many at once are all settled.
+    for n in 0..12 {
+        let mut client = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+        run(&mut client, &format!("n{n}"), &["true"]);
+    }
+    assert!(until(|| read().lines().count() == 14), "{}", read());
+    assert!(!read().contains("mine"));
+}
+
+#[test]
+fn root_killed_keeper_leaves_its_children_and_another_can_start() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (_, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "100"], |_| {});
+    let status = keeper.status().unwrap();
+    let old = rustix::process::Pid::from_raw(status.pid as i32).unwrap();
+    rustix::process::kill_process(old, Signal::KILL).unwrap();
+    assert!(matches!(keeper.status(), Err(LaunchError::KeeperGone)));
+    assert!(pidfd::is_alive(pidfd.as_fd()));
+    assert!(Keeper::connect(&scratch.run_dir()).unwrap().is_none());
+    let mut second = scratch.keeper();
+    assert_ne!(second.status().unwrap().pid, status.pid);
+    let (pid, _) = scratch.run(&mut second, "c2", &["true"], |_| {});
+    assert_eq!(second.wait(pid).unwrap().code, 0);
+    // Those of the first are not the second's.
+    let (text, _) = scratch.exec(&mut second, &pidfd, "echo still here");
+    assert_eq!(text, "still here\n");
+    pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+}
+
+#[test]
+fn root_keeper_ends_when_there_is_nothing_to_keep() {
+    let scratch = Scratch::new();
+    let keeper = scratch.keeper();
+    let socket = scratch.run_dir().join("keeper.sock");
+    assert!(socket.exists());
+    drop(keeper);
+    assert!(until(|| !socket.exists()));
+    // Asked to end, it does so at once, but not while it keeps something.
+    let mut keeper = scratch.keeper();
+    let (pid, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "100"], |_| {});
+    let other = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+    assert!(matches!(other.end(), Err(LaunchError::Refused { .. })));
+    pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
+    keeper.wait(pid).unwrap();
+    keeper.end().unwrap();
+    assert!(!socket.exists());
+}
+
+#[test]
+fn root_clients_that_start_at_once_share_one_keeper() {
+    let scratch = Scratch::new();
+    let pids: Vec<u32> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..16).map(|_| scope.spawn(|| scratch.keeper().status().unwrap().pid)).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert!(pids.iter().all(|pid| *pid == pids[0]), "{pids:?}");
+}
+
+#[test]
+fn root_garbage_never_ends_the_keeper() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let pid = keeper.status().unwrap().pid;
+    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    for round in 0..2000 {
+        let sock = scratch.raw_connection();
+        let length = 1 + random() as usize % 200;
+        let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
+        // Half of them begin as a message does.
+        if round % 2 == 0 && length > 8 {
+            bytes[..4].copy_from_slice(b"DMK1");
+            bytes[4..8].copy_from_slice(&[1, 0, 1 + (random() % 12) as u8, 0]);
+        }
+        let fds = vec![null.as_fd(); random() as usize % 4];
+        let none = rustix::net::SendFlags::empty();
+        dormouse_launch::wire::send(&sock, &bytes, &fds, none).unwrap();
+    }
+    assert_eq!(keeper.status().unwrap().pid, pid);
+    assert!(until(|| keeper.status().unwrap().connections == 1));
+    let (pid, _) = scratch.run(&mut keeper, "c1", &["true"], |_| {});
+    assert_eq!(keeper.wait(pid).unwrap().code, 0);
+}
+
+#[test]
+fn root_thousand_spawns_leak_nothing() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let pid = keeper.status().unwrap().pid;
+    let open = || std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let memory = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:").map(str::to_owned));
+        line.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let mut times = Vec::new();
+    let mut births = Vec::new();
+    let (mut fds, mut kilobytes) = (0, 0);
+    for n in 0..1000 {
+        let begin = Instant::now();
+        let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+        births.push(begin.elapsed());
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        plan.sync();
+        plan.exec(&program(&["/bin/true"]));
+        newborn.send(plan).unwrap();
+        newborn.ready().unwrap();
+        let pid = newborn.pid;
+        newborn.go().unwrap();
+        assert_eq!(keeper.wait(pid).unwrap().code, 0);
+        times.push(begin.elapsed());
+        if n == 100 {
+            (fds, kilobytes) = (open(), memory());
+        }
+    }
+    times.sort();
+    births.sort();
+    println!(
+        "spawn to exit of true: median {:?}, least {:?}; of that the birth: median {:?}, least {:?}; \
+         keeper {} kB; {} bytes for a child",
+        times[500],
+        times[0],
+        births[500],
+        births[0],
+        memory(),
+        dormouse_keeper::server::Server::CHILD_BYTES,
+    );
+    assert_eq!(open(), fds);
+    assert!(memory() <= kilobytes + 64, "{} kB after {kilobytes}", memory());
+}
+
+#[test]
+fn root_many_descriptors_travel_with_a_plan() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (pid, _) = scratch.run_with(&mut keeper, "c1", &["echo", "many"], |plan| {
+        let null: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+        for _ in 0..600 {
+            plan.fd(null.try_clone().unwrap());
+        }
+        let out = plan.fd(writer.try_clone().unwrap());
+        let null = plan.fd(null);
+        plan.rlimit(7, 64, 64, false);
+        plan.stdio([null, out, out]);
+    });
+    drop(writer);
+    assert_eq!(output(reader), "many\n");
+    assert_eq!(keeper.wait(pid).unwrap().code, 0);
+}
+
+#[test]
+fn root_mounts_are_attached_where_they_belong() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let volume = scratch.path("volume");
+    std::fs::create_dir(&volume).unwrap();
+    std::fs::write(volume.join("hello"), "from outside\n").unwrap();
+    let script = "cat /a/b/c/hello /etc/one/file /again/hello; touch /again/x; \
+                  readlink /dev/fd; stat -c %a /run/lock; touch /made";
+    let text = scratch.output(&mut keeper, "c1", script, |plan| {
+        let dir = plan.fd(mount_of(&volume, None));
+        plan.attach(dir, "/a/b/c", TargetKind::Dir, true);
+        let file = plan.fd(mount_of(&volume.join("hello"), None));
+        plan.attach(file, "etc//one/file", TargetKind::File, true);
+        plan.bind("/a/b/c", "/again", true);
+        plan.symlink("/proc/self/fd", "/dev/fd");
+        plan.make_dir("/run/lock", 0o1777);
+    });
+    assert_eq!(text.matches("from outside").count(), 3, "{text}");
+    assert!(text.contains("touch: /again/x: Read-only file system"), "{text}");
+    assert!(text.contains("/proc/self/fd\n1777\n"), "{text}");
+}
+
+#[test]
+fn root_read_only_root_is_read_only() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+    let mut plan = Plan::new();
+    plan.become_root();
+    let userns = pidfd::user_namespace(newborn.pidfd.as_fd()).unwrap();
+    let root = plan.fd(mount_of(&scratch.root(), Some(userns.as_fd())));
+    plan.root(root, true);
+    let proc = plan.fd(newborn.take_proc().unwrap());
+    // The mount point is made before the root is sealed.
+    plan.proc(proc, "/made/proc");
+    let out = plan.fd(writer);
+    let null = plan.fd(std::fs::File::open("/dev/null").unwrap().into());
+    plan.stdio([null, out, out]);
+    plan.sync();
+    plan.exec(&program(&["sh", "-c", "ls /made/proc/self/comm; touch /x"]));
+    newborn.send(plan).unwrap();
+    newborn.ready().unwrap();
+    newborn.go().unwrap();
+    let text = output(reader);
+    assert!(text.starts_with("/made/proc/self/comm\n"), "{text}");
+    assert!(text.contains("Read-only file system"), "{text}");
+}
+
+#[test]
+fn root_wait_by_another_and_refusals() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (pid, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "0.2"], |_| {});
+    let mut other = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+    assert_eq!(other.wait(pid).unwrap().code, 0);
+    assert_eq!(keeper.wait(pid).unwrap().code, 0);
+    assert!(matches!(other.wait(pid), Err(LaunchError::Refused { .. })));
+    drop(pidfd);
+    // A flag that is no namespace, and an id that is none.
+    let bad = keeper.spawn(Spawn::new("c2", Kind::Init, 0x100));
+    assert!(matches!(bad, Err(LaunchError::Refused { .. })));
+    assert!(keeper.spawn(Spawn::new("../c2", Kind::Init, ALL)).is_err());
+}
