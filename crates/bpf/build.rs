@@ -1,0 +1,24 @@
+//! Compiles the programs. Needs clang with the BPF target and linux-libc-dev; the helper headers
+//! come with libbpf-cargo.
+
+use std::env;
+use std::path::PathBuf;
+
+use libbpf_cargo::SkeletonBuilder;
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets the target");
+    for name in ["address", "abstract_unix"] {
+        let source = format!("src/{name}/{name}.bpf.c");
+        println!("cargo:rerun-if-changed={source}");
+        println!("cargo:rerun-if-changed=src/{name}/record.h");
+        let include = format!("-I/usr/include/{arch}-linux-gnu");
+        SkeletonBuilder::new()
+            .source(&source)
+            .obj(out.join(format!("{name}.o")))
+            .clang_args(["-Wall", "-Werror", "-mcpu=v3", include.as_str()])
+            .build()
+            .unwrap_or_else(|e| panic!("{source}: {e:?}"));
+    }
+}

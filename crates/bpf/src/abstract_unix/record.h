@@ -1,0 +1,14 @@
+/* What the abstract socket programs and their loader (mod.rs) both read. Only add at the end. */
+#ifndef DORMOUSE_ABSTRACT_UNIX_RECORD_H
+#define DORMOUSE_ABSTRACT_UNIX_RECORD_H
+
+struct dm_unix_config {
+	__u32 level; /* of a container's cgroup below the root of the v2 hierarchy */
+};
+
+/* dm_unix_about: which build is attached, so that a newer one replaces it. */
+struct dm_unix_about {
+	__u64 version;
+};
+
+#endif

@@ -1,0 +1,791 @@
+/* Address networking: many containers in one network stack, each with addresses of its own.
+ *
+ * The stack of a trust domain has the whole pool as local addresses (AnyIP) and no interface per
+ * container. These programs hang at the parent cgroup of all containers and make each see only its
+ * own addresses:
+ *
+ * - who: dm_sock_create finds the container by the cgroup of the maker and writes it into the
+ *   socket's storage. All other programs ask the socket, never the task: a descriptor that is
+ *   passed on keeps its identity, and a socket of a nested network namespace has none.
+ * - bind: "any" becomes the container's own address, loopback its private loopback, its own
+ *   addresses pass, all others do not exist (EADDRNOTAVAIL). `::` without IPV6_V6ONLY becomes the
+ *   mapped IPv4 address, because that is where most callers come from.
+ * - connect and sendto: loopback leads to the private loopback, and the source becomes its own.
+ * - getsockname, getpeername, recvfrom: the private loopback reads as 127.0.0.0/26 or ::1 again, and
+ *   "any" as any.
+ * - ingress and egress: a packet reaches a socket only if it is addressed to that container, and
+ *   leaves only from one of its addresses. This closes what has no hook: listen() without bind(),
+ *   UDP sockets that were never bound, IP_PKTINFO. The private loopback takes packets from the
+ *   loopback device only.
+ * - steer, on the domain's devices: a socket bound to "any" lives at one address; a connection to
+ *   another of the container's addresses (::1, 127.0.0.1, IPv6, an added one) is led to it, unless a
+ *   socket is bound there precisely. Packets keep their addresses, nothing is translated.
+ *
+ * LIMIT: a UDP or TCP socket that is bound to `::` for both families cannot be *connected* to an
+ * IPv6 address afterwards. 127.0.0.0/26 keeps its 64 addresses apart, the rest of 127/8 is one more.
+ * Multicast and broadcast do not reach containers.
+ *
+ * KERNEL(6.12): written for; needs netns cookies (5.7), bpf_set_retval (5.18), sk storage in all of
+ * these hooks, getsockname hooks (5.8), TCX (6.6). */
+#include <linux/types.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_core_read.h>
+#include "record.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define SOCK_STREAM 1
+#define SOCK_DGRAM 2
+#define SOCK_RAW 3
+#define IP_TCP 6
+#define IP_UDP 17
+#define IP_ICMP 1
+#define IP_ICMP6 58
+#define ETH_IP 0x0800
+#define ETH_IP6 0x86DD
+#define LOOPBACK_DEVICE 1 /* of every network namespace */
+#define STATE_ESTABLISHED 1
+#define STATE_CLOSE 7
+#define STATE_LISTEN 10
+#define E_PERM 1
+#define E_PROTONOSUPPORT 93
+#define E_ADDRNOTAVAIL 99
+
+const volatile struct dm_config config SEC(".rodata.config") = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct dm_member);
+} dm_members SEC(".maps");
+
+/* index of an added address -> index of the container's first one */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} dm_extra SEC(".maps");
+
+/* cookies of the domains' stacks: nobody but a member makes a socket there from below our cgroup */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} dm_domains SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct dm_socket);
+} dm_sockets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dm_about);
+} dm_about SEC(".maps");
+
+struct sockaddr;
+struct address4 {
+	__u16 family;
+	__be16 port;
+	__be32 address;
+	__u8 zero[8];
+};
+struct address6 {
+	__u16 family;
+	__be16 port;
+	__be32 flow;
+	__be32 address[4];
+	__u32 scope;
+};
+
+/* One bit of struct sock that no helper tells. */
+struct sock_common {
+	unsigned char skc_ipv6only : 1;
+} __attribute__((preserve_access_index));
+struct sock {
+	struct sock_common __sk_common;
+} __attribute__((preserve_access_index));
+struct bpf_sock_addr_kern {
+	struct sock *sk;
+} __attribute__((preserve_access_index));
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
+
+#define MAPPED bpf_htonl(0xffff)
+
+static __always_inline int is_loop4(__be32 a)
+{
+	return (a & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+}
+
+static __always_inline __be32 own4(__u32 index)
+{
+	return bpf_htonl(config.pool4 + index);
+}
+
+/* Of the container's 64 loopback addresses the one for 127.0.0.N; the last for all that are further. */
+static __always_inline __be32 own_loop4(__u32 index, __be32 asked)
+{
+	__u32 a = bpf_ntohl(asked) & 0xffffff;
+
+	if ((a >> 6) == index) /* read from /proc/net or a packet: it is in our form already */
+		return asked;
+	return bpf_htonl(0x7f000000 | index << 6 | (a < 63 ? a : 63));
+}
+
+static __always_inline __be32 plain_loop4(__be32 a)
+{
+	return bpf_htonl(0x7f000000 | (bpf_ntohl(a) & 63));
+}
+
+static __always_inline int owns_loop4(__u32 index, __be32 a)
+{
+	return is_loop4(a) && (bpf_ntohl(a) & 0xffffff) >> 6 == index;
+}
+
+/* Whether `number` of the pool belongs to the container. */
+static __always_inline int owns_number(__u32 index, __u32 number)
+{
+	__u32 *owner;
+
+	if (number == index)
+		return 1;
+	if (number >= config.pool_count)
+		return 0;
+	owner = bpf_map_lookup_elem(&dm_extra, &number);
+	return owner && *owner == index;
+}
+
+static __always_inline int owns4(__u32 index, __be32 a)
+{
+	return owns_number(index, bpf_ntohl(a) - config.pool4);
+}
+
+/* The domain's own address, from which pings leave: nobody's, and only echo replies come to it. */
+static __always_inline int is_domain_number(__u32 number)
+{
+	return number < config.pool_count && (number & (config.chunk - 1)) == 2;
+}
+
+static __always_inline int is_public6(const __u32 *a)
+{
+	return a[0] == config.public6[0] && a[1] == config.public6[1] && a[2] == config.public6[2];
+}
+
+static __always_inline int is_own_loop6(__u32 index, const __u32 *a)
+{
+	return a[0] == config.loop6[0] && a[1] == config.loop6[1] && a[2] == config.loop6[2] &&
+	       a[3] == bpf_htonl(index);
+}
+
+static __always_inline int is_one6(const __u32 *a) /* ::1 */
+{
+	return a[0] == 0 && a[1] == 0 && a[2] == 0 && a[3] == bpf_htonl(1);
+}
+
+static __always_inline int is_zero6(const __u32 *a)
+{
+	return a[0] == 0 && a[1] == 0 && a[2] == 0 && a[3] == 0;
+}
+
+static __always_inline int is_mapped6(const __u32 *a)
+{
+	return a[0] == 0 && a[1] == 0 && a[2] == MAPPED;
+}
+
+static __always_inline int owns6(__u32 index, const __u32 *a)
+{
+	return is_public6(a) && owns_number(index, bpf_ntohl(a[3]));
+}
+
+static __always_inline struct dm_socket *self(struct bpf_sock *sk)
+{
+	return sk ? bpf_sk_storage_get(&dm_sockets, sk, 0, 0) : 0;
+}
+
+static __always_inline int is_ping(struct bpf_sock *sk)
+{
+	return sk->protocol == IP_ICMP || sk->protocol == IP_ICMP6;
+}
+
+#define READ6(a, field)                                                                            \
+	__u32 a[4] = { (field)[0], (field)[1], (field)[2], (field)[3] }
+#define WRITE6(field, w0, w1, w2, w3)                                                              \
+	do {                                                                                       \
+		(field)[0] = (w0);                                                                 \
+		(field)[1] = (w1);                                                                 \
+		(field)[2] = (w2);                                                                 \
+		(field)[3] = (w3);                                                                 \
+	} while (0)
+
+/* ---- birth ---- */
+
+SEC("cgroup/sock_create")
+int dm_sock_create(struct bpf_sock *ctx)
+{
+	__u64 cgroup = bpf_get_current_ancestor_cgroup_id(config.level);
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	struct dm_member *member = bpf_map_lookup_elem(&dm_members, &cgroup);
+	struct dm_socket *socket;
+
+	if (!member || member->netns != netns) {
+		/* Another stack: the host's (--net host) or one of its own making. In a domain's it
+		 * is a process whose container has left: no network for it. */
+		if (!bpf_map_lookup_elem(&dm_domains, &netns))
+			return 1;
+		bpf_set_retval(-E_PERM);
+		return 0;
+	}
+	if (ctx->type == SOCK_RAW) {
+		bpf_set_retval(-E_PERM);
+		return 0;
+	}
+	/* MPTCP, SCTP, UDP-Lite have their own ways of binding; programs fall back to TCP and UDP. */
+	if (!(ctx->type == SOCK_STREAM && ctx->protocol == IP_TCP) &&
+	    !(ctx->type == SOCK_DGRAM &&
+	      (ctx->protocol == IP_UDP || ctx->protocol == IP_ICMP || ctx->protocol == IP_ICMP6))) {
+		bpf_set_retval(-E_PROTONOSUPPORT);
+		return 0;
+	}
+	socket = bpf_sk_storage_get(&dm_sockets, ctx, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!socket) {
+		bpf_set_retval(-E_PERM);
+		return 0;
+	}
+	socket->index = member->index;
+	return 1;
+}
+
+/* ---- names a socket takes ---- */
+
+static __always_inline int refuse_bind(void)
+{
+	bpf_set_retval(-E_ADDRNOTAVAIL);
+	return 0;
+}
+
+SEC("cgroup/bind4")
+int dm_bind4(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	__be32 asked = ctx->user_ip4;
+
+	if (!socket)
+		return 1;
+	socket->any = 0;
+	socket->named4 = 0;
+	if (asked == 0) {
+		socket->any = DM_ANY_4;
+		ctx->user_ip4 = own4(socket->index);
+		return 1;
+	}
+	if (is_loop4(asked)) {
+		socket->named4 = asked;
+		ctx->user_ip4 = own_loop4(socket->index, asked);
+		return 1;
+	}
+	return owns4(socket->index, asked) ? 1 : refuse_bind();
+}
+
+SEC("cgroup/bind6")
+int dm_bind6(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	READ6(asked, ctx->user_ip6);
+
+	if (!socket)
+		return 1;
+	socket->any = 0;
+	socket->named4 = 0;
+	if (is_zero6(asked)) {
+		struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+		struct sock *sk = kern->sk;
+
+		if (BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only)) {
+			socket->any = DM_ANY_6;
+			WRITE6(ctx->user_ip6, config.public6[0], config.public6[1], config.public6[2],
+			       bpf_htonl(socket->index));
+		} else {
+			socket->any = DM_ANY_BOTH;
+			WRITE6(ctx->user_ip6, 0, 0, MAPPED, own4(socket->index));
+		}
+		return 1;
+	}
+	if (is_one6(asked)) {
+		WRITE6(ctx->user_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
+		       bpf_htonl(socket->index));
+		return 1;
+	}
+	if (is_mapped6(asked)) {
+		if (asked[3] == 0) {
+			socket->any = DM_ANY_4;
+			ctx->user_ip6[3] = own4(socket->index);
+			return 1;
+		}
+		if (is_loop4(asked[3])) {
+			socket->named4 = asked[3];
+			ctx->user_ip6[3] = own_loop4(socket->index, asked[3]);
+			return 1;
+		}
+		return owns4(socket->index, asked[3]) ? 1 : refuse_bind();
+	}
+	return owns6(socket->index, asked) ? 1 : refuse_bind();
+}
+
+/* ---- whom a socket speaks to, and from where ---- */
+
+static __always_inline int is_unbound(struct bpf_sock *sk)
+{
+	return sk->src_ip4 == 0 && sk->src_ip6[0] == 0 && sk->src_ip6[1] == 0 &&
+	       sk->src_ip6[2] == 0 && sk->src_ip6[3] == 0;
+}
+
+SEC("cgroup/connect4")
+int dm_connect4(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	struct address4 from = { .family = AF_INET };
+	__be32 to = ctx->user_ip4;
+
+	if (!socket)
+		return 1;
+	if (to == 0)
+		to = bpf_htonl(0x7f000001);
+	if (is_loop4(to)) {
+		if (is_ping(ctx->sk))
+			return 1;
+		to = own_loop4(socket->index, to);
+		from.address = own_loop4(socket->index, bpf_htonl(0x7f000001));
+		ctx->user_ip4 = to;
+	} else {
+		from.address = own4(socket->index);
+	}
+	/* Fails only for a UDP socket that was disconnected and has kept its port; what it then sends
+	 * passes egress or not. */
+	if (ctx->sk->src_ip4 == 0)
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	return 1;
+}
+
+SEC("cgroup/connect6")
+int dm_connect6(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	struct address6 from = { .family = AF_INET6 };
+	READ6(to, ctx->user_ip6);
+
+	if (!socket)
+		return 1;
+	if (is_mapped6(to)) {
+		from.address[2] = MAPPED;
+		if (to[3] == 0)
+			to[3] = bpf_htonl(0x7f000001);
+		if (is_loop4(to[3])) {
+			ctx->user_ip6[3] = own_loop4(socket->index, to[3]);
+			from.address[3] = own_loop4(socket->index, bpf_htonl(0x7f000001));
+		} else {
+			from.address[3] = own4(socket->index);
+		}
+	} else if (is_zero6(to) || is_one6(to)) {
+		if (is_ping(ctx->sk))
+			return 1;
+		WRITE6(ctx->user_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
+		       bpf_htonl(socket->index));
+		WRITE6(from.address, config.loop6[0], config.loop6[1], config.loop6[2],
+		       bpf_htonl(socket->index));
+	} else {
+		WRITE6(from.address, config.public6[0], config.public6[1], config.public6[2],
+		       bpf_htonl(socket->index));
+	}
+	if (is_unbound(ctx->sk))
+		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
+	return 1;
+}
+
+SEC("cgroup/sendmsg4")
+int dm_sendmsg4(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	__be32 to = ctx->user_ip4, from = ctx->msg_src_ip4;
+	__be32 loop;
+
+	if (!socket)
+		return 1;
+	if (to == 0)
+		to = bpf_htonl(0x7f000001);
+	if (is_loop4(to)) {
+		ctx->user_ip4 = own_loop4(socket->index, to);
+		/* An answer of a socket bound to "any" comes from the loopback it was asked on. */
+		loop = own_loop4(socket->index, bpf_htonl(0x7f000001));
+		if (!owns_loop4(socket->index, from) && (from == 0 || socket->any))
+			ctx->msg_src_ip4 = loop;
+		return 1;
+	}
+	/* An added address asked for by IP_PKTINFO stays; somebody else's does not. */
+	if (!owns_loop4(socket->index, from) && !owns4(socket->index, from))
+		ctx->msg_src_ip4 = own4(socket->index);
+	return 1;
+}
+
+SEC("cgroup/sendmsg6")
+int dm_sendmsg6(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	READ6(to, ctx->user_ip6);
+	READ6(from, ctx->msg_src_ip6);
+
+	if (!socket)
+		return 1;
+	if (is_mapped6(to)) /* the IPv4 hook sees it next */
+		return 1;
+	if (is_zero6(to) || is_one6(to) || is_own_loop6(socket->index, to)) {
+		WRITE6(ctx->user_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
+		       bpf_htonl(socket->index));
+		WRITE6(ctx->msg_src_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
+		       bpf_htonl(socket->index));
+		return 1;
+	}
+	if (!is_own_loop6(socket->index, from) && !owns6(socket->index, from))
+		WRITE6(ctx->msg_src_ip6, config.public6[0], config.public6[1], config.public6[2],
+		       bpf_htonl(socket->index));
+	return 1;
+}
+
+/* ---- names a program is told ---- */
+
+static __always_inline void tell4(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+
+	if (socket && owns_loop4(socket->index, ctx->user_ip4))
+		ctx->user_ip4 = plain_loop4(ctx->user_ip4);
+}
+
+static __always_inline void tell6(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+	READ6(a, ctx->user_ip6);
+
+	if (!socket)
+		return;
+	if (is_own_loop6(socket->index, a))
+		WRITE6(ctx->user_ip6, 0, 0, 0, bpf_htonl(1));
+	else if (is_mapped6(a) && owns_loop4(socket->index, a[3]))
+		ctx->user_ip6[3] = plain_loop4(a[3]);
+}
+
+SEC("cgroup/recvmsg4")
+int dm_recvmsg4(struct bpf_sock_addr *ctx)
+{
+	tell4(ctx);
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int dm_recvmsg6(struct bpf_sock_addr *ctx)
+{
+	tell6(ctx);
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int dm_peername4(struct bpf_sock_addr *ctx)
+{
+	tell4(ctx);
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int dm_peername6(struct bpf_sock_addr *ctx)
+{
+	tell6(ctx);
+	return 1;
+}
+
+/* A socket that asked for any address and has no peer: the kernel would say "any". */
+static __always_inline int is_any(struct dm_socket *socket, struct bpf_sock *sk)
+{
+	return socket->any && (sk->state == STATE_LISTEN || sk->state == STATE_CLOSE);
+}
+
+SEC("cgroup/getsockname4")
+int dm_sockname4(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+
+	if (!socket)
+		return 1;
+	if (is_any(socket, ctx->sk))
+		ctx->user_ip4 = 0;
+	else if (socket->named4 && owns_loop4(socket->index, ctx->user_ip4))
+		ctx->user_ip4 = socket->named4;
+	else
+		tell4(ctx);
+	return 1;
+}
+
+SEC("cgroup/getsockname6")
+int dm_sockname6(struct bpf_sock_addr *ctx)
+{
+	struct dm_socket *socket = self(ctx->sk);
+
+	if (!socket)
+		return 1;
+	if (is_any(socket, ctx->sk)) {
+		if (socket->any == DM_ANY_4)
+			ctx->user_ip6[3] = 0;
+		else
+			WRITE6(ctx->user_ip6, 0, 0, 0, 0);
+	} else {
+		tell6(ctx);
+	}
+	return 1;
+}
+
+/* ---- packets ---- */
+
+static __always_inline int load4(struct __sk_buff *skb, __u32 offset, __be32 *a)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (data + 20 > end)
+		return 0;
+	*a = *(__be32 *)(data + offset);
+	return 1;
+}
+
+static __always_inline int load6(struct __sk_buff *skb, __u32 offset, __u32 *a)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+
+	if (data + 40 > end)
+		return 0;
+	WRITE6(a, ((__u32 *)(data + offset))[0], ((__u32 *)(data + offset))[1],
+	       ((__u32 *)(data + offset))[2], ((__u32 *)(data + offset))[3]);
+	return 1;
+}
+
+/* Whether a packet with this address on our side may pass. `local` says that it cannot have come
+ * from, or go to, another device than the loopback. */
+static __always_inline int passes(struct __sk_buff *skb, __u32 offset4, __u32 offset6, int local)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct dm_socket *socket;
+	__u32 a[4];
+
+	if (!sk)
+		return 1;
+	sk = bpf_sk_fullsock(sk);
+	socket = self(sk);
+	if (!socket)
+		return 1;
+	if (skb->protocol == bpf_htons(ETH_IP)) {
+		if (!load4(skb, offset4, &a[0]))
+			return 0;
+		if (owns4(socket->index, a[0]))
+			return 1;
+		if (owns_loop4(socket->index, a[0]))
+			return local;
+		if (!is_ping(sk))
+			return 0;
+		return (a[0] == bpf_htonl(0x7f000001) && local) ||
+		       is_domain_number(bpf_ntohl(a[0]) - config.pool4);
+	}
+	if (skb->protocol != bpf_htons(ETH_IP6) || !load6(skb, offset6, a))
+		return 0;
+	if (owns6(socket->index, a))
+		return 1;
+	if (is_own_loop6(socket->index, a))
+		return local;
+	if (!is_ping(sk))
+		return 0;
+	return (is_one6(a) && local) || (is_public6(a) && is_domain_number(bpf_ntohl(a[3])));
+}
+
+SEC("cgroup_skb/ingress")
+int dm_ingress(struct __sk_buff *skb)
+{
+	return passes(skb, 16, 24, skb->ifindex == LOOPBACK_DEVICE);
+}
+
+SEC("cgroup_skb/egress")
+int dm_egress(struct __sk_buff *skb)
+{
+	return passes(skb, 12, 8, skb->ifindex == LOOPBACK_DEVICE);
+}
+
+/* ---- a packet for an address at which "any" was meant ---- */
+
+struct packet {
+	__u32 index;               /* the container it is for */
+	struct bpf_sock_tuple to;  /* as it was sent */
+	int is6;
+	int udp;
+};
+
+static __always_inline struct bpf_sock *find(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6,
+					      int udp)
+{
+	__u32 size = is6 ? sizeof(to->ipv6) : sizeof(to->ipv4);
+
+	if (udp)
+		return bpf_sk_lookup_udp(skb, to, size, BPF_F_CURRENT_NETNS, 0);
+	return bpf_sk_lookup_tcp(skb, to, size, BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Leads the packet to the socket found at `to`, if that one asked for any of `wanted`. 1: done. */
+static __always_inline int lead(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6, int udp,
+				__u32 index, __u32 wanted)
+{
+	struct bpf_sock *sk = find(skb, to, is6, udp);
+	struct dm_socket *socket;
+	int done = 0;
+
+	if (!sk)
+		return 0;
+	socket = bpf_sk_storage_get(&dm_sockets, sk, 0, 0);
+	if (socket && socket->index == index && (socket->any & wanted) == wanted)
+		done = bpf_sk_assign(skb, sk, 0) == 0;
+	bpf_sk_release(sk);
+	return done;
+}
+
+/* Whether a socket of the container is found the ordinary way. */
+static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6, int udp,
+				     __u32 index)
+{
+	struct bpf_sock *sk = find(skb, to, is6, udp);
+	struct dm_socket *socket;
+	int served = 0;
+
+	if (!sk)
+		return 0;
+	socket = bpf_sk_storage_get(&dm_sockets, sk, 0, 0);
+	served = socket && socket->index == index;
+	bpf_sk_release(sk);
+	return served;
+}
+
+#define PASS -1 /* TCX_NEXT */
+#define DROP 2  /* TCX_DROP */
+
+SEC("tcx/ingress")
+int dm_steer(struct __sk_buff *skb)
+{
+	/* The loopback device's packets have an Ethernet header, too. */
+	void *data = (void *)(long)skb->data + 14, *end = (void *)(long)skb->data_end;
+	struct bpf_sock_tuple to = {}, at = {};
+	__u32 index, number, *owner;
+	__u8 protocol;
+	void *transport;
+	int is6, udp;
+
+	if (skb->protocol == bpf_htons(ETH_IP)) {
+		__be32 daddr;
+
+		if (data + 20 > end)
+			return PASS;
+		daddr = *(__be32 *)(data + 16);
+		if (is_loop4(daddr)) {
+			index = (bpf_ntohl(daddr) & 0xffffff) >> 6;
+			if (index == 0 || skb->ifindex != LOOPBACK_DEVICE)
+				return PASS;
+		} else {
+			number = bpf_ntohl(daddr) - config.pool4;
+			if (number >= config.pool_count)
+				return PASS;
+			owner = bpf_map_lookup_elem(&dm_extra, &number);
+			if (!owner) /* a first address: where "any" lives already */
+				return PASS;
+			index = *owner;
+		}
+		/* LIMIT: no options, no fragments: such packets only find sockets bound precisely. */
+		if (*(__u8 *)data != 0x45 || (*(__be16 *)(data + 6) & bpf_htons(0x3fff)))
+			return PASS;
+		protocol = *(__u8 *)(data + 9);
+		to.ipv4.saddr = *(__be32 *)(data + 12);
+		to.ipv4.daddr = daddr;
+		transport = data + 20;
+		is6 = 0;
+	} else if (skb->protocol == bpf_htons(ETH_IP6)) {
+		__u32 *d = data + 24, *s = data + 8;
+
+		if (data + 40 > end)
+			return PASS;
+		if (d[0] != config.public6[0])
+			return PASS;
+		if (is_public6(d)) {
+			index = bpf_ntohl(d[3]);
+			owner = bpf_map_lookup_elem(&dm_extra, &index);
+			if (owner)
+				index = *owner;
+		} else if (d[1] == config.loop6[1] && d[2] == config.loop6[2]) {
+			/* The private loopback never comes from outside. */
+			if (skb->ifindex != LOOPBACK_DEVICE)
+				return DROP;
+			index = bpf_ntohl(d[3]);
+		} else {
+			return PASS;
+		}
+		protocol = *(__u8 *)(data + 6);
+		WRITE6(to.ipv6.saddr, s[0], s[1], s[2], s[3]);
+		WRITE6(to.ipv6.daddr, d[0], d[1], d[2], d[3]);
+		transport = data + 40;
+		is6 = 1;
+	} else {
+		return PASS;
+	}
+
+	if (protocol == IP_UDP) {
+		udp = 1;
+	} else if (protocol == IP_TCP) {
+		if (transport + 14 > end)
+			return PASS;
+		/* SYN without ACK: the others find their connection by themselves */
+		if ((*(__u8 *)(transport + 13) & 0x12) != 0x02)
+			return PASS;
+		udp = 0;
+	} else {
+		return PASS;
+	}
+	if (transport + 4 > end)
+		return PASS;
+	if (is6) {
+		to.ipv6.sport = *(__be16 *)transport;
+		to.ipv6.dport = *(__be16 *)(transport + 2);
+		if (is_served(skb, &to, 1, udp, index))
+			return PASS;
+		at = to;
+		WRITE6(at.ipv6.daddr, config.public6[0], config.public6[1], config.public6[2],
+		       bpf_htonl(index));
+		if (lead(skb, &at, 1, udp, index, DM_ANY_6))
+			return PASS;
+		__builtin_memset(&at, 0, sizeof(at));
+		at.ipv4.daddr = own4(index);
+		at.ipv4.sport = to.ipv6.sport;
+		at.ipv4.dport = to.ipv6.dport;
+		lead(skb, &at, 0, udp, index, DM_ANY_BOTH);
+	} else {
+		to.ipv4.sport = *(__be16 *)transport;
+		to.ipv4.dport = *(__be16 *)(transport + 2);
+		if (is_served(skb, &to, 0, udp, index))
+			return PASS;
+		at = to;
+		at.ipv4.daddr = own4(index);
+		lead(skb, &at, 0, udp, index, DM_ANY_4);
+	}
+	return PASS;
+}
+
+char _license[] SEC("license") = "GPL";

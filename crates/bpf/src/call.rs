@@ -1,0 +1,395 @@
+//! bpf(2) for maps and attached programs: what a container start needs, without libbpf.
+//!
+//! A thin safe layer: sizes are checked against the map before the kernel reads or writes memory.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use dormouse_kernel::CallError;
+
+type Result<T, E = CallError> = std::result::Result<T, E>;
+
+/// Several programs may be attached to one cgroup and hook (`BPF_F_ALLOW_MULTI`).
+pub const ALLOW_MULTI: u32 = 2;
+/// The program takes the place of another (`BPF_F_REPLACE`), since Linux 5.6.
+pub const REPLACE: u32 = 4;
+
+const MAP_LOOKUP: i32 = 1;
+const MAP_UPDATE: i32 = 2;
+const MAP_DELETE: i32 = 3;
+const MAP_NEXT_KEY: i32 = 4;
+const PROG_ATTACH: i32 = 8;
+const PROG_DETACH: i32 = 9;
+const PROG_BY_ID: i32 = 13;
+const MAP_BY_ID: i32 = 14;
+const INFO: i32 = 15;
+const PROG_QUERY: i32 = 16;
+const PROG_BIND_MAP: i32 = 35;
+
+/// The part of `union bpf_attr` that one command reads. The kernel takes the rest as zero.
+///
+/// # Safety
+/// Every pointer in `attr` must be valid for what `command` does with it.
+unsafe fn bpf<T>(command: i32, attr: &mut T) -> Result<i32, i32> {
+    // SAFETY: attr is ours, its size is given, and the caller vouches for the pointers within.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr as *mut T, size_of::<T>()) };
+    if result < 0 {
+        Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    } else {
+        Ok(result as i32)
+    }
+}
+
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: bpf(2) has just made this descriptor for us alone (it is close-on-exec).
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// A map, with the sizes that calls are checked against.
+#[derive(Debug)]
+pub struct Map {
+    fd: OwnedFd,
+    /// Name as the kernel keeps it: the first 15 bytes.
+    pub name: String,
+    key_bytes: usize,
+    value_bytes: usize,
+}
+
+#[repr(C)]
+struct Element {
+    map: u32,
+    pad: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+impl Map {
+    /// Takes a descriptor of a map (Linux 4.13 for its description).
+    pub fn new(fd: OwnedFd) -> Result<Self> {
+        let info: MapInfo = info(fd.as_fd(), "map")?;
+        Ok(Self {
+            fd,
+            name: text(&info.name),
+            key_bytes: info.key_size as usize,
+            value_bytes: info.value_size as usize,
+        })
+    }
+
+    /// The map with this id (Linux 4.13).
+    pub fn by_id(id: u32) -> Result<Self> {
+        let mut attr = [id, 0, 0];
+        // SAFETY: BPF_MAP_GET_FD_BY_ID reads three words and no pointer.
+        let fd = unsafe { bpf(MAP_BY_ID, &mut attr) }
+            .map_err(|e| CallError::new("bpf", format!("MAP_GET_FD_BY_ID, {id}"), e))?;
+        Self::new(owned(fd))
+    }
+
+    fn element(&self, key: &[u8], value: u64, flags: u64) -> Result<Element> {
+        if key.len() != self.key_bytes {
+            return Err(self.error("key", libc::EINVAL));
+        }
+        let map = self.fd.as_raw_fd() as u32;
+        Ok(Element { map, pad: 0, key: key.as_ptr() as u64, value, flags })
+    }
+
+    fn error(&self, what: &str, errno: i32) -> CallError {
+        CallError::new("bpf", format!("{what}, map '{}'", self.name), errno)
+    }
+
+    /// Sets the value of a key. Not for per-CPU maps.
+    pub fn set(&self, key: &[u8], value: &[u8]) -> Result<()> {
+        if value.len() != self.value_bytes {
+            return Err(self.error("value", libc::EINVAL));
+        }
+        let mut attr = self.element(key, value.as_ptr() as u64, 0)?;
+        // SAFETY: key and value are as long as the map's, and outlive the call.
+        unsafe { bpf(MAP_UPDATE, &mut attr) }.map_err(|e| self.error("MAP_UPDATE_ELEM", e))?;
+        Ok(())
+    }
+
+    /// The value of a key, if there is one. Not for per-CPU maps.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut value = vec![0u8; self.value_bytes];
+        let mut attr = self.element(key, value.as_mut_ptr() as u64, 0)?;
+        // SAFETY: the kernel writes value_size bytes into a buffer of that size.
+        match unsafe { bpf(MAP_LOOKUP, &mut attr) } {
+            Ok(_) => Ok(Some(value)),
+            Err(libc::ENOENT) => Ok(None),
+            Err(e) => Err(self.error("MAP_LOOKUP_ELEM", e)),
+        }
+    }
+
+    /// Removes a key; `false` if it was not there.
+    pub fn remove(&self, key: &[u8]) -> Result<bool> {
+        let mut attr = self.element(key, 0, 0)?;
+        // SAFETY: the key is as long as the map's and outlives the call.
+        match unsafe { bpf(MAP_DELETE, &mut attr) } {
+            Ok(_) => Ok(true),
+            Err(libc::ENOENT) => Ok(false),
+            Err(e) => Err(self.error("MAP_DELETE_ELEM", e)),
+        }
+    }
+
+    /// The key after `key`, the first one for `None`. A key that is gone starts from the beginning.
+    pub fn next_key(&self, key: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
+        let mut next = vec![0u8; self.key_bytes];
+        let pointer = next.as_mut_ptr() as u64;
+        let mut attr = match key {
+            Some(key) => self.element(key, pointer, 0)?,
+            None => Element {
+                map: self.fd.as_raw_fd() as u32,
+                pad: 0,
+                key: 0,
+                value: pointer,
+                flags: 0,
+            },
+        };
+        // SAFETY: the kernel writes key_size bytes into a buffer of that size.
+        match unsafe { bpf(MAP_NEXT_KEY, &mut attr) } {
+            Ok(_) => Ok(Some(next)),
+            Err(libc::ENOENT) => Ok(None),
+            Err(e) => Err(self.error("MAP_GET_NEXT_KEY", e)),
+        }
+    }
+}
+
+impl AsFd for Map {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A loaded program: its descriptor and what the kernel says of it.
+#[derive(Debug)]
+pub struct Program {
+    fd: OwnedFd,
+    /// Name as the kernel keeps it: the first 15 bytes.
+    pub name: String,
+    /// Ids of the maps it uses.
+    pub maps: Vec<u32>,
+}
+
+impl Program {
+    /// Takes a descriptor of a program (Linux 4.13 for its description).
+    pub fn new(fd: OwnedFd) -> Result<Self> {
+        let mut maps = vec![0u32; 64];
+        let mut about = ProgramInfo {
+            maps: maps.as_mut_ptr() as u64,
+            map_count: maps.len() as u32,
+            ..ProgramInfo::default()
+        };
+        fill_info(fd.as_fd(), &mut about, "program")?;
+        maps.truncate(about.map_count as usize);
+        Ok(Self { fd, name: text(&about.name), maps })
+    }
+
+    /// The program with this id (Linux 4.13).
+    pub fn by_id(id: u32) -> Result<Self> {
+        let mut attr = [id, 0, 0];
+        // SAFETY: BPF_PROG_GET_FD_BY_ID reads three words and no pointer.
+        let fd = unsafe { bpf(PROG_BY_ID, &mut attr) }
+            .map_err(|e| CallError::new("bpf", format!("PROG_GET_FD_BY_ID, {id}"), e))?;
+        Self::new(owned(fd))
+    }
+
+    /// Makes the program keep `map`, though its code does not use it (Linux 5.10).
+    pub fn keep(&self, map: BorrowedFd<'_>) -> Result<()> {
+        let mut attr = [self.fd.as_raw_fd() as u32, map.as_raw_fd() as u32, 0];
+        // SAFETY: BPF_PROG_BIND_MAP reads three words and no pointer.
+        unsafe { bpf(PROG_BIND_MAP, &mut attr) }
+            .map_err(|e| CallError::new("bpf", format!("PROG_BIND_MAP, '{}'", self.name), e))?;
+        Ok(())
+    }
+}
+
+impl AsFd for Program {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    jited_bytes: u32,
+    xlated_bytes: u32,
+    jited: u64,
+    xlated: u64,
+    load_time: u64,
+    uid: u32,
+    map_count: u32,
+    maps: u64,
+    name: [u8; 16],
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct MapInfo {
+    kind: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    name: [u8; 16],
+}
+
+fn info<T: Default>(fd: BorrowedFd<'_>, what: &str) -> Result<T> {
+    let mut info = T::default();
+    fill_info(fd, &mut info, what)?;
+    Ok(info)
+}
+
+fn fill_info<T>(fd: BorrowedFd<'_>, info: &mut T, what: &str) -> Result<()> {
+    #[repr(C)]
+    struct Attr {
+        fd: u32,
+        bytes: u32,
+        info: u64,
+    }
+    let mut attr = Attr {
+        fd: fd.as_raw_fd() as u32,
+        bytes: size_of::<T>() as u32,
+        info: info as *mut T as u64,
+    };
+    // SAFETY: the kernel writes at most `bytes` bytes to `info`; both descriptions are plain words,
+    // and the one pointer within (map ids) has room for the count beside it.
+    unsafe { bpf(INFO, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("OBJ_GET_INFO_BY_FD, {what}"), e))?;
+    Ok(())
+}
+
+fn text(name: &[u8; 16]) -> String {
+    let end = name.iter().position(|b| *b == 0).unwrap_or(16);
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
+#[repr(C)]
+struct Attachment {
+    target: u32,
+    program: u32,
+    hook: u32,
+    flags: u32,
+    replaced: u32,
+    pad: u32,
+    revision: u64,
+}
+
+/// Attaches a program to a cgroup; with `replaced`, in one step in the place of that one.
+/// `hook` is a `BPF_*` attach type (Linux 4.15, with `replaced` 5.6).
+pub fn attach_to_cgroup(
+    cgroup: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    hook: u32,
+    replaced: Option<BorrowedFd<'_>>,
+) -> Result<()> {
+    let mut attr = Attachment {
+        target: cgroup.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        hook,
+        flags: ALLOW_MULTI | if replaced.is_some() { REPLACE } else { 0 },
+        replaced: replaced.map_or(0, |r| r.as_raw_fd() as u32),
+        pad: 0,
+        revision: 0,
+    };
+    // SAFETY: BPF_PROG_ATTACH reads words and descriptors, no pointer.
+    unsafe { bpf(PROG_ATTACH, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("PROG_ATTACH, hook {hook}"), e))?;
+    Ok(())
+}
+
+/// Detaches a program from a cgroup (Linux 4.10).
+pub fn detach_from_cgroup(
+    cgroup: BorrowedFd<'_>,
+    program: BorrowedFd<'_>,
+    hook: u32,
+) -> Result<()> {
+    let mut attr = Attachment {
+        target: cgroup.as_raw_fd() as u32,
+        program: program.as_raw_fd() as u32,
+        hook,
+        flags: 0,
+        replaced: 0,
+        pad: 0,
+        revision: 0,
+    };
+    // SAFETY: BPF_PROG_DETACH reads words and descriptors, no pointer.
+    unsafe { bpf(PROG_DETACH, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("PROG_DETACH, hook {hook}"), e))?;
+    Ok(())
+}
+
+/// Attaches a program to the ingress of a device of the calling thread's network namespace (TCX,
+/// Linux 6.6). It goes with the device.
+pub fn attach_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<()> {
+    let mut attr = Attachment {
+        target: ifindex,
+        program: program.as_raw_fd() as u32,
+        hook: libbpf_rs::libbpf_sys::BPF_TCX_INGRESS,
+        flags: 0,
+        replaced: 0,
+        pad: 0,
+        revision: 0,
+    };
+    // SAFETY: BPF_PROG_ATTACH reads words and a descriptor, no pointer.
+    unsafe { bpf(PROG_ATTACH, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("PROG_ATTACH, TCX, device {ifindex}"), e))?;
+    Ok(())
+}
+
+/// Ids of the programs attached to this very cgroup (Linux 4.15).
+pub fn attached_to_cgroup(cgroup: BorrowedFd<'_>, hook: u32) -> Result<Vec<u32>> {
+    #[repr(C)]
+    struct Attr {
+        target: u32,
+        hook: u32,
+        query_flags: u32,
+        attach_flags: u32,
+        ids: u64,
+        count: u32,
+        pad: u32,
+        // The kernel writes here (program flags, revision), whatever size was told.
+        room: [u64; 4],
+    }
+    let mut ids = vec![0u32; 64];
+    let mut attr = Attr {
+        target: cgroup.as_raw_fd() as u32,
+        hook,
+        query_flags: 0,
+        attach_flags: 0,
+        ids: ids.as_mut_ptr() as u64,
+        count: ids.len() as u32,
+        pad: 0,
+        room: [0; 4],
+    };
+    // SAFETY: the kernel writes at most `count` words to `ids`. LIMIT: 64 programs per cgroup and
+    // hook, which is the kernel's own limit.
+    unsafe { bpf(PROG_QUERY, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("PROG_QUERY, hook {hook}"), e))?;
+    ids.truncate(attr.count as usize);
+    Ok(ids)
+}
+
+/// The cookie of a socket's network namespace, never used again (socket(7), Linux 5.14).
+pub fn netns_cookie(socket: BorrowedFd<'_>) -> Result<u64> {
+    let mut cookie = 0u64;
+    let mut size = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes to `cookie`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut size,
+        )
+    };
+    if result < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        return Err(CallError::new("getsockopt", "SO_NETNS_COOKIE".into(), errno));
+    }
+    Ok(cookie)
+}

@@ -1,0 +1,254 @@
+//! A group of programs that hang at one cgroup: load, attach, find again, replace, detach.
+//!
+//! The group is complete when its *about* map, kept by its *anchor* program, holds the version of
+//! the build; it is written last. Anything else is unfinished or older: then the programs are loaded
+//! again around the maps that are there (containers keep their entries, sockets their identity) and
+//! take the places of the attached ones, each in one step. Two processes must not do that at once:
+//! callers hold a lock.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Mutex;
+
+use libbpf_rs::{MapCore, ObjectBuilder, PrintLevel};
+
+use crate::call::{self, Map, Program};
+use crate::error::BpfError;
+
+/// What a group is made of.
+#[derive(Debug)]
+pub struct Description {
+    /// Name for messages.
+    pub name: &'static str,
+    /// The compiled object.
+    pub object: &'static [u8],
+    /// Programs and the hook of each (a `BPF_*` attach type).
+    pub programs: &'static [(&'static str, u32)],
+    /// The program that is asked for the maps.
+    pub anchor: &'static str,
+    /// Maps that outlive the programs.
+    pub maps: &'static [&'static str],
+    /// The map that holds the version.
+    pub about: &'static str,
+}
+
+/// The maps of an attached group.
+#[derive(Debug)]
+pub struct Attached {
+    maps: Vec<Map>,
+}
+
+impl Attached {
+    /// A map by its name.
+    pub fn map(&self, name: &str) -> Option<&Map> {
+        self.maps.iter().find(|m| m.name == name)
+    }
+}
+
+/// What libbpf said last: its callback carries no state of ours.
+static LOG: Mutex<String> = Mutex::new(String::new());
+
+fn log(_: PrintLevel, line: String) {
+    if let Ok(mut log) = LOG.lock() {
+        log.push_str(&line);
+    }
+}
+
+fn last_lines() -> String {
+    let log = LOG.lock().map(|mut l| std::mem::take(&mut *l)).unwrap_or_default();
+    let lines: Vec<&str> = log.lines().filter(|l| !l.trim().is_empty()).collect();
+    lines[lines.len().saturating_sub(12)..].join("; ")
+}
+
+impl Description {
+    /// The version of this build with these constants: a hash (FNV-1a) of both.
+    fn version(&self, constants: &[u8]) -> u64 {
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for byte in self.object.iter().chain(constants) {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+        hash
+    }
+
+    /// Loads the programs named and gives them with the maps, reusing those of `old`.
+    fn load(
+        &self,
+        constants: &[u8],
+        only: &dyn Fn(&str) -> bool,
+        old: Option<&Attached>,
+    ) -> Result<Loaded, BpfError> {
+        let object = self.name;
+        libbpf_rs::set_print(Some((PrintLevel::Warn, log)));
+        let _ = last_lines();
+        let mut open = ObjectBuilder::default()
+            .open_memory(self.object)
+            .map_err(|source| BpfError::Open { object, source })?;
+        for mut map in open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if name.ends_with(".rodata.config") {
+                map.set_initial_value(constants)
+                    .map_err(|source| BpfError::Open { object, source })?;
+            } else if let Some(old) = old.and_then(|o| o.map(&name)) {
+                map.reuse_fd(old.as_fd()).map_err(|source| BpfError::Open { object, source })?;
+            }
+        }
+        for mut program in open.progs_mut() {
+            let wanted = only(&program.name().to_string_lossy());
+            program.set_autoload(wanted);
+        }
+        let loaded =
+            open.load().map_err(|source| BpfError::Load { object, log: last_lines(), source })?;
+        let mut maps = Vec::new();
+        for name in self.maps {
+            let map = loaded.maps().find(|m| m.name() == *name);
+            let map = map.ok_or_else(|| BpfError::Missing { object, name: (*name).into() })?;
+            maps.push(Map::new(duplicate(map.as_fd())?)?);
+        }
+        let mut programs = Vec::new();
+        for program in loaded.progs_mut() {
+            let name = program.name().to_string_lossy().into_owned();
+            if only(&name) {
+                programs.push((name, Program::new(duplicate(program.as_fd())?)?));
+            }
+        }
+        Ok(Loaded { maps: Attached { maps }, programs })
+    }
+
+    /// Whether the kernel takes every program of the group. Nothing stays loaded.
+    pub fn supported(&self, constants: &[u8]) -> Result<(), BpfError> {
+        self.load(constants, &|_| true, None).map(drop)
+    }
+
+    /// Loads one program around the maps of an attached group, to be attached elsewhere.
+    pub fn load_one(
+        &self,
+        constants: &[u8],
+        name: &str,
+        attached: &Attached,
+    ) -> Result<Program, BpfError> {
+        let loaded = self.load(constants, &|n| n == name, Some(attached))?;
+        let missing = || BpfError::Missing { object: self.name, name: name.into() };
+        loaded.programs.into_iter().next().map(|(_, p)| p).ok_or_else(missing)
+    }
+
+    /// The maps of the group at this cgroup, complete or not.
+    pub fn find(&self, cgroup: BorrowedFd<'_>) -> Result<Option<Attached>, BpfError> {
+        let hook = self.programs.iter().find(|(name, _)| *name == self.anchor);
+        let hook = hook
+            .map(|(_, hook)| *hook)
+            .ok_or_else(|| BpfError::Missing { object: self.name, name: self.anchor.into() })?;
+        for id in call::attached_to_cgroup(cgroup, hook)? {
+            let program = match Program::by_id(id) {
+                Ok(program) => program,
+                Err(e) if e.errno() == libc::ENOENT => continue, // detached meanwhile
+                Err(e) => return Err(e.into()),
+            };
+            if !is_named(&program.name, self.anchor) {
+                continue;
+            }
+            let mut maps = Vec::with_capacity(program.maps.len());
+            for id in &program.maps {
+                maps.push(Map::by_id(*id)?);
+            }
+            return Ok(Some(Attached { maps }));
+        }
+        Ok(None)
+    }
+
+    /// Whether `attached` is this very build with these constants, completely attached.
+    pub fn is_current(&self, attached: &Attached, constants: &[u8]) -> Result<bool, BpfError> {
+        let Some(about) = attached.map(self.about) else { return Ok(false) };
+        let found = about.get(&0u32.to_ne_bytes())?;
+        Ok(found.as_deref() == Some(&self.version(constants).to_ne_bytes()[..]))
+    }
+
+    /// Makes the group hang at the cgroup, whatever is there: nothing, an unfinished or an older
+    /// group. `without` names programs that are left out: a test's way to show what they are for.
+    pub fn attach(
+        &self,
+        cgroup: BorrowedFd<'_>,
+        constants: &[u8],
+        without: &[&str],
+    ) -> Result<Attached, BpfError> {
+        let old = self.find(cgroup)?;
+        if let Some(old) = old {
+            if without.is_empty() && self.is_current(&old, constants)? {
+                return Ok(old);
+            }
+            return self.attach_around(cgroup, constants, without, Some(&old));
+        }
+        self.attach_around(cgroup, constants, without, None)
+    }
+
+    fn attach_around(
+        &self,
+        cgroup: BorrowedFd<'_>,
+        constants: &[u8],
+        without: &[&str],
+        old: Option<&Attached>,
+    ) -> Result<Attached, BpfError> {
+        let wanted =
+            |name: &str| self.programs.iter().any(|(p, _)| *p == name) && !without.contains(&name);
+        let loaded = self.load(constants, &wanted, old)?;
+        let find = |name: &str| loaded.programs.iter().find(|(n, _)| n == name).map(|(_, p)| p);
+        let anchor = find(self.anchor)
+            .ok_or_else(|| BpfError::Missing { object: self.name, name: self.anchor.into() })?;
+        for map in &loaded.maps.maps {
+            anchor.keep(map.as_fd())?;
+        }
+        // ORDER: the anchor first, so that whatever happens next is found around the same maps.
+        let first = self.programs.iter().filter(|(name, _)| *name == self.anchor);
+        let rest = self.programs.iter().filter(|(name, _)| *name != self.anchor);
+        for (name, hook) in first.chain(rest) {
+            let Some(program) = find(name) else { continue };
+            let mut replaced = None;
+            for id in call::attached_to_cgroup(cgroup, *hook)? {
+                let other = Program::by_id(id)?;
+                if is_named(&other.name, name) {
+                    replaced = Some(other);
+                }
+            }
+            let replaced = replaced.as_ref().map(AsFd::as_fd);
+            call::attach_to_cgroup(cgroup, program.as_fd(), *hook, replaced)
+                .map_err(|source| BpfError::Attach { program: name, source })?;
+        }
+        // ORDER: the version last: it says that all programs are in place.
+        let version = if without.is_empty() { self.version(constants) } else { 0 };
+        if let Some(about) = loaded.maps.map(self.about) {
+            about.set(&0u32.to_ne_bytes(), &version.to_ne_bytes())?;
+        }
+        Ok(loaded.maps)
+    }
+
+    /// Takes the group away from the cgroup. It is also gone when the cgroup is removed.
+    pub fn detach(&self, cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
+        // ORDER: the anchor last, so that an interrupted detach is still found.
+        let rest = self.programs.iter().filter(|(name, _)| *name != self.anchor);
+        let last = self.programs.iter().filter(|(name, _)| *name == self.anchor);
+        for (name, hook) in rest.chain(last) {
+            for id in call::attached_to_cgroup(cgroup, *hook)? {
+                let program = Program::by_id(id)?;
+                if is_named(&program.name, name) {
+                    call::detach_from_cgroup(cgroup, program.as_fd(), *hook)
+                        .map_err(|source| BpfError::Attach { program: name, source })?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Loaded {
+    maps: Attached,
+    programs: Vec<(String, Program)>,
+}
+
+/// The kernel keeps 15 bytes of a name.
+fn is_named(kept: &str, name: &str) -> bool {
+    kept == &name[..name.len().min(15)]
+}
+
+fn duplicate(fd: BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, BpfError> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|e| {
+        dormouse_kernel::CallError::new("fcntl", "F_DUPFD_CLOEXEC".into(), e.raw_os_error()).into()
+    })
+}
