@@ -1,1 +1,571 @@
-//! Placeholder.
+//! Networking of containers: addresses of their own in a shared stack, published ports, names.
+//!
+//! A *trust domain* is one network namespace that many containers share. All addresses of the domain
+//! are local there (AnyIP), and BPF programs at the containers' parent cgroup give each container its
+//! own: what it binds, where it sends from, what reaches its sockets (see `dormouse_bpf::address`).
+//! Inside a domain a packet goes over the loopback device and no other; one veth pair, the *uplink*,
+//! leads to the host, which routes, masquerades and publishes ([`publish`](Network::publish)).
+//!
+//! The namespace belongs to the host's user namespace: root inside a container has no capability over
+//! it, so packet and raw sockets, routes and devices are refused by the kernel itself.
+//!
+//! State: `LIB/addresses` and `LIB/network` (who owns which address, survives a reboot), `RUN/domains`
+//! and `RUN/published` (this boot). The *host* is the stack of the thread that calls: nothing here
+//! touches another one.
+//!
+//! A start does without processes, netlink and libbpf: [`Network::domain`] finds a namespace,
+//! [`Network::enter`] writes two map entries. Locks are taken inside and never kept beyond a call,
+//! save the one a [`Domain`] holds against removal.
+#![forbid(unsafe_code)]
+
+mod domain;
+mod error;
+mod link;
+mod names;
+mod publish;
+mod settings;
+mod stack;
+mod store;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use dormouse_bpf::address::{self, Constants, Programs};
+use dormouse_bpf::{BpfError, abstract_unix};
+use dormouse_model::{ContainerId, Name, Publish};
+
+pub use error::Error;
+use error::Result;
+use names::Hosts;
+use publish::Table;
+pub use settings::{Pool, Settings};
+use store::{CHUNK, Holding, Plan, Store, id_bytes};
+
+/// What containers of one domain see of each other in address mode, for `check` and `run` to say.
+pub const VISIBLE_IN_DOMAIN: &str = "\
+containers of one domain share a network stack: each sees the socket tables of all (/proc/net, ss), \
+abstract unix socket names in use (they cannot be connected to), the domain's counters and settings; \
+a UDP port or an abstract name held by one may be refused to another; use --domain for tenants who \
+must not see each other";
+
+/// A trust domain that is in use by the caller.
+#[derive(Debug)]
+pub struct Domain {
+    /// Its name.
+    pub name: Name,
+    /// Its network namespace.
+    pub netns: OwnedFd,
+    /// The root of a sysfs mount that shows it (O_PATH).
+    pub sys: OwnedFd,
+    ready: domain::Ready,
+    dir: PathBuf,
+    #[expect(dead_code, reason = "a shared lock for as long as this exists")]
+    hold: File,
+}
+
+/// A network stack that leads nowhere.
+#[derive(Debug)]
+pub struct Empty {
+    /// The network namespace: a loopback device that is up.
+    pub netns: OwnedFd,
+    /// The root of a sysfs mount (O_PATH), common to all such stacks: it shows an empty one.
+    pub sys: OwnedFd,
+}
+
+/// Networking on one set of directories.
+#[derive(Debug)]
+pub struct Network {
+    lib: PathBuf,
+    run: PathBuf,
+    parent: String,
+    settings: Settings,
+}
+
+impl Network {
+    /// Takes the directories, the path of the containers' parent cgroup below the root of the v2
+    /// hierarchy, and the settings. Touches nothing.
+    pub fn open(lib: &Path, run: &Path, parent_cgroup: &str, settings: Settings) -> Result<Self> {
+        let parent = parent_cgroup.trim_matches('/').to_owned();
+        Ok(Self { lib: lib.into(), run: run.into(), parent, settings })
+    }
+
+    fn store(&self) -> Result<Store> {
+        Store::open(&self.lib, self.settings.pool)
+    }
+
+    /// Short hash of what tells instances on one host apart.
+    fn hash(&self, more: &str) -> u32 {
+        let mut hash = 0x811c_9dc5u32;
+        for byte in self.run.as_os_str().as_encoded_bytes().iter().chain(more.as_bytes()) {
+            hash = (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+        hash
+    }
+
+    /// The host's end of a domain's uplink.
+    fn uplink(&self, domain: &Name) -> String {
+        format!("dm{:08x}", self.hash(domain.as_str()))
+    }
+
+    fn table(&self) -> Table {
+        let name = if self.run == Path::new("/run/dormouse") {
+            "dormouse".to_owned()
+        } else {
+            format!("dormouse_{:08x}", self.hash(""))
+        };
+        Table::new(name, &self.run)
+    }
+
+    /// Whether a BPF program is to be left out: a test's negative control.
+    fn is_without(&self, program: &str) -> bool {
+        self.settings.without.iter().any(|w| w == program) || dormouse_kernel::weakened(program)
+    }
+
+    fn constants(&self, plan: &Plan) -> Constants {
+        Constants {
+            level: self.parent.split('/').count() as u32 + 1,
+            pool: plan.pool.first,
+            pool_count: plan.pool.count(),
+            chunk: CHUNK,
+            prefix6: plan.prefix6,
+        }
+    }
+
+    fn parent_cgroup(&self) -> Result<OwnedFd> {
+        use rustix::fs::{Mode, OFlags};
+        let path = cgroup2()?.join(&self.parent);
+        let open = || {
+            rustix::fs::open(
+                &path,
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+        };
+        match open() {
+            Err(rustix::io::Errno::NOENT) => {
+                fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
+                open()
+            }
+            other => other,
+        }
+        .map_err(|e| Error::file("open", &path)(e.into()))
+    }
+
+    /// Attaches the programs to the parent cgroup, or completes and updates what is there; tells
+    /// fresh ones about the domains. The caller holds the lock of the domains.
+    fn attach(&self) -> Result<Programs> {
+        let cgroup = self.parent_cgroup()?;
+        let plan = self.store()?.plan;
+        let constants = self.constants(&plan);
+        let without: Vec<&str> = address::GROUP
+            .programs
+            .iter()
+            .chain(abstract_unix::GROUP.programs)
+            .map(|(name, _)| *name)
+            .filter(|name| self.is_without(name))
+            .collect();
+        let programs = address::attach(cgroup.as_fd(), constants, &without)?;
+        if without.contains(&abstract_unix::GROUP.anchor) {
+            abstract_unix::detach(cgroup.as_fd())?;
+        } else {
+            abstract_unix::attach(cgroup.as_fd(), constants.level, &without)?;
+        }
+        for name in self.domain_names()? {
+            if let Some((ready, _)) = domain::read_ready(&self.domain_dir(&name))? {
+                programs.open_domain(ready.netns_cookie)?;
+            }
+        }
+        Ok(programs)
+    }
+
+    fn domain_names(&self) -> Result<Vec<Name>> {
+        let dir = self.run.join("domains");
+        let entries = match fs::read_dir(&dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(Error::file("read", &dir))?,
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(Error::file("read", &dir))?;
+            if entry.path().is_dir()
+                && let Ok(name) = entry.file_name().to_string_lossy().parse()
+            {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// The programs as they are attached, attached now if they are not.
+    fn programs(&self, plan: &Plan) -> Result<Programs> {
+        let cgroup = self.parent_cgroup()?;
+        match address::find(cgroup.as_fd(), self.constants(plan))? {
+            Some(programs) => Ok(programs),
+            None => {
+                let _lock = self.lock_domains()?;
+                self.attach()
+            }
+        }
+    }
+
+    /// The trust domain, made on first use (some 0.1 s, once).
+    ///
+    /// It stays when its last container is gone, until [`remove_unused`](Self::remove_unused).
+    /// PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8), or
+    /// a kernel that takes the BPF programs (Linux 6.7).
+    pub fn domain(&self, name: &Name) -> Result<Domain> {
+        if let Some(domain) = self.find_domain(name)? {
+            return Ok(domain);
+        }
+        let _lock = self.lock_domains()?;
+        match self.find_domain(name)? {
+            Some(domain) => Ok(domain),
+            None => self.create_domain(name),
+        }
+    }
+
+    /// Brings the attached programs to this build, where an older one has attached them. Containers
+    /// that run keep their addresses and connections.
+    pub fn update_programs(&self) -> Result<()> {
+        let _lock = self.lock_domains()?;
+        self.attach().map(drop)
+    }
+
+    /// Removes every domain without a container, and with the last of them the rules and programs.
+    /// Gives the names of those it removed.
+    pub fn remove_unused(&self) -> Result<Vec<Name>> {
+        let names = self.domain_names()?;
+        if names.is_empty() {
+            return Ok(names);
+        }
+        let _lock = self.lock_domains()?;
+        let cgroup = self.parent_cgroup()?;
+        let plan = self.store()?.plan;
+        let programs = address::find(cgroup.as_fd(), self.constants(&plan))?;
+        let mut removed = Vec::new();
+        for name in self.domain_names()? {
+            if self.remove_domain(&name, programs.as_ref())? {
+                removed.push(name);
+            }
+        }
+        if self.domain_names()?.is_empty() {
+            self.table().remove()?;
+            address::detach(cgroup.as_fd())?;
+            abstract_unix::detach(cgroup.as_fd())?;
+        }
+        Ok(removed)
+    }
+
+    /// A network namespace with nothing but a loopback device, for `--net none`.
+    pub fn none(&self) -> Result<Empty> {
+        let dir = self.run.join("none/sys");
+        let is_mounted =
+            |path: &Path| rustix::fs::statfs(path).is_ok_and(|s| s.f_type as u64 == SYSFS_MAGIC);
+        let mounted = is_mounted(&dir);
+        let netns = stack::inside_new(|netns| {
+            domain::prepare_sysctls()?;
+            stack::loopback_up()?;
+            if !mounted {
+                let _lock = self.lock_domains()?;
+                fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
+                if !is_mounted(&dir) {
+                    domain::mount_sys(&dir)?;
+                }
+            }
+            Ok(netns)
+        })?;
+        Ok(Empty { netns, sys: domain::open_path(&dir)? })
+    }
+
+    /// Unmounts what [`none`](Self::none) has mounted. Containers that run keep their own.
+    pub fn remove_none(&self) -> Result<()> {
+        let _lock = self.lock_domains()?;
+        domain::unmount(&self.run.join("none/sys"))?;
+        match fs::remove_dir_all(self.run.join("none")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("remove", self.run.join("none"))(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a container addresses in a domain: those asked for, or the next free one; for each IPv4
+    /// address the IPv6 one that belongs to it. They are its own until [`release`](Self::release).
+    ///
+    /// NotInPool, AddressTaken (by another container or domain), PoolFull.
+    pub fn allocate(
+        &self,
+        domain: &Name,
+        id: &ContainerId,
+        requested: &[IpAddr],
+    ) -> Result<Vec<IpAddr>> {
+        let store = self.store()?;
+        if let Some(holding) = store.holding(id)? {
+            // An attempt that was interrupted.
+            for number in holding.numbers {
+                store.release(id, number)?;
+            }
+        }
+        let numbers = store.allocate(domain, id, requested)?;
+        let addresses = numbers.iter().flat_map(|n| store.plan.addresses(*n)).collect();
+        store.set_holding(id, &Holding { version: 1, domain: domain.clone(), numbers })?;
+        Ok(addresses)
+    }
+
+    /// Takes a container's addresses back. Nothing happens if it has none.
+    pub fn release(&self, id: &ContainerId) -> Result<()> {
+        let store = self.store()?;
+        let Some(holding) = store.holding(id)? else { return Ok(()) };
+        for number in holding.numbers {
+            store.release(id, number)?;
+        }
+        // ORDER: last: an interrupted release is tried again.
+        store.forget(id)
+    }
+
+    /// Takes back what containers have that do not exist. How many addresses that was.
+    pub fn sweep(&self, exists: &dyn Fn(&ContainerId) -> bool) -> Result<u32> {
+        self.store()?.sweep(exists)
+    }
+
+    /// Processes in the container's cgroup (its id in the v2 hierarchy) are from now on the owner of
+    /// these addresses in this domain. Called again with other addresses for one that runs, after
+    /// [`update`](Self::update).
+    pub fn enter(
+        &self,
+        domain: &Domain,
+        id: &ContainerId,
+        cgroup_v2_id: u64,
+        addresses: &[IpAddr],
+    ) -> Result<()> {
+        let store = self.store()?;
+        let plan = store.plan;
+        let numbers = numbers(&plan, addresses)?;
+        let first = *numbers.first().ok_or_else(|| Error::NoAddress(id.short().into()))?;
+        for number in &numbers {
+            store.claim(&domain.name, id, *number)?;
+        }
+        let mut record = store.record(first)?;
+        record.cgroup = cgroup_v2_id;
+        store.set_record(first, record)?;
+        let holding = Holding { version: 1, domain: domain.name.clone(), numbers: numbers.clone() };
+        if store.holding(id)?.as_ref() != Some(&holding) {
+            store.set_holding(id, &holding)?; // forgotten in a power cut
+        }
+        drop(store); // ORDER: the lock of the domains comes before that of the table
+        let programs = self.programs(&plan)?;
+        for number in &numbers {
+            let chunk = number / CHUNK;
+            if !domain.ready.chunks.contains(&chunk) {
+                self.add_chunk_routes(domain, &plan, chunk)?;
+            }
+        }
+        for number in &numbers[1..] {
+            programs.add(*number, first)?;
+        }
+        // ORDER: last: with it the container's first socket may come.
+        programs.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
+        Ok(())
+    }
+
+    /// The container has no processes any more: its name is forgotten, its addresses stay its own.
+    pub fn leave(&self, id: &ContainerId) -> Result<()> {
+        let store = self.store()?;
+        let Some(holding) = store.holding(id)? else { return Ok(()) };
+        let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
+        let mut record = store.record(first)?;
+        if record.container != id_bytes(id) {
+            return Ok(());
+        }
+        let cgroup = self.parent_cgroup()?;
+        if let Some(programs) = address::find(cgroup.as_fd(), self.constants(&store.plan))? {
+            // After a reboot the cgroup's id may be another container's.
+            if record.cgroup != 0 && programs.index_of(record.cgroup)? == Some(first) {
+                programs.leave(record.cgroup)?;
+            }
+            for number in &holding.numbers[1..] {
+                programs.remove(*number)?;
+            }
+        }
+        if record.hosts != 0 {
+            self.clear_name(&holding.domain, record.hosts, id)?;
+        }
+        record.cgroup = 0;
+        record.hosts = 0;
+        store.set_record(first, record)
+    }
+
+    /// Adds and removes addresses of a container. A running one is then [entered](Self::enter) again
+    /// with what this gives back.
+    ///
+    /// Invalid when its first address is to go: sockets are known by it.
+    pub fn update(
+        &self,
+        id: &ContainerId,
+        add: &[IpAddr],
+        remove: &[IpAddr],
+    ) -> Result<Vec<IpAddr>> {
+        let store = self.store()?;
+        let plan = store.plan;
+        let mut holding = store.holding(id)?.ok_or_else(|| Error::NoAddress(id.short().into()))?;
+        let first = holding.numbers.first().copied();
+        let gone = numbers(&plan, remove)?;
+        for (number, address) in gone.iter().zip(remove) {
+            if Some(*number) == first {
+                return Err(Error::FirstAddress(*address));
+            }
+            if !holding.numbers.contains(number) {
+                return Err(Error::NotItsOwn(*address));
+            }
+        }
+        let mut added = Vec::new();
+        for number in numbers(&plan, add)? {
+            if !holding.numbers.contains(&number) {
+                added.push(number);
+            }
+        }
+        if !added.is_empty() {
+            let wanted: Vec<IpAddr> = added.iter().map(|n| plan.v4(*n).into()).collect();
+            store.allocate(&holding.domain, id, &wanted)?;
+        }
+        if !gone.is_empty() {
+            let cgroup = self.parent_cgroup()?;
+            if let Some(programs) = address::find(cgroup.as_fd(), self.constants(&plan))? {
+                for number in &gone {
+                    programs.remove(*number)?;
+                }
+            }
+        }
+        holding.numbers.extend(added);
+        holding.numbers.retain(|n| !gone.contains(n));
+        store.set_holding(id, &holding)?;
+        // ORDER: free for others only when nothing says any more that it is this one's.
+        for number in gone {
+            store.release(id, number)?;
+        }
+        Ok(holding.numbers.iter().flat_map(|n| plan.addresses(*n)).collect())
+    }
+
+    /// Leads ports of the host to the container's first addresses: all of them or none.
+    ///
+    /// PortTaken when another container or a process of the host has one.
+    pub fn publish(&self, id: &ContainerId, ports: &[Publish], own: &[IpAddr]) -> Result<()> {
+        if ports.is_empty() {
+            return Ok(());
+        }
+        let _lock = self.lock_domains()?;
+        self.table().publish(id, ports, own)
+    }
+
+    /// Takes all ports of the container back.
+    pub fn unpublish(&self, id: &ContainerId) -> Result<()> {
+        if !self.table().has_ports(id) {
+            return Ok(());
+        }
+        let _lock = self.lock_domains()?;
+        self.table().unpublish(id)
+    }
+
+    /// Makes the container known to its domain by these names, in the place of an older record.
+    pub fn hosts_add(
+        &self,
+        domain: &Domain,
+        id: &ContainerId,
+        names: &[&str],
+        addresses: &[IpAddr],
+    ) -> Result<()> {
+        let store = self.store()?;
+        let first = numbers(&store.plan, addresses)?.first().copied();
+        let first = first.ok_or_else(|| Error::NoAddress(id.short().into()))?;
+        store.claim(&domain.name, id, first)?;
+        let mut record = store.record(first)?;
+        let mut all = names.to_vec();
+        all.push(id.short());
+        let hosts = Hosts::new(&domain.dir);
+        // A record of an earlier life of the domain is another's by now.
+        let old = if hosts.is_of(record.hosts, id.short())? { record.hosts } else { 0 };
+        record.hosts = hosts.set(old, &all, addresses)?;
+        store.set_record(first, record)
+    }
+
+    /// Forgets the container's names. [`leave`](Self::leave) does it, too.
+    pub fn hosts_remove(&self, domain: &Domain, id: &ContainerId) -> Result<()> {
+        let store = self.store()?;
+        let Some(holding) = store.holding(id)? else { return Ok(()) };
+        let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
+        let mut record = store.record(first)?;
+        if record.container == id_bytes(id) && record.hosts != 0 {
+            self.clear_name(&domain.name, record.hosts, id)?;
+            record.hosts = 0;
+            store.set_record(first, record)?;
+        }
+        Ok(())
+    }
+
+    fn clear_name(&self, domain: &Name, record: u32, id: &ContainerId) -> Result<()> {
+        let hosts = Hosts::new(&self.domain_dir(domain));
+        if hosts.is_of(record, id.short())? {
+            hosts.clear(record)?;
+        }
+        Ok(())
+    }
+
+    /// The domain's `/etc/hosts`. Its inode stays the same.
+    pub fn hosts_file(&self, domain: &Domain) -> PathBuf {
+        Hosts::new(&domain.dir).path().to_owned()
+    }
+
+    /// The domain's `/etc/resolv.conf`, brought up to date with the host's. Its inode stays the same.
+    pub fn resolv_conf(&self, domain: &Domain) -> PathBuf {
+        let path = domain.dir.join("resolv.conf");
+        let _ = names::write_resolv_conf(&path); // an older text is better than no container
+        path
+    }
+}
+
+/// Whether this kernel takes the programs of address networking, by loading them: the first error is
+/// about the connections between containers, the second about abstract unix sockets.
+pub fn supported() -> (Result<(), BpfError>, Result<(), BpfError>) {
+    let constants = Constants {
+        level: 2,
+        pool: Ipv4Addr::new(10, 136, 0, 0),
+        pool_count: 1 << 18,
+        chunk: CHUNK,
+        prefix6: [0xfd, 0, 0, 0, 0, 0],
+    };
+    (address::supported(constants), abstract_unix::supported())
+}
+
+fn numbers(plan: &Plan, addresses: &[IpAddr]) -> Result<Vec<u32>> {
+    let mut seen = BTreeSet::new();
+    let mut numbers = Vec::new();
+    for address in addresses {
+        let number = plan.number(*address)?;
+        if seen.insert(number) {
+            numbers.push(number);
+        }
+    }
+    Ok(numbers)
+}
+
+const SYSFS_MAGIC: u64 = 0x6265_6572;
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+
+/// Where the v2 hierarchy is mounted: the two usual places, then what mountinfo says.
+fn cgroup2() -> Result<PathBuf> {
+    for usual in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+        if rustix::fs::statfs(usual).is_ok_and(|s| s.f_type as u64 == CGROUP2_MAGIC) {
+            return Ok(usual.into());
+        }
+    }
+    let path = "/proc/self/mountinfo";
+    let mounts = fs::read_to_string(path).map_err(Error::file("read", path))?;
+    let found = mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        right.starts_with("cgroup2 ").then(|| left.split(' ').nth(4).map(PathBuf::from))?
+    });
+    found.ok_or(Error::NoCgroup2)
+}

@@ -1,0 +1,391 @@
+//! Trust domains: how one comes and goes.
+//!
+//! A domain is a directory `RUN/domains/NAME`:
+//! ```text
+//! net    its network namespace, bind-mounted        hosts, resolv.conf   for its containers
+//! sys    sysfs of that namespace, mounted           hold                 shared lock: somebody uses it
+//! ready  JSON, written last: what was made
+//! ```
+//! It is there when `ready` names the namespace that is mounted at `net`. Anything else is the rest of
+//! an interrupted creation or removal, or of the time before a reboot; creation clears it away first.
+//!
+//! Locks, in this order: `RUN/domains/lock` (creation and removal, exclusive), `hold` of the domain
+//! (shared by every [`Domain`], exclusive and without waiting for removal), the table of addresses.
+
+use std::fs::{self, File, OpenOptions};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use dormouse_bpf::address::{self, Programs};
+use dormouse_kernel::mount::{self, MountAttr};
+use dormouse_model::Name;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::link::Links;
+use crate::names::{self, Hosts};
+use crate::stack;
+use crate::store::{CHUNK, Plan};
+use crate::{Domain, Network};
+
+/// The device at the domain's end of the uplink.
+const INSIDE: &str = "eth0";
+const NSFS_MAGIC: u64 = 0x6e73_6673;
+
+/// `ready`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    pub version: u32,
+    pub netns_inode: u64,
+    pub netns_cookie: u64,
+    pub uplink: String,
+    /// Chunks whose routes are in place; the first holds the ends of the uplink.
+    pub chunks: Vec<u32>,
+}
+
+fn chunk_bits(v4: bool) -> u8 {
+    let host_bits = CHUNK.trailing_zeros() as u8;
+    if v4 { 32 - host_bits } else { 128 - host_bits }
+}
+
+/// Both addresses of a number.
+fn both(plan: &Plan, number: u32) -> [IpAddr; 2] {
+    [plan.v4(number).into(), plan.v6(number).into()]
+}
+
+impl Network {
+    pub(crate) fn domain_dir(&self, name: &Name) -> PathBuf {
+        self.run.join("domains").join(name.as_str())
+    }
+
+    /// Serializes creation and removal.
+    pub(crate) fn lock_domains(&self) -> Result<File> {
+        let dir = self.run.join("domains");
+        fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
+        let path = dir.join("lock");
+        let file = lock_file(&path)?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .map_err(Error::errno("lock the domains", "flock"))?;
+        Ok(file)
+    }
+
+    /// The domain, if it is complete, held against removal.
+    pub(crate) fn find_domain(&self, name: &Name) -> Result<Option<Domain>> {
+        let dir = self.domain_dir(name);
+        let hold = match OpenOptions::new().read(true).open(dir.join("hold")) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(Error::file("open", dir.join("hold")))?,
+        };
+        rustix::fs::flock(&hold, FlockOperation::LockShared)
+            .map_err(Error::errno("hold the domain", "flock"))?;
+        let Some((ready, netns)) = read_ready(&dir)? else { return Ok(None) };
+        let sys = open_path(&dir.join("sys"))?;
+        Ok(Some(Domain { name: name.clone(), netns, sys, ready, dir, hold }))
+    }
+
+    /// Makes the domain, whatever an earlier attempt has left. The caller holds the lock.
+    pub(crate) fn create_domain(&self, name: &Name) -> Result<Domain> {
+        self.notice_reboot()?;
+        let dir = self.domain_dir(name);
+        let uplink = self.uplink(name);
+        self.clear_domain(name)?;
+        let (plan, chunks) = {
+            let store = self.store()?;
+            let mut chunks = store.chunks_of(name)?;
+            if chunks.is_empty() {
+                chunks.push(store.claim_chunk(name)?);
+            }
+            (store.plan, chunks)
+        };
+        let host = Links::open()?;
+        let (destinations, default) = host.destinations()?;
+        let links = host.all()?;
+        for d in &destinations {
+            let own = links.iter().any(|l| Some(l.index) == d.link && l.name.starts_with("dm"));
+            if !own && plan.pool.overlaps(d.first, d.bits) {
+                let route = format!("{}/{}", d.first, d.bits);
+                return Err(Error::PoolOverlaps { pool: plan.pool.to_string(), route });
+            }
+        }
+        let mtu = links.iter().find(|l| Some(l.index) == default).map_or(1500, |l| l.mtu);
+
+        fs::create_dir_all(dir.join("sys")).map_err(Error::file("create", &dir))?;
+        let net = dir.join("net");
+        File::create(&net).map_err(Error::file("create", &net))?;
+        let (netns, cookie) = stack::inside_new(|netns| {
+            prepare_stack(&plan)?;
+            mount_sys(&dir.join("sys"))?;
+            rustix::mount::mount_bind("/proc/thread-self/ns/net", &net)
+                .map_err(Error::errno("keep the network namespace", "mount"))?;
+            Ok((netns, stack::cookie()?))
+        })?;
+
+        let (here, there) =
+            (both(&plan, chunks[0] * CHUNK + 1), both(&plan, chunks[0] * CHUNK + 2));
+        host.add_pair(&uplink, mtu, INSIDE, netns.as_fd())?;
+        let index = host.find(&uplink)?.map_or(0, |l| l.index);
+        prepare_host(&uplink)?;
+        host.up(index)?;
+        for (own, other) in here.into_iter().zip(there) {
+            host.add_address(index, own, other, 2)?;
+        }
+        add_routes_of_host(&host, index, &plan, &chunks)?;
+        let programs = self.attach()?;
+        stack::inside(netns.as_fd(), || {
+            let links = Links::open()?;
+            let index = links.find(INSIDE)?.map_or(0, |l| l.index);
+            links.up(index)?;
+            for (own, other) in there.into_iter().zip(here) {
+                links.add_address(index, own, other, 1)?;
+            }
+            for via in here {
+                let all = if via.is_ipv4() { [0; 4].into() } else { IpAddr::from([0u8; 16]) };
+                links.add_via(all, 0, via, index)?;
+            }
+            add_chunks_inside(&links, &plan, &chunks)?;
+            if !self.is_without(address::STEER) {
+                programs.steer(&[1, index])?;
+            }
+            Ok(())
+        })?;
+        programs.open_domain(cookie)?;
+        self.table().ensure(&plan, &uplink)?;
+        Hosts::new(&dir).create(&here)?;
+        names::write_resolv_conf(&dir.join("resolv.conf"))?;
+        lock_file(&dir.join("hold"))?;
+        let inode = File::from(netns).metadata().map_err(Error::file("look at", &net))?.ino();
+        let ready = Ready { version: 1, netns_inode: inode, netns_cookie: cookie, uplink, chunks };
+        // ORDER: last: it says that all of the above is in place.
+        write_ready(&dir, &ready)?;
+        self.find_domain(name)?.ok_or_else(|| Error::Corrupt {
+            path: dir,
+            message: "gone as soon as it was made".into(),
+        })
+    }
+
+    /// Adds the routes of chunks the domain has got since it was made.
+    pub(crate) fn add_chunk_routes(&self, domain: &Domain, plan: &Plan, chunk: u32) -> Result<()> {
+        let _lock = self.lock_domains()?;
+        let Some((mut ready, _)) = read_ready(&domain.dir)? else {
+            return Err(Error::Corrupt { path: domain.dir.clone(), message: "gone".into() });
+        };
+        if ready.chunks.contains(&chunk) {
+            return Ok(());
+        }
+        stack::inside(domain.netns.as_fd(), || add_chunks_inside(&Links::open()?, plan, &[chunk]))?;
+        let host = Links::open()?;
+        let index = host.find(&ready.uplink)?.map_or(0, |l| l.index);
+        let (first, via) = (ready.chunks.first().copied().unwrap_or(chunk), chunk);
+        let there = both(plan, first * CHUNK + 2);
+        for (to, other) in both(plan, via * CHUNK).into_iter().zip(there) {
+            host.add_via(to, chunk_bits(to.is_ipv4()), other, index)?;
+        }
+        ready.chunks.push(chunk);
+        write_ready(&domain.dir, &ready)
+    }
+
+    /// Takes apart what there is of a domain, complete or not. The caller holds the lock.
+    pub(crate) fn clear_domain(&self, name: &Name) -> Result<()> {
+        let dir = self.domain_dir(name);
+        // ORDER: from now on nobody takes it for complete.
+        remove_file(&dir.join("ready"))?;
+        let host = Links::open()?;
+        if let Some(link) = host.find(&self.uplink(name))? {
+            host.remove(link.index)?;
+        }
+        unmount(&dir.join("sys"))?;
+        unmount(&dir.join("net"))?;
+        match fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("remove", dir)(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// `RUN` may be on a disk: what was there before a reboot is not there any more.
+    fn notice_reboot(&self) -> Result<()> {
+        let path = self.run.join("domains/boot_id");
+        let boot = dormouse_kernel::proc::boot_id()
+            .map_err(|e| Error::Step("ask which boot this is", e))?;
+        match fs::read_to_string(&path) {
+            Ok(old) if old.trim() == boot.trim() => return Ok(()),
+            _ => {}
+        }
+        self.table().forget()?;
+        fs::write(&path, boot).map_err(Error::file("write", path))
+    }
+
+    /// Removes the domain if no container is in it and nobody holds it. Whether it did.
+    pub(crate) fn remove_domain(&self, name: &Name, programs: Option<&Programs>) -> Result<bool> {
+        let dir = self.domain_dir(name);
+        if let Ok(hold) = File::open(dir.join("hold"))
+            && rustix::fs::flock(&hold, FlockOperation::NonBlockingLockExclusive).is_err()
+        {
+            return Ok(false);
+        }
+        let ready = read_ready(&dir)?.map(|(ready, _)| ready);
+        if let (Some(ready), Some(programs)) = (&ready, programs) {
+            if programs.is_used(ready.netns_cookie)? {
+                return Ok(false);
+            }
+            programs.close_domain(ready.netns_cookie)?;
+            // The table may have been flushed by the operator: then it is gone as wanted.
+            let _ = self.table().remove_uplink(&ready.uplink);
+        }
+        self.clear_domain(name)?;
+        self.store()?.release_chunks(name)?;
+        Ok(true)
+    }
+}
+
+/// Takes everything off a mount point, which may not be there.
+pub(crate) fn unmount(path: &Path) -> Result<()> {
+    loop {
+        match mount::detach(path) {
+            Ok(()) => {}
+            Err(e) if is_absent(e.errno()) => return Ok(()),
+            Err(e) => return Err(Error::Step("unmount", e)),
+        }
+    }
+}
+
+/// EINVAL: not a mount point; ENOENT: no such file.
+fn is_absent(errno: i32) -> bool {
+    [Errno::INVAL, Errno::NOENT].iter().any(|e| e.raw_os_error() == errno)
+}
+
+/// A directory by descriptor, only to be mounted from.
+pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| Error::file("open", path)(e.into()))
+}
+
+fn lock_file(path: &Path) -> Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(Error::file("open", path))
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::file("remove", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+/// What is ready, with the namespace; `None` unless both are there and belong together.
+pub(crate) fn read_ready(dir: &Path) -> Result<Option<(Ready, OwnedFd)>> {
+    let path = dir.join("ready");
+    let text = match fs::read(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(Error::file("read", &path))?,
+    };
+    let Ok(ready) = serde_json::from_slice::<Ready>(&text) else { return Ok(None) };
+    let Ok(netns) = File::open(dir.join("net")) else { return Ok(None) };
+    let kind = rustix::fs::fstatfs(&netns).map_err(Error::errno("look at a domain", "fstatfs"))?;
+    let inode = netns.metadata().map_err(Error::file("look at", dir.join("net")))?.ino();
+    let same = kind.f_type as u64 == NSFS_MAGIC && inode == ready.netns_inode;
+    Ok(same.then(|| (ready, netns.into())))
+}
+
+fn write_ready(dir: &Path, ready: &Ready) -> Result<()> {
+    let path = dir.join("ready");
+    let text = serde_json::to_vec(ready)
+        .map_err(|e| Error::Corrupt { path: path.clone(), message: e.to_string() })?;
+    crate::store::replace(&path, &text)
+}
+
+/// A stack's own settings, before anything happens in it.
+pub(crate) fn prepare_sysctls() -> Result<()> {
+    // Containers have no capability over this stack: what root of a machine may do by right they
+    // may do by these.
+    stack::sysctl("net/ipv4/ip_unprivileged_port_start", "0")?;
+    // LIMIT: the kernel takes no larger group id: ids above are refused a ping.
+    stack::sysctl("net/ipv4/ping_group_range", "0 2147483647")?;
+    stack::sysctl_if_there("net/unix/max_dgram_qlen", "512"); // as systemd sets it on a host
+    Ok(())
+}
+
+fn prepare_stack(plan: &Plan) -> Result<()> {
+    prepare_sysctls()?;
+    // Added addresses and IPv6 AnyIP: the bind hook refuses what is not the container's own.
+    stack::sysctl_if_there("net/ipv6/ip_nonlocal_bind", "1");
+    for which in ["all", "default"] {
+        stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_ra"), "0");
+        stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_dad"), "0");
+        stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/rp_filter"), "0");
+    }
+    stack::loopback_up()?;
+    let links = Links::open()?;
+    // Without a preferred source a packet to a private loopback address comes from that address.
+    for half in [[127, 0, 0, 0], [127, 128, 0, 0]] {
+        links.add_local(half.into(), 9, None)?;
+    }
+    links.add_local(plan.loop6(0).into(), 64, None)?;
+    Ok(())
+}
+
+fn add_chunks_inside(links: &Links, plan: &Plan, chunks: &[u32]) -> Result<()> {
+    for chunk in chunks {
+        for to in both(plan, chunk * CHUNK) {
+            // Pings, which no hook gives a source, come from the domain's own address.
+            let source = both(plan, chunk * CHUNK + 2).into_iter().find(|a| a.is_ipv4());
+            links.add_local(to, chunk_bits(to.is_ipv4()), source)?;
+        }
+    }
+    Ok(())
+}
+
+fn add_routes_of_host(host: &Links, index: u32, plan: &Plan, chunks: &[u32]) -> Result<()> {
+    let there = both(plan, chunks[0] * CHUNK + 2);
+    for chunk in chunks {
+        for (to, via) in both(plan, chunk * CHUNK).into_iter().zip(there) {
+            host.add_via(to, chunk_bits(to.is_ipv4()), via, index)?;
+        }
+    }
+    Ok(())
+}
+
+/// The host becomes a router.
+fn prepare_host(uplink: &str) -> Result<()> {
+    stack::sysctl("net/ipv4/ip_forward", "1")?;
+    // Published ports on 127.0.0.1; the table drops loopback addresses that come in.
+    stack::sysctl(&format!("net/ipv4/conf/{uplink}/route_localnet"), "1")?;
+    stack::sysctl_if_there(&format!("net/ipv6/conf/{uplink}/accept_ra"), "0");
+    stack::sysctl_if_there(&format!("net/ipv6/conf/{uplink}/accept_dad"), "0");
+    let forwarding = Path::new("/proc/sys/net/ipv6/conf/all/forwarding");
+    if fs::read_to_string(forwarding).is_ok_and(|v| v.trim() == "0") {
+        // ORDER: a router ignores router advertisements unless told otherwise (2), and would lose
+        // the default route that it got by one.
+        if let Ok(devices) = fs::read_dir("/proc/sys/net/ipv6/conf") {
+            for device in devices.flatten() {
+                let path = device.path().join("accept_ra");
+                if fs::read_to_string(&path).is_ok_and(|v| v.trim() == "1") {
+                    let _ = fs::write(path, "2"); // the device may have gone
+                }
+            }
+        }
+        stack::sysctl_if_there("net/ipv6/conf/all/forwarding", "1");
+    }
+    Ok(())
+}
+
+/// Mounts the sysfs of this thread's stack.
+pub(crate) fn mount_sys(path: &Path) -> Result<()> {
+    let step = |e| Error::Step("mount the sysfs of the network namespace", e);
+    let context = mount::FsContext::open("sysfs").map_err(step)?;
+    let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+    let sys = context.create(attr).map_err(step)?;
+    mount::attach(sys.as_fd(), rustix::fs::CWD, path).map_err(step)
+}

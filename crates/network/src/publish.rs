@@ -1,0 +1,332 @@
+//! Ports of the host that lead to containers, and the way out: the nftables table.
+//!
+//! One table of the house's own in the host's stack, so that no other firewall's rules are touched.
+//! Published ports are elements of four maps (`at` an address or `any`, IPv4 and IPv6): publishing is
+//! one element more, however many there are. `create` lets the kernel refuse a port that is taken.
+//!
+//! What the chains do: connections to a local address and published port are led to the container,
+//! from outside, from containers, and from the host itself (127.0.0.1 included: the uplink routes
+//! loopback sources, whose packets are given the uplink's address). Packets that leave the pool, also
+//! back into it by way of a published port, are masqueraded. Into a domain go only the host, answers,
+//! and published ports; nothing with a loopback destination comes out of one.
+//!
+//! LIMIT: `[::1]` cannot be published (the kernel routes ::1 nowhere else). A firewall whose own
+//! forward chain drops must let the uplinks through. A service of the host that starts to listen on a
+//! published port later is not reached on it.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use dormouse_model::{ContainerId, Protocol, Publish};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::settings::Pool;
+use crate::store::{self, Plan};
+
+/// The table in the host's stack.
+pub(crate) struct Table {
+    pub name: String,
+    /// Where published ports are written down: one file per container.
+    dir: PathBuf,
+}
+
+/// One published port as it stands in the table: `RUN/published/ID`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    protocol: Protocol,
+    host_ip: Option<IpAddr>,
+    host_port: u16,
+    to: IpAddr,
+    port: u16,
+}
+
+impl Entry {
+    fn map(&self) -> String {
+        let kind = if self.host_ip.is_some() { "at" } else { "any" };
+        format!("{kind}{}", if self.to.is_ipv4() { 4 } else { 6 })
+    }
+
+    fn key(&self) -> String {
+        let port = format!("{} . {}", self.protocol.as_str(), self.host_port);
+        match self.host_ip {
+            Some(ip) => format!("{ip} . {port}"),
+            None => port,
+        }
+    }
+
+    /// Whether a packet could be meant for both.
+    fn conflicts(&self, other: &Self) -> bool {
+        self.protocol == other.protocol
+            && self.host_port == other.host_port
+            && self.to.is_ipv4() == other.to.is_ipv4()
+            && (self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip)
+    }
+
+    fn describe(&self) -> String {
+        let port = format!("{}/{}", self.host_port, self.protocol.as_str());
+        match self.host_ip {
+            Some(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+            Some(ip) => format!("{ip}:{port}"),
+            None => port,
+        }
+    }
+}
+
+impl Table {
+    pub fn new(name: String, run: &Path) -> Self {
+        Self { name, dir: run.join("published") }
+    }
+
+    fn nft(&self, step: &'static str, rules: &str) -> Result<()> {
+        let failed = |message: String| Error::Nft { step, message };
+        let mut child = Command::new("nft")
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| failed(format!("{e}; it is in the package nftables")))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // When nft gives up early its message is what counts.
+            let _ = stdin.write_all(rules.as_bytes());
+        }
+        let output = child.wait_with_output().map_err(|e| failed(e.to_string()))?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let message = String::from_utf8_lossy(&output.stderr);
+        Err(failed(message.lines().take(3).collect::<Vec<_>>().join(" ")))
+    }
+
+    /// Makes the table if it is not there, with every port that is written down.
+    pub fn ensure(&self, plan: &Plan, uplink: &str) -> Result<()> {
+        let name = &self.name;
+        if self.nft("look at its table", &format!("list map inet {name} any6\n")).is_ok() {
+            let add = format!("add element inet {name} uplinks {{ \"{uplink}\" }}\n");
+            return self.nft("add an uplink", &add);
+        }
+        let pool: Pool = plan.pool;
+        let pool6 = format!("{}/48", plan.v6(0));
+        let mut rules = format!(
+            r#"
+table inet {name}
+delete table inet {name}
+table inet {name} {{
+  set uplinks {{ type ifname; elements = {{ "{uplink}" }}; }}
+  map at4 {{ type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }}
+  map any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
+  map at6 {{ type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; }}
+  map any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
+  chain lead {{
+    dnat ip to ip daddr . meta l4proto . th dport map @at4
+    dnat ip to meta l4proto . th dport map @any4
+    ip6 daddr ::1 return
+    dnat ip6 to ip6 daddr . meta l4proto . th dport map @at6
+    dnat ip6 to meta l4proto . th dport map @any6
+  }}
+  chain early {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname @uplinks ip daddr 127.0.0.0/8 drop
+    iifname @uplinks ip saddr 127.0.0.0/8 drop
+  }}
+  chain prerouting {{
+    type nat hook prerouting priority dstnat; policy accept;
+    fib daddr type local meta l4proto {{ tcp, udp }} jump lead
+  }}
+  chain output {{
+    type nat hook output priority -100; policy accept;
+    fib daddr type local meta l4proto {{ tcp, udp }} jump lead
+  }}
+  chain postrouting {{
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {pool} masquerade
+    ip6 saddr {pool6} masquerade
+    oifname @uplinks ip saddr 127.0.0.0/8 masquerade
+  }}
+  chain forward {{
+    type filter hook forward priority filter; policy accept;
+    oifname @uplinks ct state established,related accept
+    oifname @uplinks ct status dnat accept
+    oifname @uplinks drop
+  }}
+}}
+"#
+        );
+        for (_, entry) in self.entries()? {
+            rules += &self.element("add", &entry);
+        }
+        self.nft("make its table", &rules)
+    }
+
+    fn element(&self, verb: &str, entry: &Entry) -> String {
+        let (table, map, key) = (&self.name, entry.map(), entry.key());
+        match verb {
+            "delete" => format!("delete element inet {table} {map} {{ {key} }}\n"),
+            _ => format!(
+                "{verb} element inet {table} {map} {{ {key} : {} . {} }}\n",
+                entry.to, entry.port
+            ),
+        }
+    }
+
+    /// Takes an uplink out.
+    pub fn remove_uplink(&self, uplink: &str) -> Result<()> {
+        let table = &self.name;
+        let rules = format!("delete element inet {table} uplinks {{ \"{uplink}\" }}\n");
+        self.nft("remove an uplink", &rules)
+    }
+
+    /// Removes the table.
+    pub fn remove(&self) -> Result<()> {
+        let table = &self.name;
+        self.nft("remove its table", &format!("table inet {table}\ndelete table inet {table}\n"))
+    }
+
+    /// Forgets all ports, as after a reboot.
+    pub fn forget(&self) -> Result<()> {
+        match fs::remove_dir_all(&self.dir) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::file("remove", &self.dir)(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn entries(&self) -> Result<Vec<(String, Entry)>> {
+        let dir = match fs::read_dir(&self.dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(Error::file("read", &self.dir))?,
+        };
+        let mut entries = Vec::new();
+        for file in dir {
+            let file = file.map_err(Error::file("read", &self.dir))?;
+            let owner = file.file_name().to_string_lossy().into_owned();
+            if owner.ends_with(".new") {
+                continue;
+            }
+            entries.extend(self.read(&owner)?.into_iter().map(|e| (owner.clone(), e)));
+        }
+        Ok(entries)
+    }
+
+    fn read(&self, owner: &str) -> Result<Vec<Entry>> {
+        let path = self.dir.join(owner);
+        match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(e) => Err(Error::file("read", path)(e)),
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|e| Error::Corrupt { path, message: e.to_string() }),
+        }
+    }
+
+    /// Publishes all ports of a container, or none.
+    pub fn publish(&self, id: &ContainerId, ports: &[Publish], own: &[IpAddr]) -> Result<()> {
+        let mut wanted: Vec<Entry> = Vec::new();
+        for port in ports {
+            for to in [own.iter().find(|a| a.is_ipv4()), own.iter().find(|a| a.is_ipv6())] {
+                let Some(to) = to else { continue };
+                if port.host_ip.is_some_and(|ip| ip.is_ipv4() != to.is_ipv4()) {
+                    continue;
+                }
+                let any = port.host_ip.is_none_or(|ip| ip.is_unspecified());
+                wanted.push(Entry {
+                    protocol: port.protocol,
+                    host_ip: port.host_ip.filter(|_| !any),
+                    host_port: port.host_port,
+                    to: *to,
+                    port: port.container_port,
+                });
+            }
+        }
+        let taken = self.entries()?;
+        for (i, entry) in wanted.iter().enumerate() {
+            let other = taken.iter().find(|(owner, e)| owner != id.as_str() && e.conflicts(entry));
+            if let Some((owner, _)) = other {
+                let owner = format!("container {}", owner.get(..12).unwrap_or(owner));
+                return Err(Error::PortTaken { port: entry.describe(), owner });
+            }
+            if wanted[..i].iter().any(|e| e.conflicts(entry)) {
+                let owner = "this container already".into();
+                return Err(Error::PortTaken { port: entry.describe(), owner });
+            }
+            check_listener(entry)?;
+        }
+        self.unpublish(id)?;
+        fs::create_dir_all(&self.dir).map_err(Error::file("create", &self.dir))?;
+        // ORDER: written down first: what is in the table and not here would never be removed.
+        let path = self.dir.join(id.as_str());
+        let text = serde_json::to_vec(&wanted)
+            .map_err(|e| Error::Corrupt { path: path.clone(), message: e.to_string() })?;
+        store::replace(&path, &text)?;
+        let rules: String = wanted.iter().map(|e| self.element("create", e)).collect();
+        // nft applies all of it or nothing.
+        self.nft("publish the ports", &rules).inspect_err(|_| {
+            let _ = fs::remove_file(&path); // the first error is the one to tell
+        })
+    }
+
+    /// Whether the container has ports here.
+    pub fn has_ports(&self, id: &ContainerId) -> bool {
+        self.dir.join(id.as_str()).exists()
+    }
+
+    /// Takes back all ports of a container.
+    pub fn unpublish(&self, id: &ContainerId) -> Result<()> {
+        let entries = self.read(id.as_str())?;
+        for entry in &entries {
+            // One by one: after a crash or a flushed table some are not there.
+            match self.nft("take a port back", &self.element("delete", entry)) {
+                Err(Error::Nft { message, .. }) if message.contains("No such file") => {}
+                other => other?,
+            }
+        }
+        let path = self.dir.join(id.as_str());
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path)(e)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether a process of the host has the port: tried by binding it, without listening.
+fn check_listener(entry: &Entry) -> Result<()> {
+    let any: IpAddr = if entry.to.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let address = SocketAddr::new(entry.host_ip.unwrap_or(any), entry.host_port);
+    let family = if entry.to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let (kind, protocol) = match entry.protocol {
+        Protocol::Tcp => (SocketType::STREAM, ipproto::TCP),
+        Protocol::Udp => (SocketType::DGRAM, ipproto::UDP),
+    };
+    let socket = match rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))
+    {
+        Ok(socket) => socket,
+        Err(rustix::io::Errno::AFNOSUPPORT) => return Ok(()), // no IPv6, no listener
+        Err(e) => return Err(Error::errno("make a socket", "socket")(e)),
+    };
+    let step = "look for a listener";
+    if entry.protocol == Protocol::Tcp {
+        // Connections that linger are no listeners.
+        sockopt::set_socket_reuseaddr(&socket, true).map_err(Error::errno(step, "setsockopt"))?;
+    }
+    if family == AddressFamily::INET6 {
+        sockopt::set_ipv6_v6only(&socket, true).map_err(Error::errno(step, "setsockopt"))?;
+    }
+    match rustix::net::bind(&socket, &address) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::ADDRINUSE) => {
+            let owner = "a process of the host".into();
+            Err(Error::PortTaken { port: entry.describe(), owner })
+        }
+        Err(rustix::io::Errno::ADDRNOTAVAIL) if entry.host_ip.is_none() => Ok(()),
+        Err(e) => Err(Error::errno(step, "bind")(e)),
+    }
+}
