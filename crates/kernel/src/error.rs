@@ -12,7 +12,7 @@ use crate::Errno;
 pub enum ErrorKind {
     /// The kernel has no such feature.
     Unsupported {
-        /// The first version of Linux that has it, such as `"5.12"`; empty when no version is known.
+        /// The first version of Linux that has it, such as `"5.12"`; empty when not known.
         since: &'static str,
     },
     /// A quota, a table or a limit is full.
@@ -95,6 +95,8 @@ impl CallError {
     /// What a caller may decide on.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {
+            // The user's or the cgroup's number of processes.
+            libc::EAGAIN if self.call == "clone3" || self.call == "clone" => ErrorKind::Limit,
             libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOPROTOOPT | libc::ENOTTY => {
                 ErrorKind::Unsupported { since: since(self.call) }
             }
@@ -134,6 +136,9 @@ impl CallError {
             }
             (libc::ENOSPC, _) => {
                 Some("raise the limits under /proc/sys/user, or remove containers".into())
+            }
+            (libc::EAGAIN, ErrorKind::Limit) => {
+                Some("raise the limit of processes (ulimit -u, pids.max), or end some".into())
             }
             (libc::EMFILE, _) => Some("raise the limit of open files (ulimit -n)".into()),
             (libc::ENFILE, _) => Some("raise fs.file-max".into()),
@@ -242,6 +247,15 @@ mod tests {
         let error = CallError::new("mount_setattr", String::new(), libc::ENOSYS);
         assert_eq!(error.kind(), ErrorKind::Unsupported { since: "5.12" });
         assert_eq!(error.advice().as_deref(), Some("mount_setattr needs Linux 5.12 or later"));
+    }
+
+    #[test]
+    fn full_table_of_processes_is_a_limit() {
+        let error = CallError::new("clone3", String::new(), libc::EAGAIN);
+        assert_eq!(error.kind(), ErrorKind::Limit);
+        assert!(error.advice().is_some_and(|advice| advice.contains("pids.max")));
+        let error = CallError::new("openat2", String::new(), libc::EAGAIN);
+        assert_eq!((error.kind(), error.advice()), (ErrorKind::Race, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The Linux interface of Dormouse: what the rest of the house asks of the kernel, and nothing else.
+//! The Linux interface of Dormouse: what the house asks of the kernel, and nothing else.
 //!
 //! **The idea.** A thing is named once and then held: processes by pidfd, files by descriptor and
 //! `openat2`, mounts as detached trees, placement by descriptor. So nothing here takes a pid or a

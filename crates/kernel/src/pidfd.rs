@@ -105,17 +105,24 @@ pub fn exit_status(pidfd: impl AsFd) -> Result<Option<Exit>> {
     }
 }
 
-/// The pid of the process in the caller's pid namespace. ESRCH when it has ended, or has none there.
+/// The pid of the process in the caller's pid namespace. ESRCH when it has ended or has none there.
 pub fn pid(pidfd: impl AsFd) -> Result<u32> {
-    let fd = pidfd.as_fd().as_raw_fd();
-    let gone = || CallError::new("pidfd", fd.to_string(), libc::ESRCH);
-    if let Ok(info) = call::pidfd_get_info(pidfd.as_fd(), PidfdInfo::PID) {
-        return if info.tgid == 0 { Err(gone()) } else { Ok(info.tgid) };
-    }
-    // KERNEL(6.13): before, the descriptor's own page in /proc tells.
-    let text = proc::read_text(format!("/proc/self/fdinfo/{fd}"), 4096)?;
+    let pidfd = pidfd.as_fd();
+    let found = match call::pidfd_get_info(pidfd, PidfdInfo::PID) {
+        Ok(info) => Some(info.tgid),
+        Err(Errno::SRCH) => None,
+        Err(_) => pid_by_fdinfo(pidfd)?,
+    };
+    found
+        .filter(|&pid| pid != 0)
+        .ok_or_else(|| CallError::new("pidfd", pidfd.as_raw_fd().to_string(), libc::ESRCH))
+}
+
+/// KERNEL(6.13): before, the descriptor's own page in /proc tells; -1 when the process is gone.
+fn pid_by_fdinfo(pidfd: BorrowedFd<'_>) -> Result<Option<u32>> {
+    let text = proc::read_text(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()), 4096)?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
-    line.and_then(|pid| pid.trim().parse().ok()).filter(|&pid| pid != 0).ok_or_else(gone)
+    Ok(line.and_then(|pid| pid.trim().parse().ok()))
 }
 
 /// The user namespace of the process.
@@ -151,4 +158,39 @@ pub fn copy_descriptor(pidfd: impl AsFd, number: i32) -> Result<OwnedFd> {
     let flags = rustix::process::PidfdGetfdFlags::empty();
     rustix::process::pidfd_getfd(pidfd.as_fd(), number, flags)
         .explain("pidfd_getfd", || format!("{}, {number}", pidfd.as_fd().as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_find_the_same_pid() {
+        let own = open(std::process::id()).unwrap();
+        assert_eq!(pid(&own).unwrap(), std::process::id());
+        assert_eq!(pid_by_fdinfo(own.as_fd()).unwrap(), Some(std::process::id()));
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        let ended = open(child.id()).unwrap();
+        child.wait().unwrap();
+        assert_eq!(pid(&ended).unwrap_err().errno(), libc::ESRCH);
+        assert_eq!(pid_by_fdinfo(ended.as_fd()).unwrap(), None);
+    }
+
+    #[test]
+    fn root_both_ways_find_the_same_namespace() {
+        let own = open(std::process::id()).unwrap();
+        for kind in [Namespace::User, Namespace::Net, Namespace::Time, Namespace::Uts] {
+            let inode = |fd: OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+            let by_path = inode(namespace_by_path(own.as_fd(), kind).unwrap());
+            assert_eq!(inode(namespace(&own, kind).unwrap()), by_path, "{kind:?}");
+        }
+        let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
+        let ended = open(child.id()).unwrap();
+        child.wait().unwrap();
+        for found in
+            [namespace(&ended, Namespace::User), namespace_by_path(ended.as_fd(), Namespace::User)]
+        {
+            assert_eq!(found.unwrap_err().errno(), libc::ESRCH);
+        }
+    }
 }

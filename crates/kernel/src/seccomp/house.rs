@@ -11,8 +11,8 @@
 //!   about 100 kB that no contract sees, and brings most of the kernel's network
 //!   configuration within reach; an ipc namespace is a superblock, which makes every memory cgroup
 //!   of the host larger for good.
-//! - For that, flags must be seen, and **clone3 gets ENOSYS**: its flags are behind a pointer. The C
-//!   libraries fall back to clone, as they have had to under docker for years.
+//! - For that, flags must be seen, and **clone3 gets ENOSYS**: its flags are behind a pointer. The
+//!   C libraries fall back to clone, as they have had to under docker for years.
 //! - **io_uring gets ENOSYS**: its operations never pass a filter.
 //! - **Keys get ENOSYS**: keyrings know user ids, not containers.
 //! - **Sockets** are UNIX, INET and INET6 of the ordinary protocols, and NETLINK_ROUTE. In a stack

@@ -169,7 +169,11 @@ fn calls(policy: &Policy, arguments: &[[u64; 6]]) -> Vec<Call> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn program_does_what_the_policy_says(
