@@ -1,1 +1,77 @@
-//! Placeholder.
+//! The engine: the life of a container.
+//!
+//! A library without a daemon. Every caller opens the same directories, takes the same locks and
+//! finds the same truth on disk; none of them has to live longer than its verb. The crate knows the
+//! mechanisms (images, network, control groups, the keeper) and orders their steps; it does none of
+//! their work itself.
+//!
+//! # States
+//!
+//! ```text
+//! create -> Created -start-> Running <-pause/resume-> Paused
+//!              ^                | first process ends, or the host goes down
+//!              |                v
+//!            delete <------- Stopped -start-> Running
+//! ```
+//!
+//! A state is never stored where it could be false. *Created* is a directory with a configuration;
+//! *running* is a record of a process (pid, start time, boot) that still names a living one;
+//! *stopped* is everything else. A record that names a dead process is *settled* by whoever finds
+//! it first, under the container's lock: its exit status is kept, its cgroup, addresses and shared
+//! directories are given back, its restart policy is applied.
+//!
+//! # Places
+//!
+//! ```text
+//! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
+//! LIB/containers/ID/exit.json       how its first process ended last
+//! LIB/containers/ID/upper, work     its own files, in its own ids
+//! LIB/containers/ID/log/            stdout.log, stderr.log: written by the container itself
+//! LIB/containers/.new-ID/           a create in progress; its directory is locked meanwhile
+//! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
+//! LIB/ids/slots                     one bit per slot of host ids
+//! LIB/volumes/NAME/                 named volumes
+//! LIB/events                        one JSON line per event
+//! RUN/c/ID/init.json                the first process; gone with the boot
+//! RUN/c/ID/exit                     its exit status, written by the keeper
+//! RUN/shared/ID/                    its /dev, /dev/shm, tmpfs: directories of one tmpfs
+//! ```
+//!
+//! # Locks, outermost first
+//!
+//! 1. the container's directory (flock on `LIB/containers/ID`), held by every verb that changes it;
+//! 2. the names and the id slots, each held for one change, never while waiting for anything;
+//! 3. the locks inside image, network and keeper, which know nothing of ours.
+//!
+//! # Interrupted at any step
+//!
+//! `create` publishes by renaming `.new-ID`; a name or slot whose directory never appeared is taken
+//! back by [`Engine::sweep`]. `start` makes everything that lives in the kernel before the record
+//! that names it; what a killed start leaves behind is a container without a record, and the next
+//! verb tears its leftovers down by name before it makes new ones. Teardown takes half-built things
+//! and is repeated until nothing is left.
+#![forbid(unsafe_code)]
+
+mod disk;
+mod engine;
+mod error;
+mod event;
+mod exec;
+mod life;
+mod name;
+mod place;
+mod slot;
+mod spec;
+mod start;
+mod user;
+
+pub use engine::Engine;
+pub use error::{Error, Result};
+pub use event::Event;
+pub use life::{Details, Exit, Logs, Root};
+pub use place::Places;
+pub use spec::{Create, Exec, Stdio, Stream, Update};
+pub use start::Running;
+pub use user::{Account, Accounts};
+
+pub use dormouse_kernel::ErrorKind;

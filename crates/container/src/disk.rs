@@ -1,0 +1,151 @@
+//! Small files that are read whole and written whole.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+
+/// LIMIT: no record of ours is larger; a larger file is damaged.
+const RECORD_BYTES_MAX: u64 = 4 << 20;
+
+/// How sure a write must be before it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durable {
+    /// On the disk, with its name, before the call returns: about 1 ms.
+    Yes,
+    /// Seen by every process at once, and lost with a power cut.
+    No,
+}
+
+/// Replaces `path` in one step: a reader sees the old text or the new, never a part.
+pub(crate) fn write(path: &Path, bytes: &[u8], durable: Durable) -> Result<()> {
+    let new = path.with_extension("new");
+    let step = || -> std::io::Result<()> {
+        let mut file = File::create(&new)?;
+        file.write_all(bytes)?;
+        if durable == Durable::Yes {
+            file.sync_all()?;
+        }
+        fs::rename(&new, path)?;
+        if durable == Durable::Yes
+            && let Some(parent) = path.parent()
+        {
+            File::open(parent)?.sync_all()?;
+        }
+        Ok(())
+    };
+    step().map_err(|e| {
+        let _ = fs::remove_file(&new); // the first error is the one to tell
+        Error::file("cannot write", path)(e)
+    })
+}
+
+/// Writes a record as JSON, see [`write`].
+pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: Durable) -> Result<()> {
+    let text = serde_json::to_vec(value)
+        .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })?;
+    write(path, &text, durable)
+}
+
+/// Reads a record; `None` where there is no such file.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Error::file("cannot read", path)(e)),
+    };
+    let mut text = Vec::with_capacity(4096);
+    let read = (&mut file).take(RECORD_BYTES_MAX + 1).read_to_end(&mut text);
+    if read.map_err(Error::file("cannot read", path))? as u64 > RECORD_BYTES_MAX {
+        return Err(Error::Corrupt { path: path.into(), what: "it is too large".into() });
+    }
+    serde_json::from_slice(&text)
+        .map(Some)
+        .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })
+}
+
+/// Makes a directory and those above it; one that exists is fine.
+pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(mode)
+        .create(path)
+        .map_err(Error::file("cannot make directory", path))
+}
+
+/// An exclusive lock (flock(2)) on a file or directory, given back when dropped or when its
+/// process ends, however it ends.
+#[derive(Debug)]
+pub(crate) struct Lock(#[allow(dead_code, reason = "held, not read")] File);
+
+impl Lock {
+    /// Waits for the lock on something that exists.
+    pub(crate) fn take(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::file("cannot open", path))?;
+        Self::take_file(file, path)
+    }
+
+    /// Waits for the lock on a file that is made when missing.
+    pub(crate) fn take_new(path: &Path) -> Result<Self> {
+        let file = File::options().create(true).truncate(false).write(true).open(path);
+        Self::take_file(file.map_err(Error::file("cannot open", path))?, path)
+    }
+
+    fn take_file(file: File, path: &Path) -> Result<Self> {
+        loop {
+            match flock(&file, FlockOperation::LockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::file("cannot lock", path)(e.into())),
+            }
+        }
+    }
+
+    /// The lock, if nobody holds it; `None` also where there is nothing to lock.
+    pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::file("cannot open", path)(e)),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(e) => Err(Error::file("cannot lock", path)(e.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_replaced_whole_and_damage_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        assert_eq!(read_json::<Vec<u32>>(&path).unwrap(), None);
+        write_json(&path, &vec![1, 2], Durable::Yes).unwrap();
+        write_json(&path, &vec![3], Durable::No).unwrap();
+        assert_eq!(read_json::<Vec<u32>>(&path).unwrap(), Some(vec![3]));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        fs::write(&path, b"[3").unwrap();
+        let e = read_json::<Vec<u32>>(&path).unwrap_err();
+        assert!(matches!(e, Error::Corrupt { .. }), "{e}");
+    }
+
+    #[test]
+    fn a_lock_has_one_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = Lock::take(dir.path()).unwrap();
+        assert!(Lock::try_take(dir.path()).unwrap().is_none());
+        drop(held);
+        assert!(Lock::try_take(dir.path()).unwrap().is_some());
+    }
+}

@@ -1,0 +1,539 @@
+//! The engine itself: finding, creating and removing containers.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use dormouse_image::{Image, Store};
+use dormouse_kernel::cgroup::Hierarchy;
+use dormouse_launch::{Keeper, KeeperStart};
+use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource};
+use dormouse_network::Network;
+
+use crate::disk::{self, Durable, Lock};
+use crate::error::{Error, Result};
+use crate::event::{self, Event, now_unix_ms};
+use crate::name::Names;
+use crate::place::Places;
+use crate::slot::Slots;
+use crate::spec::Create;
+
+/// What a `config.json` is called.
+const CONFIG: &str = "config.json";
+
+/// The engine on one set of directories. Opening it costs a few system calls; images, network and
+/// control groups are opened when a verb first needs them.
+#[derive(Debug)]
+pub struct Engine {
+    places: Places,
+    pub(crate) names: Names,
+    pub(crate) slots: Slots,
+    store: OnceCell<Store>,
+    network: OnceCell<Network>,
+    cgroups: OnceCell<Hierarchy>,
+}
+
+impl Engine {
+    /// Opens the directories, makes them where they are missing, and after a reboot clears away what
+    /// the last boot left.
+    pub fn open(places: Places) -> Result<Self> {
+        let names = Names::new(places.names());
+        let slots = Slots::new(&places.lib.join("ids"));
+        let engine = Self {
+            places,
+            names,
+            slots,
+            store: OnceCell::new(),
+            network: OnceCell::new(),
+            cgroups: OnceCell::new(),
+        };
+        engine.recover_after_boot()?;
+        Ok(engine)
+    }
+
+    /// The directories.
+    pub fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// The image store.
+    pub fn images(&self) -> Result<&Store> {
+        if self.store.get().is_none() {
+            let store = Store::open(&self.places.lib.join("images"), &self.places.run)?;
+            let _ = self.store.set(store); // single-threaded: nobody set it meanwhile
+        }
+        Ok(self.store.get().expect("set above"))
+    }
+
+    pub(crate) fn network(&self) -> Result<&Network> {
+        if self.network.get().is_none() {
+            let config = dormouse_network::Settings::read(&self.places.etc.join("config.toml"))?;
+            let p = &self.places;
+            let _ = self.network.set(Network::open(&p.lib, &p.run, &p.cgroup, config)?);
+        }
+        Ok(self.network.get().expect("set above"))
+    }
+
+    pub(crate) fn cgroups(&self) -> Result<&Hierarchy> {
+        if self.cgroups.get().is_none() {
+            let _ = self.cgroups.set(Hierarchy::open(&self.places.cgroup)?);
+        }
+        Ok(self.cgroups.get().expect("set above"))
+    }
+
+    /// A connection to the keeper, which is started where there is none.
+    pub(crate) fn keeper(&self) -> Result<Keeper> {
+        if let Some(keeper) = Keeper::connect(&self.places.run)? {
+            return Ok(keeper);
+        }
+        let own = own_program()?;
+        let mut settle = vec![own.clone().into_os_string()];
+        settle.extend(self.places.arguments());
+        settle.extend(["internal".into(), "settle".into()]);
+        Ok(Keeper::connect_or_start(&KeeperStart {
+            run_dir: self.places.run.clone(),
+            program: keeper_program(&own),
+            cgroups: self.cgroups()?.keeper_dirs()?,
+            settle,
+        })?)
+    }
+
+    /// The file that events are appended to, one JSON line each.
+    pub fn events(&self) -> PathBuf {
+        self.places.lib.join("events")
+    }
+
+    /// Records an event; that it could not be recorded stops nothing.
+    pub fn record(&self, kind: &str, id: &str, name: &str, attributes: &[(&str, String)]) {
+        let attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+        let event = Event {
+            unix_ms: now_unix_ms(),
+            kind: kind.to_owned(),
+            id: id.to_owned(),
+            name: name.to_owned(),
+            attributes,
+        };
+        let _ = event::append(&self.events(), &event); // a full disk must not stop a stop
+    }
+
+    pub(crate) fn dir(&self, id: &ContainerId) -> PathBuf {
+        self.places.containers().join(id.as_str())
+    }
+
+    pub(crate) fn run_dir(&self, id: &ContainerId) -> PathBuf {
+        self.places.running().join(id.as_str())
+    }
+
+    pub(crate) fn lock(&self, id: &ContainerId) -> Result<Lock> {
+        match Lock::take(&self.dir(id)) {
+            Err(Error::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Err(Error::NoContainer(id.short().to_owned()))
+            }
+            other => other,
+        }
+    }
+
+    /// The configuration of a container.
+    pub fn config(&self, id: &ContainerId) -> Result<Config> {
+        let path = self.dir(id).join(CONFIG);
+        disk::read_json(&path)?.ok_or_else(|| Error::NoContainer(id.short().to_owned()))
+    }
+
+    pub(crate) fn write_config(&self, dir: &Path, config: &Config) -> Result<()> {
+        // A container that is removed when it stops does not outlive a boot either way.
+        let durable = if config.auto_remove { Durable::No } else { Durable::Yes };
+        disk::write_json(&dir.join(CONFIG), config, durable)
+    }
+
+    /// Finds a container by its name, its id, or the start of its id.
+    pub fn find(&self, text: &str) -> Result<ContainerId> {
+        let missing = || Error::NoContainer(text.to_owned());
+        if let Ok(name) = text.parse::<Name>()
+            && let Some(id) = self.names.holder(&name)?
+            && self.dir(&id).exists()
+        {
+            return Ok(id);
+        }
+        if let Ok(id) = text.parse::<ContainerId>() {
+            return if self.dir(&id).exists() { Ok(id) } else { Err(missing()) };
+        }
+        let is_hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if text.is_empty() || !text.bytes().all(is_hex) {
+            return Err(missing());
+        }
+        let mut found = self.ids()?.into_iter().filter(|id| id.as_str().starts_with(text));
+        match (found.next(), found.next()) {
+            (Some(id), None) => Ok(id),
+            (Some(_), Some(_)) => Err(Error::Ambiguous(text.to_owned())),
+            (None, _) => Err(missing()),
+        }
+    }
+
+    /// The ids of all containers, in no order.
+    pub fn ids(&self) -> Result<Vec<ContainerId>> {
+        let dir = self.places.containers();
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(Error::file("cannot list", &dir))? {
+            let entry = entry.map_err(Error::file("cannot list", &dir))?;
+            ids.extend(entry.file_name().to_str().and_then(|n| n.parse().ok()));
+        }
+        Ok(ids)
+    }
+
+    /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
+    ///
+    /// ORDER: everything is made inside `.new-ID`, whose lock says that this create is alive, and
+    /// one rename publishes it. A failure gives back what was taken, last things first; so does
+    /// [`Engine::sweep`] for a create that was killed.
+    pub fn create(&self, create: Create) -> Result<ContainerId> {
+        let id = new_id()?;
+        crate::spec::validate(&create)?;
+        let new = self.places.containers().join(format!(".new-{id}"));
+        fs::create_dir(&new).map_err(Error::file("cannot make directory", &new))?;
+        let lock = Lock::take(&new)?;
+        let made = self.create_in(&new, &id, create);
+        drop(lock);
+        match made {
+            Ok(config) => {
+                self.record("create", id.as_str(), config.name.as_str(), &[]);
+                Ok(id)
+            }
+            Err(e) => {
+                let _ = fs::remove_dir_all(&new); // the first error is the one to tell
+                Err(e)
+            }
+        }
+    }
+
+    fn create_in(&self, new: &Path, id: &ContainerId, create: Create) -> Result<Config> {
+        let name = create.name.clone();
+        self.take_name(&name, id)?;
+        let give_name_back = |e| {
+            let _ = self.names.release(&name, id);
+            e
+        };
+        let ids = self.slots.take(create.wide_ids).map_err(give_name_back)?;
+        let made = self.create_with_ids(new, id, ids, create);
+        made.map_err(|e| {
+            let _ = self.slots.release(ids);
+            give_name_back(e)
+        })
+    }
+
+    fn create_with_ids(
+        &self,
+        new: &Path,
+        id: &ContainerId,
+        ids: dormouse_model::IdMap,
+        create: Create,
+    ) -> Result<Config> {
+        if let RootSource::Image { id: image, .. } = &create.root
+            && create.image.is_none()
+        {
+            self.images()?.find(image)?;
+        }
+        let addresses = match &create.net {
+            NetMode::Address { .. } => self.network()?.allocate(id, &create.addresses)?,
+            NetMode::Host | NetMode::None => Vec::new(),
+        };
+        let hostname = create.hostname.unwrap_or_else(|| id.short().to_owned());
+        let config = Config {
+            version: 1,
+            id: id.clone(),
+            name: create.name,
+            created_unix_s: now_unix_ms() / 1000,
+            root: create.root,
+            ids,
+            process: create.process,
+            security: create.security,
+            hostname,
+            domainname: create.domainname,
+            extra_hosts: create.extra_hosts,
+            dns: create.dns,
+            anonymous_volumes: create.anonymous_volumes,
+            mounts: create.mounts,
+            net: create.net,
+            addresses,
+            publish: create.publish,
+            limits: create.limits,
+            restart: create.restart,
+            auto_remove: create.auto_remove,
+            read_only: create.read_only,
+            init: create.init,
+            systemd: create.systemd,
+            log_max_bytes: create.log_max_bytes,
+            stop_signal: create.stop_signal,
+            stop_timeout_s: create.stop_timeout_s,
+            labels: create.labels,
+            sysctls: create.sysctls,
+        };
+        let publish = || -> Result<()> {
+            Store::create_upper(new, ids.base)?;
+            let log = new.join("log");
+            fs::create_dir(&log).map_err(Error::file("cannot make directory", &log))?;
+            self.write_config(new, &config)?;
+            let dir = self.dir(id);
+            fs::rename(new, &dir).map_err(Error::file("cannot publish", &dir))
+        };
+        publish().inspect_err(|_| {
+            if !config.addresses.is_empty()
+                && let Ok(network) = self.network()
+            {
+                let _ = network.release(id); // the first error is the one to tell
+            }
+        })?;
+        Ok(config)
+    }
+
+    /// Takes a name, also from a holder that no longer exists: a create or a removal that was
+    /// killed between its two steps.
+    fn take_name(&self, name: &Name, id: &ContainerId) -> Result<()> {
+        let taken = self.names.take(name, id);
+        let Err(Error::NameTaken { .. }) = &taken else { return taken };
+        if let Some(holder) = self.names.holder(name)?
+            && !self.dir(&holder).exists()
+            && !self.is_being_created(&holder)?
+        {
+            self.names.release(name, &holder)?;
+            return self.names.take(name, id);
+        }
+        taken
+    }
+
+    fn is_being_created(&self, id: &ContainerId) -> Result<bool> {
+        let new = self.places.containers().join(format!(".new-{id}"));
+        Ok(new.exists() && Lock::try_take(&new)?.is_none() && new.exists())
+    }
+
+    /// Gives a container another name.
+    pub fn rename(&self, id: &ContainerId, name: &Name) -> Result<()> {
+        let _lock = self.lock(id)?;
+        let mut config = self.config(id)?;
+        let old = std::mem::replace(&mut config.name, name.clone());
+        if old == *name {
+            return Ok(());
+        }
+        // ORDER: new name, configuration, old name: a kill leaves one name too many, never none.
+        self.take_name(name, id)?;
+        self.write_config(&self.dir(id), &config).inspect_err(|_| {
+            let _ = self.names.release(name, id); // the first error is the one to tell
+        })?;
+        self.names.release(&old, id)?;
+        self.rename_in_network(&config)?;
+        self.record("rename", id.as_str(), name.as_str(), &[("old_name", old.to_string())]);
+        Ok(())
+    }
+
+    /// Removes a stopped container and everything that is its own. `volumes` also removes the
+    /// volumes made for it alone. With `force` a running one is killed first.
+    pub fn remove(&self, id: &ContainerId, force: bool, volumes: bool) -> Result<()> {
+        let lock = self.lock(id)?;
+        let config = match self.config(id) {
+            Ok(config) => Some(config),
+            Err(Error::Corrupt { .. }) if force => None,
+            Err(e) => return Err(e),
+        };
+        if let Some(config) = &config {
+            self.settle_locked(config, false)?;
+            let look = self.look(config)?;
+            if look.is_alive() {
+                if !force {
+                    return Err(Error::State {
+                        name: config.name.to_string(),
+                        state: look.state,
+                        hint: "stop it first, or remove it with --force",
+                    });
+                }
+                self.kill_locked(config, &look)?;
+            }
+        }
+        self.remove_locked(id, config.as_ref(), volumes)?;
+        drop(lock);
+        Ok(())
+    }
+
+    /// ORDER: what lives in the kernel, then the name, then the directory, then what the directory
+    /// proves to be taken (addresses, ids): a kill in between leaves a container that can be
+    /// removed again, or bits that `sweep` takes back.
+    pub(crate) fn remove_locked(
+        &self,
+        id: &ContainerId,
+        config: Option<&Config>,
+        volumes: bool,
+    ) -> Result<()> {
+        self.tear_down(id, config)?;
+        if let Some(config) = config {
+            self.names.release(&config.name, id)?;
+        }
+        let dir = self.dir(id);
+        let dead = self.places.containers().join(format!(".dead-{id}"));
+        fs::rename(&dir, &dead).map_err(Error::file("cannot remove", &dir))?;
+        fs::remove_dir_all(&dead).map_err(Error::file("cannot remove", &dead))?;
+        let Some(config) = config else { return Ok(()) };
+        if !config.addresses.is_empty() {
+            self.network()?.release(id)?;
+        }
+        self.slots.release(config.ids)?;
+        if volumes || config.auto_remove {
+            for volume in &config.anonymous_volumes {
+                let path = self.places.volumes().join(volume.as_str());
+                match fs::remove_dir_all(&path) {
+                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                        return Err(Error::file("cannot remove volume", path)(e));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        self.record("remove", id.as_str(), config.name.as_str(), &[]);
+        Ok(())
+    }
+
+    /// The image of a container, where it has one.
+    pub fn image_of(&self, config: &Config) -> Result<Option<Image>> {
+        match &config.root {
+            RootSource::Image { id, .. } => Ok(Some(self.images()?.find(id)?)),
+            RootSource::Directory(_) => Ok(None),
+        }
+    }
+
+    /// The ids of images that containers are made from: what `prune` must keep.
+    pub fn images_in_use(&self) -> Result<Vec<String>> {
+        let mut used = Vec::new();
+        for id in self.ids()? {
+            match self.config(&id) {
+                Ok(Config { root: RootSource::Image { id, .. }, .. }) => used.push(id),
+                Ok(_) | Err(Error::NoContainer(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(used)
+    }
+
+    /// The named volumes that no container mounts.
+    pub fn unused_volumes(&self) -> Result<Vec<Name>> {
+        let mut used = std::collections::HashSet::new();
+        for id in self.ids()? {
+            for mount in self.config(&id)?.mounts {
+                if let MountKind::Volume { name } = mount.kind {
+                    used.insert(name);
+                }
+            }
+        }
+        let dir = self.places.volumes();
+        let mut unused = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(Error::file("cannot list", &dir))? {
+            let entry = entry.map_err(Error::file("cannot list", &dir))?;
+            let name = entry.file_name().to_str().and_then(|n| n.parse::<Name>().ok());
+            unused.extend(name.filter(|n| !used.contains(n)));
+        }
+        Ok(unused)
+    }
+
+    /// Removes a volume, which no container may be using.
+    pub fn remove_volume(&self, name: &Name) -> Result<()> {
+        let path = self.places.volumes().join(name.as_str());
+        fs::remove_dir_all(&path).map_err(Error::file("cannot remove volume", path))
+    }
+
+    /// On the first call after a boot: makes the directories, forgets the processes of the last
+    /// boot and takes back what interrupted verbs left.
+    fn recover_after_boot(&self) -> Result<()> {
+        let marker = self.places.run.join("boot");
+        let boot = dormouse_kernel::proc::boot_id().map_err(Error::call("cannot read boot id"))?;
+        if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
+            return Ok(());
+        }
+        let p = &self.places;
+        for dir in [&p.lib, &p.run] {
+            disk::make_dir(dir, 0o711)?;
+        }
+        for dir in [p.containers(), p.names(), p.volumes(), p.lib.join("ids"), p.running()] {
+            disk::make_dir(&dir, 0o711)?;
+        }
+        let _lock = Lock::take(&p.run)?;
+        if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
+            return Ok(());
+        }
+        self.sweep()?;
+        self.recover_slots()?;
+        disk::write(&marker, boot.as_bytes(), Durable::No)
+    }
+
+    /// Takes back id slots whose containers never came to be. Only after a boot, when no create can
+    /// be under way; and not while a record is damaged, for its slot is not known then.
+    fn recover_slots(&self) -> Result<()> {
+        let owners = || self.ids()?.iter().map(|id| Ok(self.config(id)?.ids)).collect();
+        match self.slots.reset(owners) {
+            Err(Error::Corrupt { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Takes back what interrupted verbs left: half-made and half-removed directories, names, ids and
+    /// addresses without a container. Returns how many things that were.
+    pub fn sweep(&self) -> Result<usize> {
+        let mut swept = 0;
+        let dir = self.places.containers();
+        for entry in fs::read_dir(&dir).map_err(Error::file("cannot list", &dir))? {
+            let entry = entry.map_err(Error::file("cannot list", &dir))?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let half = name.strip_prefix(".new-").or_else(|| name.strip_prefix(".dead-"));
+            if half.is_some() && Lock::try_take(&entry.path())?.is_some() {
+                let path = entry.path();
+                fs::remove_dir_all(&path).map_err(Error::file("cannot remove", path))?;
+                swept += 1;
+            }
+        }
+        for (name, holder) in self.names.all()? {
+            let alive = self.dir(&holder).exists() || self.is_being_created(&holder)?;
+            if !alive {
+                self.names.release(&name, &holder)?;
+                swept += 1;
+            }
+        }
+        for entry in fs::read_dir(self.places.running()).into_iter().flatten().flatten() {
+            let id = entry.file_name().to_str().and_then(|n| n.parse::<ContainerId>().ok());
+            if let Some(id) = id
+                && !self.dir(&id).exists()
+            {
+                self.tear_down(&id, None)?;
+                swept += 1;
+            }
+        }
+        Ok(swept)
+    }
+}
+
+/// A fresh id.
+fn new_id() -> Result<ContainerId> {
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let n =
+            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|e| Error::Call {
+                    step: "cannot get random bytes for an id",
+                    source: dormouse_kernel::CallError::new(
+                        "getrandom",
+                        "16".into(),
+                        e.raw_os_error(),
+                    ),
+                })?;
+        filled += n;
+    }
+    Ok(ContainerId::from_bytes(bytes))
+}
+
+/// The program we are.
+fn own_program() -> Result<PathBuf> {
+    fs::read_link("/proc/self/exe").map_err(Error::file("cannot read", "/proc/self/exe"))
+}
+
+/// The keeper's program: beside our own, or where packages put it.
+fn keeper_program(own: &Path) -> PathBuf {
+    const NAME: &str = "dormouse-keeper";
+    let beside = own.with_file_name(NAME);
+    if beside.exists() { beside } else { Path::new("/usr/libexec/dormouse").join(NAME) }
+}

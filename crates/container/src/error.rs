@@ -1,0 +1,138 @@
+//! What can go wrong, by the step that failed.
+
+use std::path::PathBuf;
+
+use dormouse_kernel::{CallError, ErrorKind};
+use dormouse_model::Invalid;
+
+/// A verb of the engine failed; the container is in the state before it, or in the one after it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such container.
+    #[error("no container '{0}': see `dormouse ps --all`")]
+    NoContainer(String),
+    /// An id prefix fits several containers.
+    #[error("'{0}' is the start of several ids: give more digits")]
+    Ambiguous(String),
+    /// The name belongs to another container.
+    #[error("the name '{name}' is taken by container {holder}: remove or rename that one")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// Who has it.
+        holder: String,
+    },
+    /// The container is in a state in which this cannot be done.
+    #[error("container '{name}' is {state}: {hint}")]
+    State {
+        /// Its name.
+        name: String,
+        /// The state it is in.
+        state: dormouse_model::State,
+        /// What would help.
+        hint: &'static str,
+    },
+    /// A value cannot be used.
+    #[error("{0}")]
+    Invalid(String),
+    /// The program is not in the container.
+    #[error("'{0}' is not in the container: check the command and its PATH")]
+    CommandNotFound(String),
+    /// The program cannot be executed.
+    #[error("'{0}' cannot be executed in the container")]
+    CommandNotExecutable(String, #[source] CallError),
+    /// The user is not in the container.
+    #[error("user '{0}' is not in the container's /etc/passwd or /etc/group")]
+    NoUser(String),
+    /// A record on disk is damaged.
+    #[error("'{}' is damaged ({what}): the container can only be removed by force", path.display())]
+    Corrupt {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// All ids of the host are given out.
+    #[error("no free id range is left for another container: remove some")]
+    NoIds,
+    /// The directory given as a root filesystem cannot be used.
+    #[error("'{}' cannot be a root filesystem", .0.display())]
+    Rootfs(PathBuf, #[source] CallError),
+    /// A step with the kernel failed.
+    #[error("{step}")]
+    Call {
+        /// What was being done.
+        step: &'static str,
+        /// The call.
+        #[source]
+        source: CallError,
+    },
+    /// A step with a file failed.
+    #[error("{step} '{}'", path.display())]
+    File {
+        /// What was being done.
+        step: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The keeper or the newborn container failed.
+    #[error("cannot start the process")]
+    Launch(#[from] dormouse_launch::LaunchError),
+    /// A control group failed.
+    #[error("control group")]
+    Cgroup(#[from] dormouse_kernel::cgroup::CgroupError),
+    /// The image store failed.
+    #[error("image")]
+    Image(#[from] dormouse_image::ImageError),
+    /// The network failed.
+    #[error("network")]
+    Network(#[from] dormouse_network::Error),
+}
+
+impl From<Invalid> for Error {
+    fn from(e: Invalid) -> Self {
+        Self::Invalid(e.to_string())
+    }
+}
+
+impl Error {
+    /// What kind of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoContainer(_) | Self::NoUser(_) | Self::CommandNotFound(_) => {
+                ErrorKind::NotFound
+            }
+            Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
+            Self::NameTaken { .. } => ErrorKind::Exists,
+            Self::State { .. } => ErrorKind::Busy,
+            Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
+            Self::Corrupt { .. } => ErrorKind::Corrupt,
+            Self::NoIds => ErrorKind::Limit,
+            Self::Call { source, .. } => source.kind(),
+            Self::File { source, .. } => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
+            Self::Launch(e) => e.kind(),
+            Self::Cgroup(e) => e.kind(),
+            Self::Image(e) => e.kind(),
+            Self::Network(e) => e.kind(),
+        }
+    }
+
+    pub(crate) fn file(
+        step: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { step, path, source }
+    }
+
+    pub(crate) fn call(step: &'static str) -> impl FnOnce(CallError) -> Self {
+        move |source| Self::Call { step, source }
+    }
+}
+
+/// The result of the engine's verbs.
+pub type Result<T> = std::result::Result<T, Error>;

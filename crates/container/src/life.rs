@@ -1,0 +1,660 @@
+//! What happens to a container between its start and its end: looking, pausing, signalling,
+//! stopping, settling.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::cgroup::{Cgroup, Stats};
+use dormouse_kernel::pidfd;
+use dormouse_launch::{ExitStatus, Keeper};
+use dormouse_model::{Config, ContainerId, IdMap, MountKind, NetMode, Restart, RootSource, State};
+use serde::{Deserialize, Serialize};
+
+use crate::disk::{self, Durable};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::event::now_unix_ms;
+use crate::spec::{Stdio, Update};
+
+/// How long the keeper may take to write down an exit that has already happened.
+const EXIT_RECORD_WAIT: Duration = Duration::from_millis(500);
+
+/// `RUN/c/ID/init.json`: the first process of a container that was started in this boot.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct InitRecord {
+    /// Its pid in the host's pid namespace.
+    pub(crate) pid: u32,
+    /// Its start time in clock ticks since boot (proc(5), field 22): pid and start time name a
+    /// process once and for all within a boot.
+    pub(crate) start_time: u64,
+    pub(crate) started_unix_ms: i64,
+    #[serde(default)]
+    pub(crate) paused: bool,
+    /// It has a terminal that the keeper holds.
+    #[serde(default)]
+    pub(crate) console: bool,
+    /// An operator asked it to end, so its restart policy is not asked.
+    #[serde(default)]
+    pub(crate) stopping: bool,
+    /// Starts after a failure, without a success in between.
+    #[serde(default)]
+    pub(crate) failures: u32,
+}
+
+/// `LIB/containers/ID/exit.json`: how the first process ended last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exit {
+    /// The program's exit status; 128 and the signal's number if it was killed; `None` when nobody
+    /// was there to see it (a keeper that was killed, a host that went down).
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    #[serde(default)]
+    pub signal: Option<i32>,
+    /// The kernel's OOM killer ended a process of the container.
+    #[serde(default)]
+    pub oom_killed: bool,
+    /// When it was started, in milliseconds since the epoch.
+    pub started_unix_ms: i64,
+    /// When it ended.
+    pub finished_unix_ms: i64,
+    /// Starts after a failure, without a success in between.
+    #[serde(default)]
+    pub failures: u32,
+    /// An operator asked it to end.
+    #[serde(default)]
+    pub stopped: bool,
+}
+
+/// What a look at a container found.
+#[derive(Debug, Clone)]
+pub(crate) struct Look {
+    pub(crate) state: State,
+    /// The record of its first process, also when that has ended and is not settled yet.
+    pub(crate) init: Option<InitRecord>,
+    pub(crate) exit: Option<Exit>,
+}
+
+impl Look {
+    pub(crate) fn is_alive(&self) -> bool {
+        matches!(self.state, State::Running | State::Paused)
+    }
+
+    pub(crate) fn needs_settling(&self) -> bool {
+        self.init.is_some() && !self.is_alive()
+    }
+}
+
+/// Everything about a container that lists and `inspect` show.
+#[derive(Debug, Clone)]
+pub struct Details {
+    /// Its configuration.
+    pub config: Config,
+    /// Its state at the moment of looking.
+    pub state: State,
+    /// The host's pid of its first process, while it lives.
+    pub pid: Option<u32>,
+    /// When it was last started, in milliseconds since the epoch.
+    pub started_unix_ms: Option<i64>,
+    /// How it ended last; `None` if it never did.
+    pub exit: Option<Exit>,
+}
+
+/// Where the output of a container is.
+#[derive(Debug, Clone)]
+pub struct Logs {
+    /// Its standard output, or everything that was written to its terminal.
+    pub stdout: PathBuf,
+    /// Its standard error; `None` with a terminal.
+    pub stderr: Option<PathBuf>,
+}
+
+/// The root directory of a container, seen from the host.
+#[derive(Debug)]
+pub struct Root {
+    /// The directory. Paths in it are resolved with RESOLVE_IN_ROOT, or they lead out.
+    pub fd: OwnedFd,
+    /// Whether the files' owners are host ids (a stopped container) or must be read as the container
+    /// sees them.
+    pub ids: IdMap,
+}
+
+impl Engine {
+    /// What can be known of a container without changing anything.
+    pub(crate) fn look(&self, config: &Config) -> Result<Look> {
+        let exit = disk::read_json(&self.dir(&config.id).join("exit.json"))?;
+        let init: Option<InitRecord> =
+            disk::read_json(&self.run_dir(&config.id).join("init.json"))?;
+        let state = match (&init, &exit) {
+            (Some(init), _) if is_alive(init) => {
+                if init.paused {
+                    State::Paused
+                } else {
+                    State::Running
+                }
+            }
+            (None, None) => State::Created,
+            _ => State::Stopped,
+        };
+        Ok(Look { state, init, exit })
+    }
+
+    /// Everything about one container.
+    pub fn inspect(&self, id: &ContainerId) -> Result<Details> {
+        let config = self.config(id)?;
+        let look = self.look(&config)?;
+        let init = look.init.as_ref();
+        let pid = init.filter(|_| look.is_alive()).map(|i| i.pid);
+        let started = init.map(|i| i.started_unix_ms);
+        let started_unix_ms = started.or(look.exit.as_ref().map(|e| e.started_unix_ms));
+        let exit = match init {
+            Some(init) if !look.is_alive() => Some(self.exit_of(&config.id, init)?),
+            _ => look.exit,
+        };
+        Ok(Details { config, state: look.state, pid, started_unix_ms, exit })
+    }
+
+    /// All containers, oldest first. One that is being removed is left out; one whose record is
+    /// damaged is an error, named.
+    pub fn list(&self) -> Result<Vec<Details>> {
+        let mut all = Vec::new();
+        for id in self.ids()? {
+            match self.inspect(&id) {
+                Ok(details) => all.push(details),
+                Err(Error::NoContainer(_)) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        all.sort_by(|a, b| {
+            (a.config.created_unix_s, &a.config.id).cmp(&(b.config.created_unix_s, &b.config.id))
+        });
+        Ok(all)
+    }
+
+    /// Its control groups, while it runs.
+    fn cgroup(&self, config: &Config) -> Result<Cgroup> {
+        let found = self.cgroups()?.find(config.id.as_str())?;
+        found.ok_or_else(|| self.not(config, State::Stopped, "start it first"))
+    }
+
+    pub(crate) fn not(&self, config: &Config, state: State, hint: &'static str) -> Error {
+        Error::State { name: config.name.to_string(), state, hint }
+    }
+
+    /// The record and a handle of its first process, which is alive.
+    pub(crate) fn alive(&self, config: &Config) -> Result<(InitRecord, OwnedFd)> {
+        let look = self.look(config)?;
+        let state = look.state;
+        let stopped = || self.not(config, state, "start it first");
+        let init = look.init.filter(|_| matches!(state, State::Running | State::Paused));
+        let init = init.ok_or_else(stopped)?;
+        // The pid could have been used again between the look and this: the handle decides.
+        let fd = handle(&init).ok_or_else(|| self.not(config, State::Stopped, "start it first"))?;
+        Ok((init, fd))
+    }
+
+    /// Freezes all processes (cgroups(7), freezer).
+    pub fn pause(&self, id: &ContainerId) -> Result<()> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let (mut init, _) = self.alive(&config)?;
+        if init.paused {
+            return Err(self.not(&config, State::Paused, "it can only be paused once"));
+        }
+        self.cgroup(&config)?.freeze()?;
+        init.paused = true;
+        self.write_init(id, &init)?;
+        self.record("pause", id.as_str(), config.name.as_str(), &[]);
+        Ok(())
+    }
+
+    /// Thaws them.
+    pub fn unpause(&self, id: &ContainerId) -> Result<()> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let (mut init, _) = self.alive(&config)?;
+        if !init.paused {
+            return Err(self.not(&config, State::Running, "it is not paused"));
+        }
+        self.thaw(&config, &mut init)?;
+        self.record("unpause", id.as_str(), config.name.as_str(), &[]);
+        Ok(())
+    }
+
+    fn thaw(&self, config: &Config, init: &mut InitRecord) -> Result<()> {
+        self.cgroup(config)?.thaw()?;
+        init.paused = false;
+        self.write_init(&config.id, init)
+    }
+
+    pub(crate) fn write_init(&self, id: &ContainerId, init: &InitRecord) -> Result<()> {
+        disk::write_json(&self.run_dir(id).join("init.json"), init, Durable::No)
+    }
+
+    /// Sends a signal to the first process.
+    pub fn kill(&self, id: &ContainerId, signal: i32) -> Result<()> {
+        let lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let (mut init, fd) = self.alive(&config)?;
+        const SIGKILL: i32 = 9;
+        if signal == SIGKILL {
+            // A frozen v1 cgroup keeps even SIGKILL waiting; an ended container does not restart.
+            init.stopping = true;
+            self.write_init(id, &init)?;
+        }
+        pidfd::send_signal(fd.as_fd(), signal).map_err(Error::call("cannot send the signal"))?;
+        if signal == SIGKILL && init.paused {
+            self.thaw(&config, &mut init)?;
+        }
+        drop(lock);
+        self.record("kill", id.as_str(), config.name.as_str(), &[("signal", signal.to_string())]);
+        Ok(())
+    }
+
+    /// Asks the first process to end, and kills everything when it has not after the timeout (the
+    /// container's own where there is none). A container that is not running is stopped already.
+    pub fn stop(&self, id: &ContainerId, timeout: Option<Duration>) -> Result<()> {
+        let config = self.config(id)?;
+        let timeout =
+            timeout.unwrap_or_else(|| Duration::from_secs(u64::from(config.stop_timeout_s)));
+        let fd = {
+            let _lock = self.lock(id)?;
+            let config = self.config(id)?;
+            let look = self.look(&config)?;
+            if !look.is_alive() {
+                // It may be waiting to be started again: that is over now.
+                if let Some(mut exit) = self.settle_locked(&config, true)?
+                    && !exit.stopped
+                    && !config.auto_remove
+                {
+                    exit.stopped = true;
+                    self.write_exit(id, &exit)?;
+                }
+                return Ok(());
+            }
+            let (mut init, fd) = self.alive(&config)?;
+            init.stopping = true;
+            self.write_init(id, &init)?;
+            let sent = pidfd::send_signal(fd.as_fd(), config.stop_signal);
+            sent.map_err(Error::call("cannot send the stop signal"))?;
+            if init.paused {
+                self.thaw(&config, &mut init)?;
+            }
+            fd
+        };
+        // The lock is free while we wait: the container must be able to settle itself meanwhile.
+        let ended = pidfd::wait(fd.as_fd(), Some(timeout));
+        let ended = ended.map_err(Error::call("cannot wait for the container"))?;
+        let lock = match self.lock(id) {
+            Err(Error::NoContainer(_)) => return Ok(()), // --rm, and somebody else was quicker
+            other => other?,
+        };
+        let config = self.config(id)?;
+        if !ended {
+            let look = self.look(&config)?;
+            if look.is_alive() {
+                self.kill_locked(&config, &look)?;
+            }
+        }
+        self.settle_locked(&config, true)?;
+        drop(lock);
+        self.record("stop", id.as_str(), config.name.as_str(), &[]);
+        Ok(())
+    }
+
+    /// Kills every process, waits until the first one is gone and settles.
+    pub(crate) fn kill_locked(&self, config: &Config, look: &Look) -> Result<()> {
+        let Some(init) = &look.init else { return Ok(()) };
+        let mut init = init.clone();
+        init.stopping = true;
+        self.write_init(&config.id, &init)?;
+        let fd = handle(&init);
+        if let Some(cgroup) = self.cgroups()?.find(config.id.as_str())? {
+            cgroup.kill()?;
+        }
+        if let Some(fd) = fd {
+            let _ = pidfd::send_signal(fd.as_fd(), 9); // it may be gone already
+            pidfd::wait(fd.as_fd(), None).map_err(Error::call("cannot wait for the container"))?;
+        }
+        self.settle_locked(config, false).map(|_| ())
+    }
+
+    /// Waits until the container is not running and returns how it ended; at once if it is not.
+    pub fn wait(&self, id: &ContainerId) -> Result<Exit> {
+        let unknown = || Exit {
+            code: None,
+            signal: None,
+            oom_killed: false,
+            started_unix_ms: 0,
+            finished_unix_ms: now_unix_ms(),
+            failures: 0,
+            stopped: false,
+        };
+        let config = self.config(id)?;
+        let look = self.look(&config)?;
+        let Some(init) = look.init.as_ref() else {
+            return Ok(look.exit.unwrap_or_else(unknown));
+        };
+        let keeper = Keeper::connect(&self.places().run)?;
+        if let Some(fd) = handle(init) {
+            // Subscribed before the exit, the keeper tells the status even of a container that is
+            // removed as soon as it ends.
+            let status = match keeper {
+                Some(mut keeper) => keeper.wait(init.pid).ok(),
+                None => {
+                    let wait = pidfd::wait(fd.as_fd(), None);
+                    wait.map_err(Error::call("cannot wait for the container"))?;
+                    None
+                }
+            };
+            if let Some(status) = status {
+                return Ok(exit_from(init, Some(status)));
+            }
+        }
+        match self.exit_of(id, init) {
+            Ok(exit) => Ok(exit),
+            Err(Error::NoContainer(_)) => Ok(unknown()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// How the process of a record ended, from what the keeper wrote down.
+    pub(crate) fn exit_of(&self, id: &ContainerId, init: &InitRecord) -> Result<Exit> {
+        let until = Instant::now() + EXIT_RECORD_WAIT;
+        loop {
+            if let Some(status) = ExitStatus::read(&self.run_dir(id))? {
+                return Ok(exit_from(init, Some(status)));
+            }
+            if let Some(exit) = disk::read_json::<Exit>(&self.dir(id).join("exit.json"))?
+                && exit.started_unix_ms == init.started_unix_ms
+            {
+                return Ok(exit); // settled by somebody else meanwhile
+            }
+            if Instant::now() > until || Keeper::connect(&self.places().run)?.is_none() {
+                return Ok(exit_from(init, None));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Settles a container whose first process has ended, and starts it again or removes it where
+    /// that is what was asked for. The entry for the keeper, which calls it when nobody waits.
+    pub fn settle(&self, id: &ContainerId) -> Result<Option<Exit>> {
+        let lock = match self.lock(id) {
+            Err(Error::NoContainer(_)) => return Ok(None),
+            other => other?,
+        };
+        let config = self.config(id)?;
+        let exit = self.settle_locked(&config, true)?;
+        let Some(exit) = exit.filter(|e| wants_restart(config.restart, e)) else {
+            return Ok(None);
+        };
+        // The lock is free while we wait, so that an operator can stop what keeps failing.
+        drop(lock);
+        std::thread::sleep(restart_delay(&exit));
+        let _lock = match self.lock(id) {
+            Err(Error::NoContainer(_)) => return Ok(Some(exit)),
+            other => other?,
+        };
+        let config = self.config(id)?;
+        let look = self.look(&config)?;
+        let same = look.exit.as_ref().is_some_and(|e| {
+            e.finished_unix_ms == exit.finished_unix_ms && wants_restart(config.restart, e)
+        });
+        if !look.is_alive() && look.init.is_none() && same {
+            self.record("restart", config.id.as_str(), config.name.as_str(), &[]);
+            self.start_locked(&config, Stdio::detached(), exit.failures)?.detach();
+        }
+        Ok(Some(exit))
+    }
+
+    /// ORDER: the exit is on disk before the record of the process goes, so that whoever is killed
+    /// in between leaves a container that is settled again, with the same result.
+    ///
+    /// `finally` also removes a container that was to be removed when it ends.
+    pub(crate) fn settle_locked(&self, config: &Config, finally: bool) -> Result<Option<Exit>> {
+        let look = self.look(config)?;
+        if !look.needs_settling() {
+            return Ok(look.exit);
+        }
+        let Some(init) = look.init else { return Ok(look.exit) };
+        let mut exit = self.exit_of(&config.id, &init)?;
+        if let Some(cgroup) = self.cgroups()?.find(config.id.as_str())? {
+            exit.oom_killed |= cgroup.stats().is_ok_and(|s| s.oom_kills > 0);
+        }
+        exit.stopped = init.stopping;
+        exit.failures = if exit.code == Some(0) { 0 } else { init.failures + 1 };
+        if !config.auto_remove {
+            self.write_exit(&config.id, &exit)?;
+        }
+        let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
+        self.record("die", config.id.as_str(), config.name.as_str(), &[("exit_code", code)]);
+        self.tear_down(&config.id, Some(config))?;
+        if config.auto_remove && finally {
+            self.remove_locked(&config.id, Some(config), true)?;
+        }
+        Ok(Some(exit))
+    }
+
+    fn write_exit(&self, id: &ContainerId, exit: &Exit) -> Result<()> {
+        disk::write_json(&self.dir(id).join("exit.json"), exit, Durable::No)
+    }
+
+    /// Gives back everything of a container that lives in the kernel. Called for containers in any
+    /// state of being made or unmade, also twice.
+    pub(crate) fn tear_down(&self, id: &ContainerId, config: Option<&Config>) -> Result<()> {
+        let mut first = None;
+        let mut keep = |r: Result<()>| {
+            if let Err(e) = r {
+                first.get_or_insert(e);
+            }
+        };
+        keep(self.remove_cgroup(id));
+        if config.is_none_or(|c| matches!(c.net, NetMode::Address { .. })) {
+            keep(self.leave_network(id, config));
+        }
+        keep(remove_tree(&self.places().shared().join(id.as_str())));
+        keep(remove_tree(&self.run_dir(id)));
+        first.map_or(Ok(()), Err)
+    }
+
+    fn remove_cgroup(&self, id: &ContainerId) -> Result<()> {
+        if let Some(cgroup) = self.cgroups()?.find(id.as_str())? {
+            cgroup.kill()?;
+            cgroup.remove()?;
+        }
+        Ok(())
+    }
+
+    /// Processor, memory and disk use so far.
+    pub fn stats(&self, id: &ContainerId) -> Result<Stats> {
+        let config = self.config(id)?;
+        self.alive(&config)?;
+        Ok(self.cgroup(&config)?.stats()?)
+    }
+
+    /// The host's pids of all its processes.
+    pub fn pids(&self, id: &ContainerId) -> Result<Vec<u32>> {
+        let config = self.config(id)?;
+        self.alive(&config)?;
+        Ok(self.cgroup(&config)?.pids()?)
+    }
+
+    /// Changes limits, restart policy and addresses; of a running container at once.
+    pub fn update(&self, id: &ContainerId, update: &Update) -> Result<()> {
+        let _lock = self.lock(id)?;
+        let mut config = self.config(id)?;
+        let alive = self.look(&config)?.is_alive();
+        let l = &mut config.limits;
+        let new = update.limits.clone();
+        l.cpu_max_milli = new.cpu_max_milli.or(l.cpu_max_milli);
+        l.cpu_weight = new.cpu_weight.or(l.cpu_weight);
+        l.cpuset_cpus = new.cpuset_cpus.or(l.cpuset_cpus.take());
+        l.memory_max_bytes = new.memory_max_bytes.or(l.memory_max_bytes);
+        l.swap_max_bytes = new.swap_max_bytes.or(l.swap_max_bytes);
+        l.pids_max = new.pids_max.or(l.pids_max);
+        l.io_weight = new.io_weight.or(l.io_weight);
+        if let Some(restart) = update.restart {
+            config.restart = restart;
+        }
+        if alive && update.limits != dormouse_model::Limits::default() {
+            self.cgroup(&config)?.set(&update.limits)?;
+        }
+        if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
+            self.update_addresses(&mut config, update, alive)?;
+        }
+        self.write_config(&self.dir(id), &config)?;
+        self.record("update", id.as_str(), config.name.as_str(), &[]);
+        Ok(())
+    }
+
+    /// Where the output of a container is.
+    pub fn logs(&self, id: &ContainerId) -> Result<Logs> {
+        let config = self.config(id)?;
+        let dir = self.dir(id).join("log");
+        let stderr = (!config.process.terminal).then(|| dir.join("stderr.log"));
+        Ok(Logs { stdout: dir.join("stdout.log"), stderr })
+    }
+
+    /// The root directory of a container: what its processes see while it runs, a mount of the same
+    /// layers, not attached anywhere, when it is stopped.
+    pub fn root(&self, id: &ContainerId) -> Result<Root> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let look = self.look(&config)?;
+        let fd = match look.init.as_ref().filter(|_| look.is_alive()) {
+            Some(init) => {
+                let (path, handle) = (format!("/proc/{}/root", init.pid), handle(init));
+                let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY;
+                let flags = flags | rustix::fs::OFlags::CLOEXEC;
+                let fd = rustix::fs::open(&path, flags, rustix::fs::Mode::empty())
+                    .map_err(|e| Error::file("cannot open", &path)(e.into()))?;
+                // ORDER: the handle was taken first and the process still lives after the open, so
+                // the directory is its own and not that of a later process with its pid.
+                let alive = handle.is_some_and(|h| pidfd::is_alive(h));
+                if !alive {
+                    return Err(self.not(&config, State::Stopped, "it ended just now; try again"));
+                }
+                fd
+            }
+            None => self.assemble_stopped(&config)?,
+        };
+        Ok(Root { fd, ids: config.ids })
+    }
+
+    /// The layers of a stopped container as a mount. The caller holds the container's lock.
+    pub(crate) fn assemble_stopped(&self, config: &Config) -> Result<OwnedFd> {
+        let userns = crate::start::user_namespace(config.ids)?;
+        self.assemble(config, userns.as_fd())
+    }
+
+    /// The writable layer of a container, for `diff` and `commit`.
+    pub fn upper(&self, id: &ContainerId) -> PathBuf {
+        self.dir(id).join("upper")
+    }
+
+    /// Runs a closure while the container can neither start nor stop.
+    pub fn with_lock<T>(&self, id: &ContainerId, f: impl FnOnce() -> T) -> Result<T> {
+        let _lock = self.lock(id)?;
+        Ok(f())
+    }
+
+    /// The named volumes that a container mounts.
+    pub fn volumes_of(&self, config: &Config) -> Vec<PathBuf> {
+        let name = |m: &dormouse_model::Mount| match &m.kind {
+            MountKind::Volume { name } => Some(self.places().volumes().join(name.as_str())),
+            _ => None,
+        };
+        config.mounts.iter().filter_map(name).collect()
+    }
+
+    /// The image's name as lists show it.
+    pub fn image_label(config: &Config) -> String {
+        match &config.root {
+            RootSource::Image { reference, .. } => reference.to_string(),
+            RootSource::Directory(path) => path.display().to_string(),
+        }
+    }
+}
+
+/// Whether the process of a record still runs: a zombie does not.
+fn is_alive(init: &InitRecord) -> bool {
+    handle(init).is_some_and(|fd| pidfd::is_alive(fd))
+}
+
+/// A handle of the process of a record, if it still exists.
+pub(crate) fn handle(init: &InitRecord) -> Option<OwnedFd> {
+    pidfd::open_exactly(init.pid, init.start_time).ok()
+}
+
+fn exit_from(init: &InitRecord, status: Option<ExitStatus>) -> Exit {
+    let finished = status.as_ref().map_or_else(now_unix_ms, |s| s.finished_unix_ms);
+    Exit {
+        code: status.as_ref().map(|s| s.code),
+        signal: status.as_ref().and_then(|s| s.signal),
+        oom_killed: false,
+        started_unix_ms: init.started_unix_ms,
+        finished_unix_ms: finished,
+        failures: init.failures,
+        stopped: init.stopping,
+    }
+}
+
+fn wants_restart(policy: Restart, exit: &Exit) -> bool {
+    match policy {
+        _ if exit.stopped => false,
+        Restart::No => false,
+        Restart::Always | Restart::UnlessStopped => true,
+        Restart::OnFailure { retries } => {
+            exit.code != Some(0) && retries.is_none_or(|r| exit.failures <= r)
+        }
+    }
+}
+
+/// How long a container that ended waits for its next start: not at all after it lived for ten
+/// seconds, else longer each time, up to a minute.
+fn restart_delay(exit: &Exit) -> Duration {
+    if exit.finished_unix_ms - exit.started_unix_ms > 10_000 {
+        return Duration::ZERO;
+    }
+    Duration::from_millis(100 << exit.failures.min(10)).min(Duration::from_secs(60))
+}
+
+fn remove_tree(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::file("cannot remove", path)(e))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: Option<i32>, failures: u32, stopped: bool) -> Exit {
+        Exit {
+            code,
+            signal: None,
+            oom_killed: false,
+            started_unix_ms: 0,
+            finished_unix_ms: 0,
+            failures,
+            stopped,
+        }
+    }
+
+    #[test]
+    fn restart_policies_decide_as_podman_does() {
+        let retries = |r| Restart::OnFailure { retries: r };
+        assert!(wants_restart(Restart::Always, &exit(Some(0), 0, false)));
+        assert!(!wants_restart(Restart::Always, &exit(Some(0), 0, true)), "an operator stopped it");
+        assert!(!wants_restart(Restart::No, &exit(Some(1), 1, false)));
+        assert!(!wants_restart(retries(None), &exit(Some(0), 0, false)));
+        assert!(wants_restart(retries(None), &exit(None, 50, false)));
+        assert!(wants_restart(retries(Some(2)), &exit(Some(1), 2, false)));
+        assert!(!wants_restart(retries(Some(2)), &exit(Some(1), 3, false)));
+    }
+}

@@ -1,0 +1,112 @@
+//! Names are unique because link(2) is.
+//!
+//! `LIB/names/NAME` holds the id of the container that has the name. The file is written under
+//! another name and linked into place, which fails if the name exists; so two creates with one
+//! name cannot both succeed, and a reader never finds half an id.
+
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::path::{Path, PathBuf};
+
+use dormouse_model::{ContainerId, Name};
+
+use crate::error::{Error, Result};
+
+/// The directory of names.
+#[derive(Debug)]
+pub(crate) struct Names {
+    dir: PathBuf,
+}
+
+impl Names {
+    pub(crate) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    fn path(&self, name: &Name) -> PathBuf {
+        self.dir.join(name.as_str())
+    }
+
+    /// The container that has this name.
+    pub(crate) fn holder(&self, name: &Name) -> Result<Option<ContainerId>> {
+        let path = self.path(name);
+        match fs::read_to_string(&path) {
+            Ok(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| Error::Corrupt { path, what: "it holds no container id".into() }),
+            Err(e) if e.kind() == Io::NotFound => Ok(None),
+            Err(e) => Err(Error::file("cannot read", path)(e)),
+        }
+    }
+
+    /// Gives a free name to a container; the holder of a name that is taken comes back as an
+    /// error.
+    pub(crate) fn take(&self, name: &Name, id: &ContainerId) -> Result<()> {
+        let new = self.dir.join(format!(".{id}"));
+        let write = |path: &Path| fs::write(path, id.as_str());
+        write(&new).map_err(Error::file("cannot write", &new))?;
+        let linked = fs::hard_link(&new, self.path(name));
+        let _ = fs::remove_file(&new); // a leftover is swept with its id
+        match linked {
+            Ok(()) => Ok(()),
+            Err(e) if e.kind() == Io::AlreadyExists => {
+                let holder = self.holder(name)?.map(|h| h.short().to_owned());
+                Err(Error::NameTaken {
+                    name: name.to_string(),
+                    holder: holder.unwrap_or_else(|| "that is being removed".into()),
+                })
+            }
+            Err(e) => Err(Error::file("cannot take the name", self.path(name))(e)),
+        }
+    }
+
+    /// Gives a name back, if this container has it.
+    pub(crate) fn release(&self, name: &Name, id: &ContainerId) -> Result<()> {
+        if self.holder(name)?.as_ref() != Some(id) {
+            return Ok(());
+        }
+        match fs::remove_file(self.path(name)) {
+            Err(e) if e.kind() != Io::NotFound => {
+                Err(Error::file("cannot give back the name", self.path(name))(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Every name with its holder; what cannot be read is left out.
+    pub(crate) fn all(&self) -> Result<Vec<(Name, ContainerId)>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(Error::file("cannot list", &self.dir))? {
+            let entry = entry.map_err(Error::file("cannot list", &self.dir))?;
+            let Some(name) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            if let Some(holder) = self.holder(&name)? {
+                all.push((name, holder));
+            }
+        }
+        Ok(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_one_holder_and_only_that_one_gives_it_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = Names::new(dir.path().into());
+        let (a, b) = (ContainerId::from_bytes([1; 16]), ContainerId::from_bytes([2; 16]));
+        let web: Name = "web".parse().unwrap();
+        names.take(&web, &a).unwrap();
+        let e = names.take(&web, &b).unwrap_err();
+        assert!(e.to_string().contains(a.short()), "{e}");
+        names.release(&web, &b).unwrap();
+        assert_eq!(names.holder(&web).unwrap(), Some(a.clone()));
+        names.release(&web, &a).unwrap();
+        assert_eq!(names.holder(&web).unwrap(), None);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+}

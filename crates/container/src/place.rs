@@ -1,0 +1,76 @@
+//! Where the engine keeps things.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The directories of one instance of Dormouse. Several instances live side by side as long as
+/// their roots differ: nothing else is shared but the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// What survives a reboot: images, containers, names, ids.
+    pub lib: PathBuf,
+    /// What does not: sockets, mounts, records of processes.
+    pub run: PathBuf,
+    /// Configuration.
+    pub etc: PathBuf,
+    /// Name of the cgroup above all containers of this instance.
+    pub cgroup: String,
+    root: Option<PathBuf>,
+}
+
+impl Places {
+    /// `/var/lib/dormouse`, `/run/dormouse`, `/etc/dormouse`.
+    pub fn system() -> Self {
+        Self {
+            lib: "/var/lib/dormouse".into(),
+            run: "/run/dormouse".into(),
+            etc: "/etc/dormouse".into(),
+            cgroup: "dormouse".into(),
+            root: None,
+        }
+    }
+
+    /// `ROOT/lib`, `ROOT/run`, `ROOT/etc`; the cgroup is named after a hash of the root's path, so
+    /// that two instances never meet there.
+    pub fn below(root: &Path) -> Self {
+        let hash = root.as_os_str().as_encoded_bytes().iter().fold(
+            0xcbf2_9ce4_8422_2325_u64, // FNV-1a, 64 bit
+            |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3),
+        );
+        Self {
+            lib: root.join("lib"),
+            run: root.join("run"),
+            etc: root.join("etc"),
+            cgroup: format!("dormouse-{hash:016x}"),
+            root: Some(root.to_owned()),
+        }
+    }
+
+    /// The options that lead another invocation of our program to the same places.
+    pub(crate) fn arguments(&self) -> Vec<OsString> {
+        match &self.root {
+            None => Vec::new(),
+            Some(root) => vec!["--root".into(), root.clone().into_os_string()],
+        }
+    }
+
+    pub(crate) fn containers(&self) -> PathBuf {
+        self.lib.join("containers")
+    }
+
+    pub(crate) fn names(&self) -> PathBuf {
+        self.lib.join("names")
+    }
+
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.lib.join("volumes")
+    }
+
+    pub(crate) fn running(&self) -> PathBuf {
+        self.run.join("c")
+    }
+
+    pub(crate) fn shared(&self) -> PathBuf {
+        self.run.join("shared")
+    }
+}

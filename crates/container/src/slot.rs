@@ -1,0 +1,209 @@
+//! Which part of the host's id space belongs to which container.
+//!
+//! 32 bits of ids are 131,072 slots of 32,768. `LIB/ids/slots` has one bit for each, under a lock
+//! held for microseconds; a bit is set as long as a container has files of its own. The first slots
+//! given out lie above 1,879,048,191, where nothing on a Debian host lives; when those 73,728 are
+//! gone, the ones below follow, which systemd-nspawn would also pick from (524,288 to
+//! 1,879,048,191), so ranges it or `/etc/subuid` and `/etc/subgid` hold are passed over.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use dormouse_model::{IdMap, IdRange, IdSlot};
+
+use crate::disk::Lock;
+use crate::error::{Error, Result};
+
+const BITMAP_BYTES: usize = (IdSlot::COUNT / 8) as usize;
+/// The first slot above systemd-nspawn's range.
+const FIRST: u32 = 1_879_048_192 / IdSlot::IDS;
+/// The first slot that is not the host's own users (0 to 65,535) or their subordinate ids
+/// (100,000 to 524,287 on Debian).
+const LOWEST: u32 = 524_288 / IdSlot::IDS;
+
+/// The bitmap of slots.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    path: PathBuf,
+    lock: PathBuf,
+}
+
+impl Slots {
+    pub(crate) fn new(dir: &Path) -> Self {
+        Self { path: dir.join("slots"), lock: dir.join("lock") }
+    }
+
+    fn open(&self) -> Result<(Lock, File, Vec<u8>)> {
+        let lock = Lock::take_new(&self.lock)?;
+        let open = || -> std::io::Result<_> {
+            let file = File::options()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&self.path)?;
+            let mut bits = vec![0; BITMAP_BYTES];
+            let len = file.metadata()?.len();
+            if len == BITMAP_BYTES as u64 {
+                file.read_exact_at(&mut bits, 0)?;
+            } else if len == 0 {
+                file.write_all_at(&bits, 0)?;
+            } else {
+                return Err(std::io::Error::other("it has the wrong size"));
+            }
+            Ok((file, bits))
+        };
+        let (file, bits) = open().map_err(Error::file("cannot read", &self.path))?;
+        Ok((lock, file, bits))
+    }
+
+    /// Takes a free slot, or two neighbours for a wide map.
+    pub(crate) fn take(&self, wide: bool) -> Result<IdMap> {
+        let avoid = ranges_in_use();
+        let (_lock, file, mut bits) = self.open()?;
+        let need = if wide { 2 } else { 1 };
+        // The last slot holds (uid_t)-1, which is no id (credentials(7)).
+        let high = FIRST..IdSlot::COUNT - 1;
+        let low = LOWEST..FIRST;
+        let free = |bits: &[u8], s: u32| bits[(s / 8) as usize] & (1 << (s % 8)) == 0;
+        let usable = |s: u32| (s..s + need).all(|s| free(&bits, s) && !overlaps(&avoid, s));
+        let found = find(&bits, high, need, usable).or_else(|| find(&bits, low, need, usable));
+        let first = found.ok_or(Error::NoIds)?;
+        for s in first..first + need {
+            bits[(s / 8) as usize] |= 1 << (s % 8);
+        }
+        self.write(&file, &bits, first)?;
+        let slot = IdSlot(first);
+        Ok(if wide { IdMap::wide(slot) } else { IdMap::narrow(slot) })
+    }
+
+    /// Gives a slot back.
+    pub(crate) fn release(&self, map: IdMap) -> Result<()> {
+        let (_lock, file, mut bits) = self.open()?;
+        let first = map.base / IdSlot::IDS;
+        for s in first..first + if map.wide { 2 } else { 1 } {
+            bits[(s / 8) as usize] &= !(1 << (s % 8));
+        }
+        self.write(&file, &bits, first)
+    }
+
+    /// Sets exactly these slots: the answer to bits whose containers never came to be.
+    pub(crate) fn reset(&self, owners: impl Fn() -> Result<Vec<IdMap>>) -> Result<()> {
+        let (_lock, file, _) = self.open()?;
+        let mut bits = vec![0; BITMAP_BYTES];
+        for map in owners()? {
+            let first = map.base / IdSlot::IDS;
+            for s in first..first + if map.wide { 2 } else { 1 } {
+                bits[(s / 8) as usize] |= 1 << (s % 8);
+            }
+        }
+        file.write_all_at(&bits, 0).map_err(Error::file("cannot write", &self.path))
+    }
+
+    /// Writes the bytes around one slot.
+    fn write(&self, file: &File, bits: &[u8], first: u32) -> Result<()> {
+        let byte = (first / 8) as usize;
+        let end = (byte + 2).min(bits.len());
+        file.write_all_at(&bits[byte..end], byte as u64)
+            .map_err(Error::file("cannot write", &self.path))
+    }
+}
+
+/// The first usable slot of a range, full bytes skipped eight at a time.
+fn find(
+    bits: &[u8],
+    range: std::ops::Range<u32>,
+    need: u32,
+    usable: impl Fn(u32) -> bool,
+) -> Option<u32> {
+    let mut s = range.start;
+    while s + need <= range.end {
+        if s.is_multiple_of(8) && bits[(s / 8) as usize] == 0xff {
+            s += 8;
+        } else if usable(s) {
+            return Some(s);
+        } else {
+            s += 1;
+        }
+    }
+    None
+}
+
+fn overlaps(avoid: &[IdRange], slot: u32) -> bool {
+    let first = u64::from(slot) * u64::from(IdSlot::IDS);
+    let end = first + u64::from(IdSlot::IDS);
+    avoid.iter().any(|r| {
+        let r_first = u64::from(r.first);
+        r_first < end && first < r_first + u64::from(r.count)
+    })
+}
+
+/// Ranges that others own: subordinate ids (subuid(5)) and, where systemd-nspawn has ever run with
+/// private users, all of its range.
+fn ranges_in_use() -> Vec<IdRange> {
+    let mut ranges = Vec::new();
+    for path in ["/etc/subuid", "/etc/subgid"] {
+        ranges.extend(parse_subids(&fs::read_to_string(path).unwrap_or_default()));
+    }
+    let machines = fs::read_dir("/var/lib/machines").is_ok_and(|mut d| d.next().is_some());
+    if machines || Path::new("/run/systemd/nspawn").exists() {
+        ranges.push(IdRange { first: 524_288, count: 1_879_048_192 - 524_288 });
+    }
+    ranges
+}
+
+fn parse_subids(text: &str) -> impl Iterator<Item = IdRange> {
+    text.lines().filter_map(|line| {
+        let mut parts = line.split(':').skip(1);
+        let first = parts.next()?.trim().parse().ok()?;
+        let count = parts.next()?.trim().parse().ok()?;
+        Some(IdRange { first, count })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn slots_are_never_given_twice_and_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::new(dir.path());
+        let maps: Vec<IdMap> = (0..200).map(|i| slots.take(i % 10 == 0).unwrap()).collect();
+        let mut seen = HashSet::new();
+        for map in &maps {
+            let first = map.base / IdSlot::IDS;
+            for s in first..first + if map.wide { 2 } else { 1 } {
+                assert!(seen.insert(s), "{map:?}");
+            }
+        }
+        slots.release(maps[7]).unwrap();
+        assert_eq!(slots.take(false).unwrap(), maps[7]);
+    }
+
+    #[test]
+    fn foreign_ranges_and_the_last_slot_are_passed_over() {
+        let text = "root:1879048192:65536\nx:bad\ny:4294934528:32768\n";
+        let avoid: Vec<IdRange> = parse_subids(text).collect();
+        assert_eq!(avoid.len(), 2);
+        assert!(overlaps(&avoid, FIRST) && overlaps(&avoid, FIRST + 1));
+        assert!(!overlaps(&avoid, FIRST + 2));
+        let bits = vec![0xff; BITMAP_BYTES];
+        assert_eq!(find(&bits, LOWEST..IdSlot::COUNT - 1, 1, |_| true), None);
+    }
+
+    #[test]
+    fn a_hundred_thousand_containers_fit() {
+        let dir = tempfile::tempdir().unwrap();
+        let slots = Slots::new(dir.path());
+        let taken = 100_000;
+        let all = (FIRST..IdSlot::COUNT - 1).chain(LOWEST..FIRST);
+        let owners: Vec<IdMap> = all.take(taken - 1).map(|s| IdMap::narrow(IdSlot(s))).collect();
+        slots.reset(|| Ok(owners.clone())).unwrap();
+        let map = slots.take(false).unwrap();
+        assert!(!owners.contains(&map));
+    }
+}

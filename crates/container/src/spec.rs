@@ -1,0 +1,202 @@
+//! What a caller asks for.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use dormouse_image::Image;
+use dormouse_model::{
+    Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
+};
+
+use crate::error::{Error, Result};
+
+/// A container to be created: everything the operator and the image decide. Its id, its slot of
+/// host ids and its addresses are the engine's to choose.
+#[derive(Debug)]
+pub struct Create {
+    /// What the operator calls it.
+    pub name: Name,
+    /// Its root filesystem.
+    pub root: RootSource,
+    /// The image of `root`, when the caller has it at hand; it is looked up otherwise.
+    pub image: Option<Image>,
+    /// Its first process. `HOME` and `HOSTNAME` are added where the environment lacks them.
+    pub process: Process,
+    /// What it must not do.
+    pub security: Security,
+    /// Host name inside; the short id where there is none.
+    pub hostname: Option<String>,
+    /// NIS domain name inside.
+    pub domainname: Option<String>,
+    /// Volumes, binds, tmpfs, in order.
+    pub mounts: Vec<Mount>,
+    /// Which of those volumes go with the container.
+    pub anonymous_volumes: Vec<Name>,
+    /// How it reaches a network.
+    pub net: NetMode,
+    /// Addresses asked for; the pool gives others.
+    pub addresses: Vec<IpAddr>,
+    /// Ports of the host that lead to it.
+    pub publish: Vec<Publish>,
+    /// Lines of its own for `/etc/hosts`.
+    pub extra_hosts: Vec<(String, IpAddr)>,
+    /// Name servers instead of the host's.
+    pub dns: Vec<IpAddr>,
+    /// What it may use.
+    pub limits: Limits,
+    /// What happens when it ends.
+    pub restart: Restart,
+    /// Deleted when it ends.
+    pub auto_remove: bool,
+    /// Its root cannot be written.
+    pub read_only: bool,
+    /// A tiny init is its first process.
+    pub init: bool,
+    /// Its first process is a systemd.
+    pub systemd: bool,
+    /// The signal that asks it to end.
+    pub stop_signal: i32,
+    /// Seconds until SIGKILL follows.
+    pub stop_timeout_s: u32,
+    /// Free-form labels.
+    pub labels: BTreeMap<String, String>,
+    /// Sysctls of its own namespaces.
+    pub sysctls: BTreeMap<String, String>,
+    /// 65,536 ids in one piece instead of 32,767 and nobody.
+    pub wide_ids: bool,
+    /// Bytes kept of each output stream.
+    pub log_max_bytes: u64,
+}
+
+/// A process to be run in a running container.
+#[derive(Debug)]
+pub struct Exec {
+    /// The process; an empty environment entry list means the container's own.
+    pub process: Process,
+    /// With all capabilities of the container's user namespace and no seccomp filter.
+    pub privileged: bool,
+    /// Its standard streams; ignored when it gets a terminal.
+    pub io: Stdio,
+}
+
+/// Where the standard streams of a process lead. A process with a terminal has that instead.
+#[derive(Debug)]
+pub struct Stdio {
+    /// Standard input.
+    pub stdin: Stream,
+    /// Standard output.
+    pub stdout: Stream,
+    /// Standard error.
+    pub stderr: Stream,
+}
+
+/// One standard stream.
+#[derive(Debug)]
+pub enum Stream {
+    /// `/dev/null`.
+    Null,
+    /// The container's log file, which the process appends to itself. Output only.
+    Log,
+    /// A pipe whose other end the keeper holds for whoever attaches. Input only.
+    Kept,
+    /// A descriptor of the caller.
+    Fd(OwnedFd),
+}
+
+impl Stdio {
+    /// Nothing comes in, everything goes to the log.
+    pub fn detached() -> Self {
+        Self { stdin: Stream::Null, stdout: Stream::Log, stderr: Stream::Log }
+    }
+}
+
+/// Changes to an existing container; what is `None` or empty stays as it is.
+#[derive(Debug, Clone, Default)]
+pub struct Update {
+    /// Limits that are `Some` replace the old ones, in the kernel at once if it runs.
+    pub limits: Limits,
+    /// Restart policy.
+    pub restart: Option<Restart>,
+    /// Addresses to be added.
+    pub ip_add: Vec<IpAddr>,
+    /// Addresses to be given back.
+    pub ip_rm: Vec<IpAddr>,
+}
+
+/// Refuses what could never start, before anything is made.
+pub(crate) fn validate(create: &Create) -> Result<()> {
+    let bad = |text: String| Err(Error::Invalid(text));
+    if create.process.args.first().is_none_or(String::is_empty) {
+        return bad("there is no command to run, and the image names none: give one".into());
+    }
+    let texts = create.process.args.iter().chain(&create.process.env);
+    if let Some(text) = texts.clone().find(|t| t.contains('\0')) {
+        return bad(format!("'{}' contains a NUL byte", text.escape_default()));
+    }
+    if !create.process.cwd.is_empty() && !create.process.cwd.starts_with('/') {
+        return bad(format!("working directory '{}' is not absolute", create.process.cwd));
+    }
+    if let Some(name) = &create.hostname
+        && (name.is_empty() || name.len() > 64 || name.contains(['\0', '\n', ' ', '\t']))
+    {
+        return bad(format!(
+            "hostname '{}' is not 1 to 64 plain characters",
+            name.escape_default()
+        ));
+    }
+    for mount in &create.mounts {
+        let whole = mount.target.starts_with('/') && !mount.target.contains('\0');
+        let plain = mount.target.split('/').all(|part| part != "..");
+        if !whole || !plain || mount.target.trim_matches('/').is_empty() {
+            return bad(format!("mount target '{}' is not an absolute path", mount.target));
+        }
+        if let MountKind::Bind { source, .. } = &mount.kind
+            && !source.exists()
+        {
+            return bad(format!("'{}' does not exist: it cannot be mounted", source.display()));
+        }
+    }
+    for key in create.sysctls.keys() {
+        sysctl_allowed(key, &create.net)?;
+    }
+    if let RootSource::Directory(path) = &create.root
+        && !path.is_dir()
+    {
+        return bad(format!("--rootfs '{}' is not a directory", path.display()));
+    }
+    if !create.publish.is_empty() && !matches!(create.net, NetMode::Address { .. }) {
+        return bad("ports can only be published in address mode: leave out --net".into());
+    }
+    if !create.addresses.is_empty() && !matches!(create.net, NetMode::Address { .. }) {
+        return bad("an address can only be asked for in address mode: leave out --net".into());
+    }
+    Ok(())
+}
+
+/// Only sysctls of namespaces that are the container's own may be set (sysctl(5)).
+fn sysctl_allowed(key: &str, net: &NetMode) -> Result<()> {
+    const IPC: [&str; 9] = [
+        "kernel.msgmax",
+        "kernel.msgmnb",
+        "kernel.msgmni",
+        "kernel.sem",
+        "kernel.shmall",
+        "kernel.shmmax",
+        "kernel.shmmni",
+        "kernel.shm_rmid_forced",
+        "kernel.msg_next_id",
+    ];
+    let plain = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
+    let own = IPC.contains(&key)
+        || key.starts_with("fs.mqueue.")
+        || (key.starts_with("net.") && *net == NetMode::None);
+    if plain && own && !key.contains("..") {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "sysctl '{}' is not one of the container's own namespaces: kernel.shm*, kernel.msg*, \
+         kernel.sem, fs.mqueue.*, and net.* with --net none",
+        key.escape_default()
+    )))
+}

@@ -1,0 +1,932 @@
+//! How a container starts.
+//!
+//! Three parties: this engine, which decides; the keeper, which clones; the newborn, which follows
+//! a plan and becomes the container's program (see `dormouse_launch`). In order:
+//!
+//! 1. what lives in the kernel and is named after the container: cgroups, its identity in the
+//!    network, its directories on the shared tmpfs;
+//! 2. the keeper clones the newborn into those cgroups and into new namespaces, and gives its user
+//!    namespace the container's ids;
+//! 3. with that namespace the image's layers are idmapped and stacked; the plan carries the mounts
+//!    by descriptor;
+//! 4. the newborn does as planned up to the last step before execve and says so;
+//! 5. the record of the process is written, then the newborn is let go.
+//!
+//! The newborn ends by itself when this process does before step 5, so a start that is killed leaves
+//! nothing that runs, only things named after the container, which the next verb removes.
+//!
+//! A container has three superblocks of its own (overlay, proc, and its ipc namespace's mqueue): a
+//! memory cgroup costs 16 bytes for every superblock of the machine. `/dev`, `/dev/shm` and tmpfs
+//! mounts are directories of one tmpfs, `/sys` is a clone of its domain's; a devpts comes with a
+//! terminal, with an init, or where it is asked for.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+
+use dormouse_image::{Store, assemble};
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::capability::{self, Set};
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::mount::{self, MountAttr};
+use dormouse_kernel::{ErrorKind, namespace, pidfd, rlimit, seccomp};
+use dormouse_launch::{
+    CapabilityMasks, Exec as Program, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn,
+    TargetKind, Terminal,
+};
+use dormouse_model::{
+    Config, ContainerId, IdMap, Mount, MountKind, NetMode, Process, Propagation, RootSource,
+    SeccompChoice, Security,
+};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+use crate::disk;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::event::now_unix_ms;
+use crate::life::InitRecord;
+use crate::spec::{Create, Stdio, Stream};
+use crate::user::{Account, Accounts};
+
+/// A process of a container that this process started or attached to.
+#[derive(Debug)]
+pub struct Running {
+    /// Its container.
+    pub id: ContainerId,
+    /// Its pid on the host.
+    pub pid: u32,
+    /// Readable when it has ended.
+    pub pidfd: OwnedFd,
+    /// The master side of its terminal, where it has one. The keeper reads it whenever nobody is
+    /// attached, so a caller that dies does not hang up on the program.
+    pub console: Option<OwnedFd>,
+    /// Its log, opened for appending: what is read from `console` belongs there too.
+    pub console_log: Option<OwnedFd>,
+    /// The other end of its standard input, where the keeper keeps that open.
+    pub stdin: Option<OwnedFd>,
+    keeper: Keeper,
+}
+
+impl Running {
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        let sent = pidfd::send_signal(self.pidfd.as_fd(), signal);
+        sent.map_err(Error::call("cannot send the signal"))
+    }
+
+    /// Waits for its end. A first process is not settled by this: see [`Engine::finish`].
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        Ok(self.keeper.wait(self.pid)?)
+    }
+
+    pub(crate) fn of_exec(
+        id: ContainerId,
+        pid: u32,
+        pidfd: OwnedFd,
+        console: Option<OwnedFd>,
+        keeper: Keeper,
+    ) -> Self {
+        Self { id, pid, pidfd, console, console_log: None, stdin: None, keeper }
+    }
+
+    /// Leaves it to the keeper, which settles it when it ends.
+    pub fn detach(self) {
+        drop(self.keeper);
+    }
+}
+
+impl Engine {
+    /// Creates and starts a container. When it cannot be started nothing is left of it.
+    pub fn run(&self, create: Create, io: Stdio) -> Result<Running> {
+        let id = self.create(create)?;
+        self.start(&id, io).inspect_err(|_| {
+            let _ = self.remove(&id, true, true); // the first error is the one to tell
+        })
+    }
+
+    /// Waits for the first process of a container, settles the container and returns how the process
+    /// ended.
+    pub fn finish(&self, mut running: Running) -> Result<ExitStatus> {
+        let status = running.wait()?;
+        self.settle(&running.id)?;
+        // A keeper that is gone meanwhile has nobody to settle with.
+        let _ = running.keeper.settled(running.pid);
+        Ok(status)
+    }
+
+    /// Starts a container that is not running.
+    pub fn start(&self, id: &ContainerId, io: Stdio) -> Result<Running> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let look = self.look(&config)?;
+        if look.is_alive() {
+            return Err(self.not(&config, look.state, "it is started already"));
+        }
+        self.settle_locked(&config, false)?;
+        self.start_locked(&config, io, 0)
+    }
+
+    /// Starts a container whose lock the caller holds and which has no process.
+    pub(crate) fn start_locked(
+        &self,
+        config: &Config,
+        io: Stdio,
+        failures: u32,
+    ) -> Result<Running> {
+        // A start that was killed may have left things under our name.
+        if self.cgroups()?.find(config.id.as_str())?.is_some() || self.run_dir(&config.id).exists()
+        {
+            self.tear_down(&config.id, Some(config))?;
+        }
+        let started = self.start_clean(config, io, failures);
+        match &started {
+            Ok(_) => self.record("start", config.id.as_str(), config.name.as_str(), &[]),
+            Err(_) => {
+                let _ = self.tear_down(&config.id, Some(config)); // the first error is the one to tell
+            }
+        }
+        started
+    }
+
+    fn start_clean(&self, config: &Config, io: Stdio, failures: u32) -> Result<Running> {
+        let mut keeper = self.keeper()?;
+        let cgroup = self.cgroups()?.create(config.id.as_str(), &config.limits)?;
+        if config.systemd {
+            cgroup.delegate(config.ids.base, config.ids.base)?;
+        }
+        let run_dir = self.run_dir(&config.id);
+        disk::make_dir(&run_dir, 0o700)?;
+        let net = self.enter_network(config, &cgroup)?;
+        let placement = cgroup.placement()?;
+        let map = config.ids.to_proc_text();
+        let mut newborn = keeper.spawn(Spawn {
+            netns: Some(net.netns),
+            cgroup: placement.v2,
+            id_map: Some((map.clone(), map)),
+            proc: true,
+            settle: true,
+            ..Spawn::new(config.id.as_str(), Kind::Init, NAMESPACES.bits())
+        })?;
+        let userns = pidfd::user_namespace(newborn.pidfd.as_fd())
+            .map_err(Error::call("cannot open the container's user namespace"))?;
+        let root = self.assemble(config, userns.as_fd())?;
+        let account = Accounts::read(root.as_fd()).find(&config.process.user)?;
+        let streams = self.streams(config, io)?;
+        let mut plan = Plan::new();
+        for tasks in placement.v1_tasks {
+            let fd = plan.fd(tasks);
+            plan.join_cgroup(fd);
+        }
+        if let Some(adj) = config.security.oom_score_adj {
+            plan.oom_score_adj(adj);
+        }
+        let proc = newborn.take_proc();
+        self.plan_root(&mut plan, config, Given { root, proc, sys: net.sys, userns })?;
+        plan_process(&mut plan, config, &config.process, &account, streams.fds)?;
+        newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
+        let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
+        let init = InitRecord {
+            pid: newborn.pid,
+            start_time: newborn.start_time,
+            started_unix_ms: now_unix_ms(),
+            paused: false,
+            console: console.is_some(),
+            stopping: false,
+            failures,
+        };
+        let kept = self.hand_over(&mut keeper, config, console, streams.kept)?;
+        self.publish_ports(config)?;
+        // ORDER: recorded, then let go: a process that runs is always on record.
+        self.write_init(&config.id, &init)?;
+        let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
+        newborn.go().map_err(|e| exec_error(&config.process, e))?;
+        Ok(Running {
+            id: config.id.clone(),
+            pid,
+            pidfd,
+            console: kept.console,
+            console_log: kept.console_log,
+            stdin: kept.stdin,
+            keeper,
+        })
+    }
+
+    /// Attaches to the terminal or the standard input of a running container. Its output, where it
+    /// has no terminal, is in its logs.
+    pub fn attach(&self, id: &ContainerId) -> Result<Running> {
+        let config = self.config(id)?;
+        let (init, pidfd) = self.alive(&config)?;
+        let mut keeper = Keeper::connect(&self.places().run)?.ok_or(LaunchError::KeeperGone)?;
+        let kept = self.take_over(&mut keeper, &config)?;
+        Ok(Running {
+            id: id.clone(),
+            pid: init.pid,
+            pidfd,
+            console: kept.console,
+            console_log: kept.console_log,
+            stdin: kept.stdin,
+            keeper,
+        })
+    }
+
+    /// The layers of a container as one mount that is attached nowhere.
+    pub(crate) fn assemble(&self, config: &Config, userns: BorrowedFd<'_>) -> Result<OwnedFd> {
+        let dir = self.dir(&config.id);
+        let lower = match &config.root {
+            RootSource::Image { id, .. } => {
+                let store = self.images()?;
+                store.rootfs(&store.find(id)?)?
+            }
+            RootSource::Directory(path) => {
+                let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                let dir = rustix::fs::open(path, flags, Mode::empty())
+                    .map_err(|e| Error::file("cannot open", path)(e.into()))?;
+                dormouse_image::Lower::directory(dir)
+            }
+        };
+        let (upper, work) = Store::open_upper(&dir)?;
+        Ok(assemble(&lower, Some(userns), Some((&upper, &work)))?)
+    }
+
+    /// Everything that is mounted before the program starts.
+    fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given) -> Result<()> {
+        let shared = self.shared_dirs(config)?;
+        plan.become_root();
+        plan.unshare(CloneFlags::NEWCGROUP.bits() as u32);
+        plan.session_keyring();
+        let root = plan.fd(given.root);
+        plan.root(root, config.read_only);
+        if let Some(proc) = given.proc {
+            let proc = plan.fd(proc);
+            plan.proc(proc, "/proc");
+        }
+        let dev = plan.fd(clone_dir(&shared.join("dev"), MountAttr::NOSUID | MountAttr::NOEXEC)?);
+        plan.attach(dev, "/dev", TargetKind::PlainDir, true);
+        let shm_attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+        let shm = plan.fd(clone_dir(&shared.join("shm"), shm_attr)?);
+        plan.attach(shm, "/dev/shm", TargetKind::PlainDir, false);
+        plan.mqueue("/dev/mqueue");
+        if needs_devpts(config) {
+            plan.devpts("/dev/pts", Some(TTY_GROUP));
+        }
+        let sys = clone_of(given.sys.as_fd(), Path::new(""), shm_attr | MountAttr::RDONLY)?;
+        let sys = plan.fd(sys);
+        plan.attach(sys, "/sys", TargetKind::PlainDir, true);
+        if config.systemd {
+            let run =
+                plan.fd(clone_dir(&shared.join("run"), MountAttr::NOSUID | MountAttr::NODEV)?);
+            plan.attach(run, "/run", TargetKind::Dir, true);
+            plan.cgroup2("/sys/fs/cgroup");
+        }
+        self.plan_names(plan, config, &shared)?;
+        for (n, mount) in config.mounts.iter().enumerate() {
+            self.plan_mount(
+                plan,
+                config,
+                mount,
+                &shared.join(format!("mount-{n}")),
+                given.userns.as_fd(),
+            )?;
+        }
+        if !config.security.privileged {
+            mask(plan, &shared)?;
+        }
+        plan.hostname(&config.hostname);
+        if let Some(domain) = &config.domainname {
+            plan.domainname(domain);
+        }
+        for (name, value) in &config.sysctls {
+            plan.sysctl(name, value)?;
+        }
+        Ok(())
+    }
+
+    /// One mount that the operator asked for.
+    fn plan_mount(
+        &self,
+        plan: &mut Plan,
+        config: &Config,
+        mount: &Mount,
+        shared: &Path,
+        userns: BorrowedFd<'_>,
+    ) -> Result<()> {
+        let mut attr = MountAttr::empty();
+        attr.set(MountAttr::RDONLY, mount.read_only);
+        attr.set(MountAttr::NOEXEC, mount.no_exec);
+        // What comes from outside brings no privileges along.
+        attr |= MountAttr::NOSUID | MountAttr::NODEV;
+        let (tree, kind) = match &mount.kind {
+            MountKind::Bind { source, recursive, idmap, propagation } => {
+                let tree = mount::clone_tree(CWD, source, *recursive)
+                    .map_err(|e| Error::Rootfs(source.clone(), e))?;
+                if *idmap {
+                    mount::idmap(tree.as_fd(), userns, *recursive)
+                        .map_err(Error::call("cannot map the ids of a bind mount"))?;
+                }
+                if *propagation != Propagation::Shared {
+                    let slave = *propagation == Propagation::Slave;
+                    mount::set_propagation(tree.as_fd(), slave)
+                        .map_err(Error::call("cannot set the propagation of a bind mount"))?;
+                }
+                mount::set_attr(tree.as_fd(), *recursive, attr, MountAttr::empty())
+                    .map_err(Error::call("cannot set the attributes of a bind mount"))?;
+                let is_dir = fs::metadata(source).is_ok_and(|m| m.is_dir());
+                (tree, if is_dir { TargetKind::Dir } else { TargetKind::File })
+            }
+            MountKind::Volume { name } => {
+                let path = self.volume(name.as_str(), config.ids)?;
+                (clone_dir(&path, attr)?, TargetKind::Dir)
+            }
+            MountKind::Tmpfs { size_bytes, mode } => {
+                let tree = match size_bytes {
+                    // A size is enforced by a superblock of its own and by nothing less.
+                    Some(size) => tmpfs(*size, *mode, config.ids, attr)?,
+                    None => {
+                        make_owned_dir(shared, *mode, config.ids)?;
+                        clone_dir(shared, attr)?
+                    }
+                };
+                (tree, TargetKind::Dir)
+            }
+            MountKind::Devpts => {
+                plan.devpts(&mount.target, Some(TTY_GROUP));
+                return Ok(());
+            }
+        };
+        let fd = plan.fd(tree);
+        plan.attach(fd, &mount.target, kind, true);
+        Ok(())
+    }
+
+    /// The directory of a named volume, made and given to the container's root when it is new.
+    fn volume(&self, name: &str, ids: IdMap) -> Result<PathBuf> {
+        let path = self.places().volumes().join(name);
+        match fs::create_dir(&path) {
+            Ok(()) => {
+                chown(&path, Some(ids.base), Some(ids.base))
+                    .map_err(Error::file("cannot own", &path))?;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::file("cannot make volume", path)(e)),
+        }
+        Ok(path)
+    }
+
+    /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`.
+    fn plan_names(&self, plan: &mut Plan, config: &Config, shared: &Path) -> Result<()> {
+        let taken = |path: &str| config.mounts.iter().any(|m| m.target == path);
+        let mut bind = |from: &Path, to: &str| -> Result<()> {
+            if taken(to) {
+                return Ok(());
+            }
+            let tree = mount::clone_tree(CWD, from, false)
+                .map_err(|e| Error::Rootfs(from.to_path_buf(), e))?;
+            let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+            mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty())
+                .map_err(Error::call("cannot set the attributes of a bind mount"))?;
+            let fd = plan.fd(tree);
+            plan.attach(fd, to, TargetKind::File, true);
+            Ok(())
+        };
+        let own = |name: &str, text: String| -> Result<PathBuf> {
+            let path = shared.join(name);
+            fs::write(&path, text).map_err(Error::file("cannot write", &path))?;
+            chown(&path, Some(config.ids.base), Some(config.ids.base))
+                .map_err(Error::file("cannot own", &path))?;
+            Ok(path)
+        };
+        bind(&own("hostname", format!("{}\n", config.hostname))?, "/etc/hostname")?;
+        match &config.net {
+            NetMode::Address { domain } => {
+                let domain = self.network()?.domain(domain)?;
+                let hosts = self.network()?.hosts_file(&domain);
+                if config.extra_hosts.is_empty() {
+                    bind(&hosts, "/etc/hosts")?;
+                } else {
+                    // Lines of its own cost a container the view of names that come later.
+                    let mut text =
+                        fs::read_to_string(&hosts).map_err(Error::file("cannot read", &hosts))?;
+                    text.extend(config.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
+                    bind(&own("hosts", text)?, "/etc/hosts")?;
+                }
+                let resolv = self.network()?.resolv_conf(&domain);
+                if config.dns.is_empty() {
+                    bind(&resolv, "/etc/resolv.conf")?;
+                }
+            }
+            NetMode::Host => {
+                bind(Path::new("/etc/hosts"), "/etc/hosts")?;
+                if config.dns.is_empty() && Path::new("/etc/resolv.conf").exists() {
+                    let text = fs::read_to_string("/etc/resolv.conf")
+                        .map_err(Error::file("cannot read", "/etc/resolv.conf"))?;
+                    bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
+                }
+            }
+            NetMode::None => {
+                let text = format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
+                bind(&own("hosts", text)?, "/etc/hosts")?;
+            }
+        }
+        if !config.dns.is_empty() {
+            let text = config.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
+            bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
+        }
+        Ok(())
+    }
+
+    /// The container's directories of the shared tmpfs, made anew.
+    fn shared_dirs(&self, config: &Config) -> Result<PathBuf> {
+        let all = self.places().shared();
+        ensure_shared_tmpfs(&all)?;
+        let dir = all.join(config.id.as_str());
+        if dir.exists() {
+            fs::remove_dir_all(&dir).map_err(Error::file("cannot remove", &dir))?;
+        }
+        fs::create_dir(&dir).map_err(Error::file("cannot make directory", &dir))?;
+        make_dev(&dir.join("dev"), config.ids)?;
+        make_owned_dir(&dir.join("shm"), 0o1777, config.ids)?;
+        if config.systemd {
+            make_owned_dir(&dir.join("run"), 0o755, config.ids)?;
+        }
+        Ok(dir)
+    }
+
+    /// Opens what the standard streams of a container lead to.
+    fn streams(&self, config: &Config, io: Stdio) -> Result<Streams> {
+        if config.process.terminal {
+            return Ok(Streams { fds: None, kept: None });
+        }
+        let mut kept = None;
+        let log = self.dir(&config.id).join("log");
+        let mut open = |stream: Stream, name: &str| -> Result<OwnedFd> {
+            match stream {
+                Stream::Fd(fd) => Ok(fd),
+                Stream::Null => open_null(),
+                Stream::Log => open_log(&log.join(name)),
+                Stream::Kept => {
+                    let (read, write) =
+                        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+                            .map_err(|e| Error::file("cannot make", "a pipe")(e.into()))?;
+                    kept = Some(write);
+                    Ok(read)
+                }
+            }
+        };
+        let fds = [
+            open(io.stdin, "stdin")?,
+            open(io.stdout, "stdout.log")?,
+            open(io.stderr, "stderr.log")?,
+        ];
+        Ok(Streams { fds: Some(fds), kept })
+    }
+
+    /// Gives the terminal or the kept end of standard input to the keeper, takes it over at once,
+    /// and has the logs bounded.
+    fn hand_over(
+        &self,
+        keeper: &mut Keeper,
+        config: &Config,
+        console: Option<OwnedFd>,
+        kept: Option<OwnedFd>,
+    ) -> Result<Kept> {
+        let id = config.id.as_str();
+        let logs = self.logs(&config.id)?;
+        if config.log_max_bytes > 0 && !config.auto_remove {
+            let paths: Vec<&Path> =
+                std::iter::once(&logs.stdout).chain(&logs.stderr).map(PathBuf::as_path).collect();
+            keeper.keep_logs(id, config.log_max_bytes, &paths)?;
+        }
+        match (console, kept) {
+            (Some(master), _) => keeper.keep_console(id, master, open_log(&logs.stdout)?)?,
+            (None, Some(write)) => keeper.keep_stdin(id, write)?,
+            (None, None) => return Ok(Kept::default()),
+        }
+        self.take_over(keeper, config)
+    }
+
+    /// Takes over what the keeper holds of a container, as long as the connection lives.
+    fn take_over(&self, keeper: &mut Keeper, config: &Config) -> Result<Kept> {
+        let id = config.id.as_str();
+        if config.process.terminal {
+            let console = keeper.attach_console(id)?;
+            let (console, log) = (Some(console.master), Some(console.log));
+            return Ok(Kept { console, console_log: log, stdin: None });
+        }
+        let stdin = if config.process.stdin {
+            match keeper.attach_stdin(id) {
+                Err(e) if e.kind() == ErrorKind::NotFound => None, // its starter gave it another
+                other => Some(other?),
+            }
+        } else {
+            None
+        };
+        Ok(Kept { stdin, ..Kept::default() })
+    }
+
+    /// Makes the container known to its network and says which namespace it starts in.
+    fn enter_network(&self, config: &Config, cgroup: &Cgroup) -> Result<Net> {
+        match &config.net {
+            NetMode::Host => {
+                let open = |path: &str, flags| {
+                    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+                        .map_err(|e| Error::file("cannot open", path)(e.into()))
+                };
+                let netns = open("/proc/self/ns/net", OFlags::RDONLY)?;
+                Ok(Net { netns, sys: open("/sys", OFlags::PATH | OFlags::DIRECTORY)? })
+            }
+            NetMode::None => {
+                let none = self.network()?.none()?;
+                Ok(Net { netns: none.netns, sys: none.sys })
+            }
+            NetMode::Address { domain } => {
+                let network = self.network()?;
+                let domain = network.domain(domain)?;
+                let v2 = cgroup.v2_id().ok_or_else(|| {
+                    Error::Invalid(
+                    "address networking needs a cgroup v2 hierarchy to be mounted: use --net none \
+                     or --net host"
+                        .into(),
+                )
+                })?;
+                network.enter(&domain, &config.id, v2, &config.addresses)?;
+                let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
+                network.hosts_add(&domain, &config.id, &names, &config.addresses)?;
+                Ok(Net { netns: domain.netns, sys: domain.sys })
+            }
+        }
+    }
+
+    fn publish_ports(&self, config: &Config) -> Result<()> {
+        if config.publish.is_empty() {
+            return Ok(());
+        }
+        Ok(self.network()?.publish(&config.id, &config.publish, &config.addresses)?)
+    }
+
+    /// Gives back what [`Engine::enter_network`] and [`Engine::publish_ports`] took.
+    pub(crate) fn leave_network(&self, id: &ContainerId, config: Option<&Config>) -> Result<()> {
+        let network = self.network()?;
+        if config.is_none_or(|c| !c.publish.is_empty()) {
+            network.unpublish(id)?;
+        }
+        Ok(network.leave(id)?)
+    }
+
+    pub(crate) fn rename_in_network(&self, config: &Config) -> Result<()> {
+        let NetMode::Address { domain } = &config.net else { return Ok(()) };
+        if !self.look(config)?.is_alive() {
+            return Ok(());
+        }
+        let network = self.network()?;
+        let domain = network.domain(domain)?;
+        let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
+        Ok(network.hosts_add(&domain, &config.id, &names, &config.addresses)?)
+    }
+
+    pub(crate) fn update_addresses(
+        &self,
+        config: &mut Config,
+        update: &crate::spec::Update,
+        alive: bool,
+    ) -> Result<()> {
+        let NetMode::Address { domain } = config.net.clone() else {
+            return Err(Error::Invalid("only a container in address mode has addresses".into()));
+        };
+        let network = self.network()?;
+        config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
+        if alive && let Some(cgroup) = self.cgroups()?.find(config.id.as_str())? {
+            let domain = network.domain(&domain)?;
+            if let Some(v2) = cgroup.v2_id() {
+                network.enter(&domain, &config.id, v2, &config.addresses)?;
+            }
+            let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
+            network.hosts_add(&domain, &config.id, &names, &config.addresses)?;
+        }
+        Ok(())
+    }
+}
+
+/// The network namespace a container starts in and the sysfs it sees.
+struct Net {
+    netns: OwnedFd,
+    sys: OwnedFd,
+}
+
+/// What the root of a container is put together from.
+struct Given {
+    root: OwnedFd,
+    proc: Option<OwnedFd>,
+    sys: OwnedFd,
+    userns: OwnedFd,
+}
+
+/// What the keeper holds of a container and its starter uses.
+#[derive(Default)]
+struct Kept {
+    console: Option<OwnedFd>,
+    console_log: Option<OwnedFd>,
+    stdin: Option<OwnedFd>,
+}
+
+/// The group that owns terminals on Debian and most others.
+pub(crate) const TTY_GROUP: u32 = 5;
+
+struct Streams {
+    /// `None` with a terminal.
+    fds: Option<[OwnedFd; 3]>,
+    kept: Option<OwnedFd>,
+}
+
+/// The namespaces of every container. The cgroup namespace is not among them: one made by clone3
+/// would be rooted at the keeper's own cgroup, so the newborn makes it when it is in its own.
+const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
+    .union(CloneFlags::NEWNS)
+    .union(CloneFlags::NEWPID)
+    .union(CloneFlags::NEWIPC)
+    .union(CloneFlags::NEWUTS)
+    .union(CloneFlags::NEWTIME);
+
+/// A user namespace with a container's ids and no process in it.
+pub(crate) fn user_namespace(ids: IdMap) -> Result<OwnedFd> {
+    let map = ids.to_proc_text();
+    namespace::new_user(&map, &map).map_err(Error::call("cannot make a user namespace"))
+}
+
+/// Whether a container has pseudo-terminals of its own from the start. Others get theirs with the
+/// first `exec --tty`.
+fn needs_devpts(config: &Config) -> bool {
+    let declared = config.labels.get("dormouse.devpts").is_some_and(|v| v == "true");
+    config.process.terminal || config.init || config.systemd || declared
+}
+
+/// What the program is, may do and is connected to.
+fn plan_process(
+    plan: &mut Plan,
+    config: &Config,
+    process: &Process,
+    account: &Account,
+    streams: Option<[OwnedFd; 3]>,
+) -> Result<()> {
+    plan.setsid();
+    match streams {
+        None => {
+            let console = config.systemd || config.init;
+            plan.terminal(&Terminal { uid: account.uid, console, ..Terminal::default() });
+        }
+        Some([stdin, stdout, stderr]) => {
+            let fds = [plan.fd(stdin), plan.fd(stdout), plan.fd(stderr)];
+            plan.stdio(fds);
+        }
+    }
+    let security = &config.security;
+    plan_rlimits(plan, security)?;
+    plan.umask(process.umask.unwrap_or(0o022));
+    plan.sync();
+    plan_identity(plan, security, process, account)?;
+    if config.init {
+        plan.init();
+    }
+    plan_exec(plan, config, process, account)
+}
+
+/// Working directory, credentials, capabilities, filter: the last steps before execve, and for
+/// `exec` the same.
+pub(crate) fn plan_identity(
+    plan: &mut Plan,
+    security: &Security,
+    process: &Process,
+    account: &Account,
+) -> Result<()> {
+    let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
+    let all = capability::all();
+    let asked = capability::parse(security.capabilities.iter().map(String::as_str))?;
+    let granted = if security.privileged { all } else { asked.intersection(all) };
+    plan.chdir(cwd, true);
+    plan.credentials(&Ids { uid: account.uid, gid: account.gid, groups: account.groups.clone() });
+    // As execve(2) would leave it: root has what is granted, others have nothing (capabilities(7)).
+    let own = if account.uid == 0 { granted } else { Set::empty() };
+    plan.capabilities(&CapabilityMasks {
+        bounding: granted.bits(),
+        effective: own.bits(),
+        permitted: own.bits(),
+        inheritable: 0,
+        ambient: 0,
+    });
+    if security.no_new_privileges {
+        plan.no_new_privs();
+    }
+    if security.seccomp == SeccompChoice::Default && !security.privileged {
+        plan.seccomp(&seccomp::default_filter(granted).to_bytes());
+    }
+    Ok(())
+}
+
+/// Limits of the process and what it starts. What the host does not let us raise stays lower.
+pub(crate) fn plan_rlimits(plan: &mut Plan, security: &Security) -> Result<()> {
+    for limit in &security.rlimits {
+        let resource = rlimit::resource(&limit.name).ok_or_else(|| {
+            Error::Invalid(format!("there is no resource limit '{}'", limit.name))
+        })?;
+        plan.rlimit(resource, limit.soft, limit.hard, true);
+    }
+    Ok(())
+}
+
+/// The program, its arguments and its environment.
+pub(crate) fn plan_exec(
+    plan: &mut Plan,
+    config: &Config,
+    process: &Process,
+    account: &Account,
+) -> Result<()> {
+    let program = process.args.first().filter(|p| !p.is_empty());
+    let program = program.ok_or_else(|| Error::Invalid("there is no command to run".into()))?;
+    let mut env = process.env.clone();
+    let has = |env: &[String], name: &str| {
+        env.iter().any(|e| e.strip_prefix(name).is_some_and(|v| v.starts_with('=')))
+    };
+    if !has(&env, "HOME") {
+        env.push(format!("HOME={}", account.home));
+    }
+    if !has(&env, "HOSTNAME") {
+        env.push(format!("HOSTNAME={}", config.hostname));
+    }
+    let path = env.iter().find_map(|e| e.strip_prefix("PATH="));
+    let candidates: Vec<String> = if program.contains('/') {
+        vec![program.clone()]
+    } else {
+        let path = path.unwrap_or("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+        let dirs = path.split(':').map(|d| if d.is_empty() { "." } else { d });
+        dirs.map(|d| format!("{d}/{program}")).collect()
+    };
+    let bytes = |texts: &[String]| texts.iter().map(|t| t.clone().into_bytes()).collect();
+    plan.exec(&Program {
+        candidates: bytes(&candidates),
+        argv: bytes(&process.args),
+        envp: bytes(&env),
+    });
+    Ok(())
+}
+
+/// Tells a program that cannot be executed from a step that failed.
+pub(crate) fn exec_error(process: &Process, e: LaunchError) -> Error {
+    let LaunchError::Failed(failure) = &e else { return Error::Launch(e) };
+    let program = process.args.first().cloned().unwrap_or_default();
+    match failure.exit_code() {
+        127 => Error::CommandNotFound(program),
+        126 => Error::CommandNotExecutable(
+            program.clone(),
+            dormouse_kernel::CallError::new("execve", program, failure.errno),
+        ),
+        _ => Error::Launch(e),
+    }
+}
+
+/// Hides what user namespaces do not hide: files of `/proc` and `/sys` that tell about the host.
+/// What only root may read or write needs no mask, for nobody in a container is that root.
+fn mask(plan: &mut Plan, shared: &Path) -> Result<()> {
+    const HIDDEN: [&str; 12] = [
+        "/proc/kcore",
+        "/proc/keys",
+        "/proc/latency_stats",
+        "/proc/timer_list",
+        "/proc/timer_stats",
+        "/proc/sched_debug",
+        "/proc/interrupts",
+        "/proc/kallsyms",
+        "/proc/acpi",
+        "/proc/scsi",
+        "/proc/asound",
+        "/sys/firmware",
+    ];
+    let there: Vec<&str> = HIDDEN.iter().copied().filter(|p| Path::new(p).exists()).collect();
+    let attr = MountAttr::NOSUID | MountAttr::NOEXEC | MountAttr::RDONLY;
+    let null = plan.fd(clone_dir(&shared.join("dev/null"), attr)?);
+    let empty = shared.join("empty");
+    fs::create_dir(&empty).map_err(Error::file("cannot make directory", &empty))?;
+    let empty = plan.fd(clone_dir(&empty, attr)?);
+    plan.mask(null, empty, &there);
+    Ok(())
+}
+
+/// A mount of a directory of the host, attached nowhere.
+fn clone_dir(path: &Path, attr: MountAttr) -> Result<OwnedFd> {
+    clone_of(CWD, path, attr)
+}
+
+fn clone_of(dir: BorrowedFd<'_>, path: &Path, attr: MountAttr) -> Result<OwnedFd> {
+    let tree = mount::clone_tree(dir, path, false)
+        .map_err(Error::call("cannot clone a mount for the container"))?;
+    mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty())
+        .map_err(Error::call("cannot set the attributes of a mount"))?;
+    Ok(tree)
+}
+
+/// A tmpfs of its own, for a size that must hold.
+fn tmpfs(size_bytes: u64, mode: u32, ids: IdMap, attr: MountAttr) -> Result<OwnedFd> {
+    let make = || {
+        let fs = mount::FsContext::open("tmpfs")?;
+        fs.set_string("size", &size_bytes.to_string())?;
+        fs.set_string("mode", &format!("{mode:o}"))?;
+        fs.set_string("uid", &ids.base.to_string())?;
+        fs.set_string("gid", &ids.base.to_string())?;
+        fs.create(attr)
+    };
+    make().map_err(Error::call("cannot make a tmpfs"))
+}
+
+/// Mounts the tmpfs that all containers share, once per boot.
+fn ensure_shared_tmpfs(path: &Path) -> Result<()> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let is_mounted = || {
+        rustix::fs::statfs(path).is_ok_and(|s| s.f_type as i64 == TMPFS_MAGIC)
+            && path.join(".dormouse").exists()
+    };
+    if is_mounted() {
+        return Ok(());
+    }
+    disk::make_dir(path, 0o711)?;
+    let lock = path.with_extension("lock");
+    let _lock = disk::Lock::take_new(&lock)?;
+    if is_mounted() {
+        return Ok(());
+    }
+    let make = || {
+        let fs = mount::FsContext::open("tmpfs")?;
+        fs.set_string("mode", "0711")?;
+        let tree = fs.create(MountAttr::NOSUID | MountAttr::NOEXEC)?;
+        mount::attach(tree.as_fd(), CWD, path)
+    };
+    make().map_err(Error::call("cannot mount the shared tmpfs"))?;
+    let mark = path.join(".dormouse");
+    fs::write(&mark, b"").map_err(Error::file("cannot write", mark))
+}
+
+/// The device nodes every program expects, and the links to what procfs provides. Nodes are made by
+/// the host's root: in a user namespace nobody can make any.
+fn make_dev(path: &Path, ids: IdMap) -> Result<()> {
+    const NODES: [(&str, u32, u32); 6] = [
+        ("null", 1, 3),
+        ("zero", 1, 5),
+        ("full", 1, 7),
+        ("random", 1, 8),
+        ("urandom", 1, 9),
+        ("tty", 5, 0),
+    ];
+    const LINKS: [(&str, &str); 6] = [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+        ("ptmx", "pts/ptmx"),
+        ("core", "/proc/kcore"),
+    ];
+    make_owned_dir(path, 0o755, ids)?;
+    let own = |name: &str| {
+        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
+        let (uid, gid) = (rustix::fs::Uid::from_raw(ids.base), rustix::fs::Gid::from_raw(ids.base));
+        rustix::fs::chownat(CWD, path.join(name), Some(uid), Some(gid), flags)
+    };
+    for (name, major, minor) in NODES {
+        let dev = rustix::fs::makedev(major, minor);
+        let node = path.join(name);
+        rustix::fs::mknodat(CWD, &node, FileType::CharacterDevice, Mode::from_raw_mode(0o666), dev)
+            .and_then(|()| rustix::fs::chmod(&node, Mode::from_raw_mode(0o666))) // past our umask
+            .and_then(|()| own(name))
+            .map_err(|e| Error::file("cannot make device", node)(e.into()))?;
+    }
+    for (name, target) in LINKS {
+        let link = path.join(name);
+        symlink(target, &link).map_err(Error::file("cannot make link", link))?;
+    }
+    for name in ["pts", "shm", "mqueue"] {
+        make_owned_dir(&path.join(name), 0o755, ids)?;
+    }
+    Ok(())
+}
+
+/// An empty directory that belongs to the container's root.
+fn make_owned_dir(path: &Path, mode: u32, ids: IdMap) -> Result<()> {
+    fs::create_dir(path).map_err(Error::file("cannot make directory", path))?;
+    chown(path, Some(ids.base), Some(ids.base)).map_err(Error::file("cannot own", path))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .map_err(Error::file("cannot set permissions of", path))
+}
+
+pub(crate) fn open_null() -> Result<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+        .map_err(|e| Error::file("cannot open", "/dev/null")(e.into()))
+}
+
+/// A log file, which is only ever appended to: a program that reopens it through `/proc/self/fd`
+/// can damage its own log and no other.
+fn open_log(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW;
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))
+        .map_err(|e| Error::file("cannot open log", path)(e.into()))
+}
+
+pub(crate) fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    fd.try_clone_to_owned().map_err(Error::file("cannot duplicate", "a descriptor"))
+}
