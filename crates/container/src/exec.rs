@@ -6,20 +6,21 @@
 //! process of the container can see it from its first moment, so it is not dumpable until execve
 //! and holds no descriptor of the host but those it was given.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::resolve;
-use dormouse_launch::{Kind, Plan, Spawn, Terminal};
+use dormouse_launch::{Kind, Plan, Spawn};
 use dormouse_model::{ContainerId, State};
 use rustix::fs::{Mode, OFlags};
 
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::life::Root;
-use crate::spec::{Exec, Stream};
+use crate::spec::Exec;
 use crate::start::{
-    Running, TTY_GROUP, clone_fd, exec_error, open_null, plan_exec, plan_identity, plan_rlimits,
+    Io, Running, TTY_GROUP, clone_fd, exec_error, open_stream, plan_exec, plan_identity, plan_io,
+    plan_rlimits,
 };
 use crate::user::Accounts;
 
@@ -79,17 +80,16 @@ impl Engine {
         plan.become_root();
         plan.session_keyring();
         plan.setsid();
-        if process.terminal {
-            if !has_devpts {
-                plan.devpts("/dev/pts", Some(TTY_GROUP));
-            }
-            plan.terminal(&Terminal { uid: account.uid, ..Terminal::default() });
-        } else {
-            let fds = [exec.io.stdin, exec.io.stdout, exec.io.stderr].map(open);
-            let [stdin, stdout, stderr] = fds;
-            let fds = [plan.fd(stdin?), plan.fd(stdout?), plan.fd(stderr?)];
-            plan.stdio(fds);
+        if process.terminal && !has_devpts {
+            plan.devpts("/dev/pts", Some(TTY_GROUP));
         }
+        let io = if process.terminal {
+            Io::Terminal(exec.io.terminal_size.unwrap_or_default())
+        } else {
+            let open = |stream| open_stream(stream, config.ids, account.uid);
+            Io::Fds([open(exec.io.stdin)?, open(exec.io.stdout)?, open(exec.io.stderr)?])
+        };
+        plan_io(&mut plan, io, account.uid, false);
         plan_rlimits(&mut plan, &config.security)?;
         plan.umask(process.umask.unwrap_or(0o022));
         plan.sync();
@@ -104,16 +104,5 @@ impl Engine {
         let command = process.args.join(" ");
         self.record("exec", id.as_str(), config.name.as_str(), &[("command", command)]);
         Ok(Running::of_exec(id.clone(), pid, pidfd, console, keeper))
-    }
-}
-
-/// The descriptor behind a stream; only a first process has logs and a kept input.
-fn open(stream: Stream) -> Result<OwnedFd> {
-    match stream {
-        Stream::Fd(fd) => Ok(fd),
-        Stream::Null => open_null(),
-        Stream::Log | Stream::Kept => Err(Error::Invalid(
-            "a process run by exec has no log: give it descriptors or /dev/null".into(),
-        )),
     }
 }

@@ -549,6 +549,42 @@ impl Engine {
         self.assemble(config, userns.as_fd())
     }
 
+    /// Gives the host back what this instance took from it: keeper, mounts, network, control groups.
+    /// What survives a reboot stays, so this is what a reboot would do. Refused while a container
+    /// runs.
+    pub fn dismantle(&self) -> Result<()> {
+        for id in self.ids()? {
+            let lock = match self.lock(&id) {
+                Err(Error::NoContainer(_)) => continue,
+                other => other?,
+            };
+            let config = self.config(&id)?;
+            if self.look(&config)?.is_alive() {
+                return Err(self.not(&config, State::Running, "stop it first"));
+            }
+            self.settle_locked(&config, true)?;
+            drop(lock);
+        }
+        if let Some(keeper) = Keeper::connect(&self.places().run)? {
+            keeper.end()?;
+        }
+        self.images()?.unmount_all()?;
+        self.network()?.dismantle()?;
+        let shared = self.places().shared();
+        if crate::start::is_shared_tmpfs(&shared) {
+            dormouse_kernel::mount::detach(&shared)
+                .map_err(Error::call("cannot unmount the shared tmpfs"))?;
+        }
+        self.cgroups()?.remove_parent()?;
+        let boot = self.places().run.join("boot");
+        match fs::remove_file(&boot) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("cannot remove", boot)(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The writable layer of a container, for `diff` and `commit`.
     pub fn upper(&self, id: &ContainerId) -> PathBuf {
         self.dir(id).join("upper")

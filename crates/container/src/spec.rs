@@ -89,6 +89,8 @@ pub struct Stdio {
     pub stdout: Stream,
     /// Standard error.
     pub stderr: Stream,
+    /// Rows and columns of the terminal, where it gets one.
+    pub terminal_size: Option<(u16, u16)>,
 }
 
 /// One standard stream.
@@ -100,14 +102,20 @@ pub enum Stream {
     Log,
     /// A pipe whose other end the keeper holds for whoever attaches. Input only.
     Kept,
-    /// A descriptor of the caller.
+    /// A descriptor of the caller. A pipe is given to the process's user, so that it can be opened
+    /// again as `/dev/stdout`.
     Fd(OwnedFd),
 }
 
 impl Stdio {
     /// Nothing comes in, everything goes to the log.
     pub fn detached() -> Self {
-        Self { stdin: Stream::Null, stdout: Stream::Log, stderr: Stream::Log }
+        Self {
+            stdin: Stream::Null,
+            stdout: Stream::Log,
+            stderr: Stream::Log,
+            terminal_size: None,
+        }
     }
 }
 

@@ -30,7 +30,7 @@ use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::capability::{self, Set};
 use dormouse_kernel::cgroup::Cgroup;
 use dormouse_kernel::mount::{self, MountAttr};
-use dormouse_kernel::{ErrorKind, namespace, pidfd, rlimit, seccomp};
+use dormouse_kernel::{ErrorKind, namespace, pidfd, rlimit, seccomp, weakened};
 use dormouse_launch::{
     CapabilityMasks, Exec as Program, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn,
     TargetKind, Terminal,
@@ -166,13 +166,13 @@ impl Engine {
             id_map: Some((map.clone(), map)),
             proc: true,
             settle: true,
-            ..Spawn::new(config.id.as_str(), Kind::Init, NAMESPACES.bits())
+            ..Spawn::new(config.id.as_str(), Kind::Init, namespaces().bits())
         })?;
         let userns = pidfd::user_namespace(newborn.pidfd.as_fd())
             .map_err(Error::call("cannot open the container's user namespace"))?;
         let root = self.assemble(config, userns.as_fd())?;
         let account = Accounts::read(root.as_fd()).find(&config.process.user)?;
-        let streams = self.streams(config, io)?;
+        let streams = self.streams(config, &account, io)?;
         let mut plan = Plan::new();
         for tasks in placement.v1_tasks {
             let fd = plan.fd(tasks);
@@ -183,7 +183,7 @@ impl Engine {
         }
         let proc = newborn.take_proc();
         self.plan_root(&mut plan, config, Given { root, proc, sys: net.sys, userns })?;
-        plan_process(&mut plan, config, &config.process, &account, streams.fds)?;
+        plan_process(&mut plan, config, &account, streams.io)?;
         newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
         let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
         let init = InitRecord {
@@ -253,8 +253,12 @@ impl Engine {
     fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given) -> Result<()> {
         let shared = self.shared_dirs(config)?;
         plan.become_root();
-        plan.unshare(CloneFlags::NEWCGROUP.bits() as u32);
-        plan.session_keyring();
+        if !weakened("cgroup-namespace") {
+            plan.unshare(CloneFlags::NEWCGROUP.bits() as u32);
+        }
+        if !weakened("keyring") {
+            plan.session_keyring();
+        }
         let root = plan.fd(given.root);
         plan.root(root, config.read_only);
         if let Some(proc) = given.proc {
@@ -270,7 +274,9 @@ impl Engine {
         if needs_devpts(config) {
             plan.devpts("/dev/pts", Some(TTY_GROUP));
         }
-        let sys = clone_of(given.sys.as_fd(), Path::new(""), shm_attr | MountAttr::RDONLY)?;
+        let mut sys_attr = shm_attr;
+        sys_attr.set(MountAttr::RDONLY, !weakened("read-only-sys"));
+        let sys = clone_of(given.sys.as_fd(), Path::new(""), sys_attr)?;
         let sys = plan.fd(sys);
         plan.attach(sys, "/sys", TargetKind::PlainDir, true);
         if config.systemd {
@@ -289,7 +295,7 @@ impl Engine {
                 given.userns.as_fd(),
             )?;
         }
-        if !config.security.privileged {
+        if !config.security.privileged && !weakened("masked-paths") {
             mask(plan, &shared)?;
         }
         plan.hostname(&config.hostname);
@@ -453,24 +459,23 @@ impl Engine {
     }
 
     /// Opens what the standard streams of a container lead to.
-    fn streams(&self, config: &Config, io: Stdio) -> Result<Streams> {
+    fn streams(&self, config: &Config, account: &Account, io: Stdio) -> Result<Streams> {
         if config.process.terminal {
-            return Ok(Streams { fds: None, kept: None });
+            let size = io.terminal_size.unwrap_or_default();
+            return Ok(Streams { io: Io::Terminal(size), kept: None });
         }
         let mut kept = None;
         let log = self.dir(&config.id).join("log");
         let mut open = |stream: Stream, name: &str| -> Result<OwnedFd> {
             match stream {
-                Stream::Fd(fd) => Ok(fd),
-                Stream::Null => open_null(),
-                Stream::Log => open_log(&log.join(name)),
+                Stream::Log => own(open_log(&log.join(name))?, config.ids, account.uid),
                 Stream::Kept => {
-                    let (read, write) =
-                        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-                            .map_err(|e| Error::file("cannot make", "a pipe")(e.into()))?;
+                    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+                        .map_err(|e| Error::file("cannot make", "a pipe")(e.into()))?;
                     kept = Some(write);
-                    Ok(read)
+                    own(read, config.ids, account.uid)
                 }
+                other => open_stream(other, config.ids, account.uid),
             }
         };
         let fds = [
@@ -478,7 +483,7 @@ impl Engine {
             open(io.stdout, "stdout.log")?,
             open(io.stderr, "stderr.log")?,
         ];
-        Ok(Streams { fds: Some(fds), kept })
+        Ok(Streams { io: Io::Fds(fds), kept })
     }
 
     /// Gives the terminal or the kept end of standard input to the keeper, takes it over at once,
@@ -632,10 +637,52 @@ struct Kept {
 /// The group that owns terminals on Debian and most others.
 pub(crate) const TTY_GROUP: u32 = 5;
 
+/// What a process talks to: a terminal of these rows and columns, or three descriptors.
+pub(crate) enum Io {
+    Terminal((u16, u16)),
+    Fds([OwnedFd; 3]),
+}
+
 struct Streams {
-    /// `None` with a terminal.
-    fds: Option<[OwnedFd; 3]>,
+    io: Io,
     kept: Option<OwnedFd>,
+}
+
+/// The descriptor behind a stream that needs no container's log or keeper.
+pub(crate) fn open_stream(stream: Stream, ids: IdMap, uid: u32) -> Result<OwnedFd> {
+    match stream {
+        Stream::Null => open_null(),
+        Stream::Fd(fd) => {
+            let stat = rustix::fs::fstat(&fd)
+                .map_err(|e| Error::file("cannot look at", "a standard stream")(e.into()))?;
+            let is_pipe = FileType::from_raw_mode(stat.st_mode) == FileType::Fifo;
+            if is_pipe { own(fd, ids, uid) } else { Ok(fd) }
+        }
+        Stream::Log | Stream::Kept => Err(Error::Invalid(
+            "only the first process of a container has a log: give this one descriptors".into(),
+        )),
+    }
+}
+
+/// Gives a stream to the process's user: programs open `/dev/stdout` again.
+fn own(fd: OwnedFd, ids: IdMap, uid: u32) -> Result<OwnedFd> {
+    let uid = rustix::fs::Uid::from_raw(ids.to_host(uid).unwrap_or(ids.base));
+    rustix::fs::fchown(&fd, Some(uid), None)
+        .map_err(|e| Error::file("cannot own", "a standard stream")(e.into()))?;
+    Ok(fd)
+}
+
+/// Puts the streams or the terminal of a process into its plan.
+pub(crate) fn plan_io(plan: &mut Plan, io: Io, uid: u32, console: bool) {
+    match io {
+        Io::Terminal(size) => {
+            plan.terminal(&Terminal { uid, console, size, ..Terminal::default() });
+        }
+        Io::Fds([stdin, stdout, stderr]) => {
+            let fds = [plan.fd(stdin), plan.fd(stdout), plan.fd(stderr)];
+            plan.stdio(fds);
+        }
+    }
 }
 
 /// The namespaces of every container. The cgroup namespace is not among them: one made by clone3
@@ -646,6 +693,19 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
     .union(CloneFlags::NEWIPC)
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWTIME);
+
+/// The same, less what the isolation tests leave out.
+fn namespaces() -> CloneFlags {
+    let mut flags = NAMESPACES;
+    for (name, flag) in [
+        ("ipc-namespace", CloneFlags::NEWIPC),
+        ("uts-namespace", CloneFlags::NEWUTS),
+        ("time-namespace", CloneFlags::NEWTIME),
+    ] {
+        flags.set(flag, !weakened(name));
+    }
+    flags
+}
 
 /// A user namespace with a container's ids and no process in it.
 pub(crate) fn user_namespace(ids: IdMap) -> Result<OwnedFd> {
@@ -661,25 +721,10 @@ fn needs_devpts(config: &Config) -> bool {
 }
 
 /// What the program is, may do and is connected to.
-fn plan_process(
-    plan: &mut Plan,
-    config: &Config,
-    process: &Process,
-    account: &Account,
-    streams: Option<[OwnedFd; 3]>,
-) -> Result<()> {
+fn plan_process(plan: &mut Plan, config: &Config, account: &Account, io: Io) -> Result<()> {
+    let (process, security) = (&config.process, &config.security);
     plan.setsid();
-    match streams {
-        None => {
-            let console = config.systemd || config.init;
-            plan.terminal(&Terminal { uid: account.uid, console, ..Terminal::default() });
-        }
-        Some([stdin, stdout, stderr]) => {
-            let fds = [plan.fd(stdin), plan.fd(stdout), plan.fd(stderr)];
-            plan.stdio(fds);
-        }
-    }
-    let security = &config.security;
+    plan_io(plan, io, account.uid, config.systemd || config.init);
     plan_rlimits(plan, security)?;
     plan.umask(process.umask.unwrap_or(0o022));
     plan.sync();
@@ -701,7 +746,8 @@ pub(crate) fn plan_identity(
     let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
     let all = capability::all();
     let asked = capability::parse(security.capabilities.iter().map(String::as_str))?;
-    let granted = if security.privileged { all } else { asked.intersection(all) };
+    let unbounded = security.privileged || weakened("capabilities");
+    let granted = if unbounded { all } else { asked.intersection(all) };
     plan.chdir(cwd, true);
     plan.credentials(&Ids { uid: account.uid, gid: account.gid, groups: account.groups.clone() });
     // As execve(2) would leave it: root has what is granted, others have nothing (capabilities(7)).
@@ -713,10 +759,11 @@ pub(crate) fn plan_identity(
         inheritable: 0,
         ambient: 0,
     });
-    if security.no_new_privileges {
+    if security.no_new_privileges && !weakened("no-new-privs") {
         plan.no_new_privs();
     }
-    if security.seccomp == SeccompChoice::Default && !security.privileged {
+    let filtered = security.seccomp == SeccompChoice::Default && !security.privileged;
+    if filtered && !weakened("seccomp") {
         plan.seccomp(&seccomp::default_filter(granted).to_bytes());
     }
     Ok(())
@@ -836,20 +883,22 @@ fn tmpfs(size_bytes: u64, mode: u32, ids: IdMap, attr: MountAttr) -> Result<Owne
     make().map_err(Error::call("cannot make a tmpfs"))
 }
 
+/// Whether the tmpfs that all containers share is mounted.
+pub(crate) fn is_shared_tmpfs(path: &Path) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    rustix::fs::statfs(path).is_ok_and(|s| s.f_type as i64 == TMPFS_MAGIC)
+        && path.join(".dormouse").exists()
+}
+
 /// Mounts the tmpfs that all containers share, once per boot.
 fn ensure_shared_tmpfs(path: &Path) -> Result<()> {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    let is_mounted = || {
-        rustix::fs::statfs(path).is_ok_and(|s| s.f_type as i64 == TMPFS_MAGIC)
-            && path.join(".dormouse").exists()
-    };
-    if is_mounted() {
+    if is_shared_tmpfs(path) {
         return Ok(());
     }
     disk::make_dir(path, 0o711)?;
     let lock = path.with_extension("lock");
     let _lock = disk::Lock::take_new(&lock)?;
-    if is_mounted() {
+    if is_shared_tmpfs(path) {
         return Ok(());
     }
     let make = || {
