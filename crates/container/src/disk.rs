@@ -97,9 +97,20 @@ impl Lock {
         Self::take_file(file.map_err(Error::file("cannot open", path))?, path)
     }
 
+    /// Waits for a share of the lock; the file is made when missing.
+    pub(crate) fn take_shared(path: &Path) -> Result<Self> {
+        let file = File::options().create(true).truncate(false).write(true).open(path);
+        let file = file.map_err(Error::file("cannot open", path))?;
+        Self::wait(file, path, FlockOperation::LockShared)
+    }
+
     fn take_file(file: File, path: &Path) -> Result<Self> {
+        Self::wait(file, path, FlockOperation::LockExclusive)
+    }
+
+    fn wait(file: File, path: &Path, how: FlockOperation) -> Result<Self> {
         loop {
-            match flock(&file, FlockOperation::LockExclusive) {
+            match flock(&file, how) {
                 Ok(()) => return Ok(Self(file)),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(Error::file("cannot lock", path)(e.into())),

@@ -233,7 +233,9 @@ impl Engine {
             self.images()?.find(image)?;
         }
         let addresses = match &create.net {
-            NetMode::Address { .. } => self.network()?.allocate(id, &create.addresses)?,
+            NetMode::Address { domain } => {
+                self.network()?.allocate(domain, id, &create.addresses)?
+            }
             NetMode::Host | NetMode::None => Vec::new(),
         };
         let hostname = create.hostname.unwrap_or_else(|| id.short().to_owned());
@@ -268,7 +270,7 @@ impl Engine {
             sysctls: create.sysctls,
         };
         let publish = || -> Result<()> {
-            Store::create_upper(new, ids.base)?;
+            Store::create_upper(new, &ids, &self.lower(&config.root)?)?;
             let log = new.join("log");
             fs::create_dir(&log).map_err(Error::file("cannot make directory", &log))?;
             self.write_config(new, &config)?;

@@ -568,21 +568,42 @@ impl Engine {
         if let Some(keeper) = Keeper::connect(&self.places().run)? {
             keeper.end()?;
         }
+        self.tidy()?;
+        match fs::remove_file(self.places().run.join("boot")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("cannot remove", self.places().run.join("boot"))(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Held while a container starts: what containers share stays.
+    pub(crate) fn in_use(&self) -> Result<disk::Lock> {
+        disk::Lock::take_shared(&self.places().run.join("use.lock"))
+    }
+
+    /// Takes away what containers share (domains, mounts of images and of the shared tmpfs, the
+    /// cgroups above them) if no container runs or starts. The keeper has it called when its last
+    /// container is gone; the next start makes everything again. Returns whether it was done.
+    pub fn tidy(&self) -> Result<bool> {
+        let lock = self.places().run.join("use.lock");
+        drop(disk::Lock::take_shared(&lock)?); // it exists now
+        let Some(_alone) = disk::Lock::try_take(&lock)? else { return Ok(false) };
+        let running = self.places().running();
+        let mut left = fs::read_dir(&running).map_err(Error::file("cannot list", &running))?;
+        if left.next().is_some() {
+            return Ok(false);
+        }
+        self.network()?.remove_unused()?;
+        self.network()?.remove_none()?;
         self.images()?.unmount_all()?;
-        self.network()?.dismantle()?;
         let shared = self.places().shared();
         if crate::start::is_shared_tmpfs(&shared) {
             dormouse_kernel::mount::detach(&shared)
                 .map_err(Error::call("cannot unmount the shared tmpfs"))?;
         }
         self.cgroups()?.remove_parent()?;
-        let boot = self.places().run.join("boot");
-        match fs::remove_file(&boot) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::file("cannot remove", boot)(e))
-            }
-            _ => Ok(()),
-        }
+        Ok(true)
     }
 
     /// The writable layer of a container, for `diff` and `commit`.

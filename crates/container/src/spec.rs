@@ -110,12 +110,7 @@ pub enum Stream {
 impl Stdio {
     /// Nothing comes in, everything goes to the log.
     pub fn detached() -> Self {
-        Self {
-            stdin: Stream::Null,
-            stdout: Stream::Log,
-            stderr: Stream::Log,
-            terminal_size: None,
-        }
+        Self { stdin: Stream::Null, stdout: Stream::Log, stderr: Stream::Log, terminal_size: None }
     }
 }
 

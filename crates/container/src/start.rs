@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use dormouse_image::{Store, assemble};
+use dormouse_image::{Lower, Store, assemble};
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::capability::{self, Set};
 use dormouse_kernel::cgroup::Cgroup;
@@ -134,6 +134,8 @@ impl Engine {
         io: Stdio,
         failures: u32,
     ) -> Result<Running> {
+        // Nothing that all containers share goes away meanwhile.
+        let _in_use = self.in_use()?;
         // A start that was killed may have left things under our name.
         if self.cgroups()?.find(config.id.as_str())?.is_some() || self.run_dir(&config.id).exists()
         {
@@ -232,21 +234,25 @@ impl Engine {
 
     /// The layers of a container as one mount that is attached nowhere.
     pub(crate) fn assemble(&self, config: &Config, userns: BorrowedFd<'_>) -> Result<OwnedFd> {
-        let dir = self.dir(&config.id);
-        let lower = match &config.root {
+        let lower = self.lower(&config.root)?;
+        let (upper, work) = Store::open_upper(&self.dir(&config.id))?;
+        Ok(assemble(&lower, Some(userns), Some((&upper, &work)))?)
+    }
+
+    /// The read-only layers of a root filesystem.
+    pub(crate) fn lower(&self, root: &RootSource) -> Result<Lower> {
+        match root {
             RootSource::Image { id, .. } => {
                 let store = self.images()?;
-                store.rootfs(&store.find(id)?)?
+                Ok(store.rootfs(&store.find(id)?)?)
             }
             RootSource::Directory(path) => {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let dir = rustix::fs::open(path, flags, Mode::empty())
                     .map_err(|e| Error::file("cannot open", path)(e.into()))?;
-                dormouse_image::Lower::directory(dir)
+                Ok(Lower::directory(dir))
             }
-        };
-        let (upper, work) = Store::open_upper(&dir)?;
-        Ok(assemble(&lower, Some(userns), Some((&upper, &work)))?)
+        }
     }
 
     /// Everything that is mounted before the program starts.
@@ -470,8 +476,9 @@ impl Engine {
             match stream {
                 Stream::Log => own(open_log(&log.join(name))?, config.ids, account.uid),
                 Stream::Kept => {
-                    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
-                        .map_err(|e| Error::file("cannot make", "a pipe")(e.into()))?;
+                    let (read, write) =
+                        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
+                            .map_err(|e| Error::file("cannot make", "a pipe")(e.into()))?;
                     kept = Some(write);
                     own(read, config.ids, account.uid)
                 }
