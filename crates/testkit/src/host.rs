@@ -13,6 +13,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -94,6 +95,14 @@ impl Host {
         host
     }
 
+    /// A new host that has the image `attack`: busybox and the attacks.
+    #[track_caller]
+    pub fn with_attacks(program: PathBuf) -> Self {
+        let host = Self::with_program(program);
+        host.import(&image::busybox_with_attack(), "attack");
+        host
+    }
+
     fn connect(&self) {
         let neighbour = self.neighbour.id();
         self.sh(&format!("ip link add host0 type veth peer name client0 netns {neighbour}")).ok();
@@ -125,6 +134,11 @@ impl Host {
     /// The process that holds the host's namespaces.
     pub fn pid(&self) -> u32 {
         self.host.id()
+    }
+
+    /// The process that holds the neighbour's network namespace.
+    pub fn neighbour_pid(&self) -> u32 {
+        self.neighbour.id()
     }
 
     /// A command that runs in the host's namespaces.
@@ -243,6 +257,28 @@ impl Host {
         last.expect("it was asked at least once").ok();
     }
 
+    /// Runs a function on a thread that is in the host's network: sockets it opens are the host's.
+    pub fn in_network<T: Send + 'static>(
+        &self,
+        function: impl FnOnce() -> T + Send + 'static,
+    ) -> thread::JoinHandle<T> {
+        let namespace = fs::File::open(format!("/proc/{}/ns/net", self.host.id()));
+        let namespace = namespace.expect("the holder of the namespaces lives");
+        thread::spawn(move || {
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)
+                .expect("root may enter a network namespace");
+            function()
+        })
+    }
+
+    /// The first address of a container.
+    #[track_caller]
+    pub fn address_of(&self, name: &str) -> String {
+        let record = self.inspect(name);
+        record["address"].as_str().map(str::to_owned).expect("it has an address")
+    }
+
     /// Processes of this host that are not of the test itself: the keeper, containers, commands.
     pub fn processes(&self) -> Vec<(u32, String)> {
         leftover::processes(self.host.id(), self.dir.path())
@@ -283,7 +319,7 @@ impl Host {
         for id in ids.lines() {
             must(self.dm(&["rm", "--force", id]));
         }
-        must(self.dm(&["internal", "dismantle"]));
+        must(self.dm(&["internal", "reset"]));
         wait_until(Duration::from_secs(5) * slowness(), || self.processes().is_empty());
         left.extend(self.processes().iter().map(|(pid, line)| format!("process {pid}: {line}")));
         left.extend(self.cgroups().iter().map(|path| format!("cgroup {}", path.display())));

@@ -97,6 +97,39 @@ pub fn busybox() -> PathBuf {
     })
 }
 
+/// The program with everything that somebody inside a container tries, from
+/// `tests/attack/attack.c`, statically linked.
+pub fn attack() -> PathBuf {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    let source =
+        top.expect("the crate lies two folders below the top").join("tests/attack/attack.c");
+    let text = fs::read(&source).expect("the attacks are part of the tree");
+    let hash = crate::leftover::fnv(&text);
+    cached(&format!("attack-{hash:016x}"), |path| {
+        let mut compile = Command::new("gcc");
+        compile.args(["-O1", "-static", "-Wall", "-o"]).arg(path).arg(&source);
+        run(compile, b"", Duration::from_secs(60)).ok();
+    })
+}
+
+/// [`busybox()`] with [`attack()`] in `/bin`, once as it is and once, called `gain`, set-user-id.
+pub fn busybox_with_attack() -> PathBuf {
+    let program = attack();
+    let version = program.file_name().expect("it has a name").to_string_lossy().into_owned();
+    let base = busybox();
+    cached(&format!("busybox-1-{version}"), |dir| {
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(base).arg(dir);
+        run(copy, b"", Duration::from_secs(60)).ok();
+        for (name, mode) in [("attack", 0o755), ("gain", 0o4755)] {
+            let path = dir.join("bin").join(name);
+            fs::copy(&program, &path).expect("it can be copied");
+            let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(path, permissions).expect("a mode can be set");
+        }
+    })
+}
+
 /// A tar of a small Debian with nginx, some 180 MB.
 pub fn nginx() -> PathBuf {
     cached("nginx-1.tar", |path| debian::bootstrap(&["nginx-light"], &as_tar(path), &[]))

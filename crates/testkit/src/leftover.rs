@@ -19,11 +19,14 @@ pub(crate) fn cgroups(name: &str) -> Vec<PathBuf> {
 /// The cgroup above all containers of the instance at `root`: `dormouse-` and the FNV-1a hash of
 /// the path.
 pub(crate) fn cgroup_name(root: &Path) -> String {
-    let bytes = root.as_os_str().as_encoded_bytes();
-    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    format!("dormouse-{:016x}", fnv(root.as_os_str().as_encoded_bytes()))
+}
+
+/// FNV-1a, 64 bit.
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    format!("dormouse-{hash:016x}")
+    })
 }
 
 /// The mount points of a process's mount namespace.

@@ -18,8 +18,10 @@ mod host;
 pub mod image;
 mod leftover;
 mod process;
+mod registry;
 mod terminal;
 
 pub use host::Host;
-pub use process::{Output, dormouse, program, run, slowness, wait_until};
+pub use process::{Output, dormouse, program, run, slowness, wait_until, weak_dormouse};
+pub use registry::Registry;
 pub use terminal::Terminal;

@@ -66,6 +66,16 @@ pub fn dormouse() -> PathBuf {
     }
 }
 
+/// The `dormouse` program whose protections can be switched off one by one, for the isolation
+/// tests: each of them shows that its attack succeeds when that one protection is missing.
+#[track_caller]
+pub fn weak_dormouse() -> PathBuf {
+    let dir = crate::image::cache();
+    let path = dir.parent().expect("target/testkit has a parent").join("weak/dormouse");
+    assert!(path.is_file(), "no {}: ./test build makes it", path.display());
+    path
+}
+
 /// A program of the workspace that was built beside the running test.
 #[track_caller]
 pub fn program(name: &str) -> PathBuf {

@@ -65,7 +65,7 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
     guest.prepare()?;
     let script = if args.command.is_empty() {
         // Made here: the guest has no network to make them with.
-        image::busybox();
+        image::busybox_with_attack();
         image::nginx();
         test_script(top, &args.tests)?
     } else {

@@ -1,0 +1,494 @@
+/* What somebody inside a container tries: attack NAME [ARGUMENT...]
+ *
+ * Exit status 0: it succeeded, and the container is broken. 1: it was stopped; the line printed
+ * says by which error. 2: the program was called wrongly or its preparations failed, which proves
+ * nothing. Each attack is one function of the table at the end. Statically linked, so that it runs
+ * in any image and on the host, where it shows that it does succeed if nothing stops it. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/keyctl.h>
+#include <mqueue.h>
+#include <net/if.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/ipc.h>
+#include <sys/mount.h>
+#include <sys/ptrace.h>
+#include <sys/shm.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BROKEN 0
+#define STOPPED 1
+#define UNUSABLE 2
+
+static int stopped(const char *what)
+{
+	printf("stopped: %s: %s\n", what, strerror(errno));
+	return STOPPED;
+}
+
+static int unusable(const char *what)
+{
+	printf("unusable: %s: %s\n", what, strerror(errno));
+	return UNUSABLE;
+}
+
+static int broken(const char *what)
+{
+	printf("broken: %s\n", what);
+	return BROKEN;
+}
+
+/* Tries to write each file of this list; all of them are the host's. */
+static int host_files(char **args)
+{
+	static const char *files[] = {
+		"/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger",
+		"/proc/sys/kernel/panic", "/proc/sys/vm/drop_caches", "/proc/sys/fs/file-max",
+		"/proc/sys/kernel/pid_max", "/proc/sys/net/core/somaxconn", "/proc/sys/kernel/ns_last_pid",
+		"/proc/sys/fs/binfmt_misc/register", "/proc/sys/kernel/random/boot_id", "/dev/kmsg",
+		"/proc/kcore", "/proc/kmsg", "/dev/mem", "/dev/port", "/sys/kernel/uevent_helper",
+		"/sys/power/state", "/sys/kernel/mm/ksm/run", "/sys/module/kernel/parameters/panic",
+		"/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory/release_agent",
+	};
+	(void)args;
+	for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
+		int fd = open(files[i], O_WRONLY | O_CLOEXEC);
+		/* A device that the container has as its own null is no file of the host. */
+		struct stat st;
+		if (fd >= 0 && !(fstat(fd, &st) == 0 && st.st_rdev == 0x103))
+			return broken(files[i]);
+		if (fd >= 0)
+			close(fd);
+	}
+	return stopped("open for writing");
+}
+
+/* Reads a file that would tell of the host; an empty one tells nothing. */
+static int read_file(char **args)
+{
+	char byte;
+	int fd = open(args[0], O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return stopped("open");
+	ssize_t got = read(fd, &byte, 1);
+	errno = got < 0 ? errno : ENODATA;
+	return got == 1 ? broken(args[0]) : stopped("read");
+}
+
+static int read_only(char **args)
+{
+	int fd = open(args[0], O_WRONLY | O_CLOEXEC);
+	if (fd < 0 && errno == EROFS)
+		return stopped("open for writing");
+	return broken(fd < 0 ? strerror(errno) : "it can be written");
+}
+
+/* The cgroup namespace: the host's path of the own cgroup. */
+static int cgroup_path(char **args)
+{
+	char line[512];
+	FILE *file = fopen("/proc/self/cgroup", "re");
+	(void)args;
+	if (!file)
+		return unusable("/proc/self/cgroup");
+	while (fgets(line, sizeof(line), file))
+		if (strstr(line, "dormouse"))
+			return broken(line);
+	errno = ENOENT;
+	return stopped("no path of the host");
+}
+
+/* A namespace that is the one whose inode number is given. */
+static int same_namespace(char **args)
+{
+	char path[64];
+	struct stat st;
+	snprintf(path, sizeof(path), "/proc/self/ns/%s", args[0]);
+	if (stat(path, &st))
+		return unusable(path);
+	errno = EXDEV;
+	return st.st_ino == strtoul(args[1], NULL, 10) ? broken(path) : stopped(path);
+}
+
+static int set_hostname(char **args)
+{
+	(void)args;
+	return sethostname("broken", 6) ? stopped("sethostname") : broken("sethostname");
+}
+
+static int io_uring(char **args)
+{
+	char params[120] = { 0 };
+	(void)args;
+	long fd = syscall(SYS_io_uring_setup, 4, params);
+	return fd < 0 ? stopped("io_uring_setup") : broken("io_uring_setup");
+}
+
+/* A set-user-id program of the image: this one, called by its other name. */
+static int gain_root(char **args)
+{
+	(void)args;
+	if (getuid() == 0)
+		return unusable("it must not be called by root");
+	errno = EPERM;
+	return geteuid() == 0 ? broken("effective user 0") : stopped("still without privileges");
+}
+
+static int shm_make(char **args)
+{
+	int id = shmget((key_t)atoi(args[0]), 4096, IPC_CREAT | 0666);
+	if (id < 0)
+		return unusable("shmget");
+	pause();
+	return BROKEN;
+}
+
+static int shm_find(char **args)
+{
+	/* An attach with what is known needs no permission that "0666" does not give. */
+	int id = shmget((key_t)atoi(args[0]), 0, 0);
+	return id < 0 ? stopped("shmget") : broken("the segment of another");
+}
+
+static int mq_make(char **args)
+{
+	umask(0);
+	if (mq_open(args[0], O_CREAT | O_RDWR, 0666, NULL) == (mqd_t)-1)
+		return unusable("mq_open");
+	pause();
+	return BROKEN;
+}
+
+static int mq_find(char **args)
+{
+	mqd_t queue = mq_open(args[0], O_RDONLY);
+	return queue == (mqd_t)-1 ? stopped("mq_open") : broken("the queue of another");
+}
+
+/* Runs a command whose session keyring holds a key of this name. */
+static int with_key(char **args)
+{
+	if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0)
+		return unusable("join session keyring");
+	long key = syscall(SYS_add_key, "user", args[0], "secret", 6, KEY_SPEC_SESSION_KEYRING);
+	if (key < 0)
+		return unusable("add_key");
+	/* Who possesses the keyring finds it, whoever they are. */
+	syscall(SYS_keyctl, KEYCTL_SETPERM, key, 0x3f3f3f3fL);
+	syscall(SYS_keyctl, KEYCTL_SETPERM, KEY_SPEC_SESSION_KEYRING, 0x3f3f3f3fL);
+	execvp(args[1], args + 1);
+	return unusable(args[1]);
+}
+
+static int find_key(char **args)
+{
+	char secret[16];
+	long key = syscall(SYS_keyctl, KEYCTL_SEARCH, KEY_SPEC_SESSION_KEYRING, "user", args[0], 0);
+	if (key < 0)
+		return stopped("keyctl search");
+	long got = syscall(SYS_keyctl, KEYCTL_READ, key, secret, sizeof(secret));
+	return got < 0 ? stopped("keyctl read") : broken("the key of the host");
+}
+
+/* Looks for a process that is neither this one nor an ancestor nor a child. */
+static int find_process(char **args)
+{
+	char path[300], line[300] = { 0 };
+	DIR *dir = opendir("/proc");
+	struct dirent *entry;
+	if (!dir)
+		return unusable("/proc");
+	while ((entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "/proc/%s/cmdline", entry->d_name);
+		int fd = atoi(entry->d_name) > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+		ssize_t got = fd < 0 ? 0 : read(fd, line, sizeof(line) - 1);
+		if (fd >= 0)
+			close(fd);
+		for (ssize_t i = 0; i < got; i++)
+			if (!line[i])
+				line[i] = ' ';
+		if (got > 0 && atoi(entry->d_name) != getpid() && strstr(line, args[0]))
+			return broken(path);
+	}
+	errno = ESRCH;
+	return stopped("no such process");
+}
+
+/* Every number that could be a process, asked by signal 0 and by pidfd. */
+static int signal_any(char **args)
+{
+	int limit = atoi(args[0]), own = 0;
+	for (int pid = 2; pid < limit; pid++) {
+		if (pid == getpid() || pid == getppid() || kill(pid, 0))
+			continue;
+		own++;
+	}
+	/* The shell that called and nothing else may be there. */
+	errno = ESRCH;
+	return own > atoi(args[1]) ? broken("a process of another can be signalled") : stopped("kill");
+}
+
+static int trace(char **args)
+{
+	int pid = atoi(args[0]);
+	return ptrace(PTRACE_SEIZE, pid, 0, 0) ? stopped("ptrace") : broken("traced");
+}
+
+/* Out of the root by the old way: chroot below the working directory, then up. */
+static int leave_root(char **args)
+{
+	struct stat st;
+	mkdir("/tmp/jail", 0755);
+	int up = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (up < 0 || chroot("/tmp/jail"))
+		return stopped("chroot");
+	fchdir(up);
+	for (int i = 0; i < 64; i++)
+		if (chdir(".."))
+			return stopped("chdir");
+	if (chroot("."))
+		return stopped("chroot back");
+	return stat(args[0], &st) ? stopped(args[0]) : broken(args[0]);
+}
+
+static int mount_host(char **args)
+{
+	(void)args;
+	mkdir("/tmp/mnt", 0755);
+	if (mount("proc", "/tmp/mnt", "proc", 0, NULL) == 0)
+		return broken("proc is mounted");
+	if (mount("cgroup", "/tmp/mnt", "cgroup2", 0, NULL) == 0)
+		return broken("cgroup2 is mounted");
+	if (mount("/dev/vda", "/tmp/mnt", "ext4", MS_RDONLY, NULL) == 0)
+		return broken("the host's disk is mounted");
+	return stopped("mount");
+}
+
+static int set_clock(char **args)
+{
+	struct timespec now;
+	(void)args;
+	clock_gettime(CLOCK_REALTIME, &now);
+	return clock_settime(CLOCK_REALTIME, &now) ? stopped("clock_settime") : broken("clock_settime");
+}
+
+static int open_node(char **args)
+{
+	int fd = open(args[0], O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+	return fd < 0 ? stopped("open") : broken("a device of the host");
+}
+
+/* Writes to a terminal that belongs to somebody else: TIOCSTI types for them. */
+static int type_for_another(char **args)
+{
+	int fd = open(args[0], O_RDWR | O_NOCTTY | O_CLOEXEC);
+	if (fd < 0)
+		return stopped("open");
+	return ioctl(fd, TIOCSTI, "x") ? stopped("TIOCSTI") : broken("typed");
+}
+
+static socklen_t abstract(struct sockaddr_un *address, const char *name)
+{
+	memset(address, 0, sizeof(*address));
+	address->sun_family = AF_UNIX;
+	strncpy(address->sun_path + 1, name, sizeof(address->sun_path) - 2);
+	return (socklen_t)(sizeof(sa_family_t) + 1 + strlen(name));
+}
+
+static int abstract_listen(char **args)
+{
+	struct sockaddr_un address;
+	socklen_t length = abstract(&address, args[0]);
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	if (fd < 0 || bind(fd, (void *)&address, length) || listen(fd, 5))
+		return unusable("bind");
+	pause();
+	return BROKEN;
+}
+
+static int abstract_connect(char **args)
+{
+	struct sockaddr_un address;
+	socklen_t length = abstract(&address, args[0]);
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	if (fd < 0)
+		return unusable("socket");
+	return connect(fd, (void *)&address, length) ? stopped("connect") : broken("connected");
+}
+
+static int any_socket(char **args)
+{
+	int fd = socket(atoi(args[0]), atoi(args[1]), htons((uint16_t)atoi(args[2])));
+	return fd < 0 ? stopped("socket") : broken("a socket of this kind");
+}
+
+static int ip(const char *text, const char *port, struct sockaddr_in *address)
+{
+	memset(address, 0, sizeof(*address));
+	address->sin_family = AF_INET;
+	address->sin_port = htons((uint16_t)atoi(port));
+	return inet_pton(AF_INET, text, &address->sin_addr) == 1 ? 0 : -1;
+}
+
+static int tcp_bind(char **args)
+{
+	struct sockaddr_in address;
+	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+	if (fd < 0 || ip(args[0], args[1], &address))
+		return unusable("socket");
+	setsockopt(fd, SOL_IP, IP_FREEBIND, &one, sizeof(one));
+	return bind(fd, (void *)&address, sizeof(address)) ? stopped("bind") : broken("bound");
+}
+
+static int tcp_connect(char **args)
+{
+	struct sockaddr_in address;
+	struct timeval limit = { .tv_sec = 2 };
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	if (fd < 0 || ip(args[0], args[1], &address))
+		return unusable("socket");
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+	return connect(fd, (void *)&address, sizeof(address)) ? stopped("connect") : broken("connected");
+}
+
+/* listen() without bind(): the kernel takes a port at every address there is. Prints it and
+ * accepts for two seconds. */
+static int listen_unbound(char **args)
+{
+	struct sockaddr_in address;
+	socklen_t length = sizeof(address);
+	int fd = socket(AF_INET, SOCK_STREAM, 0);
+	struct timeval limit = { .tv_sec = 3 };
+	(void)args;
+	if (fd < 0 || listen(fd, 5) || getsockname(fd, (void *)&address, &length))
+		return stopped("listen");
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	printf("%d\n", ntohs(address.sin_port));
+	fflush(stdout);
+	return accept(fd, NULL, NULL) < 0 ? stopped("accept") : broken("a caller of another");
+}
+
+/* Opens the program of every process that appears, for writing, for so many seconds. */
+static int overwrite_exe(char **args)
+{
+	time_t end = time(NULL) + atoi(args[0]);
+	struct stat own, st;
+	char path[300];
+	if (stat("/proc/self/exe", &own))
+		return unusable("/proc/self/exe");
+	while (time(NULL) < end) {
+		DIR *dir = opendir("/proc");
+		struct dirent *entry;
+		while (dir && (entry = readdir(dir))) {
+			if (atoi(entry->d_name) <= 0)
+				continue;
+			snprintf(path, sizeof(path), "/proc/%s/exe", entry->d_name);
+			int fd = open(path, O_PATH | O_CLOEXEC);
+			if (fd < 0)
+				continue;
+			/* What lies on the container's own filesystem is the container's. */
+			if (fstat(fd, &st) == 0 && st.st_dev != own.st_dev) {
+				char again[64];
+				snprintf(again, sizeof(again), "/proc/self/fd/%d", fd);
+				int write = open(again, O_WRONLY | O_CLOEXEC);
+				if (write >= 0)
+					return broken(path);
+			}
+			close(fd);
+		}
+		if (dir)
+			closedir(dir);
+	}
+	errno = ETXTBSY;
+	return stopped("no program of the host could be written");
+}
+
+/* Any descriptor beyond the three, and any of these that is a directory. */
+static int leaked_fd(char **args)
+{
+	(void)args;
+	for (int fd = 0; fd < 1024; fd++) {
+		struct stat st;
+		if (fstat(fd, &st))
+			continue;
+		if (fd > 2 || S_ISDIR(st.st_mode))
+			return broken("a descriptor of the host");
+	}
+	errno = EBADF;
+	return stopped("three descriptors, none a directory");
+}
+
+/* The numbers of one line of /proc/self/status, as a mask that must be zero. */
+static int status_mask(char **args)
+{
+	char line[300];
+	FILE *file = fopen("/proc/self/status", "re");
+	size_t length = strlen(args[0]);
+	while (file && fgets(line, sizeof(line), file))
+		if (!strncmp(line, args[0], length) && line[length] == ':') {
+			errno = EPERM;
+			return strtoull(line + length + 1, NULL, 16) ? broken(line) : stopped(args[0]);
+		}
+	return unusable(args[0]);
+}
+
+static const struct {
+	const char *name;
+	int count;
+	int (*run)(char **args);
+} attacks[] = {
+	{ "abstract-connect", 1, abstract_connect },
+	{ "abstract-listen", 1, abstract_listen },
+	{ "cgroup-path", 0, cgroup_path },
+	{ "find-key", 1, find_key },
+	{ "find-process", 1, find_process },
+	{ "gain-root", 0, gain_root },
+	{ "host-files", 0, host_files },
+	{ "io-uring", 0, io_uring },
+	{ "leaked-fd", 0, leaked_fd },
+	{ "leave-root", 1, leave_root },
+	{ "listen-unbound", 0, listen_unbound },
+	{ "mount-host", 0, mount_host },
+	{ "mq-find", 1, mq_find },
+	{ "mq-make", 1, mq_make },
+	{ "open-node", 1, open_node },
+	{ "overwrite-exe", 1, overwrite_exe },
+	{ "read-file", 1, read_file },
+	{ "read-only", 1, read_only },
+	{ "same-namespace", 2, same_namespace },
+	{ "set-clock", 0, set_clock },
+	{ "set-hostname", 0, set_hostname },
+	{ "shm-find", 1, shm_find },
+	{ "shm-make", 1, shm_make },
+	{ "signal-any", 2, signal_any },
+	{ "socket", 3, any_socket },
+	{ "status-mask", 1, status_mask },
+	{ "tcp-bind", 2, tcp_bind },
+	{ "tcp-connect", 2, tcp_connect },
+	{ "trace", 1, trace },
+	{ "type", 1, type_for_another },
+	{ "with-key", 2, with_key },
+};
+
+int main(int argc, char **argv)
+{
+	for (size_t i = 0; argc > 1 && i < sizeof(attacks) / sizeof(*attacks); i++)
+		if (!strcmp(argv[1], attacks[i].name) && argc - 2 >= attacks[i].count)
+			return attacks[i].run(argv + 2);
+	fprintf(stderr, "attack: unknown, or arguments are missing\n");
+	return UNUSABLE;
+}

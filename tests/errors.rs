@@ -1,0 +1,179 @@
+//! Bad input: one clear line, a status of its own, nothing half made.
+
+use dormouse_testkit::Host;
+
+/// Nothing was made: no container, no process of one.
+#[track_caller]
+fn assert_nothing_is_there(host: &Host) {
+    assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
+    let containers = host.root().join("lib/containers");
+    let left = std::fs::read_dir(containers).map_or(0, |entries| entries.count());
+    assert_eq!(left, 0, "a container is half made");
+}
+
+#[test]
+fn vm_unknown_image_and_container() {
+    let host = Host::with_busybox();
+    let line = host.dm(&["run", "--pull", "never", "nothing", "true"]).err(125);
+    assert!(line.contains("nothing"), "{line}");
+    for verb in ["start", "stop", "pause", "rm", "logs", "kill"] {
+        let line = host.dm(&[verb, "nobody"]).err(125);
+        assert!(line.contains("nobody"), "{verb}: {line}");
+    }
+    assert_nothing_is_there(&host);
+}
+
+#[test]
+fn vm_command_not_found_is_127_and_not_executable_is_126() {
+    let host = Host::with_busybox();
+    let line = host.dm(&["run", "--rm", "busybox", "no-such-program"]).err(127);
+    assert!(line.contains("no-such-program"), "{line}");
+    host.dm(&["run", "busybox", "/no/such/file"]).err(127);
+    host.dm(&["run", "--rm", "busybox", "/etc/passwd"]).err(126);
+    host.dm(&["run", "--rm", "busybox", "/tmp"]).err(126);
+    host.dm(&["run", "-d", "busybox", "no-such-program"]).err(127);
+    assert_nothing_is_there(&host);
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    host.dm(&["exec", "a", "no-such-program"]).err(127);
+    host.dm(&["exec", "a", "/etc/passwd"]).err(126);
+    assert_eq!(host.state_of("a"), "running");
+}
+
+#[test]
+fn vm_invalid_options_are_refused_before_anything_is_made() {
+    let host = Host::with_busybox();
+    for options in [
+        &["--memory", "12q"][..],
+        &["--memory", "1"],
+        &["--cpus", "0"],
+        &["--cpus", "-1"],
+        &["--pids", "0"],
+        &["--pids", "many"],
+        &["--name", "a/b"],
+        &["--name", ".."],
+        &["-p", "80:0"],
+        &["-p", "99999:80"],
+        &["--net", "sideways"],
+        &["--ip", "1.2.3"],
+        &["--ip", "8.8.8.8"],
+        &["--user", "nobody-knows"],
+        &["--user", "1:2:3"],
+        &["--user", "-1"],
+        &["--user", "4294967296"],
+        &["--cap-add", "CAP_FLY"],
+        &["--ulimit", "wings=1"],
+        &["--ulimit", "nofile=5:4"],
+        &["--restart", "sometimes"],
+        &["-v", "relative/../path:/x"],
+        &["-v", "/no/such/directory:/x"],
+        &["-v", "/etc:relative"],
+        &["-e", "=x"],
+        &["--hostname", "a b"],
+        &["--entrypoint", "[\"broken"],
+        &["--sysctl", "kernel.core_pattern=x"],
+        &["--sysctl", "kernel.msgmax=1\n2"],
+        &["--no-such-option"],
+    ] {
+        let out = host.dm(&[&["run"], options, &["busybox", "true"]].concat());
+        assert_eq!(out.status, 125, "{out}");
+        let lines = out.stderr.lines().count();
+        assert!(lines == 1 && !out.stderr.contains("panicked"), "{out}");
+    }
+    host.dm(&["run"]).err(125);
+    host.dm(&["no-such-verb"]).err(125);
+    assert_nothing_is_there(&host);
+}
+
+#[test]
+fn vm_users_are_exactly_who_was_named_or_nobody() {
+    let host = Host::with_busybox();
+    for (user, ids) in
+        [("0", "0 0"), ("user", "1000 1000"), ("1000", "1000 1000"), ("5:6", "5 6"), ("01", "1 0")]
+    {
+        let words = ["run", "--rm", "-u", user, "--net", "none", "busybox", "sh", "-c"];
+        let out = host.dm(&[&words[..], &["echo $(id -u) $(id -g)"]].concat());
+        if user == "01" {
+            // Read as a decimal number or refused, never as root.
+            assert!(out.status == 125 || out.stdout.starts_with("1 "), "{out}");
+        } else {
+            assert_eq!(out.ok(), ids, "{user}");
+        }
+    }
+    for user in ["1:", ":1", "+1", "1:2:3", "-1", "4294967296", "\u{661}", " 0"] {
+        let out = host.dm(&["run", "--rm", "-u", user, "--net", "none", "busybox", "id", "-u"]);
+        assert!(out.status == 125 || out.stdout.trim() == "1", "'{user}' {out}");
+    }
+}
+
+#[test]
+fn vm_damaged_archives_are_refused_and_leave_nothing() {
+    let host = Host::new();
+    let whole = host.dir().join("whole.tar");
+    let busybox = dormouse_testkit::image::busybox();
+    host.sh(&format!("tar -C {} -cf {} .", busybox.display(), whole.display())).ok();
+    let bytes = std::fs::read(&whole).expect("tar has written it");
+    let mut flipped = bytes.clone();
+    flipped[148] ^= 0x40; // the checksum of the first header
+    for (name, content) in [
+        ("empty.tar", &b""[..]),
+        ("short.tar", &bytes[..bytes.len() / 3]),
+        ("flipped.tar", &flipped),
+        ("text.tar", b"this is no archive, whatever its name says"),
+    ] {
+        let path = host.dir().join(name);
+        std::fs::write(&path, content).expect("written");
+        let path = path.to_str().expect("UTF-8");
+        let line = host.dm(&["import", "--name", "x", path]).err(125);
+        assert!(!line.is_empty(), "{name}");
+    }
+    host.dm(&["import", "--name", "x", "/no/such/file"]).err(125);
+    let images = host.dm(&["images", "--json"]).ok();
+    assert_eq!(images.trim(), "[]");
+}
+
+#[test]
+fn vm_full_disk_while_importing_is_told_and_leaves_room_again() {
+    let host = Host::new();
+    let root = host.root();
+    std::fs::create_dir_all(root.join("lib")).expect("made");
+    let disk = host.dir().join("disk");
+    let script = format!(
+        "truncate -s 8M {disk} && mke2fs -q -t ext4 {disk} && mount -o loop {disk} {lib}",
+        disk = disk.display(),
+        lib = root.join("lib").display()
+    );
+    host.sh(&script).ok();
+    let free = format!("df -k --output=avail {} | tail -n 1", root.join("lib").display());
+    let before: i64 = host.sh(&free).ok().trim().parse().expect("a number");
+    let big = host.dir().join("big");
+    std::fs::create_dir(&big).expect("made");
+    std::fs::write(big.join("file"), vec![7_u8; 20 << 20]).expect("written");
+    let line = host.dm(&["import", "--name", "x", big.to_str().expect("UTF-8")]).err(125);
+    assert!(line.contains("No space left"), "{line}");
+    assert_eq!(host.dm(&["images", "--json"]).ok().trim(), "[]");
+    let after: i64 = host.sh(&free).ok().trim().parse().expect("a number");
+    assert!(before - after < 1024, "{before} kB were free, now {after}");
+    host.sh(&format!("umount {}", root.join("lib").display())).ok();
+}
+
+#[test]
+fn vm_check_says_what_the_kernel_has() {
+    let host = Host::new();
+    let out = host.dm(&["check"]);
+    assert_eq!(out.status, 0, "{out}");
+    assert!(out.stdout.lines().count() > 10, "{out}");
+    let json = host.dm(&["check", "--json"]).ok();
+    let value: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert!(value.is_array() || value.is_object());
+}
+
+#[test]
+fn vm_help_and_version_are_answered_and_hide_what_is_not_for_people() {
+    let host = Host::new();
+    let help = host.dm(&["--help"]).ok();
+    for verb in ["run", "ps", "images", "check"] {
+        assert!(help.contains(verb), "{verb}");
+    }
+    assert!(!help.contains("internal"), "{help}");
+    assert!(host.dm(&["version"]).ok().contains("0.1"));
+}

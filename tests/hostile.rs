@@ -1,0 +1,389 @@
+//! Hostile images, configurations and processes: nothing outside the container is read, written
+//! or signalled, and nothing hangs.
+//!
+//! Each test is a class of holes that container programs have had; `docs/decisions` tells which.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dormouse_testkit::{Host, dormouse, image, slowness};
+
+/// A directory of the host that nobody may touch, with what is in it.
+struct Precious {
+    dir: PathBuf,
+}
+
+impl Precious {
+    fn new(host: &Host) -> Self {
+        let dir = host.dir().join("precious");
+        fs::create_dir(&dir).expect("made");
+        fs::write(dir.join("file"), "precious").expect("written");
+        Self { dir }
+    }
+
+    fn path(&self) -> &str {
+        self.dir.to_str().expect("UTF-8")
+    }
+
+    #[track_caller]
+    fn assert_untouched(&self) {
+        let names: Vec<_> = fs::read_dir(&self.dir)
+            .expect("it is still there")
+            .map(|e| e.expect("listed").file_name())
+            .collect();
+        assert_eq!(names, ["file"], "something was made on the host");
+        assert_eq!(
+            fs::read_to_string(self.dir.join("file")).expect("it is still there"),
+            "precious"
+        );
+    }
+}
+
+/// One member of a tar, written as nobody's library would write it (tar(5), ustar).
+struct Entry {
+    name: String,
+    kind: u8,
+    link: String,
+}
+
+impl Entry {
+    fn new(name: &str, kind: u8, link: &str) -> Self {
+        Self { name: name.to_owned(), kind, link: link.to_owned() }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let data: &[u8] = if self.kind == b'0' { b"broken" } else { b"" };
+        let mut header = [0_u8; 512];
+        let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
+        // Long names are split at a slash: 155 bytes of prefix, 100 of name.
+        let name = self.name.as_bytes();
+        let cut = (name.len() > 100).then(|| {
+            let slash = name.iter().take(155).rposition(|b| *b == b'/');
+            slash.expect("a long name of a test has a slash")
+        });
+        match cut {
+            Some(at) => {
+                put(345, &name[..at]);
+                put(0, &name[at + 1..]);
+            }
+            None => put(0, name),
+        }
+        put(100, b"0000777\0");
+        put(108, b"0000000\0");
+        put(116, b"0000000\0");
+        put(124, format!("{:011o}\0", data.len()).as_bytes());
+        put(136, b"00000000000\0");
+        put(148, b"        ");
+        put(156, &[self.kind]);
+        put(157, &self.link.as_bytes()[..self.link.len().min(100)]);
+        put(257, b"ustar\x0000");
+        let sum: u32 = header.iter().map(|b| u32::from(*b)).sum();
+        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        let mut bytes = header.to_vec();
+        bytes.extend(data);
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        bytes
+    }
+}
+
+/// A copy of the busybox directory, to be damaged.
+fn copy_of_busybox(host: &Host, name: &str) -> PathBuf {
+    let dir = host.dir().join(name);
+    host.sh(&format!("cp -a {} {}", image::busybox_with_attack().display(), dir.display())).ok();
+    dir
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn vm_archives_cannot_write_outside() {
+    let host = Host::new();
+    let precious = Precious::new(&host);
+    let out = precious.path();
+    let up = format!("{}{}", "../".repeat(20), &out[1..]);
+    let (file, made) = (format!("{out}/file"), format!("{out}/made"));
+    let entry = |name: &str, kind: u8, link: &str| Entry::new(name, kind, link);
+    let cases = [
+        vec![entry(&format!("{up}/made"), b'0', "")],
+        vec![entry(&made, b'0', "")],
+        vec![entry("d", b'2', out), entry("d/made", b'0', "")],
+        vec![entry("d", b'2', &up), entry("d/made", b'0', "")],
+        vec![entry("d", b'1', &file), entry("d", b'0', "")],
+        vec![entry("d", b'2', &file), entry("d", b'0', "")],
+        vec![entry("d", b'2', out), entry("e", b'1', "d/file"), entry("e", b'0', "")],
+        vec![entry("d", b'2', out), entry("d/.wh.file", b'0', "")],
+        vec![entry("d", b'2', out), entry("d", b'5', ""), entry("d/made", b'5', "")],
+        vec![entry(".wh...", b'0', "")],
+        vec![entry("d/.wh..", b'0', "")],
+        vec![entry("a", b'2', "b"), entry("b", b'2', "a"), entry("a/x", b'0', "")],
+        vec![entry("", b'0', "")],
+        vec![entry("/", b'0', "")],
+        vec![entry("..", b'5', "")],
+    ];
+    for (n, case) in cases.iter().enumerate() {
+        let path = host.dir().join(format!("hostile-{n}.tar"));
+        let mut bytes: Vec<u8> = case.iter().flat_map(Entry::to_bytes).collect();
+        bytes.extend([0; 1024]);
+        fs::write(&path, bytes).expect("written");
+        let out = host.dm(&["import", "--name", &format!("h{n}"), text(&path)]);
+        // Refused, or kept inside: both are right.
+        assert!(out.status == 0 || out.status == 125, "{n}: {out}");
+        assert!(!out.stderr.contains("panicked"), "{n}: {out}");
+        precious.assert_untouched();
+    }
+}
+
+#[test]
+fn vm_what_the_program_makes_inside_follows_no_link_out() {
+    let host = Host::new();
+    let precious = Precious::new(&host);
+    let up = format!("{}{}", "../".repeat(20), &precious.path()[1..]);
+    for (n, link) in
+        ["dev", "proc", "sys", "etc", "run", "tmp", "dev/shm", "etc/hosts", "etc/hostname"]
+            .iter()
+            .flat_map(|link| [(link, precious.path().to_owned()), (link, up.clone())])
+            .enumerate()
+    {
+        let (link, target) = link;
+        let dir = copy_of_busybox(&host, &format!("root{n}"));
+        let path = dir.join(link);
+        fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+        let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)); // may be absent
+        symlink(&target, &path).expect("a link can be made");
+        let tmpfs = format!("/{link}/made");
+        for options in [&[][..], &["--tmpfs", &tmpfs], &["-t"]] {
+            let words = ["run", "--rm", "--net", "none", "--rootfs", text(&dir)];
+            let out = host.dm(&[&words[..], options, &["true"]].concat());
+            assert!(!out.stderr.contains("panicked"), "{link}: {out}");
+            precious.assert_untouched();
+        }
+    }
+}
+
+#[test]
+fn vm_users_files_that_are_not_files_neither_hang_nor_swell() {
+    let host = Host::new();
+    let make: [(&str, &str); 6] = [
+        ("fifo", "rm etc/passwd && mkfifo etc/passwd"),
+        ("directory", "rm etc/passwd && mkdir etc/passwd"),
+        ("zero", "ln -sf /dev/zero etc/passwd"),
+        ("huge", "rm etc/passwd && truncate -s 4G etc/passwd"),
+        ("line", "tr '\\0' x </dev/zero | head -c 64m >etc/passwd"),
+        ("outside", "ln -sf ../../../../../../../../etc/shadow etc/passwd"),
+    ];
+    for (name, script) in make {
+        let dir = copy_of_busybox(&host, name);
+        host.sh(&format!("cd {} && {script}", dir.display())).ok();
+        let words = ["run", "--rm", "--net", "none", "--rootfs", text(&dir), "-u", "daemon", "id"];
+        let out = host.dm_within(Duration::from_secs(20), &words);
+        assert_eq!(out.status, 125, "{name}: {out}");
+    }
+}
+
+#[test]
+fn vm_a_working_directory_is_inside() {
+    let host = Host::new();
+    let dir = copy_of_busybox(&host, "root");
+    let precious = Precious::new(&host);
+    symlink("/proc/self/fd/7", dir.join("seven")).expect("made");
+    for cwd in (3..12).map(|n| format!("/proc/self/fd/{n}")).chain(["/seven".to_owned()]) {
+        let words = ["run", "--rm", "--net", "none", "--rootfs", text(&dir), "-w", &cwd];
+        let probe =
+            format!("cd .. 2>/dev/null; cat ./{0}/file .{0}/file {0}/file", precious.path());
+        let out = host.dm(&[&words[..], &["sh", "-c", &probe]].concat());
+        assert!(!out.stdout.contains("precious"), "{cwd}: {out}");
+    }
+}
+
+#[test]
+fn vm_nodes_of_an_image_open_no_device_of_the_host() {
+    let host = Host::new();
+    let dir = copy_of_busybox(&host, "root");
+    // The disk of the host, its memory, its log.
+    let disk = fs::read_to_string("/proc/partitions").expect("the kernel lists disks");
+    let disk = disk.lines().skip(2).find_map(|line| {
+        let mut words = line.split_whitespace();
+        Some(format!("b {} {}", words.next()?, words.next()?))
+    });
+    let nodes = [disk.expect("there is a disk"), "c 1 1".to_owned(), "c 1 11".to_owned()];
+    for (n, node) in nodes.iter().enumerate() {
+        host.sh(&format!("mknod -m 666 {}/node{n} {node}", dir.display())).ok();
+    }
+    host.import(&dir, "nodes");
+    for n in 0..nodes.len() {
+        let node = format!("/node{n}");
+        let rootfs = ["run", "--rm", "--rootfs", text(&dir), "--net", "none"];
+        let image = ["run", "--rm", "--net", "none", "nodes"];
+        for words in [&rootfs[..], &image] {
+            let out = host.dm(&[words, &["attack", "open-node", &node]].concat());
+            assert_eq!(out.status, 1, "{out}");
+        }
+    }
+}
+
+#[test]
+fn vm_the_program_cannot_be_overwritten_from_inside() {
+    let host = Host::with_attacks(dormouse());
+    let sums = || {
+        let keeper = dormouse_testkit::program("dormouse-keeper");
+        host.sh(&format!("sha256sum {} {}", dormouse().display(), keeper.display())).ok()
+    };
+    let before = sums();
+    let seconds = (6 * slowness()).to_string();
+    let words = ["run", "-d", "--name", "a", "--cap-add", "ALL", "attack", "attack"];
+    host.dm(&[&words[..], &["overwrite-exe", &seconds]].concat()).ok();
+    let execs = if slowness() > 1 { 20 } else { 100 };
+    for _ in 0..execs {
+        host.dm(&["exec", "a", "/proc/self/exe", "true"]);
+        host.dm(&["exec", "a", "true"]).ok();
+        if host.state_of("a") != "running" {
+            break;
+        }
+    }
+    assert_eq!(host.dm(&["wait", "a"]).ok(), "1", "{}", host.dm(&["logs", "a"]));
+    assert_eq!(sums(), before);
+}
+
+#[test]
+fn vm_endless_output_is_bounded() {
+    let host = Host::with_busybox();
+    let words = ["run", "-d", "--log-max-size", "1m", "--name", "a", "busybox", "yes"];
+    host.dm(&words).ok();
+    std::thread::sleep(Duration::from_secs(3));
+    host.dm(&["rm", "--force", "a"]).ok();
+    host.dm(&words).ok();
+    std::thread::sleep(Duration::from_secs(2));
+    let dir = host.root();
+    let used: u64 = host
+        .sh(&format!("du -sk --exclude=images {}", dir.display()))
+        .ok()
+        .split_whitespace()
+        .next()
+        .and_then(|n| n.parse().ok())
+        .expect("a number");
+    assert!(used < 20 << 10, "{used} kB of log");
+}
+
+#[test]
+fn vm_swapped_links_during_starts_put_nothing_on_the_host() {
+    // Two containers share a volume; one swaps a directory of it for a link that leads out, again
+    // and again, while others start with mounts below it.
+    let host = Host::with_attacks(dormouse());
+    let precious = Precious::new(&host);
+    let up = format!("{}{}", "../".repeat(20), &precious.path()[1..]);
+    let swap = format!(
+        "cd /shared; mkdir -p a; ln -s {up} b; \
+         while :; do mv a c; mv b a; mv a b; mv c a; done 2>/dev/null"
+    );
+    let swapper = ["run", "-d", "--name", "swapper", "-v", "shared:/shared", "attack"];
+    host.dm(&[&swapper[..], &["sh", "-c", &swap]].concat()).ok();
+    let starts = if slowness() > 1 { 6 } else { 40 };
+    for n in 0..starts {
+        let target = format!("/shared/a/made{n}");
+        let words = ["run", "--rm", "--net", "none", "-v", "shared:/shared", "--tmpfs", &target];
+        let out =
+            host.dm(&[&words[..], &["-v", "data:/shared/a/deep/er", "attack", "true"]].concat());
+        assert!(out.status == 0 || out.status == 125, "{out}");
+        precious.assert_untouched();
+    }
+}
+
+#[test]
+fn vm_pids_that_are_used_again_are_not_mistaken() {
+    // The pid of a dead container comes back as somebody else's: a victim that no command may hit.
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    let pid = host.inspect("a")["pid"].as_u64().expect("a pid");
+    // Nobody of ours sees it end: keeper and container die at once, as in a crash.
+    for (process, _) in host.processes() {
+        host.sh(&format!("kill -9 {process}"));
+    }
+    let last = Path::new("/proc/sys/kernel/ns_last_pid");
+    let mut bystander = None;
+    for _ in 0..200 {
+        if fs::write(last, (pid - 1).to_string()).is_err() {
+            break;
+        }
+        let child = std::process::Command::new("sleep").arg("1000").spawn().expect("sleep starts");
+        if u64::from(child.id()) == pid {
+            bystander = Some(child);
+            break;
+        }
+        let mut child = child;
+        child.kill().and_then(|()| child.wait()).expect("it can be ended");
+    }
+    let mut bystander = bystander.expect("the pid comes back when ns_last_pid says so");
+    let state = host.state_of("a");
+    for words in [
+        &["kill", "a"][..],
+        &["stop", "--time", "0", "a"],
+        &["pause", "a"],
+        &["exec", "a", "true"],
+        &["rm", "--force", "a"],
+    ] {
+        let _ = host.dm(words); // some succeed, some say that it is stopped
+    }
+    let alive = bystander.try_wait().expect("a child can be asked").is_none();
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    bystander.kill().and_then(|()| bystander.wait()).expect("it can be ended");
+    assert!(alive && !stat.contains(") T"), "a bystander was hit: {stat}");
+    assert_eq!(state, "stopped");
+}
+
+#[test]
+fn vm_children_that_act_at_once_are_seen_by_all() {
+    // A container that ends before its parent has looked, many times over.
+    let host = Host::with_busybox();
+    let rounds = if slowness() > 1 { 5 } else { 40 };
+    for n in 0..rounds {
+        let status = n % 7;
+        let script = format!("exit {status}");
+        let words = ["run", "--rm", "--net", "none", "busybox", "sh", "-c", &script];
+        assert_eq!(host.dm(&words).status, status);
+        let name = format!("c{n}");
+        let words = ["run", "-d", "--name", &name, "--net", "none", "busybox", "sh", "-c", &script];
+        host.dm(&words).ok();
+        assert_eq!(host.dm(&["wait", &name]).ok(), status.to_string());
+        host.dm(&["rm", &name]).ok();
+    }
+}
+
+#[test]
+fn vm_sysctls_are_its_own_or_refused() {
+    let host = Host::with_busybox();
+    let before = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("read");
+    for bad in [
+        "kernel.core_pattern=|/bin/sh",
+        "kernel/core_pattern=x",
+        "net.ipv4.ip_forward=1\nkernel.core_pattern=x",
+        "kernel.shmmax+kernel.core_pattern=1",
+        "kernel.../core_pattern=1",
+        "vm.swappiness=0",
+    ] {
+        let out = host.dm(&["run", "--rm", "--sysctl", bad, "busybox", "true"]);
+        assert_eq!(out.status, 125, "{bad}: {out}");
+    }
+    assert_eq!(fs::read_to_string("/proc/sys/kernel/core_pattern").expect("read"), before);
+    let words = ["run", "--rm", "--sysctl", "kernel.msgmax=4444", "busybox"];
+    let out = host.dm(&[&words[..], &["cat", "/proc/sys/kernel/msgmax"]].concat());
+    assert_eq!(out.ok(), "4444");
+}
+
+#[test]
+fn vm_a_fork_bomb_and_a_memory_hog_end_with_their_container() {
+    let host = Host::with_busybox();
+    let bomb = "b() { b | b & }; b; sleep 1000";
+    let words =
+        ["run", "-d", "--pids", "64", "--memory", "64m", "--name", "a", "busybox", "sh", "-c"];
+    host.dm(&[&words[..], &[bomb]].concat()).ok();
+    std::thread::sleep(Duration::from_secs(1));
+    let count = host.processes().len();
+    assert!(count <= 70, "{count} processes");
+    host.dm(&["rm", "--force", "a"]).ok();
+    let gone = || host.processes().iter().all(|(_, line)| !line.contains("sleep"));
+    assert!(dormouse_testkit::wait_until(Duration::from_secs(5), gone));
+}

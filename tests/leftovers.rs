@@ -1,0 +1,128 @@
+//! Nothing is left behind: not by many containers, not by killed commands, not by failed starts.
+//!
+//! Every test of every file checks this when its host is dropped; these are the ones that try hard.
+
+use std::time::Duration;
+
+use dormouse_testkit::{Host, slowness, wait_until};
+
+/// What grows when something leaks.
+fn counts(host: &Host) -> (usize, usize, usize) {
+    let cgroups = host.cgroups().iter().map(|dir| count_dirs(dir)).sum();
+    (host.mounts().len(), cgroups, host.processes().len())
+}
+
+fn count_dirs(dir: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter(|e| e.path().is_dir()).map(|e| 1 + count_dirs(&e.path())).sum()
+}
+
+#[test]
+fn vm_after_the_last_container_only_what_the_host_shares_stays() {
+    let host = Host::with_busybox();
+    // Once, so that what is made on first use is there.
+    host.dm(&["run", "--rm", "-p", "8080:80", "busybox", "true"]).ok();
+    assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
+    let before = counts(&host);
+    for n in 0..8 {
+        let name = format!("c{n}");
+        let port = format!("{}:80", 8080 + n);
+        host.dm(&["run", "-d", "--name", &name, "-p", &port, "busybox", "sleep", "1000"]).ok();
+    }
+    for n in 0..8 {
+        host.dm(&["rm", "--force", &format!("c{n}")]).ok();
+    }
+    let same = || counts(&host) == before;
+    assert!(wait_until(Duration::from_secs(5), same), "{before:?} became {:?}", counts(&host));
+}
+
+#[test]
+fn vm_a_killed_start_leaves_nothing_or_a_container() {
+    // SIGKILL at times spread over the length of a start; whatever stands then can be removed.
+    let host = Host::with_busybox();
+    host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    let rounds = if slowness() > 1 { 10 } else { 60 };
+    for round in 0..rounds {
+        let name = format!("k{round}");
+        let mut command = host.dormouse(&["run", "-d", "--name", &name, "busybox", "sleep", "99"]);
+        let mut child = command
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .expect("nsenter starts");
+        std::thread::sleep(Duration::from_micros(300 * round) * slowness());
+        child.kill().and_then(|()| child.wait()).expect("it can be ended");
+        let list = host.dm(&["ps", "--all", "--json"]).ok();
+        let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+        let found = list.as_array().expect("a list").iter().find(|c| c["name"] == name.as_str());
+        if let Some(container) = found {
+            let state = container["state"].as_str().expect("a state");
+            assert!(["created", "running", "stopped"].contains(&state), "{container}");
+            host.dm(&["rm", "--force", &name]).ok();
+        }
+        // The name is free again, and works.
+        if round % 10 == 9 {
+            host.dm(&["run", "--rm", "--name", &name, "busybox", "true"]).ok();
+        }
+    }
+}
+
+#[test]
+fn vm_a_killed_keeper_loses_no_container_for_ever() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
+    let (keeper, _) = keeper.expect("a keeper stands behind a running container");
+    host.sh(&format!("kill -9 {keeper}")).ok();
+    // The container lives on or is found stopped; it can be ended, removed, started again.
+    let state = host.state_of("a");
+    assert!(["running", "stopped"].contains(&state.as_str()), "{state}");
+    if state == "running" {
+        assert_eq!(host.dm(&["exec", "a", "echo", "alive"]).ok(), "alive");
+        host.dm(&["stop", "--time", "0", "a"]).ok();
+    }
+    assert_eq!(host.state_of("a"), "stopped");
+    host.dm(&["start", "a"]).ok();
+    assert_eq!(host.dm(&["exec", "a", "echo", "again"]).ok(), "again");
+}
+
+#[test]
+fn vm_a_start_that_fails_leaves_nothing() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
+    let before = counts(&host);
+    for _ in 0..5 {
+        host.dm(&["run", "-p", "8080:80", "busybox", "no-such-program"]).err(127);
+    }
+    let same = || counts(&host) == before;
+    assert!(wait_until(Duration::from_secs(5), same), "{before:?} became {:?}", counts(&host));
+    // Its port is free.
+    host.dm(&["run", "--rm", "-p", "8080:80", "busybox", "true"]).ok();
+}
+
+#[test]
+fn big_a_thousand_containers_come_and_go() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "--rm", "busybox", "true"]).ok();
+    assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
+    let before = counts(&host);
+    for n in 0..1000 {
+        host.dm(&["run", "-d", "--name", &format!("c{n}"), "busybox", "sleep", "100000"]).ok();
+    }
+    let running = host.dm(&["ps", "--quiet"]).ok();
+    assert_eq!(running.lines().count(), 1000);
+    let mut addresses = std::collections::BTreeSet::new();
+    let list = host.dm(&["ps", "--json"]).ok();
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    for container in list.as_array().expect("a list") {
+        addresses.insert(container["address"].to_string());
+    }
+    assert_eq!(addresses.len(), 1000, "each has an address of its own");
+    let ids: Vec<&str> = running.lines().collect();
+    for ids in ids.chunks(100) {
+        host.dm(&[&["rm", "--force"], ids].concat()).ok();
+    }
+    let same = || counts(&host) == before;
+    assert!(wait_until(Duration::from_secs(30), same), "{before:?} became {:?}", counts(&host));
+}

@@ -1,0 +1,165 @@
+//! Address networking: a container has addresses of its own, and is reached where it was published.
+
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Output, wait_until};
+
+const SERVE: &[&str] = &["httpd", "-f", "-p", "80", "-h", "/www"];
+
+/// Fetches a page from inside a container.
+fn fetch_inside(host: &Host, container: &str, url: &str) -> Output {
+    host.dm(&["exec", container, "wget", "-q", "-T", "5", "-O", "-", url])
+}
+
+#[track_caller]
+fn serve(host: &Host, name: &str, options: &[&str]) {
+    host.dm(&[&["run", "-d", "--name", name], options, &["busybox"], SERVE].concat()).ok();
+}
+
+#[test]
+fn vm_published_port_is_reached_from_another_machine() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &["-p", "8080:80"]);
+    let page = host.fetch(&format!("http://{}:8080/", Host::ADDRESS));
+    assert_eq!(page, "hello from a container");
+    assert_eq!(host.dm(&["port", "web"]).ok().contains("8080"), true);
+    host.dm(&["stop", "--time", "0", "web"]).ok();
+    let gone = host.neighbour_sh(&format!("busybox wget -T 2 -O - http://{}:8080/", Host::ADDRESS));
+    assert_ne!(gone.status, 0, "{gone}");
+    // The same port again, by another container.
+    serve(&host, "other", &["-p", "8080:80"]);
+    assert_eq!(host.fetch(&format!("http://{}:8080/", Host::ADDRESS)), "hello from a container");
+}
+
+#[test]
+fn vm_published_port_is_reached_from_the_host_and_over_ipv6() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &["-p", "8080:80"]);
+    host.fetch(&format!("http://{}:8080/", Host::ADDRESS));
+    let page = host.sh(&format!("busybox wget -q -T 5 -O - http://{}:8080/", Host::ADDRESS)).ok();
+    assert_eq!(page, "hello from a container");
+    let page = host.fetch(&format!("http://[{}]:8080/", Host::ADDRESS6));
+    assert_eq!(page, "hello from a container");
+}
+
+#[test]
+fn vm_the_host_reaches_a_container_at_its_address() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &[]);
+    let url = format!("http://{}/", host.address_of("web"));
+    let get = || host.sh(&format!("busybox wget -q -T 2 -O - {url}")).status == 0;
+    assert!(wait_until(Duration::from_secs(10), get), "{url}");
+}
+
+#[test]
+fn vm_containers_find_each_other_by_name_and_see_who_calls() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &[]);
+    host.dm(&["run", "-d", "--name", "client", "busybox", "sleep", "1000"]).ok();
+    host.wait_inside("client", "wget -q -O - http://web/");
+    assert_eq!(fetch_inside(&host, "client", "http://web/").ok(), "hello from a container");
+    // The one who calls is seen with its own address.
+    let script = "nc -ll -p 9000 -e sh -c 'echo $NCAT_REMOTE_ADDR; netstat -tn' & sleep 1000";
+    host.dm(&["run", "-d", "--name", "seen", "busybox", "sh", "-c", script]).ok();
+    host.wait_inside("client", "nc -w 1 seen 9000 </dev/null");
+    let shown = host.dm(&["exec", "client", "sh", "-c", "nc -w 2 seen 9000 </dev/null"]).ok();
+    assert!(shown.contains(&host.address_of("client")), "{shown}");
+    // A name goes with its container.
+    host.dm(&["rm", "--force", "web"]).ok();
+    assert_ne!(fetch_inside(&host, "client", "http://web/").status, 0);
+}
+
+#[test]
+fn vm_outbound_traffic_leaves_by_the_hosts_address() {
+    let host = Host::with_busybox();
+    host.neighbour_sh("mkdir -p /tmp/dm-www && echo outside >/tmp/dm-www/index.html").ok();
+    let mut outside = std::process::Command::new("nsenter")
+        .arg(format!("--target={}", host.neighbour_pid()))
+        .args(["--net", "--", "busybox", "httpd", "-f", "-v", "-p", "80", "-h", "/tmp/dm-www"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("nsenter starts");
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    let url = format!("http://{}/", Host::NEIGHBOUR);
+    let page = wait_until(Duration::from_secs(10), || fetch_inside(&host, "a", &url).status == 0);
+    outside.kill().and_then(|()| outside.wait()).expect("it can be ended");
+    let mut log = String::new();
+    let mut stderr = outside.stderr.take().expect("it was asked for");
+    std::io::Read::read_to_string(&mut stderr, &mut log).expect("a pipe can be read");
+    assert!(page, "no page from outside: {log}");
+    assert!(log.contains(Host::ADDRESS), "masqueraded: {log}");
+}
+
+#[test]
+fn vm_servers_bound_to_any_address_do_not_collide() {
+    let host = Host::with_busybox();
+    for name in ["a", "b", "c"] {
+        let script = format!("echo {name} >/www/index.html; exec httpd -f -p 80 -h /www");
+        host.dm(&["run", "-d", "--name", name, "busybox", "sh", "-c", &script]).ok();
+    }
+    for name in ["a", "b", "c"] {
+        host.wait_inside(name, "wget -q -O - http://127.0.0.1/");
+        assert_eq!(fetch_inside(&host, name, "http://127.0.0.1/").ok(), name);
+        assert_eq!(fetch_inside(&host, name, "http://b/").ok(), "b");
+    }
+}
+
+#[test]
+fn vm_addresses_can_be_asked_for_added_and_removed() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &["--ip", "10.136.7.7"]);
+    assert_eq!(host.address_of("web"), "10.136.7.7");
+    host.dm(&["run", "-d", "--name", "client", "busybox", "sleep", "1000"]).ok();
+    host.wait_inside("client", "wget -q -O - http://10.136.7.7/");
+    let taken = host.dm(&["run", "--rm", "--ip", "10.136.7.7", "busybox", "true"]).err(125);
+    assert!(taken.contains("10.136.7.7"), "{taken}");
+    host.dm(&["update", "--ip-add", "10.136.9.9", "web"]).ok();
+    let script = "nc -l -p 81 -s 10.136.9.9 </dev/null & sleep 0.3; \
+                  netstat -tln | grep -q 10.136.9.9:81 && kill $!";
+    host.dm(&["exec", "web", "sh", "-c", script]).ok();
+    host.dm(&["update", "--ip-rm", "10.136.9.9", "web"]).ok();
+    assert_ne!(host.dm(&["exec", "web", "sh", "-c", script]).status, 0);
+}
+
+#[test]
+fn vm_domains_do_not_reach_each_other() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &["--domain", "red"]);
+    let address = host.address_of("web");
+    host.dm(&["run", "-d", "--name", "near", "--domain", "red", "busybox", "sleep", "1000"]).ok();
+    host.dm(&["run", "-d", "--name", "far", "--domain", "blue", "busybox", "sleep", "1000"]).ok();
+    let url = format!("http://{address}/");
+    host.wait_inside("near", &format!("wget -q -T 2 -O - {url}"));
+    let out = host.dm(&["exec", "far", "wget", "-q", "-T", "2", "-O", "-", &url]);
+    assert_ne!(out.status, 0, "{out}");
+    assert_ne!(fetch_inside(&host, "far", "http://web/").status, 0);
+}
+
+#[test]
+fn vm_no_network_is_no_network_and_host_is_the_hosts() {
+    let host = Host::with_busybox();
+    let script = "ip -o link | wc -l; wget -T 1 -O - http://192.0.2.2/ 2>/dev/null || echo none";
+    let out = host.dm(&["run", "--rm", "--net", "none", "busybox", "sh", "-c", script]);
+    assert_eq!(out.ok(), "1\nnone");
+    let out = host.dm(&["run", "--rm", "--net", "host", "busybox", "ip", "-o", "addr"]).ok();
+    assert!(out.contains(Host::ADDRESS), "{out}");
+}
+
+#[test]
+fn vm_ports_in_use_are_refused_with_one_line() {
+    let host = Host::with_busybox();
+    serve(&host, "web", &["-p", "8080:80"]);
+    let words = ["run", "--rm", "-p", "8080:80", "busybox", "true"];
+    assert!(host.dm(&words).err(125).contains("8080"));
+}
+
+#[test]
+fn vm_udp_and_ping_work_inside_a_domain() {
+    let host = Host::with_busybox();
+    let echo = ["nc", "-u", "-l", "-p", "53", "-e", "cat"];
+    host.dm(&[&["run", "-d", "--name", "udp", "busybox"][..], &echo].concat()).ok();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    let script = "echo question | nc -u -w 2 udp 53 | grep question";
+    host.wait_inside("a", script);
+    host.dm(&["exec", "a", "ping", "-c", "1", "-W", "2", "udp"]).ok();
+}

@@ -1,0 +1,108 @@
+//! Terminals: sizes, signals, leaving and coming back.
+
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Terminal};
+
+#[test]
+fn vm_run_with_a_terminal_is_interactive_and_resizes() {
+    let host = Host::with_busybox();
+    let command = host.dormouse(&["run", "--rm", "-it", "--net", "none", "busybox", "sh"]);
+    let mut terminal = Terminal::spawn(&command);
+    terminal.send("test -t 0 && test -t 1 && echo is a tty\n");
+    terminal.expect("\nis a tty");
+    terminal.send("stty size\n");
+    terminal.expect("24 80");
+    terminal.resize(50, 132);
+    std::thread::sleep(Duration::from_millis(300));
+    terminal.send("stty size\n");
+    terminal.expect("50 132");
+    terminal.send("tty\n");
+    terminal.expect("/dev/pts/0");
+    terminal.send("exit 6\n");
+    assert_eq!(terminal.wait(), 6);
+}
+
+#[test]
+fn vm_control_c_reaches_the_program_inside_not_the_one_outside() {
+    let host = Host::with_busybox();
+    let command = host.dormouse(&["run", "--rm", "-it", "--net", "none", "busybox", "sh"]);
+    let mut terminal = Terminal::spawn(&command);
+    terminal.send("sleep 1000; echo status $?\n");
+    terminal.expect("sleep 1000");
+    std::thread::sleep(Duration::from_millis(500));
+    terminal.send("\u{3}");
+    terminal.expect("^C");
+    terminal.send("echo still here\n");
+    terminal.expect("\nstill here");
+    terminal.send("exit\n");
+    terminal.wait();
+}
+
+#[test]
+fn vm_detach_keys_leave_it_running_and_attach_comes_back() {
+    let host = Host::with_busybox();
+    let command = host.dormouse(&["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"]);
+    let mut terminal = Terminal::spawn(&command);
+    terminal.send("echo $((40 + 2))\n");
+    terminal.expect("42");
+    terminal.send("\u{10}\u{11}");
+    assert_eq!(terminal.wait(), 0);
+    assert_eq!(host.state_of("a"), "running");
+    let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
+    terminal.send("echo $((20 + 3))\n");
+    terminal.expect("23");
+    terminal.send("exit 4\n");
+    assert_eq!(terminal.wait(), 4);
+    host.wait_for_state("a", "stopped");
+}
+
+#[test]
+fn vm_a_killed_window_leaves_the_container_running() {
+    let host = Host::with_busybox();
+    let command = host.dormouse(&["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"]);
+    let mut terminal = Terminal::spawn(&command);
+    terminal.send("echo $((50 + 5))\n");
+    terminal.expect("55");
+    drop(terminal);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(host.state_of("a"), "running");
+    let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
+    terminal.send("echo $((60 + 6)); exit\n");
+    terminal.expect("66");
+    terminal.wait();
+}
+
+#[test]
+fn vm_exec_with_a_terminal() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sleep", "1000"]).ok();
+    let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-it", "a", "sh"]));
+    terminal.resize(40, 100);
+    std::thread::sleep(Duration::from_millis(300));
+    terminal.send("stty size; tty\n");
+    terminal.expect("40 100");
+    terminal.expect("/dev/pts/");
+    terminal.send("exit 3\n");
+    assert_eq!(terminal.wait(), 3);
+    assert_eq!(host.state_of("a"), "running");
+}
+
+#[test]
+fn vm_signals_to_the_foreground_command_are_passed_on() {
+    let host = Host::with_busybox();
+    let script = "trap 'echo asked; exit 9' TERM; echo ready; while :; do sleep 0.1; done";
+    let child = host
+        .dormouse(&["run", "--rm", "--name", "a", "--net", "none", "busybox", "sh", "-c", script])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("nsenter starts");
+    let ready = || host.dm(&["logs", "a"]).stdout.contains("ready");
+    // With --rm the log may be kept or not: the state is enough.
+    dormouse_testkit::wait_until(Duration::from_secs(3), ready);
+    host.wait_for_state("a", "running");
+    std::thread::sleep(Duration::from_millis(300));
+    host.sh(&format!("kill -TERM {}", child.id())).ok();
+    let out = child.wait_with_output().expect("a child can be waited for");
+    assert_eq!(out.status.code(), Some(9), "{}", String::from_utf8_lossy(&out.stdout));
+}
