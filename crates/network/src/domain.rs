@@ -133,7 +133,7 @@ impl Network {
         for (own, other) in here.into_iter().zip(there) {
             host.add_address(index, own, other, 2)?;
         }
-        add_routes_of_host(&host, index, &plan, &chunks)?;
+        add_chunks_of_host(&host, index, &plan, chunks[0], &chunks)?;
         let programs = self.attach()?;
         stack::inside(netns.as_fd(), || {
             let links = Links::open()?;
@@ -142,11 +142,12 @@ impl Network {
             for (own, other) in there.into_iter().zip(here) {
                 links.add_address(index, own, other, 1)?;
             }
+            add_chunks_inside(&links, &plan, chunks[0], &chunks)?;
             for via in here {
+                links.add_neighbour_route(via, index)?;
                 let all = if via.is_ipv4() { [0; 4].into() } else { IpAddr::from([0u8; 16]) };
                 links.add_via(all, 0, via, index)?;
             }
-            add_chunks_inside(&links, &plan, &chunks)?;
             if !self.is_without(address::STEER) {
                 programs.steer(&[1, index])?;
             }
@@ -176,14 +177,13 @@ impl Network {
         if ready.chunks.contains(&chunk) {
             return Ok(());
         }
-        stack::inside(domain.netns.as_fd(), || add_chunks_inside(&Links::open()?, plan, &[chunk]))?;
+        let first = ready.chunks.first().copied().unwrap_or(chunk);
+        stack::inside(domain.netns.as_fd(), || {
+            add_chunks_inside(&Links::open()?, plan, first, &[chunk])
+        })?;
         let host = Links::open()?;
         let index = host.find(&ready.uplink)?.map_or(0, |l| l.index);
-        let (first, via) = (ready.chunks.first().copied().unwrap_or(chunk), chunk);
-        let there = both(plan, first * CHUNK + 2);
-        for (to, other) in both(plan, via * CHUNK).into_iter().zip(there) {
-            host.add_via(to, chunk_bits(to.is_ipv4()), other, index)?;
-        }
+        add_chunks_of_host(&host, index, plan, first, &[chunk])?;
         ready.chunks.push(chunk);
         write_ready(&domain.dir, &ready)
     }
@@ -336,19 +336,27 @@ fn prepare_stack(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn add_chunks_inside(links: &Links, plan: &Plan, chunks: &[u32]) -> Result<()> {
+/// Chunks are the domain's own addresses. `first` is the chunk that its uplink's ends are in.
+fn add_chunks_inside(links: &Links, plan: &Plan, first: u32, chunks: &[u32]) -> Result<()> {
     for chunk in chunks {
         for to in both(plan, chunk * CHUNK) {
             // Pings, which no hook gives a source, come from the domain's own address.
-            let source = both(plan, chunk * CHUNK + 2).into_iter().find(|a| a.is_ipv4());
+            let source = Some(plan.v4(first * CHUNK + 2).into());
             links.add_local(to, chunk_bits(to.is_ipv4()), source)?;
         }
     }
     Ok(())
 }
 
-fn add_routes_of_host(host: &Links, index: u32, plan: &Plan, chunks: &[u32]) -> Result<()> {
-    let there = both(plan, chunks[0] * CHUNK + 2);
+/// Chunks lead to the domain by its end of the uplink.
+fn add_chunks_of_host(
+    host: &Links,
+    index: u32,
+    plan: &Plan,
+    first: u32,
+    chunks: &[u32],
+) -> Result<()> {
+    let there = both(plan, first * CHUNK + 2);
     for chunk in chunks {
         for (to, via) in both(plan, chunk * CHUNK).into_iter().zip(there) {
             host.add_via(to, chunk_bits(to.is_ipv4()), via, index)?;

@@ -259,6 +259,34 @@ impl Network {
         Ok(removed)
     }
 
+    /// Takes everything apart that was made since boot: domains with or without containers, uplinks,
+    /// rules, programs, what is mounted. Who owns which address stays known.
+    pub fn dismantle(&self) -> Result<()> {
+        if !self.run.join("domains").exists() && !self.run.join("none").exists() {
+            return Ok(());
+        }
+        {
+            let _lock = self.lock_domains()?;
+            for name in self.domain_names()? {
+                self.clear_domain(&name)?;
+            }
+            self.table().remove()?;
+            self.table().forget()?;
+            let path = cgroup2()?.join(&self.parent);
+            if let Ok(cgroup) = File::open(&path) {
+                address::detach(cgroup.as_fd())?;
+                abstract_unix::detach(cgroup.as_fd())?;
+            }
+        }
+        self.remove_none()?;
+        match fs::remove_dir_all(self.run.join("domains")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("remove", self.run.join("domains"))(e))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A network namespace with nothing but a loopback device, for `--net none`.
     pub fn none(&self) -> Result<Empty> {
         let dir = self.run.join("none/sys");

@@ -154,6 +154,25 @@ impl Links {
         self.add_route(message, what)
     }
 
+    /// Takes one address out of a prefix that is this stack's own: it is a neighbour on the link. The
+    /// table of own addresses is asked first, so the exception stands there.
+    pub fn add_neighbour_route(&self, to: IpAddr, link: u32) -> Result<()> {
+        let message = match to {
+            IpAddr::V4(to) => RouteMessageBuilder::<Ipv4Addr>::new()
+                .destination_prefix(to, 32)
+                .scope(RouteScope::Link)
+                .table_id(TABLE_LOCAL)
+                .output_interface(link)
+                .build(),
+            IpAddr::V6(to) => RouteMessageBuilder::<std::net::Ipv6Addr>::new()
+                .destination_prefix(to, 128)
+                .table_id(TABLE_LOCAL)
+                .output_interface(link)
+                .build(),
+        };
+        self.add_route(message, format!("{to}"))
+    }
+
     /// Makes every address of a prefix one of this stack's own (AnyIP), on the loopback device.
     /// `source` is what packets to it that have no source yet come from.
     pub fn add_local(&self, to: IpAddr, bits: u8, source: Option<IpAddr>) -> Result<()> {

@@ -4,18 +4,16 @@
 
 mod agent;
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use agent::Agent;
 use dormouse_kernel::call::{CloneFlags, unshare};
-use dormouse_model::{ContainerId, Name, Publish};
-use dormouse_network::{Domain, Error, Network, Settings};
-use rustix::thread::LinkNameSpaceType;
+use dormouse_model::{ContainerId, Name};
+use dormouse_network::{Domain, Network, Settings};
 use tempfile::TempDir;
 
 /// Not a test by itself: the other end of [`Agent`].
@@ -29,7 +27,6 @@ struct Host {
     network: Network,
     parent: PathBuf,
     dir: TempDir,
-    netns: File,
     next: u64,
 }
 
@@ -77,8 +74,7 @@ impl Host {
         };
         let (lib, run) = (dir.path().join("lib"), dir.path().join("run"));
         let network = Network::open(&lib, &run, &name, settings).unwrap();
-        let netns = File::open("/proc/thread-self/ns/net").unwrap();
-        Self { network, parent: unified().join(name), dir, netns, next: 0 }
+        Self { network, parent: unified().join(name), dir, next: 0 }
     }
 
     fn domain(&self, name: &str) -> Domain {
@@ -195,4 +191,553 @@ fn root_members_bind_any_and_meet_at_their_own_addresses() {
     assert_eq!(sh("nft list tables").trim(), "");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(host.dir.path().to_str().unwrap()));
+}
+
+#[test]
+fn root_addresses_of_others_do_not_exist() {
+    for (without, family, expected) in [
+        (None, 4, "EADDRNOTAVAIL"),
+        (None, 6, "EADDRNOTAVAIL"),
+        (Some("dm_bind4"), 4, "ok"),
+        (Some("dm_bind6"), 6, "ok"),
+    ] {
+        let mut host = Host::new(&Vec::from_iter(without));
+        let domain = host.domain("d");
+        let (mut a, b) = (host.container(&domain), host.container(&domain));
+        let theirs = if family == 4 { b.v4().to_string() } else { b.v6() };
+        let socket = a.agent.make(&format!("socket {family} stream"));
+        assert_eq!(a.agent.ask(&format!("bind {socket} {theirs}:80")), expected, "{without:?}");
+    }
+}
+
+#[test]
+fn root_same_port_on_any_address_needs_the_bind_program() {
+    for (without, family, address, expected) in [
+        (None, 4, "0.0.0.0:80", "ok"),
+        (None, 6, "[::]:80", "ok"),
+        (None, 4, "127.0.0.1:80", "ok"),
+        (None, 6, "[::1]:80", "ok"),
+        (Some("dm_bind4"), 4, "0.0.0.0:80", "EADDRINUSE"),
+        (Some("dm_bind6"), 6, "[::]:80", "EADDRINUSE"),
+        (Some("dm_bind4"), 4, "127.0.0.1:80", "EADDRINUSE"),
+        (Some("dm_bind6"), 6, "[::1]:80", "EADDRINUSE"),
+    ] {
+        let mut host = Host::new(&Vec::from_iter(without));
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        listener(&mut a.agent, family, address);
+        let socket = b.agent.make(&format!("socket {family} stream"));
+        let mut answer = b.agent.ask(&format!("bind {socket} {address}"));
+        if answer == "ok" {
+            answer = b.agent.ask(&format!("listen {socket}"));
+        }
+        assert_eq!(answer, expected, "{without:?} {address}");
+    }
+}
+
+#[test]
+fn root_loopback_is_private_to_the_container() {
+    for family in [4, 6] {
+        let loopback = if family == 4 { "127.0.0.1" } else { "[::1]" };
+        let mut host = Host::new(&[]);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let at = listener(&mut a.agent, family, &format!("{loopback}:7000"));
+        assert_eq!(a.agent.ask(&format!("sockname {at}")), format!("{loopback}:7000"));
+        // Its own clients reach it and everybody is told of the loopback.
+        let socket = a.agent.make(&format!("socket {family} stream"));
+        assert_eq!(a.agent.ask(&format!("connect {socket} {loopback}:7000")), "ok");
+        assert_eq!(a.agent.ask(&format!("peername {socket}")), format!("{loopback}:7000"));
+        assert!(a.agent.ask(&format!("sockname {socket}")).starts_with(&format!("{loopback}:")));
+        let accepted = a.agent.ask(&format!("accept {at}"));
+        assert!(accepted.contains(&format!(" {loopback}:")), "{accepted}");
+        let number = accepted.split(' ').next().unwrap();
+        assert_eq!(a.agent.ask(&format!("sockname {number}")), format!("{loopback}:7000"));
+        // Nobody else does: not by their own loopback, not by its address, not from the host.
+        let theirs = if family == 4 { a.v4().to_string() } else { a.v6() };
+        for address in [loopback, &theirs] {
+            assert_eq!(connect(&mut b.agent, family, &format!("{address}:7000")), "ECONNREFUSED");
+        }
+        let mut outside = Agent::start(None, None);
+        assert_eq!(connect(&mut outside, family, &format!("{theirs}:7000")), "ECONNREFUSED");
+        // Nor by the address it really has.
+        let real = private_loopback(&a, family);
+        assert_ne!(connect(&mut b.agent, family, &format!("{real}:7000")), "ok");
+    }
+}
+
+/// The address behind a container's 127.0.0.1 or ::1.
+fn private_loopback(container: &Container, family: u8) -> String {
+    let (IpAddr::V4(v4), IpAddr::V6(v6)) = (container.addresses[0], container.addresses[1]) else {
+        panic!("{:?}", container.addresses)
+    };
+    let number = u32::from(v4) - u32::from(std::net::Ipv4Addr::new(10, 136, 0, 0));
+    if family == 4 {
+        std::net::Ipv4Addr::from(0x7f00_0000 | number << 6 | 1).to_string()
+    } else {
+        let mut octets = v6.octets();
+        octets[6..8].copy_from_slice(&[0xff, 0xff]);
+        format!("[{}]", std::net::Ipv6Addr::from(octets))
+    }
+}
+
+#[test]
+fn root_private_loopback_needs_connect_and_packet_programs() {
+    for (family, without, expected) in [
+        // The connect program leads it to its own loopback, the packet programs refuse the rest.
+        (4, vec!["dm_connect4"], false),
+        (4, vec!["dm_connect4", "dm_egress"], false),
+        (4, vec!["dm_egress", "dm_ingress"], false),
+        (4, vec!["dm_connect4", "dm_egress", "dm_ingress"], true),
+        (6, vec!["dm_connect6"], false),
+        (6, vec!["dm_egress", "dm_ingress"], false),
+        (6, vec!["dm_connect6", "dm_egress", "dm_ingress"], true),
+    ] {
+        let mut host = Host::new(&without);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let loopback = if family == 4 { "127.0.0.1" } else { "[::1]" };
+        listener(&mut a.agent, family, &format!("{loopback}:7000"));
+        let real = private_loopback(&a, family);
+        let answer = connect(&mut b.agent, family, &format!("{real}:7000"));
+        assert_eq!(answer == "ok", expected, "{family} {without:?}: {answer}");
+    }
+}
+
+#[test]
+fn root_listening_without_bind_takes_nobody_elses_connections() {
+    let open = ["dm_ingress", "dm_egress"];
+    for (without, family, expected) in
+        [(&[][..], 4, false), (&open[..], 4, true), (&[], 6, false), (&open, 6, true)]
+    {
+        let mut host = Host::new(without);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let socket = a.agent.make(&format!("socket {family} stream"));
+        assert_eq!(a.agent.ask(&format!("listen {socket}")), "ok");
+        let name = a.agent.ask(&format!("sockname {socket}"));
+        let port = name.rsplit(':').next().unwrap();
+        let (own, theirs) =
+            if family == 4 { (a.v4().to_string(), b.v4().to_string()) } else { (a.v6(), b.v6()) };
+        assert_eq!(connect(&mut a.agent, family, &format!("{own}:{port}")), "ok");
+        let answer = connect(&mut b.agent, family, &format!("{theirs}:{port}"));
+        assert_eq!(answer == "ok", expected, "{without:?}: {answer}");
+    }
+}
+
+#[test]
+fn root_unbound_udp_hears_only_its_own() {
+    for (without, family, expected) in [
+        (None, 4, false),
+        (Some("dm_ingress"), 4, true),
+        (None, 6, false),
+        (Some("dm_ingress"), 6, true),
+    ] {
+        let mut host = Host::new(&Vec::from_iter(without));
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let own = |c: &Container| if family == 4 { c.v4().to_string() } else { c.v6() };
+        let socket = a.agent.make(&format!("socket {family} dgram"));
+        assert_eq!(a.agent.ask(&format!("send {socket} {}:9 x", own(&a))), "ok");
+        let name = a.agent.ask(&format!("sockname {socket}"));
+        let port = name.rsplit(':').next().unwrap();
+        let from = b.agent.make(&format!("socket {family} dgram"));
+        assert_eq!(b.agent.ask(&format!("send {from} {}:{port} stolen", own(&b))), "ok");
+        let heard = a.agent.ask(&format!("receive {socket}"));
+        assert_eq!(heard.ends_with("stolen"), expected, "{without:?}: {heard}");
+        // What is sent to it arrives, from the sender's address.
+        assert_eq!(b.agent.ask(&format!("send {from} {}:{port} hello", own(&a))), "ok");
+        let heard = a.agent.ask(&format!("receive {socket}"));
+        assert!(heard.starts_with(&format!("{}:", own(&b))) && heard.ends_with("hello"), "{heard}");
+    }
+}
+
+#[test]
+fn root_source_addresses_cannot_be_anothers() {
+    for (without, expected) in [
+        (vec!["dm_bind4", "dm_sendmsg4"], false),
+        (vec!["dm_bind4", "dm_sendmsg4", "dm_egress"], true),
+    ] {
+        let mut host = Host::new(&without);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let c = host.container(&domain);
+        let at = b.agent.make("socket 4 dgram");
+        assert_eq!(b.agent.ask(&format!("bind {at} {}:5000", b.v4())), "ok");
+        let socket = a.agent.make("socket 4 dgram");
+        assert_eq!(a.agent.ask(&format!("bind {socket} {}:6000", c.v4())), "ok");
+        let sent = a.agent.ask(&format!("send {socket} {}:5000 forged", b.v4()));
+        assert_eq!(sent, if expected { "ok" } else { "EPERM" }, "{without:?}");
+        let heard = b.agent.ask(&format!("receive {at}"));
+        assert_eq!(heard == format!("{}:6000 forged", c.v4()), expected, "{without:?}: {heard}");
+    }
+}
+
+#[test]
+fn root_sockets_of_other_kinds_and_of_strangers_are_refused() {
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    let mut a = host.container(&domain);
+    assert_eq!(a.agent.ask("socket 4 raw"), "EPERM");
+    assert_eq!(a.agent.ask("socket 4 mptcp"), "EPROTONOSUPPORT");
+    // The same process outside of a container has both: it is the program that refuses.
+    let mut outside = host.agent(None, &domain.name);
+    outside.make("socket 4 raw");
+    // Below the parent, in the domain's stack, but no member: no socket, or it would have no owner.
+    let stranger = host.parent.join("stranger");
+    fs::create_dir(&stranger).unwrap();
+    let mut stranger = host.agent(Some(&stranger), &domain.name);
+    assert_eq!(stranger.ask("socket 4 stream"), "EPERM");
+    // A cgroup of the container's own making changes nothing.
+    let inner = a.cgroup.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let mut nested = host.agent(Some(&inner), &domain.name);
+    assert_eq!(nested.ask("socket 4 raw"), "EPERM");
+    listener(&mut nested, 4, "0.0.0.0:81");
+    let own = format!("{}:81", a.v4());
+    assert_eq!(connect(&mut a.agent, 4, &own), "ok");
+    drop(nested);
+    remove_cgroup(&inner);
+}
+
+#[test]
+fn root_any_means_every_address_of_the_container() {
+    for without in [None, Some("dm_steer")] {
+        let steered = if without.is_none() { "ok" } else { "ECONNREFUSED" };
+        let mut host = Host::new(&Vec::from_iter(without));
+        let domain = host.domain("d");
+        let extra: IpAddr = "10.136.0.77".parse().unwrap();
+        let mut a = host.container_at(&domain, &["10.136.0.70".parse().unwrap(), extra]);
+        let mut b = host.container(&domain);
+        let extra6 = format!("[{}]", a.addresses[3]);
+        // IPv4 any: the loopback and the added address, too.
+        listener(&mut a.agent, 4, "0.0.0.0:80");
+        assert_eq!(connect(&mut a.agent, 4, "127.0.0.1:80"), steered);
+        assert_eq!(connect(&mut b.agent, 4, &format!("{}:80", a.v4())), "ok");
+        assert_eq!(connect(&mut b.agent, 4, &format!("{extra}:80")), steered);
+        assert_eq!(connect(&mut b.agent, 6, &format!("{}:80", a.v6())), "ECONNREFUSED");
+        // `::` without IPV6_V6ONLY: both families.
+        let both = listener(&mut a.agent, 6, "[::]:81");
+        assert_eq!(a.agent.ask(&format!("sockname {both}")), "[::]:81");
+        for (family, address, expected) in [
+            (4, a.v4().to_string(), "ok"),
+            (4, extra.to_string(), steered),
+            (6, a.v6(), steered),
+            (6, extra6.clone(), steered),
+        ] {
+            let answer = connect(&mut b.agent, family, &format!("{address}:81"));
+            assert_eq!(answer, expected, "{address} {without:?}");
+        }
+        assert_eq!(connect(&mut a.agent, 4, "127.0.0.1:81"), steered);
+        assert_eq!(connect(&mut a.agent, 6, "[::1]:81"), steered);
+        let mut outside = Agent::start(None, None);
+        assert_eq!(connect(&mut outside, 6, &format!("{}:81", a.v6())), steered);
+        // IPv6 only.
+        let only = a.agent.make("socket 6 stream");
+        assert_eq!(a.agent.ask(&format!("v6only {only}")), "ok");
+        assert_eq!(a.agent.ask(&format!("bind {only} [::]:82")), "ok");
+        assert_eq!(a.agent.ask(&format!("listen {only}")), "ok");
+        assert_eq!(connect(&mut b.agent, 6, &format!("{}:82", a.v6())), "ok");
+        assert_eq!(connect(&mut b.agent, 6, &format!("{extra6}:82")), steered);
+        assert_eq!(connect(&mut a.agent, 6, "[::1]:82"), steered);
+        assert_eq!(connect(&mut b.agent, 4, &format!("{}:82", a.v4())), "ECONNREFUSED");
+        // A socket bound precisely comes first.
+        let any = listener(&mut a.agent, 4, "0.0.0.0:83");
+        let precise = listener(&mut a.agent, 4, "127.0.0.1:83");
+        assert_eq!(connect(&mut a.agent, 4, "127.0.0.1:83"), "ok");
+        assert_ne!(a.agent.ask(&format!("accept {precise}")), "timeout");
+        assert_eq!(a.agent.ask(&format!("accept {any}")), "timeout");
+    }
+}
+
+#[test]
+fn root_udp_answers_come_from_where_they_were_asked() {
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+    for (family, bind, ask, shown) in [
+        (4, "0.0.0.0:53", "127.0.0.1:53".to_owned(), "127.0.0.1:53".to_owned()),
+        (4, "0.0.0.0:54", format!("{}:54", a.v4()), format!("{}:54", a.v4())),
+        (6, "[::]:55", "[::1]:55".to_owned(), "[::1]:55".to_owned()),
+        (6, "[::]:56", format!("{}:56", a.v6()), format!("{}:56", a.v6())),
+        (6, "[::1]:57", "[::1]:57".to_owned(), "[::1]:57".to_owned()),
+    ] {
+        let server = a.agent.make(&format!("socket {family} dgram"));
+        assert_eq!(a.agent.ask(&format!("bind {server} {bind}")), "ok");
+        let inside = ask.starts_with("127") || ask.starts_with("[::1]");
+        let sender = if inside { None } else { Some(&mut b) };
+        let (question, client) = match sender {
+            Some(b) => {
+                let client = b.agent.make(&format!("socket {family} dgram"));
+                assert_eq!(b.agent.ask(&format!("send {client} {ask} question")), "ok");
+                (a.agent.ask(&format!("receive {server}")), client)
+            }
+            None => {
+                let client = a.agent.make(&format!("socket {family} dgram"));
+                assert_eq!(a.agent.ask(&format!("send {client} {ask} question")), "ok");
+                (a.agent.ask(&format!("receive {server}")), client)
+            }
+        };
+        let (from, text) = question.split_once(' ').unwrap_or_else(|| panic!("{bind}: {question}"));
+        assert_eq!(text, "question");
+        assert_eq!(a.agent.ask(&format!("send {server} {from} answer")), "ok", "{bind} {from}");
+        let agent = if inside { &mut a.agent } else { &mut b.agent };
+        assert_eq!(agent.ask(&format!("receive {client}")), format!("{shown} answer"), "{bind}");
+    }
+}
+
+#[test]
+fn root_abstract_names_of_others_are_as_if_unbound() {
+    for (without, expected) in
+        [(vec![], "ECONNREFUSED"), (vec!["dm_unix_connect", "dm_unix_sendmsg"], "ok")]
+    {
+        let mut host = Host::new(&without);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        for (kind, name) in
+            [("stream", "@one"), ("seqpacket", "@two"), ("stream", "@a much longer name")]
+        {
+            let name = name.replace(' ', "_");
+            let at = a.agent.make(&format!("socket u {kind}"));
+            assert_eq!(a.agent.ask(&format!("bind {at} {name}")), "ok");
+            assert_eq!(a.agent.ask(&format!("listen {at}")), "ok");
+            let own = a.agent.make(&format!("socket u {kind}"));
+            assert_eq!(a.agent.ask(&format!("connect {own} {name}")), "ok", "{name}");
+            let socket = b.agent.make(&format!("socket u {kind}"));
+            assert_eq!(b.agent.ask(&format!("connect {socket} {name}")), expected, "{name}");
+        }
+        let at = a.agent.make("socket u dgram");
+        assert_eq!(a.agent.ask(&format!("bind {at} @three")), "ok");
+        let socket = b.agent.make("socket u dgram");
+        assert_eq!(b.agent.ask(&format!("send {socket} @three x")), expected);
+        let own = a.agent.make("socket u dgram");
+        assert_eq!(a.agent.ask(&format!("send {own} @three x")), "ok");
+        // Names of the file system are none of its business.
+        let path = host.dir.path().join("sock");
+        let at = a.agent.make("socket u stream");
+        assert_eq!(a.agent.ask(&format!("bind {at} {}", path.display())), "ok");
+        assert_eq!(a.agent.ask(&format!("listen {at}")), "ok");
+        let socket = b.agent.make("socket u stream");
+        assert_eq!(b.agent.ask(&format!("connect {socket} {}", path.display())), "ok");
+    }
+}
+
+/// A network beyond the host: a namespace behind a veth pair, with 203.0.113.1 (the host's end) and
+/// 203.0.113.2 (its own), 2001:db8::1 and ::2.
+fn world(host: &Host) -> PathBuf {
+    let path = host.dir.path().join("world");
+    fs::write(&path, "").unwrap();
+    let script = format!(
+        "ip link add out0 type veth peer name in0
+         unshare -n sh -ec 'mount --bind /proc/$$/ns/net {path}'
+         ip link set in0 netns {path}
+         ip addr add 203.0.113.1/24 dev out0; ip -6 addr add 2001:db8::1/64 dev out0 nodad
+         ip link set out0 up
+         nsenter --net={path} sh -ec 'ip link set lo up; ip addr add 203.0.113.2/24 dev in0
+           ip -6 addr add 2001:db8::2/64 dev in0 nodad; ip link set in0 up
+           ip route add default via 203.0.113.1; ip -6 route add default via 2001:db8::1'",
+        path = path.display()
+    );
+    sh(&script);
+    path
+}
+
+#[test]
+fn root_containers_reach_out_and_only_published_ports_lead_in() {
+    let mut host = Host::new(&[]);
+    let beyond = world(&host);
+    let (d, e) = (host.domain("d"), host.domain("e"));
+    let (mut a, mut b, mut other) = (host.container(&d), host.container(&d), host.container(&e));
+    let mut world = Agent::start(None, Some(&beyond));
+    let mut here = Agent::start(None, None);
+    // Outwards, masqueraded.
+    for (family, to, from) in
+        [(4, "203.0.113.2:9000", "203.0.113.1:"), (6, "[2001:db8::2]:9000", "[2001:db8::1]:")]
+    {
+        let at = listener(&mut world, family, to);
+        assert_eq!(connect(&mut a.agent, family, to), "ok", "{to}");
+        let accepted = world.ask(&format!("accept {at}"));
+        assert!(accepted.contains(from), "{accepted}");
+    }
+    listener(&mut a.agent, 6, "[::]:80");
+    listener(&mut b.agent, 4, "0.0.0.0:81");
+    listener(&mut a.agent, 4, "127.0.0.1:82");
+    // The host gets in; the world and other domains do not.
+    assert_eq!(connect(&mut here, 4, &format!("{}:80", a.v4())), "ok");
+    assert_eq!(connect(&mut here, 6, &format!("{}:80", a.v6())), "ok");
+    assert_eq!(connect(&mut world, 4, &format!("{}:80", a.v4())), "timeout");
+    assert_eq!(connect(&mut world, 6, &format!("{}:80", a.v6())), "timeout");
+    assert_eq!(connect(&mut other.agent, 4, &format!("{}:80", a.v4())), "timeout");
+    assert_eq!(connect(&mut other.agent, 6, &format!("{}:80", a.v6())), "timeout");
+    // Published: from everywhere.
+    let ports = ["8080:80", "8082:82", "203.0.113.1:8081:81"].map(|p| p.parse().unwrap());
+    host.network.publish(&a.id, &ports[..2], &a.addresses).unwrap();
+    host.network.publish(&b.id, &ports[2..], &b.addresses).unwrap();
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ok");
+    assert_eq!(connect(&mut world, 6, "[2001:db8::1]:8080"), "ok");
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8081"), "ok");
+    assert_eq!(connect(&mut here, 4, "127.0.0.1:8080"), "ok");
+    assert_eq!(connect(&mut here, 4, "203.0.113.1:8080"), "ok");
+    assert_eq!(connect(&mut here, 4, "127.0.0.1:8081"), "ECONNREFUSED"); // not that address
+    for container in [&mut a, &mut b, &mut other] {
+        assert_eq!(connect(&mut container.agent, 4, "203.0.113.1:8080"), "ok");
+    }
+    // A service on the container's loopback is not reached even when somebody publishes it.
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8082"), "ECONNREFUSED");
+    // Conflicts: another container, a process of the host.
+    let taken = host.network.publish(&b.id, &ports[..1], &b.addresses).unwrap_err();
+    assert!(taken.to_string().contains(&format!("container {}", a.id.short())), "{taken}");
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8081"), "ok");
+    listener(&mut here, 4, "0.0.0.0:8090");
+    let taken = host.network.publish(&b.id, &["8090:81".parse().unwrap()], &b.addresses);
+    assert!(taken.unwrap_err().to_string().contains("a process of the host"));
+    // Taken back: nothing leads in, and another may have it.
+    host.network.unpublish(&a.id).unwrap();
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ECONNREFUSED");
+    host.network.publish(&b.id, &["8080:81".parse().unwrap()], &b.addresses).unwrap();
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ok");
+    host.network.dismantle().unwrap();
+    assert_eq!(sh("nft list tables").trim(), "");
+    dormouse_kernel::mount::detach(&beyond).unwrap();
+}
+
+#[test]
+fn root_pings_reach_and_nothing_else_uses_the_domains_address() {
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    let (mut a, b) = (host.container(&domain), host.container(&domain));
+    let ping = a.agent.make("socket 4 ping");
+    for to in [b.v4().to_string(), "127.0.0.1".into(), "10.136.0.1".into()] {
+        // An echo request; the kernel fills in identifier and checksum.
+        let answer = a.agent.ask(&format!("echo {ping} {to}:0"));
+        assert!(answer.starts_with(&format!("{to}:")), "{to}: {answer}");
+    }
+    let socket = a.agent.make("socket 4 dgram");
+    assert_eq!(a.agent.ask(&format!("bind {socket} 10.136.0.2:99")), "EADDRNOTAVAIL");
+}
+
+#[test]
+fn root_addresses_come_and_go_while_a_container_runs() {
+    use std::os::unix::fs::MetadataExt;
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+    listener(&mut a.agent, 4, "0.0.0.0:80");
+    // In a chunk that the domain has no routes for yet.
+    let added: IpAddr = "10.136.8.9".parse().unwrap();
+    let before = connect(&mut b.agent, 4, &format!("{added}:80"));
+    assert_ne!(before, "ok");
+    let all = host.network.update(&a.id, &[added], &[]).unwrap();
+    assert_eq!(all.len(), 4);
+    let cgroup = fs::metadata(&a.cgroup).unwrap().ino();
+    host.network.enter(&domain, &a.id, cgroup, &all).unwrap();
+    assert_eq!(connect(&mut b.agent, 4, &format!("{added}:80")), "ok");
+    listener(&mut a.agent, 4, &format!("{added}:81"));
+    let mut here = Agent::start(None, None);
+    assert_eq!(connect(&mut here, 4, &format!("{added}:81")), "ok");
+    let all = host.network.update(&a.id, &[], &[added]).unwrap();
+    host.network.enter(&domain, &a.id, cgroup, &all).unwrap();
+    assert_ne!(connect(&mut b.agent, 4, &format!("{added}:80")), "ok");
+    let socket = a.agent.make("socket 4 stream");
+    assert_eq!(a.agent.ask(&format!("bind {socket} {added}:82")), "EADDRNOTAVAIL");
+    let first = a.v4();
+    assert!(host.network.update(&a.id, &[], &[first]).is_err());
+    host.network.update(&b.id, &[added], &[]).unwrap();
+}
+
+#[test]
+fn root_interrupted_creation_and_removal_are_finished_by_the_next() {
+    let mut host = Host::new(&[]);
+    let dir = host.dir.path().join("run/domains/d");
+    drop(host.domain("d"));
+    for rest in ["ready", "net", "sys", "hold"] {
+        // As if the creation had ended before, or the removal in the middle.
+        let _ = fs::remove_file(dir.join("ready"));
+        match rest {
+            "ready" => {}
+            "hold" => fs::remove_file(dir.join("hold")).unwrap(),
+            mount => dormouse_kernel::mount::detach(dir.join(mount)).unwrap(),
+        }
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        listener(&mut a.agent, 4, "0.0.0.0:80");
+        assert_eq!(connect(&mut b.agent, 4, &format!("{}:80", a.v4())), "ok", "{rest}");
+        let mut here = Agent::start(None, None);
+        assert_eq!(connect(&mut here, 4, &format!("{}:80", a.v4())), "ok", "{rest}");
+        host.end(a);
+        host.end(b);
+    }
+    // In use, or held by somebody who is about to use it: it stays.
+    let domain = host.domain("d");
+    assert!(host.network.remove_unused().unwrap().is_empty());
+    let a = host.container(&domain);
+    drop(domain);
+    assert!(host.network.remove_unused().unwrap().is_empty());
+    host.end(a);
+    assert_eq!(host.network.remove_unused().unwrap().len(), 1);
+    assert!(!dir.exists());
+}
+
+#[test]
+fn root_newer_programs_take_over_from_older_ones() {
+    let mut host = Host::new(&["dm_bind4"]); // as an older build, which lacked one
+    let domain = host.domain("d");
+    let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+    let theirs = b.v4();
+    let early = a.agent.make("socket 4 stream");
+    assert_eq!(a.agent.ask(&format!("bind {early} {theirs}:90")), "ok");
+    let (lib, run) = (host.dir.path().join("lib"), host.dir.path().join("run"));
+    let parent = host.parent.file_name().unwrap().to_str().unwrap();
+    let newer = Network::open(&lib, &run, parent, Settings::default()).unwrap();
+    newer.update_programs().unwrap();
+    // The same processes and maps, all programs.
+    let late = a.agent.make("socket 4 stream");
+    assert_eq!(a.agent.ask(&format!("bind {late} {theirs}:91")), "EADDRNOTAVAIL");
+    listener(&mut b.agent, 4, "0.0.0.0:80");
+    assert_eq!(connect(&mut a.agent, 4, &format!("{theirs}:80")), "ok");
+}
+
+#[test]
+fn root_names_are_known_in_the_domain() {
+    let mut host = Host::new(&[]);
+    let domain = host.domain("d");
+    let a = host.container(&domain);
+    host.network.hosts_add(&domain, &a.id, &["web", "web.local"], &a.addresses).unwrap();
+    let text = || fs::read_to_string(host.network.hosts_file(&domain)).unwrap();
+    assert!(text().contains(&format!("{} web web.local {}", a.v4(), a.id.short())));
+    assert!(text().contains("10.136.0.1 host.containers.internal"));
+    host.network.hosts_add(&domain, &a.id, &["renamed"], &a.addresses).unwrap();
+    assert!(text().contains(" renamed ") && !text().contains(" web "));
+    host.network.leave(&a.id).unwrap();
+    assert!(!text().contains("renamed"));
+    assert!(host.network.resolv_conf(&domain).exists());
+}
+
+#[test]
+fn root_no_network_is_a_loopback_of_its_own() {
+    let host = Host::new(&[]);
+    let (a, b) = (host.network.none().unwrap(), host.network.none().unwrap());
+    let path = |n: &dormouse_network::Empty| {
+        use std::os::fd::AsRawFd;
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), n.netns.as_raw_fd()))
+    };
+    let (mut a_agent, mut b_agent) =
+        (Agent::start(None, Some(&path(&a))), Agent::start(None, Some(&path(&b))));
+    listener(&mut a_agent, 4, "127.0.0.1:80");
+    assert_eq!(connect(&mut a_agent, 4, "127.0.0.1:80"), "ok");
+    assert_eq!(connect(&mut b_agent, 4, "127.0.0.1:80"), "ECONNREFUSED");
+    assert_eq!(connect(&mut a_agent, 4, "203.0.113.2:80"), "ENETUNREACH");
+    host.network.remove_none().unwrap();
+    assert!(!host.dir.path().join("run/none").exists());
+}
+
+#[test]
+fn root_pool_that_the_host_reaches_elsewhere_is_refused() {
+    let host = Host::new(&[]);
+    sh(
+        "ip link add out0 type veth peer name in0; ip addr add 10.137.1.1/24 dev out0; ip link set out0 up",
+    );
+    let refused = host.network.domain(&"d".parse::<Name>().unwrap()).unwrap_err();
+    assert!(matches!(refused, dormouse_network::Error::PoolOverlaps { .. }), "{refused}");
+    assert_eq!(sh("ip -o link | grep -c ': dm' || true").trim(), "0");
 }

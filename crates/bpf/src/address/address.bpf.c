@@ -183,10 +183,15 @@ static __always_inline int is_public6(const __u32 *a)
 	return a[0] == config.public6[0] && a[1] == config.public6[1] && a[2] == config.public6[2];
 }
 
+/* Anybody's private ::1. */
+static __always_inline int is_loop6(const __u32 *a)
+{
+	return a[0] == config.loop6[0] && a[1] == config.loop6[1] && a[2] == config.loop6[2];
+}
+
 static __always_inline int is_own_loop6(__u32 index, const __u32 *a)
 {
-	return a[0] == config.loop6[0] && a[1] == config.loop6[1] && a[2] == config.loop6[2] &&
-	       a[3] == bpf_htonl(index);
+	return is_loop6(a) && a[3] == bpf_htonl(index);
 }
 
 static __always_inline int is_one6(const __u32 *a) /* ::1 */
@@ -397,7 +402,7 @@ int dm_connect6(struct bpf_sock_addr *ctx)
 		} else {
 			from.address[3] = own4(socket->index);
 		}
-	} else if (is_zero6(to) || is_one6(to)) {
+	} else if (is_zero6(to) || is_one6(to) || is_loop6(to)) {
 		if (is_ping(ctx->sk))
 			return 1;
 		WRITE6(ctx->user_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
@@ -449,7 +454,7 @@ int dm_sendmsg6(struct bpf_sock_addr *ctx)
 		return 1;
 	if (is_mapped6(to)) /* the IPv4 hook sees it next */
 		return 1;
-	if (is_zero6(to) || is_one6(to) || is_own_loop6(socket->index, to)) {
+	if (is_zero6(to) || is_one6(to) || is_loop6(to)) {
 		WRITE6(ctx->user_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
 		       bpf_htonl(socket->index));
 		WRITE6(ctx->msg_src_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
@@ -576,13 +581,14 @@ static __always_inline int load6(struct __sk_buff *skb, __u32 offset, __u32 *a)
 	return 1;
 }
 
-/* Whether a packet with this address on our side may pass. `local` says that it cannot have come
- * from, or go to, another device than the loopback. */
-static __always_inline int passes(struct __sk_buff *skb, __u32 offset4, __u32 offset6, int local)
+/* Whether a packet may pass a container's socket: on our side must be an address of the container's,
+ * and a private loopback address only speaks with its own container, over the loopback device. */
+static __always_inline int passes(struct __sk_buff *skb, int incoming)
 {
 	struct bpf_sock *sk = skb->sk;
+	int local = skb->ifindex == LOOPBACK_DEVICE;
 	struct dm_socket *socket;
-	__u32 a[4];
+	__u32 ours[4], theirs[4];
 
 	if (!sk)
 		return 1;
@@ -591,38 +597,42 @@ static __always_inline int passes(struct __sk_buff *skb, __u32 offset4, __u32 of
 	if (!socket)
 		return 1;
 	if (skb->protocol == bpf_htons(ETH_IP)) {
-		if (!load4(skb, offset4, &a[0]))
+		if (!load4(skb, incoming ? 16 : 12, &ours[0]))
 			return 0;
-		if (owns4(socket->index, a[0]))
+		if (owns4(socket->index, ours[0]))
 			return 1;
-		if (owns_loop4(socket->index, a[0]))
-			return local;
+		if (owns_loop4(socket->index, ours[0]))
+			return local && load4(skb, incoming ? 12 : 16, &theirs[0]) &&
+			       (owns_loop4(socket->index, theirs[0]) ||
+				owns4(socket->index, theirs[0]));
 		if (!is_ping(sk))
 			return 0;
-		return (a[0] == bpf_htonl(0x7f000001) && local) ||
-		       is_domain_number(bpf_ntohl(a[0]) - config.pool4);
+		return (ours[0] == bpf_htonl(0x7f000001) && local) ||
+		       is_domain_number(bpf_ntohl(ours[0]) - config.pool4);
 	}
-	if (skb->protocol != bpf_htons(ETH_IP6) || !load6(skb, offset6, a))
+	if (skb->protocol != bpf_htons(ETH_IP6) || !load6(skb, incoming ? 24 : 8, ours))
 		return 0;
-	if (owns6(socket->index, a))
+	if (owns6(socket->index, ours))
 		return 1;
-	if (is_own_loop6(socket->index, a))
-		return local;
+	if (is_own_loop6(socket->index, ours))
+		return local && load6(skb, incoming ? 8 : 24, theirs) &&
+		       (is_own_loop6(socket->index, theirs) || owns6(socket->index, theirs));
 	if (!is_ping(sk))
 		return 0;
-	return (is_one6(a) && local) || (is_public6(a) && is_domain_number(bpf_ntohl(a[3])));
+	return (is_one6(ours) && local) ||
+	       (is_public6(ours) && is_domain_number(bpf_ntohl(ours[3])));
 }
 
 SEC("cgroup_skb/ingress")
 int dm_ingress(struct __sk_buff *skb)
 {
-	return passes(skb, 16, 24, skb->ifindex == LOOPBACK_DEVICE);
+	return passes(skb, 1);
 }
 
 SEC("cgroup_skb/egress")
 int dm_egress(struct __sk_buff *skb)
 {
-	return passes(skb, 12, 8, skb->ifindex == LOOPBACK_DEVICE);
+	return passes(skb, 0);
 }
 
 /* ---- a packet for an address at which "any" was meant ---- */

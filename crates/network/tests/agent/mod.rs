@@ -45,10 +45,6 @@ impl Agent {
         agent
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     fn answer(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -150,7 +146,7 @@ fn show(address: SocketAddrAny) -> String {
 /// socket 4|6|u stream|dgram|raw|seqpacket|mptcp   -> number     v6only N
 /// bind N ADDRESS    connect N ADDRESS    listen N   -> ok        close N
 /// accept N -> number PEER      sockname N     peername N
-/// send N ADDRESS TEXT          receive N -> FROM TEXT
+/// send N ADDRESS TEXT          receive N -> FROM TEXT     echo N ADDRESS -> FROM
 /// ```
 /// An ADDRESS is `IP:PORT` or `@NAME`. Nothing waits longer than half a second.
 fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno> {
@@ -215,6 +211,14 @@ fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno>
                     &to.parse::<SocketAddr>().unwrap(),
                 )?,
             };
+        }
+        "echo" => {
+            let request = [8, 0, 0, 0, 0, 0, 0, 1];
+            let to = words[2].parse::<SocketAddr>().unwrap();
+            rustix::net::sendto(fd, &request, SendFlags::empty(), &to)?;
+            let mut buffer = [0u8; 64];
+            let (_, _, from) = rustix::net::recvfrom(fd, &mut buffer[..], RecvFlags::empty())?;
+            return Ok(from.map_or("unnamed".into(), show));
         }
         "receive" => {
             let mut buffer = [0u8; 256];
