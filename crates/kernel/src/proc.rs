@@ -150,6 +150,29 @@ mod tests {
         assert_eq!(Stat::parse(b"7 (a) S 4 7"), None);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_program_name_is_passed_over(
+            name in proptest::collection::vec(proptest::num::u8::ANY, 0..16),
+            ppid in 0u32..=u32::MAX,
+            start_time in 0u64..=u64::MAX,
+        ) {
+            let mut line = b"7 (".to_vec();
+            line.extend(name);
+            line.extend(format!(") R {ppid} 1 1 0 -1 4 1 0 0 0 0 0 0 0 20 0 1 0 ").bytes());
+            line.extend(format!("{start_time} 1 2 3\n").bytes());
+            let stat = Stat { state: 'R', ppid, start_time };
+            proptest::prop_assert_eq!(Stat::parse(&line), Some(stat));
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_or_refused(
+            bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
+        ) {
+            let _ = Stat::parse(&bytes); // it comes back, whatever it says
+        }
+    }
+
     #[test]
     fn long_file_is_refused() {
         assert_eq!(read("/proc/self/status", 10).unwrap_err().errno(), libc::EFBIG);

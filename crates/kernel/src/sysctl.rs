@@ -102,4 +102,32 @@ mod tests {
         let error = set(proc.as_fd(), "kernel.hostname", "a\nb").unwrap_err();
         assert_eq!(error.errno(), libc::EINVAL);
     }
+
+    #[test]
+    fn root_parameter_of_the_own_namespace_is_set() {
+        let name = std::thread::spawn(|| {
+            crate::process::unshare(crate::call::CloneFlags::NEWUTS).unwrap();
+            let proc = std::fs::File::open("/proc").unwrap();
+            set(proc.as_fd(), "kernel.hostname", "dormouse-test").unwrap();
+            let error = set(proc.as_fd(), "kernel.no_such", "1").unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::NotFound);
+            rustix::system::uname().nodename().to_owned()
+        })
+        .join()
+        .unwrap();
+        assert_eq!(name.as_c_str(), c"dormouse-test");
+        assert_ne!(rustix::system::uname().nodename(), c"dormouse-test");
+    }
+
+    #[test]
+    fn file_that_only_looks_like_a_parameter_is_not_written() {
+        let fake = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(fake.path().join("sys/kernel")).unwrap();
+        std::fs::write(fake.path().join("sys/kernel/hostname"), "before").unwrap();
+        let root = std::fs::File::open(fake.path()).unwrap();
+        let error = set(root.as_fd(), "kernel.hostname", "after").unwrap_err();
+        assert_eq!(error.errno(), libc::EXDEV);
+        let text = std::fs::read_to_string(fake.path().join("sys/kernel/hostname")).unwrap();
+        assert_eq!(text, "before");
+    }
 }

@@ -230,6 +230,25 @@ fn root_signals_are_as_a_new_program_expects_them() {
 }
 
 #[test]
+fn root_flags_of_a_process_are_set() {
+    let ask = |request: libc::c_int| {
+        // SAFETY: only integers are passed.
+        unsafe { libc::prctl(request, 0, 0, 0, 0) }
+    };
+    let child = Child::new(&CloneArgs::default(), || {
+        let mut subreaper: libc::c_int = 0;
+        let set = call::set_dumpable(false)
+            .and_then(|()| call::set_keep_capabilities(true))
+            .and_then(|()| call::set_child_subreaper(true));
+        // SAFETY: the pointer is to an int that outlives the call.
+        unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut subreaper) };
+        let found = [ask(libc::PR_GET_DUMPABLE), 1 - ask(libc::PR_GET_KEEPCAPS), 1 - subreaper];
+        i32::from(set.is_err() || found != [0; 3])
+    });
+    assert_eq!(child.join(), Exit::Code(0));
+}
+
+#[test]
 fn root_session_keyring_is_new() {
     let session = || {
         const GET_KEYRING_ID: libc::c_int = 0;
