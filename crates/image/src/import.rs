@@ -69,7 +69,7 @@ fn from_directory(
         return from_layout(import, &files, name, progress);
     }
     let stat = rustix::fs::fstat(&dir).at("stat", path)?;
-    let ids = |stat: &rustix::fs::Stat| (stat.st_uid, stat.st_gid);
+    let ids = |id| id;
     let layer = layer_of(import, progress, |out| {
         let mut walker = Walker::new(out, &ids);
         walker.tree(&Here { dir, stat }, b"", 0)?;
@@ -313,8 +313,9 @@ impl Files {
         match self {
             Self::Directory { dir, path } => {
                 let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-                let file = dormouse_kernel::resolve::in_root(dir.as_fd(), name, flags, Mode::empty())
-                    .step("open a file of the image layout")?;
+                let file =
+                    dormouse_kernel::resolve::in_root(dir.as_fd(), name, flags, Mode::empty())
+                        .step("open a file of the image layout")?;
                 let file = File::from(file);
                 let meta = file.metadata().at("stat", path.join(name))?;
                 if !meta.is_file() {

@@ -20,8 +20,8 @@ use crate::error::{At, Fault, Result};
 /// Longest directory chain. LIMIT: the kernel's PATH_MAX allows 2048.
 const MAX_DEPTH: usize = 1024;
 
-/// Ids of a file as the tar shall have them.
-pub(crate) type Ids<'a> = dyn Fn(&Stat) -> (u32, u32) + Sync + 'a;
+/// An id of the file system as the tar shall have it.
+pub(crate) type Ids<'a> = dyn Fn(u32) -> u32 + 'a;
 
 /// Writes files into a tar.
 pub(crate) struct Walker<'a, W: Write> {
@@ -187,7 +187,7 @@ impl<'a, W: Write> Walker<'a, W> {
     }
 
     fn plain_meta(&self, stat: &Stat) -> Meta {
-        let (uid, gid) = (self.ids)(stat);
+        let (uid, gid) = ((self.ids)(stat.st_uid), (self.ids)(stat.st_gid));
         Meta {
             mode: stat.st_mode & 0o7777,
             uid,
@@ -198,13 +198,18 @@ impl<'a, W: Write> Walker<'a, W> {
     }
 
     fn meta(&self, stat: &Stat, proc: &[u8], path: &[u8], no_follow: bool) -> Result<Meta> {
-        let xattrs = xattrs(proc, no_follow).at("read the xattrs of", OsStr::from_bytes(path))?;
+        let xattrs =
+            xattrs(proc, no_follow, self.ids).at("read the xattrs of", OsStr::from_bytes(path))?;
         Ok(Meta { xattrs, ..self.plain_meta(stat) })
     }
 }
 
 /// The xattrs that a layer keeps, sorted by name.
-pub(crate) fn xattrs(path: &[u8], no_follow: bool) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(crate) fn xattrs(
+    path: &[u8],
+    no_follow: bool,
+    ids: &Ids<'_>,
+) -> rustix::io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let mut list = vec![0; MAX_XATTRS];
     let n = match no_follow {
         true => rustix::fs::llistxattr(path, &mut list[..]),
@@ -225,6 +230,10 @@ pub(crate) fn xattrs(path: &[u8], no_follow: bool) -> rustix::io::Result<Vec<(Ve
         match n {
             Ok(n) if name == b"security.capability" => {
                 found.push((name.to_vec(), portable_capability(&value[..n])));
+            }
+            Ok(n) if name.starts_with(b"system.posix_acl_") => {
+                shift_acl(&mut value[..n], ids);
+                found.push((name.to_vec(), value[..n].to_vec()));
             }
             Ok(n) => found.push((name.to_vec(), value[..n].to_vec())),
             Err(Errno::NODATA) => {}
@@ -248,6 +257,20 @@ fn portable_capability(value: &[u8]) -> Vec<u8> {
             value
         }
         _ => value.to_vec(),
+    }
+}
+
+/// Shifts the ids of an access control list: a version of four bytes, then entries of a tag, a
+/// permission and an id (acl(5); linux/posix_acl_xattr.h).
+fn shift_acl(acl: &mut [u8], ids: &Ids<'_>) {
+    const USER: u16 = 0x02;
+    const GROUP: u16 = 0x08;
+    let Some((_, entries)) = acl.split_at_mut_checked(4) else { return };
+    for entry in entries.chunks_exact_mut(8) {
+        if matches!(u16::from_le_bytes([entry[0], entry[1]]), USER | GROUP) {
+            let id = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+            entry[4..].copy_from_slice(&ids(id).to_le_bytes());
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 mod read;
 mod write;
 
-pub(crate) use read::{Data, Reader, Source};
+pub(crate) use read::{Reader, Source};
 pub(crate) use write::{Head, Writer};
 
 /// Largest number of entries in one layer. LIMIT: a million files are an odd image; memory for the
