@@ -262,7 +262,7 @@ impl Files {
             let here = reader.source.at;
             let place = match entry.kind {
                 Kind::File { content, .. } => {
-                    reader.source.at += content.length;
+                    reader.source.at = here.saturating_add(content.length);
                     Place::At { offset: here, length: content.length }
                 }
                 Kind::Symlink { target } | Kind::HardLink { target } => Place::Link { target },
@@ -581,6 +581,10 @@ impl Source for Seeking<'_> {
     fn raw(&mut self, buffer: &mut [u8]) -> Result<bool> {
         if self.at == self.length && !buffer.is_empty() {
             return Ok(false);
+        }
+        if self.length.saturating_sub(self.at) < buffer.len() as u64 {
+            let problem = "it ends in the middle of an entry".to_owned();
+            return Err(Fault::Archive { what: "the archive".to_owned(), problem }.into());
         }
         self.file.read_exact_at(buffer, self.at).at("read the archive", self.path)?;
         self.at += buffer.len() as u64;
