@@ -108,10 +108,13 @@ fn start() -> Result<(), String> {
 
 /// Places itself; the keeper has one thread, so the `tasks` of a v1 hierarchy spares the wait.
 fn enter_cgroup(dir: &std::path::Path) -> Result<(), String> {
-    let written = match std::fs::write(dir.join("tasks"), "0") {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            std::fs::write(dir.join("cgroup.procs"), "0")
-        }
+    // Not fs::write, which creates: cgroup v2 answers that with EACCES, not ENOENT.
+    let write = |name: &str| {
+        let mut file = std::fs::OpenOptions::new().write(true).open(dir.join(name))?;
+        std::io::Write::write_all(&mut file, b"0")
+    };
+    let written = match write("tasks") {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => write("cgroup.procs"),
         other => other,
     };
     written.map_err(|e| format!("enter the cgroup {}: {e}", dir.display()))
