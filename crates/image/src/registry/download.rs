@@ -186,7 +186,9 @@ impl Downloads<'_, '_, '_> {
             match self.try_layer(blob, diff_id, &mut partial, task).await {
                 Ok(()) => break Ok(()),
                 // What an earlier pull left may have been damaged.
-                Err(Failure::Image(e)) if again && e.kind() == ErrorKind::Corrupt => {
+                Err(Failure::Image(e))
+                    if again && matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Invalid) =>
+                {
                     again = false;
                     partial.restart()?;
                 }

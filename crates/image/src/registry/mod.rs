@@ -31,10 +31,14 @@ mod access;
 mod client;
 mod download;
 mod error;
+#[cfg(test)]
+mod fake;
 mod known;
 mod manifest;
 mod pull;
 mod push;
+#[cfg(test)]
+mod tests;
 
 pub use access::{Access, Credentials, login, logout};
 pub use manifest::Platform;
