@@ -152,15 +152,17 @@ impl Client {
 
     /// A token asked for from now on also lets us read this repository.
     pub async fn also_pull(&self, repository: &str) {
-        let mut also = lock(&self.also_pull);
-        if !also.iter().any(|known| known == repository) {
-            also.push(repository.to_owned());
-            drop(also);
-            // A bearer token names its repositories, so the next request must get another one.
-            let mut grant = self.grant.lock().await;
-            if grant.as_ref().is_some_and(|g| g.as_bytes().starts_with(b"Bearer")) {
-                *grant = None;
+        {
+            let mut also = lock(&self.also_pull);
+            if also.iter().any(|known| known == repository) {
+                return;
             }
+            also.push(repository.to_owned());
+        }
+        // A bearer token names its repositories, so the next request must get another one.
+        let mut grant = self.grant.lock().await;
+        if grant.as_ref().is_some_and(|g| g.as_bytes().starts_with(b"Bearer")) {
+            *grant = None;
         }
     }
 

@@ -141,8 +141,12 @@ fn manifest_json(config: (&Digest, usize), layers: &[(Digest, usize)]) -> Value 
 
 /// `a:1` with one layer of these files each.
 fn sample(layers: &[&[(&str, usize)]]) -> Sample {
+    sample_of(&layers.iter().map(|files| tar(files)).collect::<Vec<_>>())
+}
+
+/// The same, with these tars.
+fn sample_of(tars: &[Vec<u8>]) -> Sample {
     let mut content = Content::default();
-    let tars: Vec<Vec<u8>> = layers.iter().map(|files| tar(files)).collect();
     let diff_ids: Vec<Digest> = tars.iter().map(|tar| Digest::of(tar)).collect();
     let blobs: Vec<Vec<u8>> = tars.iter().map(|tar| gzip(tar)).collect();
     let layers: Vec<Digest> = blobs.iter().map(|blob| content.blob("a", blob)).collect();
@@ -323,6 +327,26 @@ fn damaged_leftovers_are_fetched_again() {
         std::fs::rename(&path, place_of_its_own.partial_path(&layer)).unwrap();
         place_of_its_own.pull(&fake.name("a:1")).unwrap();
         assert!(place_of_its_own.partials().is_empty());
+    }
+}
+
+/// umoci ends a layer right behind the data of its last file.
+#[test]
+fn a_layer_without_an_end_is_read_and_written_again_as_it_was() {
+    let whole = tar(&[("a", 100)]);
+    let cut = whole[..512 + 100].to_vec();
+    let sample = sample_of(std::slice::from_ref(&cut));
+    let (diff_id, place) = (sample.diff_ids[0], Place::new());
+    place.pull(&Fake::start(sample.content).name("a:1")).unwrap();
+    let mut written = Vec::new();
+    place.store.layer_blob(&diff_id, crate::Compression::None, &mut written).unwrap();
+    assert_eq!(written, cut);
+    // But not in the middle of anything.
+    for at in [512 + 99, 512 + 101, 100] {
+        let sample = sample_of(&[whole[..at].to_vec()]);
+        let fake = Fake::start(sample.content);
+        let (kind, text) = refused(&Place::new(), &fake.name("a:1"));
+        assert_eq!(kind, ErrorKind::Invalid, "{at}: {text}");
     }
 }
 
@@ -833,7 +857,8 @@ impl Drop for DockerRegistry {
 #[test]
 fn root_docker_registry_takes_and_gives_images() {
     let Some(registry) = DockerRegistry::start() else { return };
-    let (fake, place) = (Fake::start(sample(&[&[("a", 10)], &[("b", 300_000)]]).content), Place::new());
+    let (fake, place) =
+        (Fake::start(sample(&[&[("a", 10)], &[("b", 300_000)]]).content), Place::new());
     let image = place.pull(&fake.name("a:1")).unwrap();
     let (kind, text) = refused(&place, &registry.name("team/a:1"));
     assert_eq!(kind, ErrorKind::NotFound, "{text}");
