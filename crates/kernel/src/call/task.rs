@@ -17,8 +17,6 @@ bitflags::bitflags! {
         const NEWTIME = 0x80;
         /// The parent is stopped until the child execs or ends.
         const VFORK = 0x4000;
-        /// The child becomes a sibling of the caller.
-        const PARENT = 0x8000;
         /// A new mount namespace.
         const NEWNS = 0x2_0000;
         /// A new cgroup namespace, rooted where the task is placed *now*.
