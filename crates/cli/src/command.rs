@@ -1,0 +1,261 @@
+//! The verbs, and how one of them is found and run.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+use dormouse_container::{Engine, Places};
+
+use crate::{fail, verb};
+
+/// What holds for every verb.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Global {
+    /// `--root DIR`, which moves state, runtime and configuration below one directory.
+    pub(crate) root: Option<PathBuf>,
+}
+
+impl Global {
+    /// Where things are kept.
+    pub(crate) fn places(&self) -> Places {
+        match &self.root {
+            Some(root) => Places::below(root),
+            None => Places::system(),
+        }
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&self) -> Result<Engine> {
+        Ok(Engine::open(self.places())?)
+    }
+}
+
+/// Where a verb stands in the help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// The life of containers.
+    Container,
+    /// Images.
+    Image,
+    /// The host and this program.
+    Host,
+    /// For Dormouse itself, not for people.
+    Hidden,
+}
+
+/// One verb.
+pub(crate) struct Verb {
+    /// What is typed.
+    pub(crate) name: &'static str,
+    /// What may be typed instead, not shown.
+    pub(crate) aliases: &'static [&'static str],
+    /// Where it stands in the help.
+    pub(crate) group: Group,
+    /// Its options.
+    pub(crate) command: fn(Command) -> Command,
+    /// What it does; the exit code.
+    pub(crate) run: fn(&Global, &ArgMatches) -> Result<u8>,
+}
+
+/// A row of the table: the module has an `Args` and a `run`.
+macro_rules! verb {
+    ($group:ident, $name:literal, $module:ident $(, $alias:literal)*) => {
+        Verb {
+            name: $name,
+            aliases: &[$($alias),*],
+            group: Group::$group,
+            command: <verb::$module::Args as clap::Args>::augment_args,
+            run: |global, matches| {
+                let args = <verb::$module::Args as clap::FromArgMatches>::from_arg_matches(matches);
+                verb::$module::run(global, args.map_err(anyhow::Error::new)?)
+            },
+        }
+    };
+}
+
+/// Every verb, in the order of the help.
+pub(crate) const VERBS: &[Verb] = &[
+    verb!(Container, "run", run),
+    verb!(Container, "create", create),
+    verb!(Container, "start", start),
+    verb!(Container, "stop", stop),
+    verb!(Container, "restart", restart),
+    verb!(Container, "kill", kill),
+    verb!(Container, "rm", rm, "remove"),
+    verb!(Container, "ps", ps, "list", "ls"),
+    verb!(Container, "exec", exec),
+    verb!(Container, "attach", attach),
+    verb!(Container, "logs", logs),
+    verb!(Container, "wait", wait),
+    verb!(Container, "pause", pause),
+    verb!(Container, "unpause", unpause, "resume"),
+    verb!(Container, "rename", rename),
+    verb!(Container, "inspect", inspect),
+    verb!(Container, "cp", cp, "copy"),
+    verb!(Container, "stats", stats),
+    verb!(Container, "events", events),
+    verb!(Container, "top", top),
+    verb!(Container, "update", update),
+    verb!(Container, "port", port),
+    verb!(Image, "images", images),
+    verb!(Image, "pull", pull),
+    verb!(Image, "push", push),
+    verb!(Image, "import", import, "load"),
+    verb!(Image, "save", save),
+    verb!(Image, "export", export),
+    verb!(Image, "commit", commit),
+    verb!(Image, "diff", diff),
+    verb!(Image, "tag", tag),
+    verb!(Image, "rmi", rmi),
+    verb!(Image, "history", history),
+    verb!(Image, "prune", prune),
+    verb!(Image, "login", login),
+    verb!(Image, "logout", logout),
+    verb!(Host, "info", info),
+    verb!(Host, "version", version),
+    verb!(Host, "completion", completion),
+    verb!(Hidden, "internal", internal),
+];
+
+/// Runs the program; the exit code comes back.
+pub(crate) fn main(args: Vec<OsString>) -> u8 {
+    let found = find(&args);
+    let mut command = match found {
+        Some(verb) => base().subcommand(one(verb)),
+        None => whole(),
+    };
+    let matches = match command.try_get_matches_from_mut(args) {
+        Ok(matches) => matches,
+        Err(e) => return usage(&e, found),
+    };
+    let global = Global { root: matches.get_one::<PathBuf>("root").cloned() };
+    let Some((name, matches)) = matches.subcommand() else {
+        return fail::FAILED; // clap asks for a verb itself
+    };
+    let verb = VERBS.iter().find(|v| v.name == name);
+    match verb.map_or(Ok(fail::FAILED), |v| (v.run)(&global, matches)) {
+        Ok(code) => code,
+        Err(e) => match e.downcast::<clap::Error>() {
+            Ok(e) => usage(&e, verb),
+            Err(e) => fail::tell(&e),
+        },
+    }
+}
+
+/// The verb that was typed, found without clap, so that clap need not know the others. `None`
+/// where something else stands first; clap then says what is wrong, or helps.
+fn find(args: &[OsString]) -> Option<&'static Verb> {
+    let mut rest = args.iter().skip(1);
+    loop {
+        let word = rest.next()?;
+        if word == "--root" {
+            rest.next()?;
+        } else if !word.as_encoded_bytes().starts_with(b"--root=") {
+            let fits = |name: &str| OsStr::new(name) == word;
+            return VERBS.iter().find(|v| fits(v.name) || v.aliases.iter().any(|a| fits(a)));
+        }
+    }
+}
+
+/// The command without verbs.
+fn base() -> Command {
+    Command::new("dormouse")
+        .about("Isolated Linux servers on one kernel")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .disable_help_subcommand(true)
+        .infer_subcommands(false)
+        .subcommand_value_name("VERB")
+        .arg(
+            Arg::new("root")
+                .long("root")
+                .value_name("DIR")
+                .value_parser(value_parser!(PathBuf))
+                .global(true)
+                .help("Keep state in DIR/lib, runtime in DIR/run, configuration in DIR/etc"),
+        )
+}
+
+/// The command of one verb.
+fn one(verb: &Verb) -> Command {
+    let command = (verb.command)(Command::new(verb.name));
+    command.aliases(verb.aliases.iter().copied()).hide(verb.group == Group::Hidden)
+}
+
+/// The whole command, for help, completions, man pages and mistakes.
+pub(crate) fn whole() -> Command {
+    let mut list = String::new();
+    for (group, title) in
+        [(Group::Container, "Containers"), (Group::Image, "Images"), (Group::Host, "Host")]
+    {
+        list.push_str(&format!("{title}:\n"));
+        for verb in VERBS.iter().filter(|v| v.group == group) {
+            let about = one(verb).get_about().map(ToString::to_string).unwrap_or_default();
+            list.push_str(&format!("  {:<11} {about}\n", verb.name));
+        }
+        list.push('\n');
+    }
+    base()
+        .subcommands(VERBS.iter().map(one))
+        .help_template("{about}\n\n{usage-heading} {usage}\n\n{after-help}\nOptions:\n{options}\n")
+        .after_help(format!("{list}'dormouse VERB --help' tells more about a verb.\n"))
+}
+
+/// Tells a mistake in one line, or prints the help that was asked for.
+fn usage(error: &clap::Error, verb: Option<&Verb>) -> u8 {
+    use clap::error::ErrorKind as Kind;
+    if matches!(error.kind(), Kind::DisplayHelp | Kind::DisplayVersion) {
+        let _ = error.print(); // a reader that went away has read enough
+        return 0;
+    }
+    let text = error.render().to_string();
+    let mut lines = text.lines().map(str::trim);
+    let mut first = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+    if first.ends_with(':') {
+        // What is missing follows, one per line, until an empty one.
+        first.push(' ');
+        first
+            .push_str(&lines.by_ref().take_while(|l| !l.is_empty()).collect::<Vec<_>>().join(", "));
+    }
+    let tip = text.lines().find_map(|l| l.trim().strip_prefix("tip: "));
+    let tip = tip.map(|t| format!("; {t}")).unwrap_or_default();
+    let help = match verb {
+        Some(verb) => format!("dormouse {} --help", verb.name),
+        None => "dormouse --help".to_owned(),
+    };
+    fail::note(&format!("{}{tip}; see '{help}'", crate::output::printable(&first)));
+    fail::FAILED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_command_is_sound_and_every_verb_says_what_it_does() {
+        whole().debug_assert();
+        for verb in VERBS {
+            let command = one(verb);
+            assert!(command.get_about().is_some(), "{} says nothing", verb.name);
+            base().subcommand(command).debug_assert();
+        }
+    }
+
+    #[test]
+    fn the_verb_is_found_behind_the_root_only() {
+        let name = |args: &[&str]| {
+            let args: Vec<OsString> = args.iter().map(Into::into).collect();
+            find(&args).map(|v| v.name)
+        };
+        assert_eq!(name(&["dormouse", "version"]), Some("version"));
+        assert_eq!(name(&["dormouse", "--root", "version", "version"]), Some("version"));
+        assert_eq!(name(&["dormouse", "--root=x", "version"]), Some("version"));
+        for none in
+            [&["dormouse"][..], &["dormouse", "--help"], &["dormouse", "--root"], &["x", "y"]]
+        {
+            assert_eq!(name(none), None, "{none:?}");
+        }
+    }
+}

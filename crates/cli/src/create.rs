@@ -1,0 +1,525 @@
+//! The options of `run` and `create`, merged with the configuration of an image into what the
+//! engine is asked to create.
+//!
+//! The rules are podman's. Command: `--entrypoint` replaces the image's entrypoint and then the
+//! image's command is not used; otherwise the entrypoint stays in front and a command given
+//! replaces the image's. Environment, each over the ones before: `PATH`, `TERM` and `container`,
+//! the image's, `--env-file`, `-e`; `HOME` and `HOSTNAME` are added by the engine, which knows the
+//! container's users. Labels and volumes of the image are kept unless the same key or path is given.
+//!
+//! [`CreateArgs::merge`] does no I/O: what it needs of the caller's surroundings comes in [`Here`].
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::ArgAction;
+use dormouse_container::Create;
+use dormouse_image::Image;
+use dormouse_kernel::capability::{self, Capability};
+use dormouse_model::{
+    Name, NetMode, Process, Publish, Restart, RootSource, Security, User, parse_bytes,
+};
+
+use crate::option::env::{Environment, Host};
+use crate::option::keys::DetachKeys;
+use crate::option::limit::{self, LimitArgs};
+use crate::option::mount::{self, Asked};
+use crate::option::{Invalid, extra_host, hostname, label, security, signal};
+use crate::{fail, name};
+
+/// Options of `run` and `create`.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct CreateArgs {
+    /// What to call it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Remove it when it stops
+    #[arg(long)]
+    pub(crate) rm: bool,
+    /// Keep its standard input open
+    #[arg(long, short)]
+    pub(crate) interactive: bool,
+    /// Give it a terminal
+    #[arg(long, short)]
+    pub(crate) tty: bool,
+    /// Set an environment variable; NAME or PREFIX* take the caller's
+    #[arg(long, short, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Read environment variables from a file
+    #[arg(long, value_name = "FILE")]
+    env_file: Vec<PathBuf>,
+    /// Working directory inside
+    #[arg(long, short, value_name = "DIR")]
+    workdir: Option<String>,
+    /// Run as this user and group, names or numbers
+    #[arg(long, short, value_name = "USER[:GROUP]")]
+    user: Option<String>,
+    /// Program in front of the command; "" for none, ["a","b"] with arguments
+    #[arg(long, value_name = "COMMAND")]
+    entrypoint: Option<String>,
+    /// Label it
+    #[arg(long, short, value_name = "KEY=VALUE")]
+    label: Vec<String>,
+    /// Host name inside
+    #[arg(long, short = 'h', value_name = "NAME")]
+    hostname: Option<String>,
+    /// Run a tiny init that reaps and forwards signals
+    #[arg(long)]
+    init: bool,
+    /// Treat the command as a systemd: true (if it looks like one), always, false
+    #[arg(long, value_name = "MODE", default_value = "true", value_parser = ["true", "always", "false"])]
+    systemd: String,
+    /// Start it again when it ends: no, always, unless-stopped, on-failure[:TIMES]
+    #[arg(long, value_name = "POLICY")]
+    restart: Option<String>,
+    /// Signal that asks it to stop
+    #[arg(long, value_name = "SIGNAL")]
+    stop_signal: Option<String>,
+    /// Seconds until a stop becomes a kill, -1 for never
+    #[arg(long, value_name = "SECONDS", allow_hyphen_values = true)]
+    stop_timeout: Option<String>,
+    /// Bytes kept of each output stream (default 16m)
+    #[arg(long, value_name = "SIZE")]
+    log_max_size: Option<String>,
+    /// Write its id to a file, which must not exist
+    #[arg(long, value_name = "FILE")]
+    pub(crate) cidfile: Option<PathBuf>,
+
+    /// Use a directory of the host as a read-only root; there is no IMAGE then
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
+    rootfs: Option<PathBuf>,
+    /// Pull the image: missing, always, never
+    #[arg(long, value_name = "WHEN", default_value = "missing", help_heading = "Files", value_parser = ["missing", "always", "newer", "never"])]
+    pub(crate) pull: String,
+    /// Show no progress
+    #[arg(long, short, help_heading = "Files")]
+    pub(crate) quiet: bool,
+    /// Mount a directory, file or volume (options: ro, noexec, noidmap, rslave, ...)
+    #[arg(long, short, value_name = "[SOURCE:]TARGET[:OPTIONS]", help_heading = "Files")]
+    volume: Vec<String>,
+    /// Mount, spelled out
+    #[arg(long, value_name = "type=TYPE,...", help_heading = "Files")]
+    mount: Vec<String>,
+    /// Mount memory (options: size=, mode=, exec, ro)
+    #[arg(long, value_name = "TARGET[:OPTIONS]", help_heading = "Files")]
+    tmpfs: Vec<String>,
+    /// Make the root read-only
+    #[arg(long, help_heading = "Files")]
+    read_only: bool,
+
+    /// Network: address (own addresses in a shared stack), host, none
+    #[arg(
+        long,
+        alias = "network",
+        value_name = "MODE",
+        default_value = "address",
+        help_heading = "Network"
+    )]
+    net: String,
+    /// Trust domain: who shares the stack
+    #[arg(long, value_name = "NAME", default_value = "default", help_heading = "Network")]
+    domain: String,
+    /// Address to have, IPv4 or IPv6
+    #[arg(long, alias = "ip6", value_name = "ADDRESS", help_heading = "Network")]
+    ip: Vec<IpAddr>,
+    /// Let a port of the host lead to it
+    #[arg(long, short, value_name = "[[IP:]HOST:]PORT[/udp]", help_heading = "Network")]
+    publish: Vec<String>,
+    /// Name server instead of the host's
+    #[arg(long, value_name = "ADDRESS", help_heading = "Network")]
+    dns: Vec<IpAddr>,
+    /// Line for its /etc/hosts
+    #[arg(long, value_name = "NAME:ADDRESS", help_heading = "Network")]
+    add_host: Vec<String>,
+
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// Resource limit of its processes
+    #[arg(long, value_name = "NAME=SOFT[:HARD]", help_heading = "Limits")]
+    ulimit: Vec<String>,
+    /// Preference of the OOM killer, -1000 to 1000
+    #[arg(long, value_name = "NUMBER", allow_hyphen_values = true, help_heading = "Limits")]
+    oom_score_adj: Option<String>,
+
+    /// Add a capability, ALL for all
+    #[arg(long, value_name = "CAPABILITY", help_heading = "Security")]
+    cap_add: Vec<String>,
+    /// Drop a capability, ALL for all
+    #[arg(long, value_name = "CAPABILITY", help_heading = "Security")]
+    cap_drop: Vec<String>,
+    /// seccomp=unconfined, no-new-privileges
+    #[arg(long, value_name = "OPTION", help_heading = "Security")]
+    security_opt: Vec<String>,
+    /// All capabilities of its own namespace, no seccomp filter, nothing masked
+    #[arg(long, help_heading = "Security")]
+    privileged: bool,
+    /// Host ids it gets: 32768 or 65536 (for systemd)
+    #[arg(long, value_name = "COUNT", help_heading = "Security", value_parser = ["32768", "65536"])]
+    ids: Option<String>,
+    /// Set a sysctl of its own namespaces
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "Security")]
+    sysctl: Vec<String>,
+    /// Permissions taken from new files, octal
+    #[arg(long, value_name = "MASK", help_heading = "Security")]
+    umask: Option<String>,
+
+    /// Print help
+    #[arg(long, action = ArgAction::HelpLong)]
+    help: Option<bool>,
+    /// Image, then the command instead of the image's
+    #[arg(trailing_var_arg = true, value_name = "IMAGE [COMMAND]")]
+    pub(crate) words: Vec<String>,
+}
+
+/// How a terminal is left, and who gets the signals.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AttachArgs {
+    /// Keys that leave the terminal, "" for none
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q", allow_hyphen_values = true)]
+    pub(crate) detach_keys: DetachKeys,
+    /// Pass signals on to it
+    #[arg(long, value_name = "BOOL", default_value = "true", default_missing_value = "true", num_args = 0..=1, require_equals = true, action = ArgAction::Set)]
+    pub(crate) sig_proxy: bool,
+}
+
+/// What an image's configuration says about its containers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Defaults {
+    pub(crate) entrypoint: Vec<String>,
+    pub(crate) cmd: Vec<String>,
+    pub(crate) env: Vec<String>,
+    pub(crate) working_dir: String,
+    pub(crate) user: String,
+    pub(crate) stop_signal: Option<String>,
+    pub(crate) volumes: Vec<String>,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+impl Defaults {
+    /// Those of an image.
+    pub(crate) fn of(image: &Image) -> Self {
+        let Some(c) = image.config.config() else { return Self::default() };
+        Self {
+            entrypoint: c.entrypoint().clone().unwrap_or_default(),
+            cmd: c.cmd().clone().unwrap_or_default(),
+            env: c.env().clone().unwrap_or_default(),
+            working_dir: c.working_dir().clone().unwrap_or_default(),
+            user: c.user().clone().unwrap_or_default(),
+            stop_signal: c.stop_signal().clone().filter(|s| !s.is_empty()),
+            volumes: c.volumes().clone().unwrap_or_default(),
+            labels: c.labels().clone().unwrap_or_default().into_iter().collect(),
+        }
+    }
+}
+
+/// What is needed of the caller's surroundings.
+pub(crate) struct Here<'a> {
+    /// The working directory.
+    pub(crate) cwd: &'a Path,
+    /// The environment.
+    pub(crate) env: Host<'a>,
+    /// The texts of the `--env-file`s.
+    pub(crate) env_files: Vec<String>,
+}
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// SIGRTMIN+3, which asks a systemd to halt.
+const SIGRTMIN_3: i32 = 37;
+
+impl CreateArgs {
+    /// The image's name as given; `None` with `--rootfs`.
+    pub(crate) fn image(&self) -> Result<Option<&str>> {
+        match (&self.rootfs, self.words.first()) {
+            (Some(_), _) => Ok(None),
+            (None, Some(image)) => Ok(Some(image)),
+            (None, None) => bail!("no image was given: name one or use --rootfs DIR"),
+        }
+    }
+
+    /// The texts of the `--env-file`s.
+    pub(crate) fn read_env_files(&self) -> Result<Vec<String>> {
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read environment file '{}'", path.display()))
+        };
+        self.env_file.iter().map(read).collect()
+    }
+
+    /// What the engine is asked to create.
+    pub(crate) fn merge(&self, image: Option<Image>, here: &Here) -> Result<Create> {
+        let defaults = image.as_ref().map(Defaults::of).unwrap_or_default();
+        let root = match (&self.rootfs, &image) {
+            (Some(dir), _) => RootSource::Directory(here.cwd.join(dir)),
+            (None, Some(image)) => {
+                RootSource::Image { reference: self.reference(image)?, id: image.id.clone() }
+            }
+            (None, None) => bail!("no image was given"),
+        };
+        Ok(Create { image, ..self.merge_defaults(root, &defaults, here)? })
+    }
+
+    /// The name to remember an image by: as given, or one of its own if it was given by id.
+    fn reference(&self, image: &Image) -> Result<dormouse_model::Reference> {
+        let given = self.image()?.unwrap_or_default();
+        match given.parse() {
+            Ok(r) if image.names.contains(&r) => Ok(r),
+            parsed => match image.names.first() {
+                Some(name) => Ok(name.clone()),
+                None => parsed.or_else(|_| image.id[..12].parse()).map_err(Into::into),
+            },
+        }
+    }
+
+    fn merge_defaults(&self, root: RootSource, image: &Defaults, here: &Here) -> Result<Create> {
+        let args = self.command(image)?;
+        let systemd = self.is_systemd(&args);
+        let net = self.net_mode()?;
+        let restart = self.restart.as_deref().map_or(Ok(Restart::No), str::parse)?;
+        if self.rm && restart != Restart::No {
+            bail!("--rm and --restart exclude each other: a removed container cannot start again");
+        }
+        let (mounts, anonymous_volumes) = self.mounts(image, here)?;
+        let text = |o: &Option<String>, d: &str| o.clone().unwrap_or_else(|| d.to_owned());
+        let cwd = match text(&self.workdir, &image.working_dir) {
+            cwd if cwd.is_empty() => "/".to_owned(),
+            cwd => cwd,
+        };
+        if !cwd.starts_with('/') || cwd.contains('\0') {
+            return Err(Invalid::new("working directory", cwd, "an absolute path").into());
+        }
+        let stop_signal = match (&self.stop_signal, &image.stop_signal) {
+            (Some(s), _) => signal::signal(s)?,
+            (None, _) if systemd => SIGRTMIN_3,
+            (None, Some(s)) => signal::signal(s).context("the image's stop signal")?,
+            (None, None) => crate::signal::SIGTERM,
+        };
+        let mut labels = image.labels.clone();
+        for text in &self.label {
+            let (key, value) = label(text)?;
+            labels.insert(key, value);
+        }
+        let own_network = net == NetMode::None;
+        let sysctl = |text: &String| limit::sysctl(text, own_network);
+        let sysctls = self.sysctl.iter().map(sysctl).collect::<Result<_, _>>()?;
+        let name = match &self.name {
+            Some(name) => name.parse()?,
+            None => name::generate(0)?,
+        };
+        Ok(Create {
+            name,
+            root,
+            image: None,
+            process: Process {
+                args,
+                env: self.environment(image, here)?,
+                cwd,
+                user: User(text(&self.user, &image.user)),
+                umask: self.umask.as_deref().map(limit::umask).transpose()?,
+                terminal: self.tty,
+                stdin: self.interactive,
+            },
+            security: self.security()?,
+            hostname: self.hostname.as_deref().map(hostname).transpose()?,
+            domainname: None,
+            mounts,
+            anonymous_volumes,
+            net,
+            addresses: self.ip.clone(),
+            publish: self.publish.iter().map(|p| p.parse::<Publish>()).collect::<Result<_, _>>()?,
+            extra_hosts: self.add_host.iter().map(|h| extra_host(h)).collect::<Result<_, _>>()?,
+            dns: self.dns.clone(),
+            limits: self.limits.read()?,
+            restart,
+            auto_remove: self.rm,
+            read_only: self.read_only,
+            init: self.init,
+            systemd,
+            stop_signal,
+            stop_timeout_s: stop_timeout(self.stop_timeout.as_deref())?.unwrap_or(10),
+            labels,
+            sysctls,
+            wide_ids: self.ids.as_deref().map_or(systemd, |ids| ids == "65536"),
+            log_max_bytes: self.log_max_size.as_deref().map_or(Ok(16 << 20), parse_bytes)?,
+        })
+    }
+
+    /// Entrypoint and command.
+    fn command(&self, image: &Defaults) -> Result<Vec<String>> {
+        let given = match self.rootfs {
+            Some(_) => &self.words[..],
+            None => self.words.get(1..).unwrap_or_default(),
+        };
+        let entrypoint = match self.entrypoint.as_deref() {
+            None => image.entrypoint.clone(),
+            Some("") => Vec::new(),
+            Some(text) if text.starts_with('[') => serde_json::from_str(text)
+                .map_err(|_| Invalid::new("entrypoint", text, "a JSON array of strings"))?,
+            Some(text) => vec![text.to_owned()],
+        };
+        let default: &[String] = if self.entrypoint.is_some() { &[] } else { &image.cmd };
+        let rest = if given.is_empty() { default } else { given };
+        let args: Vec<String> = entrypoint.iter().chain(rest).cloned().collect();
+        if args.first().is_none_or(String::is_empty) {
+            bail!("there is no command to run: the image names none, give one after it");
+        }
+        Ok(args)
+    }
+
+    fn is_systemd(&self, args: &[String]) -> bool {
+        let program = args.first().map_or("", String::as_str);
+        let looks = matches!(program, "/sbin/init" | "/usr/sbin/init" | "/usr/local/sbin/init")
+            || program.rsplit('/').next() == Some("systemd");
+        match self.systemd.as_str() {
+            "always" => true,
+            "false" => false,
+            _ => looks && !self.init,
+        }
+    }
+
+    fn environment(&self, image: &Defaults, here: &Here) -> Result<Vec<String>> {
+        let mut env = Environment::default();
+        for (name, value) in [("PATH", PATH), ("TERM", "xterm"), ("container", "dormouse")] {
+            env.set(name, value);
+        }
+        for entry in &image.env {
+            // As it stands in the image: a name without a value takes nothing from the host.
+            let (name, value) = crate::option::key_value(entry);
+            if !name.is_empty() && !entry.contains('\0') {
+                env.set(name, value);
+            }
+        }
+        for text in &here.env_files {
+            env.add_file(text, here.env)?;
+        }
+        for text in &self.env {
+            env.add(text, here.env)?;
+        }
+        Ok(env.into_entries())
+    }
+
+    fn net_mode(&self) -> Result<NetMode> {
+        let net = match self.net.as_str() {
+            "address" => NetMode::Address { domain: self.domain.parse::<Name>()? },
+            "host" => NetMode::Host,
+            "none" => NetMode::None,
+            other => return Err(Invalid::new("network", other, "address, host or none").into()),
+        };
+        if !matches!(net, NetMode::Address { .. }) {
+            for (given, option) in
+                [(!self.publish.is_empty(), "--publish"), (!self.ip.is_empty(), "--ip")]
+            {
+                if given {
+                    bail!("{option} needs --net address, not {}", self.net);
+                }
+            }
+        }
+        Ok(net)
+    }
+
+    fn mounts(
+        &self,
+        image: &Defaults,
+        here: &Here,
+    ) -> Result<(Vec<dormouse_model::Mount>, Vec<Name>)> {
+        let mut asked = Vec::new();
+        for text in &self.volume {
+            asked.push(mount::volume(text, here.cwd)?);
+        }
+        for text in &self.mount {
+            asked.push(mount::mount(text, here.cwd)?);
+        }
+        for text in &self.tmpfs {
+            asked.push(Asked::Mount(mount::tmpfs(text)?));
+        }
+        let target = |a: &Asked| match a {
+            Asked::Mount(m) | Asked::Anonymous(m) => m.target.clone(),
+        };
+        let targets: Vec<String> = asked.iter().map(target).collect();
+        for (i, t) in targets.iter().enumerate() {
+            if targets[..i].contains(t) {
+                bail!("two mounts were given for '{t}'");
+            }
+        }
+        for path in &image.volumes {
+            let volume = mount::image_volume(path).context("a volume of the image")?;
+            if !targets.contains(&target(&volume)) {
+                asked.push(volume);
+            }
+        }
+        let (mut mounts, mut anonymous) = (Vec::new(), Vec::new());
+        for a in asked {
+            match a {
+                Asked::Mount(m) => mounts.push(m),
+                Asked::Anonymous(mut m) => {
+                    let name = name::volume()?;
+                    anonymous.push(name.clone());
+                    m.kind = dormouse_model::MountKind::Volume { name };
+                    mounts.push(m);
+                }
+            }
+        }
+        // A mount hides what lies below it, so outer ones come first, whatever was given first.
+        mounts.sort_by_key(|m| m.target.matches('/').count());
+        Ok((mounts, anonymous))
+    }
+
+    fn security(&self) -> Result<Security> {
+        let options = security::security_options(&self.security_opt)?;
+        let name = |c: &Capability| format!("CAP_{}", c.name());
+        let all: Vec<String> = Capability::ALL.iter().map(name).collect();
+        let default: Vec<String> = capability::default_set().iter().map(|c| name(&c)).collect();
+        let capabilities = security::capabilities(&default, &all, &self.cap_add, &self.cap_drop)?;
+        let oom_score_adj = match self.oom_score_adj.as_deref() {
+            None => None,
+            Some(t) => {
+                let adj = t.parse().ok().filter(|n| (-1000..=1000).contains(n));
+                Some(adj.ok_or_else(|| Invalid::new("OOM score", t, "-1000 to 1000"))?)
+            }
+        };
+        Ok(Security {
+            capabilities,
+            no_new_privileges: options.no_new_privileges,
+            seccomp: options.seccomp,
+            privileged: self.privileged,
+            rlimits: self.ulimit.iter().map(|u| limit::ulimit(u)).collect::<Result<_, _>>()?,
+            oom_score_adj,
+        })
+    }
+}
+
+/// Seconds until a stop becomes a kill; -1 is never.
+pub(crate) fn stop_timeout(text: Option<&str>) -> Result<Option<u32>> {
+    match text {
+        None => Ok(None),
+        Some("-1") => Ok(Some(u32::MAX)),
+        Some(t) => match t.parse() {
+            Ok(s) => Ok(Some(s)),
+            Err(_) => Err(Invalid::new("timeout", t, "a number of seconds, or -1").into()),
+        },
+    }
+}
+
+/// Creates with `make`, giving an unnamed container another name as long as the one it got is
+/// taken.
+pub(crate) fn with_name<T>(
+    args: &CreateArgs,
+    mut merge: impl FnMut() -> Result<Create>,
+    mut make: impl FnMut(Create) -> dormouse_container::Result<T>,
+) -> Result<T> {
+    for attempt in 0.. {
+        let mut create = merge()?;
+        if args.name.is_none() {
+            create.name = name::generate(attempt)?;
+        }
+        match make(create) {
+            Err(dormouse_container::Error::NameTaken { .. })
+                if args.name.is_none() && attempt < 8 => {}
+            other => return Ok(other?),
+        }
+    }
+    Err(fail::quiet(fail::FAILED)) // the loop has no end but its returns
+}

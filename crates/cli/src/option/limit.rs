@@ -1,0 +1,314 @@
+//! Resource limits: `--memory`, `--memory-swap`, `--pids`, `--cpu-weight`, `--cpu-shares`,
+//! `--cpuset-cpus`, `--ulimit`, `--umask`.
+
+use dormouse_model::{Limits, Rlimit, parse_bytes, parse_cpus};
+
+use super::Invalid;
+
+/// The limits of `run`, `create` and `update`, as they stand on the command line.
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct LimitArgs {
+    /// CPU time, in CPUs (0.5 is half of one)
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpus: Option<String>,
+    /// Share of contended CPU time, 1 to 10000 (default 100)
+    #[arg(long, value_name = "WEIGHT")]
+    pub(crate) cpu_weight: Option<String>,
+    /// Share of contended CPU time on the old scale, 2 to 262144
+    #[arg(long, value_name = "SHARES", hide = true, conflicts_with = "cpu_weight")]
+    pub(crate) cpu_shares: Option<String>,
+    /// CPUs it may run on (0-3,7)
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpuset_cpus: Option<String>,
+    /// Memory (512m, 2g)
+    #[arg(long, short = 'm', value_name = "SIZE")]
+    pub(crate) memory: Option<String>,
+    /// Memory and swap together, -1 for swap without limit (default twice the memory)
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) memory_swap: Option<String>,
+    /// Tasks, -1 for no limit
+    #[arg(long, value_name = "NUMBER", alias = "pids-limit", allow_hyphen_values = true)]
+    pub(crate) pids: Option<String>,
+    /// Share of contended disk time, 1 to 10000 (default 100)
+    #[arg(long, value_name = "WEIGHT", alias = "blkio-weight")]
+    pub(crate) io_weight: Option<String>,
+}
+
+/// LIMIT: what the kernel takes as "no limit" where a number has to be given (`pids.max`).
+const PIDS_UNLIMITED: u32 = 4_194_304;
+
+impl LimitArgs {
+    /// The limits in the kernel's words; what was not given stays `None`.
+    pub(crate) fn read(&self) -> Result<Limits, Invalid> {
+        let text = |o: &Option<String>| o.as_deref().map(str::trim).map(str::to_owned);
+        let memory_max_bytes = match text(&self.memory) {
+            None => None,
+            Some(t) => {
+                let bytes = parse_bytes(&t)?;
+                if bytes < MEMORY_MIN_BYTES {
+                    return Err(Invalid::new("memory limit", t, "at least 512k"));
+                }
+                Some(bytes)
+            }
+        };
+        let cpu_weight = match (&self.cpu_weight, &self.cpu_shares) {
+            (Some(w), _) => Some(weight("CPU weight", w)?),
+            (None, Some(s)) => Some(weight_of_shares(s)?),
+            (None, None) => None,
+        };
+        Ok(Limits {
+            cpu_max_milli: self.cpus.as_deref().map(parse_cpus).transpose()?,
+            cpu_weight,
+            cpuset_cpus: self.cpuset_cpus.as_deref().map(cpu_list).transpose()?,
+            memory_max_bytes,
+            swap_max_bytes: swap(self.memory_swap.as_deref(), memory_max_bytes)?,
+            pids_max: self.pids.as_deref().map(pids).transpose()?,
+            io_weight: self.io_weight.as_deref().map(|w| weight("disk weight", w)).transpose()?,
+        })
+    }
+}
+
+/// LIMIT: below this no program starts, and the kernel refuses or kills at once.
+const MEMORY_MIN_BYTES: u64 = 512 << 10;
+
+/// A weight of the kernel's scale.
+fn weight(what: &'static str, text: &str) -> Result<u32, Invalid> {
+    let weight = text.trim().parse().ok().filter(|w| (1..=10_000).contains(w));
+    weight.ok_or_else(|| Invalid::new(what, text, "a number from 1 to 10000"))
+}
+
+/// `cpu.shares` of cgroup v1 as `cpu.weight`, by the conversion OCI runtimes agreed on.
+fn weight_of_shares(text: &str) -> Result<u32, Invalid> {
+    let shares = text.trim().parse::<u32>().ok().filter(|s| (2..=262_144).contains(s));
+    let shares = shares.ok_or_else(|| Invalid::new("CPU shares", text, "2 to 262144"))?;
+    Ok((1 + (u64::from(shares - 2) * 9_999) / 262_142) as u32)
+}
+
+/// Swap without the memory: podman's `--memory-swap` counts both, and is twice the memory where
+/// only that was given.
+fn swap(text: Option<&str>, memory: Option<u64>) -> Result<Option<u64>, Invalid> {
+    let expected = "a size no smaller than --memory, which must be given too, or -1";
+    match (text.map(str::trim), memory) {
+        (None | Some("0"), memory) => Ok(memory),
+        (Some("-1"), _) => Ok(None),
+        (Some(t), Some(memory)) => {
+            let swap = parse_bytes(t)?.checked_sub(memory);
+            Ok(Some(swap.ok_or_else(|| Invalid::new("memory and swap", t, expected))?))
+        }
+        (Some(t), None) => Err(Invalid::new("memory and swap", t, expected)),
+    }
+}
+
+/// A number of tasks; `-1` and `0` are no limit.
+fn pids(text: &str) -> Result<u32, Invalid> {
+    match text.trim() {
+        "-1" | "0" => Ok(PIDS_UNLIMITED),
+        t => {
+            let max = t.parse().ok().filter(|n| (1..=PIDS_UNLIMITED).contains(n));
+            max.ok_or_else(|| {
+                Invalid::new("number of tasks", t, "1 to 4194304, or -1 for no limit")
+            })
+        }
+    }
+}
+
+/// A list of CPUs such as `0-3,7`.
+fn cpu_list(text: &str) -> Result<String, Invalid> {
+    let bad = || Invalid::new("list of CPUs", text, "numbers and ranges such as 0-3,7");
+    let number = |s: &str| s.parse::<u16>().ok().filter(|n| *n < 8192);
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        match (number(first), number(last)) {
+            (Some(first), Some(last)) if first <= last => {}
+            _ => return Err(bad()),
+        }
+    }
+    Ok(text.to_owned())
+}
+
+/// The names setrlimit(2) knows, in lower case.
+const RLIMITS: [&str; 16] = [
+    "as",
+    "core",
+    "cpu",
+    "data",
+    "fsize",
+    "locks",
+    "memlock",
+    "msgqueue",
+    "nice",
+    "nofile",
+    "nproc",
+    "rss",
+    "rtprio",
+    "rttime",
+    "sigpending",
+    "stack",
+];
+
+/// One `--ulimit NAME=SOFT[:HARD]`; `-1` and `unlimited` are no limit.
+pub(crate) fn ulimit(text: &str) -> Result<Rlimit, Invalid> {
+    let bad = || {
+        Invalid::new("ulimit", text, "NAME=SOFT[:HARD], a name of setrlimit(2) such as nofile=1024")
+    };
+    let (name, values) = text.split_once('=').ok_or_else(bad)?;
+    let name = name.to_ascii_lowercase();
+    let name = name.strip_prefix("rlimit_").unwrap_or(&name);
+    if !RLIMITS.contains(&name) {
+        return Err(bad());
+    }
+    let value = |s: &str| match s {
+        "-1" | "unlimited" => Ok(u64::MAX),
+        s => s.parse().map_err(|_| bad()),
+    };
+    let (soft, hard) = values.split_once(':').unwrap_or((values, values));
+    let (soft, hard) = (value(soft)?, value(hard)?);
+    if soft > hard {
+        return Err(bad());
+    }
+    Ok(Rlimit { name: name.to_owned(), soft, hard })
+}
+
+/// An octal `--umask`.
+pub(crate) fn umask(text: &str) -> Result<u32, Invalid> {
+    let mask = u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777 && !text.starts_with('+'));
+    mask.ok_or_else(|| Invalid::new("umask", text, "an octal number up to 0777"))
+}
+
+/// One `--sysctl NAME=VALUE`. Only sysctls that belong to the container's own namespaces pass
+/// (ipc_namespaces(7), uts_namespaces(7), network_namespaces(7)); `own_network` says whether its
+/// network stack is one of them.
+pub(crate) fn sysctl(text: &str, own_network: bool) -> Result<(String, String), Invalid> {
+    const IPC: [&str; 9] = [
+        "kernel.msgmax",
+        "kernel.msgmnb",
+        "kernel.msgmni",
+        "kernel.sem",
+        "kernel.shmall",
+        "kernel.shmmax",
+        "kernel.shmmni",
+        "kernel.shm_rmid_forced",
+        "kernel.domainname",
+    ];
+    let bad = |expected| Invalid::new("sysctl", text, expected);
+    let (name, value) = text.split_once('=').ok_or_else(|| bad("NAME=VALUE"))?;
+    let name = name.replace('/', ".");
+    let part = |p: &str| {
+        !p.is_empty() && p.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
+    };
+    if !name.split('.').all(part) || value.contains(['\0', '\n']) {
+        return Err(bad("NAME=VALUE"));
+    }
+    if IPC.contains(&name.as_str()) || name.starts_with("fs.mqueue.") {
+        return Ok((name, value.to_owned()));
+    }
+    if name.starts_with("net.") {
+        if own_network {
+            return Ok((name, value.to_owned()));
+        }
+        return Err(bad("its network stack is not the container's own: add --net none"));
+    }
+    Err(bad(
+        "one of the container's own namespaces: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(memory: Option<&str>, swap: Option<&str>) -> Result<Limits, Invalid> {
+        let own = |o: Option<&str>| o.map(str::to_owned);
+        LimitArgs { memory: own(memory), memory_swap: own(swap), ..LimitArgs::default() }.read()
+    }
+
+    #[test]
+    fn swap_is_what_exceeds_memory() {
+        let of = |m, s| limits(m, s).map(|l| (l.memory_max_bytes, l.swap_max_bytes));
+        assert_eq!(of(None, None), Ok((None, None)));
+        assert_eq!(of(Some("1g"), None), Ok((Some(1 << 30), Some(1 << 30))));
+        assert_eq!(of(Some("1g"), Some("1g")), Ok((Some(1 << 30), Some(0))));
+        assert_eq!(of(Some("1g"), Some("3g")), Ok((Some(1 << 30), Some(2 << 30))));
+        assert_eq!(of(Some("1g"), Some("-1")), Ok((Some(1 << 30), None)));
+        for (m, s) in [(None, "1g"), (Some("2g"), "1g"), (Some("1g"), "-2"), (Some("1g"), "x")] {
+            assert!(of(m, Some(s)).is_err(), "{m:?} {s}");
+        }
+        assert!(of(Some("100k"), None).is_err());
+        assert!(of(Some("-1"), None).is_err());
+    }
+
+    #[test]
+    fn weights_and_counts() {
+        assert_eq!(weight("w", "10000"), Ok(10_000));
+        assert_eq!(weight_of_shares("1024"), Ok(39));
+        assert_eq!(weight_of_shares("262144"), Ok(10_000));
+        assert_eq!(pids("-1"), Ok(PIDS_UNLIMITED));
+        assert_eq!(pids("100"), Ok(100));
+        for bad in ["", "-2", "0x10", "5000000", "1.5", " "] {
+            assert!(pids(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "0", "10001", "-1", "x"] {
+            assert!(weight("w", bad).is_err(), "{bad}");
+        }
+        for (good, bad) in [("0", ""), ("0-3,7", "3-1"), ("0,1", "0,"), ("63", "1-"), ("1", "a")] {
+            assert!(cpu_list(good).is_ok(), "{good}");
+            assert!(cpu_list(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ulimits() {
+        let of = |t| ulimit(t).map(|r| (r.name, r.soft, r.hard));
+        assert_eq!(of("nofile=1024:2048"), Ok(("nofile".into(), 1024, 2048)));
+        assert_eq!(of("core=0"), Ok(("core".into(), 0, 0)));
+        assert_eq!(of("RLIMIT_NPROC=5:-1"), Ok(("nproc".into(), 5, u64::MAX)));
+        for bad in ["", "nofile", "nofile=", "nofile=2:1", "x=1", "nofile=1:2:3", "nofile=-2"] {
+            assert!(ulimit(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn umasks() {
+        assert_eq!(umask("0022"), Ok(0o22));
+        for bad in ["", "8", "-1", "1000", "0x1", "+22"] {
+            assert!(umask(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_namespaced_sysctls_pass() {
+        assert!(sysctl("kernel.shmmax=1", false).is_ok());
+        assert!(sysctl("fs.mqueue.msg_max=20", false).is_ok());
+        assert!(sysctl("net.ipv4.ip_forward=1", true).is_ok());
+        for bad in [
+            "net.ipv4.ip_forward=1",
+            "kernel.core_pattern=|/x",
+            "kernel.shmmax",
+            "vm.swappiness=1",
+            "fs.mqueue./../../kernel.core_pattern=x",
+            "net.../x=1",
+            "=1",
+            "kernel.sem=1\n2",
+        ] {
+            assert!(sysctl(bad, false).is_err(), "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[-+0-9a-zA-Z=:,. ]{0,24}|.*") {
+            if let Ok(r) = ulimit(&text) {
+                proptest::prop_assert!(r.soft <= r.hard);
+            }
+            if let Ok(m) = umask(&text) {
+                proptest::prop_assert!(m <= 0o777);
+            }
+            if let Ok((name, _)) = sysctl(&text, true) {
+                proptest::prop_assert!(!name.contains('/') && !name.contains(".."));
+            }
+            let _ = (pids(&text), cpu_list(&text), weight_of_shares(&text));
+            let _ = limits(Some(&text), Some(&text));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Points in time, for `--since` and `--until`, and how long ago something was.
+
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use super::Invalid;
+
+/// Reads a point in time as milliseconds since the epoch: RFC 3339 (`2026-11-21T06:00:00Z`),
+/// seconds since the epoch (with a fraction), or how long before `now_ms` (`90s`, `10m`, `2h30m`,
+/// `3d`).
+pub(crate) fn moment(text: &str, now_ms: i64) -> Result<i64, Invalid> {
+    let bad = || Invalid::new("time", text, "RFC 3339, seconds since the epoch, or an age as 10m");
+    if let Ok(t) = OffsetDateTime::parse(text, &Rfc3339) {
+        return Ok((t.unix_timestamp_nanos() / 1_000_000) as i64);
+    }
+    if text.starts_with(|c: char| c.is_ascii_digit())
+        && text.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+    {
+        let seconds: f64 = text.parse().map_err(|_| bad())?;
+        // LIMIT: year 9999, so that the milliseconds are exact and fit.
+        return if seconds < 253_402_300_800.0 { Ok((seconds * 1e3) as i64) } else { Err(bad()) };
+    }
+    Ok(now_ms.saturating_sub(age_ms(text).ok_or_else(bad)?))
+}
+
+/// `2h30m` in milliseconds.
+fn age_ms(text: &str) -> Option<i64> {
+    let mut rest = text;
+    let mut sum = 0_i64;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|n| *n > 0)?;
+        let number: i64 = rest[..digits].parse().ok()?;
+        let unit = rest[digits..].find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len() - digits);
+        let (word, after) = rest[digits..].split_at(unit);
+        let ms = match word {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return None,
+        };
+        sum = sum.checked_add(number.checked_mul(ms)?)?;
+        rest = after;
+    }
+    (!text.is_empty()).then_some(sum)
+}
+
+/// How long a time was, in the largest unit that fits: `12 seconds`, `3 hours`.
+pub(crate) fn span(ms: i64) -> String {
+    let seconds = ms.max(0) / 1_000;
+    let (number, unit) = match seconds {
+        0..60 => (seconds, "second"),
+        60..3_600 => (seconds / 60, "minute"),
+        3_600..86_400 => (seconds / 3_600, "hour"),
+        86_400..1_209_600 => (seconds / 86_400, "day"),
+        1_209_600..5_184_000 => (seconds / 604_800, "week"),
+        5_184_000..63_072_000 => (seconds / 2_592_000, "month"),
+        _ => (seconds / 31_536_000, "year"),
+    };
+    format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A point in time as RFC 3339 in UTC with milliseconds.
+pub(crate) fn rfc3339(unix_ms: i64) -> String {
+    let t = OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ms) * 1_000_000);
+    t.map_or_else(
+        |_| unix_ms.to_string(),
+        |t| {
+            let (year, month, day) = (t.year(), u8::from(t.month()), t.day());
+            let (hour, minute, second, ms) = (t.hour(), t.minute(), t.second(), t.millisecond());
+            format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
+        },
+    )
+}
+
+/// Now, in milliseconds since the epoch.
+pub(crate) fn now_ms() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |d| d.as_millis() as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments() {
+        let now = 1_000_000_000_000;
+        for (text, ms) in [
+            ("1970-01-01T00:00:01Z", 1_000),
+            ("1970-01-01T01:00:00+01:00", 0),
+            ("12.5", 12_500),
+            ("10m", now - 600_000),
+            ("1h30m", now - 5_400_000),
+            ("2d", now - 172_800_000),
+        ] {
+            assert_eq!(moment(text, now), Ok(ms), "{text}");
+        }
+        for bad in ["", "m", "10", "10x", "-1", "1h-", "9999999999999999999d", "yesterday", "1.2.3"]
+        {
+            assert_eq!(moment(bad, now).is_err(), bad != "10", "{bad}");
+        }
+    }
+
+    #[test]
+    fn spans() {
+        assert_eq!(rfc3339(1_200), "1970-01-01T00:00:01.200Z");
+        assert_eq!(span(1_000), "1 second");
+        assert_eq!(span(59_999), "59 seconds");
+        assert_eq!(span(3_600_000), "1 hour");
+        assert_eq!(span(-5), "0 seconds");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[0-9a-z.:TZ+-]{0,30}|.*", now: i64) {
+            let _ = moment(&text, now);
+            let _ = rfc3339(now);
+            let _ = span(now);
+        }
+    }
+}

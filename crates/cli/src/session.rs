@@ -1,0 +1,226 @@
+//! Being attached to a process of a container: `run`, `start -a`, `exec`, `attach`.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use dormouse_container::{Engine, Running, Stdio, Stream};
+use dormouse_model::ContainerId;
+use rustix::fs::{FileType, OFlags};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::create::AttachArgs;
+use crate::fail;
+use crate::log::{Follower, Growing, Sink};
+use crate::option::keys::Matcher;
+use crate::signal::{self, Signals};
+use crate::stream::{self, Ended, Streams, Watch};
+use crate::terminal;
+
+/// Our ends of the pipes to a process.
+#[derive(Debug, Default)]
+pub(crate) struct Pipes {
+    stdin: Option<OwnedFd>,
+    stdout: Option<OwnedFd>,
+    stderr: Option<OwnedFd>,
+}
+
+/// Streams for a process in the foreground that has no terminal, and our ends of them.
+///
+/// A container never gets a descriptor of the caller's own: it could change the flags of a pipe,
+/// read a terminal, or clear O_APPEND of a log. What the caller sends to `/dev/null` goes where
+/// `unwanted` says.
+pub(crate) fn pipes(interactive: bool, unwanted: fn() -> Stream) -> Result<(Stdio, Pipes)> {
+    let mut ours = Pipes::default();
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
+    let stdin = if interactive && !is_null(rustix::stdio::stdin()) {
+        let (read, write) = pipe()?;
+        ours.stdin = Some(write);
+        Stream::Fd(read)
+    } else {
+        Stream::Null
+    };
+    let out = |fd, end: &mut Option<OwnedFd>| -> Result<Stream> {
+        if is_null(fd) {
+            return Ok(unwanted());
+        }
+        let (read, write) = pipe()?;
+        *end = Some(read);
+        Ok(Stream::Fd(write))
+    };
+    let stdout = out(rustix::stdio::stdout(), &mut ours.stdout)?;
+    let stderr = out(rustix::stdio::stderr(), &mut ours.stderr)?;
+    Ok((Stdio { stdin, stdout, stderr, terminal_size: None }, ours))
+}
+
+/// Streams for a process in the background or with a terminal.
+pub(crate) fn elsewhere(stdin: Stream, output: fn() -> Stream) -> Stdio {
+    let terminal_size = terminal::size().map(|s| (s.ws_row, s.ws_col));
+    Stdio { stdin, stdout: output(), stderr: output(), terminal_size }
+}
+
+/// Whether a descriptor is `/dev/null`.
+fn is_null(fd: impl AsFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|s| {
+        FileType::from_raw_mode(s.st_mode) == FileType::CharacterDevice
+            && s.st_rdev == rustix::fs::makedev(1, 3)
+    })
+}
+
+/// Moves bytes until the process ends; its exit code comes back, or 0 after detaching.
+///
+pub(crate) fn foreground(
+    engine: &Engine,
+    mut running: Running,
+    pipes: Pipes,
+    interactive: bool,
+    of: Of,
+    attach: &AttachArgs,
+    signals: &Signals,
+) -> Result<Ending> {
+    let streams = match running.console.take() {
+        Some(master) => Streams::Terminal {
+            master,
+            stdin: interactive,
+            keys: Matcher::new(attach.detach_keys.clone()),
+        },
+        None => {
+            let log = |path: Option<std::path::PathBuf>| {
+                path.and_then(|p| File::options().append(true).create(true).open(p).ok())
+                    .map(OwnedFd::from)
+            };
+            let (mut out, mut err) = (None, None);
+            if of == (Of::Container { logs: true })
+                && (pipes.stdout.is_some() || pipes.stderr.is_some())
+            {
+                let paths = engine.logs(&running.id)?;
+                (out, err) = (log(Some(paths.stdout)), log(paths.stderr));
+            }
+            Streams::Pipes {
+                stdin: pipes.stdin,
+                stdout: pipes.stdout.map(|p| (p, out)),
+                stderr: pipes.stderr.map(|p| (p, err)),
+            }
+        }
+    };
+    serve(engine, running, of, streams, attach, signals, None)
+}
+
+/// How an attachment ended.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// The process has ended with this code.
+    Exited(u8),
+    /// The caller left.
+    Detached,
+}
+
+impl Ending {
+    /// The exit code of ours that tells of it.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Exited(code) => *code,
+            Self::Detached => 0,
+        }
+    }
+}
+
+/// Whose process it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Of {
+    /// The first process of a container, which is settled when it ends.
+    Container {
+        /// What comes through our pipes is appended to the container's logs, too.
+        logs: bool,
+    },
+    /// The first process of a container that somebody else started.
+    Other,
+    /// A process of `exec`.
+    Exec,
+}
+
+fn serve(
+    engine: &Engine,
+    mut running: Running,
+    of: Of,
+    streams: Streams,
+    attach: &AttachArgs,
+    signals: &Signals,
+    watch: Option<&mut dyn Watch>,
+) -> Result<Ending> {
+    let pidfd = running.pidfd.try_clone().context("cannot duplicate a descriptor")?;
+    let pass = |number| {
+        if attach.sig_proxy {
+            let _ = running.signal(number); // it may just have ended
+            true
+        } else {
+            !matches!(number, signal::SIGHUP | signal::SIGINT | signal::SIGTERM)
+        }
+    };
+    let ended = stream::attach(streams, pidfd.as_fd(), signals, watch, pass)?;
+    match ended {
+        Ended::Exited => {
+            let code = match of {
+                Of::Container { .. } => Some(engine.finish(running)?.code),
+                Of::Other => engine.wait(&running.id)?.code,
+                Of::Exec => Some(running.wait()?.code),
+            };
+            Ok(Ending::Exited(exit_code(code)))
+        }
+        Ended::Detached => {
+            running.detach();
+            Ok(Ending::Detached)
+        }
+    }
+}
+
+/// An exit code as a program can return it; an end that nobody saw is a failure of ours.
+fn exit_code(code: Option<i32>) -> u8 {
+    code.map_or(fail::FAILED, |code| (code & 0xff) as u8)
+}
+
+/// Attaches to a container that runs already. Without a terminal its output is what its logs get
+/// from now on.
+pub(crate) fn attach(
+    engine: &Engine,
+    id: &ContainerId,
+    stdin: bool,
+    args: &AttachArgs,
+) -> Result<Ending> {
+    let signals = Signals::take()?;
+    let mut running = engine.attach(id)?;
+    if let Some(master) = running.console.take() {
+        let keys = Matcher::new(args.detach_keys.clone());
+        let streams = Streams::Terminal { master, stdin, keys };
+        return serve(engine, running, Of::Other, streams, args, &signals, None);
+    }
+    let mut follower = Follower::new(open_logs(engine, id, Some(0))?)?;
+    let to = running.stdin.take().filter(|_| stdin);
+    let streams = Streams::Pipes { stdin: to, stdout: None, stderr: None };
+    serve(engine, running, Of::Other, streams, args, &signals, Some(&mut follower))
+}
+
+/// The logs of a container, each at the beginning of its last `tail` lines.
+pub(crate) fn open_logs(
+    engine: &Engine,
+    id: &ContainerId,
+    tail: Option<u64>,
+) -> Result<Vec<(Growing, Sink)>> {
+    let paths = engine.logs(id)?;
+    let mut logs = Vec::new();
+    for (path, sink) in [(Some(paths.stdout), Sink::Out), (paths.stderr, Sink::Err)] {
+        if let Some(mut log) = path.map(|p| Growing::open(&p)).transpose()?.flatten() {
+            match tail {
+                Some(0) => log.to_end()?,
+                Some(lines) => log.to_last(lines)?,
+                None => {}
+            }
+            logs.push((log, sink));
+        }
+    }
+    Ok(logs)
+}
+
+/// Opens a directory for `*at` calls.
+pub(crate) const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);

@@ -1,0 +1,40 @@
+//! Files that are written as a whole or not at all, or standard output.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::terminal;
+
+/// Writes what `write` writes to a file, or to standard output where there is none. The file
+/// appears when it is complete; standard output must not be a terminal.
+pub(crate) fn write(
+    to: Option<&Path>,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    let Some(path) = to.filter(|p| *p != Path::new("-")) else {
+        if terminal::is_terminal(rustix::stdio::stdout()) {
+            bail!("an archive is not for a terminal: give a file with --output, or redirect");
+        }
+        let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
+        write(&mut out)?;
+        return out.flush().context("cannot write to standard output");
+    };
+    let mut part = path.as_os_str().to_owned();
+    part.push(format!(".part-{}", std::process::id()));
+    let part = PathBuf::from(part);
+    let step = || format!("cannot write '{}'", path.display());
+    let done = (|| {
+        let file = File::options().write(true).create_new(true).open(&part).with_context(step)?;
+        let mut out = BufWriter::with_capacity(64 << 10, file);
+        write(&mut out)?;
+        out.flush().with_context(step)?;
+        std::fs::rename(&part, path).with_context(step)
+    })();
+    if done.is_err() {
+        let _ = std::fs::remove_file(&part); // the first error is the one to tell
+    }
+    done
+}

@@ -1,0 +1,347 @@
+//! Moving bytes between a container and the caller.
+//!
+//! One loop over poll(2) serves both kinds of attachment: pipes (each of the three streams apart)
+//! and a terminal (one pty master). Every direction is a [`Flow`]: a source, a sink, and what was
+//! read and not yet written. Rules:
+//!
+//! - Nothing is read while something waits to be written, so memory stays bounded and a slow
+//!   reader slows the writer down, as a pipe does.
+//! - Sinks of ours are never written blindly: only when poll says so, and at most one page, which a
+//!   pipe then takes at once. So signals are served while a reader stalls, and descriptors that
+//!   others share are not switched to non-blocking.
+//! - End of input closes the container's input; a caller that reads no more closes the container's
+//!   output, which then gets SIGPIPE: both as if the program were run directly.
+//! - When the process has ended, what its pipes still hold is moved, then the loop ends, even if a
+//!   process it left behind keeps a pipe open.
+//! - A pty whose last program has gone reads as EIO; another may open it again, so only the end
+//!   of the first process ends the loop.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
+
+use crate::option::keys::Matcher;
+use crate::signal::{self, Signals};
+use crate::terminal::{self, Raw};
+
+/// What a pipe takes at once when poll says it can be written.
+const PAGE: usize = 4096;
+
+/// A descriptor of ours or of the caller.
+#[derive(Debug)]
+enum End {
+    Own(OwnedFd),
+    Stdin,
+    Stdout,
+    Stderr,
+}
+
+impl AsFd for End {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(fd) => fd.as_fd(),
+            Self::Stdin => rustix::stdio::stdin(),
+            Self::Stdout => rustix::stdio::stdout(),
+            Self::Stderr => rustix::stdio::stderr(),
+        }
+    }
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Flow {
+    from: End,
+    to: End,
+    /// A file that gets the same bytes, never waited for.
+    copy: Option<OwnedFd>,
+    waiting: Vec<u8>,
+    done: usize,
+    /// The sink takes everything at once (a regular file), so a whole buffer is written.
+    at_once: bool,
+    /// The source has ended or the sink is gone.
+    ended: bool,
+    /// The source is a pty that reads EIO for now.
+    hung: bool,
+}
+
+/// What one step of a flow came to.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// Something was moved.
+    Moved,
+    /// Nothing can be moved now.
+    Nothing,
+}
+
+impl Flow {
+    fn new(from: End, to: End, copy: Option<OwnedFd>) -> Self {
+        let regular = |fd: BorrowedFd| {
+            rustix::fs::fstat(fd)
+                .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::RegularFile)
+        };
+        let at_once = regular(to.as_fd());
+        let waiting = Vec::new();
+        Self { from, to, copy, waiting, done: 0, at_once, ended: false, hung: false }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.done < self.waiting.len()
+    }
+
+    /// Reads once; `keys` looks at what was read, and true means that the detach keys came.
+    fn read(&mut self, buffer: &mut [u8], keys: Option<&mut Matcher>) -> Result<(Step, bool)> {
+        self.hung = false;
+        let n = match rustix::io::read(&self.from, &mut *buffer) {
+            Ok(n) => n,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok((Step::Nothing, false)),
+            Err(Errno::IO) => {
+                self.hung = true;
+                return Ok((Step::Nothing, false));
+            }
+            Err(e) => return Err(e).context("cannot read a stream of the container"),
+        };
+        if n == 0 {
+            self.ended = true;
+            return Ok((Step::Nothing, false));
+        }
+        if let Some(copy) = &self.copy {
+            append(copy, &buffer[..n]);
+        }
+        self.waiting.clear();
+        self.done = 0;
+        let detach = match keys {
+            Some(keys) => keys.feed(&buffer[..n], &mut self.waiting),
+            None => {
+                self.waiting.extend_from_slice(&buffer[..n]);
+                false
+            }
+        };
+        Ok((Step::Moved, detach))
+    }
+
+    /// Writes once what waits.
+    fn write(&mut self) -> Result<Step> {
+        let rest = &self.waiting[self.done..];
+        let most = if self.at_once { rest.len() } else { rest.len().min(PAGE) };
+        match rustix::io::write(&self.to, &rest[..most]) {
+            Ok(n) => {
+                self.done += n;
+                Ok(Step::Moved)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Step::Nothing),
+            // The reader has gone: the source is closed by whoever owns this flow.
+            Err(Errno::PIPE | Errno::IO) => {
+                self.ended = true;
+                self.done = self.waiting.len();
+                Ok(Step::Nothing)
+            }
+            Err(e) => Err(e).context("cannot write a stream of the container"),
+        }
+    }
+}
+
+/// Appends to a log file, which takes everything at once; a full disk costs the log, not the
+/// container.
+fn append(to: &OwnedFd, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// How an attachment ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The process has ended.
+    Exited,
+    /// The caller left; the process goes on.
+    Detached,
+}
+
+/// The container's side of an attachment.
+#[derive(Debug)]
+pub(crate) enum Streams {
+    /// Ends of pipes; `None` is not attached. Logs get a copy of what comes out.
+    Pipes {
+        /// Where the caller's input goes.
+        stdin: Option<OwnedFd>,
+        /// What the process writes, and its log.
+        stdout: Option<(OwnedFd, Option<OwnedFd>)>,
+        /// Its errors, and their log.
+        stderr: Option<(OwnedFd, Option<OwnedFd>)>,
+    },
+    /// A terminal.
+    Terminal {
+        /// The pty's master.
+        master: OwnedFd,
+        /// Whether the caller's input goes there.
+        stdin: bool,
+        /// Keys that detach.
+        keys: Matcher,
+    },
+}
+
+/// Something else that is looked after while attached.
+pub(crate) trait Watch {
+    /// Readable when there is something to do.
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// Does it; called once more after the process has ended.
+    fn serve(&mut self) -> Result<()>;
+}
+
+/// Moves bytes until the process behind `pidfd` ends or the caller detaches. Signals that arrive
+/// are handed to `pass`; false from it detaches.
+pub(crate) fn attach(
+    streams: Streams,
+    pidfd: BorrowedFd,
+    signals: &Signals,
+    mut watch: Option<&mut dyn Watch>,
+    mut pass: impl FnMut(i32) -> bool,
+) -> Result<Ended> {
+    let mut raw = None;
+    let mut keys = None;
+    let mut terminal = None;
+    let mut flows = Vec::with_capacity(3);
+    match streams {
+        Streams::Pipes { stdin, stdout, stderr } => {
+            if let Some(to) = stdin {
+                nonblocking(&to)?;
+                flows.push(Flow::new(End::Stdin, End::Own(to), None));
+            }
+            for (stream, to) in [(stdout, End::Stdout), (stderr, End::Stderr)] {
+                if let Some((from, log)) = stream {
+                    nonblocking(&from)?;
+                    flows.push(Flow::new(End::Own(from), to, log));
+                }
+            }
+        }
+        Streams::Terminal { master, stdin, keys: matcher } => {
+            nonblocking(&master)?;
+            terminal::resize(&master);
+            let again = || master.try_clone().context("cannot duplicate the terminal");
+            if stdin {
+                raw = Raw::enter()?;
+                keys = Some(matcher);
+                flows.push(Flow::new(End::Stdin, End::Own(again()?), None));
+            }
+            flows.push(Flow::new(End::Own(again()?), End::Stdout, None));
+            terminal = Some(master);
+        }
+    }
+    let mut buffer = vec![0; 4 * PAGE];
+    loop {
+        while let Some(number) = signals.next() {
+            match (number, &terminal) {
+                (signal::SIGWINCH, Some(master)) => terminal::resize(master),
+                (signal::SIGCONT, Some(master)) => {
+                    raw.as_ref().map_or(Ok(()), Raw::again)?;
+                    terminal::resize(master);
+                }
+                // The window was closed: the container stays.
+                (signal::SIGHUP, Some(_)) => return Ok(Ended::Detached),
+                (signal::SIGWINCH | signal::SIGCONT, None) => {}
+                (number, _) => {
+                    if !pass(number) {
+                        return Ok(Ended::Detached);
+                    }
+                }
+            }
+        }
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(&pidfd, PollFlags::IN)];
+        if let Some(watch) = watch.as_deref() {
+            fds.push(PollFd::from_borrowed_fd(watch.fd(), PollFlags::IN));
+        }
+        let first_flow = fds.len();
+        let mut served = Vec::with_capacity(flows.len());
+        for (i, flow) in flows.iter().enumerate() {
+            if flow.is_waiting() {
+                fds.push(PollFd::new(&flow.to, PollFlags::OUT));
+                served.push(i);
+            } else if !flow.ended && !flow.hung {
+                fds.push(PollFd::new(&flow.from, PollFlags::IN));
+                served.push(i);
+            }
+        }
+        // A pty that has hung up is looked at again, in case a program opened it anew.
+        let hung = flows.iter().any(|f| f.hung);
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        match poll(&mut fds, hung.then_some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("cannot wait for the container"),
+        }
+        let ready: Vec<usize> = served
+            .iter()
+            .zip(&fds[first_flow..])
+            .filter(|(_, fd)| !fd.revents().is_empty())
+            .map(|(i, _)| *i)
+            .collect();
+        let exited = !fds[1].revents().is_empty();
+        let watched = first_flow == 3 && !fds[2].revents().is_empty();
+        drop(fds);
+        if let Some(watch) = watch.as_deref_mut().filter(|_| watched || exited) {
+            watch.serve()?;
+        }
+        for flow in flows.iter_mut().filter(|f| f.hung) {
+            flow.hung = false; // tried again below or found hung by the next read
+        }
+        for i in ready {
+            let flow = &mut flows[i];
+            if flow.is_waiting() {
+                flow.write()?;
+            } else {
+                let input = matches!(flow.from, End::Stdin);
+                let (_, detach) = flow.read(&mut buffer, keys.as_mut().filter(|_| input))?;
+                if detach {
+                    let _ = flow.write(); // what was typed before the keys
+                    return Ok(Ended::Detached);
+                }
+            }
+        }
+        // A flow that has ended is closed: its ends are dropped, so the other side learns of it.
+        flows.retain(|f| !f.ended || f.is_waiting());
+        if exited {
+            drain(&mut flows, &mut buffer)?;
+            return Ok(Ended::Exited);
+        }
+    }
+}
+
+/// Moves what the container's pipes still hold once it has ended.
+fn drain(flows: &mut [Flow], buffer: &mut [u8]) -> Result<()> {
+    for flow in flows.iter_mut().filter(|f| !matches!(f.from, End::Stdin)) {
+        loop {
+            while flow.is_waiting() {
+                let mut fds = [PollFd::new(&flow.to, PollFlags::OUT)];
+                let _ = poll(&mut fds, None); // an interrupted wait is repeated
+                flow.write()?;
+            }
+            if flow.ended || flow.read(buffer, None)?.0 == Step::Nothing {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn nonblocking(fd: &OwnedFd) -> Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd).context("cannot read a stream's flags")?;
+    rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).context("cannot set a stream's flags")
+}
+
+/// Waits until one of the descriptors can be read or the time is over.
+pub(crate) fn wait_readable(fds: &[BorrowedFd], timeout: Option<Duration>) -> Result<()> {
+    let mut polled: Vec<PollFd> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let timeout = timeout
+        .map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: i64::from(t.subsec_nanos()) });
+    match poll(&mut polled, timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(e) => Err(e).context("cannot wait"),
+    }
+}

@@ -1,0 +1,42 @@
+//! Which containers a verb is about.
+
+use anyhow::{Result, bail};
+use dormouse_container::Engine;
+use dormouse_model::{ContainerId, State};
+
+use crate::fail;
+
+/// Containers by name, id, or the beginning of an id.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Targets {
+    /// All containers
+    #[arg(long, short)]
+    pub(crate) all: bool,
+    /// Names or ids
+    #[arg(value_name = "CONTAINER")]
+    pub(crate) names: Vec<String>,
+}
+
+impl Targets {
+    /// Does something with each, prints each name as it is done, and goes on after errors; the
+    /// exit code is the last error's. With `--all` those whose state `fits`.
+    pub(crate) fn each(
+        &self,
+        engine: &Engine,
+        fits: fn(State) -> bool,
+        mut f: impl FnMut(&ContainerId, &str) -> Result<()>,
+    ) -> Result<u8> {
+        if self.all {
+            if !self.names.is_empty() {
+                bail!("give either --all or containers, not both");
+            }
+            let all = engine.list()?;
+            let all: Vec<_> = all.iter().filter(|d| fits(d.state)).collect();
+            return Ok(fail::for_each(&all, |d| f(&d.config.id, d.config.id.as_str())));
+        }
+        if self.names.is_empty() {
+            bail!("no container was given: name some, or --all");
+        }
+        Ok(fail::for_each(&self.names, |name| f(&engine.find(name)?, name)))
+    }
+}

@@ -1,0 +1,64 @@
+//! `dormouse create`
+
+use std::fs;
+use std::io::Write;
+
+use anyhow::{Context, Result};
+use dormouse_container::Engine;
+use dormouse_image::Image;
+use dormouse_model::ContainerId;
+
+use crate::command::Global;
+use crate::create::{CreateArgs, Here, with_name};
+use crate::option::env;
+use crate::{image, output};
+
+/// Create a container without starting it
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    create: CreateArgs,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    let image = image(&engine, &args.create)?;
+    output::line(create(&engine, &args.create, image)?.as_str())?;
+    Ok(0)
+}
+
+/// The image that was asked for; none with `--rootfs`.
+pub(crate) fn image(engine: &Engine, args: &CreateArgs) -> Result<Option<Image>> {
+    let name = args.image()?;
+    name.map(|name| image::resolve(engine, name, &args.pull, args.quiet)).transpose()
+}
+
+/// Creates what the options and the image say.
+pub(crate) fn create(
+    engine: &Engine,
+    args: &CreateArgs,
+    image: Option<Image>,
+) -> Result<ContainerId> {
+    let cwd = std::env::current_dir().context("cannot find the working directory")?;
+    let here = Here { cwd: &cwd, env: &env::host, env_files: args.read_env_files()? };
+    let id_file = match &args.cidfile {
+        None => None,
+        Some(path) => {
+            let file = fs::File::options().write(true).create_new(true).open(path);
+            Some(file.with_context(|| format!("cannot write the id to '{}'", path.display()))?)
+        }
+    };
+    let id = with_name(args, || args.merge(image.clone(), &here), |c| engine.create(c));
+    let id = id.inspect_err(|_| forget_cidfile(args))?;
+    if let Some(mut file) = id_file {
+        file.write_all(id.as_str().as_bytes()).context("cannot write the id")?;
+    }
+    Ok(id)
+}
+
+/// Removes the file of `--cidfile`, which names nothing any more.
+pub(crate) fn forget_cidfile(args: &CreateArgs) {
+    if let Some(path) = &args.cidfile {
+        let _ = fs::remove_file(path); // the first error is the one to tell
+    }
+}

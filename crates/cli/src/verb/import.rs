@@ -1,0 +1,35 @@
+//! `dormouse import`
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::command::Global;
+use crate::{image, output};
+
+/// Make an image of a directory or an archive and print its id
+///
+/// A directory is a root filesystem or an OCI layout, an archive one of those or of docker, told
+/// by its content.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to call the image; an archive may name it itself
+    #[arg(long, short)]
+    name: Option<String>,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+    /// Directory or file
+    path: PathBuf,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let name = args.name.as_deref().map(str::parse).transpose()?;
+    let engine = global.engine()?;
+    let progress = image::progress(args.quiet);
+    let id = engine.images()?.import(&args.path, name.as_ref(), &*progress);
+    let id = id.with_context(|| format!("cannot import '{}'", args.path.display()))?;
+    engine.record("import", &id, &args.name.unwrap_or_default(), &[]);
+    output::line(&id)?;
+    Ok(0)
+}

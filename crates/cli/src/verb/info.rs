@@ -1,0 +1,85 @@
+//! `dormouse info`
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use dormouse_container::Engine;
+use dormouse_model::State;
+use serde::Serialize;
+
+use crate::command::Global;
+use crate::output;
+
+/// Show where things are kept, and how much there is
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// `info --json`
+#[derive(Debug, Serialize)]
+struct Info {
+    version: &'static str,
+    kernel: String,
+    state_dir: PathBuf,
+    runtime_dir: PathBuf,
+    config_dir: PathBuf,
+    /// The parent of the containers' cgroups.
+    cgroup: String,
+    containers: usize,
+    running: usize,
+    paused: usize,
+    stopped: usize,
+    images: usize,
+    cpus: usize,
+    memory_bytes: u64,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let places = global.places();
+    let engine = Engine::open(places.clone())?;
+    let list = engine.list()?;
+    let count = |s: State| list.iter().filter(|d| d.state == s).count();
+    let memory = rustix::system::sysinfo();
+    let info = Info {
+        version: env!("CARGO_PKG_VERSION"),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        state_dir: places.lib,
+        runtime_dir: places.run,
+        config_dir: places.etc,
+        cgroup: places.cgroup,
+        containers: list.len(),
+        running: count(State::Running),
+        paused: count(State::Paused),
+        stopped: count(State::Stopped),
+        images: engine.images()?.list()?.len(),
+        cpus: std::thread::available_parallelism().map_or(1, Into::into),
+        memory_bytes: memory.totalram * u64::from(memory.mem_unit),
+    };
+    if args.json {
+        output::json(&info)?;
+        return Ok(0);
+    }
+    let rows = [
+        ("version", info.version.to_owned()),
+        ("kernel", info.kernel),
+        ("state", info.state_dir.display().to_string()),
+        ("runtime", info.runtime_dir.display().to_string()),
+        ("configuration", info.config_dir.display().to_string()),
+        ("cgroup", info.cgroup),
+        (
+            "containers",
+            format!(
+                "{} ({} running, {} paused, {} stopped)",
+                info.containers, info.running, info.paused, info.stopped
+            ),
+        ),
+        ("images", info.images.to_string()),
+        ("cpus", info.cpus.to_string()),
+        ("memory", output::bytes(info.memory_bytes)),
+    ];
+    output::print(rows.iter().map(|(k, v)| format!("{k:<14} {v}\n")).collect::<String>())?;
+    Ok(0)
+}

@@ -1,0 +1,164 @@
+//! `dormouse inspect`
+
+use anyhow::{Context, Result};
+use dormouse_container::{Details, Engine, Error};
+use dormouse_image::Image;
+use serde::Serialize;
+
+use crate::command::Global;
+use crate::view::{self, Inspect, Summary};
+use crate::{fail, output};
+
+/// Show everything about containers or images
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print as JSON, an object per name
+    #[arg(long)]
+    json: bool,
+    /// Only look for: container, image
+    #[arg(long, short = 't', value_name = "KIND", value_parser = ["container", "image"])]
+    r#type: Option<String>,
+    /// Names or ids
+    #[arg(required = true, value_name = "CONTAINER|IMAGE")]
+    names: Vec<String>,
+}
+
+/// An image in `inspect --json`.
+#[derive(Debug, Serialize)]
+struct ImageView<'a> {
+    id: &'a str,
+    names: Vec<String>,
+    digest: Option<String>,
+    created: Option<&'a str>,
+    size_bytes: u64,
+    layers: Vec<String>,
+    /// The OCI image configuration as it is.
+    config: &'a dyn erased::Json,
+}
+
+/// Something that can be written as JSON, whatever its type.
+mod erased {
+    /// See the module.
+    pub(super) trait Json: std::fmt::Debug {
+        /// As a JSON value; null if it cannot be written.
+        fn value(&self) -> serde_json::Value;
+    }
+
+    impl<T: serde::Serialize + std::fmt::Debug> Json for T {
+        fn value(&self) -> serde_json::Value {
+            serde_json::to_value(self).unwrap_or_default()
+        }
+    }
+
+    impl serde::Serialize for dyn Json + '_ {
+        fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+            serde::Serialize::serialize(&self.value(), s)
+        }
+    }
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    let kind = args.r#type.as_deref();
+    Ok(fail::for_each(&args.names, |name| {
+        if kind != Some("image") {
+            match engine.find(name) {
+                Ok(id) => return container(&engine, &engine.inspect(&id)?, args.json),
+                Err(Error::NoContainer(_)) if kind.is_none() => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        match engine.images()?.find(name) {
+            Ok(found) => image(&found, args.json),
+            Err(e) if kind.is_none() && e.kind() == dormouse_kernel::ErrorKind::NotFound => {
+                Err(anyhow::anyhow!("no container and no image is called '{name}'"))
+            }
+            Err(e) => Err(e).with_context(|| format!("image '{name}'")),
+        }
+    }))
+}
+
+fn container(engine: &Engine, d: &Details, json: bool) -> Result<()> {
+    let c = &d.config;
+    let logs = engine.logs(&c.id)?;
+    if json {
+        let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
+        return output::json(&Inspect {
+            summary: Summary::of(d),
+            logs: logs.map(|p| p.display().to_string()).collect(),
+            config: c,
+        });
+    }
+    let list = |v: &[String]| v.join(", ");
+    let mut rows = vec![
+        ("id", c.id.to_string()),
+        ("name", c.name.to_string()),
+        ("image", view::image(c)),
+        ("state", view::status(d)),
+        ("pid", d.pid.map_or_else(String::new, |p| p.to_string())),
+        ("addresses", view::addresses(c)),
+        ("ports", view::ports(c)),
+        ("command", c.process.args.join(" ")),
+        ("directory", c.process.cwd.clone()),
+        ("user", c.process.user.0.clone()),
+        ("host name", c.hostname.clone()),
+        ("host ids", c.ids.to_proc_text().trim().replace('\n', ", ")),
+        ("capabilities", list(&c.security.capabilities)),
+        ("output", logs.stdout.display().to_string()),
+        ("errors", logs.stderr.map_or_else(String::new, |p| p.display().to_string())),
+    ];
+    let mounts = c.mounts.iter().map(|m| {
+        let mode = if m.read_only { " (read-only)" } else { "" };
+        let from = match &m.kind {
+            dormouse_model::MountKind::Bind { source, .. } => source.display().to_string(),
+            dormouse_model::MountKind::Volume { name } => format!("volume {name}"),
+            dormouse_model::MountKind::Tmpfs { .. } => "tmpfs".into(),
+            dormouse_model::MountKind::Devpts => "devpts".into(),
+        };
+        ("mount", format!("{from} at {}{mode}", m.target))
+    });
+    rows.extend(mounts);
+    rows.extend(c.process.env.iter().map(|e| ("environment", e.clone())));
+    rows.extend(c.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))));
+    print(rows)
+}
+
+fn image(image: &Image, json: bool) -> Result<()> {
+    let names: Vec<String> = image.names.iter().map(ToString::to_string).collect();
+    let digest = image.digest.as_ref().map(ToString::to_string);
+    let layers: Vec<String> = image.layers.iter().map(|l| l.diff_id.to_string()).collect();
+    if json {
+        return output::json(&ImageView {
+            id: &image.id,
+            names,
+            digest,
+            created: image.created.as_deref(),
+            size_bytes: image.size_bytes,
+            layers,
+            config: &image.config,
+        });
+    }
+    let defaults = crate::create::Defaults::of(image);
+    let mut rows = vec![
+        ("id", image.id.clone()),
+        ("names", names.join(", ")),
+        ("digest", digest.unwrap_or_default()),
+        ("created", image.created.clone().unwrap_or_default()),
+        ("size", output::bytes(image.size_bytes)),
+        ("entrypoint", defaults.entrypoint.join(" ")),
+        ("command", defaults.cmd.join(" ")),
+        ("directory", defaults.working_dir),
+        ("user", defaults.user),
+    ];
+    rows.extend(layers.into_iter().map(|l| ("layer", l)));
+    rows.extend(defaults.volumes.into_iter().map(|v| ("volume", v)));
+    rows.extend(defaults.env.into_iter().map(|e| ("environment", e)));
+    rows.extend(defaults.labels.into_iter().map(|(k, v)| ("label", format!("{k}={v}"))));
+    print(rows)
+}
+
+/// Prints what has a value.
+fn print(rows: Vec<(&str, String)>) -> Result<()> {
+    let line = |(key, value): &(&str, String)| format!("{key:<13} {}\n", output::printable(value));
+    output::print(rows.iter().filter(|(_, v)| !v.is_empty()).map(line).collect::<String>())
+}

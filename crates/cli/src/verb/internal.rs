@@ -1,0 +1,56 @@
+//! `dormouse internal`: what Dormouse asks of itself.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+
+use crate::command::{Global, whole};
+
+/// What Dormouse asks of itself; not for people
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Clean up after a container that ended while nobody waited for it
+    Settle {
+        /// Its id
+        id: String,
+    },
+    /// Take away what containers share if none runs; the keeper asks for it at its end
+    Tidy,
+    /// Give back everything that a reboot would, which is refused while a container runs
+    Reset,
+    /// Write the man pages into a directory
+    Man {
+        /// The directory
+        dir: PathBuf,
+    },
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    match args.what {
+        What::Settle { id } => {
+            let engine = global.engine()?;
+            engine.settle(&id.parse()?)?;
+            Ok(0)
+        }
+        What::Tidy => {
+            global.engine()?.tidy()?;
+            Ok(0)
+        }
+        What::Reset => {
+            global.engine()?.dismantle()?;
+            Ok(0)
+        }
+        What::Man { dir } => {
+            std::fs::create_dir_all(&dir)
+                .and_then(|()| clap_mangen::generate_to(whole(), &dir))
+                .with_context(|| format!("cannot write man pages to '{}'", dir.display()))?;
+            Ok(0)
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! `dormouse login`
+
+use std::io::{BufRead, Read};
+
+use anyhow::{Context, Result, bail};
+use dormouse_image::registry::{Credentials, login};
+use rustix::termios::{self, LocalModes, OptionalActions};
+
+use crate::command::Global;
+use crate::registry::RegistryArgs;
+use crate::{output, terminal};
+
+/// Keep user and password for a registry, if it takes them
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// User
+    #[arg(long, short)]
+    username: Option<String>,
+    /// Password; rather use --password-stdin, other users see your command line
+    #[arg(long, short)]
+    password: Option<String>,
+    /// Read the password from standard input
+    #[arg(long, conflicts_with = "password")]
+    password_stdin: bool,
+    #[command(flatten)]
+    access: RegistryArgs,
+    /// The registry, such as registry.example.org:5000
+    registry: String,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    let access = args.access.access(&engine)?;
+    let user = match args.username {
+        Some(user) => user,
+        None if args.password_stdin => bail!("--password-stdin needs --username"),
+        None => ask("User: ", true)?,
+    };
+    let secret = match args.password {
+        Some(password) => password,
+        None if args.password_stdin => {
+            let mut text = String::new();
+            let read = std::io::stdin().take(64 << 10).read_to_string(&mut text);
+            read.context("cannot read the password")?;
+            text.trim_end_matches(['\r', '\n']).to_owned()
+        }
+        None => ask("Password: ", false)?,
+    };
+    let file = login(&args.registry, &Credentials { user, secret }, &access)
+        .with_context(|| format!("cannot log in to '{}'", args.registry))?;
+    output::line(&format!("kept in {}", file.display()))?;
+    Ok(0)
+}
+
+/// Asks on the terminal.
+fn ask(what: &str, echo: bool) -> Result<String> {
+    let stdin = rustix::stdio::stdin();
+    if !terminal::is_terminal(stdin) {
+        bail!("there is no terminal to ask on: use --username and --password-stdin");
+    }
+    output::print(what)?;
+    let before = termios::tcgetattr(stdin).context("cannot read the terminal's settings")?;
+    if !echo {
+        let mut silent = before.clone();
+        silent.local_modes -= LocalModes::ECHO;
+        termios::tcsetattr(stdin, OptionalActions::Flush, &silent)
+            .context("cannot silence the terminal")?;
+    }
+    let mut line = String::new();
+    let read = std::io::stdin().lock().read_line(&mut line);
+    if !echo {
+        let _ = termios::tcsetattr(stdin, OptionalActions::Drain, &before); // as it was
+        output::print("\n")?;
+    }
+    read.context("cannot read from the terminal")?;
+    Ok(line.trim_end_matches(['\r', '\n']).to_owned())
+}

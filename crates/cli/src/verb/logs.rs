@@ -1,0 +1,74 @@
+//! `dormouse logs`
+
+use std::os::fd::AsFd;
+
+use anyhow::{Result, bail};
+
+use crate::command::Global;
+use crate::log::Follower;
+use crate::session;
+use crate::stream::{self, Watch};
+use crate::view::is_alive;
+
+/// Show what a container has written
+///
+/// Its standard output comes on standard output, its errors on standard error; the order between
+/// the two is not recorded, nor is the time of a line.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Go on until it stops
+    #[arg(long, short)]
+    follow: bool,
+    /// Only the last lines of each stream
+    #[arg(long, short = 'n', value_name = "LINES", allow_hyphen_values = true)]
+    tail: Option<String>,
+    /// Only lines since then (not recorded yet)
+    #[arg(long, value_name = "TIME", hide = true)]
+    since: Option<String>,
+    /// With the time of each line (not recorded yet)
+    #[arg(long, short, hide = true)]
+    timestamps: bool,
+    /// Name or id
+    #[arg(value_name = "CONTAINER")]
+    name: String,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    if args.since.is_some() || args.timestamps {
+        bail!(
+            "the time of a line is not recorded: programs write to their log themselves; use --tail"
+        );
+    }
+    let tail = match args.tail.as_deref() {
+        None | Some("all" | "-1") => None,
+        Some(n) => match n.parse() {
+            Ok(n) => Some(n),
+            Err(_) => bail!("number of lines '{n}' is not valid: a number, or all"),
+        },
+    };
+    let engine = global.engine()?;
+    let id = engine.find(&args.name)?;
+    let logs = session::open_logs(&engine, &id, tail)?;
+    let mut follower = Follower::new(logs)?;
+    follower.show()?;
+    if !args.follow {
+        return Ok(0);
+    }
+    // The container may stop between this look and the wait: then its pidfd is readable at once.
+    let state = engine.inspect(&id)?;
+    let pidfd = match state.pid.filter(|_| is_alive(state.state)) {
+        Some(pid) => dormouse_kernel::pidfd::open(pid).ok(),
+        None => None,
+    };
+    if let Some(pidfd) = pidfd.filter(|_| engine.inspect(&id).is_ok_and(|d| d.pid == state.pid)) {
+        loop {
+            stream::wait_readable(&[pidfd.as_fd(), follower.fd()], None)?;
+            follower.serve()?;
+            if !dormouse_kernel::pidfd::is_alive(&pidfd) {
+                break;
+            }
+        }
+    }
+    follower.show()?;
+    Ok(0)
+}

@@ -1,0 +1,43 @@
+//! The verbs, a file each: `Args` is what stands on the command line, `run` does it and returns
+//! the exit code.
+
+pub(crate) mod attach;
+pub(crate) mod commit;
+pub(crate) mod completion;
+pub(crate) mod cp;
+pub(crate) mod create;
+pub(crate) mod diff;
+pub(crate) mod events;
+pub(crate) mod exec;
+pub(crate) mod export;
+pub(crate) mod history;
+pub(crate) mod images;
+pub(crate) mod import;
+pub(crate) mod info;
+pub(crate) mod inspect;
+pub(crate) mod internal;
+pub(crate) mod kill;
+pub(crate) mod login;
+pub(crate) mod logout;
+pub(crate) mod logs;
+pub(crate) mod pause;
+pub(crate) mod port;
+pub(crate) mod prune;
+pub(crate) mod ps;
+pub(crate) mod pull;
+pub(crate) mod push;
+pub(crate) mod rename;
+pub(crate) mod restart;
+pub(crate) mod rm;
+pub(crate) mod rmi;
+pub(crate) mod run;
+pub(crate) mod save;
+pub(crate) mod start;
+pub(crate) mod stats;
+pub(crate) mod stop;
+pub(crate) mod tag;
+pub(crate) mod top;
+pub(crate) mod unpause;
+pub(crate) mod update;
+pub(crate) mod version;
+pub(crate) mod wait;

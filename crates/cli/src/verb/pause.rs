@@ -1,0 +1,27 @@
+//! `dormouse pause`
+
+use anyhow::Result;
+use dormouse_model::State;
+
+use crate::command::Global;
+use crate::output;
+use crate::target::Targets;
+
+/// Freeze all processes of containers
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    targets: Targets,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    args.targets.each(
+        &engine,
+        |state| state == State::Running,
+        |id, name| {
+            engine.pause(id)?;
+            output::line(name)
+        },
+    )
+}

@@ -1,0 +1,98 @@
+//! `dormouse prune`
+
+use std::time::Duration;
+
+use anyhow::Result;
+use dormouse_image::Prune;
+use dormouse_model::State;
+use serde::Serialize;
+
+use crate::command::Global;
+use crate::output;
+
+/// Give back disk space that nothing refers to
+///
+/// Always: what interrupted imports left, and files of removed images.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Images that no container is made from, not only those without a name
+    #[arg(long, short)]
+    all: bool,
+    /// Stopped containers too
+    #[arg(long)]
+    containers: bool,
+    /// Volumes that no container uses too
+    #[arg(long)]
+    volumes: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was removed.
+#[derive(Debug, Serialize)]
+struct Removed {
+    containers: Vec<String>,
+    volumes: Vec<String>,
+    images: Vec<String>,
+    layers: usize,
+    objects: usize,
+    bytes: u64,
+}
+
+/// How long layers of no image are kept for a pull that was cut.
+const GRACE: Duration = Duration::from_secs(3600);
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    let mut containers = Vec::new();
+    if args.containers {
+        for d in engine.list()?.into_iter().filter(|d| d.state == State::Stopped) {
+            engine.remove(&d.config.id, false, true)?;
+            containers.push(d.config.id.to_string());
+        }
+    }
+    let mut volumes = Vec::new();
+    if args.volumes {
+        for name in engine.unused_volumes()? {
+            engine.remove_volume(&name)?;
+            volumes.push(name.to_string());
+        }
+    }
+    engine.sweep()?;
+    let grace = if args.all { Duration::ZERO } else { GRACE };
+    let pruned = engine.images()?.prune(&Prune {
+        in_use: engine.images_in_use()?,
+        unnamed: true,
+        all: args.all,
+        grace,
+    })?;
+    let removed = Removed {
+        containers,
+        volumes,
+        images: pruned.images,
+        layers: pruned.layers,
+        objects: pruned.objects,
+        bytes: pruned.bytes,
+    };
+    if args.json {
+        output::json(&removed)?;
+        return Ok(0);
+    }
+    for (what, list) in [
+        ("container", &removed.containers),
+        ("volume", &removed.volumes),
+        ("image", &removed.images),
+    ] {
+        for name in list {
+            output::line(&format!("removed {what} {name}"))?;
+        }
+    }
+    output::line(&format!(
+        "{} given back ({} layers, {} files)",
+        output::bytes(removed.bytes),
+        removed.layers,
+        removed.objects
+    ))?;
+    Ok(0)
+}

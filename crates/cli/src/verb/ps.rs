@@ -1,0 +1,144 @@
+//! `dormouse ps`
+
+use anyhow::{Result, bail};
+use dormouse_container::Details;
+
+use crate::command::Global;
+use crate::option::key_value;
+use crate::option::time::{now_ms, span};
+use crate::output::{self, Table, cut};
+use crate::view::{self, Summary, is_alive};
+
+/// List containers
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Those that do not run too
+    #[arg(long, short)]
+    all: bool,
+    /// Print ids only
+    #[arg(long, short)]
+    quiet: bool,
+    /// Only those that fit: name=TEXT, state=STATE, label=KEY[=VALUE], id=DIGITS, image=NAME
+    #[arg(long, short, value_name = "KEY=VALUE")]
+    filter: Vec<String>,
+    /// Do not shorten
+    #[arg(long)]
+    no_trunc: bool,
+    /// Print as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One `--filter`.
+#[derive(Debug, PartialEq, Eq)]
+enum Filter {
+    Name(String),
+    Id(String),
+    State(String),
+    Label(String, Option<String>),
+    Image(String),
+}
+
+impl Filter {
+    fn read(text: &str) -> Result<Self> {
+        let (key, value) = key_value(text);
+        let value = value.to_owned();
+        Ok(match key {
+            "name" => Self::Name(value),
+            "id" => Self::Id(value),
+            "state" | "status" => match value.as_str() {
+                "created" | "running" | "paused" | "stopped" => Self::State(value),
+                "exited" => Self::State("stopped".into()),
+                _ => bail!("state '{value}' is none of created, running, paused, stopped"),
+            },
+            "label" => match value.split_once('=') {
+                Some((k, v)) => Self::Label(k.into(), Some(v.into())),
+                None => Self::Label(value, None),
+            },
+            "image" | "ancestor" => Self::Image(value),
+            _ => bail!("filter '{text}' is not valid: name=, id=, state=, label= or image="),
+        })
+    }
+
+    fn fits(&self, d: &Details) -> bool {
+        let c = &d.config;
+        match self {
+            Self::Name(text) => c.name.as_str().contains(text.as_str()),
+            Self::Id(digits) => c.id.as_str().starts_with(digits.as_str()),
+            Self::State(state) => d.state.as_str() == state,
+            Self::Label(key, value) => {
+                c.labels.get(key).is_some_and(|v| value.as_ref().is_none_or(|w| v == w))
+            }
+            Self::Image(name) => {
+                let image = view::image(c);
+                image == *name || image.rsplit_once(':').is_some_and(|(n, _)| n == name)
+            }
+        }
+    }
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let filters: Vec<Filter> =
+        args.filter.iter().map(|f| Filter::read(f)).collect::<Result<_>>()?;
+    // Who asks for a state gets the containers in that state.
+    let all = args.all || filters.iter().any(|f| matches!(f, Filter::State(_)));
+    let mut list = global.engine()?.list()?;
+    list.retain(|d| (all || is_alive(d.state)) && filters.iter().all(|f| f.fits(d)));
+    list.sort_by(|a, b| b.config.created_unix_s.cmp(&a.config.created_unix_s));
+    if args.json {
+        output::json(&list.iter().map(Summary::of).collect::<Vec<_>>())?;
+        return Ok(0);
+    }
+    let id = |d: &Details| match args.no_trunc {
+        true => d.config.id.to_string(),
+        false => d.config.id.short().to_owned(),
+    };
+    if args.quiet {
+        output::print(list.iter().map(|d| id(d) + "\n").collect::<String>())?;
+        return Ok(0);
+    }
+    let short = |text: &str, max| if args.no_trunc { text.to_owned() } else { cut(text, max) };
+    let mut table = Table::new([
+        "CONTAINER ID",
+        "NAME",
+        "IMAGE",
+        "COMMAND",
+        "CREATED",
+        "STATUS",
+        "ADDRESS",
+        "PORTS",
+    ]);
+    for d in &list {
+        let c = &d.config;
+        table.row([
+            id(d),
+            c.name.to_string(),
+            short(&view::image(c), 40),
+            short(&c.process.args.join(" "), 24),
+            format!("{} ago", span(now_ms() - c.created_unix_s * 1000)),
+            view::status(d),
+            short(&view::addresses(c), 40),
+            short(&view::ports(c), 40),
+        ]);
+    }
+    table.print()?;
+    Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters() {
+        assert_eq!(Filter::read("name=web").unwrap(), Filter::Name("web".into()));
+        assert_eq!(Filter::read("status=exited").unwrap(), Filter::State("stopped".into()));
+        assert_eq!(
+            Filter::read("label=a=b=c").unwrap(),
+            Filter::Label("a".into(), Some("b=c".into()))
+        );
+        for bad in ["", "x=y", "state=asleep", "name"] {
+            assert_eq!(Filter::read(bad).is_err(), bad != "name", "{bad}");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! `dormouse rm`
+
+use anyhow::{Context, Result};
+use dormouse_container::Error;
+
+use crate::command::Global;
+use crate::target::Targets;
+use crate::{fail, output};
+
+/// Remove containers
+///
+/// The exit code is 1 if there is no such container and 2 if one is running.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Kill those that run; those that do not exist are no error
+    #[arg(long, short)]
+    force: bool,
+    /// Remove the volumes without a name too
+    #[arg(long, short)]
+    volumes: bool,
+    /// Containers that do not exist are no error
+    #[arg(long, short)]
+    ignore: bool,
+    #[command(flatten)]
+    targets: Targets,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    let known = |e: Error| match e {
+        Error::NoContainer(_) => fail::exit(1, e.to_string()),
+        Error::State { .. } => fail::exit(2, e.to_string()),
+        e => e.into(),
+    };
+    if args.targets.all {
+        return args.targets.each(
+            &engine,
+            |_| true,
+            |id, name| {
+                engine.remove(id, args.force, args.volumes).map_err(known)?;
+                output::line(name)
+            },
+        );
+    }
+    anyhow::ensure!(!args.targets.names.is_empty(), "no container was given: name some, or --all");
+    Ok(fail::for_each(&args.targets.names, |name| {
+        let removed = engine.find(name).and_then(|id| engine.remove(&id, args.force, args.volumes));
+        match removed {
+            Ok(()) => output::line(name),
+            Err(Error::NoContainer(_)) if args.force || args.ignore => Ok(()),
+            Err(e) => Err(known(e)).context("cannot remove"),
+        }
+    }))
+}

@@ -1,0 +1,27 @@
+//! `dormouse unpause`
+
+use anyhow::Result;
+use dormouse_model::State;
+
+use crate::command::Global;
+use crate::output;
+use crate::target::Targets;
+
+/// Let frozen containers go on
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    targets: Targets,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    args.targets.each(
+        &engine,
+        |state| state == State::Paused,
+        |id, name| {
+            engine.unpause(id)?;
+            output::line(name)
+        },
+    )
+}

@@ -1,0 +1,172 @@
+//! Containers as lists, `inspect` and JSON show them.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use dormouse_container::Details;
+use dormouse_model::{Config, NetMode, Publish, RootSource, State};
+use serde::Serialize;
+
+use crate::option::time::{now_ms, rfc3339, span};
+
+/// A container in `ps --json` and, with more, in `inspect --json`. Fields are only ever added.
+#[derive(Debug, Serialize)]
+pub(crate) struct Summary<'a> {
+    id: &'a str,
+    name: &'a str,
+    /// The image's name, or the directory of `--rootfs`.
+    image: String,
+    /// The image's id; null with `--rootfs`.
+    image_id: Option<&'a str>,
+    /// `created`, `running`, `paused` or `stopped`.
+    state: &'a str,
+    /// The host's pid of the first process; null when it is not running.
+    pid: Option<u32>,
+    /// The first of its addresses; null where it has none.
+    address: Option<IpAddr>,
+    addresses: &'a [IpAddr],
+    /// `address`, `host` or `none`.
+    network: &'a str,
+    /// Its trust domain; null but in address mode.
+    domain: Option<&'a str>,
+    ports: Vec<Port>,
+    command: &'a [String],
+    labels: &'a BTreeMap<String, String>,
+    created: String,
+    started: Option<String>,
+    finished: Option<String>,
+    /// How its first process ended last; null if it never did or nobody saw it.
+    exit_code: Option<i32>,
+    /// The kernel's OOM killer ended a process of its last run.
+    oom_killed: bool,
+}
+
+/// A published port.
+#[derive(Debug, Serialize)]
+pub(crate) struct Port {
+    pub(crate) host_ip: Option<IpAddr>,
+    pub(crate) host_port: u16,
+    pub(crate) container_port: u16,
+    pub(crate) protocol: &'static str,
+}
+
+impl From<&Publish> for Port {
+    fn from(p: &Publish) -> Self {
+        Self {
+            host_ip: p.host_ip,
+            host_port: p.host_port,
+            container_port: p.container_port,
+            protocol: p.protocol.as_str(),
+        }
+    }
+}
+
+impl Port {
+    /// `0.0.0.0:8080`
+    pub(crate) fn host(&self) -> String {
+        match self.host_ip {
+            Some(IpAddr::V6(ip)) => format!("[{ip}]:{}", self.host_port),
+            Some(ip) => format!("{ip}:{}", self.host_port),
+            None => format!("*:{}", self.host_port),
+        }
+    }
+
+    /// `80/tcp`
+    pub(crate) fn container(&self) -> String {
+        format!("{}/{}", self.container_port, self.protocol)
+    }
+}
+
+/// What `inspect --json` shows of a container.
+#[derive(Debug, Serialize)]
+pub(crate) struct Inspect<'a> {
+    #[serde(flatten)]
+    pub(crate) summary: Summary<'a>,
+    /// Files of its output.
+    pub(crate) logs: Vec<String>,
+    /// Everything that was decided when it was created, as it is stored.
+    pub(crate) config: &'a Config,
+}
+
+impl<'a> Summary<'a> {
+    pub(crate) fn of(d: &'a Details) -> Self {
+        let c = &d.config;
+        let ended = d.exit.as_ref().filter(|_| !is_alive(d.state));
+        Self {
+            id: c.id.as_str(),
+            name: c.name.as_str(),
+            image: image(c),
+            image_id: match &c.root {
+                RootSource::Image { id, .. } => Some(id),
+                RootSource::Directory(_) => None,
+            },
+            state: d.state.as_str(),
+            pid: d.pid,
+            address: c.addresses.first().copied(),
+            addresses: &c.addresses,
+            network: match c.net {
+                NetMode::Address { .. } => "address",
+                NetMode::Host => "host",
+                NetMode::None => "none",
+            },
+            domain: match &c.net {
+                NetMode::Address { domain } => Some(domain.as_str()),
+                _ => None,
+            },
+            ports: c.publish.iter().map(Port::from).collect(),
+            command: &c.process.args,
+            labels: &c.labels,
+            created: rfc3339(c.created_unix_s.saturating_mul(1000)),
+            started: d.started_unix_ms.map(rfc3339),
+            finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
+            exit_code: ended.and_then(|e| e.code),
+            oom_killed: d.exit.as_ref().is_some_and(|e| e.oom_killed),
+        }
+    }
+}
+
+/// Whether a container has processes.
+pub(crate) fn is_alive(state: State) -> bool {
+    matches!(state, State::Running | State::Paused)
+}
+
+/// The image's name, or the directory of `--rootfs`.
+pub(crate) fn image(config: &Config) -> String {
+    match &config.root {
+        RootSource::Image { reference, .. } => reference.to_string(),
+        RootSource::Directory(dir) => dir.display().to_string(),
+    }
+}
+
+/// `Up 3 minutes`, `Exited (0) 2 hours ago`.
+pub(crate) fn status(d: &Details) -> String {
+    let ago = |ms: i64| span(now_ms() - ms);
+    match (d.state, d.started_unix_ms, &d.exit) {
+        (State::Running, Some(started), _) => format!("Up {}", ago(started)),
+        (State::Paused, Some(started), _) => format!("Up {} (paused)", ago(started)),
+        (State::Stopped, _, Some(exit)) => {
+            let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
+            let oom = if exit.oom_killed { ", out of memory" } else { "" };
+            format!("Exited ({code}{oom}) {} ago", ago(exit.finished_unix_ms))
+        }
+        (state, ..) => {
+            let mut word = state.as_str().to_owned();
+            word[..1].make_ascii_uppercase();
+            word
+        }
+    }
+}
+
+/// `*:8080->80/tcp, ...`
+pub(crate) fn ports(config: &Config) -> String {
+    let port = |p: &Publish| {
+        let p = Port::from(p);
+        format!("{}->{}", p.host(), p.container())
+    };
+    config.publish.iter().map(port).collect::<Vec<_>>().join(", ")
+}
+
+/// `10.136.0.1, fd00::1`
+pub(crate) fn addresses(config: &Config) -> String {
+    config.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
