@@ -211,6 +211,9 @@ impl Description {
             call::attach_to_cgroup(cgroup, program.as_fd(), *hook, replaced)
                 .map_err(|source| BpfError::Attach { program: name, source })?;
         }
+        for (name, hook) in self.programs.iter().filter(|(name, _)| without.contains(name)) {
+            self.detach_one(cgroup, name, *hook)?;
+        }
         // ORDER: the version last: it says that all programs are in place.
         let version = if without.is_empty() { self.version(constants) } else { 0 };
         if let Some(about) = loaded.maps.map(self.about) {
@@ -225,12 +228,22 @@ impl Description {
         let rest = self.programs.iter().filter(|(name, _)| *name != self.anchor);
         let last = self.programs.iter().filter(|(name, _)| *name == self.anchor);
         for (name, hook) in rest.chain(last) {
-            for id in call::attached_to_cgroup(cgroup, *hook)? {
-                let program = Program::by_id(id)?;
-                if is_named(&program.name, name) {
-                    call::detach_from_cgroup(cgroup, program.as_fd(), *hook)
-                        .map_err(|source| BpfError::Attach { program: name, source })?;
-                }
+            self.detach_one(cgroup, name, *hook)?;
+        }
+        Ok(())
+    }
+
+    fn detach_one(
+        &self,
+        cgroup: BorrowedFd<'_>,
+        name: &'static str,
+        hook: u32,
+    ) -> Result<(), BpfError> {
+        for id in call::attached_to_cgroup(cgroup, hook)? {
+            let program = Program::by_id(id)?;
+            if is_named(&program.name, name) {
+                call::detach_from_cgroup(cgroup, program.as_fd(), hook)
+                    .map_err(|source| BpfError::Attach { program: name, source })?;
             }
         }
         Ok(())

@@ -154,7 +154,13 @@ impl Network {
             Ok(())
         })?;
         programs.open_domain(cookie)?;
-        self.table().ensure(&plan, &uplink)?;
+        if self.table().exists() {
+            self.table().add_uplink(&uplink)?;
+        } else {
+            let mut uplinks = self.uplinks()?;
+            uplinks.push(uplink.clone());
+            self.table().make(&plan, &uplinks)?;
+        }
         Hosts::new(&dir).create(&here)?;
         names::write_resolv_conf(&dir.join("resolv.conf"))?;
         lock_file(&dir.join("hold"))?;
@@ -321,7 +327,8 @@ fn prepare_stack(plan: &Plan) -> Result<()> {
     prepare_sysctls()?;
     // Added addresses and IPv6 AnyIP: the bind hook refuses what is not the container's own.
     stack::sysctl_if_there("net/ipv6/ip_nonlocal_bind", "1");
-    for which in ["all", "default"] {
+    for which in ["all", "default", "lo"] {
+        stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/disable_ipv6"), "0");
         stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_ra"), "0");
         stack::sysctl_if_there(&format!("net/ipv6/conf/{which}/accept_dad"), "0");
         stack::sysctl_if_there(&format!("net/ipv4/conf/{which}/rp_filter"), "0");
@@ -370,6 +377,7 @@ fn prepare_host(uplink: &str) -> Result<()> {
     stack::sysctl("net/ipv4/ip_forward", "1")?;
     // Published ports on 127.0.0.1; the table drops loopback addresses that come in.
     stack::sysctl(&format!("net/ipv4/conf/{uplink}/route_localnet"), "1")?;
+    stack::sysctl_if_there(&format!("net/ipv6/conf/{uplink}/disable_ipv6"), "0");
     stack::sysctl_if_there(&format!("net/ipv6/conf/{uplink}/accept_ra"), "0");
     stack::sysctl_if_there(&format!("net/ipv6/conf/{uplink}/accept_dad"), "0");
     let forwarding = Path::new("/proc/sys/net/ipv6/conf/all/forwarding");

@@ -377,7 +377,7 @@ impl Network {
             store.claim(&domain.name, id, *number)?;
         }
         let mut record = store.record(first)?;
-        record.cgroup = cgroup_v2_id;
+        let old = std::mem::replace(&mut record.cgroup, cgroup_v2_id);
         store.set_record(first, record)?;
         let holding = Holding { version: 1, domain: domain.name.clone(), numbers: numbers.clone() };
         if store.holding(id)?.as_ref() != Some(&holding) {
@@ -385,6 +385,9 @@ impl Network {
         }
         drop(store); // ORDER: the lock of the domains comes before that of the table
         let programs = self.programs(&plan)?;
+        if old != cgroup_v2_id && old != 0 && programs.index_of(old)? == Some(first) {
+            programs.leave(old)?; // of a life whose end nobody saw
+        }
         for number in &numbers {
             let chunk = number / CHUNK;
             if !domain.ready.chunks.contains(&chunk) {
@@ -485,7 +488,25 @@ impl Network {
             return Ok(());
         }
         let _lock = self.lock_domains()?;
-        self.table().publish(id, ports, own)
+        match self.table().publish(id, ports, own) {
+            // Somebody has flushed all rules: ours are made again.
+            Err(Error::Nft { .. }) if !self.table().exists() => {
+                let plan = self.store()?.plan;
+                self.table().make(&plan, &self.uplinks()?)?;
+                self.table().publish(id, ports, own)
+            }
+            other => other,
+        }
+    }
+
+    fn uplinks(&self) -> Result<Vec<String>> {
+        let mut uplinks = Vec::new();
+        for name in self.domain_names()? {
+            if let Some((ready, _)) = domain::read_ready(&self.domain_dir(&name))? {
+                uplinks.push(ready.uplink);
+            }
+        }
+        Ok(uplinks)
     }
 
     /// Takes all ports of the container back.

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use futures_util::TryStreamExt;
+use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags};
 use rtnetlink::packet_route::neighbour::NeighbourState;
 use rtnetlink::packet_route::route::{
@@ -112,6 +113,9 @@ impl Links {
 
     /// Gives a link an address of its own, and a neighbour at the other end that need not be asked.
     pub fn add_address(&self, index: u32, own: IpAddr, other: IpAddr, last: u8) -> Result<()> {
+        if own.is_ipv6() && !has_ipv6() {
+            return Ok(());
+        }
         let bits = if own.is_ipv4() { 32 } else { 128 };
         let mut request = self.handle.address().add(index, own, bits).replace();
         // No duplicate address detection: nobody else is on this wire.
@@ -129,6 +133,9 @@ impl Links {
     }
 
     fn add_route(&self, message: RouteMessage, what: String) -> Result<()> {
+        if message.header.address_family == AddressFamily::Inet6 && !has_ipv6() {
+            return Ok(());
+        }
         self.run(self.handle.route().add(message).replace().execute())
             .map_err(at(format!("add the route {what}")))
     }
@@ -229,6 +236,12 @@ impl Links {
         }
         Ok((found, default))
     }
+}
+
+/// Whether the kernel speaks IPv6 (it was not started with `ipv6.disable=1`). Without, IPv6 addresses
+/// exist on paper.
+fn has_ipv6() -> bool {
+    std::path::Path::new("/proc/sys/net/ipv6").exists()
 }
 
 /// Locally administered, the same on every uplink: each is a wire of its own.

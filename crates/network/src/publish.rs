@@ -84,7 +84,7 @@ impl Table {
 
     fn nft(&self, step: &'static str, rules: &str) -> Result<()> {
         let failed = |message: String| Error::Nft { step, message };
-        let mut child = Command::new("nft")
+        let mut child = Command::new(program())
             .args(["-f", "-"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -103,13 +103,22 @@ impl Table {
         Err(failed(message.lines().take(3).collect::<Vec<_>>().join(" ")))
     }
 
-    /// Makes the table if it is not there, with every port that is written down.
-    pub fn ensure(&self, plan: &Plan, uplink: &str) -> Result<()> {
+    /// Whether the table is there.
+    pub fn exists(&self) -> bool {
+        let look = format!("list map inet {} any6\n", self.name);
+        self.nft("look at its table", &look).is_ok()
+    }
+
+    /// Adds an uplink to the table.
+    pub fn add_uplink(&self, uplink: &str) -> Result<()> {
+        let table = &self.name;
+        let add = format!("add element inet {table} uplinks {{ \"{uplink}\" }}\n");
+        self.nft("add an uplink", &add)
+    }
+
+    /// Makes the table, in the place of one that is there, with every port that is written down.
+    pub fn make(&self, plan: &Plan, uplinks: &[String]) -> Result<()> {
         let name = &self.name;
-        if self.nft("look at its table", &format!("list map inet {name} any6\n")).is_ok() {
-            let add = format!("add element inet {name} uplinks {{ \"{uplink}\" }}\n");
-            return self.nft("add an uplink", &add);
-        }
         let pool: Pool = plan.pool;
         let pool6 = format!("{}/48", plan.v6(0));
         let mut rules = format!(
@@ -117,7 +126,7 @@ impl Table {
 table inet {name}
 delete table inet {name}
 table inet {name} {{
-  set uplinks {{ type ifname; elements = {{ "{uplink}" }}; }}
+  set uplinks {{ type ifname; }}
   map at4 {{ type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }}
   map any4 {{ type inet_proto . inet_service : ipv4_addr . inet_service; }}
   map at6 {{ type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service; }}
@@ -157,6 +166,9 @@ table inet {name} {{
 }}
 "#
         );
+        for uplink in uplinks {
+            rules += &format!("add element inet {name} uplinks {{ \"{uplink}\" }}\n");
+        }
         for (_, entry) in self.entries()? {
             rules += &self.element("add", &entry);
         }
@@ -291,6 +303,12 @@ table inet {name} {{
             _ => Ok(()),
         }
     }
+}
+
+/// nft(8) where Debian has it: whoever settles a container after its end may have no PATH.
+fn program() -> &'static str {
+    let usual = "/usr/sbin/nft";
+    if Path::new(usual).exists() { usual } else { "nft" }
 }
 
 /// Whether a process of the host has the port: tried by binding it, without listening.

@@ -591,6 +591,11 @@ fn root_containers_reach_out_and_only_published_ports_lead_in() {
     listener(&mut here, 4, "0.0.0.0:8090");
     let taken = host.network.publish(&b.id, &["8090:81".parse().unwrap()], &b.addresses);
     assert!(taken.unwrap_err().to_string().contains("a process of the host"));
+    // Somebody flushes all rules: the next publishing makes them again.
+    sh("nft flush ruleset");
+    host.network.publish(&a.id, &ports[..2], &a.addresses).unwrap();
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ok");
+    assert_eq!(connect(&mut world, 4, "203.0.113.1:8081"), "ok");
     // Taken back: nothing leads in, and another may have it.
     host.network.unpublish(&a.id).unwrap();
     assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ECONNREFUSED");
