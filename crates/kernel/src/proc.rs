@@ -14,6 +14,7 @@ pub fn read(path: impl AsRef<Path>, max_bytes: usize) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let file = File::open(path).explain("open", || path.display().to_string())?;
     let mut bytes = Vec::new();
+    // LIMIT: one byte more is asked for, to know that the file ends.
     file.take(max_bytes as u64 + 1)
         .read_to_end(&mut bytes)
         .explain("read", || path.display().to_string())?;

@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use crate::Errno;
 use crate::error::{CallError, Explain, Result};
 
-/// How often a resolution is tried again when something was renamed meanwhile (EAGAIN).
+/// LIMIT: how often a resolution is tried again when something was renamed meanwhile (EAGAIN).
 const ATTEMPTS: usize = 64;
 
 /// Opens `path` as if `root` were "/": absolute links and ".." stay inside, links of /proc to open
@@ -68,7 +68,7 @@ pub fn create_file(root: BorrowedFd<'_>, path: impl AsRef<Path>, mode: Mode) -> 
 pub mod raw {
     use super::*;
 
-    /// Longest path that is accepted, in bytes, with its NUL.
+    /// LIMIT: longest path that is accepted, in bytes, with its NUL.
     const PATH_MAX: usize = 4096;
 
     /// See [`super::in_root`].

@@ -11,7 +11,7 @@ use crate::call::Namespace;
 use crate::error::{CallError, Explain, Result};
 use crate::resolve;
 
-/// Longest value, in bytes.
+/// LIMIT: longest value, in bytes; the kernel takes less than a page.
 const VALUE_MAX: usize = 4096;
 
 /// The namespace that a parameter belongs to; `None` when it is the whole host's, or unknown.

@@ -7,7 +7,7 @@
 use super::{Action, Argument, Condition, Decision, Policy, Rule, Test, X32};
 use crate::call::Instruction;
 
-/// The kernel's limit of one filter (BPF_MAXINSNS).
+/// LIMIT: the kernel's, of one filter (BPF_MAXINSNS).
 const LONGEST: usize = 4096;
 
 const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
