@@ -330,7 +330,7 @@ impl Engine {
         attr |= MountAttr::NOSUID | MountAttr::NODEV;
         let (tree, kind) = match &mount.kind {
             MountKind::Bind { source, recursive, idmap, propagation } => {
-                let tree = mount::clone_tree(CWD, source, *recursive)
+                let tree = mount::clone_tree_in_group(CWD, source, *recursive)
                     .map_err(|e| Error::Rootfs(source.clone(), e))?;
                 if *idmap {
                     mount::idmap(tree.as_fd(), userns, *recursive)

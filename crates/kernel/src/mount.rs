@@ -116,10 +116,23 @@ pub fn open_tree(
         .explain("open_tree", || format!("{}, {path:?}, {flags:?}", dir.as_raw_fd()))
 }
 
-/// A detached copy of the mount at `path`, rooted there; an empty path means `dir` itself.
+/// A detached copy of the mount at `path`, rooted there; an empty path means `dir` itself. The copy
+/// is private: open_tree alone leaves it in the peer group of a shared mount, as all mounts of a
+/// host under systemd are, and what is later mounted on the copy would appear on the host.
 ///
 /// EINVAL when it is in another mount namespace or, KERNEL(6.15) before, itself detached.
 pub fn clone_tree(dir: BorrowedFd<'_>, path: impl AsRef<Path>, recursive: bool) -> Result<OwnedFd> {
+    let tree = clone_tree_in_group(dir, path, recursive)?;
+    set_propagation(tree.as_fd(), false)?;
+    Ok(tree)
+}
+
+/// [`clone_tree`], but the copy stays in the peer group of its original (mount_namespaces(7)).
+pub fn clone_tree_in_group(
+    dir: BorrowedFd<'_>,
+    path: impl AsRef<Path>,
+    recursive: bool,
+) -> Result<OwnedFd> {
     let mut flags = OpenTreeFlags::CLONE | OpenTreeFlags::NO_AUTOMOUNT;
     flags.set(OpenTreeFlags::RECURSIVE, recursive);
     open_tree(dir, path, flags)
