@@ -46,7 +46,7 @@ pub fn pull(
     progress: &dyn Progress,
 ) -> Result<ImageId> {
     let place = Place::of(reference);
-    let partial_dir = store.dir.join("partial");
+    let partial_dir = store.partial_dir();
     sweep(&partial_dir);
     let import = store.begin()?;
     let id = std::thread::scope(|threads| {
@@ -62,8 +62,12 @@ pub fn pull(
             run(store, downloads, reference, options).await
         })
         // The connections' future is gone here and with it all queues: so the threads end.
-    })?;
-    Ok(id)
+    });
+    drop(import);
+    if id.is_err() {
+        store.sweep_if_idle();
+    }
+    Ok(id?)
 }
 
 async fn run(
