@@ -15,6 +15,7 @@
 //!
 //! **Not here**: decisions. No module knows what a container is.
 
+mod bpf;
 pub mod call;
 pub mod capability;
 pub mod cgroup;

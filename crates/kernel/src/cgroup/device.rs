@@ -2,14 +2,20 @@
 //! behind its user namespace, which lets it make none.
 //!
 //! v1 keeps a list in a cgroup; one cgroup with the ordinary list serves all containers, and one
-//! with more devices gets a list of its own.
+//! with more devices gets a list of its own. v2 asks a BPF program (KERNEL(4.15)) at the parent,
+//! and one at the container's own cgroup instead of it where there is one. A program stays attached
+//! as long as its cgroup is there; no process of ours has to stay.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use std::os::fd::AsFd;
 
 use super::dir::Dir;
 use super::error::CgroupError;
 use super::{Cgroup, Controllers, Hierarchy, SHARED_DEVICES};
+use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::error::Result as CallResult;
+use crate::weaken::weakened;
 
 /// Character or block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,11 +72,74 @@ impl DeviceRule {
             letters.iter().filter(|(a, _)| self.access.contains(*a)).map(|(_, c)| *c).collect();
         format!("{kind} {}:{} {access}", number(self.major), number(self.minor))
     }
+
+    /// Instructions that return 1 if the rule allows what is asked for, and otherwise fall through.
+    /// r2 is the access, r3 the kind, r4 and r5 major and minor.
+    fn to_program(self, code: &mut Vec<Insn>) {
+        // `BPF_DEVCG_DEV_*`, `BPF_DEVCG_ACC_*` (the same bits as ours).
+        let kind = if self.kind == DeviceKind::Block { 1 } else { 2 };
+        let numbers = [(4, self.major), (5, self.minor)];
+        let numbers = numbers.into_iter().filter_map(|(register, n)| Some((register, n?)));
+        // From each test to behind the two instructions that allow.
+        let mut left = 2 + numbers.clone().count() as i16;
+        let denied = (DeviceAccess::all() - self.access).bits() as i32;
+        code.push(Insn::skip_unless(3, kind, left + 3));
+        code.push(Insn::copy(0, 2));
+        code.push(Insn::and(0, denied));
+        code.push(Insn::skip_unless(0, 0, left));
+        for (register, number) in numbers {
+            left -= 1;
+            code.push(Insn::skip_unless(register, number as i32, left));
+        }
+        code.push(Insn::set(0, 1));
+        code.push(Insn::exit());
+    }
+}
+
+/// The name by which the program is known again; the number changes with [`ORDINARY`].
+const PROGRAM: &str = "dormouse_dev_1";
+
+/// A program that allows what the rules allow: `struct bpf_cgroup_dev_ctx` is access << 16 | kind,
+/// major, minor.
+fn program(rules: impl Iterator<Item = DeviceRule>) -> Vec<Insn> {
+    let mut code = vec![
+        Insn::load(2, 1, 0),
+        Insn::copy(3, 2),
+        Insn::and(3, 0xffff),
+        Insn::shift_right(2, 16),
+        Insn::load(4, 1, 4),
+        Insn::load(5, 1, 8),
+    ];
+    rules.for_each(|rule| rule.to_program(&mut code));
+    code.extend([Insn::set(0, 0), Insn::exit()]);
+    code
+}
+
+pub(super) fn attach_program(
+    cgroup: &Dir,
+    rules: impl Iterator<Item = DeviceRule>,
+) -> CallResult<()> {
+    let loaded = bpf::load(&Program {
+        kind: ProgramType::CgroupDevice,
+        attach: AttachType::Device,
+        code: &program(rules),
+        name: PROGRAM,
+        btf_id: None,
+    })?;
+    bpf::attach(cgroup, loaded.as_fd(), AttachType::Device)
+}
+
+/// Puts the ordinary list on the parent where it is not yet. Cheap when it is: four calls.
+pub(super) fn guard_parent(parent: &Dir) -> CallResult<()> {
+    if bpf::is_attached(parent, AttachType::Device, PROGRAM)? {
+        return Ok(());
+    }
+    attach_program(parent, ORDINARY.iter().copied())
 }
 
 /// What every container may use. A node of any device may be made (the user namespace decides
 /// whether), but not used.
-const ORDINARY: &[DeviceRule] = &[
+pub(super) const ORDINARY: &[DeviceRule] = &[
     DeviceRule::all(DeviceKind::Char, DeviceAccess::MKNOD),
     DeviceRule::all(DeviceKind::Block, DeviceAccess::MKNOD),
     DeviceRule::char(1, Some(3)), // null
@@ -96,6 +165,31 @@ pub enum DevicePolicy {
 }
 
 impl Hierarchy {
+    /// Sees to it that the device list is in force, and says how.
+    ///
+    /// A host that can enforce none is no error: containers have no other device nodes and can
+    /// make none, and `check` reports it.
+    pub fn device_policy(&self) -> DevicePolicy {
+        self.0.device_policy.get_or_init(|| self.enforce_devices()).clone()
+    }
+
+    fn enforce_devices(&self) -> DevicePolicy {
+        if weakened("devices") {
+            return DevicePolicy::None("left out of this build".into());
+        }
+        match (self.device_list(), &self.0.v2) {
+            (Ok(Some(_)), _) => DevicePolicy::Controller,
+            (Err(e), _) => DevicePolicy::None(describe(&e)),
+            (Ok(None), Some(v2)) => match guard_parent(&v2.parent) {
+                Ok(()) => DevicePolicy::Program,
+                Err(e) => DevicePolicy::None(e.to_string()),
+            },
+            (Ok(None), None) => {
+                DevicePolicy::None("the v1 devices controller is mounted nowhere".into())
+            }
+        }
+    }
+
     /// The v1 cgroup with the ordinary list; `None` where v1 has no such controller.
     pub(super) fn device_list(&self) -> Result<Option<&Dir>, CgroupError> {
         if let Some(list) = self.0.device_list.get() {
@@ -140,8 +234,9 @@ fn write_list(list: &Dir, rules: &[DeviceRule]) -> CallResult<()> {
 }
 
 impl Cgroup {
-    /// Allows devices on top of the ordinary ones. Called before [`placement`](Self::placement):
-    /// processes that were placed before stay with the list that they have.
+    /// Allows devices on top of the ordinary ones; on v2 all of them at once, instead of those of
+    /// an earlier call. Called before [`placement`](Self::placement): on v1, processes that were
+    /// placed before stay with the list that they have.
     pub fn allow_devices(&mut self, rules: &[DeviceRule]) -> Result<(), CgroupError> {
         if let Some(list) = self.in_v1(Controllers::DEVICES) {
             let mut each = rules.iter();
@@ -158,7 +253,17 @@ impl Cgroup {
             };
             let list = make().map_err(CgroupError::Devices)?;
             self.v1.push((Controllers::DEVICES, list));
+            return Ok(());
         }
-        Ok(())
+        match &self.v2 {
+            Some(v2) => attach_program(v2, ORDINARY.iter().chain(rules).copied())
+                .map_err(CgroupError::Devices),
+            None => Ok(()),
+        }
     }
+}
+
+fn describe(error: &CgroupError) -> String {
+    let cause = std::error::Error::source(error).map_or(String::new(), |e| format!(": {e}"));
+    format!("{error}{cause}")
 }

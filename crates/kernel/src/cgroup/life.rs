@@ -251,6 +251,23 @@ impl Cgroup {
     }
 }
 
+/// Tries again while the kernel says EBUSY, and until `timeout` has passed.
+pub(super) fn retry_busy<T>(
+    timeout: Duration,
+    mut call: impl FnMut() -> CallResult<T>,
+) -> CallResult<T> {
+    let deadline = Instant::now() + timeout;
+    let mut pause = Duration::from_micros(50);
+    loop {
+        match call() {
+            Err(e) if e.errno() == libc::EBUSY && Instant::now() < deadline => {}
+            other => return other,
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+}
+
 /// Waits until `cgroup.events` says `name value`; `false` at the deadline.
 fn wait_event(dir: &Dir, name: &str, value: u64, deadline: Instant) -> CallResult<bool> {
     let file = dir.open_file("cgroup.events", OFlags::RDONLY)?;

@@ -46,6 +46,7 @@ mod stats;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use dormouse_model::{Invalid, Limits, Name};
 use rustix::fs::OFlags;
@@ -165,6 +166,7 @@ struct Inner {
     v2: Option<V2>,
     /// v1's shared list; opened once.
     device_list: OnceLock<Dir>,
+    device_policy: OnceLock<DevicePolicy>,
 }
 
 /// One v1 hierarchy.
@@ -243,6 +245,7 @@ impl Hierarchy {
             v1: v1.collect(),
             v2,
             device_list: OnceLock::new(),
+            device_policy: OnceLock::new(),
         }));
         for v1 in hierarchy.own_v1(&Limits::default()) {
             v1.parent(parent).map_err(CgroupError::Parent)?;
@@ -393,7 +396,9 @@ impl Hierarchy {
             let above = Dir::open(mount).map_err(CgroupError::Remove)?;
             if let Some(parent) = above.child(&self.0.parent).map_err(CgroupError::Remove)? {
                 for own in parent.names().map_err(CgroupError::Remove)? {
-                    parent.remove(&own).map_err(CgroupError::Remove)?;
+                    // The keeper's last process closes its sockets before it leaves its cgroup.
+                    life::retry_busy(Duration::from_millis(500), || parent.remove(&own))
+                        .map_err(CgroupError::Remove)?;
                 }
                 above.remove(&self.0.parent).map_err(CgroupError::Remove)?;
             }
@@ -597,7 +602,9 @@ impl Cgroup {
         for (_, dir) in &self.v1 {
             placement.v1_tasks.push(tasks(dir)?);
         }
-        if self.in_v1(Controllers::DEVICES).is_none()
+        // ORDER: on v2 the list is in force before any process is there.
+        if self.hierarchy.device_policy() == DevicePolicy::Controller
+            && self.in_v1(Controllers::DEVICES).is_none()
             && let Some(list) = self.hierarchy.device_list()?
         {
             placement.v1_tasks.push(tasks(list)?);

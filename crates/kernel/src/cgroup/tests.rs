@@ -234,7 +234,7 @@ fn root_name_in_use_is_refused_and_half_made_is_found() {
 fn root_cgroups_made_inside_are_emptied_and_removed() {
     let scratch = Scratch::new();
     let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
-    let dir = cgroup.v2.as_ref().unwrap_or(&cgroup.v1[0].1).path().to_owned();
+    let dir = cgroup.v2.as_ref().unwrap_or_else(|| &cgroup.v1[0].1).path().to_owned();
     std::fs::create_dir_all(dir.join("x/y/z")).unwrap();
     std::fs::create_dir_all(dir.join("x/w")).unwrap();
     let mut child = spawn(&cgroup, "exec sleep 100");
@@ -288,6 +288,40 @@ fn root_devices_outside_the_list_cannot_be_used() {
     };
     cgroup.allow_devices(&[kmsg]).unwrap();
     assert_eq!(spawn(&cgroup, &script).wait().unwrap().code(), Some(0), "it was allowed");
+}
+
+/// The v2 way, on whatever host this is: the process is in the v2 cgroup alone.
+#[test]
+fn root_devices_outside_the_program_cannot_be_used() {
+    let scratch = Scratch::new();
+    let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
+    let Some(v2) = &cgroup.v2 else { return };
+    let parent = &scratch.hierarchy.0.v2.as_ref().unwrap().parent;
+    device::guard_parent(parent).unwrap();
+    assert!(
+        crate::bpf::is_attached(parent, crate::bpf::AttachType::Device, "dormouse_dev_1").unwrap()
+    );
+    device::guard_parent(parent).unwrap();
+    let temp = std::env::temp_dir().join(format!("dormouse-test-{}-v2", std::process::id()));
+    let run = |access: &str| {
+        let script = format!(
+            "echo 0 >{}/cgroup.procs && echo >/dev/null && head -c 1 /dev/urandom >/dev/null && \
+             mknod {node} c 1 11 || exit 3; {access} {node}; s=$?; rm {node}; exit $s",
+            v2.path().display(),
+            node = temp.display(),
+        );
+        Command::new("/bin/sh").args(["-c", &script]).status().unwrap().code()
+    };
+    assert_eq!(run("head -c 0"), Some(1), "/dev/kmsg was opened");
+    let kmsg = DeviceRule {
+        kind: DeviceKind::Char,
+        major: Some(1),
+        minor: Some(11),
+        access: DeviceAccess::READ,
+    };
+    device::attach_program(v2, device::ORDINARY.iter().copied().chain([kmsg])).unwrap();
+    assert_eq!(run("head -c 0"), Some(0), "it was allowed");
+    assert_ne!(run("printf x | tee"), Some(0), "only reading was allowed");
 }
 
 #[test]
