@@ -13,6 +13,7 @@ use dormouse_network::Network;
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
 use crate::event::{self, Event, now_unix_ms};
+use crate::life::{InitRecord, exit_from};
 use crate::name::Names;
 use crate::place::Places;
 use crate::slot::Slots;
@@ -457,9 +458,30 @@ impl Engine {
         if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {
             return Ok(());
         }
+        self.forget_last_boot()?;
         self.sweep()?;
         self.recover_slots()?;
         disk::write(&marker, boot.as_bytes(), Durable::No)
+    }
+
+    /// Settles what ran when the host went down: how it ended is not known. A pid of the last boot
+    /// means nothing in this one, so nothing is looked up.
+    fn forget_last_boot(&self) -> Result<()> {
+        for id in self.ids()? {
+            let config = match self.config(&id) {
+                Err(Error::Corrupt { .. } | Error::NoContainer(_)) => continue,
+                other => other?,
+            };
+            let record = self.run_dir(&id).join("init.json");
+            if let Some(init) = disk::read_json::<InitRecord>(&record)? {
+                self.write_exit(&id, &exit_from(&init, None))?;
+                self.tear_down(&id, Some(&config))?;
+            }
+            if config.auto_remove {
+                self.remove_locked(&id, Some(&config), true)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes back id slots whose containers never came to be. Only after a boot, when no create can

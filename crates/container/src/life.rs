@@ -437,7 +437,7 @@ impl Engine {
         Ok(Some(exit))
     }
 
-    fn write_exit(&self, id: &ContainerId, exit: &Exit) -> Result<()> {
+    pub(crate) fn write_exit(&self, id: &ContainerId, exit: &Exit) -> Result<()> {
         disk::write_json(&self.dir(id).join("exit.json"), exit, Durable::No)
     }
 
@@ -645,7 +645,7 @@ pub(crate) fn handle(init: &InitRecord) -> Option<OwnedFd> {
     pidfd::open_exactly(init.pid, init.start_time).ok()
 }
 
-fn exit_from(init: &InitRecord, status: Option<ExitStatus>) -> Exit {
+pub(crate) fn exit_from(init: &InitRecord, status: Option<ExitStatus>) -> Exit {
     let finished = status.as_ref().map_or_else(now_unix_ms, |s| s.finished_unix_ms);
     Exit {
         code: status.as_ref().map(|s| s.code),

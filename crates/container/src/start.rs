@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
-use dormouse_image::{Lower, Store, assemble};
+use dormouse_image::{Lower, Store, Volume, assemble};
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::capability::{self, Set};
 use dormouse_kernel::cgroup::Cgroup;
@@ -236,7 +236,8 @@ impl Engine {
     pub(crate) fn assemble(&self, config: &Config, userns: BorrowedFd<'_>) -> Result<OwnedFd> {
         let lower = self.lower(&config.root)?;
         let (upper, work) = Store::open_upper(&self.dir(&config.id))?;
-        Ok(assemble(&lower, Some(userns), Some((&upper, &work)))?)
+        let volume = Volume { upper: &upper, work: &work, volatile: config.auto_remove };
+        Ok(assemble(&lower, Some(userns), Some(volume))?)
     }
 
     /// The read-only layers of a root filesystem.

@@ -246,8 +246,20 @@ fn mount_erofs(file: &Path) -> dormouse_kernel::error::Result<OwnedFd> {
     context.create(MountAttr::RDONLY | MountAttr::NODEV)
 }
 
-/// Makes a root filesystem: an overlay of `lower` and, where there is one, a volume of `(upper,
-/// work)` as a detached mount, `nodev`. The lower layers are idmapped with `userns`, the user
+/// The writable layer of a root filesystem.
+#[derive(Debug, Clone, Copy)]
+pub struct Volume<'a> {
+    /// What is written.
+    pub upper: &'a OwnedFd,
+    /// overlayfs' own directory, on the same file system.
+    pub work: &'a OwnedFd,
+    /// Nothing of it has to survive its use: it is never synced, and unmounting does not wait for
+    /// everything that the whole file system below has not written yet. It can't be used again.
+    pub volatile: bool,
+}
+
+/// Makes a root filesystem: an overlay of `lower` and, where there is one, a writable volume as a
+/// detached mount, `nodev`. The lower layers are idmapped with `userns`, the user
 /// namespace of the container; upper and work are not, and are owned by the container's ids on the
 /// host. Without a volume the root is read-only.
 ///
@@ -255,7 +267,7 @@ fn mount_erofs(file: &Path) -> dormouse_kernel::error::Result<OwnedFd> {
 pub fn assemble(
     lower: &Lower,
     userns: Option<BorrowedFd<'_>>,
-    volume: Option<(&OwnedFd, &OwnedFd)>,
+    volume: Option<Volume<'_>>,
 ) -> Result<OwnedFd> {
     if let ([only], None) = (&lower.layers[..], volume) {
         // Nothing to lay over one another.
@@ -290,8 +302,10 @@ pub fn assemble(
                 data_only: layer.data_only,
             })
             .collect();
-        let volume = volume.map(|(upper, work)| (upper.as_fd(), work.as_fd()));
-        calls::overlay(&layers, volume, options)
+        let pair = volume.map(|v| (v.upper.as_fd(), v.work.as_fd()));
+        let volatile = volume.is_some_and(|v| v.volatile).then_some(("volatile", None));
+        let options: Vec<_> = options.iter().copied().chain(volatile).collect();
+        calls::overlay(&layers, pair, &options)
     };
     const ON: Option<&str> = Some("on");
     let all = [("metacopy", ON), ("redirect_dir", ON), ("index", ON), ("xino", ON)];
