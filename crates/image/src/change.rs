@@ -7,11 +7,14 @@
 //! (metacopy), of directories that were renamed (redirect). In a directory that is opaque or was
 //! renamed nothing can be taken from the base: all of it counts.
 //!
+//! A hard link of the image that was written under one name has changed under all of them, though the
+//! upper has only the one: when overlayfs keeps an index, all directories are looked into.
+//!
 //! **Ids.** The upper holds host ids, the image its own: an id in the container's range on the host
 //! is shifted back, every other is left. An image's id that happens to be in that range is shifted
 //! as well; no process of the container could have used it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Write;
@@ -241,8 +244,47 @@ fn compare_all(
     let upper = rustix::fs::openat(upper, ".", flags, Mode::empty()).at("open", "an upper")?;
     let changed = !same_meta(ids, &merged.dir, b".", &merged.stat, &base.dir, &base.stat)?;
     sink.directory(changed.then_some(ChangeKind::Changed), &merged, b"")?;
+    let mut linked = HashSet::new();
+    if has_index(&upper) {
+        collect_linked(&merged, &upper, &mut linked, b"", 0)?;
+    }
     let trees = Trees { base: Some(base.dir), upper: Some(upper), all: false };
-    Compare { ids, sink }.directory(&merged, &trees, b"", 0)
+    Compare { ids, sink, linked }.directory(&merged, &trees, b"", 0)
+}
+
+/// Whether overlayfs keeps hard links of the image together for this upper (`index=on`): then a
+/// file can have changed under a name that is not in the upper.
+fn has_index(upper: &OwnedFd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(upper, "../work/index", flags, Mode::empty())
+        .and_then(rustix::fs::Dir::new)
+        .is_ok_and(|dir| dir.flatten().any(|e| !matches!(e.file_name().to_bytes(), b"." | b"..")))
+}
+
+/// Files of several names that are in the upper under one of them, by device and inode as the
+/// merged view shows them.
+fn collect_linked(
+    merged: &Here,
+    upper: &OwnedFd,
+    linked: &mut HashSet<(u64, u64)>,
+    path: &[u8],
+    depth: usize,
+) -> Result<()> {
+    too_deep(path, depth)?;
+    for name in names(&merged.dir, path)? {
+        let below = join(path, &name);
+        let Some(in_upper) = stat_at(upper, &name, &below)? else { continue };
+        let Some(stat) = stat_at(&merged.dir, &name, &below)? else { continue };
+        if is_directory(&stat) && is_directory(&in_upper) {
+            let children = (open_at(&merged.dir, &name, &below)?, open_at(upper, &name, &below)?);
+            if let (Some(merged), Some(upper)) = children {
+                collect_linked(&merged, &upper.dir, linked, &below, depth + 1)?;
+            }
+        } else if stat.st_nlink > 1 {
+            linked.insert((stat.st_dev, stat.st_ino));
+        }
+    }
+    Ok(())
 }
 
 /// What a directory is compared with.
@@ -256,6 +298,7 @@ struct Trees {
 struct Compare<'c> {
     ids: &'c IdMap,
     sink: &'c mut dyn Sink,
+    linked: HashSet<(u64, u64)>,
 }
 
 impl Compare<'_> {
@@ -270,7 +313,9 @@ impl Compare<'_> {
                 None => Ok(None),
             };
             let in_upper = look(&trees.upper)?;
-            if in_upper.is_none() && !trees.all {
+            let link = self.linked.contains(&(stat.st_dev, stat.st_ino)) && !is_directory(&stat);
+            let look_in = is_directory(&stat) && !self.linked.is_empty();
+            if in_upper.is_none() && !trees.all && !link && !look_in {
                 continue;
             }
             let in_base = look(&trees.base)?;
@@ -300,7 +345,7 @@ impl Compare<'_> {
                 None => ChangeKind::Added,
                 Some(was) => {
                     let same = match (&trees.base, &trees.upper) {
-                        (Some(base), Some(upper)) if !trees.all => {
+                        (Some(base), Some(upper)) if !trees.all && !link => {
                             same_meta(self.ids, &merged.dir, name, &stat, base, was)?
                                 && same_content(&merged.dir, base, upper, name, &stat, &below)?
                         }

@@ -32,8 +32,6 @@ pub(crate) enum Fault {
     #[error("{what}")]
     NotFound { what: String },
     #[error("{what}")]
-    Exists { what: String },
-    #[error("{what}")]
     Invalid { what: String },
     #[error("{what}")]
     Busy { what: String },
@@ -76,7 +74,6 @@ impl ImageError {
                 ErrorKind::Invalid
             }
             Fault::NotFound { .. } => ErrorKind::NotFound,
-            Fault::Exists { .. } => ErrorKind::Exists,
             Fault::Busy { .. } => ErrorKind::Busy,
             Fault::Full { .. } | Fault::Limit { .. } => ErrorKind::Limit,
             Fault::Other { kind, .. } => *kind,

@@ -1,9 +1,17 @@
 //! Keeping the store: removing, sweeping, verifying.
 
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::error::Result;
-use crate::store::{Image, ImageId, Store};
+use crate::archive::{Kind, Piece};
+use crate::digest::{Digest, ObjectId};
+use crate::error::{At, Result};
+use crate::layer::{Content, LayerFile};
+use crate::object::name_of;
+use crate::store::{Image, ImageId, Lock, LockKind, Record, Store};
 
 /// What is swept.
 #[derive(Debug, Clone, Default)]
@@ -43,20 +51,234 @@ pub struct Damage {
 impl Store {
     /// Removes an image and its names. Its layers and objects go with the next prune. Whether a
     /// container is made from it is for the caller to know.
-    pub fn remove(&self, _image: &Image) -> Result<()> {
-        Err(crate::not_yet("remove an image"))
+    pub fn remove(&self, image: &Image) -> Result<()> {
+        let _lock = self.lock("lock", LockKind::Shared)?;
+        self.remove_locked(&image.id)
     }
 
-    /// After a failed import: removes what it left, if nobody else imports now.
-    pub(crate) fn sweep_if_idle(&self) {}
+    fn remove_locked(&self, id: &str) -> Result<()> {
+        // ORDER: names, then the mount, then the image: nobody finds a name that leads nowhere.
+        self.change_names(|names| {
+            names.retain(|_, of| of != id);
+            Ok(())
+        })?;
+        self.unmount(id)?;
+        let (dir, tmp) = (self.image_dir(id), self.tmp_path());
+        match fs::rename(&dir, &tmp) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e).at("remove the image", &dir),
+            Ok(()) => fs::remove_dir_all(&tmp).at("remove the directory", &tmp),
+        }
+    }
 
     /// Removes what nothing refers to. Waits for imports that are under way.
-    pub fn prune(&self, _prune: &Prune) -> Result<Pruned> {
-        Err(crate::not_yet("sweep the store"))
+    pub fn prune(&self, prune: &Prune) -> Result<Pruned> {
+        let lock = self.lock("lock", LockKind::Exclusive)?;
+        let mut images = Vec::new();
+        for image in self.list()? {
+            let goes = prune.all || (prune.unnamed && image.names.is_empty());
+            if goes && !prune.in_use.contains(&image.id) {
+                self.remove_locked(&image.id)?;
+                images.push(image.id);
+            }
+        }
+        let pruned = self.sweep(&lock, Some(prune.grace))?;
+        Ok(Pruned { images, ..pruned })
+    }
+
+    /// After a failed import: removes what it left, if nobody else imports now. Layers stay, for the
+    /// next try. A failure of this is not told: it would hide why the import failed, and `prune`
+    /// tells it.
+    pub(crate) fn sweep_if_idle(&self) {
+        if let Ok(Some(lock)) = Lock::try_exclusive(&self.dir.join("lock")) {
+            let _ = self.sweep(&lock, None);
+        }
+    }
+
+    /// Removes unmarked objects, what is in `tmp/`, and, older than `grace`, layers of no image and
+    /// partial downloads. The lock is the store's, held exclusively: whoever is writing an
+    /// object or naming a layer holds it shared.
+    fn sweep(&self, _lock: &Lock, grace: Option<Duration>) -> Result<Pruned> {
+        let mut pruned = Pruned::default();
+        let old = |meta: &fs::Metadata| match (grace, meta.modified()) {
+            (Some(grace), Ok(modified)) => modified.elapsed().is_ok_and(|age| age >= grace),
+            _ => false,
+        };
+        let wanted = self.wanted_layers()?;
+        let mut marked: HashSet<ObjectId> = HashSet::new();
+        for (path, meta) in files(&self.dir.join("layers"))? {
+            let Some(diff_id) = layer_name(&path) else { continue };
+            if !wanted.contains(&diff_id) && old(&meta) {
+                remove_file(&path)?;
+                pruned.layers += 1;
+                pruned.bytes += meta.blocks() * 512;
+                continue;
+            }
+            // A layer that cannot be read would lose its objects: nothing is swept then.
+            for (id, ..) in objects_of(&self.layer(&diff_id)?) {
+                marked.insert(id);
+            }
+        }
+        let objects = self.dir.join("objects");
+        for entry in fs::read_dir(&objects).at("list", &objects)? {
+            let dir = entry.at("list", &objects)?.path();
+            for (path, meta) in files(&dir)? {
+                if object_name(&path).is_some_and(|id| !marked.contains(&id)) {
+                    remove_file(&path)?;
+                    pruned.objects += 1;
+                    pruned.bytes += meta.blocks() * 512;
+                }
+            }
+        }
+        for (path, meta) in files(&self.dir.join("partial"))? {
+            if old(&meta) {
+                remove_file(&path)?;
+                pruned.bytes += meta.blocks() * 512;
+            }
+        }
+        let tmp = self.dir.join("tmp");
+        for (path, meta) in files(&tmp)? {
+            // A name given to an image takes `names.lock` alone: what a living process makes stays.
+            if is_of_living_process(&path) {
+                continue;
+            }
+            match meta.is_dir() {
+                true => fs::remove_dir_all(&path).at("remove the directory", &path)?,
+                false => remove_file(&path)?,
+            }
+        }
+        Ok(pruned)
+    }
+
+    /// Layers that images are made of.
+    fn wanted_layers(&self) -> Result<HashSet<Digest>> {
+        let names = self.names()?;
+        let mut wanted = HashSet::new();
+        for id in self.ids()? {
+            wanted.extend(self.load(&id, &names)?.layers.iter().map(|layer| layer.diff_id));
+        }
+        Ok(wanted)
     }
 
     /// Reads every object, layer and metadata file and compares it with its hash.
     pub fn verify(&self) -> Result<Vec<Damage>> {
-        Err(crate::not_yet("verify the store"))
+        let _lock = self.lock("lock", LockKind::Shared)?;
+        let mut damage = Vec::new();
+        let mut note = |path: &Path, problem: String| {
+            let path = path.strip_prefix(&self.dir).unwrap_or(path).display().to_string();
+            damage.push(Damage { path, problem });
+        };
+        let mut checked: HashSet<ObjectId> = HashSet::new();
+        for (path, _) in files(&self.dir.join("layers"))? {
+            let Some(diff_id) = layer_name(&path) else { continue };
+            let layer = match self.layer(&diff_id) {
+                Ok(layer) => layer,
+                Err(e) => {
+                    note(&path, e.to_string());
+                    continue;
+                }
+            };
+            for (id, size, map) in objects_of(&layer) {
+                if !checked.insert(id) {
+                    continue;
+                }
+                let path = self.dir.join("objects").join(id.path());
+                let found = self.open_object(&id, size).and_then(|_| name_of(&path, map));
+                match found {
+                    Ok(found) if found == id => {}
+                    Ok(_) => note(&path, "its content is not what its name says".to_owned()),
+                    Err(e) => note(&path, e.to_string()),
+                }
+            }
+        }
+        for id in self.ids()? {
+            let dir = self.image_dir(&id);
+            let path = dir.join("config.json");
+            match fs::read(&path) {
+                Ok(bytes) if Digest::of(&bytes).hex() == id => {}
+                Ok(_) => note(&path, "its digest is not the image's id".to_owned()),
+                Err(e) => note(&path, e.to_string()),
+            }
+            let record = fs::read(dir.join("image.json")).map_err(|e| e.to_string());
+            let record = record.and_then(|bytes| {
+                serde_json::from_slice::<Record>(&bytes).map_err(|e| e.to_string())
+            });
+            let hash = match record {
+                Ok(record) => {
+                    for layer in record.layers {
+                        let path = self.layer_path(&layer.diff_id);
+                        if !path.exists() {
+                            note(&path, format!("it is missing, and image {id} is made of it"));
+                        }
+                    }
+                    record.metadata_blake3
+                }
+                Err(e) => {
+                    note(&dir.join("image.json"), e);
+                    None
+                }
+            };
+            if let Some(hash) = hash {
+                let path = dir.join("meta.erofs");
+                match fs::read(&path) {
+                    Ok(bytes) if *blake3::hash(&bytes).to_hex() == *hash => {}
+                    Ok(_) => note(&path, "its content is not what was written".to_owned()),
+                    Err(e) => note(&path, e.to_string()),
+                }
+            }
+        }
+        Ok(damage)
     }
+}
+
+/// Objects of a layer, with the size of the file and the map of a sparse one.
+fn objects_of(layer: &LayerFile) -> impl Iterator<Item = (ObjectId, u64, Option<&[Piece]>)> {
+    layer.entries.iter().filter_map(|entry| match &entry.kind {
+        Kind::File { size, content: Content::Object { id, map } } => {
+            Some((*id, *size, map.as_deref()))
+        }
+        _ => None,
+    })
+}
+
+/// Entries of a directory.
+fn files(dir: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).at("list", dir)? {
+        let entry = entry.at("list", dir)?;
+        match entry.metadata() {
+            Ok(meta) => found.push((entry.path(), meta)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e).at("stat", entry.path()),
+        }
+    }
+    Ok(found)
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result.at("remove", path),
+    }
+}
+
+/// Whether the process that a name in `tmp/` begins with is there.
+fn is_of_living_process(path: &Path) -> bool {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let pid = name.split('-').next().unwrap_or_default();
+    pid.parse::<u32>().is_ok_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
+}
+
+/// The layer that a file of `layers/` holds; `None` for a file that is none of ours.
+fn layer_name(path: &Path) -> Option<Digest> {
+    format!("sha256:{}", path.file_name()?.to_str()?).parse().ok()
+}
+
+/// The object that a file of `objects/ab/` holds; `None` for a file that is none of ours.
+fn object_name(path: &Path) -> Option<ObjectId> {
+    let name = path.file_name()?.to_str()?;
+    let first = path.parent()?.file_name()?.to_str()?;
+    let mut bytes = [0; 32];
+    hex::decode_to_slice(format!("{first}{name}"), &mut bytes).ok()?;
+    Some(ObjectId(bytes))
 }

@@ -333,22 +333,39 @@ pub fn assemble(
     Ok(root)
 }
 
-/// The merged view of a container's files for reading, with nothing mounted anywhere: the upper is
-/// one more read-only layer, so that a work directory and a lock on the upper are not needed.
+/// The merged view of a container's files for reading, with nothing mounted anywhere.
+///
+/// It is mounted as the container's own root was, for only overlayfs knows which hard links belong
+/// together (`index=on`). LIMIT: while the container's root is mounted that is refused (EBUSY); then the
+/// upper is looked at as one more read-only layer, and a hard link of the image that was written
+/// under one name shows the change under that name alone.
 pub(crate) fn view(lower: &Lower, upper: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
-    if let (None, [only]) = (upper, &lower.layers[..]) {
-        return only.dir.try_clone().at("copy the descriptor of", "the root");
-    }
-    let own = lower
-        .layers
-        .iter()
-        .map(|layer| OverlayLayer { fd: layer.dir.as_fd(), data_only: layer.data_only });
-    let upper = upper.map(|fd| OverlayLayer { fd, data_only: false });
-    let layers: Vec<_> = upper.into_iter().chain(own).collect();
     const ON: Option<&str> = Some("on");
-    let options = [("metacopy", ON), ("redirect_dir", Some("follow"))];
-    let mount = calls::overlay(&layers, None, &options).step("look at the files of a container")?;
+    const STEP: &str = "look at the files of a container";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let (None, [only]) = (upper, &lower.layers[..]) {
+        // One that can be listed, whatever the caller's was opened for.
+        return rustix::fs::openat(&only.dir, ".", flags, Mode::empty()).at("open", "the root");
+    }
+    let own =
+        || lower.layers.iter().map(|l| OverlayLayer { fd: l.dir.as_fd(), data_only: l.data_only });
+    let all = [("metacopy", ON), ("redirect_dir", ON), ("index", ON), ("xino", ON)];
+    let as_container = |upper: BorrowedFd<'_>| -> Option<OwnedFd> {
+        let work = rustix::fs::openat(upper, "../work", flags, Mode::empty()).ok()?;
+        let layers: Vec<_> = own().collect();
+        let mount = calls::overlay(&layers, Some((upper, work.as_fd())), &all).ok()?;
+        calls::set_attr(mount.as_fd(), false, MountAttr::RDONLY, MountAttr::empty()).ok()?;
+        Some(mount)
+    };
+    let mount = match upper.and_then(as_container) {
+        Some(mount) => mount,
+        None => {
+            let upper = upper.map(|fd| OverlayLayer { fd, data_only: false });
+            let layers: Vec<_> = upper.into_iter().chain(own()).collect();
+            let options = [("metacopy", ON), ("redirect_dir", Some("follow"))];
+            calls::overlay(&layers, None, &options).step(STEP)?
+        }
+    };
     // The mount's own descriptor is O_PATH; this one can be listed, and keeps the mount alive.
     rustix::fs::openat(&mount, ".", flags, Mode::empty()).at("open", "the root of a container")
 }

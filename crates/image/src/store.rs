@@ -316,15 +316,24 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
+    fn file(path: &Path) -> Result<File> {
+        let mut options = fs::OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.open(path).at("open the lock", path)
+    }
+
+    /// Takes a lock if nobody holds it.
+    pub(crate) fn try_exclusive(path: &Path) -> Result<Option<Self>> {
+        let file = Self::file(path)?;
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self { _file: file.into() })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(e) => Err(e).at("lock", path),
+        }
+    }
+
     pub(crate) fn take(path: &Path, kind: LockKind) -> Result<Self> {
-        let file: File = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)
-            .at("open the lock", path)?;
+        let file = Self::file(path)?;
         let operation = match kind {
             LockKind::Shared => rustix::fs::FlockOperation::LockShared,
             LockKind::Exclusive => rustix::fs::FlockOperation::LockExclusive,

@@ -141,11 +141,6 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Bytes of the current file that are still to be written.
-    pub(crate) fn left(&self) -> u64 {
-        self.left
-    }
-
     /// Writes data of the current file.
     pub(crate) fn data(&mut self, data: &[u8]) -> io::Result<()> {
         assert!(data.len() as u64 <= self.left, "a file gets no more data than it was begun with");
@@ -257,7 +252,7 @@ mod tests {
         let mut writer = Writer::new(Vec::new());
         for (path, meta, kind) in &kinds {
             writer.entry(&Head { path, meta, kind: kind.clone() }).unwrap();
-            let n = writer.left();
+            let n = writer.left;
             writer.data(&b"hello"[..n as usize]).unwrap();
         }
         let tar = writer.finish().unwrap();
