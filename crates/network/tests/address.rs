@@ -374,6 +374,48 @@ fn root_source_addresses_cannot_be_anothers() {
 }
 
 #[test]
+fn root_source_addresses_asked_for_by_packet_info_are_checked() {
+    // The send program puts the own address in its place, also where a connected socket sends with
+    // control data and no address; without it the packet is caught on its way out.
+    for (family, connected, without, heard_forged) in [
+        (4, false, vec![], false),
+        (4, true, vec![], false),
+        (4, false, vec!["dm_sendmsg4"], false),
+        (4, false, vec!["dm_sendmsg4", "dm_egress"], true),
+        (4, true, vec!["dm_egress"], false),
+        (4, true, vec!["dm_sendmsg4"], false),
+        (4, true, vec!["dm_sendmsg4", "dm_egress"], true),
+        (6, false, vec![], false),
+        (6, true, vec![], false),
+        (6, true, vec!["dm_sendmsg6"], false),
+        (6, true, vec!["dm_sendmsg6", "dm_egress"], true),
+    ] {
+        let mut host = Host::new(&without);
+        let domain = host.domain("d");
+        let (mut a, mut b) = (host.container(&domain), host.container(&domain));
+        let c = host.container(&domain);
+        let own = |c: &Container| if family == 4 { c.v4().to_string() } else { c.v6() };
+        let forged = c.addresses[usize::from(family == 6)];
+        let at = b.agent.make(&format!("socket {family} dgram"));
+        let to = format!("{}:5000", own(&b));
+        assert_eq!(b.agent.ask(&format!("bind {at} {to}")), "ok");
+        let socket = a.agent.make(&format!("socket {family} dgram"));
+        if connected {
+            assert_eq!(a.agent.ask(&format!("connect {socket} {to}")), "ok");
+        }
+        let to = if connected { "-".into() } else { to };
+        let sent = a.agent.ask(&format!("forge {socket} {to} {forged}"));
+        let heard = b.agent.ask(&format!("receive {at}"));
+        let case = format!("{family} {connected} {without:?}: {sent}, {heard}");
+        assert_eq!(heard.starts_with(&format!("{}:", own(&c))), heard_forged, "{case}");
+        // With all programs the datagram arrives, from the address it may have.
+        let corrected = heard.starts_with(&format!("{}:", own(&a)));
+        assert!(heard_forged || corrected || heard == "timeout", "{case}");
+        assert!(!without.is_empty() || corrected, "{case}");
+    }
+}
+
+#[test]
 fn root_sockets_of_other_kinds_and_of_strangers_are_refused() {
     let mut host = Host::new(&[]);
     let domain = host.domain("d");

@@ -418,6 +418,12 @@ int dm_connect6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+/* A connected socket that sends with control data: there is no address in the call, only a source. */
+static __always_inline int is_to_peer(struct bpf_sock_addr *ctx)
+{
+	return ctx->user_family == 0;
+}
+
 SEC("cgroup/sendmsg4")
 int dm_sendmsg4(struct bpf_sock_addr *ctx)
 {
@@ -427,7 +433,7 @@ int dm_sendmsg4(struct bpf_sock_addr *ctx)
 
 	if (!socket)
 		return 1;
-	if (to == 0)
+	if (to == 0 && !is_to_peer(ctx))
 		to = bpf_htonl(0x7f000001);
 	if (is_loop4(to)) {
 		ctx->user_ip4 = own_loop4(socket->index, to);
@@ -454,7 +460,7 @@ int dm_sendmsg6(struct bpf_sock_addr *ctx)
 		return 1;
 	if (is_mapped6(to)) /* the IPv4 hook sees it next */
 		return 1;
-	if (is_zero6(to) || is_one6(to) || is_loop6(to)) {
+	if (!is_to_peer(ctx) && (is_zero6(to) || is_one6(to) || is_loop6(to))) {
 		WRITE6(ctx->user_ip6, config.loop6[0], config.loop6[1], config.loop6[2],
 		       bpf_htonl(socket->index));
 		WRITE6(ctx->msg_src_ip6, config.loop6[0], config.loop6[1], config.loop6[2],

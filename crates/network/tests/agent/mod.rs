@@ -3,7 +3,7 @@
 //! the program under test and not the kernel's own rules for containers.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -147,6 +147,7 @@ fn show(address: SocketAddrAny) -> String {
 /// bind N ADDRESS    connect N ADDRESS    listen N   -> ok        close N
 /// accept N -> number PEER      sockname N     peername N
 /// send N ADDRESS TEXT          receive N -> FROM TEXT     echo N ADDRESS -> FROM
+/// forge N ADDRESS IP: a datagram to ADDRESS that says it is from IP (IP_PKTINFO, IPV6_PKTINFO)
 /// ```
 /// An ADDRESS is `IP:PORT` or `@NAME`. Nothing waits longer than half a second.
 fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno> {
@@ -220,6 +221,13 @@ fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno>
             let (_, _, from) = rustix::net::recvfrom(fd, &mut buffer[..], RecvFlags::empty())?;
             return Ok(from.map_or("unnamed".into(), show));
         }
+        "forge" => {
+            let to = words[2].parse::<SocketAddr>().ok(); // `-` for a connected socket
+            return Ok(match forge(fd, to, words[3].parse().unwrap()) {
+                Ok(_) => "ok".into(),
+                Err(error) => error.to_string().split(':').next().unwrap().to_owned(),
+            });
+        }
         "receive" => {
             let mut buffer = [0u8; 256];
             let (bytes, _, from) = rustix::net::recvfrom(fd, &mut buffer[..], RecvFlags::empty())?;
@@ -229,4 +237,31 @@ fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno>
         other => panic!("no such command: {other}"),
     }
     Ok("ok".into())
+}
+
+fn forge(fd: &OwnedFd, to: Option<SocketAddr>, from: IpAddr) -> nix::Result<usize> {
+    use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg};
+    use std::os::fd::AsRawFd;
+    let text = [std::io::IoSlice::new(b"forged")];
+    let to = to.map(SockaddrStorage::from);
+    let v4 = |a: std::net::Ipv4Addr| nix::libc::in_addr { s_addr: u32::from(a).to_be() };
+    match from {
+        IpAddr::V4(from) => {
+            let info = nix::libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: v4(from),
+                ipi_addr: v4(from),
+            };
+            let message = [ControlMessage::Ipv4PacketInfo(&info)];
+            sendmsg(fd.as_raw_fd(), &text, &message, MsgFlags::empty(), to.as_ref())
+        }
+        IpAddr::V6(from) => {
+            let info = nix::libc::in6_pktinfo {
+                ipi6_addr: nix::libc::in6_addr { s6_addr: from.octets() },
+                ipi6_ifindex: 0,
+            };
+            let message = [ControlMessage::Ipv6PacketInfo(&info)];
+            sendmsg(fd.as_raw_fd(), &text, &message, MsgFlags::empty(), to.as_ref())
+        }
+    }
 }
