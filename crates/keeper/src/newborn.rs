@@ -329,7 +329,7 @@ impl Newborn {
                 self.seal()?;
                 crate::init::become_init(self.heritage.arguments, self.capabilities)
             }
-            Code::IgnoreHangup | Code::Exec => Err(Errno::NOSYS),
+            Code::Exec => Err(Errno::NOSYS),
         }
     }
 

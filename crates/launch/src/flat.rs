@@ -113,8 +113,6 @@ codes! {
     MakeDir = 30, "make the directory";
     /// The link `text` pointing to the path at `b`.
     Symlink = 31, "make the link";
-    /// Enters the process group of its own.
-    IgnoreHangup = 32, "ignore the hangup signal";
 }
 
 /// The target of the operation is made when it is missing.

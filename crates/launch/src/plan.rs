@@ -113,17 +113,17 @@ impl Default for Plan {
     }
 }
 
-/// Namespaced sysctls; `net.` is one where the container owns its network namespace.
+/// Namespaced sysctls, as paths; `net/` is one where the container owns its network namespace.
 const SYSCTLS: [&str; 9] = [
-    "kernel.msgmax",
-    "kernel.msgmnb",
-    "kernel.msgmni",
-    "kernel.sem",
-    "kernel.shmall",
-    "kernel.shmmax",
-    "kernel.shmmni",
-    "kernel.shm_rmid_forced",
-    "kernel.domainname",
+    "kernel/msgmax",
+    "kernel/msgmnb",
+    "kernel/msgmni",
+    "kernel/sem",
+    "kernel/shmall",
+    "kernel/shmmax",
+    "kernel/shmmni",
+    "kernel/shm_rmid_forced",
+    "kernel/domainname",
 ];
 
 impl Plan {
@@ -300,10 +300,9 @@ impl Plan {
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), LaunchError> {
         let key_byte = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
         let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
-        let dotted = path.replace('/', ".");
-        let known = SYSCTLS.contains(&dotted.as_str())
-            || dotted.starts_with("net.")
-            || dotted.starts_with("fs.mqueue.");
+        let known = SYSCTLS.contains(&path.as_str())
+            || path.starts_with("net/")
+            || path.starts_with("fs/mqueue/");
         if !known
             || !name.bytes().all(key_byte)
             || path.split('/').any(|p| p.is_empty() || p == "..")
