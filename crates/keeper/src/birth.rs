@@ -90,7 +90,8 @@ pub fn give(
 
 /// While it lives, the keeper's children are born into other namespaces.
 struct Visit<'o> {
-    outside: &'o Outside,
+    home_net: BorrowedFd<'o>,
+    home_pid: BorrowedFd<'o>,
     net: bool,
     pid: bool,
 }
@@ -101,7 +102,8 @@ impl<'o> Visit<'o> {
         net: Option<&OwnedFd>,
         pid_of: Option<&OwnedFd>,
     ) -> Result<Self, Failed> {
-        let mut visit = Self { outside, net: false, pid: false };
+        let (home_net, home_pid) = (outside.net.as_fd(), outside.pid.as_fd());
+        let mut visit = Self { home_net, home_pid, net: false, pid: false };
         if let Some(net) = net {
             kernel::setns(net.as_fd(), CloneFlags::NEWNET).step("enter the network namespace")?;
             visit.net = true;
@@ -119,10 +121,10 @@ impl Drop for Visit<'_> {
         // A keeper that cannot go home would put the next container into this one's namespaces: it
         // ends instead, and its children live on without it. Both calls need no memory that could
         // be lacking for long, and succeed for who has just succeeded in the other direction.
-        if self.net && kernel::setns(self.outside.net.as_fd(), CloneFlags::NEWNET).is_err() {
+        if self.net && kernel::setns(self.home_net, CloneFlags::NEWNET).is_err() {
             kernel::exit(1);
         }
-        if self.pid && kernel::setns(self.outside.pid.as_fd(), CloneFlags::NEWPID).is_err() {
+        if self.pid && kernel::setns(self.home_pid, CloneFlags::NEWPID).is_err() {
             kernel::exit(1);
         }
     }
@@ -158,7 +160,7 @@ const PROC_ATTR: MountAttr = MountAttr::NOSUID.union(MountAttr::NODEV).union(Mou
 /// parameter; before, by a process that is inside for a moment.
 fn make_proc(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     match proc_by_parameter(newborn) {
-        Err(_) => proc_by_helper(outside, newborn),
+        Err(_) => proc_by_helper(outside.pid.as_fd(), newborn),
         made => made,
     }
 }
@@ -174,7 +176,7 @@ fn proc_by_parameter(newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 
 /// The helper shares memory and descriptors with the keeper, which sleeps until it has ended. It is
 /// the second process of the namespace, and gone before the first has its plan.
-fn proc_by_helper(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+fn proc_by_helper(home: BorrowedFd<'_>, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     extern "C" fn body(made: *mut c_void) -> c_int {
         let made = made.cast::<Option<Result<OwnedFd, Errno>>>();
         // SAFETY: it points to the caller's variable, who sleeps meanwhile.
@@ -183,8 +185,9 @@ fn proc_by_helper(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd,
     }
     let mut made: Option<Result<OwnedFd, Errno>> = None;
     let pid = {
-        let pid = rustix::io::fcntl_dupfd_cloexec(newborn, 0)?;
-        let _back = Visit::go(outside, None, Some(&pid)).map_err(|e| e.source)?;
+        let mut visit = Visit { home_net: home, home_pid: home, net: false, pid: false };
+        kernel::setns(newborn, CloneFlags::NEWPID)?;
+        visit.pid = true;
         // SAFETY: the body makes four system calls; what it writes outlives it.
         unsafe { call::run_aside(body, (&raw mut made).cast()) }?
     };
@@ -194,4 +197,39 @@ fn proc_by_helper(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd,
         rustix::process::waitpid(helper, rustix::process::WaitOptions::empty())
     });
     made.unwrap_or(Err(Errno::IO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    /// The way of kernels before 6.17, which this one may never take.
+    #[test]
+    fn root_helper_makes_a_procfs_of_another_pid_namespace() {
+        let flags = CloneFlags::NEWPID;
+        // SAFETY: the child makes one system call and is killed.
+        let (pid, pidfd) = match unsafe { kernel::clone3(&CloneArgs { flags, into_cgroup: None }) }
+        {
+            Ok(Cloned::Child) => loop {
+                // SAFETY: no argument.
+                unsafe { libc::pause() };
+            },
+            Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
+            Err(e) => panic!("clone3: {e}"),
+        };
+        let home = std::fs::File::open("/proc/self/ns/pid").unwrap();
+        let names = |proc: OwnedFd| -> Vec<u32> {
+            let dir = std::fs::read_dir(format!("/proc/self/fd/{}", proc.as_raw_fd())).unwrap();
+            let names = dir.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.filter_map(|name| name.parse().ok()).collect()
+        };
+        let made = [proc_by_helper(home.as_fd(), pidfd.as_fd()), proc_by_parameter(pidfd.as_fd())];
+        let seen = made.map(|made| made.map(names));
+        kernel::pidfd_send_signal(pidfd.as_fd(), 9).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid as i32);
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+        assert_eq!(seen[0], Ok(vec![1]));
+        assert!(seen[1].is_err() || seen[1] == Ok(vec![1]), "{:?}", seen[1]);
+    }
 }

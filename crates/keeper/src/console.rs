@@ -18,6 +18,8 @@ pub struct Console {
     pub log: OwnedFd,
     /// The connection that has it now.
     pub attached: Option<u64>,
+    /// Nobody held the other side open when it was last looked at; it is not watched now.
+    pub hung_up: bool,
 }
 
 /// What became of a console's output.
@@ -86,7 +88,8 @@ impl Logs {
     /// never notices; a reader begins at SEEK_DATA. A quarter more than needed is cut, so that it
     /// does not happen at every look.
     ///
-    /// LIMIT: a writer faster than the bound between two looks (2 s) exceeds it for that long.
+    /// LIMIT: a writer faster than the bound between two looks (2 s, with more than a thousand
+    /// containers so much longer) exceeds it for that long.
     pub fn trim(&self, root: &OwnedFd) {
         for path in &self.paths {
             let _ = trim(root, path, self.bound_bytes);
@@ -95,16 +98,15 @@ impl Logs {
 }
 
 fn trim(root: &OwnedFd, path: &str, bound: u64) -> Result<(), Errno> {
-    let path = path.trim_start_matches('/');
-    let stat = rustix::fs::statat(root, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW)?;
-    let on_disk = stat.st_blocks as u64 * 512;
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let file = rustix::fs::openat2(root, path, flags, Mode::empty(), how)?;
+    let stat = rustix::fs::fstat(&file)?;
+    let (on_disk, size) = (stat.st_blocks as u64 * 512, stat.st_size as u64);
     let bound = bound.max(4 * BLOCK);
     if on_disk <= bound {
         return Ok(());
     }
-    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = rustix::fs::openat2(root, path, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?;
-    let size = rustix::fs::fstat(&file)?.st_size as u64;
     let keep = bound - bound / 4;
     let end = size.saturating_sub(keep) / BLOCK * BLOCK;
     if end == 0 {

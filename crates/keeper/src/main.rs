@@ -1,10 +1,11 @@
-//! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]...`
+//! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]... [--tidy WORD]...`
 //!
 //! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
 //! directory. It returns 0 when its daemon listens, or 1 with one line that says why not.
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
-//! arguments, one word each, that clean up after a container (see [`dormouse_keeper::server`]).
+//! arguments, one word each, that clean up after a container, `--tidy` what the keeper becomes at
+//! its end (see [`dormouse_keeper::server`]).
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -38,6 +39,7 @@ struct Arguments {
     run: PathBuf,
     cgroups: Vec<PathBuf>,
     settle: Vec<CString>,
+    tidy: Vec<CString>,
 }
 
 fn arguments() -> Result<Arguments, String> {
@@ -48,9 +50,9 @@ fn arguments() -> Result<Arguments, String> {
         match option.to_str() {
             Some("--run") => all.run = value.into(),
             Some("--cgroup") => all.cgroups.push(value.into()),
-            Some("--settle") => {
+            Some(list @ ("--settle" | "--tidy")) => {
                 let word = CString::new(value.into_vec()).map_err(|e| e.to_string())?;
-                all.settle.push(word);
+                if list == "--tidy" { all.tidy.push(word) } else { all.settle.push(word) }
             }
             _ => return Err(format!("unknown option {}", option.to_string_lossy())),
         }
@@ -82,7 +84,7 @@ fn start() -> Result<(), String> {
         let null = rustix::fs::openat(&outside.root, c"dev/null", flags, Mode::empty());
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
-    let parts = Parts { run, listener, outside, heritage, settle: all.settle };
+    let parts = Parts { run, listener, outside, heritage, settle: all.settle, tidy: all.tidy };
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup: None }) } {
         Ok(Cloned::Parent { .. }) => Ok(()),

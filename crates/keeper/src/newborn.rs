@@ -68,6 +68,24 @@ impl Heritage {
     }
 }
 
+impl Heritage {
+    /// Gives back to a process what the keeper has taken for itself.
+    pub(crate) fn give_back(&self, proc: BorrowedFd<'_>) -> Outcome {
+        kernel::prlimit(NOFILE, Some(self.nofile))?;
+        match self.oom_score_adj {
+            Some(value) => write_oom_score_adj(proc, i64::from(value)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Writes the calling process's oom_score_adj through a procfs.
+fn write_oom_score_adj(proc: BorrowedFd<'_>, value: i64) -> Outcome {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, c"self/oom_score_adj", flags, Mode::empty())?;
+    rustix::io::write(&file, decimal(value, &mut [0; 20])).map(drop)
+}
+
 type Outcome<T = ()> = Result<T, Errno>;
 
 /// A damaged plan, as the errno that is reported.
@@ -145,7 +163,7 @@ impl Newborn {
         call::block_signals(0)?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
         if let Some(value) = self.heritage.oom_score_adj {
-            let _ = self.oom_score_adj(i64::from(value));
+            let _ = write_oom_score_adj(borrowed(PROC), i64::from(value));
         }
         Ok(())
     }
@@ -290,7 +308,7 @@ impl Newborn {
                 rustix::process::umask(Mode::from_raw_mode(op.a as u32 & 0o777));
                 Ok(())
             }
-            Code::OomScoreAdj => match self.oom_score_adj(op.a as i64) {
+            Code::OomScoreAdj => match write_oom_score_adj(borrowed(PROC), op.a as i64) {
                 Err(Errno::ACCESS | Errno::PERM) if op.flags & flat::LENIENT != 0 => Ok(()),
                 other => other,
             },
@@ -342,12 +360,6 @@ impl Newborn {
             }
         }
         Ok(())
-    }
-
-    fn oom_score_adj(&self, value: i64) -> Outcome {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(borrowed(PROC), c"self/oom_score_adj", flags, Mode::empty())?;
-        rustix::io::write(&file, decimal(value, &mut [0; 20])).map(drop)
     }
 
     fn sync(&mut self) -> Outcome {

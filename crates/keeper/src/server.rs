@@ -21,7 +21,7 @@
 //!
 //! **The end of the keeper.** A second after the last child, connection and settle process is gone
 //! it takes the lock that clients start keepers under, looks once more for a client, unlinks its
-//! socket and ends.
+//! socket and becomes the tidy program, which takes down what no container needs any more.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::CString;
@@ -53,6 +53,8 @@ const SETTLING_MAX: usize = 4;
 const IDLE: Duration = Duration::from_secs(1);
 /// How often logs are looked at.
 const LOOK: Duration = Duration::from_secs(2);
+/// LIMIT: containers whose logs are looked at each time; with more, each waits for its turn.
+const LOOK_AT: usize = 1000;
 /// How soon it tries again what could not be done now.
 const AGAIN: Duration = Duration::from_millis(100);
 /// SIGCHLD as a bit of a signal mask.
@@ -92,6 +94,8 @@ pub struct Parts {
     pub heritage: Heritage,
     /// Program and arguments that settle; the id is appended.
     pub settle: Vec<CString>,
+    /// Program and arguments that the keeper becomes at its end.
+    pub tidy: Vec<CString>,
 }
 
 /// The keeper.
@@ -113,6 +117,7 @@ pub struct Server {
     next_look: Instant,
     idle_since: Option<Instant>,
     ending: bool,
+    log_turn: usize,
 }
 
 /// podman's exit code and the signal, 0 for none, of a status as wait4(2) gives it.
@@ -163,6 +168,7 @@ impl Server {
             next_look: Instant::now(),
             idle_since: None,
             ending: false,
+            log_turn: 0,
         })
     }
 
@@ -184,7 +190,7 @@ impl Server {
                 }
             }
             if self.look() {
-                return Ok(());
+                return self.become_tidy();
             }
         }
     }
@@ -199,7 +205,7 @@ impl Server {
     fn timeout(&mut self) -> Option<Timespec> {
         let now = Instant::now();
         self.idle_since = if self.is_idle() { self.idle_since.or(Some(now)) } else { None };
-        let look = (!self.logs.is_empty()).then_some(self.next_look);
+        let look = self.has_to_look().then_some(self.next_look);
         let idle = self.idle_since.map(|since| since + IDLE);
         let queue = (!self.queue.is_empty() && self.settling.is_empty()).then(|| now + AGAIN);
         let next = [look, idle, queue, self.deaf_until].into_iter().flatten().min()?;
@@ -213,9 +219,10 @@ impl Server {
         if self.deaf_until.is_some_and(|until| until <= now) {
             self.listen_again();
         }
-        if !self.logs.is_empty() && self.next_look <= now {
+        if self.has_to_look() && self.next_look <= now {
             self.next_look = now + LOOK;
-            self.logs.iter().for_each(|logs| logs.trim(&self.parts.outside.root));
+            self.look_after_logs();
+            self.look_after_consoles();
         }
         if self.settling.is_empty() {
             self.start_settling();
@@ -233,6 +240,33 @@ impl Server {
         }
         let over = self.is_idle() && self.idle_since.is_some_and(|since| since + IDLE <= now);
         over && self.end()
+    }
+
+    fn has_to_look(&self) -> bool {
+        !self.logs.is_empty() || self.consoles.values().any(|c| c.hung_up)
+    }
+
+    fn look_after_logs(&mut self) {
+        if self.log_turn >= self.logs.len() {
+            self.log_turn = 0;
+        }
+        let end = self.logs.len().min(self.log_turn + LOOK_AT);
+        for logs in &self.logs[self.log_turn..end] {
+            logs.trim(&self.parts.outside.root);
+        }
+        self.log_turn = end;
+    }
+
+    /// A terminal that nobody held open may be in use again: a getty opens and closes it.
+    fn look_after_consoles(&mut self) {
+        let epoll = &self.epoll;
+        for (token, console) in &mut self.consoles {
+            if console.hung_up && console.attached.is_none() {
+                let data = epoll::EventData::new_u64(*token);
+                let added = epoll::add(epoll, &console.master, data, epoll::EventFlags::IN);
+                console.hung_up = added.is_err();
+            }
+        }
     }
 
     /// Ends, unless somebody has come or is about to.
@@ -350,6 +384,7 @@ impl Server {
         for (token, console) in &mut self.consoles {
             if console.attached == Some(serial) {
                 console.attached = None;
+                console.hung_up = false;
                 let data = epoll::EventData::new_u64(*token);
                 let _ = epoll::add(epoll, &console.master, data, epoll::EventFlags::IN);
             }
@@ -441,7 +476,8 @@ impl Server {
         if let Err(e) = self.watch(master.as_fd(), self.serial) {
             return refused(e, "watch a terminal");
         }
-        self.consoles.insert(self.serial, Console { id, master, log, attached: None });
+        self.consoles
+            .insert(self.serial, Console { id, master, log, attached: None, hung_up: false });
         done()
     }
 
@@ -465,8 +501,9 @@ impl Server {
     /// Nobody holds a terminal open any more. A container's own may come back to life, one of an
     /// exec does not.
     fn hung_up(&mut self, serial: u64) {
-        let Some(console) = self.consoles.get(&serial) else { return };
+        let Some(console) = self.consoles.get_mut(&serial) else { return };
         let _ = epoll::delete(&self.epoll, &console.master);
+        console.hung_up = true;
         let alive = |child: &Child| child.kind == Kind::Init && child.id == console.id;
         if !self.children.values().any(alive) {
             self.consoles.remove(&serial);
@@ -557,26 +594,47 @@ impl Server {
         let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
         let words = self.parts.settle.iter().chain([&id]);
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
-        let path = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let envp = [path.as_ptr(), null()];
         let program = self.parts.settle.first().ok_or(Errno::INVAL)?;
-        let mounts = self.parts.outside.mounts.as_fd();
-        let args = CloneArgs { flags: CloneFlags::CLEAR_SIGHAND, into_cgroup: None };
+        let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
         // SAFETY: there is one thread, and the child neither allocates nor locks until execve.
         match unsafe { kernel::clone3(&args) }? {
             Cloned::Parent { pid, pidfd: _ } => Ok(pid),
             Cloned::Child => {
-                let ready = kernel::setns(mounts, CloneFlags::NEWNS)
-                    .and_then(|()| call::block_signals(0))
-                    .and_then(|()| rustix::process::setsid().map(drop))
-                    .and_then(|()| kernel::prlimit(7, Some(self.parts.heritage.nofile)).map(drop))
-                    .and_then(|()| call::close_on_exec_from(3));
-                if ready.is_ok() {
-                    // SAFETY: both tables end with null, and their texts live in this process.
-                    unsafe { call::execve(program, argv.as_ptr(), envp.as_ptr()) };
+                if rustix::process::setsid().is_ok() {
+                    // SAFETY: the table ends with null, and its texts live in this process.
+                    let _ = unsafe { self.become_program(program, &argv) };
                 }
                 kernel::exit(127)
             }
+        }
+    }
+
+    /// The last thing: this process becomes the tidy program, where there is one.
+    fn become_tidy(&self) -> Result<(), Failed> {
+        let Some(program) = self.parts.tidy.first() else { return Ok(()) };
+        let argv: Vec<_> = self.parts.tidy.iter().map(|w| w.as_ptr()).chain([null()]).collect();
+        // SAFETY: the table ends with null, and its texts live in this process.
+        let source = unsafe { self.become_program(program, &argv) };
+        Err(Failed { step: "become the tidy program", source })
+    }
+
+    /// Becomes a program of the host, in its mount namespace and with what the keeper was given.
+    /// Returns only on failure; allocates nothing.
+    ///
+    /// # Safety
+    /// `argv` ends with null and points to C strings.
+    unsafe fn become_program(&self, program: &CString, argv: &[*const libc::c_char]) -> Errno {
+        let path = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        let envp = [path.as_ptr(), null()];
+        let outside = &self.parts.outside;
+        let ready = kernel::setns(outside.mounts.as_fd(), CloneFlags::NEWNS)
+            .and_then(|()| call::block_signals(0))
+            .and_then(|()| self.parts.heritage.give_back(outside.proc.as_fd()))
+            .and_then(|()| call::close_on_exec_from(3));
+        match ready {
+            // SAFETY: both tables end with null and point to texts that live.
+            Ok(()) => unsafe { call::execve(program, argv.as_ptr(), envp.as_ptr()) },
+            Err(errno) => errno,
         }
     }
 

@@ -281,6 +281,74 @@ fn root_terminal_belongs_to_the_program_and_is_kept() {
 }
 
 #[test]
+fn root_ctrl_c_reaches_the_program_on_its_terminal() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    for init in [false, true] {
+        let id = format!("c{init}");
+        let mut newborn = keeper.spawn(scratch.spawn(&id)).unwrap();
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        plan.devpts("/dev/pts", None);
+        plan.terminal(&Terminal::default());
+        plan.sync();
+        if init {
+            plan.init();
+        }
+        let script = "trap 'exit 42' INT; echo begun; while :; do sleep 0.02; done";
+        plan.exec(&program(&["sh", "-c", script]));
+        newborn.send(plan).unwrap();
+        let master = newborn.ready().unwrap().unwrap();
+        let pid = newborn.pid;
+        newborn.go().unwrap();
+        let mut said = [0; 64];
+        rustix::io::read(&master, &mut said).unwrap();
+        rustix::io::write(&master, b"\x03").unwrap();
+        assert_eq!(keeper.wait(pid).unwrap().code, 42, "init: {init}");
+    }
+}
+
+#[test]
+fn root_cgroup_view_begins_at_its_own() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let text = scratch.output(&mut keeper, "c1", "cat /proc/self/cgroup; ls /sys/cg", |plan| {
+        plan.unshare(0x0200_0000);
+        plan.cgroup2("/sys/cg");
+    });
+    assert!(text.contains("0::/\n"), "{text}");
+    assert!(text.contains("cgroup.procs"), "{text}");
+}
+
+#[test]
+fn root_born_in_a_given_network_namespace() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let net = |path: &str| std::fs::read_link(path).unwrap();
+    // A namespace of a thread of ours.
+    let other: OwnedFd = std::thread::spawn(|| {
+        dormouse_kernel::call::unshare(dormouse_kernel::call::CloneFlags::NEWNET).unwrap();
+        std::fs::File::open("/proc/thread-self/ns/net").unwrap().into()
+    })
+    .join()
+    .unwrap();
+    let mut pids = Vec::new();
+    for (id, netns) in [("c1", Some(other.try_clone().unwrap())), ("c2", None)] {
+        let mut newborn = keeper.spawn(Spawn { netns, ..scratch.spawn(id) }).unwrap();
+        pids.push(net(&format!("/proc/{}/ns/net", newborn.pid)));
+        drop(newborn.take_proc());
+    }
+    assert_ne!(pids[0], net("/proc/self/ns/net"));
+    assert_eq!(pids[1], net("/proc/self/ns/net"));
+    let begin = Instant::now();
+    for _ in 0..100 {
+        let netns = Some(other.try_clone().unwrap());
+        drop(keeper.spawn(Spawn { netns, ..scratch.spawn("c1") }).unwrap());
+    }
+    println!("birth in another network namespace: {:?}", begin.elapsed() / 100);
+}
+
+#[test]
 fn root_init_reaps_forwards_and_ends_with_the_program() {
     let scratch = Scratch::new();
     let mut keeper = scratch.keeper();
@@ -405,6 +473,9 @@ fn root_keeper_ends_when_there_is_nothing_to_keep() {
     assert!(socket.exists());
     drop(keeper);
     assert!(until(|| !socket.exists()));
+    let begin = Instant::now();
+    drop(scratch.keeper());
+    println!("a keeper is there after {:?}", begin.elapsed());
     // Asked to end, it does so at once, but not while it keeps something.
     let mut keeper = scratch.keeper();
     let (pid, pidfd) = scratch.run(&mut keeper, "c1", &["sleep", "100"], |_| {});
@@ -414,6 +485,19 @@ fn root_keeper_ends_when_there_is_nothing_to_keep() {
     keeper.wait(pid).unwrap();
     keeper.end().unwrap();
     assert!(!socket.exists());
+}
+
+#[test]
+fn root_keeper_tidies_at_its_end() {
+    let scratch = Scratch::new();
+    let tidied = scratch.path("tidied");
+    // Only in the host's namespace are the socket's place and this file.
+    let socket = scratch.run_dir().join("keeper.sock");
+    let script = format!("test -e {} || echo yes > {}", socket.display(), tidied.display());
+    let mut start = scratch.start();
+    start.tidy = ["/bin/busybox", "sh", "-c", &script].map(Into::into).to_vec();
+    Keeper::connect_or_start(&start).unwrap().end().unwrap();
+    assert!(until(|| std::fs::read_to_string(&tidied).is_ok_and(|text| text == "yes\n")));
 }
 
 #[test]

@@ -42,6 +42,9 @@ pub struct KeeperStart {
     /// Program and arguments that settle a container whose spawner is gone; the id is appended.
     /// Empty: nothing is settled.
     pub settle: Vec<OsString>,
+    /// Program and arguments that the keeper becomes when it ends, after it has let go of its
+    /// socket, in the host's mount namespace. Empty: it just ends.
+    pub tidy: Vec<OsString>,
 }
 
 /// A process to be cloned.
@@ -417,6 +420,9 @@ fn run_program(start: &KeeperStart) -> Result<(), LaunchError> {
     }
     for word in &start.settle {
         command.arg("--settle").arg(word);
+    }
+    for word in &start.tidy {
+        command.arg("--tidy").arg(word);
     }
     let failed = |e: std::io::Error| LaunchError::Start { why: e.to_string() };
     let output = command.spawn().and_then(|child| child.wait_with_output()).map_err(failed)?;
