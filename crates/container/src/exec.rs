@@ -95,7 +95,7 @@ impl Engine {
         plan.sync();
         let mut security = config.security.clone();
         security.privileged |= exec.privileged;
-        plan_identity(&mut plan, &security, &process, &account)?;
+        plan_identity(&mut plan, &config, &security, &process, &account)?;
         plan_exec(&mut plan, &config, &process, &account)?;
         newborn.send(plan).map_err(|e| exec_error(&process, e))?;
         let console = newborn.ready().map_err(|e| exec_error(&process, e))?;

@@ -736,7 +736,7 @@ fn plan_process(plan: &mut Plan, config: &Config, account: &Account, io: Io) -> 
     plan_rlimits(plan, security)?;
     plan.umask(process.umask.unwrap_or(0o022));
     plan.sync();
-    plan_identity(plan, security, process, account)?;
+    plan_identity(plan, config, security, process, account)?;
     if config.init {
         plan.init();
     }
@@ -747,6 +747,7 @@ fn plan_process(plan: &mut Plan, config: &Config, account: &Account, io: Io) -> 
 /// `exec` the same.
 pub(crate) fn plan_identity(
     plan: &mut Plan,
+    config: &Config,
     security: &Security,
     process: &Process,
     account: &Account,
@@ -770,9 +771,14 @@ pub(crate) fn plan_identity(
     if security.no_new_privileges && !weakened("no-new-privs") {
         plan.no_new_privs();
     }
+    // A stack of its own may be looked at; a shared one shows the sockets of others.
+    let stack = match config.net {
+        NetMode::None => seccomp::Network::Own,
+        NetMode::Address { .. } | NetMode::Host => seccomp::Network::Shared,
+    };
     let filtered = security.seccomp == SeccompChoice::Default && !security.privileged;
     if filtered && !weakened("seccomp") {
-        plan.seccomp(&seccomp::default_filter(granted).to_bytes());
+        plan.seccomp(&seccomp::default_filter_for(granted, stack).to_bytes());
     }
     Ok(())
 }
