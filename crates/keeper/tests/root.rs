@@ -11,7 +11,7 @@ use dormouse_launch::{
     CapabilityMasks, ExitStatus, Ids, Keeper, Kind, LaunchError, Plan, Spawn, TargetKind, Terminal,
 };
 use rustix::process::Signal;
-use scratch::{ALL, Scratch, mount_of, output, program, until};
+use scratch::{ALL, Scratch, mount_of, output, output_lossy, program, until};
 
 #[test]
 fn root_container_runs_and_its_exit_code_is_known() {
@@ -244,6 +244,108 @@ fn root_exec_joins_everything_and_is_waited_for() {
     assert!(pidfd::is_alive(pidfd.as_fd()));
     pidfd::send_signal(pidfd.as_fd(), 9).unwrap();
     assert_eq!(keeper.wait(pid).unwrap().code, 137);
+}
+
+#[test]
+fn root_joining_process_cannot_be_looked_into() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    // Root of the container, with all capabilities there, reads whatever it can of each process that
+    // appears (CVE-2016-9962, CVE-2024-21626).
+    let spy = "while :; do for p in /proc/[0-9]*; do \
+               cat $p/cmdline $p/environ; readlink $p/exe; readlink $p/cwd; \
+               for f in $p/fd/*; do readlink $f; done; done; done";
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (_, init) = scratch.run(&mut keeper, "c1", &["sh", "-c", spy], |plan| {
+        let out = plan.fd(writer);
+        let null = plan.fd(std::fs::File::open("/dev/null").unwrap().into());
+        plan.stdio([null, out, null]);
+    });
+    let seen = std::thread::spawn(move || output_lossy(reader));
+    for _ in 0..100 {
+        assert_eq!(scratch.exec(&mut keeper, &init, "exit 4").1.code, 4);
+    }
+    pidfd::send_signal(init.as_fd(), 9).unwrap();
+    let seen = seen.join().unwrap();
+    assert!(seen.contains("/bin/busybox"), "the spy saw nothing at all");
+    let run = scratch.run_dir();
+    for secret in ["dormouse-keeper", "memfd", "keeper.sock", "--run", run.to_str().unwrap()] {
+        let place = seen.find(secret).map(|at| {
+            let from = seen.floor_char_boundary(at.saturating_sub(80));
+            &seen[from..seen.ceil_char_boundary(at + 40)]
+        });
+        assert_eq!(place, None, "{secret} is visible");
+    }
+}
+
+#[test]
+fn root_program_begins_with_a_clean_slate() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
+    let mut plan = Plan::new();
+    plan.oom_score_adj(345);
+    scratch.plan_root(&mut plan, &mut newborn);
+    let out = plan.fd(writer);
+    let null = plan.fd(std::fs::File::open("/dev/null").unwrap().into());
+    plan.stdio([null, out, out]);
+    plan.umask(0o027);
+    plan.rlimit(7, 100, 200, false);
+    // Raising needs a capability of the host: leniently, it stays what it is.
+    plan.rlimit(8, u64::MAX, u64::MAX, true);
+    plan.domainname("nis");
+    plan.sync();
+    let files = ["status", "oom_score_adj", "limits", "environ"].map(|f| format!("/proc/self/{f}"));
+    let words = ["cat", &files[0], &files[1], &files[2], &files[3], "/proc/sys/kernel/domainname"];
+    plan.exec(&program(&words));
+    newborn.send(plan).unwrap();
+    newborn.ready().unwrap();
+    newborn.go().unwrap();
+    let text = output(reader);
+    for line in ["SigIgn:\t0000000000000000", "SigBlk:\t0000000000000000", "Umask:\t0027"] {
+        assert!(text.contains(line), "{line} is not in {text}");
+    }
+    assert!(text.contains("\n345\n"), "{text}");
+    assert!(text.contains("PATH=/bin\0TERM=dumb\0nis\n"), "{text}");
+    let open_files = text.lines().find(|l| l.starts_with("Max open files")).unwrap();
+    let limits: Vec<&str> = open_files.split_whitespace().skip(3).take(2).collect();
+    assert_eq!(limits, ["100", "200"]);
+}
+
+#[test]
+fn root_kept_stdin_and_logs_serve_whoever_comes_later() {
+    let scratch = Scratch::new();
+    let mut keeper = scratch.keeper();
+    let log_path = scratch.path("stdout.log");
+    let log = std::fs::File::options().append(true).create(true).open(&log_path).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let script = "read a; echo first $a; while read a; do echo $a$a$a$a$a$a$a$a; done; echo end";
+    let (pid, _) = scratch.run(&mut keeper, "c1", &["sh", "-c", script], |plan| {
+        let (input, out) = (plan.fd(reader), plan.fd(log.into()));
+        plan.stdio([input, out, out]);
+    });
+    keeper.keep_stdin("c1", writer).unwrap();
+    keeper.keep_logs("c1", 64 << 10, &[&log_path]).unwrap();
+    drop(keeper);
+    // A later client finds it, and what the keeper holds ends with the container's own end.
+    let mut later = Keeper::connect(&scratch.run_dir()).unwrap().unwrap();
+    assert!(matches!(later.attach_stdin("c2"), Err(LaunchError::Refused { .. })));
+    assert!(matches!(later.attach_console("c1"), Err(LaunchError::Refused { .. })));
+    let mut stdin = std::fs::File::from(later.attach_stdin("c1").unwrap());
+    let line = format!("{}\n", "x".repeat(100));
+    use std::io::Write;
+    for _ in 0..2000 {
+        stdin.write_all(line.as_bytes()).unwrap();
+    }
+    // 1.6 MB were written; a look every two seconds leaves 64 kB.
+    use std::os::unix::fs::MetadataExt;
+    let size = || std::fs::metadata(&log_path).unwrap();
+    assert!(until(|| size().len() > 1_500_000 && size().blocks() * 512 <= 80 << 10));
+    drop(stdin);
+    later.forget("c1").unwrap();
+    assert_eq!(later.wait(pid).unwrap().code, 0);
+    assert!(std::fs::read(&log_path).unwrap().ends_with(b"end\n"));
 }
 
 #[test]

@@ -290,6 +290,13 @@ pub fn output(reader: OwnedFd) -> String {
     text
 }
 
+/// The same for what need not be UTF-8.
+pub fn output_lossy(reader: OwnedFd) -> String {
+    let mut bytes = Vec::new();
+    std::fs::File::from(reader).read_to_end(&mut bytes).unwrap();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// Waits ten seconds at most for something to become true.
 pub fn until(mut what: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(10);
