@@ -70,7 +70,6 @@ pub(crate) enum ProgramType {
     CgroupSockAddr = 18,
     Tracing = 26,
     Lsm = 29,
-    SkLookup = 30,
 }
 
 /// `enum bpf_attach_type`, as far as it is used.
@@ -92,7 +91,6 @@ pub(crate) enum AttachType {
     Fentry = 24,
     LsmMac = 27,
     Getsockname4 = 31,
-    SkLookup = 36,
     /// KERNEL(6.7)
     UnixConnect = 49,
 }

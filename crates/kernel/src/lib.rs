@@ -23,6 +23,7 @@ pub mod error;
 pub mod mount;
 pub mod namespace;
 pub mod pidfd;
+pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod resolve;

@@ -100,6 +100,11 @@ impl Cgroup {
         killed.and(thawed)
     }
 
+    /// Whether the kernel kills all of a cgroup in one call. KERNEL(5.14), on v2.
+    pub fn kills_at_once(&self) -> bool {
+        self.v2.as_ref().is_some_and(|v2| v2.has("cgroup.kill"))
+    }
+
     fn kill_running(&self) -> Result<(), CgroupError> {
         let deadline = Instant::now() + REMOVE_WITHIN;
         loop {

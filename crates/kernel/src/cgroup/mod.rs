@@ -275,6 +275,15 @@ impl Hierarchy {
         v1 | v2.map_or(Controllers::empty(), |v2| v2.enabled | v2.available())
     }
 
+    /// Where a controller is, `v1` or `v2`; or why it is nowhere.
+    pub fn home(&self, controller: Controllers) -> Result<&'static str, String> {
+        match self.version(controller) {
+            Some(Version::V1) => Ok("v1"),
+            Some(Version::V2) => Ok("v2"),
+            None => Err(self.why_missing(controller)),
+        }
+    }
+
     /// Makes the cgroups of a container and sets its limits.
     ///
     /// Everything that can be refused without asking the kernel is refused before anything is

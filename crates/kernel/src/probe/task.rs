@@ -1,0 +1,180 @@
+//! Processes, namespaces, filters.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use super::{Probed, Scratch, Why, lack};
+use crate::call::{self, Instruction, Namespace};
+use crate::process::{self, CloneArgs, CloneFlags, Cloned, Exit};
+use crate::{Errno, namespace, pidfd};
+
+/// A child that is killed and reaped when it is dropped.
+pub(super) struct Child {
+    pub(super) pid: u32,
+    pub(super) pidfd: OwnedFd,
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = pidfd::send_signal(&self.pidfd, libc::SIGKILL);
+        let _ = pidfd::wait(&self.pidfd, None);
+        let _ = pidfd::reap(&self.pidfd);
+    }
+}
+
+/// Clones a child that runs `then`, which calls nothing but the thin layer and returns the exit
+/// status.
+pub(super) fn child(args: &CloneArgs<'_>, then: fn() -> i32) -> crate::error::Result<Child> {
+    // SAFETY: `then` is one of the functions of these modules, which only make system calls.
+    match unsafe { process::clone3(args)? } {
+        Cloned::Child => call::exit(then()),
+        Cloned::Parent { pid, pidfd } => Ok(Child { pid, pidfd }),
+    }
+}
+
+/// Waits until the parent ends us.
+pub(super) fn forever() -> i32 {
+    // ORDER: ask to die with the parent first; whoever dies before that leaves a sleeper for none.
+    if call::set_parent_death_signal(libc::SIGKILL).is_err() {
+        return 1;
+    }
+    loop {
+        call::pause();
+    }
+}
+
+fn status(flags: CloneFlags, then: fn() -> i32) -> Result<i32, Why> {
+    let child = child(&CloneArgs { flags, into_cgroup: None }, then)?;
+    pidfd::wait(&child.pidfd, None)?;
+    match pidfd::reap(&child.pidfd)? {
+        Some(exit) => Ok(exit.code()),
+        None => lack("the child was reaped by somebody else"),
+    }
+}
+
+fn succeeds(flags: CloneFlags, then: fn() -> i32) -> Probed {
+    match status(flags, then)? {
+        0 => Ok(String::new()),
+        errno => lack(crate::error::describe(errno)),
+    }
+}
+
+fn errno(result: Result<(), Errno>) -> i32 {
+    result.map_or_else(|e| e.raw_os_error(), |()| 0)
+}
+
+pub(super) fn clone3(_: &Scratch) -> Probed {
+    match status(CloneFlags::empty(), || 7)? {
+        7 => Ok(String::new()),
+        other => lack(format!("the child ended with {other} instead of 7")),
+    }
+}
+
+pub(super) fn pidfd(_: &Scratch) -> Probed {
+    let child = child(&CloneArgs::default(), forever)?;
+    let opened = pidfd::open(child.pid)?;
+    pidfd::send_signal(&opened, libc::SIGKILL)?;
+    pidfd::wait(&opened, None)?;
+    match pidfd::reap(&opened)? {
+        Some(Exit::Signal(libc::SIGKILL)) => Ok(String::new()),
+        other => lack(format!("the end of a killed child was {other:?}")),
+    }
+}
+
+pub(super) fn user_namespace(_: &Scratch) -> Probed {
+    namespace::new_user("0 700000 1000\n65534 701000 1\n", "0 700000 1001\n")?;
+    Ok(String::new())
+}
+
+pub(super) fn mount_namespace(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::NEWNS, || 0)
+}
+
+pub(super) fn pid_namespace(_: &Scratch) -> Probed {
+    let first = || i32::from(rustix::process::getpid().as_raw_pid() != 1);
+    succeeds(CloneFlags::NEWPID, first)
+}
+
+pub(super) fn ipc_namespace(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::NEWIPC, || 0)
+}
+
+pub(super) fn uts_namespace(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::NEWUTS, || 0)
+}
+
+pub(super) fn net_namespace(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::NEWNET, || 0)
+}
+
+pub(super) fn cgroup_namespace(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::empty(), || errno(call::unshare(CloneFlags::NEWCGROUP)))
+}
+
+pub(super) fn time_namespace(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::NEWTIME, || 0)
+}
+
+pub(super) fn seccomp(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::empty(), || {
+        // RET ALLOW
+        let allow = Instruction { code: 0x06, jump_true: 0, jump_false: 0, k: 0x7fff_0000 };
+        errno(call::set_no_new_privs().and_then(|()| call::load_filter(&[allow])))
+    })
+}
+
+pub(super) fn close_range(_: &Scratch) -> Probed {
+    // SAFETY: the range holds no descriptor: no process can have so many.
+    let returned = unsafe { libc::syscall(libc::SYS_close_range, 0x7fff_fff0u32, u32::MAX, 0) };
+    if returned == 0 {
+        return Ok(String::new());
+    }
+    lack(std::io::Error::last_os_error().to_string())
+}
+
+pub(super) fn setns_pidfd(_: &Scratch) -> Probed {
+    let other = child(&CloneArgs { flags: CloneFlags::NEWUTS, into_cgroup: None }, forever)?;
+    // A thread of our own may join the namespace of another host name, and ends with it.
+    let fd = other.pidfd.as_fd();
+    std::thread::scope(|scope| scope.spawn(move || call::setns(fd, CloneFlags::NEWUTS)).join())
+        .unwrap_or(Err(Errno::CHILD))?;
+    Ok(String::new())
+}
+
+pub(super) fn pidfd_getfd(_: &Scratch) -> Probed {
+    let root = super::open_dir("/".as_ref())?;
+    let child = child(&CloneArgs::default(), forever)?;
+    // The child was born with a copy of it.
+    let copied = pidfd::copy_descriptor(&child.pidfd, root.as_raw_fd())?;
+    match rustix::fs::fstat(&copied)?.st_ino == rustix::fs::fstat(&root)?.st_ino {
+        true => Ok(String::new()),
+        false => lack("another descriptor was copied"),
+    }
+}
+
+pub(super) fn pidfd_namespace(_: &Scratch) -> Probed {
+    let child = child(&CloneArgs::default(), forever)?;
+    call::pidfd_get_namespace(child.pidfd.as_fd(), Namespace::User)?;
+    Ok(String::new())
+}
+
+pub(super) fn pidfd_exit(_: &Scratch) -> Probed {
+    let child = child(&CloneArgs::default(), || 7)?;
+    pidfd::wait(&child.pidfd, None)?;
+    pidfd::reap(&child.pidfd)?;
+    match pidfd::exit_status(&child.pidfd)? {
+        Some(Exit::Code(7)) => Ok(String::new()),
+        _ => lack("the status of a reaped child is not kept"),
+    }
+}
+
+pub(super) fn keyring(_: &Scratch) -> Probed {
+    succeeds(CloneFlags::empty(), || errno(call::join_session_keyring().map(drop)))
+}
+
+pub(super) fn sys_resource(_: &Scratch) -> Probed {
+    const CAP_SYS_RESOURCE: u32 = 24;
+    if call::capget()?.effective & 1 << CAP_SYS_RESOURCE != 0 {
+        return Ok(String::new());
+    }
+    lack("this process does not have it")
+}
