@@ -38,8 +38,8 @@ pub struct Born {
     pub proc: Option<OwnedFd>,
 }
 
-/// Clones a newborn. `fds` are those of the request. If a step after the clone fails, the newborn is
-/// killed; it is reaped as every other child.
+/// Clones a newborn. `fds` are those of the request. If a step after the clone fails, the newborn
+/// is killed; it is reaped as every other child.
 pub fn give(
     outside: &Outside,
     heritage: Heritage,
@@ -72,6 +72,12 @@ pub fn give(
     let rest = || {
         if !request.uid_map.is_empty() {
             write_maps(outside.proc.as_fd(), pid, request).step("map the ids")?;
+        }
+        if let Some(value) = heritage.oom_score_adj {
+            // By the keeper, not by itself: only who has the host's CAP_SYS_RESOURCE also takes
+            // back how far the newborn may lower it again (oom_score_adj_min).
+            write_file(outside.proc.as_fd(), pid, "oom_score_adj", &value.to_string())
+                .step("give back its oom_score_adj")?;
         }
         let proc = match request.with & with::PROC {
             0 => None,
@@ -131,14 +137,18 @@ impl Drop for Visit<'_> {
 }
 
 fn write_maps(proc: BorrowedFd<'_>, pid: u32, request: &SpawnRequest) -> Result<(), Errno> {
-    for (name, map) in [("uid_map", &request.uid_map), ("gid_map", &request.gid_map)] {
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(proc, format!("{pid}/{name}"), flags, Mode::empty())?;
-        if rustix::io::write(&file, map.as_bytes())? != map.len() {
-            return Err(Errno::INVAL);
-        }
+    write_file(proc, pid, "uid_map", &request.uid_map)?;
+    write_file(proc, pid, "gid_map", &request.gid_map)
+}
+
+/// Writes a file of a process in one go.
+fn write_file(proc: BorrowedFd<'_>, pid: u32, name: &str, text: &str) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, format!("{pid}/{name}"), flags, Mode::empty())?;
+    match rustix::io::write(&file, text.as_bytes())? == text.len() {
+        true => Ok(()),
+        false => Err(Errno::INVAL),
     }
-    Ok(())
 }
 
 fn start_time(proc: BorrowedFd<'_>, pid: u32) -> Result<u64, Errno> {

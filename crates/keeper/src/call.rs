@@ -115,7 +115,8 @@ pub unsafe fn close_from(first: c_int) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) }).map(drop)
 }
 
-/// close_range(2) with CLOSE_RANGE_CLOEXEC: execve closes descriptors from `first` on. KERNEL(5.11).
+/// close_range(2) with CLOSE_RANGE_CLOEXEC: execve closes descriptors from `first` on.
+/// KERNEL(5.11).
 pub fn close_on_exec_from(first: c_int) -> Result<(), Errno> {
     // SAFETY: only integers are passed.
     check(unsafe {

@@ -32,7 +32,8 @@ pub enum Pumped {
 }
 
 impl Console {
-    /// Moves what there is, once, from the terminal to the log. Call it when the master is readable.
+    /// Moves what there is, once, from the terminal to the log. Call it when the master is
+    /// readable.
     pub fn pump(&self) -> Pumped {
         let mut bytes = [0; 16 << 10];
         match rustix::io::read(&self.master, &mut bytes) {
@@ -84,9 +85,9 @@ pub struct Logs {
 const BLOCK: u64 = 4096;
 
 impl Logs {
-    /// Cuts what is too much from the head of each log by making it a hole. The writer, who appends,
-    /// never notices; a reader begins at SEEK_DATA. A quarter more than needed is cut, so that it
-    /// does not happen at every look.
+    /// Cuts what is too much from the head of each log by making it a hole. The writer, who
+    /// appends, never notices; a reader begins at SEEK_DATA. A quarter more than needed is cut, so
+    /// that it does not happen at every look.
     ///
     /// LIMIT: a writer faster than the bound between two looks (2 s, with more than a thousand
     /// containers so much longer) exceeds it for that long.

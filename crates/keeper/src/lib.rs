@@ -1,10 +1,11 @@
 //! The parent of all containers of a host.
 //!
-//! One keeper runs per runtime directory, started on demand ([`dormouse_launch::Keeper`]). It clones
-//! processes from its own tiny memory (a clone copies the page tables of its parent: 0.04 ms here,
-//! 6.5 ms from a large program), inside a mount namespace that holds one empty read-only tmpfs, so
-//! that nothing of the host is ever below a container's root. It reaps them, writes how they ended,
-//! holds terminals while nobody looks at them, keeps logs under their bound, and ends by itself.
+//! One keeper runs per runtime directory, started on demand ([`dormouse_launch::Keeper`]). It
+//! clones processes from its own tiny memory (a clone copies the page tables of its parent: 0.04 ms
+//! here, 6.5 ms from a large program), inside a mount namespace that holds one empty read-only
+//! tmpfs, so that nothing of the host is ever below a container's root. It reaps them, writes how
+//! they ended, holds terminals while nobody looks at them, keeps logs under their bound, and ends
+//! by itself.
 //!
 //! It decides nothing: what a container is, the engine knows. It is one thread, one epoll, and the
 //! tables in [`server`]; there are no locks. What it holds for a running container is an entry in a
@@ -17,7 +18,7 @@
 //! Kernel facts relied on:
 //! - clone3 with CLONE_INTO_CGROUP places without the RCU wait of writing to `cgroup.procs`.
 //! - a procfs can't be mounted by a user namespace whose mount namespace shows none, therefore the
-//!   keeper makes it ([`birth`]): KERNEL(6.17) by the `pidns` parameter, before by a helper process.
+//!   keeper makes it ([`birth`]): KERNEL(6.17) by the `pidns` parameter, before by a helper.
 //! - move_mount over `/` and chroot look at no other task, where pivot_root visits all of them; the
 //!   root is then the namespace's own, so that nested user namespaces work (`current_chrooted`).
 

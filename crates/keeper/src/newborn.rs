@@ -1,18 +1,18 @@
 //! The life of a process between clone and execve: it receives its plan and executes it.
 //!
-//! **State.** A table of the descriptors it received, the plan in a private mapping, the master of a
-//! terminal if it opened one. Descriptors 0 to 2 are the keeper's `/dev/null`, 3 is the socket to
+//! **State.** A table of the descriptors it received, the plan in a private mapping, the master of
+//! a terminal if it opened one. Descriptors 0 to 2 are the keeper's `/dev/null`, 3 is the socket to
 //! the engine, 4 the keeper's procfs; all others of the keeper's are closed first.
 //!
 //! **Rules.** It is a copy of the keeper: it must not allocate, lock or panic, and never returns.
 //! Paths are texts of the plan;
 //! where a part of one is needed it is copied to the stack.
 //!
-//! **Whom it trusts.** The engine, which wrote the plan; not the image: every path below the root is
-//! opened by openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, the places of procfs, sysfs,
-//! devpts and their like without following any link, and what is written to or taken from procfs and
-//! devpts is checked to be of that filesystem (CVE-2019-16884, CVE-2019-19921, CVE-2023-27561,
-//! CVE-2025-31133, CVE-2025-52565, CVE-2025-52881).
+//! **Whom it trusts.** The engine, which wrote the plan; not the image: every path below the root
+//! is opened by openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, the places of procfs,
+//! sysfs, devpts and their like without following any link, and what is written to or taken from
+//! procfs and devpts is checked to be of that filesystem (CVE-2019-16884, CVE-2019-19921,
+//! CVE-2023-27561, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881).
 //!
 //! **Ends.** By execve; or it says `Failed` and exits with 125 (126, 127 where execve failed); or,
 //! when the engine goes away before Go, it exits with 125 in silence.
@@ -162,9 +162,6 @@ impl Newborn {
         kernel::set_dumpable(false)?;
         call::block_signals(0)?;
         rustix::process::umask(Mode::from_raw_mode(0o022));
-        if let Some(value) = self.heritage.oom_score_adj {
-            let _ = write_oom_score_adj(borrowed(PROC), i64::from(value));
-        }
         Ok(())
     }
 

@@ -369,7 +369,8 @@ impl Server {
         sent
     }
 
-    /// A connection is gone: what it had attached to is ours again, what it should have settled too.
+    /// A connection is gone: what it had attached to is ours again, what it should have settled
+    /// too.
     fn close(&mut self, serial: u64) {
         if self.connections.remove(&serial).is_none() {
             return;

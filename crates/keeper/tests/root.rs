@@ -250,8 +250,8 @@ fn root_exec_joins_everything_and_is_waited_for() {
 fn root_joining_process_cannot_be_looked_into() {
     let scratch = Scratch::new();
     let mut keeper = scratch.keeper();
-    // Root of the container, with all capabilities there, reads whatever it can of each process that
-    // appears (CVE-2016-9962, CVE-2024-21626).
+    // Root of the container, with all capabilities there, reads whatever it can of each process
+    // that appears (CVE-2016-9962, CVE-2024-21626).
     let spy = "while :; do for p in /proc/[0-9]*; do \
                cat $p/cmdline $p/environ; readlink $p/exe; readlink $p/cwd; \
                for f in $p/fd/*; do readlink $f; done; done; done";

@@ -1,16 +1,16 @@
 //! The form a plan has on its way: one flat piece of memory that the newborn maps and executes.
 //!
 //! ```text
-//! 0     header, 48 bytes        magic, version, length, where the operations are, how many, descriptors
+//! 0     header, 48 bytes        magic, version, length, operations: where, how many; descriptors
 //! 48    operations, 32 bytes each
 //! ...   strings, each ended by a NUL, and tables of 64-bit offsets, aligned to 8, ended by a 0
 //! ```
 //!
 //! All numbers are in the machine's own order: writer and reader are one program on one machine.
-//! Offsets count from the start. A table (`argv`, `envp`) becomes an array of pointers by adding the
-//! address of the mapping to each entry ([`Flat::relocate`]), so that the newborn hands the kernel
-//! what it mapped, with no allocation between clone and execve. Every access is checked against the
-//! bounds: a damaged plan is an error, never a wild read.
+//! Offsets count from the start. A table (`argv`, `envp`) becomes an array of pointers by adding
+//! the address of the mapping to each entry ([`Flat::relocate`]), so that the newborn hands the
+//! kernel what it mapped, with no allocation between clone and execve. Every access is checked
+//! against the bounds: a damaged plan is an error, never a wild read.
 
 use std::ffi::CStr;
 

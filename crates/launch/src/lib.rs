@@ -2,8 +2,8 @@
 //!
 //! The engine decides, in a process that may be large; the keeper clones, in a process that is
 //! tiny; the newborn executes a flat [`Plan`] and becomes the program. This crate holds what they
-//! say to each other and the engine's side of it: the plan's builder, the [`Newborn`], the client of
-//! the keeper ([`keeper::Keeper`]). The other side is the crate `keeper`.
+//! say to each other and the engine's side of it: the plan's builder, the [`Newborn`], the client
+//! of the keeper ([`keeper::Keeper`]). The other side is the crate `keeper`.
 //!
 //! One start, in time:
 //!

@@ -291,8 +291,8 @@ impl Plan {
         }
     }
 
-    /// Sets a sysctl of the container's own namespaces, `kernel.shmmax` or `net.ipv4.ping_group_range`,
-    /// through its own procfs at `/proc`.
+    /// Sets a sysctl of the container's own namespaces, `kernel.shmmax` or
+    /// `net.ipv4.ping_group_range`, through its own procfs at `/proc`.
     ///
     /// ORDER: after [`Plan::proc`], before [`Plan::read_only`] of `/proc/sys`.
     ///
@@ -342,7 +342,8 @@ impl Plan {
 
     /// `/proc/PID/oom_score_adj` (proc(5)); lowering it may be refused, which is no failure.
     ///
-    /// ORDER: before [`Plan::become_root`] (or setns): afterwards the file is not the process's own.
+    /// ORDER: before [`Plan::become_root`] (or setns): afterwards the file is not the process's
+    /// own.
     pub fn oom_score_adj(&mut self, value: i32) {
         let value = i64::from(value) as u64;
         self.push(Code::OomScoreAdj, flat::LENIENT, NO_FD, value, 0, b"", "");

@@ -6,9 +6,10 @@
 //! u32 magic "DMK1"   u16 version   u16 kind   fields of the kind, in order
 //! ```
 //!
-//! Numbers are fixed-width, texts are a u16 length and bytes. Descriptors travel beside a message in
-//! the order said at its kind. A message of another version, of unknown kind, too short, too long or
-//! with the wrong number of descriptors is answered by [`Reply::Refused`] and otherwise ignored.
+//! Numbers are fixed-width, texts are a u16 length and bytes. Descriptors travel beside a message
+//! in the order said at its kind. A message of another version, of unknown kind, too short, too
+//! long or with the wrong number of descriptors is answered by [`Reply::Refused`] and otherwise
+//! ignored.
 //!
 //! To the keeper: [`Request`]; from it: [`Reply`]. To the newborn: [`ToNewborn`]; from it:
 //! [`FromNewborn`], 16 bytes that are written without allocation.
