@@ -134,24 +134,44 @@ impl Network {
         }
     }
 
-    fn parent_cgroup(&self) -> Result<OwnedFd> {
+    /// The parent cgroup, if it is there.
+    fn find_parent(&self) -> Result<Option<OwnedFd>> {
         use rustix::fs::{Mode, OFlags};
         let path = cgroup2()?.join(&self.parent);
-        let open = || {
-            rustix::fs::open(
-                &path,
-                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-                Mode::empty(),
-            )
-        };
-        match open() {
-            Err(rustix::io::Errno::NOENT) => {
-                fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
-                open()
-            }
-            other => other,
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(cgroup) => Ok(Some(cgroup)),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(e) => Err(Error::file("open", path)(e.into())),
         }
-        .map_err(|e| Error::file("open", &path)(e.into()))
+    }
+
+    /// The parent cgroup, made if it is not there.
+    fn parent_cgroup(&self) -> Result<OwnedFd> {
+        loop {
+            if let Some(cgroup) = self.find_parent()? {
+                return Ok(cgroup);
+            }
+            let path = cgroup2()?.join(&self.parent);
+            fs::create_dir_all(&path).map_err(Error::file("create", &path))?;
+        }
+    }
+
+    /// The programs, if they are attached.
+    fn find_programs(&self, plan: &Plan) -> Result<Option<Programs>> {
+        match self.find_parent()? {
+            Some(cgroup) => Ok(address::find(cgroup.as_fd(), self.constants(plan))?),
+            None => Ok(None),
+        }
+    }
+
+    /// Detaches the programs. The caller holds the lock of the domains.
+    fn detach(&self) -> Result<()> {
+        if let Some(cgroup) = self.find_parent()? {
+            address::detach(cgroup.as_fd())?;
+            abstract_unix::detach(cgroup.as_fd())?;
+        }
+        Ok(())
     }
 
     /// Attaches the programs to the parent cgroup, or completes and updates what is there; tells
@@ -201,8 +221,7 @@ impl Network {
 
     /// The programs as they are attached, attached now if they are not.
     fn programs(&self, plan: &Plan) -> Result<Programs> {
-        let cgroup = self.parent_cgroup()?;
-        match address::find(cgroup.as_fd(), self.constants(plan))? {
+        match self.find_programs(plan)? {
             Some(programs) => Ok(programs),
             None => {
                 let _lock = self.lock_domains()?;
@@ -242,9 +261,8 @@ impl Network {
             return Ok(names);
         }
         let _lock = self.lock_domains()?;
-        let cgroup = self.parent_cgroup()?;
         let plan = self.store()?.plan;
-        let programs = address::find(cgroup.as_fd(), self.constants(&plan))?;
+        let programs = self.find_programs(&plan)?;
         let mut removed = Vec::new();
         for name in self.domain_names()? {
             if self.remove_domain(&name, programs.as_ref())? {
@@ -253,8 +271,7 @@ impl Network {
         }
         if self.domain_names()?.is_empty() {
             self.table().remove()?;
-            address::detach(cgroup.as_fd())?;
-            abstract_unix::detach(cgroup.as_fd())?;
+            self.detach()?;
         }
         Ok(removed)
     }
@@ -272,11 +289,7 @@ impl Network {
             }
             self.table().remove()?;
             self.table().forget()?;
-            let path = cgroup2()?.join(&self.parent);
-            if let Ok(cgroup) = File::open(&path) {
-                address::detach(cgroup.as_fd())?;
-                abstract_unix::detach(cgroup.as_fd())?;
-            }
+            self.detach()?;
         }
         self.remove_none()?;
         match fs::remove_dir_all(self.run.join("domains")) {
@@ -411,8 +424,7 @@ impl Network {
         if record.container != id_bytes(id) {
             return Ok(());
         }
-        let cgroup = self.parent_cgroup()?;
-        if let Some(programs) = address::find(cgroup.as_fd(), self.constants(&store.plan))? {
+        if let Some(programs) = self.find_programs(&store.plan)? {
             // After a reboot the cgroup's id may be another container's.
             if record.cgroup != 0 && programs.index_of(record.cgroup)? == Some(first) {
                 programs.leave(record.cgroup)?;
@@ -462,12 +474,11 @@ impl Network {
             let wanted: Vec<IpAddr> = added.iter().map(|n| plan.v4(*n).into()).collect();
             store.allocate(&holding.domain, id, &wanted)?;
         }
-        if !gone.is_empty() {
-            let cgroup = self.parent_cgroup()?;
-            if let Some(programs) = address::find(cgroup.as_fd(), self.constants(&plan))? {
-                for number in &gone {
-                    programs.remove(*number)?;
-                }
+        if !gone.is_empty()
+            && let Some(programs) = self.find_programs(&plan)?
+        {
+            for number in &gone {
+                programs.remove(*number)?;
             }
         }
         holding.numbers.extend(added);
