@@ -92,6 +92,11 @@ pub(crate) fn run(
     let diff_id = hashed?;
     found("the uncompressed layer", expect.diff_id, diff_id)?;
     let Parsed { entries, recorder, tar_bytes } = parsed;
+    if tar_bytes == 0 {
+        // A tar of nothing is two empty blocks; this is the file that a full disk or a cut download left.
+        let problem = "it is empty".to_owned();
+        return Err(Fault::Archive { what: "the archive".to_owned(), problem }.into());
+    }
     // Whether the entries make a tree is found out before the layer is kept.
     crate::tree::check_layer(&entries)?;
     let file = recorder.finish(tar_bytes, &entries)?;
