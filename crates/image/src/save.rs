@@ -105,6 +105,9 @@ impl Store {
     /// Writes images as one archive that docker, podman, skopeo and [`Store::import`] read. Layers are
     /// in it once and uncompressed: so their digests are the diffIDs, their lengths are known before
     /// they are written, and nothing is written twice; compress the whole where size matters.
+    ///
+    /// The names written are [`Image::names`]. Who was asked for one of them leaves only that one
+    /// there: skopeo and podman take an archive without being told a name when it has one.
     pub fn save(
         &self,
         images: &[Image],
