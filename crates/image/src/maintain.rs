@@ -282,3 +282,113 @@ fn object_name(path: &Path) -> Option<ObjectId> {
     hex::decode_to_slice(format!("{first}{name}"), &mut bytes).ok()?;
     Some(ObjectId(bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use dormouse_kernel::ErrorKind;
+
+    use super::*;
+    use crate::{Metadata, Silent};
+
+    struct Scratch {
+        dir: tempfile::TempDir,
+        store: Store,
+    }
+
+    impl Scratch {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let at = |sub: &str| dir.path().join(sub);
+            let store = Store::open_with(&at("images"), &at("run"), Metadata::Stub).unwrap();
+            Self { store, dir }
+        }
+
+        /// An image with these files of 1,000 bytes each, filled with the file's letter.
+        fn image(&self, name: &str, files: &[u8]) -> Image {
+            let root = self.dir.path().join(format!("root-{name}"));
+            fs::create_dir(&root).unwrap();
+            for file in files {
+                fs::write(root.join((*file as char).to_string()), [*file; 1000]).unwrap();
+            }
+            let name = name.parse().unwrap();
+            let id = self.store.import(&root, Some(&name), &Silent).unwrap();
+            self.store.find(&id).unwrap()
+        }
+
+        fn objects(&self) -> Vec<PathBuf> {
+            let objects = self.dir.path().join("images/objects");
+            let parts = files(&objects).unwrap().into_iter();
+            parts.flat_map(|(part, _)| files(&part).unwrap()).map(|(path, _)| path).collect()
+        }
+    }
+
+    #[test]
+    fn pruning_removes_what_nobody_refers_to_and_nothing_else() {
+        let scratch = Scratch::new();
+        let store = &scratch.store;
+        let (one, two) = (scratch.image("one", b"ab"), scratch.image("two", b"bc"));
+        assert_eq!(scratch.objects().len(), 3);
+        assert_eq!(store.prune(&Prune::default()).unwrap(), Pruned::default());
+        store.remove(&one).unwrap();
+        assert_eq!(store.find("one").unwrap_err().kind(), ErrorKind::NotFound);
+        // Its layer is young.
+        let grace = Duration::from_secs(3600);
+        let kept = store.prune(&Prune { grace, ..Prune::default() }).unwrap();
+        assert_eq!((kept.layers, kept.objects, scratch.objects().len()), (0, 0, 3));
+        let swept = store.prune(&Prune::default()).unwrap();
+        assert_eq!((swept.layers, swept.objects, scratch.objects().len()), (1, 1, 2));
+        assert!(swept.bytes >= 4096, "{swept:?}");
+        assert_eq!(store.verify().unwrap(), []);
+        store.untag(&"two".parse().unwrap()).unwrap();
+        let in_use = vec![two.id.clone()];
+        let used = Prune { in_use, unnamed: true, all: true, ..Prune::default() };
+        assert_eq!(store.prune(&used).unwrap(), Pruned::default());
+        let swept = store.prune(&Prune { unnamed: true, ..Prune::default() }).unwrap();
+        assert_eq!((swept.images, scratch.objects().len()), (vec![two.id], 0));
+        assert!(store.list().unwrap().is_empty());
+    }
+
+    #[test]
+    fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
+        let scratch = Scratch::new();
+        let tmp = scratch.dir.path().join("images/tmp");
+        // No process has this id: pid_max ends at 2^22.
+        let (dead, alive) = (tmp.join("4194999-0"), tmp.join(format!("{}-x", std::process::id())));
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("file"), b"").unwrap();
+        fs::write(&alive, b"").unwrap();
+        scratch.store.prune(&Prune::default()).unwrap();
+        assert!(!dead.exists() && alive.exists());
+    }
+
+    #[test]
+    fn damage_is_named_and_keeps_the_sweeper_away() {
+        let scratch = Scratch::new();
+        let (store, image) = (&scratch.store, scratch.image("one", b"ab"));
+        assert_eq!(store.verify().unwrap(), []);
+        let root = scratch.dir.path().join("images");
+        let flip = |path: &Path| {
+            let mut bytes = fs::read(path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::remove_file(path).unwrap();
+            fs::write(path, bytes).unwrap();
+        };
+        let object = scratch.objects().remove(0);
+        flip(&object);
+        let found = store.verify().unwrap();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].path, object.strip_prefix(&root).unwrap().to_str().unwrap());
+        fs::remove_file(&object).unwrap();
+        assert_eq!(store.verify().unwrap().len(), 1);
+        flip(&root.join("images").join(&image.id).join("config.json"));
+        assert_eq!(store.verify().unwrap().len(), 2);
+        flip(&store.layer_path(&image.layers[0].diff_id));
+        let found = store.verify().unwrap();
+        assert!(found.iter().any(|d| d.path.starts_with("layers/")), "{found:?}");
+        // What the damaged layer names is not known any more, so nothing is removed.
+        let before = scratch.objects();
+        assert_eq!(store.prune(&Prune::default()).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(scratch.objects(), before);
+    }
+}

@@ -714,6 +714,47 @@ fn strange_manifests_are_refused_by_name() {
     assert_eq!(refused(&place, &fake.name("a:1")).0, ErrorKind::Corrupt);
 }
 
+/// Whatever a registry makes of a manifest, it is refused or taken, in bounded time.
+#[test]
+fn damaged_manifests_never_panic() {
+    let sample = small();
+    let whole = sample.content.manifests[&("a".into(), "1".into())].1.clone();
+    let mut content = Content::default();
+    let mut state = 88172645463325252u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    const TRIES: usize = 300;
+    for i in 0..TRIES {
+        let mut bytes = whole.clone();
+        for _ in 0..=random(4) {
+            let at = random(bytes.len());
+            match random(4) {
+                0 => bytes[at] = random(256) as u8,
+                1 => bytes.truncate(at + 1),
+                2 => drop(bytes.remove(at)),
+                _ => {
+                    let piece = bytes[at..bytes.len().min(at + 40)].to_vec();
+                    bytes.splice(at..at, piece);
+                }
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        content.manifest("a", &format!("t{i}"), MANIFEST, &bytes);
+    }
+    let (fake, place) = (Fake::start(content), Place::new());
+    for i in 0..TRIES {
+        // The blobs are not there, so none of them can become an image.
+        let (_, text) = refused(&place, &fake.name(&format!("a:t{i}")));
+        assert!(text.len() < 2000 && !text.contains('\n'), "{text}");
+    }
+}
+
 #[test]
 fn absent_images_and_registries_are_told_apart() {
     let (fake, place) = (Fake::start(small().content), Place::new());
