@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symli
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dormouse_image::{Change, Commit, Image, Lower, Metadata, Silent, Store, assemble};
+use dormouse_image::{Change, Commit, Image, Lower, Metadata, Silent, Store, Volume, assemble};
 use dormouse_kernel::ErrorKind;
 use support::{Scratch, Tar, chain, ids, in_own_mounts, userns};
 
@@ -29,7 +29,8 @@ impl Root {
             false => Store::create_upper(&dir, &ids(), &lower),
         };
         let (upper, work) = volume.unwrap();
-        let mount = assemble(&lower, Some(userns().as_fd()), Some((&upper, &work))).unwrap();
+        let volume = Volume { upper: &upper, work: &work, volatile: false };
+        let mount = assemble(&lower, Some(userns().as_fd()), Some(volume)).unwrap();
         Self { mount, upper, lower }
     }
 
