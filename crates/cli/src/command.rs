@@ -113,6 +113,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Image, "prune", prune),
     verb!(Image, "login", login),
     verb!(Image, "logout", logout),
+    verb!(Host, "check", check),
     verb!(Host, "info", info),
     verb!(Host, "version", version),
     verb!(Host, "completion", completion),

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use dormouse_container::{Engine, Running, Stdio, Stream};
@@ -78,32 +79,31 @@ pub(crate) fn foreground(
     attach: &AttachArgs,
     signals: &Signals,
 ) -> Result<Ending> {
+    let (mut out, mut err) = (None, None);
+    let piped = pipes.stdout.is_some() || pipes.stderr.is_some();
+    if of == (Of::Container { logs: true }) && (piped || running.console.is_some()) {
+        let paths = engine.logs(&running.id)?;
+        (out, err) = (open_log(&paths.stdout), paths.stderr.as_deref().and_then(open_log));
+    }
     let streams = match running.console.take() {
         Some(master) => Streams::Terminal {
             master,
             stdin: interactive,
             keys: Matcher::new(attach.detach_keys.clone()),
+            log: out,
         },
-        None => {
-            let log = |path: Option<std::path::PathBuf>| {
-                path.and_then(|p| File::options().append(true).create(true).open(p).ok())
-                    .map(OwnedFd::from)
-            };
-            let (mut out, mut err) = (None, None);
-            if of == (Of::Container { logs: true })
-                && (pipes.stdout.is_some() || pipes.stderr.is_some())
-            {
-                let paths = engine.logs(&running.id)?;
-                (out, err) = (log(Some(paths.stdout)), log(paths.stderr));
-            }
-            Streams::Pipes {
-                stdin: pipes.stdin,
-                stdout: pipes.stdout.map(|p| (p, out)),
-                stderr: pipes.stderr.map(|p| (p, err)),
-            }
-        }
+        None => Streams::Pipes {
+            stdin: pipes.stdin,
+            stdout: pipes.stdout.map(|p| (p, out)),
+            stderr: pipes.stderr.map(|p| (p, err)),
+        },
     };
     serve(engine, running, of, streams, attach, signals, None)
+}
+
+/// A log to append to; a container whose log cannot be opened runs without.
+fn open_log(path: &Path) -> Option<OwnedFd> {
+    File::options().append(true).create(true).open(path).ok().map(OwnedFd::from)
 }
 
 /// How an attachment ended.
@@ -191,7 +191,8 @@ pub(crate) fn attach(
     let mut running = engine.attach(id)?;
     if let Some(master) = running.console.take() {
         let keys = Matcher::new(args.detach_keys.clone());
-        let streams = Streams::Terminal { master, stdin, keys };
+        let log = open_log(&engine.logs(id)?.stdout);
+        let streams = Streams::Terminal { master, stdin, keys, log };
         return serve(engine, running, Of::Other, streams, args, &signals, None);
     }
     let mut follower = Follower::new(open_logs(engine, id, Some(0))?)?;

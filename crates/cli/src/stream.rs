@@ -185,6 +185,8 @@ pub(crate) enum Streams {
         stdin: bool,
         /// Keys that detach.
         keys: Matcher,
+        /// A file that gets a copy of what comes out.
+        log: Option<OwnedFd>,
     },
 }
 
@@ -222,7 +224,7 @@ pub(crate) fn attach(
                 }
             }
         }
-        Streams::Terminal { master, stdin, keys: matcher } => {
+        Streams::Terminal { master, stdin, keys: matcher, log } => {
             nonblocking(&master)?;
             terminal::resize(&master);
             let again = || master.try_clone().context("cannot duplicate the terminal");
@@ -231,7 +233,7 @@ pub(crate) fn attach(
                 keys = Some(matcher);
                 flows.push(Flow::new(End::Stdin, End::Own(again()?), None));
             }
-            flows.push(Flow::new(End::Own(again()?), End::Stdout, None));
+            flows.push(Flow::new(End::Own(again()?), End::Stdout, log));
             terminal = Some(master);
         }
     }

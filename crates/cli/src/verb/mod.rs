@@ -2,6 +2,7 @@
 //! the exit code.
 
 pub(crate) mod attach;
+pub(crate) mod check;
 pub(crate) mod commit;
 pub(crate) mod completion;
 pub(crate) mod cp;
