@@ -88,14 +88,18 @@ impl Engine {
             return Ok(keeper);
         }
         let own = own_program()?;
-        let mut settle = vec![own.clone().into_os_string()];
-        settle.extend(self.places.arguments());
-        settle.extend(["internal".into(), "settle".into()]);
+        let internal = |verb: &str| {
+            let mut words = vec![own.clone().into_os_string()];
+            words.extend(self.places.arguments());
+            words.extend(["internal".into(), verb.into()]);
+            words
+        };
         Ok(Keeper::connect_or_start(&KeeperStart {
             run_dir: self.places.run.clone(),
             program: keeper_program(&own),
             cgroups: self.cgroups()?.keeper_dirs()?,
-            settle,
+            settle: internal("settle"),
+            tidy: internal("tidy"),
         })?)
     }
 
