@@ -6,7 +6,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::terminal;
+use crate::{fail, terminal};
+
+/// Whether whoever read what we wrote has gone away.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = |e: &(dyn std::error::Error + 'static)| {
+        e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    };
+    error.chain().any(io)
+}
 
 /// Writes what `write` writes to a file, or to standard output where there is none. The file
 /// appears when it is complete; standard output must not be a terminal.
@@ -19,8 +27,9 @@ pub(crate) fn write(
             bail!("an archive is not for a terminal: give a file with --output, or redirect");
         }
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-        write(&mut out)?;
-        return out.flush().context("cannot write to standard output");
+        return write(&mut out)
+            .and_then(|()| out.flush().context("cannot write to standard output"))
+            .map_err(|e| if is_broken_pipe(&e) { fail::quiet(141) } else { e });
     };
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".part-{}", std::process::id()));

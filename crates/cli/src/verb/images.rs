@@ -36,6 +36,19 @@ struct Row<'a> {
     layers: usize,
 }
 
+impl<'a> Row<'a> {
+    fn of(i: &'a Image) -> Self {
+        Self {
+            id: &i.id,
+            names: i.names.iter().map(ToString::to_string).collect(),
+            digest: i.digest.as_ref().map(ToString::to_string),
+            created: i.created.as_deref(),
+            size_bytes: i.size_bytes,
+            layers: i.layers.len(),
+        }
+    }
+}
+
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let mut list = global.engine()?.images()?.list()?;
     if let Some(name) = &args.name {
@@ -44,17 +57,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         list.retain(|i| i.names.iter().any(|n| fits(&n.to_string())));
     }
     if args.json {
-        let row = |i: &Image| -> serde_json::Result<serde_json::Value> {
-            serde_json::to_value(Row {
-                id: &i.id,
-                names: i.names.iter().map(ToString::to_string).collect(),
-                digest: i.digest.as_ref().map(ToString::to_string),
-                created: i.created.as_deref(),
-                size_bytes: i.size_bytes,
-                layers: i.layers.len(),
-            })
-        };
-        output::json(&list.iter().map(row).collect::<serde_json::Result<Vec<_>>>()?)?;
+        output::json(&list.iter().map(Row::of).collect::<Vec<_>>())?;
         return Ok(0);
     }
     let id = |i: &Image| match args.no_trunc {

@@ -23,6 +23,7 @@ enum What {
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
     /// Give back everything that a reboot would, which is refused while a container runs
+    #[command(alias = "dismantle")]
     Reset,
     /// Write the man pages into a directory
     Man {
