@@ -200,8 +200,8 @@ pub(crate) fn whole() -> Command {
     }
     base()
         .subcommands(VERBS.iter().map(one))
-        .help_template("{about}\n\n{usage-heading} {usage}\n\n{after-help}\nOptions:\n{options}\n")
-        .after_help(format!("{list}'dormouse VERB --help' tells more about a verb.\n"))
+        .help_template("{about}\n\n{usage-heading} {usage}\n{after-help}\nOptions:\n{options}\n")
+        .after_help(format!("{list}'dormouse VERB --help' tells more about a verb."))
 }
 
 /// Tells a mistake in one line, or prints the help that was asked for.

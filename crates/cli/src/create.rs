@@ -135,6 +135,13 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "NAME:ADDRESS", help_heading = "Network")]
     add_host: Vec<String>,
 
+    /// Print help
+    #[arg(long, action = ArgAction::HelpLong)]
+    help: Option<bool>,
+    /// Image, then the command instead of the image's
+    #[arg(trailing_var_arg = true, value_name = "IMAGE [COMMAND]")]
+    pub(crate) words: Vec<String>,
+
     #[command(flatten)]
     limits: LimitArgs,
     /// Resource limit of its processes
@@ -165,13 +172,6 @@ pub(crate) struct CreateArgs {
     /// Permissions taken from new files, octal
     #[arg(long, value_name = "MASK", help_heading = "Security")]
     umask: Option<String>,
-
-    /// Print help
-    #[arg(long, action = ArgAction::HelpLong)]
-    help: Option<bool>,
-    /// Image, then the command instead of the image's
-    #[arg(trailing_var_arg = true, value_name = "IMAGE [COMMAND]")]
-    pub(crate) words: Vec<String>,
 }
 
 /// How a terminal is left, and who gets the signals.
@@ -522,4 +522,179 @@ pub(crate) fn with_name<T>(
         }
     }
     Err(fail::quiet(fail::FAILED)) // the loop has no end but its returns
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Command, FromArgMatches};
+    use proptest::strategy::Strategy as _;
+
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<CreateArgs, clap::Error> {
+        let command = <CreateArgs as clap::Args>::augment_args(Command::new("run"));
+        let args = std::iter::once("run").chain(args.iter().copied());
+        CreateArgs::from_arg_matches(&command.try_get_matches_from(args)?)
+    }
+
+    fn image() -> Defaults {
+        let own = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>();
+        Defaults {
+            entrypoint: own(&["/entry"]),
+            cmd: own(&["a", "b"]),
+            env: own(&["PATH=/image/bin", "LANG=C", "BARE"]),
+            working_dir: "/srv".into(),
+            user: "www".into(),
+            stop_signal: Some("SIGQUIT".into()),
+            volumes: own(&["/data"]),
+            labels: BTreeMap::from([("k".into(), "image".into()), ("l".into(), "image".into())]),
+        }
+    }
+
+    fn merge_with(args: &[&str], image: &Defaults) -> Result<Create> {
+        let host = || vec![("HOSTVAR".to_owned(), "1".to_owned())];
+        let env_files = vec!["FILE=1\nLANG=file".to_owned()];
+        let here = Here { cwd: Path::new("/cwd"), env: &host, env_files };
+        parse(args)?.merge_defaults(RootSource::Directory("/r".into()), image, &here)
+    }
+
+    fn merge(args: &[&str]) -> Create {
+        merge_with(args, &image()).unwrap()
+    }
+
+    #[test]
+    fn command_is_entrypoint_and_command_as_podman_joins_them() {
+        for (args, joined) in [
+            (&["img"][..], "/entry a b"),
+            (&["img", "x", "--rm", "-it"], "/entry x --rm -it"),
+            (&["--entrypoint", "/e", "img"], "/e"),
+            (&["--entrypoint", "/e", "img", "x"], "/e x"),
+            (&["--entrypoint", "", "img", "x"], "x"),
+            (&["--entrypoint", r#"["/e","-v"]"#, "img", "x"], "/e -v x"),
+            (&["--rootfs", "/r", "x", "y"], "/entry x y"),
+        ] {
+            assert_eq!(merge(args).process.args.join(" "), joined, "{args:?}");
+        }
+        for args in [&["--entrypoint", "", "img"][..], &["--entrypoint", "[1]", "img"]] {
+            assert!(merge_with(args, &image()).is_err(), "{args:?}");
+        }
+        assert!(merge_with(&["img"], &Defaults::default()).is_err());
+    }
+
+    #[test]
+    fn what_is_given_goes_over_what_the_image_says() {
+        let c = merge(&["img"]);
+        assert_eq!((c.process.cwd.as_str(), c.process.user.0.as_str()), ("/srv", "www"));
+        assert_eq!((c.stop_signal, c.stop_timeout_s, c.wide_ids), (3, 10, false));
+        assert_eq!(
+            c.process.env,
+            ["PATH=/image/bin", "TERM=xterm", "container=dormouse", "LANG=file", "BARE=", "FILE=1"]
+        );
+        assert_eq!((c.mounts.len(), c.anonymous_volumes.len()), (1, 1));
+        let c = merge(&[
+            "-w",
+            "/w",
+            "-u",
+            "0:0",
+            "--stop-signal",
+            "9",
+            "--stop-timeout",
+            "-1",
+            "-e",
+            "LANG=x",
+            "-e",
+            "HOSTVAR",
+            "-l",
+            "k=mine",
+            "-v",
+            "/h:/data",
+            "--net",
+            "none",
+            "--sysctl",
+            "net.ipv4.ip_forward=1",
+            "-h",
+            "box",
+            "img",
+        ]);
+        assert_eq!((c.process.cwd.as_str(), c.process.user.0.as_str()), ("/w", "0:0"));
+        assert_eq!((c.stop_signal, c.stop_timeout_s), (9, u32::MAX));
+        assert!(c.process.env.contains(&"LANG=x".to_owned()));
+        assert!(c.process.env.contains(&"HOSTVAR=1".to_owned()));
+        assert_eq!((c.labels["k"].as_str(), c.labels["l"].as_str()), ("mine", "image"));
+        assert_eq!((c.mounts.len(), c.anonymous_volumes.len()), (1, 0));
+        assert_eq!((c.hostname.as_deref(), c.sysctls.len()), (Some("box"), 1));
+    }
+
+    #[test]
+    fn a_systemd_is_known_by_its_name() {
+        for (args, systemd) in [
+            (&["--entrypoint", "/sbin/init", "img"][..], true),
+            (&["--entrypoint", "/lib/systemd/systemd", "img"], true),
+            (&["--entrypoint", "/sbin/init", "--systemd", "false", "img"], false),
+            (&["--systemd", "always", "img"], true),
+            (&["img"], false),
+        ] {
+            let c = merge(args);
+            assert_eq!((c.systemd, c.wide_ids), (systemd, systemd), "{args:?}");
+        }
+        let c =
+            merge_with(&["--systemd", "always", "--ids", "32768", "x", "y"], &Defaults::default());
+        let c = c.unwrap();
+        assert_eq!((c.stop_signal, c.wide_ids), (SIGRTMIN_3, false));
+    }
+
+    #[test]
+    fn outer_mounts_come_first() {
+        let c = merge(&["--tmpfs", "/data/x/y", "-v", "v:/data", "--tmpfs", "/a", "img"]);
+        let targets: Vec<_> = c.mounts.iter().map(|m| m.target.as_str()).collect();
+        assert_eq!(targets, ["/data", "/a", "/data/x/y"]);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for args in [
+            &["--rm", "--restart", "always", "img"][..],
+            &["--net", "host", "-p", "80", "img"],
+            &["--net", "none", "--ip", "10.0.0.1", "img"],
+            &["--net", "bridge", "img"],
+            &["-w", "relative", "img"],
+            &["-v", "/a:/x", "--tmpfs", "/x", "img"],
+            &["--name", "../x", "img"],
+            &["--cap-add", "EVERYTHING", "img"],
+            &["--memory", "1", "img"],
+            &["--oom-score-adj", "-1001", "img"],
+            &["--stop-timeout", "-2", "img"],
+            &["--domain", "a/b", "img"],
+            &["--sysctl", "net.ipv4.ip_forward=1", "img"],
+            &["-e", "=x", "img"],
+            &["-h", "a b", "img"],
+        ] {
+            assert!(merge_with(args, &image()).is_err(), "{args:?}");
+        }
+        for args in [&["--ids", "1", "img"][..], &["--ip", "x", "img"], &["--bogus", "img"]] {
+            assert!(parse(args).is_err(), "{args:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_command_line_makes_it_panic(
+            args in proptest::collection::vec(
+                proptest::prop_oneof![
+                    proptest::sample::select(vec![
+                        "--memory", "-v", "--mount", "-e", "--net", "--ulimit", "-p", "--rm", "-it",
+                        "--entrypoint", "img", "--", "-w", "--sysctl", "--tmpfs", "--cap-add",
+                    ]).prop_map(str::to_owned),
+                    "[-a-z0-9=:/,.]{0,12}",
+                ],
+                0..8,
+            )
+        ) {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            if let Ok(create) = merge_with(&args, &image()) {
+                proptest::prop_assert!(!create.process.args.is_empty());
+                proptest::prop_assert!(create.process.cwd.starts_with('/'));
+            }
+        }
+    }
 }

@@ -15,6 +15,7 @@ use crate::{image, output};
 
 /// Create a container without starting it
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "dormouse create [OPTIONS] IMAGE [COMMAND]...")]
 pub(crate) struct Args {
     #[command(flatten)]
     create: CreateArgs,

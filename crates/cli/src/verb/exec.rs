@@ -15,6 +15,7 @@ use crate::signal::Signals;
 
 /// Run a command in a running container
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "dormouse exec [OPTIONS] CONTAINER COMMAND...")]
 pub(crate) struct Args {
     /// Leave it running in the background
     #[arg(long, short)]

@@ -1,6 +1,7 @@
 //! `dormouse login`
 
 use std::io::{BufRead, Read};
+use std::os::fd::AsFd;
 
 use anyhow::{Context, Result, bail};
 use dormouse_image::registry::{Credentials, login};
@@ -8,7 +9,8 @@ use rustix::termios::{self, LocalModes, OptionalActions};
 
 use crate::command::Global;
 use crate::registry::RegistryArgs;
-use crate::{output, terminal};
+use crate::signal::Signals;
+use crate::{fail, output, stream, terminal};
 
 /// Keep user and password for a registry, if it takes them
 #[derive(Debug, clap::Args)]
@@ -59,6 +61,8 @@ fn ask(what: &str, echo: bool) -> Result<String> {
         bail!("there is no terminal to ask on: use --username and --password-stdin");
     }
     output::print(what)?;
+    // ORDER: signals are ours before the terminal is silent, so that none leaves it so.
+    let signals = Signals::take()?;
     let before = termios::tcgetattr(stdin).context("cannot read the terminal's settings")?;
     if !echo {
         let mut silent = before.clone();
@@ -67,10 +71,19 @@ fn ask(what: &str, echo: bool) -> Result<String> {
             .context("cannot silence the terminal")?;
     }
     let mut line = String::new();
-    let read = std::io::stdin().lock().read_line(&mut line);
+    let waited = stream::wait_readable(&[stdin, signals.as_fd()], None);
+    let interrupted = signals.next().is_some();
+    let read = match interrupted {
+        true => Ok(0),
+        false => std::io::stdin().lock().read_line(&mut line),
+    };
     if !echo {
         let _ = termios::tcsetattr(stdin, OptionalActions::Drain, &before); // as it was
         output::print("\n")?;
+    }
+    waited?;
+    if interrupted {
+        return Err(fail::quiet(130));
     }
     read.context("cannot read from the terminal")?;
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())

@@ -12,6 +12,7 @@ use crate::signal::Signals;
 
 /// Run a command in a new container
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "dormouse run [OPTIONS] IMAGE [COMMAND]...")]
 pub(crate) struct Args {
     /// Leave it running in the background and print its id
     #[arg(long, short)]
