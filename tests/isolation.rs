@@ -1,7 +1,7 @@
 //! Nothing of the host or of another container is visible, signalable, traceable, connectable,
 //! mountable or writable from inside.
 //!
-//! Each test runs an attack (`attack/attack.c`) three ways. On the shipped program it must be
+//! Each test runs an attack (`inside/attack.c`) three ways. On the shipped program it must be
 //! *stopped*. Then it must *succeed*, so that the test cannot pass because the attack is wrong:
 //! where the protection can be switched off, on the build of the same source in which that one
 //! protection can be (feature `weaken`); where it cannot, because nothing would start without it,
@@ -244,15 +244,14 @@ fn vm_addresses_of_others_cannot_be_taken() {
 #[test]
 fn vm_loopback_is_private_to_the_container() {
     let host = Host::with_attacks(dormouse());
-    let server = ["busybox", "nc", "-ll", "-p", "7000", "-s", "127.0.0.1", "-e", "cat"];
-    victim(&host, &server);
+    victim(&host, &["probe", "who", "127.0.0.1", "7000"]);
     host.wait_inside("victim", "attack tcp-connect 127.0.0.1 7000");
     assert_stopped(&attack(&host, &[], &["tcp-connect", "127.0.0.1", "7000"]));
     assert_stopped(&attack_on_host(&host, &["tcp-connect", "127.0.0.1", "7000"]));
     // What the host's own loopback offers is not offered to containers.
     let mut service = host
-        .command("busybox")
-        .args(["nc", "-ll", "-p", "7001", "-s", "127.0.0.1", "-e", "cat"])
+        .command(image::probe())
+        .args(["who", "127.0.0.1", "7001"])
         .spawn()
         .expect("nsenter starts");
     let up = || attack_on_host(&host, &["tcp-connect", "127.0.0.1", "7001"]).status == BROKEN;

@@ -8,7 +8,7 @@ const SERVE: &[&str] = &["httpd", "-f", "-p", "80", "-h", "/www"];
 
 /// Fetches a page from inside a container.
 fn fetch_inside(host: &Host, container: &str, url: &str) -> Output {
-    host.dm(&["exec", container, "wget", "-q", "-T", "5", "-O", "-", url])
+    host.dm(&["exec", container, "timeout", "5", "wget", "-q", "-O", "-", url])
 }
 
 #[track_caller]
@@ -24,7 +24,8 @@ fn vm_published_port_is_reached_from_another_machine() {
     assert_eq!(page, "hello from a container");
     assert_eq!(host.dm(&["port", "web"]).ok().contains("8080"), true);
     host.dm(&["stop", "--time", "0", "web"]).ok();
-    let gone = host.neighbour_sh(&format!("busybox wget -T 2 -O - http://{}:8080/", Host::ADDRESS));
+    let gone =
+        host.neighbour_sh(&format!("timeout 2 busybox wget -O - http://{}:8080/", Host::ADDRESS));
     assert_ne!(gone.status, 0, "{gone}");
     // The same port again, by another container.
     serve(&host, "other", &["-p", "8080:80"]);
@@ -36,7 +37,8 @@ fn vm_published_port_is_reached_from_the_host_and_over_ipv6() {
     let host = Host::with_busybox();
     serve(&host, "web", &["-p", "8080:80"]);
     host.fetch(&format!("http://{}:8080/", Host::ADDRESS));
-    let page = host.sh(&format!("busybox wget -q -T 5 -O - http://{}:8080/", Host::ADDRESS)).ok();
+    let page =
+        host.sh(&format!("timeout 5 busybox wget -q -O - http://{}:8080/", Host::ADDRESS)).ok();
     assert_eq!(page, "hello from a container");
     let page = host.fetch(&format!("http://[{}]:8080/", Host::ADDRESS6));
     assert_eq!(page, "hello from a container");
@@ -47,7 +49,7 @@ fn vm_the_host_reaches_a_container_at_its_address() {
     let host = Host::with_busybox();
     serve(&host, "web", &[]);
     let url = format!("http://{}/", host.address_of("web"));
-    let get = || host.sh(&format!("busybox wget -q -T 2 -O - {url}")).status == 0;
+    let get = || host.sh(&format!("timeout 2 busybox wget -q -O - {url}")).status == 0;
     assert!(wait_until(Duration::from_secs(10), get), "{url}");
 }
 
@@ -59,11 +61,11 @@ fn vm_containers_find_each_other_by_name_and_see_who_calls() {
     host.wait_inside("client", "wget -q -O - http://web/");
     assert_eq!(fetch_inside(&host, "client", "http://web/").ok(), "hello from a container");
     // The one who calls is seen with its own address.
-    let script = "nc -ll -p 9000 -e sh -c 'echo $NCAT_REMOTE_ADDR; netstat -tn' & sleep 1000";
-    host.dm(&["run", "-d", "--name", "seen", "busybox", "sh", "-c", script]).ok();
-    host.wait_inside("client", "nc -w 1 seen 9000 </dev/null");
-    let shown = host.dm(&["exec", "client", "sh", "-c", "nc -w 2 seen 9000 </dev/null"]).ok();
-    assert!(shown.contains(&host.address_of("client")), "{shown}");
+    let who = ["run", "-d", "--name", "seen", "busybox", "probe", "who", "0.0.0.0", "9000"];
+    host.dm(&who).ok();
+    host.wait_inside("client", "probe ask seen 9000");
+    let shown = host.dm(&["exec", "client", "probe", "ask", "seen", "9000"]).ok();
+    assert_eq!(shown, host.address_of("client"));
     // A name goes with its container.
     host.dm(&["rm", "--force", "web"]).ok();
     assert_ne!(fetch_inside(&host, "client", "http://web/").status, 0);
@@ -114,11 +116,10 @@ fn vm_addresses_can_be_asked_for_added_and_removed() {
     let taken = host.dm(&["run", "--rm", "--ip", "10.136.7.7", "busybox", "true"]).err(125);
     assert!(taken.contains("10.136.7.7"), "{taken}");
     host.dm(&["update", "--ip-add", "10.136.9.9", "web"]).ok();
-    let script = "nc -l -p 81 -s 10.136.9.9 </dev/null & sleep 0.3; \
-                  netstat -tln | grep -q 10.136.9.9:81 && kill $!";
-    host.dm(&["exec", "web", "sh", "-c", script]).ok();
+    let bind = ["exec", "web", "probe", "bind", "10.136.9.9", "81"];
+    assert_eq!(host.dm(&bind).ok(), "bound");
     host.dm(&["update", "--ip-rm", "10.136.9.9", "web"]).ok();
-    assert_ne!(host.dm(&["exec", "web", "sh", "-c", script]).status, 0);
+    assert_ne!(host.dm(&bind).status, 0);
 }
 
 #[test]
@@ -129,8 +130,8 @@ fn vm_domains_do_not_reach_each_other() {
     host.dm(&["run", "-d", "--name", "near", "--domain", "red", "busybox", "sleep", "1000"]).ok();
     host.dm(&["run", "-d", "--name", "far", "--domain", "blue", "busybox", "sleep", "1000"]).ok();
     let url = format!("http://{address}/");
-    host.wait_inside("near", &format!("wget -q -T 2 -O - {url}"));
-    let out = host.dm(&["exec", "far", "wget", "-q", "-T", "2", "-O", "-", &url]);
+    host.wait_inside("near", &format!("timeout 2 wget -q -O - {url}"));
+    let out = host.dm(&["exec", "far", "timeout", "2", "wget", "-q", "-O", "-", &url]);
     assert_ne!(out.status, 0, "{out}");
     assert_ne!(fetch_inside(&host, "far", "http://web/").status, 0);
 }
@@ -138,7 +139,8 @@ fn vm_domains_do_not_reach_each_other() {
 #[test]
 fn vm_no_network_is_no_network_and_host_is_the_hosts() {
     let host = Host::with_busybox();
-    let script = "ip -o link | wc -l; wget -T 1 -O - http://192.0.2.2/ 2>/dev/null || echo none";
+    let script =
+        "ip -o link | wc -l; timeout 1 wget -O - http://192.0.2.2/ 2>/dev/null || echo none";
     let out = host.dm(&["run", "--rm", "--net", "none", "busybox", "sh", "-c", script]);
     assert_eq!(out.ok(), "1\nnone");
     let out = host.dm(&["run", "--rm", "--net", "host", "busybox", "ip", "-o", "addr"]).ok();
@@ -156,10 +158,10 @@ fn vm_ports_in_use_are_refused_with_one_line() {
 #[test]
 fn vm_udp_and_ping_work_inside_a_domain() {
     let host = Host::with_busybox();
-    let echo = ["nc", "-u", "-l", "-p", "53", "-e", "cat"];
+    let echo = ["probe", "udp-echo", "0.0.0.0", "53"];
     host.dm(&[&["run", "-d", "--name", "udp", "busybox"][..], &echo].concat()).ok();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
-    let script = "echo question | nc -u -w 2 udp 53 | grep question";
-    host.wait_inside("a", script);
+    host.wait_inside("a", "probe udp-ask udp 53 question");
+    assert_eq!(host.dm(&["exec", "a", "probe", "udp-ask", "udp", "53", "again"]).ok(), "again");
     host.dm(&["exec", "a", "ping", "-c", "1", "-W", "2", "udp"]).ok();
 }

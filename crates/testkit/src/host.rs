@@ -233,7 +233,7 @@ impl Host {
     pub fn fetch(&self, url: &str) -> String {
         let mut last = None;
         wait_until(Duration::from_secs(10) * slowness(), || {
-            let out = self.neighbour_sh(&format!("exec busybox wget -q -T 5 -O - '{url}'"));
+            let out = self.neighbour_sh(&format!("exec timeout 5 busybox wget -q -O - '{url}'"));
             let is_there = out.status == 0;
             last = Some(out);
             is_there
@@ -299,9 +299,8 @@ impl Host {
         State {
             mounts: self.mounts(),
             links: said("ip -o link | sed 's/ state .*//'"),
-            routes: said(
-                "ip route show table all; ip -6 route show table all | sed 's/ metric.*//'",
-            ),
+            // What the kernel adds to IPv6 by itself comes when it is ready.
+            routes: said("ip route show table all; ip -6 route show table all proto static"),
             rules: said("nft list ruleset 2>/dev/null"),
         }
     }

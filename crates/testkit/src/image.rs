@@ -63,10 +63,12 @@ pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     path
 }
 
-/// A directory with busybox under all its names and the few files a C library looks for: the
+/// A directory with busybox under all its names, [`probe()`], and the few files a C library looks for: the
 /// smallest image that can hold a conversation.
 pub fn busybox() -> PathBuf {
-    cached("busybox-1", |dir| {
+    let probe = probe();
+    let version = probe.file_name().expect("it has a name").to_string_lossy().into_owned();
+    cached(&format!("busybox-1-{version}"), |dir| {
         for folder in ["bin", "etc", "tmp", "root", "var/tmp", "home/user", "www"] {
             fs::create_dir_all(dir.join(folder)).expect("target can be written");
         }
@@ -74,6 +76,7 @@ pub fn busybox() -> PathBuf {
         let program = program.into_iter().find(|path| path.is_file());
         let program = program.expect("package busybox-static is installed");
         fs::copy(program, dir.join("bin/busybox")).expect("busybox can be copied");
+        fs::copy(probe, dir.join("bin/probe")).expect("it can be copied");
         let mut list = Command::new(program);
         list.arg("--list");
         for name in run(list, b"", Duration::from_secs(10)).ok().lines() {
@@ -98,14 +101,23 @@ pub fn busybox() -> PathBuf {
 }
 
 /// The program with everything that somebody inside a container tries, from
-/// `tests/attack/attack.c`, statically linked.
+/// `tests/inside/attack.c`.
 pub fn attack() -> PathBuf {
+    compiled("attack")
+}
+
+/// Small servers and callers, from `tests/inside/probe.c`.
+pub fn probe() -> PathBuf {
+    compiled("probe")
+}
+
+/// A program of `tests/inside`, statically linked so that it runs in any image.
+fn compiled(name: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
-    let source =
-        top.expect("the crate lies two folders below the top").join("tests/attack/attack.c");
-    let text = fs::read(&source).expect("the attacks are part of the tree");
-    let hash = crate::leftover::fnv(&text);
-    cached(&format!("attack-{hash:016x}"), |path| {
+    let top = top.expect("the crate lies two folders below the top");
+    let source = top.join("tests/inside").join(name).with_extension("c");
+    let text = fs::read(&source).expect("it is part of the tree");
+    cached(&format!("{name}-{:016x}", crate::leftover::fnv(&text)), |path| {
         let mut compile = Command::new("gcc");
         compile.args(["-O1", "-static", "-Wall", "-o"]).arg(path).arg(&source);
         run(compile, b"", Duration::from_secs(60)).ok();
@@ -115,9 +127,10 @@ pub fn attack() -> PathBuf {
 /// [`busybox()`] with [`attack()`] in `/bin`, once as it is and once, called `gain`, set-user-id.
 pub fn busybox_with_attack() -> PathBuf {
     let program = attack();
-    let version = program.file_name().expect("it has a name").to_string_lossy().into_owned();
     let base = busybox();
-    cached(&format!("busybox-1-{version}"), |dir| {
+    let name =
+        |path: &Path| path.file_name().expect("it has a name").to_string_lossy().into_owned();
+    cached(&format!("{}-{}", name(&base), name(&program)), |dir| {
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(base).arg(dir);
         run(copy, b"", Duration::from_secs(60)).ok();

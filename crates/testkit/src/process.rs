@@ -37,6 +37,15 @@ impl Output {
         self.stdout.trim_end_matches('\n').to_owned()
     }
 
+    /// Panics unless the program failed, with whatever status, and said so in one clear line;
+    /// returns that line.
+    #[track_caller]
+    pub fn fails(self) -> String {
+        assert!(self.status != 0 && self.status < 126, "{self}");
+        let status = self.status;
+        self.err(status)
+    }
+
     /// Panics unless the program ended with this status and one clear line on standard error;
     /// returns that line.
     #[track_caller]

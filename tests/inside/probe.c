@@ -1,0 +1,137 @@
+/* Small servers and callers for tests of networks: probe NAME ARGUMENT...
+ *
+ * who ADDRESS PORT       TCP server: tells every caller the address it is seen with
+ * ask NAME PORT          connects and prints what is said
+ * udp-echo ADDRESS PORT  answers every datagram with itself
+ * udp-ask NAME PORT WORD sends a datagram and prints the answer
+ * bind ADDRESS PORT      binds a TCP socket there and says so
+ *
+ * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
+ * but for those of the servers. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static int fail(const char *what)
+{
+	fprintf(stderr, "probe: %s: %s\n", what, strerror(errno));
+	return 1;
+}
+
+static int open_socket(const char *name, const char *port, int type, struct addrinfo **found)
+{
+	struct addrinfo hints = { .ai_socktype = type };
+	int one = 1, fd, error = getaddrinfo(name, port, &hints, found);
+	if (error) {
+		fprintf(stderr, "probe: %s: %s\n", name, gai_strerror(error));
+		exit(3);
+	}
+	fd = socket((*found)->ai_family, type, 0);
+	if (fd < 0)
+		exit(fail("socket"));
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	return fd;
+}
+
+static void limit(int fd)
+{
+	struct timeval limit = { .tv_sec = 5 };
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+}
+
+static int who(char **args)
+{
+	struct addrinfo *own;
+	int fd = open_socket(args[0], args[1], SOCK_STREAM, &own);
+	if (bind(fd, own->ai_addr, own->ai_addrlen) || listen(fd, 64))
+		return fail("bind");
+	for (;;) {
+		struct sockaddr_storage peer;
+		socklen_t length = sizeof(peer);
+		char text[128];
+		int caller = accept(fd, (void *)&peer, &length);
+		if (caller < 0)
+			return fail("accept");
+		if (!getnameinfo((void *)&peer, length, text, sizeof(text), NULL, 0, NI_NUMERICHOST))
+			dprintf(caller, "%s\n", text);
+		close(caller);
+	}
+}
+
+static int ask(char **args)
+{
+	struct addrinfo *other;
+	char text[512];
+	ssize_t got;
+	int fd = open_socket(args[0], args[1], SOCK_STREAM, &other);
+	limit(fd);
+	if (connect(fd, other->ai_addr, other->ai_addrlen))
+		return fail("connect");
+	while ((got = read(fd, text, sizeof(text))) > 0)
+		fwrite(text, 1, (size_t)got, stdout);
+	return got < 0 ? fail("read") : 0;
+}
+
+static int udp_echo(char **args)
+{
+	struct addrinfo *own;
+	int fd = open_socket(args[0], args[1], SOCK_DGRAM, &own);
+	if (bind(fd, own->ai_addr, own->ai_addrlen))
+		return fail("bind");
+	for (;;) {
+		struct sockaddr_storage peer;
+		socklen_t length = sizeof(peer);
+		char text[2048];
+		ssize_t got = recvfrom(fd, text, sizeof(text), 0, (void *)&peer, &length);
+		if (got < 0)
+			return fail("recvfrom");
+		sendto(fd, text, (size_t)got, 0, (void *)&peer, length);
+	}
+}
+
+static int udp_ask(char **args)
+{
+	struct addrinfo *other;
+	char text[2048];
+	int fd = open_socket(args[0], args[1], SOCK_DGRAM, &other);
+	limit(fd);
+	if (sendto(fd, args[2], strlen(args[2]), 0, other->ai_addr, other->ai_addrlen) < 0)
+		return fail("sendto");
+	ssize_t got = recv(fd, text, sizeof(text), 0);
+	if (got < 0)
+		return fail("recv");
+	printf("%.*s\n", (int)got, text);
+	return 0;
+}
+
+static int bind_only(char **args)
+{
+	struct addrinfo *own;
+	int fd = open_socket(args[0], args[1], SOCK_STREAM, &own);
+	if (bind(fd, own->ai_addr, own->ai_addrlen))
+		return fail("bind");
+	puts("bound");
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		int count;
+		int (*run)(char **args);
+	} verbs[] = { { "who", 2, who }, { "ask", 2, ask }, { "udp-echo", 2, udp_echo },
+		      { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only } };
+	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
+		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
+			return verbs[i].run(argv + 2);
+	fprintf(stderr, "probe: unknown, or arguments are missing\n");
+	return 2;
+}
