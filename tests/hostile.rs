@@ -233,18 +233,15 @@ fn vm_the_program_cannot_be_overwritten_from_inside() {
         host.sh(&format!("sha256sum {} {}", dormouse().display(), keeper.display())).ok()
     };
     let before = sums();
-    let seconds = (6 * slowness()).to_string();
     let words = ["run", "-d", "--name", "a", "--cap-add", "ALL", "attack", "attack"];
-    host.dm(&[&words[..], &["overwrite-exe", &seconds]].concat()).ok();
-    let execs = if slowness() > 1 { 20 } else { 100 };
+    host.dm(&[&words[..], &["overwrite-exe", "600"]].concat()).ok();
+    let execs = if slowness() > 1 { 10 } else { 100 };
     for _ in 0..execs {
-        host.dm(&["exec", "a", "/proc/self/exe", "true"]);
+        let _ = host.dm(&["exec", "a", "/proc/self/exe", "true"]); // it is not the container's
         host.dm(&["exec", "a", "true"]).ok();
-        if host.state_of("a") != "running" {
-            break;
-        }
     }
-    assert_eq!(host.dm(&["wait", "a"]).ok(), "1", "{}", host.dm(&["logs", "a"]));
+    // The attack ends at its first success.
+    assert_eq!(host.state_of("a"), "running", "{}", host.dm(&["logs", "a"]));
     assert_eq!(sums(), before);
 }
 
@@ -304,7 +301,7 @@ fn vm_pids_that_are_used_again_are_not_mistaken() {
     }
     let last = Path::new("/proc/sys/kernel/ns_last_pid");
     let mut bystander = None;
-    for _ in 0..200 {
+    for _ in 0..3000 {
         if fs::write(last, (pid - 1).to_string()).is_err() {
             break;
         }

@@ -1,0 +1,135 @@
+//! Real software runs unmodified, each with a workload and an assertion.
+//!
+//! One Debian image carries all of it (`dormouse_testkit::image::software`). What is run inside is
+//! a script of its own, in `software/`.
+
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Terminal, image, wait_until};
+
+/// A host with the image and one container, called `a`, that runs `words`.
+#[track_caller]
+fn host_with(options: &[&str], words: &[&str]) -> Host {
+    let host = Host::new();
+    host.import(&image::software(), "software");
+    host.dm(&[&["run", "-d", "--name", "a"], options, &["software"], words].concat()).ok();
+    host
+}
+
+/// Runs a script of `software/` in a new container and returns what it prints.
+#[track_caller]
+fn script(name: &str) -> String {
+    let host = Host::new();
+    host.import(&image::software(), "software");
+    let scripts = format!("{}/software:/scripts:ro", env!("CARGO_MANIFEST_DIR"));
+    let path = format!("/scripts/{name}.sh");
+    let words = ["run", "--rm", "-v", &scripts, "software", "bash", "-eu", &path];
+    host.dm_within(Duration::from_secs(180), &words).ok()
+}
+
+#[test]
+fn vm_nginx_serves_without_an_error() {
+    let host = Host::new();
+    host.import(&image::nginx(), "nginx");
+    let words = ["run", "-d", "--name", "web", "-p", "8080:80", "nginx", "nginx", "-g"];
+    host.dm(&[&words[..], &["daemon off;"]].concat()).ok();
+    let url = format!("http://{}:8080/", Host::ADDRESS);
+    assert!(host.fetch(&url).contains("Welcome to nginx"));
+    if host.sh("command -v wrk").status != 0 {
+        return; // The guest has no wrk: what it shows is that the page comes.
+    }
+    let out = host.neighbour_sh(&format!("wrk -t 2 -c 16 -d 5s {url}")).ok();
+    assert!(!out.contains("Socket errors") && !out.contains("Non-2xx"), "{out}");
+    let requests = out.lines().find_map(|line| line.trim().split_once(" requests in"));
+    let requests: u64 = requests.and_then(|(n, _)| n.parse().ok()).expect("wrk counts");
+    assert!(requests > 1000, "{out}");
+}
+
+#[test]
+fn big_postgresql_keeps_its_sums() {
+    let out = script("postgresql");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[0].contains(": 0 (0.000%)"), "{out}");
+    assert_eq!(lines[1], "t", "{out}");
+}
+
+#[test]
+fn big_redis_returns_what_was_written() {
+    assert_eq!(script("redis"), "value321\n3 benchmarks");
+}
+
+#[test]
+fn big_python_makes_an_environment_and_installs_from_an_index() {
+    assert_eq!(script("python"), "42");
+}
+
+#[test]
+fn big_java_compiles_and_runs() {
+    assert_eq!(script("java"), "499999500000");
+}
+
+#[test]
+fn big_node_answers_over_http() {
+    let program =
+        "require('http').createServer((q, r) => r.end('node ' + q.url)).listen(80, '0.0.0.0')";
+    let host = host_with(&["-p", "8080:80"], &["node", "-e", program]);
+    assert_eq!(host.fetch(&format!("http://{}:8080/path", Host::ADDRESS)), "node /path");
+}
+
+#[test]
+fn big_a_compiler_builds_and_its_program_runs() {
+    assert_eq!(script("compiler"), "ran");
+}
+
+#[test]
+fn big_apt_installs_a_package_inside() {
+    assert_eq!(script("apt"), "dozing\ndozy\ngone");
+}
+
+#[test]
+fn big_systemd_reaches_its_target_and_shuts_down() {
+    let host = host_with(&["--ids", "65536"], &["/sbin/init"]);
+    let state = || host.dm(&["exec", "a", "systemctl", "is-system-running"]).stdout;
+    let is_up = || ["running", "degraded"].contains(&state().trim());
+    assert!(wait_until(Duration::from_secs(60), is_up), "{}", host.dm(&["logs", "a"]));
+    let failed = host.dm(&["exec", "a", "systemctl", "list-units", "--failed", "--no-legend"]);
+    assert_eq!(state().trim(), "running", "{failed}");
+    host.dm(&["exec", "a", "systemctl", "is-active", "multi-user.target", "dbus"]).ok();
+    // A unit of its own, with a user that lives as long as the unit.
+    let run = ["exec", "a", "systemd-run", "--wait", "--pipe", "-q", "-p", "DynamicUser=yes", "id"];
+    let who = host.dm(&run).ok();
+    assert!(who.contains("uid=6"), "{who}");
+    host.dm_within(Duration::from_secs(60), &["stop", "--time", "30", "a"]).ok();
+    assert_eq!(host.state_of("a"), "stopped");
+    assert_ne!(host.dm(&["wait", "a"]).ok(), "137", "it had to be killed");
+}
+
+#[test]
+fn big_sshd_gives_a_terminal_that_is_resized() {
+    let host = Host::new();
+    host.import(&image::software(), "software");
+    // The key is made in a container, so that the host needs no ssh of its own.
+    let keys = host.dir().join("keys");
+    std::fs::create_dir(&keys).expect("made");
+    let bind = format!("{}:/keys", keys.display());
+    let make = ["run", "--rm", "-v", &bind, "software", "ssh-keygen", "-q", "-N", "", "-f"];
+    host.dm(&[&make[..], &["/keys/key"]].concat()).ok();
+    let serve = "mkdir -p /run/sshd /root/.ssh && ssh-keygen -A >/dev/null && \
+                 cp /keys/key.pub /root/.ssh/authorized_keys && exec /usr/sbin/sshd -D -e";
+    let words = ["run", "-d", "-t", "--name", "a", "-v", &bind, "software", "sh", "-c", serve];
+    host.dm(&words).ok();
+    host.wait_inside("a", "ss -tln | grep -q :22");
+    let ssh = ["run", "--rm", "-it", "-v", &bind, "software", "ssh", "-tt", "-i", "/keys/key"];
+    let options = ["-o", "StrictHostKeyChecking=no", "root@a"];
+    let mut terminal = Terminal::spawn(&host.dormouse(&[&ssh[..], &options].concat()));
+    terminal.expect("# ");
+    terminal.send("tty; stty size\n");
+    terminal.expect("/dev/pts/");
+    terminal.expect("24 80");
+    terminal.resize(44, 111);
+    std::thread::sleep(Duration::from_millis(800));
+    terminal.send("stty size\n");
+    terminal.expect("44 111");
+    terminal.send("exit 5\n");
+    assert_eq!(terminal.wait(), 5);
+}
