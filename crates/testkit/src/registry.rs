@@ -22,14 +22,19 @@ impl Registry {
         let dir = host.dir().join("registry");
         std::fs::create_dir_all(&dir).expect("the scratch directory can be written");
         let log = File::create(host.dir().join("registry.log")).expect("it can be written");
-        let config = "/etc/docker/registry/config.yml";
+        let config = host.dir().join("registry.yml");
+        let text = format!(
+            "version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\n\
+             storage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
+             http: {{addr: \"{}\"}}\n",
+            dir.display(),
+            Self::ADDRESS
+        );
+        std::fs::write(&config, text).expect("it can be written");
         let child = host
             .command("docker-registry")
-            .args(["serve", config])
-            .env("REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY", &dir)
-            .env("REGISTRY_STORAGE_DELETE_ENABLED", "true")
-            .env("REGISTRY_HTTP_ADDR", Self::ADDRESS)
-            .env("REGISTRY_LOG_LEVEL", "error")
+            .arg("serve")
+            .arg(config)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file can be duplicated"))
             .stderr(log)
