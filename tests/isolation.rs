@@ -150,9 +150,7 @@ fn vm_files_of_proc_that_tell_of_the_host_are_masked() {
 
 #[test]
 fn vm_sys_is_read_only() {
-    only_stopped_by("read-only-sys", |host| {
-        attack(host, &[], &["read-only", "/sys/kernel/mm/ksm/run"])
-    });
+    only_stopped_by("read-only-sys", |host| attack(host, &[], &["read-only", "/sys"]));
 }
 
 #[test]
@@ -269,7 +267,7 @@ fn vm_sockets_that_see_the_wire_are_refused() {
         ["17", "3", "3"],
         ["2", "3", "1"],
         ["2", "3", "255"],
-        ["16", "3", "1024"],
+        ["16", "3", "4"],
         ["40", "1", "0"],
         ["38", "5", "0"],
     ] {

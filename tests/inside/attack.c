@@ -24,6 +24,7 @@
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -58,7 +59,7 @@ static int host_files(char **args)
 	static const char *files[] = {
 		"/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger",
 		"/proc/sys/kernel/panic", "/proc/sys/vm/drop_caches", "/proc/sys/fs/file-max",
-		"/proc/sys/kernel/pid_max", "/proc/sys/net/core/somaxconn", "/proc/sys/kernel/ns_last_pid",
+		"/proc/sys/kernel/threads-max", "/proc/sys/net/core/somaxconn",
 		"/proc/sys/fs/binfmt_misc/register", "/proc/sys/kernel/random/boot_id", "/dev/kmsg",
 		"/proc/kcore", "/proc/kmsg", "/dev/mem", "/dev/port", "/sys/kernel/uevent_helper",
 		"/sys/power/state", "/sys/kernel/mm/ksm/run", "/sys/module/kernel/parameters/panic",
@@ -89,12 +90,14 @@ static int read_file(char **args)
 	return got == 1 ? broken(args[0]) : stopped("read");
 }
 
+/* Permissions of files are asked before attributes of mounts, so the mount itself is asked. */
 static int read_only(char **args)
 {
-	int fd = open(args[0], O_WRONLY | O_CLOEXEC);
-	if (fd < 0 && errno == EROFS)
-		return stopped("open for writing");
-	return broken(fd < 0 ? strerror(errno) : "it can be written");
+	struct statvfs fs;
+	if (statvfs(args[0], &fs))
+		return unusable("statvfs");
+	errno = EROFS;
+	return fs.f_flag & ST_RDONLY ? stopped(args[0]) : broken("mounted for writing");
 }
 
 /* The cgroup namespace: the host's path of the own cgroup. */
@@ -332,7 +335,8 @@ static int abstract_connect(char **args)
 
 static int any_socket(char **args)
 {
-	int fd = socket(atoi(args[0]), atoi(args[1]), htons((uint16_t)atoi(args[2])));
+	int protocol = atoi(args[0]) == AF_PACKET ? htons((uint16_t)atoi(args[2])) : atoi(args[2]);
+	int fd = socket(atoi(args[0]), atoi(args[1]), protocol);
 	return fd < 0 ? stopped("socket") : broken("a socket of this kind");
 }
 

@@ -300,7 +300,7 @@ impl Host {
             mounts: self.mounts(),
             links: said("ip -o link | sed 's/ state .*//'"),
             // What the kernel adds to IPv6 by itself comes when it is ready.
-            routes: said("ip route show table all; ip -6 route show table all proto static"),
+            routes: said("ip -4 route show table all; ip -6 route show table all proto static"),
             rules: said("nft list ruleset 2>/dev/null"),
         }
     }
