@@ -125,6 +125,16 @@ impl Lock {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(Error::file("cannot open", path)(e)),
         };
+        Self::try_take_file(file, path)
+    }
+
+    /// The lock on a file that is made when missing, if nobody holds it.
+    pub(crate) fn try_take_new(path: &Path) -> Result<Option<Self>> {
+        let file = File::options().create(true).truncate(false).write(true).open(path);
+        Self::try_take_file(file.map_err(Error::file("cannot open", path))?, path)
+    }
+
+    fn try_take_file(file: File, path: &Path) -> Result<Option<Self>> {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(Self(file))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

@@ -587,8 +587,8 @@ impl Engine {
     /// container is gone; the next start makes everything again. Returns whether it was done.
     pub fn tidy(&self) -> Result<bool> {
         let lock = self.places().run.join("use.lock");
-        drop(disk::Lock::take_shared(&lock)?); // it exists now
-        let Some(_alone) = disk::Lock::try_take(&lock)? else { return Ok(false) };
+        // ORDER: never waited for. Whoever holds it may be waiting for us to leave our cgroup.
+        let Some(_alone) = disk::Lock::try_take_new(&lock)? else { return Ok(false) };
         let running = self.places().running();
         let mut left = fs::read_dir(&running).map_err(Error::file("cannot list", &running))?;
         if left.next().is_some() {
