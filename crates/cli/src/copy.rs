@@ -292,8 +292,8 @@ fn finish(target: impl AsFd, from: &Stat, owner: Owner) -> Result<(), Errno> {
     fs::fchmod(&target, owner.mode(from.st_mode))?;
     let time = |sec, nsec: u64| Timespec { tv_sec: sec, tv_nsec: nsec as _ };
     let times = Timestamps {
-        last_access: time(from.st_atime, from.st_atime_nsec as u64),
-        last_modification: time(from.st_mtime, from.st_mtime_nsec as u64),
+        last_access: time(from.st_atime, from.st_atime_nsec),
+        last_modification: time(from.st_mtime, from.st_mtime_nsec),
     };
     fs::futimens(&target, &times)
 }
@@ -313,7 +313,7 @@ fn shows_the_kernel(dir: impl AsFd) -> bool {
         0x7472_6163,
         0xcafe_4a11,
     ];
-    fs::fstatfs(dir).is_ok_and(|s| MAGIC.contains(&(s.f_type as i64)))
+    fs::fstatfs(dir).is_ok_and(|s| MAGIC.contains(&s.f_type))
 }
 
 /// Writes what is at a place as a tar, with ids as `owner` says.

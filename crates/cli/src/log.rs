@@ -45,13 +45,13 @@ impl Growing {
     }
 
     /// Goes to the end.
-    pub(crate) fn to_end(&mut self) -> Result<()> {
+    pub(crate) fn seek_end(&mut self) -> Result<()> {
         self.offset = self.file.metadata().context("cannot look at a log")?.len();
         Ok(())
     }
 
     /// Goes to the beginning of the last `lines` lines.
-    pub(crate) fn to_last(&mut self, lines: u64) -> Result<()> {
+    pub(crate) fn seek_last(&mut self, lines: u64) -> Result<()> {
         let first = self.offset;
         let mut at = self.file.metadata().context("cannot look at a log")?.len().max(first);
         let end = at;
@@ -228,7 +228,7 @@ mod tests {
         ] {
             std::fs::write(&path, text).unwrap();
             let mut log = Growing::open(&path).unwrap().unwrap();
-            log.to_last(lines).unwrap();
+            log.seek_last(lines).unwrap();
             assert_eq!(String::from_utf8(all(&mut log)).unwrap(), rest, "{lines}");
         }
         assert!(Growing::open(&dir.path().join("none")).unwrap().is_none());

@@ -212,8 +212,8 @@ pub(crate) fn open_logs(
     for (path, sink) in [(Some(paths.stdout), Sink::Out), (paths.stderr, Sink::Err)] {
         if let Some(mut log) = path.map(|p| Growing::open(&p)).transpose()?.flatten() {
             match tail {
-                Some(0) => log.to_end()?,
-                Some(lines) => log.to_last(lines)?,
+                Some(0) => log.seek_end()?,
+                Some(lines) => log.seek_last(lines)?,
                 None => {}
             }
             logs.push((log, sink));

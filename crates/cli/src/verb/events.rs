@@ -45,10 +45,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     // ORDER: the present file is opened before the older one is read, so that a change of files in
     // between shows some events of neither twice nor not at all.
     let mut file = open(&path)?;
-    if since.is_some() || args.no_stream {
-        if let Some(mut old) = open(&path.with_extension("1"))? {
-            show_new(&mut old, &span, args.json)?;
-        }
+    if (since.is_some() || args.no_stream)
+        && let Some(mut old) = open(&path.with_extension("1"))?
+    {
+        show_new(&mut old, &span, args.json)?;
     }
     loop {
         let replaced = match &file {

@@ -84,7 +84,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let all = args.all || filters.iter().any(|f| matches!(f, Filter::State(_)));
     let mut list = global.engine()?.list()?;
     list.retain(|d| (all || is_alive(d.state)) && filters.iter().all(|f| f.fits(d)));
-    list.sort_by(|a, b| b.config.created_unix_s.cmp(&a.config.created_unix_s));
+    list.sort_by_key(|d| std::cmp::Reverse(d.config.created_unix_s));
     if args.json {
         output::json(&list.iter().map(Summary::of).collect::<Vec<_>>())?;
         return Ok(0);
