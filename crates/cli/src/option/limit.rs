@@ -100,10 +100,10 @@ fn swap(text: Option<&str>, memory: Option<u64>) -> Result<Option<u64>, Invalid>
     }
 }
 
-/// A number of tasks; `-1` and `0` are no limit.
+/// A number of tasks; `-1` is no limit.
 fn pids(text: &str) -> Result<u32, Invalid> {
     match text.trim() {
-        "-1" | "0" => Ok(PIDS_UNLIMITED),
+        "-1" => Ok(PIDS_UNLIMITED),
         t => {
             let max = t.parse().ok().filter(|n| (1..=PIDS_UNLIMITED).contains(n));
             max.ok_or_else(|| {
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(weight_of_shares("262144"), Ok(10_000));
         assert_eq!(pids("-1"), Ok(PIDS_UNLIMITED));
         assert_eq!(pids("100"), Ok(100));
-        for bad in ["", "-2", "0x10", "5000000", "1.5", " "] {
+        for bad in ["", "0", "-2", "0x10", "5000000", "1.5", " "] {
             assert!(pids(bad).is_err(), "{bad}");
         }
         for bad in ["", "0", "10001", "-1", "x"] {
