@@ -568,7 +568,9 @@ impl Engine {
         if let Some(keeper) = Keeper::connect(&self.places().run)? {
             keeper.end()?;
         }
-        self.tidy()?;
+        // The keeper may be at it already.
+        let _alone = disk::Lock::take_new(&self.places().run.join("use.lock"))?;
+        self.tidy_alone()?;
         match fs::remove_file(self.places().run.join("boot")) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 Err(Error::file("cannot remove", self.places().run.join("boot"))(e))
@@ -589,6 +591,11 @@ impl Engine {
         let lock = self.places().run.join("use.lock");
         // ORDER: never waited for. Whoever holds it may be waiting for us to leave our cgroup.
         let Some(_alone) = disk::Lock::try_take_new(&lock)? else { return Ok(false) };
+        self.tidy_alone()
+    }
+
+    /// The caller holds the lock that starts share.
+    fn tidy_alone(&self) -> Result<bool> {
         let running = self.places().running();
         let mut left = fs::read_dir(&running).map_err(Error::file("cannot list", &running))?;
         if left.next().is_some() {

@@ -215,6 +215,16 @@ fn fill_cpuset(above: &Dir, dir: &Dir) -> CallResult<()> {
     Ok(())
 }
 
+/// Moves this process to `above` if it is in the cgroup `own` of `parent`.
+fn leave(above: &Dir, parent: &Dir, own: &str) -> CallResult<()> {
+    let Some(dir) = parent.child(own)? else { return Ok(()) };
+    let ours = std::process::id().to_string();
+    if dir.read("cgroup.procs")?.lines().any(|pid| pid == ours) {
+        above.write("cgroup.procs", "0")?;
+    }
+    Ok(())
+}
+
 impl Hierarchy {
     /// Opens the parent cgroup `parent` (one path component) in every hierarchy where containers
     /// will have a directory, makes it where it is missing, and hands the controllers down to it.
@@ -391,7 +401,8 @@ impl Hierarchy {
         Ok(dirs)
     }
 
-    /// Removes the parent from every hierarchy.
+    /// Removes the parent from every hierarchy. A caller that is itself in the keeper's cgroup, as
+    /// the program that a keeper becomes at its end is, leaves it first, for the hierarchy's root.
     ///
     /// Errors with kind `Busy` while a container or the keeper is in it.
     pub fn remove_parent(&self) -> Result<(), CgroupError> {
@@ -405,6 +416,7 @@ impl Hierarchy {
             let above = Dir::open(mount).map_err(CgroupError::Remove)?;
             if let Some(parent) = above.child(&self.0.parent).map_err(CgroupError::Remove)? {
                 for own in parent.names().map_err(CgroupError::Remove)? {
+                    leave(&above, &parent, &own).map_err(CgroupError::Remove)?;
                     // The keeper's last process closes its sockets before it leaves its cgroup.
                     life::retry_busy(Duration::from_millis(500), || parent.remove(&own))
                         .map_err(CgroupError::Remove)?;
