@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -413,6 +414,7 @@ fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
 fn run_program(start: &KeeperStart) -> Result<(), LaunchError> {
     let program = sealed_copy(&start.program)?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
+    command.arg0("dormouse-keeper"); // what ps shows
     command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
     command.stderr(Stdio::piped()).arg("--run").arg(&start.run_dir);
     for dir in &start.cgroups {
