@@ -1,0 +1,256 @@
+//! What the benchmarks share: a host of their own, peers that run interleaved, and figures as JSON
+//! lines.
+//!
+//! A figure is a median with its minimum and 95th percentile; what is promised is a ratio of medians
+//! of one run, in which the arms took turns. The machine's facts go with every line, so that figures
+//! of two machines are never compared by mistake.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use dormouse_kernel::process::{CloneFlags, unshare};
+use serde::Serialize;
+
+/// One contender: a name and the command of each turn.
+pub struct Arm {
+    /// What tables call it.
+    pub name: String,
+    /// Makes the command of turn `n`.
+    pub command: Box<dyn Fn(usize) -> Command + Sync>,
+    /// Hides the v2 hierarchy, without which crun before 1.9 refuses hybrid hosts.
+    pub hide_v2: bool,
+}
+
+impl Arm {
+    /// A contender with nothing special.
+    pub fn new(name: &str, command: impl Fn(usize) -> Command + Sync + 'static) -> Self {
+        Self { name: name.into(), command: Box::new(command), hide_v2: false }
+    }
+}
+
+/// The times of one arm, ascending.
+#[derive(Debug, Clone)]
+pub struct Times(Vec<Duration>);
+
+impl Times {
+    /// From measurements in any order.
+    pub fn new(mut times: Vec<Duration>) -> Self {
+        times.sort();
+        Self(times)
+    }
+
+    /// The middle one, in milliseconds.
+    pub fn median_ms(&self) -> f64 {
+        self.at(0.5)
+    }
+
+    /// The one at this part of the way up, in milliseconds.
+    pub fn at(&self, part: f64) -> f64 {
+        let last = self.0.len().saturating_sub(1);
+        let index = (last as f64 * part).round() as usize;
+        self.0.get(index).map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
+    }
+}
+
+/// Runs the arms in turn, `rounds` times after a warm-up, and gives the times of each.
+pub fn interleave(arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
+    let warm_up = (rounds / 10).clamp(1, 5);
+    let mut times = vec![Vec::new(); arms.len()];
+    for n in 0..warm_up + rounds {
+        for (arm, times) in arms.iter().zip(&mut times) {
+            let took = turn(arm, n).with_context(|| format!("{} failed", arm.name))?;
+            if n >= warm_up {
+                times.push(took);
+            }
+        }
+    }
+    Ok(times.into_iter().map(Times::new).collect())
+}
+
+fn turn(arm: &Arm, n: usize) -> Result<Duration> {
+    let run = || -> Result<Duration> {
+        let mut command = (arm.command)(n);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let start = Instant::now();
+        let output = command.spawn()?.wait_with_output()?;
+        let took = start.elapsed();
+        if !output.status.success() {
+            bail!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(took)
+    };
+    if arm.hide_v2 { without_v2(run) } else { run() }
+}
+
+/// Runs a closure on a thread with a mount namespace in which the v2 hierarchy is not mounted.
+fn without_v2<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let hidden = || -> Result<T> {
+        unshare(CloneFlags::NEWNS)?;
+        rustix::mount::mount_change(
+            "/",
+            rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
+        )?;
+        let v2 = "/sys/fs/cgroup/unified";
+        if Path::new(v2).exists() {
+            rustix::mount::unmount(v2, rustix::mount::UnmountFlags::DETACH)?;
+        }
+        f()
+    };
+    std::thread::scope(|s| s.spawn(hidden).join()).unwrap_or_else(|_| bail!("a thread panicked"))
+}
+
+/// Facts of the machine, one copy with every figure.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    kernel: String,
+    cpus: usize,
+    memory_mb: u64,
+    cgroups: &'static str,
+    load: String,
+}
+
+impl Machine {
+    /// This machine, now.
+    pub fn now() -> Self {
+        let read = |p: &str| fs::read_to_string(p).unwrap_or_default();
+        let memory = read("/proc/meminfo");
+        let total = memory.lines().next().and_then(|l| l.split_whitespace().nth(1));
+        let v1 = Path::new("/sys/fs/cgroup/memory").exists();
+        let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+        Self {
+            kernel: read("/proc/sys/kernel/osrelease").trim().into(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_mb: total.and_then(|t| t.parse::<u64>().ok()).unwrap_or(0) / 1024,
+            cgroups: if unified { "v2" } else if v1 { "hybrid" } else { "none" },
+            load: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
+        }
+    }
+}
+
+/// Prints a figure as one JSON line.
+pub fn figure(benchmark: &str, name: &str, value: f64, unit: &str, more: serde_json::Value) {
+    let line = serde_json::json!({
+        "benchmark": benchmark, "name": name, "value": (value * 1000.0).round() / 1000.0,
+        "unit": unit, "more": more, "machine": Machine::now(),
+    });
+    println!("{line}");
+}
+
+/// Says whether a promise is kept, for people; the exit status is not its business.
+pub fn promise(text: &str, value: f64, limit: f64) {
+    let word = if value <= limit { "kept" } else { "NOT KEPT" };
+    eprintln!("  {word}: {text}: {value:.2} (promised: at most {limit})");
+}
+
+/// A directory for one benchmark, with our programs, a root of our own and a busybox image. The
+/// process and what it starts live in a network namespace that plays the host.
+pub struct Bench {
+    /// Everything is below; gone when dropped.
+    pub dir: tempfile::TempDir,
+    /// Where our programs and the C programs are.
+    bin: PathBuf,
+}
+
+impl Bench {
+    /// Makes it: on the disk the repository is on, for runtimes keep their layers on disks.
+    pub fn new() -> Result<Self> {
+        unshare(CloneFlags::NEWNET).context("run as root")?;
+        ok(Command::new("ip").args(["link", "set", "lo", "up"]))?;
+        let exe = std::env::current_exe()?;
+        let bin = exe.parent().context("no directory")?.to_owned();
+        let target = bin.parent().context("no directory")?;
+        let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(target)?;
+        let bench = Self { dir, bin };
+        let root = bench.path("rootfs");
+        for sub in ["bin", "proc", "dev", "sys", "tmp", "etc", "root"] {
+            fs::create_dir_all(root.join(sub))?;
+        }
+        fs::copy("/bin/busybox", root.join("bin/busybox")).context("busybox-static is missing")?;
+        for name in ["true", "sh", "sleep", "cat"] {
+            std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
+        }
+        fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
+        for program in ["floor", "calls"] {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
+            let to = bench.path(program);
+            ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
+        }
+        fs::copy(bench.path("calls"), root.join("bin/calls"))?;
+        ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;
+        Ok(bench)
+    }
+
+    /// A path below its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Our command, on a root of its own.
+    pub fn dormouse(&self) -> Command {
+        let mut command = Command::new(self.bin.join("dormouse"));
+        command.arg("--root").arg(self.path("root"));
+        command
+    }
+
+    /// An OCI bundle of the same root filesystem, made by the runtime's own `spec`, with the same
+    /// namespaces: no network namespace unless `netns`.
+    pub fn bundle(&self, name: &str, netns: bool) -> Result<PathBuf> {
+        let bundle = self.path(name);
+        fs::create_dir_all(&bundle)?;
+        ok(Command::new("runc").arg("spec").current_dir(&bundle))?;
+        let path = bundle.join("config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
+        config["process"]["terminal"] = false.into();
+        config["process"]["args"] = serde_json::json!(["/bin/true"]);
+        config["process"]["rlimits"] = serde_json::json!([]);
+        config["root"] = serde_json::json!({"path": self.path("rootfs"), "readonly": true});
+        if !netns && let Some(list) = config["linux"]["namespaces"].as_array_mut() {
+            list.retain(|n| n["type"] != "network");
+        }
+        if !netns && let Some(list) = config["mounts"].as_array_mut() {
+            // sysfs can only be mounted by the owner of the network namespace: bound instead.
+            list.retain(|m| m["type"] != "sysfs" && m["type"] != "cgroup");
+        }
+        fs::write(&path, serde_json::to_vec(&config)?)?;
+        Ok(bundle)
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let ended = self.dormouse().args(["rm", "--force", "--all"]).status();
+        let gone = self.dormouse().args(["internal", "dismantle"]).status();
+        if !matches!((ended, gone), (Ok(a), Ok(b)) if a.success() && b.success()) {
+            eprintln!("cannot clean up below {}", self.dir.path().display());
+        }
+    }
+}
+
+/// Runs a command that must succeed.
+pub fn ok(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {}: {}", output.status, text.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Whether a program is installed.
+pub fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_by_their_place() {
+        let times = Times::new([5, 1, 3, 2, 4].map(Duration::from_millis).to_vec());
+        assert_eq!((times.at(0.0), times.median_ms(), times.at(1.0)), (1.0, 3.0, 5.0));
+    }
+}

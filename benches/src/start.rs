@@ -1,0 +1,159 @@
+//! `run IMAGE true` to exit: Dormouse, its peers, and the floor that the kernel's own work is.
+//!
+//! ```sh
+//! cargo run --release -p dormouse-benches --bin start -- --rounds 50
+//! ```
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Result;
+use clap::Parser;
+use dormouse_benches::{Arm, Bench, Times, figure, installed, interleave, ok, promise};
+
+/// Options.
+#[derive(Parser)]
+struct Options {
+    /// Turns of each arm.
+    #[arg(long, default_value_t = 50)]
+    rounds: usize,
+    /// Turns of podman, which is fifty times slower.
+    #[arg(long, default_value_t = 5)]
+    podman_rounds: usize,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let bench = Bench::new()?;
+    let shared = start_arms(&bench, false)?;
+    report(&shared, &interleave(&shared, options.rounds)?, "shared or no network stack", 0.5);
+    let own = start_arms(&bench, true)?;
+    report(&own, &interleave(&own, options.rounds)?, "a network stack of its own", 0.6);
+    if installed("podman") && options.podman_rounds > 0 {
+        let podman = podman(&bench)?;
+        report(&podman, &interleave(&podman, options.podman_rounds)?, "podman, for scale", 0.5);
+    }
+    for hierarchy in CGROUPS {
+        let _ = fs::remove_dir(format!("/sys/fs/cgroup/{hierarchy}/floor-bench"));
+    }
+    let _ = Command::new("umount").arg(bench.path("floor-scratch/shm")).status();
+    Ok(())
+}
+
+const CGROUPS: [&str; 7] = ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio", "unified"];
+
+/// The contenders that start in milliseconds.
+fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
+    let mut arms = Vec::new();
+    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
+    let net = if netns { "none" } else { "address" };
+    arms.push(Arm::new("dormouse", move |_| {
+        let mut c = Command::new(&exe);
+        c.arg("--root").arg(&root).args(["run", "--rm", "--net", net, "bench", "true"]);
+        c
+    }));
+    if !netns && fs::metadata("/sys/fs/cgroup/memory").is_ok() {
+        arms.push(floor(bench)?);
+    }
+    if installed("bwrap") {
+        let rootfs = bench.path("rootfs");
+        arms.push(Arm::new("bwrap", move |_| {
+            let mut c = Command::new("bwrap");
+            c.args(["--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]);
+            c.args(["--unshare-cgroup", "--ro-bind"]).arg(&rootfs).arg("/");
+            c.args(["--proc", "/proc", "--dev", "/dev"]);
+            if netns {
+                c.arg("--unshare-net");
+            }
+            c.arg("/bin/true");
+            c
+        }));
+    }
+    for runtime in ["crun", "runc"] {
+        if !installed(runtime) {
+            eprintln!("{runtime} is not installed: its arm is left out");
+            continue;
+        }
+        let bundle = bench.bundle(&format!("bundle-{netns}"), netns)?;
+        let state = bench.path(&format!("{runtime}-state"));
+        let mut arm = Arm::new(runtime, move |n| {
+            let mut c = Command::new(runtime);
+            c.arg("--root").arg(&state).args(["run", "--bundle"]).arg(&bundle);
+            c.arg(format!("bench-{n}"));
+            c
+        });
+        arm.hide_v2 = runtime == "crun";
+        arms.push(arm);
+    }
+    Ok(arms)
+}
+
+fn floor(bench: &Bench) -> Result<Arm> {
+    let scratch = bench.path("floor-scratch");
+    fs::create_dir_all(scratch.join("upper"))?;
+    fs::create_dir_all(scratch.join("shm"))?;
+    ok(Command::new("mount").args(["-t", "tmpfs", "floor"]).arg(scratch.join("shm")))?;
+    for hierarchy in CGROUPS {
+        fs::create_dir_all(format!("/sys/fs/cgroup/{hierarchy}/floor-bench"))?;
+    }
+    let (floor, rootfs) = (bench.path("floor"), bench.path("rootfs"));
+    Ok(Arm::new("floor", move |n| {
+        let mut c = Command::new(&floor);
+        c.arg(&rootfs).arg(&scratch).arg(format!("n{n}")).arg("/bin/true");
+        c
+    }))
+}
+
+fn podman(bench: &Bench) -> Result<Vec<Arm>> {
+    let storage = bench.path("podman");
+    let options = move |c: &mut Command| {
+        c.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+        c.args(["--cgroup-manager", "cgroupfs", "--runtime", "runc"]);
+    };
+    let mut tar = Command::new("tar");
+    let archive = bench.path("rootfs.tar");
+    ok(tar.arg("-C").arg(bench.path("rootfs")).arg("-cf").arg(&archive).arg("."))?;
+    let mut import = Command::new("podman");
+    options(&mut import);
+    ok(import.arg("import").arg(&archive).arg("bench"))?;
+    let arm = Arm::new("podman", move |_| {
+        let mut c = Command::new("podman");
+        options(&mut c);
+        c.args(["run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024"]);
+        c.args(["--ulimit", "nproc=1000:1000", "bench", "/bin/true"]);
+        c
+    });
+    let (root, exe) = (bench.path("root"), bench.dormouse().get_program().to_owned());
+    let ours = Arm::new("dormouse", move |_| {
+        let mut c = Command::new(&exe);
+        c.arg("--root").arg(&root).args(["run", "--rm", "--net", "none", "bench", "true"]);
+        c
+    });
+    Ok(vec![ours, arm])
+}
+
+/// One JSON line per arm, a table with bars for people, and what was promised.
+fn report(arms: &[Arm], times: &[Times], title: &str, of_crun: f64) {
+    eprintln!("\nrun IMAGE true to exit, {title} (ms)");
+    eprintln!("  {:<10} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
+    let of = |name: &str| {
+        arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms())
+    };
+    let longest = times.iter().map(Times::median_ms).fold(0.0, f64::max);
+    for (arm, t) in arms.iter().zip(times) {
+        let median = t.median_ms();
+        let bar = "#".repeat((median / longest * 40.0).round() as usize);
+        let (min, p95) = (t.at(0.0), t.at(0.95));
+        eprintln!("  {:<10} {median:>8.2} {min:>8.2} {p95:>8.2}  {bar}", arm.name);
+        let more = serde_json::json!({"network": title, "min_ms": min, "p95_ms": p95});
+        figure("start", &arm.name, median, "ms", more);
+    }
+    let Some(ours) = of("dormouse") else { return };
+    if let Some(crun) = of("crun") {
+        promise("of crun", ours / crun, of_crun);
+    }
+    if let Some(floor) = of("floor") {
+        promise("of the floor", ours / floor, 2.0);
+    }
+}

@@ -1,0 +1,119 @@
+//! A thousand containers at once: is the last as quick to start as the first, and is anything left
+//! when all are gone?
+//!
+//! ```sh
+//! cargo run --release -p dormouse-benches --bin thousand -- --count 1000
+//! ```
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use dormouse_benches::{Bench, Times, figure, ok, promise};
+
+/// Options.
+#[derive(Parser)]
+struct Options {
+    /// How many containers.
+    #[arg(long, default_value_t = 1000)]
+    count: usize,
+}
+
+/// LIMIT: below this much available memory no further container is started.
+const AVAILABLE_KB_MIN: u64 = 5 << 20;
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let bench = Bench::new()?;
+    let before = host();
+    let mut times = Vec::new();
+    for n in 0..options.count {
+        if n % 50 == 0 {
+            eprint!("\r  {n} of {} started", options.count);
+            ensure!(meminfo_kb("MemAvailable:") > AVAILABLE_KB_MIN, "memory runs out at {n}");
+        }
+        let mut run = bench.dormouse();
+        let start = Instant::now();
+        ok(run.args(["run", "-d", "--name", &format!("n{n}"), "bench", "sleep", "86400"]))?;
+        times.push(start.elapsed());
+    }
+    let running = ok(bench.dormouse().args(["ps", "-q"]))?.lines().count();
+    ensure!(running == options.count, "{running} of {} run", options.count);
+    eprintln!("\r  {running} containers run, {} kB for our processes", keeper_kb());
+    let part = (options.count / 20).max(1);
+    let first = Times::new(times[..part].to_vec()).median_ms();
+    let last = Times::new(times[options.count - part..].to_vec()).median_ms();
+    eprintln!("  start of the first {part}: {first:.2} ms, of the last: {last:.2} ms (medians)");
+    plot(&times);
+    figure("thousand", "last/first", last / first, "ratio", serde_json::json!({
+        "count": options.count, "first_ms": first, "last_ms": last, "keeper_kb": keeper_kb(),
+    }));
+    promise("start of the last against the first", last / first, 2.0);
+    let start = Instant::now();
+    ok(bench.dormouse().args(["rm", "--force", "--all"]))?;
+    eprintln!("  all removed in {:.1} s", start.elapsed().as_secs_f64());
+    std::thread::sleep(Duration::from_secs(3)); // the keeper ends a second after its last child
+    let after = host();
+    let left: Vec<&String> = after.difference(&before).collect();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    eprintln!("  nothing is left behind");
+    figure("thousand", "left behind", 0.0, "things", serde_json::json!({}));
+    Ok(())
+}
+
+/// Mounts, control groups and processes that are ours.
+fn host() -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    all.extend(mounts.lines().filter(|l| l.contains("/bench-")).map(|l| format!("mount {l}")));
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+        for group in fs::read_dir(hierarchy.path()).into_iter().flatten().flatten() {
+            let name = group.file_name().to_string_lossy().into_owned();
+            if name.starts_with("dormouse") {
+                all.insert(format!("cgroup {}", group.path().display()));
+            }
+        }
+    }
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let comm = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        if comm.starts_with("dormouse") {
+            all.insert(format!("process {}", process.path().display()));
+        }
+    }
+    all
+}
+
+fn meminfo_kb(field: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find(|l| l.starts_with(field)).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// Resident memory of our keepers.
+fn keeper_kb() -> u64 {
+    let mut sum = 0;
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let status = fs::read_to_string(process.path().join("status")).unwrap_or_default();
+        if status.lines().next().is_some_and(|l| l.contains("dormouse-keeper")) {
+            let rss = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap_or_default();
+            sum += rss.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        }
+    }
+    sum
+}
+
+/// The times over the number of running containers, as people would rather look at them.
+fn plot(times: &[Duration]) {
+    let parts: Vec<f64> = times
+        .chunks(times.len().div_ceil(20).max(1))
+        .map(|part| Times::new(part.to_vec()).median_ms())
+        .collect();
+    let top = parts.iter().copied().fold(0.0, f64::max);
+    for (i, ms) in parts.iter().enumerate() {
+        let bar = "#".repeat((ms / top * 50.0).round() as usize);
+        eprintln!("  {:>6} {ms:>7.2} ms {bar}", (i + 1) * times.len() / parts.len());
+    }
+}
