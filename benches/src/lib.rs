@@ -92,7 +92,8 @@ fn without_v2<T: Send>(f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         unshare(CloneFlags::NEWNS)?;
         rustix::mount::mount_change(
             "/",
-            rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
+            rustix::mount::MountPropagationFlags::PRIVATE
+                | rustix::mount::MountPropagationFlags::REC,
         )?;
         let v2 = "/sys/fs/cgroup/unified";
         if Path::new(v2).exists() {
@@ -125,7 +126,13 @@ impl Machine {
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mb: total.and_then(|t| t.parse::<u64>().ok()).unwrap_or(0) / 1024,
-            cgroups: if unified { "v2" } else if v1 { "hybrid" } else { "none" },
+            cgroups: if unified {
+                "v2"
+            } else if v1 {
+                "hybrid"
+            } else {
+                "none"
+            },
             load: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
         }
     }
@@ -220,10 +227,21 @@ impl Bench {
     }
 }
 
+/// The hierarchies in which the floor program makes a group, below `floor-bench`.
+pub const FLOOR_CGROUPS: [&str; 7] =
+    ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio", "unified"];
+
 impl Drop for Bench {
     fn drop(&mut self) {
+        for hierarchy in FLOOR_CGROUPS {
+            let _ = fs::remove_dir(format!("/sys/fs/cgroup/{hierarchy}/floor-bench")); // if made
+        }
+        let floor = self.path("floor-scratch/shm");
+        if floor.exists() {
+            let _ = Command::new("umount").arg(floor).status();
+        }
         let ended = self.dormouse().args(["rm", "--force", "--all"]).status();
-        let gone = self.dormouse().args(["internal", "dismantle"]).status();
+        let gone = self.dormouse().args(["internal", "reset"]).status();
         if !matches!((ended, gone), (Ok(a), Ok(b)) if a.success() && b.success()) {
             eprintln!("cannot clean up below {}", self.dir.path().display());
         }

@@ -10,7 +10,9 @@ use std::process::Command;
 
 use anyhow::Result;
 use clap::Parser;
-use dormouse_benches::{Arm, Bench, Times, figure, installed, interleave, ok, promise};
+use dormouse_benches::{
+    Arm, Bench, FLOOR_CGROUPS, Times, figure, installed, interleave, ok, promise,
+};
 
 /// Options.
 #[derive(Parser)]
@@ -34,14 +36,8 @@ fn main() -> Result<()> {
         let podman = podman(&bench)?;
         report(&podman, &interleave(&podman, options.podman_rounds)?, "podman, for scale", 0.5);
     }
-    for hierarchy in CGROUPS {
-        let _ = fs::remove_dir(format!("/sys/fs/cgroup/{hierarchy}/floor-bench"));
-    }
-    let _ = Command::new("umount").arg(bench.path("floor-scratch/shm")).status();
     Ok(())
 }
-
-const CGROUPS: [&str; 7] = ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio", "unified"];
 
 /// The contenders that start in milliseconds.
 fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
@@ -75,7 +71,7 @@ fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
             eprintln!("{runtime} is not installed: its arm is left out");
             continue;
         }
-        let bundle = bench.bundle(&format!("bundle-{netns}"), netns)?;
+        let bundle = bench.bundle(&format!("bundle-{runtime}-{netns}"), netns)?;
         let state = bench.path(&format!("{runtime}-state"));
         let mut arm = Arm::new(runtime, move |n| {
             let mut c = Command::new(runtime);
@@ -94,7 +90,7 @@ fn floor(bench: &Bench) -> Result<Arm> {
     fs::create_dir_all(scratch.join("upper"))?;
     fs::create_dir_all(scratch.join("shm"))?;
     ok(Command::new("mount").args(["-t", "tmpfs", "floor"]).arg(scratch.join("shm")))?;
-    for hierarchy in CGROUPS {
+    for hierarchy in FLOOR_CGROUPS {
         fs::create_dir_all(format!("/sys/fs/cgroup/{hierarchy}/floor-bench"))?;
     }
     let (floor, rootfs) = (bench.path("floor"), bench.path("rootfs"));
@@ -137,9 +133,7 @@ fn podman(bench: &Bench) -> Result<Vec<Arm>> {
 fn report(arms: &[Arm], times: &[Times], title: &str, of_crun: f64) {
     eprintln!("\nrun IMAGE true to exit, {title} (ms)");
     eprintln!("  {:<10} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
-    let of = |name: &str| {
-        arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms())
-    };
+    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
     let longest = times.iter().map(Times::median_ms).fold(0.0, f64::max);
     for (arm, t) in arms.iter().zip(times) {
         let median = t.median_ms();

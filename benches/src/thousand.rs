@@ -48,9 +48,15 @@ fn main() -> Result<()> {
     let last = Times::new(times[options.count - part..].to_vec()).median_ms();
     eprintln!("  start of the first {part}: {first:.2} ms, of the last: {last:.2} ms (medians)");
     plot(&times);
-    figure("thousand", "last/first", last / first, "ratio", serde_json::json!({
-        "count": options.count, "first_ms": first, "last_ms": last, "keeper_kb": keeper_kb(),
-    }));
+    figure(
+        "thousand",
+        "last/first",
+        last / first,
+        "ratio",
+        serde_json::json!({
+            "count": options.count, "first_ms": first, "last_ms": last, "keeper_kb": keeper_kb(),
+        }),
+    );
     promise("start of the last against the first", last / first, 2.0);
     let start = Instant::now();
     ok(bench.dormouse().args(["rm", "--force", "--all"]))?;
