@@ -1,5 +1,5 @@
-//! What being inside costs: system calls and lmbench's operations, in a container with the default
-//! filter and outside, in turn.
+//! What being inside costs: system calls and lmbench's operations outside, in a container with the
+//! default filter, and in one without a filter, in turn.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin inside -- --rounds 7
@@ -28,22 +28,28 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
     let mut inside: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let mut outside = inside.clone();
+    let (mut outside, mut unfiltered) = (inside.clone(), inside.clone());
     for _ in 0..options.rounds {
         // Both from the same file system and with the same /bin/sh.
         let mut there = Command::new("chroot");
         read(&mut outside, there.arg(bench.path("rootfs")).args(["/bin/calls", "5"]))?;
         let mut here = bench.dormouse();
         read(&mut inside, here.args(["run", "--rm", "bench", "/bin/calls", "5"]))?;
+        let mut bare = bench.dormouse();
+        bare.args(["run", "--rm", "--security-opt", "seccomp=unconfined"]);
+        read(&mut unfiltered, bare.args(["bench", "/bin/calls", "5"]))?;
     }
-    eprintln!("\n  {:<10} {:>12} {:>12} {:>8}", "", "outside ns", "inside ns", "ratio");
+    eprintln!("\n  {:<10} {:>12} {:>9} {:>11}", "", "outside ns", "inside", "no filter");
     let mut ratios = Vec::new();
     for (name, times) in &mut outside {
         let there = middle(times);
         let here = middle(inside.get_mut(name).context("inside and outside differ")?);
-        let ratio = here / there;
-        eprintln!("  {name:<10} {there:>12.0} {here:>12.0} {ratio:>8.3}");
-        let more = serde_json::json!({"outside_ns": there, "inside_ns": here});
+        let bare = middle(unfiltered.get_mut(name).context("inside and outside differ")?);
+        let (ratio, bare_ratio) = (here / there, bare / there);
+        eprintln!("  {name:<10} {there:>12.0} {ratio:>9.3} {bare_ratio:>11.3}");
+        let more = serde_json::json!({
+            "outside_ns": there, "inside_ns": here, "unfiltered_ns": bare,
+        });
         figure("inside", name, ratio, "ratio", more);
         if CALLS.contains(&name.as_str()) {
             ratios.push(ratio);
