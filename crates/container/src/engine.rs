@@ -60,7 +60,8 @@ impl Engine {
     /// The image store.
     pub fn images(&self) -> Result<&Store> {
         if self.store.get().is_none() {
-            let store = Store::open(&self.places.lib.join("images"), &self.places.run)?;
+            let (lib, run) = (self.places.lib.join("images"), self.places.run.join("images"));
+            let store = Store::open(&lib, &run)?;
             let _ = self.store.set(store); // single-threaded: nobody set it meanwhile
         }
         Ok(self.store.get().expect("set above"))

@@ -51,11 +51,3 @@ pub use mount::{Layer, Lower, Volume, assemble};
 pub use progress::{Progress, Silent};
 pub use save::{Blob, Compression, SaveFormat};
 pub use store::{Image, ImageId, LayerRef, Metadata, Store};
-
-/// For what is not written yet.
-fn not_yet(what: &str) -> ImageError {
-    ImageError::new(
-        dormouse_kernel::ErrorKind::Unsupported { since: "dormouse 0.1" },
-        format!("this build cannot {what} yet"),
-    )
-}

@@ -50,7 +50,7 @@ pub type ImageId = String;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Metadata {
-    /// One EROFS file, mounted from the file (KERNEL(6.12), before through a loop device).
+    /// One EROFS file, mounted from the file (KERNEL(6.12)).
     Erofs,
     /// A directory of empty files that point to the objects: where EROFS cannot be mounted.
     Stub,
