@@ -47,7 +47,7 @@ fn vm_every_way_in_gives_the_same_tree() {
     }
     host.import(&dir, "dir");
     let expected = list(&host, "dir");
-    for part in ["4751 0:0 2", "1000:2000", "fifo", "-> /nowhere", "character special"] {
+    for part in ["4751 0:0 2", "1000:2000", "fifo", "-> '/nowhere'", "character special"] {
         assert!(expected.contains(part), "'{part}' is missing:\n{expected}");
     }
     let tar = host.dir().join("x.tar");
@@ -137,7 +137,7 @@ fn vm_tag_list_inspect_commit_diff_export_and_remove() {
     host.dm(&["rmi", "committed"]).ok();
     let _ = host.dm(&["rmi", "busybox"]); // its first name may be gone by the attempt above
     let _ = host.dm(&["rmi", "other:1"]);
-    host.dm(&["prune"]).ok();
+    host.dm(&["prune", "--all"]).ok();
     assert_eq!(host.dm(&["images", "--json"]).ok().trim(), "[]");
     let objects = host.root().join("lib/images/objects");
     let left = host.sh(&format!("find {} -type f | wc -l", objects.display())).ok();
@@ -165,7 +165,7 @@ fn vm_push_pull_and_run() {
     let id = host.inspect(&name)["id"].to_string();
     host.dm(&["push", &name]).ok();
     host.dm(&["rmi", &name]).ok();
-    host.dm(&["prune"]).ok();
+    host.dm(&["prune", "--all"]).ok();
     assert_eq!(host.dm(&["images", "--json"]).ok().trim(), "[]");
     host.dm(&["pull", &name]).ok();
     assert_eq!(host.inspect(&name)["id"].to_string(), id, "another image came back");
@@ -263,7 +263,7 @@ fn vm_a_layer_cut_in_the_middle_resumes() {
     host.import(&big_tree(&host, "big", 24), &name);
     host.dm_within(Duration::from_secs(120), &["push", &name]).ok();
     host.dm(&["rmi", &name]).ok();
-    host.dm(&["prune"]).ok();
+    host.dm(&["prune", "--all"]).ok();
     let meddler = Meddler::start(&host, Mischief::Cut(12 << 20));
     let other = format!("{MEDDLER}/demo/big:1");
     host.dm_within(Duration::from_secs(120), &["pull", &other]).ok();
@@ -283,7 +283,7 @@ fn vm_a_wrong_digest_is_refused_and_leaves_nothing() {
     host.import(&big_tree(&host, "big", 4), &name);
     host.dm_within(Duration::from_secs(120), &["push", &name]).ok();
     host.dm(&["rmi", &name]).ok();
-    host.dm(&["prune"]).ok();
+    host.dm(&["prune", "--all"]).ok();
     let meddler = Meddler::start(&host, Mischief::Flip(3 << 20));
     let other = format!("{MEDDLER}/demo/big:1");
     let out = host.dm_within(Duration::from_secs(120), &["pull", &other]);
@@ -294,7 +294,7 @@ fn vm_a_wrong_digest_is_refused_and_leaves_nothing() {
         "{line}"
     );
     assert_eq!(host.dm(&["images", "--json"]).ok().trim(), "[]");
-    host.dm(&["prune"]).ok();
+    host.dm(&["prune", "--all"]).ok();
     let used = host.sh(&format!("du -sm {}/lib/images", host.root().display())).ok();
     let used: u32 = used.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number");
     assert!(used < 3, "{used} MB are left");

@@ -83,7 +83,9 @@ fn vm_memory_of_another_is_not_found() {
     only_stopped_by("ipc-namespace", |host| {
         victim(host, &["attack", "shm-make", "4242"]);
         std::thread::sleep(std::time::Duration::from_millis(300));
-        attack(host, &[], &["shm-find", "4242"])
+        let out = attack(host, &[], &["shm-find", "4242"]);
+        attack_on_host(host, &["ipc-remove", "4242", "/none"]);
+        out
     });
 }
 
@@ -92,7 +94,9 @@ fn vm_message_queues_of_another_are_not_found() {
     only_stopped_by("ipc-namespace", |host| {
         victim(host, &["attack", "mq-make", "/queue"]);
         std::thread::sleep(std::time::Duration::from_millis(300));
-        attack(host, &[], &["mq-find", "/queue"])
+        let out = attack(host, &[], &["mq-find", "/queue"]);
+        attack_on_host(host, &["ipc-remove", "0", "/queue"]);
+        out
     });
 }
 
@@ -223,7 +227,7 @@ fn vm_descriptors_of_the_host_are_not_inherited() {
 
 #[test]
 fn vm_abstract_names_are_private() {
-    only_stopped_by("abstract-names", |host| {
+    only_stopped_by("dm_unix_connect,dm_unix_sendmsg", |host| {
         victim(host, &["attack", "abstract-listen", "name"]);
         let script = "until grep -q @name /proc/net/unix; do sleep 0.1; done";
         host.wait_inside("victim", script);
@@ -233,7 +237,7 @@ fn vm_abstract_names_are_private() {
 
 #[test]
 fn vm_addresses_of_others_cannot_be_taken() {
-    only_stopped_by("bind-own-address", |host| {
+    only_stopped_by("dm_bind4", |host| {
         victim(host, &["sleep", "1000"]);
         attack(host, &[], &["tcp-bind", &host.address_of("victim"), "7000"])
     });
@@ -279,7 +283,7 @@ fn vm_sockets_that_see_the_wire_are_refused() {
 
 #[test]
 fn vm_a_listener_without_address_gets_no_caller_of_others() {
-    only_stopped_by("listen-unbound", |host| {
+    only_stopped_by("dm_ingress", |host| {
         // The thief listens at a port the kernel chose; the victim calls its own address there.
         victim(host, &["sleep", "1000"]);
         host.dm(&["run", "-d", "--name", "thief", "attack", "attack", "listen-unbound"]).ok();

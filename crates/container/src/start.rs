@@ -277,7 +277,10 @@ impl Engine {
         let shm_attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
         let shm = plan.fd(clone_dir(&shared.join("shm"), shm_attr)?);
         plan.attach(shm, "/dev/shm", TargetKind::PlainDir, false);
-        plan.mqueue("/dev/mqueue");
+        // The host's own is not for the container's user namespace to mount.
+        if !weakened("ipc-namespace") {
+            plan.mqueue("/dev/mqueue");
+        }
         if needs_devpts(config) {
             plan.devpts("/dev/pts", Some(TTY_GROUP));
         }

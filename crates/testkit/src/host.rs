@@ -318,7 +318,15 @@ impl Host {
         for id in ids.lines() {
             must(self.dm(&["rm", "--force", id]));
         }
-        must(self.dm(&["internal", "reset"]));
+        // A start that failed just now may still be ending, and then it is refused.
+        let mut reset = None;
+        wait_until(Duration::from_secs(5) * slowness(), || {
+            let out = self.dm(&["internal", "reset"]);
+            let is_done = out.status == 0;
+            reset = Some(out);
+            is_done
+        });
+        reset.map(must);
         wait_until(Duration::from_secs(5) * slowness(), || self.processes().is_empty());
         left.extend(self.processes().iter().map(|(pid, line)| format!("process {pid}: {line}")));
         left.extend(self.cgroups().iter().map(|path| format!("cgroup {}", path.display())));
