@@ -283,7 +283,7 @@ fn vm_sockets_that_see_the_wire_are_refused() {
 
 #[test]
 fn vm_a_listener_without_address_gets_no_caller_of_others() {
-    only_stopped_by("dm_ingress", |host| {
+    only_stopped_by("dm_ingress,dm_egress", |host| {
         // The thief listens at a port the kernel chose; the victim calls its own address there.
         victim(host, &["sleep", "1000"]);
         host.dm(&["run", "-d", "--name", "thief", "attack", "attack", "listen-unbound"]).ok();

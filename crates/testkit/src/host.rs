@@ -298,7 +298,7 @@ impl Host {
         let said = |script: &str| self.sh(script).stdout;
         State {
             mounts: self.mounts(),
-            links: said("ip -o link | sed 's/ state .*//'"),
+            links: said("ip -o link | cut -d: -f1,2"),
             // What the kernel adds to IPv6 by itself comes when it is ready.
             routes: said("ip -4 route show table all; ip -6 route show table all proto static"),
             rules: said("nft list ruleset 2>/dev/null"),
