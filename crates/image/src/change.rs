@@ -256,7 +256,8 @@ fn compare_all(
 /// file can have changed under a name that is not in the upper.
 fn has_index(upper: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(upper, "../work/index", flags, Mode::empty())
+    let index = std::path::Path::new("..").join("work").join("index");
+    rustix::fs::openat(upper, index, flags, Mode::empty())
         .and_then(rustix::fs::Dir::new)
         .is_ok_and(|dir| dir.flatten().any(|e| !matches!(e.file_name().to_bytes(), b"." | b"..")))
 }

@@ -65,7 +65,8 @@ fn main() {
         }
         let mut ratios: Vec<f64> = address.iter().zip(&plain).map(|(a, p)| a / p).collect();
         println!(
-            "{{\"bench\":\"network.address\",\"figure\":\"{kind}\",\"plain_per_s\":{:.0},\"address_per_s\":{:.0},\"ratio\":{:.3},\"best_ratio\":{:.3},\"rounds\":{rounds}}}",
+            "{{\"bench\":\"network.address\",\"figure\":\"{kind}\",\"plain_per_s\":{:.0},\
+             \"address_per_s\":{:.0},\"ratio\":{:.3},\"best_ratio\":{:.3},\"rounds\":{rounds}}}",
             median(&mut plain),
             median(&mut address),
             median(&mut ratios),

@@ -5,8 +5,8 @@
 //! when free. A container is added and removed by writing its record in place, whatever the number
 //! of the others. Free records are a stack in `hosts.free`, whose lock is the file's.
 //!
-//! LIMIT: names that do not fit in a line together with the address (about 80 bytes) are left out. With many thousands of containers every look-up reads megabytes; then a name
-//! server is due.
+//! LIMIT: names that do not fit in a line together with the address (about 80 bytes) are left out.
+//! With many thousands of containers every look-up reads megabytes; then a name server is due.
 
 use std::fs::{self, File, OpenOptions};
 use std::net::IpAddr;
