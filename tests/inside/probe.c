@@ -5,12 +5,15 @@
  * udp-echo ADDRESS PORT  answers every datagram with itself
  * udp-ask NAME PORT WORD sends a datagram and prints the answer
  * bind ADDRESS PORT      binds a TCP socket there and says so
+ * ping NAME              an echo request and its answer, by the socket that needs no privilege
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
  * but for those of the servers. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/ip_icmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +124,24 @@ static int bind_only(char **args)
 	return 0;
 }
 
+static int ping(char **args)
+{
+	struct addrinfo hints = { .ai_family = AF_INET }, *other;
+	struct icmphdr echo = { .type = ICMP_ECHO }, answer = { 0 };
+	if (getaddrinfo(args[0], NULL, &hints, &other))
+		return fail("getaddrinfo");
+	int fd = socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP);
+	if (fd < 0)
+		return fail("socket");
+	limit(fd);
+	if (sendto(fd, &echo, sizeof(echo), 0, other->ai_addr, other->ai_addrlen) < 0)
+		return fail("sendto");
+	if (recv(fd, &answer, sizeof(answer), 0) < 0)
+		return fail("recv");
+	puts(answer.type == ICMP_ECHOREPLY ? "answered" : "refused");
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -128,7 +149,7 @@ int main(int argc, char **argv)
 		int count;
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "ask", 2, ask }, { "udp-echo", 2, udp_echo },
-		      { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only } };
+		      { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);
