@@ -63,8 +63,28 @@ fn arguments() -> Result<Arguments, String> {
     Ok(all)
 }
 
+/// Wipes the arguments from memory. Until execve a newborn that joins a container shows the
+/// keeper's, and `/proc/PID/cmdline` is for everybody to read, whoever may not trace it: the
+/// container would learn where the host keeps its things.
+///
+/// ORDER: after the arguments were copied, while there is one thread.
+fn wipe_arguments() {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // proc_pid_stat(5): fields 48 and 49; the second ends with the last parenthesis.
+    let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let mut fields = rest.split_ascii_whitespace().skip(45).map(|f| f.parse::<usize>().ok());
+    let (Some(Some(start)), Some(Some(end))) = (fields.next(), fields.next()) else { return };
+    if start != 0 && start < end {
+        // SAFETY: the kernel wrote the arguments there, on our own writable stack; the only ones who
+        // read them, the standard library's `args`, copied them and are not asked again.
+        unsafe { std::ptr::write_bytes(start as *mut u8, 0, end - start) };
+    }
+    let _ = kernel::set_name(c"dormouse-keeper"); // what ps shows instead
+}
+
 fn start() -> Result<(), String> {
     let all = arguments()?;
+    wipe_arguments();
     kernel::reset_signals().map_err(|e| format!("reset its signals: {e}"))?;
     let mut heritage = Heritage::now();
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
