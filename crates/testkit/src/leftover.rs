@@ -59,7 +59,11 @@ pub(crate) fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
         let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
         let parent = field("PPid:").and_then(|p| p.parse::<u32>().ok()).unwrap_or(0);
         let is_zombie = field("State:").is_some_and(|state| state.starts_with('Z'));
-        let line = String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned();
+        let mut line = String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned();
+        if line.is_empty() {
+            // The keeper wipes its own; ps(1), too, shows the name then.
+            line = format!("[{}]", field("Name:").unwrap_or_default());
+        }
         all.push((pid, parent, is_zombie, line));
     }
     ours.remove(&std::process::id());
