@@ -50,8 +50,9 @@ fn root_container_sees_itself_alone() {
     assert_eq!(lines.next(), Some("pid=1"));
     assert_eq!(lines.next(), Some("0"));
     assert_eq!(lines.next(), Some("inside"));
-    // The shell, ls and grep.
-    assert_eq!(lines.next(), Some("3"), "{text}");
+    // The shell, ls, and grep if it was started by then.
+    let processes = lines.next();
+    assert!(matches!(processes, Some("2" | "3")), "{text}");
     // Root, proc, mqueue, devpts: the tiny root below is not visible.
     for (place, kind) in [("/proc", "proc"), ("/dev/mqueue", "mqueue"), ("/dev/pts", "devpts")] {
         assert!(text.contains(&format!(" {place} {kind} ")), "{text}");
@@ -495,7 +496,7 @@ fn root_engine_that_dies_leaves_no_process() {
         }
         let pidfd = newborn.pidfd.try_clone().unwrap();
         drop((newborn, client));
-        assert!(pidfd::wait(pidfd.as_fd(), Some(Duration::from_secs(5))).unwrap(), "{stage}");
+        assert!(pidfd::wait(pidfd.as_fd(), Some(Duration::from_secs(20))).unwrap(), "{stage}");
     }
     assert!(until(|| keeper.status().unwrap().children == 0));
 }

@@ -69,6 +69,8 @@ pub struct Newborn {
     pub(crate) proc: Option<OwnedFd>,
     pub(crate) sock: OwnedFd,
     pub(crate) steps: Vec<Step>,
+    /// Its plan has a sync point.
+    pub(crate) waits: bool,
 }
 
 impl Newborn {
@@ -92,6 +94,7 @@ impl Newborn {
                 .map_err(|source| LaunchError::SendPlan { source })?;
             message = ToNewborn::More;
         }
+        self.waits = finished.steps.iter().any(|step| step.code == Code::Sync);
         self.steps = finished.steps;
         Ok(())
     }
@@ -140,9 +143,17 @@ impl Newborn {
     /// LIMIT: a seccomp filter that forbids sendmsg(2) hides why execve failed; the process then
     /// ends with 127 or 126 all the same.
     pub fn go(self) -> Result<(), LaunchError> {
-        wire::send(&self.sock, &ToNewborn::Go.to_bytes(), &[], SendFlags::empty())
-            .map_err(|source| LaunchError::SendPlan { source })?;
+        let sent = wire::send(&self.sock, &ToNewborn::Go.to_bytes(), &[], SendFlags::empty());
+        // One that has failed, or has no sync point to wait at, may be gone; its last word is not.
+        if let Err(source) = sent
+            && !matches!(source, rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET)
+        {
+            return Err(LaunchError::SendPlan { source });
+        }
         match self.hear()? {
+            (None, _) if sent.is_err() && self.waits => {
+                Err(LaunchError::Newborn { what: "ended before it could go on" })
+            }
             (None, _) => Ok(()),
             (Some(FromNewborn::Failed { index, errno }), _) => {
                 Err(LaunchError::Failed(self.failure(index, errno)))
