@@ -354,7 +354,9 @@ fn root_terminal_belongs_to_the_program_and_is_kept() {
     let scratch = Scratch::new();
     let mut keeper = scratch.keeper();
     let log_path = scratch.path("log");
-    let script = "tty; stty size; echo begun; read line; echo got $line; exit 5";
+    // It waits a little, so that whoever typed the line has detached: what is said while somebody is
+    // attached is theirs to log.
+    let script = "tty; stty size; echo begun; read line; sleep 1; echo got $line; exit 5";
     let mut newborn = keeper.spawn(scratch.spawn("c1")).unwrap();
     let mut plan = Plan::new();
     scratch.plan_root(&mut plan, &mut newborn);

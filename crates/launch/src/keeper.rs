@@ -251,7 +251,15 @@ impl Keeper {
         let mut fds = fds.into_iter();
         let pidfd = fds.next().ok_or_else(unexpected)?;
         self.mine.insert(pid);
-        Ok(Newborn { pid, start_time, pidfd, proc: fds.next(), sock, steps: Vec::new(), waits: false })
+        Ok(Newborn {
+            pid,
+            start_time,
+            pidfd,
+            proc: fds.next(),
+            sock,
+            steps: Vec::new(),
+            waits: false,
+        })
     }
 
     /// Waits until the child has ended. A child of another connection can be waited for too.
