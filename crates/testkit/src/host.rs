@@ -299,8 +299,11 @@ impl Host {
         State {
             mounts: self.mounts(),
             links: said("ip -o link | cut -d: -f1,2"),
-            // What the kernel adds to IPv6 by itself comes when it is ready.
-            routes: said("ip -4 route show table all; ip -6 route show table all proto static"),
+            // What the kernel adds to IPv6 by itself comes when it is ready, and so does a carrier.
+            routes: said(
+                "{ ip -4 route show table all; ip -6 route show table all proto static; } | \
+                 sed 's/ linkdown//'",
+            ),
             rules: said("nft list ruleset 2>/dev/null"),
         }
     }
