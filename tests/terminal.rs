@@ -28,8 +28,10 @@ fn vm_control_c_reaches_the_program_inside_not_the_one_outside() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "--rm", "-it", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
-    terminal.send("sleep 1000; echo status $?\n");
-    terminal.expect("sleep 1000");
+    // What is typed is echoed by the outer terminal as long as nobody inside reads: only what the
+    // shell itself says shows that it runs.
+    terminal.send("echo re''ady; sleep 1000; echo status $?\n");
+    terminal.expect("ready");
     std::thread::sleep(Duration::from_millis(500));
     terminal.send("\u{3}");
     terminal.expect("^C");
