@@ -18,7 +18,7 @@ test *STAGES:
 
 # The whole-system tests under Debian's newer kernel (cgroup v2, systemd), in QEMU.
 test-vm:
-    ./test guest
+    ./test build guest
 
 # Every number of SPECIFICATION.md, peers in the same run; or some: just bench start.
 bench *NAMES:
