@@ -293,6 +293,10 @@ impl Engine {
             let run =
                 plan.fd(clone_dir(&shared.join("run"), MountAttr::NOSUID | MountAttr::NODEV)?);
             plan.attach(run, "/run", TargetKind::Dir, true);
+            // Debian's systemd ends at once if this is no mount and it may not mount one itself.
+            let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+            let lock = plan.fd(clone_dir(&shared.join("lock"), attr)?);
+            plan.attach(lock, "/run/lock", TargetKind::Dir, true);
             plan.cgroup2("/sys/fs/cgroup");
         }
         self.plan_names(plan, config, &shared)?;
@@ -464,6 +468,7 @@ impl Engine {
         make_owned_dir(&dir.join("shm"), 0o1777, config.ids)?;
         if config.systemd {
             make_owned_dir(&dir.join("run"), 0o755, config.ids)?;
+            make_owned_dir(&dir.join("lock"), 0o1777, config.ids)?;
         }
         Ok(dir)
     }
