@@ -322,7 +322,7 @@ impl CreateArgs {
                 terminal: self.tty,
                 stdin: self.interactive,
             },
-            security: self.security()?,
+            security: self.security(systemd)?,
             hostname: self.hostname.as_deref().map(hostname).transpose()?,
             domainname: None,
             mounts,
@@ -467,11 +467,16 @@ impl CreateArgs {
         Ok((mounts, anonymous))
     }
 
-    fn security(&self) -> Result<Security> {
+    fn security(&self, systemd: bool) -> Result<Security> {
         let options = security::security_options(&self.security_opt)?;
         let name = |c: &Capability| format!("CAP_{}", c.name());
         let all: Vec<String> = Capability::ALL.iter().map(name).collect();
-        let default: Vec<String> = capability::default_set().iter().map(|c| name(&c)).collect();
+        let mut default: Vec<String> = capability::default_set().iter().map(|c| name(&c)).collect();
+        if systemd {
+            // Its units are put into namespaces of their own. It is the capability over the
+            // container's own user namespace, of which the host's is no part.
+            default.push(name(&Capability::SysAdmin));
+        }
         let capabilities = security::capabilities(&default, &all, &self.cap_add, &self.cap_drop)?;
         let oom_score_adj = match self.oom_score_adj.as_deref() {
             None => None,
