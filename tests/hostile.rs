@@ -253,19 +253,17 @@ fn vm_endless_output_is_bounded() {
     let logs =
         host.root().join("lib/containers").join(host.inspect("a")["id"].as_str().expect("an id"));
     let used = || -> u64 {
-        let out = host.sh(&format!("du -sk {}/log", logs.display())).ok();
-        out.split_whitespace().next().and_then(|n| n.parse().ok()).expect("a number")
+        use std::os::unix::fs::MetadataExt;
+        let files = std::fs::read_dir(logs.join("log")).expect("it has logs");
+        files.flatten().filter_map(|f| f.metadata().ok()).map(|m| m.blocks() / 2).sum()
     };
-    // It is looked at twice a second or so, and brought down to its bound each time.
-    let mut low = 0;
-    for _ in 0..200 {
-        std::thread::sleep(Duration::from_millis(25));
-        low += u32::from(used() <= 2 << 10);
-    }
-    assert!(low > 0, "the log is never brought down: {} kB", used());
+    // It writes hundreds of megabytes a second, so what is there at any moment says little.
+    std::thread::sleep(Duration::from_secs(5));
     host.dm(&["pause", "a"]).ok();
     let down = || used() <= 2 << 10;
     assert!(wait_until(Duration::from_secs(10), down), "{} kB after a pause", used());
+    let said = std::fs::metadata(logs.join("log/stdout.log")).expect("it has a log").len();
+    assert!(said > 4 << 20, "it has said no more than is kept: {said} bytes");
 }
 
 #[test]

@@ -126,7 +126,7 @@ pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
         let out = stdout.recv_timeout(short).unwrap_or_default();
         panic!("$ {shown}\nnot done after {limit:?}\n-- stdout\n{out}\n-- stderr\n{said}");
     };
-    let patience = Duration::from_secs(2) * slowness();
+    let patience = Duration::from_secs(10) * slowness();
     let take = |from: mpsc::Receiver<String>, what: &str| {
         from.recv_timeout(patience).unwrap_or_else(|_| {
             panic!("$ {shown}\nit has ended (status {status}), but its {what} is still open")
