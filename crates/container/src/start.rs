@@ -416,6 +416,7 @@ impl Engine {
                 .map_err(Error::file("cannot own", &path))?;
             Ok(path)
         };
+        let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
         bind(&own("hostname", format!("{}\n", config.hostname))?, "/etc/hostname")?;
         match &config.net {
             NetMode::Address { domain } => {
@@ -436,17 +437,19 @@ impl Engine {
                 }
             }
             NetMode::Host => {
-                bind(Path::new("/etc/hosts"), "/etc/hosts")?;
+                // Made by hand or by a bootstrap, a host may have none.
+                if Path::new("/etc/hosts").exists() {
+                    bind(Path::new("/etc/hosts"), "/etc/hosts")?;
+                } else {
+                    bind(&own("hosts", own_names())?, "/etc/hosts")?;
+                }
                 if config.dns.is_empty() && Path::new("/etc/resolv.conf").exists() {
                     let text = fs::read_to_string("/etc/resolv.conf")
                         .map_err(Error::file("cannot read", "/etc/resolv.conf"))?;
                     bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
                 }
             }
-            NetMode::None => {
-                let text = format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
-                bind(&own("hosts", text)?, "/etc/hosts")?;
-            }
+            NetMode::None => bind(&own("hosts", own_names())?, "/etc/hosts")?,
         }
         if !config.dns.is_empty() {
             let text = config.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
