@@ -98,7 +98,7 @@ pub fn program(name: &str) -> PathBuf {
 
 /// Runs a command to its end, at most `limit` (times [`slowness`]) long.
 ///
-/// Panics when it takes longer, and when a process that it left behind still holds its output two
+/// Panics when it takes longer, and when a process that it left behind still holds its output ten
 /// seconds after its end: a program that goes to the background lets go of its caller's streams.
 #[track_caller]
 pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
@@ -209,6 +209,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "still open")]
     fn a_program_left_behind_with_our_streams_is_noticed() {
-        run(sh("sleep 4 & exit 0"), b"", LIMIT);
+        run(sh("sleep 13 & exit 0"), b"", LIMIT);
     }
 }
