@@ -26,6 +26,8 @@ use crate::option::env::{Environment, Host};
 use crate::option::keys::DetachKeys;
 use crate::option::limit::{self, LimitArgs};
 use crate::option::mount::{self, Asked};
+use crate::option::process::ProcessArgs;
+use crate::option::stop::stop_timeout;
 use crate::option::{Invalid, extra_host, hostname, label, security, signal};
 use crate::{fail, name};
 
@@ -39,24 +41,8 @@ pub(crate) struct CreateArgs {
     /// Remove it when it stops
     #[arg(long)]
     pub(crate) rm: bool,
-    /// Keep its standard input open
-    #[arg(long, short)]
-    pub(crate) interactive: bool,
-    /// Give it a terminal
-    #[arg(long, short)]
-    pub(crate) tty: bool,
-    /// Set an environment variable; NAME or PREFIX* take the caller's
-    #[arg(long, short, value_name = "NAME=VALUE")]
-    env: Vec<String>,
-    /// Read environment variables from a file
-    #[arg(long, value_name = "FILE")]
-    env_file: Vec<PathBuf>,
-    /// Working directory inside
-    #[arg(long, short, value_name = "DIR")]
-    workdir: Option<String>,
-    /// Run as this user and group, names or numbers
-    #[arg(long, short, value_name = "USER[:GROUP]")]
-    user: Option<String>,
+    #[command(flatten)]
+    pub(crate) process: ProcessArgs,
     /// Program in front of the command; "" for none, ["a","b"] with arguments
     #[arg(long, value_name = "COMMAND")]
     entrypoint: Option<String>,
@@ -240,15 +226,6 @@ impl CreateArgs {
         }
     }
 
-    /// The texts of the `--env-file`s.
-    pub(crate) fn read_env_files(&self) -> Result<Vec<String>> {
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read environment file '{}'", path.display()))
-        };
-        self.env_file.iter().map(read).collect()
-    }
-
     /// What the engine is asked to create.
     pub(crate) fn merge(&self, image: Option<Image>, here: &Here) -> Result<Create> {
         let defaults = image.as_ref().map(Defaults::of).unwrap_or_default();
@@ -284,7 +261,7 @@ impl CreateArgs {
         }
         let (mounts, anonymous_volumes) = self.mounts(image, here)?;
         let text = |o: &Option<String>, d: &str| o.clone().unwrap_or_else(|| d.to_owned());
-        let cwd = match text(&self.workdir, &image.working_dir) {
+        let cwd = match text(&self.process.workdir, &image.working_dir) {
             cwd if cwd.is_empty() => "/".to_owned(),
             cwd => cwd,
         };
@@ -317,10 +294,10 @@ impl CreateArgs {
                 args,
                 env: self.environment(image, here)?,
                 cwd,
-                user: User(text(&self.user, &image.user)),
+                user: User(text(&self.process.user, &image.user)),
                 umask: self.umask.as_deref().map(limit::umask).transpose()?,
-                terminal: self.tty,
-                stdin: self.interactive,
+                terminal: self.process.tty,
+                stdin: self.process.interactive,
             },
             security: self.security(systemd)?,
             hostname: self.hostname.as_deref().map(hostname).transpose()?,
@@ -339,7 +316,7 @@ impl CreateArgs {
             init: self.init,
             systemd,
             stop_signal,
-            stop_timeout_s: stop_timeout(self.stop_timeout.as_deref())?.unwrap_or(10),
+            stop_timeout_s: self.stop_timeout.as_deref().map_or(Ok(10), stop_timeout)?,
             labels,
             sysctls,
             wide_ids: self.ids.as_deref().map_or(systemd, |ids| ids == "65536"),
@@ -392,12 +369,7 @@ impl CreateArgs {
                 env.set(name, value);
             }
         }
-        for text in &here.env_files {
-            env.add_file(text, here.env)?;
-        }
-        for text in &self.env {
-            env.add(text, here.env)?;
-        }
+        self.process.set(&mut env, &here.env_files, here.env)?;
         Ok(env.into_entries())
     }
 
@@ -493,18 +465,6 @@ impl CreateArgs {
             rlimits: self.ulimit.iter().map(|u| limit::ulimit(u)).collect::<Result<_, _>>()?,
             oom_score_adj,
         })
-    }
-}
-
-/// Seconds until a stop becomes a kill; -1 is never.
-pub(crate) fn stop_timeout(text: Option<&str>) -> Result<Option<u32>> {
-    match text {
-        None => Ok(None),
-        Some("-1") => Ok(Some(u32::MAX)),
-        Some(t) => match t.parse() {
-            Ok(s) => Ok(Some(s)),
-            Err(_) => Err(Invalid::new("timeout", t, "a number of seconds, or -1").into()),
-        },
     }
 }
 

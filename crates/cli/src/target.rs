@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use dormouse_container::Engine;
 use dormouse_model::{ContainerId, State};
 
-use crate::fail;
+use crate::{fail, output};
 
 /// Containers by name, id, or the beginning of an id.
 #[derive(Debug, clap::Args)]
@@ -24,19 +24,23 @@ impl Targets {
         &self,
         engine: &Engine,
         fits: fn(State) -> bool,
-        mut f: impl FnMut(&ContainerId, &str) -> Result<()>,
+        mut f: impl FnMut(&ContainerId) -> Result<()>,
     ) -> Result<u8> {
+        let mut done = |id: &ContainerId, name: &str| {
+            f(id)?;
+            output::line(name)
+        };
         if self.all {
             if !self.names.is_empty() {
                 bail!("give either --all or containers, not both");
             }
             let all = engine.list()?;
             let all: Vec<_> = all.iter().filter(|d| fits(d.state)).collect();
-            return Ok(fail::for_each(&all, |d| f(&d.config.id, d.config.id.as_str())));
+            return Ok(fail::for_each(&all, |d| done(&d.config.id, d.config.id.as_str())));
         }
         if self.names.is_empty() {
             bail!("no container was given: name some, or --all");
         }
-        Ok(fail::for_each(&self.names, |name| f(&engine.find(name)?, name)))
+        Ok(fail::for_each(&self.names, |name| done(&engine.find(name)?, name)))
     }
 }

@@ -8,8 +8,10 @@ pub(crate) mod env;
 pub(crate) mod keys;
 pub(crate) mod limit;
 pub(crate) mod mount;
+pub(crate) mod process;
 pub(crate) mod security;
 pub(crate) mod signal;
+pub(crate) mod stop;
 pub(crate) mod time;
 
 pub(crate) use dormouse_model::Invalid;

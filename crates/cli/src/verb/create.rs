@@ -41,7 +41,7 @@ pub(crate) fn create(
     image: Option<Image>,
 ) -> Result<ContainerId> {
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
-    let here = Here { cwd: &cwd, env: &env::host, env_files: args.read_env_files()? };
+    let here = Here { cwd: &cwd, env: &env::host, env_files: args.process.read_env_files()? };
     let id_file = match &args.cidfile {
         None => None,
         Some(path) => {

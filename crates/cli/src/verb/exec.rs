@@ -1,7 +1,5 @@
 //! `dormouse exec`
 
-use std::path::PathBuf;
-
 use anyhow::{Context, Result};
 use dormouse_container::{Exec, Stream};
 use dormouse_model::{Process, User};
@@ -10,6 +8,7 @@ use crate::command::Global;
 use crate::create::AttachArgs;
 use crate::option::env::{self, Environment};
 use crate::option::key_value;
+use crate::option::process::ProcessArgs;
 use crate::session::{self, Of, Pipes};
 use crate::signal::Signals;
 
@@ -20,24 +19,8 @@ pub(crate) struct Args {
     /// Leave it running in the background
     #[arg(long, short)]
     detach: bool,
-    /// Pass standard input on
-    #[arg(long, short)]
-    interactive: bool,
-    /// Give it a terminal
-    #[arg(long, short)]
-    tty: bool,
-    /// Set an environment variable; NAME or PREFIX* take the caller's
-    #[arg(long, short, value_name = "NAME=VALUE")]
-    env: Vec<String>,
-    /// Read environment variables from a file
-    #[arg(long, value_name = "FILE")]
-    env_file: Vec<PathBuf>,
-    /// Working directory inside
-    #[arg(long, short, value_name = "DIR")]
-    workdir: Option<String>,
-    /// Run as this user and group, names or numbers
-    #[arg(long, short, value_name = "USER[:GROUP]")]
-    user: Option<String>,
+    #[command(flatten)]
+    process: ProcessArgs,
     /// All capabilities of the container's namespace, no seccomp filter
     #[arg(long)]
     privileged: bool,
@@ -59,29 +42,23 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         // Where HOME came from the container's first user it need not fit this one.
         environment.set(name, value);
     }
-    for path in &args.env_file {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read environment file '{}'", path.display()))?;
-        environment.add_file(&text, &env::host)?;
-    }
-    for text in &args.env {
-        environment.add(text, &env::host)?;
-    }
+    let asked = args.process;
+    asked.set(&mut environment, &asked.read_env_files()?, &env::host)?;
     let signals = if args.detach { None } else { Some(Signals::take()?) };
-    let (io, pipes) = if args.detach || args.tty {
+    let (io, pipes) = if args.detach || asked.tty {
         (session::elsewhere(Stream::Null, || Stream::Null), Pipes::default())
     } else {
-        session::pipes(args.interactive, || Stream::Null)?
+        session::pipes(asked.interactive, || Stream::Null)?
     };
     let exec = Exec {
         process: Process {
             args: command.to_vec(),
             env: environment.into_entries(),
-            cwd: args.workdir.unwrap_or_default(),
-            user: User(args.user.unwrap_or_default()),
+            cwd: asked.workdir.unwrap_or_default(),
+            user: User(asked.user.unwrap_or_default()),
             umask: None,
-            terminal: args.tty,
-            stdin: args.interactive,
+            terminal: asked.tty,
+            stdin: asked.interactive,
         },
         privileged: args.privileged,
         io,
@@ -95,7 +72,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         &engine,
         running,
         pipes,
-        args.interactive,
+        asked.interactive,
         Of::Exec,
         &args.attach,
         &signals,

@@ -4,7 +4,6 @@ use anyhow::Result;
 
 use crate::command::Global;
 use crate::option::signal::signal;
-use crate::output;
 use crate::target::Targets;
 use crate::view::is_alive;
 
@@ -21,8 +20,5 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let number = signal(&args.signal)?;
-    args.targets.each(&engine, is_alive, |id, name| {
-        engine.kill(id, number)?;
-        output::line(name)
-    })
+    args.targets.each(&engine, is_alive, |id| Ok(engine.kill(id, number)?))
 }

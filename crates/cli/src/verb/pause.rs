@@ -4,7 +4,6 @@ use anyhow::Result;
 use dormouse_model::State;
 
 use crate::command::Global;
-use crate::output;
 use crate::target::Targets;
 
 /// Freeze all processes of containers
@@ -16,12 +15,5 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
-    args.targets.each(
-        &engine,
-        |state| state == State::Running,
-        |id, name| {
-            engine.pause(id)?;
-            output::line(name)
-        },
-    )
+    args.targets.each(&engine, |state| state == State::Running, |id| Ok(engine.pause(id)?))
 }

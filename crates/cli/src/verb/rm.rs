@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use dormouse_container::Error;
+use dormouse_model::ContainerId;
 
 use crate::command::Global;
 use crate::target::Targets;
@@ -33,14 +34,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         e => e.into(),
     };
     if args.targets.all {
-        return args.targets.each(
-            &engine,
-            |_| true,
-            |id, name| {
-                engine.remove(id, args.force, args.volumes).map_err(known)?;
-                output::line(name)
-            },
-        );
+        let remove = |id: &ContainerId| engine.remove(id, args.force, args.volumes).map_err(known);
+        return args.targets.each(&engine, |_| true, remove);
     }
     anyhow::ensure!(!args.targets.names.is_empty(), "no container was given: name some, or --all");
     Ok(fail::for_each(&args.targets.names, |name| {

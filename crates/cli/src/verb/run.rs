@@ -30,11 +30,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     // ORDER: before anything runs, so that no signal finds us unprepared.
     let signals = if stay { Some(Signals::take()?) } else { None };
     let id = create::create(&engine, create, image)?;
-    let io = if stay && !create.tty {
+    let io = if stay && !create.process.tty {
         let unwanted = if create.rm { || Stream::Null } else { || Stream::Log };
-        session::pipes(create.interactive, unwanted)
+        session::pipes(create.process.interactive, unwanted)
     } else {
-        let stdin = if create.interactive { Stream::Kept } else { Stream::Null };
+        let stdin = if create.process.interactive { Stream::Kept } else { Stream::Null };
         Ok((session::elsewhere(stdin, || Stream::Log), Pipes::default()))
     };
     let started = io.and_then(|(io, pipes)| Ok((engine.start(&id, io)?, pipes)));
@@ -53,7 +53,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         &engine,
         running,
         pipes,
-        create.interactive,
+        create.process.interactive,
         of,
         &args.attach,
         &signals,

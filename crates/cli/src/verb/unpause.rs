@@ -4,7 +4,6 @@ use anyhow::Result;
 use dormouse_model::State;
 
 use crate::command::Global;
-use crate::output;
 use crate::target::Targets;
 
 /// Let frozen containers go on
@@ -16,12 +15,5 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
-    args.targets.each(
-        &engine,
-        |state| state == State::Paused,
-        |id, name| {
-            engine.unpause(id)?;
-            output::line(name)
-        },
-    )
+    args.targets.each(&engine, |state| state == State::Paused, |id| Ok(engine.unpause(id)?))
 }
