@@ -143,6 +143,12 @@ fn vm_no_network_is_no_network_and_host_is_the_hosts() {
         "ip -o link | wc -l; timeout 1 wget -O - http://192.0.2.2/ 2>/dev/null || echo none";
     let out = host.dm(&["run", "--rm", "--net", "none", "busybox", "sh", "-c", script]);
     assert_eq!(out.ok(), "1\nnone");
+    // Its own stack works: for whoever it is, as root of a machine is used to.
+    for user in ["root", "user", "nobody"] {
+        let words = ["run", "--rm", "--net", "none", "-u", user, "busybox", "probe"];
+        assert_eq!(host.dm(&[&words[..], &["ping", "127.0.0.1"]].concat()).ok(), "answered");
+        assert_eq!(host.dm(&[&words[..], &["bind", "127.0.0.1", "80"]].concat()).ok(), "bound");
+    }
     let out = host.dm(&["run", "--rm", "--net", "host", "busybox", "ip", "-o", "addr"]).ok();
     assert!(out.contains(Host::ADDRESS), "{out}");
 }

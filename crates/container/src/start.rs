@@ -163,7 +163,7 @@ impl Engine {
         let placement = cgroup.placement()?;
         let map = config.ids.to_proc_text();
         let mut newborn = keeper.spawn(Spawn {
-            netns: Some(net.netns),
+            netns: net.netns,
             cgroup: placement.v2,
             id_map: Some((map.clone(), map)),
             proc: true,
@@ -260,9 +260,10 @@ impl Engine {
     fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given) -> Result<()> {
         let shared = self.shared_dirs(config)?;
         plan.become_root();
-        if !weakened("cgroup-namespace") {
-            plan.unshare(CloneFlags::NEWCGROUP.bits() as u32);
-        }
+        let mut own = CloneFlags::empty();
+        own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
+        own.set(CloneFlags::NEWNET, config.net == NetMode::None);
+        plan.unshare(own.bits() as u32);
         if !weakened("keyring") {
             plan.session_keyring();
         }
@@ -315,6 +316,9 @@ impl Engine {
         plan.hostname(&config.hostname);
         if let Some(domain) = &config.domainname {
             plan.domainname(domain);
+        }
+        if config.net == NetMode::None {
+            plan_own_stack(plan)?;
         }
         for (name, value) in &config.sysctls {
             plan.sysctl(name, value)?;
@@ -557,12 +561,10 @@ impl Engine {
                         .map_err(|e| Error::file("cannot open", path)(e.into()))
                 };
                 let netns = open("/proc/self/ns/net", OFlags::RDONLY)?;
-                Ok(Net { netns, sys: open("/sys", OFlags::PATH | OFlags::DIRECTORY)? })
+                let sys = open("/sys", OFlags::PATH | OFlags::DIRECTORY)?;
+                Ok(Net { netns: Some(netns), sys })
             }
-            NetMode::None => {
-                let none = self.network()?.none()?;
-                Ok(Net { netns: none.netns, sys: none.sys })
-            }
+            NetMode::None => Ok(Net { netns: None, sys: self.network()?.empty_sys()? }),
             NetMode::Address { domain } => {
                 let network = self.network()?;
                 let domain = network.domain(domain)?;
@@ -576,7 +578,7 @@ impl Engine {
                 network.enter(&domain, &config.id, v2, &config.addresses)?;
                 let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
                 network.hosts_add(&domain, &config.id, &names, &config.addresses)?;
-                Ok(Net { netns: domain.netns, sys: domain.sys })
+                Ok(Net { netns: Some(domain.netns), sys: domain.sys })
             }
         }
     }
@@ -631,9 +633,9 @@ impl Engine {
     }
 }
 
-/// The network namespace a container starts in and the sysfs it sees.
+/// The network namespace a container starts in, unless it makes its own, and the sysfs it sees.
 struct Net {
-    netns: OwnedFd,
+    netns: Option<OwnedFd>,
     sys: OwnedFd,
 }
 
@@ -732,6 +734,18 @@ pub(crate) fn user_namespace(ids: IdMap) -> Result<OwnedFd> {
     namespace::new_user(&map, &map).map_err(Error::call("cannot make a user namespace"))
 }
 
+/// A loopback device, and by the stack's own settings what root of a machine may do by right: root
+/// inside has only the capabilities that it was granted.
+fn plan_own_stack(plan: &mut Plan) -> Result<()> {
+    plan.loopback();
+    plan.sysctl("net.ipv4.ip_unprivileged_port_start", "0")?;
+    // Group ids are those of who writes: up to the container's nobody, its last on the host.
+    let all = format!("0 {}", IdMap::NOBODY);
+    plan.sysctl("net.ipv4.ping_group_range", &all)?;
+    plan.sysctl("net.unix.max_dgram_qlen", "512")?; // as systemd sets it on a host
+    Ok(())
+}
+
 /// Whether a container has pseudo-terminals of its own from the start. Others get theirs with the
 /// first `exec --tty`.
 fn needs_devpts(config: &Config) -> bool {
@@ -785,7 +799,8 @@ pub(crate) fn plan_identity(
     // A stack of its own may be looked at; a shared one shows the sockets of others.
     let stack = match config.net {
         NetMode::None => seccomp::Network::Own,
-        NetMode::Address { .. } | NetMode::Host => seccomp::Network::Shared,
+        NetMode::Address { .. } => seccomp::Network::Shared,
+        NetMode::Host => seccomp::Network::Host,
     };
     let filtered = security.seccomp == SeccompChoice::Default && !security.privileged;
     if filtered && !weakened("seccomp") {

@@ -155,6 +155,22 @@ pub fn set_uts_name(name: &CStr, domain: bool) -> Result<(), Errno> {
     check(unsafe { libc::syscall(call, name.as_ptr(), name.count_bytes()) }).map(drop)
 }
 
+/// Sets the loopback device of this process's network namespace up (netdevice(7)). Any socket
+/// carries the request; one of the unix family asks nothing of the stack.
+pub fn loopback_up() -> Result<(), Errno> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    // SAFETY: all zeroes are a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    request.ifr_name[0] = b'l' as c_char;
+    request.ifr_name[1] = b'o' as c_char;
+    request.ifr_ifru.ifru_flags = libc::IFF_UP as _;
+    let at: *const libc::ifreq = &request;
+    // SAFETY: the request reads an ifreq at that place.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, at) };
+    check(libc::c_long::from(done)).map(drop)
+}
+
 /// Whether getcwd(2) names a place below the root; outside of it the text is `(unreachable)/...`.
 pub fn directory_is_reachable() -> bool {
     let mut text = [0u8; 4096];

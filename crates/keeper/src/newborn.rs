@@ -269,6 +269,7 @@ impl Newborn {
                 kernel::set_dumpable(false)
             }
             Code::Unshare => kernel::unshare(CloneFlags::from_bits_retain(op.a)),
+            Code::Loopback => call::loopback_up(),
             Code::SessionKeyring => match kernel::join_session_keyring() {
                 // A kernel without keys has none to hide.
                 Err(Errno::NOSYS) => Ok(()),

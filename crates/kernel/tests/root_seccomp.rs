@@ -69,11 +69,8 @@ fn root_calls_get_what_the_policy_promises() {
             &[AF_NETLINK as u64, SOCK_RAW as u64, NETLINK_SOCK_DIAG as u64],
             EPROTONOSUPPORT,
         ),
-        (
-            SYS_socket,
-            &[AF_NETLINK as u64, SOCK_RAW as u64, NETLINK_KOBJECT_UEVENT as u64],
-            EPROTONOSUPPORT,
-        ),
+        (SYS_socket, &[AF_NETLINK as u64, SOCK_RAW as u64, NETLINK_KOBJECT_UEVENT as u64], 0),
+        (SYS_socket, &[AF_NETLINK as u64, SOCK_RAW as u64, NETLINK_AUDIT as u64], EPROTONOSUPPORT),
         (SYS_socket, &[AF_PACKET as u64, SOCK_RAW as u64, 0], EAFNOSUPPORT),
         (SYS_socket, &[1 << 32 | AF_PACKET as u64, SOCK_RAW as u64, 0], EAFNOSUPPORT),
         (SYS_socket, &[AF_INET as u64, 10, 0], ESOCKTNOSUPPORT),

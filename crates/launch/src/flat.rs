@@ -113,6 +113,8 @@ codes! {
     MakeDir = 30, "make the directory";
     /// The link `text` pointing to the path at `b`.
     Symlink = 31, "make the link";
+    /// The loopback device of its network namespace is set up.
+    Loopback = 32, "set the loopback device up";
 }
 
 /// The target of the operation is made when it is missing.

@@ -194,10 +194,18 @@ impl Plan {
 
     /// unshare(2).
     ///
+    /// A network namespace made so belongs to the container's user namespace: root inside has the
+    /// capabilities over it that it was granted.
+    ///
     /// ORDER: `CLONE_NEWCGROUP` comes after placement, or the namespace is rooted in the keeper's
     /// own cgroup.
     pub fn unshare(&mut self, flags: u32) {
         self.simple(Code::Unshare, u64::from(flags), "");
+    }
+
+    /// Sets the loopback device of its own network namespace up.
+    pub fn loopback(&mut self) {
+        self.simple(Code::Loopback, 0, "");
     }
 
     /// Joins a new, empty session keyring (keyctl(2)); nothing where the kernel has no keys.

@@ -116,12 +116,13 @@ impl Network {
         fs::create_dir_all(dir.join("sys")).map_err(Error::file("create", &dir))?;
         let net = dir.join("net");
         File::create(&net).map_err(Error::file("create", &net))?;
-        let (netns, cookie) = stack::inside_new(|netns| {
+        let netns = crate::new_stack()?;
+        let cookie = stack::inside(netns.as_fd(), || {
             prepare_stack(&plan)?;
             mount_sys(&dir.join("sys"))?;
             rustix::mount::mount_bind("/proc/thread-self/ns/net", &net)
                 .map_err(Error::errno("keep the network namespace", "mount"))?;
-            Ok((netns, stack::cookie()?))
+            stack::cookie()
         })?;
 
         let (here, there) =
@@ -313,18 +314,13 @@ fn write_ready(dir: &Path, ready: &Ready) -> Result<()> {
 }
 
 /// A stack's own settings, before anything happens in it.
-pub(crate) fn prepare_sysctls() -> Result<()> {
+fn prepare_stack(plan: &Plan) -> Result<()> {
     // Containers have no capability over this stack: what root of a machine may do by right they
     // may do by these.
     stack::sysctl("net/ipv4/ip_unprivileged_port_start", "0")?;
     // LIMIT: the kernel takes no larger group id: ids above are refused a ping.
     stack::sysctl("net/ipv4/ping_group_range", "0 2147483647")?;
     stack::sysctl_if_there("net/unix/max_dgram_qlen", "512"); // as systemd sets it on a host
-    Ok(())
-}
-
-fn prepare_stack(plan: &Plan) -> Result<()> {
-    prepare_sysctls()?;
     // Added addresses and IPv6 AnyIP: the bind hook refuses what is not the container's own.
     stack::sysctl_if_there("net/ipv6/ip_nonlocal_bind", "1");
     for which in ["all", "default", "lo"] {

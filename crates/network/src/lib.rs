@@ -6,8 +6,10 @@
 //! Inside a domain a packet goes over the loopback device and no other; one veth pair, the *uplink*,
 //! leads to the host, which routes, masquerades and publishes ([`publish`](Network::publish)).
 //!
-//! The namespace belongs to the host's user namespace: root inside a container has no capability over
-//! it, so packet and raw sockets, routes and devices are refused by the kernel itself.
+//! The namespace belongs to a user namespace that was made for it and that nobody can be in
+//! ([`dormouse_kernel::namespace::new_network`]). Root inside a container has no capability over it, so
+//! packet and raw sockets, routes and devices are refused by the kernel itself; the host's root, who
+//! made it, has all. Were it the host's, whoever listens inside would hear of every device of the machine.
 //!
 //! State: `LIB/addresses` and `LIB/network` (who owns which address, survives a reboot), `RUN/domains`
 //! and `RUN/published` (this boot). The *host* is the stack of the thread that calls: nothing here
@@ -35,6 +37,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Constants, Programs};
 use dormouse_bpf::{BpfError, abstract_unix};
+use dormouse_kernel::namespace;
 use dormouse_model::{ContainerId, Name, Publish};
 
 pub use error::Error;
@@ -64,15 +67,6 @@ pub struct Domain {
     dir: PathBuf,
     #[expect(dead_code, reason = "a shared lock for as long as this exists")]
     hold: File,
-}
-
-/// A network stack that leads nowhere.
-#[derive(Debug)]
-pub struct Empty {
-    /// The network namespace: a loopback device that is up.
-    pub netns: OwnedFd,
-    /// The root of a sysfs mount (O_PATH), common to all such stacks: it shows an empty one.
-    pub sys: OwnedFd,
 }
 
 /// Networking on one set of directories.
@@ -300,28 +294,24 @@ impl Network {
         }
     }
 
-    /// A network namespace with nothing but a loopback device, for `--net none`.
-    pub fn none(&self) -> Result<Empty> {
+    /// The root of a sysfs mount (O_PATH) that shows a stack with nothing but a loopback device, for
+    /// `--net none`: common to all, where each has a stack that it makes by itself.
+    pub fn empty_sys(&self) -> Result<OwnedFd> {
         let dir = self.run.join("none/sys");
         let is_mounted =
             |path: &Path| rustix::fs::statfs(path).is_ok_and(|s| s.f_type as u64 == SYSFS_MAGIC);
-        let mounted = is_mounted(&dir);
-        let netns = stack::inside_new(|netns| {
-            domain::prepare_sysctls()?;
-            stack::loopback_up()?;
-            if !mounted {
-                let _lock = self.lock_domains()?;
-                fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
-                if !is_mounted(&dir) {
-                    domain::mount_sys(&dir)?;
-                }
+        if !is_mounted(&dir) {
+            let _lock = self.lock_domains()?;
+            fs::create_dir_all(&dir).map_err(Error::file("create", &dir))?;
+            if !is_mounted(&dir) {
+                let netns = new_stack()?;
+                stack::inside(netns.as_fd(), || domain::mount_sys(&dir))?;
             }
-            Ok(netns)
-        })?;
-        Ok(Empty { netns, sys: domain::open_path(&dir)? })
+        }
+        domain::open_path(&dir)
     }
 
-    /// Unmounts what [`none`](Self::none) has mounted. Containers that run keep their own.
+    /// Unmounts what [`empty_sys`](Self::empty_sys) has mounted. Containers that run keep their own.
     pub fn remove_none(&self) -> Result<()> {
         let _lock = self.lock_domains()?;
         domain::unmount(&self.run.join("none/sys"))?;
@@ -584,6 +574,11 @@ impl Network {
         let _ = names::write_resolv_conf(&path); // an older text is better than no container
         path
     }
+}
+
+/// A network namespace that belongs to no container: see the [crate].
+fn new_stack() -> Result<OwnedFd> {
+    namespace::new_network().map_err(|e| Error::Step("make a network namespace", e))
 }
 
 /// Whether this kernel takes the programs of address networking, by loading them: the first error is

@@ -1,7 +1,6 @@
-//! Working in another network stack: threads that join or make one.
+//! Working in another network stack: threads that join it.
 
-use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use dormouse_kernel::CallError;
@@ -15,31 +14,12 @@ pub(crate) fn inside<T: Send>(
     netns: BorrowedFd<'_>,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<T> {
-    on_thread(move || {
+    let visit = move || {
         rustix::thread::move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))
             .map_err(Error::errno("enter the network namespace", "setns"))?;
         work()
-    })
-}
-
-/// Does `work` on a thread inside a network namespace made for it. The namespace belongs to the user
-/// namespace of the caller, and lives as long as a descriptor of it.
-pub(crate) fn inside_new<T: Send>(work: impl FnOnce(OwnedFd) -> Result<T> + Send) -> Result<T> {
-    on_thread(move || {
-        dormouse_kernel::call::unshare(dormouse_kernel::call::CloneFlags::NEWNET)
-            .map_err(Error::errno("make a network namespace", "unshare"))?;
-        work(current()?)
-    })
-}
-
-/// The network namespace of this thread.
-pub(crate) fn current() -> Result<OwnedFd> {
-    let path = "/proc/thread-self/ns/net";
-    Ok(File::open(path).map_err(Error::file("open", path))?.into())
-}
-
-fn on_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| match scope.spawn(work).join() {
+    };
+    std::thread::scope(|scope| match scope.spawn(visit).join() {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic),
     })

@@ -16,9 +16,12 @@
 //! - **io_uring gets ENOSYS**: its operations never pass a filter.
 //! - **Keys get ENOSYS**: keyrings know user ids, not containers.
 //! - **Sockets** are UNIX, INET and INET6 of the ordinary protocols, and NETLINK_ROUTE. In a stack
-//!   shared with others, SOCK_DIAG would list their connections, uevents and audit the host's
-//!   affairs, and SCTP, MPTCP or raw sockets would pass by the hooks that keep a container to its
-//!   addresses. In a network namespace of its own a container may use more.
+//!   shared with others, SOCK_DIAG would list their connections, audit the host's affairs, and SCTP,
+//!   MPTCP or raw sockets would pass by the hooks that keep a container to its addresses. In a network
+//!   namespace of its own a container may use more.
+//! - **Device events** (NETLINK_KOBJECT_UEVENT), which logind listens for, are those of the whole
+//!   machine in every network namespace of the initial user namespace, and of its own network devices
+//!   in all others (lib/kobject_uevent.c, since 4.18). So they depend on whose the stack is.
 //! - **syslog, kcmp, cachestat, vmsplice, userfaultfd, migrate_pages** tell or touch more than a
 //!   container's own. cachestat would show which pages of a shared image others have read.
 //!
@@ -34,9 +37,11 @@ use crate::capability::{Capability, Set};
 /// Whose network stack a container uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
-    /// One shared with other containers, or the host's.
+    /// The host's, or one that belongs to the initial user namespace.
+    Host,
+    /// One shared with other containers, which belongs to none of them.
     Shared,
-    /// A network namespace of its own.
+    /// A network namespace of its own, which belongs to its user namespace.
     Own,
 }
 
@@ -265,11 +270,15 @@ fn socket(granted: Set, network: Network) -> Decision {
         refuse([is(0, AF_INET), Condition::new(Argument::Int(1), packet)], ESOCKTNOSUPPORT),
     ];
     match network {
-        Network::Shared => {
+        Network::Host | Network::Shared => {
             let ordinary = [0, IPPROTO_TCP, IPPROTO_UDP, IPPROTO_ICMP, IPPROTO_ICMPV6];
             rules.push(allow([internet(), one_of(2, &ordinary)]));
             rules.push(refuse([internet()], EPROTONOSUPPORT));
-            rules.push(allow([is(0, AF_NETLINK), is(2, NETLINK_ROUTE)]));
+            let mut protocols = vec![NETLINK_ROUTE];
+            if network == Network::Shared {
+                protocols.push(NETLINK_KOBJECT_UEVENT);
+            }
+            rules.push(allow([is(0, AF_NETLINK), one_of(2, &protocols)]));
         }
         Network::Own => {
             rules.push(allow([internet()]));

@@ -190,12 +190,12 @@ proptest! {
     }
 }
 
-/// Each capability alone, none, podman's, and all, in both networks.
+/// Each capability alone, none, podman's, and all, in every network.
 fn all_houses() -> impl Iterator<Item = Policy> {
     let sets = Capability::ALL.iter().map(|&capability| std::iter::once(capability).collect());
     let sets = sets.chain([Set::empty(), default_set(), Set::from_bits(u64::MAX)]);
     sets.flat_map(|set: Set| {
-        [default_policy(set, Network::Shared), default_policy(set, Network::Own)]
+        [Network::Host, Network::Shared, Network::Own].map(|network| default_policy(set, network))
     })
 }
 
@@ -355,10 +355,19 @@ fn upper_half_of_an_int_hides_nothing() {
 
 #[test]
 fn sockets_of_a_shared_stack_are_the_ordinary_ones() {
-    let policy = default_policy(Set::from_bits(u64::MAX), Network::Shared);
-    let ask = |family: i32, kind: i32, protocol: i32| {
-        answer(&policy, libc::SYS_socket, &[family as u64, kind as u64, protocol as u64])
-    };
+    for network in [Network::Host, Network::Shared] {
+        let policy = default_policy(Set::from_bits(u64::MAX), network);
+        sockets_are_ordinary(|family, kind, protocol| {
+            answer(&policy, libc::SYS_socket, &[family as u64, kind as u64, protocol as u64])
+        });
+        let events = [libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_KOBJECT_UEVENT];
+        let expected = if network == Network::Host { errno(libc::EPROTONOSUPPORT) } else { ALLOW };
+        let arguments = events.map(|argument| argument as u64);
+        assert_eq!(answer(&policy, libc::SYS_socket, &arguments), expected);
+    }
+}
+
+fn sockets_are_ordinary(ask: impl Fn(i32, i32, i32) -> u32) {
     use libc::*;
     let flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
     for family in [AF_INET, AF_INET6] {
@@ -372,7 +381,7 @@ fn sockets_of_a_shared_stack_are_the_ordinary_ones() {
     assert_eq!(ask(AF_INET, 10 /* SOCK_PACKET */ | flags, 0), errno(ESOCKTNOSUPPORT));
     assert_eq!(ask(AF_UNIX, SOCK_SEQPACKET | flags, 0), ALLOW);
     assert_eq!(ask(AF_NETLINK, SOCK_RAW | flags, NETLINK_ROUTE), ALLOW);
-    for protocol in [NETLINK_SOCK_DIAG, NETLINK_KOBJECT_UEVENT, NETLINK_AUDIT, NETLINK_NETFILTER] {
+    for protocol in [NETLINK_SOCK_DIAG, NETLINK_AUDIT, NETLINK_NETFILTER] {
         assert_eq!(ask(AF_NETLINK, SOCK_RAW, protocol), errno(EPROTONOSUPPORT));
     }
     for family in
