@@ -445,9 +445,12 @@ impl CreateArgs {
         let all: Vec<String> = Capability::ALL.iter().map(name).collect();
         let mut default: Vec<String> = capability::default_set().iter().map(|c| name(&c)).collect();
         if systemd {
-            // Its units are put into namespaces of their own. It is the capability over the
-            // container's own user namespace, of which the host's is no part.
-            default.push(name(&Capability::SysAdmin));
+            // Its units are put into namespaces of their own. With ProtectProc=invisible a unit's
+            // /proc shows who may be traced: systemd writes the id maps of PrivateUsers= from a
+            // child, and does not find its own process there once that has changed its group, which
+            // makes it undumpable. These are capabilities over the container's own user namespace,
+            // of which the host's is no part.
+            default.extend([Capability::SysAdmin, Capability::SysPtrace].iter().map(name));
         }
         let capabilities = security::capabilities(&default, &all, &self.cap_add, &self.cap_drop)?;
         let oom_score_adj = match self.oom_score_adj.as_deref() {
