@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/keyctl.h>
+#include <linux/netlink.h>
 #include <mqueue.h>
 #include <net/if.h>
 #include <sched.h>
@@ -26,6 +27,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -280,14 +282,13 @@ static int leave_root(char **args)
 
 static int mount_host(char **args)
 {
+	/* Who may mount may mount procfs and cgroup2, which show what is its own. These do not. */
+	static const char *types[] = { "devtmpfs", "debugfs", "tracefs", "securityfs", "sysfs" };
 	(void)args;
 	mkdir("/tmp/mnt", 0755);
-	if (mount("proc", "/tmp/mnt", "proc", 0, NULL) == 0)
-		return broken("proc is mounted");
-	if (mount("cgroup", "/tmp/mnt", "cgroup2", 0, NULL) == 0)
-		return broken("cgroup2 is mounted");
-	if (mount("/dev/vda", "/tmp/mnt", "ext4", MS_RDONLY, NULL) == 0)
-		return broken("the host's disk is mounted");
+	for (size_t i = 0; i < sizeof(types) / sizeof(*types); i++)
+		if (mount(types[i], "/tmp/mnt", types[i], 0, NULL) == 0)
+			return broken(types[i]);
 	return stopped("mount");
 }
 
@@ -297,6 +298,42 @@ static int set_clock(char **args)
 	(void)args;
 	clock_gettime(CLOCK_REALTIME, &now);
 	return clock_settime(CLOCK_REALTIME, &now) ? stopped("clock_settime") : broken("clock_settime");
+}
+
+/* A node for the first disk there could be. */
+static int make_device(char **args)
+{
+	(void)args;
+	unlink("/tmp/device");
+	if (mknod("/tmp/device", S_IFBLK | 0600, makedev(8, 0)))
+		return stopped("mknod");
+	unlink("/tmp/device");
+	return broken("a block device was made");
+}
+
+/* Says that it listens, then waits some seconds for what the kernel tells of a device. */
+static int device_events(char **args)
+{
+	struct sockaddr_nl group = { .nl_family = AF_NETLINK, .nl_groups = 1 };
+	struct timeval limit = { .tv_sec = 2 };
+	char event[4096];
+	int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_KOBJECT_UEVENT);
+	if (fd < 0)
+		return stopped("socket");
+	if (bind(fd, (void *)&group, sizeof(group)))
+		return stopped("bind");
+	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+	printf("listening\n");
+	fflush(stdout);
+	for (;;) {
+		ssize_t got = recv(fd, event, sizeof(event) - 1, 0);
+		if (got < 0)
+			return stopped("recv");
+		event[got] = 0;
+		/* ACTION@DEVPATH, then the variables. */
+		if (strstr(event, args[0]))
+			return broken(event);
+	}
 }
 
 static int open_node(char **args)
@@ -331,6 +368,65 @@ static int abstract_listen(char **args)
 		return unusable("bind");
 	pause();
 	return BROKEN;
+}
+
+/* The kernel chooses the name: five digits. */
+static int abstract_autobind(char **args)
+{
+	sa_family_t family = AF_UNIX;
+	int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+	(void)args;
+	if (fd < 0 || bind(fd, (void *)&family, sizeof(family)) || listen(fd, 5))
+		return unusable("bind");
+	pause();
+	return BROKEN;
+}
+
+/* Every abstract name that is listed, as the list of a shared stack shows them all. */
+static int abstract_connect_any(char **args)
+{
+	char line[300];
+	FILE *list = fopen("/proc/net/unix", "re");
+	int seen = 0;
+	(void)args;
+	if (!list)
+		return unusable("/proc/net/unix");
+	errno = ENOENT;
+	while (fgets(line, sizeof(line), list)) {
+		struct sockaddr_un address;
+		char *name = strchr(line, '@');
+		int fd = name ? socket(AF_UNIX, SOCK_STREAM, 0) : -1;
+		if (fd < 0)
+			continue;
+		name[strcspn(name, "\n")] = 0;
+		seen++;
+		if (connect(fd, (void *)&address, abstract(&address, name + 1)) == 0)
+			return broken(name);
+		close(fd);
+	}
+	return seen ? stopped("connect") : unusable("no name is listed");
+}
+
+static int abstract_receive(char **args)
+{
+	struct sockaddr_un address;
+	socklen_t length = abstract(&address, args[0]);
+	int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+	if (fd < 0 || bind(fd, (void *)&address, length))
+		return unusable("bind");
+	pause();
+	return BROKEN;
+}
+
+static int abstract_send(char **args)
+{
+	struct sockaddr_un address;
+	socklen_t length = abstract(&address, args[0]);
+	int fd = socket(AF_UNIX, SOCK_DGRAM, 0);
+	if (fd < 0)
+		return unusable("socket");
+	ssize_t sent = sendto(fd, "x", 1, 0, (void *)&address, length);
+	return sent < 0 ? stopped("sendto") : broken("a message to another");
 }
 
 static int abstract_connect(char **args)
@@ -377,6 +473,28 @@ static int tcp_connect(char **args)
 		return unusable("socket");
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 	return connect(fd, (void *)&address, sizeof(address)) ? stopped("connect") : broken("connected");
+}
+
+/* Looks for a listener of this port in every list of sockets that a process's /proc has. */
+static int find_listener(char **args)
+{
+	char path[300], line[300], wanted[16];
+	DIR *dir = opendir("/proc");
+	struct dirent *entry;
+	snprintf(wanted, sizeof(wanted), ":%04X ", atoi(args[0]));
+	while (dir && (entry = readdir(dir))) {
+		if (atoi(entry->d_name) <= 0)
+			continue;
+		snprintf(path, sizeof(path), "/proc/%s/net/tcp", entry->d_name);
+		FILE *list = fopen(path, "re");
+		while (list && fgets(line, sizeof(line), list))
+			if (strstr(line, wanted))
+				return broken(line);
+		if (list)
+			fclose(list);
+	}
+	errno = ENOENT;
+	return dir ? stopped("no such listener") : unusable("/proc");
 }
 
 /* listen() without bind(): the kernel takes a port at every address there is. Prints it and
@@ -465,10 +583,16 @@ static const struct {
 	int count;
 	int (*run)(char **args);
 } attacks[] = {
+	{ "abstract-autobind", 0, abstract_autobind },
 	{ "abstract-connect", 1, abstract_connect },
+	{ "abstract-connect-any", 0, abstract_connect_any },
 	{ "abstract-listen", 1, abstract_listen },
+	{ "abstract-receive", 1, abstract_receive },
+	{ "abstract-send", 1, abstract_send },
 	{ "cgroup-path", 0, cgroup_path },
+	{ "device-events", 1, device_events },
 	{ "find-key", 1, find_key },
+	{ "find-listener", 1, find_listener },
 	{ "find-process", 1, find_process },
 	{ "gain-root", 0, gain_root },
 	{ "host-files", 0, host_files },
@@ -477,6 +601,7 @@ static const struct {
 	{ "leaked-fd", 0, leaked_fd },
 	{ "leave-root", 1, leave_root },
 	{ "listen-unbound", 0, listen_unbound },
+	{ "make-device", 0, make_device },
 	{ "mount-host", 0, mount_host },
 	{ "mq-find", 1, mq_find },
 	{ "mq-make", 1, mq_make },

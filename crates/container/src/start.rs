@@ -162,16 +162,21 @@ impl Engine {
         let net = self.enter_network(config, &cgroup)?;
         let placement = cgroup.placement()?;
         let map = config.ids.to_proc_text();
+        let (flags, maps) = (namespaces(), (map.clone(), map));
         let mut newborn = keeper.spawn(Spawn {
             netns: net.netns,
             cgroup: placement.v2,
-            id_map: Some((map.clone(), map)),
+            id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
             proc: true,
             settle: true,
-            ..Spawn::new(config.id.as_str(), Kind::Init, namespaces().bits())
+            ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
         })?;
-        let userns = pidfd::user_namespace(newborn.pidfd.as_fd())
-            .map_err(Error::call("cannot open the container's user namespace"))?;
+        let userns = if weakened("user-namespace") {
+            user_namespace(config.ids)? // the ids of files stay as they are
+        } else {
+            pidfd::user_namespace(newborn.pidfd.as_fd())
+                .map_err(Error::call("cannot open the container's user namespace"))?
+        };
         let root = self.assemble(config, userns.as_fd())?;
         let account = Accounts::read(root.as_fd()).find(&config.process.user)?;
         let streams = self.streams(config, &account, io)?;
@@ -719,6 +724,12 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
 fn namespaces() -> CloneFlags {
     let mut flags = NAMESPACES;
     for (name, flag) in [
+        ("user-namespace", CloneFlags::NEWUSER),
+        // Without it the root goes onto that of the keeper's own mount namespace, which takes the
+        // host's root: to be left out together with the user namespace.
+        ("mount-namespace", CloneFlags::NEWNS),
+        // Its procfs is then one of the keeper's pid namespace, which is the host's.
+        ("pid-namespace", CloneFlags::NEWPID),
         ("ipc-namespace", CloneFlags::NEWIPC),
         ("uts-namespace", CloneFlags::NEWUTS),
         ("time-namespace", CloneFlags::NEWTIME),
