@@ -375,9 +375,15 @@ fn vm_sysctls_are_its_own_or_refused() {
         assert_eq!(out.status, 125, "{bad}: {out}");
     }
     assert_eq!(fs::read_to_string("/proc/sys/kernel/core_pattern").expect("read"), before);
-    let words = ["run", "--rm", "--sysctl", "kernel.msgmax=4444", "busybox"];
-    let out = host.dm(&[&words[..], &["cat", "/proc/sys/kernel/msgmax"]].concat());
-    assert_eq!(out.ok(), "4444");
+    for (set, path, value) in [
+        ("kernel.msgmax=4444", "kernel/msgmax", "4444"),
+        ("kernel.domainname=here", "kernel/domainname", "here"),
+        ("fs.mqueue.msg_max=7", "fs/mqueue/msg_max", "7"),
+        ("net/ipv4/ip_forward=1", "net/ipv4/ip_forward", "1"),
+    ] {
+        let words = ["run", "--rm", "--net", "none", "--sysctl", set, "busybox", "cat"];
+        assert_eq!(host.dm(&[&words[..], &[&format!("/proc/sys/{path}")]].concat()).ok(), value);
+    }
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use dormouse_image::Image;
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::sysctl;
 use dormouse_model::{
     Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
 };
@@ -177,29 +179,16 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     Ok(())
 }
 
-/// Only sysctls of namespaces that are the container's own may be set (sysctl(5)).
+/// Only sysctls of namespaces that are the container's own may be set.
 fn sysctl_allowed(key: &str, net: &NetMode) -> Result<()> {
-    const IPC: [&str; 9] = [
-        "kernel.msgmax",
-        "kernel.msgmnb",
-        "kernel.msgmni",
-        "kernel.sem",
-        "kernel.shmall",
-        "kernel.shmmax",
-        "kernel.shmmni",
-        "kernel.shm_rmid_forced",
-        "kernel.msg_next_id",
-    ];
-    let plain = key.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b));
-    let own = IPC.contains(&key)
-        || key.starts_with("fs.mqueue.")
-        || (key.starts_with("net.") && *net == NetMode::None);
-    if plain && own && !key.contains("..") {
-        return Ok(());
+    match sysctl::owner(key) {
+        Some(Namespace::Net) if *net != NetMode::None => {}
+        Some(_) => return Ok(()),
+        None => {}
     }
     Err(Error::Invalid(format!(
         "sysctl '{}' is not one of the container's own namespaces: kernel.shm*, kernel.msg*, \
-         kernel.sem, fs.mqueue.*, and net.* with --net none",
+         kernel.sem, kernel.pid_max, fs.mqueue.*, and net.* with --net none",
         key.escape_default()
     )))
 }

@@ -65,7 +65,7 @@ pub enum LaunchError {
         /// Its name.
         name: String,
     },
-    /// A sysctl's value of several lines or more than 1,024 bytes.
+    /// A sysctl's value of several lines or a page.
     #[error("the value of sysctl {name} is not one line")]
     SysctlValue {
         /// Its name.

@@ -21,6 +21,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use dormouse_kernel::sysctl;
+
 use crate::flat::{self, Code, NO_FD, Record, Table, Writer};
 use crate::{LaunchError, Step};
 
@@ -112,19 +114,6 @@ impl Default for Plan {
         Self::new()
     }
 }
-
-/// Namespaced sysctls, as paths; `net/` is one where the container owns its network namespace.
-const SYSCTLS: [&str; 9] = [
-    "kernel/msgmax",
-    "kernel/msgmnb",
-    "kernel/msgmni",
-    "kernel/sem",
-    "kernel/shmall",
-    "kernel/shmmax",
-    "kernel/shmmni",
-    "kernel/shm_rmid_forced",
-    "kernel/domainname",
-];
 
 impl Plan {
     /// A plan of nothing.
@@ -300,29 +289,29 @@ impl Plan {
     }
 
     /// Sets a sysctl of the container's own namespaces, `kernel.shmmax` or
-    /// `net.ipv4.ping_group_range`, through its own procfs at `/proc`.
+    /// `net.ipv4.ping_group_range` ([`sysctl::owner`]), through its own procfs at `/proc`.
     ///
     /// ORDER: after [`Plan::proc`], before [`Plan::read_only`] of `/proc/sys`.
     ///
     /// Errors: a key that is not of a namespace, or a value of more than one line.
     pub fn sysctl(&mut self, name: &str, value: &str) -> Result<(), LaunchError> {
-        let key_byte = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
-        let path = if name.contains('/') { name.to_owned() } else { name.replace('.', "/") };
-        let known = SYSCTLS.contains(&path.as_str())
-            || path.starts_with("net/")
-            || path.starts_with("fs/mqueue/");
-        if !known
-            || !name.bytes().all(key_byte)
-            || path.split('/').any(|p| p.is_empty() || p == "..")
-        {
-            return Err(LaunchError::Sysctl { name: name.to_owned() });
-        }
-        if value.bytes().any(|b| b < 32 && b != b'\t') || value.len() > 1024 {
+        let path = sysctl::path(name).filter(|_| sysctl::owner(name).is_some());
+        let path = path.ok_or_else(|| LaunchError::Sysctl { name: name.to_owned() })?;
+        if !sysctl::is_value(value) {
             return Err(LaunchError::SysctlValue { name: name.to_owned() });
         }
+        match path.as_str() {
+            // Only the host's root may write these two files, whosever the namespace is.
+            "kernel/hostname" => self.hostname(value),
+            "kernel/domainname" => self.domainname(value),
+            _ => self.write_sysctl(name, &path, value),
+        }
+        Ok(())
+    }
+
+    fn write_sysctl(&mut self, name: &str, path: &str, value: &str) {
         let value = self.writer.text(value.as_bytes()).0;
         self.push(Code::Sysctl, 0, NO_FD, 0, u64::from(value), path.as_bytes(), name);
-        Ok(())
     }
 
     /// sethostname(2), 64 bytes at most.

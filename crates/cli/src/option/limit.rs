@@ -1,6 +1,8 @@
 //! Resource limits: `--memory`, `--memory-swap`, `--pids`, `--cpu-weight`, `--cpu-shares`,
 //! `--cpuset-cpus`, `--ulimit`, `--umask`.
 
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::sysctl;
 use dormouse_model::{Limits, Rlimit, parse_bytes, parse_cpus};
 
 use super::Invalid;
@@ -180,38 +182,19 @@ pub(crate) fn umask(text: &str) -> Result<u32, Invalid> {
 /// (ipc_namespaces(7), uts_namespaces(7), network_namespaces(7)); `own_network` says whether its
 /// network stack is one of them.
 pub(crate) fn sysctl(text: &str, own_network: bool) -> Result<(String, String), Invalid> {
-    const IPC: [&str; 9] = [
-        "kernel.msgmax",
-        "kernel.msgmnb",
-        "kernel.msgmni",
-        "kernel.sem",
-        "kernel.shmall",
-        "kernel.shmmax",
-        "kernel.shmmni",
-        "kernel.shm_rmid_forced",
-        "kernel.domainname",
-    ];
     let bad = |expected| Invalid::new("sysctl", text, expected);
     let (name, value) = text.split_once('=').ok_or_else(|| bad("NAME=VALUE"))?;
-    let name = name.replace('/', ".");
-    let part = |p: &str| {
-        !p.is_empty() && p.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
-    };
-    if !name.split('.').all(part) || value.contains(['\0', '\n']) {
+    if sysctl::path(name).is_none() || !sysctl::is_value(value) {
         return Err(bad("NAME=VALUE"));
     }
-    if IPC.contains(&name.as_str()) || name.starts_with("fs.mqueue.") {
-        return Ok((name, value.to_owned()));
-    }
-    if name.starts_with("net.") {
-        if own_network {
-            return Ok((name, value.to_owned()));
+    match sysctl::owner(name) {
+        Some(Namespace::Net) if !own_network => {
+            Err(bad("its network stack is not the container's own: add --net none"))
         }
-        return Err(bad("its network stack is not the container's own: add --net none"));
+        Some(_) => Ok((name.to_owned(), value.to_owned())),
+        None => Err(bad("one of the container's own namespaces: kernel.shm*, kernel.msg*, \
+                         kernel.sem, kernel.pid_max, fs.mqueue.*, net.*")),
     }
-    Err(bad(
-        "one of the container's own namespaces: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.*, net.*",
-    ))
 }
 
 #[cfg(test)]
@@ -305,7 +288,7 @@ mod tests {
                 proptest::prop_assert!(m <= 0o777);
             }
             if let Ok((name, _)) = sysctl(&text, true) {
-                proptest::prop_assert!(!name.contains('/') && !name.contains(".."));
+                proptest::prop_assert!(sysctl::owner(&name).is_some());
             }
             let _ = (pids(&text), cpu_list(&text), weight_of_shares(&text));
             let _ = limits(Some(&text), Some(&text));
