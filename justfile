@@ -24,6 +24,10 @@ test-vm:
 bench *NAMES:
     ./bench {{NAMES}}
 
+# The fuzzers over every reader of outside data; or some: just fuzz tar manifest.
+fuzz *TARGETS:
+    cargo xtask fuzz {{TARGETS}}
+
 # Formats, then checks the rules of the house.
 tidy:
     cargo fmt --all

@@ -496,7 +496,7 @@ fn extend(config: &mut Value, diff_id: &str, commit: &Commit) -> Result<()> {
 }
 
 /// One change in the words of a Dockerfile.
-fn apply(process: &mut Value, change: &str) -> Result<()> {
+pub(crate) fn apply(process: &mut Value, change: &str) -> Result<()> {
     let bad = || -> crate::ImageError {
         let what = format!(
             "'{change}' is not a change: expected CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, \

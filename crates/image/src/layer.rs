@@ -129,7 +129,7 @@ impl Store {
 }
 
 impl LayerFile {
-    fn parse(diff_id: Digest, file: &[u8]) -> Result<Self> {
+    pub(crate) fn parse(diff_id: Digest, file: &[u8]) -> Result<Self> {
         let what = || format!("layer {}", diff_id.hex());
         let damaged = |problem: &str| -> ImageError {
             Fault::Damaged { what: what(), problem: problem.to_owned() }.into()
@@ -208,7 +208,7 @@ impl LayerFile {
     }
 }
 
-fn encode_entry(e: &mut Encoder, entry: &Entry<Content>) {
+pub(crate) fn encode_entry(e: &mut Encoder, entry: &Entry<Content>) {
     let tag = match &entry.kind {
         Kind::Directory => 0,
         Kind::File { content: Content::Inline(_), .. } => 1,
@@ -254,7 +254,7 @@ fn encode_entry(e: &mut Encoder, entry: &Entry<Content>) {
     }
 }
 
-fn decode_entry(d: &mut Decoder<'_>) -> Result<Entry<Content>> {
+pub(crate) fn decode_entry(d: &mut Decoder<'_>) -> Result<Entry<Content>> {
     let bad = |problem: &str| -> ImageError {
         Fault::Damaged { what: "the layer file".into(), problem: problem.to_owned() }.into()
     };

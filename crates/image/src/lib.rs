@@ -27,6 +27,8 @@ mod change;
 mod codec;
 mod digest;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod import;
 mod ingest;
 mod layer;

@@ -1,7 +1,7 @@
 //! Tasks of the house, run as `cargo xtask NAME`.
 //!
-//! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]) and the
-//! second kernel ([`guest`]). The verbs a person types stand in the `justfile`.
+//! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]), the second
+//! kernel ([`guest`]), the fuzzers ([`fuzz`]). The verbs a person types stand in the `justfile`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod floor;
+mod fuzz;
 mod guest;
 mod tidy;
 
@@ -30,12 +31,15 @@ enum Task {
     },
     /// Runs a command, or the tests tagged for it, under Debian's newer kernel in QEMU.
     Guest(guest::GuestArgs),
+    /// Runs the fuzzers over every reader of outside data.
+    Fuzz(fuzz::FuzzArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().task {
         Task::Tidy { notes } => tidy::run(&top(), notes),
         Task::Guest(args) => guest::run(&top(), &args),
+        Task::Fuzz(args) => fuzz::run(&top(), &args),
     };
     match result {
         Ok(code) => code,

@@ -295,7 +295,7 @@ fn functions(path: &str, text: &str) -> Vec<Finding> {
             continue;
         }
         let is_end = |l: &&str| l.len() == indent + 1 && l.ends_with('}') && l.trim() == "}";
-        let Some(length) = lines[start..].iter().position(|l| is_end(l)) else { continue };
+        let Some(length) = lines[start..].iter().position(is_end) else { continue };
         let length = length + 1;
         if length > FUNCTION_LINES_MAX {
             let text = format!("a function of {length} lines, at most {FUNCTION_LINES_MAX}");

@@ -428,7 +428,8 @@ fn check_sum(block: &[u8; BLOCK], header: &tar::Header) -> Result<()> {
     let bytes = || block.iter().enumerate().map(|(i, b)| blanked(i, *b));
     let unsigned: u32 = bytes().map(u32::from).sum();
     let signed: i32 = bytes().map(|b| i32::from(b as i8)).sum();
-    if unsigned == expected || u32::try_from(signed) == Ok(expected) {
+    // A fuzzer would spend its time on sums.
+    if cfg!(fuzzing) || unsigned == expected || u32::try_from(signed) == Ok(expected) {
         return Ok(());
     }
     Err(broken("it is not a tar, or a header is damaged (its checksum is wrong)"))

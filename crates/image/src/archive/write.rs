@@ -238,7 +238,8 @@ mod tests {
         let plain = Meta { mode: 0o644, mtime: (1_700_000_000, 0), ..Meta::default() };
         let long = [b"d/".repeat(90), b"x".repeat(255)].concat();
         let map = vec![Piece { offset: 4096, length: 3 }, Piece { offset: 5 << 30, length: 2 }];
-        let kinds: Vec<(&[u8], &Meta, Kind<Option<Vec<Piece>>>)> = vec![
+        type Written<'a> = (&'a [u8], &'a Meta, Kind<Option<Vec<Piece>>>);
+        let kinds: Vec<Written> = vec![
             (b"", &plain, Kind::Directory),
             (b"d", &odd, Kind::Directory),
             (&long, &odd, Kind::File { size: 5, content: None }),

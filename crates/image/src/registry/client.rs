@@ -310,11 +310,7 @@ impl Client {
 
     /// An answer that makes no sense.
     pub fn malformed(&self, what: impl Into<String>, problem: impl Into<String>) -> Failure {
-        Failure::Malformed {
-            registry: self.place.registry.clone(),
-            what: what.into(),
-            problem: problem.into(),
-        }
+        Failure::malformed(&self.place.registry, what, problem)
     }
 
     /// Why no connection came about, and what to do about it.

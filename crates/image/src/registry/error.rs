@@ -62,6 +62,15 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// An answer that makes no sense.
+    pub fn malformed(registry: &str, what: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self::Malformed {
+            registry: registry.to_owned(),
+            what: what.into(),
+            problem: problem.into(),
+        }
+    }
+
     /// Whether the same request may work a moment later.
     pub fn is_passing(&self) -> bool {
         match self {

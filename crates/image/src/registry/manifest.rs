@@ -216,7 +216,7 @@ impl Client {
         let which = reference.digest.as_ref().or(reference.tag.as_ref());
         let which = which.map_or("latest", String::as_str);
         let expected = match &reference.digest {
-            Some(digest) => Some((parse_digest(self, digest)?, None)),
+            Some(digest) => Some((parse_digest(&self.place.registry, digest)?, None)),
             None => None,
         };
         let (bytes, parsed) = self.manifest_at(which, expected).await?;
@@ -229,7 +229,7 @@ impl Client {
             wanted: platform.to_string(),
             offered: offered(&entries),
         })?;
-        let digest = parse_digest(self, &entry.at.digest)?;
+        let digest = parse_digest(&self.place.registry, &entry.at.digest)?;
         let (bytes, parsed) =
             self.manifest_at(&entry.at.digest, Some((digest, Some(entry.at.size)))).await?;
         match parsed {
@@ -287,88 +287,88 @@ impl Client {
         {
             return Err(mismatch(plain(&stated)));
         }
-        let parsed = self.parse(&bytes, kind.as_deref(), &what)?;
+        let parsed = parse(&self.place.registry, &bytes, kind.as_deref(), &what)?;
         Ok((bytes, parsed))
     }
+}
 
-    /// Tells what a manifest is, refusing what could be read in two ways (CVE-2021-41190).
-    fn parse(&self, bytes: &[u8], kind: Option<&str>, what: &str) -> Result<Parsed, Failure> {
-        let bad = |problem: String| self.malformed(what, plain(&problem));
-        let any: Any = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
-        let kind = any.media_type.as_deref().or(kind.filter(|k| ACCEPTED.contains(k)));
-        if any.fs_layers.is_some() || any.schema_version == 1 {
-            return Err(Failure::Unsupported {
-                what: format!(
-                    "the {what} is in schema 1, given up in 2019 and not supported: push the image \
-                     again with a newer program"
-                ),
-            });
-        }
-        if any.schema_version != 2 {
-            return Err(bad(format!("schema version {}", any.schema_version)));
-        }
-        let is_index = matches!(kind, Some(OCI_INDEX | DOCKER_LIST));
-        let is_image = matches!(kind, Some(OCI_MANIFEST | DOCKER_MANIFEST));
-        match (any.manifests, any.config, any.layers) {
-            (Some(entries), None, None) if !is_image => {
-                if let Some(kind) = kind.filter(|_| !is_index) {
-                    return Err(unknown_kind(what, kind));
-                }
-                match entries.len() {
-                    0..=INDEX_MAX => Ok(Parsed::Index(entries)),
-                    n => Err(bad(format!("an index of {n} images; {INDEX_MAX} is the limit"))),
-                }
+/// Tells what a manifest is, refusing what could be read in two ways (CVE-2021-41190).
+fn parse(registry: &str, bytes: &[u8], kind: Option<&str>, what: &str) -> Result<Parsed, Failure> {
+    let bad = |problem: String| Failure::malformed(registry, what, plain(&problem));
+    let any: Any = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+    let kind = any.media_type.as_deref().or(kind.filter(|k| ACCEPTED.contains(k)));
+    if any.fs_layers.is_some() || any.schema_version == 1 {
+        return Err(Failure::Unsupported {
+            what: format!(
+                "the {what} is in schema 1, given up in 2019 and not supported: push the image \
+                 again with a newer program"
+            ),
+        });
+    }
+    if any.schema_version != 2 {
+        return Err(bad(format!("schema version {}", any.schema_version)));
+    }
+    let is_index = matches!(kind, Some(OCI_INDEX | DOCKER_LIST));
+    let is_image = matches!(kind, Some(OCI_MANIFEST | DOCKER_MANIFEST));
+    match (any.manifests, any.config, any.layers) {
+        (Some(entries), None, None) if !is_image => {
+            if let Some(kind) = kind.filter(|_| !is_index) {
+                return Err(unknown_kind(what, kind));
             }
-            (None, Some(config), Some(layers)) if !is_index => {
-                if let Some(kind) = kind.filter(|_| !is_image) {
-                    return Err(unknown_kind(what, kind));
-                }
-                if !matches!(config.media_type.as_str(), OCI_CONFIG | DOCKER_CONFIG) {
-                    return Err(Failure::Unsupported {
+            match entries.len() {
+                0..=INDEX_MAX => Ok(Parsed::Index(entries)),
+                n => Err(bad(format!("an index of {n} images; {INDEX_MAX} is the limit"))),
+            }
+        }
+        (None, Some(config), Some(layers)) if !is_index => {
+            if let Some(kind) = kind.filter(|_| !is_image) {
+                return Err(unknown_kind(what, kind));
+            }
+            if !matches!(config.media_type.as_str(), OCI_CONFIG | DOCKER_CONFIG) {
+                return Err(Failure::Unsupported {
+                    what: format!(
+                        "the {what} is not a container image but a {}",
+                        plain(&config.media_type)
+                    ),
+                });
+            }
+            if layers.len() > LAYERS_MAX {
+                return Err(bad(format!("{} layers; {LAYERS_MAX} is the limit", layers.len())));
+            }
+            let config = blob(registry, &config, CONFIG_MAX_BYTES, "configuration")?;
+            let layers = layers
+                .into_iter()
+                .map(|layer| match LAYERS.contains(&layer.media_type.as_str()) {
+                    true => {
+                        Ok((blob(registry, &layer, LAYER_MAX_BYTES, "layer")?, layer.media_type))
+                    }
+                    false => Err(Failure::Unsupported {
                         what: format!(
-                            "the {what} is not a container image but a {}",
-                            plain(&config.media_type)
+                            "the {what} has a layer of type '{}', which is not supported",
+                            plain(&layer.media_type)
                         ),
-                    });
-                }
-                if layers.len() > LAYERS_MAX {
-                    return Err(bad(format!("{} layers; {LAYERS_MAX} is the limit", layers.len())));
-                }
-                let config = self.blob(&config, CONFIG_MAX_BYTES, "configuration")?;
-                let layers = layers
-                    .into_iter()
-                    .map(|layer| match LAYERS.contains(&layer.media_type.as_str()) {
-                        true => {
-                            Ok((self.blob(&layer, LAYER_MAX_BYTES, "layer")?, layer.media_type))
-                        }
-                        false => Err(Failure::Unsupported {
-                            what: format!(
-                                "the {what} has a layer of type '{}', which is not supported",
-                                plain(&layer.media_type)
-                            ),
-                        }),
-                    })
-                    .collect::<Result<_, _>>()?;
-                Ok(Parsed::Image { config, layers })
-            }
-            _ => match kind {
-                Some(kind) if !is_index && !is_image => Err(unknown_kind(what, kind)),
-                _ => Err(bad("neither the manifest of one image nor an index".into())),
-            },
+                    }),
+                })
+                .collect::<Result<_, _>>()?;
+            Ok(Parsed::Image { config, layers })
         }
+        _ => match kind {
+            Some(kind) if !is_index && !is_image => Err(unknown_kind(what, kind)),
+            _ => Err(bad("neither the manifest of one image nor an index".into())),
+        },
     }
+}
 
-    /// LIMIT: what a manifest may say of the size of a blob.
-    fn blob(&self, at: &Descriptor, max_bytes: u64, what: &str) -> Result<Blob, Failure> {
-        if at.size > max_bytes {
-            return Err(Failure::TooLarge {
-                registry: self.place.registry.clone(),
-                what: format!("a {what}"),
-                limit: max_bytes,
-            });
-        }
-        Ok(Blob { digest: parse_digest(self, &at.digest)?, bytes: at.size })
+/// LIMIT: what a manifest may say of the size of a blob.
+fn blob(registry: &str, at: &Descriptor, max_bytes: u64, what: &str) -> Result<Blob, Failure> {
+    if at.size > max_bytes {
+        return Err(Failure::TooLarge {
+            registry: registry.to_owned(),
+            what: format!("a {what}"),
+            limit: max_bytes,
+        });
     }
+    Ok(Blob { digest: parse_digest(registry, &at.digest)?, bytes: at.size })
 }
 
 fn unknown_kind(what: &str, kind: &str) -> Failure {
@@ -376,10 +376,10 @@ fn unknown_kind(what: &str, kind: &str) -> Failure {
     Failure::Unsupported { what: format!("the {what} is of type '{kind}', which is not supported") }
 }
 
-fn parse_digest(client: &Client, digest: &str) -> Result<Digest, Failure> {
+fn parse_digest(registry: &str, digest: &str) -> Result<Digest, Failure> {
     digest.parse().map_err(|_| {
         let problem = format!("'{}' is not a sha256 digest", plain(digest));
-        client.malformed("the manifest", problem)
+        Failure::malformed(registry, "the manifest", problem)
     })
 }
 
@@ -442,6 +442,29 @@ impl ConfigHead {
         };
         (offer.os.is_empty() || offer.os == platform.os)
             && (offer.architecture.is_empty() || offer.architecture == platform.architecture)
+    }
+}
+
+/// For the fuzzer: a manifest, and a configuration, of whoever answers as a registry.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let Some((first, rest)) = bytes.split_first() else { return };
+    let kind = ACCEPTED.get(usize::from(*first)).copied();
+    match parse("registry.example", rest, kind, "manifest") {
+        Ok(Parsed::Image { config, layers }) => {
+            assert!(config.bytes <= CONFIG_MAX_BYTES && layers.len() <= LAYERS_MAX);
+            assert!(layers.iter().all(|(layer, _)| layer.bytes <= LAYER_MAX_BYTES));
+        }
+        Ok(Parsed::Index(entries)) => {
+            assert!(entries.len() <= INDEX_MAX);
+            let chosen = choose(&entries, &Platform::host());
+            assert!(chosen.is_some() || entries.len() != 1 || entries[0].platform.is_some());
+            assert!(!offered(&entries).chars().any(char::is_control));
+        }
+        Err(failure) => assert!(!failure.to_string().chars().any(char::is_control)),
+    }
+    if let Ok(head) = serde_json::from_slice::<ConfigHead>(rest) {
+        let _ = head.serves(&Platform::host()); // either answer is one
     }
 }
 

@@ -45,6 +45,9 @@ pub use manifest::Platform;
 pub use pull::{PullOptions, pull};
 pub use push::{PushOptions, push};
 
+#[cfg(fuzzing)]
+pub(crate) use manifest::fuzz as fuzz_manifest;
+
 use error::Failure;
 
 /// Runs the connections of one call on this thread.

@@ -803,8 +803,10 @@ fn root_a_pushed_image_keeps_its_digest_and_sends_what_is_missing() {
 
 #[test]
 fn progress_adds_up() {
+    /// What it is called, how much there is, how much is done, whether it has ended.
+    type Task = (String, Option<u64>, u64, bool);
     #[derive(Default)]
-    struct Sum(Mutex<BTreeMap<u64, (String, Option<u64>, u64, bool)>>);
+    struct Sum(Mutex<BTreeMap<u64, Task>>);
     impl Progress for Sum {
         fn start(&self, what: &str, total_bytes: Option<u64>) -> u64 {
             let mut tasks = self.0.lock().unwrap();

@@ -1,0 +1,240 @@
+//! The fuzzers: every reader of outside data against libFuzzer, `cargo xtask fuzz`.
+//!
+//! A target is a file in `fuzz/targets`. It is built with the coverage counters and comparison
+//! traces of LLVM, which every rustc has, so no other toolchain is needed; memory errors are not
+//! looked for by a sanitizer, since the readers hold no `unsafe`. What a run may take is bounded:
+//! memory, the time of one input, its length.
+//!
+//! ```text
+//!   fuzz/corpus/TARGET.tar       inputs that together reach all that was ever reached, minimized
+//!   fuzz/ledger.json             executions and seconds of all recorded runs, per target
+//!   target/fuzz/corpus/TARGET/   the corpus at work
+//!   target/fuzz/found/           inputs that broke a promise
+//! ```
+//!
+//! `--record` adds a run to the ledger and what it found out to the corpus. A finding fails the
+//! run; its input becomes a test beside the reader, and stays in the corpus.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of an input at most: every reader's interesting sizes are below.
+const INPUT_BYTES_MAX: u32 = 16 << 10;
+/// LIMIT: memory of a fuzzer; a reader that takes more from so small an input is broken.
+const MEMORY_MIB_MAX: u32 = 512;
+/// LIMIT: seconds for one input.
+const INPUT_SECONDS_MAX: u32 = 5;
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+/// What `cargo fuzz` gives rustc, without a sanitizer.
+const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares";
+
+/// Options of `cargo xtask fuzz`.
+#[derive(Args)]
+pub struct FuzzArgs {
+    /// Seconds for each target.
+    #[arg(long, default_value_t = 120)]
+    seconds: u64,
+    /// How many targets run side by side.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Adds the runs to the ledger and what they found out to the corpus.
+    #[arg(long)]
+    record: bool,
+    /// The targets; all, if none is named.
+    targets: Vec<String>,
+}
+
+/// What was run of one target, over all recorded runs.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Count {
+    executions: u64,
+    seconds: u64,
+}
+
+/// How one run ended.
+struct Run {
+    count: Count,
+    clean: bool,
+}
+
+/// Builds and runs fuzzers.
+pub fn run(top: &Path, args: &FuzzArgs) -> Result<ExitCode> {
+    let house = House { top: top.to_owned() };
+    let all = house.targets()?;
+    if let Some(unknown) = args.targets.iter().find(|name| !all.contains(name)) {
+        bail!("no such target: {unknown}; there are {}", all.join(" "));
+    }
+    let wanted: Vec<&String> =
+        all.iter().filter(|name| args.targets.is_empty() || args.targets.contains(name)).collect();
+    house.build()?;
+    let queue = Mutex::new(wanted.iter());
+    let runs: Mutex<BTreeMap<&str, Run>> = Mutex::default();
+    thread::scope(|scope| {
+        let work = || -> Result<()> {
+            loop {
+                let next = queue.lock().expect("no holder panics").next();
+                let Some(name) = next else { return Ok(()) };
+                let run = house.fuzz(name, args.seconds)?;
+                runs.lock().expect("no holder panics").insert(name, run);
+            }
+        };
+        let workers: Vec<_> = (0..args.jobs.max(1)).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().try_for_each(|w| w.join().expect("a worker returns its errors"))
+    })?;
+    let runs = runs.into_inner().expect("no holder panics");
+    let mut ledger = house.ledger()?;
+    println!("{:<14} {:>14} {:>8} {:>16}", "target", "executions", "seconds", "in all so far");
+    for (name, Run { count, clean }) in &runs {
+        let sum = ledger.entry((*name).to_owned()).or_default();
+        sum.executions += count.executions;
+        sum.seconds += count.seconds;
+        let word = if *clean { "" } else { "  FOUND SOMETHING: target/fuzz/found" };
+        let (now, seconds, so_far) = (count.executions, count.seconds, sum.executions);
+        println!("{name:<14} {now:>14} {seconds:>8} {so_far:>16}{word}");
+    }
+    if args.record {
+        house.record(&ledger)?;
+        wanted.iter().try_for_each(|name| house.keep_corpus(name))?;
+    }
+    Ok(if runs.values().all(|run| run.clean) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+struct House {
+    top: PathBuf,
+}
+
+impl House {
+    fn work(&self) -> PathBuf {
+        self.top.join("target/fuzz")
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.work().join(TRIPLE).join("release").join(name)
+    }
+
+    fn corpus_file(&self, name: &str) -> PathBuf {
+        self.top.join("fuzz/corpus").join(name).with_extension("tar")
+    }
+
+    fn targets(&self) -> Result<Vec<String>> {
+        let dir = self.top.join("fuzz/targets");
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&dir).with_context(|| format!("listing {}", dir.display()))? {
+            let path = entry?.path();
+            if let Some(stem) = path.file_stem().filter(|_| path.extension().is_some()) {
+                names.push(stem.to_string_lossy().into_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn build(&self) -> Result<()> {
+        let status = Command::new("cargo")
+            .args(["build", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"])
+            .args(["--target", TRIPLE, "--target-dir"])
+            .arg(self.work())
+            .env("RUSTFLAGS", RUSTFLAGS)
+            .current_dir(&self.top)
+            .status()
+            .context("starting cargo")?;
+        ensure!(status.success(), "the fuzzers do not compile");
+        Ok(())
+    }
+
+    /// Runs one target, beginning with the kept corpus.
+    fn fuzz(&self, name: &str, seconds: u64) -> Result<Run> {
+        let corpus = self.work().join("corpus").join(name);
+        fs::create_dir_all(&corpus)?;
+        if let Ok(file) = fs::File::open(self.corpus_file(name)) {
+            tar::Archive::new(file).unpack(&corpus).context("unpacking the corpus")?;
+        }
+        let found = self.work().join("found");
+        fs::create_dir_all(&found)?;
+        let mut child = Command::new(self.program(name))
+            .arg(&corpus)
+            .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+            .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
+            .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
+            .arg(format!("-artifact_prefix={}/{name}-", found.display()))
+            .args(["-print_final_stats=1", "-use_value_profile=1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting the fuzzer {name}"))?;
+        let stderr = child.stderr.take().context("the fuzzer has no stderr")?;
+        let mut count = Count { executions: 0, seconds };
+        let mut last = Vec::new();
+        for line in BufReader::new(stderr).lines() {
+            let line = line?;
+            if let Some(number) = line.strip_prefix("stat::number_of_executed_units:") {
+                count.executions = number.trim().parse()?;
+            }
+            // `#1048576 pulse ...` and the like say how far it is.
+            if line.starts_with('#') && line.contains("pulse") {
+                println!("{name}: {line}");
+            } else if !line.starts_with('#') {
+                last.push(line);
+            }
+        }
+        let clean = child.wait()?.success();
+        if !clean {
+            println!("{name}:\n{}", last.join("\n"));
+        }
+        Ok(Run { count, clean })
+    }
+
+    fn ledger(&self) -> Result<BTreeMap<String, Count>> {
+        match fs::read(self.top.join("fuzz/ledger.json")) {
+            Ok(text) => serde_json::from_slice(&text).context("fuzz/ledger.json"),
+            Err(_) => Ok(BTreeMap::new()),
+        }
+    }
+
+    fn record(&self, ledger: &BTreeMap<String, Count>) -> Result<()> {
+        let text = serde_json::to_string_pretty(ledger)? + "\n";
+        fs::write(self.top.join("fuzz/ledger.json"), text).context("writing the ledger")
+    }
+
+    /// Keeps the smallest inputs that reach what all of the corpus reaches.
+    fn keep_corpus(&self, name: &str) -> Result<()> {
+        let all = self.work().join("corpus").join(name);
+        let least = tempfile::tempdir_in(self.work())?;
+        let status = Command::new(self.program(name))
+            .args(["-merge=1", "-rss_limit_mb=2048"])
+            .arg(least.path())
+            .arg(&all)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        ensure!(status.success(), "the corpus of {name} does not merge");
+        let mut inputs: Vec<PathBuf> =
+            fs::read_dir(least.path())?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
+        inputs.sort();
+        fs::create_dir_all(self.top.join("fuzz/corpus"))?;
+        let mut tar = tar::Builder::new(fs::File::create(self.corpus_file(name))?);
+        for input in &inputs {
+            let bytes = fs::read(input)?;
+            let mut header = tar::Header::new_ustar();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            tar.append_data(&mut header, input.file_name().unwrap_or_default(), &bytes[..])?;
+        }
+        tar.finish()?;
+        println!("{name}: {} inputs are kept", inputs.len());
+        Ok(())
+    }
+}
