@@ -63,6 +63,7 @@ fn write(store: &Store, dir: &Path, image: &NewImage<'_>, diff_ids: &[String]) -
         tree.lay(&layer.entries)?;
         layers.push(LayerRef { diff_id, tar_bytes: layer.tar_bytes });
     }
+    tree.add_mount_points();
     let mut metadata_blake3 = None;
     match store.metadata {
         Metadata::Erofs => {

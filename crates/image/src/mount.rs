@@ -122,6 +122,7 @@ impl Store {
             for layer in &image.layers {
                 tree.lay(&self.layer(&layer.diff_id)?.entries)?;
             }
+            tree.add_mount_points();
             crate::metadata::stubs(&tree, &tmp)?;
             let file = fs::File::open(&tmp).at("open", &tmp)?;
             rustix::fs::syncfs(&file).at("bring to the disk", &tmp)?;

@@ -81,6 +81,32 @@ impl Tree {
         Self { nodes: vec![implied_directory()] }
     }
 
+    /// Adds what every container has something mounted on, where the layers bring nothing of that
+    /// name. Otherwise it would be made in the writable layer of each container: two copied
+    /// directories and three files, with their blocks on the disk.
+    pub(crate) fn add_mount_points(&mut self) {
+        for name in ["dev", "proc", "sys"] {
+            self.entry(0, name, implied_directory);
+        }
+        let etc = self.entry(0, "etc", implied_directory);
+        if let NodeKind::Directory(_) = self.nodes[etc].kind {
+            for name in ["hostname", "hosts", "resolv.conf"] {
+                self.entry(etc, name, empty_file);
+            }
+        }
+    }
+
+    /// What has this name in a directory, made where nothing has.
+    fn entry(&mut self, directory: Id, name: &str, make: fn() -> Node) -> Id {
+        let next = self.nodes.len();
+        let NodeKind::Directory(into) = &mut self.nodes[directory].kind else { return directory };
+        let id = *into.entries.entry(name.as_bytes().into()).or_insert(next);
+        if id == next {
+            self.nodes.push(make());
+        }
+        id
+    }
+
     /// Lays a layer over this tree.
     pub(crate) fn lay(&mut self, entries: &[Entry<Content>]) -> Result<()> {
         let layer = layer_tree(entries)?;
@@ -377,8 +403,40 @@ fn implied_directory() -> Node {
     Node { meta: Meta { mode: 0o755, ..Meta::default() }, kind }
 }
 
+fn empty_file() -> Node {
+    let kind = NodeKind::File { size: 0, content: Content::Inline(Vec::new()) };
+    Node { meta: Meta { mode: 0o644, ..Meta::default() }, kind }
+}
+
 fn link_to_nothing(target: &[u8]) -> ImageError {
     let entry = String::from_utf8_lossy(target).chars().take(120).collect::<String>();
     let problem = "a hard link leads there, and no layer has it".to_owned();
     Fault::Entry { entry: entry.escape_debug().to_string(), problem }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_on_is_there_and_what_the_layers_bring_stays() {
+        let entry = |path: &str, kind| Entry {
+            path: path.as_bytes().to_vec(),
+            meta: Meta { mode: 0o700, ..Meta::default() },
+            kind,
+        };
+        let link = Kind::Symlink { target: b"../run/resolv.conf".to_vec() };
+        let mut tree = Tree::new();
+        tree.lay(&[entry("etc", Kind::Directory), entry("etc/resolv.conf", link)]).unwrap();
+        tree.add_mount_points();
+        let node = |path: &str| tree.find(path.as_bytes()).map(|id| &tree.nodes[id]);
+        for directory in ["dev", "proc", "sys"] {
+            assert!(matches!(node(directory).unwrap().kind, NodeKind::Directory(_)), "{directory}");
+        }
+        for file in ["etc/hostname", "etc/hosts"] {
+            assert!(matches!(node(file).unwrap().kind, NodeKind::File { size: 0, .. }), "{file}");
+        }
+        assert_eq!(node("etc").unwrap().meta.mode, 0o700);
+        assert!(matches!(node("etc/resolv.conf").unwrap().kind, NodeKind::Symlink(_)));
+    }
 }
