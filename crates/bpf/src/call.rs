@@ -50,6 +50,8 @@ pub struct Map {
     fd: OwnedFd,
     /// Name as the kernel keeps it: the first 15 bytes.
     pub name: String,
+    /// Its id. The kernel gives one again only after two thousand million others.
+    pub id: u32,
     key_bytes: usize,
     value_bytes: usize,
 }
@@ -70,6 +72,7 @@ impl Map {
         Ok(Self {
             fd,
             name: text(&info.name),
+            id: info.id,
             key_bytes: info.key_size as usize,
             value_bytes: info.value_size as usize,
         })
@@ -165,6 +168,8 @@ pub struct Program {
     fd: OwnedFd,
     /// Name as the kernel keeps it: the first 15 bytes.
     pub name: String,
+    /// Its id.
+    pub id: u32,
     /// Ids of the maps it uses.
     pub maps: Vec<u32>,
 }
@@ -180,7 +185,7 @@ impl Program {
         };
         fill_info(fd.as_fd(), &mut about, "program")?;
         maps.truncate(about.map_count as usize);
-        Ok(Self { fd, name: text(&about.name), maps })
+        Ok(Self { fd, name: text(&about.name), id: about.id, maps })
     }
 
     /// The program with this id (Linux 4.13).

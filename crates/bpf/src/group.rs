@@ -35,6 +35,10 @@ pub struct Description {
 #[derive(Debug)]
 pub struct Attached {
     maps: Vec<Map>,
+    /// Id of the program that keeps them.
+    anchor: u32,
+    /// Programs of the object that hang elsewhere, when they were loaded just now.
+    others: Vec<(String, Program)>,
 }
 
 impl Attached {
@@ -42,6 +46,26 @@ impl Attached {
     pub fn map(&self, name: &str) -> Option<&Map> {
         self.maps.iter().find(|m| m.name == name)
     }
+
+    /// A program that hangs elsewhere, if it was loaded together with those of the group.
+    pub fn other(&self, name: &str) -> Option<&Program> {
+        self.others.iter().find(|(n, _)| n == name).map(|(_, program)| program)
+    }
+
+    /// By what one of the maps is found again.
+    pub fn trace(&self, map: &str) -> Option<Trace> {
+        Some(Trace { anchor: self.anchor, map: self.map(map)?.id })
+    }
+}
+
+/// By what one map of an attached group is found again without asking for all of them: the ids of
+/// the anchor and of the map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trace {
+    /// The program.
+    pub anchor: u32,
+    /// The map.
+    pub map: u32,
 }
 
 /// What libbpf said last: its callback carries no state of ours.
@@ -110,7 +134,7 @@ impl Description {
                 programs.push((name, Program::new(duplicate(program.as_fd())?)?));
             }
         }
-        Ok(Loaded { maps: Attached { maps }, programs })
+        Ok(Loaded { maps, programs })
     }
 
     /// Whether the kernel takes every program of the group. Nothing stays loaded.
@@ -132,11 +156,7 @@ impl Description {
 
     /// The maps of the group at this cgroup, complete or not.
     pub fn find(&self, cgroup: BorrowedFd<'_>) -> Result<Option<Attached>, BpfError> {
-        let hook = self.programs.iter().find(|(name, _)| *name == self.anchor);
-        let hook = hook
-            .map(|(_, hook)| *hook)
-            .ok_or_else(|| BpfError::Missing { object: self.name, name: self.anchor.into() })?;
-        for id in call::attached_to_cgroup(cgroup, hook)? {
+        for id in call::attached_to_cgroup(cgroup, self.anchor_hook()?)? {
             let program = match Program::by_id(id) {
                 Ok(program) => program,
                 Err(e) if e.errno() == libc::ENOENT => continue, // detached meanwhile
@@ -149,9 +169,26 @@ impl Description {
             for id in &program.maps {
                 maps.push(Map::by_id(*id)?);
             }
-            return Ok(Some(Attached { maps }));
+            return Ok(Some(Attached { maps, anchor: id, others: Vec::new() }));
         }
         Ok(None)
+    }
+
+    /// The map that was found before, if its group still hangs at the cgroup.
+    pub fn follow(&self, cgroup: BorrowedFd<'_>, trace: Trace) -> Result<Option<Map>, BpfError> {
+        if !call::attached_to_cgroup(cgroup, self.anchor_hook()?)?.contains(&trace.anchor) {
+            return Ok(None);
+        }
+        match Map::by_id(trace.map) {
+            Err(e) if e.errno() == libc::ENOENT => Ok(None), // detached just now
+            other => Ok(Some(other?)),
+        }
+    }
+
+    fn anchor_hook(&self) -> Result<u32, BpfError> {
+        let hook = self.programs.iter().find(|(name, _)| *name == self.anchor);
+        hook.map(|(_, hook)| *hook)
+            .ok_or_else(|| BpfError::Missing { object: self.name, name: self.anchor.into() })
     }
 
     /// Whether `attached` is this very build with these constants, completely attached.
@@ -186,15 +223,17 @@ impl Description {
         without: &[&str],
         old: Option<&Attached>,
     ) -> Result<Attached, BpfError> {
-        let wanted =
-            |name: &str| self.programs.iter().any(|(p, _)| *p == name) && !without.contains(&name);
-        let loaded = self.load(constants, &wanted, old)?;
-        let find = |name: &str| loaded.programs.iter().find(|(n, _)| n == name).map(|(_, p)| p);
+        let loaded = self.load(constants, &|name| !without.contains(&name), old)?;
+        let hangs_here = |(name, _): &(String, Program)| self.programs.iter().any(|p| p.0 == name);
+        let (programs, others): (Vec<_>, Vec<_>) =
+            loaded.programs.into_iter().partition(hangs_here);
+        let find = |name: &str| programs.iter().find(|(n, _)| n == name).map(|(_, p)| p);
         let anchor = find(self.anchor)
             .ok_or_else(|| BpfError::Missing { object: self.name, name: self.anchor.into() })?;
-        for map in &loaded.maps.maps {
+        for map in &loaded.maps {
             anchor.keep(map.as_fd())?;
         }
+        let attached = Attached { anchor: anchor.id, maps: loaded.maps, others };
         // ORDER: the anchor first, so that whatever happens next is found around the same maps.
         let first = self.programs.iter().filter(|(name, _)| *name == self.anchor);
         let rest = self.programs.iter().filter(|(name, _)| *name != self.anchor);
@@ -216,10 +255,10 @@ impl Description {
         }
         // ORDER: the version last: it says that all programs are in place.
         let version = if without.is_empty() { self.version(constants) } else { 0 };
-        if let Some(about) = loaded.maps.map(self.about) {
+        if let Some(about) = attached.map(self.about) {
             about.set(&0u32.to_ne_bytes(), &version.to_ne_bytes())?;
         }
-        Ok(loaded.maps)
+        Ok(attached)
     }
 
     /// Takes the group away from the cgroup. It is also gone when the cgroup is removed.
@@ -251,7 +290,7 @@ impl Description {
 }
 
 struct Loaded {
-    maps: Attached,
+    maps: Vec<Map>,
     programs: Vec<(String, Program)>,
 }
 

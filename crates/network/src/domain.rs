@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use dormouse_bpf::address::{self, Programs};
+use dormouse_bpf::address::{self, Programs, Trace};
 use dormouse_kernel::mount::{self, MountAttr};
 use dormouse_model::Name;
 use rustix::fs::FlockOperation;
@@ -45,6 +45,20 @@ pub(crate) struct Ready {
     pub uplink: String,
     /// Chunks whose routes are in place; the first holds the ends of the uplink.
     pub chunks: Vec<u32>,
+    /// By what the programs' map of members is found: ids of a program and of the map.
+    #[serde(default)]
+    pub trace: (u32, u32),
+}
+
+impl Ready {
+    /// Notes by what the programs are found; whether that is news.
+    pub fn note(&mut self, trace: Trace) -> bool {
+        std::mem::replace(&mut self.trace, (trace.anchor, trace.map)) != self.trace
+    }
+
+    pub fn trace(&self) -> Trace {
+        Trace { anchor: self.trace.0, map: self.trace.1 }
+    }
 }
 
 fn chunk_bits(v4: bool) -> u8 {
@@ -135,7 +149,13 @@ impl Network {
             host.add_address(index, own, other, 2)?;
         }
         add_chunks_of_host(&host, index, &plan, chunks[0], &chunks)?;
-        let programs = self.attach()?;
+        // Side by side: nft(8) is a process, and the programs take long to load.
+        let programs = std::thread::scope(|scope| {
+            let rules = scope.spawn(|| self.lead(&plan, &uplink));
+            let programs = self.attach();
+            rules.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            programs
+        })?;
         stack::inside(netns.as_fd(), || {
             let links = Links::open()?;
             let index = links.find(INSIDE)?.map_or(0, |l| l.index);
@@ -155,24 +175,35 @@ impl Network {
             Ok(())
         })?;
         programs.open_domain(cookie)?;
-        if self.table().exists() {
-            self.table().add_uplink(&uplink)?;
-        } else {
-            let mut uplinks = self.uplinks()?;
-            uplinks.push(uplink.clone());
-            self.table().make(&plan, &uplinks)?;
-        }
         Hosts::new(&dir).create(&here)?;
         names::write_resolv_conf(&dir.join("resolv.conf"))?;
         lock_file(&dir.join("hold"))?;
         let inode = File::from(netns).metadata().map_err(Error::file("look at", &net))?.ino();
-        let ready = Ready { version: 1, netns_inode: inode, netns_cookie: cookie, uplink, chunks };
+        let mut ready = Ready {
+            version: 1,
+            netns_inode: inode,
+            netns_cookie: cookie,
+            uplink,
+            chunks,
+            trace: (0, 0),
+        };
+        ready.note(programs.trace()?);
         // ORDER: last: it says that all of the above is in place.
         write_ready(&dir, &ready)?;
         self.find_domain(name)?.ok_or_else(|| Error::Corrupt {
             path: dir,
             message: "gone as soon as it was made".into(),
         })
+    }
+
+    /// Has the host's rules lead to and from an uplink.
+    fn lead(&self, plan: &Plan, uplink: &str) -> Result<()> {
+        let mut uplinks = self.uplinks()?;
+        if !uplinks.is_empty() && self.table().exists() {
+            return self.table().add_uplink(uplink);
+        }
+        uplinks.push(uplink.to_owned());
+        self.table().make(plan, &uplinks)
     }
 
     /// Adds the routes of chunks the domain has got since it was made.
@@ -306,7 +337,7 @@ pub(crate) fn read_ready(dir: &Path) -> Result<Option<(Ready, OwnedFd)>> {
     Ok(same.then(|| (ready, netns.into())))
 }
 
-fn write_ready(dir: &Path, ready: &Ready) -> Result<()> {
+pub(crate) fn write_ready(dir: &Path, ready: &Ready) -> Result<()> {
     let path = dir.join("ready");
     let text = serde_json::to_vec(ready)
         .map_err(|e| Error::Corrupt { path: path.clone(), message: e.to_string() })?;

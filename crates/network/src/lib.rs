@@ -35,7 +35,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use dormouse_bpf::address::{self, Constants, Programs};
+use dormouse_bpf::address::{self, Constants, Members, Programs};
 use dormouse_bpf::{BpfError, abstract_unix};
 use dormouse_kernel::namespace;
 use dormouse_model::{ContainerId, Name, Publish};
@@ -181,18 +181,34 @@ impl Network {
             .map(|(name, _)| *name)
             .filter(|name| self.is_without(name))
             .collect();
-        let programs = address::attach(cgroup.as_fd(), constants, &without)?;
-        if without.contains(&abstract_unix::GROUP.anchor) {
-            abstract_unix::detach(cgroup.as_fd())?;
-        } else {
-            abstract_unix::attach(cgroup.as_fd(), constants.level, &without)?;
-        }
+        // Side by side: libbpf and the verifier take tens of milliseconds for each.
+        let programs = std::thread::scope(|scope| {
+            let names = scope.spawn(|| match without.contains(&abstract_unix::GROUP.anchor) {
+                true => abstract_unix::detach(cgroup.as_fd()),
+                false => abstract_unix::attach(cgroup.as_fd(), constants.level, &without),
+            });
+            let programs = address::attach(cgroup.as_fd(), constants, &without);
+            names.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            programs
+        })?;
         for name in self.domain_names()? {
-            if let Some((ready, _)) = domain::read_ready(&self.domain_dir(&name))? {
+            let dir = self.domain_dir(&name);
+            if let Some((mut ready, _)) = domain::read_ready(&dir)? {
                 programs.open_domain(ready.netns_cookie)?;
+                if ready.note(programs.trace()?) {
+                    domain::write_ready(&dir, &ready)?;
+                }
             }
         }
         Ok(programs)
+    }
+
+    /// The map of members, where the programs hang as this domain knows them.
+    fn known_members(&self, ready: &domain::Ready) -> Result<Option<Members>> {
+        match self.find_parent()? {
+            Some(cgroup) => Ok(Members::follow(cgroup.as_fd(), ready.trace())?),
+            None => Ok(None),
+        }
     }
 
     fn domain_names(&self) -> Result<Vec<Name>> {
@@ -387,9 +403,12 @@ impl Network {
             store.set_holding(id, &holding)?; // forgotten in a power cut
         }
         drop(store); // ORDER: the lock of the domains comes before that of the table
-        let programs = self.programs(&plan)?;
-        if old != cgroup_v2_id && old != 0 && programs.index_of(old)? == Some(first) {
-            programs.leave(old)?; // of a life whose end nobody saw
+        let members = match self.known_members(&domain.ready)? {
+            Some(members) => members,
+            None => self.programs(&plan)?.members()?,
+        };
+        if old != cgroup_v2_id && old != 0 && members.index_of(old)? == Some(first) {
+            members.leave(old)?; // of a life whose end nobody saw
         }
         for number in &numbers {
             let chunk = number / CHUNK;
@@ -397,11 +416,14 @@ impl Network {
                 self.add_chunk_routes(domain, &plan, chunk)?;
             }
         }
-        for number in &numbers[1..] {
-            programs.add(*number, first)?;
+        if let [_, more @ ..] = &numbers[..]
+            && !more.is_empty()
+        {
+            let programs = self.programs(&plan)?;
+            more.iter().try_for_each(|number| programs.add(*number, first))?;
         }
         // ORDER: last: with it the container's first socket may come.
-        programs.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
+        members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
         Ok(())
     }
 
@@ -414,11 +436,25 @@ impl Network {
         if record.container != id_bytes(id) {
             return Ok(());
         }
-        if let Some(programs) = self.find_programs(&store.plan)? {
-            // After a reboot the cgroup's id may be another container's.
-            if record.cgroup != 0 && programs.index_of(record.cgroup)? == Some(first) {
-                programs.leave(record.cgroup)?;
+        let known = match domain::read_ready(&self.domain_dir(&holding.domain))? {
+            Some((ready, _)) => self.known_members(&ready)?,
+            None => None,
+        };
+        let (members, programs) = match known {
+            Some(members) if holding.numbers.len() == 1 => (Some(members), None),
+            _ => {
+                let programs = self.find_programs(&store.plan)?;
+                (programs.as_ref().map(Programs::members).transpose()?, programs)
             }
+        };
+        // After a reboot the cgroup's id may be another container's.
+        if let Some(members) = members
+            && record.cgroup != 0
+            && members.index_of(record.cgroup)? == Some(first)
+        {
+            members.leave(record.cgroup)?;
+        }
+        if let Some(programs) = programs {
             for number in &holding.numbers[1..] {
                 programs.remove(*number)?;
             }

@@ -97,15 +97,19 @@ struct bpf_sock_addr_kern {
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
-/* A name with its family word in front, as the kernel compares it; even length for the sum. */
-struct name {
+/* A name with its family word in front, as the kernel compares it. What is behind it is zero, so
+ * names of one length are compared by words: the verifier follows each byte on its own, which took
+ * it 20 ms. */
+union name {
 	__u8 bytes[112];
+	__u64 words[14];
 };
 
 struct walk {
 	struct hlist_node *node;
-	struct name mine;
-	struct name theirs;
+	union name mine;
+	/* Only ever filled with names as long as mine. */
+	union name theirs;
 	__u32 length;
 	__u64 container;
 	__u32 owned;
@@ -139,10 +143,8 @@ static long visit(__u64 i, struct walk *walk)
 		return 0;
 	if (bpf_probe_read_kernel(walk->theirs.bytes, length, &address->name))
 		return 0;
-	for (int j = 0; j < sizeof(walk->mine.bytes); j++) {
-		if (j >= length)
-			break;
-		if (walk->theirs.bytes[j] != walk->mine.bytes[j])
+	for (int j = 0; j < sizeof(walk->mine.words) / sizeof(walk->mine.words[0]); j++) {
+		if (walk->theirs.words[j] != walk->mine.words[j])
 			return 0;
 	}
 	cgroup = BPF_CORE_READ(sk, sk_cgrp_data.cgroup);

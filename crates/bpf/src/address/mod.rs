@@ -9,6 +9,8 @@ use crate::call::{self, Map};
 use crate::error::BpfError;
 use crate::group::{Attached, Description};
 
+pub use crate::group::Trace;
+
 /// The programs that hang at the parent cgroup, and their hooks.
 pub static GROUP: Description = Description {
     name: "address",
@@ -34,6 +36,9 @@ pub static GROUP: Description = Description {
     maps: &["dm_members", "dm_extra", "dm_domains", "dm_sockets", "dm_about"],
     about: "dm_about",
 };
+
+/// The map of containers by their cgroups.
+const MEMBERS: &str = "dm_members";
 
 /// The program that hangs at a domain's devices.
 pub const STEER: &str = "dm_steer";
@@ -114,31 +119,20 @@ impl Programs {
         GROUP.is_current(&self.attached, &self.constants.to_bytes())
     }
 
-    /// Processes below this cgroup are from now on the container whose first address is `index`, in
-    /// the stack with this cookie.
-    pub fn enter(&self, cgroup_id: u64, index: u32, netns: u64) -> Result<(), BpfError> {
-        let mut member = Vec::with_capacity(16);
-        member.extend(index.to_ne_bytes());
-        member.extend([0; 4]);
-        member.extend(netns.to_ne_bytes());
-        Ok(self.map("dm_members")?.set(&cgroup_id.to_ne_bytes(), &member)?)
+    /// By what the map of members is found again.
+    pub fn trace(&self) -> Result<Trace, BpfError> {
+        let missing = || BpfError::Missing { object: GROUP.name, name: MEMBERS.into() };
+        self.attached.trace(MEMBERS).ok_or_else(missing)
     }
 
-    /// Processes below this cgroup are nobody; `false` if they were already. Sockets stay what they
-    /// are.
-    pub fn leave(&self, cgroup_id: u64) -> Result<bool, BpfError> {
-        Ok(self.map("dm_members")?.remove(&cgroup_id.to_ne_bytes())?)
-    }
-
-    /// The container's first address behind a cgroup.
-    pub fn index_of(&self, cgroup_id: u64) -> Result<Option<u32>, BpfError> {
-        let value = self.map("dm_members")?.get(&cgroup_id.to_ne_bytes())?;
-        Ok(value.and_then(|v| v.first_chunk().map(|b| u32::from_ne_bytes(*b))))
+    /// Which cgroups are containers.
+    pub fn members(&self) -> Result<Members, BpfError> {
+        Ok(Members(Map::by_id(self.map(MEMBERS)?.id)?))
     }
 
     /// Whether a container is in the stack with this cookie.
     pub fn is_used(&self, netns: u64) -> Result<bool, BpfError> {
-        let members = self.map("dm_members")?;
+        let members = self.map(MEMBERS)?;
         let mut key = None;
         while let Some(next) = members.next_key(key.as_deref())? {
             if let Some(value) = members.get(&next)?
@@ -173,12 +167,52 @@ impl Programs {
 
     /// Attaches [`STEER`] to devices of the calling thread's network namespace.
     pub fn steer(&self, devices: &[u32]) -> Result<(), BpfError> {
-        let program = GROUP.load_one(&self.constants.to_bytes(), STEER, &self.attached)?;
+        let loaded;
+        let program = match self.attached.other(STEER) {
+            Some(program) => program,
+            None => {
+                loaded = GROUP.load_one(&self.constants.to_bytes(), STEER, &self.attached)?;
+                &loaded
+            }
+        };
         for device in devices {
             call::attach_to_device(*device, program.as_fd())
                 .map_err(|source| BpfError::Attach { program: STEER, source })?;
         }
         Ok(())
+    }
+}
+
+/// Which cgroups are containers: all that a start and an end touch.
+#[derive(Debug)]
+pub struct Members(Map);
+
+impl Members {
+    /// Those that were found before, if their programs still hang at the cgroup.
+    pub fn follow(cgroup: BorrowedFd<'_>, trace: Trace) -> Result<Option<Self>, BpfError> {
+        Ok(GROUP.follow(cgroup, trace)?.map(Self))
+    }
+
+    /// Processes below this cgroup are from now on the container whose first address is `index`, in
+    /// the stack with this cookie.
+    pub fn enter(&self, cgroup_id: u64, index: u32, netns: u64) -> Result<(), BpfError> {
+        let mut member = Vec::with_capacity(16);
+        member.extend(index.to_ne_bytes());
+        member.extend([0; 4]);
+        member.extend(netns.to_ne_bytes());
+        Ok(self.0.set(&cgroup_id.to_ne_bytes(), &member)?)
+    }
+
+    /// Processes below this cgroup are nobody; `false` if they were already. Sockets stay what they
+    /// are.
+    pub fn leave(&self, cgroup_id: u64) -> Result<bool, BpfError> {
+        Ok(self.0.remove(&cgroup_id.to_ne_bytes())?)
+    }
+
+    /// The container's first address behind a cgroup.
+    pub fn index_of(&self, cgroup_id: u64) -> Result<Option<u32>, BpfError> {
+        let value = self.0.get(&cgroup_id.to_ne_bytes())?;
+        Ok(value.and_then(|v| v.first_chunk().map(|b| u32::from_ne_bytes(*b))))
     }
 }
 
