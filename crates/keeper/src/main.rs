@@ -10,7 +10,7 @@
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use dormouse_keeper::newborn::Heritage;
@@ -90,8 +90,9 @@ fn start() -> Result<(), String> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let run = rustix::fs::open(&all.run, flags, Mode::empty());
     let run: OwnedFd = run.map_err(|e| format!("open {}: {e}", all.run.display()))?;
+    let mut cgroup = None;
     for dir in &all.cgroups {
-        enter_cgroup(dir)?;
+        cgroup = enter_cgroup(dir)?.or(cgroup);
     }
     heritage.oom_score_adj = lower_oom_score();
     let listener = listen(&run).map_err(|e| e.to_string())?;
@@ -105,8 +106,9 @@ fn start() -> Result<(), String> {
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
     let parts = Parts { run, listener, outside, heritage, settle: all.settle, tidy: all.tidy };
+    let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
-    match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup: None }) } {
+    match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup }) } {
         Ok(Cloned::Parent { .. }) => Ok(()),
         Ok(Cloned::Child) => {
             let _ = rustix::process::setsid();
@@ -117,7 +119,7 @@ fn start() -> Result<(), String> {
                 rustix::stdio::dup2_stdout(null.as_fd()),
                 rustix::stdio::dup2_stderr(null.as_fd()),
             ];
-            drop(null);
+            drop((null, cgroup));
             let served = match stdio.into_iter().collect::<Result<Vec<_>, _>>() {
                 Ok(_) => Server::new(parts).and_then(Server::run).is_ok(),
                 Err(_) => false,
@@ -128,18 +130,20 @@ fn start() -> Result<(), String> {
     }
 }
 
-/// Places itself; the keeper has one thread, so the `tasks` of a v1 hierarchy spares the wait.
-fn enter_cgroup(dir: &std::path::Path) -> Result<(), String> {
+/// Places itself in a v1 cgroup: by `tasks`, for it has one thread, so that nothing is waited for. A
+/// v2 cgroup comes back, for the daemon to be cloned into: entering one waits for an RCU grace period.
+fn enter_cgroup(dir: &Path) -> Result<Option<OwnedFd>, String> {
+    let failed = |e: std::io::Error| format!("enter the cgroup {}: {e}", dir.display());
     // Not fs::write, which creates: cgroup v2 answers that with EACCES, not ENOENT.
-    let write = |name: &str| {
-        let mut file = std::fs::OpenOptions::new().write(true).open(dir.join(name))?;
-        std::io::Write::write_all(&mut file, b"0")
-    };
-    let written = match write("tasks") {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => write("cgroup.procs"),
-        other => other,
-    };
-    written.map_err(|e| format!("enter the cgroup {}: {e}", dir.display()))
+    match std::fs::OpenOptions::new().write(true).open(dir.join("tasks")) {
+        Ok(mut tasks) => std::io::Write::write_all(&mut tasks, b"0").map(|()| None).map_err(failed),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let cgroup = rustix::fs::open(dir, flags, Mode::empty());
+            cgroup.map(Some).map_err(|e| failed(e.into()))
+        }
+        Err(e) => Err(failed(e)),
+    }
 }
 
 /// Lowers its oom_score_adj where that is allowed; gives what it was then.

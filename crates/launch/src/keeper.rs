@@ -97,6 +97,26 @@ pub struct Console {
     pub log: OwnedFd,
 }
 
+/// A keeper that was called and has not answered yet: it may be about to end.
+#[derive(Debug)]
+pub struct Calling(Keeper);
+
+impl Calling {
+    /// Waits for the answer; `None` when there was none.
+    pub fn answer(mut self) -> Result<Option<Keeper>, LaunchError> {
+        match self.0.answer() {
+            Ok((Reply::Status(_), _)) => Ok(Some(self.0)),
+            Ok(_) => Err(unexpected()),
+            Err(LaunchError::KeeperGone) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// A process that was asked for: the socket over which it will be told its plan.
+#[derive(Debug)]
+pub struct Expected(OwnedFd);
+
 /// A connection to the keeper.
 #[derive(Debug)]
 pub struct Keeper {
@@ -134,6 +154,11 @@ impl Keeper {
 
     /// Connects to the keeper, if there is one.
     pub fn connect(run_dir: &Path) -> Result<Option<Self>, LaunchError> {
+        Self::call(run_dir)?.map_or(Ok(None), Calling::answer)
+    }
+
+    /// Calls the keeper, if there is one, and does not wait for its answer.
+    pub fn call(run_dir: &Path) -> Result<Option<Calling>, LaunchError> {
         let path = run_dir.join(SOCKET);
         let failed = |source| LaunchError::Connect { path: path.clone(), source };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -156,8 +181,8 @@ impl Keeper {
         }
         let (mine, ended) = (HashSet::new(), HashMap::new());
         let mut keeper = Self { sock, path: path.clone(), mine, ended };
-        match keeper.status() {
-            Ok(_) => Ok(Some(keeper)),
+        match keeper.say(&Request::Status, &[]) {
+            Ok(()) => Ok(Some(Calling(keeper))),
             Err(LaunchError::KeeperGone) => Ok(None),
             Err(e) => Err(e),
         }
@@ -191,6 +216,10 @@ impl Keeper {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Vec<OwnedFd>), LaunchError> {
         self.say(request, fds)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<(Reply, Vec<OwnedFd>), LaunchError> {
         loop {
             match self.receive(RecvFlags::empty())? {
                 None => {}
@@ -220,6 +249,13 @@ impl Keeper {
 
     /// Clones a process, which waits for its plan.
     pub fn spawn(&mut self, spawn: Spawn) -> Result<Newborn, LaunchError> {
+        let expected = self.expect(spawn)?;
+        self.born(expected)
+    }
+
+    /// Asks for a process and does not wait until it is [born](Self::born), which must be asked for
+    /// next.
+    pub fn expect(&mut self, spawn: Spawn) -> Result<Expected, LaunchError> {
         let failed = |source| LaunchError::Connect { path: self.path.clone(), source };
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let pair = socketpair(AddressFamily::UNIX, kind, flags, None);
@@ -246,7 +282,13 @@ impl Keeper {
             uid_map,
             gid_map,
         });
-        let (reply, fds) = self.ask(&request, &fds)?;
+        self.say(&request, &fds)?;
+        Ok(Expected(sock))
+    }
+
+    /// The process that was asked for.
+    pub fn born(&mut self, expected: Expected) -> Result<Newborn, LaunchError> {
+        let (reply, fds) = self.answer()?;
         let Reply::Spawned { pid, start_time } = reply else { return Err(unexpected()) };
         let mut fds = fds.into_iter();
         let pidfd = fds.next().ok_or_else(unexpected)?;
@@ -256,7 +298,7 @@ impl Keeper {
             start_time,
             pidfd,
             proc: fds.next(),
-            sock,
+            sock: expected.0,
             steps: Vec::new(),
             waits: false,
         })
@@ -300,9 +342,10 @@ impl Keeper {
         }
     }
 
-    /// Says that what follows the end of a child spawned with [`Spawn::settle`] has been done.
-    pub fn settled(&mut self, pid: u32) -> Result<(), LaunchError> {
-        self.done(&Request::Settled { pid }, &[])
+    /// Says that what follows the end of a child spawned with [`Spawn::settle`] has been done. The
+    /// keeper hears it before it hears that the connection is closed, so nothing is waited for.
+    pub fn settled(mut self, pid: u32) -> Result<(), LaunchError> {
+        self.say(&Request::Settled { pid }, &[])
     }
 
     /// Gives the master of a container's terminal, and its log (opened for appending), into the

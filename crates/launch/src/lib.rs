@@ -38,7 +38,7 @@ use dormouse_kernel::ErrorKind;
 use rustix::io::Errno;
 
 pub use exit::{EXIT_FILE, ExitStatus};
-pub use keeper::{Keeper, KeeperStart, Spawn};
+pub use keeper::{Calling, Expected, Keeper, KeeperStart, Spawn};
 pub use newborn::{Failure, Newborn, Step};
 pub use plan::{CapabilityMasks, Exec, FdIndex, Ids, Plan, TargetKind, Terminal};
 pub use protocol::{Kind, Status};
