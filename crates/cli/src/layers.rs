@@ -27,7 +27,7 @@ pub(crate) fn open(engine: &Engine, config: &Config) -> Result<Layers> {
             rustix::fs::open(dir, DIRECTORY, Mode::empty())
                 .with_context(|| format!("cannot open '{}'", dir.display()))?,
         ),
-        (_, Some(image)) => engine.images()?.rootfs(image)?,
+        (_, Some(image)) => engine.images()?.rootfs(&image.id)?,
         (RootSource::Image { reference, .. }, None) => {
             anyhow::bail!("image '{reference}' of container '{}' is gone", config.name)
         }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_image::{Image, Store};
 use dormouse_kernel::cgroup::Hierarchy;
-use dormouse_launch::{Keeper, KeeperStart};
+use dormouse_launch::{Calling, Keeper, KeeperStart};
 use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource};
 use dormouse_network::Network;
 
@@ -21,6 +21,16 @@ use crate::spec::Create;
 
 /// What a `config.json` is called.
 const CONFIG: &str = "config.json";
+
+/// A container that was created just now and is still locked: nobody else starts, changes or removes
+/// it as long as this exists.
+#[derive(Debug)]
+pub struct Created {
+    /// What it is.
+    pub config: Config,
+    #[expect(dead_code, reason = "held, not read")]
+    lock: Lock,
+}
 
 /// The engine on one set of directories. Opening it costs a few system calls; images, network and
 /// control groups are opened when a verb first needs them.
@@ -85,7 +95,12 @@ impl Engine {
 
     /// A connection to the keeper, which is started where there is none.
     pub(crate) fn keeper(&self) -> Result<Keeper> {
-        if let Some(keeper) = Keeper::connect(&self.places.run)? {
+        self.keeper_called(Keeper::call(&self.places.run)?)
+    }
+
+    /// The same, once it was called.
+    pub(crate) fn keeper_called(&self, calling: Option<Calling>) -> Result<Keeper> {
+        if let Some(keeper) = calling.map_or(Ok(None), Calling::answer)? {
             return Ok(keeper);
         }
         let own = own_program()?;
@@ -191,18 +206,16 @@ impl Engine {
     /// ORDER: everything is made inside `.new-ID`, whose lock says that this create is alive, and
     /// one rename publishes it. A failure gives back what was taken, last things first; so does
     /// [`Engine::sweep`] for a create that was killed.
-    pub fn create(&self, create: Create) -> Result<ContainerId> {
+    pub fn create(&self, create: Create) -> Result<Created> {
         let id = new_id()?;
         crate::spec::validate(&create)?;
         let new = self.places.containers().join(format!(".new-{id}"));
         fs::create_dir(&new).map_err(Error::file("cannot make directory", &new))?;
         let lock = Lock::take(&new)?;
-        let made = self.create_in(&new, &id, create);
-        drop(lock);
-        match made {
+        match self.create_in(&new, &id, create) {
             Ok(config) => {
                 self.record("create", id.as_str(), config.name.as_str(), &[]);
-                Ok(id)
+                Ok(Created { config, lock })
             }
             Err(e) => {
                 let _ = fs::remove_dir_all(&new); // the first error is the one to tell
@@ -277,8 +290,6 @@ impl Engine {
         };
         let publish = || -> Result<()> {
             Store::create_upper(new, &ids, &self.lower(&config.root)?)?;
-            let log = new.join("log");
-            fs::create_dir(&log).map_err(Error::file("cannot make directory", &log))?;
             self.write_config(new, &config)?;
             let dir = self.dir(id);
             fs::rename(new, &dir).map_err(Error::file("cannot publish", &dir))
@@ -335,14 +346,13 @@ impl Engine {
     /// Removes a stopped container and everything that is its own. `volumes` also removes the
     /// volumes made for it alone. With `force` a running one is killed first.
     pub fn remove(&self, id: &ContainerId, force: bool, volumes: bool) -> Result<()> {
-        let lock = self.lock(id)?;
+        let _lock = self.lock(id)?;
         let config = match self.config(id) {
             Ok(config) => Some(config),
             Err(Error::Corrupt { .. }) if force => None,
             Err(e) => return Err(e),
         };
         if let Some(config) = &config {
-            self.settle_locked(config, false)?;
             let look = self.look(config)?;
             if look.is_alive() {
                 if !force {
@@ -353,11 +363,11 @@ impl Engine {
                     });
                 }
                 self.kill_locked(config, &look)?;
+            } else {
+                self.settle_found(config, look, false)?;
             }
         }
-        self.remove_locked(id, config.as_ref(), volumes)?;
-        drop(lock);
-        Ok(())
+        self.remove_locked(id, config.as_ref(), volumes)
     }
 
     /// ORDER: what lives in the kernel, then the name, then the directory, then what the directory
@@ -370,6 +380,16 @@ impl Engine {
         volumes: bool,
     ) -> Result<()> {
         self.tear_down(id, config)?;
+        self.remove_files(id, config, volumes)
+    }
+
+    /// Of a container that is torn down already.
+    pub(crate) fn remove_files(
+        &self,
+        id: &ContainerId,
+        config: Option<&Config>,
+        volumes: bool,
+    ) -> Result<()> {
         if let Some(config) = config {
             self.names.release(&config.name, id)?;
         }

@@ -26,7 +26,7 @@
 //! LIB/containers/ID/config.json     what the container is; rewritten only by update and rename
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
-//! LIB/containers/ID/log/            stdout.log, stderr.log: written by the container itself
+//! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/.new-ID/           a create in progress; its directory is locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots                     one bit per slot of host ids
@@ -65,7 +65,7 @@ mod spec;
 mod start;
 mod user;
 
-pub use engine::Engine;
+pub use engine::{Created, Engine};
 pub use error::{Error, Result};
 pub use event::Event;
 pub use life::{Details, Exit, Logs, Root};

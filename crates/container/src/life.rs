@@ -414,14 +414,24 @@ impl Engine {
     ///
     /// `finally` also removes a container that was to be removed when it ends.
     pub(crate) fn settle_locked(&self, config: &Config, finally: bool) -> Result<Option<Exit>> {
-        let look = self.look(config)?;
+        self.settle_found(config, self.look(config)?, finally)
+    }
+
+    /// The same for who has looked already.
+    pub(crate) fn settle_found(
+        &self,
+        config: &Config,
+        look: Look,
+        finally: bool,
+    ) -> Result<Option<Exit>> {
         if !look.needs_settling() {
             return Ok(look.exit);
         }
         let Some(init) = look.init else { return Ok(look.exit) };
         let mut exit = self.exit_of(&config.id, &init)?;
-        if let Some(cgroup) = self.cgroups()?.find(config.id.as_str())? {
-            exit.oom_killed |= cgroup.stats().is_ok_and(|s| s.oom_kills > 0);
+        let cgroup = self.cgroups()?.find(config.id.as_str())?;
+        if let Some(cgroup) = &cgroup {
+            exit.oom_killed |= cgroup.oom_kills().is_ok_and(|kills| kills > 0);
         }
         exit.stopped = init.stopping;
         exit.failures = if exit.code == Some(0) { 0 } else { init.failures + 1 };
@@ -430,9 +440,9 @@ impl Engine {
         }
         let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
         self.record("die", config.id.as_str(), config.name.as_str(), &[("exit_code", code)]);
-        self.tear_down(&config.id, Some(config))?;
+        self.tear_down_with(&config.id, Some(config), cgroup)?;
         if config.auto_remove && finally {
-            self.remove_locked(&config.id, Some(config), true)?;
+            self.remove_files(&config.id, Some(config), true)?;
         }
         Ok(Some(exit))
     }
@@ -444,27 +454,34 @@ impl Engine {
     /// Gives back everything of a container that lives in the kernel. Called for containers in any
     /// state of being made or unmade, also twice.
     pub(crate) fn tear_down(&self, id: &ContainerId, config: Option<&Config>) -> Result<()> {
+        self.tear_down_with(id, config, self.cgroups()?.find(id.as_str())?)
+    }
+
+    /// The same for who has found its cgroup already.
+    ///
+    /// ORDER: `RUN/c/ID` last. A start makes it first and takes it for the sign that an earlier one
+    /// was interrupted.
+    fn tear_down_with(
+        &self,
+        id: &ContainerId,
+        config: Option<&Config>,
+        cgroup: Option<Cgroup>,
+    ) -> Result<()> {
         let mut first = None;
         let mut keep = |r: Result<()>| {
             if let Err(e) = r {
                 first.get_or_insert(e);
             }
         };
-        keep(self.remove_cgroup(id));
+        keep(cgroup.map_or(Ok(()), |cgroup| Ok(cgroup.kill().and_then(|()| cgroup.remove())?)));
         if config.is_none_or(|c| matches!(c.net, NetMode::Address { .. })) {
             keep(self.leave_network(id, config));
         }
         keep(remove_tree(&self.places().shared().join(id.as_str())));
-        keep(remove_tree(&self.run_dir(id)));
-        first.map_or(Ok(()), Err)
-    }
-
-    fn remove_cgroup(&self, id: &ContainerId) -> Result<()> {
-        if let Some(cgroup) = self.cgroups()?.find(id.as_str())? {
-            cgroup.kill()?;
-            cgroup.remove()?;
+        match first {
+            None => remove_tree(&self.run_dir(id)),
+            Some(e) => Err(e),
         }
-        Ok(())
     }
 
     /// Processor, memory and disk use so far.
@@ -511,10 +528,13 @@ impl Engine {
 
     /// Where the output of a container is.
     pub fn logs(&self, id: &ContainerId) -> Result<Logs> {
-        let config = self.config(id)?;
-        let dir = self.dir(id).join("log");
+        Ok(self.logs_of(&self.config(id)?))
+    }
+
+    pub(crate) fn logs_of(&self, config: &Config) -> Logs {
+        let dir = self.dir(&config.id);
         let stderr = (!config.process.terminal).then(|| dir.join("stderr.log"));
-        Ok(Logs { stdout: dir.join("stdout.log"), stderr })
+        Logs { stdout: dir.join("stdout.log"), stderr }
     }
 
     /// The root directory of a container: what its processes see while it runs, a mount of the same

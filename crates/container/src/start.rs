@@ -22,7 +22,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use dormouse_image::{Lower, Store, Volume, assemble};
@@ -39,14 +39,15 @@ use dormouse_model::{
     Config, ContainerId, IdMap, Mount, MountKind, NetMode, Process, Propagation, RootSource,
     SeccompChoice, Security,
 };
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use dormouse_network::Domain;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use crate::disk;
-use crate::engine::Engine;
+use crate::engine::{Created, Engine};
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
 use crate::life::InitRecord;
-use crate::spec::{Create, Stdio, Stream};
+use crate::spec::{Stdio, Stream};
 use crate::user::{Account, Accounts};
 
 /// A process of a container that this process started or attached to.
@@ -97,12 +98,15 @@ impl Running {
 }
 
 impl Engine {
-    /// Creates and starts a container. When it cannot be started nothing is left of it.
-    pub fn run(&self, create: Create, io: Stdio) -> Result<Running> {
-        let id = self.create(create)?;
-        self.start(&id, io).inspect_err(|_| {
-            let _ = self.remove(&id, true, true); // the first error is the one to tell
-        })
+    /// Starts a container that was created just now. When it cannot be started nothing is left of it.
+    pub fn start_new(&self, created: Created, io: Stdio) -> Result<Running> {
+        self.start_locked(&created.config, io, 0).inspect_err(|_| self.discard(created))
+    }
+
+    /// Removes a container that was created just now and is not to be started after all.
+    pub fn discard(&self, created: Created) {
+        let config = &created.config;
+        let _ = self.remove_locked(&config.id, Some(config), true); // an earlier error is the one to tell
     }
 
     /// Waits for the first process of a container, settles the container and returns how the process
@@ -123,7 +127,7 @@ impl Engine {
         if look.is_alive() {
             return Err(self.not(&config, look.state, "it is started already"));
         }
-        self.settle_locked(&config, false)?;
+        self.settle_found(&config, look, false)?;
         self.start_locked(&config, io, 0)
     }
 
@@ -136,10 +140,14 @@ impl Engine {
     ) -> Result<Running> {
         // Nothing that all containers share goes away meanwhile.
         let _in_use = self.in_use()?;
-        // A start that was killed may have left things under our name.
-        if self.cgroups()?.find(config.id.as_str())?.is_some() || self.run_dir(&config.id).exists()
-        {
+        // ORDER: first, and removed last: where it is, a start or an end was interrupted.
+        let run_dir = self.run_dir(&config.id);
+        if let Err(e) = fs::create_dir(&run_dir) {
+            if e.kind() != std::io::ErrorKind::AlreadyExists {
+                return Err(Error::file("cannot make directory", run_dir)(e));
+            }
             self.tear_down(&config.id, Some(config))?;
+            disk::make_dir(&run_dir, 0o700)?;
         }
         let started = self.start_clean(config, io, failures);
         match &started {
@@ -152,25 +160,31 @@ impl Engine {
     }
 
     fn start_clean(&self, config: &Config, io: Stdio, failures: u32) -> Result<Running> {
-        let mut keeper = self.keeper()?;
+        // Two processors, where there are two: the keeper wakes up while the cgroups are made, and
+        // clones while the rest is.
+        let calling = Keeper::call(&self.places().run)?;
         let cgroup = self.cgroups()?.create(config.id.as_str(), &config.limits)?;
         if config.systemd {
             cgroup.delegate(config.ids.base, config.ids.base)?;
         }
-        let run_dir = self.run_dir(&config.id);
-        disk::make_dir(&run_dir, 0o700)?;
-        let net = self.enter_network(config, &cgroup)?;
+        let net = self.find_network(config)?;
         let placement = cgroup.placement()?;
         let map = config.ids.to_proc_text();
         let (flags, maps) = (namespaces(), (map.clone(), map));
-        let mut newborn = keeper.spawn(Spawn {
-            netns: net.netns,
+        let mut keeper = self.keeper_called(calling)?;
+        let expected = keeper.expect(Spawn {
+            netns: net.netns().map(clone_fd).transpose()?,
             cgroup: placement.v2,
             id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
             proc: true,
             settle: true,
             ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
         })?;
+        if let Net::Domain(domain) = &net {
+            self.enter_domain(config, &cgroup, domain)?;
+        }
+        let shared = self.shared_dirs(config)?;
+        let mut newborn = keeper.born(expected)?;
         let userns = if weakened("user-namespace") {
             user_namespace(config.ids)? // the ids of files stay as they are
         } else {
@@ -189,7 +203,7 @@ impl Engine {
             plan.oom_score_adj(adj);
         }
         let proc = newborn.take_proc();
-        self.plan_root(&mut plan, config, Given { root, proc, sys: net.sys, userns })?;
+        self.plan_root(&mut plan, config, Given { root, proc, net: &net, userns, shared })?;
         plan_process(&mut plan, config, &account, streams.io)?;
         newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
         let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
@@ -248,10 +262,7 @@ impl Engine {
     /// The read-only layers of a root filesystem.
     pub(crate) fn lower(&self, root: &RootSource) -> Result<Lower> {
         match root {
-            RootSource::Image { id, .. } => {
-                let store = self.images()?;
-                Ok(store.rootfs(&store.find(id)?)?)
-            }
+            RootSource::Image { id, .. } => Ok(self.images()?.rootfs(id)?),
             RootSource::Directory(path) => {
                 let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
                 let dir = rustix::fs::open(path, flags, Mode::empty())
@@ -262,8 +273,8 @@ impl Engine {
     }
 
     /// Everything that is mounted before the program starts.
-    fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given) -> Result<()> {
-        let shared = self.shared_dirs(config)?;
+    fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given<'_>) -> Result<()> {
+        let shared = given.shared;
         plan.become_root();
         let mut own = CloneFlags::empty();
         own.set(CloneFlags::NEWCGROUP, !weakened("cgroup-namespace"));
@@ -292,7 +303,7 @@ impl Engine {
         }
         let mut sys_attr = shm_attr;
         sys_attr.set(MountAttr::RDONLY, !weakened("read-only-sys"));
-        let sys = clone_of(given.sys.as_fd(), Path::new(""), sys_attr)?;
+        let sys = clone_of(given.net.sys(), Path::new(""), sys_attr)?;
         let sys = plan.fd(sys);
         plan.attach(sys, "/sys", TargetKind::PlainDir, true);
         if config.systemd {
@@ -305,7 +316,7 @@ impl Engine {
             plan.attach(lock, "/run/lock", TargetKind::Dir, true);
             plan.cgroup2("/sys/fs/cgroup");
         }
-        self.plan_names(plan, config, &shared)?;
+        self.plan_names(plan, config, given.net, &shared)?;
         for (n, mount) in config.mounts.iter().enumerate() {
             self.plan_mount(
                 plan,
@@ -403,17 +414,15 @@ impl Engine {
     }
 
     /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`.
-    fn plan_names(&self, plan: &mut Plan, config: &Config, shared: &Path) -> Result<()> {
+    fn plan_names(&self, plan: &mut Plan, config: &Config, net: &Net, shared: &Path) -> Result<()> {
         let taken = |path: &str| config.mounts.iter().any(|m| m.target == path);
         let mut bind = |from: &Path, to: &str| -> Result<()> {
             if taken(to) {
                 return Ok(());
             }
-            let tree = mount::clone_tree(CWD, from, false)
-                .map_err(|e| Error::Rootfs(from.to_path_buf(), e))?;
             let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
-            mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty())
-                .map_err(Error::call("cannot set the attributes of a bind mount"))?;
+            let tree = mount::clone_with(CWD, from, attr)
+                .map_err(|e| Error::Rootfs(from.to_path_buf(), e))?;
             let fd = plan.fd(tree);
             plan.attach(fd, to, TargetKind::File, true);
             Ok(())
@@ -427,10 +436,9 @@ impl Engine {
         };
         let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
         bind(&own("hostname", format!("{}\n", config.hostname))?, "/etc/hostname")?;
-        match &config.net {
-            NetMode::Address { domain } => {
-                let domain = self.network()?.domain(domain)?;
-                let hosts = self.network()?.hosts_file(&domain);
+        match net {
+            Net::Domain(domain) => {
+                let hosts = self.network()?.hosts_file(domain);
                 if config.extra_hosts.is_empty() {
                     bind(&hosts, "/etc/hosts")?;
                 } else {
@@ -440,12 +448,12 @@ impl Engine {
                     text.extend(config.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
                     bind(&own("hosts", text)?, "/etc/hosts")?;
                 }
-                let resolv = self.network()?.resolv_conf(&domain);
+                let resolv = self.network()?.resolv_conf(domain);
                 if config.dns.is_empty() {
                     bind(&resolv, "/etc/resolv.conf")?;
                 }
             }
-            NetMode::Host => {
+            Net::Host { .. } => {
                 // Made by hand or by a bootstrap, a host may have none.
                 if Path::new("/etc/hosts").exists() {
                     bind(Path::new("/etc/hosts"), "/etc/hosts")?;
@@ -458,7 +466,7 @@ impl Engine {
                     bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
                 }
             }
-            NetMode::None => bind(&own("hosts", own_names())?, "/etc/hosts")?,
+            Net::None { .. } => bind(&own("hosts", own_names())?, "/etc/hosts")?,
         }
         if !config.dns.is_empty() {
             let text = config.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
@@ -492,10 +500,10 @@ impl Engine {
             return Ok(Streams { io: Io::Terminal(size), kept: None });
         }
         let mut kept = None;
-        let log = self.dir(&config.id).join("log");
+        let dir = self.dir(&config.id);
         let mut open = |stream: Stream, name: &str| -> Result<OwnedFd> {
             match stream {
-                Stream::Log => own(open_log(&log.join(name))?, config.ids, account.uid),
+                Stream::Log => own(open_log(&dir.join(name))?, config.ids, account.uid),
                 Stream::Kept => {
                     let (read, write) =
                         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
@@ -524,7 +532,7 @@ impl Engine {
         kept: Option<OwnedFd>,
     ) -> Result<Kept> {
         let id = config.id.as_str();
-        let logs = self.logs(&config.id)?;
+        let logs = self.logs_of(config);
         if config.log_max_bytes > 0 && !config.auto_remove {
             let paths: Vec<&Path> =
                 std::iter::once(&logs.stdout).chain(&logs.stderr).map(PathBuf::as_path).collect();
@@ -557,35 +565,35 @@ impl Engine {
         Ok(Kept { stdin, ..Kept::default() })
     }
 
-    /// Makes the container known to its network and says which namespace it starts in.
-    fn enter_network(&self, config: &Config, cgroup: &Cgroup) -> Result<Net> {
-        match &config.net {
+    /// The network stack a container starts in; made where it is missing.
+    fn find_network(&self, config: &Config) -> Result<Net> {
+        Ok(match &config.net {
             NetMode::Host => {
                 let open = |path: &str, flags| {
                     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
                         .map_err(|e| Error::file("cannot open", path)(e.into()))
                 };
                 let netns = open("/proc/self/ns/net", OFlags::RDONLY)?;
-                let sys = open("/sys", OFlags::PATH | OFlags::DIRECTORY)?;
-                Ok(Net { netns: Some(netns), sys })
+                Net::Host { netns, sys: open("/sys", OFlags::PATH | OFlags::DIRECTORY)? }
             }
-            NetMode::None => Ok(Net { netns: None, sys: self.network()?.empty_sys()? }),
-            NetMode::Address { domain } => {
-                let network = self.network()?;
-                let domain = network.domain(domain)?;
-                let v2 = cgroup.v2_id().ok_or_else(|| {
-                    Error::Invalid(
-                    "address networking needs a cgroup v2 hierarchy to be mounted: use --net none \
-                     or --net host"
-                        .into(),
-                )
-                })?;
-                network.enter(&domain, &config.id, v2, &config.addresses)?;
-                let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
-                network.hosts_add(&domain, &config.id, &names, &config.addresses)?;
-                Ok(Net { netns: Some(domain.netns), sys: domain.sys })
-            }
-        }
+            NetMode::None => Net::None { sys: self.network()?.empty_sys()? },
+            NetMode::Address { domain } => Net::Domain(self.network()?.domain(domain)?),
+        })
+    }
+
+    /// Makes the container known to its domain, by its addresses and its names.
+    fn enter_domain(&self, config: &Config, cgroup: &Cgroup, domain: &Domain) -> Result<()> {
+        let network = self.network()?;
+        let v2 = cgroup.v2_id().ok_or_else(|| {
+            Error::Invalid(
+                "address networking needs a cgroup v2 hierarchy to be mounted: use --net none or \
+                 --net host"
+                    .into(),
+            )
+        })?;
+        network.enter(domain, &config.id, v2, &config.addresses)?;
+        let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
+        Ok(network.hosts_add(domain, &config.id, &names, &config.addresses)?)
     }
 
     fn publish_ports(&self, config: &Config) -> Result<()> {
@@ -595,7 +603,7 @@ impl Engine {
         Ok(self.network()?.publish(&config.id, &config.publish, &config.addresses)?)
     }
 
-    /// Gives back what [`Engine::enter_network`] and [`Engine::publish_ports`] took.
+    /// Gives back what [`Engine::enter_domain`] and [`Engine::publish_ports`] took.
     pub(crate) fn leave_network(&self, id: &ContainerId, config: Option<&Config>) -> Result<()> {
         let network = self.network()?;
         if config.is_none_or(|c| !c.publish.is_empty()) {
@@ -627,29 +635,52 @@ impl Engine {
         let network = self.network()?;
         config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
         if alive && let Some(cgroup) = self.cgroups()?.find(config.id.as_str())? {
-            let domain = network.domain(&domain)?;
-            if let Some(v2) = cgroup.v2_id() {
-                network.enter(&domain, &config.id, v2, &config.addresses)?;
-            }
-            let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
-            network.hosts_add(&domain, &config.id, &names, &config.addresses)?;
+            self.enter_domain(config, &cgroup, &network.domain(&domain)?)?;
         }
         Ok(())
     }
 }
 
-/// The network namespace a container starts in, unless it makes its own, and the sysfs it sees.
-struct Net {
-    netns: Option<OwnedFd>,
-    sys: OwnedFd,
+/// The network stack a container starts in.
+enum Net {
+    Host {
+        netns: OwnedFd,
+        sys: OwnedFd,
+    },
+    /// The newborn makes its own.
+    None {
+        sys: OwnedFd,
+    },
+    Domain(Domain),
+}
+
+impl Net {
+    /// Its namespace, where it is there already.
+    fn netns(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Host { netns, .. } => Some(netns.as_fd()),
+            Self::None { .. } => None,
+            Self::Domain(domain) => Some(domain.netns.as_fd()),
+        }
+    }
+
+    /// The sysfs that shows it.
+    fn sys(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Host { sys, .. } | Self::None { sys } => sys.as_fd(),
+            Self::Domain(domain) => domain.sys.as_fd(),
+        }
+    }
 }
 
 /// What the root of a container is put together from.
-struct Given {
+struct Given<'a> {
     root: OwnedFd,
     proc: Option<OwnedFd>,
-    sys: OwnedFd,
+    net: &'a Net,
     userns: OwnedFd,
+    /// Its directories of the shared tmpfs.
+    shared: PathBuf,
 }
 
 /// What the keeper holds of a container and its starter uses.
@@ -914,11 +945,8 @@ fn clone_dir(path: &Path, attr: MountAttr) -> Result<OwnedFd> {
 }
 
 fn clone_of(dir: BorrowedFd<'_>, path: &Path, attr: MountAttr) -> Result<OwnedFd> {
-    let tree = mount::clone_tree(dir, path, false)
-        .map_err(Error::call("cannot clone a mount for the container"))?;
-    mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty())
-        .map_err(Error::call("cannot set the attributes of a mount"))?;
-    Ok(tree)
+    mount::clone_with(dir, path, attr)
+        .map_err(Error::call("cannot clone a mount for the container"))
 }
 
 /// A tmpfs of its own, for a size that must hold.
@@ -983,27 +1011,30 @@ fn make_dev(path: &Path, ids: IdMap) -> Result<()> {
         ("core", "/proc/kcore"),
     ];
     make_owned_dir(path, 0o755, ids)?;
-    let own = |name: &str| {
-        let flags = rustix::fs::AtFlags::SYMLINK_NOFOLLOW;
-        let (uid, gid) = (rustix::fs::Uid::from_raw(ids.base), rustix::fs::Gid::from_raw(ids.base));
-        rustix::fs::chownat(CWD, path.join(name), Some(uid), Some(gid), flags)
-    };
+    let dev = open_dir(path)?;
+    let (uid, gid) = (rustix::fs::Uid::from_raw(ids.base), rustix::fs::Gid::from_raw(ids.base));
     for (name, major, minor) in NODES {
-        let dev = rustix::fs::makedev(major, minor);
-        let node = path.join(name);
-        rustix::fs::mknodat(CWD, &node, FileType::CharacterDevice, Mode::from_raw_mode(0o666), dev)
-            .and_then(|()| rustix::fs::chmod(&node, Mode::from_raw_mode(0o666))) // past our umask
-            .and_then(|()| own(name))
-            .map_err(|e| Error::file("cannot make device", node)(e.into()))?;
+        let (mode, number) = (Mode::from_raw_mode(0o666), rustix::fs::makedev(major, minor));
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, number)
+            .and_then(|()| rustix::fs::chmodat(&dev, name, mode, AtFlags::empty())) // past our umask
+            .and_then(|()| rustix::fs::chownat(&dev, name, Some(uid), Some(gid), flags))
+            .map_err(|e| Error::file("cannot make device", path.join(name))(e.into()))?;
     }
     for (name, target) in LINKS {
-        let link = path.join(name);
-        symlink(target, &link).map_err(Error::file("cannot make link", link))?;
+        rustix::fs::symlinkat(target, &dev, name)
+            .map_err(|e| Error::file("cannot make link", path.join(name))(e.into()))?;
     }
     for name in ["pts", "shm", "mqueue"] {
         make_owned_dir(&path.join(name), 0o755, ids)?;
     }
     Ok(())
+}
+
+fn open_dir(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|e| Error::file("cannot open", path)(e.into()))
 }
 
 /// An empty directory that belongs to the container's root.

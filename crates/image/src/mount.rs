@@ -61,14 +61,14 @@ impl Lower {
 }
 
 impl Store {
-    /// The read-only layers of an image. Its metadata is mounted at `RUN/images/ID` if it is not
-    /// yet; this is safe to call from many processes at once. The calling thread must be in the
-    /// host's mount namespace.
-    pub fn rootfs(&self, image: &Image) -> Result<Lower> {
+    /// The read-only layers of the image with this id. Its metadata is mounted at `RUN/images/ID`
+    /// if it is not yet; where it is, nothing else is read. This is safe to call from many processes
+    /// at once. The calling thread must be in the host's mount namespace.
+    pub fn rootfs(&self, id: &str) -> Result<Lower> {
         let objects = open_directory(&self.dir.join("objects"))?;
-        let metadata = match image.metadata {
-            Metadata::Stub => open_directory(&self.image_dir(&image.id).join("stub"))?,
-            Metadata::Erofs => self.mounted(image)?,
+        let metadata = match open_mounted(&self.run.join(id))? {
+            Some(root) => root,
+            None => self.metadata_of(&self.find(id)?)?,
         };
         Ok(Lower {
             layers: vec![
@@ -78,12 +78,12 @@ impl Store {
         })
     }
 
-    /// The root of an image's EROFS, mounted now if it was not.
-    fn mounted(&self, image: &Image) -> Result<OwnedFd> {
-        let target = self.run.join(&image.id);
-        if let Some(root) = open_mounted(&target)? {
-            return Ok(root);
+    /// The root of an image's metadata, whose EROFS is mounted now.
+    fn metadata_of(&self, image: &Image) -> Result<OwnedFd> {
+        if image.metadata == Metadata::Stub {
+            return open_directory(&self.image_dir(&image.id).join("stub"));
         }
+        let target = self.run.join(&image.id);
         let _lock = Lock::take(&self.run.join("lock"), LockKind::Exclusive)?;
         if let Some(root) = open_mounted(&target)? {
             return Ok(root);

@@ -130,8 +130,11 @@ impl Store {
                 .create(path)
                 .at("make the directory", path)
         };
-        for sub in ["objects", "layers", "images", "partial", "tmp"] {
-            make(&dir.join(sub))?;
+        // ORDER: `tmp` last: where it is there, so are the others.
+        if !dir.join("tmp").is_dir() {
+            for sub in ["objects", "layers", "images", "partial", "tmp"] {
+                make(&dir.join(sub))?;
+            }
         }
         make(run)?;
         Ok(Self { dir: dir.to_owned(), run: run.to_owned(), metadata })

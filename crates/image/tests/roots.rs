@@ -22,7 +22,7 @@ struct Root {
 
 impl Root {
     fn of(scratch: &Scratch, image: &Image, name: &str) -> Self {
-        let lower = scratch.store.rootfs(image).unwrap();
+        let lower = scratch.store.rootfs(&image.id).unwrap();
         let dir = scratch.path(name);
         let volume = match dir.exists() {
             true => Store::open_upper(&dir),

@@ -127,6 +127,15 @@ pub fn clone_tree(dir: BorrowedFd<'_>, path: impl AsRef<Path>, recursive: bool) 
     Ok(tree)
 }
 
+/// [`clone_tree`] of one mount with these attributes on top of its own, in one call less.
+pub fn clone_with(dir: BorrowedFd<'_>, path: impl AsRef<Path>, set: MountAttr) -> Result<OwnedFd> {
+    let tree = clone_tree_in_group(dir, path, false)?;
+    let (none, private) = (MountAttr::empty(), Some(Propagation::Private));
+    call::mount_setattr(tree.as_fd(), false, set, none, private, None)
+        .explain("mount_setattr", || format!("{}, set {set:?}, private", tree.as_raw_fd()))?;
+    Ok(tree)
+}
+
 /// [`clone_tree`], but the copy stays in the peer group of its original (mount_namespaces(7)).
 pub fn clone_tree_in_group(
     dir: BorrowedFd<'_>,

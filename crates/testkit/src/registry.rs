@@ -1,11 +1,12 @@
 //! A registry on the host's loopback: Debian's docker-registry.
 
 use std::fs::File;
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::host::Host;
-use crate::process::{slowness, wait_until};
+use crate::process::{run, slowness, wait_until};
 
 /// A running registry; it ends, and forgets, when it is dropped. Declare it after its host.
 pub struct Registry {
@@ -19,32 +20,43 @@ impl Registry {
     /// Starts one on a host.
     #[track_caller]
     pub fn start(host: &Host) -> Self {
-        let dir = host.dir().join("registry");
-        std::fs::create_dir_all(&dir).expect("the scratch directory can be written");
-        let log = File::create(host.dir().join("registry.log")).expect("it can be written");
-        let config = host.dir().join("registry.yml");
+        Self::serve(host.dir(), |program| host.command(program))
+    }
+
+    /// Starts one that keeps everything below `dir`. `command` gives commands that run where it is to
+    /// listen.
+    #[track_caller]
+    pub fn serve(dir: &Path, command: impl Fn(&str) -> Command) -> Self {
+        let storage = dir.join("registry");
+        std::fs::create_dir_all(&storage).expect("the scratch directory can be written");
+        let log = dir.join("registry.log");
+        let output = File::create(&log).expect("it can be written");
+        let config = dir.join("registry.yml");
         let text = format!(
             "version: 0.1\nlog: {{level: error, accesslog: {{disabled: true}}}}\n\
              storage: {{filesystem: {{rootdirectory: {}}}, delete: {{enabled: true}}}}\n\
              http: {{addr: \"{}\"}}\n",
-            dir.display(),
+            storage.display(),
             Self::ADDRESS
         );
         std::fs::write(&config, text).expect("it can be written");
-        let child = host
-            .command("docker-registry")
+        let child = command("docker-registry")
             .arg("serve")
             .arg(config)
             .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a file can be duplicated"))
-            .stderr(log)
+            .stdout(output.try_clone().expect("a file can be duplicated"))
+            .stderr(output)
             .spawn()
-            .expect("nsenter starts");
+            .expect("docker-registry starts");
         let registry = Self { child };
         let url = format!("http://{}/v2/", Self::ADDRESS);
-        let answers = || host.sh(&format!("exec busybox wget -q -O /dev/null {url}")).status == 0;
+        let answers = || {
+            let mut ask = command("busybox");
+            ask.args(["wget", "-q", "-O", "/dev/null", &url]);
+            run(ask, b"", Duration::from_secs(20)).status == 0
+        };
         let is_up = wait_until(Duration::from_secs(20) * slowness(), answers);
-        let log = std::fs::read_to_string(host.dir().join("registry.log")).unwrap_or_default();
+        let log = std::fs::read_to_string(log).unwrap_or_default();
         assert!(is_up, "the registry does not answer:\n{log}");
         registry
     }

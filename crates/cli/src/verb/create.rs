@@ -4,9 +4,8 @@ use std::fs;
 use std::io::Write;
 
 use anyhow::{Context, Result};
-use dormouse_container::Engine;
+use dormouse_container::{Created, Engine};
 use dormouse_image::Image;
-use dormouse_model::ContainerId;
 
 use crate::command::Global;
 use crate::create::{CreateArgs, Here, with_name};
@@ -24,7 +23,7 @@ pub(crate) struct Args {
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let image = image(&engine, &args.create)?;
-    output::line(create(&engine, &args.create, image)?.as_str())?;
+    output::line(create(&engine, &args.create, image)?.config.id.as_str())?;
     Ok(0)
 }
 
@@ -35,11 +34,7 @@ pub(crate) fn image(engine: &Engine, args: &CreateArgs) -> Result<Option<Image>>
 }
 
 /// Creates what the options and the image say.
-pub(crate) fn create(
-    engine: &Engine,
-    args: &CreateArgs,
-    image: Option<Image>,
-) -> Result<ContainerId> {
+pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -> Result<Created> {
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
     let here = Here { cwd: &cwd, env: &env::host, env_files: args.process.read_env_files()? };
     let id_file = match &args.cidfile {
@@ -49,12 +44,12 @@ pub(crate) fn create(
             Some(file.with_context(|| format!("cannot write the id to '{}'", path.display()))?)
         }
     };
-    let id = with_name(args, || args.merge(image.clone(), &here), |c| engine.create(c));
-    let id = id.inspect_err(|_| forget_cidfile(args))?;
+    let created = with_name(args, || args.merge(image.clone(), &here), |c| engine.create(c));
+    let created = created.inspect_err(|_| forget_cidfile(args))?;
     if let Some(mut file) = id_file {
-        file.write_all(id.as_str().as_bytes()).context("cannot write the id")?;
+        file.write_all(created.config.id.as_str().as_bytes()).context("cannot write the id")?;
     }
-    Ok(id)
+    Ok(created)
 }
 
 /// Removes the file of `--cidfile`, which names nothing any more.

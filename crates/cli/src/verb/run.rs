@@ -29,7 +29,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let image = create::image(&engine, create)?;
     // ORDER: before anything runs, so that no signal finds us unprepared.
     let signals = if stay { Some(Signals::take()?) } else { None };
-    let id = create::create(&engine, create, image)?;
+    let created = create::create(&engine, create, image)?;
+    let id = created.config.id.clone();
     let io = if stay && !create.process.tty {
         let unwanted = if create.rm { || Stream::Null } else { || Stream::Log };
         session::pipes(create.process.interactive, unwanted)
@@ -37,12 +38,15 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         let stdin = if create.process.interactive { Stream::Kept } else { Stream::Null };
         Ok((session::elsewhere(stdin, || Stream::Log), Pipes::default()))
     };
-    let started = io.and_then(|(io, pipes)| Ok((engine.start(&id, io)?, pipes)));
-    let (running, pipes) = started.inspect_err(|_| {
-        // A container that never ran is of no use to anybody; the first error is the one to tell.
-        let _ = engine.remove(&id, true, true);
-        create::forget_cidfile(create);
-    })?;
+    // A container that never ran is of no use to anybody.
+    let started = match io {
+        Ok((io, pipes)) => engine.start_new(created, io).map(|r| (r, pipes)).map_err(Into::into),
+        Err(e) => {
+            engine.discard(created);
+            Err(e)
+        }
+    };
+    let (running, pipes) = started.inspect_err(|_| create::forget_cidfile(create))?;
     let Some(signals) = signals else {
         running.detach();
         output::line(id.as_str())?;
