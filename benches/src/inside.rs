@@ -1,9 +1,12 @@
 //! What being inside costs: system calls and lmbench's operations outside, in a container with the
-//! default filter, and in one without a filter, in turn.
+//! default filter, and with less and less of it, in turn.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin inside -- --rounds 7
 //! ```
+//!
+//! A filter makes the kernel leave the short way into a system call, whatever the filter says. So two
+//! arms have one of a single instruction that allows everything: no filter can cost less than that.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -16,7 +19,7 @@ use dormouse_benches::{Bench, figure, ok, promise};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How often inside and outside take turns.
+    /// How often the arms take turns.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
 }
@@ -24,43 +27,97 @@ struct Options {
 /// The Zap paper's seven.
 const CALLS: [&str; 7] = ["getpid", "getsid", "getpgid", "fork", "execve", "shmget", "shmat"];
 
+/// Nanoseconds of each operation, in every round.
+type Readings = BTreeMap<String, Vec<f64>>;
+
+/// Where and under what filter: a name, and what is run.
+struct Arm {
+    name: &'static str,
+    inside: bool,
+    filter: Filter,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Filter {
+    Default,
+    AllowAll,
+    None,
+}
+
+/// The first is what the others are compared with, the second what is promised.
+const ARMS: [Arm; 5] = [
+    Arm { name: "outside", inside: false, filter: Filter::None },
+    Arm { name: "inside", inside: true, filter: Filter::Default },
+    Arm { name: "inside, allow-all filter", inside: true, filter: Filter::AllowAll },
+    Arm { name: "inside, no filter", inside: true, filter: Filter::None },
+    Arm { name: "outside, allow-all filter", inside: false, filter: Filter::AllowAll },
+];
+
+impl Arm {
+    fn command(&self, bench: &Bench) -> Command {
+        let mut command;
+        if self.inside {
+            command = bench.dormouse();
+            command.args(["run", "--rm"]);
+            if self.filter != Filter::Default {
+                command.args(["--security-opt", "seccomp=unconfined"]);
+            }
+            command.arg("bench");
+        } else {
+            // From the same file system and with the same /bin/sh.
+            command = Command::new("chroot");
+            command.arg(bench.path("rootfs"));
+        }
+        command.args(["/bin/calls", "5"]);
+        if self.filter == Filter::AllowAll {
+            command.arg("filter");
+        }
+        command
+    }
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
-    let mut inside: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let (mut outside, mut unfiltered) = (inside.clone(), inside.clone());
-    for _ in 0..options.rounds {
-        // Both from the same file system and with the same /bin/sh.
-        let mut there = Command::new("chroot");
-        read(&mut outside, there.arg(bench.path("rootfs")).args(["/bin/calls", "5"]))?;
-        let mut here = bench.dormouse();
-        read(&mut inside, here.args(["run", "--rm", "bench", "/bin/calls", "5"]))?;
-        let mut bare = bench.dormouse();
-        bare.args(["run", "--rm", "--security-opt", "seccomp=unconfined"]);
-        read(&mut unfiltered, bare.args(["bench", "/bin/calls", "5"]))?;
-    }
-    eprintln!("\n  {:<10} {:>12} {:>9} {:>11}", "", "outside ns", "inside", "no filter");
-    let mut ratios = Vec::new();
-    for (name, times) in &mut outside {
-        let there = middle(times);
-        let here = middle(inside.get_mut(name).context("inside and outside differ")?);
-        let bare = middle(unfiltered.get_mut(name).context("inside and outside differ")?);
-        let (ratio, bare_ratio) = (here / there, bare / there);
-        eprintln!("  {name:<10} {there:>12.0} {ratio:>9.3} {bare_ratio:>11.3}");
-        let more = serde_json::json!({
-            "outside_ns": there, "inside_ns": here, "unfiltered_ns": bare,
-        });
-        figure("inside", name, ratio, "ratio", more);
-        if CALLS.contains(&name.as_str()) {
-            ratios.push(ratio);
+    let mut readings = ARMS.map(|_| Readings::new());
+    for n in 0..options.rounds {
+        eprint!("\r  round {} of {}", n + 1, options.rounds);
+        for (arm, readings) in ARMS.iter().zip(&mut readings) {
+            read(readings, &mut arm.command(&bench)).context(arm.name)?;
         }
     }
-    promise("worst of the seven calls", ratios.iter().copied().fold(0.0, f64::max), 1.10);
-    promise("median of the seven calls", middle(&mut ratios), 1.02);
+    eprint!("\r  {:<10}", "");
+    ARMS.iter().for_each(|arm| eprint!(" {:>26}", arm.name));
+    eprintln!();
+    let [outside, others @ ..] = &mut readings;
+    let mut seven = ARMS.map(|_| Vec::new());
+    for (name, times) in outside {
+        let there = middle(times);
+        eprint!("  {name:<10} {there:>23.0} ns");
+        let mut more = serde_json::Map::from_iter([("outside_ns".to_owned(), there.into())]);
+        let mut ratios = Vec::new();
+        for (n, (arm, readings)) in ARMS[1..].iter().zip(&mut *others).enumerate() {
+            let here = middle(readings.get_mut(name).context("inside and outside differ")?);
+            eprint!(" {:>26.3}", here / there);
+            more.insert(format!("{}, ns", arm.name), here.into());
+            ratios.push(here / there);
+            if CALLS.contains(&name.as_str()) {
+                seven[n + 1].push(here / there);
+            }
+        }
+        eprintln!();
+        figure("inside", name, ratios[0], "ratio", more.into());
+    }
+    let [_, ours, least, ..] = &mut seven;
+    let worst = |ratios: &[f64]| ratios.iter().copied().fold(0.0, f64::max);
+    promise("worst of the seven calls", worst(ours), 1.10);
+    promise("median of the seven calls", middle(ours), 1.02);
+    let of_least: Vec<f64> = ours.iter().zip(&*least).map(|(ours, least)| ours / least).collect();
+    promise("worst of the seven calls, of what any filter costs", worst(&of_least), 1.02);
     Ok(())
 }
 
-fn read(into: &mut BTreeMap<String, Vec<f64>>, command: &mut Command) -> Result<()> {
+fn read(into: &mut Readings, command: &mut Command) -> Result<()> {
     for line in ok(command)?.lines() {
         let (name, ns) = line.split_once(' ').context("an odd line")?;
         into.entry(name.to_owned()).or_default().push(ns.parse()?);

@@ -154,7 +154,9 @@ pub fn promise(text: &str, value: f64, limit: f64) {
 }
 
 /// A directory for one benchmark, with our programs, a root of our own and a busybox image. The
-/// process and what it starts live in a network namespace that plays the host.
+/// process and what it starts live in network and mount namespaces that play the host. What belongs
+/// below `/run` on a host lies on a tmpfs here too: ours in `root/run`, that of others in
+/// [`Bench::STATE`].
 pub struct Bench {
     /// Everything is below; gone when dropped.
     pub dir: tempfile::TempDir,
@@ -165,13 +167,18 @@ pub struct Bench {
 impl Bench {
     /// Makes it: on the disk the repository is on, for runtimes keep their layers on disks.
     pub fn new() -> Result<Self> {
-        unshare(CloneFlags::NEWNET).context("run as root")?;
+        unshare(CloneFlags::NEWNET | CloneFlags::NEWNS).context("run as root")?;
+        ok(Command::new("mount").args(["--make-rprivate", "/"]))?;
         ok(Command::new("ip").args(["link", "set", "lo", "up"]))?;
         let exe = std::env::current_exe()?;
         let bin = exe.parent().context("no directory")?.to_owned();
         let target = bin.parent().context("no directory")?;
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(target)?;
         let bench = Self { dir, bin };
+        for runtime in RUNTIME {
+            fs::create_dir_all(bench.path(runtime))?;
+            ok(Command::new("mount").args(["-t", "tmpfs", "bench"]).arg(bench.path(runtime)))?;
+        }
         let root = bench.path("rootfs");
         for sub in ["bin", "proc", "dev", "sys", "tmp", "etc", "root"] {
             fs::create_dir_all(root.join(sub))?;
@@ -191,6 +198,9 @@ impl Bench {
         Ok(bench)
     }
 
+    /// Where other runtimes keep what belongs below `/run`.
+    pub const STATE: &str = "state";
+
     /// A path below its directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
@@ -198,8 +208,13 @@ impl Bench {
 
     /// Our command, on a root of its own.
     pub fn dormouse(&self) -> Command {
+        self.dormouse_in(&self.path("root"))
+    }
+
+    /// Our command on another root, where nothing runs: only what is below it has to be removed.
+    pub fn dormouse_in(&self, root: &Path) -> Command {
         let mut command = Command::new(self.bin.join("dormouse"));
-        command.arg("--root").arg(self.path("root"));
+        command.arg("--root").arg(root);
         command
     }
 
@@ -231,6 +246,9 @@ impl Bench {
 pub const FLOOR_CGROUPS: [&str; 7] =
     ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio", "unified"];
 
+/// What lies on a tmpfs.
+const RUNTIME: [&str; 2] = ["root/run", Bench::STATE];
+
 impl Drop for Bench {
     fn drop(&mut self) {
         for hierarchy in FLOOR_CGROUPS {
@@ -240,12 +258,63 @@ impl Drop for Bench {
         if floor.exists() {
             let _ = Command::new("umount").arg(floor).status();
         }
-        let ended = self.dormouse().args(["rm", "--force", "--all"]).status();
-        let gone = self.dormouse().args(["internal", "reset"]).status();
-        if !matches!((ended, gone), (Ok(a), Ok(b)) if a.success() && b.success()) {
+        // What has just ended may still be being settled, and then a reset is refused.
+        let cleaned = (0..20).any(|n| {
+            std::thread::sleep(Duration::from_millis(n * 20));
+            let ended = self.dormouse().args(["rm", "--force", "--all"]).output();
+            let gone = self.dormouse().args(["internal", "reset"]).output();
+            matches!((ended, gone), (Ok(a), Ok(b)) if a.status.success() && b.status.success())
+        });
+        if !cleaned {
             eprintln!("cannot clean up below {}", self.dir.path().display());
         }
+        for runtime in RUNTIME {
+            let _ = Command::new("umount").arg("--lazy").arg(self.path(runtime)).status();
+        }
     }
+}
+
+/// Draws lines over a common x axis into `target/bench/NAME.svg`, and says where.
+pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Result<()> {
+    use plotters::prelude::*;
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
+    let dir = top.join("target/bench");
+    fs::create_dir_all(&dir)?;
+    let path = dir.join(format!("{name}.svg"));
+    let points = || lines.iter().flat_map(|line| &line.points);
+    let end = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(0.0, f64::max);
+    let (right, high) = (end(|p| p.0), end(|p| p.1) * 1.05);
+    let canvas = SVGBackend::new(&path, (900, 540)).into_drawing_area();
+    let draw = || -> Result<(), Box<dyn std::error::Error>> {
+        canvas.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&canvas)
+            .caption(title, ("sans-serif", 20))
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(56)
+            .build_cartesian_2d(0.0..right, 0.0..high)?;
+        chart.configure_mesh().x_desc(axes[0]).y_desc(axes[1]).light_line_style(WHITE).draw()?;
+        for (n, line) in lines.iter().enumerate() {
+            let color = Palette99::pick(n).to_rgba();
+            let drawn = chart.draw_series(LineSeries::new(line.points.clone(), &color))?;
+            drawn
+                .label(line.name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
+        }
+        chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+        Ok(canvas.present()?)
+    };
+    draw().map_err(|e| anyhow::anyhow!("cannot draw {}: {e}", path.display()))?;
+    eprintln!("  drawn: {}", path.display());
+    Ok(())
+}
+
+/// One line of a [`plot`].
+pub struct Line<'a> {
+    /// What the legend calls it.
+    pub name: &'a str,
+    /// x and y of its points.
+    pub points: Vec<(f64, f64)>,
 }
 
 /// Runs a command that must succeed.

@@ -72,7 +72,7 @@ fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
             continue;
         }
         let bundle = bench.bundle(&format!("bundle-{runtime}-{netns}"), netns)?;
-        let state = bench.path(&format!("{runtime}-state"));
+        let state = bench.path(Bench::STATE).join(runtime);
         let mut arm = Arm::new(runtime, move |n| {
             let mut c = Command::new(runtime);
             c.arg("--root").arg(&state).args(["run", "--bundle"]).arg(&bundle);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Times, figure, ok, promise};
+use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
 
 /// Options.
 #[derive(Parser)]
@@ -47,7 +47,8 @@ fn main() -> Result<()> {
     let first = Times::new(times[..part].to_vec()).median_ms();
     let last = Times::new(times[options.count - part..].to_vec()).median_ms();
     eprintln!("  start of the first {part}: {first:.2} ms, of the last: {last:.2} ms (medians)");
-    plot(&times);
+    bars(&times);
+    draw(&times)?;
     figure(
         "thousand",
         "last/first",
@@ -111,8 +112,22 @@ fn keeper_kb() -> u64 {
     sum
 }
 
+/// Each start over the number of containers that run already, and what is usual around it.
+fn draw(times: &[Duration]) -> Result<()> {
+    let ms: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1e3).collect();
+    let usual = |n: usize| {
+        let around = &times[n.saturating_sub(25)..times.len().min(n + 25)];
+        Times::new(around.to_vec()).median_ms()
+    };
+    let each = Line { name: "each start", points: (1u32..).map(f64::from).zip(ms).collect() };
+    let usual = (0..times.len()).map(|n| (n as f64 + 1.0, usual(n))).collect();
+    let lines = [each, Line { name: "median of 50 around it", points: usual }];
+    let axes = ["containers that run", "ms until run -d returns"];
+    plot("thousand", "Start of one more container", axes, &lines)
+}
+
 /// The times over the number of running containers, as people would rather look at them.
-fn plot(times: &[Duration]) {
+fn bars(times: &[Duration]) {
     let parts: Vec<f64> = times
         .chunks(times.len().div_ceil(20).max(1))
         .map(|part| Times::new(part.to_vec()).median_ms())
