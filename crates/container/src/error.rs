@@ -91,6 +91,18 @@ pub enum Error {
     /// The network failed.
     #[error("network")]
     Network(#[from] dormouse_network::Error),
+    /// A checkpoint was not made, not read, or not restored.
+    #[error("checkpoint")]
+    Checkpoint(#[from] dormouse_checkpoint::Error),
+    /// There is no such checkpoint.
+    #[error("container '{name}' has no checkpoint{}: see `dormouse checkpoint ls`",
+        number.map(|n| format!(" {n}")).unwrap_or_default())]
+    NoCheckpoint {
+        /// The container.
+        name: String,
+        /// Which was asked for, if one was.
+        number: Option<u32>,
+    },
 }
 
 impl From<Invalid> for Error {
@@ -103,9 +115,10 @@ impl Error {
     /// What kind of failure this is.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NoContainer(_) | Self::NoUser(_) | Self::CommandNotFound(_) => {
-                ErrorKind::NotFound
-            }
+            Self::NoContainer(_)
+            | Self::NoUser(_)
+            | Self::CommandNotFound(_)
+            | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,
             Self::State { .. } => ErrorKind::Busy,
@@ -118,6 +131,7 @@ impl Error {
             Self::Cgroup(e) => e.kind(),
             Self::Image(e) => e.kind(),
             Self::Network(e) => e.kind(),
+            Self::Checkpoint(e) => e.kind(),
         }
     }
 

@@ -27,6 +27,7 @@
 //! LIB/containers/ID/exit.json       how its first process ended last
 //! LIB/containers/ID/upper, work     its own files, in its own ids
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
+//! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
 //! LIB/containers/.new-ID/           a create in progress; its directory is locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots                     one bit per slot of host ids
@@ -52,6 +53,7 @@
 //! and is repeated until nothing is left.
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod disk;
 mod engine;
 mod error;
@@ -65,6 +67,7 @@ mod spec;
 mod start;
 mod user;
 
+pub use checkpoint::{Checkpoint, CheckpointOptions, From, Made};
 pub use engine::{Created, Engine};
 pub use error::{Error, Result};
 pub use event::Event;

@@ -42,6 +42,9 @@ use dormouse_model::{
 use dormouse_network::Domain;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
+use dormouse_checkpoint::load::Traced;
+
+use crate::checkpoint::Comeback;
 use crate::disk;
 use crate::engine::{Created, Engine};
 use crate::error::{Error, Result};
@@ -131,12 +134,28 @@ impl Engine {
         self.start_locked(&config, io, 0)
     }
 
+    /// Starts a container whose processes come from a checkpoint. The caller holds its lock, and it
+    /// has no process.
+    pub(crate) fn start_restored(&self, config: &Config, from: &Comeback) -> Result<Running> {
+        self.begin_locked(config, Stdio::detached(), 0, Some(from))
+    }
+
     /// Starts a container whose lock the caller holds and which has no process.
     pub(crate) fn start_locked(
         &self,
         config: &Config,
         io: Stdio,
         failures: u32,
+    ) -> Result<Running> {
+        self.begin_locked(config, io, failures, None)
+    }
+
+    fn begin_locked(
+        &self,
+        config: &Config,
+        io: Stdio,
+        failures: u32,
+        from: Option<&Comeback>,
     ) -> Result<Running> {
         // Nothing that all containers share goes away meanwhile.
         let _in_use = self.in_use()?;
@@ -149,9 +168,10 @@ impl Engine {
             self.tear_down(&config.id, Some(config))?;
             disk::make_dir(&run_dir, 0o700)?;
         }
-        let started = self.start_clean(config, io, failures);
+        let started = self.start_clean(config, io, failures, from);
+        let verb = if from.is_some() { "restore" } else { "start" };
         match &started {
-            Ok(_) => self.record("start", config.id.as_str(), config.name.as_str(), &[]),
+            Ok(_) => self.record(verb, config.id.as_str(), config.name.as_str(), &[]),
             Err(_) => {
                 let _ = self.tear_down(&config.id, Some(config)); // the first error is the one to tell
             }
@@ -159,7 +179,13 @@ impl Engine {
         started
     }
 
-    fn start_clean(&self, config: &Config, io: Stdio, failures: u32) -> Result<Running> {
+    fn start_clean(
+        &self,
+        config: &Config,
+        io: Stdio,
+        failures: u32,
+        from: Option<&Comeback>,
+    ) -> Result<Running> {
         // Two processors, where there are two: the keeper wakes up while the cgroups are made, and
         // clones while the rest is.
         let calling = Keeper::call(&self.places().run)?;
@@ -204,7 +230,13 @@ impl Engine {
         }
         let proc = newborn.take_proc();
         self.plan_root(&mut plan, config, Given { root, proc, net: &net, userns, shared })?;
-        plan_process(&mut plan, config, &account, streams.io)?;
+        let restore = match from {
+            None => {
+                plan_process(&mut plan, config, &account, streams.io)?;
+                None
+            }
+            Some(from) => Some(self.plan_restore(&mut plan, config, &account, from)?),
+        };
         newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
         let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
         let init = InitRecord {
@@ -221,7 +253,15 @@ impl Engine {
         // ORDER: recorded, then let go: a process that runs is always on record.
         self.write_init(&config.id, &init)?;
         let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
-        newborn.go().map_err(|e| exec_error(&config.process, e))?;
+        match &restore {
+            None => newborn.go().map_err(|e| exec_error(&config.process, e))?,
+            Some(restore) => {
+                // ORDER: traced, then let go: it dies with us until it is whole.
+                let traced = Traced::seize(pid)?;
+                newborn.go()?;
+                traced.conduct(restore)?;
+            }
+        }
         Ok(Running {
             id: config.id.clone(),
             pid,
@@ -820,10 +860,7 @@ pub(crate) fn plan_identity(
     account: &Account,
 ) -> Result<()> {
     let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
-    let all = capability::all();
-    let asked = capability::parse(security.capabilities.iter().map(String::as_str))?;
-    let unbounded = security.privileged || weakened("capabilities");
-    let granted = if unbounded { all } else { asked.intersection(all) };
+    let granted = granted(security)?;
     plan.chdir(cwd, true);
     plan.credentials(&Ids { uid: account.uid, gid: account.gid, groups: account.groups.clone() });
     // As execve(2) would leave it: root has what is granted, others have nothing (capabilities(7)).
@@ -835,6 +872,31 @@ pub(crate) fn plan_identity(
         inheritable: 0,
         ambient: 0,
     });
+    plan_confinement(plan, config, security, granted);
+    Ok(())
+}
+
+/// The capabilities that a container's configuration gives.
+pub(crate) fn granted(security: &Security) -> Result<Set> {
+    let all = capability::all();
+    let asked = capability::parse(security.capabilities.iter().map(String::as_str))?;
+    let unbounded = security.privileged || weakened("capabilities");
+    Ok(if unbounded { all } else { asked.intersection(all) })
+}
+
+/// Whether a container's processes have the filter of the house.
+pub(crate) fn is_filtered(security: &Security) -> bool {
+    let asked = security.seccomp == SeccompChoice::Default && !security.privileged;
+    asked && !weakened("seccomp")
+}
+
+/// What no process of a container can shake off.
+pub(crate) fn plan_confinement(
+    plan: &mut Plan,
+    config: &Config,
+    security: &Security,
+    granted: Set,
+) {
     if security.no_new_privileges && !weakened("no-new-privs") {
         plan.no_new_privs();
     }
@@ -844,11 +906,9 @@ pub(crate) fn plan_identity(
         NetMode::Address { .. } => seccomp::Network::Shared,
         NetMode::Host => seccomp::Network::Host,
     };
-    let filtered = security.seccomp == SeccompChoice::Default && !security.privileged;
-    if filtered && !weakened("seccomp") {
+    if is_filtered(security) {
         plan.seccomp(&seccomp::default_filter_for(granted, stack).to_bytes());
     }
-    Ok(())
 }
 
 /// Limits of the process and what it starts. What the host does not let us raise stays lower.
@@ -1052,7 +1112,7 @@ pub(crate) fn open_null() -> Result<OwnedFd> {
 
 /// A log file, which is only ever appended to: a program that reopens it through `/proc/self/fd`
 /// can damage its own log and no other.
-fn open_log(path: &Path) -> Result<OwnedFd> {
+pub(crate) fn open_log(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW;
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))
         .map_err(|e| Error::file("cannot open log", path)(e.into()))

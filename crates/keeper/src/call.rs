@@ -241,3 +241,22 @@ pub unsafe fn run_aside(
     };
     check(libc::c_long::from(pid)).map(|pid| pid as i32)
 }
+
+/// Goes on in the interpreter of a restore program at `code`, with its first operation at `start`.
+///
+/// # Safety
+/// `code` is the begin of such an interpreter, mapped executable, and `start` the address of an
+/// operation of its program. Nothing of the caller is ever used again.
+pub unsafe fn follow(code: *const u8, start: u64) -> ! {
+    // SAFETY: the interpreter needs no stack and returns to nobody; the rest is the caller's
+    // promise.
+    unsafe {
+        std::arch::asm!(
+            "mov rbx, {start}",
+            "jmp {code}",
+            start = in(reg) start,
+            code = in(reg) code,
+            options(noreturn),
+        )
+    }
+}

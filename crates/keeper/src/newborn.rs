@@ -14,11 +14,11 @@
 //! procfs and devpts is checked to be of that filesystem (CVE-2019-16884, CVE-2019-19921,
 //! CVE-2023-27561, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881).
 //!
-//! **Ends.** By execve; or it says `Failed` and exits with 125 (126, 127 where execve failed); or,
+//! **Ends.** By execve, or in a restore program (the crate `checkpoint`); or it says `Failed` and exits with 125 (126, 127 where execve failed); or,
 //! when the engine goes away before Go, it exits with 125 in silence.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use dormouse_kernel::call::{
     self as kernel, CapabilityMasks, CloneFlags, FsCommand, Instruction, MountAttr, OpenTreeFlags,
@@ -241,6 +241,10 @@ impl Newborn {
                 let errno = self.exec(plan, &record);
                 self.fail(index as u32, errno, if errno == Errno::NOENT { 127 } else { 126 });
             }
+            if Code::from_number(record.code) == Some(Code::Follow) {
+                let errno = self.follow(plan, &record);
+                self.fail(index as u32, errno, 125);
+            }
             if let Err(errno) = self.step(plan, &record) {
                 self.fail(index as u32, errno, 125);
             }
@@ -345,7 +349,7 @@ impl Newborn {
                 self.seal()?;
                 crate::init::become_init(self.heritage.arguments, self.capabilities)
             }
-            Code::Exec => Err(Errno::NOSYS),
+            Code::Exec | Code::Follow => Err(Errno::NOSYS),
         }
     }
 
@@ -406,6 +410,54 @@ impl Newborn {
         kernel::capability_ambient(ambient)?;
         self.capabilities = Some(CapabilityMasks { effective, permitted, inheritable });
         Ok(())
+    }
+
+    /// Maps a restore program, tells it which numbers its descriptors have, and follows it; gives
+    /// why it could not.
+    fn follow(&mut self, plan: &Flat<'_>, op: &Record) -> Errno {
+        let go = || -> Outcome<(*const u8, u64)> {
+            if let Some(op) = self.nofile {
+                rlimit(&op)?;
+            }
+            let data = plan.data(op).map_err(damaged)?;
+            let mut numbers = data.chunks_exact(8).map(|eight| {
+                let eight = eight.try_into().map_err(|_| Errno::BADMSG)?;
+                Ok(u64::from_ne_bytes(eight))
+            });
+            let mut next = || numbers.next().ok_or(Errno::BADMSG)?;
+            let (start, descriptors_at, count) = (next()?, next()?, next()?);
+            let end = count.checked_mul(4).and_then(|n| n.checked_add(descriptors_at));
+            if end.is_none_or(|end| end > op.b) || op.a == 0 || start.wrapping_sub(op.a) >= op.b {
+                return Err(Errno::BADMSG);
+            }
+            let memory = self.descriptor(u64::from(op.fd))?;
+            let access = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
+            let flags = MapFlags::SHARED | MapFlags::FIXED_NOREPLACE;
+            let place = std::ptr::with_exposed_provenance_mut(op.a as usize);
+            // SAFETY: a new mapping at an address where there is none, or the call fails.
+            let at = unsafe { rustix::mm::mmap(place, op.b as usize, access, flags, memory, 0)? };
+            if at != place {
+                return Err(Errno::OPNOTSUPP); // KERNEL(4.17): FIXED_NOREPLACE; before, a hint
+            }
+            for n in 0..count {
+                let number = self.descriptor(next()?)?.as_raw_fd();
+                // SAFETY: inside the mapping, as was checked above; a multiple of 4 bytes into it.
+                unsafe {
+                    let cell = at.cast::<u8>().add((descriptors_at + n * 4) as usize);
+                    cell.cast::<RawFd>().write_unaligned(number);
+                }
+            }
+            Ok((at.cast(), start))
+        };
+        match go() {
+            Ok((code, start)) => {
+                // The engine takes the end of the socket for success, as with execve.
+                close(SOCK);
+                // SAFETY: the engine has laid code out there for this very purpose.
+                unsafe { call::follow(code, start) }
+            }
+            Err(errno) => errno,
+        }
     }
 
     /// Becomes the program; gives why it could not, as a shell chooses among several candidates:

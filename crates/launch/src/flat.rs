@@ -115,6 +115,9 @@ codes! {
     Symlink = 31, "make the link";
     /// The loopback device of its network namespace is set up.
     Loopback = 32, "set the loopback device up";
+    /// The program in memory `fd` is mapped at `a`, `b` bytes long, and followed. At `text`, numbers
+    /// of 64 bits: its first operation, where descriptor numbers go, how many, their indices.
+    Follow = 33, "follow the restore";
 }
 
 /// The target of the operation is made when it is missing.

@@ -99,6 +99,24 @@ pub struct Exec {
     pub envp: Vec<Vec<u8>>,
 }
 
+/// A restore program: machine code that is followed instead of a program being executed. What it
+/// is, the crate `checkpoint` tells.
+#[derive(Debug)]
+pub struct Follow {
+    /// Its memory.
+    pub memory: OwnedFd,
+    /// Where it is mapped.
+    pub base: u64,
+    /// How long the mapping is.
+    pub length_bytes: u64,
+    /// The address of its first operation.
+    pub start: u64,
+    /// Where in the mapping the numbers of `descriptors` are written, 4 bytes each.
+    pub descriptors_at: u64,
+    /// What comes along, in that order.
+    pub descriptors: Vec<OwnedFd>,
+}
+
 /// What a newborn does between its birth and execve.
 pub struct Plan {
     writer: Writer,
@@ -447,6 +465,22 @@ impl Plan {
         self.tables.push(argv);
         self.tables.push(envp);
         self.push_at(Code::Exec, 0, NO_FD, a, b, at, &name.unwrap_or_default());
+    }
+
+    /// Follows a restore program instead of executing one; the last operation.
+    ///
+    /// ORDER: after [`Plan::sync`]: between Ready and Go the newborn gets its tracer, without which
+    /// the program does not go beyond its first stage.
+    pub fn follow(&mut self, follow: Follow) {
+        self.seal_root();
+        let Follow { memory, base, length_bytes, start, descriptors_at, descriptors } = follow;
+        let memory = self.fd(memory);
+        let count = descriptors.len() as u64;
+        let indices = descriptors.into_iter().map(|fd| u64::from(self.fd(fd).0));
+        let numbers: Vec<u64> = [start, descriptors_at, count].into_iter().chain(indices).collect();
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        let at = self.writer.aligned(&bytes);
+        self.push_at(Code::Follow, 0, memory.0, base, length_bytes, at, "");
     }
 
     /// How many descriptors travel with it.

@@ -143,6 +143,37 @@ pub fn busybox_with_attack() -> PathBuf {
     })
 }
 
+/// [`busybox()`] with every program of `tests/workloads` in `/bin`.
+pub fn workloads() -> PathBuf {
+    let dir = tests().join("workloads");
+    let read = |name: &str| fs::read(dir.join(name)).expect("it is part of the tree");
+    let sources = fs::read_dir(&dir).expect("it is part of the tree").flatten();
+    let mut names: Vec<String> = sources
+        .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".c").map(str::to_owned))
+        .collect();
+    names.sort_unstable();
+    let mut all = read("workload.h");
+    names.iter().for_each(|name| all.extend(read(&format!("{name}.c"))));
+    let base = busybox();
+    cached(&format!("workloads-{:016x}", crate::leftover::fnv(&all)), |image| {
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(base).arg(image);
+        run(copy, b"", Duration::from_secs(60)).ok();
+        for name in names {
+            let mut compile = Command::new("gcc");
+            compile.args(["-O1", "-static", "-pthread", "-Wall", "-Werror", "-o"]);
+            compile.arg(image.join("bin").join(&name)).arg(dir.join(format!("{name}.c")));
+            run(compile, b"", Duration::from_secs(60)).ok();
+        }
+    })
+}
+
+/// The folder `tests` of the repository.
+fn tests() -> PathBuf {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    top.expect("the crate lies two folders below the top").join("tests")
+}
+
 /// A tar of a small Debian with nginx, some 180 MB.
 pub fn nginx() -> PathBuf {
     cached("nginx-1.tar", |path| debian::bootstrap(&["nginx-light"], &as_tar(path), &[]))

@@ -3,6 +3,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod check;
+pub(crate) mod checkpoint;
 pub(crate) mod commit;
 pub(crate) mod completion;
 pub(crate) mod cp;
@@ -10,6 +11,7 @@ pub(crate) mod create;
 pub(crate) mod diff;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod history;
 pub(crate) mod images;
@@ -29,6 +31,7 @@ pub(crate) mod pull;
 pub(crate) mod push;
 pub(crate) mod rename;
 pub(crate) mod restart;
+pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod rmi;
 pub(crate) mod run;

@@ -6,11 +6,15 @@
 
 mod mount;
 mod pidfd;
+mod socket;
 mod task;
+mod trace;
 
 pub use mount::*;
 pub use pidfd::*;
+pub use socket::*;
 pub use task::*;
+pub use trace::*;
 
 use crate::Errno;
 

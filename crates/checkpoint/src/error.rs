@@ -1,0 +1,138 @@
+//! What can go wrong, and what cannot be saved.
+
+use std::path::PathBuf;
+
+use dormouse_kernel::{Errno, ErrorKind};
+
+/// Something that a checkpoint cannot hold, by name.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Refusal {
+    /// The process, by its id inside; 0 for the container as a whole.
+    pub pid: u32,
+    /// What `ps` shows.
+    pub process: String,
+    /// What of it: `descriptor 5`, `memory at 7f0012340000`, empty for the process itself.
+    pub what: String,
+    /// What that is, and what would help.
+    pub why: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.pid, self.what.is_empty()) {
+            (0, _) => write!(f, "{}", self.why),
+            (pid, true) => write!(f, "process {pid} ({}): {}", self.process, self.why),
+            (pid, false) => {
+                write!(f, "process {pid} ({}), {}: {}", self.process, self.what, self.why)
+            }
+        }
+    }
+}
+
+/// A checkpoint that was not made, not read, or not restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Something cannot be saved. Nothing was stopped, or all goes on.
+    #[error("it cannot be saved: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
+    Refused(Vec<Refusal>),
+    /// A step with a process of the container failed.
+    #[error("cannot {step} of process {pid}")]
+    Process {
+        /// What was being done.
+        step: &'static str,
+        /// The process or thread, by the host's id.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// A call of a restore program failed.
+    #[error("cannot restore {what}: {call}")]
+    Restore {
+        /// What was being restored.
+        what: String,
+        /// The system call.
+        call: String,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// A process of a restore ended before its time.
+    #[error("a process ended while it was restored ({0})")]
+    Ended(String),
+    /// The checkpoint is not what its checksum or its format says.
+    #[error("the checkpoint is damaged: {part}: {what}")]
+    Damaged {
+        /// Which part.
+        part: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// It cannot come back here.
+    #[error("it cannot be restored here: {0}")]
+    Elsewhere(String),
+    /// A step with a file of the checkpoint failed.
+    #[error("{step} '{}'", path.display())]
+    File {
+        /// What was being done.
+        step: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A call failed.
+    #[error("cannot {step}")]
+    Call {
+        /// What was being done.
+        step: &'static str,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+}
+
+impl Error {
+    /// What kind of failure this is.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused(_) | Self::Elsewhere(_) => ErrorKind::Unsupported { since: "" },
+            Self::Process { source, .. }
+            | Self::Restore { source, .. }
+            | Self::Call { source, .. } => ErrorKind::Os(source.raw_os_error()),
+            Self::Ended(_) => ErrorKind::Race,
+            Self::Damaged { .. } => ErrorKind::Corrupt,
+            Self::File { source, .. } => match source.kind() {
+                std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+                std::io::ErrorKind::AlreadyExists => ErrorKind::Exists,
+                std::io::ErrorKind::StorageFull => ErrorKind::Limit,
+                _ => ErrorKind::Os(source.raw_os_error().unwrap_or(0)),
+            },
+        }
+    }
+
+    pub(crate) fn of(step: &'static str, pid: u32) -> impl FnOnce(Errno) -> Self {
+        move |source| Self::Process { step, pid, source }
+    }
+
+    pub(crate) fn call(step: &'static str) -> impl FnOnce(Errno) -> Self {
+        move |source| Self::Call { step, source }
+    }
+
+    pub(crate) fn file(
+        step: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { step, path, source }
+    }
+
+    pub(crate) fn damaged(part: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Damaged { part: part.into(), what: what.into() }
+    }
+}
+
+/// The result of saving and loading.
+pub type Result<T> = std::result::Result<T, Error>;

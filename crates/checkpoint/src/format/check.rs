@@ -1,0 +1,287 @@
+//! Whether records can be true: every number that points to something points to something, and
+//! nothing is outside the bounds of what the kernel could have said.
+//!
+//! A checksum says only that nobody changed a checkpoint by accident. These checks are what the
+//! load side relies on: it indexes, adds and multiplies with numbers that passed here.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{Area, Backing, Memory, PAGE_BYTES, Process, Records, Run, Thing};
+use crate::error::{Error, Result};
+
+/// The end of user memory on x86_64 with four-level tables.
+pub const USER_END: u64 = 0x7fff_ffff_f000;
+/// LIMIT: processes and threads of a checkpoint.
+pub const TASKS_MAX: usize = 1 << 16;
+/// LIMIT: a process id, and the number of a descriptor.
+const NUMBER_MAX: u32 = 1 << 22;
+/// LIMIT: bytes of a text.
+const TEXT_MAX: usize = 4096;
+/// LIMIT: bytes that one socket or pipe holds.
+const CONTENT_MAX: usize = 64 << 20;
+
+/// Checks all records.
+pub fn records(records: &Records) -> Result<()> {
+    let part = |section: &str| format!("section '{section}'");
+    let pages = &records.pages;
+    let chunks = pages.bytes.div_ceil(super::CHUNK_BYTES);
+    if !pages.bytes.is_multiple_of(PAGE_BYTES) || pages.chunks.len() as u64 != chunks {
+        return Err(Error::damaged(part("page"), "checksums for another number of pages"));
+    }
+    let page_count = pages.bytes / PAGE_BYTES;
+    for (n, memory) in records.memories.iter().enumerate() {
+        check_memory(memory, records, page_count)
+            .map_err(|what| Error::damaged(part("memory"), format!("number {n}: {what}")))?;
+    }
+    processes(records).map_err(|what| Error::damaged(part("process"), what))?;
+    for (n, object) in records.objects.iter().enumerate() {
+        check_object(&object.thing, records, page_count).map_err(|what| {
+            let name = object.thing.name();
+            Error::damaged(part("object"), format!("number {n} ({name}): {what}"))
+        })?;
+    }
+    Ok(())
+}
+
+type Found = std::result::Result<(), String>;
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Found {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+fn processes(records: &Records) -> Found {
+    let all = &records.processes;
+    let tasks: usize = all.iter().map(|p| p.threads.len().max(1)).sum();
+    ensure(tasks <= TASKS_MAX, || format!("{tasks} tasks"))?;
+    let first = all.first().ok_or("there is none")?;
+    ensure(first.pid == 1 && first.parent == 0, || "the first is not the first".into())?;
+    ensure(first.ended.is_none(), || "the first has ended".into())?;
+    let mut tids = HashSet::new();
+    let mut born: HashMap<u32, bool> = HashMap::new();
+    for process in all {
+        let pid = process.pid;
+        let said = |what: String| format!("process {pid}: {what}");
+        ensure(pid > 0 && pid < NUMBER_MAX, || said("no process id".into()))?;
+        let parent_lives = pid == 1 || born.get(&process.parent) == Some(&true);
+        ensure(parent_lives, || said(format!("its parent {} is not there", process.parent)))?;
+        ensure(born.insert(pid, process.ended.is_none()).is_none(), || said("twice".into()))?;
+        let ids = [process.session, process.group];
+        ensure(ids.iter().all(|id| *id < NUMBER_MAX), || said("session or group".into()))?;
+        ensure(process.name.len() < 64, || said("its name".into()))?;
+        if process.ended.is_some() {
+            tids.insert(pid);
+            continue;
+        }
+        check_process(process, records, &mut tids).map_err(said)?;
+    }
+    Ok(())
+}
+
+fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Found {
+    let memory = process.memory.and_then(|m| records.memories.get(m));
+    ensure(memory.is_some(), || "no memory".into())?;
+    ensure(process.threads.first().is_some_and(|t| t.tid == process.pid), || {
+        "its first thread is another's".into()
+    })?;
+    for thread in &process.threads {
+        let tid = thread.tid;
+        ensure(tid > 0 && tid < NUMBER_MAX && tids.insert(tid), || format!("thread id {tid}"))?;
+        ensure(thread.extended.0.len() <= 1 << 16, || "extended registers".into())?;
+        ensure(thread.credentials.groups.len() <= 1 << 16, || "too many groups".into())?;
+        ensure(thread.name.len() < 64, || "a thread's name".into())?;
+        let mut signals = thread.pending.iter().chain(&process.pending);
+        let good = |s: &super::Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
+        ensure(signals.all(good), || "a pending signal".into())?;
+    }
+    let mut numbers = HashSet::new();
+    for descriptor in &process.descriptors {
+        let number = descriptor.number;
+        ensure(number < NUMBER_MAX && numbers.insert(number), || format!("descriptor {number}"))?;
+        object(descriptor.object, records).map_err(|e| format!("descriptor {number}: {e}"))?;
+    }
+    ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;
+    ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
+    ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
+    ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
+    object(process.directory.ok_or("no working directory")?, records).map(drop)
+}
+
+fn object(n: usize, records: &Records) -> std::result::Result<&Thing, String> {
+    records.objects.get(n).map(|o| &o.thing).ok_or_else(|| format!("object {n} is not there"))
+}
+
+fn check_memory(memory: &Memory, records: &Records, page_count: u64) -> Found {
+    let mut end = 0;
+    ensure(memory.areas.len() <= 1 << 20, || "too many areas".into())?;
+    for area in &memory.areas {
+        let said = |what: &str| format!("area at {:x}: {what}", area.start);
+        let aligned = [area.start, area.end].iter().all(|a| a.is_multiple_of(PAGE_BYTES));
+        ensure(aligned, || said("not of whole pages"))?;
+        let inside = area.start >= end && area.start < area.end && area.end <= USER_END;
+        ensure(inside, || said("overlaps another or nothing"))?;
+        ensure(area.access <= 7, || said("access"))?;
+        end = area.end;
+        check_area(area, records, page_count).map_err(|what| said(&what))?;
+    }
+    if let Some((start, bytes)) = memory.vdso {
+        let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
+        ensure(fits, || "the kernel's object".into())?;
+    }
+    ensure(memory.auxv.0.len() <= 4096, || "the auxiliary vector".into())?;
+    match memory.program {
+        Some(n) => ensure(matches!(object(n, records)?, Thing::File(_)), || "program".into()),
+        None => Ok(()),
+    }
+}
+
+fn check_area(area: &Area, records: &Records, page_count: u64) -> Found {
+    runs(&area.runs, area.start, area.end, page_count)?;
+    match area.backing {
+        Backing::Anonymous => Ok(()),
+        Backing::Private { object: n, offset } => {
+            ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
+            ensure(matches!(object(n, records)?, Thing::File(_) | Thing::Device(_)), || {
+                "maps what is no file".into()
+            })
+        }
+        Backing::Shared { object: n, offset } => {
+            ensure(area.runs.is_empty(), || "pages of its own".into())?;
+            ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
+            match object(n, records)? {
+                Thing::File(_) => Ok(()),
+                Thing::SharedMemory(memory) => {
+                    let end = offset.checked_add(area.bytes());
+                    ensure(end.is_some_and(|end| end <= memory.bytes), || "beyond the end".into())
+                }
+                _ => Err("maps what is no file".into()),
+            }
+        }
+    }
+}
+
+fn runs(runs: &[Run], start: u64, end: u64, page_count: u64) -> Found {
+    let mut at = start;
+    for run in runs {
+        let bytes = run.pages.checked_mul(PAGE_BYTES).ok_or("too many pages")?;
+        let run_end = run.address.checked_add(bytes).ok_or("too many pages")?;
+        let fits = run.address.is_multiple_of(PAGE_BYTES) && run.address >= at && run_end <= end;
+        ensure(fits && run.pages > 0, || format!("pages at {:x}", run.address))?;
+        let last = run.first.checked_add(run.pages);
+        ensure(last.is_some_and(|last| last <= page_count), || "pages that are not there".into())?;
+        at = run_end;
+    }
+    Ok(())
+}
+
+fn check_object(thing: &Thing, records: &Records, page_count: u64) -> Found {
+    let path = |path: &str| path.starts_with('/') && path.len() < TEXT_MAX && !path.contains('\0');
+    match thing {
+        Thing::File(file) => ensure(path(&file.path), || "its path".into()),
+        Thing::Device(device) => {
+            let known = ["null", "zero", "full", "random", "urandom"];
+            ensure(known.contains(&device.name.as_str()), || "its name".into())
+        }
+        Thing::External(external) => ensure(external.name.len() < 64, || "its name".into()),
+        Thing::Pipe(pipe) => {
+            let fits = pipe.content.0.len() <= pipe.capacity_bytes as usize;
+            ensure(fits && pipe.capacity_bytes as usize <= CONTENT_MAX, || "its content".into())
+        }
+        Thing::PipeEnd(end) => {
+            ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
+        }
+        Thing::UnixPair(pair) => {
+            let bytes: usize = pair.received.iter().flatten().map(|m| m.0.len()).sum();
+            let known = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
+            ensure(bytes <= CONTENT_MAX, || "what it received".into())?;
+            ensure(known.contains(&pair.socket_type), || "its type".into())
+        }
+        Thing::UnixEnd(end) => {
+            let is_pair = matches!(object(end.pair, records)?, Thing::UnixPair(_));
+            ensure(is_pair && end.side < 2, || "of no pair".into())
+        }
+        Thing::Listener(listener) => {
+            ensure(listener.options.len() <= 64, || "its options".into())?;
+            ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())
+        }
+        Thing::Event(_) | Thing::Timer(_) | Thing::Signal(_) => Ok(()),
+        Thing::Epoll(epoll) => ensure(epoll.items.len() <= 1 << 20, || "its items".into()),
+        Thing::SharedMemory(memory) => {
+            let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;
+            ensure(sound, || "its length".into())?;
+            runs(&memory.runs, 0, memory.bytes, page_count)
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::format::{About, File, Object, Pages, Thread};
+
+    /// One process with one page of memory.
+    pub(crate) fn small() -> Records {
+        let area = Area {
+            start: 0x10_0000,
+            end: 0x10_1000,
+            access: 3,
+            backing: Backing::Anonymous,
+            flags: Vec::new(),
+            runs: vec![Run { address: 0x10_0000, pages: 1, first: 0 }],
+        };
+        let file = File {
+            path: "/".into(),
+            flags: 0,
+            offset: 0,
+            file_type: libc::S_IFDIR,
+            bytes: 0,
+            modified_ns: 0,
+            unchanged: false,
+        };
+        let process = Process {
+            pid: 1,
+            session: 1,
+            group: 1,
+            name: "a".into(),
+            memory: Some(0),
+            directory: Some(0),
+            threads: vec![Thread { tid: 1, ..Thread::default() }],
+            ..Process::default()
+        };
+        Records {
+            about: About::default(),
+            processes: vec![process],
+            memories: vec![Memory { areas: vec![area], ..Memory::default() }],
+            objects: vec![Object { thing: Thing::File(file) }],
+            pages: Pages { bytes: 4096, chunks: vec!["0".repeat(64)] },
+        }
+    }
+
+    #[test]
+    fn numbers_that_point_nowhere_are_refused() {
+        assert!(records(&small()).is_ok());
+        let bad = |change: fn(&mut Records)| {
+            let mut all = small();
+            change(&mut all);
+            records(&all).unwrap_err().to_string()
+        };
+        type Case = (fn(&mut Records), &'static str);
+        let cases: [Case; 9] = [
+            (|r| r.processes[0].memory = Some(1), "no memory"),
+            (|r| r.processes[0].directory = Some(7), "object 7"),
+            (|r| r.processes[0].threads[0].tid = 2, "first thread"),
+            (|r| r.memories[0].areas[0].runs[0].pages = 2, "pages at 100000"),
+            (|r| r.memories[0].areas[0].runs[0].first = 1, "not there"),
+            (|r| r.memories[0].areas[0].end = u64::MAX - 4095, "overlaps"),
+            (
+                |r| r.memories[0].areas[0].backing = Backing::Shared { object: 0, offset: 0 },
+                "its own",
+            ),
+            (|r| r.pages.bytes = 8192 << 20, "another number"),
+            (|r| r.processes[0].pid = 2, "not the first"),
+        ];
+        for (change, text) in cases {
+            let said = bad(change);
+            assert!(said.contains(text), "{said}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Descriptors that tell of events: eventfd, signalfd, epoll.
+
+use serde::{Deserialize, Serialize};
+
+/// eventfd(2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Its counter.
+    pub count: u64,
+    /// EFD_SEMAPHORE.
+    pub semaphore: bool,
+    /// `O_NONBLOCK`.
+    pub flags: u32,
+}
+
+/// signalfd(2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignalFd {
+    /// Signals it takes.
+    pub mask: u64,
+    /// `O_NONBLOCK`.
+    pub flags: u32,
+}
+
+/// epoll_create1(2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Epoll {
+    /// What it watches.
+    pub items: Vec<EpollItem>,
+}
+
+/// One item of an epoll (epoll_ctl(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpollItem {
+    /// The process whose descriptor it is.
+    pub pid: u32,
+    /// The descriptor.
+    pub number: u32,
+    /// `EPOLL*`.
+    pub events: u32,
+    /// What the program wants back.
+    pub data: u64,
+}

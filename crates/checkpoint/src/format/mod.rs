@@ -1,0 +1,117 @@
+//! What a checkpoint is on disk.
+//!
+//! A directory, mode 0700, of two files, mode 0600:
+//!
+//! ```text
+//! records   "DORMCKPT"  u32 version  u32 sections
+//!           sections:   16 bytes name  u64 offset  u64 length  32 bytes BLAKE3
+//!           their bytes, JSON each, in the order of the table
+//!           32 bytes    BLAKE3 of everything before
+//! pages     contents of memory, 4,096 bytes a page, in the order in which areas name them
+//! ```
+//!
+//! Numbers are little-endian. The section `page` holds a BLAKE3 of every [`CHUNK_BYTES`] of `pages`,
+//! so the last 32 bytes of `records` stand for all that a checkpoint is. Sections: `about`
+//! ([`About`]), `process` ([`Process`]), `memory` ([`Memory`]), `object` ([`Object`]), `page`
+//! ([`Pages`]).
+//!
+//! **Versions.** Fields and kinds are only added, each field with a default; a kind that a reader
+//! does not know is an error that names it. [`VERSION`] changes when an old reader would be wrong.
+//!
+//! **Trust.** None: a checkpoint may come from anywhere. What is read is checked as a whole and per
+//! part ([`Reader`]), then every number that points to something ([`check`]), before anything is
+//! made of it.
+//!
+//! **Published** by rename of a directory that is complete and on the disk ([`Writer`]).
+
+mod about;
+pub mod check;
+mod event;
+mod file;
+mod memory;
+mod object;
+mod pipe;
+mod process;
+mod read;
+mod signal;
+mod socket;
+mod thread;
+mod timer;
+mod write;
+
+pub use about::About;
+pub use event::{Epoll, EpollItem, Event, SignalFd};
+pub use file::{Device, External, File};
+pub use memory::{Area, Backing, Layout, Memory, Run, SharedMemory};
+pub use object::{Descriptor, Object, Thing};
+pub use pipe::{Pipe, PipeEnd};
+pub use process::{Credentials, Limit, Process};
+pub use read::{Reader, Section};
+pub use signal::{Action, AlternateStack, IntervalTimer, Signal};
+pub use socket::{Listener, UnixEnd, UnixPair};
+pub use thread::{Restart, Rseq, Thread};
+pub use timer::{PosixTimer, TimerFd};
+pub use write::Writer;
+
+use serde::{Deserialize, Serialize};
+
+/// First bytes of `records`.
+pub const MAGIC: [u8; 8] = *b"DORMCKPT";
+/// The version that this code writes, and the only one it reads.
+pub const VERSION: u32 = 1;
+/// Bytes of `pages` under one checksum.
+pub const CHUNK_BYTES: u64 = 1 << 20;
+/// Bytes of a page.
+pub const PAGE_BYTES: u64 = 4096;
+/// LIMIT: bytes of one section.
+pub const SECTION_BYTES_MAX: u64 = 1 << 30;
+
+/// All records of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Records {
+    /// Of what, when, where.
+    pub about: About,
+    /// Parents before children, the first process first.
+    pub processes: Vec<Process>,
+    /// Address spaces.
+    pub memories: Vec<Memory>,
+    /// Whatever descriptors, areas and other objects lead to.
+    pub objects: Vec<Object>,
+    /// Checksums of `pages`.
+    pub pages: Pages,
+}
+
+/// How long `pages` is, and what it holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// BLAKE3 of every chunk, in hexadecimal; the last may be shorter.
+    pub chunks: Vec<String>,
+}
+
+/// Bytes, as base64 in records.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Bytes(pub Vec<u8>);
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.0.len())
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use base64::Engine;
+        serializer.serialize_str(&base64::engine::general_purpose::STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use base64::Engine;
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        let bytes = base64::engine::general_purpose::STANDARD.decode(text.as_bytes());
+        bytes.map(Self).map_err(serde::de::Error::custom)
+    }
+}

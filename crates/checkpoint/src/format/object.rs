@@ -1,0 +1,80 @@
+//! Objects: what descriptors, areas and working directories lead to, each once however many do.
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd, TimerFd,
+    UnixEnd, UnixPair,
+};
+
+/// An open descriptor of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Its number.
+    pub number: u32,
+    /// What it leads to: an open file, shared by all descriptors that name the same object.
+    pub object: usize,
+    /// FD_CLOEXEC.
+    pub close_on_exec: bool,
+}
+
+/// One object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Object {
+    /// What it is.
+    #[serde(flatten)]
+    pub thing: Thing,
+}
+
+/// Kinds of objects. Each has a module of its name here, in `save` and in `load`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Thing {
+    /// A file or directory with a name.
+    File(File),
+    /// A device that has no state.
+    Device(Device),
+    /// Something of the engine's: a log, a standard stream.
+    External(External),
+    /// A pipe; its ends are objects of their own.
+    Pipe(Pipe),
+    /// An end of a pipe.
+    PipeEnd(PipeEnd),
+    /// Two connected unix sockets; the sockets are objects of their own.
+    UnixPair(UnixPair),
+    /// One of them.
+    UnixEnd(UnixEnd),
+    /// A TCP socket that listens.
+    Listener(Listener),
+    /// eventfd(2).
+    Event(Event),
+    /// timerfd_create(2).
+    Timer(TimerFd),
+    /// signalfd(2).
+    Signal(SignalFd),
+    /// epoll(7).
+    Epoll(Epoll),
+    /// Memory that is shared without a file.
+    SharedMemory(SharedMemory),
+}
+
+impl Thing {
+    /// What people call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::File(_) => "file",
+            Self::Device(_) => "device",
+            Self::External(_) => "standard stream",
+            Self::Pipe(_) => "pipe",
+            Self::PipeEnd(_) => "end of a pipe",
+            Self::UnixPair(_) => "pair of unix sockets",
+            Self::UnixEnd(_) => "unix socket",
+            Self::Listener(_) => "TCP socket that listens",
+            Self::Event(_) => "eventfd",
+            Self::Timer(_) => "timerfd",
+            Self::Signal(_) => "signalfd",
+            Self::Epoll(_) => "epoll",
+            Self::SharedMemory(_) => "shared memory",
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Reading a checkpoint, which may say anything.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+use super::{CHUNK_BYTES, MAGIC, PAGE_BYTES, Records, SECTION_BYTES_MAX, VERSION, check};
+use crate::error::{Error, Result};
+
+/// A part of `records`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    /// Of what, when, where.
+    About,
+    /// Processes and threads.
+    Process,
+    /// Address spaces.
+    Memory,
+    /// Objects.
+    Object,
+    /// Checksums of `pages`.
+    Page,
+}
+
+impl Section {
+    /// All of them, in order.
+    pub const ALL: [Self; 5] = [Self::About, Self::Process, Self::Memory, Self::Object, Self::Page];
+
+    /// Its name in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::About => "about",
+            Self::Process => "process",
+            Self::Memory => "memory",
+            Self::Object => "object",
+            Self::Page => "page",
+        }
+    }
+}
+
+/// A checkpoint whose records were checked.
+#[derive(Debug)]
+pub struct Reader {
+    records: Records,
+    pages: File,
+    path: PathBuf,
+}
+
+impl Reader {
+    /// Opens a checkpoint and checks its records, as a whole, per part and number by number.
+    ///
+    /// Errors: [`Error::Damaged`] with the part's name.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join("records");
+        let file = open(&path)?;
+        let mut bytes = Vec::new();
+        // LIMIT: five sections at their largest.
+        file.take(SECTION_BYTES_MAX * 5)
+            .read_to_end(&mut bytes)
+            .map_err(Error::file("cannot read", &path))?;
+        let records = decode(&bytes)?;
+        let path = dir.join("pages");
+        let pages = open(&path)?;
+        let length = pages.metadata().map_err(Error::file("cannot read", &path))?.len();
+        if length != records.pages.bytes {
+            let what = format!("{length} bytes where {} belong", records.pages.bytes);
+            return Err(Error::damaged("pages", what));
+        }
+        Ok(Self { records, pages, path })
+    }
+
+    /// The records.
+    pub fn records(&self) -> &Records {
+        &self.records
+    }
+
+    /// The file `pages`.
+    pub fn pages(&self) -> &File {
+        &self.pages
+    }
+
+    /// Checks the contents of memory against their checksums.
+    ///
+    /// Errors: [`Error::Damaged`] with the process or object that the first damaged page is of.
+    pub fn verify(&self) -> Result<()> {
+        let Pages { bytes, chunks } = Pages::of(&self.records);
+        let mut buffer = vec![0; CHUNK_BYTES as usize];
+        for (n, expected) in chunks.iter().enumerate() {
+            let at = n as u64 * CHUNK_BYTES;
+            let length = CHUNK_BYTES.min(bytes - at) as usize;
+            let chunk = &mut buffer[..length];
+            self.pages.read_exact_at(chunk, at).map_err(Error::file("cannot read", &self.path))?;
+            if blake3::hash(chunk).to_hex().as_str() != expected {
+                let first = at / PAGE_BYTES;
+                let whose = self.whose(first, first + length as u64 / PAGE_BYTES);
+                return Err(Error::damaged("pages", whose));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whose contents some pages are.
+    fn whose(&self, first: u64, end: u64) -> String {
+        let hit =
+            |runs: &[super::Run]| runs.iter().any(|r| r.first < end && r.first + r.pages > first);
+        for process in &self.records.processes {
+            let memory = process.memory.and_then(|m| self.records.memories.get(m));
+            let area = memory.and_then(|m| m.areas.iter().find(|a| hit(&a.runs)));
+            if let Some(area) = area {
+                let (pid, name) = (process.pid, &process.name);
+                return format!("memory at {:x} of process {pid} ({name})", area.start);
+            }
+        }
+        "shared memory".into()
+    }
+}
+
+struct Pages<'r> {
+    bytes: u64,
+    chunks: &'r [String],
+}
+
+impl<'r> Pages<'r> {
+    fn of(records: &'r Records) -> Self {
+        Self { bytes: records.pages.bytes, chunks: &records.pages.chunks }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    let mut options = std::fs::OpenOptions::new();
+    // A fifo or a device in its place would make the reader wait.
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path).map_err(Error::file("cannot open", path))?;
+    let is_file = file.metadata().map_err(Error::file("cannot read", path))?.is_file();
+    if is_file { Ok(file) } else { Err(Error::damaged(path.display().to_string(), "is no file")) }
+}
+
+/// Reads `records`.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Records> {
+    let table = Table::read(bytes)?;
+    let records = Records {
+        about: table.part(Section::About)?,
+        processes: table.part(Section::Process)?,
+        memories: table.part(Section::Memory)?,
+        objects: table.part(Section::Object)?,
+        pages: table.part(Section::Page)?,
+    };
+    check::records(&records)?;
+    Ok(records)
+}
+
+/// The table of sections, checked as a whole.
+struct Table<'b> {
+    bytes: &'b [u8],
+    count: usize,
+}
+
+const HEAD_BYTES: usize = 16;
+const ROW_BYTES: usize = 64;
+const HASH_BYTES: usize = 32;
+
+impl<'b> Table<'b> {
+    fn read(bytes: &'b [u8]) -> Result<Self> {
+        let head = |what: &str| Error::damaged("head", what);
+        let number = |at: usize| {
+            let found = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+            found.map(u32::from_le_bytes).ok_or_else(|| head("it is too short"))
+        };
+        if bytes.get(..8) != Some(&MAGIC) {
+            return Err(head("it is no checkpoint"));
+        }
+        let version = number(8)?;
+        if version != VERSION {
+            let text = format!("format {version}, this program reads {VERSION}");
+            return Err(Error::Elsewhere(text));
+        }
+        let count = number(12)? as usize;
+        // LIMIT: sections of a checkpoint.
+        if count > 64 || bytes.len() < HEAD_BYTES + count * ROW_BYTES + HASH_BYTES {
+            return Err(head("it is cut"));
+        }
+        let table = Self { bytes, count };
+        // ORDER: parts first, so that the message names the one that is damaged.
+        for section in Section::ALL {
+            table.bytes_of(section)?;
+        }
+        let (all, whole) = bytes.split_at(bytes.len() - HASH_BYTES);
+        if blake3::hash(all).as_bytes() != whole {
+            return Err(Error::damaged("the whole", "its checksum is another"));
+        }
+        Ok(table)
+    }
+
+    fn bytes_of(&self, section: Section) -> Result<&'b [u8]> {
+        let damaged = |what: &str| Error::damaged(format!("section '{}'", section.name()), what);
+        let rows = self.bytes[HEAD_BYTES..].chunks_exact(ROW_BYTES).take(self.count);
+        let named = |row: &&[u8]| {
+            let name = row[..16].split(|b| *b == 0).next();
+            name == Some(section.name().as_bytes())
+        };
+        let mut found = rows.filter(named);
+        let row = found.next().ok_or_else(|| damaged("it is not there"))?;
+        if found.next().is_some() {
+            return Err(damaged("it is there twice"));
+        }
+        let number = |at: usize| {
+            let bytes = row[at..at + 8].try_into().unwrap_or([0; 8]); // eight bytes by the slice
+            u64::from_le_bytes(bytes)
+        };
+        let (offset, length) = (number(16), number(24));
+        let end = offset.checked_add(length).filter(|end| *end <= self.bytes.len() as u64);
+        let end = end.filter(|_| length <= SECTION_BYTES_MAX);
+        let end = end.ok_or_else(|| damaged("it reaches beyond the end"))?;
+        let bytes = &self.bytes[offset as usize..end as usize];
+        if blake3::hash(bytes).as_bytes() != &row[32..64] {
+            return Err(damaged("its checksum is another"));
+        }
+        Ok(bytes)
+    }
+
+    fn part<T: DeserializeOwned>(&self, section: Section) -> Result<T> {
+        serde_json::from_slice(self.bytes_of(section)?)
+            .map_err(|e| Error::damaged(format!("section '{}'", section.name()), e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::write::encode;
+    use super::*;
+    use crate::format::check::tests::small;
+
+    #[test]
+    fn what_was_written_is_read() {
+        let records = small();
+        assert_eq!(decode(&encode(&records)).unwrap(), records);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let good = encode(&small());
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            assert!(decode(&bad).is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn every_cut_is_found() {
+        let good = encode(&small());
+        for length in 0..good.len() {
+            assert!(decode(&good[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_damaged_section_is_named() {
+        let good = encode(&small());
+        let at = good.windows(9).position(|w| w == b"\"session\"").unwrap();
+        let mut bad = good;
+        bad[at] ^= 1;
+        let text = decode(&bad).unwrap_err().to_string();
+        assert!(text.contains("section 'process'"), "{text}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(0u8.., 0..400)) {
+            let _ = decode(&bytes); // it comes back, whatever it says
+            let mut with_head = MAGIC.to_vec();
+            with_head.extend(VERSION.to_le_bytes());
+            with_head.extend(bytes);
+            let _ = decode(&with_head);
+        }
+    }
+}

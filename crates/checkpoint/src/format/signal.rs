@@ -1,0 +1,57 @@
+//! Signals: what they do, where they run, which wait.
+
+use serde::{Deserialize, Serialize};
+
+use super::Bytes;
+
+/// What a signal does (sigaction(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Action {
+    /// Its number.
+    pub signal: i32,
+    /// Address of the handler; 0 is the default, 1 ignores.
+    pub handler: u64,
+    /// `SA_*`.
+    pub flags: u64,
+    /// Address of the trampoline.
+    pub restorer: u64,
+    /// Signals blocked meanwhile.
+    pub mask: u64,
+}
+
+/// A signal that waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signal {
+    /// The kernel's `siginfo_t`, 128 bytes.
+    pub info: Bytes,
+}
+
+impl Signal {
+    /// Its number.
+    pub fn number(&self) -> i32 {
+        let first = self.info.0.first_chunk::<4>();
+        first.map_or(0, |bytes| i32::from_ne_bytes(*bytes))
+    }
+}
+
+/// sigaltstack(2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AlternateStack {
+    /// Lowest address.
+    pub address: u64,
+    /// `SS_AUTODISARM`.
+    pub flags: u32,
+    /// Its length.
+    pub length_bytes: u64,
+}
+
+/// A timer of setitimer(2) that runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IntervalTimer {
+    /// 0 real, 1 virtual, 2 profiling.
+    pub which: u32,
+    /// Until it rings, in microseconds.
+    pub value_us: u64,
+    /// Between later rings; 0 for none.
+    pub interval_us: u64,
+}

@@ -1,0 +1,69 @@
+//! A thread.
+
+use dormouse_kernel::call::Registers;
+use serde::{Deserialize, Serialize};
+
+use super::{AlternateStack, Bytes, Credentials, Signal};
+
+/// A thread.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its id, in the container's own pid namespace.
+    pub tid: u32,
+    /// What `ps -L` shows.
+    pub name: String,
+    /// General registers; a call that was interrupted to stop the thread is about to begin again.
+    pub registers: Registers,
+    /// All other registers, as NT_X86_XSTATE has them.
+    pub extended: Bytes,
+    /// Blocked signals.
+    pub mask: u64,
+    /// Signals for it alone that wait.
+    #[serde(default)]
+    pub pending: Vec<Signal>,
+    /// sigaltstack(2).
+    #[serde(default)]
+    pub alternate_stack: Option<AlternateStack>,
+    /// set_robust_list(2): address and length.
+    #[serde(default)]
+    pub robust_list: (u64, u64),
+    /// set_tid_address(2).
+    #[serde(default)]
+    pub tid_address: u64,
+    /// rseq(2).
+    #[serde(default)]
+    pub rseq: Option<Rseq>,
+    /// A wait with a time limit, which goes on with what is left of it.
+    #[serde(default)]
+    pub restart: Option<Restart>,
+    /// Who it is.
+    pub credentials: Credentials,
+    /// PR_GET_PDEATHSIG.
+    #[serde(default)]
+    pub parent_death_signal: i32,
+    /// nice(2).
+    #[serde(default)]
+    pub nice: i32,
+}
+
+/// Restartable sequences.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rseq {
+    /// Address of the structure.
+    pub address: u64,
+    /// Its length.
+    pub length_bytes: u32,
+    /// What stands before abort handlers.
+    pub signature: u32,
+}
+
+/// A call that waits for some time at most, and had waited for a part of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restart {
+    /// The call's number.
+    pub call: i64,
+    /// Its arguments.
+    pub args: [u64; 6],
+    /// What is left of the time.
+    pub remaining_ns: u64,
+}

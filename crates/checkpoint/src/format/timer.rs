@@ -1,0 +1,39 @@
+//! Timers that are objects: POSIX timers and timer descriptors.
+
+use serde::{Deserialize, Serialize};
+
+/// A timer of timer_create(2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PosixTimer {
+    /// Its id.
+    pub id: i32,
+    /// Its clock.
+    pub clock: i32,
+    /// `SIGEV_SIGNAL`, `SIGEV_NONE`, or `SIGEV_THREAD_ID` (4).
+    pub notify: i32,
+    /// The signal.
+    pub signal: i32,
+    /// `sigev_value`.
+    pub value: u64,
+    /// The thread that is told, with `SIGEV_THREAD_ID`.
+    pub tid: u32,
+    /// Until it rings; 0 where it is not set.
+    pub value_ns: u64,
+    /// Between later rings; 0 for none.
+    pub interval_ns: u64,
+}
+
+/// timerfd_create(2).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimerFd {
+    /// `O_NONBLOCK`.
+    pub flags: u32,
+    /// Its clock.
+    pub clock: i32,
+    /// Rings that nobody has read.
+    pub ticks: u64,
+    /// Until it rings; 0 where it is not set.
+    pub value_ns: u64,
+    /// Between later rings; 0 for none.
+    pub interval_ns: u64,
+}

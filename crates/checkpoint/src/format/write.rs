@@ -1,0 +1,154 @@
+//! Writing a checkpoint: into a directory beside its place, which it takes when it is whole.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{CHUNK_BYTES, MAGIC, PAGE_BYTES, Pages, Records, Section, VERSION};
+use crate::error::{Error, Result};
+
+/// A checkpoint in the making. Dropped before [`Writer::publish`], it is removed.
+#[derive(Debug)]
+pub struct Writer {
+    place: PathBuf,
+    partial: PathBuf,
+    pages: File,
+    bytes: u64,
+    chunk: blake3::Hasher,
+    chunks: Vec<String>,
+}
+
+impl Writer {
+    /// Begins a checkpoint that will be the directory `place`, which must not exist.
+    pub fn begin(place: &Path) -> Result<Self> {
+        if place.exists() {
+            let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
+            return Err(Error::file("cannot make the checkpoint", place)(exists));
+        }
+        let mut name = std::ffi::OsString::from(".new-");
+        name.push(place.file_name().unwrap_or_default());
+        let partial = place.with_file_name(name);
+        // What a killed writer has left: nobody else writes here, callers hold a lock.
+        let _ = fs::remove_dir_all(&partial);
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&partial)
+            .map_err(Error::file("cannot make directory", &partial))?;
+        let pages = create(&partial.join("pages"))?;
+        Ok(Self {
+            place: place.to_owned(),
+            partial,
+            pages,
+            bytes: 0,
+            chunk: blake3::Hasher::new(),
+            chunks: Vec::new(),
+        })
+    }
+
+    /// Number of the next page.
+    pub fn next_page(&self) -> u64 {
+        self.bytes / PAGE_BYTES
+    }
+
+    /// Appends whole pages.
+    pub fn append(&mut self, pages: &[u8]) -> Result<()> {
+        debug_assert!((pages.len() as u64).is_multiple_of(PAGE_BYTES));
+        let failed = Error::file("cannot write", self.partial.join("pages"));
+        self.pages.write_all(pages).map_err(failed)?;
+        let mut rest = pages;
+        while !rest.is_empty() {
+            let room = (CHUNK_BYTES - self.bytes % CHUNK_BYTES) as usize;
+            let (now, later) = rest.split_at(room.min(rest.len()));
+            self.chunk.update(now);
+            self.bytes += now.len() as u64;
+            if self.bytes.is_multiple_of(CHUNK_BYTES) {
+                self.end_chunk();
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+
+    fn end_chunk(&mut self) {
+        self.chunks.push(self.chunk.finalize().to_hex().to_string());
+        self.chunk.reset();
+    }
+
+    /// Checksums of all that was appended.
+    pub fn pages(&mut self) -> Pages {
+        if !self.bytes.is_multiple_of(CHUNK_BYTES) {
+            self.end_chunk();
+        }
+        Pages { bytes: self.bytes, chunks: std::mem::take(&mut self.chunks) }
+    }
+
+    /// Writes the records, makes everything durable and gives the checkpoint its name.
+    pub fn publish(mut self, records: &Records) -> Result<()> {
+        let path = self.partial.join("records");
+        let mut file = create(&path)?;
+        file.write_all(&encode(records)).map_err(Error::file("cannot write", &path))?;
+        file.sync_all().map_err(Error::file("cannot write", &path))?;
+        self.pages
+            .flush()
+            .and_then(|()| self.pages.sync_all())
+            .map_err(Error::file("cannot write", self.partial.join("pages")))?;
+        let sync = |dir: &Path| {
+            File::open(dir)
+                .and_then(|dir| dir.sync_all())
+                .map_err(Error::file("cannot make durable", dir))
+        };
+        sync(&self.partial)?;
+        fs::rename(&self.partial, &self.place)
+            .map_err(Error::file("cannot publish the checkpoint", &self.place))?;
+        let parent = self.place.parent().filter(|p| !p.as_os_str().is_empty());
+        sync(parent.unwrap_or(Path::new(".")))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // It has another name when it was published; otherwise nobody misses it.
+        let _ = fs::remove_dir_all(&self.partial);
+    }
+}
+
+fn create(path: &Path) -> Result<File> {
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create_new(true).mode(0o600).open(path);
+    opened.map_err(Error::file("cannot make", path))
+}
+
+/// The file `records`.
+pub(crate) fn encode(records: &Records) -> Vec<u8> {
+    let Records { about, processes, memories, objects, pages } = records;
+    // Maps with keys that are no texts could fail; there are none in these records.
+    let json = |value: serde_json::Result<Vec<u8>>| value.unwrap_or_default();
+    let sections = [
+        (Section::About, json(serde_json::to_vec(about))),
+        (Section::Process, json(serde_json::to_vec(processes))),
+        (Section::Memory, json(serde_json::to_vec(memories))),
+        (Section::Object, json(serde_json::to_vec(objects))),
+        (Section::Page, json(serde_json::to_vec(pages))),
+    ];
+    let mut out = Vec::new();
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&(sections.len() as u32).to_le_bytes());
+    let mut at = out.len() as u64 + sections.len() as u64 * 64;
+    for (section, bytes) in &sections {
+        let mut name = [0; 16];
+        name[..section.name().len()].copy_from_slice(section.name().as_bytes());
+        out.extend_from_slice(&name);
+        out.extend_from_slice(&at.to_le_bytes());
+        out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+        out.extend_from_slice(blake3::hash(bytes).as_bytes());
+        at += bytes.len() as u64;
+    }
+    for (_, bytes) in &sections {
+        out.extend_from_slice(bytes);
+    }
+    let whole = blake3::hash(&out);
+    out.extend_from_slice(whole.as_bytes());
+    out
+}

@@ -1,0 +1,92 @@
+//! The interpreter of restore programs: about sixty instructions that need no stack, no data of
+//! their own and no fixed address.
+//!
+//! It runs in a process that has nothing else left: its memory is being replaced while it works.
+//! `rbx` points to the operation ([`super::program::OPERATION_BYTES`] each), everything else is
+//! loaded from there. A process made by an operation that forks, or a thread without a stack,
+//! starts with the same registers and goes on at the operation that the fork names.
+//!
+//! It stops, by a breakpoint, at the end of a stage and at a call that failed; whoever traces it
+//! sees from `rbx` where, and from `rax` why.
+
+use std::arch::global_asm;
+
+global_asm!(
+    ".pushsection .rodata.dormouse_interpreter, \"a\"",
+    ".balign 16",
+    "dormouse_interpreter_start:",
+    // Next operation.
+    "2:",
+    "mov eax, dword ptr [rbx]",
+    "mov r12d, dword ptr [rbx + 4]",
+    "mov rdi, qword ptr [rbx + 8]",
+    "mov rsi, qword ptr [rbx + 16]",
+    "mov rdx, qword ptr [rbx + 24]",
+    "mov r10, qword ptr [rbx + 32]",
+    "mov r8, qword ptr [rbx + 40]",
+    "mov r9, qword ptr [rbx + 48]",
+    // Arguments that are in cells: bits 0 to 4 of the flags.
+    "test r12d, 1",
+    "jz 3f",
+    "movsxd rdi, dword ptr [rdi]",
+    "3: test r12d, 2",
+    "jz 3f",
+    "movsxd rsi, dword ptr [rsi]",
+    "3: test r12d, 4",
+    "jz 3f",
+    "movsxd rdx, dword ptr [rdx]",
+    "3: test r12d, 8",
+    "jz 3f",
+    "movsxd r10, dword ptr [r10]",
+    "3: test r12d, 16",
+    "jz 3f",
+    "movsxd r8, dword ptr [r8]",
+    // The end of a stage.
+    "3: test r12d, 0x100",
+    "jz 3f",
+    "int3",
+    "jmp 5f",
+    "3: syscall",
+    // In a child, which has an operation of its own to begin with.
+    "test r12d, 0x200",
+    "jz 3f",
+    "test rax, rax",
+    "jnz 3f",
+    "mov rbx, qword ptr [rbx + 56]",
+    "jmp 2b",
+    // A failure, unless it is allowed.
+    "3: cmp rax, -4095",
+    "jb 4f",
+    "test r12d, 0x400",
+    "jnz 5f",
+    "int3",
+    "ud2",
+    // A call that must return what its sixth argument says.
+    "4: test r12d, 0x800",
+    "jz 4f",
+    "cmp rax, r9",
+    "je 4f",
+    "int3",
+    "ud2",
+    // A result that goes into a cell.
+    "4: test r12d, 0x1000",
+    "jz 5f",
+    "mov rcx, qword ptr [rbx + 56]",
+    "mov dword ptr [rcx], eax",
+    "5: add rbx, 64",
+    "jmp 2b",
+    "dormouse_interpreter_end:",
+    ".popsection",
+);
+
+/// The interpreter's bytes.
+pub(crate) fn interpreter() -> &'static [u8] {
+    unsafe extern "C" {
+        static dormouse_interpreter_start: u8;
+        static dormouse_interpreter_end: u8;
+    }
+    let (start, end) = (&raw const dormouse_interpreter_start, &raw const dormouse_interpreter_end);
+    // SAFETY: both labels stand in one section, the second after the first, and what is between
+    // them is never written.
+    unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) }
+}

@@ -1,0 +1,7 @@
+//! Machine code: the interpreter of restore programs, and calls made in another task.
+//!
+//! The one place of this crate with `unsafe` and with knowledge of x86_64.
+
+mod blob;
+pub(crate) mod program;
+pub(crate) mod remote;

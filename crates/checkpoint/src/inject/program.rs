@@ -1,0 +1,326 @@
+//! Restore programs: flat lists of system calls, laid out in one piece of shared memory.
+//!
+//! ```text
+//! 0      the interpreter
+//! 4096   cells, 4 bytes each: descriptor numbers and what else is known only when it happened
+//! ...    operations of 64 bytes and the data they point to, mixed
+//! ```
+//!
+//! The memory is a memfd, mapped shared at one address in every process of a restore and read and
+//! written as a file by whoever conducts it, so that a cell written by one process is read by all.
+//! Every pointer in it is an address of that mapping. Nothing of a checkpoint ever becomes an
+//! operation but through the functions that the modules of [`crate::load`] call.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+
+use super::blob::interpreter;
+
+/// Bytes of one operation.
+pub(crate) const OPERATION_BYTES: u64 = 64;
+/// Where cells begin.
+const CELLS_AT: u64 = 4096;
+const PAGE: u64 = 4096;
+
+const FLAG_STAGE: u32 = 0x100;
+const FLAG_FORK: u32 = 0x200;
+const FLAG_LENIENT: u32 = 0x400;
+const FLAG_EXPECT: u32 = 0x800;
+const FLAG_STORE: u32 = 0x1000;
+
+/// A number that becomes known while the programs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Cell(u32);
+
+/// An argument of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arg {
+    /// A number or an address.
+    Number(u64),
+    /// What a cell holds by then.
+    Of(Cell),
+}
+
+impl From<u64> for Arg {
+    fn from(value: u64) -> Self {
+        Self::Number(value)
+    }
+}
+impl From<u32> for Arg {
+    fn from(value: u32) -> Self {
+        Self::Number(u64::from(value))
+    }
+}
+impl From<i32> for Arg {
+    fn from(value: i32) -> Self {
+        Self::Number(i64::from(value) as u64)
+    }
+}
+impl From<Cell> for Arg {
+    fn from(cell: Cell) -> Self {
+        Self::Of(cell)
+    }
+}
+
+/// What one operation is about, for the error when it fails.
+#[derive(Debug, Clone)]
+pub(crate) struct About {
+    /// What was being restored: `descriptor 5 (a pipe)`.
+    pub(crate) what: String,
+    /// The system call's number.
+    pub(crate) call: i64,
+    /// It is the end of a stage, and `what` its name.
+    pub(crate) is_stage: bool,
+}
+
+/// One call, in the making.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    number: i64,
+    args: [Arg; 6],
+    flags: u32,
+}
+
+impl Call {
+    /// A call that must succeed.
+    pub(crate) fn new<const N: usize>(number: i64, args: [Arg; N]) -> Self {
+        let mut all = [Arg::Number(0); 6];
+        all[..N].copy_from_slice(&args);
+        Self { number, args: all, flags: 0 }
+    }
+
+    /// A failure is no failure.
+    pub(crate) fn lenient(mut self) -> Self {
+        self.flags |= FLAG_LENIENT;
+        self
+    }
+
+    /// It must return this number; a sixth argument it must not have.
+    pub(crate) fn returns(mut self, value: u64) -> Self {
+        self.flags |= FLAG_EXPECT;
+        self.args[5] = Arg::Number(value);
+        self
+    }
+}
+
+/// The operations of one process or thread, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Sequence {
+    calls: Vec<(Call, Then, String)>,
+}
+
+/// What becomes of the result of a call.
+#[derive(Debug, Clone, Copy)]
+enum Then {
+    Nothing,
+    Into(Cell),
+    To(u64),
+    Child(usize),
+}
+
+impl Sequence {
+    /// Adds a call; `what` names what is restored by it.
+    pub(crate) fn call(&mut self, what: impl Into<String>, call: Call) {
+        self.calls.push((call, Then::Nothing, what.into()));
+    }
+
+    /// Adds a call whose result goes into a cell.
+    pub(crate) fn call_into(&mut self, what: impl Into<String>, cell: Cell, call: Call) {
+        self.calls.push((call, Then::Into(cell), what.into()));
+    }
+
+    /// Adds a call whose result goes, as 4 bytes, to an address in data.
+    pub(crate) fn call_to(&mut self, what: impl Into<String>, address: u64, call: Call) {
+        self.calls.push((call, Then::To(address), what.into()));
+    }
+
+    /// Adds a call that makes a process or thread, which goes on with sequence number `child`.
+    pub(crate) fn fork(&mut self, what: impl Into<String>, child: usize, call: Call) {
+        self.calls.push((call, Then::Child(child), what.into()));
+    }
+
+    /// The end of a stage: everybody waits for everybody.
+    pub(crate) fn stage(&mut self, name: &'static str) {
+        let mut call = Call::new(0, []);
+        call.flags = FLAG_STAGE;
+        self.calls.push((call, Then::Nothing, name.into()));
+    }
+}
+
+/// The shared memory while it is written.
+pub(crate) struct Builder {
+    base: u64,
+    cells: u32,
+    cells_max: u32,
+    bytes: Vec<u8>,
+    abouts: Vec<(u64, About)>,
+}
+
+impl Builder {
+    /// A program that will be mapped at `base`, with room for that many cells.
+    pub(crate) fn new(base: u64, cells_max: u32) -> Self {
+        let start = CELLS_AT + (u64::from(cells_max) * 4).next_multiple_of(OPERATION_BYTES);
+        let mut bytes = vec![0; start as usize];
+        let code = interpreter();
+        bytes[..code.len()].copy_from_slice(code);
+        Self { base, cells: 0, cells_max, bytes, abouts: Vec::new() }
+    }
+
+    /// A new cell. LIMIT: `None` when there are as many as [`Builder::new`] was told.
+    pub(crate) fn cell(&mut self) -> Option<Cell> {
+        let cell = Cell(self.cells);
+        self.cells += 1;
+        (self.cells <= self.cells_max).then_some(cell)
+    }
+
+    fn cell_address(&self, cell: Cell) -> u64 {
+        self.base + CELLS_AT + u64::from(cell.0) * 4
+    }
+
+    /// The address of a cell, for calls that write numbers to memory, such as pipe2(2) into two.
+    pub(crate) fn pointer(&self, cell: Cell) -> Arg {
+        Arg::Number(self.cell_address(cell))
+    }
+
+    /// Keeps bytes, aligned to 16, and gives their address.
+    pub(crate) fn data(&mut self, bytes: &[u8]) -> u64 {
+        self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
+        let at = self.base + self.bytes.len() as u64;
+        self.bytes.extend_from_slice(bytes);
+        at
+    }
+
+    /// Keeps a text and its NUL.
+    pub(crate) fn text(&mut self, text: &[u8]) -> u64 {
+        let mut bytes = text.to_vec();
+        bytes.push(0);
+        self.data(&bytes)
+    }
+
+    /// Keeps numbers of 64 bits.
+    pub(crate) fn numbers(&mut self, numbers: &[u64]) -> u64 {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        self.data(&bytes)
+    }
+
+    /// Lays the sequences out; the first is where the first process begins.
+    pub(crate) fn finish(mut self, sequences: Vec<Sequence>) -> Result<Program, Errno> {
+        self.bytes.resize(self.bytes.len().next_multiple_of(OPERATION_BYTES as usize), 0);
+        let mut starts = Vec::with_capacity(sequences.len());
+        let mut at = self.base + self.bytes.len() as u64;
+        for sequence in &sequences {
+            starts.push(at);
+            at += sequence.calls.len() as u64 * OPERATION_BYTES;
+        }
+        for sequence in sequences {
+            for (call, then, what) in sequence.calls {
+                self.operation(call, then, &starts, what);
+            }
+        }
+        let length = (self.bytes.len() as u64).next_multiple_of(PAGE);
+        self.bytes.resize(length as usize, 0);
+        let memory = rustix::fs::memfd_create(c"dormouse-restore", MemfdFlags::CLOEXEC)?;
+        let mut rest = &self.bytes[..];
+        while !rest.is_empty() {
+            let n = rustix::io::write(&memory, rest)?;
+            rest = &rest[n..];
+        }
+        let start = starts.first().copied().unwrap_or_default();
+        Ok(Program { base: self.base, length, start, memory, abouts: self.abouts })
+    }
+
+    fn operation(&mut self, call: Call, then: Then, starts: &[u64], what: String) {
+        let mut flags = call.flags;
+        let mut args = [0u64; 6];
+        for (n, (slot, arg)) in args.iter_mut().zip(call.args).enumerate() {
+            *slot = match arg {
+                Arg::Number(value) => value,
+                Arg::Of(cell) => {
+                    flags |= 1 << n;
+                    self.cell_address(cell)
+                }
+            };
+        }
+        let out = match then {
+            Then::Nothing => 0,
+            Then::Into(cell) => {
+                flags |= FLAG_STORE;
+                self.cell_address(cell)
+            }
+            Then::To(address) => {
+                flags |= FLAG_STORE;
+                address
+            }
+            Then::Child(child) => {
+                flags |= FLAG_FORK;
+                starts.get(child).copied().unwrap_or_default()
+            }
+        };
+        let at = self.base + self.bytes.len() as u64;
+        let is_stage = flags & FLAG_STAGE != 0;
+        self.abouts.push((at, About { what, call: call.number, is_stage }));
+        self.bytes.extend_from_slice(&(call.number as u32).to_ne_bytes());
+        self.bytes.extend_from_slice(&flags.to_ne_bytes());
+        for arg in args {
+            self.bytes.extend_from_slice(&arg.to_ne_bytes());
+        }
+        self.bytes.extend_from_slice(&out.to_ne_bytes());
+    }
+}
+
+/// Programs, laid out for all processes of a restore.
+#[derive(Debug)]
+pub struct Program {
+    base: u64,
+    length: u64,
+    start: u64,
+    memory: OwnedFd,
+    abouts: Vec<(u64, About)>,
+}
+
+impl Program {
+    /// Where it must be mapped.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// How long the mapping is, in bytes.
+    pub fn length_bytes(&self) -> u64 {
+        self.length
+    }
+
+    /// The address of the first process's first operation.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Where the numbers of the descriptors that came along are written, 4 bytes each.
+    pub fn descriptors_at(&self) -> u64 {
+        CELLS_AT
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &OwnedFd {
+        &self.memory
+    }
+
+    /// What the operation at an address is about.
+    pub(crate) fn about(&self, address: u64) -> Option<&About> {
+        let at = self.abouts.binary_search_by_key(&address, |(at, _)| *at).ok()?;
+        Some(&self.abouts[at].1)
+    }
+
+    /// Changes an operation before it is reached: `rseq(address, length, flags, signature)` and
+    /// its like, whose arguments are known only when the process exists.
+    pub(crate) fn patch(&self, operation: u64, number: i64, args: &[u64]) -> Result<(), Errno> {
+        let offset = operation - self.base;
+        rustix::io::pwrite(self.memory.as_fd(), &(number as u32).to_ne_bytes(), offset)?;
+        for (n, arg) in args.iter().enumerate().take(6) {
+            let at = offset + 8 + n as u64 * 8;
+            rustix::io::pwrite(self.memory.as_fd(), &arg.to_ne_bytes(), at)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,171 @@
+//! Calls made in another task that is stopped: by its own registers and a `syscall` instruction
+//! that it has anyway, with nothing written into its code.
+//!
+//! A call is two stops, at its entry and at its exit; neither sends a signal. (A single step
+//! would: SIGTRAP, and where the task blocks or ignores that, the kernel forgets its action.)
+//! Signals are blocked meanwhile, so that none is delivered between two calls.
+//!
+//! ORDER: the kernel decides about restarting an interrupted system call only on its way through
+//! signal handling, so a task is brought to a stop there ([`Remote::finish`]) before it gets its
+//! own registers back.
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, Registers, Stop};
+
+/// PTRACE_EVENT_STOP.
+pub(crate) const EVENT_STOP: i32 = 128;
+
+/// A stopped tracee in which calls are made.
+#[derive(Debug)]
+pub(crate) struct Remote {
+    tid: u32,
+    gadget: u64,
+    registers: Registers,
+    mask: u64,
+}
+
+impl Remote {
+    /// Begins. `gadget` is the address of a `syscall` instruction in the task's memory.
+    pub(crate) fn begin(tid: u32, gadget: u64) -> Result<Self, Errno> {
+        let (registers, mask) = (call::registers(tid)?, call::signal_mask(tid)?);
+        call::set_signal_mask(tid, u64::MAX)?;
+        Ok(Self { tid, gadget, registers, mask })
+    }
+
+    /// Registers as they were.
+    pub(crate) fn registers(&self) -> Registers {
+        self.registers
+    }
+
+    /// Signal mask as it was.
+    pub(crate) fn mask(&self) -> u64 {
+        self.mask
+    }
+
+    /// Makes a call and gives what it returned.
+    pub(crate) fn call<const N: usize>(
+        &mut self,
+        number: i64,
+        args: [u64; N],
+    ) -> Result<u64, Errno> {
+        self.enter(number, args)?;
+        self.step_to_call()?;
+        let returned = call::registers(self.tid)?.rax as i64;
+        if (-4095..0).contains(&returned) {
+            return Err(Errno::from_raw_os_error(-returned as i32));
+        }
+        Ok(returned as u64)
+    }
+
+    /// Brings the task to the entry of a call.
+    fn enter<const N: usize>(&mut self, number: i64, args: [u64; N]) -> Result<(), Errno> {
+        let mut all = [0; 6];
+        all[..N].copy_from_slice(&args);
+        let [rdi, rsi, rdx, r10, r8, r9] = all;
+        let rip = self.gadget;
+        let (rax, orig_rax) = (number as u64, u64::MAX);
+        let registers =
+            Registers { rdi, rsi, rdx, r10, r8, r9, rax, orig_rax, rip, ..self.registers };
+        call::set_registers(self.tid, &registers)?;
+        self.step_to_call()
+    }
+
+    /// Makes a call that waits, and interrupts it before it can: the kernel then remembers in the
+    /// task how to go on with it (restart_syscall(2)).
+    pub(crate) fn interrupted(&mut self, number: i64, args: [u64; 6]) -> Result<i64, Errno> {
+        self.enter(number, args)?;
+        call::interrupt(self.tid)?;
+        call::resume(self.tid, 0)?;
+        self.until_event_stop()?;
+        Ok(call::registers(self.tid)?.rax as i64)
+    }
+
+    fn step_to_call(&self) -> Result<(), Errno> {
+        call::resume_to_call(self.tid)?;
+        loop {
+            match call::wait_stop(Some(self.tid))?.1 {
+                Stop::Call => return Ok(()),
+                Stop::Ended(_) => return Err(Errno::SRCH),
+                // A group stop that was on its way: the task goes on all the same.
+                Stop::Event(EVENT_STOP, _) => call::resume_to_call(self.tid)?,
+                Stop::Signal(_) | Stop::Event(..) => return Err(Errno::INTR),
+            }
+        }
+    }
+
+    fn until_event_stop(&self) -> Result<(), Errno> {
+        loop {
+            match call::wait_stop(Some(self.tid))?.1 {
+                Stop::Event(EVENT_STOP, _) => return Ok(()),
+                Stop::Ended(_) => return Err(Errno::SRCH),
+                Stop::Call => call::resume(self.tid, 0)?,
+                Stop::Signal(_) | Stop::Event(..) => return Err(Errno::INTR),
+            }
+        }
+    }
+
+    /// Ends: the task is at a stop inside signal handling, with these registers and this mask.
+    pub(crate) fn finish(self, registers: &Registers, mask: u64) -> Result<(), Errno> {
+        call::interrupt(self.tid)?;
+        call::resume(self.tid, 0)?;
+        self.until_event_stop()?;
+        call::set_registers(self.tid, registers)?;
+        call::set_signal_mask(self.tid, mask)
+    }
+}
+
+/// Memory of another process for the results of calls made in it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scratch {
+    pid: u32,
+    /// Its address.
+    pub(crate) address: u64,
+}
+
+impl Scratch {
+    /// Bytes of it.
+    pub(crate) const BYTES: u64 = 4096;
+
+    /// Has the task map it.
+    pub(crate) fn map(pid: u32, remote: &mut Remote) -> Result<Self, Errno> {
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let args = [0, Self::BYTES, access as u64, kind as u64, u64::MAX, 0];
+        let address = remote.call(libc::SYS_mmap, args)?;
+        Ok(Self { pid, address })
+    }
+
+    /// Has the task unmap it.
+    pub(crate) fn unmap(self, remote: &mut Remote) -> Result<(), Errno> {
+        remote.call(libc::SYS_munmap, [self.address, Self::BYTES]).map(drop)
+    }
+
+    /// What it holds at its begin.
+    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<(), Errno> {
+        let places = [(self.address, bytes.len() as u64)];
+        match call::read_memory(self.pid, bytes, &places)? {
+            n if n == bytes.len() => Ok(()),
+            _ => Err(Errno::FAULT),
+        }
+    }
+
+    /// Writes to its begin.
+    pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        match call::write_memory(self.pid, self.address, bytes)? {
+            n if n == bytes.len() => Ok(()),
+            _ => Err(Errno::FAULT),
+        }
+    }
+
+    /// Whose memory it is.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The first number.
+    pub(crate) fn number(&self) -> Result<u64, Errno> {
+        let mut bytes = [0; 8];
+        self.read(&mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+}

@@ -1,0 +1,165 @@
+//! Credentials: what a record says only narrows what the container's configuration gives.
+
+use super::Plan;
+use crate::error::{Error, Result};
+use crate::format::{Credentials, Records, Thread};
+use crate::inject::program::{Arg, Call, Sequence};
+
+/// What the configuration of a container gives its processes.
+#[derive(Debug, Clone, Default)]
+pub struct Allowed {
+    /// Capabilities, as a mask (capabilities(7)).
+    pub capabilities: u64,
+    /// The user its first process runs as, inside.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its supplementary groups.
+    pub groups: Vec<u32>,
+    /// How many ids it has, from 0; and 65,534.
+    pub ids: u32,
+    /// No process gains privileges by execve.
+    pub no_new_privileges: bool,
+}
+
+const SETGID: u64 = 1 << 6;
+const SETUID: u64 = 1 << 7;
+
+/// Refuses what the configuration could not have led to.
+pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
+    for process in &records.processes {
+        for thread in &process.threads {
+            let said = |what: String| {
+                let (tid, name) = (thread.tid, &thread.name);
+                Error::Elsewhere(format!(
+                    "thread {tid} ({name}) {what}, which the container's configuration does not \
+                     allow"
+                ))
+            };
+            check_thread(&thread.credentials, allowed).map_err(said)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_thread(found: &Credentials, allowed: &Allowed) -> std::result::Result<(), String> {
+    let mapped = |id: u32| id < allowed.ids || id == 65_534;
+    let all = found.uids.iter().chain(&found.gids).chain(&found.groups);
+    if let Some(id) = all.copied().find(|id| !mapped(*id)) {
+        return Err(format!("has id {id}"));
+    }
+    // A root with CAP_SETUID becomes whom it wants; so does, by a set-user-id program, whoever may
+    // gain privileges.
+    let may = |capability: u64| {
+        let by_itself = allowed.uid == 0 || !allowed.no_new_privileges;
+        by_itself && allowed.capabilities & capability != 0
+    };
+    if found.uids.iter().any(|uid| *uid != allowed.uid) && !may(SETUID) {
+        return Err(format!("has uids {:?}", found.uids));
+    }
+    let own_groups = found.groups.iter().all(|g| allowed.groups.contains(g));
+    if (found.gids.iter().any(|gid| *gid != allowed.gid) || !own_groups) && !may(SETGID) {
+        return Err(format!("has gids {:?} and groups {:?}", found.gids, found.groups));
+    }
+    if let Some((name, mask)) = ["inheritable", "permitted", "effective", "bounding", "ambient"]
+        .iter()
+        .zip(found.capabilities)
+        .find(|(_, mask)| mask & !allowed.capabilities != 0)
+    {
+        return Err(format!("has {name} capabilities {mask:x}"));
+    }
+    Ok(())
+}
+
+fn prctl(request: i32, args: [u64; 4]) -> Call {
+    let [a, b, c, d] = args.map(Arg::Number);
+    Call::new(libc::SYS_prctl, [Arg::from(request), a, b, c, d])
+}
+
+/// The thread becomes who it was. It is root of its user namespace with everything until here.
+pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
+    let found = &thread.credentials;
+    let what = format!("the credentials of thread {}", thread.tid);
+    let what = what.as_str();
+    let [inheritable, permitted, effective, bounding, ambient] =
+        found.capabilities.map(|mask| mask & plan.allowed.capabilities);
+    for capability in (0..64u64).filter(|n| bounding & (1 << n) == 0) {
+        // Those that the kernel does not know are dropped already.
+        sequence.call(what, prctl(libc::PR_CAPBSET_DROP, [capability, 0, 0, 0]).lenient());
+    }
+    let groups: Vec<u8> = found.groups.iter().flat_map(|g| g.to_ne_bytes()).collect();
+    let at = plan.builder.data(&groups);
+    let count = found.groups.len() as u64;
+    sequence.call(what, Call::new(libc::SYS_setgroups, [count.into(), at.into()]));
+    sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [1, 0, 0, 0]));
+    let ids = |call, [real, effective, saved, _]: [u32; 4]| {
+        Call::new(call, [real.into(), effective.into(), saved.into()])
+    };
+    sequence.call(what, ids(libc::SYS_setresgid, found.gids));
+    sequence.call(what, ids(libc::SYS_setresuid, found.uids));
+    for (call, all) in [(libc::SYS_setfsgid, found.gids), (libc::SYS_setfsuid, found.uids)] {
+        if all[3] != all[1] {
+            sequence.call(what, Call::new(call, [all[3].into()]));
+        }
+    }
+    // Another effective id has taken the effective set away: what is permitted comes back first.
+    let everything = capset(plan, [u64::MAX >> 23, u64::MAX >> 23, inheritable]);
+    sequence.call(what, everything.lenient());
+    sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [0; 4]));
+    if found.securebits != 0 {
+        sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [found.securebits, 0, 0, 0]));
+    }
+    for capability in (0..64u64).filter(|n| ambient & (1 << n) != 0) {
+        let raise = [libc::PR_CAP_AMBIENT_RAISE as u64, capability, 0, 0];
+        sequence.call(what, prctl(libc::PR_CAP_AMBIENT, raise));
+    }
+    let last = capset(plan, [effective, permitted, inheritable]);
+    sequence.call(what, last);
+    if found.no_new_privileges {
+        sequence.call(what, prctl(libc::PR_SET_NO_NEW_PRIVS, [1, 0, 0, 0]));
+    }
+}
+
+/// capset(2): effective, permitted, inheritable.
+fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
+    const VERSION_3: u32 = 0x2008_0522;
+    let mut header = VERSION_3.to_ne_bytes().to_vec();
+    header.extend([0; 4]);
+    let header = plan.builder.data(&header);
+    let words = [0, 32].into_iter().flat_map(|shift| sets.map(|set| (set >> shift) as u32));
+    let bytes: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
+    let data = plan.builder.data(&bytes);
+    Call::new(libc::SYS_capset, [header.into(), data.into()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_only_narrow_what_the_configuration_gives() {
+        let allowed = Allowed {
+            capabilities: SETUID | 1,
+            uid: 0,
+            gid: 0,
+            groups: vec![],
+            ids: 1000,
+            no_new_privileges: true,
+        };
+        let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
+        assert!(check_thread(&root, &allowed).is_ok());
+        let other = Credentials { uids: [33; 4], ..root.clone() };
+        assert!(check_thread(&other, &allowed).is_ok(), "it has CAP_SETUID");
+        let group = Credentials { gids: [33; 4], ..root.clone() };
+        assert!(check_thread(&group, &allowed).is_err(), "it has no CAP_SETGID");
+        let more = Credentials { capabilities: [0, 0, 0, 4, 0], ..root.clone() };
+        assert!(check_thread(&more, &allowed).is_err());
+        let unmapped = Credentials { uids: [0, 0, 0, 5000], ..root };
+        assert!(check_thread(&unmapped, &allowed).is_err());
+        let user = Allowed { uid: 5, ..allowed };
+        assert!(
+            check_thread(&Credentials::default(), &user).is_err(),
+            "root where a user was asked for"
+        );
+    }
+}

@@ -1,0 +1,34 @@
+//! Descriptors: each object takes the numbers it had, and nothing else stays open.
+
+use super::Plan;
+use crate::error::Result;
+use crate::format::Process;
+use crate::inject::program::{Arg, Call, Sequence};
+
+pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let mut numbers = Vec::new();
+    for descriptor in &record.descriptors {
+        let cell = plan.object(descriptor.object)?;
+        let flags = if descriptor.close_on_exec { libc::O_CLOEXEC } else { 0 };
+        let args = [cell.into(), descriptor.number.into(), Arg::from(flags)];
+        let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
+        sequence.call(what, Call::new(libc::SYS_dup3, args));
+        numbers.push(descriptor.number);
+    }
+    numbers.sort_unstable();
+    let mut close = |first: u32, last: u32| {
+        if first <= last {
+            let args = [first.into(), last.into(), Arg::Number(0)];
+            sequence.call("descriptors of the work", Call::new(libc::SYS_close_range, args));
+        }
+    };
+    let mut first = 0;
+    for number in numbers {
+        if number > first {
+            close(first, number - 1);
+        }
+        first = number + 1;
+    }
+    close(first, u32::MAX);
+    Ok(())
+}

@@ -1,0 +1,78 @@
+//! eventfd, signalfd, epoll.
+
+use super::Plan;
+use crate::error::Result;
+use crate::format::{Event, Process, SignalFd, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+pub(super) fn event(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    event: &Event,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let mut flags = event.flags & libc::O_NONBLOCK as u32;
+    if event.semaphore {
+        flags |= libc::EFD_SEMAPHORE as u32;
+    }
+    let first = event.count.min(u64::from(u32::MAX));
+    let args = [Arg::Number(first), flags.into()];
+    sequence.call_into(what, cell, Call::new(libc::SYS_eventfd2, args));
+    if event.count > first {
+        // A counter is born with 32 bits and filled up to 64.
+        let rest = plan.builder.numbers(&[event.count - first]);
+        let args = [cell.into(), rest.into(), Arg::Number(8)];
+        sequence.call(what, Call::new(libc::SYS_write, args).returns(8));
+    }
+    Ok(cell)
+}
+
+pub(super) fn signal(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    signal: &SignalFd,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let mask = plan.builder.numbers(&[signal.mask]);
+    let flags = signal.flags & libc::O_NONBLOCK as u32;
+    let args = [Arg::from(-1), mask.into(), Arg::Number(8), flags.into()];
+    sequence.call_into(what, cell, Call::new(libc::SYS_signalfd4, args));
+    Ok(cell)
+}
+
+pub(super) fn epoll(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result<Cell> {
+    let cell = plan.cell()?;
+    sequence.call_into(what, cell, Call::new(libc::SYS_epoll_create1, [Arg::Number(0)]));
+    Ok(cell)
+}
+
+/// Has the epolls of a process watch what it watched. An item is known by an open file and its
+/// number, so both must be in place, and a signalfd is watched for whoever adds it.
+pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let records = plan.records;
+    for (index, object) in records.objects.iter().enumerate() {
+        let Thing::Epoll(epoll) = &object.thing else { continue };
+        let own = record.descriptors.iter().find(|d| d.object == index);
+        for item in epoll.items.iter().filter(|i| i.pid == record.pid) {
+            let Some(own) = own else { continue };
+            // struct epoll_event is packed: 4 bytes of events, 8 of data.
+            let mut event = item.events.to_ne_bytes().to_vec();
+            event.extend(item.data.to_ne_bytes());
+            let event = plan.builder.data(&event);
+            let args = [
+                own.number.into(),
+                Arg::from(libc::EPOLL_CTL_ADD),
+                item.number.into(),
+                event.into(),
+            ];
+            let what = format!(
+                "descriptor {} of process {} (watched by {})",
+                item.number, record.pid, own.number
+            );
+            sequence.call(what, Call::new(libc::SYS_epoll_ctl, args));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Files with a name, devices, and what the engine gives.
+//!
+//! Paths are resolved by the process itself, below the container's root, as its own open would be.
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use super::Plan;
+use crate::error::{Error, Result};
+use crate::format::{Device, External, File, Records, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// What fcntl(F_SETFL) may set.
+const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
+
+fn open(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    path: &str,
+    flags: u32,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let text = plan.builder.text(path.as_bytes());
+    let refused =
+        libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
+    let flags = flags & !(refused as u32) | libc::O_CLOEXEC as u32 | libc::O_NOCTTY as u32;
+    let args = [Arg::from(libc::AT_FDCWD), text.into(), flags.into(), Arg::Number(0)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_openat, args));
+    Ok(cell)
+}
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    file: &File,
+) -> Result<Cell> {
+    let what = format!("{what} '{}'", file.path);
+    let kinds = [libc::S_IFREG, libc::S_IFDIR];
+    if !kinds.contains(&file.file_type) {
+        return Err(Error::damaged("section 'object'", format!("{what} is no file")));
+    }
+    // O_NONBLOCK: a fifo that has taken its place must not make the restore wait.
+    let wait = libc::O_NONBLOCK as u32;
+    let is_place = file.flags & libc::O_PATH as u32 != 0;
+    let extra = if is_place { 0 } else { wait };
+    let cell = open(plan, sequence, &what, &file.path, file.flags | extra)?;
+    if is_place {
+        return Ok(cell);
+    }
+    if file.flags & wait == 0 {
+        set_flags(sequence, &what, cell, file.flags);
+    }
+    if file.offset != 0 {
+        let args = [cell.into(), Arg::Number(file.offset), Arg::from(libc::SEEK_SET)];
+        sequence.call(what, Call::new(libc::SYS_lseek, args).returns(file.offset));
+    }
+    Ok(cell)
+}
+
+/// Sets the flags of an open file that can be set.
+pub(super) fn set_flags(sequence: &mut Sequence, what: &str, cell: Cell, flags: u32) {
+    let flags = flags & SETTABLE as u32;
+    let args = [cell.into(), Arg::from(libc::F_SETFL), flags.into()];
+    sequence.call(what, Call::new(libc::SYS_fcntl, args));
+}
+
+pub(super) fn device(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    device: &Device,
+) -> Result<Cell> {
+    open(plan, sequence, what, &format!("/dev/{}", device.name), device.flags)
+}
+
+pub(super) fn external(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    external: &External,
+) -> Result<Cell> {
+    let given = plan.outside.get(&external.name).copied();
+    let given = given.ok_or_else(|| {
+        Error::damaged("section 'object'", format!("there is no stream '{}'", external.name))
+    })?;
+    let cell = plan.cell()?;
+    let args = [given.into(), Arg::from(libc::F_DUPFD_CLOEXEC), Arg::Number(0)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_fcntl, args));
+    Ok(cell)
+}
+
+/// Whether the files that memory was mapped from are what they were: a library that was upgraded
+/// meanwhile would be other code in the middle of a function.
+pub(super) fn check_unchanged(records: &Records, pid: u32) -> Result<()> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = format!("/proc/{pid}/root");
+    let root = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty());
+    let root = root.map_err(Error::of("open the root", pid))?;
+    for object in &records.objects {
+        let Thing::File(file) = &object.thing else { continue };
+        if !file.unchanged {
+            continue;
+        }
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let found = rustix::fs::openat2(&root, &file.path, flags, Mode::empty(), how)
+            .and_then(rustix::fs::fstat);
+        let path = &file.path;
+        let stat = found.map_err(|e| Error::Elsewhere(format!("its file '{path}': {e}")))?;
+        let now = (stat.st_size as u64, crate::save::modified_ns(&stat));
+        if now != (file.bytes, file.modified_ns) {
+            let text = format!("its file '{path}', which is mapped, is another than it was");
+            return Err(Error::Elsewhere(text));
+        }
+    }
+    Ok(())
+}

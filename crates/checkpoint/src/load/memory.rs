@@ -1,0 +1,227 @@
+//! Memory: the old goes, areas are mapped where they were, contents are read into them.
+//!
+//! Areas of a process's own are anonymous again, as they were: their pages are read from `pages`,
+//! never mapped from it, which programs would notice (madvise(2), mremap(2), growth).
+
+use super::Plan;
+use crate::error::Result;
+use crate::format::check::USER_END;
+use crate::format::{Area, Backing, Memory, PAGE_BYTES, Process, Run, SharedMemory};
+use crate::inject::program::{Arg, Call, Sequence};
+
+const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+/// Bytes that one preadv(2) reads at most: the kernel's limit is just below 2 GiB.
+const READ_BYTES_MAX: u64 = 1 << 30;
+/// Pieces of one preadv(2) at most.
+const PIECES_MAX: usize = 1024;
+
+fn mmap(start: u64, bytes: u64, access: u32, flags: i32, fd: Arg, offset: u64) -> Call {
+    let args = [start.into(), bytes.into(), access.into(), Arg::from(flags), fd, offset.into()];
+    Call::new(libc::SYS_mmap, args)
+}
+
+fn munmap(start: u64, end: u64) -> Call {
+    Call::new(libc::SYS_munmap, [Arg::Number(start), Arg::Number(end - start)])
+}
+
+/// Shared memory waits in the first process until those who share it are made.
+pub(super) fn make_shared(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    index: usize,
+    memory: &SharedMemory,
+) -> Result<()> {
+    let at = plan.shared_end;
+    plan.shared_end += memory.bytes + PAGE_BYTES;
+    plan.shared.insert(index, at);
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    let none = Arg::from(-1);
+    let what = "shared memory";
+    sequence.call(what, mmap(at, memory.bytes, READ_WRITE, flags, none, 0));
+    read(plan, sequence, what, memory.runs.iter().map(|r| (at + r.address, r)));
+    Ok(())
+}
+
+/// The memory of one process.
+pub(super) fn restore(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    record: &Process,
+) -> Result<()> {
+    let records = plan.records;
+    let Some(memory) = record.memory.and_then(|m| records.memories.get(m)) else { return Ok(()) };
+    let pid = record.pid;
+    let clear = format!("the old memory of process {pid}");
+    sequence.call(clear.clone(), munmap(0, plan.work));
+    sequence.call(clear, munmap(plan.work_end, USER_END));
+    for area in &memory.areas {
+        map(plan, sequence, pid, area)?;
+    }
+    let runs = memory.areas.iter().flat_map(|a| a.runs.iter().map(|r| (r.address, r)));
+    read(plan, sequence, &format!("the contents of the memory of process {pid}"), runs);
+    for area in &memory.areas {
+        protect(sequence, pid, area);
+    }
+    if let Some((start, _)) = memory.vdso {
+        const ARCH_MAP_VDSO_64: u64 = 0x2003;
+        let args = [Arg::Number(ARCH_MAP_VDSO_64), start.into()];
+        sequence.call("the kernel's shared object", Call::new(libc::SYS_arch_prctl, args));
+    }
+    layout(plan, sequence, memory)
+}
+
+/// Access that an area has while it is filled.
+fn first_access(area: &Area) -> u32 {
+    if area.runs.is_empty() { area.access } else { area.access | READ_WRITE }
+}
+
+fn map(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, area: &Area) -> Result<()> {
+    let what = format!("memory at {:x} of process {pid}", area.start);
+    let mut flags = libc::MAP_FIXED;
+    if area.has("gd") {
+        flags |= libc::MAP_GROWSDOWN;
+    }
+    if area.has("nr") {
+        flags |= libc::MAP_NORESERVE;
+    }
+    let access = first_access(area);
+    let (start, bytes) = (area.start, area.bytes());
+    let call = match area.backing {
+        Backing::Anonymous => {
+            let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            mmap(start, bytes, access, flags, Arg::from(-1), 0)
+        }
+        Backing::Private { object, offset } => {
+            let fd = plan.object(object)?.into();
+            mmap(start, bytes, access, flags | libc::MAP_PRIVATE, fd, offset)
+        }
+        Backing::Shared { object, offset } => match plan.shared.get(&object) {
+            Some(at) => {
+                // An old size of 0 makes a second mapping of what is shared (mremap(2)).
+                let kind = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                let args = [
+                    (at + offset).into(),
+                    Arg::Number(0),
+                    bytes.into(),
+                    Arg::from(kind),
+                    start.into(),
+                ];
+                Call::new(libc::SYS_mremap, args)
+            }
+            None => {
+                let fd = plan.object(object)?.into();
+                mmap(start, bytes, access, flags | libc::MAP_SHARED, fd, offset)
+            }
+        },
+    };
+    sequence.call(what.clone(), call);
+    advise(sequence, &what, area);
+    Ok(())
+}
+
+/// Flags that madvise(2) and mlock(2) set.
+fn advise(sequence: &mut Sequence, what: &str, area: &Area) {
+    const ADVICE: [(&str, i32); 6] = [
+        ("dc", libc::MADV_DONTFORK),
+        ("dd", libc::MADV_DONTDUMP),
+        ("wf", libc::MADV_WIPEONFORK),
+        ("hg", libc::MADV_HUGEPAGE),
+        ("nh", libc::MADV_NOHUGEPAGE),
+        ("mg", libc::MADV_MERGEABLE),
+    ];
+    for (_, advice) in ADVICE.iter().filter(|(flag, _)| area.has(flag)) {
+        let args = [area.start.into(), area.bytes().into(), Arg::from(*advice)];
+        sequence.call(what, Call::new(libc::SYS_madvise, args));
+    }
+}
+
+fn protect(sequence: &mut Sequence, pid: u32, area: &Area) {
+    let what = format!("the access to memory at {:x} of process {pid}", area.start);
+    let is_moved = matches!(area.backing, Backing::Shared { .. });
+    if first_access(area) != area.access || is_moved {
+        let args = [area.start.into(), area.bytes().into(), area.access.into()];
+        sequence.call(what.clone(), Call::new(libc::SYS_mprotect, args));
+    }
+    if area.has("lo") {
+        let args = [area.start.into(), area.bytes().into(), Arg::Number(0)];
+        sequence.call(what, Call::new(libc::SYS_mlock2, args));
+    }
+}
+
+/// Reads runs of pages to addresses, as few calls as there can be.
+fn read<'a>(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    runs: impl Iterator<Item = (u64, &'a Run)>,
+) {
+    let mut pieces: Vec<u64> = Vec::new();
+    let (mut first, mut bytes) = (0, 0);
+    let pages = plan.pages;
+    let mut flush = |plan: &mut Plan<'_>, pieces: &mut Vec<u64>, first: u64, bytes: u64| {
+        if bytes == 0 {
+            return;
+        }
+        let iov = plan.builder.numbers(pieces);
+        let count = pieces.len() as u64 / 2;
+        let args = [pages.into(), iov.into(), count.into(), Arg::Number(first), Arg::Number(0)];
+        sequence.call(what, Call::new(libc::SYS_preadv, args).returns(bytes));
+        pieces.clear();
+    };
+    for (address, run) in runs {
+        let (mut at, mut left) = (address, run.pages * PAGE_BYTES);
+        let mut from = run.first * PAGE_BYTES;
+        while left > 0 {
+            let is_next = from == first + bytes;
+            if !is_next || pieces.len() == PIECES_MAX * 2 || bytes == READ_BYTES_MAX {
+                flush(plan, &mut pieces, first, bytes);
+                (first, bytes) = (from, 0);
+            }
+            let now = left.min(READ_BYTES_MAX - bytes);
+            pieces.extend([at, now]);
+            bytes += now;
+            at += now;
+            from += now;
+            left -= now;
+        }
+    }
+    flush(plan, &mut pieces, first, bytes);
+}
+
+/// What the kernel shows of the layout: arguments, heap, program.
+fn layout(plan: &mut Plan<'_>, sequence: &mut Sequence, memory: &Memory) -> Result<()> {
+    let layout = &memory.layout;
+    let auxv = plan.builder.data(&memory.auxv.0);
+    // struct prctl_mm_map.
+    let mut map: Vec<u8> = [
+        layout.start_code,
+        layout.end_code,
+        layout.start_data,
+        layout.end_data,
+        layout.start_brk,
+        layout.brk,
+        layout.start_stack,
+        layout.arg_start,
+        layout.arg_end,
+        layout.env_start,
+        layout.env_end,
+        if memory.auxv.0.is_empty() { 0 } else { auxv },
+    ]
+    .into_iter()
+    .flat_map(u64::to_ne_bytes)
+    .collect();
+    map.extend((memory.auxv.0.len() as u32).to_ne_bytes());
+    map.extend((-1i32).to_ne_bytes());
+    let length = map.len() as u64;
+    let at = plan.builder.data(&map);
+    if let Some(program) = memory.program {
+        // Its number belongs into the structure, which a call writes that gives a number.
+        let cell = plan.object(program)?;
+        let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
+        sequence.call_to("the program", at + length - 4, Call::new(libc::SYS_fcntl, args));
+    }
+    let (set_mm, whole) = (libc::PR_SET_MM, 14); // PR_SET_MM_MAP
+    let args = [Arg::from(set_mm), Arg::Number(whole), at.into(), length.into(), Arg::Number(0)];
+    sequence.call("the layout of the memory", Call::new(libc::SYS_prctl, args));
+    Ok(())
+}

@@ -1,0 +1,263 @@
+//! From records to processes.
+//!
+//! [`prepare`] turns checked records into one list of system calls per process and thread, laid out
+//! in one piece of shared memory. The engine starts a newborn as for any start: cgroups, network,
+//! namespaces, root, mounts, limits, filter, all from the container's own configuration; where it
+//! would execute the program it maps this memory and follows it. [`Restore::conduct`] traces all of
+//! it. In order, with the stages at which everybody waits for everybody:
+//!
+//! ```text
+//! first process    objects, each into a cell; shared memory; then everybody:
+//! `born`           sessions; children, by clone3 with the id they had
+//! `led`            process groups are made
+//! `joined`         and joined; helpers and zombies end
+//! `whole`          memory, working directory, handlers, threads, descriptors
+//! `done`           epoll items, timers, pending signals, limits, credentials
+//! conductor        unmaps the program, sets registers, lets go
+//! ```
+//!
+//! Until the conductor lets go, no instruction of the container's has run, and every process dies
+//! with it.
+//!
+//! **What it trusts.** Records only as far as [`crate::format::check`] proves; contents of memory
+//! and of files not at all: they are bytes that a process of the container reads, as root of its own
+//! user namespace and nobody outside. Credentials and limits of a record only narrow what
+//! [`Allowed`] says ([`credentials`]).
+
+mod conduct;
+mod credentials;
+mod descriptor;
+mod event;
+mod file;
+mod memory;
+mod object;
+mod pipe;
+mod process;
+mod signal;
+mod socket;
+mod thread;
+mod timer;
+mod tree;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+
+use crate::error::{Error, Result};
+use crate::format::{Reader, Records, Thing};
+pub use crate::inject::program::Program;
+use crate::inject::program::{Builder, Cell};
+pub use conduct::Traced;
+pub use credentials::Allowed;
+
+/// The resource number of the limit on descriptors.
+const NOFILE: u32 = 7;
+/// Where shared memory waits, beyond the program.
+const SHARED_AT: u64 = 1 << 30;
+/// The lowest and the highest address of the work area. Below and above are the newborn's own
+/// program and stack.
+const WORK_AREA: (u64, u64) = (0x10_0000_0000, 0x5000_0000_0000);
+
+/// A restore, ready to be followed.
+#[derive(Debug)]
+pub struct Restore {
+    records: Records,
+    program: Program,
+    /// Bytes of the work area: the program and shared memory.
+    work_bytes: u64,
+    wants: Vec<Wanted>,
+}
+
+/// A descriptor that must come along, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// The contents of memory, readable.
+    Pages,
+    /// What the engine called so when it was saved.
+    Outside(String),
+}
+
+/// Turns a checkpoint into a restore.
+///
+/// Errors: [`Error::Elsewhere`] where this host or this configuration lacks what the processes
+/// have.
+pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
+    let records = reader.records().clone();
+    fits_here(&records)?;
+    credentials::check(&records, allowed)?;
+    let work = hole(&records)?;
+    let mut wants = vec![Wanted::Pages];
+    for object in &records.objects {
+        if let Thing::External(external) = &object.thing {
+            let wanted = Wanted::Outside(external.name.clone());
+            if !wants.contains(&wanted) {
+                wants.push(wanted);
+            }
+        }
+    }
+    let cells = (wants.len() + records.objects.len() * 3 + 64) as u32;
+    let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
+    let sequences = tree::sequences(&mut plan)?;
+    let shared_end = plan.shared_end;
+    let work_end = plan.work_end;
+    let program = plan.builder.finish(sequences).map_err(Error::call("lay out the restore"))?;
+    let work_bytes = work_end - work.0;
+    if program.length_bytes() > SHARED_AT || shared_end - work.0 > work.1 {
+        return Err(Error::Elsewhere("no hole in the memory is large enough for its work".into()));
+    }
+    Ok(Restore { records, program, work_bytes, wants })
+}
+
+impl Restore {
+    /// The program that the newborn follows.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Descriptors that must come along.
+    pub fn wants(&self) -> &[Wanted] {
+        &self.wants
+    }
+
+    /// What it restores.
+    pub fn records(&self) -> &Records {
+        &self.records
+    }
+}
+
+/// What the modules share while the sequences are made.
+struct Plan<'r> {
+    records: &'r Records,
+    allowed: &'r Allowed,
+    builder: Builder,
+    /// The work area.
+    work: u64,
+    work_end: u64,
+    /// The contents of memory.
+    pages: Cell,
+    outside: HashMap<String, Cell>,
+    /// Numbers of objects while they wait for their place, by object.
+    cells: Vec<Option<Cell>>,
+    /// Where shared memory waits, by object.
+    shared: HashMap<usize, u64>,
+    shared_end: u64,
+    /// The first number that no process uses.
+    above: u32,
+    /// Numbers of helpers begin here.
+    free_pid: u32,
+}
+
+impl<'r> Plan<'r> {
+    fn new(
+        records: &'r Records,
+        allowed: &'r Allowed,
+        (work, work_bytes): (u64, u64),
+        cells: u32,
+        wants: &[Wanted],
+    ) -> Result<Self> {
+        let mut builder = Builder::new(work, cells);
+        let mut outside = HashMap::new();
+        let mut pages = None;
+        // ORDER: the first cells are filled by the newborn, in the order of what it was given.
+        for wanted in wants {
+            let cell = builder.cell().ok_or_else(too_many)?;
+            match wanted {
+                Wanted::Pages => pages = Some(cell),
+                Wanted::Outside(name) => {
+                    outside.insert(name.clone(), cell);
+                }
+            }
+        }
+        let pages = pages.ok_or_else(too_many)?;
+        let all = records.processes.iter();
+        let above = all.clone().flat_map(|p| &p.descriptors).map(|d| d.number + 1).max();
+        let tids = all.flat_map(|p| p.threads.iter().map(|t| t.tid).chain([p.pid]));
+        let ids = records.processes.iter().flat_map(|p| [p.session, p.group]);
+        let free_pid = tids.chain(ids).max().unwrap_or(1) + 1;
+        Ok(Self {
+            records,
+            allowed,
+            builder,
+            work,
+            work_end: work + work_bytes,
+            pages,
+            outside,
+            cells: vec![None; records.objects.len()],
+            shared: HashMap::new(),
+            shared_end: work + SHARED_AT,
+            above: above.unwrap_or(0).max(16),
+            free_pid,
+        })
+    }
+
+    fn cell(&mut self) -> Result<Cell> {
+        self.builder.cell().ok_or_else(too_many)
+    }
+
+    /// Where an object's number is.
+    fn object(&self, index: usize) -> Result<Cell> {
+        let found = self.cells.get(index).copied().flatten();
+        found.ok_or_else(|| {
+            Error::damaged("section 'object'", format!("number {index} is used before it is made"))
+        })
+    }
+
+    /// A pid that nobody has.
+    fn fresh_pid(&mut self) -> u32 {
+        self.free_pid += 1;
+        self.free_pid - 1
+    }
+}
+
+fn too_many() -> Error {
+    Error::damaged("section 'object'", "too many objects")
+}
+
+/// Whether what the processes may rely on is here.
+fn fits_here(records: &Records) -> Result<()> {
+    let about = &records.about;
+    let here = crate::save::cpu_features();
+    let lacks: Vec<&str> =
+        about.cpu.iter().filter(|f| here.binary_search(f).is_err()).map(String::as_str).collect();
+    if !lacks.is_empty() {
+        let text = format!("this CPU lacks {}, which its processes may use", lacks.join(", "));
+        return Err(Error::Elsewhere(text));
+    }
+    let has_vdso = records.memories.iter().any(|m| m.vdso.is_some());
+    if has_vdso && crate::save::vdso_hash().unwrap_or_default() != about.vdso {
+        return Err(Error::Elsewhere(format!(
+            "it was made under Linux {}, and this kernel's shared object (vdso) is another",
+            about.kernel
+        )));
+    }
+    Ok(())
+}
+
+/// The largest range of addresses that no process uses: its begin and length.
+fn hole(records: &Records) -> Result<(u64, u64)> {
+    let mut used: Vec<(u64, u64)> = Vec::new();
+    for memory in &records.memories {
+        used.extend(memory.areas.iter().map(|a| (a.start, a.end)));
+        used.extend(memory.vdso.map(|(start, bytes)| (start, start + bytes)));
+    }
+    used.sort_unstable();
+    let (mut at, mut best) = (WORK_AREA.0, (0, 0));
+    for (start, end) in used.into_iter().chain([(WORK_AREA.1, u64::MAX)]) {
+        let gap = start.min(WORK_AREA.1).saturating_sub(at);
+        if gap > best.1 {
+            best = (at, gap);
+        }
+        at = at.max(end);
+    }
+    // A hair's breadth on either side: a stack below may grow, and so may a heap.
+    const MARGIN: u64 = 1 << 30;
+    if best.1 < MARGIN * 4 {
+        return Err(Error::Elsewhere("its memory has no hole for the restore's work".into()));
+    }
+    Ok((best.0 + MARGIN, best.1 - 2 * MARGIN))
+}
+
+/// The contents of memory as a descriptor for [`Wanted::Pages`].
+pub fn pages_of(reader: &Reader) -> Result<OwnedFd> {
+    let copy = reader.pages().try_clone();
+    copy.map(OwnedFd::from).map_err(Error::file("cannot duplicate", "pages"))
+}

@@ -1,0 +1,74 @@
+//! Objects: made once, by the first process, before anybody else is there to inherit them.
+
+use super::{Plan, event, file, memory, pipe, socket, timer};
+use crate::error::Result;
+use crate::format::Thing;
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// Makes all objects.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let records = plan.records;
+    lift_given(plan, sequence);
+    for (index, object) in records.objects.iter().enumerate() {
+        let what = format!("object {index} ({})", object.thing.name());
+        let what = what.as_str();
+        let made = match &object.thing {
+            Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
+            Thing::Device(it) => Some(file::device(plan, sequence, what, it)?),
+            Thing::External(it) => Some(file::external(plan, sequence, what, it)?),
+            // Both ends at once; whoever names an end takes it from here.
+            Thing::Pipe(it) => {
+                pipe::make(plan, sequence, what, index, it)?;
+                None
+            }
+            Thing::UnixPair(it) => {
+                socket::pair(plan, sequence, what, index, it)?;
+                None
+            }
+            Thing::PipeEnd(_) | Thing::UnixEnd(_) => None,
+            Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
+            Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
+            Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
+            Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
+            Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
+            Thing::SharedMemory(it) => {
+                memory::make_shared(plan, sequence, index, it)?;
+                None
+            }
+        };
+        if let Some(made) = made {
+            let cell = lift(plan, sequence, what, made)?;
+            plan.cells[index] = Some(cell);
+        }
+    }
+    close_below(plan, sequence);
+    Ok(())
+}
+
+/// Moves a descriptor out of the way of the numbers that processes had; the low one is closed with
+/// all others at the end.
+pub(super) fn lift(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    cell: Cell,
+) -> Result<Cell> {
+    let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
+    sequence.call_into(what, cell, Call::new(libc::SYS_fcntl, args));
+    Ok(cell)
+}
+
+/// The same for what came along.
+fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+    let given: Vec<Cell> =
+        std::iter::once(plan.pages).chain(plan.outside.values().copied()).collect();
+    for cell in given {
+        let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
+        sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));
+    }
+}
+
+fn close_below(plan: &Plan<'_>, sequence: &mut Sequence) {
+    let args = [Arg::Number(0), (plan.above - 1).into(), Arg::Number(0)];
+    sequence.call("descriptors of the work", Call::new(libc::SYS_close_range, args));
+}

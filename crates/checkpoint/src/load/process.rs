@@ -1,0 +1,75 @@
+//! Processes: what their threads share.
+
+use super::{NOFILE, Plan, descriptor, event, signal, thread, timer};
+use crate::error::Result;
+use crate::format::Process;
+use crate::inject::program::{Arg, Call, Sequence};
+
+/// The first operations of all: the newborn becomes a blank sheet.
+pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+    // Whatever comes is kept until the end; a breakpoint must come through.
+    let but_trap = plan.builder.numbers(&[!(1 << (libc::SIGTRAP - 1))]);
+    let args = [Arg::from(libc::SIG_SETMASK), but_trap.into(), Arg::Number(0), Arg::Number(8)];
+    sequence.call("the signal mask", Call::new(libc::SYS_rt_sigprocmask, args));
+    // The conductor learns here where the newborn's own rseq is, and makes the next call end it.
+    sequence.stage("begin");
+    sequence.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
+    let hard = plan.records.processes[0].limits.iter().find(|l| l.resource == NOFILE);
+    let hard = hard.map_or(u64::from(plan.above) + 1024, |l| l.hard);
+    let limit = plan.builder.numbers(&[hard, hard]);
+    let args = [Arg::Number(0), NOFILE.into(), limit.into(), Arg::Number(0)];
+    sequence.call("the limit of descriptors", Call::new(libc::SYS_prlimit64, args).lenient());
+}
+
+/// Everything of a process behind its memory; gives the sequences of its other threads, which have
+/// numbers from `next_thread` on.
+pub(super) fn restore(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    record: &Process,
+    next_thread: usize,
+) -> Result<Vec<Sequence>> {
+    let pid = record.pid;
+    if let Some(directory) = record.directory {
+        let cell = plan.object(directory)?;
+        let what = format!("the working directory of process {pid}");
+        sequence.call(what, Call::new(libc::SYS_fchdir, [cell.into()]));
+    }
+    sequence.call("the umask", Call::new(libc::SYS_umask, [record.umask.into()]));
+    signal::actions(plan, sequence, record);
+    if record.subreaper {
+        let args = [Arg::from(libc::PR_SET_CHILD_SUBREAPER), Arg::Number(1)];
+        sequence.call("the subreaper", Call::new(libc::SYS_prctl, args));
+    }
+    let mut others = Vec::new();
+    for (n, other) in record.threads.iter().enumerate().skip(1) {
+        thread::make(plan, sequence, other, next_thread + n - 1);
+        let mut own = Sequence::default();
+        thread::restore(plan, &mut own, other)?;
+        own.stage("whole");
+        thread::last(plan, &mut own, other)?;
+        own.stage("done");
+        others.push(own);
+    }
+    thread::restore(plan, sequence, &record.threads[0])?;
+    descriptor::place(plan, sequence, record)?;
+    Ok(others)
+}
+
+/// What needs everything else in place.
+pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    event::watch(plan, sequence, record)?;
+    signal::forget_children(plan, sequence);
+    signal::pending(plan, sequence, record.pid, None, &record.pending);
+    timer::posix(plan, sequence, record);
+    signal::interval_timers(plan, sequence, record);
+    for limit in &record.limits {
+        let values = plan.builder.numbers(&[limit.soft, limit.hard]);
+        let args = [Arg::Number(0), limit.resource.into(), values.into(), Arg::Number(0)];
+        // A limit can be lowered and never raised: what this host or this configuration does not
+        // allow stays lower.
+        let call = Call::new(libc::SYS_prlimit64, args).lenient();
+        sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
+    }
+    Ok(())
+}

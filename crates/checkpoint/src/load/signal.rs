@@ -1,0 +1,62 @@
+//! Signals: actions, queues, interval timers.
+
+use super::Plan;
+use crate::format::{Process, Signal};
+use crate::inject::program::{Arg, Call, Sequence};
+
+pub(super) fn actions(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    for action in &record.actions {
+        let numbers = [action.handler, action.flags, action.restorer, action.mask];
+        let at = plan.builder.numbers(&numbers);
+        let args = [Arg::from(action.signal), at.into(), Arg::Number(0), Arg::Number(8)];
+        let what = format!("the action of signal {} of process {}", action.signal, record.pid);
+        sequence.call(what, Call::new(libc::SYS_rt_sigaction, args));
+    }
+}
+
+/// Takes away the SIGCHLD of helpers and of zombies that were made here.
+pub(super) fn forget_children(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+    let child = plan.builder.numbers(&[1 << (libc::SIGCHLD - 1)]);
+    let at_once = plan.builder.numbers(&[0, 0]);
+    let args = [child.into(), Arg::Number(0), at_once.into(), Arg::Number(8)];
+    let call = Call::new(libc::SYS_rt_sigtimedwait, args).lenient();
+    sequence.call("signals of helpers", call);
+}
+
+/// Queues signals again, for a process or for one of its threads. A task may send itself any
+/// siginfo, also one that only the kernel makes otherwise.
+pub(super) fn pending(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    pid: u32,
+    tid: Option<u32>,
+    signals: &[Signal],
+) {
+    for signal in signals {
+        let (number, info) = (signal.number(), plan.builder.data(&signal.info.0));
+        let what = format!("pending signal {number} of process {pid}");
+        let call = match tid {
+            None => {
+                let args = [Arg::from(pid), Arg::from(number), info.into()];
+                Call::new(libc::SYS_rt_sigqueueinfo, args)
+            }
+            Some(tid) => {
+                let args = [Arg::from(pid), Arg::from(tid), Arg::from(number), info.into()];
+                Call::new(libc::SYS_rt_tgsigqueueinfo, args)
+            }
+        };
+        sequence.call(what, call);
+    }
+}
+
+pub(super) fn interval_timers(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    for timer in &record.interval_timers {
+        let split = |us: u64| [us / 1_000_000, us % 1_000_000];
+        let [interval_s, interval_us] = split(timer.interval_us);
+        let [value_s, value_us] = split(timer.value_us);
+        let at = plan.builder.numbers(&[interval_s, interval_us, value_s, value_us]);
+        let args = [timer.which.into(), at.into(), Arg::Number(0)];
+        let what = format!("interval timer {} of process {}", timer.which, record.pid);
+        sequence.call(what, Call::new(libc::SYS_setitimer, args));
+    }
+}

@@ -1,0 +1,82 @@
+//! Threads.
+
+use super::{Plan, credentials, signal};
+use crate::error::Result;
+use crate::format::Thread;
+use crate::inject::program::{Arg, Call, Sequence};
+
+/// Makes another thread, which goes on with sequence number `own`.
+pub(super) fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM;
+    let ids = plan.builder.data(&thread.tid.to_ne_bytes());
+    let args = [flags as u64, 0, 0, 0, 0, 0, 0, 0, ids, 1, 0];
+    let at = plan.builder.numbers(&args);
+    let call = Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)]);
+    sequence.fork(format!("thread {}", thread.tid), own, call);
+}
+
+/// A name, as `ps` shows it.
+pub(super) fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, name: &str) {
+    let text = plan.builder.text(name.as_bytes());
+    let args = [Arg::from(libc::PR_SET_NAME), text.into()];
+    sequence.call(format!("the name '{name}'"), Call::new(libc::SYS_prctl, args));
+}
+
+/// What the kernel was told about a thread.
+pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
+    let tid = thread.tid;
+    name(plan, sequence, &thread.name);
+    if let Some(stack) = &thread.alternate_stack {
+        let text = [stack.address, u64::from(stack.flags), stack.length_bytes];
+        let at = plan.builder.numbers(&text);
+        let call = Call::new(libc::SYS_sigaltstack, [at.into(), Arg::Number(0)]);
+        sequence.call(format!("the alternate stack of thread {tid}"), call);
+    }
+    let call = Call::new(libc::SYS_set_tid_address, [thread.tid_address.into()]);
+    sequence.call(format!("the tid address of thread {tid}"), call);
+    let (head, length) = thread.robust_list;
+    if head != 0 {
+        let call = Call::new(libc::SYS_set_robust_list, [head.into(), length.into()]);
+        sequence.call(format!("the robust list of thread {tid}"), call);
+    }
+    if let Some(rseq) = &thread.rseq {
+        let args = [
+            Arg::Number(rseq.address),
+            rseq.length_bytes.into(),
+            Arg::Number(0),
+            rseq.signature.into(),
+        ];
+        sequence.call(format!("the rseq of thread {tid}"), Call::new(libc::SYS_rseq, args));
+    }
+    if thread.nice != 0 {
+        let args = [Arg::Number(0), Arg::Number(0), Arg::from(thread.nice)];
+        let call = Call::new(libc::SYS_setpriority, args).lenient();
+        sequence.call(format!("the priority of thread {tid}"), call);
+    }
+    Ok(())
+}
+
+/// What needs everything else in place: signals, and who the thread is.
+pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
+    let tid = thread.tid;
+    let leader = plan.records.processes.iter().find(|p| p.threads.iter().any(|t| t.tid == tid));
+    let (pid, dumpable) = leader.map_or((tid, 0), |p| (p.pid, p.dumpable));
+    signal::pending(plan, sequence, pid, Some(tid), &thread.pending);
+    credentials::take_on(plan, sequence, thread);
+    if thread.parent_death_signal != 0 {
+        let args = [Arg::from(libc::PR_SET_PDEATHSIG), Arg::from(thread.parent_death_signal)];
+        let what = format!("the parent death signal of thread {tid}");
+        sequence.call(what, Call::new(libc::SYS_prctl, args));
+    }
+    if pid == tid {
+        // ORDER: a change of ids takes it away. What is neither 0 nor 1 cannot be asked for.
+        let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(dumpable == 1))];
+        sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
+    }
+    Ok(())
+}

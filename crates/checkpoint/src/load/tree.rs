@@ -1,0 +1,247 @@
+//! Who makes whom: every process is made by its parent, in the session it had.
+//!
+//! A session is inherited at birth and left by setsid(2) only, so the order matters: a child that
+//! is in the session its parent was born in is made before the parent leaves it. A process whose
+//! session is neither (a daemon: its maker led the session, forked and ended) is made by a *helper*,
+//! which ends; the process is then adopted by the first process, as it was the first time. Helpers
+//! also stand in for leaders of process groups that have ended. They have their old ids, or one
+//! that nobody has.
+
+use std::collections::HashMap;
+
+use super::{Plan, memory, object, process, thread};
+use crate::error::{Error, Result};
+use crate::format::Process;
+use crate::inject::program::{Arg, Call, Sequence};
+
+/// A process to be made.
+struct Node {
+    pid: u32,
+    /// Index of the record; none for a helper.
+    record: Option<usize>,
+    leads_session: bool,
+    group: u32,
+    before: Vec<usize>,
+    after: Vec<usize>,
+    /// The session it is born in.
+    born_in: u32,
+    session: u32,
+}
+
+/// The sequences of all processes and threads, the first process's first.
+pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
+    let nodes = nodes(plan)?;
+    // Threads come behind the processes.
+    let mut next_thread = nodes.len();
+    let mut threads = Vec::new();
+    let mut all = Vec::new();
+    for (n, node) in nodes.iter().enumerate() {
+        let mut sequence = Sequence::default();
+        if n == 0 {
+            process::begin(plan, &mut sequence);
+            object::make_all(plan, &mut sequence)?;
+        }
+        born(plan, &mut sequence, &nodes, node);
+        let record = node.record.map(|r| &plan.records.processes[r]);
+        match record {
+            Some(record) if record.ended.is_none() => {
+                reap_helpers(&mut sequence, &nodes, node);
+                memory::restore(plan, &mut sequence, record)?;
+                let made = process::restore(plan, &mut sequence, record, next_thread)?;
+                next_thread += made.len();
+                threads.extend(made);
+                sequence.stage("whole");
+                process::last(plan, &mut sequence, record)?;
+                thread::last(plan, &mut sequence, &record.threads[0])?;
+                sequence.stage("done");
+            }
+            other => end(plan, &mut sequence, other),
+        }
+        all.push(sequence);
+    }
+    all.extend(threads);
+    Ok(all)
+}
+
+fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
+    let mut nodes: Vec<Node> = Vec::new();
+    let mut by_pid: HashMap<u32, usize> = HashMap::new();
+    let processes = &plan.records.processes;
+    for (n, record) in processes.iter().enumerate() {
+        by_pid.insert(record.pid, n);
+        nodes.push(Node {
+            pid: record.pid,
+            record: Some(n),
+            leads_session: record.session == record.pid && record.pid != 1,
+            group: record.group,
+            before: Vec::new(),
+            after: Vec::new(),
+            born_in: 0,
+            session: record.session,
+        });
+    }
+    // Who made it, for those that can be made by their parent.
+    let mut helpers: HashMap<u32, usize> = HashMap::new();
+    for n in 1..processes.len() {
+        let record = &processes[n];
+        let parent = by_pid[&record.parent];
+        nodes[n].born_in = nodes[parent].session;
+        if nodes[n].leads_session || record.session == nodes[parent].session {
+            nodes[parent].after.push(n);
+        } else if record.session == nodes[parent].born_in {
+            nodes[n].born_in = record.session;
+            nodes[parent].before.push(n);
+        } else if parent == 0 {
+            let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, record);
+            nodes[n].born_in = record.session;
+            nodes[helper].after.push(n);
+        } else {
+            return Err(Error::Elsewhere(format!(
+                "process {} ({}) is in a session that neither it nor its parent can have come \
+                 from",
+                record.pid, record.name
+            )));
+        }
+    }
+    let is_zombie = |node: &Node| node.record.is_some_and(|r| processes[r].ended.is_some());
+    for node in nodes.iter_mut().filter(|node| is_zombie(node)) {
+        // Nobody can tell the group of the dead from its maker's, but where it still has members.
+        if node.group != node.pid && !by_pid.contains_key(&node.group) {
+            node.group = 0;
+        }
+    }
+    lead_groups(&mut nodes, &by_pid, &helpers);
+    Ok(nodes)
+}
+
+/// The one that makes a process which the first process shall adopt: a zombie that led the session,
+/// or a helper in its place, or a helper below the leader that still lives.
+fn adopted(
+    plan: &mut Plan<'_>,
+    nodes: &mut Vec<Node>,
+    by_pid: &HashMap<u32, usize>,
+    helpers: &mut HashMap<u32, usize>,
+    record: &Process,
+) -> usize {
+    let session = record.session;
+    if let Some(helper) = helpers.get(&session) {
+        return *helper;
+    }
+    let leader = by_pid.get(&session).copied();
+    let is_zombie = |n: usize| plan.records.processes[n].ended.is_some();
+    let helper = match leader {
+        Some(leader) if is_zombie(leader) => leader,
+        _ => {
+            let maker = leader.unwrap_or(0);
+            let pid = if leader.is_some() { plan.fresh_pid() } else { session };
+            nodes.push(Node {
+                pid,
+                record: None,
+                leads_session: leader.is_none(),
+                group: 0,
+                before: Vec::new(),
+                after: Vec::new(),
+                born_in: nodes[maker].session,
+                session,
+            });
+            let helper = nodes.len() - 1;
+            nodes[maker].after.push(helper);
+            helper
+        }
+    };
+    helpers.insert(session, helper);
+    helper
+}
+
+/// Helpers for process groups whose leader has ended.
+fn lead_groups(nodes: &mut Vec<Node>, by_pid: &HashMap<u32, usize>, helpers: &HashMap<u32, usize>) {
+    let mut led: Vec<u32> = Vec::new();
+    for n in 0..nodes.len() {
+        let (group, session) = (nodes[n].group, nodes[n].session);
+        let is_led = group == 0 || by_pid.contains_key(&group) || led.contains(&group);
+        // Whoever stands in for a session's leader leads its group too.
+        if is_led || helpers.contains_key(&group) {
+            continue;
+        }
+        led.push(group);
+        let helper = Node {
+            pid: group,
+            record: None,
+            leads_session: false,
+            group,
+            before: Vec::new(),
+            after: Vec::new(),
+            born_in: session,
+            session,
+        };
+        nodes.push(helper);
+        let index = nodes.len() - 1;
+        nodes[n].after.push(index);
+    }
+}
+
+/// Sessions, children, groups.
+fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) {
+    let mut fork = |sequence: &mut Sequence, child: usize| {
+        let pid = nodes[child].pid;
+        let ids = plan.builder.data(&pid.to_ne_bytes());
+        // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size,
+        // tls, set_tid, set_tid_size, cgroup.
+        let args = [0, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, ids, 1, 0];
+        let at = plan.builder.numbers(&args);
+        let call = Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)]);
+        sequence.fork(format!("process {pid}"), child, call);
+    };
+    for child in &node.before {
+        fork(sequence, *child);
+    }
+    if node.leads_session {
+        sequence.call(format!("the session {}", node.pid), Call::new(libc::SYS_setsid, []));
+    }
+    for child in &node.after {
+        fork(sequence, *child);
+    }
+    sequence.stage("born");
+    let set_group = |group: u32| Call::new(libc::SYS_setpgid, [Arg::Number(0), group.into()]);
+    let leads_group = node.group == node.pid && node.session != node.pid;
+    if leads_group {
+        sequence.call(format!("the process group {}", node.pid), set_group(0));
+    }
+    sequence.stage("led");
+    // The leader of a session cannot leave its group, and need not; helpers go with their maker.
+    if !leads_group && node.session != node.pid && node.group != 0 {
+        let what = format!("process {}'s place in group {}", node.pid, node.group);
+        sequence.call(what, set_group(node.group));
+    }
+    sequence.stage("joined");
+}
+
+/// Waits for the helpers that a process has made.
+fn reap_helpers(sequence: &mut Sequence, nodes: &[Node], node: &Node) {
+    for child in node.before.iter().chain(&node.after) {
+        if nodes[*child].record.is_none() {
+            let pid = nodes[*child].pid;
+            let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
+            sequence.call(format!("helper {pid}"), Call::new(libc::SYS_wait4, wait));
+        }
+    }
+}
+
+/// The end of a helper or a zombie.
+fn end(plan: &mut Plan<'_>, sequence: &mut Sequence, record: Option<&Process>) {
+    let status = record.and_then(|r| r.ended).unwrap_or(0);
+    if let Some(record) = record {
+        thread::name(plan, sequence, &record.name);
+    }
+    let signal = status & 0x7f;
+    if signal != 0 && (1..=64).contains(&signal) {
+        let nobody = plan.builder.numbers(&[0]);
+        let unblock = [Arg::from(libc::SIG_SETMASK), nobody.into(), Arg::Number(0), Arg::Number(8)];
+        let pid = record.map_or(0, |r| r.pid);
+        let what = format!("the end of process {pid} by signal {signal}");
+        sequence.call(what.clone(), Call::new(libc::SYS_rt_sigprocmask, unblock));
+        sequence.call(what, Call::new(libc::SYS_kill, [pid.into(), Arg::from(signal)]));
+    }
+    let code = (status >> 8) & 0xff;
+    sequence.call("the end of a process", Call::new(libc::SYS_exit_group, [Arg::from(code)]));
+}

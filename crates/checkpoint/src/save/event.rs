@@ -1,0 +1,86 @@
+//! eventfd, signalfd, epoll: what fdinfo tells is all there is.
+
+use dormouse_kernel::call;
+
+use super::object::{Open, Survey, Why};
+use crate::format::{Epoll, EpollItem, Event, SignalFd, Thing};
+
+fn is(open: &Open<'_>, name: &str) -> bool {
+    open.link.strip_prefix("anon_inode:").is_some_and(|n| n.trim_matches(['[', ']']) == name)
+}
+
+pub(crate) fn is_event(open: &Open<'_>) -> bool {
+    is(open, "eventfd")
+}
+
+pub(crate) fn is_signal(open: &Open<'_>) -> bool {
+    is(open, "signalfd")
+}
+
+pub(crate) fn is_epoll(open: &Open<'_>) -> bool {
+    is(open, "eventpoll")
+}
+
+fn missing(name: &str) -> Why {
+    format!("an {name} of which the kernel tells too little")
+}
+
+pub(crate) fn event(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let count = open.field("eventfd-count");
+    let count = count.and_then(|c| u64::from_str_radix(c, 16).ok());
+    let count = count.ok_or_else(|| missing("eventfd"))?;
+    // KERNEL(6.5): eventfd-semaphore; before, nobody tells.
+    let semaphore = open.field("eventfd-semaphore").ok_or_else(|| missing("eventfd"))? != "0";
+    Ok(Thing::Event(Event { count, semaphore, flags: open.flags() }))
+}
+
+pub(crate) fn signal(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let mask = open.field("sigmask").and_then(|m| u64::from_str_radix(m, 16).ok());
+    let mask = mask.ok_or_else(|| missing("signalfd"))?;
+    Ok(Thing::Signal(SignalFd { mask, flags: open.flags() }))
+}
+
+pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let mut items: Vec<EpollItem> = Vec::new();
+    for line in open.info.lines().filter(|line| line.starts_with("tfd:")) {
+        let mut item = item(line).ok_or_else(|| missing("epoll"))?;
+        item.pid = open.process.inner;
+        let nth = items.iter().filter(|i| i.number == item.number).count() as u32;
+        let pid = open.process.pid;
+        let same = call::is_epoll_target((pid, item.number), (pid, open.number), item.number, nth);
+        if !same.unwrap_or(false) {
+            let number = item.number;
+            return Err(format!(
+                "an epoll that watches what was once descriptor {number} and is another now"
+            ));
+        }
+        items.push(item);
+    }
+    Ok(Thing::Epoll(Epoll { items }))
+}
+
+/// Reads `tfd: 5 events: 19 data: 5 pos:0 ino:2 sdev:c`.
+fn item(line: &str) -> Option<EpollItem> {
+    let spaced = line.replace(':', " ");
+    let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
+    let after = |name| words.iter().position(|w| *w == name).and_then(|at| words.get(at + 1));
+    Some(EpollItem {
+        pid: 0,
+        number: after("tfd")?.parse().ok()?,
+        events: u32::from_str_radix(after("events")?, 16).ok()?,
+        data: u64::from_str_radix(after("data")?, 16).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_of_fdinfo_is_read() {
+        let line = "tfd:        5 events:       19 data: 7fff00000005  pos:0 ino:2f sdev:c";
+        let expected = EpollItem { pid: 0, number: 5, events: 0x19, data: 0x7fff_0000_0005 };
+        assert_eq!(item(line), Some(expected));
+        assert_eq!(item("tfd: x"), None);
+    }
+}

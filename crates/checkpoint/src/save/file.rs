@@ -1,0 +1,140 @@
+//! Files and directories with a name, devices without state, and what is the engine's.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
+
+use super::Subject;
+use super::object::{Open, Survey, Why};
+use super::tree::Seen;
+use crate::format::{Device, External, File, Thing};
+
+/// Devices that keep nothing of an open, by number (null(4), random(4)).
+const DEVICES: [(u32, u32, &str); 5] =
+    [(1, 3, "null"), (1, 5, "zero"), (1, 7, "full"), (1, 8, "random"), (1, 9, "urandom")];
+
+fn file_type(stat: &Stat) -> FileType {
+    FileType::from_raw_mode(stat.st_mode)
+}
+
+/// What is the engine's, by its identity.
+pub(crate) fn external(subject: &Subject, open: &Open<'_>) -> Option<Thing> {
+    let identity = (open.stat.st_dev, open.stat.st_ino);
+    let found = subject.outside.iter().find(|o| o.identity == identity)?;
+    Some(Thing::External(External { name: found.name.clone(), flags: open.flags() }))
+}
+
+pub(crate) fn is_device(open: &Open<'_>) -> bool {
+    file_type(&open.stat) == FileType::CharacterDevice && open.link.starts_with('/')
+}
+
+pub(crate) fn device(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    device_of(&open.stat, open.flags())
+        .ok_or_else(|| format!("the device '{}', which is not saved yet", open.link))
+}
+
+fn device_of(stat: &Stat, flags: u32) -> Option<Thing> {
+    let number = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let known = DEVICES.iter().find(|(major, minor, _)| (*major, *minor) == number)?;
+    Some(Thing::Device(Device { name: known.2.to_owned(), flags }))
+}
+
+pub(crate) fn is_file(open: &Open<'_>) -> bool {
+    let known = [FileType::RegularFile, FileType::Directory];
+    open.link.starts_with('/') && known.contains(&file_type(&open.stat))
+}
+
+pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    if open.field("lock").is_some() {
+        return Err(format!("'{}', which it has locked; locks are not saved yet", open.link));
+    }
+    let flags =
+        open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
+    if flags & libc::O_ASYNC as u32 != 0 {
+        return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
+    }
+    let file = named(open.process, &open.link, &open.stat)?;
+    Ok(Thing::File(File { flags, offset: open.offset(), ..file }))
+}
+
+/// A file that can be found again by its name: it is looked up, and must be the same.
+pub(crate) fn named(seen: &Seen, link: &str, stat: &Stat) -> Result<File, Why> {
+    if link.starts_with("/memfd:") || link.starts_with("/SYSV") {
+        return Err(format!("the memory '{link}', which is not saved yet"));
+    }
+    if stat.st_nlink == 0 || link.ends_with(" (deleted)") {
+        return Err(format!("the file '{link}': deleted but open files are not saved yet"));
+    }
+    let there = lookup(seen, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
+    let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
+    if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
+        return Err(format!("'{link}', which by that name is another file now"));
+    }
+    Ok(File {
+        path: link.to_owned(),
+        flags: 0,
+        offset: 0,
+        file_type: stat.st_mode & libc::S_IFMT,
+        bytes: stat.st_size as u64,
+        modified_ns: modified_ns(stat),
+        unchanged: false,
+    })
+}
+
+pub(crate) fn modified_ns(stat: &Stat) -> i64 {
+    stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64)
+}
+
+/// Opens a path as the process would, as a place only.
+fn lookup(seen: &Seen, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = rustix::fs::open(
+        format!("/proc/{}/root", seen.pid),
+        flags | OFlags::DIRECTORY,
+        Mode::empty(),
+    )?;
+    // The last part is what was opened: a link there would be another thing.
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    rustix::fs::openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), how)
+}
+
+/// The working directory of a process. Its root must be the container's.
+pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Why> {
+    let at = |name: &str| format!("/proc/{}/{name}", seen.pid);
+    let link = fs::read_link(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
+    let link = link.to_string_lossy().into_owned();
+    let root = fs::read_link(at("root")).map_err(|e| format!("it cannot be read: {e}"))?;
+    if root.as_os_str() != "/" {
+        return Err(format!("its root is '{}': other roots are not saved yet", root.display()));
+    }
+    let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+    if let Some(index) = survey.named.get(&(link.clone(), flags)) {
+        return Ok(*index);
+    }
+    let stat = rustix::fs::stat(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
+    let file = named(seen, &link, &stat)?;
+    let index = survey.add(Thing::File(File { flags, ..file }));
+    survey.named.insert((link, flags), index);
+    Ok(index)
+}
+
+/// A file that is mapped, or the program; opened anew for that.
+pub(crate) fn mapped(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    link: &str,
+    stat: &Stat,
+    writes: bool,
+    unchanged: bool,
+) -> Result<usize, Why> {
+    let flags = (if writes { libc::O_RDWR } else { libc::O_RDONLY }) as u32;
+    let key = (link.to_owned(), flags);
+    if let Some(index) = survey.named.get(&key) {
+        return Ok(*index);
+    }
+    let file = named(seen, link, stat)?;
+    let index = survey.add(Thing::File(File { flags, unchanged, ..file }));
+    survey.named.insert(key, index);
+    Ok(index)
+}

@@ -1,0 +1,320 @@
+//! Memory: areas from `/proc/PID/smaps`, contents by PAGEMAP_SCAN and process_vm_readv(2).
+//!
+//! Only pages that are a process's own are read: a private page of a file that was never written is
+//! in the file, and shared memory is read once, from the file that the kernel keeps it in.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, PageRun};
+use rustix::fs::SeekFrom;
+
+use super::file;
+use super::object::{Found, Survey, Why};
+use super::tree::Seen;
+use crate::error::{Error, Result};
+use crate::format::{Area, Backing, Bytes, Memory, PAGE_BYTES, Run, SharedMemory, Thing, Writer};
+
+/// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
+const KEPT: [&str; 9] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr"];
+/// Flags of areas that are not memory, or are somebody's. The texts follow "memory that is".
+const REFUSED: [(&str, &str); 5] = [
+    ("ht", "of huge pages (hugetlb), which is not saved yet"),
+    ("um", "watched by a userfaultfd"),
+    ("uw", "watched by a userfaultfd"),
+    ("io", "a device's"),
+    ("pf", "a device's"),
+];
+/// Bytes that are copied at a time.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// The areas of a process, without contents.
+pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
+    let path = format!("/proc/{}/smaps", seen.pid);
+    let text = match fs::read_to_string(&path) {
+        Ok(text) => text,
+        // It has ended since it was found.
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(Memory::default()),
+        Err(e) => return Err(Error::file("cannot read", path)(e)),
+    };
+    let mut memory = Memory::default();
+    for mapping in mappings(&text) {
+        match mapping.name {
+            "[vsyscall]" => {}
+            "[vdso]" | "[vvar]" | "[vvar_vclock]" => {
+                let start = memory.vdso.map_or(mapping.start, |(start, _)| start);
+                memory.vdso = Some((start, mapping.end - start));
+            }
+            _ => match area(survey, seen, &mapping) {
+                Ok(area) => memory.areas.push(area),
+                Err(why) => {
+                    let what = format!("memory at {:x}", mapping.start);
+                    survey.found.refusals.push(seen.refuse(what, why));
+                }
+            },
+        }
+    }
+    Ok(memory)
+}
+
+/// One entry of smaps.
+struct Mapping<'t> {
+    start: u64,
+    end: u64,
+    access: &'t str,
+    offset: u64,
+    inode: u64,
+    name: &'t str,
+    flags: Vec<&'t str>,
+}
+
+fn mappings(text: &str) -> Vec<Mapping<'_>> {
+    let mut all: Vec<Mapping<'_>> = Vec::new();
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            if let Some(last) = all.last_mut() {
+                last.flags = flags.split_ascii_whitespace().collect();
+            }
+        } else if let Some(mapping) = head(line) {
+            all.push(mapping);
+        }
+    }
+    all
+}
+
+/// Reads `START-END ACCESS OFFSET DEVICE INODE   NAME`.
+fn head(line: &str) -> Option<Mapping<'_>> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let mut rest = rest.splitn(4, ' ');
+    let (access, offset, _device) = (rest.next()?, rest.next()?, rest.next()?);
+    let (inode, name) = match rest.next()?.split_once(' ') {
+        Some((inode, name)) => (inode, name.trim_start()),
+        None => return None,
+    };
+    Some(Mapping {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+        access,
+        offset: u64::from_str_radix(offset, 16).ok()?,
+        inode: inode.parse().ok()?,
+        name,
+        flags: Vec::new(),
+    })
+}
+
+fn area(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    mapping: &Mapping<'_>,
+) -> std::result::Result<Area, Why> {
+    let has = |flag: &str| mapping.flags.contains(&flag);
+    if let Some((_, why)) = REFUSED.iter().find(|(flag, _)| has(flag)) {
+        return Err((*why).to_owned());
+    }
+    let access = mapping.access.bytes().zip([b'r', b'w', b'x']).enumerate();
+    let access = access.fold(0, |sum, (n, (has, bit))| sum | u32::from(has == bit) << n);
+    let flags = KEPT.iter().filter(|f| has(f)).map(|f| (*f).to_owned()).collect();
+    let shared = mapping.access.ends_with('s');
+    let backing = backing(survey, seen, mapping, shared)?;
+    let (start, end) = (mapping.start, mapping.end);
+    Ok(Area { start, end, access, backing, flags, runs: Vec::new() })
+}
+
+fn backing(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    mapping: &Mapping<'_>,
+    shared: bool,
+) -> std::result::Result<Backing, Why> {
+    let is_plain =
+        ["", "[heap]", "[stack]"].contains(&mapping.name) || mapping.name.starts_with("[anon:");
+    if mapping.inode == 0 && is_plain && !shared {
+        return Ok(Backing::Anonymous);
+    }
+    if mapping.name.starts_with('[') && !mapping.name.starts_with("[anon_shmem:") {
+        return Err(format!("{}, which is not saved", mapping.name));
+    }
+    let place = format!("/proc/{}/map_files/{:x}-{:x}", seen.pid, mapping.start, mapping.end);
+    let offset = mapping.offset;
+    if shared && (mapping.name == "/dev/zero (deleted)" || mapping.name.starts_with("[anon_shmem:"))
+    {
+        let object = shared_memory(survey, &place)?;
+        return Ok(Backing::Shared { object, offset });
+    }
+    let stat = rustix::fs::stat(&place).map_err(|e| format!("it cannot be looked at: {e}"))?;
+    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(format!("'{}' mapped, which is not saved yet", mapping.name));
+    }
+    let writes = shared && mapping.flags.contains(&"mw");
+    let object = file::mapped(survey, seen, mapping.name, &stat, writes, !writes)?;
+    Ok(match shared {
+        true => Backing::Shared { object, offset },
+        false => Backing::Private { object, offset },
+    })
+}
+
+/// Memory that is shared without a file: known by the inode that the kernel gave it.
+fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<usize, Why> {
+    let failed = |e: std::io::Error| format!("shared memory that cannot be opened: {e}");
+    let file = File::open(place).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    let identity = (meta.dev(), meta.ino());
+    if let Some(index) = survey.shared.get(&identity) {
+        return Ok(*index);
+    }
+    let bytes = meta.len().next_multiple_of(PAGE_BYTES);
+    let index = survey.add(Thing::SharedMemory(SharedMemory { bytes, runs: Vec::new() }));
+    survey.shared.insert(identity, index);
+    survey.found.shared.push((index, file));
+    Ok(index)
+}
+
+/// Reads the contents of all shared memory.
+pub(crate) fn shared_contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
+    for (index, file) in std::mem::take(&mut found.shared) {
+        let Thing::SharedMemory(memory) = &mut found.objects[index].thing else { continue };
+        let runs = shared_runs(&file, memory.bytes, writer)
+            .map_err(Error::file("cannot read shared memory", "map_files"))?;
+        memory.runs = runs?;
+    }
+    Ok(())
+}
+
+fn shared_runs(file: &File, bytes: u64, writer: &mut Writer) -> std::io::Result<Result<Vec<Run>>> {
+    let mut runs = Vec::new();
+    let mut at = 0;
+    while at < bytes {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Err(rustix::io::Errno::NXIO) => break,
+            found => found? / PAGE_BYTES * PAGE_BYTES,
+        };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.next_multiple_of(PAGE_BYTES);
+        let end = end.min(bytes);
+        let first = writer.next_page();
+        runs.push(Run { address: start, pages: (end - start) / PAGE_BYTES, first });
+        at = start;
+        while at < end {
+            let length = (end - at).min(BATCH_BYTES);
+            let mut buffer = vec![0; length as usize];
+            let n = file.read_at(&mut buffer, at)?;
+            debug_assert!(n as u64 == length || at + n as u64 >= file.metadata()?.len());
+            if let Err(e) = writer.append(&buffer) {
+                return Ok(Err(e));
+            }
+            at += length;
+        }
+    }
+    Ok(Ok(runs))
+}
+
+/// Reads the contents of a stopped process's own pages.
+pub(crate) fn contents(seen: &Seen, mut memory: Memory, writer: &mut Writer) -> Result<Memory> {
+    memory.auxv = Bytes(
+        fs::read(format!("/proc/{}/auxv", seen.pid))
+            .map_err(Error::file("cannot read", format!("/proc/{}/auxv", seen.pid)))?,
+    );
+    let path = format!("/proc/{}/pagemap", seen.pid);
+    let pagemap = File::open(&path).map_err(Error::file("cannot open", path))?;
+    let mut places: Vec<(u64, u64)> = Vec::new();
+    let mut waiting = 0;
+    for area in &mut memory.areas {
+        if matches!(area.backing, Backing::Shared { .. }) {
+            continue;
+        }
+        for run in own_pages(&pagemap, area.start, area.end)
+            .map_err(Error::of("find the pages in memory", seen.pid))?
+        {
+            let (mut at, end) = (run.start, run.end);
+            area.runs.push(Run {
+                address: at,
+                pages: (end - at) / PAGE_BYTES,
+                first: writer.next_page() + waiting / PAGE_BYTES,
+            });
+            while at < end {
+                let length = (end - at).min(BATCH_BYTES - waiting);
+                places.push((at, length));
+                waiting += length;
+                at += length;
+                if waiting == BATCH_BYTES || places.len() == 1024 {
+                    copy(seen, &mut places, &mut waiting, writer)?;
+                }
+            }
+        }
+    }
+    copy(seen, &mut places, &mut waiting, writer)?;
+    Ok(memory)
+}
+
+fn own_pages(pagemap: &File, start: u64, end: u64) -> std::result::Result<Vec<PageRun>, Errno> {
+    let mut all: Vec<PageRun> = Vec::new();
+    let mut buffer = [PageRun::default(); 512];
+    let mut at = start;
+    while at < end {
+        let (count, walked) = call::scan_own_pages(pagemap.as_fd(), at, end, &mut buffer)?;
+        for run in &buffer[..count] {
+            match all.last_mut() {
+                Some(last) if last.end == run.start => last.end = run.end,
+                _ => all.push(*run),
+            }
+        }
+        if walked <= at {
+            return Err(Errno::IO); // the kernel promises progress
+        }
+        at = walked;
+    }
+    Ok(all)
+}
+
+/// Copies what was gathered.
+fn copy(
+    seen: &Seen,
+    places: &mut Vec<(u64, u64)>,
+    waiting: &mut u64,
+    writer: &mut Writer,
+) -> Result<()> {
+    if places.is_empty() {
+        return Ok(());
+    }
+    let mut buffer = vec![0; *waiting as usize];
+    let read = call::read_memory(seen.pid, &mut buffer, places);
+    let is_whole = matches!(read, Ok(n) if n == buffer.len());
+    if !is_whole {
+        // Areas that nobody may read (PROT_NONE over pages that were written before) are read
+        // through the process's memory file, which does not ask.
+        let path = format!("/proc/{}/mem", seen.pid);
+        let file = File::open(&path).map_err(Error::file("cannot open", &path))?;
+        let mut rest = &mut buffer[..];
+        for (address, length) in places.iter() {
+            let (now, later) = rest.split_at_mut(*length as usize);
+            file.read_exact_at(now, *address).map_err(Error::file("cannot read", &path))?;
+            rest = later;
+        }
+    }
+    writer.append(&buffer)?;
+    places.clear();
+    *waiting = 0;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_of_smaps_are_read() {
+        let text = "00400000-00452000 r-xp 00001000 08:02 173521      /usr/bin/a b\n\
+                    Size:     328 kB\nVmFlags: rd ex mr mw me\n\
+                    7ffd0000-7ffd2000 rw-p 00000000 00:00 0                          [stack]\n\
+                    VmFlags: rd wr gd\n\
+                    10000-11000 rw-p 00000000 00:00 0 \nVmFlags: rd wr\n";
+        let all = mappings(text);
+        assert_eq!(all.len(), 3);
+        assert_eq!((all[0].start, all[0].offset, all[0].inode), (0x40_0000, 0x1000, 173_521));
+        assert_eq!(all[0].name, "/usr/bin/a b");
+        assert_eq!((all[1].name, all[1].flags.as_slice()), ("[stack]", &["rd", "wr", "gd"][..]));
+        assert_eq!(all[2].name, "");
+    }
+}

@@ -1,0 +1,151 @@
+//! From processes to records.
+//!
+//! 1. [`explain`]: everything that has no record is found by looking, with nothing stopped.
+//! 2. [`stop`]: every task of the container is seized and interrupted, again and again until a look
+//!    finds no new one; tasks that stand still make none.
+//! 3. [`Stopped::write`]: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
+//!    handful of calls made in the processes themselves tell becomes records; then the checkpoint
+//!    is published.
+//! 4. The processes go on ([`Stopped`] is dropped), or the caller kills them first: they are still
+//!    stopped, so nothing happens between the checkpoint and their end.
+//!
+//! Nothing is left in the processes: a page that holds results of calls is unmapped, registers and
+//! signal masks are given back. When this program is killed in the middle the kernel lets the
+//! tasks go on. LIMIT: a task in which a call is being made at that very moment (some 10 us each)
+//! goes on in the middle of it.
+//!
+//! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
+
+mod event;
+mod file;
+mod host;
+mod memory;
+mod object;
+mod pipe;
+mod process;
+mod signal;
+mod socket;
+mod thread;
+mod timer;
+mod tree;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Refusal, Result};
+use crate::format::{Records, Writer};
+use object::Survey;
+pub use tree::Stopped;
+
+pub(crate) use file::modified_ns;
+pub(crate) use host::{cpu_features, vdso_hash};
+pub(crate) use process::find;
+
+/// What of the host's a container's descriptors may lead to, and what it is called.
+#[derive(Debug, Clone)]
+pub struct Outside {
+    /// The name: `stdout.log`.
+    pub name: String,
+    /// `st_dev` and `st_ino`.
+    pub identity: (u64, u64),
+}
+
+/// A container, as this crate sees it.
+#[derive(Debug, Clone)]
+pub struct Subject {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Its first process, by the host's id.
+    pub init: u32,
+    /// All processes of its cgroup, by the host's ids.
+    pub pids: Vec<u32>,
+    /// Its standard streams and what else is the engine's.
+    pub outside: Vec<Outside>,
+    /// System call filters that its configuration gives every process.
+    pub filters: u32,
+}
+
+/// How long it took, and how much it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Figures {
+    /// Processes.
+    pub processes: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Bytes of memory contents.
+    pub bytes: u64,
+    /// Until everything stood still.
+    pub stop: Duration,
+    /// From there until all was read.
+    pub read: Duration,
+    /// From there until it was published.
+    pub publish: Duration,
+}
+
+/// Everything that keeps this container from being saved, by name. Nothing is stopped.
+pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
+    let tree = tree::look(subject)?;
+    let mut survey = Survey::new(subject);
+    survey.outsiders(&tree);
+    for process in &tree {
+        survey.process(process)?;
+    }
+    Ok(survey.finish().refusals)
+}
+
+/// Stops all processes of a container, none of which has anything that cannot be saved.
+///
+/// Errors: [`Error::Refused`] names what cannot; nothing was stopped then.
+pub fn stop(subject: &Subject) -> Result<Stopped> {
+    let refusals = explain(subject)?;
+    if !refusals.is_empty() {
+        return Err(Error::Refused(refusals));
+    }
+    tree::stop(subject)
+}
+
+impl Stopped {
+    /// Reads everything and publishes it as the directory `place`. The processes stay stopped.
+    pub fn write(&mut self, subject: &Subject, place: &Path) -> Result<Figures> {
+        let began = Instant::now();
+        let mut writer = Writer::begin(place)?;
+        let mut survey = Survey::new(subject);
+        survey.outsiders(self.processes());
+        let mut processes = Vec::new();
+        let mut memories = Vec::new();
+        for seen in self.processes() {
+            let surveyed = survey.process(seen)?;
+            let mut record = process::record(seen, &surveyed)?;
+            if record.ended.is_none() {
+                let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
+                record.memory = Some(memories.len());
+                memories.push(memory::contents(seen, memory, &mut writer)?);
+            }
+            processes.push(record);
+        }
+        let mut found = survey.finish();
+        if !found.refusals.is_empty() {
+            return Err(Error::Refused(found.refusals));
+        }
+        memory::shared_contents(&mut found, &mut writer)?;
+        let about = host::about(subject)?;
+        let objects = found.objects;
+        let pages = writer.pages();
+        let records = Records { about, processes, memories, objects, pages };
+        // What cannot be read back is no checkpoint: better known now than then.
+        crate::format::check::records(&records)?;
+        let read = began.elapsed();
+        let figures = Figures {
+            processes: records.processes.len(),
+            threads: records.processes.iter().map(|p| p.threads.len()).sum(),
+            bytes: records.pages.bytes,
+            stop: self.took(),
+            read,
+            publish: Duration::ZERO,
+        };
+        writer.publish(&records)?;
+        Ok(Figures { publish: began.elapsed() - read, ..figures })
+    }
+}

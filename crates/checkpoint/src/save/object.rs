@@ -1,0 +1,269 @@
+//! Identity: which descriptors, areas and directories lead to the same thing, and what that is.
+//!
+//! An open file is one object however many descriptors of however many processes share it; kcmp(2)
+//! says so, among those that look alike. Things that open files are about (a pipe, a pair of
+//! sockets, shared memory) are objects of their own, known by inode.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use dormouse_kernel::{call, pidfd};
+use rustix::fd::OwnedFd;
+use rustix::fs::Stat;
+
+use super::tree::Seen;
+use super::{Subject, event, file, memory, pipe, socket, timer};
+use crate::error::{Error, Refusal, Result};
+use crate::format::{Descriptor, Memory, Object, Thing};
+
+/// An open descriptor, looked at from outside.
+pub(crate) struct Open<'p> {
+    pub(crate) process: &'p Seen,
+    pub(crate) number: u32,
+    /// What `/proc/PID/fd/NUMBER` points to.
+    pub(crate) link: String,
+    /// `/proc/PID/fdinfo/NUMBER`.
+    pub(crate) info: String,
+    pub(crate) stat: Stat,
+    /// A copy of ours: the same open file.
+    pub(crate) copy: OwnedFd,
+    /// Its object will have this number.
+    pub(crate) index: usize,
+}
+
+impl Open<'_> {
+    /// A field of fdinfo.
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        let value = |line: &'_ str| -> Option<usize> {
+            line.strip_prefix(name)?.strip_prefix(':').map(|rest| line.len() - rest.len())
+        };
+        self.info.lines().find_map(|line| value(line).map(|at| line[at..].trim()))
+    }
+
+    fn octal(&self, name: &str) -> u32 {
+        self.field(name).and_then(|f| u32::from_str_radix(f, 8).ok()).unwrap_or(0)
+    }
+
+    /// `O_*`, less O_CLOEXEC, which is the descriptor's.
+    pub(crate) fn flags(&self) -> u32 {
+        self.octal("flags") & !(libc::O_CLOEXEC as u32)
+    }
+
+    pub(crate) fn offset(&self) -> u64 {
+        self.field("pos").and_then(|f| f.parse().ok()).unwrap_or(0)
+    }
+
+    fn key(&self) -> Key {
+        (self.stat.st_dev, self.stat.st_ino, self.flags(), self.offset())
+    }
+}
+
+/// What open files that are the same have in common: device, inode, flags, offset.
+type Key = (u64, u64, u32, u64);
+
+/// Why something cannot be saved, in words that follow its name.
+pub(crate) type Why = String;
+
+/// One kind of open file: how it is known, and what makes a record of it.
+struct Kind {
+    is: fn(&Open<'_>) -> bool,
+    save: fn(&mut Survey<'_>, &Open<'_>) -> std::result::Result<Thing, Why>,
+}
+
+/// Every kind that can be saved; the first that knows the open file takes it.
+const KINDS: &[Kind] = &[
+    Kind { is: pipe::is_pipe, save: pipe::save },
+    Kind { is: socket::is_socket, save: socket::save },
+    Kind { is: event::is_event, save: event::event },
+    Kind { is: event::is_signal, save: event::signal },
+    Kind { is: event::is_epoll, save: event::epoll },
+    Kind { is: timer::is_timer, save: timer::save },
+    Kind { is: file::is_device, save: file::device },
+    Kind { is: file::is_file, save: file::save },
+];
+
+/// What a survey says of one process.
+#[derive(Debug, Default)]
+pub(crate) struct Surveyed {
+    pub(crate) descriptors: Vec<Descriptor>,
+    pub(crate) directory: Option<usize>,
+    /// Its memory, without contents.
+    pub(crate) memory: Memory,
+}
+
+/// All objects of a container, as far as they were looked at.
+pub(crate) struct Survey<'s> {
+    pub(crate) subject: &'s Subject,
+    pub(crate) found: Found,
+    open_files: HashMap<Key, Vec<(u32, u32, usize)>>,
+    pub(crate) named: HashMap<(String, u32), usize>,
+    pub(crate) pipes: HashMap<u64, pipe::Ends>,
+    pub(crate) sockets: socket::Known,
+    pub(crate) shared: HashMap<(u64, u64), usize>,
+}
+
+/// What a survey found.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) objects: Vec<Object>,
+    pub(crate) refusals: Vec<Refusal>,
+    /// Shared memory whose contents are to be read: the object, and the file.
+    pub(crate) shared: Vec<(usize, fs::File)>,
+}
+
+impl<'s> Survey<'s> {
+    pub(crate) fn new(subject: &'s Subject) -> Self {
+        Self {
+            subject,
+            found: Found::default(),
+            open_files: HashMap::new(),
+            named: HashMap::new(),
+            pipes: HashMap::new(),
+            sockets: socket::Known::default(),
+            shared: HashMap::new(),
+        }
+    }
+
+    /// A new object.
+    pub(crate) fn add(&mut self, thing: Thing) -> usize {
+        self.found.objects.push(Object { thing });
+        self.found.objects.len() - 1
+    }
+
+    /// Processes of the cgroup that are not of the tree.
+    pub(crate) fn outsiders(&mut self, tree: &[Seen]) {
+        for pid in &self.subject.pids {
+            if tree.iter().any(|seen| seen.pid == *pid) {
+                continue;
+            }
+            // It may have ended since.
+            let Ok(fields) = dormouse_kernel::proc::fields(*pid) else { continue };
+            if fields.field("State").is_some_and(|s| s.starts_with(['Z', 'X'])) {
+                continue;
+            }
+            self.found.refusals.push(Refusal {
+                pid: fields.pids().last().copied().unwrap_or(0),
+                process: fields.field("Name").unwrap_or_default().to_owned(),
+                what: String::new(),
+                why: "its parent is outside the container (it was started by exec): end it first"
+                    .into(),
+            });
+        }
+    }
+
+    /// Looks at everything one process has.
+    pub(crate) fn process(&mut self, seen: &Seen) -> Result<Surveyed> {
+        if seen.is_zombie {
+            return Ok(Surveyed::default());
+        }
+        super::process::check(seen, self);
+        let mut surveyed = Surveyed::default();
+        for number in numbers(seen)? {
+            match self.descriptor(seen, number) {
+                Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
+                Ok(None) => {}
+                Err(why) => {
+                    let refusal = seen.refuse(format!("descriptor {number}"), why);
+                    self.found.refusals.push(refusal);
+                }
+            }
+        }
+        match file::directory(self, seen) {
+            Ok(index) => surveyed.directory = Some(index),
+            Err(why) => self.found.refusals.push(seen.refuse("working directory", why)),
+        }
+        let memory = memory::areas(self, seen)?;
+        surveyed.memory = memory;
+        Ok(surveyed)
+    }
+
+    fn descriptor(
+        &mut self,
+        seen: &Seen,
+        number: u32,
+    ) -> std::result::Result<Option<Descriptor>, Why> {
+        let Some(open) = self.open(seen, number)? else { return Ok(None) };
+        let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
+        let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
+        let key = open.key();
+        for (pid, other, index) in self.open_files.get(&key).into_iter().flatten() {
+            let same = call::compare_files((seen.pid, number), (*pid, *other));
+            if same.is_ok_and(|order| order.is_eq()) {
+                return found(*index);
+            }
+        }
+        if let Some(external) = file::external(self.subject, &open) {
+            let index = self.add(external);
+            self.open_files.entry(key).or_default().push((seen.pid, number, index));
+            return found(index);
+        }
+        let kind = KINDS.iter().find(|kind| (kind.is)(&open));
+        let Some(kind) = kind else { return Err(unknown(&open.link)) };
+        let index = open.index;
+        // The place is taken before the record is made: what it is made from may be objects too.
+        self.found.objects.push(Object { thing: placeholder() });
+        let thing = (kind.save)(self, &open)?;
+        self.found.objects[index].thing = thing;
+        self.open_files.entry(key).or_default().push((seen.pid, number, index));
+        found(index)
+    }
+
+    fn open<'p>(
+        &self,
+        process: &'p Seen,
+        number: u32,
+    ) -> std::result::Result<Option<Open<'p>>, Why> {
+        let pid = process.pid;
+        let Ok(link) = fs::read_link(format!("/proc/{pid}/fd/{number}")) else { return Ok(None) };
+        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
+        let Ok(info) = info else { return Ok(None) }; // closed meanwhile
+        let Some(handle) = &process.pidfd else { return Ok(None) };
+        let copy = match pidfd::copy_descriptor(handle, number as i32) {
+            Ok(copy) => copy,
+            Err(e) if matches!(e.errno(), libc::EBADF | libc::ESRCH) => return Ok(None),
+            Err(e) => return Err(format!("it cannot be looked at: {e}")),
+        };
+        let stat = rustix::fs::fstat(&copy).map_err(|e| format!("it cannot be looked at: {e}"))?;
+        let link = link.to_string_lossy().into_owned();
+        Ok(Some(Open { process, number, link, info, stat, copy, index: self.found.objects.len() }))
+    }
+
+    /// Ends the survey: what only all together tell.
+    pub(crate) fn finish(mut self) -> Found {
+        pipe::finish(&mut self);
+        socket::finish(&mut self);
+        self.found
+    }
+}
+
+/// What stands in the place of an object until its record is made.
+fn placeholder() -> Thing {
+    Thing::Device(crate::format::Device { name: "null".into(), flags: 0 })
+}
+
+/// The numbers of the open descriptors of a process, in order.
+fn numbers(seen: &Seen) -> Result<Vec<u32>> {
+    let path = format!("/proc/{}/fd", seen.pid);
+    let dir = match fs::read_dir(&path) {
+        Ok(dir) => dir,
+        Err(_) if !Path::new(&path).exists() => return Ok(Vec::new()), // ended meanwhile
+        Err(e) => return Err(Error::file("cannot list", path)(e)),
+    };
+    let name =
+        |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let mut all: Vec<u32> = dir.filter_map(name).collect();
+    all.sort_unstable();
+    Ok(all)
+}
+
+/// What an open file of no known kind is called.
+fn unknown(link: &str) -> Why {
+    let name = link.trim_start_matches("anon_inode:").trim_matches(['[', ']']);
+    match name {
+        "io_uring" => "an io_uring, which is not saved yet".into(),
+        "userfaultfd" => "a userfaultfd, which is not saved: its memory has an owner".into(),
+        _ if link.starts_with("anon_inode:") => format!("{name}, which is not saved yet"),
+        _ => format!("'{link}', which is not saved yet"),
+    }
+}

@@ -1,0 +1,255 @@
+//! Processes: what their threads share, and what they were put together from.
+
+use std::fs;
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call;
+
+use super::object::{Survey, Surveyed};
+use super::tree::Seen;
+use super::{file, signal, thread, timer};
+use crate::error::{Error, Result};
+use crate::format::{Layout, Limit, Memory, Process};
+use crate::inject::remote::{Remote, Scratch};
+
+/// Refuses what of a process itself cannot be saved.
+pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
+    let mut refuse = |why: &str| survey.found.refusals.push(seen.refuse("", why));
+    if seen.innermost("NSsid") == Some(0) || seen.innermost("NSpgid") == Some(0) {
+        refuse("its session or process group is outside the container");
+    }
+    let filters = seen.fields.number("Seccomp_filters").unwrap_or(0);
+    if filters > u64::from(survey.subject.filters) {
+        refuse("it has a system call filter of its own (seccomp), which is not saved yet");
+    }
+    if seen.fields.number("Seccomp") == Some(1) {
+        refuse("it is in strict seccomp mode, which is not saved yet");
+    }
+    // One number per pid namespace: its own must be the container's.
+    let depth = |pid: u32| dormouse_kernel::proc::fields(pid).map(|f| f.pids().len());
+    if depth(survey.subject.init).is_ok_and(|d| d != seen.fields.pids().len()) {
+        refuse("it is in a pid namespace of its own, which is not saved yet");
+    }
+    let own = |name: &str| {
+        let link = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
+        link(seen.pid) != link(survey.subject.init)
+    };
+    for name in ["user", "mnt", "ipc", "uts", "net", "cgroup", "time"] {
+        if own(name) {
+            let why = format!("it is in a {name} namespace of its own, which is not saved yet");
+            survey.found.refusals.push(seen.refuse("", why));
+        }
+    }
+    if let Err(why) = timer::posix(seen) {
+        survey.found.refusals.push(seen.refuse("", why));
+    }
+}
+
+/// What procfs tells of a process.
+pub(crate) fn record(seen: &Seen, surveyed: &Surveyed) -> Result<Process> {
+    let id = |field| seen.innermost(field).unwrap_or(0);
+    let mut record = Process {
+        pid: seen.inner,
+        parent: seen.parent,
+        group: id("NSpgid"),
+        session: id("NSsid"),
+        name: seen.name(),
+        ..Process::default()
+    };
+    if seen.is_zombie {
+        let code = thread::stat_field(seen.pid, seen.pid, 52).and_then(|c| c.parse().ok());
+        record.ended = Some(code.unwrap_or(0));
+        return Ok(record);
+    }
+    let umask = seen.fields.field("Umask").and_then(|u| u32::from_str_radix(u, 8).ok());
+    record.umask = umask.unwrap_or(0o022);
+    record.stopped = seen.stopped;
+    record.descriptors = surveyed.descriptors.clone();
+    record.directory = surveyed.directory;
+    record.limits = limits(seen.pid)?;
+    let adj = fs::read_to_string(format!("/proc/{}/oom_score_adj", seen.pid));
+    record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
+    for tid in &seen.tids {
+        record.threads.push(thread::record(seen, *tid)?);
+    }
+    record.pending = signal::pending(seen.pid, true)?;
+    Ok(record)
+}
+
+/// Limits in the order of `/proc/PID/limits`, with the kernel's numbers (getrlimit(2)).
+///
+/// prlimit(2) is no way: it refuses to tell of a process of another user without CAP_SYS_RESOURCE.
+const LIMITS: [(&str, u32); 16] = [
+    ("Max cpu time", 0),
+    ("Max file size", 1),
+    ("Max data size", 2),
+    ("Max stack size", 3),
+    ("Max core file size", 4),
+    ("Max resident set", 5),
+    ("Max processes", 6),
+    ("Max open files", 7),
+    ("Max locked memory", 8),
+    ("Max address space", 9),
+    ("Max file locks", 10),
+    ("Max pending signals", 11),
+    ("Max msgqueue size", 12),
+    ("Max nice priority", 13),
+    ("Max realtime priority", 14),
+    ("Max realtime timeout", 15),
+];
+
+fn limits(pid: u32) -> Result<Vec<Limit>> {
+    let path = format!("/proc/{pid}/limits");
+    let text = fs::read_to_string(&path).map_err(Error::file("cannot read", path))?;
+    let value = |word: Option<&str>| match word {
+        Some("unlimited") => Some(u64::MAX),
+        Some(word) => word.parse().ok(),
+        None => None,
+    };
+    let row = |(name, resource): &(&str, u32)| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let mut words = line.split_ascii_whitespace();
+        let (soft, hard) = (value(words.next())?, value(words.next())?);
+        Some(Limit { resource: *resource, soft, hard })
+    };
+    Ok(LIMITS.iter().filter_map(row).collect())
+}
+
+/// What only calls in the process itself tell, and its memory's layout.
+pub(crate) fn inside(
+    seen: &Seen,
+    record: &mut Process,
+    survey: &mut Survey<'_>,
+    mut memory: Memory,
+) -> Result<Memory> {
+    let pid = seen.pid;
+    let gadget = gadget(pid, &memory).ok_or(Errno::NOEXEC);
+    let gadget = gadget.map_err(Error::of("find a system call instruction in the memory", pid))?;
+    let mut step = || -> std::result::Result<u64, Errno> {
+        let mut remote = Remote::begin(pid, gadget)?;
+        let scratch = match Scratch::map(pid, &mut remote) {
+            Ok(scratch) => scratch,
+            Err(e) => {
+                give_back(remote)?;
+                return Err(e);
+            }
+        };
+        let asked = ask(seen, record, &mut remote, scratch);
+        let unmapped = scratch.unmap(&mut remote);
+        give_back(remote)?;
+        unmapped.and(asked)
+    };
+    let brk = step().map_err(Error::of("make calls in the memory", pid))?;
+    for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
+        threads_inside(seen, *tid, thread, gadget).map_err(Error::of("make calls in", *tid))?;
+    }
+    memory.layout = layout(pid, brk)?;
+    let link = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let link = link.to_string_lossy().into_owned();
+    let program = rustix::fs::stat(format!("/proc/{pid}/exe"))
+        .map_err(|e| e.to_string())
+        .and_then(|stat| file::mapped(survey, seen, &link, &stat, false, true));
+    match program {
+        Ok(index) => memory.program = Some(index),
+        Err(why) => survey.found.refusals.push(seen.refuse("program", why)),
+    }
+    Ok(memory)
+}
+
+/// Gives a task its registers back, so that it goes on as if it had not been stopped.
+fn give_back(remote: Remote) -> std::result::Result<(), Errno> {
+    let (registers, mask) = (thread::begin_again(remote.registers()), remote.mask());
+    remote.finish(&registers, mask)
+}
+
+/// Asks the first thread for its own and the process's state; gives the end of the heap.
+fn ask(
+    seen: &Seen,
+    record: &mut Process,
+    remote: &mut Remote,
+    scratch: Scratch,
+) -> std::result::Result<u64, Errno> {
+    if let Some(first) = record.threads.first_mut() {
+        thread::inside(first, remote, scratch)?;
+    }
+    record.actions = signal::actions(seen, remote, scratch)?;
+    record.interval_timers = signal::interval_timers(remote, scratch)?;
+    record.timers = timer::posix(seen).unwrap_or_default(); // refused before where it cannot be
+    for posix in &mut record.timers {
+        remote.call(libc::SYS_timer_gettime, [posix.id as u64, scratch.address])?;
+        let mut bytes = [0; 32];
+        scratch.read(&mut bytes)?;
+        let [interval_s, interval_ns, value_s, value_ns] = signal::numbers(&bytes);
+        let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        posix.interval_ns = ns(interval_s, interval_ns);
+        posix.value_ns = ns(value_s, value_ns);
+        let inner = |tid: u32| dormouse_kernel::proc::fields(tid).ok()?.pids().last().copied();
+        posix.tid = inner(posix.tid).unwrap_or(seen.inner);
+    }
+    let prctl = |remote: &mut Remote, request: i32| {
+        remote.call(libc::SYS_prctl, [request as u64, scratch.address, 0, 0, 0])
+    };
+    record.dumpable = prctl(remote, libc::PR_GET_DUMPABLE)?;
+    scratch.write(&[0; 8])?;
+    prctl(remote, libc::PR_GET_CHILD_SUBREAPER)?;
+    record.subreaper = scratch.number()? != 0;
+    remote.call(libc::SYS_brk, [0])
+}
+
+fn threads_inside(
+    seen: &Seen,
+    tid: u32,
+    record: &mut crate::format::Thread,
+    gadget: u64,
+) -> std::result::Result<(), Errno> {
+    let mut remote = Remote::begin(tid, gadget)?;
+    let asked = Scratch::map(seen.pid, &mut remote).and_then(|scratch| {
+        let asked = thread::inside(record, &mut remote, scratch);
+        scratch.unmap(&mut remote).and(asked)
+    });
+    give_back(remote)?;
+    asked
+}
+
+/// The address of a `syscall` instruction: in the kernel's own object, or anywhere in code.
+fn gadget(pid: u32, memory: &Memory) -> Option<u64> {
+    let code = memory.areas.iter().filter(|a| a.access & 4 != 0).map(|a| (a.start, a.bytes()));
+    memory.vdso.into_iter().chain(code).find_map(|(start, bytes)| find(pid, start, bytes))
+}
+
+/// Looks for `syscall` (0f 05), a page at a time from the end: data comes before code.
+pub(crate) fn find(pid: u32, start: u64, bytes: u64) -> Option<u64> {
+    let mut page = [0; 4096];
+    for at in (0..bytes / 4096).rev().map(|page| start + page * 4096) {
+        // Data of the kernel's own cannot be read this way.
+        if call::read_memory(pid, &mut page, &[(at, 4096)]).is_ok_and(|n| n == 4096)
+            && let Some(offset) = page.windows(2).position(|w| w == [0x0f, 0x05])
+        {
+            return Some(at + offset as u64);
+        }
+    }
+    None
+}
+
+fn layout(pid: u32, brk: u64) -> Result<Layout> {
+    let field = |n| {
+        let text = thread::stat_field(pid, pid, n);
+        text.and_then(|t| t.parse::<u64>().ok()).ok_or(Errno::BADMSG)
+    };
+    let all = || -> std::result::Result<Layout, Errno> {
+        Ok(Layout {
+            start_code: field(26)?,
+            end_code: field(27)?,
+            start_stack: field(28)?,
+            start_data: field(45)?,
+            end_data: field(46)?,
+            start_brk: field(47)?,
+            brk,
+            arg_start: field(48)?,
+            arg_end: field(49)?,
+            env_start: field(50)?,
+            env_end: field(51)?,
+        })
+    };
+    all().map_err(Error::of("read the layout of the memory", pid))
+}

@@ -1,0 +1,202 @@
+//! Threads: registers, masks, what the kernel was told about them; and the call they are in.
+//!
+//! To stop a thread the kernel takes it out of a call that waits. Most such calls begin again by
+//! themselves, which the registers say (`rax` is -ERESTARTSYS and its like) and the kernel does on
+//! the thread's way back. Two kinds do not:
+//!
+//! - some calls (epoll_wait(2), sigtimedwait(2), ...) then fail with EINTR, which programs see:
+//!   signal(7), "even in the absence of signal handlers". They are made to begin again;
+//! - calls with a time limit that the kernel keeps to itself (nanosleep(2), poll(2), futex(2)) go
+//!   on by restart_syscall(2), which only the same task can. Their rest of the time is kept.
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, Registers};
+use dormouse_kernel::proc;
+
+use super::signal;
+use super::tree::Seen;
+use crate::error::{Error, Result};
+use crate::format::{Bytes, Credentials, Restart, Rseq, Thread};
+use crate::inject::remote::{Remote, Scratch};
+
+const ERESTARTNOHAND: i64 = 514;
+const ERESTART_RESTARTBLOCK: i64 = 516;
+
+/// Calls that fail with EINTR when their thread was stopped, and mean nothing else by it.
+const SPURIOUS: [i64; 9] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_io_getevents,
+    libc::SYS_msgrcv,
+    libc::SYS_msgsnd,
+];
+
+/// What ptrace and procfs tell of a thread; no call is made in it yet.
+pub(crate) fn record(seen: &Seen, tid: u32) -> Result<Thread> {
+    let fields = proc::fields(tid).map_err(|_| Error::of("look at a thread", tid)(Errno::SRCH))?;
+    let step = |step| Error::of(step, tid);
+    let mut extended = vec![0; 16 << 10];
+    let used =
+        call::extended_state(tid, &mut extended).map_err(step("read the extended registers"))?;
+    extended.truncate(used);
+    let rseq = call::rseq_configuration(tid).map_err(step("read the rseq"))?;
+    let rseq = (rseq.address != 0).then_some(Rseq {
+        address: rseq.address,
+        length_bytes: rseq.length_bytes,
+        signature: rseq.signature,
+    });
+    let inner = fields.pids().last().copied().unwrap_or(0);
+    let nice = stat_field(seen.pid, tid, 19).and_then(|n| n.parse().ok()).unwrap_or(0);
+    Ok(Thread {
+        tid: inner,
+        name: fields.field("Name").unwrap_or_default().to_owned(),
+        extended: Bytes(extended),
+        pending: signal::pending(tid, false)?,
+        robust_list: call::robust_list(tid).map_err(step("read the robust list"))?,
+        rseq,
+        credentials: credentials(seen, &fields),
+        nice,
+        ..Thread::default()
+    })
+}
+
+/// Field `number` (as proc(5) counts) of a task's stat.
+pub(crate) fn stat_field(pid: u32, tid: u32, number: usize) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    let rest = text.rsplit_once(')')?.1;
+    rest.split_ascii_whitespace().nth(number.checked_sub(3)?).map(str::to_owned)
+}
+
+/// Registers and mask, and what only calls in the thread itself tell.
+pub(crate) fn inside(
+    thread: &mut Thread,
+    remote: &mut Remote,
+    scratch: Scratch,
+) -> std::result::Result<(), Errno> {
+    thread.mask = remote.mask();
+    thread.registers = begin_again(remote.registers());
+    thread.alternate_stack = signal::alternate_stack(remote, scratch)?;
+    const GET_TID_ADDRESS: u64 = 40;
+    remote.call(libc::SYS_prctl, [GET_TID_ADDRESS, scratch.address, 0, 0, 0])?;
+    thread.tid_address = scratch.number()?;
+    scratch.write(&[0; 8])?;
+    remote.call(libc::SYS_prctl, [libc::PR_GET_PDEATHSIG as u64, scratch.address, 0, 0, 0])?;
+    thread.parent_death_signal = scratch.number()? as i32;
+    let bits = remote.call(libc::SYS_prctl, [libc::PR_GET_SECUREBITS as u64, 0, 0, 0, 0])?;
+    thread.credentials.securebits = bits;
+    thread.restart = restart(&thread.registers, |address| {
+        let mut bytes = [0; 16];
+        let places = [(address, 16)];
+        let read = call::read_memory(scratch.pid(), &mut bytes, &places).ok()?;
+        let [seconds, nanoseconds] = signal::numbers(&bytes);
+        (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
+    });
+    Ok(())
+}
+
+/// Registers with which a call that would fail for no reason begins again.
+pub(crate) fn begin_again(registers: Registers) -> Registers {
+    let was_interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
+    if was_interrupted && SPURIOUS.contains(&(registers.orig_rax as i64)) {
+        return Registers { rax: -ERESTARTNOHAND as u64, ..registers };
+    }
+    registers
+}
+
+/// How a call goes on that only its own task could restart. `timespec` reads one of the thread's.
+///
+/// LIMIT: what is left of the time is known where the kernel tells it to the program (nanosleep
+/// with somewhere to put it); otherwise the whole time begins again.
+fn restart(registers: &Registers, timespec: impl Fn(u64) -> Option<u64>) -> Option<Restart> {
+    if registers.rax as i64 != -ERESTART_RESTARTBLOCK {
+        return None;
+    }
+    let call = registers.orig_rax as i64;
+    let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
+    let args = [rdi, rsi, rdx, r10, r8, r9];
+    let (whole, rest) = match call {
+        libc::SYS_nanosleep => (timespec(rdi), rsi),
+        libc::SYS_clock_nanosleep => (timespec(rdx), r10),
+        libc::SYS_futex => (timespec(r10), 0),
+        libc::SYS_poll => (Some((rdx as u32 as i32).max(0) as u64 * 1_000_000), 0),
+        _ => (None, 0),
+    };
+    let rest = if rest == 0 { None } else { timespec(rest) };
+    let remaining_ns = rest.or(whole)?;
+    Some(Restart { call, args, remaining_ns })
+}
+
+/// Who a thread is, with the ids of its own user namespace.
+fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
+    let maps = Maps::read(seen.pid);
+    let ids = |field: &str, map: &[(u32, u32, u32)]| {
+        let mut all = [0; 4];
+        let words = fields.field(field).unwrap_or_default().split_ascii_whitespace();
+        for (slot, word) in all.iter_mut().zip(words) {
+            *slot = word.parse().map_or(u32::MAX, |id| Maps::inside(map, id));
+        }
+        all
+    };
+    let groups = fields.field("Groups").unwrap_or_default().split_ascii_whitespace();
+    let groups = groups.filter_map(|g| g.parse().ok()).map(|g| Maps::inside(&maps.gids, g));
+    let capability = |name| fields.mask(name).unwrap_or(0);
+    Credentials {
+        uids: ids("Uid", &maps.uids),
+        gids: ids("Gid", &maps.gids),
+        groups: groups.collect(),
+        capabilities: ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(capability),
+        securebits: 0,
+        no_new_privileges: fields.number("NoNewPrivs") == Some(1),
+        filters: fields.number("Seccomp_filters").unwrap_or(0) as u32,
+    }
+}
+
+/// The ids of a user namespace: first inside, first outside, how many.
+struct Maps {
+    uids: Vec<(u32, u32, u32)>,
+    gids: Vec<(u32, u32, u32)>,
+}
+
+impl Maps {
+    fn read(pid: u32) -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let row = |line: &str| {
+                let mut numbers = line.split_ascii_whitespace().map(|n| n.parse().ok());
+                Some((numbers.next()??, numbers.next()??, numbers.next()??))
+            };
+            text.lines().filter_map(row).collect()
+        };
+        Self { uids: read("uid_map"), gids: read("gid_map") }
+    }
+
+    fn inside(map: &[(u32, u32, u32)], id: u32) -> u32 {
+        let hit = map.iter().find(|(_, outside, count)| id >= *outside && id - outside < *count);
+        hit.map_or(u32::MAX, |(inside, outside, _)| inside + (id - outside))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_begin_again_or_go_on() {
+        let of = |call: i64, returned: i64| Registers {
+            orig_rax: call as u64,
+            rax: returned as u64,
+            ..Registers::default()
+        };
+        let again = begin_again(of(libc::SYS_epoll_wait, -4));
+        assert_eq!(again.rax as i64, -ERESTARTNOHAND);
+        let read = of(libc::SYS_read, -4);
+        assert_eq!(begin_again(read), read, "a read that says EINTR means it");
+        let poll = Registers { rdx: 1500, ..of(libc::SYS_poll, -516) };
+        assert_eq!(restart(&poll, |_| None).unwrap().remaining_ns, 1_500_000_000);
+        assert!(restart(&of(libc::SYS_poll, -512), |_| None).is_none());
+    }
+}

@@ -1,0 +1,88 @@
+//! Timers: descriptors (timerfd) and POSIX timers.
+
+use std::fs;
+
+use super::object::{Open, Survey, Why};
+use super::tree::Seen;
+use crate::format::{PosixTimer, Thing, TimerFd};
+
+pub(crate) fn is_timer(open: &Open<'_>) -> bool {
+    open.link == "anon_inode:[timerfd]"
+}
+
+pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let record = || {
+        Some(TimerFd {
+            flags: open.flags(),
+            clock: open.field("clockid")?.parse().ok()?,
+            ticks: open.field("ticks")?.parse().ok()?,
+            value_ns: pair_ns(open.field("it_value")?)?,
+            interval_ns: pair_ns(open.field("it_interval")?)?,
+        })
+    };
+    let timer: TimerFd = record().ok_or("a timerfd of which the kernel tells too little")?;
+    let settime = open.field("settime flags").and_then(|f| u32::from_str_radix(f, 8).ok());
+    const CANCEL_ON_SET: u32 = 2;
+    if settime.unwrap_or(0) & CANCEL_ON_SET != 0 {
+        return Err("a timerfd that ends when the clock is set, which is not saved yet".into());
+    }
+    Ok(Thing::Timer(timer))
+}
+
+/// Reads `(SECONDS, NANOSECONDS)`.
+fn pair_ns(text: &str) -> Option<u64> {
+    let (seconds, nanoseconds) = text.trim_matches(['(', ')']).split_once(',')?;
+    let seconds: u64 = seconds.trim().parse().ok()?;
+    let nanoseconds: u64 = nanoseconds.trim().parse().ok()?;
+    seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
+}
+
+/// The POSIX timers of a process, as `/proc/PID/timers` tells; how long until they ring is asked
+/// of the process itself.
+pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Why> {
+    let text = fs::read_to_string(format!("/proc/{}/timers", seen.pid)).unwrap_or_default();
+    let mut all = Vec::new();
+    for line in text.lines() {
+        let Some((name, value)) = line.split_once(':') else { continue };
+        let value = value.trim();
+        if name == "ID" {
+            all.push(PosixTimer {
+                id: value.parse().unwrap_or(-1),
+                clock: 0,
+                notify: 0,
+                signal: 0,
+                value: 0,
+                tid: 0,
+                value_ns: 0,
+                interval_ns: 0,
+            });
+            continue;
+        }
+        let Some(timer) = all.last_mut() else { continue };
+        match name {
+            "signal" => {
+                let (signal, pointer) = value.split_once('/').unwrap_or((value, "0"));
+                timer.signal = signal.parse().unwrap_or(0);
+                timer.value = u64::from_str_radix(pointer, 16).unwrap_or(0);
+            }
+            "notify" => {
+                // `signal/tid.5`, `none/pid.5`, `thread/pid.5`
+                let (how, whom) = value.split_once('/').unwrap_or((value, ""));
+                let is_tid = whom.starts_with("tid.");
+                timer.notify = match how {
+                    "signal" => 0,
+                    "none" => 1,
+                    _ => return Err("a POSIX timer of unknown notification".into()),
+                };
+                if is_tid {
+                    timer.notify |= 4;
+                }
+                let number = whom.split_once('.').map_or("", |(_, n)| n);
+                timer.tid = number.parse().unwrap_or(0);
+            }
+            "ClockID" => timer.clock = value.parse().unwrap_or(0),
+            _ => {}
+        }
+    }
+    Ok(all)
+}

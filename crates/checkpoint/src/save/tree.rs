@@ -1,0 +1,209 @@
+//! Finding all processes of a container, and stopping them.
+//!
+//! The tree is walked from the first process along `/proc/PID/task/TID/children`, which also tells
+//! of processes that have ended and wait to be reaped. What the cgroup holds beyond that was put
+//! there from outside ([`super::object::Survey::outsiders`]).
+
+use std::collections::HashMap;
+use std::fs;
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::call::{self, Stop, TraceOptions};
+use dormouse_kernel::proc::{self, Fields};
+use dormouse_kernel::{Errno, pidfd};
+use rustix::fd::OwnedFd;
+
+use super::Subject;
+use crate::error::{Error, Refusal, Result as Outcome};
+use crate::inject::remote::EVENT_STOP;
+
+/// How long a task may take to stand still. One that waits for a disk cannot before that is done.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+/// A process that was found.
+#[derive(Debug)]
+pub struct Seen {
+    /// The host's id.
+    pub(crate) pid: u32,
+    /// The container's id.
+    pub(crate) inner: u32,
+    /// The container's id of its parent, 0 for the first.
+    pub(crate) parent: u32,
+    /// `/proc/PID/status`.
+    pub(crate) fields: Fields,
+    /// It has ended and waits to be reaped.
+    pub(crate) is_zombie: bool,
+    /// Its threads by the host's ids, the first being itself.
+    pub(crate) tids: Vec<u32>,
+    /// The signal of job control that it is stopped by.
+    pub(crate) stopped: Option<i32>,
+    /// Itself; none where it has ended.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+impl Seen {
+    /// What `ps` shows.
+    pub(crate) fn name(&self) -> String {
+        self.fields.field("Name").unwrap_or_default().to_owned()
+    }
+
+    /// A field of status that has one value per pid namespace: the innermost.
+    pub(crate) fn innermost(&self, field: &str) -> Option<u32> {
+        self.fields.field(field)?.split_ascii_whitespace().next_back()?.parse().ok()
+    }
+
+    /// That something of it cannot be saved.
+    pub(crate) fn refuse(&self, what: impl Into<String>, why: impl Into<String>) -> Refusal {
+        Refusal { pid: self.inner, process: self.name(), what: what.into(), why: why.into() }
+    }
+}
+
+/// All processes, parents before children.
+pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
+    let mut all = Vec::new();
+    let mut next = vec![(subject.init, 0)];
+    while let Some((pid, parent)) = next.pop() {
+        // It may end while it is looked at.
+        let Some(seen) = look_at(pid, parent)? else { continue };
+        for tid in &seen.tids {
+            let path = format!("/proc/{pid}/task/{tid}/children");
+            let text = fs::read_to_string(path).unwrap_or_default(); // ended meanwhile
+            let children = text.split_ascii_whitespace().filter_map(|c| c.parse().ok());
+            next.extend(children.map(|child| (child, seen.inner)));
+        }
+        all.push(seen);
+    }
+    if all.first().is_none_or(|first| first.is_zombie) {
+        return Err(Error::of("look at the first process", subject.init)(Errno::SRCH));
+    }
+    Ok(all)
+}
+
+fn look_at(pid: u32, parent: u32) -> Outcome<Option<Seen>> {
+    let Ok(fields) = proc::fields(pid) else { return Ok(None) };
+    let Some(inner) = fields.pids().last().copied() else { return Ok(None) };
+    let is_zombie = fields.field("State").is_some_and(|s| s.starts_with(['Z', 'X']));
+    let mut tids = vec![pid];
+    for entry in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let tid: Option<u32> = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        tids.extend(tid.filter(|tid| *tid != pid));
+    }
+    let pidfd = if is_zombie { None } else { pidfd::open(pid).ok() };
+    let stopped = None;
+    Ok(Some(Seen { pid, inner, parent, fields, is_zombie, tids, stopped, pidfd }))
+}
+
+/// A container all of whose tasks stand still. They go on when it is dropped.
+///
+/// It belongs to the thread that made it: a tracer is a thread.
+#[derive(Debug)]
+pub struct Stopped {
+    processes: Vec<Seen>,
+    held: Held,
+    took: Duration,
+}
+
+impl Stopped {
+    pub(crate) fn processes(&self) -> &[Seen] {
+        &self.processes
+    }
+
+    pub(crate) fn took(&self) -> Duration {
+        self.took
+    }
+
+    /// Kills all tasks, none of which runs again: `kill` sends SIGKILL to every process. Returns
+    /// when the last has ended.
+    pub fn kill<E>(mut self, kill: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+        kill()?;
+        // A tracer hears of the end of its tracees before their parents do. The first process of a
+        // pid namespace waits for all others, so no order can be chosen.
+        while let Ok((tid, stop)) = call::wait_stop(None) {
+            if matches!(stop, Stop::Ended(_)) {
+                self.held.tasks.remove(&tid);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tasks that were seized, with the signal they are stopped by.
+#[derive(Debug, Default)]
+struct Held {
+    tasks: HashMap<u32, Option<i32>>,
+    of_one_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for tid in self.tasks.keys() {
+            // One that is gone needs nothing; a stop by job control goes on by itself.
+            let _ = call::detach(*tid, 0);
+        }
+    }
+}
+
+/// Stops everything.
+pub(crate) fn stop(subject: &Subject) -> Outcome<Stopped> {
+    let began = Instant::now();
+    let mut held = Held::default();
+    loop {
+        let mut processes = look(subject)?;
+        let mut is_new = false;
+        for seen in processes.iter().filter(|p| !p.is_zombie) {
+            for tid in &seen.tids {
+                if held.tasks.contains_key(tid) {
+                    continue;
+                }
+                is_new = true;
+                seize(*tid, &mut held, seen, began + STOP_WITHIN)?;
+            }
+        }
+        if !is_new {
+            for seen in &mut processes {
+                seen.stopped = held.tasks.get(&seen.pid).copied().flatten();
+            }
+            return Ok(Stopped { processes, held, took: began.elapsed() });
+        }
+    }
+}
+
+fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<()> {
+    let options = TraceOptions::SUSPEND_SECCOMP | TraceOptions::SYSGOOD;
+    match call::seize(tid, options) {
+        Ok(()) => {}
+        Err(Errno::SRCH) => return Ok(()), // ended meanwhile
+        Err(Errno::PERM) => {
+            let why = "somebody traces it (a debugger?): end that first";
+            return Err(Error::Refused(vec![seen.refuse("", why)]));
+        }
+        Err(e) => return Err(Error::of("seize a task", tid)(e)),
+    }
+    held.tasks.insert(tid, None);
+    call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
+    loop {
+        match call::poll_stop(tid).map_err(Error::of("wait for a task", tid))? {
+            Some(Stop::Event(EVENT_STOP, signal)) => {
+                let is_job_control = signal != libc::SIGTRAP;
+                held.tasks.insert(tid, is_job_control.then_some(signal));
+                return Ok(());
+            }
+            // It is delivered, and the stop comes after it.
+            Some(Stop::Signal(signal)) => {
+                call::resume(tid, signal).map_err(Error::of("resume a task", tid))?;
+            }
+            Some(Stop::Ended(_)) => {
+                held.tasks.remove(&tid);
+                return Ok(());
+            }
+            Some(_) => call::resume(tid, 0).map_err(Error::of("resume a task", tid))?,
+            None if Instant::now() > deadline => {
+                let why = "it does not stand still: it waits for a disk, or for a child that was \
+                           made by vfork and has not executed yet";
+                return Err(Error::Refused(vec![seen.refuse("", why)]));
+            }
+            None => std::thread::sleep(Duration::from_micros(20)),
+        }
+    }
+}

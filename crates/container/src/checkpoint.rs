@@ -1,0 +1,338 @@
+//! A container's processes as files, and back: what the engine adds to the crate `checkpoint`.
+//!
+//! Checkpoints of a container are directories `LIB/containers/ID/checkpoints/N`, numbered from 1, or
+//! wherever the operator says. They hold processes; files stay where they are, in the container's
+//! own layer, so a checkpoint that comes back finds them as they are by then.
+//!
+//! **Saving** stops all processes, publishes, and only then kills them: whoever is killed in between
+//! leaves the container running, or stopped with a whole checkpoint. **Restoring** is a start
+//! ([`crate::start`]) whose newborn follows a restore program instead of executing; everything that
+//! confines it comes from `config.json`.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use dormouse_checkpoint::format::Reader;
+use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
+use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
+use dormouse_checkpoint::{Error as CheckpointError, Refusal};
+use dormouse_launch::{Follow, Plan};
+use dormouse_model::{Config, ContainerId, MountKind, State};
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::start::{self, Running};
+use crate::user::Account;
+
+/// How a checkpoint is made.
+#[derive(Debug, Clone, Default)]
+pub struct CheckpointOptions {
+    /// The processes go on.
+    pub leave_running: bool,
+    /// The directory it becomes, which must not exist; otherwise the container's next.
+    pub to: Option<PathBuf>,
+}
+
+/// Which checkpoint is meant.
+#[derive(Debug, Clone, Default)]
+pub enum From {
+    /// The container's last.
+    #[default]
+    Last,
+    /// One of the container's, by its number.
+    Number(u32),
+    /// A directory.
+    Directory(PathBuf),
+}
+
+/// A checkpoint that was made.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its number among the container's, unless it went elsewhere.
+    pub number: Option<u32>,
+    /// How long it took, how much it is.
+    pub figures: Figures,
+}
+
+/// A checkpoint of a container.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// Its number.
+    pub number: u32,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// When it was made, in milliseconds since the epoch; `None` where it is damaged.
+    pub created_unix_ms: Option<i64>,
+    /// Its processes; 0 where it is damaged.
+    pub processes: usize,
+    /// What is wrong with it.
+    pub damage: Option<String>,
+}
+
+/// A checkpoint on its way back.
+pub(crate) struct Comeback {
+    reader: Reader,
+}
+
+impl Engine {
+    /// Everything that keeps a running container from being saved, by name; nothing is stopped.
+    pub fn explain(&self, id: &ContainerId) -> Result<Vec<Refusal>> {
+        let config = self.config(id)?;
+        let subject = self.subject(&config)?;
+        let mut refusals = self.refusals(&config)?;
+        refusals.extend(save::explain(&subject)?);
+        Ok(refusals)
+    }
+
+    /// Saves the processes of a running container.
+    pub fn checkpoint(&self, id: &ContainerId, options: &CheckpointOptions) -> Result<Made> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let (mut init, _) = self.alive(&config)?;
+        if init.paused {
+            return Err(self.not(&config, State::Paused, "unpause it first"));
+        }
+        if config.auto_remove && !options.leave_running {
+            return Err(Error::Invalid(
+                "a container of --rm is removed when it stops, with its checkpoints: use \
+                 --leave-running and --to"
+                    .into(),
+            ));
+        }
+        let refusals = self.refusals(&config)?;
+        if !refusals.is_empty() {
+            return Err(CheckpointError::Refused(refusals).into());
+        }
+        let (path, number) = match &options.to {
+            Some(path) => (path.clone(), None),
+            None => {
+                let number = self.numbers(id)?.last().map_or(1, |n| n + 1);
+                let all = self.checkpoints_dir(id);
+                crate::disk::make_dir(&all, 0o700)?;
+                (all.join(number.to_string()), Some(number))
+            }
+        };
+        let subject = self.subject(&config)?;
+        let mut stopped = save::stop(&subject)?;
+        let figures = stopped.write(&subject, &path)?;
+        if !options.leave_running {
+            // ORDER: published above; now, and not before, the processes may go.
+            init.stopping = true;
+            self.write_init(id, &init)?;
+            let cgroup = self.cgroups()?.find(id.as_str())?;
+            stopped.kill(|| cgroup.map_or(Ok(()), |cgroup| cgroup.kill()))?;
+            let look = self.look(&config)?;
+            self.kill_locked(&config, &look)?;
+        }
+        let place = path.display().to_string();
+        self.record("checkpoint", id.as_str(), config.name.as_str(), &[("path", place)]);
+        Ok(Made { path, number, figures })
+    }
+
+    /// Brings the processes of a stopped container back.
+    pub fn restore(&self, id: &ContainerId, from: &From) -> Result<Running> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let look = self.look(&config)?;
+        if look.is_alive() {
+            return Err(self.not(&config, look.state, "stop it first"));
+        }
+        let path = self.find_checkpoint(&config, from)?;
+        let reader = Reader::open(&path)?;
+        let whose = &reader.records().about.container;
+        if whose != id.as_str() {
+            return Err(Error::Invalid(format!(
+                "the checkpoint is of container {whose}, whose files this container does not have"
+            )));
+        }
+        reader.verify()?;
+        self.settle_locked(&config, false)?;
+        self.start_restored(&config, &Comeback { reader })
+    }
+
+    /// The checkpoints of a container, oldest first.
+    pub fn checkpoints(&self, id: &ContainerId) -> Result<Vec<Checkpoint>> {
+        let mut all = Vec::new();
+        for number in self.numbers(id)? {
+            let path = self.checkpoints_dir(id).join(number.to_string());
+            let files = fs::read_dir(&path).into_iter().flatten().flatten();
+            let bytes = files.filter_map(|f| f.metadata().ok()).map(|m| m.blocks() * 512).sum();
+            let mut one = Checkpoint {
+                number,
+                path,
+                bytes,
+                created_unix_ms: None,
+                processes: 0,
+                damage: None,
+            };
+            match Reader::open(&one.path) {
+                Ok(reader) => {
+                    one.created_unix_ms = Some(reader.records().about.created_unix_ms);
+                    one.processes = reader.records().processes.len();
+                }
+                Err(e) => one.damage = Some(e.to_string()),
+            }
+            all.push(one);
+        }
+        Ok(all)
+    }
+
+    /// Where a checkpoint is.
+    pub fn checkpoint_path(&self, id: &ContainerId, from: &From) -> Result<PathBuf> {
+        self.find_checkpoint(&self.config(id)?, from)
+    }
+
+    /// Removes a checkpoint of a container.
+    pub fn remove_checkpoint(&self, id: &ContainerId, number: u32) -> Result<()> {
+        let _lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let path = self.find_checkpoint(&config, &From::Number(number))?;
+        // Renamed first: a half-removed checkpoint has no number.
+        let gone = path.with_file_name(format!(".gone-{number}"));
+        let _ = fs::remove_dir_all(&gone); // of a removal that was killed
+        fs::rename(&path, &gone).map_err(Error::file("cannot remove", &path))?;
+        fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", gone))
+    }
+
+    fn checkpoints_dir(&self, id: &ContainerId) -> PathBuf {
+        self.dir(id).join("checkpoints")
+    }
+
+    fn numbers(&self, id: &ContainerId) -> Result<Vec<u32>> {
+        let dir = self.checkpoints_dir(id);
+        let listing = match fs::read_dir(&dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(Error::file("cannot list", &dir))?,
+        };
+        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+        let mut all: Vec<u32> = listing.flatten().filter_map(number).collect();
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    fn find_checkpoint(&self, config: &Config, from: &From) -> Result<PathBuf> {
+        let none = |number| Error::NoCheckpoint { name: config.name.to_string(), number };
+        let numbers = self.numbers(&config.id)?;
+        let number = match from {
+            From::Directory(path) => return Ok(path.clone()),
+            From::Last => *numbers.last().ok_or_else(|| none(None))?,
+            From::Number(number) if numbers.contains(number) => *number,
+            From::Number(number) => return Err(none(Some(*number))),
+        };
+        Ok(self.checkpoints_dir(&config.id).join(number.to_string()))
+    }
+
+    /// A running container, as the crate `checkpoint` sees it.
+    fn subject(&self, config: &Config) -> Result<Subject> {
+        let (init, _) = self.alive(config)?;
+        let pids = self.pids(&config.id)?;
+        let logs = self.logs(&config.id)?;
+        let mut outside = Vec::new();
+        for path in std::iter::once(&logs.stdout).chain(&logs.stderr) {
+            // One that was never opened is no file yet.
+            let Ok(meta) = fs::metadata(path) else { continue };
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            outside.push(Outside { name, identity: (meta.dev(), meta.ino()) });
+        }
+        Ok(Subject {
+            id: config.id.to_string(),
+            name: config.name.to_string(),
+            init: init.pid,
+            pids,
+            outside,
+            filters: u32::from(start::is_filtered(&config.security)),
+        })
+    }
+
+    /// What of a container as a whole cannot be saved.
+    fn refusals(&self, config: &Config) -> Result<Vec<Refusal>> {
+        let mut all = Vec::new();
+        let mut refuse = |why: String| {
+            let (process, what) = (String::new(), String::new());
+            all.push(Refusal { pid: 0, process, what, why });
+        };
+        if config.init {
+            refuse("its first process is the init of the house (--init), not saved yet".into());
+        }
+        if config.systemd {
+            refuse("its first process is a systemd, which is not saved yet".into());
+        }
+        // Memory filesystems are made anew at every start: what is in them would be lost.
+        let shared = self.places().shared().join(config.id.as_str());
+        let holds = |name: &str| {
+            let dir = fs::read_dir(shared.join(name));
+            dir.is_ok_and(|mut dir| dir.next().is_some())
+        };
+        if holds("shm") {
+            refuse("/dev/shm has files in it, which are not saved yet".into());
+        }
+        for (n, mount) in config.mounts.iter().enumerate() {
+            let target = &mount.target;
+            match &mount.kind {
+                MountKind::Tmpfs { size_bytes: Some(_), .. } => {
+                    refuse(format!("{target} is a tmpfs of limited size, which is not saved yet"));
+                }
+                MountKind::Tmpfs { size_bytes: None, .. } if holds(&format!("mount-{n}")) => {
+                    refuse(format!("{target} is a tmpfs with files in it, not saved yet"));
+                }
+                _ => {}
+            }
+        }
+        Ok(all)
+    }
+
+    /// The last part of a restore's plan, in the place of the program.
+    pub(crate) fn plan_restore(
+        &self,
+        plan: &mut Plan,
+        config: &Config,
+        account: &Account,
+        from: &Comeback,
+    ) -> Result<Restore> {
+        let security = &config.security;
+        let granted = start::granted(security)?;
+        let allowed = Allowed {
+            capabilities: granted.bits(),
+            uid: account.uid,
+            gid: account.gid,
+            groups: account.groups.clone(),
+            ids: if config.ids.wide { 65_536 } else { 32_767 },
+            no_new_privileges: security.no_new_privileges,
+        };
+        let restore = load::prepare(&from.reader, &allowed)?;
+        let log = self.dir(&config.id);
+        let descriptors = restore.wants().iter().map(|wanted| match wanted {
+            Wanted::Pages => Ok(load::pages_of(&from.reader)?),
+            Wanted::Outside(name) => outside(&log, name),
+        });
+        let descriptors = descriptors.collect::<Result<Vec<OwnedFd>>>()?;
+        plan.setsid();
+        start::plan_rlimits(plan, security)?;
+        plan.sync();
+        start::plan_confinement(plan, config, security, granted);
+        let program = restore.program();
+        plan.follow(Follow {
+            memory: start::clone_fd(std::os::fd::AsFd::as_fd(program.memory()))?,
+            base: program.base(),
+            length_bytes: program.length_bytes(),
+            start: program.start(),
+            descriptors_at: program.descriptors_at(),
+            descriptors,
+        });
+        Ok(restore)
+    }
+}
+
+/// A standard stream by the name it was saved under.
+fn outside(log: &Path, name: &str) -> Result<OwnedFd> {
+    match name {
+        "stdout.log" | "stderr.log" => start::open_log(&log.join(name)),
+        _ => Err(Error::Invalid(format!("the checkpoint asks for a stream '{name}'"))),
+    }
+}

@@ -1,0 +1,56 @@
+//! Options of sockets by number (getsockopt(2), setsockopt(2)), for those who save sockets.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::check;
+use crate::Errno;
+
+/// getsockopt(2) into a buffer; gives how much of it was filled.
+pub fn socket_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    buffer: &mut [u8],
+) -> Result<usize, Errno> {
+    let mut length = buffer.len() as libc::socklen_t;
+    // SAFETY: the kernel writes no more than the length says, which is the buffer's.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            level,
+            name,
+            buffer.as_mut_ptr(),
+            &raw mut length,
+        )
+    })?;
+    Ok(length as usize)
+}
+
+/// getsockopt(2) of an option that is an int.
+pub fn int_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> Result<i32, Errno> {
+    let mut bytes = [0; 4];
+    socket_option(socket, level, name, &mut bytes)?;
+    Ok(i32::from_ne_bytes(bytes))
+}
+
+/// setsockopt(2) of an option that is an int.
+pub fn set_int_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: i32,
+) -> Result<(), Errno> {
+    // SAFETY: pointer and length describe one int.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            socket.as_raw_fd(),
+            level,
+            name,
+            &raw const value,
+            size_of::<i32>(),
+        )
+    })
+    .map(drop)
+}

@@ -1,0 +1,432 @@
+//! Looking into another task and steering it: ptrace(2), kcmp(2), process_vm_readv(2), pagemaps.
+//!
+//! A tracer is a *thread*: every call on a tracee comes from the thread that seized it, and
+//! [`wait_stop`] hears of that thread's tracees and children alone. Task ids are those of the
+//! caller's pid namespace; a tracee keeps its id until its tracer has waited for its end, so here,
+//! and only here, a number names a task as well as a descriptor would.
+
+use std::cmp::Ordering;
+use std::ffi::c_long;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::check;
+use crate::Errno;
+
+bitflags::bitflags! {
+    /// Options of [`seize`].
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct TraceOptions: u64 {
+        /// Children by fork are tracees from birth.
+        const FORK = 0x2;
+        /// Children by vfork, the same.
+        const VFORK = 0x4;
+        /// Threads and other clones, the same.
+        const CLONE = 0x8;
+        /// Stops at a call say so by bit 7 of the signal.
+        const SYSGOOD = 0x1;
+        /// Every tracee is killed when the tracer ends.
+        const EXIT_KILL = 0x10_0000;
+        /// System call filters are not asked while the task is traced. Needs CAP_SYS_ADMIN of the
+        /// first user namespace. KERNEL(4.3).
+        const SUSPEND_SECCOMP = 0x20_0000;
+    }
+}
+
+fn ptrace(request: u32, tid: u32, address: u64, data: u64) -> Result<usize, Errno> {
+    // SAFETY: callers in this module pass numbers, or addresses of memory of theirs that is as
+    // large as the request says.
+    check(unsafe { libc::syscall(libc::SYS_ptrace, c_long::from(request), tid, address, data) })
+}
+
+/// PTRACE_SEIZE: becomes the tracer of a task, which goes on. EPERM where it has a tracer.
+pub fn seize(tid: u32, options: TraceOptions) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SEIZE, tid, 0, options.bits()).map(drop)
+}
+
+/// PTRACE_SETOPTIONS.
+pub fn set_trace_options(tid: u32, options: TraceOptions) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SETOPTIONS, tid, 0, options.bits()).map(drop)
+}
+
+/// PTRACE_INTERRUPT: a seized task stops soon, out of a system call if need be.
+pub fn interrupt(tid: u32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0).map(drop)
+}
+
+/// PTRACE_CONT, delivering `signal` unless it is 0.
+pub fn resume(tid: u32, signal: i32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_CONT, tid, 0, signal as u64).map(drop)
+}
+
+/// PTRACE_SINGLESTEP: one instruction.
+pub fn single_step(tid: u32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SINGLESTEP, tid, 0, 0).map(drop)
+}
+
+/// PTRACE_SYSCALL: until the entry to or the exit from a system call.
+pub fn resume_to_call(tid: u32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SYSCALL, tid, 0, 0).map(drop)
+}
+
+/// PTRACE_DETACH, delivering `signal` unless it is 0.
+pub fn detach(tid: u32, signal: i32) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_DETACH, tid, 0, signal as u64).map(drop)
+}
+
+/// PTRACE_GETEVENTMSG: the id of a new child, or the status of a task that ends.
+pub fn event_message(tid: u32) -> Result<u64, Errno> {
+    let mut message = 0u64;
+    ptrace(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut message as u64)?;
+    Ok(message)
+}
+
+/// The general registers of x86_64, as `struct user_regs_struct` has them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs, reason = "the names are the registers'")]
+pub struct Registers {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub eflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+    pub fs_base: u64,
+    pub gs_base: u64,
+    pub ds: u64,
+    pub es: u64,
+    pub fs: u64,
+    pub gs: u64,
+}
+
+/// PTRACE_GETREGS.
+pub fn registers(tid: u32) -> Result<Registers, Errno> {
+    let mut registers = Registers::default();
+    ptrace(libc::PTRACE_GETREGS, tid, 0, &raw mut registers as u64)?;
+    Ok(registers)
+}
+
+/// PTRACE_SETREGS. The kernel refuses bases outside user memory and keeps what a program must not
+/// change of the flags.
+pub fn set_registers(tid: u32, registers: &Registers) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SETREGS, tid, 0, registers as *const Registers as u64).map(drop)
+}
+
+/// NT_X86_XSTATE, the register set of PTRACE_GETREGSET that holds all beyond the general ones.
+const XSTATE: u64 = 0x202;
+
+/// PTRACE_GETREGSET of the extended state: fills `buffer` and says how much of it is used.
+pub fn extended_state(tid: u32, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    ptrace(libc::PTRACE_GETREGSET, tid, XSTATE, &raw mut iov as u64)?;
+    Ok(iov.iov_len)
+}
+
+/// PTRACE_SETREGSET of the extended state; EINVAL or EFAULT where it is none of this CPU.
+pub fn set_extended_state(tid: u32, state: &[u8]) -> Result<(), Errno> {
+    let mut iov = libc::iovec { iov_base: state.as_ptr() as *mut _, iov_len: state.len() };
+    ptrace(libc::PTRACE_SETREGSET, tid, XSTATE, &raw mut iov as u64).map(drop)
+}
+
+/// PTRACE_GETSIGMASK. KERNEL(3.11).
+pub fn signal_mask(tid: u32) -> Result<u64, Errno> {
+    let mut mask = 0u64;
+    ptrace(libc::PTRACE_GETSIGMASK, tid, 8, &raw mut mask as u64)?;
+    Ok(mask)
+}
+
+/// PTRACE_SETSIGMASK.
+pub fn set_signal_mask(tid: u32, mask: u64) -> Result<(), Errno> {
+    ptrace(libc::PTRACE_SETSIGMASK, tid, 8, &raw const mask as u64).map(drop)
+}
+
+/// Bytes of a `siginfo_t`.
+pub const SIGINFO_BYTES: usize = 128;
+
+/// PTRACE_PEEKSIGINFO: signal number `index` of the queue of the process (`shared`) or of the
+/// thread; `None` past its end.
+pub fn pending_signal(
+    tid: u32,
+    shared: bool,
+    index: u64,
+) -> Result<Option<[u8; SIGINFO_BYTES]>, Errno> {
+    #[repr(C)]
+    struct Args {
+        offset: u64,
+        flags: u32,
+        count: i32,
+    }
+    const PEEKSIGINFO: u32 = 0x4209;
+    let args = Args { offset: index, flags: u32::from(shared), count: 1 };
+    let mut info = [0u8; SIGINFO_BYTES];
+    let found = ptrace(PEEKSIGINFO, tid, &raw const args as u64, info.as_mut_ptr() as u64)?;
+    Ok((found == 1).then_some(info))
+}
+
+/// Where a task's restartable sequences are registered (rseq(2)).
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RseqConfiguration {
+    /// Address of the structure; 0 where there is none.
+    pub address: u64,
+    /// Its length.
+    pub length_bytes: u32,
+    /// What stands before abort handlers.
+    pub signature: u32,
+    /// Flags of the registration.
+    pub flags: u32,
+    padding: u32,
+}
+
+/// PTRACE_GET_RSEQ_CONFIGURATION. KERNEL(5.13).
+pub fn rseq_configuration(tid: u32) -> Result<RseqConfiguration, Errno> {
+    const REQUEST: u32 = 0x420f;
+    let mut found = RseqConfiguration::default();
+    let size = size_of::<RseqConfiguration>() as u64;
+    ptrace(REQUEST, tid, size, &raw mut found as u64)?;
+    Ok(found)
+}
+
+/// What [`wait_stop`] heard of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// A signal is about to be delivered.
+    Signal(i32),
+    /// A ptrace event by its number; with PTRACE_EVENT_STOP (128) also the signal of a group stop.
+    Event(i32, i32),
+    /// At the entry to or the exit from a system call.
+    Call,
+    /// The task has ended; the wait status.
+    Ended(i32),
+}
+
+/// waitpid(2) for a tracee of the calling thread, or for all of them where `tid` is `None`.
+///
+/// ECHILD where there is none.
+pub fn wait_stop(tid: Option<u32>) -> Result<(u32, Stop), Errno> {
+    loop {
+        if let Some(found) = wait(tid, 0)? {
+            return Ok(found);
+        }
+    }
+}
+
+/// The same for one tracee, not waiting: `None` where it runs.
+pub fn poll_stop(tid: u32) -> Result<Option<Stop>, Errno> {
+    wait(Some(tid), libc::WNOHANG).map(|found| found.map(|(_, stop)| stop))
+}
+
+fn wait(tid: Option<u32>, flags: i32) -> Result<Option<(u32, Stop)>, Errno> {
+    const NO_OTHER_THREADS: i32 = 0x2000_0000;
+    let which = tid.map_or(-1, |tid| tid as i32);
+    let flags = flags | libc::__WALL | NO_OTHER_THREADS;
+    let mut status = 0i32;
+    // SAFETY: the status is written where an i32 is; null asks for no usage.
+    let found = match check(unsafe {
+        libc::syscall(libc::SYS_wait4, which, &raw mut status, flags, std::ptr::null::<u8>())
+    }) {
+        Ok(0) | Err(Errno::INTR) => return Ok(None),
+        other => other?,
+    };
+    let stop = if libc::WIFSTOPPED(status) {
+        match (libc::WSTOPSIG(status), status >> 16) {
+            (signal, 0) if signal == libc::SIGTRAP | 0x80 => Stop::Call,
+            (signal, 0) => Stop::Signal(signal),
+            (signal, event) => Stop::Event(event, signal),
+        }
+    } else {
+        Stop::Ended(status)
+    };
+    Ok(Some((found as u32, stop)))
+}
+
+fn kcmp(kind: i32, one: (u32, u64), other: (u32, u64)) -> Result<Ordering, Errno> {
+    // SAFETY: only integers are passed, or a pointer that the caller has made for this request.
+    let found =
+        check(unsafe { libc::syscall(libc::SYS_kcmp, one.0, other.0, kind, one.1, other.1) })?;
+    Ok(match found {
+        0 => Ordering::Equal,
+        1 => Ordering::Less,
+        _ => Ordering::Greater,
+    })
+}
+
+/// KCMP_FILE: how the open files behind two descriptors stand in an order of the kernel's own;
+/// equal where it is one.
+pub fn compare_files(one: (u32, u32), other: (u32, u32)) -> Result<Ordering, Errno> {
+    kcmp(0, (one.0, u64::from(one.1)), (other.0, u64::from(other.1)))
+}
+
+/// What of a process two tasks may share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shared {
+    /// The address space.
+    Memory = 1,
+    /// The table of descriptors.
+    Descriptors = 2,
+    /// Root, working directory, umask.
+    FileSystem = 3,
+    /// Signal handlers.
+    Handlers = 4,
+}
+
+/// KCMP_VM, KCMP_FILES, ...: whether two tasks share it.
+pub fn is_shared(what: Shared, one: u32, other: u32) -> Result<bool, Errno> {
+    Ok(kcmp(what as i32, (one, 0), (other, 0))? == Ordering::Equal)
+}
+
+/// KCMP_EPOLL_TFD: whether descriptor `target.1` of task `target.0` is the file that the `nth` item
+/// with number `number` of an epoll is about. KERNEL(4.13).
+pub fn is_epoll_target(
+    target: (u32, u32),
+    epoll: (u32, u32),
+    number: u32,
+    nth: u32,
+) -> Result<bool, Errno> {
+    #[repr(C)]
+    struct Slot {
+        epoll: u32,
+        number: u32,
+        nth: u32,
+    }
+    const EPOLL_TFD: i32 = 7;
+    let slot = Slot { epoll: epoll.1, number, nth };
+    let found = kcmp(EPOLL_TFD, (target.0, u64::from(target.1)), (epoll.0, &raw const slot as u64));
+    found.map(|order| order == Ordering::Equal)
+}
+
+/// get_robust_list(2) of another task: address and length of its head.
+pub fn robust_list(tid: u32) -> Result<(u64, u64), Errno> {
+    let (mut head, mut length) = (0u64, 0u64);
+    // SAFETY: both are written where a u64 is.
+    check(unsafe {
+        libc::syscall(libc::SYS_get_robust_list, tid, &raw mut head, &raw mut length)
+    })?;
+    Ok((head, length))
+}
+
+/// process_vm_readv(2): fills `buffer` from `places` (address, length) of another process, in
+/// order. Gives how many bytes were read; fewer where a page is missing. LIMIT: 1,024 places.
+pub fn read_memory(pid: u32, buffer: &mut [u8], places: &[(u64, u64)]) -> Result<usize, Errno> {
+    let mut remote = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 1024];
+    let places = places.get(..1024).unwrap_or(places);
+    for (iov, (address, length)) in remote.iter_mut().zip(places) {
+        *iov = libc::iovec { iov_base: *address as *mut _, iov_len: *length as usize };
+    }
+    let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: the local part is one slice; the remote addresses are another process's.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_process_vm_readv,
+            pid,
+            &raw const local,
+            1usize,
+            remote.as_ptr(),
+            places.len(),
+            0usize,
+        )
+    })
+}
+
+/// process_vm_writev(2) to one place.
+pub fn write_memory(pid: u32, address: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    let local = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut _, iov_len: bytes.len() };
+    // SAFETY: the local part is one slice, which is read; the address is another process's.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_process_vm_writev,
+            pid,
+            &raw const local,
+            1usize,
+            &raw const remote,
+            1usize,
+            0usize,
+        )
+    })
+}
+
+/// A run of pages of one kind.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PageRun {
+    /// First address.
+    pub start: u64,
+    /// The address after the last.
+    pub end: u64,
+    /// What the pages are: bits of [`page`].
+    pub categories: u64,
+}
+
+/// Kinds of pages (`PAGE_IS_*`).
+pub mod page {
+    /// Of a file, or of memory that is shared.
+    pub const FILE: u64 = 1 << 2;
+    /// In memory.
+    pub const PRESENT: u64 = 1 << 3;
+    /// In swap.
+    pub const SWAPPED: u64 = 1 << 4;
+    /// The page of zeros.
+    pub const ZERO: u64 = 1 << 5;
+}
+
+/// PAGEMAP_SCAN over `start..end` of the process whose pagemap this is: runs of pages that are
+/// present or swapped, and neither of a file nor the page of zeros. Gives how many runs were found
+/// and the address to go on from. KERNEL(6.7).
+pub fn scan_own_pages(
+    pagemap: BorrowedFd<'_>,
+    start: u64,
+    end: u64,
+    runs: &mut [PageRun],
+) -> Result<(usize, u64), Errno> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Args {
+        size: u64,
+        flags: u64,
+        start: u64,
+        end: u64,
+        walk_end: u64,
+        vec: u64,
+        vec_len: u64,
+        max_pages: u64,
+        category_inverted: u64,
+        category_mask: u64,
+        category_any_of_mask: u64,
+        return_mask: u64,
+    }
+    /// `_IOWR('f', 16, struct pm_scan_arg)`.
+    const PAGEMAP_SCAN: u64 = 0xc060_6610;
+    let mut args = Args {
+        size: size_of::<Args>() as u64,
+        start,
+        end,
+        vec: runs.as_mut_ptr() as u64,
+        vec_len: runs.len() as u64,
+        category_inverted: page::FILE | page::ZERO,
+        category_mask: page::FILE | page::ZERO,
+        category_any_of_mask: page::PRESENT | page::SWAPPED,
+        return_mask: page::PRESENT | page::SWAPPED,
+        ..Args::default()
+    };
+    // SAFETY: the structure and the array it points to outlive the call and are as long as said.
+    let found = check(unsafe {
+        libc::syscall(libc::SYS_ioctl, pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut args)
+    })?;
+    Ok((found, args.walk_end))
+}

@@ -1,0 +1,218 @@
+//! Checkpoint and restore: what runs becomes files and comes back as if nothing had been.
+//!
+//! A workload (`tests/workloads/*.c`) sets something up, says `ready N`, is checkpointed and
+//! restored, is told to go on, checks, and ends with `ok`. A kind of object is one workload; the
+//! table of kinds in `tests/workloads/kinds.txt` names it, and `docs/state.md` is made from both.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dormouse_testkit::{Host, image, slowness, wait_until};
+
+/// How often each workload goes round.
+const ROUNDS: usize = 3;
+
+/// A host with an image that holds all workloads.
+fn host() -> Host {
+    let host = Host::new();
+    host.import(&image::workloads(), "workloads");
+    host
+}
+
+/// Waits until the container has printed a line.
+#[track_caller]
+fn wait_for_line(host: &Host, name: &str, line: &str) {
+    let mut log = String::new();
+    let found = wait_until(Duration::from_secs(20) * slowness(), || {
+        log = host.dm(&["logs", name]).stdout;
+        log.lines().any(|l| l == line || l.starts_with("failed"))
+    });
+    assert!(found && log.lines().any(|l| l == line), "no '{line}' in its log:\n{log}");
+}
+
+/// Starts a workload.
+#[track_caller]
+fn start(host: &Host, name: &str, more: &[&str]) {
+    let program = format!("/bin/{name}");
+    let mut words = vec!["run", "-d", "--name", name];
+    words.extend(more);
+    words.extend(["workloads", program.as_str()]);
+    host.dm(&words).ok();
+}
+
+/// Tells a workload that a round is over.
+#[track_caller]
+fn go_on(host: &Host, name: &str, round: usize) {
+    host.dm(&["exec", name, "touch", &format!("/go-{round}")]).ok();
+}
+
+/// Runs a workload with a checkpoint and a restore in every round.
+#[track_caller]
+fn round_trip(name: &str, more: &[&str]) {
+    let host = host();
+    start(&host, name, more);
+    for round in 0..ROUNDS {
+        wait_for_line(&host, name, &format!("ready {round}"));
+        let out = host.dm(&["checkpoint", name]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        assert_eq!(host.state_of(name), "stopped");
+        let out = host.dm(&["restore", name]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        assert_eq!(host.state_of(name), "running");
+        go_on(&host, name, round);
+    }
+    wait_for_line(&host, name, "ok");
+    assert_eq!(host.dm(&["wait", name]).ok(), "0");
+}
+
+/// Runs a workload that is checkpointed and runs on.
+#[track_caller]
+fn run_on(name: &str, more: &[&str]) {
+    let host = host();
+    start(&host, name, more);
+    for round in 0..ROUNDS {
+        wait_for_line(&host, name, &format!("ready {round}"));
+        let out = host.dm(&["checkpoint", "--leave-running", name]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        assert_eq!(host.state_of(name), "running");
+        go_on(&host, name, round);
+    }
+    wait_for_line(&host, name, "ok");
+}
+
+macro_rules! workloads {
+    ($($test:ident: $name:literal $(, $word:literal)*;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                round_trip($name, &["--net", "none", $($word),*]);
+                run_on($name, &["--net", "none", $($word),*]);
+            }
+        )*
+    };
+}
+
+workloads! {
+    vm_memory: "memory";
+    vm_files: "file";
+    vm_pipes: "pipe";
+    vm_events: "event";
+    vm_signals: "signal";
+}
+
+/// A checkpoint of the workload `memory`, which has stopped.
+fn checkpointed(host: &Host) -> PathBuf {
+    start(host, "memory", &["--net", "none"]);
+    wait_for_line(host, "memory", "ready 0");
+    host.dm(&["checkpoint", "memory"]).ok();
+    let id = host.inspect("memory")["id"].as_str().expect("an id").to_owned();
+    host.root().join("lib/containers").join(id).join("checkpoints/1")
+}
+
+/// Flips one bit of a file; doing it again takes it back.
+fn flip(path: &Path, at: u64) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("it is there");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("it is long enough");
+    file.write_all_at(&[byte[0] ^ 4], at).expect("it can be written");
+}
+
+#[test]
+fn vm_a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
+    let host = host();
+    let dir = checkpointed(&host);
+    let (records, pages) = (dir.join("records"), dir.join("pages"));
+    let text = fs::read(&records).expect("it is there");
+    let at = |what: &str| {
+        let found = text.windows(what.len()).position(|w| w == what.as_bytes());
+        found.unwrap_or_else(|| panic!("no {what}")) as u64
+    };
+    let length = fs::metadata(&pages).expect("it is there").len();
+    for (path, at, part) in [
+        (&records, 3, "head"),
+        (&records, at("\"monotonic_ns\""), "section 'about'"),
+        (&records, at("\"umask\""), "section 'process'"),
+        (&records, at("\"start_brk\""), "section 'memory'"),
+        (&records, at("stdout.log"), "section 'object'"),
+        (&records, at("\"chunks\""), "section 'page'"),
+        (&records, text.len() as u64 - 1, "the whole"),
+        (&pages, 0, "of process 1 (memory)"),
+        (&pages, length - 1, "of process 1 (memory)"),
+    ] {
+        flip(path, at);
+        for words in [&["checkpoint", "verify", "memory"][..], &["restore", "memory"]] {
+            let out = host.dm(words);
+            assert!(out.status != 0 && out.stderr.contains(part), "{part}: {out}");
+        }
+        assert_eq!(host.state_of("memory"), "stopped");
+        flip(path, at);
+    }
+    for path in [&records, &pages] {
+        let whole = fs::read(path).expect("it is there");
+        for length in [0, 7, whole.len() / 2, whole.len() - 1] {
+            fs::write(path, &whole[..length]).expect("it can be written");
+            let out = host.dm(&["restore", "memory"]);
+            assert!(out.status != 0 && out.stderr.contains("damaged"), "{length}: {out}");
+        }
+        fs::write(path, whole).expect("it can be written");
+    }
+    assert_eq!(host.dm(&["checkpoint", "verify", "memory"]).ok(), "whole");
+    host.dm(&["restore", "memory"]).ok();
+    assert_eq!(host.state_of("memory"), "running");
+}
+
+#[test]
+fn vm_checkpoints_are_listed_shown_and_removed() {
+    use std::os::unix::fs::PermissionsExt;
+    let host = host();
+    let dir = checkpointed(&host);
+    for (path, mode) in
+        [(dir.clone(), 0o700), (dir.join("records"), 0o600), (dir.join("pages"), 0o600)]
+    {
+        let found = fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
+        assert_eq!(found, mode, "{}", path.display());
+    }
+    let list = host.dm(&["checkpoint", "ls"]).ok();
+    assert!(
+        list.lines().nth(1).is_some_and(|l| l.contains("memory") && l.ends_with("whole")),
+        "{list}"
+    );
+    let shown = host.dm(&["checkpoint", "inspect", "memory"]).ok();
+    assert!(shown.contains("stdout.log") && shown.contains("/dev/null"), "{shown}");
+    let to = host.dir().join("elsewhere").display().to_string();
+    host.dm(&["restore", "memory"]).ok();
+    assert_eq!(host.dm(&["checkpoint", "--to", &to, "memory"]).ok(), to);
+    assert_ne!(host.dm(&["checkpoint", "verify", "memory", "2"]).status, 0);
+    host.dm(&["checkpoint", "rm", "memory", "1"]).ok();
+    assert_ne!(host.dm(&["restore", "memory"]).status, 0, "there is none any more");
+    host.dm(&["restore", "--from", &to, "memory"]).ok();
+    go_on(&host, "memory", 0);
+    wait_for_line(&host, "memory", "ready 1");
+    let other = host.dm(&["create", "--name", "other", "workloads", "/bin/file"]).ok();
+    assert!(!other.is_empty());
+    let out = host.dm(&["restore", "--from", &to, "other"]);
+    assert!(out.status != 0 && out.stderr.contains("is of container"), "{out}");
+}
+
+#[test]
+fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
+    let host = host();
+    let words = ["run", "-d", "--name", "a", "--net", "none", "workloads", "sh", "-c"];
+    let script = "exec 5<>/etc/passwd; rm /etc/passwd; touch /up; while :; do sleep 0.1; \
+                  echo tick; done";
+    host.dm(&[&words[..], &[script]].concat()).ok();
+    host.wait_inside("a", "test -e /up");
+    let out = host.dm(&["explain", "a"]);
+    assert_eq!(out.status, 1, "{out}");
+    let line = out.stdout.lines().find(|l| l.starts_with("process 1 (sh), descriptor 5: "));
+    assert!(line.is_some_and(|l| l.contains("/etc/passwd") && l.contains("not saved")), "{out}");
+    let out = host.dm(&["checkpoint", "a"]);
+    assert!(out.status != 0 && out.stderr.contains("descriptor 5"), "{out}");
+    assert_eq!(host.state_of("a"), "running");
+    let ticks = || host.dm(&["logs", "a"]).stdout.lines().count();
+    let before = ticks();
+    assert!(wait_until(Duration::from_secs(10), || ticks() > before + 2), "it goes on");
+    host.dm(&["kill", "a"]).ok();
+}

@@ -1,0 +1,57 @@
+/* eventfd, timerfd, signalfd, and an epoll that watches them, one inside another. */
+#include "workload.h"
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/timerfd.h>
+
+static int poll_one(int epoll, uint64_t *data) {
+	struct epoll_event event;
+	int n = epoll_wait(epoll, &event, 1, 0);
+	if (n == 1)
+		*data = event.data.u64;
+	return n;
+}
+
+int main(void) {
+	int event = eventfd(5, EFD_NONBLOCK), semaphore = eventfd(3, EFD_SEMAPHORE | EFD_NONBLOCK);
+	int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+	struct itimerspec far = {{0, 0}, {3600, 0}}, near = {{0, 0}, {0, 1000000}}, got;
+	must(timerfd_settime(timer, 0, &far, 0) == 0);
+	int rung = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+	must(timerfd_settime(rung, 0, &near, 0) == 0);
+	nap(5);
+	sigset_t mask;
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGUSR1);
+	must(sigprocmask(SIG_BLOCK, &mask, 0) == 0);
+	int sig = signalfd(-1, &mask, SFD_NONBLOCK);
+	int inner = epoll_create1(EPOLL_CLOEXEC), outer = epoll_create1(0);
+	struct epoll_event e = {.events = EPOLLIN, .data.u64 = 0x100000001ull};
+	must(epoll_ctl(inner, EPOLL_CTL_ADD, sig, &e) == 0);
+	e = (struct epoll_event){.events = EPOLLIN | EPOLLET, .data.u64 = 77};
+	must(epoll_ctl(outer, EPOLL_CTL_ADD, inner, &e) == 0);
+	for (int round = 0; round < ROUNDS; round++) {
+		ready(round);
+		uint64_t value, data = 0;
+		must(read(event, &value, 8) == 8 && value == 5 && read(event, &value, 8) == -1);
+		value = 5;
+		must(write(event, &value, 8) == 8);
+		must(read(semaphore, &value, 8) == 8 && value == 1);
+		value = 1;
+		must(write(semaphore, &value, 8) == 8);
+		must(timerfd_gettime(timer, &got) == 0 && got.it_value.tv_sec > 3500);
+		must(read(timer, &value, 8) == -1 && errno == EAGAIN);
+		if (round == ROUNDS - 1)
+			must(read(rung, &value, 8) == 8 && value == 1);
+		must(poll_one(inner, &data) == 0);
+		must(raise(SIGUSR1) == 0);
+		must(poll_one(outer, &data) == 1 && data == 77);
+		must(poll_one(inner, &data) == 1 && data == 0x100000001ull);
+		struct signalfd_siginfo info;
+		must(read(sig, &info, sizeof info) == sizeof info && info.ssi_signo == SIGUSR1);
+		must(poll_one(inner, &data) == 0 && poll_one(outer, &data) <= 1);
+		must(fcntl(inner, F_GETFD) == FD_CLOEXEC && fcntl(outer, F_GETFD) == 0);
+	}
+	ok();
+}

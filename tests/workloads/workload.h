@@ -1,0 +1,73 @@
+/* What every workload shares: it sets something up, is checkpointed in the middle, and checks.
+ *
+ * A workload calls ready() when everything is set up, which returns when the container has been
+ * checkpointed and restored; then it checks with must(), and ends with ok(). It may go round as
+ * often as it likes. Programs are static, so that they run in any image.
+ *
+ * The driver (tests/checkpoint.rs) learns of "ready N" and "ok" from the container's log, and tells
+ * the workload to go on by making the file /go-N.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Rounds of checkpoint and restore. */
+#define ROUNDS 3
+
+static inline void say(const char *format, ...) {
+	char text[512];
+	va_list args;
+	va_start(args, format);
+	int n = vsnprintf(text, sizeof text - 1, format, args);
+	va_end(args);
+	text[n++] = '\n';
+	if (write(1, text, n) != n)
+		_exit(99);
+}
+
+#define must(condition)                                                                       \
+	do {                                                                                  \
+		if (!(condition)) {                                                           \
+			say("failed: line %d: %s (errno %d)", __LINE__, #condition, errno);   \
+			_exit(1);                                                             \
+		}                                                                             \
+	} while (0)
+
+static inline void nap(long ms) {
+	struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+	while (nanosleep(&t, &t) != 0)
+		if (errno != EINTR)
+			_exit(98);
+}
+
+/* Returns when this round's checkpoint and restore are over. */
+static inline void ready(int round) {
+	char path[32];
+	snprintf(path, sizeof path, "/go-%d", round);
+	say("ready %d", round);
+	while (access(path, F_OK) != 0)
+		nap(5);
+}
+
+static inline void ok(void) {
+	say("ok");
+	exit(0);
+}
+
+static inline double now(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
