@@ -82,6 +82,13 @@ fn run_on(name: &str, more: &[&str]) {
     wait_for_line(&host, name, "ok");
 }
 
+#[test]
+fn vm_listeners() {
+    // In address mode, and with a stack of its own.
+    round_trip("listener", &[]);
+    round_trip("listener", &["--net", "none"]);
+}
+
 macro_rules! workloads {
     ($($test:ident: $name:literal $(, $word:literal)*;)*) => {
         $(
@@ -100,6 +107,11 @@ workloads! {
     vm_pipes: "pipe";
     vm_events: "event";
     vm_signals: "signal";
+    vm_process_trees: "tree";
+    vm_threads: "thread";
+    vm_calls_that_wait: "restart";
+    vm_pairs_of_unix_sockets: "socketpair";
+    vm_credentials: "credential";
 }
 
 /// A checkpoint of the workload `memory`, which has stopped.
@@ -215,4 +227,47 @@ fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
     let before = ticks();
     assert!(wait_until(Duration::from_secs(10), || ticks() > before + 2), "it goes on");
     host.dm(&["kill", "a"]).ok();
+}
+
+/// Servers that people run, each asked before and after it was gone.
+#[test]
+fn big_real_servers_come_back_and_answer() {
+    let host = Host::new();
+    host.import(&image::software(), "software");
+    let servers: [(&str, &[&str], &str); 3] = [
+        ("python", &["python3", "-m", "http.server", "8000"], "Directory listing"),
+        ("nginx", &["nginx", "-g", "daemon off;"], "Welcome to nginx"),
+        ("redis", &["redis-server", "--bind", "0.0.0.0", "--save", ""], "kept"),
+    ];
+    for (name, words, answer) in servers {
+        host.dm(&[&["run", "-d", "--name", name, "software"], words].concat()).ok();
+        let ask = || {
+            let port = if name == "python" { 8000 } else { 80 };
+            let url = format!("http://{}:{port}/", host.address_of(name));
+            let mut out = String::new();
+            wait_until(Duration::from_secs(10) * slowness(), || {
+                out = match name {
+                    "redis" => host.dm(&["exec", name, "redis-cli", "get", "key"]).stdout,
+                    _ => host.sh(&format!("timeout 5 busybox wget -q -O - {url}")).stdout,
+                };
+                out.contains(answer)
+            });
+            out
+        };
+        if name == "redis" {
+            host.wait_inside(name, "redis-cli set key kept | grep -q OK");
+        }
+        assert!(ask().contains(answer), "{name} before");
+        let processes = |text: String| text.lines().count();
+        let before = processes(host.dm(&["top", name]).ok());
+        for round in 0..ROUNDS {
+            let out = host.dm(&["checkpoint", name]);
+            assert_eq!(out.status, 0, "{name}, round {round}: {out}");
+            assert_eq!(host.state_of(name), "stopped");
+            let out = host.dm(&["restore", name]);
+            assert_eq!(out.status, 0, "{name}, round {round}: {out}");
+            assert!(ask().contains(answer), "{name} after round {round}");
+            assert_eq!(processes(host.dm(&["top", name]).ok()), before, "{name}");
+        }
+    }
 }

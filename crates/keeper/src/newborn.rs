@@ -14,8 +14,9 @@
 //! procfs and devpts is checked to be of that filesystem (CVE-2019-16884, CVE-2019-19921,
 //! CVE-2023-27561, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881).
 //!
-//! **Ends.** By execve, or in a restore program (the crate `checkpoint`); or it says `Failed` and exits with 125 (126, 127 where execve failed); or,
-//! when the engine goes away before Go, it exits with 125 in silence.
+//! **Ends.** By execve, or in a restore program (the crate `checkpoint`); or it says `Failed` and
+//! exits with 125 (126, 127 where execve failed); or, when the engine goes away before Go, it exits
+//! with 125 in silence.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};

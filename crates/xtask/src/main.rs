@@ -1,7 +1,8 @@
 //! Tasks of the house, run as `cargo xtask NAME`.
 //!
 //! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]), the second
-//! kernel ([`guest`]), the fuzzers ([`fuzz`]). The verbs a person types stand in the `justfile`.
+//! kernel ([`guest`]), the fuzzers ([`fuzz`]), what a checkpoint holds ([`state`]). The verbs a person
+//! types stand in the `justfile`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use clap::{Parser, Subcommand};
 mod floor;
 mod fuzz;
 mod guest;
+mod state;
 mod tidy;
 
 #[derive(Parser)]
@@ -33,6 +35,8 @@ enum Task {
     Guest(guest::GuestArgs),
     /// Runs the fuzzers over every reader of outside data.
     Fuzz(fuzz::FuzzArgs),
+    /// Writes docs/state.md: what a checkpoint holds, from the results of its tests.
+    State(state::StateArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
         Task::Tidy { notes } => tidy::run(&top(), notes),
         Task::Guest(args) => guest::run(&top(), &args),
         Task::Fuzz(args) => fuzz::run(&top(), &args),
+        Task::State(args) => state::run(&top(), &args),
     };
     match result {
         Ok(code) => code,

@@ -64,6 +64,6 @@ pub struct Restart {
     pub call: i64,
     /// Its arguments.
     pub args: [u64; 6],
-    /// What is left of the time.
-    pub remaining_ns: u64,
+    /// What is left of the time; `None` where there is no limit (poll(2) keeps even that).
+    pub remaining_ns: Option<u64>,
 }

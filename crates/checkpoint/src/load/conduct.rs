@@ -226,7 +226,11 @@ fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
         }
     }
     for (tid, stopped) in last {
-        call::detach(tid, stopped.unwrap_or(0)).map_err(Error::of("let go of a task", tid))?;
+        match call::detach(tid, stopped.unwrap_or(0)) {
+            // Those that were let go run already, and may have ended all of their process.
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(e) => return Err(Error::of("let go of a task", tid)(e)),
+        }
     }
     Ok(())
 }
@@ -270,17 +274,21 @@ fn go_on_waiting(
     scratch: Scratch,
     restart: &Restart,
 ) -> std::result::Result<i64, Errno> {
-    let (seconds, rest) =
-        (restart.remaining_ns / 1_000_000_000, restart.remaining_ns % 1_000_000_000);
-    let mut time = seconds.to_ne_bytes().to_vec();
-    time.extend(rest.to_ne_bytes());
-    scratch.write(&time)?;
     let mut args = restart.args;
+    let Some(left) = restart.remaining_ns else {
+        return match restart.call {
+            libc::SYS_poll => remote.interrupted(restart.call, args),
+            _ => Err(Errno::NOSYS),
+        };
+    };
+    let mut time = (left / 1_000_000_000).to_ne_bytes().to_vec();
+    time.extend((left % 1_000_000_000).to_ne_bytes());
+    scratch.write(&time)?;
     match restart.call {
         libc::SYS_nanosleep => args[0] = scratch.address,
         libc::SYS_clock_nanosleep => args[2] = scratch.address,
         libc::SYS_futex => args[3] = scratch.address,
-        libc::SYS_poll => args[2] = restart.remaining_ns.div_ceil(1_000_000),
+        libc::SYS_poll => args[2] = left.div_ceil(1_000_000),
         // No other call is recorded: a record that names one is not followed.
         _ => return Err(Errno::NOSYS),
     }

@@ -170,7 +170,8 @@ fn ask(
     scratch: Scratch,
 ) -> std::result::Result<u64, Errno> {
     if let Some(first) = record.threads.first_mut() {
-        thread::inside(first, remote, scratch)?;
+        let waited_in = seen.waited_in.get(&seen.pid).map_or("", String::as_str);
+        thread::inside(first, remote, scratch, waited_in)?;
     }
     record.actions = signal::actions(seen, remote, scratch)?;
     record.interval_timers = signal::interval_timers(remote, scratch)?;
@@ -204,7 +205,8 @@ fn threads_inside(
 ) -> std::result::Result<(), Errno> {
     let mut remote = Remote::begin(tid, gadget)?;
     let asked = Scratch::map(seen.pid, &mut remote).and_then(|scratch| {
-        let asked = thread::inside(record, &mut remote, scratch);
+        let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
+        let asked = thread::inside(record, &mut remote, scratch, waited_in);
         scratch.unmap(&mut remote).and(asked)
     });
     give_back(remote)?;

@@ -38,6 +38,8 @@ pub struct Seen {
     pub(crate) tids: Vec<u32>,
     /// The signal of job control that it is stopped by.
     pub(crate) stopped: Option<i32>,
+    /// Where in the kernel its threads waited before they were stopped.
+    pub(crate) waited_in: HashMap<u32, String>,
     /// Itself; none where it has ended.
     pub(crate) pidfd: Option<OwnedFd>,
 }
@@ -90,8 +92,8 @@ fn look_at(pid: u32, parent: u32) -> Outcome<Option<Seen>> {
         tids.extend(tid.filter(|tid| *tid != pid));
     }
     let pidfd = if is_zombie { None } else { pidfd::open(pid).ok() };
-    let stopped = None;
-    Ok(Some(Seen { pid, inner, parent, fields, is_zombie, tids, stopped, pidfd }))
+    let (stopped, waited_in) = (None, HashMap::new());
+    Ok(Some(Seen { pid, inner, parent, fields, is_zombie, tids, stopped, waited_in, pidfd }))
 }
 
 /// A container all of whose tasks stand still. They go on when it is dropped.
@@ -128,10 +130,19 @@ impl Stopped {
     }
 }
 
-/// Tasks that were seized, with the signal they are stopped by.
+/// A task that was seized.
+#[derive(Debug, Default)]
+struct Task {
+    /// The signal of job control it is stopped by.
+    stopped: Option<i32>,
+    /// Where in the kernel it waited.
+    waited_in: String,
+}
+
+/// Tasks that were seized.
 #[derive(Debug, Default)]
 struct Held {
-    tasks: HashMap<u32, Option<i32>>,
+    tasks: HashMap<u32, Task>,
     of_one_thread: PhantomData<*const ()>,
 }
 
@@ -162,7 +173,11 @@ pub(crate) fn stop(subject: &Subject) -> Outcome<Stopped> {
         }
         if !is_new {
             for seen in &mut processes {
-                seen.stopped = held.tasks.get(&seen.pid).copied().flatten();
+                seen.stopped = held.tasks.get(&seen.pid).and_then(|task| task.stopped);
+                for tid in &seen.tids {
+                    let waited_in = held.tasks.get(tid).map(|task| task.waited_in.clone());
+                    seen.waited_in.insert(*tid, waited_in.unwrap_or_default());
+                }
             }
             return Ok(Stopped { processes, held, took: began.elapsed() });
         }
@@ -180,13 +195,17 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
         }
         Err(e) => return Err(Error::of("seize a task", tid)(e)),
     }
-    held.tasks.insert(tid, None);
+    // ORDER: before it is taken out of its call.
+    let waited_in = fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+    held.tasks.insert(tid, Task { stopped: None, waited_in });
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
     loop {
         match call::poll_stop(tid).map_err(Error::of("wait for a task", tid))? {
             Some(Stop::Event(EVENT_STOP, signal)) => {
                 let is_job_control = signal != libc::SIGTRAP;
-                held.tasks.insert(tid, is_job_control.then_some(signal));
+                if let Some(task) = held.tasks.get_mut(&tid) {
+                    task.stopped = is_job_control.then_some(signal);
+                }
                 return Ok(());
             }
             // It is delivered, and the stop comes after it.

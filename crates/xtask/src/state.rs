@@ -1,0 +1,113 @@
+//! `cargo xtask state`: docs/state.md, what a checkpoint holds, from the results of its tests.
+//!
+//! The kinds are listed in `tests/workloads/kinds.txt`, each with the tests that go round with it. A
+//! kind is *saved* when all of them pass just now, and *missing* when it names none.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+/// Options of the task.
+#[derive(clap::Args)]
+pub struct StateArgs {
+    /// What `cargo test --test checkpoint` has printed, instead of running it
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+const KINDS: &str = "tests/workloads/kinds.txt";
+const PAGE: &str = "docs/state.md";
+
+/// Writes the page; fails where a test that is named fails or is not there.
+pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
+    let kinds = fs::read_to_string(top.join(KINDS)).context(KINDS)?;
+    let log = match &args.log {
+        Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
+        None => {
+            let words = ["test", "--release", "--locked", "-p", "dormouse-tests", "--test"];
+            let mut command = Command::new("cargo");
+            command.current_dir(top).args(words).args(["checkpoint", "--no-fail-fast"]);
+            let output = command.output().context("cargo test")?;
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        }
+    };
+    let (page, failed) = page(&kinds, &results(&log))?;
+    fs::write(top.join(PAGE), page).context(PAGE)?;
+    for test in &failed {
+        eprintln!("{test} does not pass");
+    }
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Which tests passed, from what the test program printed.
+fn results(log: &str) -> HashMap<&str, bool> {
+    let line = |line: &'_ str| -> Option<(usize, bool)> {
+        let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+        Some((name.len(), result == "ok"))
+    };
+    log.lines().filter_map(|l| line(l).map(|(n, ok)| (&l[5..5 + n], ok))).collect()
+}
+
+/// The page, and the tests that are named and did not pass.
+fn page(kinds: &str, results: &HashMap<&str, bool>) -> Result<(String, Vec<String>)> {
+    let mut page = String::from(
+        "# What a checkpoint holds\n\nMade by `cargo xtask state` from the results of \
+         `tests/checkpoint.rs`; the kinds are listed in\n`tests/workloads/kinds.txt`. *Saved*: a \
+         workload with it is checkpointed and restored three times,\nand saved three times while it \
+         runs on. *Missing*: refused by name, process and descriptor, before\nanything is stopped, \
+         unless the last column says what becomes of it.\n",
+    );
+    let mut failed = Vec::new();
+    let mut is_head = true;
+    for line in kinds.lines() {
+        if let Some(title) = line.strip_prefix('#') {
+            // The first lines tell what the file is.
+            if !is_head {
+                write!(page, "\n##{title}\n\n| kind | state | held by | not saved |\n")?;
+                page.push_str("|---|---|---|---|\n");
+            }
+            continue;
+        }
+        if line.is_empty() {
+            is_head = false;
+            continue;
+        }
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [kind, tests, note] = cells[..] else { bail!("{KINDS}: '{line}' has no three cells") };
+        let tests: Vec<&str> = tests.split(',').map(str::trim).filter(|t| *t != "-").collect();
+        let bad = tests.iter().filter(|t| results.get(*t) != Some(&true));
+        let bad: Vec<String> = bad.map(|t| (*t).to_owned()).collect();
+        let state = match (tests.is_empty(), bad.is_empty()) {
+            (true, _) => "missing",
+            (false, true) => "saved",
+            (false, false) => "**fails**",
+        };
+        failed.extend(bad);
+        let held: Vec<String> = tests.iter().map(|t| format!("`{t}`")).collect();
+        writeln!(page, "| {kind} | {state} | {} | {note} |", held.join(", "))?;
+    }
+    failed.sort_unstable();
+    failed.dedup();
+    Ok((page, failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_saved_when_its_tests_pass() {
+        let log = "running\ntest a ... ok\ntest b ... FAILED\n";
+        let kinds = "# about this\n\n# Group\none | a |\ntwo | a, b | x\nthree | - |\nfour | c |\n";
+        let (page, failed) = page(kinds, &results(log)).unwrap();
+        assert!(page.contains("## Group\n"), "{page}");
+        assert!(page.contains("| one | saved | `a` |  |"), "{page}");
+        assert!(page.contains("| two | **fails** | `a`, `b` | x |"), "{page}");
+        assert!(page.contains("| three | missing |  |  |"), "{page}");
+        assert_eq!(failed, ["b", "c"]);
+    }
+}

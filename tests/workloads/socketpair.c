@@ -1,0 +1,38 @@
+/* Pairs of unix sockets: stream, datagram and seqpacket, with what is on its way, shared with a
+ * child. */
+#include "workload.h"
+#include <sys/socket.h>
+
+int main(void) {
+	int stream[2], dgram[2], seq[2], child[2];
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, stream) == 0);
+	must(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0, dgram) == 0);
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, seq) == 0);
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, child) == 0);
+	if (fork() == 0) {
+		char c;
+		close(child[0]);
+		while (read(child[1], &c, 1) == 1 && write(child[1], &c, 1) == 1)
+			;
+		_exit(0);
+	}
+	close(child[1]);
+	must(write(stream[0], "to one", 6) == 6 && write(stream[1], "to zero", 7) == 7);
+	must(write(dgram[0], "a", 1) == 1 && write(dgram[0], "bcd", 3) == 3);
+	must(write(seq[1], "packet", 6) == 6 && write(seq[1], "next", 4) == 4);
+	char text[64], c;
+	for (int round = 0; round < ROUNDS; round++) {
+		ready(round);
+		must(recv(stream[1], text, 64, MSG_PEEK) == 6 && memcmp(text, "to one", 6) == 0);
+		must(recv(stream[0], text, 64, MSG_PEEK) == 7 && memcmp(text, "to zero", 7) == 0);
+		must(recv(dgram[1], text, 64, 0) == 1 && text[0] == 'a');
+		must(recv(dgram[1], text, 64, 0) == 3 && memcmp(text, "bcd", 3) == 0);
+		must(recv(dgram[1], text, 64, 0) == -1 && errno == EAGAIN);
+		must(write(dgram[0], "a", 1) == 1 && write(dgram[0], "bcd", 3) == 3);
+		must(recv(seq[0], text, 64, 0) == 6 && recv(seq[0], text, 64, 0) == 4);
+		must(write(seq[1], "packet", 6) == 6 && write(seq[1], "next", 4) == 4);
+		must(fcntl(seq[0], F_GETFD) == FD_CLOEXEC && fcntl(dgram[0], F_GETFL) & O_NONBLOCK);
+		must(write(child[0], "x", 1) == 1 && read(child[0], &c, 1) == 1 && c == 'x');
+	}
+	ok();
+}
