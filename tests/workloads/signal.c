@@ -36,7 +36,10 @@ int main(void) {
 	struct sigevent how = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 2};
 	how.sigev_value.sival_int = 4711;
 	signal(SIGRTMIN + 2, SIG_IGN);
-	must(timer_create(CLOCK_MONOTONIC, &how, &timer) == 0);
+	/* Not the first: ids are kept, also behind a gap. */
+	timer_t before;
+	must(timer_create(CLOCK_MONOTONIC, 0, &before) == 0);
+	must(timer_create(CLOCK_MONOTONIC, &how, &timer) == 0 && timer_delete(before) == 0);
 	struct itimerspec when = {{7, 0}, {5000, 0}}, rest;
 	must(timer_settime(timer, 0, &when, 0) == 0);
 	for (int round = 0; round < ROUNDS; round++) {

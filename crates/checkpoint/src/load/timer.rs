@@ -2,7 +2,7 @@
 
 use super::Plan;
 use crate::error::Result;
-use crate::format::{Process, TimerFd};
+use crate::format::{PosixTimer, Process, TimerFd};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// `struct itimerspec`.
@@ -40,16 +40,18 @@ pub(super) fn make(
 
 /// PR_TIMER_CREATE_RESTORE_IDS. KERNEL(6.15).
 const RESTORE_IDS: u64 = 77;
+/// LIMIT: the highest id that is reached by counting.
+const COUNTED_ID_MAX: i32 = 4096;
 
 /// The POSIX timers of a process, with the ids they had.
+///
+/// A process's timers are numbered from 0, so an id is reached by making those before it; where that
+/// would be too many the kernel is told the id.
 pub(super) fn posix(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
-    if record.timers.is_empty() {
-        return;
-    }
+    let Some(last) = record.timers.iter().map(|t| t.id).max() else { return };
+    let counts = (0..=COUNTED_ID_MAX).contains(&last);
     let restore_ids = |on: u64| Call::new(libc::SYS_prctl, [Arg::Number(RESTORE_IDS), on.into()]);
-    sequence.call("the ids of POSIX timers (Linux 6.15)", restore_ids(1));
-    for timer in &record.timers {
-        let what = format!("POSIX timer {} of process {}", timer.id, record.pid);
+    let create = |plan: &mut Plan<'_>, timer: &PosixTimer| {
         // struct sigevent: value, signo, notify, tid.
         let mut event = timer.value.to_ne_bytes().to_vec();
         event.extend(timer.signal.to_ne_bytes());
@@ -58,13 +60,35 @@ pub(super) fn posix(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
         event.resize(64, 0);
         let event = plan.builder.data(&event);
         let id = plan.builder.data(&timer.id.to_ne_bytes());
-        let args = [Arg::from(timer.clock), event.into(), id.into()];
-        sequence.call(what.clone(), Call::new(libc::SYS_timer_create, args));
-        if timer.value_ns != 0 {
-            let at = plan.builder.numbers(&spec(timer.interval_ns, timer.value_ns));
-            let args = [Arg::from(timer.id), Arg::Number(0), at.into(), Arg::Number(0)];
-            sequence.call(what, Call::new(libc::SYS_timer_settime, args));
-        }
+        Call::new(libc::SYS_timer_create, [Arg::from(timer.clock), event.into(), id.into()])
+    };
+    let mut all: Vec<&PosixTimer> = record.timers.iter().collect();
+    all.sort_unstable_by_key(|t| t.id);
+    if !counts {
+        sequence.call("the ids of POSIX timers (Linux 6.15)", restore_ids(1));
     }
-    sequence.call("the ids of POSIX timers", restore_ids(0));
+    let mut next = 0;
+    for timer in &all {
+        let what = format!("POSIX timer {} of process {}", timer.id, record.pid);
+        while counts && next < timer.id {
+            let create = create(plan, &PosixTimer { id: next, notify: 1, ..(*timer).clone() });
+            sequence.call(what.clone(), create);
+            next += 1;
+        }
+        let create = create(plan, timer);
+        sequence.call(what, create);
+        next = timer.id.saturating_add(1);
+    }
+    if !counts {
+        sequence.call("the ids of POSIX timers", restore_ids(0));
+    }
+    for id in (0..next).filter(|id| counts && !all.iter().any(|t| t.id == *id)) {
+        sequence.call("a POSIX timer", Call::new(libc::SYS_timer_delete, [Arg::from(id)]));
+    }
+    for timer in all.iter().filter(|t| t.value_ns != 0) {
+        let what = format!("POSIX timer {} of process {}", timer.id, record.pid);
+        let at = plan.builder.numbers(&spec(timer.interval_ns, timer.value_ns));
+        let args = [Arg::from(timer.id), Arg::Number(0), at.into(), Arg::Number(0)];
+        sequence.call(what, Call::new(libc::SYS_timer_settime, args));
+    }
 }
