@@ -22,7 +22,7 @@ fn vm_published_port_is_reached_from_another_machine() {
     serve(&host, "web", &["-p", "8080:80"]);
     let page = host.fetch(&format!("http://{}:8080/", Host::ADDRESS));
     assert_eq!(page, "hello from a container");
-    assert_eq!(host.dm(&["port", "web"]).ok().contains("8080"), true);
+    assert!(host.dm(&["port", "web"]).ok().contains("8080"));
     host.dm(&["stop", "--time", "0", "web"]).ok();
     let gone =
         host.neighbour_sh(&format!("timeout 2 busybox wget -O - http://{}:8080/", Host::ADDRESS));

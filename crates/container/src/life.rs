@@ -552,7 +552,7 @@ impl Engine {
                     .map_err(|e| Error::file("cannot open", &path)(e.into()))?;
                 // ORDER: the handle was taken first and the process still lives after the open, so
                 // the directory is its own and not that of a later process with its pid.
-                let alive = handle.is_some_and(|h| pidfd::is_alive(h));
+                let alive = handle.is_some_and(pidfd::is_alive);
                 if !alive {
                     return Err(self.not(&config, State::Stopped, "it ended just now; try again"));
                 }
@@ -664,7 +664,7 @@ impl Engine {
 
 /// Whether the process of a record still runs: a zombie does not.
 fn is_alive(init: &InitRecord) -> bool {
-    handle(init).is_some_and(|fd| pidfd::is_alive(fd))
+    handle(init).is_some_and(pidfd::is_alive)
 }
 
 /// A handle of the process of a record, if it still exists.

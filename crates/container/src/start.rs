@@ -369,9 +369,12 @@ impl Engine {
         if !config.security.privileged && !weakened("masked-paths") {
             mask(plan, &shared)?;
         }
-        plan.hostname(&config.hostname);
-        if let Some(domain) = &config.domainname {
-            plan.domainname(domain);
+        // Without its own namespace a container has no name to set but the host's.
+        if !weakened("uts-namespace") {
+            plan.hostname(&config.hostname);
+            if let Some(domain) = &config.domainname {
+                plan.domainname(domain);
+            }
         }
         if config.net == NetMode::None {
             plan_own_stack(plan)?;
@@ -1025,7 +1028,7 @@ fn tmpfs(size_bytes: u64, mode: u32, ids: IdMap, attr: MountAttr) -> Result<Owne
 /// Whether the tmpfs that all containers share is mounted.
 pub(crate) fn is_shared_tmpfs(path: &Path) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::statfs(path).is_ok_and(|s| s.f_type as i64 == TMPFS_MAGIC)
+    rustix::fs::statfs(path).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
         && path.join(".dormouse").exists()
 }
 
