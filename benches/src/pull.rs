@@ -44,7 +44,6 @@ const ONE: &[&str] = &[
     "man-db",
     "locales",
     "systemd",
-    "g++",
     "git",
 ];
 /// What the second one carries besides.
@@ -53,7 +52,7 @@ const MORE: &[&str] = &["php-fpm", "php-pgsql", "php-gd", "mariadb-client"];
 fn main() -> Result<()> {
     let options = Options::parse();
     let two: Vec<&str> = ONE.iter().chain(MORE).copied().collect();
-    let tars = [("bench-one-1.tar", ONE), ("bench-two-1.tar", &two)]
+    let tars = [("bench-one-2.tar", ONE), ("bench-two-2.tar", &two)]
         .map(|(name, packages)| image::cached(name, |path| debian::bootstrap(packages, path, &[])));
     let bench = Bench::new()?;
     let registry = Registry::serve(bench.dir.path(), |program| Command::new(program));

@@ -22,7 +22,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use dormouse_image::{Lower, Store, Volume, assemble};
@@ -161,12 +161,13 @@ impl Engine {
         let _in_use = self.in_use()?;
         // ORDER: first, and removed last: where it is, a start or an end was interrupted.
         let run_dir = self.run_dir(&config.id);
-        if let Err(e) = fs::create_dir(&run_dir) {
+        let mut make = fs::DirBuilder::new();
+        if let Err(e) = make.mode(0o700).create(&run_dir) {
             if e.kind() != std::io::ErrorKind::AlreadyExists {
                 return Err(Error::file("cannot make directory", run_dir)(e));
             }
             self.tear_down(&config.id, Some(config))?;
-            disk::make_dir(&run_dir, 0o700)?;
+            make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
         }
         let started = self.start_clean(config, io, failures, from);
         let verb = if from.is_some() { "restore" } else { "start" };
