@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Parser;
 use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
+use dormouse_testkit::{leftover, wait_until};
 
 /// Options.
 #[derive(Parser)]
@@ -28,7 +29,7 @@ const AVAILABLE_KB_MIN: u64 = 5 << 20;
 fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
-    let before = host();
+    let before = host(&bench);
     let mut times = Vec::new();
     for n in 0..options.count {
         if n % 50 == 0 {
@@ -62,34 +63,26 @@ fn main() -> Result<()> {
     let start = Instant::now();
     ok(bench.dormouse().args(["rm", "--force", "--all"]))?;
     eprintln!("  all removed in {:.1} s", start.elapsed().as_secs_f64());
-    std::thread::sleep(Duration::from_secs(3)); // the keeper ends a second after its last child
-    let after = host();
-    let left: Vec<&String> = after.difference(&before).collect();
+    // The keeper ends a second after its last child and tidies up.
+    let mut left = Vec::new();
+    wait_until(Duration::from_secs(10), || {
+        left = host(&bench).difference(&before).cloned().collect();
+        left.is_empty()
+    });
     ensure!(left.is_empty(), "left behind: {left:?}");
     eprintln!("  nothing is left behind");
     figure("thousand", "left behind", 0.0, "things", serde_json::json!({}));
     Ok(())
 }
 
-/// Mounts, control groups and processes that are ours.
-fn host() -> BTreeSet<String> {
-    let mut all = BTreeSet::new();
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    all.extend(mounts.lines().filter(|l| l.contains("/bench-")).map(|l| format!("mount {l}")));
-    for hierarchy in fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
-        for group in fs::read_dir(hierarchy.path()).into_iter().flatten().flatten() {
-            let name = group.file_name().to_string_lossy().into_owned();
-            if name.starts_with("dormouse") {
-                all.insert(format!("cgroup {}", group.path().display()));
-            }
-        }
-    }
-    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let comm = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        if comm.starts_with("dormouse") {
-            all.insert(format!("process {}", process.path().display()));
-        }
-    }
+/// Mounts, control groups and processes that are ours, whatever else this machine does.
+fn host(bench: &Bench) -> BTreeSet<String> {
+    let own = std::process::id();
+    let mut all: BTreeSet<String> = leftover::mounts(own).into_iter().collect();
+    let groups = leftover::cgroups(&leftover::cgroup_name(&bench.path("root")));
+    all.extend(groups.iter().map(|path| format!("cgroup {}", path.display())));
+    let processes = leftover::processes(own, bench.dir.path());
+    all.extend(processes.iter().map(|(pid, line)| format!("process {pid} {line}")));
     all
 }
 

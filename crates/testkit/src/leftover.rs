@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// The directories of one cgroup name in every hierarchy of the machine.
-pub(crate) fn cgroups(name: &str) -> Vec<PathBuf> {
+pub fn cgroups(name: &str) -> Vec<PathBuf> {
     let mut roots = vec![PathBuf::from(CGROUP_ROOT)];
     if let Ok(listing) = fs::read_dir(CGROUP_ROOT) {
         roots.extend(listing.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()));
@@ -18,19 +18,19 @@ pub(crate) fn cgroups(name: &str) -> Vec<PathBuf> {
 
 /// The cgroup above all containers of the instance at `root`: `dormouse-` and the FNV-1a hash of
 /// the path.
-pub(crate) fn cgroup_name(root: &Path) -> String {
+pub fn cgroup_name(root: &Path) -> String {
     format!("dormouse-{:016x}", fnv(root.as_os_str().as_encoded_bytes()))
 }
 
 /// FNV-1a, 64 bit.
-pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+pub fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
 /// The mount points of a process's mount namespace.
-pub(crate) fn mounts(pid: u32) -> Vec<String> {
+pub fn mounts(pid: u32) -> Vec<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let point = |line: &str| line.split(' ').nth(4).map(str::to_owned);
     text.lines().filter_map(point).collect()
@@ -39,7 +39,7 @@ pub(crate) fn mounts(pid: u32) -> Vec<String> {
 /// Processes, with their command lines, that live in one of the namespaces of process `holder`,
 /// or were started with `root` on their command line, or descend from one of these. The holder and
 /// the asking process are not among them.
-pub(crate) fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
+pub fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
     let namespace = |pid: u32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
     let net = namespace(holder, "net");
     let mnt = namespace(holder, "mnt");

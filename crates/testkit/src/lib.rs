@@ -16,7 +16,7 @@
 pub mod debian;
 mod host;
 pub mod image;
-mod leftover;
+pub mod leftover;
 mod process;
 mod registry;
 mod terminal;
