@@ -1,5 +1,6 @@
 //! Clones a newborn with its namespaces, in its cgroup, with its ids.
 
+use std::convert::Infallible;
 use std::ffi::{c_int, c_void};
 use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -7,7 +8,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use dormouse_kernel::call::{
     self as kernel, CloneArgs, CloneFlags, Cloned, FsCommand, MountAttr, Namespace,
 };
-use dormouse_launch::protocol::{SpawnRequest, with};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -38,40 +38,58 @@ pub struct Born {
     pub proc: Option<OwnedFd>,
 }
 
-/// Clones a newborn. `fds` are those of the request. If a step after the clone fails, the newborn
-/// is killed; it is reaped as every other child.
-pub fn give(
-    outside: &Outside,
-    heritage: Heritage,
-    request: &SpawnRequest,
-    fds: &[OwnedFd],
-) -> Result<Born, Failed> {
-    let flags = CloneFlags::from_bits_retain(request.flags);
-    let maps_without_user = !request.uid_map.is_empty() && !flags.contains(CloneFlags::NEWUSER);
+/// What a newborn is born with.
+#[derive(Debug)]
+pub struct Wanted<'w> {
+    /// `CLONE_NEW*`.
+    pub flags: CloneFlags,
+    /// Its end of the socket to the engine.
+    pub sock: BorrowedFd<'w>,
+    /// It is born in this network namespace.
+    pub netns: Option<BorrowedFd<'w>>,
+    /// It is born in this pid namespace: the namespace, or a pidfd of a process in it.
+    pub pid_namespace: Option<BorrowedFd<'w>>,
+    /// It is born in this user namespace, which then owns its other new ones.
+    pub user_namespace: Option<BorrowedFd<'w>>,
+    /// It is born in this v2 cgroup.
+    pub cgroup: Option<BorrowedFd<'w>>,
+    /// Text for uid_map, empty for none.
+    pub uid_map: &'w str,
+    /// Text for gid_map.
+    pub gid_map: &'w str,
+    /// A procfs of its pid namespace is made.
+    pub proc: bool,
+}
+
+/// Clones a newborn. If a step after the clone fails, the newborn is killed; it is reaped as every
+/// other child.
+pub fn give(outside: &Outside, heritage: Heritage, wanted: &Wanted<'_>) -> Result<Born, Failed> {
+    let flags = wanted.flags;
+    let maps_without_user = !wanted.uid_map.is_empty() && !flags.contains(CloneFlags::NEWUSER);
     if !NAMESPACES.contains(flags) || maps_without_user {
         return Err(Failed { step: "make such namespaces", source: Errno::INVAL });
     }
-    let mut fds = fds.iter();
-    let sock = fds.next().ok_or(Errno::BADMSG).step("find the newborn's socket")?;
-    let mut take = |bit| if request.with & bit != 0 { fds.next() } else { None };
-    let netns = take(with::NETNS);
-    let pid_namespace = take(with::PID_NAMESPACE);
-    let into_cgroup = take(with::CGROUP).map(OwnedFd::as_fd);
-
     let (pid, pidfd) = {
-        let _back = Visit::go(outside, netns, pid_namespace)?;
+        let _back = Visit::go(outside, wanted.netns, wanted.pid_namespace)?;
         let flags = flags | CloneFlags::CLEAR_SIGHAND;
-        // SAFETY: the keeper has one thread; the child lives in `live`, which neither allocates nor
-        // locks, and never returns.
-        match unsafe { kernel::clone3(&CloneArgs { flags, into_cgroup }) } {
-            Ok(Cloned::Child) => live(sock.as_raw_fd(), outside.proc.as_raw_fd(), heritage),
-            Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
-            Err(source) => return Err(Failed { step: "clone a process", source }),
+        let args = CloneArgs { flags, into_cgroup: wanted.cgroup };
+        let (sock, proc) = (wanted.sock.as_raw_fd(), outside.proc.as_raw_fd());
+        match wanted.user_namespace {
+            Some(user) => {
+                clone_within(user, args, &|| live(sock, proc, heritage)).step("clone a process")?
+            }
+            // SAFETY: the keeper has one thread; the child lives in `live`, which neither allocates
+            // nor locks, and never returns.
+            None => match unsafe { kernel::clone3(&args) } {
+                Ok(Cloned::Child) => live(sock, proc, heritage),
+                Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
+                Err(source) => return Err(Failed { step: "clone a process", source }),
+            },
         }
     };
     let rest = || {
-        if !request.uid_map.is_empty() {
-            write_maps(outside.proc.as_fd(), pid, request).step("map the ids")?;
+        if !wanted.uid_map.is_empty() {
+            write_maps(outside.proc.as_fd(), pid, wanted).step("map the ids")?;
         }
         if let Some(value) = heritage.oom_score_adj {
             // By the keeper, not by itself: only who has the host's CAP_SYS_RESOURCE also takes
@@ -79,9 +97,9 @@ pub fn give(
             write_file(outside.proc.as_fd(), pid, "oom_score_adj", &value.to_string())
                 .step("give back its oom_score_adj")?;
         }
-        let proc = match request.with & with::PROC {
-            0 => None,
-            _ => Some(make_proc(outside, pidfd.as_fd()).step("make its procfs")?),
+        let proc = match wanted.proc {
+            false => None,
+            true => Some(make_proc(outside, pidfd.as_fd()).step("make its procfs")?),
         };
         Ok((start_time(outside.proc.as_fd(), pid).step("read its start time")?, proc))
     };
@@ -92,6 +110,57 @@ pub fn give(
             Err(e)
         }
     }
+}
+
+/// Clones from inside a user namespace, so that it owns what is made. Who has entered one never
+/// comes back, so a process beside this one does, and makes a sibling of itself.
+fn clone_within(
+    user: BorrowedFd<'_>,
+    args: CloneArgs<'_>,
+    live: &dyn Fn() -> Infallible,
+) -> Result<(u32, OwnedFd), Errno> {
+    struct Errand<'e> {
+        user: BorrowedFd<'e>,
+        args: CloneArgs<'e>,
+        live: &'e dyn Fn() -> Infallible,
+        made: Option<Result<(u32, OwnedFd), Errno>>,
+    }
+    extern "C" fn body(errand: *mut c_void) -> c_int {
+        // SAFETY: it points to the caller's variable, who sleeps meanwhile.
+        let errand = unsafe { &mut *errand.cast::<Errand<'_>>() };
+        let enter = || {
+            kernel::setns(errand.user, CloneFlags::NEWUSER)?;
+            kernel::set_groups(&[])?;
+            kernel::set_gid(0)?;
+            kernel::set_uid(0)
+        };
+        let clone = || {
+            enter()?;
+            // SAFETY: the child lives in `live`, which neither allocates nor locks, and never
+            // returns; it has a copy of this stack.
+            match unsafe { kernel::clone3(&errand.args) }? {
+                Cloned::Child => match (errand.live)() {},
+                Cloned::Parent { pid, pidfd } => Ok((pid, pidfd)),
+            }
+        };
+        errand.made = Some(clone());
+        0
+    }
+    let args = CloneArgs { flags: args.flags | CloneFlags::PARENT, ..args };
+    let mut errand = Errand { user, args, live, made: None };
+    // SAFETY: the body makes system calls only; what it writes outlives it.
+    let pid = unsafe { call::run_aside(body, (&raw mut errand).cast()) }?;
+    reap(pid);
+    errand.made.unwrap_or(Err(Errno::IO))
+}
+
+/// Reaps a process that `run_aside` has run: it has let go of the memory and is about to be a
+/// zombie, if it is not one yet.
+fn reap(pid: c_int) {
+    let helper = rustix::process::Pid::from_raw(pid);
+    let _ = rustix::io::retry_on_intr(|| {
+        rustix::process::waitpid(helper, rustix::process::WaitOptions::empty())
+    });
 }
 
 /// While it lives, the keeper's children are born into other namespaces.
@@ -105,17 +174,17 @@ struct Visit<'o> {
 impl<'o> Visit<'o> {
     fn go(
         outside: &'o Outside,
-        net: Option<&OwnedFd>,
-        pid_of: Option<&OwnedFd>,
+        net: Option<BorrowedFd<'_>>,
+        pid_of: Option<BorrowedFd<'_>>,
     ) -> Result<Self, Failed> {
         let (home_net, home_pid) = (outside.net.as_fd(), outside.pid.as_fd());
         let mut visit = Self { home_net, home_pid, net: false, pid: false };
         if let Some(net) = net {
-            kernel::setns(net.as_fd(), CloneFlags::NEWNET).step("enter the network namespace")?;
+            kernel::setns(net, CloneFlags::NEWNET).step("enter the network namespace")?;
             visit.net = true;
         }
         if let Some(process) = pid_of {
-            kernel::setns(process.as_fd(), CloneFlags::NEWPID).step("enter the pid namespace")?;
+            kernel::setns(process, CloneFlags::NEWPID).step("enter the pid namespace")?;
             visit.pid = true;
         }
         Ok(visit)
@@ -136,9 +205,9 @@ impl Drop for Visit<'_> {
     }
 }
 
-fn write_maps(proc: BorrowedFd<'_>, pid: u32, request: &SpawnRequest) -> Result<(), Errno> {
-    write_file(proc, pid, "uid_map", &request.uid_map)?;
-    write_file(proc, pid, "gid_map", &request.gid_map)
+fn write_maps(proc: BorrowedFd<'_>, pid: u32, wanted: &Wanted<'_>) -> Result<(), Errno> {
+    write_file(proc, pid, "uid_map", wanted.uid_map)?;
+    write_file(proc, pid, "gid_map", wanted.gid_map)
 }
 
 /// Writes a file of a process in one go.
@@ -201,11 +270,7 @@ fn proc_by_helper(home: BorrowedFd<'_>, newborn: BorrowedFd<'_>) -> Result<Owned
         // SAFETY: the body makes four system calls; what it writes outlives it.
         unsafe { call::run_aside(body, (&raw mut made).cast()) }?
     };
-    // It has let go of the memory and is about to be a zombie, if it is not one yet.
-    let helper = rustix::process::Pid::from_raw(pid);
-    let _ = rustix::io::retry_on_intr(|| {
-        rustix::process::waitpid(helper, rustix::process::WaitOptions::empty())
-    });
+    reap(pid);
     made.unwrap_or(Err(Errno::IO))
 }
 

@@ -171,6 +171,30 @@ pub fn loopback_up() -> Result<(), Errno> {
     check(libc::c_long::from(done)).map(drop)
 }
 
+/// personality(2).
+pub fn set_personality(persona: u64) -> Result<(), Errno> {
+    // SAFETY: only an integer is passed.
+    check(unsafe { libc::syscall(libc::SYS_personality, persona) }).map(drop)
+}
+
+/// sched_setattr(2) of the calling thread; the attributes are the kernel's `struct sched_attr`.
+pub fn set_scheduler(attributes: &[u8]) -> Result<(), Errno> {
+    if attributes.len() < 48 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the structure says its own size in its first field, which the plan's writer has set
+    // to its length; the kernel reads no more than it knows of, 56 bytes, of a mapping that is
+    // longer.
+    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, attributes.as_ptr(), 0) }).map(drop)
+}
+
+/// ioprio_set(2) of the calling process.
+pub fn set_io_priority(priority: i32) -> Result<(), Errno> {
+    const WHO_PROCESS: i32 = 1;
+    // SAFETY: only integers are passed.
+    check(unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, priority) }).map(drop)
+}
+
 /// Whether getcwd(2) names a place below the root; outside of it the text is `(unreachable)/...`.
 pub fn directory_is_reachable() -> bool {
     let mut text = [0u8; 4096];
@@ -230,8 +254,8 @@ pub unsafe fn run_aside(
     argument: *mut c_void,
 ) -> Result<i32, Errno> {
     #[repr(align(16))]
-    struct Stack([u8; 32 << 10]);
-    let mut stack = Stack([0; 32 << 10]);
+    struct Stack([u8; 128 << 10]);
+    let mut stack = Stack([0; 128 << 10]);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::SIGCHLD;
     // SAFETY: the stack grows down from its end and lives until the process has ended, for which
     // CLONE_VFORK waits; the rest is the caller's promise.

@@ -27,8 +27,27 @@ mod call;
 pub mod console;
 mod init;
 pub mod newborn;
+mod program;
 pub mod server;
 pub mod tiny;
+mod tree;
+
+/// Copies of descriptors that this process was started with, from number `first` on. Those are
+/// nobody's in this process: it neither closes nor uses them.
+///
+/// The error is the first number that is not open, and why.
+pub fn inherited(
+    first: u32,
+    count: u32,
+) -> Result<Vec<std::os::fd::OwnedFd>, (u32, rustix::io::Errno)> {
+    let copy = |number: u32| {
+        // SAFETY: a number that is not open is an error of the kernel's (EBADF), and the borrow
+        // ends with this call.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(number.cast_signed()) };
+        rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|e| (number, e))
+    };
+    (first..first.saturating_add(count)).map(copy).collect()
+}
 
 /// A step of the keeper that failed, for whoever starts it or asks it.
 #[derive(Debug, thiserror::Error)]

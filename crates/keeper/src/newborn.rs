@@ -1,40 +1,33 @@
 //! The life of a process between clone and execve: it receives its plan and executes it.
 //!
 //! **State.** A table of the descriptors it received, the plan in a private mapping, the master of
-//! a terminal if it opened one. Descriptors 0 to 2 are the keeper's `/dev/null`, 3 is the socket to
-//! the engine, 4 the keeper's procfs; all others of the keeper's are closed first.
+//! a terminal if it opened one. Descriptors 0 to 2 are those of who cloned it (the keeper's are
+//! `/dev/null`), 3 is the socket to the engine, 4 its procfs; all others are closed first.
 //!
 //! **Rules.** It is a copy of the keeper: it must not allocate, lock or panic, and never returns.
 //! Paths are texts of the plan;
 //! where a part of one is needed it is copied to the stack.
 //!
-//! **Whom it trusts.** The engine, which wrote the plan; not the image: every path below the root
-//! is opened by openat2 with RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, the places of procfs,
-//! sysfs, devpts and their like without following any link, and what is written to or taken from
-//! procfs and devpts is checked to be of that filesystem (CVE-2019-16884, CVE-2019-19921,
-//! CVE-2023-27561, CVE-2025-31133, CVE-2025-52565, CVE-2025-52881).
+//! **Whom it trusts.** The engine, which wrote the plan; not the image: see [`crate::tree`].
 //!
 //! **Ends.** By execve, or in a restore program (the crate `checkpoint`); or it says `Failed` and
 //! exits with 125 (126, 127 where execve failed); or, when the engine goes away before Go, it exits
 //! with 125 in silence.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 
-use dormouse_kernel::call::{
-    self as kernel, CapabilityMasks, CloneFlags, FsCommand, Instruction, MountAttr, OpenTreeFlags,
-};
+use dormouse_kernel::call::{self as kernel, CapabilityMasks, CloneFlags, Instruction};
 use dormouse_launch::flat::{self, Code, Damaged, Flat, Record};
 use dormouse_launch::protocol::{FromNewborn, ToNewborn};
 use dormouse_launch::wire;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Access, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use rustix::net::{RecvFlags, SendFlags};
-use rustix::pty::OpenptFlags;
-use rustix::termios::Winsize;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
-use crate::call;
+use crate::tree::{self, Target, Tree};
+use crate::{call, program};
 
 /// Number of the socket to the engine.
 const SOCK: RawFd = 3;
@@ -46,8 +39,6 @@ const NOFILE: u32 = 7;
 const SYS_ADMIN: u64 = 1 << 21;
 /// f_type of procfs (statfs(2)).
 const PROC_MAGIC: u64 = 0x9fa0;
-/// f_type of devpts.
-const DEVPTS_MAGIC: u64 = 0x1cd1;
 /// Index of a failure that is of no operation.
 const NO_OPERATION: u32 = u32::MAX;
 
@@ -87,7 +78,7 @@ fn write_oom_score_adj(proc: BorrowedFd<'_>, value: i64) -> Outcome {
     rustix::io::write(&file, decimal(value, &mut [0; 20])).map(drop)
 }
 
-type Outcome<T = ()> = Result<T, Errno>;
+pub(crate) type Outcome<T = ()> = Result<T, Errno>;
 
 /// A damaged plan, as the errno that is reported.
 fn damaged(_: Damaged) -> Errno {
@@ -116,6 +107,9 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         capabilities: None,
         nofile: None,
         sealed: false,
+        sock: SOCK,
+        preserved: 0,
+        root: None,
         heritage,
     };
     if let Err(errno) = newborn.settle_in(sock, proc) {
@@ -143,6 +137,12 @@ struct Newborn {
     capabilities: Option<CapabilityMasks>,
     nofile: Option<Record>,
     sealed: bool,
+    /// The socket to the engine: `SOCK`, until that number is wanted for something else.
+    sock: RawFd,
+    /// How many descriptors from 3 on are the program's.
+    preserved: u32,
+    /// The mount that is to become the root, while it is none yet.
+    root: Option<BorrowedFd<'static>>,
     heritage: Heritage,
 }
 
@@ -173,9 +173,10 @@ impl Newborn {
         loop {
             let mut bytes = [0; 32];
             let mut first = None;
+            let sock = borrowed(self.sock);
             let (fds, count) = (&mut self.fds, &mut self.count);
             let awaits_memory = memory < 0;
-            let n = wire::receive(borrowed(SOCK), &mut bytes, RecvFlags::empty(), |fd| {
+            let n = wire::receive(sock, &mut bytes, RecvFlags::empty(), |fd| {
                 if awaits_memory && first.is_none() {
                     first = Some(fd.into_raw_fd());
                 } else if let Some(slot) = fds.get_mut(*count) {
@@ -224,12 +225,22 @@ impl Newborn {
     }
 
     fn say(&self, message: FromNewborn, fds: &[BorrowedFd<'_>]) -> Outcome {
-        wire::send(borrowed(SOCK), &message.to_bytes(), fds, SendFlags::empty())
+        wire::send(borrowed(self.sock), &message.to_bytes(), fds, SendFlags::empty())
     }
 
     fn fail(&self, index: u32, errno: Errno, status: i32) -> ! {
-        let _ = self.say(FromNewborn::Failed { index, errno: errno.raw_os_error() }, &[]);
+        self.fail_with(index, errno.raw_os_error(), status)
+    }
+
+    /// `number` is an errno or the end of a program (`flat::PROGRAM_ENDED`).
+    fn fail_with(&self, index: u32, number: i32, status: i32) -> ! {
+        let _ = self.say(FromNewborn::Failed { index, errno: number }, &[]);
         kernel::exit(status)
+    }
+
+    /// The root that this process works below.
+    fn tree(&self) -> Outcome<Tree> {
+        Tree::new(self.root)
     }
 
     fn execute(&mut self, plan: &mut Flat<'_>) -> ! {
@@ -246,8 +257,12 @@ impl Newborn {
                 let errno = self.follow(plan, &record);
                 self.fail(index as u32, errno, 125);
             }
-            if let Err(errno) = self.step(plan, &record) {
-                self.fail(index as u32, errno, 125);
+            let done = match Code::from_number(record.code) {
+                Some(Code::Hook) => self.hook(plan, &record),
+                _ => self.step(plan, &record).map_err(Errno::raw_os_error),
+            };
+            if let Err(number) = done {
+                self.fail_with(index as u32, number, 125);
             }
         }
         // A plan without an end.
@@ -280,24 +295,51 @@ impl Newborn {
                 Err(Errno::NOSYS) => Ok(()),
                 other => other.map(drop),
             },
-            Code::Root => put_root(fd()?),
-            Code::RootReadOnly => {
-                let root = root()?;
-                kernel::mount_setattr(root.as_fd(), false, MountAttr::RDONLY, none(), None, None)
+            Code::Root => tree::put_root(fd()?),
+            Code::RootBelow => {
+                tree::put_root_below(fd()?, text()?)?;
+                self.root = Some(fd()?);
+                Ok(())
             }
+            Code::Pivot => {
+                let mount = self.root.take().ok_or(Errno::INVAL)?;
+                match op.flags & flat::NO_PIVOT {
+                    0 => tree::pivot(mount),
+                    _ => tree::cover(mount),
+                }
+            }
+            Code::RootReadOnly => self.tree()?.make_read_only(),
+            Code::Spread => self.tree()?.spread(op.a, op.flags & flat::RECURSIVE != 0),
             Code::Attach => {
                 let create = op.flags & flat::CREATE != 0;
                 let kind = Target::from_number(op.a).ok_or(Errno::INVAL)?;
-                let place = target(text()?, kind, create)?;
-                kernel::move_mount(fd()?, place.as_fd(), c"")
+                let place = self.tree()?.target(text()?, kind, create)?;
+                match op.flags & flat::FRESH {
+                    0 => kernel::move_mount(fd()?, place.as_fd(), c""),
+                    _ => tree::attach_copy(fd()?, place.as_fd()),
+                }
             }
-            Code::NewFilesystem => new_filesystem(op, text()?),
+            Code::NewFilesystem => self.tree()?.new_filesystem(op, text()?),
+            Code::Filesystem => {
+                let mut at = op.b;
+                let words = std::iter::from_fn(|| match plan.text_at(at) {
+                    Ok(word) if word.is_empty() => None,
+                    Ok(word) => {
+                        at += word.count_bytes() as u64 + 1;
+                        Some(Ok(word))
+                    }
+                    Err(e) => Some(Err(damaged(e))),
+                });
+                let kind = Target::from_number(op.fd.into()).ok_or(Errno::INVAL)?;
+                self.tree()?.filesystem(op.a, words, text()?, kind)
+            }
+            Code::Device => self.tree()?.device(op, text()?),
             Code::Bind => {
                 let source = plan.text_at(op.b).map_err(damaged)?;
-                bind(source, text()?, op.flags & flat::READ_ONLY != 0)
+                self.tree()?.bind(source, text()?, op.flags & flat::READ_ONLY != 0)
             }
-            Code::Mask => mask(text()?, fd()?, self.descriptor(op.a)?),
-            Code::ReadOnly => read_only(text()?),
+            Code::Mask => self.tree()?.mask(text()?, fd()?, self.descriptor(op.a)?),
+            Code::ReadOnly => self.tree()?.read_only(text()?),
             Code::Sysctl => sysctl(text()?, plan.text_at(op.b).map_err(damaged)?),
             Code::Hostname => call::set_uts_name(text()?, false),
             Code::Domainname => call::set_uts_name(text()?, true),
@@ -320,31 +362,57 @@ impl Newborn {
                 become_stdio(all)
             }
             Code::Terminal => {
-                self.master = terminal(op, text()?)?;
+                self.master = self.tree()?.terminal(op, text()?)?;
                 Ok(())
             }
             Code::Setsid => rustix::process::setsid().map(drop),
             Code::Sync => self.sync(),
             Code::Chdir => {
                 let create = op.flags & flat::CREATE != 0;
-                rustix::process::fchdir(&target(text()?, Target::Dir, create)?)?;
+                let place = self.tree()?.target(text()?, Target::Dir, create)?;
+                rustix::process::fchdir(&place)?;
                 if call::directory_is_reachable() { Ok(()) } else { Err(Errno::XDEV) }
             }
             Code::MakeDir => {
                 let mode = Mode::from_raw_mode(op.a as u32 & 0o7777);
-                make(text()?, Target::Dir, mode).map(drop)
+                self.tree()?.make(text()?, Target::Dir, mode).map(drop)
             }
-            Code::Symlink => symlink(plan.text_at(op.b).map_err(damaged)?, text()?),
+            Code::Symlink => self.tree()?.symlink(plan.text_at(op.b).map_err(damaged)?, text()?),
+            Code::Await => {
+                let listener = fd()?;
+                self.wait_for_start(listener)
+            }
+            Code::Write => rustix::io::write(fd()?, text()?.to_bytes()).map(drop),
+            Code::EnterTime => {
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+                let path = c"self/ns/time_for_children";
+                let made = rustix::fs::openat(borrowed(PROC), path, flags, Mode::empty())?;
+                kernel::setns(made.as_fd(), CloneFlags::NEWTIME)
+            }
+            Code::Personality => call::set_personality(op.a),
+            Code::Scheduler => call::set_scheduler(plan.data(op).map_err(damaged)?),
+            Code::IoPriority => call::set_io_priority(op.a as i32),
+            Code::Preserve => self.preserve(op),
+            Code::Label => label(text()?),
+            Code::Lookup => lookup(plan, op),
+            Code::Hook => Err(Errno::NOSYS),
             Code::Credentials => credentials(plan, op),
             Code::Capabilities => self.capabilities(plan, op),
             Code::NoNewPrivs => kernel::set_no_new_privs(),
             Code::Seccomp => {
+                let page = if op.fd == flat::NO_FD { None } else { Some(fd()?) };
                 self.seal()?;
                 let data = plan.data(op).map_err(damaged)?;
                 // SAFETY: an instruction is 8 bytes of plain numbers, any of which are valid.
                 let (before, program, after) = unsafe { data.align_to::<Instruction>() };
                 let whole = before.is_empty() && after.is_empty() && program.len() as u64 == op.a;
-                if whole { kernel::load_filter(program) } else { Err(Errno::BADMSG) }
+                if !whole {
+                    return Err(Errno::BADMSG);
+                }
+                match page {
+                    None => kernel::load_filter_with(program, op.flags.into()).map(drop),
+                    Some(page) => load_with_listener(program, op.flags.into(), page),
+                }
             }
             Code::Init => {
                 self.seal()?;
@@ -357,7 +425,7 @@ impl Newborn {
     /// Whatever is open beyond standard error ends with execve.
     fn seal(&mut self) -> Outcome {
         if !std::mem::replace(&mut self.sealed, true) {
-            call::close_on_exec_from(SOCK)?;
+            call::close_on_exec_from(SOCK + self.preserved as RawFd)?;
             if let Some(op) = self.nofile {
                 rlimit(&op)?;
             }
@@ -373,13 +441,65 @@ impl Newborn {
             self.say(FromNewborn::Ready, &[borrowed(master)])?;
             close(master);
         }
+        self.wait_for_go()
+    }
+
+    fn wait_for_go(&self) -> Outcome {
         let mut bytes = [0; 32];
-        let n = wire::receive(borrowed(SOCK), &mut bytes, RecvFlags::empty(), drop)?;
+        let n = wire::receive(borrowed(self.sock), &mut bytes, RecvFlags::empty(), drop)?;
         match ToNewborn::from_bytes(bytes.get(..n).unwrap_or_default()) {
             Some(ToNewborn::Go) => Ok(()),
             None if n == 0 => kernel::exit(125),
             _ => Err(Errno::BADMSG),
         }
+    }
+
+    /// The engine ends meanwhile; who starts this process connects to the listener.
+    fn wait_for_start(&mut self, listener: BorrowedFd<'_>) -> Outcome {
+        self.sync()?;
+        let starter =
+            rustix::io::retry_on_intr(|| rustix::net::accept_with(listener, SocketFlags::CLOEXEC))?;
+        // SAFETY: the number is that of the socket to the engine, which nobody uses any more.
+        unsafe { call::duplicate_to(starter.as_fd(), self.sock, true)? };
+        self.wait_for_go()
+    }
+
+    /// Runs a program and waits for it; an error is as `fail_with` wants it.
+    fn hook(&mut self, plan: &mut Flat<'_>, op: &Record) -> Result<(), i32> {
+        let input = self.descriptor(u64::from(op.fd)).map_err(Errno::raw_os_error)?;
+        let base = plan.base() as usize;
+        let bad = Errno::BADMSG.raw_os_error();
+        let (Ok(argv), Ok(envp)) = (plan.relocate(op.a), plan.relocate(op.b)) else {
+            return Err(bad);
+        };
+        let path = plan.text(op).map_err(|_| bad)?;
+        let (argv, envp) = ((base + argv) as *const _, (base + envp) as *const _);
+        // SAFETY: `relocate` has checked that every entry points to a text of the plan, and that
+        // the tables end with null.
+        unsafe { program::run(path, argv, envp, input, op.flags) }
+    }
+
+    /// Descriptors of the plan become 3 and following.
+    fn preserve(&mut self, op: &Record) -> Outcome {
+        let (first, count) = (op.fd as usize, op.a as usize);
+        let end = first.checked_add(count).filter(|end| *end <= self.count).ok_or(Errno::BADF)?;
+        // ORDER: everything leaves the numbers that are wanted before one of them is used again.
+        let free = SOCK + count as RawFd;
+        let high = |fd: RawFd| {
+            rustix::io::fcntl_dupfd_cloexec(borrowed(fd), free).map(IntoRawFd::into_raw_fd)
+        };
+        self.sock = high(self.sock)?;
+        for at in 0..self.count {
+            if self.fds[at] < free {
+                self.fds[at] = high(self.fds[at])?;
+            }
+        }
+        for (number, at) in (SOCK..).zip(first..end) {
+            // SAFETY: what had the number has just left it, or (the procfs) is not needed again.
+            unsafe { call::duplicate_to(borrowed(self.fds[at]), number, false)? };
+        }
+        self.preserved = count as u32;
+        Ok(())
     }
 
     /// Sets the capabilities.
@@ -400,8 +520,11 @@ impl Newborn {
         let now = kernel::capget()?;
         kernel::capset(CapabilityMasks { effective: now.permitted, ..now })?;
         kernel::capability_bound(bounding)?;
+        // What this process does not have itself it cannot give.
         let permitted = (permitted | ambient) & now.permitted;
         let effective = effective & permitted;
+        let inheritable = inheritable & now.permitted;
+        let ambient = ambient & permitted & inheritable;
         let stays = now.permitted & SYS_ADMIN;
         kernel::capset(CapabilityMasks {
             effective: effective | stays,
@@ -490,13 +613,8 @@ impl Newborn {
     }
 }
 
-/// No attribute.
-fn none() -> MountAttr {
-    MountAttr::empty()
-}
-
 /// Writes a number in decimal digits into the end of `text`.
-fn decimal(value: i64, text: &mut [u8; 20]) -> &[u8] {
+pub(crate) fn decimal(value: i64, text: &mut [u8; 20]) -> &[u8] {
     let mut at = text.len();
     let mut rest = value.unsigned_abs();
     loop {
@@ -514,245 +632,77 @@ fn decimal(value: i64, text: &mut [u8; 20]) -> &[u8] {
     &text[at..]
 }
 
-/// The root of this process, as a place to begin.
-fn root() -> Outcome<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(c"/", flags, Mode::empty())
-}
-
-fn put_root(mount: BorrowedFd<'static>) -> Outcome {
-    kernel::move_mount(mount, root()?.as_fd(), c"")?;
-    rustix::process::fchdir(mount)?;
-    rustix::process::chroot(c".")?;
-    rustix::process::chdir(c"/")
-}
-
-/// What a target must be: the kinds of `launch::TargetKind`, by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Target {
-    Dir,
-    File,
-    PlainDir,
-}
-
-impl Target {
-    fn from_number(number: u64) -> Option<Self> {
-        match number {
-            0 => Some(Self::Dir),
-            1 => Some(Self::File),
-            2 => Some(Self::PlainDir),
-            _ => None,
-        }
-    }
-}
-
-/// Opens a path below the root as a place, never leaving it.
-fn open(path: &CStr, extra: ResolveFlags) -> Outcome<OwnedFd> {
-    open_below(root()?.as_fd(), path, extra)
-}
-
-fn open_below(root: BorrowedFd<'_>, path: &CStr, extra: ResolveFlags) -> Outcome<OwnedFd> {
-    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | extra;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    // A rename anywhere on the way makes the kernel unsure of `..`: it says EAGAIN.
-    for _ in 0..128 {
-        match rustix::fs::openat2(root, path, flags, Mode::empty(), how) {
-            Err(Errno::AGAIN) => {}
-            other => return other,
-        }
-    }
-    Err(Errno::AGAIN)
-}
-
-fn is_dir(fd: BorrowedFd<'_>) -> Outcome<bool> {
-    Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == FileType::Directory)
-}
-
-/// Opens the target of a mount, made when it is missing and `create` says so.
-fn target(path: &CStr, kind: Target, create: bool) -> Outcome<OwnedFd> {
-    let extra = match kind {
-        Target::PlainDir => ResolveFlags::NO_SYMLINKS,
-        _ => ResolveFlags::empty(),
-    };
-    let fd = match open(path, extra) {
-        Err(Errno::NOENT) if create => make(path, kind, Mode::from_raw_mode(0o755))?,
-        other => other?,
-    };
-    match (kind, is_dir(fd.as_fd())?) {
-        (Target::File, true) => Err(Errno::ISDIR),
-        (Target::Dir | Target::PlainDir, false) => Err(Errno::NOTDIR),
-        _ => Ok(fd),
-    }
-}
-
-/// Makes a directory, or an empty file, with the directories that lead to it. Links on the way are
-/// followed inside the root; one that leads nowhere is an error.
-fn make(path: &CStr, kind: Target, mode: Mode) -> Outcome<OwnedFd> {
-    let extra = match kind {
-        Target::PlainDir => ResolveFlags::NO_SYMLINKS,
-        _ => ResolveFlags::empty(),
-    };
-    let bytes = path.to_bytes();
-    let mut part = [0u8; 4096];
-    if bytes.len() >= part.len() {
-        return Err(Errno::NAMETOOLONG);
-    }
-    let root = root()?;
-    let mut here = open_below(root.as_fd(), c"/", extra)?;
-    let mut start = 0;
-    while start < bytes.len() {
-        if bytes[start] == b'/' {
-            start += 1;
-            continue;
-        }
-        let end = bytes[start..].iter().position(|b| *b == b'/').map_or(bytes.len(), |n| start + n);
-        let last = bytes[end..].iter().all(|b| *b == b'/');
-        part[..end].copy_from_slice(&bytes[..end]);
-        part[end] = 0;
-        let name = CStr::from_bytes_until_nul(&part[start..]).map_err(|_| Errno::INVAL)?;
-        let so_far = CStr::from_bytes_until_nul(&part).map_err(|_| Errno::INVAL)?;
-        here = match open_below(root.as_fd(), so_far, extra) {
-            Err(Errno::NOENT) => {
-                if last && kind == Target::File {
-                    let flags = OFlags::WRONLY
-                        | OFlags::CREATE
-                        | OFlags::EXCL
-                        | OFlags::NOFOLLOW
-                        | OFlags::CLOEXEC;
-                    match rustix::fs::openat(&here, name, flags, Mode::from_raw_mode(0o644)) {
-                        Ok(_) => {}
-                        Err(Errno::EXIST) => {}
-                        Err(e) => return Err(e),
-                    }
-                } else {
-                    let mode = if last { mode } else { Mode::from_raw_mode(0o755) };
-                    match rustix::fs::mkdirat(&here, name, mode) {
-                        Ok(()) if last && mode.bits() & 0o7022 != 0 => {
-                            // The umask has cut it.
-                            rustix::fs::chmodat(&here, name, mode, AtFlags::empty())?;
-                        }
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(e) => return Err(e),
-                    }
-                }
-                open_below(root.as_fd(), so_far, extra)?
-            }
-            other => other?,
-        };
-        start = end;
-    }
-    Ok(here)
-}
-
-/// Makes a symbolic link unless something has that name.
-fn symlink(points_to: &CStr, path: &CStr) -> Outcome {
-    let bytes = path.to_bytes();
-    let mut part = [0u8; 4096];
-    if bytes.len() >= part.len() {
-        return Err(Errno::NAMETOOLONG);
-    }
-    part[..bytes.len()].copy_from_slice(bytes);
-    let slash = bytes.iter().rposition(|b| *b == b'/');
-    let (parent, name) = match slash {
-        None => (root()?, 0),
-        Some(at) => {
-            part[at] = 0;
-            let parent = CStr::from_bytes_until_nul(&part).map_err(|_| Errno::INVAL)?;
-            let whole = if parent.is_empty() { c"/" } else { parent };
-            (make(whole, Target::Dir, Mode::from_raw_mode(0o755))?, at + 1)
-        }
-    };
-    let name = CStr::from_bytes_until_nul(&part[name..]).map_err(|_| Errno::INVAL)?;
-    match rustix::fs::symlinkat(points_to, &parent, name) {
-        Err(Errno::EXIST) => Ok(()),
-        other => other,
-    }
-}
-
-/// mqueue, devpts or cgroup2 of the process's own namespaces.
-fn new_filesystem(op: &Record, path: &CStr) -> Outcome {
-    let name = flat::FILESYSTEMS.get(op.b as usize).ok_or(Errno::NODEV)?;
-    let context = kernel::fsopen(name)?;
-    let context = context.as_fd();
-    kernel::fsconfig(context, FsCommand::String(c"source", name))?;
-    let mut attr = MountAttr::NOSUID | MountAttr::NOEXEC;
-    if op.b == 1 {
-        kernel::fsconfig(context, FsCommand::Flag(c"newinstance"))?;
-        kernel::fsconfig(context, FsCommand::String(c"ptmxmode", c"0666"))?;
-        kernel::fsconfig(context, FsCommand::String(c"mode", c"0620"))?;
-        if op.a <= u64::from(u32::MAX) {
-            let mut text = [0; 20];
-            let mut gid = [0; 21];
-            let digits = decimal(op.a as i64, &mut text);
-            gid[..digits.len()].copy_from_slice(digits);
-            let gid = CStr::from_bytes_until_nul(&gid).map_err(|_| Errno::INVAL)?;
-            kernel::fsconfig(context, FsCommand::String(c"gid", gid))?;
-        }
-    } else {
-        attr |= MountAttr::NODEV;
-    }
-    kernel::fsconfig(context, FsCommand::Create)?;
-    let mount = kernel::fsmount(context, attr)?;
-    let place = target(path, Target::PlainDir, true)?;
-    kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
-}
-
-/// A detached copy of what is mounted at `place`.
-fn copy(place: BorrowedFd<'_>, recursive: bool) -> Outcome<OwnedFd> {
-    let mut flags = OpenTreeFlags::CLONE | OpenTreeFlags::EMPTY_PATH;
-    if recursive {
-        flags |= OpenTreeFlags::RECURSIVE;
-    }
-    kernel::open_tree(place, c"", flags)
-}
-
-fn bind(source: &CStr, path: &CStr, read_only: bool) -> Outcome {
-    let source = open(source, ResolveFlags::empty())?;
-    let kind = if is_dir(source.as_fd())? { Target::Dir } else { Target::File };
-    let mount = copy(source.as_fd(), true)?;
-    if read_only {
-        kernel::mount_setattr(mount.as_fd(), true, MountAttr::RDONLY, none(), None, None)?;
-    }
-    kernel::move_mount(mount.as_fd(), target(path, kind, true)?.as_fd(), c"")
-}
-
-/// Hides a path. A mount from outside can be copied only once it is attached here, so the first use
-/// attaches it and later ones copy that.
-fn mask(path: &CStr, null: BorrowedFd<'_>, empty: BorrowedFd<'_>) -> Outcome {
-    let place = match open(path, ResolveFlags::NO_SYMLINKS) {
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-        other => other?,
-    };
-    let with = if is_dir(place.as_fd())? { empty } else { null };
-    match copy(with, false) {
-        Err(Errno::INVAL) => kernel::move_mount(with, place.as_fd(), c""),
-        mount => kernel::move_mount(mount?.as_fd(), place.as_fd(), c""),
-    }
-}
-
-fn read_only(path: &CStr) -> Outcome {
-    let place = match open(path, ResolveFlags::NO_SYMLINKS) {
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-        other => other?,
-    };
-    let mount = copy(place.as_fd(), true)?;
-    kernel::mount_setattr(mount.as_fd(), true, MountAttr::RDONLY, none(), None, None)?;
-    kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
-}
-
-fn is_of(fd: &OwnedFd, magic: u64) -> Outcome {
-    if rustix::fs::fstatfs(fd)?.f_type as u64 == magic { Ok(()) } else { Err(Errno::NODEV) }
-}
-
-/// Writes a sysctl through the procfs that the plan has mounted at `/proc`.
+/// Writes a sysctl of this process's namespaces. Through the procfs of who cloned it: which
+/// namespace is meant the kernel takes from the writer, and no image has a hand in that procfs.
 fn sysctl(key: &CStr, value: &CStr) -> Outcome {
-    let dir = open(c"/proc/sys", ResolveFlags::NO_SYMLINKS)?;
-    is_of(&dir, PROC_MAGIC)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(borrowed(PROC), c"sys", flags, Mode::empty())?;
+    tree::is_of(&dir, PROC_MAGIC)?;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let file = rustix::fs::openat2(&dir, key, flags, Mode::empty(), how)?;
-    is_of(&file, PROC_MAGIC)?;
     rustix::io::write(&file, value.to_bytes()).map(drop)
+}
+
+/// Asks the host's security module for a label at execve (proc_pid_attr(5)): AppArmor's own file
+/// where there is one, otherwise the one that all modules share.
+fn label(label: &CStr) -> Outcome {
+    let open = |path: &CStr| {
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        rustix::fs::openat(borrowed(PROC), path, flags, Mode::empty())
+    };
+    let file = match open(c"self/attr/apparmor/exec") {
+        Err(Errno::NOENT) => open(c"self/attr/exec")?,
+        file => file?,
+    };
+    rustix::io::write(&file, label.to_bytes()).map(drop)
+}
+
+/// Whether one of the candidates could be executed, as `exec` would choose among them.
+fn lookup(plan: &Flat<'_>, op: &Record) -> Outcome {
+    let mut rest = plan.data(op).map_err(damaged)?;
+    let mut said = Errno::NOENT;
+    while !rest.is_empty() {
+        let at = op.text as usize + op.text_len as usize - rest.len();
+        let path = plan.text_at(at as u64).map_err(damaged)?;
+        match rustix::fs::stat(path) {
+            Err(Errno::NOENT | Errno::NOTDIR) => {}
+            Err(e) => said = e,
+            Ok(stat) => {
+                let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+                if !is_dir && rustix::fs::access(path, Access::EXEC_OK).is_ok() {
+                    return Ok(());
+                }
+                said = Errno::ACCESS;
+            }
+        }
+        rest = rest.get(path.count_bytes() + 1..).unwrap_or_default();
+    }
+    Err(said)
+}
+
+/// Loads a filter that asks a listener, whose descriptor somebody outside fetches from this process
+/// by the number that is left in the shared page (`launch::Listener`), and then says so there.
+///
+/// The filter may ask about any call, so none is made: the processor waits, for a bounded time.
+fn load_with_listener(program: &[Instruction], flags: u32, page: BorrowedFd<'_>) -> Outcome {
+    use std::sync::atomic::{AtomicI32, Ordering};
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let at =
+        unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, page, 0)? };
+    // SAFETY: the mapping is a page long, aligned, and never unmapped; who else has it mapped uses
+    // atomic accesses, too.
+    let words = unsafe { std::slice::from_raw_parts(at.cast::<AtomicI32>(), 2) };
+    let listener = kernel::load_filter_with(program, flags | kernel::FILTER_NEW_LISTENER)?;
+    words[0].store(listener + 1, Ordering::Release);
+    for _ in 0..20_000_000_000_u64 {
+        if words[1].load(Ordering::Acquire) != 0 {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+    Ok(())
 }
 
 fn rlimit(op: &Record) -> Outcome {
@@ -766,42 +716,12 @@ fn rlimit(op: &Record) -> Outcome {
     }
 }
 
-fn become_stdio(fds: [BorrowedFd<'_>; 3]) -> Outcome {
+pub(crate) fn become_stdio(fds: [BorrowedFd<'_>; 3]) -> Outcome {
     for (number, fd) in fds.into_iter().enumerate() {
         // SAFETY: 0 to 2 are owned by nobody; descriptors of a plan have higher numbers.
         unsafe { call::duplicate_to(fd, number as RawFd, false)? };
     }
     Ok(())
-}
-
-/// Opens a terminal of the devpts at `path`; gives its master.
-fn terminal(op: &Record, path: &CStr) -> Outcome<RawFd> {
-    let devpts = open(path, ResolveFlags::NO_SYMLINKS)?;
-    is_of(&devpts, DEVPTS_MAGIC)?;
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let master = rustix::fs::openat(&devpts, c"ptmx", flags, Mode::empty())?;
-    rustix::pty::unlockpt(&master)?;
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
-    rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(op.fd)), None)?;
-    let (rows, columns) = ((op.a >> 16) as u16, op.a as u16);
-    if rows != 0 && columns != 0 {
-        let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&master, size)?;
-    }
-    match rustix::process::setsid() {
-        // It leads one already.
-        Ok(_) | Err(Errno::PERM) => {}
-        Err(e) => return Err(e),
-    }
-    rustix::process::ioctl_tiocsctty(&slave)?;
-    become_stdio([slave.as_fd(); 3])?;
-    if op.flags & flat::CONSOLE != 0 {
-        let mount = copy(slave.as_fd(), false)?;
-        let place = target(c"/dev/console", Target::File, true)?;
-        kernel::move_mount(mount.as_fd(), place.as_fd(), c"")?;
-    }
-    Ok(master.into_raw_fd())
 }
 
 fn credentials(plan: &Flat<'_>, op: &Record) -> Outcome {

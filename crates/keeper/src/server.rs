@@ -33,7 +33,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use dormouse_launch::keeper::{LOCK, SOCKET};
-use dormouse_launch::protocol::{Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, Status};
+use dormouse_launch::protocol::{
+    Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status, with,
+};
 use dormouse_launch::{EXIT_FILE, wire};
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
@@ -118,6 +120,24 @@ pub struct Server {
     idle_since: Option<Instant>,
     ending: bool,
     log_turn: usize,
+}
+
+/// A request for a newborn, with its descriptors in their places.
+fn wanted<'w>(request: &'w SpawnRequest, fds: &'w [OwnedFd]) -> Result<birth::Wanted<'w>, Failed> {
+    let mut fds = fds.iter().map(AsFd::as_fd);
+    let sock = fds.next().ok_or(Errno::BADMSG).step("find the newborn's socket")?;
+    let mut take = |bit| if request.with & bit != 0 { fds.next() } else { None };
+    Ok(birth::Wanted {
+        flags: CloneFlags::from_bits_retain(request.flags),
+        sock,
+        netns: take(with::NETNS),
+        pid_namespace: take(with::PID_NAMESPACE),
+        user_namespace: None,
+        cgroup: take(with::CGROUP),
+        uid_map: &request.uid_map,
+        gid_map: &request.gid_map,
+        proc: request.with & with::PROC != 0,
+    })
 }
 
 /// podman's exit code and the signal, 0 for none, of a status as wait4(2) gives it.
@@ -399,7 +419,9 @@ impl Server {
         Some(match request {
             Request::Status => (Reply::Status(self.status()), Vec::new()),
             Request::Spawn(spawn) => {
-                match birth::give(&self.parts.outside, self.parts.heritage, &spawn, &fds) {
+                let born = wanted(&spawn, &fds)
+                    .and_then(|w| birth::give(&self.parts.outside, self.parts.heritage, &w));
+                match born {
                     Err(Failed { step, source }) => refused(source, step),
                     Ok(born) => {
                         let (id, kind, settle) = (spawn.id, spawn.kind, spawn.settle);

@@ -29,18 +29,27 @@ pub struct Outside {
     pub pid: OwnedFd,
 }
 
+impl Outside {
+    /// The world as this process sees it now.
+    pub fn here() -> Result<Self, Failed> {
+        let mounts = open(c"/proc/self/ns/mnt", OFlags::RDONLY).step("open its mount namespace")?;
+        let net = open(c"/proc/self/ns/net", OFlags::RDONLY).step("open its network namespace")?;
+        let pid = open(c"/proc/self/ns/pid", OFlags::RDONLY).step("open its pid namespace")?;
+        let root = open(c"/", OFlags::PATH | OFlags::DIRECTORY).step("open the host's root")?;
+        let proc = new(c"proc", &[], MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC)
+            .step("make a procfs")?;
+        Ok(Self { mounts, root, proc, net, pid })
+    }
+}
+
+fn open(path: &std::ffi::CStr, flags: OFlags) -> Result<OwnedFd, rustix::io::Errno> {
+    rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+}
+
 /// Enters a new tiny mount namespace. `place` is any directory: the tmpfs is mounted there for the
 /// moment between its making and its becoming the root, seen by nobody else.
 pub fn enter(place: &Path) -> Result<Outside, Failed> {
-    let open = |path: &std::ffi::CStr, flags: OFlags| {
-        rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
-    };
-    let mounts = open(c"/proc/self/ns/mnt", OFlags::RDONLY).step("open its mount namespace")?;
-    let net = open(c"/proc/self/ns/net", OFlags::RDONLY).step("open its network namespace")?;
-    let pid = open(c"/proc/self/ns/pid", OFlags::RDONLY).step("open its pid namespace")?;
-    let root = open(c"/", OFlags::PATH | OFlags::DIRECTORY).step("open the host's root")?;
-    let proc = new(c"proc", &[], MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC)
-        .step("make a procfs")?;
+    let outside = Outside::here()?;
 
     kernel::unshare(CloneFlags::NEWNS).step("make a mount namespace")?;
     let top = open(c"/", OFlags::PATH | OFlags::DIRECTORY).step("open its root")?;
@@ -61,7 +70,7 @@ pub fn enter(place: &Path) -> Result<Outside, Failed> {
     rustix::process::pivot_root(c".", c".").step("make it the root")?;
     kernel::umount_detach(c".").step("let go of the host's mounts")?;
     rustix::process::chdir(c"/").step("enter the empty root")?;
-    Ok(Outside { mounts, root, proc, net, pid })
+    Ok(outside)
 }
 
 /// A new filesystem, mounted nowhere.

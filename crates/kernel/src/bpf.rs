@@ -53,6 +53,11 @@ impl Insn {
         Self::new(0x55, dst, 0, instructions, immediate)
     }
 
+    /// `skip so many instructions`
+    pub(crate) const fn jump(instructions: i16) -> Self {
+        Self::new(0x05, 0, 0, instructions, 0)
+    }
+
     /// `return r0`
     pub(crate) const fn exit() -> Self {
         Self::new(0x95, 0, 0, 0, 0)

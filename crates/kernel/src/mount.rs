@@ -177,6 +177,14 @@ pub fn set_propagation(mount: BorrowedFd<'_>, slave: bool) -> Result<()> {
         .explain("mount_setattr", || format!("{}, {propagation:?}", mount.as_raw_fd()))
 }
 
+/// mount_setattr(2), of this mount and, if `recursive`, all below it: any kind of propagation
+/// (mount_namespaces(7)). KERNEL(5.12).
+pub fn spread(mount: BorrowedFd<'_>, propagation: Propagation, recursive: bool) -> Result<()> {
+    let none = MountAttr::empty();
+    call::mount_setattr(mount, recursive, none, none, Some(propagation), None)
+        .explain("mount_setattr", || format!("{}, {propagation:?}", mount.as_raw_fd()))
+}
+
 /// mount_setattr(MOUNT_ATTR_IDMAP): owners of files are shifted by the user namespace: what is
 /// stored as id N is seen as the id that N is mapped to. KERNEL(5.12), and a file system that can.
 ///

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::call::{self, CloneArgs, CloneFlags, Cloned, Namespace};
 use crate::error::{CallError, Explain, Result};
@@ -59,6 +59,22 @@ fn born_with(
             Ok(namespace)
         }
     }
+}
+
+/// What kind of namespace a descriptor is of: one of the `NEW` flags (ioctl_nsfs(2),
+/// NS_GET_NSTYPE). KERNEL(4.11).
+///
+/// ENOTTY for a descriptor of something else.
+pub fn kind(namespace: BorrowedFd<'_>) -> Result<CloneFlags> {
+    const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
+    // SAFETY: the request takes no argument and writes nothing.
+    let kind = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE) };
+    if kind < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        let arguments = format!("{}, NS_GET_NSTYPE", namespace.as_raw_fd());
+        return Err(CallError::new("ioctl", arguments, errno));
+    }
+    Ok(CloneFlags::from_bits_retain(kind as u64))
 }
 
 /// The life of the process that a namespace is born with.
@@ -141,6 +157,14 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn kind_of_a_namespace_is_known() {
+        let open = |name| std::fs::File::open(format!("/proc/self/ns/{name}")).unwrap();
+        assert_eq!(kind(open("uts").as_fd()).unwrap(), CloneFlags::NEWUTS);
+        assert_eq!(kind(open("net").as_fd()).unwrap(), CloneFlags::NEWNET);
+        assert!(kind(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
     }
 
     #[test]

@@ -118,6 +118,52 @@ codes! {
     /// The program in memory `fd` is mapped at `a`, `b` bytes long, and followed. At `text`, numbers
     /// of 64 bits: its first operation, where descriptor numbers go, how many, their indices.
     Follow = 33, "follow the restore";
+    /// Mount `fd` is attached at `text`, a path of the host that the mount namespace is a copy of;
+    /// what follows is relative to it.
+    RootBelow = 47, "put the root filesystem in place";
+    /// pivot_root(2) to the mount of `RootBelow`; everything else leaves the mount namespace.
+    Pivot = 48, "make the root filesystem the root";
+    /// The root mount's propagation: `a` is a `Spread`, with everything below for flag RECURSIVE.
+    Spread = 34, "set the propagation of the root filesystem";
+    /// A new filesystem at `text`, a target of kind `fd`, with the mount attributes `a`; at `b` its
+    /// type and its options, texts one after the other, ended by an empty one.
+    Filesystem = 35, "mount";
+    /// The device node `text`: device number `a`, mode and kind in the lower half of `b`, owner in
+    /// its upper half, group `fd`.
+    Device = 36, "make the device";
+    /// The program `text` with argv table `a` and envp table `b`, descriptor `fd` as its standard
+    /// input, in a process of its own; killed after as many seconds as the flags say, 0 for never.
+    Hook = 37, "run the hook";
+    /// Sends Ready and, after Go, waits for a connection to the listening socket `fd` and another
+    /// Go from there.
+    Await = 38, "wait to be started";
+    /// Writes `text` to `fd`.
+    Write = 39, "write";
+    /// Enters the time namespace that unshare(2) has made for its children.
+    EnterTime = 40, "enter the time namespace";
+    /// personality(`a`).
+    Personality = 41, "set the personality";
+    /// sched_setattr: the `struct sched_attr` at `text`.
+    Scheduler = 42, "set the scheduler";
+    /// ioprio_set: `a`.
+    IoPriority = 43, "set the I/O priority";
+    /// Descriptors `fd` and the `a` - 1 after it become 3 and following, and stay open.
+    Preserve = 44, "pass on the descriptors";
+    /// The LSM label `text` for execve.
+    Label = 45, "set the security label";
+    /// One of the candidates at `text` can be executed.
+    Lookup = 46, "find";
+}
+
+impl Code {
+    /// Which of the arguments `a` and `b` are offsets.
+    fn offsets(self) -> (bool, bool) {
+        match self {
+            Self::Exec | Self::Hook => (true, true),
+            Self::Bind | Self::Sysctl | Self::Symlink | Self::Filesystem => (false, true),
+            _ => (false, false),
+        }
+    }
 }
 
 /// The target of the operation is made when it is missing.
@@ -128,6 +174,19 @@ pub const LENIENT: u16 = 2;
 pub const READ_ONLY: u16 = 4;
 /// The terminal is bound at `/dev/console` too.
 pub const CONSOLE: u16 = 8;
+/// With everything below.
+pub const RECURSIVE: u16 = 16;
+/// By chroot(2) where pivot_root(2) cannot be.
+pub const NO_PIVOT: u16 = 32;
+
+/// A copy of the mount is attached, made at this moment: what lists mounts goes by their age.
+pub const FRESH: u16 = 64;
+
+/// From this number on, what a newborn reports as errno is 4096 and how a program that it ran has
+/// ended: errnos are smaller (MAX_ERRNO).
+pub const PROGRAM_ENDED: i32 = 4096;
+/// What a program is reported to have ended with that was killed because its time was over.
+pub const TIMED_OUT: i32 = 512;
 
 /// Filesystems that a newborn makes of its own namespaces.
 pub const FILESYSTEMS: [&CStr; 3] = [c"mqueue", c"devpts", c"cgroup2"];
@@ -312,7 +371,7 @@ impl Writer {
         HEADER_BYTES + self.records.len() * RECORD_BYTES + self.strings.len()
     }
 
-    /// The plan; `fix` tells which arguments of an operation are offsets too.
+    /// The plan.
     pub(crate) fn finish(mut self, tables: &[Table], descriptors: usize) -> Vec<u8> {
         let area = HEADER_BYTES + self.records.len() * RECORD_BYTES;
         for table in tables {
@@ -333,12 +392,9 @@ impl Writer {
         for mut record in self.records {
             record.text += area as u32;
             let code = Code::from_number(record.code);
-            if matches!(code, Some(Code::Exec)) {
-                record.a += area as u64;
-            }
-            if matches!(code, Some(Code::Exec | Code::Bind | Code::Sysctl | Code::Symlink)) {
-                record.b += area as u64;
-            }
+            let (a, b) = code.map_or((false, false), Code::offsets);
+            record.a += if a { area as u64 } else { 0 };
+            record.b += if b { area as u64 } else { 0 };
             out.extend_from_slice(&record.to_bytes());
         }
         out.extend_from_slice(&self.strings);

@@ -40,7 +40,9 @@ use rustix::io::Errno;
 pub use exit::{EXIT_FILE, ExitStatus};
 pub use keeper::{Calling, Expected, Keeper, KeeperStart, Spawn};
 pub use newborn::{Failure, Newborn, Step};
-pub use plan::{CapabilityMasks, Exec, FdIndex, Follow, Ids, Plan, TargetKind, Terminal};
+pub use plan::{
+    CapabilityMasks, Exec, FdIndex, Follow, Ids, Node, Plan, Spread, TargetKind, Terminal,
+};
 pub use protocol::{Kind, Status};
 
 /// A step of a launch that failed.

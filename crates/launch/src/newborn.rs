@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::flat::Code;
+use crate::flat::{self, Code};
 use crate::plan::Plan;
 use crate::protocol::{FromNewborn, ToNewborn};
 use crate::{LaunchError, wire};
@@ -29,9 +29,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// It was the execve: everything else was in place.
+    /// It was the execve, or the look whether there is a program for it.
     pub fn is_exec(&self) -> bool {
-        self.op == Code::Exec.text()
+        self.op == Code::Exec.text() || self.op == Code::Lookup.text()
     }
 
     /// The exit code a shell or podman would give: 127 for a program that is not there, 126 for
@@ -47,6 +47,14 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(ended) = self.errno.checked_sub(flat::PROGRAM_ENDED).filter(|n| *n >= 0) {
+            write!(f, "cannot {} {}: ", self.op, self.detail)?;
+            return match ended {
+                flat::TIMED_OUT => write!(f, "it did not end in time and was killed"),
+                256.. => write!(f, "it was killed by signal {}", ended - 256),
+                _ => write!(f, "it ended with exit status {ended}"),
+            };
+        }
         let why = std::io::Error::from_raw_os_error(self.errno);
         match self.detail.is_empty() {
             true => write!(f, "cannot {}: {why}", self.op),
@@ -74,6 +82,25 @@ pub struct Newborn {
 }
 
 impl Newborn {
+    /// A process that was just cloned, or one that waits at [`Plan::wait_for_start`]; `sock` is the
+    /// connection to it.
+    pub fn new(pid: u32, start_time: u64, pidfd: OwnedFd, sock: OwnedFd) -> Self {
+        Self { pid, start_time, pidfd, proc: None, sock, steps: Vec::new(), waits: true }
+    }
+
+    /// What its operations are, for [`Newborn::recall`] by a later process.
+    pub fn memory(&self) -> Vec<(u16, String)> {
+        self.steps.iter().map(|step| (step.code as u16, step.about.clone())).collect()
+    }
+
+    /// Knows again what its operations are, so that errors name them.
+    pub fn recall(&mut self, memory: &[(u16, String)]) {
+        let step = |(code, about): &(u16, String)| {
+            Some(Step { code: Code::from_number(*code)?, about: about.clone() })
+        };
+        self.steps = memory.iter().map_while(step).collect();
+    }
+
     /// The detached procfs of its pid namespace, where [`crate::Spawn::proc`] asked for one; the
     /// plan attaches it ([`Plan::proc`]).
     pub fn take_proc(&mut self) -> Option<OwnedFd> {
@@ -135,6 +162,23 @@ impl Newborn {
                 Err(LaunchError::Failed(self.failure(index, errno)))
             }
             (None, _) => Err(LaunchError::Newborn { what: "ended before it was ready" }),
+        }
+    }
+
+    /// Lets it go on from one sync point to the next.
+    pub fn release(&self) -> Result<(), LaunchError> {
+        wire::send(&self.sock, &ToNewborn::Go.to_bytes(), &[], SendFlags::empty())
+            .map_err(|source| LaunchError::SendPlan { source })
+    }
+
+    /// Waits until it has become the program, after its last [`Newborn::release`].
+    pub fn watch(self) -> Result<(), LaunchError> {
+        match self.hear()? {
+            (Some(FromNewborn::Failed { index, errno }), _) => {
+                Err(LaunchError::Failed(self.failure(index, errno)))
+            }
+            (Some(FromNewborn::Ready), _) => Err(LaunchError::Newborn { what: "was ready twice" }),
+            (None, _) => Ok(()),
         }
     }
 

@@ -12,6 +12,17 @@
 //! sync  credentials  capabilities  no_new_privs  seccomp  [init]  exec
 //! ```
 //!
+//! A start by the OCI command line, which has no keeper, begins in a copy of the host's mount
+//! namespace, where hooks of the bundle may look at the container before it is closed, and waits
+//! twice:
+//!
+//! ```text
+//! setns*  join_cgroup*  become_root  unshare(NEWCGROUP)  setsid
+//! root_below  attach*  filesystem*  device*  [sync  hook*]  pivot
+//! mask  read_only  hostname  rlimit  stdio or terminal  chdir
+//! wait_for_start  [hook*]  credentials  capabilities  ... exec
+//! ```
+//!
 //! and an exec into a running container:
 //!
 //! ```text
@@ -56,6 +67,32 @@ pub struct CapabilityMasks {
     /// Ambient: what a program that is not root keeps over execve; a subset of permitted and
     /// inheritable.
     pub ambient: u64,
+}
+
+/// Who hears of mounts below a mount, and whom it hears of (mount_namespaces(7)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spread {
+    /// Nobody.
+    Private,
+    /// It hears, but is not heard.
+    Slave,
+    /// Both ways.
+    Shared,
+    /// Nobody, and it cannot be bound.
+    Unbindable,
+}
+
+/// A device node that a newborn makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    /// Kind (`S_IFCHR`, `S_IFBLK`, `S_IFIFO`) and permissions.
+    pub mode: u32,
+    /// Device number, as makedev(3) gives it.
+    pub device: u64,
+    /// Owner, as seen inside.
+    pub uid: u32,
+    /// Group, as seen inside.
+    pub gid: u32,
 }
 
 /// The ids a program runs under, as seen inside.
@@ -220,6 +257,127 @@ impl Plan {
         self.push(Code::SessionKeyring, flat::LENIENT, NO_FD, 0, 0, b"", "");
     }
 
+    /// Writes a text to a descriptor: a file of procfs that the newborn itself could not open.
+    pub fn write(&mut self, fd: FdIndex, text: &str, about: &str) {
+        self.push(Code::Write, 0, fd.0, 0, 0, text.as_bytes(), about);
+    }
+
+    /// Enters the time namespace that [`Plan::unshare`] has made, whose offsets are final then.
+    pub fn enter_time(&mut self) {
+        self.simple(Code::EnterTime, 0, "");
+    }
+
+    /// The detached mount is attached at `place`, a path of the host whose mount namespace the
+    /// newborn has a copy of; that copy becomes private. What follows is inside this root, and
+    /// nothing else leaves the view, before [`Plan::pivot`].
+    pub fn root_below(&mut self, mount: FdIndex, place: &str, read_only: bool) {
+        self.push(Code::RootBelow, 0, mount.0, 0, 0, place.as_bytes(), place);
+        self.root_read_only = read_only;
+    }
+
+    /// The root of [`Plan::root_below`] becomes that of the mount namespace, and nothing of the
+    /// host stays below it; without `pivot`, for a host whose own root is its initramfs, it only
+    /// covers it.
+    pub fn pivot(&mut self, pivot: bool) {
+        let flags = if pivot { 0 } else { flat::NO_PIVOT };
+        self.push(Code::Pivot, flags, NO_FD, 0, 0, b"", "");
+    }
+
+    /// Sets the propagation of the root mount, and of all below it.
+    ///
+    /// ORDER: after [`Plan::pivot`], which a shared root would refuse.
+    pub fn spread(&mut self, spread: Spread, recursive: bool) {
+        let flags = if recursive { flat::RECURSIVE } else { 0 };
+        self.push(Code::Spread, flags, NO_FD, spread as u64, 0, b"", "");
+    }
+
+    /// Mounts a new filesystem of its own namespaces at `target`, which is made; `attr` are bits of
+    /// `MountAttr`, `options` words or `key=value`.
+    pub fn filesystem_with(
+        &mut self,
+        fstype: &str,
+        target: &str,
+        kind: TargetKind,
+        attr: u64,
+        options: &[&str],
+    ) {
+        let mut words = Vec::new();
+        for word in std::iter::once(&fstype).chain(options).filter(|w| !w.is_empty()) {
+            if word.contains('\0') {
+                self.invalid = Some("a NUL byte in a mount option");
+            }
+            words.extend_from_slice(word.as_bytes());
+            words.push(0);
+        }
+        let at = u64::from(self.writer.text(&words).0);
+        self.push(Code::Filesystem, 0, kind as u32, attr, at, target.as_bytes(), target);
+    }
+
+    /// Makes a device node, unless the same is there, with the directories that lead to it; no
+    /// link is followed.
+    pub fn device(&mut self, path: &str, node: &Node) {
+        let b = u64::from(node.uid) << 32 | u64::from(node.mode);
+        self.push(Code::Device, 0, node.gid, node.device, b, path.as_bytes(), path);
+    }
+
+    /// Runs a program that is no part of the container and waits for it; `input` becomes its
+    /// standard input from the beginning, seconds of 0 are for ever. The plan fails where it does.
+    pub fn hook(&mut self, program: &Exec, input: FdIndex, seconds: u16) {
+        let path = program.candidates.first().cloned().unwrap_or_default();
+        if program.argv.iter().chain(&program.envp).flatten().any(|b| *b == 0) {
+            self.invalid = Some("a NUL byte in an argument of a hook");
+        }
+        let (argv, envp) = (self.writer.table(&program.argv), self.writer.table(&program.envp));
+        let (a, b) = (u64::from(argv.at), u64::from(envp.at));
+        self.tables.push(argv);
+        self.tables.push(envp);
+        let about = String::from_utf8_lossy(&path).into_owned();
+        self.push(Code::Hook, seconds, input.0, a, b, &path, &about);
+    }
+
+    /// Says Ready, waits for [`crate::Newborn::release`], then lets go of its engine and waits for
+    /// a connection to `listener` and its Go. It ends if either goes away before.
+    pub fn wait_for_start(&mut self, listener: FdIndex) {
+        self.seal_root();
+        self.push(Code::Await, 0, listener.0, 0, 0, b"", "");
+    }
+
+    /// personality(2).
+    pub fn personality(&mut self, persona: u64) {
+        self.simple(Code::Personality, persona, "");
+    }
+
+    /// sched_setattr(2): `attributes` is the kernel's `struct sched_attr`.
+    pub fn scheduler(&mut self, attributes: &[u8]) {
+        let at = self.writer.aligned(attributes);
+        self.push_at(Code::Scheduler, 0, NO_FD, 0, 0, at, "");
+    }
+
+    /// ioprio_set(2), of this process.
+    pub fn io_priority(&mut self, priority: u16) {
+        self.simple(Code::IoPriority, u64::from(priority), "");
+    }
+
+    /// These descriptors become 3 and following, in order, and are the program's.
+    pub fn preserve(&mut self, fds: Vec<OwnedFd>) {
+        let (first, count) = (self.fds.len() as u32, fds.len() as u64);
+        self.fds.extend(fds);
+        self.push(Code::Preserve, 0, first, count, 0, b"", "");
+    }
+
+    /// The label that the program gets from the host's security module at execve.
+    pub fn label(&mut self, label: &str) {
+        self.push(Code::Label, 0, NO_FD, 0, 0, label.as_bytes(), label);
+    }
+
+    /// Sees to it that there is a program to execute, so that a lack of it is told before the
+    /// start and not by it.
+    pub fn lookup(&mut self, exec: &Exec) {
+        let name = exec.argv.first().map(|n| String::from_utf8_lossy(n).into_owned());
+        let at = self.writer.text(&exec.candidates.join(&0));
+        self.push_at(Code::Lookup, 0, NO_FD, 0, 0, at, &name.unwrap_or_default());
+    }
+
     /// The detached mount becomes the root, by move_mount over `/` and chroot: no task of the host
     /// is looked at, and the root is the namespace's own (nested user namespaces work).
     ///
@@ -240,6 +398,13 @@ impl Plan {
     /// Attaches a detached mount at `target` inside the root; `create` makes what is missing.
     pub fn attach(&mut self, mount: FdIndex, target: &str, kind: TargetKind, create: bool) {
         let flags = if create { flat::CREATE } else { 0 };
+        self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
+    }
+
+    /// [`Plan::attach`] of a copy that is made then, so that mounts are listed in the order of the
+    /// plan; of the mount itself where a detached one cannot be copied (KERNEL(6.15) before).
+    pub fn attach_copy(&mut self, mount: FdIndex, target: &str, kind: TargetKind) {
+        let flags = flat::CREATE | flat::FRESH;
         self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
     }
 
@@ -384,6 +549,11 @@ impl Plan {
         self.simple(Code::Setsid, 0, "");
     }
 
+    /// [`Plan::sync`] in the middle, while the root is not complete yet.
+    pub fn wait_for_engine(&mut self) {
+        self.simple(Code::Sync, 0, "");
+    }
+
     /// Says Ready and waits for Go; the newborn ends if the engine does.
     pub fn sync(&mut self) {
         self.seal_root();
@@ -436,6 +606,17 @@ impl Plan {
         let at = self.writer.aligned(program);
         let count = (program.len() / 8) as u64;
         self.push_at(Code::Seccomp, 0, NO_FD, count, 0, at, "");
+    }
+
+    /// The same with flags of seccomp(2) (`SECCOMP_FILTER_FLAG_*`), and, where the filter asks a
+    /// listener, with a shared page by which its descriptor is fetched
+    /// ([`crate::Listener`]).
+    pub fn seccomp_with(&mut self, program: &[u8], flags: u16, page: Option<FdIndex>) {
+        self.seccomp(program);
+        if let Some(record) = self.writer.records.last_mut() {
+            record.flags = flags;
+            record.fd = page.map_or(NO_FD, |page| page.0);
+        }
     }
 
     /// A tiny init of ours stays as this process, pid 1: it passes signals on to the program,

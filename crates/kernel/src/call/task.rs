@@ -17,6 +17,9 @@ bitflags::bitflags! {
         const NEWTIME = 0x80;
         /// The parent is stopped until the child execs or ends.
         const VFORK = 0x4000;
+        /// The child's parent is the caller's: they become siblings. EINVAL for a pid namespace's
+        /// first process.
+        const PARENT = 0x8000;
         /// A new mount namespace.
         const NEWNS = 0x2_0000;
         /// A new cgroup namespace, rooted where the task is placed *now*.
@@ -89,7 +92,8 @@ pub unsafe fn clone3(args: &CloneArgs<'_>) -> Result<Cloned, Errno> {
     let mut raw = Raw {
         flags: args.flags.bits() | PIDFD,
         pidfd: &mut pidfd as *mut i32 as u64,
-        exit_signal: libc::SIGCHLD as u64,
+        // A sibling ends with the signal that the caller itself would.
+        exit_signal: if args.flags.contains(CloneFlags::PARENT) { 0 } else { libc::SIGCHLD as u64 },
         ..Raw::default()
     };
     if let Some(cgroup) = args.into_cgroup {
@@ -295,18 +299,27 @@ pub struct Instruction {
 /// EACCES without no_new_privs or CAP_SYS_ADMIN in the thread's user namespace, EINVAL when the
 /// filter is malformed or longer than 4096 instructions.
 pub fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
-    load_program(filter.as_ptr().cast(), filter.len())
+    load_filter_with(filter, 0).map(drop)
 }
+
+/// The same with `SECCOMP_FILTER_FLAG_*`. Gives the number of the listener's descriptor for
+/// [`FILTER_NEW_LISTENER`], closed on exec, and otherwise 0.
+pub fn load_filter_with(filter: &[Instruction], flags: u32) -> Result<i32, Errno> {
+    load_program(filter.as_ptr().cast(), filter.len(), flags)
+}
+
+/// SECCOMP_FILTER_FLAG_NEW_LISTENER (seccomp_unotify(2)). KERNEL(5.0).
+pub const FILTER_NEW_LISTENER: u32 = 8;
 
 /// The same with the instructions as bytes, eight each, at any alignment.
 pub fn load_filter_bytes(filter: &[u8]) -> Result<(), Errno> {
     if !filter.len().is_multiple_of(size_of::<Instruction>()) {
         return Err(Errno::INVAL);
     }
-    load_program(filter.as_ptr(), filter.len() / size_of::<Instruction>())
+    load_program(filter.as_ptr(), filter.len() / size_of::<Instruction>(), 0).map(drop)
 }
 
-fn load_program(instructions: *const u8, length: usize) -> Result<(), Errno> {
+fn load_program(instructions: *const u8, length: usize, flags: u32) -> Result<i32, Errno> {
     /// The kernel's `struct sock_fprog`.
     #[repr(C)]
     struct Program {
@@ -319,9 +332,9 @@ fn load_program(instructions: *const u8, length: usize) -> Result<(), Errno> {
     // SAFETY: pointer and length are those of one slice, by the two callers; the kernel copies
     // from it at any alignment, and checks what it finds.
     check(unsafe {
-        libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, 0, &program as *const Program)
+        libc::syscall(libc::SYS_seccomp, SET_MODE_FILTER, flags, &program as *const Program)
     })
-    .map(drop)
+    .map(|fd| fd as i32)
 }
 
 /// A table of pointers to C strings that ends with null, as execve(2) takes it.

@@ -63,7 +63,7 @@ impl DeviceRule {
     }
 
     /// `c 1:3 rwm`, as v1 reads it.
-    fn to_v1(self) -> String {
+    pub(super) fn to_v1(self) -> String {
         let number = |n: Option<u32>| n.map_or("*".into(), |n| n.to_string());
         let kind = if self.kind == DeviceKind::Char { 'c' } else { 'b' };
         let letters =
@@ -96,20 +96,73 @@ impl DeviceRule {
     }
 }
 
+/// The same for a rule of a list in which the last one that matches decides: an answer where the
+/// rule is about the device and, of a rule that allows, about all that is asked for; of one that
+/// denies, about any of it.
+fn to_verdict(rule: &DeviceRule, allow: bool, code: &mut Vec<Insn>) {
+    let kind = if rule.kind == DeviceKind::Block { 1 } else { 2 };
+    let numbers = [(4, rule.major), (5, rule.minor)];
+    let numbers = numbers.into_iter().filter_map(|(register, n)| Some((register, n?)));
+    let mut left = 2 + numbers.clone().count() as i16;
+    let denied = (DeviceAccess::all() - rule.access).bits() as i32;
+    code.push(Insn::skip_unless(3, kind, left + 3 + i16::from(!allow)));
+    code.push(Insn::copy(0, 2));
+    if allow {
+        code.push(Insn::and(0, denied));
+        code.push(Insn::skip_unless(0, 0, left));
+    } else {
+        // Skips the answer where nothing of what is asked for is denied.
+        code.push(Insn::and(0, rule.access.bits() as i32));
+        code.push(Insn::skip_unless(0, 0, 1));
+        code.push(Insn::jump(left));
+    }
+    for (register, number) in numbers {
+        left -= 1;
+        code.push(Insn::skip_unless(register, number as i32, left));
+    }
+    code.push(Insn::set(0, i32::from(allow)));
+    code.push(Insn::exit());
+}
+
+/// Puts a list of rules on a v2 cgroup, of which the last one that matches decides, and `otherwise`
+/// where none does; in place of what was there.
+pub(super) fn attach_verdicts(
+    cgroup: &Dir,
+    rules: &[(DeviceRule, bool)],
+    otherwise: bool,
+) -> CallResult<()> {
+    let mut code = preamble();
+    rules.iter().rev().for_each(|(rule, allow)| to_verdict(rule, *allow, &mut code));
+    code.extend([Insn::set(0, i32::from(otherwise)), Insn::exit()]);
+    let loaded = bpf::load(&Program {
+        kind: ProgramType::CgroupDevice,
+        attach: AttachType::Device,
+        code: &code,
+        name: "dormouse_oci",
+        btf_id: None,
+    })?;
+    bpf::attach(cgroup, loaded.as_fd(), AttachType::Device)
+}
+
 /// The name by which the program is known again; the number changes with [`ORDINARY`].
 const PROGRAM: &str = "dormouse_dev_1";
 
-/// A program that allows what the rules allow: `struct bpf_cgroup_dev_ctx` is access << 16 | kind,
-/// major, minor.
-fn program(rules: impl Iterator<Item = DeviceRule>) -> Vec<Insn> {
-    let mut code = vec![
+/// Access into r2, kind into r3, major and minor into r4 and r5.
+fn preamble() -> Vec<Insn> {
+    vec![
         Insn::load(2, 1, 0),
         Insn::copy(3, 2),
         Insn::and(3, 0xffff),
         Insn::shift_right(2, 16),
         Insn::load(4, 1, 4),
         Insn::load(5, 1, 8),
-    ];
+    ]
+}
+
+/// A program that allows what the rules allow: `struct bpf_cgroup_dev_ctx` is access << 16 | kind,
+/// major, minor.
+fn program(rules: impl Iterator<Item = DeviceRule>) -> Vec<Insn> {
+    let mut code = preamble();
     rules.for_each(|rule| rule.to_program(&mut code));
     code.extend([Insn::set(0, 0), Insn::exit()]);
     code

@@ -19,9 +19,9 @@ use crate::error::{CallError, Explain, Result as CallResult};
 
 /// Longest wait for processes to freeze. One that waits for a disk or for its vforked child to
 /// exec cannot be frozen before that is done.
-const FREEZE_WITHIN: Duration = Duration::from_secs(10);
+pub(super) const FREEZE_WITHIN: Duration = Duration::from_secs(10);
 /// Longest wait of [`Cgroup::remove`] for the last process to be gone.
-const REMOVE_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const REMOVE_WITHIN: Duration = Duration::from_secs(5);
 /// LIMIT: cgroups that a container may make below its own once it owns it. Each costs the host
 /// kernel memory that the container's limit does not fully cover.
 const MOST_DESCENDANTS: &str = "4096";
@@ -279,7 +279,7 @@ pub(super) fn retry_busy<T>(
 }
 
 /// Waits until `cgroup.events` says `name value`; `false` at the deadline.
-fn wait_event(dir: &Dir, name: &str, value: u64, deadline: Instant) -> CallResult<bool> {
+pub(super) fn wait_event(dir: &Dir, name: &str, value: u64, deadline: Instant) -> CallResult<bool> {
     let file = dir.open_file("cgroup.events", OFlags::RDONLY)?;
     let show = || format!("{:?}", dir.path().join("cgroup.events"));
     loop {
@@ -316,7 +316,7 @@ fn event(file: &OwnedFd, name: &str) -> Result<Option<u64>, Errno> {
 
 /// v1 has to be asked until it says FROZEN: FREEZING stays when a process forked or was stopped
 /// in between, until the state is read or written again (freezer-subsystem.rst).
-fn freeze_v1(dir: &Dir, deadline: Instant) -> CallResult<bool> {
+pub(super) fn freeze_v1(dir: &Dir, deadline: Instant) -> CallResult<bool> {
     let mut pause = Duration::from_micros(20);
     loop {
         dir.write("freezer.state", "FROZEN")?;
@@ -331,7 +331,7 @@ fn freeze_v1(dir: &Dir, deadline: Instant) -> CallResult<bool> {
     }
 }
 
-fn kill_pid(pid: u32) -> Result<(), CgroupError> {
+pub(super) fn kill_pid(pid: u32) -> Result<(), CgroupError> {
     let Some(process) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) else {
         return Ok(());
     };
@@ -342,7 +342,11 @@ fn kill_pid(pid: u32) -> Result<(), CgroupError> {
 }
 
 /// Calls `visit` for a cgroup and everything below it.
-fn walk(dir: &Dir, depth: usize, visit: &mut impl FnMut(&Dir) -> CallResult<()>) -> CallResult<()> {
+pub(super) fn walk(
+    dir: &Dir,
+    depth: usize,
+    visit: &mut impl FnMut(&Dir) -> CallResult<()>,
+) -> CallResult<()> {
     visit(dir)?;
     if depth == DEEPEST {
         return Ok(());
@@ -356,7 +360,7 @@ fn walk(dir: &Dir, depth: usize, visit: &mut impl FnMut(&Dir) -> CallResult<()>)
 }
 
 /// Removes what is below a cgroup, from the bottom; what is busy stays.
-fn remove_below(dir: &Dir, depth: usize) -> CallResult<()> {
+pub(super) fn remove_below(dir: &Dir, depth: usize) -> CallResult<()> {
     for name in names_unless_gone(dir)? {
         if depth < DEEPEST
             && let Some(child) = dir.child(&name)?

@@ -42,6 +42,7 @@ mod life;
 mod limit;
 mod mounts;
 mod stats;
+mod tree;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,7 @@ use rustix::fs::OFlags;
 pub use self::device::{DeviceAccess, DeviceKind, DevicePolicy, DeviceRule};
 pub use self::error::CgroupError;
 pub use self::stats::Stats;
+pub use self::tree::{Forest, Tree};
 
 use self::dir::Dir;
 use self::limit::{Host, MemoryV1, Setting, Version};

@@ -68,6 +68,40 @@ impl Mounts {
     }
 }
 
+/// Hierarchies with the words that name them.
+pub(super) type Named = Vec<(String, PathBuf)>;
+
+/// Every v1 hierarchy below `/sys/fs/cgroup` with its options that name it (`cpu,cpuacct`,
+/// `name=systemd`), and the v2 hierarchy.
+pub(super) fn find_all() -> Result<(Named, Option<PathBuf>), CgroupError> {
+    if let Ok(fs) = rustix::fs::statfs(ROOT)
+        && fs.f_type == CGROUP2_SUPER_MAGIC
+    {
+        return Ok((Vec::new(), Some(ROOT.into())));
+    }
+    let table =
+        proc::read("/proc/self/mountinfo", LARGEST_TABLE_BYTES).map_err(CgroupError::Mounts)?;
+    let table = String::from_utf8_lossy(&table);
+    let mut v1: Vec<(String, PathBuf)> = Vec::new();
+    for line in table.lines() {
+        let Some((mount, fs)) = line.split_once(" - ") else { continue };
+        let mut fs = fs.split(' ');
+        let (Some("cgroup"), Some(options)) = (fs.next(), fs.nth(1)) else { continue };
+        // `major:minor root place`: a mount of a part is none of the hierarchy.
+        let mut fields = mount.split(' ').skip(3);
+        let (Some("/"), Some(at)) = (fields.next(), fields.next()) else { continue };
+        let at = unescape(at);
+        let of_all = ["rw", "ro", "xattr", "noprefix", "clone_children", "cpuset_v2_mode"];
+        let names =
+            options.split(',').filter(|o| !of_all.contains(o) && !o.starts_with("release_agent="));
+        let names = names.collect::<Vec<_>>().join(",");
+        if at.starts_with(ROOT) && !v1.iter().any(|(known, _)| *known == names) {
+            v1.push((names, at));
+        }
+    }
+    Ok((v1, Mounts::parse(&table).v2))
+}
+
 /// Whether `new` is a better place than the one found so far.
 fn better(old: Option<&Path>, new: &Path) -> bool {
     old.is_none_or(|old| !old.starts_with(ROOT) && new.starts_with(ROOT))

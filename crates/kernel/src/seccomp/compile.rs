@@ -22,8 +22,12 @@ const NUMBER: u32 = 0;
 const MACHINE: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
+const MORE: u16 = 0x25; // BPF_JMP | BPF_JGT | BPF_K
+
 /// AUDIT_ARCH_X86_64
 const X86_64: u32 = 0xc000_003e;
+/// AUDIT_ARCH_I386
+const I386: u32 = 0x4000_0003;
 
 fn plain(code: u16, k: u32) -> Instruction {
     Instruction { code, jump_true: 0, jump_false: 0, k }
@@ -34,17 +38,32 @@ fn answer(action: Action) -> Instruction {
         Action::Allow => libc::SECCOMP_RET_ALLOW,
         Action::Errno(errno) => libc::SECCOMP_RET_ERRNO | u32::from(errno),
         Action::Kill => libc::SECCOMP_RET_KILL_PROCESS,
+        Action::KillThread => libc::SECCOMP_RET_KILL_THREAD,
+        Action::Trap => libc::SECCOMP_RET_TRAP,
+        Action::Trace(number) => libc::SECCOMP_RET_TRACE | u32::from(number),
+        Action::Log => libc::SECCOMP_RET_LOG,
+        Action::Notify => libc::SECCOMP_RET_USER_NOTIF,
     };
     plain(RETURN, value)
 }
 
 pub(super) fn compile(policy: &Policy) -> Option<Vec<Instruction>> {
-    let mut program = vec![
-        plain(LOAD, MACHINE),
+    let mut program = vec![plain(LOAD, MACHINE)];
+    if let Some(i386) = &policy.i386 {
+        let mut other = vec![plain(LOAD, NUMBER)];
+        tree(&ranges(i386), &mut other)?;
+        let over = other.len() as u32;
+        program.push(Instruction { code: EQUAL, jump_true: 0, jump_false: 1, k: I386 });
+        program.push(plain(JUMP, 1));
+        program.push(plain(JUMP, over));
+        program.extend(other);
+        // The machine is looked at once more: 64-bit calls have jumped over the table.
+    }
+    program.extend([
         Instruction { code: EQUAL, jump_true: 1, jump_false: 0, k: X86_64 },
         answer(Action::Kill),
         plain(LOAD, NUMBER),
-    ];
+    ]);
     tree(&ranges(policy), &mut program)?;
     (program.len() <= LONGEST).then_some(program)
 }
@@ -65,7 +84,14 @@ fn ranges(policy: &Policy) -> Vec<(u32, &Decision)> {
         add(number, decision);
         next = number + 1;
     }
-    if next < X32 {
+    if let Some((from, decision)) = &policy.beyond
+        && *from < X32
+    {
+        if next < *from {
+            add(next, &policy.otherwise);
+        }
+        add(*from, decision);
+    } else if next < X32 {
         add(next, &policy.otherwise);
     }
     add(X32, &policy.x32);
@@ -124,6 +150,11 @@ fn checked(condition: &Condition, then: Vec<Instruction>) -> Option<Vec<Instruct
     let low = ARGUMENTS + 8 * u32::from(index);
     match &condition.test {
         Test::Equal(value) => Some(equal(low, long, u64::MAX, *value, then)),
+        Test::NotEqual(value) => Some(short(then, |then| other_than(low, long, *value, then))),
+        Test::Greater(value) => Some(short(then, |then| more(low, long, *value, MORE, then))),
+        Test::AtLeast(value) => Some(short(then, |then| more(low, long, *value, AT_LEAST, then))),
+        Test::Less(value) => Some(short(then, |then| less(low, long, *value, AT_LEAST, then))),
+        Test::AtMost(value) => Some(short(then, |then| less(low, long, *value, MORE, then))),
         Test::Masked { mask, value } => Some(equal(low, long, *mask, *value, then)),
         Test::OneOf(values) => one_of(low, long, values, then),
     }
@@ -165,6 +196,84 @@ fn unless(compare: Instruction, then: Vec<Instruction>, code: &mut Vec<Instructi
         }
     }
     code.extend(then);
+}
+
+/// Where `then` is longer than a comparison can skip, it decides about two jumps instead.
+fn short(
+    then: Vec<Instruction>,
+    compare: impl FnOnce(Vec<Instruction>) -> Vec<Instruction>,
+) -> Vec<Instruction> {
+    if then.len() < 250 {
+        return compare(then);
+    }
+    let mut code = compare(vec![plain(JUMP, 1)]);
+    code.push(plain(JUMP, then.len() as u32));
+    code.extend(then);
+    code
+}
+
+/// `then`, which is short, where the number is another one. An int has nothing in its upper half.
+fn other_than(low: u32, long: bool, value: u64, then: Vec<Instruction>) -> Vec<Instruction> {
+    let mut code = Vec::new();
+    if long {
+        code.push(plain(LOAD, low + 4));
+        let k = (value >> 32) as u32;
+        code.push(Instruction { code: EQUAL, jump_true: 0, jump_false: 2, k });
+    } else if value >> 32 != 0 {
+        return then;
+    }
+    code.push(plain(LOAD, low));
+    let over = then.len() as u8;
+    code.push(Instruction { code: EQUAL, jump_true: over, jump_false: 0, k: value as u32 });
+    code.extend(then);
+    code
+}
+
+/// `then`, which is short, where the number is more than `value`, or as much, as `compare` says of
+/// the lower half.
+fn more(
+    low: u32,
+    long: bool,
+    value: u64,
+    compare: u16,
+    then: Vec<Instruction>,
+) -> Vec<Instruction> {
+    let (high, k, over) = ((value >> 32) as u32, value as u32, then.len() as u8);
+    let mut code = Vec::new();
+    if long {
+        code.push(plain(LOAD, low + 4));
+        code.push(Instruction { code: MORE, jump_true: 3, jump_false: 0, k: high });
+        code.push(Instruction { code: EQUAL, jump_true: 0, jump_false: over + 2, k: high });
+    } else if high != 0 {
+        return vec![plain(JUMP, 0)];
+    }
+    code.push(plain(LOAD, low));
+    code.push(Instruction { code: compare, jump_true: 0, jump_false: over, k });
+    code.extend(then);
+    code
+}
+
+/// `then`, which is short, where the number is less than `value`, or as much: where `compare` fails.
+fn less(
+    low: u32,
+    long: bool,
+    value: u64,
+    compare: u16,
+    then: Vec<Instruction>,
+) -> Vec<Instruction> {
+    let (high, k, over) = ((value >> 32) as u32, value as u32, then.len() as u8);
+    let mut code = Vec::new();
+    if long {
+        code.push(plain(LOAD, low + 4));
+        code.push(Instruction { code: AT_LEAST, jump_true: 0, jump_false: 3, k: high });
+        code.push(Instruction { code: EQUAL, jump_true: 0, jump_false: over + 2, k: high });
+    } else if high != 0 {
+        return then;
+    }
+    code.push(plain(LOAD, low));
+    code.push(Instruction { code: compare, jump_true: over, jump_false: 0, k });
+    code.extend(then);
+    code
 }
 
 /// Compares with each value in turn.

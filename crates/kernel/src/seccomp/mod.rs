@@ -16,11 +16,12 @@
 //! says which width the kernel looks at: [`Argument::Int`] or [`Argument::Long`].
 //!
 //! **Other ABIs.** One kernel answers three sets of numbers. Calls of i386 (`int 0x80`, 32-bit
-//! programs) end the process with SIGSYS: a program of which every call failed would not stop but
-//! stumble, and an attack on the other table gets no second try. Numbers of x32 get ENOSYS, which
-//! is what nearly all kernels say by themselves: they are built without it.
+//! programs) end the process with SIGSYS, unless there is a policy of their own for them: a program
+//! of which every call failed would not stop but stumble, and an attack on the other table gets no
+//! second try. Numbers of x32 get ENOSYS, which is what nearly all kernels say by themselves: they
+//! are built without it.
 //!
-//! **Not here**: user notification, tracing, other machines than x86_64.
+//! **Not here**: other machines than x86_64; the listener that answers for [`Action::Notify`].
 
 mod compile;
 mod house;
@@ -43,6 +44,16 @@ pub enum Action {
     Errno(u16),
     /// The whole process ends with SIGSYS.
     Kill,
+    /// The calling thread alone does.
+    KillThread,
+    /// The thread gets SIGSYS, which it may handle.
+    Trap,
+    /// A tracer decides, who is told this number; ENOSYS without one.
+    Trace(u16),
+    /// It happens, and is logged.
+    Log,
+    /// A listener decides (seccomp_unotify(2)).
+    Notify,
 }
 
 /// An argument of a system call, by position from 0, as wide as the kernel reads it.
@@ -61,6 +72,16 @@ pub enum Test {
     Equal(u64),
     /// One of these.
     OneOf(Vec<u64>),
+    /// Any other number.
+    NotEqual(u64),
+    /// More than this.
+    Greater(u64),
+    /// This or more.
+    AtLeast(u64),
+    /// Less than this.
+    Less(u64),
+    /// This or less.
+    AtMost(u64),
     /// This number, when only the bits of the mask are looked at.
     Masked {
         /// The bits to look at.
@@ -116,6 +137,10 @@ pub struct Policy {
     otherwise: Decision,
     x32: Decision,
     decisions: BTreeMap<u32, Decision>,
+    /// What becomes of numbers from one on, in place of `otherwise`.
+    beyond: Option<(u32, Decision)>,
+    /// What becomes of the calls of 32-bit programs; without it they end.
+    i386: Option<Box<Policy>>,
 }
 
 /// The first number of x32, a bit on top of the numbers of x86_64.
@@ -125,7 +150,13 @@ impl Policy {
     /// A policy that gives the same answer to every call.
     pub fn new(otherwise: Action) -> Self {
         let x32 = Action::Errno(libc::ENOSYS as u16).into();
-        Self { otherwise: otherwise.into(), x32, decisions: BTreeMap::new() }
+        Self {
+            otherwise: otherwise.into(),
+            x32,
+            decisions: BTreeMap::new(),
+            beyond: None,
+            i386: None,
+        }
     }
 
     /// Decides about one number, in place of what was decided before. Numbers of x32 can't be
@@ -136,12 +167,24 @@ impl Policy {
         }
     }
 
+    /// Decides about every number beyond the last one that was decided about.
+    pub fn set_rest(&mut self, decision: impl Into<Decision>) {
+        let next = self.decisions.last_key_value().map_or(0, |(last, _)| last + 1);
+        self.beyond = Some((next, decision.into()));
+    }
+
+    /// Lets 32-bit programs make calls, by their own table of numbers.
+    pub fn set_i386(&mut self, policy: Policy) {
+        self.i386 = Some(Box::new(policy));
+    }
+
     /// What was decided about a number.
     pub fn decision(&self, number: u32) -> &Decision {
         if number >= X32 {
             return &self.x32;
         }
-        self.decisions.get(&number).unwrap_or(&self.otherwise)
+        let beyond = self.beyond.as_ref().filter(|(from, _)| number >= *from);
+        self.decisions.get(&number).unwrap_or(beyond.map_or(&self.otherwise, |(_, d)| d))
     }
 
     /// The program that does what the policy says.

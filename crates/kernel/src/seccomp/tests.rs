@@ -40,9 +40,10 @@ fn run(program: &[Instruction], call: Call) -> (u32, bool) {
             }
             0x54 => accumulator &= instruction.k,
             0x05 => at += instruction.k as usize,
-            0x15 | 0x35 => {
+            0x15 | 0x25 | 0x35 => {
                 let holds = match instruction.code {
                     0x15 => accumulator == instruction.k,
+                    0x25 => accumulator > instruction.k,
                     _ => accumulator >= instruction.k,
                 };
                 at +=
@@ -60,10 +61,17 @@ fn expected(policy: &Policy, call: Call) -> u32 {
         Action::Allow => 0x7fff_0000,
         Action::Errno(errno) => 0x0005_0000 | u32::from(errno),
         Action::Kill => 0x8000_0000,
+        Action::KillThread => 0,
+        Action::Trap => 0x0003_0000,
+        Action::Trace(number) => 0x7ff0_0000 | u32::from(number),
+        Action::Log => 0x7ffc_0000,
+        Action::Notify => 0x7fc0_0000,
     };
-    if call.machine != X86_64 {
-        return value(Action::Kill);
-    }
+    let policy = match (call.machine, &policy.i386) {
+        (X86_64, _) => policy,
+        (I386, Some(i386)) => i386,
+        _ => return value(Action::Kill),
+    };
     let decision = policy.decision(call.number);
     let holds = |condition: &Condition| {
         let found = match condition.argument {
@@ -73,6 +81,11 @@ fn expected(policy: &Policy, call: Call) -> u32 {
         match &condition.test {
             Test::Equal(value) => found == *value,
             Test::OneOf(values) => values.contains(&found),
+            Test::NotEqual(value) => found != *value,
+            Test::Greater(value) => found > *value,
+            Test::AtLeast(value) => found >= *value,
+            Test::Less(value) => found < *value,
+            Test::AtMost(value) => found <= *value,
             Test::Masked { mask, value } => found & mask == *value,
         }
     };
@@ -85,6 +98,10 @@ fn action() -> impl Strategy<Value = Action> {
         3 => Just(Action::Allow),
         3 => (1u16..4096).prop_map(Action::Errno),
         1 => Just(Action::Kill),
+        1 => prop_oneof![
+            Just(Action::KillThread), Just(Action::Trap), Just(Action::Log), Just(Action::Notify),
+            (1u16..4096).prop_map(Action::Trace),
+        ],
     ]
 }
 
@@ -107,6 +124,11 @@ fn condition() -> impl Strategy<Value = Condition> {
         .prop_map(|(index, long)| if long { Argument::Long(index) } else { Argument::Int(index) });
     let test = prop_oneof![
         word().prop_map(Test::Equal),
+        word().prop_map(Test::NotEqual),
+        word().prop_map(Test::Greater),
+        word().prop_map(Test::AtLeast),
+        word().prop_map(Test::Less),
+        word().prop_map(Test::AtMost),
         prop::collection::vec(word(), 0..6).prop_map(Test::OneOf),
         (word(), word()).prop_map(|(mask, value)| Test::Masked { mask, value }),
         (word(), word()).prop_map(|(mask, value)| Test::Masked { mask, value: value & mask }),
@@ -152,7 +174,13 @@ fn calls(policy: &Policy, arguments: &[[u64; 6]]) -> Vec<Call> {
             for Condition { argument, test } in &rule.when {
                 let (Argument::Int(index) | Argument::Long(index)) = *argument;
                 let value = match test {
-                    Test::Equal(value) | Test::Masked { value, .. } => Some(*value),
+                    Test::Equal(value)
+                    | Test::Masked { value, .. }
+                    | Test::NotEqual(value)
+                    | Test::Greater(value)
+                    | Test::AtLeast(value)
+                    | Test::Less(value)
+                    | Test::AtMost(value) => Some(*value),
                     Test::OneOf(values) => values.last().copied(),
                 };
                 arguments[usize::from(index)] = value.unwrap_or(0);
@@ -178,14 +206,23 @@ proptest! {
     #[test]
     fn program_does_what_the_policy_says(
         policy in policy(),
+        rest in action(),
+        i386 in prop_oneof![Just(None), policy().prop_map(Some)],
         arguments in prop::collection::vec(prop::array::uniform6(word()), 1..6),
     ) {
-        let filter = policy.compile().unwrap();
+        let mut policy = policy;
+        policy.set_rest(rest);
+        if let Some(i386) = i386 {
+            policy.set_i386(i386);
+        }
+        // Too many rules for one program are no error of the compiler.
+        let Some(filter) = policy.compile() else { return Ok(()) };
         for call in calls(&policy, &arguments) {
-            let (found, _) = run(filter.instructions(), call);
-            prop_assert_eq!(found, expected(&policy, call), "{:?}", call);
-            let other = Call { machine: I386, ..call };
-            prop_assert_eq!(run(filter.instructions(), other).0, 0x8000_0000);
+            for machine in [X86_64, I386, 7] {
+                let call = Call { machine, ..call };
+                let (found, _) = run(filter.instructions(), call);
+                prop_assert_eq!(found, expected(&policy, call), "{:?}", call);
+            }
         }
     }
 }

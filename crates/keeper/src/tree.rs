@@ -1,0 +1,436 @@
+//! The root of a container as its newborn builds it: places in it, and what is mounted on them.
+//!
+//! **Whom it trusts.** Nobody who writes below the root: every path is opened by openat2 with
+//! RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, the places of procfs, sysfs, devpts and their like
+//! without following any link, and what is taken from devpts is checked to be of that filesystem
+//! (CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2025-31133, CVE-2025-52565,
+//! CVE-2025-52881, CVE-2026-41579).
+//!
+//! **Rules** are those of [`crate::newborn`]: nothing here allocates, locks or panics.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+
+use dormouse_kernel::call::{self as kernel, FsCommand, MountAttr, OpenTreeFlags, Propagation};
+use dormouse_launch::flat::{self, Record};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::pty::OpenptFlags;
+use rustix::termios::Winsize;
+
+use crate::newborn::{Outcome, become_stdio, decimal};
+
+/// f_type of devpts.
+const DEVPTS_MAGIC: u64 = 0x1cd1;
+
+/// No attribute.
+fn none() -> MountAttr {
+    MountAttr::empty()
+}
+
+/// What a target must be: the kinds of `launch::TargetKind`, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    Dir,
+    File,
+    PlainDir,
+}
+
+impl Target {
+    pub(crate) fn from_number(number: u64) -> Option<Self> {
+        match number {
+            0 => Some(Self::Dir),
+            1 => Some(Self::File),
+            2 => Some(Self::PlainDir),
+            _ => None,
+        }
+    }
+
+    /// How the way to it is walked.
+    fn resolve(self) -> ResolveFlags {
+        match self {
+            Self::PlainDir => ResolveFlags::NO_SYMLINKS,
+            _ => ResolveFlags::empty(),
+        }
+    }
+}
+
+/// A kind of propagation by the number of `launch::Spread`.
+fn propagation(number: u64) -> Option<Propagation> {
+    match number {
+        0 => Some(Propagation::Private),
+        1 => Some(Propagation::Slave),
+        2 => Some(Propagation::Shared),
+        3 => Some(Propagation::Unbindable),
+        _ => None,
+    }
+}
+
+fn open_dir(path: &CStr) -> Outcome<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+}
+
+/// Covers the root of this process by a mount, which becomes its root.
+pub(crate) fn put_root(mount: BorrowedFd<'_>) -> Outcome {
+    kernel::move_mount(mount, open_dir(c"/")?.as_fd(), c"")?;
+    cover_root(mount)
+}
+
+fn cover_root(mount: BorrowedFd<'_>) -> Outcome {
+    rustix::process::fchdir(mount)?;
+    rustix::process::chroot(c".")?;
+    rustix::process::chdir(c"/")
+}
+
+/// Attaches the mount at a path of the host, in a mount namespace that is a copy of the host's and
+/// becomes private: what is mounted here is nobody else's from now on.
+pub(crate) fn put_root_below(mount: BorrowedFd<'_>, place: &CStr) -> Outcome {
+    let top = open_dir(c"/")?;
+    let all = kernel::open_tree(top.as_fd(), c"", OpenTreeFlags::EMPTY_PATH)?;
+    kernel::mount_setattr(all.as_fd(), true, none(), none(), Some(Propagation::Private), None)?;
+    kernel::move_mount(mount, open_dir(place)?.as_fd(), c"")
+}
+
+/// Makes an attached mount the root of the mount namespace and lets go of all others.
+pub(crate) fn pivot(mount: BorrowedFd<'_>) -> Outcome {
+    rustix::process::fchdir(mount)?;
+    // Both are one place: the old root ends up on top of the new one, and is taken off it.
+    rustix::process::pivot_root(c".", c".")?;
+    kernel::umount_detach(c".")?;
+    rustix::process::chdir(c"/")
+}
+
+/// The same without pivot_root(2), which the initramfs cannot be left by: the mount covers the
+/// root, so that the way up from it leads nowhere.
+pub(crate) fn cover(mount: BorrowedFd<'_>) -> Outcome {
+    // A place on the way to a mount cannot be moved there: a copy can.
+    let copy = copy(mount, true)?;
+    put_root(copy.as_fd())
+}
+
+/// The root below which a newborn works.
+pub(crate) struct Tree {
+    top: OwnedFd,
+}
+
+impl Tree {
+    /// The root of this process, or a mount that will be.
+    pub(crate) fn new(mount: Option<BorrowedFd<'_>>) -> Outcome<Self> {
+        let top = match mount {
+            Some(mount) => rustix::io::fcntl_dupfd_cloexec(mount, 5)?,
+            None => open_dir(c"/")?,
+        };
+        Ok(Self { top })
+    }
+
+    pub(crate) fn make_read_only(&self) -> Outcome {
+        kernel::mount_setattr(self.top.as_fd(), false, MountAttr::RDONLY, none(), None, None)
+    }
+
+    pub(crate) fn spread(&self, kind: u64, recursive: bool) -> Outcome {
+        let propagation = Some(propagation(kind).ok_or(Errno::INVAL)?);
+        kernel::mount_setattr(self.top.as_fd(), recursive, none(), none(), propagation, None)
+    }
+
+    /// Opens a path below the root as a place, never leaving it.
+    pub(crate) fn open(&self, path: &CStr, extra: ResolveFlags) -> Outcome<OwnedFd> {
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | extra;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        // A rename anywhere on the way makes the kernel unsure of `..`: it says EAGAIN.
+        for _ in 0..128 {
+            match rustix::fs::openat2(&self.top, path, flags, Mode::empty(), how) {
+                Err(Errno::AGAIN) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Opens the target of a mount, made when it is missing and `create` says so.
+    pub(crate) fn target(&self, path: &CStr, kind: Target, create: bool) -> Outcome<OwnedFd> {
+        let fd = match self.open(path, kind.resolve()) {
+            Err(Errno::NOENT) if create => self.make(path, kind, Mode::from_raw_mode(0o755))?,
+            other => other?,
+        };
+        match (kind, is_dir(fd.as_fd())?) {
+            (Target::File, true) => Err(Errno::ISDIR),
+            (Target::Dir | Target::PlainDir, false) => Err(Errno::NOTDIR),
+            _ => Ok(fd),
+        }
+    }
+
+    /// Makes a directory, or an empty file, with the directories that lead to it. Links on the way
+    /// are followed inside the root; one that leads nowhere is an error.
+    pub(crate) fn make(&self, path: &CStr, kind: Target, mode: Mode) -> Outcome<OwnedFd> {
+        let extra = kind.resolve();
+        let bytes = path.to_bytes();
+        let mut part = [0u8; 4096];
+        if bytes.len() >= part.len() {
+            return Err(Errno::NAMETOOLONG);
+        }
+        let mut here = self.open(c"/", extra)?;
+        let mut start = 0;
+        while start < bytes.len() {
+            if bytes[start] == b'/' {
+                start += 1;
+                continue;
+            }
+            let end =
+                bytes[start..].iter().position(|b| *b == b'/').map_or(bytes.len(), |n| start + n);
+            let last = bytes[end..].iter().all(|b| *b == b'/');
+            part[..end].copy_from_slice(&bytes[..end]);
+            part[end] = 0;
+            let name = CStr::from_bytes_until_nul(&part[start..]).map_err(|_| Errno::INVAL)?;
+            let so_far = CStr::from_bytes_until_nul(&part).map_err(|_| Errno::INVAL)?;
+            here = match self.open(so_far, extra) {
+                Err(Errno::NOENT) => {
+                    if last && kind == Target::File {
+                        make_file(&here, name)?;
+                    } else {
+                        make_dir(&here, name, if last { Some(mode) } else { None })?;
+                    }
+                    self.open(so_far, extra)?
+                }
+                other => other?,
+            };
+            start = end;
+        }
+        Ok(here)
+    }
+
+    /// The directory that a path is in, made where it is missing, and what follows it in `part`.
+    fn parent<'p>(
+        &self,
+        path: &CStr,
+        part: &'p mut [u8; 4096],
+        kind: Target,
+    ) -> Outcome<(OwnedFd, &'p CStr)> {
+        let bytes = path.to_bytes();
+        if bytes.len() >= part.len() {
+            return Err(Errno::NAMETOOLONG);
+        }
+        part[..bytes.len()].copy_from_slice(bytes);
+        let slash = bytes.iter().rposition(|b| *b == b'/');
+        let (parent, name) = match slash {
+            None => (self.open(c"/", kind.resolve())?, 0),
+            Some(at) => {
+                part[at] = 0;
+                let parent = CStr::from_bytes_until_nul(part).map_err(|_| Errno::INVAL)?;
+                let whole = if parent.is_empty() { c"/" } else { parent };
+                (self.make(whole, kind, Mode::from_raw_mode(0o755))?, at + 1)
+            }
+        };
+        let name = CStr::from_bytes_until_nul(&part[name..]).map_err(|_| Errno::INVAL)?;
+        Ok((parent, name))
+    }
+
+    /// Makes a symbolic link unless something has that name.
+    pub(crate) fn symlink(&self, points_to: &CStr, path: &CStr) -> Outcome {
+        let mut part = [0u8; 4096];
+        let (parent, name) = self.parent(path, &mut part, Target::Dir)?;
+        match rustix::fs::symlinkat(points_to, &parent, name) {
+            Err(Errno::EXIST) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Makes a device node; one that is there must be the same.
+    pub(crate) fn device(&self, op: &Record, path: &CStr) -> Outcome {
+        let mut part = [0u8; 4096];
+        let (parent, name) = self.parent(path, &mut part, Target::PlainDir)?;
+        let mode = op.b as u32;
+        let (kind, bits) = (FileType::from_raw_mode(mode), Mode::from_raw_mode(mode & 0o7777));
+        let umask = rustix::process::umask(Mode::empty());
+        let made = rustix::fs::mknodat(&parent, name, kind, bits, op.a);
+        rustix::process::umask(umask);
+        match made {
+            Err(Errno::EXIST) => {
+                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                let there = rustix::fs::statat(&parent, name, flags)?;
+                let same = FileType::from_raw_mode(there.st_mode) == kind && there.st_rdev == op.a;
+                return if same { Ok(()) } else { Err(Errno::EXIST) };
+            }
+            other => other?,
+        }
+        let (uid, gid) = ((op.b >> 32) as u32, op.fd);
+        let (uid, gid) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::chownat(&parent, name, Some(uid), Some(gid), flags)
+    }
+
+    /// mqueue, devpts or cgroup2 of the process's own namespaces.
+    pub(crate) fn new_filesystem(&self, op: &Record, path: &CStr) -> Outcome {
+        let name = flat::FILESYSTEMS.get(op.b as usize).ok_or(Errno::NODEV)?;
+        let context = kernel::fsopen(name)?;
+        let context = context.as_fd();
+        kernel::fsconfig(context, FsCommand::String(c"source", name))?;
+        let mut attr = MountAttr::NOSUID | MountAttr::NOEXEC;
+        if op.b == 1 {
+            kernel::fsconfig(context, FsCommand::Flag(c"newinstance"))?;
+            kernel::fsconfig(context, FsCommand::String(c"ptmxmode", c"0666"))?;
+            kernel::fsconfig(context, FsCommand::String(c"mode", c"0620"))?;
+            if op.a <= u64::from(u32::MAX) {
+                let mut text = [0; 20];
+                let mut gid = [0; 21];
+                let digits = decimal(op.a as i64, &mut text);
+                gid[..digits.len()].copy_from_slice(digits);
+                let gid = CStr::from_bytes_until_nul(&gid).map_err(|_| Errno::INVAL)?;
+                kernel::fsconfig(context, FsCommand::String(c"gid", gid))?;
+            }
+        } else {
+            attr |= MountAttr::NODEV;
+        }
+        kernel::fsconfig(context, FsCommand::Create)?;
+        let mount = kernel::fsmount(context, attr)?;
+        let place = self.target(path, Target::PlainDir, true)?;
+        kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
+    }
+
+    /// Any filesystem: `words` gives its type and then its options one after the other.
+    pub(crate) fn filesystem<'p>(
+        &self,
+        attr: u64,
+        mut words: impl Iterator<Item = Outcome<&'p CStr>>,
+        path: &CStr,
+        kind: Target,
+    ) -> Outcome {
+        let name = words.next().ok_or(Errno::INVAL)??;
+        let context = kernel::fsopen(name)?;
+        let context = context.as_fd();
+        let mut has_source = false;
+        for word in words {
+            let word = word?;
+            let bytes = word.to_bytes();
+            let Some(at) = bytes.iter().position(|b| *b == b'=') else {
+                kernel::fsconfig(context, FsCommand::Flag(word))?;
+                continue;
+            };
+            let mut key = [0u8; 256];
+            key.get_mut(..at).ok_or(Errno::NAMETOOLONG)?.copy_from_slice(&bytes[..at]);
+            let key = CStr::from_bytes_until_nul(&key).map_err(|_| Errno::NAMETOOLONG)?;
+            let value = CStr::from_bytes_until_nul(&word.to_bytes_with_nul()[at + 1..])
+                .map_err(|_| Errno::INVAL)?;
+            has_source |= key == c"source";
+            kernel::fsconfig(context, FsCommand::String(key, value))?;
+        }
+        if !has_source {
+            kernel::fsconfig(context, FsCommand::String(c"source", name))?;
+        }
+        kernel::fsconfig(context, FsCommand::Create)?;
+        let mount = kernel::fsmount(context, MountAttr::from_bits_retain(attr))?;
+        let place = self.target(path, kind, true)?;
+        kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
+    }
+
+    pub(crate) fn bind(&self, source: &CStr, path: &CStr, read_only: bool) -> Outcome {
+        let source = self.open(source, ResolveFlags::empty())?;
+        let kind = if is_dir(source.as_fd())? { Target::Dir } else { Target::File };
+        let mount = copy(source.as_fd(), true)?;
+        if read_only {
+            kernel::mount_setattr(mount.as_fd(), true, MountAttr::RDONLY, none(), None, None)?;
+        }
+        kernel::move_mount(mount.as_fd(), self.target(path, kind, true)?.as_fd(), c"")
+    }
+
+    /// Hides a path. A mount from outside can be copied only once it is attached here, so the first
+    /// use attaches it and later ones copy that.
+    pub(crate) fn mask(&self, path: &CStr, null: BorrowedFd<'_>, empty: BorrowedFd<'_>) -> Outcome {
+        let place = match self.open(path, ResolveFlags::NO_SYMLINKS) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            other => other?,
+        };
+        let with = if is_dir(place.as_fd())? { empty } else { null };
+        match copy(with, false) {
+            Err(Errno::INVAL) => kernel::move_mount(with, place.as_fd(), c""),
+            mount => kernel::move_mount(mount?.as_fd(), place.as_fd(), c""),
+        }
+    }
+
+    pub(crate) fn read_only(&self, path: &CStr) -> Outcome {
+        let place = match self.open(path, ResolveFlags::NO_SYMLINKS) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+            other => other?,
+        };
+        let mount = copy(place.as_fd(), true)?;
+        kernel::mount_setattr(mount.as_fd(), true, MountAttr::RDONLY, none(), None, None)?;
+        kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
+    }
+
+    /// Opens a terminal of the devpts at `path`; gives its master.
+    pub(crate) fn terminal(&self, op: &Record, path: &CStr) -> Outcome<RawFd> {
+        let devpts = self.open(path, ResolveFlags::NO_SYMLINKS)?;
+        is_of(&devpts, DEVPTS_MAGIC)?;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let master = rustix::fs::openat(&devpts, c"ptmx", flags, Mode::empty())?;
+        rustix::pty::unlockpt(&master)?;
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+        rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(op.fd)), None)?;
+        let (rows, columns) = ((op.a >> 16) as u16, op.a as u16);
+        if rows != 0 && columns != 0 {
+            let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+            rustix::termios::tcsetwinsize(&master, size)?;
+        }
+        match rustix::process::setsid() {
+            // It leads one already.
+            Ok(_) | Err(Errno::PERM) => {}
+            Err(e) => return Err(e),
+        }
+        rustix::process::ioctl_tiocsctty(&slave)?;
+        become_stdio([slave.as_fd(); 3])?;
+        if op.flags & flat::CONSOLE != 0 {
+            let mount = copy(slave.as_fd(), false)?;
+            let place = self.target(c"/dev/console", Target::File, true)?;
+            kernel::move_mount(mount.as_fd(), place.as_fd(), c"")?;
+        }
+        Ok(master.into_raw_fd())
+    }
+}
+
+fn make_file(parent: &OwnedFd, name: &CStr) -> Outcome {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644)) {
+        Ok(_) | Err(Errno::EXIST) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+/// Makes a directory with exactly this mode, or an ordinary one.
+fn make_dir(parent: &OwnedFd, name: &CStr, mode: Option<Mode>) -> Outcome {
+    let ordinary = Mode::from_raw_mode(0o755);
+    match rustix::fs::mkdirat(parent, name, mode.unwrap_or(ordinary)) {
+        // The umask has cut it.
+        Ok(()) => match mode.filter(|mode| mode.bits() & 0o7022 != 0) {
+            Some(mode) => rustix::fs::chmodat(parent, name, mode, AtFlags::empty()),
+            None => Ok(()),
+        },
+        Err(Errno::EXIST) => Ok(()),
+        Err(e) => Err(e),
+    }
+}
+
+fn is_dir(fd: BorrowedFd<'_>) -> Outcome<bool> {
+    Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == FileType::Directory)
+}
+
+/// A detached copy of what is mounted at `place`.
+fn copy(place: BorrowedFd<'_>, recursive: bool) -> Outcome<OwnedFd> {
+    let mut flags = OpenTreeFlags::CLONE | OpenTreeFlags::EMPTY_PATH;
+    if recursive {
+        flags |= OpenTreeFlags::RECURSIVE;
+    }
+    kernel::open_tree(place, c"", flags)
+}
+
+/// Attaches a copy of a mount, or itself where it cannot be copied.
+pub(crate) fn attach_copy(mount: BorrowedFd<'_>, place: BorrowedFd<'_>) -> Outcome {
+    match copy(mount, true) {
+        Ok(fresh) => kernel::move_mount(fresh.as_fd(), place, c""),
+        Err(_) => kernel::move_mount(mount, place, c""),
+    }
+}
+
+pub(crate) fn is_of(fd: &OwnedFd, magic: u64) -> Outcome {
+    if rustix::fs::fstatfs(fd)?.f_type as u64 == magic { Ok(()) } else { Err(Errno::NODEV) }
+}

@@ -1,0 +1,490 @@
+//! A cgroup at any path, in every hierarchy that it needs: what an OCI caller names by
+//! `linux.cgroupsPath`, and whose files it knows by their own names.
+//!
+//! [`super::Hierarchy`] is for containers of our own, all beside each other below one parent;
+//! a [`Tree`] lies where somebody else says. The rest is the same: directories are held by
+//! descriptor, processes place themselves ([`Placement`]), v2 freezes and kills where it is there.
+//!
+//! **What is made.** A directory in the v2 hierarchy; in those v1 hierarchies that can limit or
+//! count something for every container; and in those that the caller names. Directories above it
+//! that are missing are made, too, and taken away with it as long as they are empty.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::OFlags;
+
+use super::device::attach_verdicts;
+use super::dir::Dir;
+use super::error::CgroupError;
+use super::life::{FREEZE_WITHIN, freeze_v1, kill_pid, remove_below, retry_busy, wait_event, walk};
+use super::mounts::find_all;
+use super::{DeviceRule, LATER, Layout, Placement, fill_cpuset, tasks};
+use crate::error::{CallError, Result as CallResult};
+use crate::weaken::weakened;
+
+/// Controllers of v1 that every container is put into. CPU sets are not among them: one that is not
+/// filled takes no process, and a filled one that says nothing is of no use.
+const ALWAYS_V1: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "blkio", "devices"];
+/// What is handed down on v2, where it is there.
+const ALWAYS_V2: [&str; 7] = ["cpuset", "cpu", "io", "memory", "pids", "hugetlb", "rdma"];
+/// LIMIT: components of a path.
+const DEEPEST_PATH: usize = 64;
+
+/// The cgroup hierarchies of a host.
+#[derive(Debug)]
+pub struct Forest {
+    /// Each with the words that name it: `cpu,cpuacct`, `name=systemd`.
+    v1: Vec<(String, PathBuf)>,
+    v2: Option<PathBuf>,
+}
+
+impl Forest {
+    /// Looks at this host.
+    pub fn find() -> Result<Self, CgroupError> {
+        let (v1, v2) = find_all()?;
+        if v1.is_empty() && v2.is_none() {
+            return Err(CgroupError::NotMounted);
+        }
+        Ok(Self { v1, v2 })
+    }
+
+    /// How cgroups are mounted here.
+    pub fn layout(&self) -> Layout {
+        match (self.v1.is_empty(), self.v2.is_some()) {
+            (true, _) => Layout::Unified,
+            (false, true) => Layout::Hybrid,
+            (false, false) => Layout::Legacy,
+        }
+    }
+
+    /// Whether a controller is v1's here, by the name that v1 has for it.
+    pub fn is_v1(&self, controller: &str) -> bool {
+        self.v1.iter().any(|(words, _)| has_word(words, controller))
+    }
+
+    /// How many of the directories above the cgroup `path` are missing: what [`Forest::make`] would
+    /// make for it.
+    pub fn missing(&self, path: &str) -> Result<usize, CgroupError> {
+        let parts = components(path)?;
+        let above = &parts[..parts.len() - 1];
+        let mut most = 0;
+        for mount in self.v1.iter().map(|(_, mount)| mount).chain(&self.v2) {
+            let there = (0..=above.len())
+                .rev()
+                .find(|n| matches!(open_path(mount, &above[..*n]), Ok(Some(_))));
+            most = most.max(above.len() - there.unwrap_or(0));
+        }
+        Ok(most)
+    }
+
+    /// Makes the cgroup `path` where it is missing; `also` names controllers of v1 that have to be
+    /// among its own. A cgroup that is there already is joined as it is.
+    ///
+    /// Errors with kind `Invalid` for a path that leads out of the hierarchies.
+    pub fn make(&self, path: &str, also: &[&str]) -> Result<Tree, CgroupError> {
+        let parts = components(path)?;
+        let wanted = |words: &str| {
+            let has = |names: &[&str]| names.iter().any(|name| has_word(words, name));
+            has(&ALWAYS_V1) || has(also) || self.v2.is_none() && has_word(words, "freezer")
+        };
+        let mut tree = Tree { path: parts.join("/"), v1: Vec::new(), v2: None, made: 0 };
+        if let Some(mount) = &self.v2 {
+            let handed: Vec<&str> = match self.layout() {
+                Layout::Unified => ALWAYS_V2.to_vec(),
+                // Beside v1, v2 has what no v1 hierarchy has; that is handed down only when asked.
+                _ => also.iter().copied().filter(|name| !self.is_v1(name)).collect(),
+            };
+            let (dir, made) = make_path(mount, &parts, |above, _| hand_down(above, &handed))
+                .map_err(CgroupError::Make)?;
+            tree.v2 = Some((mount.clone(), dir));
+            tree.made = made;
+        }
+        for (words, mount) in self.v1.iter().filter(|(words, _)| wanted(words)) {
+            let is_cpuset = has_word(words, "cpuset");
+            let made = make_path(mount, &parts, |above, below| match is_cpuset {
+                true => fill_cpuset(above, below),
+                false => Ok(()),
+            });
+            match made {
+                Ok((dir, made)) => {
+                    tree.made = tree.made.max(made);
+                    tree.v1.push((words.clone(), mount.clone(), dir));
+                }
+                Err(e) => {
+                    // The first error is the one that counts.
+                    let _ = tree.remove(Duration::ZERO);
+                    return Err(CgroupError::Make(e));
+                }
+            }
+        }
+        Ok(tree)
+    }
+
+    /// The cgroup `path` as far as it is there; `made` is how many of the directories above it are
+    /// to be taken away with it ([`Tree::made`]).
+    pub fn open(&self, path: &str, made: usize) -> Result<Tree, CgroupError> {
+        let parts = components(path)?;
+        let mut tree = Tree { path: parts.join("/"), v1: Vec::new(), v2: None, made };
+        for (words, mount) in &self.v1 {
+            if let Some(dir) = open_path(mount, &parts).map_err(CgroupError::Open)? {
+                tree.v1.push((words.clone(), mount.clone(), dir));
+            }
+        }
+        if let Some(mount) = &self.v2
+            && let Some(dir) = open_path(mount, &parts).map_err(CgroupError::Open)?
+        {
+            tree.v2 = Some((mount.clone(), dir));
+        }
+        Ok(tree)
+    }
+}
+
+fn has_word(words: &str, word: &str) -> bool {
+    words.split(',').any(|w| w == word)
+}
+
+/// The parts of a path below the top of a hierarchy.
+fn components(path: &str) -> Result<Vec<&str>, CgroupError> {
+    let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
+    let bad = |part: &&str| *part == ".." || part.contains(['\n', '\0']) || part.len() > 255;
+    if parts.is_empty() || parts.len() > DEEPEST_PATH || parts.iter().any(bad) {
+        let wanted = "a path of 1 to 64 names, none of them '..'";
+        return Err(dormouse_model::Invalid::new("cgroup path", path, wanted).into());
+    }
+    Ok(parts)
+}
+
+/// Makes a path; `each` is called with every directory and the next one below, from the top. Gives
+/// the last one, and how many of those above it are new.
+fn make_path(
+    mount: &Path,
+    parts: &[&str],
+    each: impl Fn(&Dir, &Dir) -> CallResult<()>,
+) -> CallResult<(Dir, usize)> {
+    let mut tries = 0;
+    'again: loop {
+        let mut dir = Dir::open(mount)?;
+        let mut made = 0;
+        for (at, part) in parts.iter().enumerate() {
+            let below = match dir.child(part)? {
+                Some(below) => below,
+                None => {
+                    made += usize::from(at + 1 < parts.len());
+                    match dir.child_or_make(part) {
+                        // Somebody has just removed what we are in, being empty.
+                        Err(e) if e.errno() == libc::ENOENT && tries < 16 => {
+                            tries += 1;
+                            continue 'again;
+                        }
+                        below => below?,
+                    }
+                }
+            };
+            each(&dir, &below)?;
+            dir = below;
+        }
+        return Ok((dir, made));
+    }
+}
+
+fn open_path(mount: &Path, parts: &[&str]) -> CallResult<Option<Dir>> {
+    let mut dir = Dir::open(mount)?;
+    for part in parts {
+        match dir.child(part)? {
+            Some(below) => dir = below,
+            None => return Ok(None),
+        }
+    }
+    Ok(Some(dir))
+}
+
+/// Hands down what a v2 cgroup has. Each controller by itself: one that is refused must not take
+/// the others with it, and is missed only by who asks for a limit of it.
+fn hand_down(dir: &Dir, names: &[&str]) -> CallResult<()> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let has = dir.read("cgroup.controllers")?;
+    let given = dir.read("cgroup.subtree_control")?;
+    let missing = |name: &&str| {
+        has.split_whitespace().any(|w| w == *name) && !given.split_whitespace().any(|w| w == *name)
+    };
+    for name in names.iter().copied().filter(missing) {
+        let _ = dir.write("cgroup.subtree_control", &format!("+{name}"));
+    }
+    Ok(())
+}
+
+/// One cgroup at a path.
+#[derive(Debug)]
+pub struct Tree {
+    path: String,
+    v1: Vec<(String, PathBuf, Dir)>,
+    v2: Option<(PathBuf, Dir)>,
+    made: usize,
+}
+
+impl Tree {
+    /// Its path below the top of every hierarchy.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// How many directories above it were made for it.
+    pub fn made(&self) -> usize {
+        self.made
+    }
+
+    /// Whether anything of it is there.
+    pub fn exists(&self) -> bool {
+        self.v2.is_some() || !self.v1.is_empty()
+    }
+
+    fn v2_dir(&self) -> Option<&Dir> {
+        self.v2.as_ref().map(|(_, dir)| dir)
+    }
+
+    fn v1_dir(&self, controller: &str) -> Option<&Dir> {
+        let found = self.v1.iter().find(|(words, ..)| has_word(words, controller));
+        found.map(|(.., dir)| dir)
+    }
+
+    /// Whether it has a directory in the v1 hierarchy of a controller.
+    pub fn has_v1(&self, controller: &str) -> bool {
+        self.v1_dir(controller).is_some()
+    }
+
+    /// Whether its v2 directory has a file.
+    pub fn has_v2(&self, file: &str) -> bool {
+        self.v2_dir().is_some_and(|dir| dir.has(file))
+    }
+
+    /// Whether its directory of a v1 controller has a file.
+    pub fn has_v1_file(&self, controller: &str, file: &str) -> bool {
+        self.v1_dir(controller).is_some_and(|dir| dir.has(file))
+    }
+
+    /// Writes a file of a v1 controller.
+    pub fn write_v1(&self, controller: &str, file: &str, value: &str) -> CallResult<()> {
+        self.known(self.v1_dir(controller), file)?.write(file, value)
+    }
+
+    /// Writes a file of the v2 directory.
+    pub fn write_v2(&self, file: &str, value: &str) -> CallResult<()> {
+        self.known(self.v2_dir(), file)?.write(file, value)
+    }
+
+    /// Reads a file of a v1 controller.
+    pub fn read_v1(&self, controller: &str, file: &str) -> CallResult<String> {
+        self.known(self.v1_dir(controller), file)?.read(file)
+    }
+
+    /// Reads a file of the v2 directory.
+    pub fn read_v2(&self, file: &str) -> CallResult<String> {
+        self.known(self.v2_dir(), file)?.read(file)
+    }
+
+    /// A file that no directory of ours can have is one that is not there.
+    fn known<'d>(&self, dir: Option<&'d Dir>, file: &str) -> CallResult<&'d Dir> {
+        let plain = !file.is_empty() && !file.contains('/') && !file.starts_with('.');
+        let missing =
+            || CallError::new("openat", format!("{:?}, {file:?}", self.path), libc::ENOENT);
+        dir.filter(|_| plain).ok_or_else(missing)
+    }
+
+    /// Its directories with the words that name their hierarchies; empty for v2.
+    pub fn directories(&self) -> Result<Vec<(String, OwnedFd)>, CgroupError> {
+        let v1 = self.v1.iter().map(|(words, _, dir)| (words.clone(), dir));
+        let v2 = self.v2.iter().map(|(_, dir)| (String::new(), dir));
+        v1.chain(v2).map(|(w, dir)| Ok((w, dir.copy().map_err(CgroupError::Open)?))).collect()
+    }
+
+    /// Descriptors for a new process. On v2 a cgroup that hands controllers down takes no process:
+    /// where the container has made its own such, the new one goes below it.
+    pub fn placement(&self) -> Result<Placement, CgroupError> {
+        let mut placement = Placement::default();
+        if let Some(v2) = self.v2_dir() {
+            let hands_down = v2.read("cgroup.subtree_control").map_err(CgroupError::Read)?;
+            let dir = match hands_down.trim().is_empty() {
+                true => v2.copy(),
+                false => v2.child_or_make(LATER).and_then(|later| later.copy()),
+            };
+            placement.v2 = Some(dir.map_err(CgroupError::Open)?);
+        }
+        for (.., dir) in &self.v1 {
+            placement.v1_tasks.push(tasks(dir)?);
+        }
+        Ok(placement)
+    }
+
+    /// Sets which devices may be used: of the rules the last one that matches decides (the flag
+    /// says whether it allows), and none that do is a denial.
+    ///
+    /// `everything` says that the first rule was about all devices, and what it said.
+    pub fn set_devices(
+        &self,
+        rules: &[(DeviceRule, bool)],
+        everything: bool,
+    ) -> Result<(), CgroupError> {
+        if weakened("devices") {
+            return Ok(());
+        }
+        let set = || {
+            if let Some(list) = self.v1_dir("devices") {
+                list.write(if everything { "devices.allow" } else { "devices.deny" }, "a")?;
+                return rules.iter().try_for_each(|(rule, allow)| {
+                    let file = if *allow { "devices.allow" } else { "devices.deny" };
+                    list.write(file, &rule.to_v1())
+                });
+            }
+            self.v2_dir().map_or(Ok(()), |v2| attach_verdicts(v2, rules, everything))
+        };
+        set().map_err(CgroupError::Devices)
+    }
+
+    /// Stops all processes and returns when the last one stands still; see
+    /// [`super::Cgroup::freeze`].
+    pub fn freeze(&self) -> Result<(), CgroupError> {
+        let deadline = Instant::now() + FREEZE_WITHIN;
+        let frozen = if let Some(v2) = self.v2_dir() {
+            v2.write("cgroup.freeze", "1").and_then(|()| wait_event(v2, "frozen", 1, deadline))
+        } else if let Some(v1) = self.v1_dir("freezer") {
+            freeze_v1(v1, deadline)
+        } else {
+            Err(CallError::new("openat", "\"freezer.state\"".into(), libc::EOPNOTSUPP))
+        };
+        match frozen {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let pids = self.pids().unwrap_or_default();
+                self.thaw()?;
+                Err(CgroupError::StillRunning { pids, waited: FREEZE_WITHIN })
+            }
+            Err(e) => {
+                let _ = self.thaw();
+                Err(CgroupError::Freeze(e))
+            }
+        }
+    }
+
+    /// Lets all processes go on.
+    pub fn thaw(&self) -> Result<(), CgroupError> {
+        let thawed = match (self.v2_dir(), self.v1_dir("freezer")) {
+            (Some(v2), _) => v2.write("cgroup.freeze", "0"),
+            (None, Some(v1)) => v1.write("freezer.state", "THAWED"),
+            (None, None) => Ok(()),
+        };
+        thawed.map_err(CgroupError::Freeze)
+    }
+
+    /// Whether it was frozen and not thawed since.
+    pub fn is_frozen(&self) -> Result<bool, CgroupError> {
+        let state = match (self.v2_dir(), self.v1_dir("freezer")) {
+            (Some(v2), _) => v2.read("cgroup.freeze").map(|text| text.trim() == "1"),
+            (None, Some(v1)) => v1.read("freezer.state").map(|text| text.trim() != "THAWED"),
+            (None, None) => Ok(false),
+        };
+        state.map_err(CgroupError::Read)
+    }
+
+    /// The processes in it and below, as pids of the reader's pid namespace, in no order.
+    pub fn pids(&self) -> Result<Vec<u32>, CgroupError> {
+        let mut pids = Vec::new();
+        // v1 cgroups may be joined a moment later than v2's: v2 sees every process first.
+        let first = self.v2_dir().or(self.v1.first().map(|(.., dir)| dir));
+        if let Some(dir) = first {
+            walk(dir, 0, &mut |dir| {
+                match dir.read("cgroup.procs") {
+                    Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<u32>().ok())),
+                    Err(e)
+                        if matches!(e.errno(), libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => {}
+                    Err(e) => return Err(e),
+                }
+                Ok(())
+            })
+            .map_err(CgroupError::Read)?;
+        }
+        Ok(pids)
+    }
+
+    /// Sends SIGKILL to every process in it and below; frozen ones, too.
+    pub fn kill(&self) -> Result<(), CgroupError> {
+        if let Some(v2) = self.v2_dir() {
+            // KERNEL(5.14): cgroup.kill.
+            match v2.write("cgroup.kill", "1") {
+                Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENODEV) => {}
+                other => return other.map_err(CgroupError::Kill),
+            }
+        }
+        // ORDER: as in `Cgroup::kill`.
+        let _ = self.freeze();
+        let killed = self.pids().and_then(|pids| pids.into_iter().try_for_each(kill_pid));
+        killed.and(self.thaw())
+    }
+
+    /// Removes it from every hierarchy with what is below it, and the directories above it that
+    /// were made for it, as long as nobody else is in there. No error if it is gone already; with
+    /// [`CgroupError::InUse`] if processes are left after `timeout`.
+    pub fn remove(&self, timeout: Duration) -> Result<(), CgroupError> {
+        let deadline = Instant::now() + timeout;
+        let parts: Vec<&str> = self.path.split('/').collect();
+        // ORDER: v2 first, which knows of every process.
+        let mounts =
+            self.v2.iter().map(|(mount, _)| mount).chain(self.v1.iter().map(|(_, mount, _)| mount));
+        let mut first_error = None;
+        for mount in mounts {
+            if let Err(e) = self.remove_from(mount, &parts, deadline, timeout) {
+                first_error.get_or_insert(e);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn remove_from(
+        &self,
+        mount: &Path,
+        parts: &[&str],
+        deadline: Instant,
+        waited: Duration,
+    ) -> Result<(), CgroupError> {
+        let Some((name, above)) = parts.split_last() else { return Ok(()) };
+        let Some(parent) = open_path(mount, above).map_err(CgroupError::Remove)? else {
+            return Ok(());
+        };
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match parent.remove(name) {
+                Ok(_) => break,
+                Err(e) if e.errno() == libc::EBUSY => {}
+                Err(e) => return Err(CgroupError::Remove(e)),
+            }
+            if let Some(dir) = parent.child(name).map_err(CgroupError::Remove)? {
+                remove_below(&dir, 0).map_err(CgroupError::Remove)?;
+            }
+            if Instant::now() >= deadline {
+                return Err(CgroupError::InUse { pids: self.pids()?, waited });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(10));
+        }
+        for at in (0..above.len()).rev().take(self.made) {
+            let gone = open_path(mount, &above[..at]).and_then(|dir| match dir {
+                Some(dir) => retry_busy(Duration::ZERO, || dir.remove(above[at])),
+                None => Ok(false),
+            });
+            // Somebody else lives there meanwhile.
+            if gone.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a file of its v2 directory, or of a v1 controller, to be watched.
+    pub fn open_file(&self, controller: Option<&str>, file: &str) -> CallResult<OwnedFd> {
+        let dir = controller.map_or(self.v2_dir(), |name| self.v1_dir(name));
+        self.known(dir, file)?.open_file(file, OFlags::RDONLY)
+    }
+}

@@ -1,0 +1,158 @@
+//! The verbs and their flags.
+
+use super::flag::{Flag, Takes};
+use super::{Run, Verb, update, verb};
+
+use Takes::{Many, Nothing, One};
+
+const HELP: Flag = ("help", "h", Nothing, "show this");
+const BUNDLE: Flag = ("bundle", "b", One, "directory of config.json; the current one if not given");
+const CONSOLE: Flag = ("console-socket", "", One, "socket that gets the master of the terminal");
+const PID_FILE: Flag = ("pid-file", "", One, "file that gets the process's pid");
+const PRESERVE: Flag = ("preserve-fds", "", One, "how many descriptors from 3 on are passed on");
+const NO_PIVOT: Flag = ("no-pivot", "", Nothing, "only cover the host's root: for an initramfs");
+const KEYRING: Flag = ("no-new-keyring", "", Nothing, "keep the caller's session keyring");
+const DETACH: Flag = ("detach", "d", Nothing, "do not wait for the process");
+const FORMAT: Flag = ("format", "f", One, "table or json");
+
+/// All verbs.
+pub(super) const VERBS: &[Verb] = &[
+    Verb {
+        name: "create",
+        words: "ID",
+        what: "make a container that waits for start",
+        flags: &[BUNDLE, CONSOLE, PID_FILE, NO_PIVOT, KEYRING, PRESERVE, HELP],
+        run: Run::With(verb::create),
+    },
+    Verb {
+        name: "start",
+        words: "ID",
+        what: "run the program of a created container",
+        flags: &[HELP],
+        run: Run::With(verb::start),
+    },
+    Verb {
+        name: "run",
+        words: "ID",
+        what: "create and start a container, and wait for it",
+        flags: &[
+            BUNDLE,
+            CONSOLE,
+            DETACH,
+            ("keep", "", Nothing, "do not delete it when it has ended"),
+            PID_FILE,
+            ("no-subreaper", "", Nothing, "taken and not needed"),
+            NO_PIVOT,
+            KEYRING,
+            PRESERVE,
+            HELP,
+        ],
+        run: Run::With(verb::run),
+    },
+    Verb {
+        name: "state",
+        words: "ID",
+        what: "print the state of a container",
+        flags: &[HELP],
+        run: Run::With(verb::state),
+    },
+    Verb {
+        name: "kill",
+        words: "ID [SIGNAL]",
+        what: "send a signal to the first process, SIGTERM if not given",
+        flags: &[("all", "a", Nothing, "to all processes"), HELP],
+        run: Run::With(verb::kill),
+    },
+    Verb {
+        name: "delete",
+        words: "ID...",
+        what: "remove containers that have ended or were never started",
+        flags: &[("force", "f", Nothing, "running ones, too, and no error if there is none"), HELP],
+        run: Run::With(verb::delete),
+    },
+    Verb {
+        name: "exec",
+        words: "ID COMMAND [ARG...]",
+        what: "run another process in a container",
+        flags: &[
+            CONSOLE,
+            ("cwd", "", One, "working directory"),
+            ("env", "e", Many, "NAME=VALUE"),
+            ("tty", "t", Nothing, "with a terminal"),
+            ("user", "u", One, "UID[:GID]"),
+            ("additional-gids", "g", Many, "more groups"),
+            ("process", "p", One, "process.json"),
+            DETACH,
+            PID_FILE,
+            ("process-label", "", One, "SELinux label"),
+            ("apparmor", "", One, "AppArmor profile"),
+            ("no-new-privs", "", Nothing, "execve gives no privileges"),
+            ("cap", "c", Many, "a capability more"),
+            PRESERVE,
+            ("cgroup", "", Many, "refused: processes share the container's cgroup"),
+            ("ignore-paused", "", Nothing, "wait in a paused container until it goes on"),
+            HELP,
+        ],
+        run: Run::With(verb::exec),
+    },
+    Verb {
+        name: "ps",
+        words: "ID [PS-OPTION...]",
+        what: "list the processes of a container",
+        flags: &[FORMAT, HELP],
+        run: Run::With(verb::ps),
+    },
+    Verb {
+        name: "list",
+        words: "",
+        what: "list containers",
+        flags: &[FORMAT, ("quiet", "q", Nothing, "only their ids"), HELP],
+        run: Run::With(verb::list),
+    },
+    Verb {
+        name: "pause",
+        words: "ID",
+        what: "freeze all processes",
+        flags: &[HELP],
+        run: Run::With(verb::pause),
+    },
+    Verb {
+        name: "resume",
+        words: "ID",
+        what: "let them go on",
+        flags: &[HELP],
+        run: Run::With(verb::resume),
+    },
+    Verb {
+        name: "update",
+        words: "ID",
+        what: "change limits",
+        flags: update::FLAGS,
+        run: Run::With(update::update),
+    },
+    Verb {
+        name: "events",
+        words: "ID",
+        what: "print what a container uses until it ends",
+        flags: &[
+            ("interval", "", One, "time between two lines, 5s if not given"),
+            ("stats", "", Nothing, "print one line"),
+            HELP,
+        ],
+        run: Run::With(verb::events),
+    },
+    Verb {
+        name: "spec",
+        words: "",
+        what: "write a config.json to begin with",
+        flags: &[BUNDLE, ("rootless", "", Nothing, "with a user namespace"), HELP],
+        run: Run::Alone(verb::spec),
+    },
+    Verb {
+        name: "features",
+        words: "",
+        what: "print what this runtime knows",
+        flags: &[HELP],
+        run: Run::Alone(verb::features),
+    },
+];

@@ -1,0 +1,576 @@
+//! `create`: from a bundle to a process that waits to be started. The steps are told in the crate's
+//! root.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dormouse_keeper::birth::{self, Wanted};
+use dormouse_keeper::newborn::Heritage;
+use dormouse_keeper::tiny::Outside;
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::cgroup::{Forest, Tree};
+use dormouse_kernel::mount::{FsContext, MountAttr, Propagation};
+use dormouse_kernel::{pidfd, proc, sysctl, weakened};
+use dormouse_launch::{LaunchError, Newborn, Plan, Spread};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::bundle::{Bundle, check_process};
+use crate::error::{Error, Result};
+use crate::filter::{self, Compiled};
+use crate::identity::{self, Ids, map_text};
+use crate::mount::{Given, propagation};
+use crate::namespace::Namespaces;
+use crate::process::{self, Io, Last};
+use crate::spec::Process;
+use crate::store::{self, Record, Status};
+use crate::{Runtime, cgroup, console, device, hook, mount as mounts};
+
+/// The socket at which a created container waits.
+pub(crate) const START: &str = "start";
+/// The page by which a listener's descriptor is fetched.
+pub(crate) const LISTENER: &str = "listener";
+/// How long a killed container's last process may take to be gone.
+pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// What `create` and `run` are asked for.
+#[derive(Debug, Default)]
+pub struct Create {
+    /// The directory of `config.json`.
+    pub bundle: PathBuf,
+    /// Where the master of a terminal is sent.
+    pub console_socket: Option<PathBuf>,
+    /// Where the pid is written.
+    pub pid_file: Option<PathBuf>,
+    /// The root filesystem only covers the host's: for a host that runs from its initramfs.
+    pub no_pivot: bool,
+    /// The container keeps the caller's session keyring.
+    pub no_new_keyring: bool,
+    /// What the program finds at 3 and following ([`inherited`](dormouse_keeper::inherited), before
+    /// this process has opened anything).
+    pub preserve: Vec<OwnedFd>,
+    /// How many of them are sockets that the caller listens at for the program (sd_listen_fds(3)).
+    pub listen_fds: u32,
+    /// The master of a terminal is wanted here, not at a socket.
+    pub keep_console: bool,
+}
+
+/// A container that waits to be started.
+#[derive(Debug)]
+pub struct Created {
+    /// Its first process.
+    pub pid: u32,
+    /// The same.
+    pub pidfd: OwnedFd,
+    /// The master of its terminal, where that was wanted.
+    pub console: Option<OwnedFd>,
+}
+
+impl Runtime {
+    /// Makes a container of a bundle. When that fails nothing is left of it.
+    pub fn create(&self, id: &str, create: &Create) -> Result<Created> {
+        store::check_id(id)?;
+        let bundle = Bundle::open(&create.bundle)?;
+        let linux = bundle.linux();
+        // It may be missing until the start, which then fails.
+        let nothing = Process { cwd: "/".into(), ..Process::default() };
+        let process = bundle.spec.process.as_ref().unwrap_or(&nothing);
+        console::check(process.terminal, create.console_socket.as_deref(), create.keep_console)?;
+        let namespaces = Namespaces::check(&linux.namespaces)?;
+        let filter = linux.seccomp.as_ref().map(filter::compile).transpose()?;
+        process::capabilities(process.capabilities.as_ref())?;
+        let cgroup = cgroup::path(linux.cgroups_path.as_deref(), id, self.systemd_cgroup)?;
+
+        let mark = self.store.mark(id)?;
+        let dir = match self.store.make(id) {
+            Ok(dir) => dir,
+            Err(e) => {
+                let _ = mark.remove(); // the first error is the one to tell
+                return Err(e);
+            }
+        };
+        let forest = Forest::find()?;
+        let record = Record {
+            version: 1,
+            id: id.to_owned(),
+            oci_version: bundle.spec.oci_version.clone(),
+            bundle: bundle.dir.clone(),
+            rootfs: bundle.rootfs.clone(),
+            created: crate::command::now(),
+            cgroup_made: forest.missing(&cgroup).unwrap_or(0),
+            cgroup,
+            namespaces: namespaces.words(),
+            annotations: bundle.spec.annotations.clone(),
+            poststart: bundle.spec.hooks.poststart.clone(),
+            poststop: bundle.spec.hooks.poststop.clone(),
+            ..Record::default()
+        };
+        let mut making = Making {
+            runtime: self,
+            create,
+            bundle: &bundle,
+            process,
+            namespaces,
+            filter,
+            forest,
+            record,
+            dir,
+            newborn: None,
+        };
+        let made = making.all();
+        match made {
+            Ok(created) => {
+                mark.remove()?;
+                Ok(created)
+            }
+            Err(e) => {
+                let Making { record, newborn, .. } = making;
+                if let Some(newborn) = newborn {
+                    let _ = pidfd::send_signal(&newborn.pidfd, 9);
+                }
+                // What cannot be taken away now is found by the next command, by its mark.
+                let gone = self.take_down(&record);
+                if gone.is_ok() {
+                    // After a failed hook of the runtime's the caller's own cleaning is due, too.
+                    let _ = hook::run("poststop", &record.poststop, &record, Status::Stopped);
+                    let _ = mark.remove();
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Removes everything of a container, running or not.
+    pub(crate) fn take_down(&self, record: &Record) -> Result<()> {
+        if let Some(process) = record.process() {
+            let _ = pidfd::send_signal(&process, 9);
+        }
+        if !record.cgroup.is_empty() {
+            let tree = Forest::find()?.open(&record.cgroup, record.cgroup_made)?;
+            if tree.exists() {
+                tree.kill()?;
+            }
+            tree.remove(ENDS_WITHIN)?;
+        }
+        if let Some(process) = record.process() {
+            // It was never in its cgroup.
+            let _ = pidfd::wait(&process, Some(ENDS_WITHIN));
+        }
+        self.store.remove(&record.id)
+    }
+
+    /// Takes away what interrupted creations have left.
+    pub(crate) fn sweep(&self) -> Result<()> {
+        for (id, mark) in self.store.abandoned()? {
+            let gone = match self.store.read(&id) {
+                Ok(record) => self.take_down(&record),
+                // Nothing was made before the record was there.
+                Err(_) => self.store.remove(&id),
+            };
+            // What cannot be removed now is tried again by the next command.
+            if gone.is_ok() {
+                let _ = mark.remove();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A container that is being made.
+struct Making<'m> {
+    runtime: &'m Runtime,
+    create: &'m Create,
+    bundle: &'m Bundle,
+    process: &'m Process,
+    namespaces: Namespaces,
+    filter: Option<Compiled>,
+    forest: Forest,
+    record: Record,
+    dir: PathBuf,
+    newborn: Option<Newborn>,
+}
+
+impl Making<'_> {
+    fn all(&mut self) -> Result<Created> {
+        let store = &self.runtime.store;
+        // ORDER: on record before it is there.
+        store.write(&self.record)?;
+        let config = self.dir.join("config.json");
+        let text = serde_json::to_vec(&self.bundle.spec)
+            .map_err(|e| Error::Config { path: config.clone(), why: e.to_string() })?;
+        std::fs::write(&config, text).map_err(Error::file("write", &config))?;
+        let cgroup = self.make_cgroup()?;
+        let (mut newborn, waits_for_hooks) = {
+            let newborn = self.born(&cgroup)?;
+            (newborn, self.has_hooks_before())
+        };
+        self.record.pid = newborn.pid;
+        self.record.start_time = newborn.start_time;
+        let planned = self.plan(&newborn, &cgroup);
+        let program = planned.and_then(|plan| Ok(newborn.send(plan)?));
+        // ORDER: kept where a failure finds it, to be killed.
+        let newborn = self.newborn.insert(newborn);
+        program?;
+        if waits_for_hooks {
+            newborn.ready().map_err(|e| told(self.process, e))?;
+            let (hooks, record) = (&self.bundle.spec.hooks, &self.record);
+            hook::run("prestart", &hooks.prestart, record, Status::Creating)?;
+            hook::run("createRuntime", &hooks.create_runtime, record, Status::Creating)?;
+            newborn.release()?;
+        }
+        let master = newborn.ready().map_err(|e| told(self.process, e))?;
+        let console = match (master, &self.create.console_socket) {
+            (Some(master), Some(socket)) => {
+                console::send(socket, master)?;
+                None
+            }
+            (master, _) => master,
+        };
+        self.record.steps = newborn.memory();
+        store.write(&self.record)?;
+        if let Some(path) = &self.create.pid_file {
+            store::publish(path, newborn.pid.to_string().as_bytes())?;
+            let readable = std::fs::Permissions::from_mode(0o644);
+            std::fs::set_permissions(path, readable).map_err(Error::file("write", path))?;
+        }
+        newborn.release()?;
+        let pidfd = clone_fd(newborn.pidfd.as_fd())?;
+        Ok(Created { pid: newborn.pid, pidfd, console })
+    }
+
+    fn make_cgroup(&self) -> Result<Tree> {
+        let linux = self.bundle.linux();
+        let resources = linux.resources.clone().unwrap_or_default();
+        let tree = self.forest.make(&self.record.cgroup, &cgroup::needed(&resources))?;
+        cgroup::set(&tree, &self.forest, &resources)?;
+        cgroup::set_devices(&tree, &resources.devices)?;
+        Ok(tree)
+    }
+
+    /// Hooks of the host look at the container between its mounts and its program.
+    fn has_hooks_before(&self) -> bool {
+        let hooks = &self.bundle.spec.hooks;
+        !hooks.prestart.is_empty() || !hooks.create_runtime.is_empty()
+    }
+
+    /// Clones the newborn into its cgroup and its namespaces.
+    fn born(&self, cgroup: &Tree) -> Result<Newborn> {
+        let linux = self.bundle.linux();
+        let joined = self.namespaces.open()?;
+        let join = |flag| joined.iter().find(|(f, _)| *f == flag).map(|(_, fd)| fd.as_fd());
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|e| Error::file("make", "a socket pair")(e.into()))?;
+        let has_user = self.namespaces.makes("user");
+        let map = |map| if has_user { map_text(map) } else { String::new() };
+        let (uid_map, gid_map) = (map(&linux.uid_mappings), map(&linux.gid_mappings));
+        // Made by the newborn itself, when it is in its cgroup, and when its offsets are set.
+        let later = CloneFlags::NEWCGROUP | CloneFlags::NEWTIME;
+        let placement = cgroup.placement()?;
+        let born = birth::give(
+            &Outside::here()?,
+            Heritage::now(),
+            &Wanted {
+                flags: self.namespaces.new_flags() - later,
+                sock: theirs.as_fd(),
+                netns: join(CloneFlags::NEWNET),
+                pid_namespace: join(CloneFlags::NEWPID),
+                user_namespace: join(CloneFlags::NEWUSER),
+                cgroup: placement.v2.as_ref().map(AsFd::as_fd),
+                uid_map: &uid_map,
+                gid_map: &gid_map,
+                proc: false,
+            },
+        )?;
+        Ok(Newborn::new(born.pid, born.start_time, born.pidfd, ours))
+    }
+
+    /// Everything the newborn does up to execve.
+    fn plan(&self, newborn: &Newborn, cgroup: &Tree) -> Result<Plan> {
+        let (linux, spec) = (self.bundle.linux(), &self.bundle.spec);
+        let mut plan = Plan::new();
+        let ids = match self.namespaces.has("user") {
+            true => Ids::of(newborn.pid)?,
+            false => Ids::default(),
+        };
+        for tasks in cgroup.placement()?.v1_tasks {
+            let fd = plan.fd(tasks);
+            plan.join_cgroup(fd);
+        }
+        if let Some(adj) = self.process.oom_score_adj {
+            plan.oom_score_adj(adj);
+        }
+        let (spread, recursive) = self.root_spread()?;
+        let root = mounts::root(&self.bundle.rootfs, (spread, recursive))?;
+        let root_view = clone_fd(root.as_fd())?;
+        self.plan_namespaces(&mut plan, newborn)?;
+        let place = match spec.hooks.create_container.is_empty() && !self.has_hooks_before() {
+            true => "/".to_owned(),
+            // Where hooks look for it.
+            false => self.bundle.rootfs.to_string_lossy().into_owned(),
+        };
+        let fd = plan.fd(root);
+        plan.root_below(fd, &place, spec.root.as_ref().is_some_and(|root| root.readonly));
+        plan.become_root();
+        if self.namespaces.makes("cgroup") && !weakened("cgroup-namespace") {
+            plan.unshare(CloneFlags::NEWCGROUP.bits() as u32);
+        }
+        if self.namespaces.makes("network") {
+            plan.loopback();
+        }
+        if !self.create.no_new_keyring && !weakened("keyring") {
+            plan.session_keyring();
+        }
+        let userns = match self.namespaces.has("user") {
+            true => Some(
+                pidfd::user_namespace(newborn.pidfd.as_fd())
+                    .map_err(Error::call("open the container's user namespace"))?,
+            ),
+            false => None,
+        };
+        let given = Given {
+            bundle: &self.bundle.dir,
+            root: root_view.as_fd(),
+            ids: &ids,
+            userns: userns.as_ref().map(AsFd::as_fd),
+            cgroup,
+            forest: &self.forest,
+            spread: (spread, recursive),
+        };
+        let dev = mounts::plan(&mut plan, &spec.mounts, &given)?;
+        device::plan(&mut plan, &linux.devices, &dev, &ids, userns.is_some())?;
+        if self.has_hooks_before() {
+            plan.wait_for_engine();
+        }
+        let pid_inside = pid_inside(newborn.pid)?;
+        let hooks = &spec.hooks;
+        let record = &self.record;
+        hook::plan(&mut plan, &hooks.create_container, record, Status::Creating, pid_inside)?;
+        plan.pivot(!self.create.no_pivot);
+        self.plan_root(&mut plan)?;
+        let program = match spec.process {
+            Some(_) => Some(process::program(self.process, || {
+                identity::home(root_view.as_fd(), self.process.user.uid)
+            })?),
+            None => None,
+        };
+        let io = match self.process.terminal {
+            true => Io::Terminal,
+            false => Io::Fds(process::own_streams(&ids, self.process.user.uid)?),
+        };
+        process::plan_before(&mut plan, self.process, io)?;
+        plan.chdir(&self.process.cwd, true);
+        if let Some(program) = &program {
+            plan.lookup(program);
+        }
+        let listener = plan.fd(self.listen()?);
+        plan.wait_for_start(listener);
+        let Some(mut program) = program else { return Ok(plan) };
+        if self.create.listen_fds > 0 {
+            let pid = format!("LISTEN_PID={pid_inside}");
+            let count = format!("LISTEN_FDS={}", self.create.listen_fds);
+            program.envp.extend([pid.into_bytes(), count.into_bytes()]);
+        }
+        hook::plan(&mut plan, &hooks.start_container, record, Status::Created, pid_inside)?;
+        let page = match self.filter.as_ref().is_some_and(|filter| filter.notifies) {
+            true => Some(plan.fd(self.listener_page()?)),
+            false => None,
+        };
+        let last = Last {
+            process: self.process,
+            program: &program,
+            filter: self.filter.as_ref(),
+            listener: page,
+            preserve: copies(&self.create.preserve)?,
+            personality: linux.personality.as_ref(),
+        };
+        last.plan(&mut plan)?;
+        Ok(plan)
+    }
+
+    /// Propagation of the root filesystem, and what it means for mounts that say nothing.
+    fn root_spread(&self) -> Result<(Propagation, bool)> {
+        match self.bundle.linux().rootfs_propagation.as_deref() {
+            None | Some("") => Ok((Propagation::Slave, true)),
+            Some(word) => propagation(word).ok_or_else(|| {
+                let why = format!("there is no propagation {word:?}");
+                Error::field("linux.rootfsPropagation", why)
+            }),
+        }
+    }
+
+    /// Namespaces that are joined, and the time namespace, which gets its offsets first.
+    fn plan_namespaces(&self, plan: &mut Plan, newborn: &Newborn) -> Result<()> {
+        let done = CloneFlags::NEWUSER | CloneFlags::NEWPID | CloneFlags::NEWNET;
+        for (flag, fd) in self.namespaces.open()? {
+            if !done.contains(flag) {
+                let fd = plan.fd(fd);
+                plan.setns(fd, flag.bits() as u32);
+            }
+        }
+        if !self.namespaces.makes("time") {
+            return Ok(());
+        }
+        plan.unshare(CloneFlags::NEWTIME.bits() as u32);
+        let mut text = String::new();
+        for (clock, offset) in &self.bundle.linux().time_offsets {
+            let field = |why: &str| Error::field(format!("linux.timeOffsets[{clock}]"), why);
+            if !["monotonic", "boottime"].contains(&clock.as_str()) {
+                return Err(field("there is no such clock: monotonic, boottime"));
+            }
+            if offset.nanosecs >= 1_000_000_000 {
+                return Err(field("its nanosecs are a second or more"));
+            }
+            text.push_str(&format!("{clock} {} {}\n", offset.secs, offset.nanosecs));
+        }
+        if !text.is_empty() {
+            // By the rights of this process: the newborn may have none over its own file.
+            let path = format!("/proc/{}/timens_offsets", newborn.pid);
+            let file = std::fs::File::options().write(true).open(&path);
+            let fd = plan.fd(file.map_err(Error::file("open", path))?.into());
+            plan.write(fd, &text, "linux.timeOffsets");
+        }
+        plan.enter_time();
+        Ok(())
+    }
+
+    /// What is done to the root filesystem when it is complete.
+    fn plan_root(&self, plan: &mut Plan) -> Result<()> {
+        let (linux, spec) = (self.bundle.linux(), &self.bundle.spec);
+        if let Some(word) = linux.rootfs_propagation.as_deref().filter(|word| !word.is_empty())
+            && let Some((spread, recursive)) = propagation(word)
+        {
+            let spread = match spread {
+                Propagation::Private => Spread::Private,
+                Propagation::Slave => Spread::Slave,
+                Propagation::Shared => Spread::Shared,
+                Propagation::Unbindable => Spread::Unbindable,
+            };
+            plan.spread(spread, recursive);
+        }
+        if let Some(name) = spec.hostname.as_deref().filter(|name| !name.is_empty()) {
+            plan.hostname(name);
+        }
+        if let Some(name) = spec.domainname.as_deref().filter(|name| !name.is_empty()) {
+            plan.domainname(name);
+        }
+        self.plan_sysctls(plan)?;
+        let read_only: Vec<&str> = linux.readonly_paths.iter().map(String::as_str).collect();
+        if !weakened("readonly-paths") {
+            plan.read_only(&read_only);
+        }
+        if !linux.masked_paths.is_empty() && !weakened("masked-paths") {
+            let empty = || {
+                let fs = FsContext::open("tmpfs")?;
+                for (key, value) in
+                    [("source", "tmpfs"), ("size", "0"), ("nr_inodes", "2"), ("mode", "0755")]
+                {
+                    fs.set_string(key, value)?;
+                }
+                fs.create(
+                    MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC,
+                )
+            };
+            let empty = empty().map_err(Error::call("make an empty directory"))?;
+            let (null, empty) = (plan.fd(device::null()?), plan.fd(empty));
+            let masked: Vec<&str> = linux.masked_paths.iter().map(String::as_str).collect();
+            plan.mask(null, empty, &masked);
+        }
+        Ok(())
+    }
+
+    /// Sysctls of the container's own namespaces; the host's are not for a container to set.
+    fn plan_sysctls(&self, plan: &mut Plan) -> Result<()> {
+        for (name, value) in &self.bundle.linux().sysctl {
+            let field = |why: String| Error::field(format!("linux.sysctl[{name}]"), why);
+            let owner = sysctl::owner(name).map(|namespace| match namespace.file() {
+                "net" => "network",
+                other => other,
+            });
+            let owner = owner.ok_or_else(|| field("it is not one of a namespace".into()))?;
+            if !self.namespaces.has(owner) || self.is_own(owner) {
+                return Err(field(format!("the container has no {owner} namespace of its own")));
+            }
+            if sysctl::path(name).as_deref() == Some("kernel/hostname") {
+                return Err(field("use hostname".into()));
+            }
+            plan.sysctl(name, value).map_err(|e| field(e.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a namespace that is joined by its path is the one that this process is in.
+    fn is_own(&self, word: &str) -> bool {
+        use std::os::unix::fs::MetadataExt;
+        let listed = self.bundle.linux().namespaces.iter().find(|n| n.kind == word);
+        let Some(path) = listed.and_then(|n| n.path.as_ref()).filter(|p| !p.is_empty()) else {
+            return false;
+        };
+        let file = if word == "network" { "net" } else { word };
+        let inode = |path: &str| std::fs::metadata(path).map(|m| (m.dev(), m.ino()));
+        match (inode(path), inode(&format!("/proc/self/ns/{file}"))) {
+            (Ok(theirs), Ok(ours)) => theirs == ours,
+            _ => true,
+        }
+    }
+
+    /// The socket at which the newborn waits.
+    fn listen(&self) -> Result<OwnedFd> {
+        console::listen(&self.dir, START)
+    }
+
+    fn listener_page(&self) -> Result<OwnedFd> {
+        let path = self.dir.join(LISTENER);
+        std::fs::write(&path, [0_u8; 4096]).map_err(Error::file("write", &path))?;
+        let file = std::fs::File::options().read(true).write(true).open(&path);
+        Ok(file.map_err(Error::file("open", path))?.into())
+    }
+}
+
+/// The pid of a process in its own pid namespace.
+fn pid_inside(pid: u32) -> Result<u32> {
+    let fields = proc::fields(pid).map_err(Error::call("look at the new process"))?;
+    let inner = fields.field("NSpid").and_then(|pids| pids.split_whitespace().last());
+    Ok(inner.and_then(|pid| pid.parse().ok()).unwrap_or(pid))
+}
+
+/// Copies of descriptors that the caller wants to be passed on.
+pub(crate) fn copies(fds: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
+    fds.iter().map(|fd| clone_fd(fd.as_fd())).collect()
+}
+
+pub(crate) fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    fd.try_clone_to_owned().map_err(Error::file("duplicate", "a descriptor"))
+}
+
+/// An error of the newborn, with a program that cannot be executed in the words that callers of OCI
+/// runtimes look for.
+pub(crate) fn told(process: &Process, e: LaunchError) -> Error {
+    let LaunchError::Failed(failure) = &e else { return Error::Launch(e) };
+    if !failure.is_exec() {
+        return Error::Launch(e);
+    }
+    let program = process.args.first().cloned().unwrap_or_default();
+    let errno = rustix::io::Errno::from_raw_os_error(failure.errno);
+    let why = match errno {
+        rustix::io::Errno::NOENT if !program.contains('/') => {
+            format!("exec: {program:?}: executable file not found in $PATH")
+        }
+        rustix::io::Errno::NOENT => {
+            format!("exec: {program:?}: stat {program}: no such file or directory")
+        }
+        rustix::io::Errno::ACCESS => format!("exec: {program:?}: permission denied"),
+        other => {
+            let text = std::io::Error::from(other).to_string();
+            let text = text.split(" (os error").next().unwrap_or_default().to_lowercase();
+            format!("exec {program}: {text}")
+        }
+    };
+    Error::Program { program, why }
+}
+
+/// A process for `exec` is checked as one of a bundle is.
+pub(crate) fn check_exec(process: &Process) -> Result<()> {
+    check_process(process)
+}

@@ -1,0 +1,181 @@
+//! `exec`: one more process in a container.
+//!
+//! It is cloned into the container's pid namespace and cgroup, enters the other namespaces by the
+//! first process's pidfd, and follows the last part of a plan. Processes of the container can see it
+//! from its first moment: it cannot be traced or looked into before execve (CVE-2016-9962), and holds
+//! nothing of the host's but what it was given (CVE-2024-21626).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use dormouse_keeper::birth::{self, Wanted};
+use dormouse_keeper::newborn::Heritage;
+use dormouse_keeper::tiny::Outside;
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::{pidfd, weakened};
+use dormouse_launch::{Newborn, Plan};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+use crate::create::{Created, check_exec, clone_fd, copies, told};
+use crate::error::{Error, Result};
+use crate::identity::{self, Ids};
+use crate::process::{self, Io, Last};
+use crate::spec::Process;
+use crate::store::{self, Status};
+use crate::{Runtime, console, filter, namespace};
+
+/// What `exec` is asked for.
+#[derive(Debug, Default)]
+pub struct Exec {
+    /// The process; what it says nothing about is as the container's.
+    pub process: Process,
+    /// Where the master of a terminal is sent.
+    pub console_socket: Option<PathBuf>,
+    /// Where the pid is written.
+    pub pid_file: Option<PathBuf>,
+    /// What the program finds at 3 and following.
+    pub preserve: Vec<OwnedFd>,
+    /// The master of a terminal is wanted here.
+    pub keep_console: bool,
+    /// A paused container's process may wait for it to go on.
+    pub ignore_paused: bool,
+}
+
+impl Runtime {
+    /// The process of a container's own configuration, as what another process starts from.
+    pub fn process(&self, id: &str) -> Result<Process> {
+        self.store.read(id)?;
+        Ok(self.store.config(id)?.process.unwrap_or_default())
+    }
+
+    /// Runs one more process.
+    pub fn exec(&self, id: &str, exec: &Exec) -> Result<Created> {
+        let (record, status) = self.look(id)?;
+        let not = |why| Error::State { id: id.to_owned(), state: status.as_str(), why };
+        match status {
+            Status::Running | Status::Created => {}
+            Status::Paused if exec.ignore_paused => {}
+            Status::Paused => return Err(not("cannot exec in a paused container")),
+            _ => return Err(not("cannot exec in a container that is not running")),
+        }
+        let init = record.process().ok_or_else(|| not("its process has ended"))?;
+        let config = self.store.config(id)?;
+        let linux = config.linux.clone().unwrap_or_default();
+        let own = config.process.unwrap_or_default();
+        let mut process = exec.process.clone();
+        // As the container's, where it does not say.
+        process.capabilities = process.capabilities.or(own.capabilities);
+        process.apparmor_profile = process.apparmor_profile.or(own.apparmor_profile);
+        process.selinux_label = process.selinux_label.or(own.selinux_label);
+        process.oom_score_adj = process.oom_score_adj.or(own.oom_score_adj);
+        if process.cwd.is_empty() {
+            process.cwd = own.cwd;
+        }
+        check_exec(&process)?;
+        console::check(process.terminal, exec.console_socket.as_deref(), exec.keep_console)?;
+        let filter = linux.seccomp.as_ref().map(filter::compile).transpose()?;
+        if filter.as_ref().is_some_and(|filter| filter.notifies) {
+            let why = "a later process cannot have a filter with a listener";
+            return Err(Error::field("linux.seccomp", why));
+        }
+        let tree = self.tree(&record)?;
+        if !tree.exists() {
+            return Err(not("its cgroup is gone"));
+        }
+
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|e| Error::file("make", "a socket pair")(e.into()))?;
+        let placement = tree.placement()?;
+        let has = |word: &str| record.namespaces.iter().any(|known| known == word);
+        let born = birth::give(
+            &Outside::here()?,
+            Heritage::now(),
+            &Wanted {
+                flags: CloneFlags::empty(),
+                sock: theirs.as_fd(),
+                netns: None,
+                pid_namespace: has("pid").then(|| init.as_fd()),
+                user_namespace: None,
+                cgroup: placement.v2.as_ref().map(AsFd::as_fd),
+                uid_map: "",
+                gid_map: "",
+                proc: false,
+            },
+        )?;
+        drop(theirs);
+        let mut newborn = Newborn::new(born.pid, born.start_time, born.pidfd, ours);
+        let result = (|| -> Result<Option<OwnedFd>> {
+            let ids = if has("user") { Ids::of(record.pid)? } else { Ids::default() };
+            let mut plan = Plan::new();
+            for tasks in placement.v1_tasks {
+                let fd = plan.fd(tasks);
+                plan.join_cgroup(fd);
+            }
+            if let Some(adj) = process.oom_score_adj {
+                plan.oom_score_adj(adj);
+            }
+            let joined = record.namespaces.iter().filter(|word| *word != "pid");
+            let flags: CloneFlags = joined.filter_map(|word| namespace::flag(word)).collect();
+            let target = plan.fd(clone_fd(init.as_fd())?);
+            plan.setns(target, flags.bits() as u32);
+            plan.become_root();
+            if !weakened("keyring") {
+                plan.session_keyring();
+            }
+            let root = format!("/proc/{}/root", record.pid);
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let root = rustix::fs::open(root, flags, Mode::empty())
+                .map_err(|e| Error::file("open", "the container's root")(e.into()))?;
+            // ORDER: the pid was the container's before the root was opened, and still is.
+            if !pidfd::is_alive(&init) {
+                return Err(not("its process has ended"));
+            }
+            let program =
+                process::program(&process, || identity::home(root.as_fd(), process.user.uid))?;
+            let io = match process.terminal {
+                true => Io::Terminal,
+                false => Io::Fds(process::own_streams(&ids, process.user.uid)?),
+            };
+            process::plan_before(&mut plan, &process, io)?;
+            plan.chdir(&process.cwd, true);
+            plan.lookup(&program);
+            plan.sync();
+            let last = Last {
+                process: &process,
+                program: &program,
+                filter: filter.as_ref(),
+                listener: None,
+                preserve: copies(&exec.preserve)?,
+                personality: linux.personality.as_ref(),
+            };
+            last.plan(&mut plan)?;
+            newborn.send(plan)?;
+            let master = newborn.ready().map_err(|e| told(&process, e))?;
+            match (master, &exec.console_socket) {
+                (Some(master), Some(socket)) => console::send(socket, master).map(|()| None),
+                (master, _) => Ok(master),
+            }
+        })();
+        let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
+        let done = result.and_then(|console| {
+            if let Some(path) = &exec.pid_file {
+                store::publish(path, pid.to_string().as_bytes())?;
+                let readable = std::fs::Permissions::from_mode(0o644);
+                std::fs::set_permissions(path, readable).map_err(Error::file("write", path))?;
+            }
+            newborn.go().map_err(|e| told(&process, e))?;
+            Ok(console)
+        });
+        match done {
+            Ok(console) => Ok(Created { pid, pidfd, console }),
+            Err(e) => {
+                let _ = pidfd::send_signal(&pidfd, 9);
+                let _ = pidfd::reap(&pidfd);
+                Err(e)
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! From `linux.seccomp` to a program for the kernel, by the compiler of the house
+//! (`dormouse_kernel::seccomp`), in libseccomp's sense: of several entries about a call the first
+//! that holds decides, conditions about one argument are alternatives, those about different ones
+//! must all hold.
+//!
+//! Calls with numbers beyond the last one that a profile names are newer than the profile: they get
+//! ENOSYS, so that programs fall back, where the profile would deny them (runc does the same).
+
+use std::str::FromStr;
+
+use dormouse_kernel::seccomp::{Action, Argument, Condition, Decision, Policy, Rule, Test};
+
+use crate::error::{Error, Result};
+use crate::spec::{self, Seccomp};
+
+/// A compiled filter.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    /// An array of `struct sock_filter`.
+    pub(crate) program: Vec<u8>,
+    /// SECCOMP_FILTER_FLAG_*.
+    pub(crate) flags: u16,
+    /// Some call is a listener's to decide.
+    pub(crate) notifies: bool,
+}
+
+const ENOSYS: u16 = 38;
+const EPERM: u16 = 1;
+
+/// Actions that `features` tells of.
+pub(crate) const ACTIONS: [&str; 9] = [
+    "SCMP_ACT_ALLOW",
+    "SCMP_ACT_ERRNO",
+    "SCMP_ACT_KILL",
+    "SCMP_ACT_KILL_PROCESS",
+    "SCMP_ACT_KILL_THREAD",
+    "SCMP_ACT_LOG",
+    "SCMP_ACT_NOTIFY",
+    "SCMP_ACT_TRACE",
+    "SCMP_ACT_TRAP",
+];
+/// Comparisons that `features` tells of.
+pub(crate) const OPERATORS: [&str; 7] = [
+    "SCMP_CMP_EQ",
+    "SCMP_CMP_GE",
+    "SCMP_CMP_GT",
+    "SCMP_CMP_LE",
+    "SCMP_CMP_LT",
+    "SCMP_CMP_MASKED_EQ",
+    "SCMP_CMP_NE",
+];
+/// Machines that `features` tells of.
+pub(crate) const ARCHITECTURES: [&str; 3] = ["SCMP_ARCH_X32", "SCMP_ARCH_X86", "SCMP_ARCH_X86_64"];
+/// Flags, with the kernel's bits (seccomp(2)).
+pub(crate) const FLAGS: [(&str, u16); 4] = [
+    ("SECCOMP_FILTER_FLAG_TSYNC", 1),
+    ("SECCOMP_FILTER_FLAG_LOG", 2),
+    ("SECCOMP_FILTER_FLAG_SPEC_ALLOW", 4),
+    ("SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV", 32),
+];
+
+fn action(field: &str, word: &str, errno: Option<u32>) -> Result<Action> {
+    let number = || {
+        let number = u16::try_from(errno.unwrap_or(u32::from(EPERM)));
+        number
+            .ok()
+            .filter(|n| *n <= 4095)
+            .ok_or_else(|| Error::field(format!("{field}: errnoRet"), "it is not one of 0 to 4095"))
+    };
+    if errno.is_some() && !matches!(word, "SCMP_ACT_ERRNO" | "SCMP_ACT_TRACE") {
+        return Err(Error::field(format!("{field}: errnoRet"), format!("{word} has none")));
+    }
+    Ok(match word {
+        "SCMP_ACT_ALLOW" => Action::Allow,
+        "SCMP_ACT_ERRNO" => Action::Errno(number()?),
+        "SCMP_ACT_KILL" | "SCMP_ACT_KILL_THREAD" => Action::KillThread,
+        "SCMP_ACT_KILL_PROCESS" => Action::Kill,
+        "SCMP_ACT_LOG" => Action::Log,
+        "SCMP_ACT_NOTIFY" => Action::Notify,
+        "SCMP_ACT_TRACE" => Action::Trace(number()?),
+        "SCMP_ACT_TRAP" => Action::Trap,
+        other => return Err(Error::field(field, format!("there is no action {other:?}"))),
+    })
+}
+
+/// Compiles a profile.
+pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
+    let field = |name: &str| format!("linux.seccomp.{name}");
+    let otherwise =
+        action(&field("defaultAction"), &given.default_action, given.default_errno_ret)?;
+    if otherwise == Action::Notify {
+        let why = "not every call can be a listener's: execve itself would wait for it";
+        return Err(Error::field(field("defaultAction"), why));
+    }
+    let mut with_i386 = false;
+    for (at, name) in given.architectures.iter().enumerate() {
+        match name.as_str() {
+            "SCMP_ARCH_X86" => with_i386 = true,
+            // x32 is not built into kernels: its calls get ENOSYS either way.
+            name if name.starts_with("SCMP_ARCH_") => {}
+            other => {
+                let field = field(&format!("architectures[{at}]"));
+                return Err(Error::field(field, format!("there is no architecture {other:?}")));
+            }
+        }
+    }
+    let mut flags = 0;
+    for (at, name) in given.flags.iter().enumerate() {
+        let known = FLAGS.iter().find(|(known, _)| known == name);
+        let (_, bit) = known.ok_or_else(|| {
+            Error::field(field(&format!("flags[{at}]")), format!("there is no flag {name:?}"))
+        })?;
+        flags |= bit;
+    }
+    let mut table = Table { otherwise, ours: Policy::new(otherwise), i386: Policy::new(otherwise) };
+    let mut notifies = false;
+    for (at, entry) in given.syscalls.iter().enumerate() {
+        let field = field(&format!("syscalls[{at}]"));
+        let then = action(&format!("{field}.action"), &entry.action, entry.errno_ret)?;
+        if entry.names.is_empty() {
+            return Err(Error::field(format!("{field}.names"), "it is empty"));
+        }
+        notifies |= then == Action::Notify;
+        let rules = rules(&field, &entry.args, then)?;
+        entry.names.iter().for_each(|name| table.add(name, &rules, then));
+    }
+    if notifies && given.listener_path.is_none() {
+        let why = "it is missing: some call is a listener's to decide";
+        return Err(Error::field(field("listenerPath"), why));
+    }
+    let filter = table.finish(with_i386).compile().ok_or_else(|| {
+        Error::field("linux.seccomp.syscalls", "more rules than a filter of the kernel can hold")
+    })?;
+    Ok(Compiled { program: filter.to_bytes(), flags, notifies })
+}
+
+struct Table {
+    otherwise: Action,
+    ours: Policy,
+    i386: Policy,
+}
+
+impl Table {
+    fn add(&mut self, name: &str, rules: &[Rule], then: Action) {
+        // A name that this program does not know is of another machine, or newer.
+        if let Ok(call) = syscalls::x86_64::Sysno::from_str(name) {
+            add(&mut self.ours, self.otherwise, call.id().cast_unsigned(), rules, then);
+        }
+        if let Ok(call) = syscalls::x86::Sysno::from_str(name) {
+            add(&mut self.i386, self.otherwise, call.id().cast_unsigned(), rules, then);
+        }
+    }
+
+    fn finish(mut self, with_i386: bool) -> Policy {
+        if !matches!(self.otherwise, Action::Allow | Action::Log) {
+            self.ours.set_rest(Action::Errno(ENOSYS));
+            self.i386.set_rest(Action::Errno(ENOSYS));
+        }
+        if with_i386 {
+            self.ours.set_i386(self.i386);
+        }
+        self.ours
+    }
+}
+
+fn add(policy: &mut Policy, otherwise: Action, number: u32, rules: &[Rule], then: Action) {
+    let mut decision = policy.decision(number).clone();
+    if rules.is_empty() {
+        // The first word without conditions is the last: nothing after it is reached.
+        if decision.otherwise == otherwise {
+            decision.otherwise = then;
+        }
+    } else {
+        decision.rules.extend(rules.iter().cloned());
+    }
+    policy.set(number, Decision { rules: decision.rules, otherwise: decision.otherwise });
+}
+
+/// The conditions of an entry: alternatives where several are about one argument.
+fn rules(field: &str, args: &[spec::Argument], then: Action) -> Result<Vec<Rule>> {
+    let mut conditions = Vec::new();
+    for (at, given) in args.iter().enumerate() {
+        let field = |name: &str| format!("{field}.args[{at}].{name}");
+        let index = u8::try_from(given.index).ok().filter(|index| *index < 6);
+        let index = index.ok_or_else(|| Error::field(field("index"), "it is not one of 0 to 5"))?;
+        let value = given.value;
+        let test = match given.op.as_str() {
+            "SCMP_CMP_EQ" => Test::Equal(value),
+            "SCMP_CMP_NE" => Test::NotEqual(value),
+            "SCMP_CMP_GT" => Test::Greater(value),
+            "SCMP_CMP_GE" => Test::AtLeast(value),
+            "SCMP_CMP_LT" => Test::Less(value),
+            "SCMP_CMP_LE" => Test::AtMost(value),
+            "SCMP_CMP_MASKED_EQ" => Test::Masked { mask: value, value: given.value_two },
+            other => {
+                return Err(Error::field(field("op"), format!("there is no comparison {other:?}")));
+            }
+        };
+        conditions.push((index, Condition::new(Argument::Long(index), test)));
+    }
+    let mut seen = Vec::new();
+    let repeated = conditions.iter().any(|(index, _)| {
+        let again = seen.contains(index);
+        seen.push(*index);
+        again
+    });
+    let conditions = conditions.into_iter().map(|(_, condition)| condition);
+    Ok(match (args.is_empty(), repeated) {
+        (true, _) => Vec::new(),
+        (_, true) => conditions.map(|c| Rule { when: vec![c], then }).collect(),
+        (_, false) => vec![Rule { when: conditions.collect(), then }],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile(text: &str) -> Result<Compiled> {
+        compile(&spec::parse::<Seccomp>(text.as_bytes()).expect("JSON"))
+    }
+
+    fn why(text: &str) -> String {
+        profile(text).expect_err("it is bad").to_string()
+    }
+
+    #[test]
+    fn bad_profiles_name_the_field() {
+        let text = r#"{"defaultAction": "SCMP_ACT_X"}"#;
+        assert!(why(text).starts_with("linux.seccomp.defaultAction"));
+        let text = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+            {"names": ["read"], "action": "SCMP_ACT_ERRNO",
+             "args": [{"index": 6, "value": 1, "op": "SCMP_CMP_EQ"}]}]}"#;
+        assert!(why(text).starts_with("linux.seccomp.syscalls[0].args[0].index"), "{}", why(text));
+        let text = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+            {"names": ["read"], "action": "SCMP_ACT_NOTIFY"}]}"#;
+        assert!(why(text).starts_with("linux.seccomp.listenerPath"));
+    }
+
+    #[test]
+    fn a_large_profile_fits_into_one_program() {
+        let names: Vec<String> = (0..450)
+            .filter_map(syscalls::x86_64::Sysno::new)
+            .filter(|call| call.id() % 3 != 0)
+            .map(|call| format!("{:?}", call.name()))
+            .collect();
+        let text = format!(
+            r#"{{"defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86"],
+                "syscalls": [{{"names": [{}], "action": "SCMP_ACT_ALLOW"}}]}}"#,
+            names.join(",")
+        );
+        assert!(profile(&text).expect("good").program.len() < 8 * 4096);
+    }
+}

@@ -1,0 +1,124 @@
+//! Hooks: programs of the caller's that run between the steps of a container's life.
+//!
+//! Those of the runtime's own namespaces are run here; those of the container's are part of the plan
+//! and run by the newborn (`dormouse_launch::Plan::hook`). All get the state on standard input, an
+//! environment of their own and nothing else of ours (CVE-2024-0132).
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use dormouse_kernel::pidfd;
+use dormouse_launch::{Exec, Plan};
+use rustix::fs::MemfdFlags;
+
+use crate::error::{Error, Result};
+use crate::spec::Hook;
+use crate::store::{Record, Status};
+
+/// LIMIT: bytes of a hook's last words in an error.
+const LAST_WORDS: u64 = 1024;
+
+fn memory(name: &str) -> std::io::Result<File> {
+    Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?))
+}
+
+/// A file with the state, to be read from its beginning.
+pub(crate) fn state_file(record: &Record, status: Status, pid: u32) -> Result<File> {
+    let make = || {
+        let mut file = memory("state")?;
+        serde_json::to_writer(&file, &record.state(status, pid))?;
+        file.seek(SeekFrom::Start(0))?;
+        Ok(file)
+    };
+    make().map_err(Error::file("write", "the state for hooks"))
+}
+
+/// Runs the hooks of a list one after the other, in the bundle's directory.
+pub(crate) fn run(
+    stage: &'static str,
+    hooks: &[Hook],
+    record: &Record,
+    status: Status,
+) -> Result<()> {
+    for hook in hooks {
+        run_one(hook, record, status, &record.bundle).map_err(|why| Error::Hook {
+            stage,
+            path: hook.path.clone(),
+            why,
+        })?;
+    }
+    Ok(())
+}
+
+fn run_one(
+    hook: &Hook,
+    record: &Record,
+    status: Status,
+    bundle: &Path,
+) -> std::result::Result<(), String> {
+    let told = |e: std::io::Error| e.to_string();
+    let state = state_file(record, status, record.pid).map_err(|e| e.to_string())?;
+    let mut said = memory("hook").map_err(told)?;
+    let said_too = || said.try_clone().map(Stdio::from).map_err(told);
+    let mut command = Command::new(&hook.path);
+    if let Some(name) = hook.args.first() {
+        command.arg0(name).args(&hook.args[1..]);
+    }
+    command.env_clear();
+    for pair in &hook.env {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        command.env(name, value);
+    }
+    command.current_dir(bundle).stdin(Stdio::from(state)).stdout(said_too()?).stderr(said_too()?);
+    let mut child = command.spawn().map_err(told)?;
+    if let Some(seconds) = hook.timeout {
+        let seconds = u64::try_from(seconds).unwrap_or(0);
+        // Our own child that was not reaped: its pid is its own.
+        let ended = pidfd::open(child.id())
+            .and_then(|pidfd| pidfd::wait(&pidfd, Some(Duration::from_secs(seconds))));
+        if !ended.map_err(|e| e.to_string())? {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("it did not end within {seconds} s and was killed"));
+        }
+    }
+    let ended = child.wait().map_err(told)?;
+    if ended.success() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    let _ = said.flush();
+    let _ = said.seek(SeekFrom::Start(0));
+    let _ = said.take(LAST_WORDS).read_to_string(&mut text);
+    match text.trim() {
+        "" => Err(ended.to_string()),
+        text => Err(format!("{ended}: {text}")),
+    }
+}
+
+/// Lets the newborn run hooks, at this place of its plan; `pid` is its own in its pid namespace.
+pub(crate) fn plan(
+    plan: &mut Plan,
+    hooks: &[Hook],
+    record: &Record,
+    status: Status,
+    pid: u32,
+) -> Result<()> {
+    for hook in hooks {
+        let input = plan.fd(state_file(record, status, pid)?.into());
+        let bytes = |texts: &[String]| texts.iter().map(|t| t.clone().into_bytes()).collect();
+        let argv = match hook.args.is_empty() {
+            true => vec![hook.path.clone().into_bytes()],
+            false => bytes(&hook.args),
+        };
+        let candidates = vec![hook.path.clone().into_bytes()];
+        let program = Exec { candidates, argv, envp: bytes(&hook.env) };
+        let seconds = hook.timeout.map_or(0, |t| u16::try_from(t).unwrap_or(u16::MAX));
+        plan.hook(&program, input, seconds);
+    }
+    Ok(())
+}

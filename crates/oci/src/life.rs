@@ -1,0 +1,339 @@
+//! What happens to a container after it was created: start, signals, freezing, limits, its end.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::cgroup::{CgroupError, Forest, Tree};
+use dormouse_kernel::{CallError, pidfd};
+use dormouse_launch::Newborn;
+
+use crate::create::{LISTENER, START, told};
+use crate::error::{Error, Result};
+use crate::spec::{Resources, Seccomp};
+use crate::store::{Record, Status};
+use crate::{Runtime, cgroup, console, hook};
+
+/// How long a killed process may take to be gone.
+const DIES_WITHIN: Duration = Duration::from_secs(10);
+
+/// A signal by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signal(pub i32);
+
+impl std::str::FromStr for Signal {
+    type Err = Error;
+
+    /// `9`, `KILL`, `SIGKILL`, `RTMIN+3`.
+    fn from_str(text: &str) -> Result<Self> {
+        const NAMES: [&str; 31] = [
+            "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV",
+            "USR2", "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN",
+            "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+        ];
+        let unknown = || Error::Usage(format!("unknown signal {text:?}"));
+        if let Ok(number) = text.parse::<i32>() {
+            return (0..=64).contains(&number).then_some(Self(number)).ok_or_else(unknown);
+        }
+        let upper = text.to_ascii_uppercase();
+        let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+        if let Some(at) = NAMES.iter().position(|known| *known == name) {
+            return Ok(Self(at as i32 + 1));
+        }
+        let real_time = |rest: &str, from: i32, step: i32| {
+            let rest = rest.strip_prefix(['+', '-']).unwrap_or(rest);
+            let offset = if rest.is_empty() { Ok(0) } else { rest.parse::<i32>() };
+            offset.ok().map(|offset| from + step * offset).filter(|n| (34..=64).contains(n))
+        };
+        let number = match (name.strip_prefix("RTMIN"), name.strip_prefix("RTMAX")) {
+            (Some(rest), _) => real_time(rest, 34, 1),
+            (_, Some(rest)) => real_time(rest, 64, -1),
+            _ if name == "POLL" => Some(29),
+            _ if name == "IOT" => Some(6),
+            _ if name == "CLD" => Some(17),
+            _ => None,
+        };
+        number.map(Self).ok_or_else(unknown)
+    }
+}
+
+impl Runtime {
+    /// The record of a container and its state now.
+    pub fn look(&self, id: &str) -> Result<(Record, Status)> {
+        let record = self.store.read(id)?;
+        let status = self.store.status(&record, || {
+            self.tree(&record).and_then(|tree| Ok(tree.is_frozen()?)).unwrap_or(false)
+        });
+        Ok((record, status))
+    }
+
+    /// Ids of all containers.
+    pub fn ids(&self) -> Result<Vec<String>> {
+        self.store.ids()
+    }
+
+    pub(crate) fn tree(&self, record: &Record) -> Result<Tree> {
+        Ok(Forest::find()?.open(&record.cgroup, record.cgroup_made)?)
+    }
+
+    fn not(record: &Record, status: Status, why: &'static str) -> Error {
+        Error::State { id: record.id.clone(), state: status.as_str(), why }
+    }
+
+    /// Lets a created container become its program.
+    pub fn start(&self, id: &str) -> Result<()> {
+        let _lock = self.store.lock(id, false)?;
+        let (record, status) = self.look(id)?;
+        if status != Status::Created {
+            return Err(Self::not(&record, status, "cannot start a container that is not created"));
+        }
+        let spec = self.store.config(id)?;
+        let process = spec.process.clone();
+        let process = process.ok_or_else(|| Error::field("process", "it is missing"))?;
+        let pidfd = record.process();
+        let pidfd =
+            pidfd.ok_or_else(|| Self::not(&record, Status::Stopped, "its process ended"))?;
+        let dir = self.store.dir(id);
+        let sock = console::call(&dir, START)?
+            .ok_or_else(|| Self::not(&record, Status::Stopped, "its process waits no more"))?;
+        // ORDER: nobody else finds it waiting once it is told to go on.
+        let path = dir.join(START);
+        std::fs::remove_file(&path).map_err(Error::file("remove", path))?;
+        let seccomp = spec.linux.as_ref().and_then(|linux| linux.seccomp.as_ref());
+        let mut newborn = Newborn::new(record.pid, record.start_time, pidfd, sock);
+        newborn.recall(&record.steps);
+        let page = dir.join(LISTENER);
+        let mut served = Ok(());
+        let started = match page.exists() {
+            false => newborn.go(),
+            true => newborn.release().and_then(|()| {
+                served = serve_listener(&newborn, &page, &record, seccomp);
+                newborn.watch()
+            }),
+        };
+        let started = started.map_err(|e| told(&process, e)).and(served);
+        if let Err(e) = started {
+            self.end(&record)?;
+            return Err(e);
+        }
+        if let Err(e) = hook::run("poststart", &record.poststart, &record, Status::Running) {
+            self.end(&record)?;
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// Ends the first process of a container, and with it the others.
+    fn end(&self, record: &Record) -> Result<()> {
+        if let Some(process) = record.process() {
+            let _ = pidfd::send_signal(&process, 9);
+            let _ = pidfd::wait(&process, Some(DIES_WITHIN));
+        }
+        let tree = self.tree(record)?;
+        if tree.exists() {
+            tree.kill()?;
+        }
+        Ok(())
+    }
+
+    /// Sends a signal to the first process, or to all.
+    pub fn kill(&self, id: &str, signal: Signal, all: bool) -> Result<()> {
+        let (record, status) = self.look(id)?;
+        let failed = |e: CallError| Error::Call { what: "signal the container".into(), source: e };
+        let tree = self.tree(&record)?;
+        if all {
+            // Also of a stopped container: without a pid namespace its other processes live on.
+            return match signal.0 {
+                9 => Ok(tree.kill()?),
+                _ => signal_all(&tree, signal),
+            };
+        }
+        let Some(process) = record.process() else {
+            return Err(Error::Usage("container not running".into()));
+        };
+        pidfd::send_signal(&process, signal.0).map_err(failed)?;
+        if signal.0 == 9 {
+            if status == Status::Paused {
+                // v1 freezes so hard that nothing dies.
+                tree.thaw()?;
+            }
+            if !record.namespaces.iter().any(|word| word == "pid") {
+                // Without a pid namespace nobody else takes the others along.
+                tree.kill()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a container that has ended, or was never started; with `force` any.
+    pub fn delete(&self, id: &str, force: bool) -> Result<()> {
+        let looked = match self.look(id) {
+            Err(Error::NotFound(_)) if force => return self.store.remove(id),
+            // Whatever it is, nobody can read it: what has its name goes.
+            Err(_) if force && self.store.dir(id).exists() => return self.store.remove(id),
+            other => other,
+        };
+        let (record, status) = looked?;
+        let lock = self.store.lock(id, force)?;
+        match status {
+            Status::Stopped => {}
+            Status::Created => {}
+            _ if force => {}
+            _ => {
+                let why = "cannot delete a container that is not stopped";
+                return Err(Self::not(&record, status, why));
+            }
+        }
+        self.take_down(&record)?;
+        drop(lock);
+        for hook in &record.poststop {
+            // One that fails keeps neither the others nor the container's end from happening.
+            let only = std::slice::from_ref(hook);
+            if let Err(e) = hook::run("poststop", only, &record, Status::Stopped) {
+                crate::command::warn(&e.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    /// Freezes all processes.
+    pub fn pause(&self, id: &str) -> Result<()> {
+        let _lock = self.store.lock(id, false)?;
+        let (record, status) = self.look(id)?;
+        match status {
+            Status::Running | Status::Created => Ok(self.tree(&record)?.freeze()?),
+            _ => Err(Self::not(&record, status, "only a running container can be paused")),
+        }
+    }
+
+    /// Lets them go on.
+    pub fn resume(&self, id: &str) -> Result<()> {
+        let _lock = self.store.lock(id, false)?;
+        let (record, status) = self.look(id)?;
+        match status {
+            Status::Paused => Ok(self.tree(&record)?.thaw()?),
+            _ => Err(Self::not(&record, status, "it is not paused")),
+        }
+    }
+
+    /// The processes, as this process's pid namespace knows them.
+    pub fn pids(&self, id: &str) -> Result<Vec<u32>> {
+        let (record, _) = self.look(id)?;
+        let mut pids = self.tree(&record)?.pids()?;
+        pids.sort_unstable();
+        Ok(pids)
+    }
+
+    /// Changes limits of a container; what is not given stays.
+    pub fn update(&self, id: &str, resources: &Resources) -> Result<()> {
+        let _lock = self.store.lock(id, false)?;
+        let (record, status) = self.look(id)?;
+        if status == Status::Stopped {
+            return Err(Self::not(&record, status, "it has no limits any more"));
+        }
+        let forest = Forest::find()?;
+        let tree = forest.open(&record.cgroup, record.cgroup_made)?;
+        for controller in cgroup::needed(resources) {
+            if forest.is_v1(controller) && !tree.has_v1(controller) {
+                let why = format!(
+                    "on cgroup v1 a container that was created without {controller} cannot get it \
+                     later"
+                );
+                return Err(Error::field("linux.resources", why));
+            }
+        }
+        cgroup::set(&tree, &forest, resources)
+    }
+
+    /// Waits until the first process has ended.
+    pub fn wait(&self, process: BorrowedFd<'_>) -> Result<()> {
+        pidfd::wait(process, None).map(drop).map_err(Error::call("wait for the container"))
+    }
+}
+
+/// Signals every process of a cgroup; it is frozen meanwhile, so that none is missed.
+fn signal_all(tree: &Tree, signal: Signal) -> Result<()> {
+    let was_frozen = tree.is_frozen()?;
+    if !was_frozen {
+        tree.freeze()?;
+    }
+    let sent = (|| -> Result<()> {
+        for pid in tree.pids()? {
+            let Ok(process) = pidfd::open(pid) else { continue };
+            match pidfd::send_signal(&process, signal.0) {
+                Err(e) if e.errno() == rustix::io::Errno::SRCH.raw_os_error() => {}
+                other => other.map_err(Error::call("signal a process"))?,
+            }
+        }
+        Ok(())
+    })();
+    let thawed: std::result::Result<(), CgroupError> =
+        if was_frozen { Ok(()) } else { tree.thaw() };
+    sent.and(thawed.map_err(Error::from))
+}
+
+/// Fetches the descriptor of a filter's listener from the newborn and sends it to who answers for
+/// it. The newborn waits without a system call: it may be asked about any.
+fn serve_listener(
+    newborn: &Newborn,
+    page: &Path,
+    record: &Record,
+    seccomp: Option<&Seccomp>,
+) -> Result<()> {
+    let socket = seccomp.and_then(|seccomp| seccomp.listener_path.as_deref());
+    let socket =
+        socket.ok_or_else(|| Error::field("linux.seccomp.listenerPath", "it is missing"))?;
+    let told = Error::file("read", page);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let number = (|| -> std::io::Result<Option<i32>> {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::open(page)?;
+        let mut word = [0_u8; 4];
+        while Instant::now() < deadline && pidfd::is_alive(&newborn.pidfd) {
+            file.read_exact_at(&mut word, 0)?;
+            match i32::from_ne_bytes(word) {
+                0 => std::thread::sleep(Duration::from_micros(50)),
+                number => return Ok(Some(number - 1)),
+            }
+        }
+        Ok(None)
+    })();
+    let Some(number) = number.map_err(told)? else { return Ok(()) };
+    let listener: OwnedFd = pidfd::copy_descriptor(newborn.pidfd.as_fd(), number)
+        .map_err(Error::call("fetch the seccomp listener"))?;
+    let metadata = seccomp.and_then(|seccomp| seccomp.listener_metadata.clone());
+    let state = serde_json::json!({
+        "ociVersion": crate::OCI_VERSION,
+        "fds": ["seccompFd"],
+        "pid": record.pid,
+        "metadata": metadata.unwrap_or_default(),
+        "state": record.state(Status::Creating, record.pid),
+    });
+    let sent = console::send_listener(socket, state.to_string().as_bytes(), listener);
+    let go_on = || -> std::io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::options().write(true).open(page)?;
+        file.write_all_at(&1_i32.to_ne_bytes(), 4)
+    };
+    go_on().map_err(Error::file("write", page))?;
+    sent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_have_numbers_and_names() {
+        let number = |text: &str| text.parse::<Signal>().map(|s| s.0).ok();
+        assert_eq!(number("9"), Some(9));
+        assert_eq!(number("KILL"), Some(9));
+        assert_eq!(number("sigterm"), Some(15));
+        assert_eq!(number("SIGRTMIN+3"), Some(37));
+        assert_eq!(number("RTMAX-1"), Some(63));
+        assert_eq!(number("SYS"), Some(31));
+        for bad in ["", "65", "-1", "SIGNONE", "RTMIN+99", "+9x"] {
+            assert_eq!(number(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! From `process` to the last steps of a plan: who the program is, what it may, what it is.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::capability::{self, Set};
+use dormouse_kernel::{rlimit, weakened};
+use dormouse_launch::{CapabilityMasks, Exec, FdIndex, Ids as ProcessIds, Plan, Terminal};
+use rustix::fs::FileType;
+
+use crate::error::{Error, Result};
+use crate::filter::Compiled;
+use crate::identity::Ids;
+use crate::spec::{Capabilities, IoPriority, Personality, Process, Scheduler};
+
+/// What a process talks to.
+pub(crate) enum Io {
+    /// A terminal of the container's own.
+    Terminal,
+    /// Three descriptors.
+    Fds([OwnedFd; 3]),
+}
+
+/// This process's own standard streams, given to the user of the container: programs open
+/// `/dev/stdout` again.
+pub(crate) fn own_streams(ids: &Ids, uid: u32) -> Result<[OwnedFd; 3]> {
+    let copy = |fd: std::os::fd::BorrowedFd<'_>| -> Result<OwnedFd> {
+        let fd = match rustix::io::fcntl_dupfd_cloexec(fd, 3) {
+            // Whoever closed it means nothing.
+            Err(rustix::io::Errno::BADF) => {
+                let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+                rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())
+            }
+            other => other,
+        };
+        let fd = fd.map_err(|e| Error::file("use", "a standard stream")(e.into()))?;
+        let stat = rustix::fs::fstat(&fd);
+        let is_device = stat.as_ref().is_ok_and(|s| {
+            // A terminal stays its user's; nobody gets `/dev/null`.
+            FileType::from_raw_mode(s.st_mode) == FileType::CharacterDevice
+        });
+        if let (Some(host), Ok(stat), false) = (ids.host_uid(uid), stat, is_device)
+            && stat.st_uid != host
+        {
+            // A file of a read-only or network filesystem stays as it is.
+            let _ = rustix::fs::fchown(&fd, Some(rustix::fs::Uid::from_raw(host)), None);
+        }
+        Ok(fd)
+    };
+    let [input, output, error] =
+        [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    Ok([copy(input.as_fd())?, copy(output.as_fd())?, copy(error.as_fd())?])
+}
+
+/// Session, streams, limits: what comes before the container waits to be started.
+pub(crate) fn plan_before(plan: &mut Plan, process: &Process, io: Io) -> Result<()> {
+    plan.setsid();
+    match io {
+        Io::Terminal => {
+            let size = process.console_size.map_or((0, 0), |s| (s.height, s.width));
+            let uid = process.user.uid;
+            plan.terminal(&Terminal { uid, size, console: true, ..Terminal::default() });
+        }
+        Io::Fds([input, output, error]) => {
+            let fds = [plan.fd(input), plan.fd(output), plan.fd(error)];
+            plan.stdio(fds);
+        }
+    }
+    let mut seen = Vec::new();
+    for (at, limit) in process.rlimits.iter().enumerate() {
+        let field = |name: &str| format!("process.rlimits[{at}].{name}");
+        let known = rlimit::resource(&limit.kind).filter(|_| limit.kind.starts_with("RLIMIT_"));
+        let resource = known.ok_or_else(|| {
+            Error::field(field("type"), format!("there is no limit {:?}", limit.kind))
+        })?;
+        if seen.contains(&resource) {
+            return Err(Error::field(field("type"), "it stands there twice"));
+        }
+        if limit.soft > limit.hard {
+            return Err(Error::field(field("soft"), "it is more than the hard limit"));
+        }
+        seen.push(resource);
+        plan.rlimit(resource, limit.soft, limit.hard, false);
+    }
+    if let Some(scheduler) = &process.scheduler {
+        plan.scheduler(&scheduler_attributes(scheduler)?);
+    }
+    if let Some(priority) = &process.io_priority {
+        plan.io_priority(io_priority(priority)?);
+    }
+    plan.umask(process.user.umask.unwrap_or(0o022));
+    Ok(())
+}
+
+/// Everything after the container was started, up to execve.
+pub(crate) struct Last<'l> {
+    pub(crate) process: &'l Process,
+    pub(crate) program: &'l Exec,
+    pub(crate) filter: Option<&'l Compiled>,
+    pub(crate) listener: Option<FdIndex>,
+    pub(crate) preserve: Vec<OwnedFd>,
+    pub(crate) personality: Option<&'l Personality>,
+}
+
+impl Last<'_> {
+    pub(crate) fn plan(self, plan: &mut Plan) -> Result<()> {
+        let process = self.process;
+        if let Some(personality) = self.personality {
+            plan.personality(persona(personality)?);
+        }
+        for (what, label) in
+            [("apparmor", &process.apparmor_profile), ("selinux", &process.selinux_label)]
+        {
+            let Some(label) = label.as_deref().filter(|l| !l.is_empty()) else { continue };
+            // A host without the module has nobody who would know the label.
+            if is_active(what) {
+                match what {
+                    "apparmor" => plan.label(&format!("exec {label}")),
+                    _ => plan.label(label),
+                }
+            }
+        }
+        let (user, caps) = (&process.user, capabilities(process.capabilities.as_ref())?);
+        let groups = user.additional_gids.clone();
+        plan.credentials(&ProcessIds { uid: user.uid, gid: user.gid, groups });
+        plan.capabilities(&caps);
+        if process.no_new_privileges && !weakened("no-new-privs") {
+            plan.no_new_privs();
+        }
+        if !self.preserve.is_empty() {
+            plan.preserve(self.preserve);
+        }
+        if let Some(filter) = self.filter.filter(|_| !weakened("seccomp")) {
+            plan.seccomp_with(&filter.program, filter.flags, self.listener);
+        }
+        plan.exec(self.program);
+        Ok(())
+    }
+}
+
+fn is_active(module: &str) -> bool {
+    match module {
+        "apparmor" => std::fs::read("/sys/module/apparmor/parameters/enabled")
+            .is_ok_and(|text| text.first() == Some(&b'Y')),
+        _ => std::path::Path::new("/sys/fs/selinux/enforce").exists(),
+    }
+}
+
+/// The program with its arguments and environment.
+pub(crate) fn program(process: &Process, home: impl FnOnce() -> String) -> Result<Exec> {
+    let mut env = process.env.clone();
+    if !env.iter().any(|e| e.starts_with("HOME=")) {
+        env.push(format!("HOME={}", home()));
+    }
+    let name = process.args.first().cloned().unwrap_or_default();
+    let candidates: Vec<String> = if name.contains('/') {
+        vec![name.clone()]
+    } else {
+        let path = env.iter().rev().find_map(|e| e.strip_prefix("PATH=")).unwrap_or_default();
+        let dirs = path.split(':').filter(|dir| dir.starts_with('/'));
+        dirs.map(|dir| format!("{dir}/{name}")).collect()
+    };
+    if candidates.is_empty() {
+        let why = format!("exec: {name:?}: executable file not found in $PATH");
+        return Err(Error::Program { program: name, why });
+    }
+    let bytes = |texts: &[String]| texts.iter().map(|t| t.clone().into_bytes()).collect();
+    Ok(Exec { candidates: bytes(&candidates), argv: bytes(&process.args), envp: bytes(&env) })
+}
+
+/// Capabilities by the five lists. Names that nobody knows are an error; those that this process
+/// itself does not have cannot be given to anybody.
+pub(crate) fn capabilities(given: Option<&Capabilities>) -> Result<CapabilityMasks> {
+    let Some(given) = given else { return Ok(CapabilityMasks::default()) };
+    let set = |list: &str, names: &[String]| -> Result<u64> {
+        let mut all = Set::empty();
+        for (at, name) in names.iter().enumerate() {
+            let known = capability::parse_one(name).ok().filter(|_| name.starts_with("CAP_"));
+            let one = known.ok_or_else(|| {
+                let field = format!("process.capabilities.{list}[{at}]");
+                Error::field(field, format!("there is no capability {name:?}"))
+            })?;
+            all = all.union(std::iter::once(one).collect());
+        }
+        Ok(all.intersection(capability::all()).bits())
+    };
+    let inheritable = set("inheritable", &given.inheritable)?;
+    Ok(CapabilityMasks {
+        bounding: set("bounding", &given.bounding)?,
+        effective: set("effective", &given.effective)?,
+        permitted: set("permitted", &given.permitted)?,
+        inheritable,
+        ambient: set("ambient", &given.ambient)? & inheritable,
+    })
+}
+
+/// personality(2).
+fn persona(given: &Personality) -> Result<u64> {
+    const ADDR_LINUX32: u64 = 0x0008;
+    if let Some(flag) = given.flags.first() {
+        let why = format!("this runtime knows no flag, and not {flag:?}");
+        return Err(Error::field("linux.personality.flags[0]", why));
+    }
+    match given.domain.as_str() {
+        "LINUX" => Ok(0),
+        "LINUX32" => Ok(ADDR_LINUX32),
+        other => {
+            let why = format!("{other:?} is none of LINUX and LINUX32");
+            Err(Error::field("linux.personality.domain", why))
+        }
+    }
+}
+
+/// The kernel's `struct sched_attr`, 48 bytes (sched_setattr(2)).
+fn scheduler_attributes(given: &Scheduler) -> Result<Vec<u8>> {
+    let policies = [
+        ("SCHED_OTHER", 0_u32),
+        ("SCHED_FIFO", 1),
+        ("SCHED_RR", 2),
+        ("SCHED_BATCH", 3),
+        ("SCHED_ISO", 4),
+        ("SCHED_IDLE", 5),
+        ("SCHED_DEADLINE", 6),
+    ];
+    let flags = [
+        ("SCHED_FLAG_RESET_ON_FORK", 0x01_u64),
+        ("SCHED_FLAG_RECLAIM", 0x02),
+        ("SCHED_FLAG_DL_OVERRUN", 0x04),
+        ("SCHED_FLAG_KEEP_POLICY", 0x08),
+        ("SCHED_FLAG_KEEP_PARAMS", 0x10),
+        ("SCHED_FLAG_UTIL_CLAMP_MIN", 0x20),
+        ("SCHED_FLAG_UTIL_CLAMP_MAX", 0x40),
+    ];
+    let known = policies.iter().find(|(name, _)| *name == given.policy);
+    let (_, policy) = known.ok_or_else(|| {
+        let why = format!("there is no policy {:?}", given.policy);
+        Error::field("process.scheduler.policy", why)
+    })?;
+    let mut bits = 0;
+    for (at, flag) in given.flags.iter().enumerate() {
+        let known = flags.iter().find(|(name, _)| name == flag);
+        let (_, bit) = known.ok_or_else(|| {
+            let field = format!("process.scheduler.flags[{at}]");
+            Error::field(field, format!("there is no flag {flag:?}"))
+        })?;
+        bits |= bit;
+    }
+    let mut out = Vec::with_capacity(48);
+    out.extend_from_slice(&48_u32.to_ne_bytes());
+    out.extend_from_slice(&policy.to_ne_bytes());
+    out.extend_from_slice(&bits.to_ne_bytes());
+    out.extend_from_slice(&given.nice.to_ne_bytes());
+    out.extend_from_slice(&given.priority.to_ne_bytes());
+    for time_ns in [given.runtime, given.deadline, given.period] {
+        out.extend_from_slice(&time_ns.to_ne_bytes());
+    }
+    Ok(out)
+}
+
+/// ioprio_set(2): the class above, the level below.
+fn io_priority(given: &IoPriority) -> Result<u16> {
+    let class: u16 = match given.class.as_str() {
+        "IOPRIO_CLASS_RT" => 1,
+        "IOPRIO_CLASS_BE" => 2,
+        "IOPRIO_CLASS_IDLE" => 3,
+        other => {
+            let why = format!("there is no class {other:?}");
+            return Err(Error::field("process.ioPriority.class", why));
+        }
+    };
+    let level = u16::try_from(given.priority).ok().filter(|level| *level < 8);
+    let level = level
+        .ok_or_else(|| Error::field("process.ioPriority.priority", "it is not one of 0 to 7"))?;
+    Ok(class << 13 | level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_told_by_its_field() {
+        let caps = Capabilities {
+            bounding: vec!["CAP_CHOWN".into(), "CAP_NONSENSE".into()],
+            ..Capabilities::default()
+        };
+        let why = capabilities(Some(&caps)).expect_err("it is bad").to_string();
+        assert!(why.starts_with("process.capabilities.bounding[1]"), "{why}");
+        let given = Scheduler { policy: "SCHED_X".into(), ..Scheduler::default() };
+        let why = scheduler_attributes(&given).expect_err("it is bad").to_string();
+        assert!(why.starts_with("process.scheduler.policy"), "{why}");
+    }
+
+    #[test]
+    fn without_lists_nothing_is_inherited() {
+        let masks = capabilities(None).expect("good");
+        assert_eq!(masks, CapabilityMasks::default());
+        let list = vec!["CAP_CHOWN".to_owned()];
+        let given =
+            Capabilities { ambient: list.clone(), bounding: list, ..Capabilities::default() };
+        let masks = capabilities(Some(&given)).expect("good");
+        assert_eq!((masks.inheritable, masks.ambient), (0, 0));
+    }
+
+    #[test]
+    fn a_program_is_looked_for_along_the_path() {
+        let process = Process {
+            args: vec!["sh".into()],
+            env: vec!["PATH=/a:b:/c".into()],
+            ..Process::default()
+        };
+        let exec = program(&process, || "/root".into()).expect("good");
+        assert_eq!(exec.candidates, [b"/a/sh".to_vec(), b"/c/sh".to_vec()]);
+        assert!(exec.envp.contains(&b"HOME=/root".to_vec()));
+    }
+}

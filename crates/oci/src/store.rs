@@ -1,0 +1,400 @@
+//! The state of containers on disk: what is where is told in the crate's root.
+//!
+//! **Locks and their order.** The mark of a creation (`.creating/ID`, flock) before the
+//! container's own lock (`ID/lock`, flock); nobody waits for a mark. A verb holds the container's
+//! lock while it changes something.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::pidfd;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::spec::{self, Hook, Spec};
+
+/// LIMIT: longest id, as a file name.
+const LONGEST_ID: usize = 255;
+/// How long a verb waits for another one that changes the same container.
+const PATIENCE: Duration = Duration::from_secs(10);
+const CREATING: &str = ".creating";
+
+/// The state of a container in the words of the specification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// It is being made.
+    Creating,
+    /// It waits for `start`.
+    Created,
+    /// Its program runs.
+    Running,
+    /// It is frozen.
+    Paused,
+    /// Its first process has ended.
+    Stopped,
+}
+
+impl Status {
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Creating => "creating",
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// `state.json`. Fields are only ever added.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// Version of this format.
+    pub version: u32,
+    /// The container.
+    pub id: String,
+    /// What the configuration says.
+    pub oci_version: String,
+    /// Absolute path of the bundle.
+    pub bundle: PathBuf,
+    /// Absolute path of the root filesystem.
+    pub rootfs: PathBuf,
+    /// RFC 3339.
+    pub created: String,
+    /// The first process; 0 while there is none.
+    pub pid: u32,
+    /// Field 22 of its `/proc/PID/stat`: with the pid it names the process.
+    pub start_time: u64,
+    /// Its cgroup below the top of every hierarchy.
+    pub cgroup: String,
+    /// How many directories above that were made for it.
+    pub cgroup_made: usize,
+    /// Names of its namespaces: those of the first process that a later one joins.
+    pub namespaces: Vec<String>,
+    /// The caller's annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// What the newborn has left to do, for the errors of `start`.
+    pub steps: Vec<(u16, String)>,
+    /// What is run after `start`.
+    pub poststart: Vec<Hook>,
+    /// What is run after `delete`.
+    pub poststop: Vec<Hook>,
+}
+
+/// The state that hooks and callers are told.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct State<'r> {
+    oci_version: &'r str,
+    id: &'r str,
+    status: Status,
+    #[serde(skip_serializing_if = "is_zero")]
+    pid: u32,
+    bundle: &'r Path,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    annotations: &'r BTreeMap<String, String>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's wish
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+impl Record {
+    /// The state as the specification lays it out.
+    pub fn state(&self, status: Status, pid: u32) -> State<'_> {
+        let pid = if status == Status::Stopped { 0 } else { pid };
+        State {
+            oci_version: crate::OCI_VERSION,
+            id: &self.id,
+            status,
+            pid,
+            bundle: &self.bundle,
+            annotations: &self.annotations,
+        }
+    }
+
+    /// The first process, unless it has ended.
+    pub fn process(&self) -> Option<OwnedFd> {
+        if self.pid == 0 {
+            return None;
+        }
+        let pidfd = pidfd::open_exactly(self.pid, self.start_time).ok()?;
+        pidfd::is_alive(&pidfd).then_some(pidfd)
+    }
+}
+
+/// The root directory.
+#[derive(Debug, Clone)]
+pub struct Store {
+    root: PathBuf,
+}
+
+/// The mark of a creation that is under way.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Mark {
+    /// The creation is done, or all of it was taken away again.
+    pub(crate) fn remove(self) -> Result<()> {
+        fs::remove_file(&self.path).map_err(Error::file("remove", &self.path))
+    }
+}
+
+/// A lock on one container, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Lock(#[allow(dead_code)] Option<File>);
+
+/// An id is one name in a directory and in a cgroup hierarchy.
+pub(crate) fn check_id(id: &str) -> Result<()> {
+    let good = |b: u8| b.is_ascii_alphanumeric() || b"_+-.".contains(&b);
+    if id.is_empty() || id.len() > LONGEST_ID || !id.bytes().all(good) || id.starts_with('.') {
+        return Err(Error::Usage(format!(
+            "invalid container id {id:?}: 1 to {LONGEST_ID} of A-Z a-z 0-9 _ + - . and no . first"
+        )));
+    }
+    Ok(())
+}
+
+fn make_dir(path: &Path) -> std::io::Result<()> {
+    match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+fn lock_file(path: &Path) -> std::io::Result<File> {
+    File::options().create(true).truncate(false).write(true).mode(0o600).open(path)
+}
+
+fn try_lock(file: &File) -> std::io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Whether a path still names the file that is held.
+fn is_still(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+impl Store {
+    /// Opens the root directory, which is made where it is missing.
+    pub(crate) fn open(root: PathBuf) -> Result<Self> {
+        let root = std::path::absolute(&root).map_err(Error::file("find", &root))?;
+        let creating = root.join(CREATING);
+        if !creating.is_dir() {
+            make_dir(&creating).map_err(Error::file("make directory", &creating))?;
+        }
+        Ok(Self { root })
+    }
+
+    /// Where the state of a container is.
+    pub(crate) fn dir(&self, id: &str) -> PathBuf {
+        self.root.join(id)
+    }
+
+    /// Marks a creation as under way. `Exists` where another one is, for the same id.
+    pub(crate) fn mark(&self, id: &str) -> Result<Mark> {
+        let path = self.root.join(CREATING).join(id);
+        loop {
+            let file = lock_file(&path).map_err(Error::file("make", &path))?;
+            if !try_lock(&file).map_err(Error::file("lock", &path))? {
+                return Err(Error::Exists(id.to_owned()));
+            }
+            // Somebody may have removed it between our opening and locking it.
+            if is_still(&file, &path) {
+                return Ok(Mark { path, _lock: file });
+            }
+        }
+    }
+
+    /// Ids of creations that nobody works on any more, each held.
+    pub(crate) fn abandoned(&self) -> Result<Vec<(String, Mark)>> {
+        let dir = self.root.join(CREATING);
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&dir).map_err(Error::file("list", &dir))? {
+            let Ok(entry) = entry else { continue };
+            let Ok(id) = entry.file_name().into_string() else { continue };
+            let path = entry.path();
+            let Ok(file) = File::options().write(true).open(&path) else { continue };
+            if try_lock(&file).unwrap_or(false) && is_still(&file, &path) {
+                found.push((id, Mark { path, _lock: file }));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes the directory of a container. `Exists` where there is one.
+    pub(crate) fn make(&self, id: &str) -> Result<PathBuf> {
+        let dir = self.dir(id);
+        match fs::DirBuilder::new().mode(0o711).create(&dir) {
+            Ok(()) => Ok(dir),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                Err(Error::Exists(id.to_owned()))
+            }
+            Err(e) => Err(Error::file("make directory", dir)(e)),
+        }
+    }
+
+    /// Removes the directory of a container.
+    ///
+    /// ORDER: it loses its name first, so that what is half removed is nobody's state.
+    pub(crate) fn remove(&self, id: &str) -> Result<()> {
+        let (dir, gone) = (self.dir(id), self.root.join(format!(".gone-{id}")));
+        let _ = fs::remove_dir_all(&gone); // of one that was interrupted
+        match fs::rename(&dir, &gone) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(Error::file("remove", &dir))?,
+        }
+        fs::remove_dir_all(&gone).map_err(Error::file("remove", &gone))
+    }
+
+    /// Writes the record.
+    pub(crate) fn write(&self, record: &Record) -> Result<()> {
+        let path = self.dir(&record.id).join("state.json");
+        let text = serde_json::to_vec(record)
+            .map_err(|e| Error::Config { path: path.clone(), why: e.to_string() })?;
+        publish(&path, &text)
+    }
+
+    /// Reads the record of a container.
+    pub fn read(&self, id: &str) -> Result<Record> {
+        check_id(id)?;
+        let path = self.dir(id).join("state.json");
+        match path.try_exists() {
+            Ok(true) => spec::read(&path),
+            Ok(false) => Err(Error::NotFound(id.to_owned())),
+            Err(e) => Err(Error::file("look at", path)(e)),
+        }
+    }
+
+    /// Its configuration as it was when it was created.
+    pub(crate) fn config(&self, id: &str) -> Result<Spec> {
+        spec::read(&self.dir(id).join("config.json"))
+    }
+
+    /// Holds a container against other verbs that change it. `patience` over, it is held no more
+    /// than by asking: a verb that hangs must not keep `delete --force` out.
+    pub(crate) fn lock(&self, id: &str, force: bool) -> Result<Lock> {
+        let path = self.dir(id).join("lock");
+        let deadline = Instant::now() + PATIENCE;
+        let file = match lock_file(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::NotFound(id.to_owned()));
+            }
+            other => other.map_err(Error::file("make", &path))?,
+        };
+        while !try_lock(&file).map_err(Error::file("lock", &path))? {
+            if Instant::now() >= deadline {
+                if force {
+                    return Ok(Lock(None));
+                }
+                let why = "another command is changing it";
+                return Err(Error::State { id: id.to_owned(), state: "busy", why });
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(Lock(Some(file)))
+    }
+
+    /// Ids of all containers, sorted.
+    pub fn ids(&self) -> Result<Vec<String>> {
+        let mut ids = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
+            let Ok(entry) = entry else { continue };
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if check_id(&name).is_ok() && entry.path().join("state.json").exists() {
+                ids.push(name);
+            }
+        }
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
+    /// The state of a container now.
+    pub(crate) fn status(&self, record: &Record, is_frozen: impl FnOnce() -> bool) -> Status {
+        if record.pid == 0 {
+            return Status::Creating;
+        }
+        if record.process().is_none() {
+            return Status::Stopped;
+        }
+        match self.dir(&record.id).join("start").exists() {
+            _ if is_frozen() => Status::Paused,
+            true => Status::Created,
+            false => Status::Running,
+        }
+    }
+}
+
+/// Writes a file whole or not at all.
+pub(crate) fn publish(path: &Path, text: &[u8]) -> Result<()> {
+    let draft = path.with_extension(format!("new-{}", std::process::id()));
+    let write = || {
+        let mut file = File::options()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+            .open(&draft)?;
+        file.write_all(text)?;
+        fs::rename(&draft, path)
+    };
+    write().map_err(|e| {
+        let _ = fs::remove_file(&draft); // the first error is the one to tell
+        Error::file("write", path)(e)
+    })
+}
+
+/// A short name for a file of a directory that is held, for addresses of sockets (108 bytes).
+pub(crate) fn short_path(dir: impl AsFd, name: &str) -> String {
+    format!("/proc/self/fd/{}/{name}", dir.as_fd().as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_one_plain_name() {
+        for id in ["a", "web-1", "a_b+c.d", &"x".repeat(255)] {
+            assert!(check_id(id).is_ok(), "{id}");
+        }
+        for id in ["", ".", "..", ".creating", "a/b", "a b", "ä", "a\0", &"x".repeat(256)] {
+            assert!(check_id(id).is_err(), "{id}");
+        }
+    }
+
+    #[test]
+    fn a_mark_that_nobody_holds_is_abandoned() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = Store::open(dir.path().join("root")).expect("opened");
+        let held = store.mark("held").expect("marked");
+        drop(store.mark("left").expect("marked"));
+        assert!(matches!(store.mark("held"), Err(Error::Exists(_))));
+        let found: Vec<_> = store.abandoned().expect("listed").into_iter().map(|f| f.0).collect();
+        assert_eq!(found, ["left"]);
+        held.remove().expect("removed");
+        assert!(store.mark("held").is_ok());
+    }
+}

@@ -1,0 +1,211 @@
+//! Bundles and the OCI program of one test, in a host of its own.
+
+#![allow(dead_code)] // each test file uses a part of it
+
+use std::fs;
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Output, image, program, run, weak_dormouse};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde_json::{Value, json};
+
+/// How long a command may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The program, with a root directory of its own.
+pub struct Oci {
+    host: Host,
+    program: PathBuf,
+    weakened: Option<&'static str>,
+}
+
+impl Oci {
+    /// As shipped.
+    pub fn new() -> Self {
+        Self { host: Host::new(), program: program("dormouse-oci"), weakened: None }
+    }
+
+    /// A build in which one protection is left out.
+    pub fn without(protection: &'static str) -> Self {
+        let program = weak_dormouse().with_file_name("dormouse-oci");
+        assert!(program.is_file(), "no {}: ./test build makes it", program.display());
+        Self { host: Host::new(), program, weakened: Some(protection) }
+    }
+
+    /// The protection that is left out.
+    pub fn weakened(&self) -> Option<&'static str> {
+        self.weakened
+    }
+
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.host.dir().join("oci")
+    }
+
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = self.host.command(&self.program);
+        command.arg("--root").arg(self.root()).args(words);
+        if let Some(protection) = self.weakened {
+            command.env("DORMOUSE_WEAKEN", protection);
+        }
+        command
+    }
+
+    #[track_caller]
+    pub fn run(&self, words: &[&str]) -> Output {
+        run(self.command(words), b"", LIMIT)
+    }
+
+    #[track_caller]
+    pub fn sh(&self, script: &str) -> Output {
+        self.host.sh(script)
+    }
+
+    #[track_caller]
+    pub fn state(&self, id: &str) -> Value {
+        serde_json::from_str(&self.run(&["state", id]).ok()).expect("JSON")
+    }
+
+    #[track_caller]
+    pub fn status(&self, id: &str) -> String {
+        self.state(id)["status"].as_str().expect("a word").to_owned()
+    }
+
+    /// A file of a container's cgroup, in v1 or in v2.
+    #[track_caller]
+    pub fn cgroup(&self, id: &str, controller: &str, v1: &str, v2: &str) -> String {
+        let pid = &self.state(id)["pid"];
+        let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+        let path = |own: &str| {
+            let line = table.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
+            line.filter(|l| l[1].split(',').any(|w| w == own)).map(|l| l[2].to_owned()).next()
+        };
+        let below = Path::new("/sys/fs/cgroup");
+        let v1 = path(controller)
+            .map(|path| below.join(controller).join(&path[1..]).join(v1))
+            .filter(|file| file.exists());
+        let file = v1.unwrap_or_else(|| below.join(&path("").expect("v2")[1..]).join(v2));
+        fs::read_to_string(&file)
+            .unwrap_or_else(|e| panic!("{}: {e}", file.display()))
+            .trim()
+            .into()
+    }
+
+    /// No state, cgroup or process of any container is there.
+    #[track_caller]
+    pub fn assert_nothing_left(&self) {
+        let root = self.root();
+        let mut left: Vec<String> = Vec::new();
+        for dir in [root.clone(), root.join(".creating")] {
+            let Ok(entries) = fs::read_dir(dir) else { continue };
+            let names =
+                entries.map(|e| e.expect("listed").file_name().into_string().expect("UTF-8"));
+            left.extend(names.filter(|name| name != ".creating"));
+        }
+        let own = self.cgroup_name();
+        let cgroups = self.sh(&format!("find /sys/fs/cgroup -type d -name '{own}*'")).ok();
+        left.extend(cgroups.lines().map(str::to_owned));
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+
+    /// What the cgroups of this test are called.
+    fn cgroup_name(&self) -> String {
+        let name = self.host.dir().file_name().expect("a name").to_string_lossy().into_owned();
+        format!("oci-{}", name.trim_start_matches('.'))
+    }
+}
+
+/// A directory with a configuration and a root filesystem.
+pub struct Bundle {
+    dir: PathBuf,
+}
+
+impl Bundle {
+    /// The configuration that `spec` writes, with this command, no terminal, a writable root with
+    /// busybox in it and a cgroup of the test's.
+    pub fn new(oci: &Oci, args: &[&str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = oci.host.dir().join(format!("bundle-{number}"));
+        fs::create_dir(&dir).expect("made");
+        let bundle = Self { dir };
+        let image = image::busybox_with_attack();
+        oci.sh(&format!("cp -a {} {}", image.display(), bundle.rootfs().display())).ok();
+        fs::create_dir(bundle.path("out")).expect("made");
+        oci.run(&["spec", "-b", bundle.dir()]).ok();
+        bundle.edit(|c| {
+            c["process"]["terminal"] = false.into();
+            c["process"]["args"] = json!(args);
+            c["root"]["readonly"] = false.into();
+            c["linux"]["cgroupsPath"] = format!("/{}/{number}", oci.cgroup_name()).into();
+        });
+        bundle
+    }
+
+    pub fn dir(&self) -> &str {
+        self.dir.to_str().expect("UTF-8")
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.dir.join(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    pub fn rootfs(&self) -> PathBuf {
+        self.dir.join("rootfs")
+    }
+
+    /// A file of the volume that [`Bundle::volume`] mounts.
+    pub fn out(&self, name: &str) -> PathBuf {
+        self.dir.join("out").join(name)
+    }
+
+    pub fn read(&self) -> Value {
+        let text = fs::read(self.path("config.json")).expect("read");
+        serde_json::from_slice(&text).expect("JSON")
+    }
+
+    pub fn write(&self, config: &Value) {
+        fs::write(self.path("config.json"), config.to_string()).expect("written");
+    }
+
+    pub fn edit(&self, edit: impl FnOnce(&mut Value)) {
+        let mut config = self.read();
+        edit(&mut config);
+        self.write(&config);
+    }
+
+    /// Mounts the directory `out` of the bundle somewhere.
+    pub fn volume(&self, config: &mut Value, place: &str) {
+        let mount = json!({"destination": place, "type": "bind", "source": self.path("out"),
+                           "options": ["bind"]});
+        config["mounts"].as_array_mut().expect("a list").push(mount);
+    }
+}
+
+/// Receives a descriptor.
+pub fn receive(stream: &UnixStream) -> OwnedFd {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 4096];
+    let mut iov = [IoSliceMut::new(&mut bytes)];
+    recvmsg(stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC).expect("received");
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    fds.into_iter().next().expect("a descriptor came with it")
+}

@@ -1,0 +1,584 @@
+//! The OCI command line, as its callers use it: bundles in, processes out, errors that name the
+//! field, and nothing left behind.
+
+mod bundle;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use bundle::{Bundle, Oci};
+use dormouse_testkit::{slowness, wait_until};
+use serde_json::{Value, json};
+
+/// Waits until a container has a state.
+#[track_caller]
+fn wait_for(oci: &Oci, id: &str, status: &str) {
+    let is = || oci.status(id) == status;
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is), "{id} is {}", oci.status(id));
+}
+
+#[test]
+fn vm_a_container_is_created_started_killed_and_deleted() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "echo started > /out/said; exec sleep 1000"]);
+    bundle.edit(|c| bundle.volume(c, "/out"));
+    let pid_file = bundle.path("pid");
+    oci.run(&["create", "-b", bundle.dir(), "--pid-file", &pid_file, "c"]).ok();
+    assert_eq!(oci.status("c"), "created");
+    let pid = fs::read_to_string(&pid_file).expect("a pid file");
+    assert_eq!(oci.state("c")["pid"].to_string(), pid);
+    assert!(!bundle.out("said").exists(), "the program has started before its time");
+    assert!(oci.run(&["create", "-b", bundle.dir(), "c"]).err(1).contains("already exists"));
+
+    oci.run(&["start", "c"]).ok();
+    assert!(wait_until(Duration::from_secs(10), || bundle.out("said").exists()));
+    assert_eq!(oci.status("c"), "running");
+    assert!(oci.run(&["start", "c"]).err(1).contains("running"));
+    assert!(oci.run(&["delete", "c"]).err(1).contains("not stopped"));
+    let listed = oci.run(&["list", "-f", "json"]).ok();
+    assert!(listed.contains("\"id\":\"c\"") && listed.contains("\"running\""), "{listed}");
+
+    oci.run(&["kill", "c", "KILL"]).ok();
+    wait_for(&oci, "c", "stopped");
+    assert!(oci.run(&["kill", "c", "KILL"]).err(1).contains("container not running"));
+    oci.run(&["delete", "c"]).ok();
+    assert!(oci.run(&["state", "c"]).err(1).contains("does not exist"));
+    oci.run(&["delete", "--force", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_the_exit_code_of_the_program_is_that_of_run() {
+    let oci = Oci::new();
+    for (script, code) in [("exit 7", 7), ("kill -9 $PPID; kill -TERM 1; exit 0", 0)] {
+        let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+        let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+        assert_eq!(out.status, code, "{script}: {out:?}");
+    }
+    oci.assert_nothing_left();
+}
+
+/// A bundle that uses as many fields as one can.
+fn rich(oci: &Oci) -> Bundle {
+    let bundle = Bundle::new(oci, &["sh", "-c", RICH]);
+    fs::create_dir(bundle.rootfs().join("copied")).expect("made");
+    fs::write(bundle.rootfs().join("copied/up"), "from the image").expect("written");
+    bundle.edit(|c| {
+        bundle.volume(c, "/out");
+        c["hostname"] = "rich".into();
+        c["domainname"] = "example".into();
+        c["process"]["user"] = json!({"uid": 7, "gid": 8, "umask": 0o77, "additionalGids": [9, 10]});
+        c["process"]["cwd"] = "/made/by/runtime".into();
+        c["process"]["oomScoreAdj"] = 123.into();
+        c["process"]["rlimits"] = json!([{"type": "RLIMIT_CORE", "soft": 0, "hard": 4096}]);
+        c["process"]["scheduler"] = json!({"policy": "SCHED_BATCH", "nice": 5});
+        c["process"]["ioPriority"] = json!({"class": "IOPRIO_CLASS_IDLE", "priority": 0});
+        c["linux"]["personality"] = json!({"domain": "LINUX32"});
+        c["linux"]["sysctl"] = json!({"kernel.shmmax": "123456", "net.ipv4.ip_forward": "1"});
+        c["linux"]["maskedPaths"] = json!(["/proc/version", "/proc/bus", "/proc/none"]);
+        c["linux"]["readonlyPaths"] = json!(["/proc/sys"]);
+        c["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "time"}));
+        c["linux"]["timeOffsets"] = json!({"boottime": {"secs": 1_000_000, "nanosecs": 5}});
+        c["linux"]["devices"] =
+            json!([{"type": "c", "path": "/dev/sub/null", "major": 1, "minor": 3, "fileMode": 0o604,
+                    "uid": 7, "gid": 8}]);
+        c["linux"]["resources"]["pids"] = json!({"limit": 33});
+        c["linux"]["resources"]["memory"] = json!({"limit": 64 << 20});
+        c["linux"]["resources"]["cpu"] = json!({"shares": 512, "quota": 50_000, "period": 100_000});
+        let mounts = c["mounts"].as_array_mut().expect("a list");
+        mounts.push(json!({"destination": "/copied", "type": "tmpfs", "source": "up",
+                           "options": ["tmpcopyup", "nodev", "size=1m"]}));
+        mounts.push(json!({"destination": "/host", "type": "bind", "source": bundle.dir(),
+                           "options": ["rbind", "rro", "nosuid"]}));
+    });
+    bundle
+}
+
+const RICH: &str = "
+    id -u; id -g; id -G; umask; pwd; hostname; cat /proc/sys/kernel/domainname
+    cat /proc/self/oom_score_adj; ulimit -c; ulimit -Hc
+    cut -d' ' -f41 /proc/self/stat; uname -m
+    cat /proc/sys/kernel/shmmax /proc/sys/net/ipv4/ip_forward
+    wc -c < /proc/version; ls /proc/bus | wc -l
+    echo 1 2>/dev/null > /proc/sys/kernel/shmmax && echo writable || echo read-only
+    test $(cut -d. -f1 /proc/uptime) -gt 1000000 && echo later
+    stat -c '%F %t:%T %a %u:%g' /dev/sub/null; stat -c '%F' /dev/null /dev/ptmx
+    cat /copied/up; echo; touch /host/x 2>/dev/null || echo no writing there
+";
+
+#[test]
+fn vm_every_field_becomes_what_it_says() {
+    let oci = Oci::new();
+    let bundle = rich(&oci);
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let said: Vec<&str> = said.lines().map(str::trim).collect();
+    let expected = [
+        "7",
+        "8",
+        "8 9 10",
+        "0077",
+        "/made/by/runtime",
+        "rich",
+        "example",
+        "123",
+        "0",
+        "8",
+        "3",
+        "i686",
+        "123456",
+        "1",
+        "0",
+        "0",
+        "read-only",
+        "later",
+        "character special file 1:3 604 7:8",
+        "character special file",
+        "symbolic link",
+        "from the image",
+        "no writing there",
+    ];
+    assert_eq!(said, expected);
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_limits_are_in_force_and_can_be_changed() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    bundle.edit(|c| {
+        c["linux"]["resources"]["pids"] = json!({"limit": 33});
+        c["linux"]["resources"]["memory"] = json!({"limit": 64 << 20});
+    });
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(oci.cgroup("c", "pids", "pids.max", "pids.max"), "33");
+    let memory = || oci.cgroup("c", "memory", "memory.limit_in_bytes", "memory.max");
+    assert_eq!(memory(), (64 << 20).to_string());
+    oci.run(&["update", "--memory", "96m", "--pids-limit", "44", "c"]).ok();
+    assert_eq!(memory(), (96 << 20).to_string());
+    assert_eq!(oci.cgroup("c", "pids", "pids.max", "pids.max"), "44");
+    let file = bundle.path("resources.json");
+    fs::write(&file, r#"{"memory": {"limit": 83886080}}"#).expect("written");
+    oci.run(&["update", "-r", &file, "c"]).ok();
+    assert_eq!(memory(), (80 << 20).to_string());
+
+    let stats = oci.run(&["events", "--stats", "c"]).ok();
+    let stats: Value = serde_json::from_str(&stats).expect("JSON");
+    assert_eq!(stats["type"], "stats");
+    assert_eq!(stats["data"]["pids"]["limit"], 44);
+    assert!(stats["data"]["memory"]["usage"]["usage"].as_u64() > Some(0), "{stats}");
+    oci.run(&["pause", "c"]).ok();
+    assert_eq!(oci.status("c"), "paused");
+    assert!(oci.run(&["exec", "c", "true"]).err(255).contains("paused"));
+    oci.run(&["resume", "c"]).ok();
+    assert_eq!(oci.status("c"), "running");
+    let pids: Vec<u32> =
+        serde_json::from_str(&oci.run(&["ps", "-f", "json", "c"]).ok()).expect("JSON");
+    assert_eq!(pids, [oci.state("c")["pid"].as_u64().expect("a pid") as u32]);
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+/// Each is a field, a value that is bad for it, and what the error must name.
+fn bad() -> Vec<(&'static str, Value, &'static str)> {
+    vec![
+        ("/ociVersion", json!("99.0.0"), "ociVersion"),
+        ("/ociVersion", json!(7), "ociVersion"),
+        ("/linux", Value::Null, "linux"),
+        ("/root", Value::Null, "root"),
+        ("/root/path", json!("nowhere"), "root.path"),
+        ("/root/path", json!("/"), "root.path"),
+        ("/hostname", json!("x".repeat(65)), "hostname"),
+        ("/mounts/0/type", json!("tmpfs"), "mounts[0].destination"),
+        ("/mounts/0/destination", json!(""), "mounts[0].destination"),
+        ("/mounts/1/options", json!(["size=lots"]), "mounts[1].options"),
+        ("/process/args", json!([]), "process.args"),
+        ("/process/args", json!(["a\u{0}b"]), "process.args[0]"),
+        ("/process/cwd", json!("relative"), "process.cwd"),
+        ("/process/user/uid", json!(4_294_967_296_u64), "process.user.uid"),
+        ("/process/user/uid", json!(-1), "process.user.uid"),
+        ("/process/capabilities/bounding", json!(["CAP_X"]), "process.capabilities.bounding[0]"),
+        (
+            "/process/rlimits",
+            json!([{"type": "RLIMIT_X", "soft": 1, "hard": 1}]),
+            "process.rlimits[0].type",
+        ),
+        (
+            "/process/rlimits",
+            json!([{"type": "RLIMIT_CPU", "soft": 2, "hard": 1}]),
+            "process.rlimits[0].soft",
+        ),
+        ("/process/scheduler", json!({"policy": "SCHED_X"}), "process.scheduler.policy"),
+        ("/process/ioPriority", json!({"class": "X"}), "process.ioPriority.class"),
+        ("/linux/namespaces/0/type", json!("nothing"), "linux.namespaces[0].type"),
+        ("/linux/namespaces/0/type", json!("ipc"), "linux.namespaces"),
+        ("/linux/namespaces/0/path", json!("/dev/null"), "linux.namespaces[0].path"),
+        (
+            "/linux/uidMappings",
+            json!([{"containerID": 0, "hostID": 1, "size": 1}]),
+            "linux.uidMappings",
+        ),
+        ("/linux/devices", json!([{"type": "x", "path": "/dev/x"}]), "linux.devices[0].type"),
+        ("/linux/devices", json!([{"type": "c", "path": "/dev/../x"}]), "linux.devices[0].path"),
+        ("/linux/sysctl", json!({"kernel.core_pattern": "x"}), "linux.sysctl[kernel.core_pattern]"),
+        ("/linux/sysctl", json!({"net.x": "1\n2"}), "linux.sysctl[net.x]"),
+        ("/linux/intelRdt", json!({"closID": "x"}), "linux.intelRdt"),
+        ("/linux/rootfsPropagation", json!("sideways"), "linux.rootfsPropagation"),
+        ("/linux/personality", json!({"domain": "BSD"}), "linux.personality.domain"),
+        ("/linux/timeOffsets", json!({"boottime": {"secs": 1}}), "linux.timeOffsets"),
+        ("/linux/cgroupsPath", json!("../../up"), "cgroup path"),
+        ("/linux/resources/devices/0/access", json!("x"), "linux.resources.devices[0].access"),
+        ("/linux/resources/memory", json!({"limit": "1g"}), "linux.resources.memory.limit"),
+        (
+            "/linux/resources/memory",
+            json!({"limit": 10_000_000, "swap": 1}),
+            "linux.resources.memory.swap",
+        ),
+        ("/linux/resources/unified", json!({"../x": "1"}), "linux.resources.unified[../x]"),
+        (
+            "/linux/resources/unified",
+            json!({"cgroup.procs": "1"}),
+            "linux.resources.unified[cgroup.procs]",
+        ),
+        ("/linux/seccomp", json!({"defaultAction": "X"}), "linux.seccomp.defaultAction"),
+        ("/linux/maskedPaths", json!(["proc"]), "linux.maskedPaths[0]"),
+        ("/hooks", json!({"prestart": [{"path": "x"}]}), "hooks.prestart[0].path"),
+        (
+            "/hooks",
+            json!({"poststop": [{"path": "/x", "timeout": 0}]}),
+            "hooks.poststop[0].timeout",
+        ),
+        ("/windows", json!({}), "windows"),
+    ]
+}
+
+#[test]
+fn vm_a_bad_field_is_named_and_nothing_is_left() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["true"]);
+    let good = bundle.read();
+    for (pointer, value, names) in bad() {
+        bundle.edit(|c| {
+            let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
+            let place = c.pointer_mut(parent).expect("it is there");
+            match place {
+                Value::Array(list) => {
+                    list[field.parse::<usize>().expect("an index")] = value.clone()
+                }
+                place => place[field] = value.clone(),
+            }
+        });
+        let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+        assert!(error.contains(names), "{pointer} = {value}: {error}");
+        bundle.write(&good);
+    }
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_broken_document_is_refused_in_time() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["true"]);
+    let good = fs::read_to_string(bundle.path("config.json")).expect("read");
+    let deep = format!("{{\"a\":{}{}}}", "[".repeat(200_000), "]".repeat(200_000));
+    let env = good.replace("\"env\":[", &format!("\"env\":[\"X={}\",", "x".repeat(11 << 20)));
+    assert_ne!(env, good);
+    for text in ["", "{", "[]", "null", "{\"ociVersion\"", &good[..good.len() / 2], &deep, &env] {
+        fs::write(bundle.path("config.json"), text).expect("written");
+        oci.run(&["create", "-b", bundle.dir(), "c"]).err(1);
+    }
+    fs::remove_file(bundle.path("config.json")).expect("removed");
+    oci.run(&["create", "-b", bundle.dir(), "c"]).err(1);
+    for id in ["", ".", "..", "a/b", "a b", &"x".repeat(300)] {
+        oci.run(&["create", "-b", bundle.dir(), id]).err(1);
+    }
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_program_that_is_not_there_is_told_by_create() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["true"]);
+    for (program, words) in [
+        ("/nowhere", "no such file or directory"),
+        ("nowhere", "executable file not found in $PATH"),
+        ("/etc", "permission denied"),
+    ] {
+        bundle.edit(|c| c["process"]["args"] = json!([program]));
+        let error = oci.run(&["create", "-b", bundle.dir(), "c"]).err(1);
+        assert!(error.contains(words), "{error}");
+    }
+    fs::write(bundle.rootfs().join("bin/broken"), "no program").expect("written");
+    let mode = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(bundle.rootfs().join("bin/broken"), mode).expect("set");
+    bundle.edit(|c| c["process"]["args"] = json!(["/bin/broken"]));
+    oci.run(&["create", "-b", bundle.dir(), "c"]).ok();
+    let error = oci.run(&["start", "c"]).err(1);
+    assert!(error.to_lowercase().contains("exec format error"), "{error}");
+    oci.run(&["delete", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_hooks_run_in_order_and_read_the_state() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "echo program >> /out/order"]);
+    let order = bundle.out("order");
+    let stages =
+        ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+    bundle.edit(|c| {
+        bundle.volume(c, "/out");
+        for stage in stages {
+            // That of the container's own root finds the volume there.
+            let file = if stage == "startContainer" { "/out/order".into() } else { order.clone() };
+            let sh = if stage == "startContainer" { "/bin/sh" } else { "/bin/sh" };
+            let script = format!("s=$(cat); echo {stage} $A $s >> {}", file.display());
+            c["hooks"][stage] =
+                json!([{"path": sh, "args": ["sh", "-c", script], "env": ["A=b", "PATH=/bin:/usr/bin"]}]);
+        }
+    });
+    oci.run(&["create", "-b", bundle.dir(), "c"]).ok();
+    oci.run(&["start", "c"]).ok();
+    wait_for(&oci, "c", "stopped");
+    oci.run(&["delete", "c"]).ok();
+    let text = fs::read_to_string(&order).expect("it was written");
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+    let mut sorted = names.clone();
+    // The program and the hook after its start run side by side.
+    sorted.sort_by_key(|name| stages.iter().position(|s| s == name).unwrap_or(4));
+    assert_eq!(sorted.len(), 7, "{text}");
+    assert_eq!(names[..4], stages[..4], "{text}");
+    assert_eq!(names[6], "poststop", "{text}");
+    for line in text.lines().filter(|line| !line.starts_with("program")) {
+        let json = line.splitn(3, ' ').nth(2).expect("a state");
+        assert!(line.contains(" b {"), "its environment: {line}");
+        let state: Value = serde_json::from_str(json).expect("JSON");
+        assert_eq!(state["id"], "c");
+        assert_eq!(state["bundle"], bundle.dir());
+        let is_alive = !line.starts_with("poststop");
+        assert_eq!(state["pid"].as_u64().is_some(), is_alive, "{line}");
+    }
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_hook_that_fails_or_hangs_ends_the_container() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    for stage in ["prestart", "createRuntime", "createContainer", "startContainer"] {
+        for (path, args, timeout, words) in [
+            ("/bin/false", json!(["false"]), None, "exit status: 1"),
+            ("/bin/sleep", json!(["sleep", "1000"]), Some(1), "killed"),
+        ] {
+            bundle.edit(|c| {
+                c["hooks"] = json!({stage: [{"path": path, "args": args, "timeout": timeout}]});
+            });
+            let error = oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).err(1);
+            let told = error.contains(words) || error.contains("exit status 1");
+            assert!(told && error.contains(path), "{stage}: {error}");
+            assert_eq!(oci.run(&["list", "-q"]).ok(), "");
+        }
+    }
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_exec_joins_everything_and_gives_its_exit_code() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let script = "readlink /proc/1/ns/* > /tmp/one; readlink /proc/self/ns/* > /tmp/two; \
+                  cmp /tmp/one /tmp/two && id -u && pwd && echo $A; exit 5";
+    let out =
+        oci.run(&["exec", "-u", "0:0", "--cwd", "/tmp", "-e", "A=b", "c", "sh", "-c", script]);
+    assert_eq!((out.status, out.stdout.as_str()), (5, "0\n/tmp\nb\n"), "{out:?}");
+    let file = bundle.path("process.json");
+    let process = json!({"args": ["sh", "-c", "id -u; grep CapEff /proc/self/status"],
+                         "env": ["PATH=/bin"], "cwd": "/", "user": {"uid": 77, "gid": 0}});
+    fs::write(&file, process.to_string()).expect("written");
+    let said = oci.run(&["exec", "--process", &file, "c"]).ok();
+    assert_eq!(said, "77\nCapEff:\t0000000000000000\n");
+    let pid_file = bundle.path("exec-pid");
+    oci.run(&["exec", "-d", "--pid-file", &pid_file, "c", "sleep", "500"]).ok();
+    let pid: u32 = fs::read_to_string(pid_file).expect("a pid").parse().expect("a number");
+    let pids: Vec<u32> =
+        serde_json::from_str(&oci.run(&["ps", "-f", "json", "c"]).ok()).expect("JSON");
+    assert!(pids.contains(&pid), "{pids:?}");
+    oci.run(&["exec", "c", "/nowhere"]).err(255);
+    for user in ["", "1:", ":1", "+1", "01", "4294967296", "-1", "root"] {
+        oci.run(&["exec", "-u", user, "c", "id"]).err(255);
+    }
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_descriptors_are_passed_on_only_when_asked_for() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "cat <&3; ls /proc/self/fd | wc -l"]);
+    let file = bundle.path("file");
+    fs::write(&file, "three\n").expect("written");
+    let script = |flag: &str| {
+        format!(
+            "exec 3< {file} 4< {file} 9< /; {} --root {} run {flag} -b {} c 2>&1",
+            oci.program().display(),
+            oci.root().display(),
+            bundle.dir()
+        )
+    };
+    let said = oci.sh(&script("--preserve-fds 1")).ok();
+    // 0 to 3, and the one that `ls` reads by.
+    assert_eq!(said, "three\n5\n");
+    let said = oci.sh(&script("")).ok();
+    assert!(said.ends_with("\n4\n") && said.contains("ad file descriptor"), "{said}");
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_killed_create_leaves_nothing_to_the_next_command() {
+    let oci = Oci::new();
+    let bundle = rich(&oci);
+    bundle.edit(|c| c["process"]["args"] = json!(["sleep", "1000"]));
+    let started = std::time::Instant::now();
+    oci.run(&["create", "-b", bundle.dir(), "whole"]).ok();
+    let whole_us = started.elapsed().as_micros() as u64;
+    oci.run(&["delete", "whole"]).ok();
+    let (mut before, mut during) = (0, 0);
+    for round in 0..60 {
+        let mut create = oci.command(&["create", "-b", bundle.dir(), "c"]);
+        let mut child = create.spawn().expect("started");
+        std::thread::sleep(Duration::from_micros(whole_us * round / 50));
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+        // The next command is any.
+        let left = oci.run(&["list", "-q"]).ok();
+        match left.trim() {
+            "" => during += 1,
+            _ => {
+                before += 1;
+                assert_eq!(oci.status("c"), "created", "round {round}");
+                oci.run(&["delete", "c"]).ok();
+            }
+        }
+        oci.assert_nothing_left();
+    }
+    println!("{during} were swept, {before} were done");
+    assert!(during > 0, "no kill came in time");
+}
+
+#[test]
+fn vm_root_inside_a_user_namespace_is_nobody_outside() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(
+        &oci,
+        &[
+            "sh",
+            "-c",
+            "id -u; echo x > /mapped/file; \
+        stat -c %u /mapped/file /mapped /dev/null; cat /proc/self/uid_map; echo > /dev/null && echo ok",
+        ],
+    );
+    oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
+    let shared = bundle.path("shared");
+    fs::create_dir(&shared).expect("made");
+    bundle.edit(|c| {
+        let map = json!([{"containerID": 0, "hostID": 200_000, "size": 65_536}]);
+        (c["linux"]["uidMappings"], c["linux"]["gidMappings"]) = (map.clone(), map);
+        c["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+        c["mounts"].as_array_mut().expect("a list").push(json!({
+            "destination": "/mapped", "type": "bind", "source": shared, "options": ["bind", "idmap"]}));
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    let said = said.ok();
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    assert_eq!(lines[..4], ["0", "0", "0", "0"], "{said}");
+    assert!(lines[4].starts_with('0') && lines[4].contains("200000"), "{said}");
+    assert_eq!(lines[5], "ok");
+    assert_eq!(fs::metadata(Path::new(&shared).join("file")).expect("there").uid(), 0);
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_namespaces_are_joined_by_their_paths() {
+    let oci = Oci::new();
+    let first = Bundle::new(&oci, &["sleep", "1000"]);
+    oci.run(&["run", "-d", "-b", first.dir(), "first"]).ok();
+    let pid = oci.state("first")["pid"].to_string();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "readlink /proc/self/ns/*"]);
+    let joined = [("ipc", "ipc"), ("uts", "uts"), ("network", "net"), ("pid", "pid")];
+    bundle.edit(|c| {
+        c["hostname"] = Value::Null;
+        for one in c["linux"]["namespaces"].as_array_mut().expect("a list") {
+            let kind = one["type"].as_str().expect("a word").to_owned();
+            if let Some((_, file)) = joined.iter().find(|(word, _)| *word == kind) {
+                one["path"] = format!("/proc/{pid}/ns/{file}").into();
+            }
+        }
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    for (_, file) in joined {
+        let theirs = fs::read_link(format!("/proc/{pid}/ns/{file}")).expect("read");
+        assert!(said.contains(theirs.to_str().expect("UTF-8")), "{file}: {said}");
+    }
+    let mounts = fs::read_link(format!("/proc/{pid}/ns/mnt")).expect("read");
+    assert!(!said.contains(mounts.to_str().expect("UTF-8")));
+    oci.run(&["delete", "-f", "first"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_profile_decides_about_calls_and_arguments() {
+    let oci = Oci::new();
+    let script = "mkdir /tmp/x || echo refused; chmod 700 /tmp && echo allowed; \
+                  chmod 755 /tmp 2>/dev/null || echo refused too; grep Seccomp: /proc/self/status";
+    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+    bundle.edit(|c| {
+        c["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86"],
+            "syscalls": [
+                {"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1},
+                {"names": ["chmod", "fchmodat"], "action": "SCMP_ACT_ERRNO",
+                 "args": [{"index": 1, "value": 0o755, "op": "SCMP_CMP_EQ"}]},
+                {"names": ["fchmodat"], "action": "SCMP_ACT_ERRNO",
+                 "args": [{"index": 2, "value": 0o755, "op": "SCMP_CMP_EQ"}]},
+            ],
+        });
+    });
+    let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    assert!(out.stderr.contains("Operation not permitted"), "{out:?}");
+    assert_eq!(out.ok(), "refused\nallowed\nrefused too\nSeccomp:\t2\n");
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_the_master_of_a_terminal_goes_to_the_socket() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "tty; stty size; read line; echo got $line"]);
+    bundle.edit(|c| {
+        c["process"]["terminal"] = true.into();
+        c["process"]["consoleSize"] = json!({"height": 33, "width": 77});
+    });
+    assert!(oci.run(&["create", "-b", bundle.dir(), "c"]).err(1).contains("console"));
+    let path = bundle.path("console");
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    oci.run(&["create", "-b", bundle.dir(), "--console-socket", &path, "c"]).ok();
+    let (stream, _) = listener.accept().expect("somebody connected");
+    let mut master = fs::File::from(bundle::receive(&stream));
+    oci.run(&["start", "c"]).ok();
+    master.write_all(b"hello\n").expect("written");
+    let mut said = String::new();
+    let mut bytes = [0; 1024];
+    // A terminal whose last user is gone ends with an error.
+    while let Ok(n @ 1..) = master.read(&mut bytes) {
+        said.push_str(&String::from_utf8_lossy(&bytes[..n]));
+    }
+    for words in ["/dev/pts/0", "33 77", "got hello"] {
+        assert!(said.contains(words), "{said}");
+    }
+    wait_for(&oci, "c", "stopped");
+    oci.run(&["delete", "c"]).ok();
+    oci.assert_nothing_left();
+}
