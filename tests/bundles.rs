@@ -45,7 +45,7 @@ fn vm_a_dev_that_is_a_link_leads_nowhere() {
         for with_mount in [false, true] {
             let bundle = Bundle::new(&oci, &["true"]);
             let dev = bundle.rootfs().join("dev");
-            fs::remove_dir_all(&dev).expect("removed");
+            let _ = fs::remove_dir_all(&dev); // if the image has one
             symlink(&target, &dev).expect("linked");
             bundle.edit(|c| {
                 c["process"]["capabilities"]["bounding"] = json!(["CAP_MKNOD"]);
@@ -104,7 +104,7 @@ fn vm_nothing_but_procfs_is_proc() {
 fn vm_a_proc_that_is_a_link_is_refused() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
-    fs::remove_dir_all(bundle.rootfs().join("proc")).expect("removed");
+    let _ = fs::remove_dir_all(bundle.rootfs().join("proc")); // if the image has one
     fs::create_dir(bundle.rootfs().join("elsewhere")).expect("made");
     symlink("/elsewhere", bundle.rootfs().join("proc")).expect("linked");
     oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
@@ -117,7 +117,7 @@ fn vm_masked_paths_are_masked_by_nothing_of_the_image() {
     let attack = |oci: &Oci| {
         let bundle = Bundle::new(oci, &["sh", "-c", "cat /proc/version | wc -c"]);
         fs::write(bundle.rootfs().join("real"), "of the image").expect("written");
-        let _ = fs::remove_file(bundle.rootfs().join("dev/null"));
+        fs::create_dir_all(bundle.rootfs().join("dev")).expect("made");
         symlink("/real", bundle.rootfs().join("dev/null")).expect("linked");
         bundle.edit(|c| {
             c["linux"]["maskedPaths"] = json!(["/proc/version"]);
@@ -169,7 +169,9 @@ fn vm_the_runtime_is_not_overwritten() {
         let bundle = Bundle::new(oci, &["sleep", "1000"]);
         let before = fs::read(&copy).expect("read");
         let root = oci.root();
-        let mut create = oci.host().command(&copy);
+        let mut create = oci.host().command("sh");
+        // What waits keeps the streams.
+        create.args(["-c", "exec \"$@\" > /dev/null 2>&1", "sh"]).arg(&copy);
         create.arg("--root").arg(root).args(["create", "-b", bundle.dir(), "c"]);
         if let Some(weakened) = oci.weakened() {
             create.env("DORMOUSE_WEAKEN", weakened);
@@ -227,7 +229,7 @@ fn vm_capabilities_are_never_inheritable_by_accident() {
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
     let script = "grep -E 'Cap(Inh|Amb)' /proc/self/status";
     let said = oci.run(&["exec", "--cap", "CAP_NET_RAW", "c", "sh", "-c", script]).ok();
-    assert_eq!(said, "CapInh:\t0000000000000000\nCapAmb:\t0000000000000000\n");
+    assert_eq!(said, "CapInh:\t0000000000000000\nCapAmb:\t0000000000000000");
     oci.run(&["delete", "-f", "c"]).ok();
     oci.assert_nothing_left();
 }
@@ -313,7 +315,7 @@ fn vm_a_strange_passwd_keeps_nobody_waiting() {
     let passwd = bundle.rootfs().join("etc/passwd");
     for make in ["mkfifo", "mkdir", "ln -s /dev/zero", "truncate -s 2G"] {
         oci.sh(&format!("rm -rf {0}; {make} {0}", passwd.display())).ok();
-        assert_eq!(oci.run(&["run", "-b", bundle.dir(), "c"]).ok(), "/\n", "{make}");
+        assert_eq!(oci.run(&["run", "-b", bundle.dir(), "c"]).ok(), "/", "{make}");
     }
     oci.assert_nothing_left();
 }

@@ -65,9 +65,24 @@ impl Oci {
         command
     }
 
+    /// Runs the program. What `create` and `-d` leave behind keeps its standard streams, as it
+    /// should: then they are files.
     #[track_caller]
     pub fn run(&self, words: &[&str]) -> Output {
-        run(self.command(words), b"", LIMIT)
+        if words[0] != "create" && !words.contains(&"-d") {
+            return run(self.command(words), b"", LIMIT);
+        }
+        let said = self.host.dir().join("said");
+        let mut script = self.host.command("sh");
+        script.args(["-c", "said=$1; shift; exec \"$@\" > $said 2>&1", "sh"]).arg(&said);
+        let command = self.command(words);
+        script.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            script.env(name, value.expect("a value"));
+        }
+        let mut out = run(script, b"", LIMIT);
+        out.stderr = fs::read_to_string(said).expect("written");
+        out
     }
 
     #[track_caller]
@@ -117,7 +132,8 @@ impl Oci {
             left.extend(names.filter(|name| name != ".creating"));
         }
         let own = self.cgroup_name();
-        let cgroups = self.sh(&format!("find /sys/fs/cgroup -type d -name '{own}*'")).ok();
+        let cgroups =
+            self.sh(&format!("find /sys/fs/cgroup -type d -name '{own}*' 2>/dev/null; true")).ok();
         left.extend(cgroups.lines().map(str::to_owned));
         assert!(left.is_empty(), "left behind: {left:?}");
     }

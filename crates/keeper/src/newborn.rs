@@ -314,10 +314,7 @@ impl Newborn {
                 let create = op.flags & flat::CREATE != 0;
                 let kind = Target::from_number(op.a).ok_or(Errno::INVAL)?;
                 let place = self.tree()?.target(text()?, kind, create)?;
-                match op.flags & flat::FRESH {
-                    0 => kernel::move_mount(fd()?, place.as_fd(), c""),
-                    _ => tree::attach_copy(fd()?, place.as_fd()),
-                }
+                kernel::move_mount(fd()?, place.as_fd(), c"")
             }
             Code::NewFilesystem => self.tree()?.new_filesystem(op, text()?),
             Code::Filesystem => {

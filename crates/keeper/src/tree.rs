@@ -423,14 +423,6 @@ fn copy(place: BorrowedFd<'_>, recursive: bool) -> Outcome<OwnedFd> {
     kernel::open_tree(place, c"", flags)
 }
 
-/// Attaches a copy of a mount, or itself where it cannot be copied.
-pub(crate) fn attach_copy(mount: BorrowedFd<'_>, place: BorrowedFd<'_>) -> Outcome {
-    match copy(mount, true) {
-        Ok(fresh) => kernel::move_mount(fresh.as_fd(), place, c""),
-        Err(_) => kernel::move_mount(mount, place, c""),
-    }
-}
-
 pub(crate) fn is_of(fd: &OwnedFd, magic: u64) -> Outcome {
     if rustix::fs::fstatfs(fd)?.f_type as u64 == magic { Ok(()) } else { Err(Errno::NODEV) }
 }

@@ -179,9 +179,6 @@ pub const RECURSIVE: u16 = 16;
 /// By chroot(2) where pivot_root(2) cannot be.
 pub const NO_PIVOT: u16 = 32;
 
-/// A copy of the mount is attached, made at this moment: what lists mounts goes by their age.
-pub const FRESH: u16 = 64;
-
 /// From this number on, what a newborn reports as errno is 4096 and how a program that it ran has
 /// ended: errnos are smaller (MAX_ERRNO).
 pub const PROGRAM_ENDED: i32 = 4096;

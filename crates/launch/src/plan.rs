@@ -401,13 +401,6 @@ impl Plan {
         self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
     }
 
-    /// [`Plan::attach`] of a copy that is made then, so that mounts are listed in the order of the
-    /// plan; of the mount itself where a detached one cannot be copied (KERNEL(6.15) before).
-    pub fn attach_copy(&mut self, mount: FdIndex, target: &str, kind: TargetKind) {
-        let flags = flat::CREATE | flat::FRESH;
-        self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
-    }
-
     /// Attaches the procfs of the container's own pid namespace ([`crate::Newborn::take_proc`]).
     ///
     /// The keeper makes it: a procfs made inside the tiny mount namespace would be refused, as

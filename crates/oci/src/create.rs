@@ -82,6 +82,8 @@ impl Runtime {
         process::capabilities(process.capabilities.as_ref())?;
         let cgroup = cgroup::path(linux.cgroups_path.as_deref(), id, self.systemd_cgroup)?;
 
+        let forest = Forest::find()?;
+        let cgroup_made = forest.missing(&cgroup)?;
         let mark = self.store.mark(id)?;
         let dir = match self.store.make(id) {
             Ok(dir) => dir,
@@ -90,7 +92,6 @@ impl Runtime {
                 return Err(e);
             }
         };
-        let forest = Forest::find()?;
         let record = Record {
             version: 1,
             id: id.to_owned(),
@@ -98,8 +99,8 @@ impl Runtime {
             bundle: bundle.dir.clone(),
             rootfs: bundle.rootfs.clone(),
             created: crate::command::now(),
-            cgroup_made: forest.missing(&cgroup).unwrap_or(0),
             cgroup,
+            cgroup_made,
             namespaces: namespaces.words(),
             annotations: bundle.spec.annotations.clone(),
             poststart: bundle.spec.hooks.poststart.clone(),

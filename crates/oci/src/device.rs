@@ -8,6 +8,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use dormouse_kernel::mount::MountAttr;
 use dormouse_kernel::{mount, resolve};
 use dormouse_launch::{Node, Plan, TargetKind};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
@@ -176,5 +177,9 @@ fn bind(field: &str, path: &str, node: &Node) -> Result<OwnedFd> {
 pub(crate) fn null() -> Result<OwnedFd> {
     let mode = FileType::CharacterDevice.as_raw_mode();
     let node = Node { mode, device: rustix::fs::makedev(1, 3), uid: 0, gid: 0 };
-    bind("linux.maskedPaths", "/dev/null", &node)
+    let tree = bind("linux.maskedPaths", "/dev/null", &node)?;
+    let attr = MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NOEXEC;
+    mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty())
+        .map_err(Error::call("make what hides files read-only"))?;
+    Ok(tree)
 }

@@ -9,7 +9,9 @@
 //! | cgroup, cgroup2 | this process | a bind of the container's own directories: the way up is not there |
 //! | proc, sysfs, mqueue, devpts, others | the newborn | they are of its namespaces |
 //!
-//! All of them are attached by the newborn, in the order of the list.
+//! All of them are attached by the newborn, in the order of the list. The kernel's table of mounts
+//! goes by their age, though: what this process made stands first in it. A detached mount cannot be
+//! copied in another mount namespace, so that cannot be helped.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -248,7 +250,7 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                     );
                 }
                 let fd = plan.fd(tree);
-                plan.attach_copy(fd, &mount.destination, one.target(TargetKind::Dir));
+                plan.attach(fd, &mount.destination, one.target(TargetKind::Dir), true);
             }
             "cgroup" | "cgroup2" => one.cgroup(plan)?,
             "" => return Err(one.field("type", "it is missing, and this is no bind mount")),
@@ -513,7 +515,7 @@ impl One<'_> {
         }
         mount::set_attr(top.as_fd(), false, attr, MountAttr::empty()).map_err(failed)?;
         let fd = plan.fd(top);
-        plan.attach_copy(fd, place, self.target(TargetKind::Dir));
+        plan.attach(fd, place, self.target(TargetKind::Dir), true);
         for (place, tree) in mounts {
             let fd = plan.fd(tree);
             plan.attach(fd, &place, TargetKind::PlainDir, false);

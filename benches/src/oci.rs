@@ -1,0 +1,88 @@
+//! OCI runtimes beside each other: `create`, `start` and `delete` of a container, and `run`.
+//!
+//! ```sh
+//! cargo run --release -p dormouse-benches --bin oci -- --rounds 50
+//! ```
+//!
+//! The bundle is that of `runc spec`, with `true` as its program. Other runtimes than those of Debian
+//! take part by `--runtime NAME=PATH`.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use dormouse_benches::{Arm, Bench, Times, figure, installed, interleave, promise};
+
+/// Options.
+#[derive(Parser)]
+struct Options {
+    /// Turns of each arm.
+    #[arg(long, default_value_t = 50)]
+    rounds: usize,
+    /// One more runtime, NAME=PATH.
+    #[arg(long)]
+    runtime: Vec<String>,
+}
+
+/// What is promised, of crun.
+const OF_CRUN: f64 = 0.6;
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let bench = Bench::new()?;
+    let ours = Path::new(bench.dormouse().get_program()).with_file_name("dormouse-oci");
+    let mut runtimes = vec![("dormouse-oci".to_owned(), ours)];
+    for name in ["crun", "runc"] {
+        match installed(name) {
+            true => runtimes.push((name.to_owned(), name.into())),
+            false => eprintln!("{name} is not installed: its arm is left out"),
+        }
+    }
+    for more in &options.runtime {
+        let (name, path) = more.split_once('=').context("--runtime wants NAME=PATH")?;
+        runtimes.push((name.to_owned(), path.into()));
+    }
+    for (what, script) in [
+        (
+            "create+start+delete",
+            "\"$0\" --root $1 create -b $2 $3 && \"$0\" --root $1 start $3 && \
+                                 exec \"$0\" --root $1 delete --force $3",
+        ),
+        ("run", "exec \"$0\" --root $1 run -b $2 $3"),
+    ] {
+        let arms = runtimes.iter().map(|(name, path)| arm(&bench, name, path, script));
+        let arms = arms.collect::<Result<Vec<Arm>>>()?;
+        report(what, &arms, &interleave(&arms, options.rounds)?);
+    }
+    Ok(())
+}
+
+fn arm(bench: &Bench, name: &str, program: &Path, script: &'static str) -> Result<Arm> {
+    let bundle = bench.bundle(&format!("oci-{name}"), true)?;
+    let state = bench.path(Bench::STATE).join(format!("oci-{name}"));
+    let program: PathBuf = program.to_owned();
+    let mut arm = Arm::new(name, move |n| {
+        let mut c = Command::new("sh");
+        c.args(["-c", script]).arg(&program).arg(&state).arg(&bundle).arg(format!("bench-{n}"));
+        c
+    });
+    arm.hide_v2 = name == "crun";
+    Ok(arm)
+}
+
+fn report(what: &str, arms: &[Arm], times: &[Times]) {
+    eprintln!("\n{what} (ms)");
+    eprintln!("  {:<14} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
+    for (arm, t) in arms.iter().zip(times) {
+        let (median, min, p95) = (t.median_ms(), t.at(0.0), t.at(0.95));
+        eprintln!("  {:<14} {median:>8.2} {min:>8.2} {p95:>8.2}", arm.name);
+        let more = serde_json::json!({"verb": what, "min_ms": min, "p95_ms": p95});
+        figure("oci", &arm.name, median, "ms", more);
+    }
+    let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
+    if let (Some(ours), Some(crun)) = (of("dormouse-oci"), of("crun")) {
+        promise(&format!("{what}, of crun"), ours / crun, OF_CRUN);
+    }
+}
