@@ -389,7 +389,8 @@ fn vm_exec_joins_everything_and_gives_its_exit_code() {
     let bundle = Bundle::new(&oci, &["sleep", "1000"]);
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
     let script = "for n in ipc mnt net pid uts cgroup; do readlink /proc/1/ns/$n >> /tmp/one; \
-                  readlink /proc/self/ns/$n >> /tmp/two; done; cmp /tmp/one /tmp/two && id -u && pwd && echo $A; exit 5";
+                  readlink /proc/self/ns/$n >> /tmp/two; done; cmp /tmp/one /tmp/two && \
+                  id -u && pwd && echo $A; exit 5";
     let out =
         oci.run(&["exec", "-u", "0:0", "--cwd", "/tmp", "-e", "A=b", "c", "sh", "-c", script]);
     assert_eq!((out.status, out.stdout.as_str()), (5, "0\n/tmp\nb\n"), "{out:?}");

@@ -573,7 +573,7 @@ impl Newborn {
         match go() {
             Ok((code, start)) => {
                 // The engine takes the end of the socket for success, as with execve.
-                close(SOCK);
+                close(self.sock);
                 // SAFETY: the engine has laid code out there for this very purpose.
                 unsafe { call::follow(code, start) }
             }

@@ -89,7 +89,7 @@ impl Forest {
             let has = |names: &[&str]| names.iter().any(|name| has_word(words, name));
             has(&ALWAYS_V1) || has(also) || self.v2.is_none() && has_word(words, "freezer")
         };
-        let mut tree = Tree { path: parts.join("/"), v1: Vec::new(), v2: None, made: 0 };
+        let mut tree = self.tree(&parts, 0);
         if let Some(mount) = &self.v2 {
             let handed: Vec<&str> = match self.layout() {
                 Layout::Unified => ALWAYS_V2.to_vec(),
@@ -122,11 +122,17 @@ impl Forest {
         Ok(tree)
     }
 
+    fn tree(&self, parts: &[&str], made: usize) -> Tree {
+        let mounts = self.v2.iter().chain(self.v1.iter().map(|(_, mount)| mount));
+        let (path, mounts) = (parts.join("/"), mounts.cloned().collect());
+        Tree { path, v1: Vec::new(), v2: None, made, mounts }
+    }
+
     /// The cgroup `path` as far as it is there; `made` is how many of the directories above it are
     /// to be taken away with it ([`Tree::made`]).
     pub fn open(&self, path: &str, made: usize) -> Result<Tree, CgroupError> {
         let parts = components(path)?;
-        let mut tree = Tree { path: parts.join("/"), v1: Vec::new(), v2: None, made };
+        let mut tree = self.tree(&parts, made);
         for (words, mount) in &self.v1 {
             if let Some(dir) = open_path(mount, &parts).map_err(CgroupError::Open)? {
                 tree.v1.push((words.clone(), mount.clone(), dir));
@@ -224,6 +230,9 @@ pub struct Tree {
     v1: Vec<(String, PathBuf, Dir)>,
     v2: Option<(PathBuf, Dir)>,
     made: usize,
+    /// Where every hierarchy is mounted, v2 first: an interrupted creation may have made
+    /// directories above the cgroup and no cgroup.
+    mounts: Vec<PathBuf>,
 }
 
 impl Tree {
@@ -430,11 +439,9 @@ impl Tree {
     pub fn remove(&self, timeout: Duration) -> Result<(), CgroupError> {
         let deadline = Instant::now() + timeout;
         let parts: Vec<&str> = self.path.split('/').collect();
-        // ORDER: v2 first, which knows of every process.
-        let mounts =
-            self.v2.iter().map(|(mount, _)| mount).chain(self.v1.iter().map(|(_, mount, _)| mount));
         let mut first_error = None;
-        for mount in mounts {
+        // ORDER: v2 first, which knows of every process.
+        for mount in &self.mounts {
             if let Err(e) = self.remove_from(mount, &parts, deadline, timeout) {
                 first_error.get_or_insert(e);
             }
@@ -450,11 +457,8 @@ impl Tree {
         waited: Duration,
     ) -> Result<(), CgroupError> {
         let Some((name, above)) = parts.split_last() else { return Ok(()) };
-        let Some(parent) = open_path(mount, above).map_err(CgroupError::Remove)? else {
-            return Ok(());
-        };
         let mut pause = Duration::from_micros(50);
-        loop {
+        while let Some(parent) = open_path(mount, above).map_err(CgroupError::Remove)? {
             match parent.remove(name) {
                 Ok(_) => break,
                 Err(e) if e.errno() == libc::EBUSY => {}
