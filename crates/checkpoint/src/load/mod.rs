@@ -222,6 +222,12 @@ fn fits_here(records: &Records) -> Result<()> {
         let text = format!("this CPU lacks {}, which its processes may use", lacks.join(", "));
         return Err(Error::Elsewhere(text));
     }
+    let boot_id = dormouse_kernel::proc::boot_id();
+    if boot_id.is_ok_and(|here| here != about.boot_id) {
+        let text = "it was made before this host was started, and its clocks would go back: time \
+                    offsets are not restored yet";
+        return Err(Error::Elsewhere(text.into()));
+    }
     let has_vdso = records.memories.iter().any(|m| m.vdso.is_some());
     if has_vdso && crate::save::vdso_hash().unwrap_or_default() != about.vdso {
         return Err(Error::Elsewhere(format!(

@@ -19,6 +19,7 @@
 mod event;
 mod file;
 mod host;
+mod ipc;
 mod memory;
 mod object;
 mod pipe;
@@ -89,6 +90,9 @@ pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
     let tree = tree::look(subject)?;
     let mut survey = Survey::new(subject);
     survey.outsiders(&tree);
+    if let Some(first) = tree.first() {
+        ipc::check(&mut survey, first)?;
+    }
     for process in &tree {
         survey.process(process)?;
     }

@@ -40,6 +40,16 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
             survey.found.refusals.push(seen.refuse("", why));
         }
     }
+    // SCHED_OTHER, SCHED_BATCH and SCHED_IDLE are told by nothing but this number, too.
+    let policy = |tid: &u32| thread::stat_field(seen.pid, *tid, 41).is_some_and(|p| p != "0");
+    if seen.tids.iter().any(policy) {
+        let why = "it has a scheduling policy of its own, which is not saved yet";
+        survey.found.refusals.push(seen.refuse("", why));
+    }
+    let personality = fs::read_to_string(format!("/proc/{}/personality", seen.pid));
+    if personality.is_ok_and(|p| p.trim().trim_start_matches('0') != "") {
+        survey.found.refusals.push(seen.refuse("", "it has a personality, which is not saved yet"));
+    }
     if let Err(why) = timer::posix(seen) {
         survey.found.refusals.push(seen.refuse("", why));
     }

@@ -259,6 +259,27 @@ static FEATURES: &[Feature] = &[
         task::pidfd_getfd,
     ),
     feature(
+        "PAGEMAP_SCAN",
+        "6.7",
+        "finding the pages that a checkpoint must hold",
+        ("none: no checkpoint", "containers cannot be saved"),
+        task::pagemap_scan,
+    ),
+    feature(
+        "tracing past a filter",
+        "4.3",
+        "calls of a checkpoint or a restore that a container must not make itself",
+        ("none: no checkpoint", "containers cannot be saved"),
+        task::trace_past_a_filter,
+    ),
+    feature(
+        "kcmp",
+        "3.5",
+        "telling which descriptors of a checkpoint are one open file",
+        ("none: no checkpoint", "containers cannot be saved"),
+        task::kcmp,
+    ),
+    feature(
         "PIDFD_GET_USER_NAMESPACE",
         "6.11",
         "the user namespace of a newborn",

@@ -140,6 +140,39 @@ pub(super) fn setns_pidfd(_: &Scratch) -> Probed {
     Ok(String::new())
 }
 
+/// Opens a file of its own process.
+fn own_file(path: &str) -> Result<OwnedFd, Why> {
+    use rustix::fs::{Mode, OFlags};
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+pub(super) fn pagemap_scan(_: &Scratch) -> Probed {
+    let pagemap = own_file("/proc/self/pagemap")?;
+    // A page that is there for sure, as it was written to.
+    let here = [1u8; 8192];
+    let start = std::hint::black_box(&here).as_ptr() as u64 & !4095;
+    let mut runs = [call::PageRun::default(); 4];
+    match call::scan_own_pages(pagemap.as_fd(), start, start + 4096, &mut runs)? {
+        (1.., _) => Ok(String::new()),
+        _ => lack("it finds nothing"),
+    }
+}
+
+pub(super) fn trace_past_a_filter(_: &Scratch) -> Probed {
+    let child = child(&CloneArgs::default(), forever)?;
+    call::seize(child.pid, call::TraceOptions::SUSPEND_SECCOMP)?;
+    Ok(String::new())
+}
+
+pub(super) fn kcmp(_: &Scratch) -> Probed {
+    let file = own_file("/proc/self/stat")?;
+    let number = (std::process::id(), file.as_raw_fd() as u32);
+    match call::compare_files(number, number)? {
+        std::cmp::Ordering::Equal => Ok(String::new()),
+        _ => lack("a file is not itself"),
+    }
+}
+
 pub(super) fn pidfd_getfd(_: &Scratch) -> Probed {
     let root = super::open_dir("/".as_ref())?;
     let child = child(&CloneArgs::default(), forever)?;
