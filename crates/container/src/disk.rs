@@ -104,6 +104,12 @@ impl Lock {
         Self::wait(file, path, FlockOperation::LockShared)
     }
 
+    /// Waits for a share of the lock on something that exists.
+    pub(crate) fn share(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(Error::file("cannot open", path))?;
+        Self::wait(file, path, FlockOperation::LockShared)
+    }
+
     fn take_file(file: File, path: &Path) -> Result<Self> {
         Self::wait(file, path, FlockOperation::LockExclusive)
     }

@@ -15,12 +15,13 @@ use crate::error::{Error, Result};
 use crate::event::{self, Event, now_unix_ms};
 use crate::life::{InitRecord, exit_from};
 use crate::name::Names;
+use crate::pending::Intent;
 use crate::place::Places;
 use crate::slot::Slots;
 use crate::spec::Create;
 
 /// What a `config.json` is called.
-const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 
 /// A container that was created just now and is still locked: nobody else starts, changes or removes
 /// it as long as this exists.
@@ -59,6 +60,7 @@ impl Engine {
             cgroups: OnceCell::new(),
         };
         engine.recover_after_boot()?;
+        let _ = engine.finish_interrupted(); // tried again by every command; `prune` tells why
         Ok(engine)
     }
 
@@ -117,6 +119,11 @@ impl Engine {
             settle: internal("settle"),
             tidy: internal("tidy"),
         })?)
+    }
+
+    /// How many slots of host ids and how many addresses containers have.
+    pub fn taken(&self) -> Result<(u32, u32)> {
+        Ok((self.slots.count()?, self.network()?.addresses_in_use()?))
     }
 
     /// The file that events are appended to, one JSON line each.
@@ -203,49 +210,28 @@ impl Engine {
 
     /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
     ///
-    /// ORDER: everything is made inside `.new-ID`, whose lock says that this create is alive, and
-    /// one rename publishes it. A failure gives back what was taken, last things first; so does
-    /// [`Engine::sweep`] for a create that was killed.
+    /// ORDER: everything is made inside a directory that is not seen yet, whose lock says that this
+    /// create is alive, and one rename publishes it. A failure gives back what was taken, and so
+    /// does the next command for a create that was killed ([`crate::pending`]).
     pub fn create(&self, create: Create) -> Result<Created> {
         let id = new_id()?;
         crate::spec::validate(&create)?;
-        let new = self.places.containers().join(format!(".new-{id}"));
-        fs::create_dir(&new).map_err(Error::file("cannot make directory", &new))?;
-        let lock = Lock::take(&new)?;
-        match self.create_in(&new, &id, create) {
+        let new = self.begin(&id)?;
+        match self.create_in(&new.dir, &id, create) {
             Ok(config) => {
                 self.record("create", id.as_str(), config.name.as_str(), &[]);
-                Ok(Created { config, lock })
+                Ok(Created { config, lock: new.lock })
             }
             Err(e) => {
-                let _ = fs::remove_dir_all(&new); // the first error is the one to tell
+                let _ = self.give_back(&id, &new.dir, None, false); // the first error is the one to tell
                 Err(e)
             }
         }
     }
 
     fn create_in(&self, new: &Path, id: &ContainerId, create: Create) -> Result<Config> {
-        let name = create.name.clone();
-        self.take_name(&name, id)?;
-        let give_name_back = |e| {
-            let _ = self.names.release(&name, id);
-            e
-        };
-        let ids = self.slots.take(create.wide_ids).map_err(give_name_back)?;
-        let made = self.create_with_ids(new, id, ids, create);
-        made.map_err(|e| {
-            let _ = self.slots.release(ids);
-            give_name_back(e)
-        })
-    }
-
-    fn create_with_ids(
-        &self,
-        new: &Path,
-        id: &ContainerId,
-        ids: dormouse_model::IdMap,
-        create: Create,
-    ) -> Result<Config> {
+        self.take_name(&create.name, id)?;
+        let ids = self.slots.take(create.wide_ids, id)?;
         if let RootSource::Image { id: image, .. } = &create.root
             && create.image.is_none()
         {
@@ -288,19 +274,10 @@ impl Engine {
             labels: create.labels,
             sysctls: create.sysctls,
         };
-        let publish = || -> Result<()> {
-            Store::create_upper(new, &ids, &self.lower(&config.root)?)?;
-            self.write_config(new, &config)?;
-            let dir = self.dir(id);
-            fs::rename(new, &dir).map_err(Error::file("cannot publish", &dir))
-        };
-        publish().inspect_err(|_| {
-            if !config.addresses.is_empty()
-                && let Ok(network) = self.network()
-            {
-                let _ = network.release(id); // the first error is the one to tell
-            }
-        })?;
+        Store::create_upper(new, &ids, &self.lower(&config.root)?)?;
+        self.write_config(new, &config)?;
+        let dir = self.dir(id);
+        fs::rename(new, &dir).map_err(Error::file("cannot publish", &dir))?;
         Ok(config)
     }
 
@@ -319,11 +296,6 @@ impl Engine {
         taken
     }
 
-    fn is_being_created(&self, id: &ContainerId) -> Result<bool> {
-        let new = self.places.containers().join(format!(".new-{id}"));
-        Ok(new.exists() && Lock::try_take(&new)?.is_none() && new.exists())
-    }
-
     /// Gives a container another name.
     pub fn rename(&self, id: &ContainerId, name: &Name) -> Result<()> {
         let _lock = self.lock(id)?;
@@ -332,7 +304,9 @@ impl Engine {
         if old == *name {
             return Ok(());
         }
-        // ORDER: new name, configuration, old name: a kill leaves one name too many, never none.
+        // ORDER: new name, configuration, old name: a kill leaves one name too many, never none, and
+        // the next command gives that back.
+        let _intent = self.intend(id, &Intent::Rename { names: [old.clone(), name.clone()] })?;
         self.take_name(name, id)?;
         self.write_config(&self.dir(id), &config).inspect_err(|_| {
             let _ = self.names.release(name, id); // the first error is the one to tell
@@ -370,9 +344,8 @@ impl Engine {
         self.remove_locked(id, config.as_ref(), volumes)
     }
 
-    /// ORDER: what lives in the kernel, then the name, then the directory, then what the directory
-    /// proves to be taken (addresses, ids): a kill in between leaves a container that can be
-    /// removed again, or bits that `sweep` takes back.
+    /// ORDER: what lives in the kernel, then the container as all see it, then what it had: a kill in
+    /// between leaves a container that can be removed again, or the rest to the next command.
     pub(crate) fn remove_locked(
         &self,
         id: &ContainerId,
@@ -390,30 +363,11 @@ impl Engine {
         config: Option<&Config>,
         volumes: bool,
     ) -> Result<()> {
+        let dead = self.withdraw(id)?;
+        self.give_back(id, &dead, config, volumes)?;
         if let Some(config) = config {
-            self.names.release(&config.name, id)?;
+            self.record("remove", id.as_str(), config.name.as_str(), &[]);
         }
-        let dir = self.dir(id);
-        let dead = self.places.containers().join(format!(".dead-{id}"));
-        fs::rename(&dir, &dead).map_err(Error::file("cannot remove", &dir))?;
-        fs::remove_dir_all(&dead).map_err(Error::file("cannot remove", &dead))?;
-        let Some(config) = config else { return Ok(()) };
-        if !config.addresses.is_empty() {
-            self.network()?.release(id)?;
-        }
-        self.slots.release(config.ids)?;
-        if volumes || config.auto_remove {
-            for volume in &config.anonymous_volumes {
-                let path = self.places.volumes().join(volume.as_str());
-                match fs::remove_dir_all(&path) {
-                    Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                        return Err(Error::file("cannot remove volume", path)(e));
-                    }
-                    _ => {}
-                }
-            }
-        }
-        self.record("remove", id.as_str(), config.name.as_str(), &[]);
         Ok(())
     }
 
@@ -476,7 +430,9 @@ impl Engine {
         for dir in [&p.lib, &p.run] {
             disk::make_dir(dir, 0o711)?;
         }
-        for dir in [p.containers(), p.names(), p.volumes(), p.lib.join("ids"), p.running()] {
+        for dir in
+            [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids"), p.running()]
+        {
             disk::make_dir(&dir, 0o711)?;
         }
         let _lock = Lock::take(&p.run)?;
@@ -512,29 +468,18 @@ impl Engine {
     /// Takes back id slots whose containers never came to be. Only after a boot, when no create can
     /// be under way; and not while a record is damaged, for its slot is not known then.
     fn recover_slots(&self) -> Result<()> {
-        let owners = || self.ids()?.iter().map(|id| Ok(self.config(id)?.ids)).collect();
+        let owners = || self.ids()?.into_iter().map(|id| Ok((self.config(&id)?.ids, id))).collect();
         match self.slots.reset(owners) {
             Err(Error::Corrupt { .. }) => Ok(()),
             other => other,
         }
     }
 
-    /// Takes back what interrupted verbs left: half-made and half-removed directories, names, ids and
-    /// addresses without a container. Returns how many things that were.
+    /// Takes back what has no container: names, addresses, records of processes. What is interrupted
+    /// while it is made or removed every command sees ([`crate::pending`]); this is a look at all there
+    /// is, after a boot and for `prune`. Returns how many things that were.
     pub fn sweep(&self) -> Result<usize> {
-        let mut swept = 0;
-        let dir = self.places.containers();
-        for entry in fs::read_dir(&dir).map_err(Error::file("cannot list", &dir))? {
-            let entry = entry.map_err(Error::file("cannot list", &dir))?;
-            let name = entry.file_name();
-            let Some(name) = name.to_str() else { continue };
-            let half = name.strip_prefix(".new-").or_else(|| name.strip_prefix(".dead-"));
-            if half.is_some() && Lock::try_take(&entry.path())?.is_some() {
-                let path = entry.path();
-                fs::remove_dir_all(&path).map_err(Error::file("cannot remove", path))?;
-                swept += 1;
-            }
-        }
+        let mut swept = self.finish_interrupted()?;
         for (name, holder) in self.names.all()? {
             let alive = self.dir(&holder).exists() || self.is_being_created(&holder)?;
             if !alive {
@@ -542,6 +487,9 @@ impl Engine {
                 swept += 1;
             }
         }
+        let is_someone =
+            |id: &ContainerId| self.dir(id).exists() || self.is_being_created(id).unwrap_or(true);
+        swept += self.network()?.sweep(&is_someone)? as usize;
         for entry in fs::read_dir(self.places.running()).into_iter().flatten().flatten() {
             let id = entry.file_name().to_str().and_then(|n| n.parse::<ContainerId>().ok());
             if let Some(id) = id

@@ -28,9 +28,10 @@
 //! LIB/containers/ID/upper, work     its own files, in its own ids
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
-//! LIB/containers/.new-ID/           a create in progress; its directory is locked meanwhile
+//! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
+//! LIB/pending/do-ID                 a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
-//! LIB/ids/slots                     one bit per slot of host ids
+//! LIB/ids/slots, owners             one bit per slot of host ids, and whose it is
 //! LIB/volumes/NAME/                 named volumes
 //! LIB/events                        one JSON line per event
 //! RUN/c/ID/init.json                the first process; gone with the boot
@@ -46,8 +47,8 @@
 //!
 //! # Interrupted at any step
 //!
-//! `create` publishes by renaming `.new-ID`; a name or slot whose directory never appeared is taken
-//! back by [`Engine::sweep`]. `start` makes everything that lives in the kernel before the record
+//! `create` publishes by one rename, `remove` withdraws by one; what either leaves undone the next
+//! command finishes (`pending`). `start` makes everything that lives in the kernel before the record
 //! that names it; what a killed start leaves behind is a container without a record, and the next
 //! verb tears its leftovers down by name before it makes new ones. Teardown takes half-built things
 //! and is repeated until nothing is left.
@@ -61,6 +62,7 @@ mod event;
 mod exec;
 mod life;
 mod name;
+mod pending;
 mod place;
 mod slot;
 mod spec;

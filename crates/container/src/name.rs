@@ -27,6 +27,11 @@ impl Names {
         self.dir.join(name.as_str())
     }
 
+    /// The file that becomes a name.
+    fn new_path(&self, id: &ContainerId) -> PathBuf {
+        self.dir.join(format!(".{id}"))
+    }
+
     /// The container that has this name.
     pub(crate) fn holder(&self, name: &Name) -> Result<Option<ContainerId>> {
         let path = self.path(name);
@@ -43,11 +48,11 @@ impl Names {
     /// Gives a free name to a container; the holder of a name that is taken comes back as an
     /// error.
     pub(crate) fn take(&self, name: &Name, id: &ContainerId) -> Result<()> {
-        let new = self.dir.join(format!(".{id}"));
+        let new = self.new_path(id);
         let write = |path: &Path| fs::write(path, id.as_str());
         write(&new).map_err(Error::file("cannot write", &new))?;
         let linked = fs::hard_link(&new, self.path(name));
-        let _ = fs::remove_file(&new); // a leftover is swept with its id
+        let _ = fs::remove_file(&new); // what is left goes with the name
         match linked {
             Ok(()) => Ok(()),
             Err(e) if e.kind() == Io::AlreadyExists => {
@@ -63,6 +68,7 @@ impl Names {
 
     /// Gives a name back, if this container has it.
     pub(crate) fn release(&self, name: &Name, id: &ContainerId) -> Result<()> {
+        let _ = fs::remove_file(self.new_path(id)); // there if its taker was killed
         if self.holder(name)?.as_ref() != Some(id) {
             return Ok(());
         }
@@ -72,6 +78,14 @@ impl Names {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Gives back all that a container has of names: one, two while it is renamed, and the file that
+    /// was to become one.
+    pub(crate) fn release_all(&self, id: &ContainerId) -> Result<()> {
+        let _ = fs::remove_file(self.new_path(id)); // there if its taker was killed
+        let all = self.all()?;
+        all.iter().filter(|(_, holder)| holder == id).try_for_each(|(n, _)| self.release(n, id))
     }
 
     /// Every name with its holder; what cannot be read is left out.

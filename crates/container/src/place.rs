@@ -58,6 +58,10 @@ impl Places {
         self.lib.join("containers")
     }
 
+    pub(crate) fn pending(&self) -> PathBuf {
+        self.lib.join("pending")
+    }
+
     pub(crate) fn names(&self) -> PathBuf {
         self.lib.join("names")
     }

@@ -1,7 +1,9 @@
 //! Which part of the host's id space belongs to which container.
 //!
 //! 32 bits of ids are 131,072 slots of 32,768. `LIB/ids/slots` has one bit for each, under a lock
-//! held for microseconds; a bit is set as long as a container has files of its own. The first slots
+//! held for microseconds; a bit is set as long as a container has files of its own. `LIB/ids/owners`
+//! has 16 bytes for each, the id of the container that took it last: written before the bit, so that
+//! whatever is taken can be given back by its owner, and by nobody else. The first slots
 //! given out lie above 1,879,048,191, where nothing on a Debian host lives; when those 73,728 are
 //! gone, the ones below follow, which systemd-nspawn would also pick from (524,288 to
 //! 1,879,048,191), so ranges it or `/etc/subuid` and `/etc/subgid` hold are passed over.
@@ -10,7 +12,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use dormouse_model::{IdMap, IdRange, IdSlot};
+use dormouse_model::{ContainerId, IdMap, IdRange, IdSlot};
 
 use crate::disk::Lock;
 use crate::error::{Error, Result};
@@ -22,16 +24,38 @@ const FIRST: u32 = 1_879_048_192 / IdSlot::IDS;
 /// (100,000 to 524,287 on Debian).
 const LOWEST: u32 = 524_288 / IdSlot::IDS;
 
-/// The bitmap of slots.
+const OWNER_BYTES: usize = 16;
+
+/// The bitmap of slots, and their owners.
 #[derive(Debug)]
 pub(crate) struct Slots {
     path: PathBuf,
+    owners: PathBuf,
     lock: PathBuf,
 }
 
 impl Slots {
     pub(crate) fn new(dir: &Path) -> Self {
-        Self { path: dir.join("slots"), lock: dir.join("lock") }
+        Self { path: dir.join("slots"), owners: dir.join("owners"), lock: dir.join("lock") }
+    }
+
+    /// The table of owners; what was never written reads as nobody.
+    fn owners(&self) -> Result<File> {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        options.open(&self.owners).map_err(Error::file("cannot open", &self.owners))
+    }
+
+    fn set_owner(
+        &self,
+        owners: &File,
+        slots: std::ops::Range<u32>,
+        id: &ContainerId,
+    ) -> Result<()> {
+        let entries = id.to_bytes().repeat(slots.len());
+        owners
+            .write_all_at(&entries, u64::from(slots.start) * OWNER_BYTES as u64)
+            .map_err(Error::file("cannot write", &self.owners))
     }
 
     fn open(&self) -> Result<(Lock, File, Vec<u8>)> {
@@ -59,7 +83,7 @@ impl Slots {
     }
 
     /// Takes a free slot, or two neighbours for a wide map.
-    pub(crate) fn take(&self, wide: bool) -> Result<IdMap> {
+    pub(crate) fn take(&self, wide: bool, id: &ContainerId) -> Result<IdMap> {
         let avoid = ranges_in_use();
         let (_lock, file, mut bits) = self.open()?;
         let need = if wide { 2 } else { 1 };
@@ -70,6 +94,7 @@ impl Slots {
         let usable = |s: u32| (s..s + need).all(|s| free(&bits, s) && !overlaps(&avoid, s));
         let found = find(&bits, high, need, usable).or_else(|| find(&bits, low, need, usable));
         let first = found.ok_or(Error::NoIds)?;
+        self.set_owner(&self.owners()?, first..first + need, id)?;
         for s in first..first + need {
             bits[(s / 8) as usize] |= 1 << (s % 8);
         }
@@ -78,25 +103,52 @@ impl Slots {
         Ok(if wide { IdMap::wide(slot) } else { IdMap::narrow(slot) })
     }
 
-    /// Gives a slot back.
-    pub(crate) fn release(&self, map: IdMap) -> Result<()> {
+    /// Gives slots back, if they are this container's.
+    pub(crate) fn release(&self, map: IdMap, id: &ContainerId) -> Result<()> {
         let (_lock, file, mut bits) = self.open()?;
-        let first = map.base / IdSlot::IDS;
-        for s in first..first + if map.wide { 2 } else { 1 } {
-            bits[(s / 8) as usize] &= !(1 << (s % 8));
+        let owners = self.owners()?;
+        for s in slots_of(map) {
+            let mut owner = [0; OWNER_BYTES];
+            let at = u64::from(s) * OWNER_BYTES as u64;
+            owners
+                .read_exact_at(&mut owner, at)
+                .map_err(Error::file("cannot read", &self.owners))?;
+            if owner == id.to_bytes() {
+                bits[(s / 8) as usize] &= !(1 << (s % 8));
+            }
         }
-        self.write(&file, &bits, first)
+        self.write(&file, &bits, map.base / IdSlot::IDS)
+    }
+
+    /// Gives back all that a container has: a search through 2 MiB.
+    pub(crate) fn release_all(&self, id: &ContainerId) -> Result<()> {
+        let (_lock, file, mut bits) = self.open()?;
+        let owners = fs::read(&self.owners).unwrap_or_default();
+        for (s, owner) in owners.chunks_exact(OWNER_BYTES).enumerate() {
+            if owner == id.to_bytes() {
+                bits[s / 8] &= !(1 << (s % 8));
+            }
+        }
+        file.write_all_at(&bits, 0).map_err(Error::file("cannot write", &self.path))
+    }
+
+    /// How many slots are taken.
+    pub(crate) fn count(&self) -> Result<u32> {
+        let (_lock, _, bits) = self.open()?;
+        Ok(bits.iter().map(|b| b.count_ones()).sum())
     }
 
     /// Sets exactly these slots: the answer to bits whose containers never came to be.
-    pub(crate) fn reset(&self, owners: impl Fn() -> Result<Vec<IdMap>>) -> Result<()> {
+    pub(crate) fn reset(
+        &self,
+        taken: impl Fn() -> Result<Vec<(IdMap, ContainerId)>>,
+    ) -> Result<()> {
         let (_lock, file, _) = self.open()?;
+        let owners = self.owners()?;
         let mut bits = vec![0; BITMAP_BYTES];
-        for map in owners()? {
-            let first = map.base / IdSlot::IDS;
-            for s in first..first + if map.wide { 2 } else { 1 } {
-                bits[(s / 8) as usize] |= 1 << (s % 8);
-            }
+        for (map, id) in taken()? {
+            self.set_owner(&owners, slots_of(map), &id)?;
+            slots_of(map).for_each(|s| bits[(s / 8) as usize] |= 1 << (s % 8));
         }
         file.write_all_at(&bits, 0).map_err(Error::file("cannot write", &self.path))
     }
@@ -108,6 +160,12 @@ impl Slots {
         file.write_all_at(&bits[byte..end], byte as u64)
             .map_err(Error::file("cannot write", &self.path))
     }
+}
+
+/// The slots of a map.
+fn slots_of(map: IdMap) -> std::ops::Range<u32> {
+    let first = map.base / IdSlot::IDS;
+    first..first + if map.wide { 2 } else { 1 }
 }
 
 /// The first usable slot of a range, full bytes skipped eight at a time.
@@ -172,16 +230,20 @@ mod tests {
     fn slots_are_never_given_twice_and_come_back() {
         let dir = tempfile::tempdir().unwrap();
         let slots = Slots::new(dir.path());
-        let maps: Vec<IdMap> = (0..200).map(|i| slots.take(i % 10 == 0).unwrap()).collect();
+        let id = |n: u8| ContainerId::from_bytes([n; 16]);
+        let maps: Vec<IdMap> = (0..200).map(|i| slots.take(i % 10 == 0, &id(i)).unwrap()).collect();
         let mut seen = HashSet::new();
         for map in &maps {
-            let first = map.base / IdSlot::IDS;
-            for s in first..first + if map.wide { 2 } else { 1 } {
-                assert!(seen.insert(s), "{map:?}");
-            }
+            slots_of(*map).for_each(|s| assert!(seen.insert(s), "{map:?}"));
         }
-        slots.release(maps[7]).unwrap();
-        assert_eq!(slots.take(false).unwrap(), maps[7]);
+        slots.release(maps[7], &id(8)).unwrap(); // not its own
+        assert_eq!(slots.count().unwrap(), 220);
+        slots.release(maps[7], &id(7)).unwrap();
+        assert_eq!(slots.take(false, &id(201)).unwrap(), maps[7]);
+        slots.release_all(&id(7)).unwrap(); // what was its own is another's now
+        slots.release_all(&id(10)).unwrap();
+        assert_eq!(slots.count().unwrap(), 218);
+        assert_eq!(slots.take(true, &id(202)).unwrap(), maps[10]);
     }
 
     #[test]
@@ -201,9 +263,10 @@ mod tests {
         let slots = Slots::new(dir.path());
         let taken = 100_000;
         let all = (FIRST..IdSlot::COUNT - 1).chain(LOWEST..FIRST);
+        let id = ContainerId::from_bytes([1; 16]);
         let owners: Vec<IdMap> = all.take(taken - 1).map(|s| IdMap::narrow(IdSlot(s))).collect();
-        slots.reset(|| Ok(owners.clone())).unwrap();
-        let map = slots.take(false).unwrap();
+        slots.reset(|| Ok(owners.iter().map(|map| (*map, id.clone())).collect())).unwrap();
+        let map = slots.take(false, &id).unwrap();
         assert!(!owners.contains(&map));
     }
 }

@@ -23,6 +23,17 @@ impl ContainerId {
         Self(bytes.iter().map(|b| format!("{b:02x}")).collect())
     }
 
+    /// The bytes it was made of.
+    pub fn to_bytes(&self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        for (byte, pair) in bytes.iter_mut().zip(self.0.as_bytes().chunks(2)) {
+            let digit =
+                |c: u8| if c.is_ascii_digit() { c - b'0' } else { c.wrapping_sub(b'a') + 10 };
+            *byte = pair.iter().fold(0u8, |n, c| n << 4 | digit(*c) & 15);
+        }
+        bytes
+    }
+
     /// The written form.
     pub fn as_str(&self) -> &str {
         &self.0

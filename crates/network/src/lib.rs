@@ -45,7 +45,7 @@ use error::Result;
 use names::Hosts;
 use publish::Table;
 pub use settings::{Pool, Settings};
-use store::{CHUNK, Holding, Plan, Store, id_bytes};
+use store::{CHUNK, Holding, Plan, Store};
 
 /// What containers of one domain see of each other in address mode, for `check` and `run` to say.
 pub const VISIBLE_IN_DOMAIN: &str = "\
@@ -88,6 +88,11 @@ impl Network {
 
     fn store(&self) -> Result<Store> {
         Store::open(&self.lib, self.settings.pool)
+    }
+
+    /// The table, unless nobody ever had an address.
+    fn existing_store(&self) -> Result<Option<Store>> {
+        self.lib.join("addresses").exists().then(|| self.store()).transpose()
     }
 
     /// Short hash of what tells instances on one host apart.
@@ -364,9 +369,8 @@ impl Network {
 
     /// Takes a container's addresses back. Nothing happens if it has none.
     pub fn release(&self, id: &ContainerId) -> Result<()> {
-        let store = self.store()?;
-        let Some(holding) = store.holding(id)? else { return Ok(()) };
-        for number in holding.numbers {
+        let Some(store) = self.existing_store()? else { return Ok(()) };
+        for number in store.holding(id)?.map(|holding| holding.numbers).unwrap_or_default() {
             store.release(id, number)?;
         }
         // ORDER: last: an interrupted release is tried again.
@@ -375,7 +379,12 @@ impl Network {
 
     /// Takes back what containers have that do not exist. How many addresses that was.
     pub fn sweep(&self, exists: &dyn Fn(&ContainerId) -> bool) -> Result<u32> {
-        self.store()?.sweep(exists)
+        self.existing_store()?.map_or(Ok(0), |store| store.sweep(exists))
+    }
+
+    /// How many containers' addresses are given out.
+    pub fn addresses_in_use(&self) -> Result<u32> {
+        self.existing_store()?.map_or(Ok(0), |store| store.count())
     }
 
     /// Processes in the container's cgroup (its id in the v2 hierarchy) are from now on the owner of
@@ -433,7 +442,7 @@ impl Network {
         let Some(holding) = store.holding(id)? else { return Ok(()) };
         let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
         let mut record = store.record(first)?;
-        if record.container != id_bytes(id) {
+        if record.container != id.to_bytes() {
             return Ok(());
         }
         let known = match domain::read_ready(&self.domain_dir(&holding.domain))? {
@@ -583,7 +592,7 @@ impl Network {
         let Some(holding) = store.holding(id)? else { return Ok(()) };
         let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
         let mut record = store.record(first)?;
-        if record.container == id_bytes(id) && record.hosts != 0 {
+        if record.container == id.to_bytes() && record.hosts != 0 {
             self.clear_name(&domain.name, record.hosts, id)?;
             record.hosts = 0;
             store.set_record(first, record)?;

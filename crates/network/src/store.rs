@@ -138,15 +138,6 @@ fn domain_key(domain: &Name) -> u64 {
     hash.max(1)
 }
 
-pub(crate) fn id_bytes(id: &ContainerId) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    for (byte, pair) in bytes.iter_mut().zip(id.as_str().as_bytes().chunks(2)) {
-        let digit = |c: u8| if c.is_ascii_digit() { c - b'0' } else { c.wrapping_sub(b'a') + 10 };
-        *byte = pair.iter().fold(0u8, |n, c| n << 4 | digit(*c) & 15);
-    }
-    bytes
-}
-
 impl Store {
     /// Opens the table, made on first use, and waits for its lock.
     pub fn open(lib: &Path, pool: Pool) -> Result<Self> {
@@ -322,7 +313,7 @@ impl Store {
 
     /// Takes back a number that the container's configuration has and this table may have forgotten.
     pub fn claim(&self, domain: &Name, id: &ContainerId, number: u32) -> Result<()> {
-        if self.record(number)?.container == id_bytes(id) {
+        if self.record(number)?.container == id.to_bytes() {
             return Ok(());
         }
         self.check_free(domain, id, number, self.plan.v4(number).into())?;
@@ -337,7 +328,7 @@ impl Store {
         address: IpAddr,
     ) -> Result<()> {
         let owner = self.record(number)?.container;
-        if owner != [0; 16] && owner != id_bytes(id) {
+        if owner != [0; 16] && owner != id.to_bytes() {
             let owner = format!("container {}", &ContainerId::from_bytes(owner).short());
             return Err(Error::AddressTaken { address, owner });
         }
@@ -350,7 +341,7 @@ impl Store {
 
     fn take(&self, domain: &Name, id: &ContainerId, number: u32) -> Result<()> {
         let before = self.record(number)?;
-        if before.container == id_bytes(id) {
+        if before.container == id.to_bytes() {
             return Ok(());
         }
         let index = number / CHUNK;
@@ -359,7 +350,7 @@ impl Store {
             chunk = Chunk { domain: domain_key(domain), used: 0, cursor: RESERVED };
             self.set_chunk(index, chunk)?;
         }
-        self.set_record(number, Record { container: id_bytes(id), ..Record::default() })?;
+        self.set_record(number, Record { container: id.to_bytes(), ..Record::default() })?;
         // The cursor runs ahead, so that an address is used again as late as possible.
         let cursor = number % CHUNK + 1;
         self.set_chunk(index, Chunk { used: chunk.used + 1, cursor, ..chunk })
@@ -384,14 +375,21 @@ impl Store {
 
     /// Gives a number back, if it is this container's.
     pub fn release(&self, id: &ContainerId, number: u32) -> Result<bool> {
-        if self.record(number)?.container != id_bytes(id) {
+        if self.record(number)?.container != id.to_bytes() {
             return Ok(false);
         }
-        self.set_record(number, Record::default())?;
         let index = number / CHUNK;
         let chunk = self.chunks()?[index as usize];
+        // ORDER: the count first: one that is too low costs a look, one that is too high hides a number.
         self.set_chunk(index, Chunk { used: chunk.used.saturating_sub(1), ..chunk })?;
+        self.set_record(number, Record::default())?;
         Ok(true)
+    }
+
+    /// How many numbers are given out.
+    pub fn count(&self) -> Result<u32> {
+        let claimed = (0u32..).zip(self.chunks()?).filter(|(_, chunk)| chunk.domain != 0);
+        claimed.map(|(index, _)| self.used_in(index)).sum()
     }
 
     /// Gives back what no container has (`exists` says no), and counts anew. How many it was.
@@ -440,13 +438,18 @@ impl Store {
         replace(&path, &text)
     }
 
-    /// Forgets what a container has.
+    /// Forgets what a container has, and what was about to be written of it.
     pub fn forget(&self, id: &ContainerId) -> Result<()> {
         let path = self.holding_path(id);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::file("remove", path)(e)),
-            _ => Ok(()),
+        for path in [new_name(&path), path] {
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::file("remove", path)(e));
+                }
+                _ => {}
+            }
         }
+        Ok(())
     }
 }
 
@@ -460,11 +463,16 @@ fn parse_record(b: &[u8]) -> Record {
     record
 }
 
-/// Writes a file in one step: a reader finds the old or the new text.
-pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<()> {
+/// Where the next text of a file is written before it takes its place.
+fn new_name(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
-    let new = path.with_file_name(name);
+    path.with_file_name(name)
+}
+
+/// Writes a file in one step: a reader finds the old or the new text.
+pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<()> {
+    let new = new_name(path);
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -553,7 +561,7 @@ mod tests {
         // A power cut: the record is gone, the container's own configuration has the address.
         store.set_record(number, Record::default()).unwrap();
         store.claim(&domain, &id(1), number).unwrap();
-        assert_eq!(store.record(number).unwrap().container, id_bytes(&id(1)));
+        assert_eq!(store.record(number).unwrap().container, id(1).to_bytes());
         assert!(store.claim(&domain, &id(2), number).is_err());
         // A crash before the container's configuration was written.
         assert_eq!(store.sweep(&|_| false).unwrap(), 1);

@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 
 use anyhow::Result;
 use dormouse_image::Commit;
-use dormouse_model::State;
 
 use crate::command::Global;
 use crate::{image, layers, output};
@@ -43,11 +42,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         message: args.message,
         changes: args.change,
     };
-    let frozen = engine.inspect(&id)?.state == State::Running;
-    if frozen {
-        engine.pause(&id)?;
-    }
-    let made = (|| {
+    let made = engine.while_frozen(&id, || {
         let config = engine.config(&id)?;
         let layers = layers::open(&engine, &config)?;
         let progress = image::progress(args.quiet);
@@ -61,10 +56,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             &commit,
             &*progress,
         )?)
-    })();
-    if frozen {
-        engine.unpause(&id)?;
-    }
+    })?;
     output::line(&made?)?;
     Ok(0)
 }

@@ -33,6 +33,10 @@ struct Info {
     paused: usize,
     stopped: usize,
     images: usize,
+    /// Slots of host ids, of 32,768 each, that belong to containers.
+    id_slots: u32,
+    /// Addresses (an IPv4 with its IPv6 counts once) that belong to containers.
+    addresses: u32,
     cpus: usize,
     memory_bytes: u64,
 }
@@ -42,6 +46,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = Engine::open(places.clone())?;
     let list = engine.list()?;
     let count = |s: State| list.iter().filter(|d| d.state == s).count();
+    let (id_slots, addresses) = engine.taken()?;
     let memory = rustix::system::sysinfo();
     let info = Info {
         version: env!("CARGO_PKG_VERSION"),
@@ -55,6 +60,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         paused: count(State::Paused),
         stopped: count(State::Stopped),
         images: engine.images()?.list()?.len(),
+        id_slots,
+        addresses,
         cpus: std::thread::available_parallelism().map_or(1, Into::into),
         memory_bytes: memory.totalram * u64::from(memory.mem_unit),
     };
@@ -77,6 +84,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             ),
         ),
         ("images", info.images.to_string()),
+        ("id slots", info.id_slots.to_string()),
+        ("addresses", info.addresses.to_string()),
         ("cpus", info.cpus.to_string()),
         ("memory", output::bytes(info.memory_bytes)),
     ];
