@@ -151,7 +151,17 @@ impl Host {
 
     /// `dormouse --root DIR ARGUMENTS`, not started.
     pub fn dormouse(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(&self.program);
+        self.under(self.command(&self.program), arguments)
+    }
+
+    /// `TOOL dormouse --root DIR ARGUMENTS`, not started: what watches or disturbs the program.
+    pub fn dormouse_under(&self, tool: &[&str], arguments: &[&str]) -> Command {
+        let mut command = self.command(tool[0]);
+        command.args(&tool[1..]).arg(&self.program);
+        self.under(command, arguments)
+    }
+
+    fn under(&self, mut command: Command, arguments: &[&str]) -> Command {
         command.arg("--root").arg(self.root()).args(arguments);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
