@@ -123,9 +123,11 @@ pub struct Root {
 impl Engine {
     /// What can be known of a container without changing anything.
     pub(crate) fn look(&self, config: &Config) -> Result<Look> {
-        let exit = disk::read_json(&self.dir(&config.id).join("exit.json"))?;
+        // ORDER: whoever settles writes the exit, then takes away the record of the process. Read
+        // the other way round, both could be missed, and an exit be called unknown.
         let init: Option<InitRecord> =
             disk::read_json(&self.run_dir(&config.id).join("init.json"))?;
+        let exit = disk::read_json(&self.dir(&config.id).join("exit.json"))?;
         let state = match (&init, &exit) {
             (Some(init), _) if is_alive(init) => {
                 if init.paused {
