@@ -47,7 +47,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
         survey.found.refusals.push(seen.refuse("", why));
     }
     let personality = fs::read_to_string(format!("/proc/{}/personality", seen.pid));
-    if personality.is_ok_and(|p| p.trim().trim_start_matches('0') != "") {
+    if personality.is_ok_and(|p| !p.trim().trim_start_matches('0').is_empty()) {
         survey.found.refusals.push(seen.refuse("", "it has a personality, which is not saved yet"));
     }
     if let Err(why) = timer::posix(seen) {
