@@ -74,10 +74,13 @@ fn vm_containers_find_each_other_by_name_and_see_who_calls() {
 #[test]
 fn vm_outbound_traffic_leaves_by_the_hosts_address() {
     let host = Host::with_busybox();
-    host.neighbour_sh("mkdir -p /tmp/dm-www && echo outside >/tmp/dm-www/index.html").ok();
+    let site = host.dir().join("site");
+    std::fs::create_dir(&site).expect("a directory of the test");
+    std::fs::write(site.join("index.html"), "outside\n").expect("a page");
     let mut outside = std::process::Command::new("nsenter")
         .arg(format!("--target={}", host.neighbour_pid()))
-        .args(["--net", "--", "busybox", "httpd", "-f", "-v", "-p", "80", "-h", "/tmp/dm-www"])
+        .args(["--net", "--", "busybox", "httpd", "-f", "-v", "-p", "80", "-h"])
+        .arg(&site)
         .stderr(std::process::Stdio::piped())
         .spawn()
         .expect("nsenter starts");
