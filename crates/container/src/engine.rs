@@ -217,13 +217,14 @@ impl Engine {
         let id = new_id()?;
         crate::spec::validate(&create)?;
         let new = self.begin(&id)?;
+        let name = create.name.clone();
         match self.create_in(&new.dir, &id, create) {
             Ok(config) => {
                 self.record("create", id.as_str(), config.name.as_str(), &[]);
                 Ok(Created { config, lock: new.lock })
             }
             Err(e) => {
-                let _ = self.give_back(&id, &new.dir, None, false); // the first error is the one to tell
+                let _ = self.abandon(&id, &name, &new); // the first error is the one to tell
                 Err(e)
             }
         }
@@ -504,7 +505,7 @@ impl Engine {
 }
 
 /// A fresh id.
-fn new_id() -> Result<ContainerId> {
+pub(crate) fn new_id() -> Result<ContainerId> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     while filled < bytes.len() {

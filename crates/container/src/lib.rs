@@ -29,7 +29,7 @@
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
-//! LIB/pending/do-ID                 a rename or a short freeze in progress; locked meanwhile
+//! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots, owners             one bit per slot of host ids, and whose it is
 //! LIB/volumes/NAME/                 named volumes

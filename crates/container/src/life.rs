@@ -214,13 +214,16 @@ impl Engine {
     /// Thaws them.
     pub fn unpause(&self, id: &ContainerId) -> Result<()> {
         let _lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let (mut init, _) = self.alive(&config)?;
+        self.unpause_locked(&self.config(id)?)
+    }
+
+    pub(crate) fn unpause_locked(&self, config: &Config) -> Result<()> {
+        let (mut init, _) = self.alive(config)?;
         if !init.paused {
-            return Err(self.not(&config, State::Running, "it is not paused"));
+            return Err(self.not(config, State::Running, "it is not paused"));
         }
-        self.thaw(&config, &mut init)?;
-        self.record("unpause", id.as_str(), config.name.as_str(), &[]);
+        self.thaw(config, &mut init)?;
+        self.record("unpause", config.id.as_str(), config.name.as_str(), &[]);
         Ok(())
     }
 

@@ -7,14 +7,16 @@
 //! directory, empty but for moments, however many containers there are.
 //!
 //! A change of a container that exists is one rename of its record, but for those that need another
-//! step: they leave an [`Intent`] there, `do-ID`, as long as they are at it.
+//! step: they leave an [`Intent`] there, `do-ID.NUMBER`, as long as they are at it.
 //!
 //! What an interrupted create had taken is found by its owner, in the tables of names, ids and
 //! addresses; a search, but only then. Giving back is repeated until it is done, and takes nothing
 //! from another: each table gives a thing back only to the one that has it.
 //!
 //! The lock on `LIB/pending` is shared by those who make an entry and have not locked it yet; whoever
-//! clears away takes it alone, so that it never takes a new entry for an orphan.
+//! clears away takes it alone, so that it never takes a new entry for an orphan. It waits for nobody:
+//! what it finds locked is left to the next command. And what is locked at last may have been
+//! published or finished meanwhile, so its name is looked at again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use dormouse_model::{Config, ContainerId, Name, State};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Lock;
-use crate::engine::Engine;
+use crate::engine::{Engine, new_id};
 use crate::error::{Error, Result};
 
 /// A create in progress: its directory, locked.
@@ -60,7 +62,9 @@ impl Drop for Doing {
 impl Engine {
     /// Says what is about to be done, until it is done.
     pub(crate) fn intend(&self, id: &ContainerId, intent: &Intent) -> Result<Doing> {
-        let path = self.pending("do", id);
+        // A name of its own: who renames holds the container's lock, who commits wants it later, so
+        // neither may wait for the other's intent.
+        let path = self.pending("do", id).with_extension(new_id()?.short());
         let _making = Lock::share(&self.places().pending())?;
         let doing = Doing { lock: Lock::take_new(&path)?, path };
         let text = serde_json::to_vec(intent).expect("names are written as text");
@@ -68,25 +72,29 @@ impl Engine {
         Ok(doing)
     }
 
-    fn finish_intent(&self, id: &ContainerId, path: &Path) -> Result<()> {
+    /// Whether it is finished: not while somebody else works on the container.
+    fn finish_intent(&self, id: &ContainerId, path: &Path) -> Result<bool> {
+        let lock = Lock::try_take(&self.dir(id))?;
         let config = match self.config(id) {
+            Ok(_) if lock.is_none() => return Ok(false),
             Err(Error::NoContainer(_)) => None,
             other => Some(other?),
         };
         // Nothing is done yet where the intent is not written to its end.
-        match (crate::disk::read_json(path).unwrap_or(None), config) {
+        match (crate::disk::read_json(path).unwrap_or(None), &config) {
             (Some(Intent::Rename { names }), config) => {
-                let keep = config.map(|config| config.name);
-                let strays = names.iter().filter(|name| keep.as_ref() != Some(name));
-                strays.into_iter().try_for_each(|name| self.names.release(name, id))?;
+                let keep = config.as_ref().map(|config| &config.name);
+                let mut strays = names.iter().filter(|name| keep != Some(*name));
+                strays.try_for_each(|name| self.names.release(name, id))?;
             }
-            (Some(Intent::Pause), Some(_)) => match self.unpause(id) {
+            (Some(Intent::Pause), Some(config)) => match self.unpause_locked(config) {
                 Ok(()) | Err(Error::State { .. }) => {}
                 Err(e) => return Err(e),
             },
             _ => {}
         }
-        remove_tree(path)
+        remove_tree(path)?;
+        Ok(true)
     }
 
     /// Does something while a container is frozen, if it runs; one that is paused stays so.
@@ -126,6 +134,14 @@ impl Engine {
         let (dir, dead) = (self.dir(id), self.pending("dead", id));
         fs::rename(&dir, &dead).map_err(Error::file("cannot remove", &dir))?;
         Ok(dead)
+    }
+
+    /// Gives back what a create that failed has taken.
+    pub(crate) fn abandon(&self, id: &ContainerId, name: &Name, new: &New) -> Result<()> {
+        self.network()?.release(id)?;
+        self.names.release(name, id)?;
+        self.slots.release_all(id)?;
+        remove_tree(&new.dir)
     }
 
     /// Gives back all that a container which is not whole has taken, its directory last. `config` is
@@ -183,13 +199,18 @@ impl Engine {
             let Some((kind, id)) = name.to_str().and_then(|name| name.split_once('-')) else {
                 continue;
             };
+            let id = id.split_once('.').map_or(id, |(id, _)| id);
             let Ok(id) = id.parse::<ContainerId>() else { continue };
             let Some(_lock) = Lock::try_take(&entry.path())? else { continue };
-            finished += 1;
-            if kind == "do" {
-                self.finish_intent(&id, &entry.path())?;
+            // ORDER: its last holder may have published it after we opened it: then it is somebody's.
+            if !entry.path().exists() {
                 continue;
             }
+            if kind == "do" {
+                finished += usize::from(self.finish_intent(&id, &entry.path())?);
+                continue;
+            }
+            finished += 1;
             // A removal that was interrupted has its record; volumes that were to stay may be those
             // that it was asked to remove, and stay.
             let config = match kind {

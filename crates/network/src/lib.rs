@@ -363,7 +363,11 @@ impl Network {
         }
         let numbers = store.allocate(domain, id, requested)?;
         let addresses = numbers.iter().flat_map(|n| store.plan.addresses(*n)).collect();
-        store.set_holding(id, &Holding { version: 1, domain: domain.clone(), numbers })?;
+        let holding = Holding { version: 1, domain: domain.clone(), numbers };
+        store.set_holding(id, &holding).inspect_err(|_| {
+            // The first error is the one to tell.
+            holding.numbers.iter().for_each(|number| drop(store.release(id, *number)));
+        })?;
         Ok(addresses)
     }
 
