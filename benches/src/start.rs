@@ -103,8 +103,12 @@ fn floor(bench: &Bench) -> Result<Arm> {
 
 fn podman(bench: &Bench) -> Result<Vec<Arm>> {
     let storage = bench.path("podman");
+    // Podman refuses a path of more than 50 bytes here. The mount namespace is ours.
+    let run = "/run/bench-podman";
+    fs::create_dir_all(run)?;
+    ok(Command::new("mount").args(["-t", "tmpfs", "bench", run]))?;
     let options = move |c: &mut Command| {
-        c.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
+        c.arg("--root").arg(storage.join("root")).args(["--runroot", run]);
         c.args(["--cgroup-manager", "cgroupfs", "--runtime", "runc"]);
     };
     let mut tar = Command::new("tar");

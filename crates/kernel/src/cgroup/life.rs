@@ -13,13 +13,11 @@ use rustix::io::Errno;
 
 use super::dir::Dir;
 use super::error::CgroupError;
+use super::freezer::Freezer;
 use super::stats::field;
 use super::{Cgroup, Controllers};
-use crate::error::{CallError, Explain, Result as CallResult};
+use crate::error::{Explain, Result as CallResult};
 
-/// Longest wait for processes to freeze. One that waits for a disk or for its vforked child to
-/// exec cannot be frozen before that is done.
-pub(super) const FREEZE_WITHIN: Duration = Duration::from_secs(10);
 /// Longest wait of [`Cgroup::remove`] for the last process to be gone.
 pub(super) const REMOVE_WITHIN: Duration = Duration::from_secs(5);
 /// LIMIT: cgroups that a container may make below its own once it owns it. Each costs the host
@@ -36,46 +34,21 @@ impl Cgroup {
     ///
     /// Errors with [`CgroupError::StillRunning`] (kind `Busy`) after 10 s, all thawed again.
     pub fn freeze(&self) -> Result<(), CgroupError> {
-        let deadline = Instant::now() + FREEZE_WITHIN;
-        let frozen = if let Some(v2) = &self.v2 {
-            v2.write("cgroup.freeze", "1").and_then(|()| wait_event(v2, "frozen", 1, deadline))
-        } else if let Some(v1) = self.in_v1(Controllers::FREEZER) {
-            freeze_v1(v1, deadline)
-        } else {
-            Err(CallError::new("openat", "\"freezer.state\"".into(), libc::EOPNOTSUPP))
-        };
-        match frozen {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                let pids = self.pids().unwrap_or_default();
-                self.thaw()?;
-                Err(CgroupError::StillRunning { pids, waited: FREEZE_WITHIN })
-            }
-            Err(e) => {
-                let _ = self.thaw();
-                Err(CgroupError::Freeze(e))
-            }
-        }
+        self.freezer().freeze(|| self.pids())
     }
 
     /// Lets all processes go on. No error if they do already.
     pub fn thaw(&self) -> Result<(), CgroupError> {
-        if let Some(v2) = &self.v2 {
-            v2.write("cgroup.freeze", "0").map_err(CgroupError::Freeze)?;
-        } else if let Some(v1) = self.in_v1(Controllers::FREEZER) {
-            v1.write("freezer.state", "THAWED").map_err(CgroupError::Freeze)?;
-        }
-        Ok(())
+        self.freezer().thaw()
     }
 
     /// Whether it was frozen and not thawed since; processes may still be on their way there.
     pub fn is_frozen(&self) -> Result<bool, CgroupError> {
-        if let Some(v2) = &self.v2 {
-            let text = v2.read("cgroup.freeze").map_err(CgroupError::Read)?;
-            return Ok(text.trim() == "1");
-        }
-        let Some(v1) = self.in_v1(Controllers::FREEZER) else { return Ok(false) };
-        Ok(v1.read("freezer.state").map_err(CgroupError::Read)?.trim() != "THAWED")
+        self.freezer().is_frozen()
+    }
+
+    fn freezer(&self) -> Freezer<'_> {
+        Freezer::of(self.v2.as_ref(), self.in_v1(Controllers::FREEZER))
     }
 
     /// Sends SIGKILL to every process in it and below, also to those that are being forked, and to
@@ -312,23 +285,6 @@ fn event(file: &OwnedFd, name: &str) -> Result<Option<u64>, Errno> {
     };
     let text = String::from_utf8_lossy(&bytes[..n]);
     Ok(text.contains(name).then(|| field(&text, name)))
-}
-
-/// v1 has to be asked until it says FROZEN: FREEZING stays when a process forked or was stopped
-/// in between, until the state is read or written again (freezer-subsystem.rst).
-pub(super) fn freeze_v1(dir: &Dir, deadline: Instant) -> CallResult<bool> {
-    let mut pause = Duration::from_micros(20);
-    loop {
-        dir.write("freezer.state", "FROZEN")?;
-        if dir.read("freezer.state")?.trim() == "FROZEN" {
-            return Ok(true);
-        }
-        if Instant::now() >= deadline {
-            return Ok(false);
-        }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(10));
-    }
 }
 
 pub(super) fn kill_pid(pid: u32) -> Result<(), CgroupError> {

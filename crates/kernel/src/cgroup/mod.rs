@@ -38,6 +38,7 @@
 mod device;
 mod dir;
 mod error;
+mod freezer;
 mod life;
 mod limit;
 mod mounts;

@@ -18,7 +18,8 @@ use rustix::fs::OFlags;
 use super::device::attach_verdicts;
 use super::dir::Dir;
 use super::error::CgroupError;
-use super::life::{FREEZE_WITHIN, freeze_v1, kill_pid, remove_below, retry_busy, wait_event, walk};
+use super::freezer::Freezer;
+use super::life::{kill_pid, remove_below, retry_busy, walk};
 use super::mounts::find_all;
 use super::{DeviceRule, LATER, Layout, Placement, fill_cpuset, tasks};
 use crate::error::{CallError, Result as CallResult};
@@ -356,46 +357,21 @@ impl Tree {
     /// Stops all processes and returns when the last one stands still; see
     /// [`super::Cgroup::freeze`].
     pub fn freeze(&self) -> Result<(), CgroupError> {
-        let deadline = Instant::now() + FREEZE_WITHIN;
-        let frozen = if let Some(v2) = self.v2_dir() {
-            v2.write("cgroup.freeze", "1").and_then(|()| wait_event(v2, "frozen", 1, deadline))
-        } else if let Some(v1) = self.v1_dir("freezer") {
-            freeze_v1(v1, deadline)
-        } else {
-            Err(CallError::new("openat", "\"freezer.state\"".into(), libc::EOPNOTSUPP))
-        };
-        match frozen {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                let pids = self.pids().unwrap_or_default();
-                self.thaw()?;
-                Err(CgroupError::StillRunning { pids, waited: FREEZE_WITHIN })
-            }
-            Err(e) => {
-                let _ = self.thaw();
-                Err(CgroupError::Freeze(e))
-            }
-        }
+        self.freezer().freeze(|| self.pids())
     }
 
     /// Lets all processes go on.
     pub fn thaw(&self) -> Result<(), CgroupError> {
-        let thawed = match (self.v2_dir(), self.v1_dir("freezer")) {
-            (Some(v2), _) => v2.write("cgroup.freeze", "0"),
-            (None, Some(v1)) => v1.write("freezer.state", "THAWED"),
-            (None, None) => Ok(()),
-        };
-        thawed.map_err(CgroupError::Freeze)
+        self.freezer().thaw()
     }
 
     /// Whether it was frozen and not thawed since.
     pub fn is_frozen(&self) -> Result<bool, CgroupError> {
-        let state = match (self.v2_dir(), self.v1_dir("freezer")) {
-            (Some(v2), _) => v2.read("cgroup.freeze").map(|text| text.trim() == "1"),
-            (None, Some(v1)) => v1.read("freezer.state").map(|text| text.trim() != "THAWED"),
-            (None, None) => Ok(false),
-        };
-        state.map_err(CgroupError::Read)
+        self.freezer().is_frozen()
+    }
+
+    fn freezer(&self) -> Freezer<'_> {
+        Freezer::of(self.v2_dir(), self.v1_dir("freezer"))
     }
 
     /// The processes in it and below, as pids of the reader's pid namespace, in no order.
