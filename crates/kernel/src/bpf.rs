@@ -48,6 +48,21 @@ impl Insn {
         Self::new(0x61, dst, src, offset, 0)
     }
 
+    /// `dst += immediate`
+    pub(crate) const fn add(dst: u8, immediate: i32) -> Self {
+        Self::new(0x07, dst, 0, 0, immediate)
+    }
+
+    /// `dst = *(u64 *)(src + offset)`
+    pub(crate) const fn load_wide(dst: u8, src: u8, offset: i16) -> Self {
+        Self::new(0x79, dst, src, offset, 0)
+    }
+
+    /// `r0 = helper(r1, r2, r3, r4, r5)`
+    pub(crate) const fn call(helper: i32) -> Self {
+        Self::new(0x85, 0, 0, 0, helper)
+    }
+
     /// `if dst != immediate, skip so many instructions`
     pub(crate) const fn skip_unless(dst: u8, immediate: i32, instructions: i16) -> Self {
         Self::new(0x55, dst, 0, instructions, immediate)
@@ -95,6 +110,7 @@ pub(crate) enum AttachType {
     RawTracepoint = 23,
     Fentry = 24,
     LsmMac = 27,
+    Iterator = 28,
     Getsockname4 = 31,
     /// KERNEL(6.7)
     UnixConnect = 49,
@@ -117,6 +133,8 @@ const PROG_ATTACH: u32 = 8;
 const PROG_GET_FD_BY_ID: u32 = 13;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
 const PROG_QUERY: u32 = 16;
+const LINK_CREATE: u32 = 28;
+const ITER_CREATE: u32 = 33;
 /// A program further down replaces this one for its part of the tree.
 const ALLOW_OVERRIDE: u32 = 1;
 
@@ -185,6 +203,42 @@ pub(crate) fn load(program: &Program<'_>) -> Result<OwnedFd> {
     bpf(PROG_LOAD, &mut attributes)
         .map(owned)
         .explain("bpf", || format!("PROG_LOAD, {:?} for {:?}", program.kind, program.attach))
+}
+
+/// Runs an iterator over tasks for one of them: what it writes is what is read from here.
+/// KERNEL(6.1): before, it would be run for all.
+pub(crate) fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Link {
+        program: u32,
+        target: u32,
+        attach: u32,
+        flags: u32,
+        info: u64,
+        info_length: u32,
+        unused: u32,
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Task {
+        tid: u32,
+        pid: u32,
+        pidfd: u32,
+        unused: u32,
+    }
+    let task = Task { tid, ..Task::default() };
+    let mut attributes = Link {
+        program: program.as_raw_fd() as u32,
+        attach: AttachType::Iterator as u32,
+        info: std::ptr::from_ref(&task) as u64,
+        info_length: size_of::<Task>() as u32,
+        ..Link::default()
+    };
+    let said = || format!("an iterator over task {tid}");
+    let link = bpf(LINK_CREATE, &mut attributes).map(owned).explain("bpf", said)?;
+    let mut from_link = [link.as_raw_fd() as u32, 0];
+    bpf(ITER_CREATE, &mut from_link).map(owned).explain("bpf", said)
 }
 
 #[repr(C)]

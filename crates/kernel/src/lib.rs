@@ -16,6 +16,7 @@
 //! **Not here**: decisions. No module knows what a container is.
 
 mod bpf;
+mod btf;
 pub mod call;
 pub mod capability;
 pub mod cgroup;
@@ -27,6 +28,7 @@ pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod resolve;
+pub mod restart;
 pub mod rlimit;
 pub mod seccomp;
 pub mod sysctl;

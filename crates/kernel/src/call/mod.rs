@@ -6,12 +6,14 @@
 
 mod mount;
 mod pidfd;
+mod schedule;
 mod socket;
 mod task;
 mod trace;
 
 pub use mount::*;
 pub use pidfd::*;
+pub use schedule::*;
 pub use socket::*;
 pub use task::*;
 pub use trace::*;

@@ -139,7 +139,7 @@ fn lack<T>(why: impl Into<String>) -> Result<T, Why> {
 struct Scratch {
     dir: PathBuf,
     cgroup: OnceLock<Result<(Hierarchy, Cgroup), String>>,
-    btf: OnceLock<Result<Vec<u8>, String>>,
+    btf: OnceLock<Result<crate::btf::Btf, String>>,
 }
 
 impl Scratch {
@@ -423,6 +423,13 @@ static FEATURES: &[Feature] = &[
         "accounts",
         ("none", "no accounts of shared services"),
         btf::tp_btf,
+    ),
+    feature(
+        "BPF: iterator over a task",
+        "6.1",
+        "checkpoints: how long an interrupted poll, futex or nanosleep has to wait",
+        ("the whole time again", "a wait with a limit takes longer, by what it had waited"),
+        btf::task_iterator,
     ),
     feature(
         "BPF: LSM",

@@ -1,0 +1,55 @@
+//! How another task is scheduled: sched_getattr(2), sched_getaffinity(2), ioprio_get(2).
+
+use super::check;
+use crate::Errno;
+
+/// `struct sched_attr`, as far as every kernel since 5.3 knows it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SchedulingAttributes {
+    /// Its length.
+    pub size: u32,
+    /// `SCHED_*`.
+    pub policy: u32,
+    /// `SCHED_FLAG_*`.
+    pub flags: u64,
+    /// nice(2), of policies that have it.
+    pub nice: i32,
+    /// Of SCHED_FIFO and SCHED_RR.
+    pub priority: u32,
+    /// Of SCHED_DEADLINE; the slice of others. KERNEL(6.12): before, only the first.
+    pub runtime_ns: u64,
+    /// Of SCHED_DEADLINE.
+    pub deadline_ns: u64,
+    /// The same.
+    pub period_ns: u64,
+    /// Hints of how much it will run.
+    pub util_min: u32,
+    /// The same.
+    pub util_max: u32,
+}
+
+/// sched_getattr(2) of a thread; 0 is the caller. KERNEL(3.14).
+pub fn scheduling_attributes(tid: u32) -> Result<SchedulingAttributes, Errno> {
+    let mut found = SchedulingAttributes::default();
+    let size = size_of::<SchedulingAttributes>();
+    // SAFETY: the structure is as long as said.
+    check(unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut found, size, 0) })?;
+    Ok(found)
+}
+
+/// sched_getaffinity(2) of a thread: fills `mask`, a bit a CPU, and says how many bytes of it are
+/// used. EINVAL where it is too short for this host.
+pub fn affinity(tid: u32, mask: &mut [u64]) -> Result<usize, Errno> {
+    // SAFETY: pointer and length describe one slice.
+    check(unsafe {
+        libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(mask), mask.as_mut_ptr())
+    })
+}
+
+/// ioprio_get(2) of a thread: class and level; 0 where it has none of its own.
+pub fn io_priority(tid: u32) -> Result<u32, Errno> {
+    const OF_A_PROCESS: i32 = 1;
+    // SAFETY: only integers are passed.
+    check(unsafe { libc::syscall(libc::SYS_ioprio_get, OF_A_PROCESS, tid) }).map(|n| n as u32)
+}
