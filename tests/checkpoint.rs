@@ -116,6 +116,10 @@ workloads! {
     vm_calls_that_wait: "restart";
     vm_pairs_of_unix_sockets: "socketpair";
     vm_credentials: "credential";
+    vm_schedules: "schedule";
+    vm_deleted_files: "deleted";
+    vm_locks: "lock";
+    vm_directories: "directory";
 }
 
 /// A checkpoint of the workload `memory`, which has stopped.
@@ -216,14 +220,14 @@ fn vm_checkpoints_are_listed_shown_and_removed() {
 fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
     let host = host();
     let words = ["run", "-d", "--name", "a", "--net", "none", "workloads", "sh", "-c"];
-    let script = "exec 5<>/etc/passwd; rm /etc/passwd; touch /up; while :; do sleep 0.1; \
+    let script = "exec 5<>/etc/passwd; ln /etc/passwd /other; rm /etc/passwd; touch /up; while :; do sleep 0.1; \
                   echo tick; done";
     host.dm(&[&words[..], &[script]].concat()).ok();
     host.wait_inside("a", "test -e /up");
     let out = host.dm(&["explain", "a"]);
     assert_eq!(out.status, 1, "{out}");
     let line = out.stdout.lines().find(|l| l.starts_with("process 1 (sh), descriptor 5: "));
-    assert!(line.is_some_and(|l| l.contains("/etc/passwd") && l.contains("not saved")), "{out}");
+    assert!(line.is_some_and(|l| l.contains("/etc/passwd") && l.contains("has others")), "{out}");
     let out = host.dm(&["checkpoint", "a"]);
     assert!(out.status != 0 && out.stderr.contains("descriptor 5"), "{out}");
     assert_eq!(host.state_of("a"), "running");

@@ -1,4 +1,5 @@
-/* Calls that wait while their process is away: they go on, and none fails with EINTR. */
+/* Calls that wait while their process is away: they go on, and none fails with EINTR; those with a
+ * limit end when they would have ended. */
 #include "workload.h"
 #include <poll.h>
 #include <pthread.h>
@@ -51,6 +52,42 @@ static void *wait_in(void *arg) {
 	return 0;
 }
 
+/* Waits that end by their limit, LIMIT seconds after they began. */
+#define LIMITED 5
+#define LIMIT 4
+static double began[LIMITED], ended[LIMITED];
+static volatile double away;
+
+static void *wait_until(void *arg) {
+	long n = (long)arg;
+	struct timespec t = {LIMIT, 0};
+	struct timeval v = {LIMIT, 0};
+	struct pollfd p = {pipes[0][0], 0, 0};
+	began[n] = now();
+	switch (n) {
+	case 0: must(poll(&p, 1, LIMIT * 1000) == 0); break;
+	case 1: must(syscall(SYS_futex, &futex_word, FUTEX_WAIT_PRIVATE, 0, &t) == -1); break;
+	case 2: must(nanosleep(&t, 0) == 0); break;
+	case 3: must(clock_nanosleep(CLOCK_BOOTTIME, 0, &t, 0) == 0); break;
+	case 4: must(select(0, 0, 0, 0, &v) == 0); break;
+	}
+	ended[n] = now();
+	return 0;
+}
+
+/* Knows for how long nobody ran: that is no part of a wait. */
+static void *watch(void *arg) {
+	double last = now();
+	for (;;) {
+		nap(5);
+		double t = now();
+		if (t - last > 0.05)
+			away += t - last;
+		last = t;
+	}
+	return arg;
+}
+
 int main(void) {
 	pthread_t threads[KINDS];
 	sigset_t mask;
@@ -59,12 +96,23 @@ int main(void) {
 	pthread_sigmask(SIG_BLOCK, &mask, 0);
 	for (long n = 0; n < KINDS; n++)
 		must(pipe(pipes[n]) == 0 && pthread_create(&threads[n], 0, wait_in, (void *)n) == 0);
+	pthread_t limited[LIMITED], watcher;
+	must(pthread_create(&watcher, 0, watch, 0) == 0);
+	for (long n = 0; n < LIMITED; n++)
+		must(pthread_create(&limited[n], 0, wait_until, (void *)n) == 0);
 	nap(50);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		nap(30);
+		nap(400);
 		for (int n = 0; n < KINDS - 1; n++)
 			must(state[n] == 1);
+	}
+	for (int n = 0; n < LIMITED; n++) {
+		must(pthread_join(limited[n], 0) == 0);
+		double took = ended[n] - began[n];
+		if (took < LIMIT || took > LIMIT + away + 0.7)
+			say("wait %d took %f s, of which it was away for %f s", n, took, away);
+		must(took >= LIMIT && took <= LIMIT + away + 0.7);
 	}
 	for (int n = 0; n < 5; n++)
 		must(write(pipes[n][1], "x", 1) == 1);

@@ -6,7 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Area, Backing, Memory, PAGE_BYTES, Process, Records, Run, Thing};
+use super::{
+    Area, Backing, Bytes, Deleted, Lock, Memory, PAGE_BYTES, Process, Records, Run, Schedule, Thing,
+};
 use crate::error::{Error, Result};
 
 /// The end of user memory on x86_64 with four-level tables.
@@ -19,6 +21,14 @@ const NUMBER_MAX: u32 = 1 << 22;
 const TEXT_MAX: usize = 4096;
 /// LIMIT: bytes that one socket or pipe holds.
 const CONTENT_MAX: usize = 64 << 20;
+/// LIMIT: bytes of a file.
+const FILE_BYTES_MAX: u64 = 1 << 62;
+
+/// LIMIT: the number of a CPU.
+const CPU_MAX: u32 = 8192;
+/// What personality(2) may be: of Linux, as 64 or 32 bits, with flags that change what a process
+/// sees of its own only.
+pub const PERSONALITIES: u32 = 0x0ff6_0000 | 8;
 
 /// Checks all records.
 pub fn records(records: &Records) -> Result<()> {
@@ -89,6 +99,8 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         ensure(thread.extended.0.len() <= 1 << 16, || "extended registers".into())?;
         ensure(thread.credentials.groups.len() <= 1 << 16, || "too many groups".into())?;
         ensure(thread.name.len() < 64, || "a thread's name".into())?;
+        check_schedule(&thread.schedule)?;
+        ensure(thread.personality & !PERSONALITIES == 0, || "a personality".into())?;
         let mut signals = thread.pending.iter().chain(&process.pending);
         let good = |s: &super::Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
         ensure(signals.all(good), || "a pending signal".into())?;
@@ -99,11 +111,26 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         ensure(number < NUMBER_MAX && numbers.insert(number), || format!("descriptor {number}"))?;
         object(descriptor.object, records).map_err(|e| format!("descriptor {number}: {e}"))?;
     }
+    for held in &process.locks {
+        ensure(numbers.contains(&held.number), || format!("a lock of {}", held.number))?;
+        check_lock(&held.lock)?;
+    }
+    let score = process.oom_score_adj;
+    ensure((-1000..=1000).contains(&score), || format!("oom_score_adj {score}"))?;
     ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;
     ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
     ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
     object(process.directory.ok_or("no working directory")?, records).map(drop)
+}
+
+fn check_schedule(schedule: &Schedule) -> Found {
+    let known = [0, 1, 2, 3, 5]; // OTHER, FIFO, RR, BATCH, IDLE
+    ensure(known.contains(&schedule.policy), || "a scheduling policy".into())?;
+    ensure(schedule.priority < 100, || "a priority".into())?;
+    let cpus = &schedule.cpus;
+    let fits = cpus.len() <= CPU_MAX as usize && cpus.iter().all(|cpu| *cpu < CPU_MAX);
+    ensure(fits, || "the CPUs of a thread".into())
 }
 
 fn object(n: usize, records: &Records) -> std::result::Result<&Thing, String> {
@@ -176,7 +203,15 @@ fn runs(runs: &[Run], start: u64, end: u64, page_count: u64) -> Found {
 fn check_object(thing: &Thing, records: &Records, page_count: u64) -> Found {
     let path = |path: &str| path.starts_with('/') && path.len() < TEXT_MAX && !path.contains('\0');
     match thing {
-        Thing::File(file) => ensure(path(&file.path), || "its path".into()),
+        Thing::File(file) => {
+            ensure(path(&file.path), || "its path".into())?;
+            file.locks.iter().try_for_each(check_lock)?;
+            let Some(n) = file.deleted else { return Ok(()) };
+            let is_kind = |d: &Deleted| d.mode & libc::S_IFMT == file.file_type;
+            let found = matches!(object(n, records)?, Thing::Deleted(d) if is_kind(d));
+            ensure(found, || "of nothing deleted".into())
+        }
+        Thing::Deleted(deleted) => check_deleted(deleted, path, page_count),
         Thing::Device(device) => {
             let known = ["null", "zero", "full", "random", "urandom"];
             ensure(known.contains(&device.name.as_str()), || "its name".into())
@@ -213,10 +248,31 @@ fn check_object(thing: &Thing, records: &Records, page_count: u64) -> Found {
     }
 }
 
+fn check_deleted(deleted: &Deleted, path: impl Fn(&str) -> bool, page_count: u64) -> Found {
+    ensure(path(&deleted.place), || "its place".into())?;
+    let kind = deleted.mode & libc::S_IFMT;
+    ensure([libc::S_IFREG, libc::S_IFDIR].contains(&kind), || "no file".into())?;
+    // A file that makes root of whoever executes it is nothing a checkpoint may bring.
+    let gives = kind == libc::S_IFREG && deleted.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
+    ensure(!gives, || "its mode".into())?;
+    let known = |name: &str| name.starts_with("user.") && name.len() < 256 && !name.contains('\0');
+    let sound = |(name, value): &(String, Bytes)| known(name) && value.0.len() <= 64 << 10;
+    ensure(deleted.attributes.iter().all(sound), || "its attributes".into())?;
+    ensure(deleted.bytes <= FILE_BYTES_MAX, || "its length".into())?;
+    let pages = deleted.bytes.next_multiple_of(PAGE_BYTES);
+    runs(&deleted.runs, 0, pages, page_count)
+}
+
+fn check_lock(lock: &Lock) -> Found {
+    let top = i64::MAX as u64;
+    let sound = lock.start <= top && lock.end.is_none_or(|end| end >= lock.start && end <= top);
+    ensure(sound, || "a lock".into())
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::format::{About, File, Object, Pages, Thread};
+    use crate::format::{About, File, LockKind, Object, Pages, Thread};
 
     /// One process with one page of memory.
     pub(crate) fn small() -> Records {
@@ -236,6 +292,8 @@ pub(crate) mod tests {
             bytes: 0,
             modified_ns: 0,
             unchanged: false,
+            deleted: None,
+            locks: Vec::new(),
         };
         let process = Process {
             pid: 1,
@@ -283,5 +341,51 @@ pub(crate) mod tests {
             let said = bad(change);
             assert!(said.contains(text), "{said}");
         }
+    }
+
+    /// A checkpoint brings no more than its container could have: every case is one that would.
+    #[test]
+    fn what_would_widen_or_reach_outside_is_refused() {
+        let deleted = |change: fn(&mut Deleted)| {
+            let mut it = Deleted {
+                place: "/".into(),
+                mode: libc::S_IFREG | 0o644,
+                uid: 0,
+                gid: 0,
+                bytes: 5,
+                modified_ns: 0,
+                runs: vec![Run { address: 0, pages: 1, first: 0 }],
+                attributes: Vec::new(),
+            };
+            change(&mut it);
+            let mut all = small();
+            all.objects.push(Object { thing: Thing::Deleted(it) });
+            records(&all).err().map(|e| e.to_string()).unwrap_or_default()
+        };
+        type Case = (fn(&mut Deleted), &'static str);
+        let cases: [Case; 7] = [
+            (|_| {}, ""),
+            (|d| d.mode |= libc::S_ISUID, "its mode"),
+            (|d| d.mode = libc::S_IFCHR | 0o666, "no file"),
+            (|d| d.place = "../x".into(), "its place"),
+            (|d| d.bytes = u64::MAX, "its length"),
+            (|d| d.runs[0].first = 9, "not there"),
+            (|d| d.attributes.push(("security.capability".into(), Bytes::default())), "attributes"),
+        ];
+        for (change, text) in cases {
+            let said = deleted(change);
+            assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
+        }
+        let bad = |change: fn(&mut Records)| {
+            let mut all = small();
+            change(&mut all);
+            records(&all).unwrap_err().to_string()
+        };
+        let lock = Lock { kind: LockKind::Whole, writes: true, start: 9, end: Some(3) };
+        assert!(check_lock(&lock).is_err());
+        assert!(bad(|r| r.processes[0].threads[0].schedule.policy = 6).contains("policy"));
+        assert!(bad(|r| r.processes[0].threads[0].schedule.cpus = vec![1 << 20]).contains("CPUs"));
+        assert!(bad(|r| r.processes[0].threads[0].personality = 3).contains("personality"));
+        assert!(bad(|r| r.processes[0].oom_score_adj = 1001).contains("oom_score_adj"));
     }
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Lock;
+
 /// A file or a directory, opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
@@ -20,6 +22,12 @@ pub struct File {
     /// It is mapped without being written by anybody: what it says must be what it said.
     #[serde(default)]
     pub unchanged: bool,
+    /// It has no name any more: the object that it is about.
+    #[serde(default)]
+    pub deleted: Option<usize>,
+    /// Locks of this open file.
+    #[serde(default)]
+    pub locks: Vec<Lock>,
 }
 
 /// A character device whose driver keeps nothing of an open: null, zero, full, random, urandom.

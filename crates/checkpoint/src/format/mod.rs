@@ -26,13 +26,16 @@
 
 mod about;
 pub mod check;
+mod deleted;
 mod event;
 mod file;
+mod lock;
 mod memory;
 mod object;
 mod pipe;
 mod process;
 mod read;
+mod schedule;
 mod signal;
 mod socket;
 mod thread;
@@ -40,13 +43,16 @@ mod timer;
 mod write;
 
 pub use about::About;
+pub use deleted::Deleted;
 pub use event::{Epoll, EpollItem, Event, SignalFd};
 pub use file::{Device, External, File};
+pub use lock::{HeldLock, Lock, LockKind};
 pub use memory::{Area, Backing, Layout, Memory, Run, SharedMemory};
 pub use object::{Descriptor, Object, Thing};
 pub use pipe::{Pipe, PipeEnd};
 pub use process::{Credentials, Limit, Process};
 pub use read::{Reader, Section};
+pub use schedule::Schedule;
 pub use signal::{Action, AlternateStack, IntervalTimer, Signal};
 pub use socket::{Listener, UnixEnd, UnixPair};
 pub use thread::{Restart, Rseq, Thread};

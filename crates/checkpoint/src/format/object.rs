@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd, TimerFd,
-    UnixEnd, UnixPair,
+    Deleted, Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd,
+    TimerFd, UnixEnd, UnixPair,
 };
 
 /// An open descriptor of a process.
@@ -32,6 +32,8 @@ pub struct Object {
 pub enum Thing {
     /// A file or directory with a name.
     File(File),
+    /// What has lost its name while it is open; open files are objects of their own.
+    Deleted(Deleted),
     /// A device that has no state.
     Device(Device),
     /// Something of the engine's: a log, a standard stream.
@@ -63,6 +65,7 @@ impl Thing {
     pub fn name(&self) -> &'static str {
         match self {
             Self::File(_) => "file",
+            Self::Deleted(_) => "deleted file",
             Self::Device(_) => "device",
             Self::External(_) => "standard stream",
             Self::Pipe(_) => "pipe",

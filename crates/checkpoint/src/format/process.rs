@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Descriptor, IntervalTimer, PosixTimer, Signal, Thread};
+use super::{Action, Descriptor, HeldLock, IntervalTimer, PosixTimer, Signal, Thread};
 
 /// A process. Ids are those of the container's own pid namespace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +32,9 @@ pub struct Process {
     /// Its open descriptors, by number.
     #[serde(default)]
     pub descriptors: Vec<Descriptor>,
+    /// Its locks of files.
+    #[serde(default)]
+    pub locks: Vec<HeldLock>,
     /// Its working directory, an object.
     #[serde(default)]
     pub directory: Option<usize>,

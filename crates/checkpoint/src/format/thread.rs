@@ -3,7 +3,7 @@
 use dormouse_kernel::call::Registers;
 use serde::{Deserialize, Serialize};
 
-use super::{AlternateStack, Bytes, Credentials, Signal};
+use super::{AlternateStack, Bytes, Credentials, Schedule, Signal};
 
 /// A thread.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,12 @@ pub struct Thread {
     /// nice(2).
     #[serde(default)]
     pub nice: i32,
+    /// When it runs.
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// personality(2).
+    #[serde(default)]
+    pub personality: u32,
 }
 
 /// Restartable sequences.

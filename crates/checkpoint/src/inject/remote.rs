@@ -157,11 +157,6 @@ impl Scratch {
         }
     }
 
-    /// Whose memory it is.
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// The first number.
     pub(crate) fn number(&self) -> Result<u64, Errno> {
         let mut bytes = [0; 8];

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
 
-use super::{Restore, file};
+use super::{Restore, file, process};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -215,6 +215,9 @@ fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     let records = &restore.records;
     let mut last = Vec::new();
     for process in records.processes.iter().filter(|p| p.ended.is_none()) {
+        if let Some(pid) = by_inner.get(&process.pid) {
+            process::oom_score(*pid, process.oom_score_adj)?;
+        }
         let memory = process.memory.map(|m| &records.memories[m]);
         let Some(memory) = memory else { continue };
         for thread in &process.threads {

@@ -4,7 +4,7 @@
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use super::Plan;
+use super::{Plan, lock};
 use crate::error::{Error, Result};
 use crate::format::{Device, External, File, Records, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -12,7 +12,7 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 /// What fcntl(F_SETFL) may set.
 const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 
-fn open(
+pub(super) fn open(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
@@ -37,25 +37,39 @@ pub(super) fn make(
 ) -> Result<Cell> {
     let what = format!("{what} '{}'", file.path);
     let kinds = [libc::S_IFREG, libc::S_IFDIR];
-    if !kinds.contains(&file.file_type) {
+    let is_place = file.flags & libc::O_PATH as u32 != 0;
+    if !is_place && !kinds.contains(&file.file_type) {
         return Err(Error::damaged("section 'object'", format!("{what} is no file")));
     }
     // O_NONBLOCK: a fifo that has taken its place must not make the restore wait.
     let wait = libc::O_NONBLOCK as u32;
-    let is_place = file.flags & libc::O_PATH as u32 != 0;
-    let extra = if is_place { 0 } else { wait };
+    let is_link = file.file_type == libc::S_IFLNK;
+    let extra = match (is_place, is_link) {
+        (true, true) => libc::O_NOFOLLOW as u32,
+        (true, false) => 0,
+        (false, _) => wait,
+    };
     let cell = open(plan, sequence, &what, &file.path, file.flags | extra)?;
-    if is_place {
-        return Ok(cell);
-    }
-    if file.flags & wait == 0 {
+    if !is_place && file.flags & wait == 0 {
         set_flags(sequence, &what, cell, file.flags);
     }
+    settle(plan, sequence, &what, cell, file);
+    Ok(cell)
+}
+
+/// Offset and locks of an open file.
+pub(super) fn settle(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    file: &File,
+) {
     if file.offset != 0 {
         let args = [cell.into(), Arg::Number(file.offset), Arg::from(libc::SEEK_SET)];
         sequence.call(what, Call::new(libc::SYS_lseek, args).returns(file.offset));
     }
-    Ok(cell)
+    lock::of_file(plan, sequence, what, cell.into(), &file.locks);
 }
 
 /// Sets the flags of an open file that can be set.

@@ -26,13 +26,16 @@
 
 mod conduct;
 mod credentials;
+mod deleted;
 mod descriptor;
 mod event;
 mod file;
+mod lock;
 mod memory;
 mod object;
 mod pipe;
 mod process;
+mod schedule;
 mod signal;
 mod socket;
 mod thread;
@@ -45,12 +48,16 @@ use std::os::fd::OwnedFd;
 use crate::error::{Error, Result};
 use crate::format::{Reader, Records, Thing};
 pub use crate::inject::program::Program;
-use crate::inject::program::{Builder, Cell};
+use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 pub use conduct::Traced;
 pub use credentials::Allowed;
 
 /// The resource number of the limit on descriptors.
 const NOFILE: u32 = 7;
+/// The same for nice(2).
+const NICE: u32 = 13;
+/// The same for real-time priorities.
+const RTPRIO: u32 = 14;
 /// Where shared memory waits, beyond the program.
 const SHARED_AT: u64 = 1 << 30;
 /// The lowest and the highest address of the work area. Below and above are the newborn's own
@@ -140,7 +147,7 @@ struct Plan<'r> {
     /// Where shared memory waits, by object.
     shared: HashMap<usize, u64>,
     shared_end: u64,
-    /// The first number that no process uses.
+    /// The numbers from here on, and the one before, are used by no process.
     above: u32,
     /// Numbers of helpers begin here.
     free_pid: u32,
@@ -184,7 +191,7 @@ impl<'r> Plan<'r> {
             cells: vec![None; records.objects.len()],
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,
-            above: above.unwrap_or(0).max(16),
+            above: above.unwrap_or(0).max(16) + 1,
             free_pid,
         })
     }
@@ -199,6 +206,23 @@ impl<'r> Plan<'r> {
         found.ok_or_else(|| {
             Error::damaged("section 'object'", format!("number {index} is used before it is made"))
         })
+    }
+
+    /// Opens once more what a descriptor leads to: an open file of its own. A path has to say its
+    /// number, which nobody knows yet, so it gets one that no process uses.
+    fn reopen(
+        &mut self,
+        sequence: &mut Sequence,
+        what: &str,
+        from: Cell,
+        flags: u32,
+    ) -> Result<Cell> {
+        let number = self.above - 1;
+        let args = [from.into(), number.into(), Arg::from(libc::O_CLOEXEC)];
+        sequence.call(what, Call::new(libc::SYS_dup3, args));
+        // The name is a link, and what it leads to is what it is.
+        let flags = flags & !(libc::O_NOFOLLOW | libc::O_DIRECTORY) as u32;
+        file::open(self, sequence, what, &format!("/proc/self/fd/{number}"), flags)
     }
 
     /// A pid that nobody has.

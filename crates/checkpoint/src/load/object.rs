@@ -1,6 +1,6 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
-use super::{Plan, event, file, memory, pipe, socket, timer};
+use super::{Plan, deleted, event, file, memory, pipe, socket, timer};
 use crate::error::Result;
 use crate::format::Thing;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -13,7 +13,13 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let what = format!("object {index} ({})", object.thing.name());
         let what = what.as_str();
         let made = match &object.thing {
+            // Whoever holds what it is about makes it.
+            Thing::File(it) if it.deleted.is_some() => None,
             Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
+            Thing::Deleted(it) => {
+                deleted::make(plan, sequence, what, index, it)?;
+                None
+            }
             Thing::Device(it) => Some(file::device(plan, sequence, what, it)?),
             Thing::External(it) => Some(file::external(plan, sequence, what, it)?),
             // Both ends at once; whoever names an end takes it from here.

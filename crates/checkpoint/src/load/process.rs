@@ -1,7 +1,7 @@
 //! Processes: what their threads share.
 
-use super::{NOFILE, Plan, descriptor, event, signal, thread, timer};
-use crate::error::Result;
+use super::{NICE, NOFILE, Plan, RTPRIO, descriptor, event, lock, signal, thread, timer};
+use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
 
@@ -14,11 +14,17 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) {
     // The conductor learns here where the newborn's own rseq is, and makes the next call end it.
     sequence.stage("begin");
     sequence.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
-    let hard = plan.records.processes[0].limits.iter().find(|l| l.resource == NOFILE);
-    let hard = hard.map_or(u64::from(plan.above) + 1024, |l| l.hard);
-    let limit = plan.builder.numbers(&[hard, hard]);
-    let args = [Arg::Number(0), NOFILE.into(), limit.into(), Arg::Number(0)];
-    sequence.call("the limit of descriptors", Call::new(libc::SYS_prlimit64, args).lenient());
+    // What the configuration allows at most is allowed until each has its own limits again.
+    let limits = &plan.records.processes[0].limits;
+    for resource in [NOFILE, NICE, RTPRIO] {
+        let Some(hard) = limits.iter().find(|l| l.resource == resource).map(|l| l.hard) else {
+            continue;
+        };
+        let limit = plan.builder.numbers(&[hard, hard]);
+        let args = [Arg::Number(0), resource.into(), limit.into(), Arg::Number(0)];
+        let what = format!("limit {resource}, as high as it goes");
+        sequence.call(what, Call::new(libc::SYS_prlimit64, args).lenient());
+    }
 }
 
 /// Everything of a process behind its memory; gives the sequences of its other threads, which have
@@ -59,6 +65,7 @@ pub(super) fn restore(
 /// What needs everything else in place.
 pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     event::watch(plan, sequence, record)?;
+    lock::of_process(plan, sequence, record);
     signal::forget_children(plan, sequence);
     signal::pending(plan, sequence, record.pid, None, &record.pending);
     timer::posix(plan, sequence, record);
@@ -72,4 +79,17 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
     }
     Ok(())
+}
+
+/// Makes the kernel's killer think of a process as it did (proc_pid_oom_score_adj(5)).
+///
+/// From outside, as it needs no `/proc` of the container's. Only ever raised: below what a start
+/// gives is what the operator, not a checkpoint, has to say.
+pub(super) fn oom_score(pid: u32, wanted: i32) -> Result<()> {
+    let path = format!("/proc/{pid}/oom_score_adj");
+    let step = || -> std::io::Result<()> {
+        let now: i32 = std::fs::read_to_string(&path)?.trim().parse().unwrap_or(0);
+        if wanted > now { std::fs::write(&path, wanted.to_string()) } else { Ok(()) }
+    };
+    step().map_err(Error::file("cannot set", &path))
 }

@@ -1,6 +1,6 @@
 //! Threads.
 
-use super::{Plan, credentials, signal};
+use super::{Plan, credentials, schedule, signal};
 use crate::error::Result;
 use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -53,11 +53,7 @@ pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
         ];
         sequence.call(format!("the rseq of thread {tid}"), Call::new(libc::SYS_rseq, args));
     }
-    if thread.nice != 0 {
-        let args = [Arg::Number(0), Arg::Number(0), Arg::from(thread.nice)];
-        let call = Call::new(libc::SYS_setpriority, args).lenient();
-        sequence.call(format!("the priority of thread {tid}"), call);
-    }
+    schedule::restore(plan, sequence, thread);
     Ok(())
 }
 
@@ -67,6 +63,10 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
     let leader = plan.records.processes.iter().find(|p| p.threads.iter().any(|t| t.tid == tid));
     let (pid, dumpable) = leader.map_or((tid, 0), |p| (p.pid, p.dumpable));
     signal::pending(plan, sequence, pid, Some(tid), &thread.pending);
+    if thread.personality != 0 {
+        let call = Call::new(libc::SYS_personality, [thread.personality.into()]);
+        sequence.call(format!("the personality of thread {tid}"), call);
+    }
     credentials::take_on(plan, sequence, thread);
     if thread.parent_death_signal != 0 {
         let args = [Arg::from(libc::PR_SET_PDEATHSIG), Arg::from(thread.parent_death_signal)];

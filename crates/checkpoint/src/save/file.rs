@@ -1,14 +1,14 @@
 //! Files and directories with a name, devices without state, and what is the engine's.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 
-use super::Subject;
 use super::object::{Open, Survey, Why};
 use super::tree::Seen;
-use crate::format::{Device, External, File, Thing};
+use super::{Subject, deleted, lock};
+use crate::format::{Device, External, File, LockKind, Thing};
 
 /// Devices that keep nothing of an open, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
@@ -42,36 +42,35 @@ fn device_of(stat: &Stat, flags: u32) -> Option<Thing> {
 
 pub(crate) fn is_file(open: &Open<'_>) -> bool {
     let known = [FileType::RegularFile, FileType::Directory];
-    open.link.starts_with('/') && known.contains(&file_type(&open.stat))
+    let is_place = open.flags() & libc::O_PATH as u32 != 0;
+    open.link.starts_with('/') && (is_place || known.contains(&file_type(&open.stat)))
 }
 
-pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
-    if open.field("lock").is_some() {
-        return Err(format!("'{}', which it has locked; locks are not saved yet", open.link));
-    }
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let mut locks = lock::of(&open.info)?;
+    locks.retain(|lock| lock.kind != LockKind::Process);
     let flags =
         open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
     if flags & libc::O_ASYNC as u32 != 0 {
         return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
     }
-    let file = named(open.process, &open.link, &open.stat)?;
-    Ok(Thing::File(File { flags, offset: open.offset(), ..file }))
+    let file = found(survey, open.process, &open.link, &open.stat, open.copy.as_fd())?;
+    Ok(Thing::File(File { flags, offset: open.offset(), locks, ..file }))
 }
 
-/// A file that can be found again by its name: it is looked up, and must be the same.
-pub(crate) fn named(seen: &Seen, link: &str, stat: &Stat) -> Result<File, Why> {
+/// A file that is found again: by its name, which is looked up and must be the same; or, where the
+/// name is gone, as an object of its own. `open` leads to it.
+fn found(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    link: &str,
+    stat: &Stat,
+    open: BorrowedFd<'_>,
+) -> Result<File, Why> {
     if link.starts_with("/memfd:") || link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
-    if stat.st_nlink == 0 || link.ends_with(" (deleted)") {
-        return Err(format!("the file '{link}': deleted but open files are not saved yet"));
-    }
-    let there = lookup(seen, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
-    let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
-    if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
-        return Err(format!("'{link}', which by that name is another file now"));
-    }
-    Ok(File {
+    let file = File {
         path: link.to_owned(),
         flags: 0,
         offset: 0,
@@ -79,7 +78,24 @@ pub(crate) fn named(seen: &Seen, link: &str, stat: &Stat) -> Result<File, Why> {
         bytes: stat.st_size as u64,
         modified_ns: modified_ns(stat),
         unchanged: false,
-    })
+        deleted: None,
+        locks: Vec::new(),
+    };
+    if is_deleted(link, stat) {
+        let deleted = deleted::object(survey, seen, link, stat, open)?;
+        return Ok(File { deleted: Some(deleted), ..file });
+    }
+    let there = lookup(seen, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
+    let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
+    if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
+        return Err(format!("'{link}', which by that name is another file now"));
+    }
+    Ok(file)
+}
+
+/// Whether a file has lost its name. A name may also end as the kernel says that.
+fn is_deleted(link: &str, stat: &Stat) -> bool {
+    stat.st_nlink == 0 || link.ends_with(" (deleted)")
 }
 
 pub(crate) fn modified_ns(stat: &Stat) -> i64 {
@@ -87,7 +103,7 @@ pub(crate) fn modified_ns(stat: &Stat) -> i64 {
 }
 
 /// Opens a path as the process would, as a place only.
-fn lookup(seen: &Seen, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
+pub(crate) fn lookup(seen: &Seen, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = rustix::fs::open(
         format!("/proc/{}/root", seen.pid),
@@ -112,29 +128,45 @@ pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, W
     if let Some(index) = survey.named.get(&(link.clone(), flags)) {
         return Ok(*index);
     }
-    let stat = rustix::fs::stat(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
-    let file = named(seen, &link, &stat)?;
+    let open = rustix::fs::open(at("cwd"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let open = open.map_err(|e| format!("it cannot be read: {e}"))?;
+    let stat = rustix::fs::fstat(&open).map_err(|e| format!("it cannot be read: {e}"))?;
+    let file = found(survey, seen, &link, &stat, open.as_fd())?;
+    let is_named = file.deleted.is_none();
     let index = survey.add(Thing::File(File { flags, ..file }));
-    survey.named.insert((link, flags), index);
+    // Several may have had one name, one after the other.
+    if is_named {
+        survey.named.insert((link, flags), index);
+    }
     Ok(index)
 }
 
-/// A file that is mapped, or the program; opened anew for that.
+/// A file that is mapped, or the program; opened anew for that. `place` leads to it.
 pub(crate) fn mapped(
     survey: &mut Survey<'_>,
     seen: &Seen,
     link: &str,
-    stat: &Stat,
+    place: &str,
     writes: bool,
-    unchanged: bool,
 ) -> Result<usize, Why> {
     let flags = (if writes { libc::O_RDWR } else { libc::O_RDONLY }) as u32;
-    let key = (link.to_owned(), flags);
-    if let Some(index) = survey.named.get(&key) {
+    let open = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let open = open.map_err(|e| format!("it cannot be looked at: {e}"))?;
+    let stat = rustix::fs::fstat(&open).map_err(|e| format!("it cannot be looked at: {e}"))?;
+    if file_type(&stat) != FileType::RegularFile {
+        return Err(format!("'{link}' mapped, which is not saved yet"));
+    }
+    // What has lost its name is known by what it is.
+    let name = match is_deleted(link, &stat) {
+        true => format!("{:x}:{:x}", stat.st_dev, stat.st_ino),
+        false => link.to_owned(),
+    };
+    if let Some(index) = survey.named.get(&(name.clone(), flags)) {
         return Ok(*index);
     }
-    let file = named(seen, link, stat)?;
+    let file = found(survey, seen, link, &stat, open.as_fd())?;
+    let unchanged = !writes && file.deleted.is_none();
     let index = survey.add(Thing::File(File { flags, unchanged, ..file }));
-    survey.named.insert(key, index);
+    survey.named.insert((name, flags), index);
     Ok(index)
 }

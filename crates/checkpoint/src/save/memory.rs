@@ -4,16 +4,16 @@
 //! in the file, and shared memory is read once, from the file that the kernel keeps it in.
 
 use std::fs::{self, File};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, PageRun};
 use rustix::fs::SeekFrom;
 
-use super::file;
 use super::object::{Found, Survey, Why};
 use super::tree::Seen;
+use super::{deleted, file};
 use crate::error::{Error, Result};
 use crate::format::{Area, Backing, Bytes, Memory, PAGE_BYTES, Run, SharedMemory, Thing, Writer};
 
@@ -144,12 +144,8 @@ fn backing(
         let object = shared_memory(survey, &place)?;
         return Ok(Backing::Shared { object, offset });
     }
-    let stat = rustix::fs::stat(&place).map_err(|e| format!("it cannot be looked at: {e}"))?;
-    if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
-        return Err(format!("'{}' mapped, which is not saved yet", mapping.name));
-    }
     let writes = shared && mapping.flags.contains(&"mw");
-    let object = file::mapped(survey, seen, mapping.name, &stat, writes, !writes)?;
+    let object = file::mapped(survey, seen, mapping.name, &place, writes)?;
     Ok(match shared {
         true => Backing::Shared { object, offset },
         false => Backing::Private { object, offset },
@@ -168,22 +164,32 @@ fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<us
     let bytes = meta.len().next_multiple_of(PAGE_BYTES);
     let index = survey.add(Thing::SharedMemory(SharedMemory { bytes, runs: Vec::new() }));
     survey.shared.insert(identity, index);
-    survey.found.shared.push((index, file));
+    survey.found.contents.push((index, file));
     Ok(index)
 }
 
-/// Reads the contents of all shared memory.
-pub(crate) fn shared_contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
-    for (index, file) in std::mem::take(&mut found.shared) {
-        let Thing::SharedMemory(memory) = &mut found.objects[index].thing else { continue };
-        let runs = shared_runs(&file, memory.bytes, writer)
-            .map_err(Error::file("cannot read shared memory", "map_files"))?;
-        memory.runs = runs?;
+/// Reads the contents of all objects that have any.
+pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
+    for (index, file) in std::mem::take(&mut found.contents) {
+        let thing = &mut found.objects[index].thing;
+        let (bytes, runs) = match thing {
+            Thing::SharedMemory(memory) => (memory.bytes, &mut memory.runs),
+            Thing::Deleted(deleted) => (deleted::whole_pages(deleted.bytes), &mut deleted.runs),
+            _ => continue,
+        };
+        let failed = Error::file("cannot read the contents of", thing_name(&file));
+        *runs = file_runs(&file, bytes, writer).map_err(failed)??;
     }
     Ok(())
 }
 
-fn shared_runs(file: &File, bytes: u64, writer: &mut Writer) -> std::io::Result<Result<Vec<Run>>> {
+/// What a descriptor of ours leads to, for the message.
+fn thing_name(file: &File) -> String {
+    let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    link.map(|l| l.display().to_string()).unwrap_or_default()
+}
+
+fn file_runs(file: &File, bytes: u64, writer: &mut Writer) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
     let mut at = 0;
     while at < bytes {

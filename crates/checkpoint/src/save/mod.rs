@@ -16,14 +16,17 @@
 //!
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
+mod deleted;
 mod event;
 mod file;
 mod host;
 mod ipc;
+mod lock;
 mod memory;
 mod object;
 mod pipe;
 mod process;
+mod schedule;
 mod signal;
 mod socket;
 mod thread;
@@ -117,11 +120,12 @@ impl Stopped {
         let mut writer = Writer::begin(place)?;
         let mut survey = Survey::new(subject);
         survey.outsiders(self.processes());
+        let blocks = thread::Blocks::default();
         let mut processes = Vec::new();
         let mut memories = Vec::new();
         for seen in self.processes() {
             let surveyed = survey.process(seen)?;
-            let mut record = process::record(seen, &surveyed)?;
+            let mut record = process::record(seen, &surveyed, &blocks)?;
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());
@@ -133,7 +137,7 @@ impl Stopped {
         if !found.refusals.is_empty() {
             return Err(Error::Refused(found.refusals));
         }
-        memory::shared_contents(&mut found, &mut writer)?;
+        memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject)?;
         let objects = found.objects;
         let pages = writer.pages();

@@ -13,9 +13,9 @@ use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
 
 use super::tree::Seen;
-use super::{Subject, event, file, memory, pipe, socket, timer};
+use super::{Subject, event, file, lock, memory, pipe, socket, timer};
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Descriptor, Memory, Object, Thing};
+use crate::format::{Descriptor, HeldLock, LockKind, Memory, Object, Thing};
 
 /// An open descriptor, looked at from outside.
 pub(crate) struct Open<'p> {
@@ -87,6 +87,7 @@ const KINDS: &[Kind] = &[
 #[derive(Debug, Default)]
 pub(crate) struct Surveyed {
     pub(crate) descriptors: Vec<Descriptor>,
+    pub(crate) locks: Vec<HeldLock>,
     pub(crate) directory: Option<usize>,
     /// Its memory, without contents.
     pub(crate) memory: Memory,
@@ -101,6 +102,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) pipes: HashMap<u64, pipe::Ends>,
     pub(crate) sockets: socket::Known,
     pub(crate) shared: HashMap<(u64, u64), usize>,
+    /// What has lost its name, by device and inode.
+    pub(crate) deleted: HashMap<(u64, u64), usize>,
 }
 
 /// What a survey found.
@@ -108,8 +111,8 @@ pub(crate) struct Survey<'s> {
 pub(crate) struct Found {
     pub(crate) objects: Vec<Object>,
     pub(crate) refusals: Vec<Refusal>,
-    /// Shared memory whose contents are to be read: the object, and the file.
-    pub(crate) shared: Vec<(usize, fs::File)>,
+    /// Objects whose contents are to be read: which, and from what.
+    pub(crate) contents: Vec<(usize, fs::File)>,
 }
 
 impl<'s> Survey<'s> {
@@ -122,6 +125,7 @@ impl<'s> Survey<'s> {
             pipes: HashMap::new(),
             sockets: socket::Known::default(),
             shared: HashMap::new(),
+            deleted: HashMap::new(),
         }
     }
 
@@ -160,7 +164,7 @@ impl<'s> Survey<'s> {
         super::process::check(seen, self);
         let mut surveyed = Surveyed::default();
         for number in numbers(seen)? {
-            match self.descriptor(seen, number) {
+            match self.descriptor(seen, number, &mut surveyed.locks) {
                 Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
                 Ok(None) => {}
                 Err(why) => {
@@ -182,8 +186,10 @@ impl<'s> Survey<'s> {
         &mut self,
         seen: &Seen,
         number: u32,
+        locks: &mut Vec<HeldLock>,
     ) -> std::result::Result<Option<Descriptor>, Why> {
         let Some(open) = self.open(seen, number)? else { return Ok(None) };
+        hold(&open, locks)?;
         let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
         let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
         let key = open.key();
@@ -235,6 +241,19 @@ impl<'s> Survey<'s> {
         socket::finish(&mut self);
         self.found
     }
+}
+
+/// The locks of a process. Each is told by every descriptor of its file: those that could have got
+/// it are kept, and setting one twice changes nothing.
+fn hold(open: &Open<'_>, locks: &mut Vec<HeldLock>) -> std::result::Result<(), Why> {
+    let access = open.flags() & libc::O_ACCMODE as u32;
+    for lock in lock::of(&open.info)?.into_iter().filter(|l| l.kind == LockKind::Process) {
+        let other = if lock.writes { libc::O_RDONLY } else { libc::O_WRONLY } as u32;
+        if access != other {
+            locks.push(HeldLock { number: open.number, lock });
+        }
+    }
+    Ok(())
 }
 
 /// What stands in the place of an object until its record is made.

@@ -7,8 +7,9 @@ use dormouse_kernel::call;
 
 use super::object::{Survey, Surveyed};
 use super::tree::Seen;
-use super::{file, signal, thread, timer};
+use super::{file, schedule, signal, thread, timer};
 use crate::error::{Error, Result};
+use crate::format::check::PERSONALITIES;
 use crate::format::{Layout, Limit, Memory, Process};
 use crate::inject::remote::{Remote, Scratch};
 
@@ -40,15 +41,15 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
             survey.found.refusals.push(seen.refuse("", why));
         }
     }
-    // SCHED_OTHER, SCHED_BATCH and SCHED_IDLE are told by nothing but this number, too.
-    let policy = |tid: &u32| thread::stat_field(seen.pid, *tid, 41).is_some_and(|p| p != "0");
-    if seen.tids.iter().any(policy) {
-        let why = "it has a scheduling policy of its own, which is not saved yet";
+    // Its limits are gone when it has ended meanwhile, and it then needs nothing.
+    let limits = limits(seen.pid).unwrap_or_default();
+    if let Err(why) = schedule::check(seen, &limits) {
         survey.found.refusals.push(seen.refuse("", why));
     }
-    let personality = fs::read_to_string(format!("/proc/{}/personality", seen.pid));
-    if personality.is_ok_and(|p| !p.trim().trim_start_matches('0').is_empty()) {
-        survey.found.refusals.push(seen.refuse("", "it has a personality, which is not saved yet"));
+    let foreign = |tid: &u32| thread::personality(seen.pid, *tid) & !PERSONALITIES != 0;
+    if seen.tids.iter().any(foreign) {
+        let why = "it has the personality of another system, which is not saved";
+        survey.found.refusals.push(seen.refuse("", why));
     }
     if let Err(why) = timer::posix(seen) {
         survey.found.refusals.push(seen.refuse("", why));
@@ -56,7 +57,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
 }
 
 /// What procfs tells of a process.
-pub(crate) fn record(seen: &Seen, surveyed: &Surveyed) -> Result<Process> {
+pub(crate) fn record(seen: &Seen, surveyed: &Surveyed, blocks: &thread::Blocks) -> Result<Process> {
     let id = |field| seen.innermost(field).unwrap_or(0);
     let mut record = Process {
         pid: seen.inner,
@@ -75,12 +76,13 @@ pub(crate) fn record(seen: &Seen, surveyed: &Surveyed) -> Result<Process> {
     record.umask = umask.unwrap_or(0o022);
     record.stopped = seen.stopped;
     record.descriptors = surveyed.descriptors.clone();
+    record.locks = surveyed.locks.clone();
     record.directory = surveyed.directory;
     record.limits = limits(seen.pid)?;
     let adj = fs::read_to_string(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
     for tid in &seen.tids {
-        record.threads.push(thread::record(seen, *tid)?);
+        record.threads.push(thread::record(seen, *tid, blocks)?);
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)
@@ -156,10 +158,7 @@ pub(crate) fn inside(
     memory.layout = layout(pid, brk)?;
     let link = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let link = link.to_string_lossy().into_owned();
-    let program = rustix::fs::stat(format!("/proc/{pid}/exe"))
-        .map_err(|e| e.to_string())
-        .and_then(|stat| file::mapped(survey, seen, &link, &stat, false, true));
-    match program {
+    match file::mapped(survey, seen, &link, &format!("/proc/{pid}/exe"), false) {
         Ok(index) => memory.program = Some(index),
         Err(why) => survey.found.refusals.push(seen.refuse("program", why)),
     }
@@ -180,8 +179,7 @@ fn ask(
     scratch: Scratch,
 ) -> std::result::Result<u64, Errno> {
     if let Some(first) = record.threads.first_mut() {
-        let waited_in = seen.waited_in.get(&seen.pid).map_or("", String::as_str);
-        thread::inside(first, remote, scratch, waited_in)?;
+        thread::inside(first, remote, scratch)?;
     }
     record.actions = signal::actions(seen, remote, scratch)?;
     record.interval_timers = signal::interval_timers(remote, scratch)?;
@@ -215,8 +213,7 @@ fn threads_inside(
 ) -> std::result::Result<(), Errno> {
     let mut remote = Remote::begin(tid, gadget)?;
     let asked = Scratch::map(seen.pid, &mut remote).and_then(|scratch| {
-        let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
-        let asked = thread::inside(record, &mut remote, scratch, waited_in);
+        let asked = thread::inside(record, &mut remote, scratch);
         scratch.unmap(&mut remote).and(asked)
     });
     give_back(remote)?;

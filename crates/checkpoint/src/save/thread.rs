@@ -9,18 +9,24 @@
 //! - calls with a time limit that the kernel keeps to itself (nanosleep(2), poll(2), futex(2)) go
 //!   on by restart_syscall(2), which only the same task can. Their rest of the time is kept.
 
+use std::cell::OnceCell;
+
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::proc;
+use dormouse_kernel::restart::RestartBlocks;
+use rustix::time::ClockId;
 
-use super::signal;
 use super::tree::Seen;
+use super::{schedule, signal};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Credentials, Restart, Rseq, Thread};
 use crate::inject::remote::{Remote, Scratch};
 
 const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
+/// What of an operation of futex(2) is its command.
+const FUTEX_COMMAND: i32 = 127;
 
 /// Calls that fail with EINTR when their thread was stopped, and mean nothing else by it.
 const SPURIOUS: [i64; 9] = [
@@ -36,7 +42,7 @@ const SPURIOUS: [i64; 9] = [
 ];
 
 /// What ptrace and procfs tell of a thread; no call is made in it yet.
-pub(crate) fn record(seen: &Seen, tid: u32) -> Result<Thread> {
+pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks) -> Result<Thread> {
     let fields = proc::fields(tid).map_err(|_| Error::of("look at a thread", tid)(Errno::SRCH))?;
     let step = |step| Error::of(step, tid);
     let mut extended = vec![0; 16 << 10];
@@ -60,8 +66,17 @@ pub(crate) fn record(seen: &Seen, tid: u32) -> Result<Thread> {
         rseq,
         credentials: credentials(seen, &fields),
         nice,
+        restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
+        schedule: schedule::of(tid).map_err(step("look at the scheduling"))?,
+        personality: personality(seen.pid, tid),
         ..Thread::default()
     })
+}
+
+/// What personality(2) was told, by a thread or its ancestors.
+pub(crate) fn personality(pid: u32, tid: u32) -> u32 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/personality"));
+    text.ok().and_then(|t| u32::from_str_radix(t.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Field `number` (as proc(5) counts) of a task's stat.
@@ -76,7 +91,6 @@ pub(crate) fn inside(
     thread: &mut Thread,
     remote: &mut Remote,
     scratch: Scratch,
-    waited_in: &str,
 ) -> std::result::Result<(), Errno> {
     thread.mask = remote.mask();
     thread.registers = begin_again(remote.registers());
@@ -89,13 +103,8 @@ pub(crate) fn inside(
     thread.parent_death_signal = scratch.number()? as i32;
     let bits = remote.call(libc::SYS_prctl, [libc::PR_GET_SECUREBITS as u64, 0, 0, 0, 0])?;
     thread.credentials.securebits = bits;
-    thread.restart = restart(&thread.registers, waited_in, |address| {
-        let mut bytes = [0; 16];
-        let places = [(address, 16)];
-        let read = call::read_memory(scratch.pid(), &mut bytes, &places).ok()?;
-        let [seconds, nanoseconds] = signal::numbers(&bytes);
-        (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
-    });
+    let slack = [libc::PR_GET_TIMERSLACK as u64, 0, 0, 0, 0];
+    thread.schedule.timer_slack_ns = remote.call(libc::SYS_prctl, slack)?;
     Ok(())
 }
 
@@ -108,10 +117,51 @@ pub(crate) fn begin_again(registers: Registers) -> Registers {
     registers
 }
 
-/// How a call goes on that only its own task could restart. `timespec` reads one of the thread's.
+/// Restart blocks, once somebody needs them: loading the program takes some milliseconds.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks(OnceCell<Option<RestartBlocks>>);
+
+impl Blocks {
+    /// What is left of the time of a call that was interrupted; `None` where nobody tells.
+    fn left_ns(&self, tid: u32, call: i64, clock: u64) -> Option<u64> {
+        let blocks = self.0.get_or_init(|| RestartBlocks::load().ok()).as_ref()?;
+        let block = blocks.of(tid).ok()?;
+        // A relative sleep by CLOCK_REALTIME is one by CLOCK_MONOTONIC; time of a CPU is none.
+        let clock = match clock as i32 {
+            libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC => ClockId::Monotonic,
+            libc::CLOCK_BOOTTIME => ClockId::Boottime,
+            _ => return None,
+        };
+        let end = match call {
+            libc::SYS_poll => block.poll_ns,
+            libc::SYS_futex => block.futex_ns,
+            _ => block.sleep_ns,
+        };
+        let now = rustix::time::clock_gettime(clock);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        // Over already: it comes back at once.
+        Some(end.saturating_sub(now))
+    }
+}
+
+/// How the call that a stopped thread is in goes on, where only the thread itself could restart it.
+fn goes_on(seen: &Seen, tid: u32, blocks: &Blocks) -> std::result::Result<Option<Restart>, Errno> {
+    let timespec = |address| {
+        let mut bytes = [0; 16];
+        let read = call::read_memory(seen.pid, &mut bytes, &[(address, 16)]).ok()?;
+        let [seconds, nanoseconds] = signal::numbers(&bytes);
+        (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
+    };
+    let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
+    let left = |call, clock| blocks.left_ns(tid, call, clock);
+    Ok(restart(&call::registers(tid)?, waited_in, timespec, left))
+}
+
+/// The same by registers. `timespec` reads one of the thread's; `left` asks the kernel what is left
+/// of the time of a call, by a clock.
 ///
-/// LIMIT: what is left of the time is known where the kernel tells it to the program (nanosleep
-/// with somewhere to put it); otherwise the whole time begins again.
+/// LIMIT: where the kernel does not tell ([`RestartBlocks`]) the whole time begins again, but for a
+/// nanosleep with somewhere to put what is left.
 ///
 /// A call that was restarted once is restart_syscall(2) by its number, and by its arguments what it
 /// was: `waited_in` tells which. LIMIT: where the kernel does not say, it fails with EINTR.
@@ -119,6 +169,7 @@ fn restart(
     registers: &Registers,
     waited_in: &str,
     timespec: impl Fn(u64) -> Option<u64>,
+    left: impl Fn(i64, u64) -> Option<u64>,
 ) -> Option<Restart> {
     if registers.rax as i64 != -ERESTART_RESTARTBLOCK {
         return None;
@@ -137,19 +188,25 @@ fn restart(
     }
     let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
     let args = [rdi, rsi, rdx, r10, r8, r9];
-    let (whole, rest) = match call {
-        libc::SYS_nanosleep => (timespec(rdi), rsi),
-        libc::SYS_clock_nanosleep => (timespec(rdx), r10),
-        libc::SYS_futex => (timespec(r10), 0),
-        libc::SYS_poll => (u64::try_from(rdx as i32).ok().map(|ms| ms * 1_000_000), 0),
+    let is_relative = |operation: u64| operation as i32 & FUTEX_COMMAND == libc::FUTEX_WAIT;
+    let remaining_ns = match call {
+        libc::SYS_nanosleep => left(call, 0).or_else(|| timespec(rsi)).or_else(|| timespec(rdi)),
+        libc::SYS_clock_nanosleep => {
+            left(call, rdi).or_else(|| timespec(r10)).or_else(|| timespec(rdx))
+        }
+        // Others name the moment at which they end.
+        libc::SYS_futex if is_relative(rsi) => left(call, 0).or_else(|| timespec(r10)),
+        libc::SYS_futex => timespec(r10),
+        // A limit below 0 is none.
+        libc::SYS_poll => {
+            let whole = u64::try_from(rdx as i32).ok().map(|ms| ms * 1_000_000);
+            whole.and_then(|whole| left(call, 0).or(Some(whole)))
+        }
         _ => return None,
     };
-    let rest = if rest == 0 { None } else { timespec(rest) };
-    let remaining_ns = rest.or(whole);
     Some(Restart { call, args, remaining_ns })
 }
 
-/// Who a thread is, with the ids of its own user namespace.
 fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
     let maps = Maps::read(seen.pid);
     let ids = |field: &str, map: &[(u32, u32, u32)]| {
@@ -175,13 +232,13 @@ fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
 }
 
 /// The ids of a user namespace: first inside, first outside, how many.
-struct Maps {
+pub(crate) struct Maps {
     uids: Vec<(u32, u32, u32)>,
     gids: Vec<(u32, u32, u32)>,
 }
 
 impl Maps {
-    fn read(pid: u32) -> Self {
+    pub(crate) fn read(pid: u32) -> Self {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let row = |line: &str| {
@@ -191,6 +248,11 @@ impl Maps {
             text.lines().filter_map(row).collect()
         };
         Self { uids: read("uid_map"), gids: read("gid_map") }
+    }
+
+    /// User and group of a file, by ids inside.
+    pub(crate) fn owner(&self, uid: u32, gid: u32) -> (u32, u32) {
+        (Self::inside(&self.uids, uid), Self::inside(&self.gids, gid))
     }
 
     fn inside(map: &[(u32, u32, u32)], id: u32) -> u32 {
@@ -215,12 +277,20 @@ mod tests {
         let read = of(libc::SYS_read, -4);
         assert_eq!(begin_again(read), read, "a read that says EINTR means it");
         let poll = Registers { rdx: 1500, ..of(libc::SYS_poll, -516) };
-        assert_eq!(restart(&poll, "", |_| None).unwrap().remaining_ns, Some(1_500_000_000));
+        assert_eq!(
+            restart(&poll, "", |_| None, |_, _| None).unwrap().remaining_ns,
+            Some(1_500_000_000)
+        );
+        let rest = restart(&poll, "", |_| None, |_, _| Some(7)).unwrap();
+        assert_eq!(rest.remaining_ns, Some(7), "what is left, not the whole");
         let poll = Registers { rdx: u64::from(u32::MAX), ..poll };
-        assert_eq!(restart(&poll, "", |_| None).unwrap().remaining_ns, None);
-        assert!(restart(&of(libc::SYS_poll, -512), "", |_| None).is_none());
+        assert_eq!(restart(&poll, "", |_| None, |_, _| None).unwrap().remaining_ns, None);
+        assert!(restart(&of(libc::SYS_poll, -512), "", |_| None, |_, _| None).is_none());
         let again = of(libc::SYS_restart_syscall, -516);
-        assert_eq!(restart(&again, "do_poll.constprop.0", |_| None).unwrap().call, libc::SYS_poll);
-        assert!(restart(&again, "0", |_| None).is_none());
+        assert_eq!(
+            restart(&again, "do_poll.constprop.0", |_| None, |_, _| None).unwrap().call,
+            libc::SYS_poll
+        );
+        assert!(restart(&again, "0", |_| None, |_, _| None).is_none());
     }
 }

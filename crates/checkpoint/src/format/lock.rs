@@ -1,0 +1,37 @@
+//! Locks of files (fcntl(2), flock(2)).
+
+use serde::{Deserialize, Serialize};
+
+/// One lock.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Lock {
+    /// Whose it is, and by which call.
+    pub kind: LockKind,
+    /// Nobody else may have one.
+    pub writes: bool,
+    /// First byte.
+    pub start: u64,
+    /// Last byte; `None` where it reaches as far as the file may grow.
+    pub end: Option<u64>,
+}
+
+/// Kinds of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LockKind {
+    /// A process's (F_SETLK).
+    Process,
+    /// An open file's (F_OFD_SETLK).
+    OpenFile,
+    /// An open file's as a whole (flock(2)).
+    Whole,
+}
+
+/// A lock of a process, and a descriptor of it that leads to the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldLock {
+    /// The descriptor.
+    pub number: u32,
+    /// The lock.
+    pub lock: Lock,
+}

@@ -1,0 +1,107 @@
+//! Files and directories without a name: made where they were, a file without ever having a name,
+//! a directory by one that is taken away again; then opened as often as they were.
+
+use super::{Plan, file, object};
+use crate::error::Result;
+use crate::format::{Deleted, PAGE_BYTES, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// Bytes that one sendfile(2) copies at most: the kernel's limit is just below 2 GiB.
+const COPY_BYTES_MAX: u64 = 1 << 30;
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    index: usize,
+    deleted: &Deleted,
+) -> Result<()> {
+    let what = format!("{what}, once in '{}'", deleted.place);
+    let is_directory = deleted.mode & libc::S_IFMT == libc::S_IFDIR;
+    let made = if is_directory {
+        directory(plan, sequence, &what, index, deleted)?
+    } else {
+        regular(plan, sequence, &what, deleted)?
+    };
+    let owner = [made.into(), deleted.uid.into(), deleted.gid.into()];
+    sequence.call(what.clone(), Call::new(libc::SYS_fchown, owner));
+    let mode = [made.into(), Arg::from(deleted.mode & 0o7777)];
+    sequence.call(what.clone(), Call::new(libc::SYS_fchmod, mode));
+    let second = 1_000_000_000;
+    let (seconds, nanoseconds) =
+        (deleted.modified_ns.div_euclid(second), deleted.modified_ns.rem_euclid(second));
+    let times = [0, libc::UTIME_OMIT as u64, seconds as u64, nanoseconds as u64];
+    let times = plan.builder.numbers(&times);
+    let args = [made.into(), Arg::Number(0), times.into(), Arg::Number(0)];
+    sequence.call(what.clone(), Call::new(libc::SYS_utimensat, args));
+    let records = plan.records;
+    for (n, object) in records.objects.iter().enumerate() {
+        let Thing::File(open) = &object.thing else { continue };
+        if open.deleted == Some(index) {
+            let cell = plan.reopen(sequence, &what, made, open.flags)?;
+            file::settle(plan, sequence, &what, cell, open);
+            plan.cells[n] = Some(object::lift(plan, sequence, &what, cell)?);
+        }
+    }
+    Ok(())
+}
+
+fn regular(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    deleted: &Deleted,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let place = plan.builder.text(deleted.place.as_bytes());
+    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+    let args = [Arg::from(libc::AT_FDCWD), place.into(), Arg::from(flags), Arg::Number(0o600)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_openat, args));
+    for run in &deleted.runs {
+        let (mut at, mut left) = (run.address, run.pages * PAGE_BYTES);
+        let mut from = run.first * PAGE_BYTES;
+        while left > 0 {
+            let now = left.min(COPY_BYTES_MAX);
+            let seek = [cell.into(), Arg::Number(at), Arg::from(libc::SEEK_SET)];
+            sequence.call(what, Call::new(libc::SYS_lseek, seek).returns(at));
+            let offset = plan.builder.numbers(&[from]);
+            let args = [cell.into(), plan.pages.into(), offset.into(), now.into()];
+            sequence.call(what, Call::new(libc::SYS_sendfile, args).returns(now));
+            at += now;
+            from += now;
+            left -= now;
+        }
+    }
+    let length = [cell.into(), deleted.bytes.into()];
+    sequence.call(what, Call::new(libc::SYS_ftruncate, length));
+    for (name, value) in &deleted.attributes {
+        let (name, length) = (plan.builder.text(name.as_bytes()), value.0.len() as u64);
+        let at = plan.builder.data(&value.0);
+        let args = [cell.into(), name.into(), at.into(), length.into(), Arg::Number(0)];
+        sequence.call(what, Call::new(libc::SYS_fsetxattr, args));
+    }
+    Ok(cell)
+}
+
+fn directory(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    index: usize,
+    deleted: &Deleted,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let name = format!("{}/.deleted-{index}", deleted.place.trim_end_matches('/'));
+    let name = plan.builder.text(name.as_bytes());
+    let at = Arg::from(libc::AT_FDCWD);
+    let remove = Call::new(libc::SYS_unlinkat, [at, name.into(), Arg::from(libc::AT_REMOVEDIR)]);
+    // Of a restore that was killed here.
+    sequence.call(what, remove.clone().lenient());
+    let make = [at, name.into(), Arg::Number(0o700)];
+    sequence.call(what, Call::new(libc::SYS_mkdirat, make));
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    let open = [at, name.into(), Arg::from(flags), Arg::Number(0)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_openat, open));
+    sequence.call(what, remove);
+    Ok(cell)
+}

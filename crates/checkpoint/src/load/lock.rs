@@ -1,0 +1,46 @@
+//! Locks of files: an open file's when it is made, a process's when nothing of that file is closed
+//! by it any more, which would take them away.
+
+use super::Plan;
+use crate::format::{Lock, LockKind, Process};
+use crate::inject::program::{Arg, Call, Sequence};
+
+fn set(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, file: Arg, lock: &Lock) {
+    let command = match lock.kind {
+        LockKind::Process => libc::F_SETLK,
+        LockKind::OpenFile => libc::F_OFD_SETLK,
+        LockKind::Whole => {
+            let operation = if lock.writes { libc::LOCK_EX } else { libc::LOCK_SH };
+            let args = [file, Arg::from(operation | libc::LOCK_NB)];
+            sequence.call(what, Call::new(libc::SYS_flock, args));
+            return;
+        }
+    };
+    // struct flock: type, whence, start, length (0: to the end), pid.
+    let kind = if lock.writes { libc::F_WRLCK } else { libc::F_RDLCK };
+    let length = lock.end.map_or(0, |end| end.saturating_sub(lock.start).saturating_add(1));
+    let words = [kind as u64 | (libc::SEEK_SET as u64) << 16, lock.start, length, 0];
+    let at = plan.builder.numbers(&words);
+    sequence.call(what, Call::new(libc::SYS_fcntl, [file, Arg::from(command), at.into()]));
+}
+
+/// Locks of an open file.
+pub(super) fn of_file(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    file: Arg,
+    locks: &[Lock],
+) {
+    for lock in locks {
+        set(plan, sequence, &format!("a lock of {what}"), file, lock);
+    }
+}
+
+/// Locks of a process.
+pub(super) fn of_process(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    for held in &record.locks {
+        let what = format!("a lock of descriptor {} of process {}", held.number, record.pid);
+        set(plan, sequence, &what, held.number.into(), &held.lock);
+    }
+}

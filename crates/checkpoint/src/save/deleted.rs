@@ -1,0 +1,118 @@
+//! Files and directories whose names are gone: contents are read through the copy of whoever has
+//! them open.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
+
+use super::file;
+use super::object::{Survey, Why};
+use super::thread::Maps;
+use super::tree::Seen;
+use crate::format::{Bytes, Deleted, PAGE_BYTES, Thing};
+
+/// Mode bits that give whoever executes a file more than he has.
+const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
+/// What the kernel adds to the name of what has none.
+const SUFFIX: &str = " (deleted)";
+
+/// The object that holds what an open file without a name is about. `open` leads to it: any
+/// descriptor of ours, also one that only names a place.
+pub(crate) fn object(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    link: &str,
+    stat: &Stat,
+    open: BorrowedFd<'_>,
+) -> Result<usize, Why> {
+    let identity = (stat.st_dev, stat.st_ino);
+    if let Some(index) = survey.deleted.get(&identity) {
+        return Ok(*index);
+    }
+    let name = link.strip_suffix(SUFFIX).unwrap_or(link);
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind == FileType::RegularFile && stat.st_nlink != 0 {
+        return Err(format!("the file '{name}', whose name is gone while it has others"));
+    }
+    if stat.st_mode & PRIVILEGES != 0 && kind == FileType::RegularFile {
+        return Err(format!("the deleted file '{name}', which gives privileges (set-user-id)"));
+    }
+    let place = place(seen, name, open)?;
+    let maps = Maps::read(seen.pid);
+    let (uid, gid) = maps.owner(stat.st_uid, stat.st_gid);
+    let mut deleted = Deleted {
+        place,
+        mode: stat.st_mode & !PRIVILEGES,
+        uid,
+        gid,
+        bytes: 0,
+        modified_ns: file::modified_ns(stat),
+        runs: Vec::new(),
+        attributes: Vec::new(),
+    };
+    let file = match kind {
+        FileType::RegularFile => {
+            deleted.bytes = stat.st_size as u64;
+            // Opened anew: the process may have it open for writing only.
+            let path = format!("/proc/self/fd/{}", open.as_raw_fd());
+            let failed = |e| format!("the deleted file '{name}', which cannot be read: {e}");
+            let file = File::open(path).map_err(failed)?;
+            deleted.attributes = attributes(&file, name)?;
+            Some(file)
+        }
+        FileType::Directory => None,
+        _ => return Err(format!("'{name}', which is deleted and no file")),
+    };
+    let index = survey.add(Thing::Deleted(deleted));
+    survey.deleted.insert(identity, index);
+    survey.found.contents.extend(file.map(|file| (index, file)));
+    Ok(index)
+}
+
+/// A directory of the same file system: the one it was in, or the first above that is there.
+fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
+    let mount_of = |fd: BorrowedFd<'_>| {
+        let found = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+        Some(found.stx_mnt_id)
+    };
+    let mount = mount_of(open);
+    for above in Path::new(name).ancestors().skip(1) {
+        let Some(path) = above.to_str() else { continue };
+        let Ok(there) = file::lookup(seen, path) else { continue };
+        let is_directory = rustix::fs::fstat(&there)
+            .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
+        if is_directory && mount_of(there.as_fd()) == mount {
+            return Ok(path.to_owned());
+        }
+    }
+    Err(format!("the deleted file '{name}', of whose file system no directory is left"))
+}
+
+/// Attributes of users. Others mean something to the kernel and cannot be set again from inside.
+fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Why> {
+    let failed = |e: rustix::io::Errno| format!("the deleted file '{name}': {e}");
+    let mut names = vec![0u8; 64 << 10];
+    let length = match rustix::fs::flistxattr(file, &mut names[..]) {
+        Err(rustix::io::Errno::OPNOTSUPP) => 0,
+        found => found.map_err(failed)?,
+    };
+    let mut all = Vec::new();
+    for text in names[..length].split(|b| *b == 0).filter(|t| !t.is_empty()) {
+        let text = String::from_utf8_lossy(text).into_owned();
+        if !text.starts_with("user.") {
+            return Err(format!("the deleted file '{name}' with attribute '{text}', not saved"));
+        }
+        let mut value = vec![0u8; 64 << 10];
+        let length = rustix::fs::fgetxattr(file, text.as_str(), &mut value[..]).map_err(failed)?;
+        value.truncate(length);
+        all.push((text, Bytes(value)));
+    }
+    Ok(all)
+}
+
+/// How long contents are in whole pages.
+pub(crate) fn whole_pages(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAGE_BYTES)
+}

@@ -1,0 +1,106 @@
+//! How threads are scheduled: told by the kernel of any task, but for the timer slack.
+//!
+//! CAP_SYS_NICE of the host is nothing that a container has, so a thread is restored by what it may
+//! itself: what only somebody outside can have given it is refused.
+
+use std::fs;
+
+use dormouse_kernel::{Errno, call};
+
+use super::object::Why;
+use super::tree::Seen;
+use crate::format::{Limit, Schedule};
+
+/// The resource number of the limit on real-time priorities.
+const RTPRIO: u32 = 14;
+/// Shift of the class in an I/O priority, and the class above all others.
+const IO_CLASS: (u32, u32) = (13, 1);
+/// SCHED_FLAG_RESET_ON_FORK.
+const RESET_ON_FORK: u64 = 1;
+/// util_max of a thread that has none of its own.
+const UTIL_MAX: u32 = 1024;
+/// LIMIT: CPUs of a host.
+pub(crate) const CPUS_MAX: u32 = 8192;
+
+/// Everything but the timer slack, which only the thread itself is told.
+pub(crate) fn of(tid: u32) -> Result<Schedule, Errno> {
+    let found = call::scheduling_attributes(tid)?;
+    // A slice is told of threads that have none of their own, too: then it is the host's, as ours.
+    let host = call::scheduling_attributes(0)?;
+    let own_slice = found.runtime_ns != host.runtime_ns && is_fair(found.policy);
+    Ok(Schedule {
+        policy: found.policy,
+        reset_on_fork: found.flags & RESET_ON_FORK != 0,
+        priority: found.priority,
+        slice_ns: if own_slice { found.runtime_ns } else { 0 },
+        cpus: bound_to(tid)?,
+        io_priority: call::io_priority(tid)?,
+        timer_slack_ns: 0,
+    })
+}
+
+fn is_fair(policy: u32) -> bool {
+    [libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&(policy as i32))
+}
+
+/// The CPUs a thread may run on, unless that is all there are.
+fn bound_to(tid: u32) -> Result<Vec<u32>, Errno> {
+    let mut mask = [0u64; CPUS_MAX as usize / 64];
+    call::affinity(tid, &mut mask)?;
+    let has = |cpu: &u32| mask[*cpu as usize / 64] & 1 << (cpu % 64) != 0;
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    if !online.is_empty() && cpus(&online).all(|cpu| has(&cpu)) {
+        return Ok(Vec::new());
+    }
+    Ok((0..CPUS_MAX).filter(has).collect())
+}
+
+/// Reads `0-3,8`.
+fn cpus(list: &str) -> impl Iterator<Item = u32> {
+    list.trim().split(',').flat_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse().unwrap_or(1), last.parse().unwrap_or(0));
+        first..=u32::min(last, CPUS_MAX - 1)
+    })
+}
+
+/// Why a process's threads cannot be scheduled again as they are.
+pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Why> {
+    for tid in &seen.tids {
+        // It may have ended since it was found.
+        let Ok(found) = call::scheduling_attributes(*tid) else { continue };
+        let allowed = limits.iter().find(|l| l.resource == RTPRIO).map_or(0, |l| l.soft);
+        match found.policy as i32 {
+            libc::SCHED_OTHER | libc::SCHED_BATCH | libc::SCHED_IDLE => {}
+            libc::SCHED_FIFO | libc::SCHED_RR if u64::from(found.priority) <= allowed => {}
+            libc::SCHED_FIFO | libc::SCHED_RR => {
+                return Err(format!(
+                    "it has real-time priority {}, which somebody outside has given it: its limit \
+                     (rtprio) is {allowed}",
+                    found.priority
+                ));
+            }
+            other => return Err(format!("it has scheduling policy {other}, not saved yet")),
+        }
+        if found.util_min != 0 || ![0, UTIL_MAX].contains(&found.util_max) {
+            return Err("it has hints of its use of a CPU (uclamp), which are not saved yet".into());
+        }
+        let io_class = call::io_priority(*tid).unwrap_or(0) >> IO_CLASS.0;
+        if io_class == IO_CLASS.1 {
+            return Err("it has a real-time I/O priority, which somebody outside gave it".into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(cpus("0-3,8\n").collect::<Vec<_>>(), [0, 1, 2, 3, 8]);
+        assert_eq!(cpus("0").collect::<Vec<_>>(), [0]);
+        assert_eq!(cpus("").count() + cpus("x-").count() + cpus("3-1").count(), 0);
+    }
+}
