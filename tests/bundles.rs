@@ -1,11 +1,18 @@
 //! Hostile bundles: root filesystems and configurations that try to make the OCI runtime read or
 //! write outside of the container.
+//!
+//! Each attack is told once and played on the shipped program, where it must fail, and on the build
+//! of the same source in which the protection it is aimed at can be left out (feature `weaken`),
+//! where it must succeed. Where each of two protections would do, either alone must stop it.
+//!
+//! What is no step that could be left out has no such arm: the image's environment is nowhere where
+//! hooks are started.
 
 mod bundle;
 
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use bundle::{Bundle, Oci};
@@ -37,16 +44,18 @@ fn mounts(config: &mut Value) -> &mut Vec<Value> {
 /// CVE-2026-41579, CVE-2026-47766.
 #[test]
 fn vm_a_dev_that_is_a_link_leads_nowhere() {
-    let oci = Oci::new();
-    let precious = Precious::new(&oci);
-    let up =
-        format!("{}{}", "../".repeat(20), precious.0.strip_prefix("/").expect("abs").display());
-    for target in [precious.0.clone(), up.into()] {
-        for with_mount in [false, true] {
-            let bundle = Bundle::new(&oci, &["true"]);
+    // Whether the directory that the link leads to is as it was.
+    let attack = |oci: &Oci| {
+        let precious = Precious::new(oci);
+        let up =
+            format!("{}{}", "../".repeat(20), precious.0.strip_prefix("/").expect("abs").display());
+        for (target, with_mount) in
+            [(&precious.0, false), (&precious.0, true), (&up.clone().into(), false)]
+        {
+            let bundle = Bundle::new(oci, &["true"]);
             let dev = bundle.rootfs().join("dev");
             let _ = fs::remove_dir_all(&dev); // if the image has one
-            symlink(&target, &dev).expect("linked");
+            symlink(target, &dev).expect("linked");
             bundle.edit(|c| {
                 c["process"]["capabilities"]["bounding"] = json!(["CAP_MKNOD"]);
                 mounts(c).retain(|m| {
@@ -54,11 +63,16 @@ fn vm_a_dev_that_is_a_link_leads_nowhere() {
                     !at.starts_with("/dev") || (with_mount && at == "/dev")
                 });
             });
-            oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
-            assert!(precious.is_untouched());
+            let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+            assert!(oci.weakened().is_some() || out.status == 1, "{out:?}");
         }
-    }
+        precious.is_untouched()
+    };
+    let oci = Oci::new();
+    assert!(attack(&oci));
     oci.assert_nothing_left();
+    assert!(attack(&Oci::without("plain-targets")));
+    assert!(!attack(&Oci::without("in-root")));
 }
 
 /// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642.
@@ -92,18 +106,29 @@ fn vm_nothing_but_procfs_is_proc() {
         assert!(error.contains("destination"), "{error}");
     }
     oci.assert_nothing_left();
+    let sys =
+        json!({"destination": "/proc/sys", "type": "bind", "source": "/tmp", "options": ["bind"]});
+    attack(&Oci::without("proc-mounts"), sys, false).ok();
 }
 
 /// The same by a link in the image.
 #[test]
 fn vm_a_proc_that_is_a_link_is_refused() {
+    let attack = |oci: &Oci| {
+        let bundle = Bundle::new(oci, &["ls", "/elsewhere/self"]);
+        let _ = fs::remove_dir_all(bundle.rootfs().join("proc")); // if the image has one
+        fs::create_dir(bundle.rootfs().join("elsewhere")).expect("made");
+        symlink("/elsewhere", bundle.rootfs().join("proc")).expect("linked");
+        bundle.edit(|c| {
+            // These would not follow it either.
+            (c["linux"]["maskedPaths"], c["linux"]["readonlyPaths"]) = (json!([]), json!([]));
+        });
+        oci.run(&["run", "-b", bundle.dir(), "c"])
+    };
     let oci = Oci::new();
-    let bundle = Bundle::new(&oci, &["true"]);
-    let _ = fs::remove_dir_all(bundle.rootfs().join("proc")); // if the image has one
-    fs::create_dir(bundle.rootfs().join("elsewhere")).expect("made");
-    symlink("/elsewhere", bundle.rootfs().join("proc")).expect("linked");
-    oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+    attack(&oci).err(1);
     oci.assert_nothing_left();
+    attack(&Oci::without("plain-targets")).ok();
 }
 
 /// CVE-2025-31133: what masks is the host's own `/dev/null`, whatever the image has there.
@@ -127,19 +152,34 @@ fn vm_masked_paths_are_masked_by_nothing_of_the_image() {
     let oci = Oci::new();
     assert_eq!(attack(&oci), "0");
     oci.assert_nothing_left();
+    assert_ne!(attack(&Oci::without("masked-paths")), "0");
 }
 
 /// CVE-2024-21626: no descriptor of the host's directories is in reach, as a working directory or
 /// otherwise.
 #[test]
 fn vm_no_descriptor_of_the_host_leads_out() {
+    // The numbers of those by which the program of a container finds itself in the host's root.
+    let attack = |oci: &Oci| -> Vec<i32> {
+        let escapes = |number: &i32| {
+            let bundle = Bundle::new(oci, &["ls", "etc/debian_version"]);
+            bundle.edit(|c| c["process"]["cwd"] = format!("/proc/self/fd/{number}").into());
+            let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+            assert!(oci.weakened().is_some() || out.status == 1, "{out:?}");
+            out.status == 0
+        };
+        (3..32).filter(escapes).collect()
+    };
     let oci = Oci::new();
-    for number in 3..16 {
-        let bundle = Bundle::new(&oci, &["sh", "-c", "cat etc/hostname; ls /proc/self/fd"]);
-        bundle.edit(|c| c["process"]["cwd"] = format!("/proc/self/fd/{number}").into());
-        let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
-        assert_eq!(out.status, 1, "{out:?}");
+    assert_eq!(attack(&oci), [0; 0]);
+    for two in [
+        "close-descriptors,in-root",
+        "close-descriptors,reachable-directory",
+        "in-root,reachable-directory",
+    ] {
+        assert_eq!(attack(&Oci::without(two)), [0; 0], "without {two}");
     }
+    assert_ne!(attack(&Oci::without("close-descriptors,in-root,reachable-directory")), [0; 0]);
     let bundle = Bundle::new(&oci, &["sleep", "1000"]);
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
     for number in 3..16 {
@@ -186,6 +226,7 @@ fn vm_the_runtime_is_not_overwritten() {
     let oci = Oci::new();
     assert_eq!(attack(&oci), Some(30)); // EROFS
     oci.assert_nothing_left();
+    assert_eq!(attack(&Oci::without("sealed-program")), None);
 }
 
 /// CVE-2022-0811.
@@ -205,28 +246,124 @@ fn vm_sysctls_of_the_host_are_out_of_reach() {
         let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
         assert!(error.contains("linux.sysctl["), "{error}");
     }
-    // Those of a namespace that the container shares with the host are the host's.
-    bundle.edit(|c| {
-        c["linux"]["sysctl"] = json!({"net.ipv4.ip_forward": "1"});
-        c["linux"]["namespaces"].as_array_mut().expect("").retain(|n| n["type"] != "network");
-    });
-    oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
     assert_eq!(fs::read("/proc/sys/kernel/core_pattern").expect("read"), before);
+    // Those of a namespace that the container shares with the host are the host's.
+    let attack = |oci: &Oci| {
+        let bundle = Bundle::new(oci, &["true"]);
+        bundle.edit(|c| {
+            c["linux"]["sysctl"] = json!({"net.ipv4.ip_default_ttl": "77"});
+            c["linux"]["namespaces"].as_array_mut().expect("").retain(|n| n["type"] != "network");
+        });
+        oci.run(&["run", "-b", bundle.dir(), "c"]);
+        oci.sh("cat /proc/sys/net/ipv4/ip_default_ttl").ok()
+    };
+    assert_ne!(attack(&oci), "77");
     oci.assert_nothing_left();
+    assert_eq!(attack(&Oci::without("sysctl-owner")), "77");
 }
 
 /// CVE-2022-29162: what `exec --cap` gives is not inherited by everything that follows.
 #[test]
 fn vm_capabilities_are_never_inheritable_by_accident() {
+    let attack = |oci: &Oci| {
+        let script = "grep -E 'Cap(Inh|Amb)' /proc/self/status";
+        let bundle = Bundle::new(oci, &["sh", "-c", &format!("{script}; exec sleep 1000")]);
+        oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+        let said = oci.run(&["exec", "--cap", "CAP_NET_RAW", "c", "sh", "-c", script]).ok();
+        oci.run(&["delete", "-f", "c"]).ok();
+        said
+    };
+    let none = "CapInh:\t0000000000000000\nCapAmb:\t0000000000000000";
     let oci = Oci::new();
-    let bundle = Bundle::new(&oci, &["sh", "-c", "grep CapInh /proc/self/status; exec sleep 1000"]);
-    bundle.edit(|c| bundle.volume(c, "/out"));
-    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
-    let script = "grep -E 'Cap(Inh|Amb)' /proc/self/status";
-    let said = oci.run(&["exec", "--cap", "CAP_NET_RAW", "c", "sh", "-c", script]).ok();
-    assert_eq!(said, "CapInh:\t0000000000000000\nCapAmb:\t0000000000000000");
-    oci.run(&["delete", "-f", "c"]).ok();
+    assert_eq!(attack(&oci), none);
     oci.assert_nothing_left();
+    assert_ne!(attack(&Oci::without("exec-capabilities")), none);
+}
+
+/// CVE-2016-9962: what joins a container cannot be looked into, traced or have its descriptors taken
+/// by those who are there already, even by a root with all capabilities of its user namespace.
+#[test]
+fn vm_a_process_that_joins_cannot_be_looked_into() {
+    let attack = |oci: &Oci| {
+        // The fourth descriptor of a process on its way is a procfs of the host.
+        let script = "while :; do for p in /proc/[0-9]*; do \
+                      [ -e $p/fd/4/uptime ] && echo $p >> /out/seen; done; done";
+        let bundle = Bundle::new(oci, &["sh", "-c", script]);
+        oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
+        fs::set_permissions(bundle.path("out"), PermissionsExt::from_mode(0o777)).expect("set");
+        bundle.edit(|c| {
+            let map = json!([{"containerID": 0, "hostID": 200_000, "size": 65_536}]);
+            (c["linux"]["uidMappings"], c["linux"]["gidMappings"]) = (map.clone(), map);
+            c["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+            let all = every_capability();
+            for set in ["bounding", "effective", "permitted"] {
+                c["process"]["capabilities"][set] = json!(all);
+            }
+            c["process"]["noNewPrivileges"] = false.into();
+            bundle.volume(c, "/out");
+        });
+        oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+        let seen = || bundle.out("seen").exists();
+        for _ in 0..100 {
+            oci.run(&["exec", "c", "true"]).ok();
+            if seen() {
+                break;
+            }
+        }
+        oci.run(&["delete", "-f", "c"]).ok();
+        seen()
+    };
+    let oci = Oci::new();
+    assert!(!attack(&oci));
+    oci.assert_nothing_left();
+    assert!(attack(&Oci::without("undumpable")));
+}
+
+/// All that the kernel knows, by name.
+fn every_capability() -> Vec<&'static str> {
+    vec![
+        "CAP_CHOWN",
+        "CAP_DAC_OVERRIDE",
+        "CAP_DAC_READ_SEARCH",
+        "CAP_FOWNER",
+        "CAP_FSETID",
+        "CAP_KILL",
+        "CAP_SETGID",
+        "CAP_SETUID",
+        "CAP_SETPCAP",
+        "CAP_LINUX_IMMUTABLE",
+        "CAP_NET_BIND_SERVICE",
+        "CAP_NET_BROADCAST",
+        "CAP_NET_ADMIN",
+        "CAP_NET_RAW",
+        "CAP_IPC_LOCK",
+        "CAP_IPC_OWNER",
+        "CAP_SYS_MODULE",
+        "CAP_SYS_RAWIO",
+        "CAP_SYS_CHROOT",
+        "CAP_SYS_PTRACE",
+        "CAP_SYS_PACCT",
+        "CAP_SYS_ADMIN",
+        "CAP_SYS_BOOT",
+        "CAP_SYS_NICE",
+        "CAP_SYS_RESOURCE",
+        "CAP_SYS_TIME",
+        "CAP_SYS_TTY_CONFIG",
+        "CAP_MKNOD",
+        "CAP_LEASE",
+        "CAP_AUDIT_WRITE",
+        "CAP_AUDIT_CONTROL",
+        "CAP_SETFCAP",
+        "CAP_MAC_OVERRIDE",
+        "CAP_MAC_ADMIN",
+        "CAP_SYSLOG",
+        "CAP_WAKE_ALARM",
+        "CAP_BLOCK_SUSPEND",
+        "CAP_AUDIT_READ",
+        "CAP_PERFMON",
+        "CAP_BPF",
+        "CAP_CHECKPOINT_RESTORE",
+    ]
 }
 
 /// A node of the host's disk can be made, and does not open.
@@ -247,57 +384,79 @@ fn vm_devices_of_the_host_cannot_be_opened() {
     let out = attack(&oci);
     assert!(out.status != 0 && out.stderr.contains("ermitted"), "{out:?}");
     oci.assert_nothing_left();
+    // A host without the driver says so, and not that it may not be opened.
+    let out = attack(&Oci::without("devices"));
+    assert!(out.stdout.contains("opened") || !out.stderr.contains("ermitted"), "{out:?}");
 }
 
 /// CVE-2021-30465, CVE-2024-45310: places of mounts that are swapped for links meanwhile.
 #[test]
 fn vm_places_that_are_swapped_for_links_lead_nowhere() {
+    let attack = |oci: &Oci| {
+        let precious = Precious::new(oci);
+        let bundle = Bundle::new(oci, &["true"]);
+        let shared = bundle.path("out");
+        fs::create_dir_all(format!("{shared}/dir")).expect("made");
+        bundle.edit(|c| {
+            bundle.volume(c, "/shared");
+            mounts(c)
+                .push(json!({"destination": "/shared/place/made", "type": "tmpfs", "source": "x"}));
+            mounts(c).push(json!({"destination": "/shared/place/file", "type": "bind",
+                                  "source": "/dev/null", "options": ["bind"]}));
+        });
+        let script = format!(
+            "cd {shared}; while [ -e swap ]; do mkdir place 2>/dev/null; rm -rf place; \
+             ln -s {0} place; rm -f place; ln -s ../../../../../../../..{0} place; rm -f place; \
+             done",
+            precious.0.display()
+        );
+        fs::write(format!("{shared}/swap"), "").expect("written");
+        let mut swapper = oci.host().command("sh");
+        swapper.arg("-c").arg(script).stderr(std::process::Stdio::null());
+        let mut swapper = swapper.spawn().expect("started");
+        let mut rounds = 0;
+        while rounds < 100 && precious.is_untouched() {
+            rounds += 1;
+            // An error is as good as a container.
+            let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+            assert!(oci.weakened().is_some() || [0, 1].contains(&out.status), "{out:?}");
+        }
+        fs::remove_file(format!("{shared}/swap")).expect("removed");
+        swapper.wait().expect("reaped");
+        precious.is_untouched()
+    };
     let oci = Oci::new();
-    let precious = Precious::new(&oci);
-    let bundle = Bundle::new(&oci, &["true"]);
-    let shared = bundle.path("out");
-    fs::create_dir_all(format!("{shared}/dir")).expect("made");
-    bundle.edit(|c| {
-        bundle.volume(c, "/shared");
-        mounts(c)
-            .push(json!({"destination": "/shared/place/made", "type": "tmpfs", "source": "x"}));
-        mounts(c).push(json!({"destination": "/shared/place/file", "type": "bind",
-                              "source": "/dev/null", "options": ["bind"]}));
-    });
-    let script = format!(
-        "cd {shared}; while [ -e swap ]; do mkdir place 2>/dev/null; rm -rf place; \
-         ln -s {0} place; rm -f place; ln -s ../../../../../../../..{0} place; rm -f place; done",
-        precious.0.display()
-    );
-    fs::write(format!("{shared}/swap"), "").expect("written");
-    let mut swapper = oci.host().command("sh").arg("-c").arg(script).spawn().expect("started");
-    for _ in 0..100 {
-        // An error is as good as a container.
-        let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
-        assert!(out.status == 0 || out.status == 1, "{out:?}");
-        assert!(precious.is_untouched());
-    }
-    fs::remove_file(format!("{shared}/swap")).expect("removed");
-    swapper.wait().expect("reaped");
+    assert!(attack(&oci));
     oci.assert_nothing_left();
+    assert!(!attack(&Oci::without("in-root")));
 }
 
 /// A root of a container that is the host's root cannot take its root filesystem off.
 #[test]
 fn vm_nothing_of_the_host_is_below_the_root() {
+    let attack = |oci: &Oci| {
+        // Who enters a mount namespace begins at its root, and not at that of his process.
+        // There may be two covers.
+        let script = "cd /proc/1/ns; umount -l /; nsenter --mount=mnt sh -c 'mount -t proc x /proc; \
+                      cd /proc/self/ns; umount -l /; nsenter --mount=mnt /bin/ls -d \
+                      /etc/debian_version'; mkdir /tmp/jail; cd /; chroot /tmp/jail true; \
+                      ls -d etc/debian_version ../etc/debian_version \
+                      /proc/1/root/etc/debian_version";
+        let bundle = Bundle::new(oci, &["sh", "-c", script]);
+        bundle.edit(|c| {
+            for set in ["bounding", "effective", "permitted"] {
+                c["process"]["capabilities"][set] =
+                    json!(["CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE"]);
+            }
+        });
+        oci.run(&["run", "-b", bundle.dir(), "c"])
+    };
     let oci = Oci::new();
-    let script = "umount -l / 2>/dev/null; mkdir /tmp/jail; cd /; \
-                  chroot /tmp/jail true 2>/dev/null; ls /; ls -d /proc/1/root/etc/debian_version \
-                  /etc/debian_version 2>/dev/null; echo end";
-    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
-    bundle.edit(|c| {
-        for set in ["bounding", "effective", "permitted"] {
-            c["process"]["capabilities"][set] = json!(["CAP_SYS_ADMIN", "CAP_SYS_CHROOT"]);
-        }
-    });
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    let said = attack(&oci);
     assert!(!said.stdout.contains("debian_version"), "{said:?}");
     oci.assert_nothing_left();
+    let said = attack(&Oci::without("pivot"));
+    assert!(said.stdout.contains("debian_version"), "{said:?}");
 }
 
 /// `/etc/passwd` of an image is read in bounded time, as a file and as nothing else.
@@ -311,6 +470,17 @@ fn vm_a_strange_passwd_keeps_nobody_waiting() {
         assert_eq!(oci.run(&["run", "-b", bundle.dir(), "c"]).ok(), "/", "{make}");
     }
     oci.assert_nothing_left();
+    let weak = Oci::without("plain-passwd");
+    let bundle = Bundle::new(&weak, &["true"]);
+    let passwd = bundle.rootfs().join("etc/passwd");
+    weak.sh(&format!("rm -f {0}; mkfifo {0}", passwd.display())).ok();
+    let command = weak.command(&["run", "-b", bundle.dir(), "c"]);
+    let mut bounded = weak.host().command("timeout");
+    bounded.args(["--signal=KILL", "5"]).arg(command.get_program()).args(command.get_args());
+    bounded.env("DORMOUSE_WEAKEN", "plain-passwd");
+    let out = dormouse_testkit::run(bounded, b"", std::time::Duration::from_secs(60));
+    assert_eq!(out.status, 137, "{out:?}");
+    weak.run(&["list"]).ok(); // which takes away what was interrupted
 }
 
 /// CVE-2024-0132 and its kin: the image has no say in how hooks run.

@@ -12,6 +12,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use dormouse_kernel::call::{self as kernel, FsCommand, MountAttr, OpenTreeFlags, Propagation};
+use dormouse_kernel::weakened;
 use dormouse_launch::flat::{self, Record};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -49,7 +50,7 @@ impl Target {
     /// How the way to it is walked.
     fn resolve(self) -> ResolveFlags {
         match self {
-            Self::PlainDir => ResolveFlags::NO_SYMLINKS,
+            Self::PlainDir if !weakened("plain-targets") => ResolveFlags::NO_SYMLINKS,
             _ => ResolveFlags::empty(),
         }
     }
@@ -135,8 +136,16 @@ impl Tree {
 
     /// Opens a path below the root as a place, never leaving it.
     pub(crate) fn open(&self, path: &CStr, extra: ResolveFlags) -> Outcome<OwnedFd> {
-        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | extra;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
+        if weakened("in-root") {
+            // As who puts two paths together would: links lead where they like.
+            let start = path.to_bytes().iter().take_while(|byte| **byte == b'/').count();
+            let rest = &path.to_bytes_with_nul()[start..];
+            let rest = CStr::from_bytes_with_nul(rest).map_err(|_| Errno::INVAL)?;
+            let path = if rest.is_empty() { c"." } else { rest };
+            return rustix::fs::openat2(&self.top, path, flags, Mode::empty(), extra);
+        }
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | extra;
         // A rename anywhere on the way makes the kernel unsure of `..`: it says EAGAIN.
         for _ in 0..128 {
             match rustix::fs::openat2(&self.top, path, flags, Mode::empty(), how) {

@@ -1,9 +1,11 @@
 //! Device nodes and the links of `/dev`.
 //!
-//! Where the configuration mounts a tmpfs on `/dev` (nearly all do), it is filled by this process,
-//! as the host's root, before it is attached: no link of an image is on the way, and the nodes work
-//! in a user namespace, too. Elsewhere the newborn makes them beneath its root, through no link
-//! (CVE-2026-41579), or, in a user namespace, binds the host's.
+//! | `/dev` is | nodes are |
+//! |---|---|
+//! | a tmpfs that this process fills (read-only or `tmpcopyup`) | made before it is attached, past any link |
+//! | anything else | made by the newborn beneath its root, through no link (CVE-2026-41579) |
+//! | the same in a user namespace, where what is made does not open | binds of the host's own |
+//! | a bind | not made, but for those outside of it that `linux.devices` names |
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

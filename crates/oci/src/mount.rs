@@ -5,7 +5,6 @@
 //! | bind | this process | the source is a path of the caller's |
 //! | tmpfs | the newborn | |
 //! | tmpfs with `tmpcopyup`, or read-only | this process | it is filled before it is seen |
-//! | tmpfs on `/dev` in a user namespace | this process | nodes work only if its owner is the host |
 //! | cgroup, cgroup2 | this process | a bind of the container's own directories: the way up is not there |
 //! | proc, sysfs, mqueue, devpts, others | the newborn | they are of its namespaces |
 //!
@@ -235,7 +234,7 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                     dev = Dev::Bound;
                 }
             }
-            "tmpfs" if !one.is_ours(is_dev) => one.filesystem(plan, kind),
+            "tmpfs" if !one.is_ours() => one.filesystem(plan, kind),
             "tmpfs" => {
                 let tree = one.tmpfs()?;
                 for below in mounts.iter().skip(at + 1) {
@@ -289,7 +288,7 @@ impl One<'_> {
         let special =
             ["dev", "proc", "sys"].iter().any(|p| is_at(&self.mount.destination, p).is_some());
         match otherwise {
-            TargetKind::Dir if special && !weakened("plain-targets") => TargetKind::PlainDir,
+            TargetKind::Dir if special => TargetKind::PlainDir,
             other => other,
         }
     }
@@ -386,9 +385,9 @@ impl One<'_> {
     }
 
     /// Whether a tmpfs is made by this process.
-    fn is_ours(&self, is_dev: bool) -> bool {
+    fn is_ours(&self) -> bool {
         let is_read_only = (self.options.set | self.options.set_all).contains(MountAttr::RDONLY);
-        self.options.copy_up || is_read_only || (is_dev && self.given.userns.is_some())
+        self.options.copy_up || is_read_only
     }
 
     fn tmpfs(&self) -> Result<OwnedFd> {

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dormouse_kernel::weakened;
 use serde_json::{Value, json};
 
 use super::Context;
@@ -213,6 +214,9 @@ fn process(context: &Context<'_>) -> Result<(String, Process)> {
         // Never inheritable, and ambient only for who has it so (CVE-2022-29162).
         for list in [&mut caps.bounding, &mut caps.effective, &mut caps.permitted] {
             list.extend(more.iter().cloned());
+        }
+        if weakened("exec-capabilities") {
+            caps.inheritable.extend(more);
         }
     }
     Ok((id, process))
