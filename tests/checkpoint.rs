@@ -115,6 +115,7 @@ workloads! {
     vm_threads: "thread";
     vm_calls_that_wait: "restart";
     vm_pairs_of_unix_sockets: "socketpair";
+    vm_unix_sockets: "unix";
     vm_credentials: "credential";
     vm_schedules: "schedule";
     vm_deleted_files: "deleted";

@@ -4,6 +4,8 @@
 //! A checksum says only that nobody changed a checkpoint by accident. These checks are what the
 //! load side relies on: it indexes, adds and multiplies with numbers that passed here.
 
+mod socket;
+
 use std::collections::{HashMap, HashSet};
 
 use super::{
@@ -45,7 +47,7 @@ pub fn records(records: &Records) -> Result<()> {
     }
     processes(records).map_err(|what| Error::damaged(part("process"), what))?;
     for (n, object) in records.objects.iter().enumerate() {
-        check_object(&object.thing, records, page_count).map_err(|what| {
+        check_object(n, &object.thing, records, page_count).map_err(|what| {
             let name = object.thing.name();
             Error::damaged(part("object"), format!("number {n} ({name}): {what}"))
         })?;
@@ -200,7 +202,7 @@ fn runs(runs: &[Run], start: u64, end: u64, page_count: u64) -> Found {
     Ok(())
 }
 
-fn check_object(thing: &Thing, records: &Records, page_count: u64) -> Found {
+fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> Found {
     let path = |path: &str| path.starts_with('/') && path.len() < TEXT_MAX && !path.contains('\0');
     match thing {
         Thing::File(file) => {
@@ -224,18 +226,9 @@ fn check_object(thing: &Thing, records: &Records, page_count: u64) -> Found {
         Thing::PipeEnd(end) => {
             ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
         }
-        Thing::UnixPair(pair) => {
-            let bytes: usize = pair.received.iter().flatten().map(|m| m.0.len()).sum();
-            let known = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
-            ensure(bytes <= CONTENT_MAX, || "what it received".into())?;
-            ensure(known.contains(&pair.socket_type), || "its type".into())
-        }
-        Thing::UnixEnd(end) => {
-            let is_pair = matches!(object(end.pair, records)?, Thing::UnixPair(_));
-            ensure(is_pair && end.side < 2, || "of no pair".into())
-        }
+        Thing::UnixSocket(socket) => socket::unix(n, socket, records),
         Thing::Listener(listener) => {
-            ensure(listener.options.len() <= 64, || "its options".into())?;
+            socket::options(&listener.options)?;
             ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())
         }
         Thing::Event(_) | Thing::Timer(_) | Thing::Signal(_) => Ok(()),

@@ -40,6 +40,7 @@ mod signal;
 mod socket;
 mod thread;
 mod timer;
+mod unix;
 mod write;
 
 pub use about::About;
@@ -54,9 +55,11 @@ pub use process::{Credentials, Limit, Process};
 pub use read::{Reader, Section};
 pub use schedule::Schedule;
 pub use signal::{Action, AlternateStack, IntervalTimer, Signal};
-pub use socket::{Listener, UnixEnd, UnixPair};
+pub(crate) use socket::OPTIONS;
+pub use socket::{Listener, SocketOption};
 pub use thread::{Restart, Rseq, Thread};
 pub use timer::{PosixTimer, TimerFd};
+pub use unix::{UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
 pub use write::Writer;
 
 use serde::{Deserialize, Serialize};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Deleted, Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd,
-    TimerFd, UnixEnd, UnixPair,
+    TimerFd, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -42,10 +42,8 @@ pub enum Thing {
     Pipe(Pipe),
     /// An end of a pipe.
     PipeEnd(PipeEnd),
-    /// Two connected unix sockets; the sockets are objects of their own.
-    UnixPair(UnixPair),
-    /// One of them.
-    UnixEnd(UnixEnd),
+    /// A unix socket.
+    UnixSocket(UnixSocket),
     /// A TCP socket that listens.
     Listener(Listener),
     /// eventfd(2).
@@ -70,8 +68,7 @@ impl Thing {
             Self::External(_) => "standard stream",
             Self::Pipe(_) => "pipe",
             Self::PipeEnd(_) => "end of a pipe",
-            Self::UnixPair(_) => "pair of unix sockets",
-            Self::UnixEnd(_) => "unix socket",
+            Self::UnixSocket(_) => "unix socket",
             Self::Listener(_) => "TCP socket that listens",
             Self::Event(_) => "eventfd",
             Self::Timer(_) => "timerfd",

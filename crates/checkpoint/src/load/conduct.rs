@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
 
-use super::{Restore, file, process};
+use super::{Restore, file, process, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -165,6 +165,15 @@ fn call_name(number: i64) -> String {
         (libc::SYS_dup3, "dup3"),
         (libc::SYS_bind, "bind"),
         (libc::SYS_listen, "listen"),
+        (libc::SYS_chdir, "chdir"),
+        (libc::SYS_shutdown, "shutdown"),
+        (libc::SYS_socketpair, "socketpair"),
+        (libc::SYS_sendto, "sendto"),
+        (libc::SYS_accept4, "accept4"),
+        (libc::SYS_connect, "connect"),
+        (libc::SYS_unlinkat, "unlinkat"),
+        (libc::SYS_fchownat, "fchownat"),
+        (libc::SYS_fchmodat, "fchmodat"),
         (libc::SYS_socket, "socket"),
         (libc::SYS_setsockopt, "setsockopt"),
         (libc::SYS_epoll_ctl, "epoll_ctl"),
@@ -187,6 +196,7 @@ fn call_name(number: i64) -> String {
 fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     for tid in tasks.keys() {
         file::check_unchanged(&restore.records, *tid)?;
+        unix::check_places(&restore.records, *tid)?;
         let rseq = call::rseq_configuration(*tid).map_err(Error::of("read the rseq", *tid))?;
         if rseq.address == 0 {
             continue;

@@ -41,6 +41,7 @@ mod socket;
 mod thread;
 mod timer;
 mod tree;
+mod unix;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -101,7 +102,16 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
             }
         }
     }
-    let cells = (wants.len() + records.objects.len() * 3 + 64) as u32;
+    // A sender that is gone is played by a socket of its own.
+    let queued: usize = records
+        .objects
+        .iter()
+        .map(|object| match &object.thing {
+            Thing::UnixSocket(socket) => socket.received.len(),
+            _ => 0,
+        })
+        .sum();
+    let cells = (wants.len() + records.objects.len() * 4 + queued + 64) as u32;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     let sequences = tree::sequences(&mut plan)?;
     let shared_end = plan.shared_end;

@@ -1,6 +1,6 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
-use super::{Plan, deleted, event, file, memory, pipe, socket, timer};
+use super::{Plan, deleted, event, file, memory, pipe, socket, timer, unix};
 use crate::error::Result;
 use crate::format::Thing;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -27,11 +27,9 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
                 pipe::make(plan, sequence, what, index, it)?;
                 None
             }
-            Thing::UnixPair(it) => {
-                socket::pair(plan, sequence, what, index, it)?;
-                None
-            }
-            Thing::PipeEnd(_) | Thing::UnixEnd(_) => None,
+            Thing::PipeEnd(_) => None,
+            // Together, below.
+            Thing::UnixSocket(_) => None,
             Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
             Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
             Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
@@ -47,6 +45,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             plan.cells[index] = Some(cell);
         }
     }
+    unix::make_all(plan, sequence)?;
     close_below(plan, sequence);
     Ok(())
 }

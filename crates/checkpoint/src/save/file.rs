@@ -85,7 +85,8 @@ fn found(
         let deleted = deleted::object(survey, seen, link, stat, open)?;
         return Ok(File { deleted: Some(deleted), ..file });
     }
-    let there = lookup(seen, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
+    let there =
+        lookup(seen.pid, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
     let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
     if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
         return Err(format!("'{link}', which by that name is another file now"));
@@ -103,13 +104,10 @@ pub(crate) fn modified_ns(stat: &Stat) -> i64 {
 }
 
 /// Opens a path as the process would, as a place only.
-pub(crate) fn lookup(seen: &Seen, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
+pub(crate) fn lookup(pid: u32, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = rustix::fs::open(
-        format!("/proc/{}/root", seen.pid),
-        flags | OFlags::DIRECTORY,
-        Mode::empty(),
-    )?;
+    let root =
+        rustix::fs::open(format!("/proc/{pid}/root"), flags | OFlags::DIRECTORY, Mode::empty())?;
     // The last part is what was opened: a link there would be another thing.
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), how)

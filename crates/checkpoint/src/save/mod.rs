@@ -24,6 +24,7 @@ mod ipc;
 mod lock;
 mod memory;
 mod object;
+mod option;
 mod pipe;
 mod process;
 mod schedule;
@@ -32,6 +33,7 @@ mod socket;
 mod thread;
 mod timer;
 mod tree;
+mod unix;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

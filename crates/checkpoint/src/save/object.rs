@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
 
 use super::tree::Seen;
-use super::{Subject, event, file, lock, memory, pipe, socket, timer};
+use super::{Subject, event, file, lock, memory, pipe, socket, timer, unix};
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, LockKind, Memory, Object, Thing};
 
@@ -100,7 +100,7 @@ pub(crate) struct Survey<'s> {
     open_files: HashMap<Key, Vec<(u32, u32, usize)>>,
     pub(crate) named: HashMap<(String, u32), usize>,
     pub(crate) pipes: HashMap<u64, pipe::Ends>,
-    pub(crate) sockets: socket::Known,
+    pub(crate) unix: unix::Known,
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
@@ -123,7 +123,7 @@ impl<'s> Survey<'s> {
             open_files: HashMap::new(),
             named: HashMap::new(),
             pipes: HashMap::new(),
-            sockets: socket::Known::default(),
+            unix: unix::Known::new(),
             shared: HashMap::new(),
             deleted: HashMap::new(),
         }
@@ -238,7 +238,7 @@ impl<'s> Survey<'s> {
     /// Ends the survey: what only all together tell.
     pub(crate) fn finish(mut self) -> Found {
         pipe::finish(&mut self);
-        socket::finish(&mut self);
+        unix::finish(&mut self);
         self.found
     }
 }

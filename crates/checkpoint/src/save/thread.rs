@@ -231,6 +231,12 @@ fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
     }
 }
 
+/// The ids of a file as a process sees them.
+pub(super) fn inside_ids(pid: u32, uid: u32, gid: u32) -> (u32, u32) {
+    let maps = Maps::read(pid);
+    (Maps::inside(&maps.uids, uid), Maps::inside(&maps.gids, gid))
+}
+
 /// The ids of a user namespace: first inside, first outside, how many.
 pub(crate) struct Maps {
     uids: Vec<(u32, u32, u32)>,

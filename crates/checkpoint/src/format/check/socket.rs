@@ -1,0 +1,142 @@
+//! Whether records of sockets can be true.
+
+use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
+use crate::format::{OPTIONS, Records, SocketOption, Thing, UnixMessage, UnixPeer, UnixSocket};
+
+pub(super) fn options(options: &[SocketOption]) -> Found {
+    ensure(options.len() <= OPTIONS.len() && options.iter().all(SocketOption::is_known), || {
+        "its options".into()
+    })
+}
+
+/// LIMIT: bytes of a unix socket's name (`sun_path`).
+const UNIX_NAME_MAX: usize = 108;
+
+pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Found {
+    let known = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
+    ensure(known.contains(&socket.socket_type), || "its type".into())?;
+    let is_connection = socket.socket_type != libc::SOCK_DGRAM;
+    options(&socket.options)?;
+    ensure(socket.shut <= 3, || "how it was shut down".into())?;
+    let bytes: usize = socket.received.iter().map(|m| m.data.0.len()).sum();
+    let sound = |m: &UnixMessage| !m.data.0.is_empty() && m.from.0.len() <= UNIX_NAME_MAX;
+    let received = bytes <= CONTENT_MAX && socket.received.iter().all(sound);
+    ensure(received, || "what it received".into())?;
+    if let Some(name) = &socket.name {
+        let length = name.bytes.0.len();
+        // An abstract name is text to nobody; a path is, and ends at its first NUL.
+        let is_abstract = name.bytes.0.first() == Some(&0);
+        let is_path = name.path().is_some_and(|path| !path.contains('\0'));
+        ensure(length <= UNIX_NAME_MAX && (is_abstract || is_path), || "its name".into())?;
+        let whole =
+            |dir: &String| dir.starts_with('/') && dir.len() < TEXT_MAX && !dir.contains('\0');
+        ensure(name.directory.as_ref().is_none_or(whole), || "its directory".into())?;
+        let is_relative = name.path().is_some_and(|path| !path.starts_with('/'));
+        ensure(name.directory.is_some() == is_relative, || "its directory".into())?;
+        ensure(!is_abstract || name.file.is_none(), || "its file".into())?;
+        ensure(!name.inherited || is_connection && socket.backlog.is_none(), || {
+            "where it has its name from".into()
+        })?;
+    }
+    let listens = socket.backlog.is_some();
+    let may_listen = is_connection && socket.name.is_some() && socket.received.is_empty();
+    ensure(!listens || may_listen && socket.peer == UnixPeer::None, || "it listens".into())?;
+    let other = |n: usize| match object(n, records)? {
+        Thing::UnixSocket(other) if other.socket_type == socket.socket_type => Ok(other),
+        _ => Err("its peer is none".to_owned()),
+    };
+    match socket.peer {
+        UnixPeer::None => ensure(!is_connection || socket.received.is_empty(), || {
+            "what it received from nobody".into()
+        }),
+        UnixPeer::Gone => Ok(()),
+        UnixPeer::Waiting { listener, place } => {
+            ensure(other(listener)?.backlog.is_some() && place < NUMBER_MAX, || {
+                "it waits where nobody listens".into()
+            })?;
+            ensure(socket.received.is_empty(), || "what it received from nobody".into())
+        }
+        UnixPeer::Socket { object: n } => {
+            let other = other(n)?;
+            let leads_back = other.peer == UnixPeer::Socket { object: index };
+            ensure(!is_connection || leads_back, || "its peer has another".into())?;
+            ensure(is_connection || leads_back || other.name.is_some(), || {
+                "its peer has no name".into()
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records;
+    use super::super::tests::small;
+    use super::*;
+    use crate::format::{Bytes, Object, UnixName};
+
+    /// A pair of sockets, of which the second was accepted at a third, which listens.
+    fn sockets() -> Records {
+        let name = |inherited| {
+            let (bytes, file) = (Bytes(b"/a".to_vec()), None);
+            Some(UnixName { bytes, directory: None, file, inherited })
+        };
+        let socket = |peer, name, backlog| UnixSocket {
+            socket_type: libc::SOCK_STREAM,
+            flags: 0,
+            name,
+            backlog,
+            peer,
+            received: Vec::new(),
+            shut: 0,
+            options: Vec::new(),
+        };
+        let mut one = socket(UnixPeer::Socket { object: 2 }, None, None);
+        one.received = vec![UnixMessage { data: Bytes(vec![1]), from: Bytes::default() }];
+        let all = [
+            one,
+            socket(UnixPeer::Socket { object: 1 }, name(true), None),
+            socket(UnixPeer::None, name(false), Some(5)),
+        ];
+        let mut records = small();
+        records.objects.extend(all.map(|s| Object { thing: Thing::UnixSocket(s) }));
+        records
+    }
+
+    #[test]
+    fn sockets_that_cannot_be_are_refused() {
+        assert!(records(&sockets()).is_ok());
+        type Case = (fn(&mut [&mut UnixSocket]), &'static str);
+        let cases: [Case; 14] = [
+            (|s| s[0].socket_type = libc::SOCK_RAW, "its type"),
+            (|s| s[0].shut = 4, "shut down"),
+            (|s| s[0].peer = UnixPeer::Socket { object: 99 }, "object 99"),
+            (|s| s[0].peer = UnixPeer::Socket { object: 0 }, "its peer is none"),
+            (|s| s[0].peer = UnixPeer::Socket { object: 3 }, "has another"),
+            (|s| s[0].peer = UnixPeer::Waiting { listener: 2, place: 0 }, "nobody listens"),
+            (|s| s[0].peer = UnixPeer::Waiting { listener: 3, place: u32::MAX }, "nobody listens"),
+            (|s| s[0].received[0].data.0.clear(), "what it received"),
+            (|s| s[0].received[0].from.0 = vec![b'a'; 200], "what it received"),
+            (|s| s[1].name.as_mut().unwrap().bytes.0 = vec![b'a'; 200], "its name"),
+            (|s| s[1].name.as_mut().unwrap().bytes.0.clear(), "its name"),
+            (|s| s[1].name.as_mut().unwrap().bytes.0 = b"a".to_vec(), "its directory"),
+            (|s| s[2].name = None, "it listens"),
+            (
+                |s| {
+                    let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_FILTER);
+                    s[0].options = vec![SocketOption { level, name, value: Bytes(vec![0; 4]) }];
+                },
+                "its options",
+            ),
+        ];
+        for (change, text) in cases {
+            let mut all = sockets();
+            let things = all.objects.iter_mut().filter_map(|o| match &mut o.thing {
+                Thing::UnixSocket(socket) => Some(socket),
+                _ => None,
+            });
+            change(&mut things.collect::<Vec<_>>());
+            let said = records(&all).unwrap_err().to_string();
+            assert!(said.contains(text), "{text}: {said}");
+        }
+    }
+}

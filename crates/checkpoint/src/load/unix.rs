@@ -1,0 +1,510 @@
+//! Unix sockets: bound where they were, connected to whom they were, with what was on its way.
+//!
+//! The first process makes all of them before anybody else is there, when every other object is
+//! made already:
+//!
+//! 1. pairs without a borrowed name by socketpair(2), all others by socket(2); names are bound, in
+//!    the place of the socket files of their last life;
+//! 2. names whose file is gone or is another's now: what lies there is moved aside, the name is
+//!    bound, everything that needs it is done, and it is removed again;
+//! 3. names that live: queues of datagrams, connections, connections that wait.
+//!
+//! A connection has its name from the socket that accepted it. So it is made by connecting to that
+//! socket and accepting; where that one is gone, to one in its place, for that moment.
+//!
+//! LIMIT: credentials of peers (SO_PEERCRED) are those of the first process for whatever was
+//! connected before.
+
+use std::collections::BTreeMap;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+
+use super::{Plan, file, object, socket};
+use crate::error::{Error, Result};
+use crate::format::{Records, Thing, UnixMessage, UnixName, UnixPeer, UnixSocket};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// What a file that is in the way is called meanwhile.
+const ASIDE: &str = ".dormouse-aside";
+
+/// Makes all unix sockets.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let all = sockets(plan.records);
+    let mut work = Work { plan, sequence, all };
+    work.new_ones()?;
+    work.live_names();
+    work.borrowed_names()?;
+    work.names_that_are_gone()?;
+    for index in work.indices() {
+        let Some(name) = work.all[&index].name.as_ref() else { continue };
+        if !is_gone(name) {
+            work.under_its_name(index)?;
+        }
+    }
+    work.queues_of_pairs()?;
+    work.last()
+}
+
+fn sockets(records: &Records) -> BTreeMap<usize, &UnixSocket> {
+    let objects = records.objects.iter().enumerate();
+    let unix = objects.filter_map(|(n, object)| match &object.thing {
+        Thing::UnixSocket(socket) => Some((n, socket)),
+        _ => None,
+    });
+    unix.collect()
+}
+
+/// Whether the name leads nowhere, or to another, or is borrowed.
+fn is_gone(name: &UnixName) -> bool {
+    name.inherited || name.path().is_some() && name.file.is_none()
+}
+
+/// Refuses to begin where something that is no socket lies in the place of one: it would be
+/// removed. No process of the container runs yet.
+pub(super) fn check_places(records: &Records, pid: u32) -> Result<()> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let mut root = None;
+    for socket in sockets(records).values() {
+        let Some(name) = socket.name.as_ref().filter(|n| n.file.is_some()) else { continue };
+        let Some(path) = name.path() else { continue };
+        let whole = match &name.directory {
+            Some(dir) => format!("{dir}/{path}"),
+            None => path.to_owned(),
+        };
+        let root = match &root {
+            Some(root) => root,
+            None => {
+                let path = format!("/proc/{pid}/root");
+                let opened = rustix::fs::open(path, flags | OFlags::DIRECTORY, Mode::empty());
+                root.insert(opened.map_err(Error::of("open the root", pid))?)
+            }
+        };
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let found = rustix::fs::openat2(root, &whole, flags | OFlags::NOFOLLOW, Mode::empty(), how)
+            .and_then(rustix::fs::fstat);
+        match found {
+            Err(rustix::io::Errno::NOENT) => {}
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {}
+            Ok(_) => {
+                let text =
+                    format!("'{whole}' is no socket any more: something has taken its place");
+                return Err(Error::Elsewhere(text));
+            }
+            Err(e) => {
+                return Err(Error::Elsewhere(format!("the place of its socket '{whole}': {e}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Work<'w, 'r> {
+    plan: &'w mut Plan<'r>,
+    sequence: &'w mut Sequence,
+    all: BTreeMap<usize, &'r UnixSocket>,
+}
+
+impl<'r> Work<'_, 'r> {
+    fn indices(&self) -> Vec<usize> {
+        self.all.keys().copied().collect()
+    }
+
+    fn what(&self, index: usize) -> String {
+        match &self.all[&index].name {
+            Some(name) => format!("object {index} (unix socket {name})"),
+            None => format!("object {index} (unix socket)"),
+        }
+    }
+
+    fn call<const N: usize>(&mut self, index: usize, number: i64, args: [Arg; N]) {
+        let what = self.what(index);
+        self.sequence.call(what, Call::new(number, args));
+    }
+
+    fn lenient<const N: usize>(&mut self, index: usize, number: i64, args: [Arg; N]) {
+        let what = self.what(index);
+        self.sequence.call(what, Call::new(number, args).lenient());
+    }
+
+    /// A socket of its type, that does not wait for anything.
+    fn socket(&mut self, index: usize) -> Result<Cell> {
+        let kind = self.all[&index].socket_type | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let cell = self.plan.cell()?;
+        let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0)];
+        let what = self.what(index);
+        self.sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+        Ok(cell)
+    }
+
+    /// Two that are connected to each other.
+    fn pair(&mut self, index: usize) -> Result<[Cell; 2]> {
+        let kind = self.all[&index].socket_type | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // socketpair writes two numbers next to each other: the cells follow one another.
+        let cells = [self.plan.cell()?, self.plan.cell()?];
+        let at = self.plan.builder.pointer(cells[0]);
+        let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0), at];
+        self.call(index, libc::SYS_socketpair, args);
+        Ok(cells)
+    }
+
+    fn has(&mut self, index: usize, cell: Cell) -> Result<()> {
+        for option in &self.all[&index].options {
+            let what = self.what(index);
+            socket::option(self.plan, self.sequence, &what, cell, option);
+        }
+        let what = self.what(index);
+        let cell = object::lift(self.plan, self.sequence, &what, cell)?;
+        self.plan.cells[index] = Some(cell);
+        Ok(())
+    }
+
+    fn is_made(&self, index: usize) -> bool {
+        self.plan.cells[index].is_some()
+    }
+
+    fn borrows(&self, index: usize) -> bool {
+        self.all[&index].name.as_ref().is_some_and(|name| name.inherited)
+    }
+
+    /// Pairs, and sockets that are made alone; not those that are accepted, and their makers.
+    fn new_ones(&mut self) -> Result<()> {
+        for index in self.indices() {
+            if self.is_made(index) || self.borrows(index) {
+                continue;
+            }
+            match self.all[&index].peer {
+                UnixPeer::Socket { object } if self.borrows(object) => {
+                    let cell = self.socket(index)?;
+                    self.has(index, cell)?;
+                }
+                UnixPeer::Socket { object } if self.is_mutual(index, object) => {
+                    let [one, other] = self.pair(index)?;
+                    self.has(index, one)?;
+                    self.has(object, other)?;
+                }
+                UnixPeer::Gone => {
+                    let [one, other] = self.pair(index)?;
+                    let received = &self.all[&index].received;
+                    for message in received {
+                        self.send(index, other, message, None);
+                    }
+                    self.call(index, libc::SYS_close, [other.into()]);
+                    self.has(index, one)?;
+                }
+                UnixPeer::Socket { .. } | UnixPeer::None | UnixPeer::Waiting { .. } => {
+                    let cell = self.socket(index)?;
+                    self.has(index, cell)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_mutual(&self, index: usize, other: usize) -> bool {
+        index != other && self.all[&other].peer == UnixPeer::Socket { object: index }
+    }
+
+    /// Goes where a relative path begins, and comes back.
+    fn in_directory(
+        &mut self,
+        index: usize,
+        name: &UnixName,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let Some(directory) = &name.directory else { return act(self) };
+        let text = self.plan.builder.text(directory.as_bytes());
+        self.call(index, libc::SYS_chdir, [text.into()]);
+        act(self)?;
+        let root = self.plan.builder.text(b"/");
+        self.call(index, libc::SYS_chdir, [root.into()]);
+        Ok(())
+    }
+
+    /// `struct sockaddr_un` in data, and its length.
+    fn address(&mut self, bytes: &[u8]) -> [Arg; 2] {
+        let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
+        address.extend_from_slice(bytes);
+        // A path ends at a NUL, which an abstract name may not have.
+        if bytes.first().is_some_and(|b| *b != 0) && bytes.len() < 108 {
+            address.push(0);
+        }
+        [self.plan.builder.data(&address).into(), Arg::Number(address.len() as u64)]
+    }
+
+    fn bind(&mut self, index: usize, cell: Cell, bytes: &[u8]) {
+        let [at, length] = self.address(bytes);
+        self.call(index, libc::SYS_bind, [cell.into(), at, length]);
+    }
+
+    fn connect(&mut self, index: usize, cell: Cell, bytes: &[u8]) {
+        let [at, length] = self.address(bytes);
+        self.call(index, libc::SYS_connect, [cell.into(), at, length]);
+    }
+
+    /// Binds all names that will lead to their sockets.
+    fn live_names(&mut self) {
+        for index in self.indices() {
+            let Some(name) = self.all[&index].name.as_ref().filter(|name| !is_gone(name)) else {
+                continue;
+            };
+            let Some(cell) = self.plan.cells[index] else { continue };
+            // Nothing in it fails.
+            let _ = self.in_directory(index, name, |work| {
+                work.bind_live(index, cell, name);
+                Ok(())
+            });
+        }
+    }
+
+    fn bind_live(&mut self, index: usize, cell: Cell, name: &UnixName) {
+        if let (Some(path), Some(file)) = (name.path(), &name.file) {
+            let text = self.plan.builder.text(path.as_bytes());
+            let here = Arg::from(libc::AT_FDCWD);
+            // The file of its last life, where there is one: `check_places` has looked.
+            self.lenient(index, libc::SYS_unlinkat, [here, text.into(), Arg::Number(0)]);
+            self.bind(index, cell, &name.bytes.0);
+            let mode = Arg::from(file.mode & 0o777);
+            self.call(index, libc::SYS_fchmodat, [here, text.into(), mode]);
+            let nofollow = Arg::from(libc::AT_SYMLINK_NOFOLLOW);
+            let args = [here, text.into(), file.uid.into(), file.gid.into(), nofollow];
+            self.call(index, libc::SYS_fchownat, args);
+        } else {
+            self.bind(index, cell, &name.bytes.0);
+        }
+    }
+
+    /// Sockets that were accepted by one that is gone: one in its place accepts them.
+    fn borrowed_names(&mut self) -> Result<()> {
+        for index in self.indices() {
+            let Some(name) = self.all[&index].name.as_ref().filter(|name| name.inherited) else {
+                continue;
+            };
+            if self.acceptor(name, self.all[&index].socket_type).is_some() {
+                continue;
+            }
+            self.in_directory(index, name, |work| {
+                let cell = work.socket(index)?;
+                work.under_a_name_that_is_gone(index, name, |work| {
+                    work.bind(index, cell, &name.bytes.0);
+                    work.call(index, libc::SYS_listen, [cell.into(), Arg::Number(0)]);
+                    work.accept(index, cell, &name.bytes.0)
+                })?;
+                work.call(index, libc::SYS_close, [cell.into()]);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The socket that listens at a name.
+    fn acceptor(&self, name: &UnixName, socket_type: i32) -> Option<usize> {
+        let listens = |socket: &UnixSocket| {
+            let own = socket.name.as_ref().is_some_and(|n| {
+                (&n.bytes, &n.directory) == (&name.bytes, &name.directory) && !n.inherited
+            });
+            own && socket.backlog.is_some() && socket.socket_type == socket_type
+        };
+        self.all.iter().find(|(_, socket)| listens(socket)).map(|(index, _)| *index)
+    }
+
+    /// Makes room for a name that leads nowhere, and leaves what was there as it was.
+    fn under_a_name_that_is_gone(
+        &mut self,
+        index: usize,
+        name: &UnixName,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let Some(path) = name.path() else { return act(self) };
+        let text = self.plan.builder.text(path.as_bytes());
+        let aside = self.plan.builder.text(format!("{path}{ASIDE}").as_bytes());
+        let here = Arg::from(libc::AT_FDCWD);
+        self.lenient(index, libc::SYS_renameat, [here, text.into(), here, aside.into()]);
+        act(self)?;
+        self.call(index, libc::SYS_unlinkat, [here, text.into(), Arg::Number(0)]);
+        self.lenient(index, libc::SYS_renameat, [here, aside.into(), here, text.into()]);
+        Ok(())
+    }
+
+    fn names_that_are_gone(&mut self) -> Result<()> {
+        for index in self.indices() {
+            let Some(name) = self.all[&index].name.as_ref() else { continue };
+            if !is_gone(name) || name.inherited {
+                continue;
+            }
+            let cell = self.plan.object(index)?;
+            self.in_directory(index, name, |work| {
+                work.under_a_name_that_is_gone(index, name, |work| {
+                    work.bind(index, cell, &name.bytes.0);
+                    work.under_its_name(index)
+                })
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whatever reaches a socket by its name, which leads to it.
+    fn under_its_name(&mut self, index: usize) -> Result<()> {
+        let record = self.all[&index];
+        let Some(name) = &record.name else { return Ok(()) };
+        if name.inherited {
+            return Ok(());
+        }
+        let cell = self.plan.object(index)?;
+        self.in_directory(index, name, |work| {
+            if let Some(backlog) = record.backlog {
+                work.call(index, libc::SYS_listen, [cell.into(), Arg::from(backlog)]);
+                return work.connections(index, cell, name);
+            }
+            if record.socket_type == libc::SOCK_DGRAM && record.peer == UnixPeer::None {
+                work.datagrams(index, record, name)?;
+            }
+            work.connect_to(index, name)
+        })
+    }
+
+    /// The connections of a socket that listens: accepted ones, and those that wait, in order.
+    fn connections(&mut self, index: usize, cell: Cell, name: &UnixName) -> Result<()> {
+        let mut waiting = BTreeMap::new();
+        for other in self.indices() {
+            let socket = self.all[&other];
+            if let UnixPeer::Waiting { listener, place } = socket.peer
+                && listener == index
+            {
+                waiting.insert((place, other), other);
+            }
+            let borrows = socket.name.as_ref().is_some_and(|n| n.inherited)
+                && !self.is_made(other)
+                && socket.name.as_ref().and_then(|n| self.acceptor(n, socket.socket_type))
+                    == Some(index);
+            if borrows {
+                self.accept(other, cell, &name.bytes.0)?;
+            }
+        }
+        for client in waiting.into_values() {
+            let cell = self.plan.object(client)?;
+            self.connect(client, cell, &name.bytes.0);
+        }
+        Ok(())
+    }
+
+    /// Makes an accepted socket at one that listens by that name.
+    fn accept(&mut self, index: usize, listener: Cell, name: &[u8]) -> Result<()> {
+        let client = match self.all[&index].peer {
+            UnixPeer::Socket { object } => self.plan.object(object)?,
+            _ => self.socket(index)?,
+        };
+        self.connect(index, client, name);
+        let accepted = self.plan.cell()?;
+        let flags = Arg::from(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+        let args = [listener.into(), Arg::Number(0), Arg::Number(0), flags];
+        let what = self.what(index);
+        self.sequence.call_into(what, accepted, Call::new(libc::SYS_accept4, args));
+        if self.all[&index].peer == UnixPeer::Gone {
+            for message in &self.all[&index].received {
+                self.send(index, client, message, None);
+            }
+            self.call(index, libc::SYS_close, [client.into()]);
+        }
+        self.has(index, accepted)
+    }
+
+    /// What waits in the queue of a datagram socket that has a name.
+    fn datagrams(&mut self, index: usize, record: &UnixSocket, name: &UnixName) -> Result<()> {
+        for message in &record.received {
+            let by_name = |socket: &&UnixSocket| {
+                socket.socket_type == libc::SOCK_DGRAM
+                    && socket.name.as_ref().is_some_and(|n| n.bytes == message.from && !is_gone(n))
+            };
+            let sender = self.all.iter().find(|(_, socket)| by_name(socket)).map(|(n, _)| *n);
+            let to = Some(name.bytes.0.as_slice());
+            match sender {
+                // ORDER: one that is connected elsewhere may still send where it is told to.
+                Some(sender) => {
+                    let cell = self.plan.object(sender)?;
+                    self.send(index, cell, message, to);
+                }
+                None => {
+                    let cell = self.socket(index)?;
+                    let gone = UnixName {
+                        bytes: message.from.clone(),
+                        directory: None,
+                        file: None,
+                        inherited: false,
+                    };
+                    if message.from.0.is_empty() {
+                        self.send(index, cell, message, to);
+                    } else {
+                        self.under_a_name_that_is_gone(index, &gone, |work| {
+                            work.bind(index, cell, &message.from.0);
+                            work.send(index, cell, message, to);
+                            Ok(())
+                        })?;
+                    }
+                    self.call(index, libc::SYS_close, [cell.into()]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Those that only speak to a datagram socket, which speaks to others or nobody.
+    fn connect_to(&mut self, index: usize, name: &UnixName) -> Result<()> {
+        for other in self.indices() {
+            let socket = self.all[&other];
+            let speaks = socket.peer == UnixPeer::Socket { object: index };
+            if socket.socket_type == libc::SOCK_DGRAM && speaks && !self.is_mutual(other, index) {
+                let cell = self.plan.object(other)?;
+                self.connect(other, cell, &name.bytes.0);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, index: usize, from: Cell, message: &UnixMessage, to: Option<&[u8]>) {
+        let bytes = message.data.0.len() as u64;
+        let at = self.plan.builder.data(&message.data.0);
+        let what = self.what(index);
+        match to {
+            None => {
+                let args = [from.into(), at.into(), bytes.into()];
+                self.sequence.call(what, Call::new(libc::SYS_write, args).returns(bytes));
+            }
+            Some(name) => {
+                let [address, length] = self.address(name);
+                let args = [from.into(), at.into(), bytes.into(), Arg::Number(0), address, length];
+                self.sequence.call(what, Call::new(libc::SYS_sendto, args));
+            }
+        }
+    }
+
+    /// What connected sockets have received, the other one has sent.
+    fn queues_of_pairs(&mut self) -> Result<()> {
+        for index in self.indices() {
+            let record = self.all[&index];
+            let UnixPeer::Socket { object } = record.peer else { continue };
+            if record.socket_type == libc::SOCK_DGRAM && !self.is_mutual(index, object) {
+                continue;
+            }
+            let from = self.plan.object(object)?;
+            for message in &record.received {
+                self.send(index, from, message, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// How they were shut down, and their flags: nothing is sent any more.
+    fn last(&mut self) -> Result<()> {
+        for index in self.indices() {
+            let record = self.all[&index];
+            let cell = self.plan.object(index)?;
+            if record.shut != 0 && !matches!(record.peer, UnixPeer::Gone) {
+                let how = Arg::from(u32::from(record.shut) - 1);
+                self.call(index, libc::SYS_shutdown, [cell.into(), how]);
+            }
+            let what = self.what(index);
+            file::set_flags(self.sequence, &what, cell, record.flags);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,69 @@
+//! Options of sockets: those of which a new socket of its kind says something else.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use dormouse_kernel::call;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
+
+use super::object::Why;
+use crate::format::{Bytes, OPTIONS, SocketOption};
+
+/// SO_BUF_LOCK: which buffers a program has set itself; the kernel sizes others as it likes.
+const BUFFER_LOCK: i32 = 72;
+
+/// Reads the options that a new socket must be given, and refuses those that cannot be.
+pub(super) fn read(
+    socket: BorrowedFd<'_>,
+    domain: AddressFamily,
+    kind: SocketType,
+    protocol: Option<Protocol>,
+) -> Result<Vec<SocketOption>, Why> {
+    let failed = |e: Errno| format!("a socket whose options cannot be read: {e}");
+    let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol);
+    let new = new.map_err(failed)?;
+    // As many instructions as it has; a program of another kind (eBPF) is not told.
+    if call::socket_option(socket, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut []) != Ok(0) {
+        return Err("a socket with a packet filter, which is not saved yet".into());
+    }
+    let mut device = [0; 16];
+    let bound = call::socket_option(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device);
+    if domain != AddressFamily::UNIX && bound.map_err(failed)? != 0 {
+        return Err("a socket bound to a device, which is not saved yet".into());
+    }
+    let locked = call::int_option(socket, libc::SOL_SOCKET, BUFFER_LOCK).unwrap_or(0);
+    let mut options = Vec::new();
+    for (level, name, length) in OPTIONS {
+        let buffer = match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(1),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(2),
+            _ => None,
+        };
+        if buffer.is_some_and(|bit| locked & bit == 0) {
+            continue;
+        }
+        // One that this kind of socket does not have is no error.
+        let (Some(is), Some(was)) =
+            (one(socket, level, name, length), one(new.as_fd(), level, name, length))
+        else {
+            continue;
+        };
+        if is == was && buffer.is_none() {
+            continue;
+        }
+        let mut value = is;
+        if buffer.is_some() {
+            // socket(7): the kernel doubles what it is told.
+            let bytes = value.first_chunk::<4>().map_or(0, |b| i32::from_ne_bytes(*b));
+            value = (bytes / 2).to_ne_bytes().to_vec();
+        }
+        options.push(SocketOption { level, name, value: Bytes(value) });
+    }
+    Ok(options)
+}
+
+fn one(socket: BorrowedFd<'_>, level: i32, name: i32, length: usize) -> Option<Vec<u8>> {
+    let mut value = vec![0; length];
+    call::socket_option(socket, level, name, &mut value).ok()?;
+    Some(value)
+}

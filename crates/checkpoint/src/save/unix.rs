@@ -1,0 +1,419 @@
+//! Unix sockets: names, queues, and who speaks to whom.
+//!
+//! Every open file is registered as it is met ([`save`]); the rest is known only when all are there
+//! ([`finish`]): sock_diag(7), asked in the network namespace of the container, tells the peer of
+//! each, the file behind a path, and which connections wait at a socket that listens. Messages are
+//! left in their queue by MSG_PEEK.
+//!
+//! A connection that waits to be accepted is a socket that nobody has open: what was written into
+//! it can be read by nobody, so it must be empty.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::pidfd;
+use rustix::fs::{FileType, Stat};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType, netlink, recvmsg,
+    sockopt,
+};
+
+use super::object::{Open, Survey, Why};
+use super::{file, option, thread};
+use crate::error::Refusal;
+use crate::format::{Bytes, Thing, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
+
+/// Unix sockets that were met, by inode.
+pub(crate) type Known = HashMap<u64, Socket>;
+
+/// One that some process has open.
+pub(crate) struct Socket {
+    object: usize,
+    copy: OwnedFd,
+    /// The process that has it, by the host's id.
+    pid: u32,
+    /// Its working directory, which a relative path begins at.
+    directory: String,
+    /// For the message: who has it.
+    whose: Refusal,
+}
+
+/// What sock_diag(7) says of one.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Said {
+    listens: bool,
+    /// `sun_path`.
+    name: Vec<u8>,
+    /// The inode of the file it was bound to, its lower half.
+    file: Option<u32>,
+    /// The inode of its peer; 0 is one that nobody has open.
+    peer: Option<u32>,
+    /// The inodes of those whose connections wait.
+    waiting: Vec<u32>,
+    /// Where it listens: how many wait, and how many may. Else what it has received and sent.
+    queues: (u32, u32),
+    shut: u8,
+}
+
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a unix socket: {e}");
+    let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
+    let options = option::read(open.copy.as_fd(), AddressFamily::UNIX, kind, None)?;
+    let directory = fs::read_link(format!("/proc/{}/cwd", open.process.pid)).unwrap_or_default();
+    let socket = Socket {
+        object: open.index,
+        copy: open.copy.try_clone().map_err(|e| format!("a unix socket: {e}"))?,
+        pid: open.process.pid,
+        directory: directory.to_string_lossy().into_owned(),
+        whose: open.process.refuse(format!("descriptor {}", open.number), ""),
+    };
+    survey.unix.insert(open.stat.st_ino, socket);
+    Ok(Thing::UnixSocket(UnixSocket {
+        socket_type: kind.as_raw() as i32,
+        flags: open.flags(),
+        name: None,
+        backlog: None,
+        peer: UnixPeer::None,
+        received: Vec::new(),
+        shut: 0,
+        options,
+    }))
+}
+
+/// Everything that is known only when all sockets are.
+pub(crate) fn finish(survey: &mut Survey<'_>) {
+    let known = std::mem::take(&mut survey.unix);
+    let Some(first) = known.values().next() else { return };
+    let said = match ask(first.pid) {
+        Ok(said) => said,
+        Err(why) => {
+            survey.found.refusals.push(Refusal { why, ..first.whose.clone() });
+            return;
+        }
+    };
+    for (inode, socket) in &known {
+        let Thing::UnixSocket(record) = &mut survey.found.objects[socket.object].thing else {
+            continue;
+        };
+        // It is not told of where it was closed meanwhile; then nothing is stopped yet.
+        let filled = match said.get(inode) {
+            Some(one) => fill(record, socket, one, &said, &known),
+            None => Err("a unix socket of another network namespace".into()),
+        };
+        if let Err(why) = filled {
+            survey.found.refusals.push(Refusal { why, ..socket.whose.clone() });
+        }
+    }
+    inherit(survey, &known);
+}
+
+fn fill(
+    record: &mut UnixSocket,
+    socket: &Socket,
+    said: &Said,
+    all: &HashMap<u64, Said>,
+    known: &Known,
+) -> Result<(), Why> {
+    record.shut = said.shut & 3;
+    record.name = name(socket, said)?;
+    if said.listens {
+        record.backlog = Some(said.queues.1.min(i32::MAX as u32) as i32);
+        for inode in &said.waiting {
+            if !known.contains_key(&u64::from(*inode)) {
+                return Err("a unix socket at which a connection waits that somebody outside the \
+                            container has made, or that was closed again"
+                    .into());
+            }
+        }
+        return Ok(());
+    }
+    record.peer = match said.peer {
+        None => UnixPeer::None,
+        Some(0) => match waits(socket, all, known) {
+            Some((listener, place)) if said.queues.1 == 0 => UnixPeer::Waiting { listener, place },
+            Some(_) => {
+                return Err("a unix socket whose connection was not accepted yet and that has \
+                            written to it already, which is not saved yet"
+                    .into());
+            }
+            None => UnixPeer::Gone,
+        },
+        Some(peer) => match known.get(&u64::from(peer)) {
+            Some(peer) => UnixPeer::Socket { object: peer.object },
+            None => {
+                return Err(format!("a unix socket whose peer {peer} is outside the container"));
+            }
+        },
+    };
+    if matches!(record.peer, UnixPeer::Waiting { .. }) {
+        return Ok(());
+    }
+    let has_credentials = record.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_PASSCRED));
+    let failed = |e: Errno| format!("a unix socket whose queue cannot be read: {e}");
+    record.received =
+        queue(&socket.copy, record.socket_type).map_err(failed)?.ok_or_else(|| {
+            let what = if has_credentials { "credentials" } else { "descriptors" };
+            format!("a unix socket in whose queue {what} are on their way, which is not saved yet")
+        })?;
+    Ok(())
+}
+
+/// At which socket a connection waits to be accepted, and as the how manieth.
+fn waits(socket: &Socket, all: &HashMap<u64, Said>, known: &Known) -> Option<(usize, u32)> {
+    let inode = known.iter().find(|(_, one)| one.object == socket.object)?.0;
+    known.iter().find_map(|(listener, one)| {
+        let mut waiting = all.get(listener)?.waiting.iter();
+        let place = waiting.position(|waiting| u64::from(*waiting) == *inode)?;
+        Some((one.object, place as u32))
+    })
+}
+
+fn name(socket: &Socket, said: &Said) -> Result<Option<UnixName>, Why> {
+    let bytes = match said.name.first() {
+        None => return Ok(None),
+        Some(0) => said.name.clone(),
+        // The kernel counts the NUL at the end of a path.
+        Some(_) => said.name.split(|b| *b == 0).next().unwrap_or_default().to_vec(),
+    };
+    let mut name = UnixName { bytes: Bytes(bytes), directory: None, file: None, inherited: false };
+    if name.bytes.0[0] == 0 {
+        return Ok(Some(name));
+    }
+    let path = name.path().ok_or("a unix socket whose path is no text")?.to_owned();
+    let whole = if path.starts_with('/') {
+        path
+    } else {
+        if !socket.directory.starts_with('/') || socket.directory.ends_with(" (deleted)") {
+            return Err(format!("a unix socket named '{path}' in a directory that is gone"));
+        }
+        name.directory = Some(socket.directory.clone());
+        format!("{}/{path}", socket.directory)
+    };
+    // A file that has taken its place is another's.
+    let own = |stat: &Stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::Socket
+            && said.file == Some(stat.st_ino as u32)
+    };
+    let found = file::lookup(socket.pid, &whole).and_then(rustix::fs::fstat).ok().filter(own);
+    name.file = found.map(|stat| {
+        let (uid, gid) = thread::inside_ids(socket.pid, stat.st_uid, stat.st_gid);
+        UnixFile { mode: stat.st_mode & 0o777, uid, gid }
+    });
+    Ok(Some(name))
+}
+
+/// Which connections have their name from the socket that accepted them. Of two ends, one was made
+/// by connect(2) and has a name only if it was bound before; a name that a socket listens at is
+/// that socket's, and one end alone that has a name was accepted.
+fn inherit(survey: &mut Survey<'_>, known: &Known) {
+    let objects = &mut survey.found.objects;
+    let of = |thing: &Thing| match thing {
+        Thing::UnixSocket(socket) => socket.name.as_ref().map(|n| n.bytes.clone()),
+        _ => None,
+    };
+    let listening: Vec<Bytes> = known
+        .values()
+        .filter(|s| matches!(&objects[s.object].thing, Thing::UnixSocket(u) if u.backlog.is_some()))
+        .filter_map(|s| of(&objects[s.object].thing))
+        .collect();
+    let mut inherited = Vec::new();
+    for socket in known.values() {
+        let Thing::UnixSocket(record) = &objects[socket.object].thing else { continue };
+        let is_connection = record.socket_type != libc::SOCK_DGRAM && record.backlog.is_none();
+        let Some(name) = record.name.as_ref().filter(|_| is_connection) else { continue };
+        let others = match record.peer {
+            UnixPeer::Socket { object } => of(&objects[object].thing),
+            UnixPeer::Gone => None,
+            UnixPeer::None | UnixPeer::Waiting { .. } => continue,
+        };
+        let is_listened_at = |name: &Bytes| listening.contains(name);
+        let is_accepted = match &others {
+            None => true,
+            Some(other) if is_listened_at(other) => false,
+            Some(_) => is_listened_at(&name.bytes),
+        };
+        if is_accepted {
+            inherited.push(socket.object);
+        }
+    }
+    for object in inherited {
+        if let Thing::UnixSocket(UnixSocket { name: Some(name), .. }) = &mut objects[object].thing {
+            name.inherited = true;
+            name.file = None;
+        }
+    }
+}
+
+/// What a socket has received, left there. `None` where something comes along that is no data.
+fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<UnixMessage>>, Errno> {
+    let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
+    let peek_at =
+        |offset| call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
+    peek_at(0)?;
+    let mut all = Vec::new();
+    let mut buffer = vec![0; 1 << 20];
+    let result = loop {
+        let mut control = rustix::net::RecvAncillaryBuffer::default();
+        let mut iov = [std::io::IoSliceMut::new(&mut buffer)];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        match recvmsg(socket, &mut iov, &mut control, flags) {
+            // It was never connected (of streams), or never had a peer.
+            Err(Errno::AGAIN | Errno::INVAL | Errno::NOTCONN) => break Ok(Some(all)),
+            Err(e) => break Err(e),
+            Ok(got) if got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) => {
+                break Ok(None);
+            }
+            Ok(got) if got.bytes == 0 && socket_type != libc::SOCK_DGRAM => break Ok(Some(all)),
+            // A message of nothing is looked at for ever.
+            Ok(got) if got.bytes == 0 => break Ok(None),
+            Ok(got) => {
+                let from = got.address.filter(|_| socket_type == libc::SOCK_DGRAM);
+                let from = from.and_then(|a| rustix::net::SocketAddrUnix::try_from(a).ok());
+                all.push(UnixMessage {
+                    data: Bytes(buffer[..got.bytes].to_vec()),
+                    from: Bytes(from.map_or_else(Vec::new, |a| name_of(&a))),
+                });
+            }
+        }
+    };
+    peek_at(before)?;
+    result
+}
+
+fn name_of(address: &rustix::net::SocketAddrUnix) -> Vec<u8> {
+    match (address.path_bytes(), address.abstract_name()) {
+        (_, Some(name)) => [&[0], name].concat(),
+        (Some(path), _) => path.split(|b| *b == 0).next().unwrap_or_default().to_vec(),
+        (None, None) => Vec::new(),
+    }
+}
+
+/// Asks sock_diag(7) for all unix sockets of a process's network namespace.
+fn ask(pid: u32) -> Result<HashMap<u64, Said>, Why> {
+    let failed = |e: &dyn std::fmt::Display| format!("a unix socket: {e}");
+    let handle = pidfd::open(pid).map_err(|e| failed(&e))?;
+    let netns = pidfd::namespace(&handle, Namespace::Net).map_err(|e| failed(&e))?;
+    // A thread of its own enters the namespace and never comes back.
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let kind = Some(rustix::thread::LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(netns.as_fd(), kind)?;
+            dump()
+        });
+        let asked = asked.join().unwrap_or(Err(Errno::IO));
+        asked.map_err(|e| format!("a unix socket: sock_diag: {e}"))
+    })
+}
+
+fn dump() -> Result<HashMap<u64, Said>, Errno> {
+    const BY_FAMILY: u16 = 20;
+    const REQUEST_DUMP: u16 = 0x301;
+    /// UDIAG_SHOW_NAME, _VFS, _PEER, _ICONS, _RQLEN.
+    const SHOW: u32 = 0x1f;
+    const DONE: u16 = 3;
+    const ERROR: u16 = 2;
+    let socket = rustix::net::socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(netlink::SOCK_DIAG),
+    )?;
+    let mut request = Vec::with_capacity(40);
+    request.extend_from_slice(&40u32.to_ne_bytes());
+    request.extend_from_slice(&BY_FAMILY.to_ne_bytes());
+    request.extend_from_slice(&REQUEST_DUMP.to_ne_bytes());
+    request.extend_from_slice(&[0; 8]);
+    request.extend_from_slice(&[libc::AF_UNIX as u8, 0, 0, 0]);
+    for word in [u32::MAX, 0, SHOW, u32::MAX, u32::MAX] {
+        request.extend_from_slice(&word.to_ne_bytes());
+    }
+    rustix::net::send(&socket, &request, SendFlags::empty())?;
+    let mut all = HashMap::new();
+    let mut buffer = vec![0u8; 64 << 10];
+    loop {
+        let (n, _) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+        let mut rest = &buffer[..n];
+        while let (Some(length), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
+            let length = length as usize;
+            if kind == DONE {
+                return Ok(all);
+            }
+            if kind == ERROR || length < 32 || length > rest.len() {
+                return Err(Errno::BADMSG);
+            }
+            let (inode, said) = said(&rest[..length]).ok_or(Errno::BADMSG)?;
+            all.insert(u64::from(inode), said);
+            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..at + 2).map(|b| u16::from_ne_bytes([b[0], b[1]]))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
+}
+
+/// Reads one message: `struct nlmsghdr`, `struct unix_diag_msg`, attributes.
+fn said(message: &[u8]) -> Option<(u32, Said)> {
+    const LISTEN: u8 = 10;
+    let mut said = Said { listens: *message.get(18)? == LISTEN, ..Said::default() };
+    let inode = u32_at(message, 20)?;
+    let mut at = 32;
+    while let (Some(size), Some(kind)) = (u16_at(message, at), u16_at(message, at + 2)) {
+        let size = usize::from(size).max(4);
+        let value = message.get(at + 4..at + size)?;
+        match kind {
+            0 => said.name = value.to_vec(),
+            1 => said.file = u32_at(value, 0),
+            2 => said.peer = u32_at(value, 0),
+            3 => said.waiting = value.chunks_exact(4).filter_map(|b| u32_at(b, 0)).collect(),
+            4 => said.queues = (u32_at(value, 0)?, u32_at(value, 4)?),
+            6 => said.shut = *value.first()?,
+            _ => {}
+        }
+        at += size.next_multiple_of(4);
+    }
+    Some((inode, said))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_sock_diag_is_read_or_refused() {
+        let mut message = vec![0; 32];
+        message[18] = 10;
+        message[20] = 7;
+        let attributes: [(u16, &[u8]); 4] = [
+            (0, b"/run/a"),
+            (2, &[9, 0, 0, 0]),
+            (3, &[1, 0, 0, 0, 2, 0, 0, 0]),
+            (4, &[2, 0, 0, 0, 17, 0, 0, 0]),
+        ];
+        for (kind, value) in attributes {
+            message.extend((value.len() as u16 + 4).to_ne_bytes());
+            message.extend(kind.to_ne_bytes());
+            message.extend(value);
+            message.resize(message.len().next_multiple_of(4), 0);
+        }
+        let expected = Said {
+            listens: true,
+            name: b"/run/a".to_vec(),
+            peer: Some(9),
+            waiting: vec![1, 2],
+            queues: (2, 17),
+            ..Said::default()
+        };
+        assert_eq!(said(&message), Some((7, expected)));
+        // A size beyond the end.
+        message[32] = 200;
+        assert_eq!(said(&message), None);
+    }
+}
