@@ -18,8 +18,8 @@ packages_build="$packages_build pkg-config zlib1g-dev"
 # them. busybox-static is the smallest image and the client of most tests.
 packages_run="busybox-static iproute2 mmdebstrap nftables docker-registry"
 # e2fsprogs makes small and full disks, qemu runs the second kernel, strace kills commands at their
-# steps, wrk asks web servers.
-packages_test="e2fsprogs qemu-system-x86 strace wrk"
+# steps, wrk asks web servers; containerd and dockerd run containers by our shim and our runtime.
+packages_test="containerd docker.io e2fsprogs qemu-system-x86 strace wrk"
 # Who stands beside us in a benchmark.
 packages_bench="bubblewrap crun podman runc skopeo umoci"
 

@@ -1,0 +1,164 @@
+//! The shim itself: its socket, its children, its end.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use containerd_shim_protos::shim_async::create_task;
+use containerd_shim_protos::ttrpc::r#async::Server;
+use containerd_shim_protos::ttrpc::r#async::transport::Listener;
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+
+use crate::container::lock;
+use crate::event::Events;
+use crate::flag::Flags;
+use crate::task::Pod;
+
+/// How long events may take to be told at the end.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+/// What both generations of containerd call the same API.
+const NAMES: [&str; 2] = ["containerd.task.v2.Task", "containerd.task.v3.Task"];
+
+/// Serves a pod until its last container is deleted. Standard input is the socket.
+pub fn run(flags: &Flags) -> Result<()> {
+    let socket = rustix::io::dup(std::io::stdin().as_fd()).context("taking the socket")?;
+    let listener = UnixListener::from(socket);
+    let path = listener.local_addr().context("looking at the socket")?;
+    let path = path.as_pathname().context("standard input is no socket of a shim")?.to_owned();
+    // What a container's process starts from.
+    let null = std::fs::File::open("/dev/null").context("opening /dev/null")?;
+    rustix::stdio::dup2_stdin(&null).context("letting go of standard input")?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .context("becoming the parent of orphans")?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let served = runtime.context("starting")?.block_on(serve(flags, listener));
+    // ORDER: nobody finds the socket once nobody answers at it.
+    let _ = std::fs::remove_file(path);
+    served
+}
+
+async fn serve(flags: &Flags, listener: UnixListener) -> Result<()> {
+    let address = std::env::var("TTRPC_ADDRESS").context("TTRPC_ADDRESS is not set")?;
+    let (events, telling) = Events::to(&address, &flags.namespace);
+    let (children, done) = (Arc::new(Children::default()), Arc::new(Notify::new()));
+    let pod = Pod::new(events, children.clone(), done.clone());
+    listener.set_nonblocking(true).context("using the socket")?;
+    let listener = Listener::try_from(listener).context("using the socket")?;
+    let mut server = Server::new().add_listener(listener);
+    for name in NAMES {
+        let services = create_task(pod.clone());
+        let named = services.into_values().map(|service| (name.to_owned(), service));
+        server = server.register_service(named.collect());
+    }
+    let mut orphans = signal(SignalKind::child()).context("listening for signals")?;
+    // A shim ends with its last container. Who has started it may be told to stop before that.
+    let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
+        .map(|kind| signal(kind).context("listening for signals"));
+    server.start().await.context("starting to serve")?;
+    loop {
+        tokio::select! {
+            () = done.notified() => break,
+            _ = orphans.recv() => children.sweep(),
+        }
+    }
+    server.shutdown().await.context("ending")?;
+    drop((server, pod));
+    let _ = tokio::time::timeout(LAST_WORDS, telling).await;
+    Ok(())
+}
+
+/// Processes whose parent the shim is or becomes.
+///
+/// Those of containers are waited for by who knows them, and so are calls of the runtime. All others
+/// are orphans that a container without a pid namespace has left: they are reaped when no call is
+/// under way, since its child may be a process that nobody knows yet.
+#[derive(Debug, Default)]
+pub struct Children(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    calls: usize,
+    pids: HashSet<u32>,
+}
+
+/// A call of the runtime that is under way.
+#[derive(Debug)]
+pub struct Call<'c>(&'c Children);
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.0).calls -= 1;
+        self.0.sweep();
+    }
+}
+
+impl Children {
+    /// Begins a call.
+    pub fn call(&self) -> Call<'_> {
+        lock(&self.0).calls += 1;
+        Call(self)
+    }
+
+    /// Somebody waits for this process.
+    pub fn know(&self, pid: u32) {
+        lock(&self.0).pids.insert(pid);
+    }
+
+    /// He has reaped it.
+    pub fn forget(&self, pid: u32) {
+        lock(&self.0).pids.remove(&pid);
+        self.sweep();
+    }
+
+    /// Reaps orphans. The kernel shows one dead child at a time: where that is one that somebody waits
+    /// for, the rest is left to the sweep after it.
+    pub fn sweep(&self) {
+        let known = lock(&self.0);
+        if known.calls > 0 {
+            return;
+        }
+        let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
+        loop {
+            let pid = match waitid(Id::All, ended | WaitPidFlag::WNOWAIT) {
+                Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)) => pid,
+                _ => return,
+            };
+            if known.pids.contains(&pid.as_raw().cast_unsigned()) {
+                return;
+            }
+            if waitid(Id::Pid(pid), ended).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn only_children_that_nobody_knows_are_reaped() {
+        let children = Children::default();
+        let mut known = Command::new("true").spawn().expect("started");
+        children.know(known.id());
+        let call = children.call();
+        let mut orphan = Command::new("true").spawn().expect("started");
+        let is_there = |pid: u32| std::path::Path::new(&format!("/proc/{pid}")).exists();
+        std::thread::sleep(Duration::from_millis(200));
+        children.sweep();
+        assert!(is_there(orphan.id()), "it was reaped under a call");
+        drop(call);
+        let code = known.wait().expect("nobody else has reaped it").code();
+        children.forget(known.id());
+        assert_eq!(code, Some(0));
+        assert!(!is_there(orphan.id()));
+        assert!(orphan.wait().is_err(), "it was still to be reaped");
+    }
+}
