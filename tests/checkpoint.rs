@@ -5,6 +5,8 @@
 //! table of kinds in `tests/workloads/kinds.txt` names it, and `docs/state.md` is made from both.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -93,6 +95,76 @@ fn vm_listeners() {
     round_trip("listener", &["--net", "none"]);
 }
 
+#[test]
+fn vm_sockets_of_a_shared_stack() {
+    // In address mode, where loopback is the container's own by translation.
+    round_trip("udp", &[]);
+    round_trip("tcp", &[]);
+    run_on("tcp", &[]);
+}
+
+/// Somebody outside, who checks every byte that is answered and hears of nothing else.
+#[test]
+fn vm_a_caller_from_outside_does_not_notice() {
+    let host = host();
+    start(&host, "tcp", &[]);
+    wait_for_line(&host, "tcp", "ready 0");
+    let address = host.address_of("tcp");
+    let caller = host.in_network(move || TcpStream::connect((address, 7001)));
+    let mut caller = caller.join().expect("no panic").expect("it listens");
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("it is a socket");
+    let mut said = 0u8;
+    let mut talk = |between: &mut dyn FnMut()| {
+        said = said.wrapping_add(7);
+        caller.write_all(&[said]).expect("nobody has closed it");
+        between();
+        let mut answer = [0];
+        caller.read_exact(&mut answer).expect("it is answered");
+        assert_eq!(answer[0], said.wrapping_add(1));
+    };
+    for round in 0..ROUNDS {
+        wait_for_line(&host, "tcp", &format!("ready {round}"));
+        (0..100).for_each(|_| talk(&mut || {}));
+        host.dm(&["checkpoint", "--leave-running", "tcp"]).ok();
+        (0..100).for_each(|_| talk(&mut || {}));
+        host.dm(&["checkpoint", "tcp"]).ok();
+        // What is said now meets silence, again and again, until somebody is there.
+        talk(&mut || {
+            std::thread::sleep(Duration::from_millis(500));
+            assert_eq!(host.state_of("tcp"), "stopped");
+            host.dm(&["restore", "tcp"]).ok();
+        });
+        (0..100).for_each(|_| talk(&mut || {}));
+        go_on(&host, "tcp", round);
+    }
+    wait_for_line(&host, "tcp", "ok");
+}
+
+/// Nobody waits for ever for a container that never comes back.
+#[test]
+fn vm_a_caller_hears_when_the_container_is_started_anew() {
+    for anew in [&["start", "tcp"][..], &["rm", "tcp"]] {
+        let host = host();
+        start(&host, "tcp", &[]);
+        wait_for_line(&host, "tcp", "ready 0");
+        let address = host.address_of("tcp");
+        let caller = host.in_network(move || TcpStream::connect((address, 7001)));
+        let mut caller = caller.join().expect("no panic").expect("it listens");
+        caller.set_read_timeout(Some(Duration::from_millis(700))).expect("it is a socket");
+        host.dm(&["checkpoint", "tcp"]).ok();
+        let mut answer = [0];
+        caller.write_all(&[1]).expect("nobody has closed it");
+        let silence = caller.read(&mut answer).expect_err("nobody answers");
+        assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
+        host.dm(anew).ok();
+        let reset = wait_until(Duration::from_secs(20) * slowness(), || {
+            let told = caller.read(&mut answer).map_err(|e| e.kind());
+            told == Err(std::io::ErrorKind::ConnectionReset)
+        });
+        assert!(reset, "after {anew:?}");
+    }
+}
+
 macro_rules! workloads {
     ($($test:ident: $name:literal $(, $word:literal)*;)*) => {
         $(
@@ -116,6 +188,8 @@ workloads! {
     vm_calls_that_wait: "restart";
     vm_pairs_of_unix_sockets: "socketpair";
     vm_unix_sockets: "unix";
+    vm_udp_sockets: "udp";
+    vm_tcp_connections: "tcp";
     vm_credentials: "credential";
     vm_schedules: "schedule";
     vm_deleted_files: "deleted";

@@ -42,6 +42,9 @@ pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
 mod inject;
 pub mod load;
+mod quiet;
 pub mod save;
+mod stack;
 
 pub use error::{Error, Refusal, Result};
+pub use quiet::end as end_quiet;

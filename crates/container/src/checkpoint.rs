@@ -122,6 +122,11 @@ impl Engine {
         let mut stopped = save::stop(&subject)?;
         let figures = stopped.write(&subject, &path)?;
         if !options.leave_running {
+            if figures.connections > 0 {
+                // ORDER: before they are nowhere: whoever starts this container knows.
+                let path = self.quiet_mark(id);
+                fs::write(&path, []).map_err(Error::file("cannot write", path))?;
+            }
             // ORDER: published above; now, and not before, the processes may go.
             init.stopping = true;
             self.write_init(id, &init)?;
@@ -153,7 +158,10 @@ impl Engine {
         }
         reader.verify()?;
         self.settle_locked(&config, false)?;
-        self.start_restored(&config, &Comeback { reader })
+        let running = self.start_restored(&config, &Comeback { reader })?;
+        // Their silence has ended; where nothing was quiet there is none.
+        let _ = fs::remove_file(self.quiet_mark(id));
+        Ok(running)
     }
 
     /// The checkpoints of a container, oldest first.
@@ -198,6 +206,11 @@ impl Engine {
         let _ = fs::remove_dir_all(&gone); // of a removal that was killed
         fs::rename(&path, &gone).map_err(Error::file("cannot remove", &path))?;
         fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", gone))
+    }
+
+    /// There while packets for connections of a container are dropped in its stack.
+    pub(crate) fn quiet_mark(&self, id: &ContainerId) -> PathBuf {
+        self.dir(id).join("quiet")
     }
 
     fn checkpoints_dir(&self, id: &ContainerId) -> PathBuf {
@@ -305,7 +318,10 @@ impl Engine {
             ids: if config.ids.wide { 65_536 } else { 32_767 },
             no_new_privileges: security.no_new_privileges,
         };
-        let restore = load::prepare(&from.reader, &allowed)?;
+        let mut restore = load::prepare(&from.reader, &allowed)?;
+        if self.quiet_mark(&config.id).exists() {
+            restore.end_quiet(config.id.as_str());
+        }
         let log = self.dir(&config.id);
         let descriptors = restore.wants().iter().map(|wanted| match wanted {
             Wanted::Pages => Ok(load::pages_of(&from.reader)?),

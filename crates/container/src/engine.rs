@@ -342,6 +342,9 @@ impl Engine {
                 self.settle_found(config, look, false)?;
             }
         }
+        if let Some(config) = &config {
+            self.end_quiet(config)?;
+        }
         self.remove_locked(id, config.as_ref(), volumes)
     }
 

@@ -195,6 +195,9 @@ impl Engine {
             cgroup.delegate(config.ids.base, config.ids.base)?;
         }
         let net = self.find_network(config)?;
+        if from.is_none() {
+            self.end_quiet_in(config, &net)?;
+        }
         let placement = cgroup.placement()?;
         let map = config.ids.to_proc_text();
         let (flags, maps) = (namespaces(), (map.clone(), map));
@@ -272,6 +275,27 @@ impl Engine {
             stdin: kept.stdin,
             keeper,
         })
+    }
+
+    /// Connections that a checkpoint has kept quiet and that nobody restores: their peers may know
+    /// now.
+    pub(crate) fn end_quiet(&self, config: &Config) -> Result<()> {
+        match self.quiet_mark(&config.id).exists() {
+            true => self.end_quiet_in(config, &self.find_network(config)?),
+            false => Ok(()),
+        }
+    }
+
+    fn end_quiet_in(&self, config: &Config, net: &Net) -> Result<()> {
+        let mark = self.quiet_mark(&config.id);
+        if !mark.exists() {
+            return Ok(());
+        }
+        // In a stack of its own it has ended with that.
+        if let Net::Domain(domain) = net {
+            dormouse_checkpoint::end_quiet(&domain.netns, config.id.as_str())?;
+        }
+        fs::remove_file(&mark).map_err(Error::file("cannot remove", mark))
     }
 
     /// Attaches to the terminal or the standard input of a running container. Its output, where it

@@ -226,6 +226,8 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::PipeEnd(end) => {
             ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
         }
+        Thing::TcpSocket(tcp) => socket::tcp(tcp),
+        Thing::UdpSocket(udp) => socket::udp(udp),
         Thing::UnixSocket(socket) => socket::unix(n, socket, records),
         Thing::Listener(listener) => {
             socket::options(&listener.options)?;

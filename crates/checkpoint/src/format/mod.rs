@@ -38,8 +38,10 @@ mod read;
 mod schedule;
 mod signal;
 mod socket;
+mod tcp;
 mod thread;
 mod timer;
+mod udp;
 mod unix;
 mod write;
 
@@ -57,8 +59,10 @@ pub use schedule::Schedule;
 pub use signal::{Action, AlternateStack, IntervalTimer, Signal};
 pub(crate) use socket::OPTIONS;
 pub use socket::{Listener, SocketOption};
+pub use tcp::{Connection, TcpSocket, TcpState};
 pub use thread::{Restart, Rseq, Thread};
 pub use timer::{PosixTimer, TimerFd};
+pub use udp::{Datagram, UdpSocket};
 pub use unix::{UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
 pub use write::Writer;
 

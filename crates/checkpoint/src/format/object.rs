@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Deleted, Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd,
-    TimerFd, UnixSocket,
+    TcpSocket, TimerFd, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -46,6 +46,10 @@ pub enum Thing {
     UnixSocket(UnixSocket),
     /// A TCP socket that listens.
     Listener(Listener),
+    /// A TCP socket that does not listen.
+    TcpSocket(TcpSocket),
+    /// A UDP socket.
+    UdpSocket(UdpSocket),
     /// eventfd(2).
     Event(Event),
     /// timerfd_create(2).
@@ -70,6 +74,8 @@ impl Thing {
             Self::PipeEnd(_) => "end of a pipe",
             Self::UnixSocket(_) => "unix socket",
             Self::Listener(_) => "TCP socket that listens",
+            Self::TcpSocket(_) => "TCP socket",
+            Self::UdpSocket(_) => "UDP socket",
             Self::Event(_) => "eventfd",
             Self::Timer(_) => "timerfd",
             Self::Signal(_) => "signalfd",

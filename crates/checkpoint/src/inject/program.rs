@@ -312,6 +312,16 @@ impl Program {
         Some(&self.abouts[at].1)
     }
 
+    /// What a cell holds by now.
+    pub(crate) fn value(&self, cell: Cell) -> Result<i32, Errno> {
+        let mut bytes = [0; 4];
+        let offset = CELLS_AT + u64::from(cell.0) * 4;
+        match rustix::io::pread(self.memory.as_fd(), &mut bytes, offset)? {
+            4 => Ok(i32::from_ne_bytes(bytes)),
+            _ => Err(Errno::IO),
+        }
+    }
+
     /// Changes an operation before it is reached: `rseq(address, length, flags, signature)` and
     /// its like, whose arguments are known only when the process exists.
     pub(crate) fn patch(&self, operation: u64, number: i64, args: &[u64]) -> Result<(), Errno> {

@@ -9,6 +9,7 @@ use std::marker::PhantomData;
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
 
+use super::tcp::{self, Connections};
 use super::{Restore, file, process, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Restart, Thread};
@@ -46,7 +47,11 @@ impl Traced {
     /// Leads the newborn, which was let go, and all it makes through the restore.
     pub fn conduct(self, restore: &Restore) -> Result<()> {
         let mut tasks = HashMap::from([(self.pid, At::Running)]);
-        match lead(&mut tasks, restore).and_then(|()| finish(&tasks, restore)) {
+        let led = lead(self.pid, &mut tasks, restore);
+        // ORDER: whole, but not let go: a failure until here leaves connections quiet, and no peer
+        // has heard of it.
+        let went = led.and_then(|connections| connections.go(self.pid, restore));
+        match went.and_then(|()| finish(&tasks, restore)) {
             Ok(()) => Ok(()),
             Err(e) => {
                 // The first process takes all others of its pid namespace along.
@@ -72,11 +77,15 @@ fn reap(tasks: &mut HashMap<u32, At>) {
 }
 
 /// From stage to stage, to `done`.
-fn lead(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<()> {
+fn lead(pid: u32, tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<Connections> {
+    let mut connections = Connections::default();
     loop {
         let stage = one_stage(tasks, restore)?;
         if stage == "done" {
-            return Ok(());
+            return Ok(connections);
+        }
+        if stage == "born" {
+            connections = tcp::restore(pid, restore)?;
         }
         if stage == "begin" {
             begin(tasks, restore)?;

@@ -33,14 +33,17 @@ mod file;
 mod lock;
 mod memory;
 mod object;
+mod packet;
 mod pipe;
 mod process;
 mod schedule;
 mod signal;
 mod socket;
+mod tcp;
 mod thread;
 mod timer;
 mod tree;
+mod udp;
 mod unix;
 
 use std::collections::HashMap;
@@ -73,6 +76,10 @@ pub struct Restore {
     /// Bytes of the work area: the program and shared memory.
     work_bytes: u64,
     wants: Vec<Wanted>,
+    /// Where the number of each object is while all are the first process's.
+    cells: Vec<Option<Cell>>,
+    /// The container whose connections were kept quiet.
+    quiet: Option<String>,
 }
 
 /// A descriptor that must come along, in this order.
@@ -114,6 +121,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let cells = (wants.len() + records.objects.len() * 4 + queued + 64) as u32;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     let sequences = tree::sequences(&mut plan)?;
+    let cells = std::mem::take(&mut plan.cells);
     let shared_end = plan.shared_end;
     let work_end = plan.work_end;
     let program = plan.builder.finish(sequences).map_err(Error::call("lay out the restore"))?;
@@ -121,7 +129,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     if program.length_bytes() > SHARED_AT || shared_end - work.0 > work.1 {
         return Err(Error::Elsewhere("no hole in the memory is large enough for its work".into()));
     }
-    Ok(Restore { records, program, work_bytes, wants })
+    Ok(Restore { records, program, work_bytes, wants, cells, quiet: None })
 }
 
 impl Restore {
@@ -133,6 +141,12 @@ impl Restore {
     /// Descriptors that must come along.
     pub fn wants(&self) -> &[Wanted] {
         &self.wants
+    }
+
+    /// The connections of this container were kept quiet ([`crate::end_quiet`]): that ends when
+    /// they are whole.
+    pub fn end_quiet(&mut self, id: &str) {
+        self.quiet = Some(id.to_owned());
     }
 
     /// What it restores.

@@ -1,6 +1,6 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
-use super::{Plan, deleted, event, file, memory, pipe, socket, timer, unix};
+use super::{Plan, deleted, event, file, memory, pipe, socket, tcp, timer, udp, unix};
 use crate::error::Result;
 use crate::format::Thing;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -31,6 +31,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             // Together, below.
             Thing::UnixSocket(_) => None,
             Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
+            Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
+            Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
             Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
             Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
             Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),

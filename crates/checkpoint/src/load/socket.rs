@@ -41,6 +41,12 @@ fn sockaddr(address: &SocketAddr) -> Vec<u8> {
     bytes
 }
 
+/// The same in data, and its length.
+pub(super) fn address(plan: &mut Plan<'_>, address: &SocketAddr) -> [Arg; 2] {
+    let bytes = sockaddr(address);
+    [plan.builder.data(&bytes).into(), Arg::Number(bytes.len() as u64)]
+}
+
 pub(super) fn listener(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -63,10 +69,8 @@ pub(super) fn listener(
     for one in &listener.options {
         option(plan, sequence, &what, cell, one);
     }
-    let address = sockaddr(&listener.address);
-    let length = address.len() as u64;
-    let at = plan.builder.data(&address);
-    let args = [cell.into(), at.into(), length.into()];
+    let [at, length] = address(plan, &listener.address);
+    let args = [cell.into(), at, length];
     sequence.call(what.clone(), Call::new(libc::SYS_bind, args));
     let args = [cell.into(), Arg::from(listener.backlog)];
     sequence.call(what.clone(), Call::new(libc::SYS_listen, args));

@@ -30,9 +30,11 @@ mod process;
 mod schedule;
 mod signal;
 mod socket;
+pub(crate) mod tcp;
 mod thread;
 mod timer;
 mod tree;
+mod udp;
 mod unix;
 
 use std::path::Path;
@@ -82,6 +84,8 @@ pub struct Figures {
     pub threads: usize,
     /// Bytes of memory contents.
     pub bytes: u64,
+    /// TCP connections, which are kept quiet until they are back.
+    pub connections: usize,
     /// Until everything stood still.
     pub stop: Duration,
     /// From there until all was read.
@@ -139,6 +143,7 @@ impl Stopped {
         if !found.refusals.is_empty() {
             return Err(Error::Refused(found.refusals));
         }
+        self.connections.read(subject, &mut found)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject)?;
         let objects = found.objects;
@@ -151,6 +156,7 @@ impl Stopped {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),
             bytes: records.pages.bytes,
+            connections: self.connections.count(),
             stop: self.took(),
             read,
             publish: Duration::ZERO,

@@ -111,6 +111,8 @@ pub(crate) struct Survey<'s> {
 pub(crate) struct Found {
     pub(crate) objects: Vec<Object>,
     pub(crate) refusals: Vec<Refusal>,
+    /// Connections that are read when all stand still.
+    pub(crate) connections: Vec<super::tcp::Met>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
 }

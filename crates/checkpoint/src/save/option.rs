@@ -42,6 +42,17 @@ pub(super) fn read(
         if buffer.is_some_and(|bit| locked & bit == 0) {
             continue;
         }
+        // Accepted connections read something there, and nobody may set it on them (ip(7)).
+        let is_multicast = [
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
+            (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
+            (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS),
+            (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
+        ]
+        .contains(&(level, name));
+        if is_multicast && kind == SocketType::STREAM {
+            continue;
+        }
         // One that this kind of socket does not have is no error.
         let (Some(is), Some(was)) =
             (one(socket, level, name, length), one(new.as_fd(), level, name, length))

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 
 use super::object::{Open, Survey, Why};
-use super::{option, unix};
+use super::{option, tcp, udp, unix};
 use crate::format::{Listener, Thing};
 
 pub(crate) fn is_socket(open: &Open<'_>) -> bool {
@@ -18,25 +18,23 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let domain = sockopt::socket_domain(&open.copy).map_err(|e| format!("a socket: {e}"))?;
     match domain {
         AddressFamily::UNIX => unix::save(survey, open),
-        AddressFamily::INET | AddressFamily::INET6 => inet(open, domain),
+        AddressFamily::INET | AddressFamily::INET6 => inet(survey, open, domain),
         AddressFamily::NETLINK => Err("a netlink socket, which is not saved yet".into()),
         AddressFamily::PACKET => Err("a packet socket, which is not saved yet".into()),
         other => Err(format!("a socket of family {}, which is not saved yet", other.as_raw())),
     }
 }
 
-fn inet(open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
+fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
     let failed = |e: Errno| format!("a socket: {e}");
     let option = |level, name| call::int_option(open.copy.as_fd(), level, name);
     let protocol = option(libc::SOL_SOCKET, libc::SO_PROTOCOL).map_err(failed)?;
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
-    if (kind, protocol) != (SocketType::STREAM, libc::IPPROTO_TCP) {
-        let name = match (kind, protocol) {
-            (SocketType::DGRAM, libc::IPPROTO_UDP) => "a UDP socket".to_owned(),
-            (SocketType::RAW, _) => "a raw socket".to_owned(),
-            _ => format!("a socket of protocol {protocol}"),
-        };
-        return Err(format!("{name}, which is not saved yet"));
+    match (kind, protocol) {
+        (SocketType::STREAM, libc::IPPROTO_TCP) => {}
+        (SocketType::DGRAM, libc::IPPROTO_UDP) => return udp::save(open, domain),
+        (SocketType::RAW, _) => return Err("a raw socket, which is not saved yet".into()),
+        _ => return Err(format!("a socket of protocol {protocol}, which is not saved yet")),
     }
     let mut info = [0; 32];
     call::socket_option(open.copy.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)
@@ -45,7 +43,6 @@ fn inet(open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
     // accepted, tcpi_sacked (at 28) how many may.
     let number = |at: usize| info[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
     const LISTEN: u8 = 10;
-    const CLOSE: u8 = 7;
     match info[0] {
         LISTEN if number(24) == 0 => {}
         LISTEN => {
@@ -55,8 +52,7 @@ fn inet(open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
                  saved yet"
             ));
         }
-        CLOSE => return Err("a TCP socket that is not connected, which is not saved yet".into()),
-        _ => return Err("a TCP connection, which is not saved yet".into()),
+        state => return tcp::save(survey, open, domain, state),
     }
     let address = getsockname(&open.copy).map_err(failed)?;
     let address = std::net::SocketAddr::try_from(address).map_err(failed)?;

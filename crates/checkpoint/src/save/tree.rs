@@ -101,6 +101,8 @@ fn look_at(pid: u32, parent: u32) -> Outcome<Option<Seen>> {
 /// It belongs to the thread that made it: a tracer is a thread.
 #[derive(Debug)]
 pub struct Stopped {
+    /// ORDER: dropped first: connections go on before those who use them.
+    pub(super) connections: super::tcp::Held,
     processes: Vec<Seen>,
     held: Held,
     took: Duration,
@@ -119,6 +121,7 @@ impl Stopped {
     /// when the last has ended.
     pub fn kill<E>(mut self, kill: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         kill()?;
+        self.connections.stay();
         // A tracer hears of the end of its tracees before their parents do. The first process of a
         // pid namespace waits for all others, so no order can be chosen.
         while let Ok((tid, stop)) = call::wait_stop(None) {
@@ -179,7 +182,8 @@ pub(crate) fn stop(subject: &Subject) -> Outcome<Stopped> {
                     seen.waited_in.insert(*tid, waited_in.unwrap_or_default());
                 }
             }
-            return Ok(Stopped { processes, held, took: began.elapsed() });
+            let connections = super::tcp::Held::default();
+            return Ok(Stopped { connections, processes, held, took: began.elapsed() });
         }
     }
 }

@@ -34,6 +34,42 @@ pub fn int_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> Result<i32, 
     Ok(i32::from_ne_bytes(bytes))
 }
 
+/// setsockopt(2) of an option of any length.
+pub fn set_socket_option(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    name: i32,
+    value: &[u8],
+) -> Result<(), Errno> {
+    // SAFETY: pointer and length describe the value, which the kernel only reads.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            socket.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr(),
+            value.len(),
+        )
+    })
+    .map(drop)
+}
+
+/// Bytes that a TCP socket has not had acknowledged, and how many of them it has not sent (tcp(7):
+/// SIOCOUTQ, and SIOCOUTQNSD since 2.6.36).
+pub fn send_queue(socket: BorrowedFd<'_>) -> Result<(u32, u32), Errno> {
+    const WAITING: u64 = 0x5411;
+    const UNSENT: u64 = 0x894b;
+    let mut found = [0i32; 2];
+    for (value, request) in found.iter_mut().zip([WAITING, UNSENT]) {
+        // SAFETY: both requests write one int.
+        check(unsafe {
+            libc::syscall(libc::SYS_ioctl, socket.as_raw_fd(), request, &raw mut *value)
+        })?;
+    }
+    Ok((found[0] as u32, found[1] as u32))
+}
+
 /// setsockopt(2) of an option that is an int.
 pub fn set_int_option(
     socket: BorrowedFd<'_>,

@@ -1,12 +1,52 @@
 //! Whether records of sockets can be true.
 
+use std::net::SocketAddr;
+
 use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
-use crate::format::{OPTIONS, Records, SocketOption, Thing, UnixMessage, UnixPeer, UnixSocket};
+use crate::format::{
+    Datagram, OPTIONS, Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket, UnixMessage,
+    UnixPeer, UnixSocket,
+};
 
 pub(super) fn options(options: &[SocketOption]) -> Found {
     ensure(options.len() <= OPTIONS.len() && options.iter().all(SocketOption::is_known), || {
         "its options".into()
     })
+}
+
+/// Whether a socket of that family can have that address.
+fn fits(v6: bool, address: &SocketAddr) -> bool {
+    v6 == address.is_ipv6()
+}
+
+pub(super) fn udp(udp: &UdpSocket) -> Found {
+    options(&udp.options)?;
+    let mut addresses = udp.address.iter().chain(&udp.peer);
+    ensure(addresses.all(|a| fits(udp.v6, a)), || "its address".into())?;
+    let bytes: usize = udp.received.iter().map(|d| d.data.0.len()).sum();
+    let sound = |d: &Datagram| fits(udp.v6, &d.from) && d.data.0.len() < 65_508;
+    let sound = bytes <= CONTENT_MAX && udp.received.iter().all(sound);
+    ensure(sound && (udp.received.is_empty() || udp.address.is_some()), || {
+        "what it received".into()
+    })
+}
+
+/// LIMIT: bytes of one buffer of a connection.
+const BUFFER_MAX: u32 = 64 << 20;
+
+pub(super) fn tcp(tcp: &TcpSocket) -> Found {
+    options(&tcp.options)?;
+    ensure(tcp.address.iter().all(|a| fits(tcp.v6, a)), || "its address".into())?;
+    let Some(it) = &tcp.connection else { return Ok(()) };
+    ensure(tcp.address.is_some() && fits(tcp.v6, &it.peer), || "its peer".into())?;
+    let (sent, received) = (it.sent.0.len() + it.unsent.0.len(), it.received.0.len());
+    ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "what it holds".into())?;
+    let all_known = it.state != TcpState::FinWait2 || sent == 0;
+    ensure(all_known, || "what was sent behind its end".into())?;
+    ensure((1..=65_535).contains(&it.segment_bytes), || "its segments".into())?;
+    ensure(it.scales.is_none_or(|(a, b)| a <= 14 && b <= 14), || "its window scales".into())?;
+    let buffers = it.buffers_bytes.0.max(it.buffers_bytes.1) <= BUFFER_MAX;
+    ensure(buffers && it.buffers_locked <= 3, || "its buffers".into())
 }
 
 /// LIMIT: bytes of a unix socket's name (`sun_path`).
@@ -72,7 +112,7 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
-    use crate::format::{Bytes, Object, UnixName};
+    use crate::format::{Bytes, Connection, Object, UnixName};
 
     /// A pair of sockets, of which the second was accepted at a third, which listens.
     fn sockets() -> Records {
@@ -138,5 +178,53 @@ mod tests {
             let said = records(&all).unwrap_err().to_string();
             assert!(said.contains(text), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn connections_and_datagrams_that_cannot_be_are_refused() {
+        let address = Some("10.0.0.1:80".parse().unwrap());
+        let connection = Connection {
+            state: TcpState::Established,
+            peer: "10.0.0.2:5".parse().unwrap(),
+            sent: Bytes(vec![1]),
+            unsent: Bytes::default(),
+            sent_sequence: u32::MAX,
+            received: Bytes::default(),
+            received_sequence: 0,
+            segment_bytes: 1460,
+            scales: Some((7, 7)),
+            selective: true,
+            timestamp: None,
+            window: [u32::MAX; 5],
+            buffers_bytes: (1 << 20, 1 << 20),
+            buffers_locked: 0,
+        };
+        type Case = (fn(&mut Connection), &'static str);
+        let cases: [Case; 7] = [
+            (|_| {}, ""),
+            (|c| c.peer = "[::1]:5".parse().unwrap(), "its peer"),
+            (|c| c.state = TcpState::FinWait2, "behind its end"),
+            (|c| c.segment_bytes = 0, "its segments"),
+            (|c| c.scales = Some((15, 0)), "its window scales"),
+            (|c| c.buffers_bytes.1 = u32::MAX, "its buffers"),
+            (|c| c.buffers_locked = 4, "its buffers"),
+        ];
+        for (change, text) in cases {
+            let mut it = connection.clone();
+            change(&mut it);
+            let (connection, options) = (Some(it), Vec::new());
+            let socket = TcpSocket { v6: false, flags: 0, address, connection, options };
+            let said = tcp(&socket).err().unwrap_or_default();
+            assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
+        }
+        let datagram = |bytes| Datagram { from: address.unwrap(), data: Bytes(vec![0; bytes]) };
+        let with = |v6, address, received| {
+            let (peer, options) = (None, Vec::new());
+            udp(&UdpSocket { v6, flags: 0, address, peer, received, options })
+        };
+        assert!(with(false, address, vec![datagram(9)]).is_ok());
+        assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any");
+        assert!(with(true, address, Vec::new()).is_err(), "of another family");
+        assert!(with(false, None, vec![datagram(9)]).is_err(), "where it is not bound");
     }
 }

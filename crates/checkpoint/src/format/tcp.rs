@@ -1,0 +1,76 @@
+//! TCP sockets that do not listen: connections, and what may become one.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Bytes, SocketOption};
+
+/// A TCP socket that does not listen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TcpSocket {
+    /// It is of the IPv6 family.
+    pub v6: bool,
+    /// `O_*`.
+    pub flags: u32,
+    /// What it is bound to.
+    #[serde(default)]
+    pub address: Option<SocketAddr>,
+    /// Its connection, if it has one.
+    #[serde(default)]
+    pub connection: Option<Connection>,
+    /// Options that are not as in a new socket.
+    #[serde(default)]
+    pub options: Vec<SocketOption>,
+}
+
+/// How far a connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TcpState {
+    /// Open in both directions.
+    Established,
+    /// We have said that we end, and the peer does not know yet.
+    FinWait1,
+    /// We have said that we end, and the peer knows.
+    FinWait2,
+    /// The peer has said that it ends.
+    CloseWait,
+}
+
+/// A TCP connection, as its owner and its peer know it (tcp(7), TCP_REPAIR).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    /// How far it is closed.
+    pub state: TcpState,
+    /// The other side; this side is the socket's `address`.
+    pub peer: SocketAddr,
+    /// What was sent and not acknowledged.
+    pub sent: Bytes,
+    /// What was written and not sent.
+    pub unsent: Bytes,
+    /// Sequence number of the first byte of `sent`.
+    pub sent_sequence: u32,
+    /// What was received and not read.
+    pub received: Bytes,
+    /// Sequence number behind the last byte of `received`.
+    pub received_sequence: u32,
+    /// Largest segment that the peer takes, in bytes.
+    pub segment_bytes: u32,
+    /// Window scales, for what is sent and what is received, where they were agreed upon.
+    #[serde(default)]
+    pub scales: Option<(u8, u8)>,
+    /// Selective acknowledgements were agreed upon.
+    #[serde(default)]
+    pub selective: bool,
+    /// What the clock of its time stamps says, where they were agreed upon.
+    #[serde(default)]
+    pub timestamp: Option<u32>,
+    /// `struct tcp_repair_window`: snd_wl1, snd_wnd, max_window, rcv_wnd, rcv_wup.
+    pub window: [u32; 5],
+    /// Bytes of its buffers, for what is sent and what is received, as the kernel counts them.
+    pub buffers_bytes: (u32, u32),
+    /// SO_BUF_LOCK: which of them the program has set.
+    #[serde(default)]
+    pub buffers_locked: u8,
+}

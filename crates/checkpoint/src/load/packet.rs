@@ -1,0 +1,195 @@
+//! Packets that a container's sockets received once, and receive once more.
+//!
+//! A datagram in a queue says who sent it, and nobody but its sender can send it again; so does the
+//! end of a connection that its peer has closed. They are put on the loopback device of the
+//! container's own stack by the engine, with the sender they had. Nothing leaves that device: the
+//! address they go to is the socket's own.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call;
+use rustix::net::{
+    AddressFamily, SendFlags, SocketAddrV4, SocketAddrV6, SocketFlags, SocketType, ipproto,
+};
+
+use crate::{quiet, stack};
+
+/// What is above IP.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Payload<'d> {
+    Udp(&'d [u8]),
+    /// A segment without data.
+    Tcp {
+        sequence: u32,
+        acknowledged: u32,
+        flags: u8,
+        window: u16,
+    },
+}
+
+/// Sender, receiver, and what is sent.
+pub(super) type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
+
+/// Sends packets in the network namespace of a process.
+pub(super) fn send(pid: u32, packets: &[Packet<'_>]) -> Result<(), Errno> {
+    stack::inside(pid, || packets.iter().try_for_each(send_one))
+}
+
+fn raw(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    // IPPROTO_RAW: whoever sends writes the header too.
+    let (kind, flags) = (SocketType::RAW, SocketFlags::CLOEXEC);
+    let socket = rustix::net::socket_with(family, kind, flags, Some(ipproto::RAW))?;
+    call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, quiet::MARK)?;
+    Ok(socket)
+}
+
+fn send_one((from, to, payload): &Packet<'_>) -> Result<(), Errno> {
+    let packet = packet(*from, *to, payload).ok_or(Errno::INVAL)?;
+    match to.ip().to_canonical() {
+        IpAddr::V4(ip) => {
+            let socket = raw(AddressFamily::INET)?;
+            rustix::net::sendto(&socket, &packet, SendFlags::empty(), &SocketAddrV4::new(ip, 0))?;
+        }
+        IpAddr::V6(ip) => {
+            let socket = raw(AddressFamily::INET6)?;
+            let to = SocketAddrV6::new(ip, 0, 0, 0);
+            rustix::net::sendto(&socket, &packet, SendFlags::empty(), &to)?;
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a packet. `None` where the two addresses are of two families, or it is too long.
+fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec<u8>> {
+    let protocol = match payload {
+        Payload::Udp(_) => libc::IPPROTO_UDP as u8,
+        Payload::Tcp { .. } => libc::IPPROTO_TCP as u8,
+    };
+    let mut above = above(from.port(), to.port(), payload)?;
+    let length = u16::try_from(above.len()).ok()?;
+    let mut bytes = Vec::with_capacity(above.len() + 40);
+    let mut sum = Sum::default();
+    match (from.ip().to_canonical(), to.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            bytes.extend([0x45, 0]);
+            bytes.extend(length.checked_add(20)?.to_be_bytes());
+            // The kernel numbers it and computes the header's checksum.
+            bytes.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
+            bytes.extend(from.octets());
+            bytes.extend(to.octets());
+            sum.add(&from.octets());
+            sum.add(&to.octets());
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            bytes.extend([0x60, 0, 0, 0]);
+            bytes.extend(length.to_be_bytes());
+            bytes.extend([protocol, 64]);
+            bytes.extend(from.octets());
+            bytes.extend(to.octets());
+            sum.add(&from.octets());
+            sum.add(&to.octets());
+        }
+        _ => return None,
+    }
+    sum.add(&[0, protocol]);
+    sum.add(&length.to_be_bytes());
+    sum.add(&above);
+    let at = if matches!(payload, Payload::Udp(_)) { 6 } else { 16 };
+    above[at..at + 2].copy_from_slice(&sum.checksum().to_be_bytes());
+    bytes.extend(above);
+    Some(bytes)
+}
+
+fn above(from: u16, to: u16, payload: &Payload<'_>) -> Option<Vec<u8>> {
+    let mut bytes = from.to_be_bytes().to_vec();
+    bytes.extend(to.to_be_bytes());
+    match payload {
+        Payload::Udp(data) => {
+            bytes.extend(u16::try_from(data.len() + 8).ok()?.to_be_bytes());
+            bytes.extend([0, 0]);
+            bytes.extend(*data);
+        }
+        Payload::Tcp { sequence, acknowledged, flags, window } => {
+            bytes.extend(sequence.to_be_bytes());
+            bytes.extend(acknowledged.to_be_bytes());
+            bytes.extend([5 << 4, *flags]);
+            bytes.extend(window.to_be_bytes());
+            bytes.extend([0; 4]);
+        }
+    }
+    Some(bytes)
+}
+
+/// The checksum of the internet (RFC 1071).
+#[derive(Default)]
+struct Sum(u64);
+
+impl Sum {
+    fn add(&mut self, bytes: &[u8]) {
+        for pair in bytes.chunks(2) {
+            let word = u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]);
+            self.0 += u64::from(word);
+        }
+    }
+
+    fn checksum(&self) -> u16 {
+        let mut sum = self.0;
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        // Zero would say that there is none (RFC 768).
+        match !(sum as u16) {
+            0 => 0xffff,
+            other => other,
+        }
+    }
+}
+
+/// The sender a packet must have to be taken for one from `from` by a socket at `to`.
+///
+/// Where containers share a stack (address mode) each has loopback addresses of its own, by the
+/// arithmetic of the address programs, and reads them as 127.0.0.1 and ::1: what came from there
+/// must come from there again.
+pub(super) fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
+    let ip = match (from.ip().to_canonical(), to.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) if from.is_loopback() && to.is_loopback() => {
+            let (asked, own) = (from.to_bits() & 0xff_ffff, to.to_bits() & 0xff_ffc0);
+            let own = Ipv4Addr::from_bits(0x7f00_0000 | own | asked.min(63));
+            IpAddr::V4(own)
+        }
+        (IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V6(to)) => IpAddr::V6(to),
+        (from, _) => from,
+    };
+    SocketAddr::new(ip, from.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_has_the_right_checksum() {
+        let (from, to) = ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap());
+        let bytes = packet(from, to, &Payload::Udp(b"abc")).unwrap();
+        assert_eq!(bytes.len(), 31);
+        // With its own checksum in it the sum is that of nothing.
+        let mut sum = Sum::default();
+        sum.add(&bytes[12..20]);
+        sum.add(&[0, 17, 0, 11]);
+        sum.add(&bytes[20..]);
+        assert_eq!(sum.checksum(), 0xffff);
+        let other = "[::1]:6".parse().unwrap();
+        assert!(packet(from, other, &Payload::Udp(b"")).is_none(), "two families");
+        assert!(packet(from, to, &Payload::Udp(&[0; 65_530])).is_none(), "too long");
+    }
+
+    #[test]
+    fn loopback_is_the_containers_own() {
+        let own: SocketAddr = "127.0.1.65:9".parse().unwrap();
+        assert_eq!(sender("127.0.0.2:7".parse().unwrap(), own), "127.0.1.66:7".parse().unwrap());
+        let far: SocketAddr = "192.0.2.1:9".parse().unwrap();
+        assert_eq!(sender(far, own), far);
+    }
+}

@@ -1,0 +1,235 @@
+//! TCP sockets that do not listen: made by the program, connected by the engine.
+//!
+//! Only whoever has CAP_NET_ADMIN over a stack may say what a connection has come to (TCP_REPAIR),
+//! and a container has not. So the program makes the sockets, in the container's own cgroup and
+//! with its own identity, and the engine takes copies while all processes wait. In order:
+//!
+//! 1. all connections are put together in repair mode, in which nothing is sent ([`restore`]);
+//! 2. the silence that was kept for them ends, and they are let go: what was not sent is sent, and
+//!    each peer hears a word ([`Connections::go`]). No process of the container runs yet.
+//!
+//! The addresses that a record names are asked for like any other: the programs of address mode
+//! refuse those that are not the container's.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::{Errno, call, pidfd};
+use rustix::net::{SendFlags, Shutdown};
+
+use super::packet::{self, Payload};
+use super::{Plan, Restore, file, socket, udp};
+use crate::error::{Error, Result};
+use crate::format::{Connection, TcpSocket, TcpState, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::save::tcp::{
+    BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,
+    SEND_QUEUE, TIMESTAMP,
+};
+use crate::{quiet, stack};
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    tcp: &TcpSocket,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let family = if tcp.v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
+    let args = [Arg::from(family), kind, Arg::Number(0)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    for option in &tcp.options {
+        socket::option(plan, sequence, what, cell, option);
+    }
+    if let (None, Some(address)) = (&tcp.connection, &tcp.address) {
+        let [at, length] = socket::address(plan, address);
+        sequence.call(what, Call::new(libc::SYS_bind, [cell.into(), at, length]));
+    }
+    file::set_flags(sequence, what, cell, tcp.flags);
+    Ok(cell)
+}
+
+/// Connections that are whole and not let go.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    sockets: Vec<(OwnedFd, usize)>,
+}
+
+/// Does what only the engine may, to sockets that the first process has made: it puts connections
+/// together and fills queues. All processes wait.
+pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
+    let mut connections = Connections::default();
+    for (index, object) in restore.records.objects.iter().enumerate() {
+        let is_needed = match &object.thing {
+            Thing::TcpSocket(tcp) => tcp.connection.is_some(),
+            Thing::UdpSocket(udp) => !udp.received.is_empty(),
+            _ => false,
+        };
+        if !is_needed {
+            continue;
+        }
+        let copy = copy(pid, restore, index)?;
+        let name = object.thing.name();
+        match &object.thing {
+            Thing::UdpSocket(udp) => {
+                udp::fill(pid, &copy, udp).map_err(|source| {
+                    let what = format!("object {index} ({name})");
+                    Error::Restore { what, call: "its queue".into(), source }
+                })?;
+            }
+            Thing::TcpSocket(TcpSocket { address: Some(own), connection: Some(it), .. }) => {
+                put_together(pid, &copy, *own, it).map_err(|(step, source)| {
+                    let what = format!("object {index} ({name}, {own} to {})", it.peer);
+                    Error::Restore { what, call: step.into(), source }
+                })?;
+                connections.sockets.push((copy, index));
+            }
+            _ => {}
+        }
+    }
+    Ok(connections)
+}
+
+/// A copy of ours of a socket that the first process has made.
+fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
+    let cell = restore.cells.get(index).copied().flatten();
+    let number = cell.ok_or(Errno::BADF).and_then(|cell| restore.program.value(cell));
+    let number = number.map_err(Error::of("find a socket", pid))?;
+    pidfd::open(pid)
+        .and_then(|pidfd| pidfd::copy_descriptor(&pidfd, number))
+        .map_err(|e| Error::Elsewhere(e.to_string()))
+}
+
+impl Connections {
+    /// Ends the silence and lets them go.
+    pub(super) fn go(self, pid: u32, restore: &Restore) -> Result<()> {
+        if let Some(id) = &restore.quiet {
+            quiet::end(&stack::of(pid)?, id)?;
+        }
+        for (copy, index) in &self.sockets {
+            let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
+            let Some(connection) = &tcp.connection else { continue };
+            go_on(copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A step that failed, and why.
+type Failed = (&'static str, Errno);
+
+fn put_together(
+    pid: u32,
+    socket: &OwnedFd,
+    own: SocketAddr,
+    it: &Connection,
+) -> std::result::Result<(), Failed> {
+    let fd = socket.as_fd();
+    let at = |step: &'static str| move |e: Errno| (step, e);
+    let set = |name, value: i32| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
+    let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
+    set(REPAIR, 1).map_err(at("repair mode"))?;
+    // socket(7): the kernel doubles what it is told.
+    general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 / 2).map_err(at("its buffer"))?;
+    general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 / 2).map_err(at("its buffer"))?;
+    general(BUFFER_LOCK, u32::from(it.buffers_locked)).map_err(at("its buffer"))?;
+    rustix::net::bind(socket, &own).map_err(at("bind"))?;
+    let received = it.received_sequence.wrapping_sub(it.received.0.len() as u32);
+    set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
+    set(QUEUE_SEQUENCE, received as i32).map_err(at("its sequence number"))?;
+    set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
+    set(QUEUE_SEQUENCE, it.sent_sequence as i32).map_err(at("its sequence number"))?;
+    rustix::net::connect(socket, &it.peer).map_err(at("connect"))?;
+    agree(socket, it).map_err(at("its options"))?;
+    set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
+    write(socket, &it.received.0).map_err(at("what it received"))?;
+    set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
+    write(socket, &it.sent.0).map_err(at("what it sent"))?;
+    if it.state == TcpState::FinWait2 {
+        // Behind everything that was sent, and as sent.
+        rustix::net::shutdown(socket, Shutdown::Write).map_err(at("shutdown"))?;
+    }
+    set(REPAIR_QUEUE, NO_QUEUE).map_err(at("its queue"))?;
+    let mut window = it.window;
+    if it.state == TcpState::CloseWait {
+        // What the peer's end took of it comes with that end, below.
+        window[3] = window[3].wrapping_add(1);
+        window[4] = window[4].wrapping_sub(1);
+    }
+    let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
+        .map_err(at("its window"))?;
+    end_of_peer(pid, socket, it).map_err(at("the end of its peer"))
+}
+
+/// What both sides have agreed upon when they met.
+fn agree(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
+    const OPTIONS: i32 = 22;
+    // Numbers of TCP options (RFC 9293, 7323, 2018).
+    const SEGMENT: u32 = 2;
+    const WINDOW: u32 = 3;
+    const SELECTIVE: u32 = 4;
+    const STAMPS: u32 = 8;
+    let mut options = vec![SEGMENT, it.segment_bytes];
+    if let Some((sent, received)) = it.scales {
+        options.extend([WINDOW, u32::from(sent) | u32::from(received) << 16]);
+    }
+    if it.selective {
+        options.extend([SELECTIVE, 0]);
+    }
+    if it.timestamp.is_some() {
+        options.extend([STAMPS, 0]);
+    }
+    let options: Vec<u8> = options.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let fd = socket.as_fd();
+    call::set_socket_option(fd, libc::IPPROTO_TCP, OPTIONS, &options)?;
+    if let Some(stamp) = it.timestamp {
+        call::set_int_option(fd, libc::IPPROTO_TCP, TIMESTAMP, stamp as i32)?;
+    }
+    Ok(())
+}
+
+/// Writes to the queue that was chosen, or to the peer.
+fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
+    let mut rest = data;
+    while !rest.is_empty() {
+        let part = &rest[..rest.len().min(32 << 10)];
+        let written = rustix::net::send(socket, part, SendFlags::DONTWAIT)?;
+        rest = &rest[written..];
+    }
+    Ok(())
+}
+
+/// The peer's part of an end, which came once and comes once more.
+fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
+    const FIN: u8 = 1;
+    const ACK: u8 = 16;
+    let (flags, acknowledged) = match it.state {
+        TcpState::Established | TcpState::FinWait1 => return Ok(()),
+        TcpState::CloseWait => (FIN | ACK, it.sent_sequence),
+        TcpState::FinWait2 => (ACK, it.sent_sequence.wrapping_add(1)),
+    };
+    let inode = rustix::fs::fstat(socket)?.st_ino;
+    let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
+    let found = stack::tcp_addresses(&netns, &[inode])?;
+    let (_, [own, peer]) = found.first().copied().ok_or(Errno::NOTCONN)?;
+    let window = it.window[1] >> it.scales.map_or(0, |(sent, _)| sent.min(14));
+    let window = window.min(0xffff) as u16;
+    let sequence = it.received_sequence;
+    packet::send(pid, &[(peer, own, Payload::Tcp { sequence, acknowledged, flags, window })])
+}
+
+fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
+    let fd = socket.as_fd();
+    call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
+    // Repair mode shares every address while it lasts, and none afterwards.
+    for option in tcp.options.iter().filter(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
+        call::set_socket_option(fd, option.level, option.name, &option.value.0)?;
+    }
+    write(socket, &it.unsent.0)?;
+    if it.state == TcpState::FinWait1 {
+        rustix::net::shutdown(socket, Shutdown::Write)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! UDP sockets: bound and connected by the program; their queues are filled by the engine, when
+//! all sockets are there.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use dormouse_kernel::Errno;
+
+use super::packet::{self, Payload};
+use super::{Plan, file, socket};
+use crate::error::Result;
+use crate::format::UdpSocket;
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::stack;
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    udp: &UdpSocket,
+) -> Result<Cell> {
+    let what = match udp.address {
+        Some(address) => format!("{what} at {address}"),
+        None => what.to_owned(),
+    };
+    let cell = plan.cell()?;
+    let family = if udp.v6 { libc::AF_INET6 } else { libc::AF_INET };
+    let kind = Arg::from(libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
+    let args = [Arg::from(family), kind, Arg::Number(0)];
+    sequence.call_into(what.clone(), cell, Call::new(libc::SYS_socket, args));
+    for option in &udp.options {
+        socket::option(plan, sequence, &what, cell, option);
+    }
+    for (call, address) in [(libc::SYS_bind, udp.address), (libc::SYS_connect, udp.peer)] {
+        let Some(address) = address else { continue };
+        let [at, length] = socket::address(plan, &address);
+        sequence.call(what.clone(), Call::new(call, [cell.into(), at, length]));
+    }
+    file::set_flags(sequence, &what, cell, udp.flags);
+    Ok(cell)
+}
+
+/// Fills the queue of a socket, of which `copy` is a descriptor of ours.
+pub(super) fn fill(pid: u32, copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
+    let is = stack::udp_address(pid, copy)?;
+    let packets = udp.received.iter().map(|datagram| {
+        let from = datagram.from;
+        let loopback = match from.ip().to_canonical() {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        let ip = if is.ip().is_unspecified() { loopback } else { is.ip() };
+        let to = SocketAddr::new(ip, is.port());
+        let reads_as_it_is = udp.address.is_none_or(|a| a.ip().to_canonical() == is.ip());
+        let from = if reads_as_it_is { from } else { packet::sender(from, to) };
+        (from, to, Payload::Udp(&datagram.data.0))
+    });
+    packet::send(pid, &packets.collect::<Vec<_>>())
+}

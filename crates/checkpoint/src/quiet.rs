@@ -1,0 +1,113 @@
+//! Silence for connections: while their sockets are read, and while they are nowhere.
+//!
+//! A packet for a connection that is being read would change it behind the reader's back, and one
+//! for a connection whose processes are gone would be answered with a reset. So the packets of
+//! every saved connection are dropped, as if they had been lost on the way: an nftables table in
+//! the container's own stack, from before the first socket is read until all are restored. Senders
+//! send again.
+//!
+//! The table goes with the stack: a container's own, or its trust domain's.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use dormouse_kernel::Errno;
+
+use crate::error::{Error, Result};
+use crate::stack::{self, Ends};
+
+/// Packets with this mark pass: those that the engine itself sends again.
+pub(crate) const MARK: i32 = 0x646d;
+
+/// The table of a container.
+fn table(id: &str) -> String {
+    let id: String = id.chars().filter(char::is_ascii_alphanumeric).collect();
+    format!("dormouse_quiet_{id}")
+}
+
+/// Drops the packets that come for these connections.
+pub(crate) fn begin(netns: &OwnedFd, id: &str, connections: &[Ends]) -> Result<()> {
+    nft(netns, &rules(&table(id), connections))
+}
+
+/// Lets packets through again, where any were dropped.
+pub fn end(netns: &OwnedFd, id: &str) -> Result<()> {
+    let table = table(id);
+    nft(netns, &format!("table inet {table}\ndelete table inet {table}\n"))
+}
+
+fn rules(table: &str, connections: &[Ends]) -> String {
+    let mut sets = String::new();
+    let mut drops = String::new();
+    for (is_v4, ip, kind) in [(true, "ip", "ipv4_addr"), (false, "ip6", "ipv6_addr")] {
+        let family = connections.iter().filter(|[own, _]| own.is_ipv4() == is_v4);
+        let element = |[own, peer]: &Ends| {
+            format!("{} . {} . {} . {}", peer.ip(), peer.port(), own.ip(), own.port())
+        };
+        let elements: Vec<String> = family.map(element).collect();
+        if elements.is_empty() {
+            continue;
+        }
+        let elements = elements.join(", ");
+        // Writing to a text does not fail.
+        let _ = writeln!(
+            sets,
+            "set {ip}s {{ type {kind} . inet_service . {kind} . inet_service; elements = {{ \
+             {elements} }}; }}"
+        );
+        let _ = writeln!(
+            drops,
+            "meta mark != {MARK} {ip} saddr . tcp sport . {ip} daddr . tcp dport @{ip}s drop"
+        );
+    }
+    let hook = "type filter hook prerouting priority raw;";
+    format!(
+        "table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n{sets}chain in {{ \
+         {hook}\n{drops}}}\n}}\n"
+    )
+}
+
+fn nft(netns: &OwnedFd, rules: &str) -> Result<()> {
+    // Where Debian has it: whoever calls may have no PATH.
+    let usual = "/usr/sbin/nft";
+    let program = if std::path::Path::new(usual).exists() { usual } else { "nft" };
+    let ran = stack::inside_of(netns, || {
+        let errno =
+            |e: std::io::Error| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+        let mut child = Command::new(program)
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(errno)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // When nft gives up early its message is what counts.
+            let _ = stdin.write_all(rules.as_bytes());
+        }
+        child.wait_with_output().map_err(errno)
+    });
+    let output = ran.map_err(Error::call("run nft, of the package nftables"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    let message = message.lines().take(3).collect::<Vec<_>>().join(" ");
+    Err(Error::Elsewhere(format!("nft refuses to keep its connections quiet: {message}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_name_both_ends_of_each_connection() {
+        assert_eq!(table("a-1;b"), "dormouse_quiet_a1b");
+        let ends = ["10.0.0.2:80".parse().unwrap(), "10.0.0.9:5".parse().unwrap()];
+        let rules = rules("t", &[ends]);
+        assert!(rules.contains("{ 10.0.0.9 . 5 . 10.0.0.2 . 80 }"), "{rules}");
+        assert!(!rules.contains("ip6"), "{rules}");
+    }
+}

@@ -1,0 +1,239 @@
+//! TCP sockets that do not listen.
+//!
+//! What a connection is, only a socket in repair mode tells (TCP_REPAIR), and in that mode it is no
+//! longer itself: so a look ([`save`]) only asks for its state, and connections are read when
+//! everything stands still ([`Held`]): first all packets for them are dropped ([`crate::quiet`]),
+//! then all are put into repair mode, then all are read. Two ends in one container agree that way.
+//!
+//! In repair mode a socket is closed without a word to its peer: what kills the processes keeps the
+//! mode and the silence; what lets them go on takes both back.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
+
+use super::Subject;
+use super::object::{Found, Open, Survey, Why};
+use super::option;
+use crate::error::{Error, Result as Outcome};
+use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing};
+use crate::{quiet, stack};
+
+/// Options of tcp(7) that only repair mode has.
+pub(crate) const REPAIR: i32 = 19;
+pub(crate) const REPAIR_QUEUE: i32 = 20;
+pub(crate) const QUEUE_SEQUENCE: i32 = 21;
+pub(crate) const TIMESTAMP: i32 = 24;
+pub(crate) const REPAIR_WINDOW: i32 = 29;
+/// Values of REPAIR: off, and nothing is said to the peer.
+const OFF_SILENTLY: i32 = -1;
+/// Values of REPAIR_QUEUE.
+pub(crate) const NO_QUEUE: i32 = 0;
+pub(crate) const RECEIVE_QUEUE: i32 = 1;
+pub(crate) const SEND_QUEUE: i32 = 2;
+/// SO_BUF_LOCK.
+pub(crate) const BUFFER_LOCK: i32 = 72;
+
+/// A connection that was met.
+pub(crate) struct Met {
+    object: usize,
+    copy: OwnedFd,
+    inode: u64,
+}
+
+pub(super) fn save(
+    survey: &mut Survey<'_>,
+    open: &Open<'_>,
+    domain: AddressFamily,
+    state: u8,
+) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a TCP socket: {e}");
+    let socket = open.copy.as_fd();
+    const UPPER_LAYER: i32 = 31;
+    let mut upper = [0; 16];
+    let upper = call::socket_option(socket, libc::IPPROTO_TCP, UPPER_LAYER, &mut upper);
+    if upper.is_ok_and(|length| length > 0) {
+        return Err("a TCP connection that the kernel encrypts (TLS), not saved yet".into());
+    }
+    // Numbers of states: include/net/tcp_states.h.
+    let state = match state {
+        7 => None,
+        1 => Some(TcpState::Established),
+        4 => Some(TcpState::FinWait1),
+        5 => Some(TcpState::FinWait2),
+        8 => Some(TcpState::CloseWait),
+        2 | 3 => return Err("a TCP connection that is being made, which is not saved yet".into()),
+        9 | 11 => return Err("a TCP connection that both sides end just now, not saved yet".into()),
+        other => return Err(format!("a TCP connection in state {other}, which is not saved yet")),
+    };
+    let options = option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?;
+    let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
+    let connection = match state {
+        None => None,
+        Some(state) => {
+            let peer = getpeername(&open.copy).map_err(failed)?;
+            let peer = peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?;
+            let copy = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
+            let (object, inode) = (open.index, open.stat.st_ino);
+            survey.found.connections.push(Met { object, copy, inode });
+            // The rest is filled in when it may be read.
+            Some(Connection {
+                state,
+                peer,
+                sent: Bytes::default(),
+                unsent: Bytes::default(),
+                sent_sequence: 0,
+                received: Bytes::default(),
+                received_sequence: 0,
+                segment_bytes: 0,
+                scales: None,
+                selective: false,
+                timestamp: None,
+                window: [0; 5],
+                buffers_bytes: (0, 0),
+                buffers_locked: 0,
+            })
+        }
+    };
+    Ok(Thing::TcpSocket(TcpSocket {
+        v6: domain == AddressFamily::INET6,
+        flags: open.flags(),
+        address: Some(address).filter(|a| a.port() != 0),
+        connection,
+        options,
+    }))
+}
+
+/// Connections in repair mode, kept quiet. Dropped, they go on.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    netns: Option<OwnedFd>,
+    id: String,
+    sockets: Vec<OwnedFd>,
+    /// Their processes are gone, and they are to be closed without a word.
+    stay: bool,
+}
+
+impl Held {
+    /// Takes hold of all connections that were met, and reads them into their records.
+    pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
+        let met = std::mem::take(&mut found.connections);
+        if met.is_empty() {
+            return Ok(());
+        }
+        let netns = stack::of(subject.init)?;
+        let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
+        let addresses = stack::tcp_addresses(&netns, &inodes);
+        let addresses = addresses.map_err(Error::call("look at its TCP connections"))?;
+        let ends: Vec<stack::Ends> = addresses.into_iter().map(|(_, ends)| ends).collect();
+        quiet::begin(&netns, &subject.id, &ends)?;
+        self.id.clone_from(&subject.id);
+        self.netns = Some(netns);
+        for one in &met {
+            let copy = rustix::io::fcntl_dupfd_cloexec(&one.copy, 0);
+            let copy = copy.map_err(Error::call("keep a TCP connection"))?;
+            let repair = call::set_int_option(copy.as_fd(), libc::IPPROTO_TCP, REPAIR, 1);
+            repair.map_err(Error::call("hold a TCP connection"))?;
+            self.sockets.push(copy);
+        }
+        for one in &met {
+            let Thing::TcpSocket(socket) = &mut found.objects[one.object].thing else { continue };
+            let Some(connection) = &mut socket.connection else { continue };
+            read(&one.copy, connection).map_err(Error::call("read a TCP connection"))?;
+        }
+        Ok(())
+    }
+
+    /// How many they are.
+    pub(super) fn count(&self) -> usize {
+        self.sockets.len()
+    }
+
+    /// Their processes are gone: they are closed without a word, and the silence stays.
+    pub(super) fn stay(&mut self) {
+        self.stay = true;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.stay {
+            return;
+        }
+        for socket in &self.sockets {
+            // It was put into that mode, so it leaves it.
+            let _ = call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR, OFF_SILENTLY);
+        }
+        if let Some(netns) = &self.netns {
+            // LIMIT: where nft fails now and has not before, these connections stay quiet.
+            let _ = quiet::end(netns, &self.id);
+        }
+    }
+}
+
+/// Reads a connection in repair mode.
+fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
+    let fd = socket.as_fd();
+    let option = |name| call::int_option(fd, libc::IPPROTO_TCP, name);
+    let set = |name, value| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
+    let mut info = [0; 32];
+    call::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
+    // It may have changed since it was looked at; what it is now holds.
+    connection.state = match info[0] {
+        1 => TcpState::Established,
+        4 => TcpState::FinWait1,
+        5 => TcpState::FinWait2,
+        8 => TcpState::CloseWait,
+        _ => return Err(Errno::CONNRESET),
+    };
+    // struct tcp_info: tcpi_options, and two scales of 4 bits.
+    let agreed = |bit: u8| info[5] & bit != 0;
+    connection.scales = agreed(4).then_some((info[6] & 15, info[6] >> 4));
+    connection.selective = agreed(2);
+    connection.timestamp = if agreed(1) { Some(option(TIMESTAMP)? as u32) } else { None };
+    connection.segment_bytes = option(libc::TCP_MAXSEG)? as u32;
+
+    set(REPAIR_QUEUE, RECEIVE_QUEUE)?;
+    let sequence = option(QUEUE_SEQUENCE)? as u32;
+    // The end that the peer has said takes a number.
+    let peer_ended = u32::from(connection.state == TcpState::CloseWait);
+    connection.received_sequence = sequence.wrapping_sub(peer_ended);
+    connection.received = peek(socket, rustix::io::ioctl_fionread(socket)? as usize)?;
+
+    set(REPAIR_QUEUE, SEND_QUEUE)?;
+    let sequence = option(QUEUE_SEQUENCE)? as u32;
+    // So does ours, and it waits like a byte until the peer knows.
+    let ended = matches!(connection.state, TcpState::FinWait1 | TcpState::FinWait2);
+    let end_waits = u32::from(connection.state == TcpState::FinWait1);
+    let (waiting, unsent) = call::send_queue(fd)?;
+    let (waiting, unsent) = (waiting.saturating_sub(end_waits), unsent.saturating_sub(end_waits));
+    let mut sent = peek(socket, waiting as usize)?;
+    connection.sent_sequence = sequence.wrapping_sub(u32::from(ended)).wrapping_sub(waiting);
+    connection.unsent = Bytes(sent.0.split_off(waiting.saturating_sub(unsent) as usize));
+    connection.sent = sent;
+    set(REPAIR_QUEUE, NO_QUEUE)?;
+
+    let mut window = [0; 20];
+    call::socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &mut window)?;
+    for (word, bytes) in connection.window.iter_mut().zip(window.chunks_exact(4)) {
+        *word = u32::from_ne_bytes(bytes.try_into().unwrap_or([0; 4])); // four by the iterator
+    }
+    let general = |name| call::int_option(fd, libc::SOL_SOCKET, name);
+    connection.buffers_bytes = (general(libc::SO_SNDBUF)? as u32, general(libc::SO_RCVBUF)? as u32);
+    connection.buffers_locked = general(BUFFER_LOCK)? as u8;
+    Ok(())
+}
+
+/// Reads a whole queue and leaves it.
+fn peek(socket: &OwnedFd, bytes: usize) -> Result<Bytes, Errno> {
+    if bytes == 0 {
+        return Ok(Bytes::default());
+    }
+    let mut buffer = vec![0; bytes];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let (read, _) = rustix::net::recv(socket, &mut buffer[..], flags)?;
+    if read == bytes { Ok(Bytes(buffer)) } else { Err(Errno::IO) }
+}
