@@ -151,8 +151,10 @@ fn vm_a_caller_hears_when_the_container_is_started_anew() {
         let caller = host.in_network(move || TcpStream::connect((address, 7001)));
         let mut caller = caller.join().expect("no panic").expect("it listens");
         caller.set_read_timeout(Some(Duration::from_millis(700))).expect("it is a socket");
-        host.dm(&["checkpoint", "tcp"]).ok();
         let mut answer = [0];
+        caller.write_all(&[1]).expect("nobody has closed it");
+        caller.read_exact(&mut answer).expect("it is answered");
+        host.dm(&["checkpoint", "tcp"]).ok();
         caller.write_all(&[1]).expect("nobody has closed it");
         let silence = caller.read(&mut answer).expect_err("nobody answers");
         assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);

@@ -130,10 +130,10 @@ fn put_together(
     let set = |name, value: i32| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
     let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
     set(REPAIR, 1).map_err(at("repair mode"))?;
-    // socket(7): the kernel doubles what it is told.
-    general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 / 2).map_err(at("its buffer"))?;
-    general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 / 2).map_err(at("its buffer"))?;
-    general(BUFFER_LOCK, u32::from(it.buffers_locked)).map_err(at("its buffer"))?;
+    // The same bytes in other pieces take more room than they did, for as long as they wait.
+    const MORE: u32 = 1 << 20;
+    general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 + MORE).map_err(at("its buffer"))?;
+    general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 + MORE).map_err(at("its buffer"))?;
     rustix::net::bind(socket, &own).map_err(at("bind"))?;
     let received = it.received_sequence.wrapping_sub(it.received.0.len() as u32);
     set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
@@ -228,6 +228,11 @@ fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Res
         call::set_socket_option(fd, option.level, option.name, &option.value.0)?;
     }
     write(socket, &it.unsent.0)?;
+    // socket(7): the kernel doubles what it is told.
+    let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
+    general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 / 2)?;
+    general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 / 2)?;
+    general(BUFFER_LOCK, u32::from(it.buffers_locked))?;
     if it.state == TcpState::FinWait1 {
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }

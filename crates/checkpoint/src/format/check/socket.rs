@@ -182,7 +182,8 @@ mod tests {
 
     #[test]
     fn connections_and_datagrams_that_cannot_be_are_refused() {
-        let address = Some("10.0.0.1:80".parse().unwrap());
+        let own = "10.0.0.1:80".parse().unwrap();
+        let address = Some(own);
         let connection = Connection {
             state: TcpState::Established,
             peer: "10.0.0.2:5".parse().unwrap(),
@@ -217,7 +218,7 @@ mod tests {
             let said = tcp(&socket).err().unwrap_or_default();
             assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
         }
-        let datagram = |bytes| Datagram { from: address.unwrap(), data: Bytes(vec![0; bytes]) };
+        let datagram = |bytes| Datagram { from: own, data: Bytes(vec![0; bytes]) };
         let with = |v6, address, received| {
             let (peer, options) = (None, Vec::new());
             udp(&UdpSocket { v6, flags: 0, address, peer, received, options })
