@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bundle::{Bundle, Oci};
 use dormouse_testkit::{slowness, wait_until};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
 /// Waits until a container has a state.
@@ -552,6 +553,113 @@ fn vm_a_profile_decides_about_calls_and_arguments() {
     let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
     assert!(out.stderr.contains("Operation not permitted"), "{out:?}");
     assert_eq!(out.ok(), "refused\nallowed\nrefused too\nSeccomp:\t2");
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_listener_is_asked_about_calls() {
+    let oci = Oci::new();
+    let script = "echo started; mkdir /tmp/x 2>&1; touch /tmp/y && echo not asked";
+    let bundle =
+        Bundle::new(&oci, &["sh", "-c", &format!("({script}) > /out/said; exec sleep 1000")]);
+    let path = bundle.path("listener");
+    bundle.edit(|c| {
+        bundle.volume(c, "/out");
+        c["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "listenerPath": path,
+            "listenerMetadata": "of the caller",
+            "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+        });
+    });
+    let socket = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
+    let (stream, _) = socket.accept().expect("somebody connected");
+    let (listener, mut text) = bundle::receive_with(&stream);
+    (&stream).read_to_end(&mut text).expect("read");
+    let told: Value = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(told["fds"], json!(["seccompFd"]));
+    assert_eq!(told["metadata"], "of the caller");
+    assert_eq!((&told["state"]["id"], &told["pid"]), (&json!("c"), &oci.state("c")["pid"]));
+    // The call waits for an answer.
+    let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "nobody has asked");
+    assert_eq!(fs::read_to_string(bundle.out("said")).expect("written"), "started\n");
+    // Without a listener there is no such call.
+    drop(listener);
+    let said = || fs::read_to_string(bundle.out("said")).expect("written");
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || said().contains("not asked")));
+    assert!(said().contains("not implemented"), "{}", said());
+    // One that comes later would have nobody to ask.
+    let error = oci.run(&["exec", "c", "true"]).err(255);
+    assert!(error.contains("linux.seccomp"), "{error}");
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}
+
+#[test]
+fn vm_a_user_namespace_is_joined_by_its_path() {
+    let oci = Oci::new();
+    let own = |bundle: &Bundle| {
+        oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
+    };
+    let first = Bundle::new(&oci, &["sleep", "1000"]);
+    own(&first);
+    first.edit(|c| {
+        let map = json!([{"containerID": 0, "hostID": 200_000, "size": 65_536}]);
+        (c["linux"]["uidMappings"], c["linux"]["gidMappings"]) = (map.clone(), map);
+        c["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+    });
+    oci.run(&["run", "-d", "-b", first.dir(), "first"]).ok();
+    let place = format!("/proc/{}/ns/user", oci.state("first")["pid"]);
+    let script = "id -u; readlink /proc/self/ns/user; cat /proc/self/uid_map; hostname inside && \
+                  hostname; touch /file && stat -c %u /file; echo > /dev/null && echo end";
+    let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+    own(&bundle);
+    bundle.edit(|c| {
+        for set in ["bounding", "effective", "permitted"] {
+            c["process"]["capabilities"][set] = json!(["CAP_SYS_ADMIN"]);
+        }
+        let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
+        list.push(json!({"type": "user", "path": place}));
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let said: Vec<&str> = said.lines().map(str::trim).collect();
+    let theirs = fs::read_link(&place).expect("read");
+    assert_eq!(said[..2], ["0", theirs.to_str().expect("UTF-8")], "{said:?}");
+    assert!(said[2].contains("200000"), "{said:?}");
+    // Its new namespaces belong to the one that it joined.
+    assert_eq!(said[3..], ["inside", "0", "end"], "{said:?}");
+    assert_eq!(fs::metadata(bundle.rootfs().join("file")).expect("made").uid(), 200_000);
+    oci.run(&["delete", "-f", "first"]).ok();
+    oci.assert_nothing_left();
+}
+
+/// By the device controller of v1, or by a program on v2.
+#[test]
+fn vm_devices_are_those_of_the_list() {
+    let oci = Oci::new();
+    let run = |rules: Value| {
+        let script = "mknod /tmp/k c 1 11; true > /tmp/k && echo write; true < /tmp/k && echo read; \
+                      true < /dev/zero && true > /dev/null && echo ordinary";
+        let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+        bundle.edit(|c| {
+            for set in ["bounding", "effective", "permitted"] {
+                c["process"]["capabilities"][set] = json!(["CAP_MKNOD", "CAP_SYSLOG"]);
+            }
+            c["linux"]["resources"]["devices"] = rules;
+        });
+        oci.run(&["run", "-b", bundle.dir(), "c"]).stdout
+    };
+    let none = json!({"allow": false, "access": "rwm"});
+    let one = |allow: bool, access: &str| json!({"allow": allow, "type": "c", "major": 1, "minor": 11, "access": access});
+    assert_eq!(run(json!([none])), "ordinary\n");
+    assert_eq!(run(json!([none, one(true, "w")])), "write\nordinary\n");
+    assert_eq!(run(json!([none, one(true, "rw")])), "write\nread\nordinary\n");
+    // The last that is about it decides.
+    assert_eq!(run(json!([none, one(true, "rw"), one(false, "r")])), "write\nordinary\n");
+    assert_eq!(run(json!([{"allow": true, "access": "rwm"}])), "write\nread\nordinary\n");
     oci.assert_nothing_left();
 }
 

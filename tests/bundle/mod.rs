@@ -214,14 +214,21 @@ impl Bundle {
 
 /// Receives a descriptor.
 pub fn receive(stream: &UnixStream) -> OwnedFd {
+    receive_with(stream).0
+}
+
+/// Receives a descriptor and the bytes that came with it.
+pub fn receive_with(stream: &UnixStream) -> (OwnedFd, Vec<u8>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; 4096];
     let mut iov = [IoSliceMut::new(&mut bytes)];
-    recvmsg(stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC).expect("received");
+    let message = recvmsg(stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC);
+    let length = message.expect("received").bytes;
     let fds = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    fds.into_iter().next().expect("a descriptor came with it")
+    let fd = fds.into_iter().next().expect("a descriptor came with it");
+    (fd, bytes[..length].to_vec())
 }

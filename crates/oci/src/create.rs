@@ -269,6 +269,12 @@ impl Making<'_> {
         // Made by the newborn itself, when it is in its cgroup, and when its offsets are set.
         let later = CloneFlags::NEWCGROUP | CloneFlags::NEWTIME;
         let placement = cgroup.placement()?;
+        // Who has entered a user namespace has no rights over cgroups any more: a process that is born
+        // there is moved afterwards, before it does anything.
+        let (v2, is_moved) = match join(CloneFlags::NEWUSER) {
+            Some(_) => (None, placement.v2.is_some()),
+            None => (placement.v2, false),
+        };
         let born = birth::give(
             &Outside::here()?,
             Heritage::now(),
@@ -278,12 +284,17 @@ impl Making<'_> {
                 netns: join(CloneFlags::NEWNET),
                 pid_namespace: join(CloneFlags::NEWPID),
                 user_namespace: join(CloneFlags::NEWUSER),
-                cgroup: placement.v2.as_ref().map(AsFd::as_fd),
+                cgroup: v2.as_ref().map(AsFd::as_fd),
                 uid_map: &uid_map,
                 gid_map: &gid_map,
                 proc: false,
             },
         )?;
+        if is_moved {
+            cgroup
+                .write_v2("cgroup.procs", &born.pid.to_string())
+                .map_err(Error::call("move the new process into its cgroup"))?;
+        }
         Ok(Newborn::new(born.pid, born.start_time, born.pidfd, ours))
     }
 
