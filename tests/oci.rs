@@ -653,7 +653,12 @@ fn vm_devices_are_those_of_the_list() {
         oci.run(&["run", "-b", bundle.dir(), "c"]).stdout
     };
     let none = json!({"allow": false, "access": "rwm"});
-    let one = |allow: bool, access: &str| json!({"allow": allow, "type": "c", "major": 1, "minor": 11, "access": access});
+    let kmsg = json!({"type": "c", "major": 1, "minor": 11});
+    let one = |allow: bool, access: &str| {
+        let mut rule = kmsg.clone();
+        (rule["allow"], rule["access"]) = (allow.into(), access.into());
+        rule
+    };
     assert_eq!(run(json!([none])), "ordinary\n");
     assert_eq!(run(json!([none, one(true, "w")])), "write\nordinary\n");
     assert_eq!(run(json!([none, one(true, "rw")])), "write\nread\nordinary\n");
