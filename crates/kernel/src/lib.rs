@@ -32,6 +32,7 @@ pub mod restart;
 pub mod rlimit;
 pub mod seccomp;
 pub mod sysctl;
+pub mod system_v;
 pub mod weaken;
 
 pub use error::{CallError, ErrorKind};

@@ -5,6 +5,7 @@
 //! load side relies on: it indexes, adds and multiplies with numbers that passed here.
 
 mod socket;
+mod system_v;
 
 use std::collections::{HashMap, HashSet};
 
@@ -177,6 +178,10 @@ fn check_area(area: &Area, records: &Records, page_count: u64) -> Found {
             ensure(area.runs.is_empty(), || "pages of its own".into())?;
             ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
             match object(n, records)? {
+                Thing::SystemVMemory(memory) => {
+                    let whole = memory.bytes.next_multiple_of(PAGE_BYTES);
+                    ensure(offset == 0 && area.bytes() == whole, || "a part of it".into())
+                }
                 Thing::File(_) => Ok(()),
                 Thing::SharedMemory(memory) => {
                     let end = offset.checked_add(area.bytes());
@@ -226,6 +231,13 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::PipeEnd(end) => {
             ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
         }
+        Thing::SystemVMemory(memory) => {
+            system_v::head(&memory.head)?;
+            ensure((1..=1 << 46).contains(&memory.bytes), || "its length".into())?;
+            runs(&memory.runs, 0, memory.bytes.next_multiple_of(PAGE_BYTES), page_count)
+        }
+        Thing::SystemVSemaphores(set) => system_v::semaphores(set),
+        Thing::SystemVQueue(queue) => system_v::queue(queue),
         Thing::TcpSocket(tcp) => socket::tcp(tcp),
         Thing::UdpSocket(udp) => socket::udp(udp),
         Thing::UnixSocket(socket) => socket::unix(n, socket, records),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Deleted, Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd,
-    TcpSocket, TimerFd, UdpSocket, UnixSocket,
+    SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, TimerFd, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -58,6 +58,12 @@ pub enum Thing {
     Signal(SignalFd),
     /// epoll(7).
     Epoll(Epoll),
+    /// Shared memory of System V.
+    SystemVMemory(SystemVMemory),
+    /// Semaphores of System V.
+    SystemVSemaphores(SystemVSemaphores),
+    /// A queue of messages of System V.
+    SystemVQueue(SystemVQueue),
     /// Memory that is shared without a file.
     SharedMemory(SharedMemory),
 }
@@ -80,6 +86,9 @@ impl Thing {
             Self::Timer(_) => "timerfd",
             Self::Signal(_) => "signalfd",
             Self::Epoll(_) => "epoll",
+            Self::SystemVMemory(_) => "System V shared memory",
+            Self::SystemVSemaphores(_) => "System V semaphores",
+            Self::SystemVQueue(_) => "System V message queue",
             Self::SharedMemory(_) => "shared memory",
         }
     }

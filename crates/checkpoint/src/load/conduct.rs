@@ -10,7 +10,7 @@ use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
 
 use super::tcp::{self, Connections};
-use super::{Restore, file, process, unix};
+use super::{Restore, file, process, system_v, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -82,9 +82,11 @@ fn lead(pid: u32, tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<Con
     loop {
         let stage = one_stage(tasks, restore)?;
         if stage == "done" {
+            system_v::remove(pid, restore)?;
             return Ok(connections);
         }
         if stage == "born" {
+            system_v::restore(pid, restore)?;
             connections = tcp::restore(pid, restore)?;
         }
         if stage == "begin" {

@@ -6,7 +6,9 @@
 use super::Plan;
 use crate::error::Result;
 use crate::format::check::USER_END;
-use crate::format::{Area, Backing, Memory, PAGE_BYTES, Process, Run, SharedMemory};
+use crate::format::{
+    Area, Backing, Memory, PAGE_BYTES, Process, Run, SharedMemory, SystemVMemory, Thing,
+};
 use crate::inject::program::{Arg, Call, Sequence};
 
 const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
@@ -108,15 +110,31 @@ fn map(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, area: &Area) -> R
                 ];
                 Call::new(libc::SYS_mremap, args)
             }
-            None => {
-                let fd = plan.object(object)?.into();
-                mmap(start, bytes, access, flags | libc::MAP_SHARED, fd, offset)
-            }
+            None => match &plan.records.objects[object].thing {
+                Thing::SystemVMemory(memory) => attach(memory, area),
+                _ => {
+                    let fd = plan.object(object)?.into();
+                    mmap(start, bytes, access, flags | libc::MAP_SHARED, fd, offset)
+                }
+            },
         },
     };
     sequence.call(what.clone(), call);
     advise(sequence, &what, area);
     Ok(())
+}
+
+/// Attaches memory of System V, over what is there.
+fn attach(memory: &SystemVMemory, area: &Area) -> Call {
+    let mut flags = libc::SHM_REMAP;
+    if area.access & libc::PROT_WRITE as u32 == 0 {
+        flags |= libc::SHM_RDONLY;
+    }
+    if area.access & libc::PROT_EXEC as u32 != 0 {
+        flags |= libc::SHM_EXEC;
+    }
+    let args = [Arg::from(memory.head.id), area.start.into(), Arg::from(flags)];
+    Call::new(libc::SYS_shmat, args).returns(area.start)
 }
 
 /// Flags that madvise(2) and mlock(2) set.

@@ -39,6 +39,7 @@ mod process;
 mod schedule;
 mod signal;
 mod socket;
+mod system_v;
 mod tcp;
 mod thread;
 mod timer;
@@ -47,6 +48,7 @@ mod udp;
 mod unix;
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Result};
@@ -78,6 +80,8 @@ pub struct Restore {
     wants: Vec<Wanted>,
     /// Where the number of each object is while all are the first process's.
     cells: Vec<Option<Cell>>,
+    /// The contents of memory.
+    pages: File,
     /// The container whose connections were kept quiet.
     quiet: Option<String>,
 }
@@ -121,6 +125,8 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let cells = (wants.len() + records.objects.len() * 4 + queued + 64) as u32;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     let sequences = tree::sequences(&mut plan)?;
+    let pages = reader.pages().try_clone();
+    let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
     let shared_end = plan.shared_end;
     let work_end = plan.work_end;
@@ -129,7 +135,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     if program.length_bytes() > SHARED_AT || shared_end - work.0 > work.1 {
         return Err(Error::Elsewhere("no hole in the memory is large enough for its work".into()));
     }
-    Ok(Restore { records, program, work_bytes, wants, cells, quiet: None })
+    Ok(Restore { records, program, work_bytes, wants, cells, pages, quiet: None })
 }
 
 impl Restore {

@@ -144,6 +144,19 @@ fn backing(
         let object = shared_memory(survey, &place)?;
         return Ok(Backing::Shared { object, offset });
     }
+    if shared && mapping.name.starts_with("/SYSV") {
+        // The kernel gives its file the id for an inode.
+        let object = survey.segments.get(&(mapping.inode as i32)).copied();
+        let object = object.ok_or("System V shared memory of another ipc namespace")?;
+        let bytes = match &survey.found.objects[object].thing {
+            Thing::SystemVMemory(memory) => memory.bytes.next_multiple_of(PAGE_BYTES),
+            _ => 0,
+        };
+        if (offset, mapping.end - mapping.start) != (0, bytes) {
+            return Err("a part of System V shared memory, which is not saved yet".into());
+        }
+        return Ok(Backing::Shared { object, offset });
+    }
     let writes = shared && mapping.flags.contains(&"mw");
     let object = file::mapped(survey, seen, mapping.name, &place, writes)?;
     Ok(match shared {
@@ -174,6 +187,9 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
         let thing = &mut found.objects[index].thing;
         let (bytes, runs) = match thing {
             Thing::SharedMemory(memory) => (memory.bytes, &mut memory.runs),
+            Thing::SystemVMemory(memory) => {
+                (memory.bytes.next_multiple_of(PAGE_BYTES), &mut memory.runs)
+            }
             Thing::Deleted(deleted) => (deleted::whole_pages(deleted.bytes), &mut deleted.runs),
             _ => continue,
         };

@@ -30,6 +30,7 @@ mod process;
 mod schedule;
 mod signal;
 mod socket;
+pub(crate) mod system_v;
 pub(crate) mod tcp;
 mod thread;
 mod timer;
@@ -48,6 +49,7 @@ pub use tree::Stopped;
 pub(crate) use file::modified_ns;
 pub(crate) use host::{cpu_features, vdso_hash};
 pub(crate) use process::find;
+pub(crate) use thread::Maps;
 
 /// What of the host's a container's descriptors may lead to, and what it is called.
 #[derive(Debug, Clone)]
@@ -100,7 +102,8 @@ pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
     let mut survey = Survey::new(subject);
     survey.outsiders(&tree);
     if let Some(first) = tree.first() {
-        ipc::check(&mut survey, first)?;
+        ipc::check(&mut survey, first);
+        system_v::find(&mut survey, first)?;
     }
     for process in &tree {
         survey.process(process)?;
@@ -126,6 +129,9 @@ impl Stopped {
         let mut writer = Writer::begin(place)?;
         let mut survey = Survey::new(subject);
         survey.outsiders(self.processes());
+        if let Some(first) = self.processes().first() {
+            system_v::find(&mut survey, first)?;
+        }
         let blocks = thread::Blocks::default();
         let mut processes = Vec::new();
         let mut memories = Vec::new();

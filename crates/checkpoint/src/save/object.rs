@@ -102,6 +102,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) pipes: HashMap<u64, pipe::Ends>,
     pub(crate) unix: unix::Known,
     pub(crate) shared: HashMap<(u64, u64), usize>,
+    /// Shared memory of System V, by id.
+    pub(crate) segments: HashMap<i32, usize>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
 }
@@ -127,6 +129,7 @@ impl<'s> Survey<'s> {
             pipes: HashMap::new(),
             unix: unix::Known::new(),
             shared: HashMap::new(),
+            segments: HashMap::new(),
             deleted: HashMap::new(),
         }
     }

@@ -261,6 +261,15 @@ impl Maps {
         (Self::inside(&self.uids, uid), Self::inside(&self.gids, gid))
     }
 
+    /// The ids outside of a user and a group inside.
+    pub(crate) fn outside(&self, uid: u32, gid: u32) -> Option<(u32, u32)> {
+        let outside = |map: &[(u32, u32, u32)], id: u32| {
+            let hit = map.iter().find(|(inside, _, count)| id >= *inside && id - inside < *count);
+            hit.map(|(inside, outside, _)| outside + (id - inside))
+        };
+        Some((outside(&self.uids, uid)?, outside(&self.gids, gid)?))
+    }
+
     fn inside(map: &[(u32, u32, u32)], id: u32) -> u32 {
         let hit = map.iter().find(|(_, outside, count)| id >= *outside && id - outside < *count);
         hit.map_or(u32::MAX, |(inside, outside, _)| inside + (id - outside))

@@ -24,7 +24,7 @@ use crate::Errno;
 ///
 /// `libc::syscall` reports through the thread's `errno`, which is thread-local storage and
 /// therefore safe to read between clone and exec.
-fn check(returned: libc::c_long) -> Result<usize, Errno> {
+pub(crate) fn check(returned: libc::c_long) -> Result<usize, Errno> {
     if returned >= 0 {
         return Ok(returned as usize);
     }

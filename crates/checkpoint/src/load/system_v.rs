@@ -1,0 +1,129 @@
+//! Objects of System V: made by the engine in the container's ipc namespace, as those who made
+//! them, before any process attaches memory; each gets the id it had.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::system_v::{self, Owner, SystemV};
+use dormouse_kernel::{Errno, pidfd};
+
+use super::Restore;
+use crate::error::{Error, Result};
+use crate::format::{PAGE_BYTES, Run, SystemVHead, Thing};
+use crate::save::{Maps, system_v as namespace};
+
+/// Makes all of them. All processes wait, and none has memory of its own yet.
+pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
+    let mut wanted = restore.records.objects.iter().enumerate().filter(|(_, object)| {
+        let thing = &object.thing;
+        matches!(
+            thing,
+            Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_)
+        )
+    });
+    let Some(first) = wanted.next() else { return Ok(()) };
+    let namespace = pidfd::open(pid)
+        .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
+        .map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let maps = Maps::read(pid);
+    for (index, object) in std::iter::once(first).chain(wanted) {
+        let thing = &object.thing;
+        let made = namespace::inside(&namespace, || make(thing, &maps, &restore.pages));
+        made.map_err(|source| Error::Restore {
+            what: format!("object {index} ({})", thing.name()),
+            call: "the engine's part".into(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// Memory that goes with the last who detaches it, when all have attached it.
+pub(super) fn remove(pid: u32, restore: &Restore) -> Result<()> {
+    for object in &restore.records.objects {
+        let Thing::SystemVMemory(memory) = &object.thing else { continue };
+        if !memory.removed {
+            continue;
+        }
+        let namespace = pidfd::open(pid)
+            .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
+            .map_err(|e| Error::Elsewhere(e.to_string()))?;
+        namespace::inside(&namespace, || system_v::remove_segment(memory.head.id))
+            .map_err(Error::of("remove shared memory", pid))?;
+    }
+    Ok(())
+}
+
+/// Makes one, in the namespace of the thread that calls.
+fn make(thing: &Thing, maps: &Maps, pages: &File) -> std::result::Result<(), Errno> {
+    match thing {
+        Thing::SystemVMemory(memory) => {
+            let size = memory.bytes as usize;
+            let (head, kind) = (&memory.head, SystemV::Memory);
+            make_one(kind, head, size, maps)?;
+            let file = File::from(system_v::segment_file(head.id, memory.bytes)?);
+            fill(&file, &memory.runs, pages)?;
+            give(kind, head, maps)
+        }
+        Thing::SystemVSemaphores(set) => {
+            make_one(SystemV::Semaphores, &set.head, set.values.len(), maps)?;
+            system_v::set_semaphore_values(set.head.id, &set.values)?;
+            give(SystemV::Semaphores, &set.head, maps)
+        }
+        Thing::SystemVQueue(queue) => {
+            make_one(SystemV::Queue, &queue.head, 0, maps)?;
+            for message in &queue.messages {
+                system_v::queue_message(queue.head.id, message.kind, &message.text.0)?;
+            }
+            give(SystemV::Queue, &queue.head, maps)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An object with the id that it had, of those who made it.
+fn make_one(
+    kind: SystemV,
+    head: &SystemVHead,
+    size: usize,
+    maps: &Maps,
+) -> std::result::Result<(), Errno> {
+    let name = match kind {
+        SystemV::Memory => "shm",
+        SystemV::Semaphores => "sem",
+        SystemV::Queue => "msg",
+    };
+    // What the next object will have for an id (proc(5)); the kernel forgets it then.
+    let path = format!("/proc/sys/kernel/{name}_next_id");
+    std::fs::write(path, head.id.to_string())
+        .map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    let (uid, gid) = maps.outside(head.creator_uid, head.creator_gid).ok_or(Errno::INVAL)?;
+    let make = || system_v::make_system_v(kind, head.key, size, head.mode);
+    match system_v::as_user(uid, gid, make)?? {
+        id if id == head.id => Ok(()),
+        _ => Err(Errno::EXIST),
+    }
+}
+
+fn give(kind: SystemV, head: &SystemVHead, maps: &Maps) -> std::result::Result<(), Errno> {
+    let (uid, gid) = maps.outside(head.uid, head.gid).ok_or(Errno::INVAL)?;
+    system_v::set_owner(kind, head.id, Owner { uid, gid, mode: head.mode })
+}
+
+fn fill(file: &File, runs: &[Run], pages: &File) -> std::result::Result<(), Errno> {
+    let failed = |e: std::io::Error| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+    let length = rustix::fs::fstat(file.as_fd())?.st_size as u64;
+    let mut page = vec![0; PAGE_BYTES as usize];
+    for run in runs {
+        for n in 0..run.pages {
+            pages.read_exact_at(&mut page, (run.first + n) * PAGE_BYTES).map_err(failed)?;
+            let at = run.address + n * PAGE_BYTES;
+            // The last page may be longer than what it was asked to be.
+            let bytes = PAGE_BYTES.min(length.saturating_sub(at)) as usize;
+            file.write_all_at(&page[..bytes], at).map_err(failed)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Objects of System V, from the tables of the ipc namespace.
+//!
+//! They belong to no process, so they are looked for before any process is: memory that one has
+//! attached is known by its id. Values, messages and contents are read in the namespace, by a thread
+//! of its own.
+//!
+//! LIMIT: what a process would take back when it ends (SEM_UNDO) is told by nobody, and is not.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{pidfd, system_v};
+use rustix::io::Errno;
+use rustix::thread::LinkNameSpaceType;
+
+use super::object::Survey;
+use super::thread::Maps;
+use super::tree::Seen;
+use crate::error::{Error, Result};
+use crate::format::{
+    Bytes, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores, Thing,
+};
+
+/// The bit of a mode that says that memory goes with the last who detaches it (SHM_DEST).
+const REMOVED: u32 = 0o1000;
+
+/// Enters the ipc namespace of a process with a thread that never comes back.
+pub(crate) fn inside<T: Send>(
+    namespace: &OwnedFd,
+    act: impl FnOnce() -> std::result::Result<T, Errno> + Send,
+) -> std::result::Result<T, Errno> {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            let kind = Some(LinkNameSpaceType::InterProcessCommunication);
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
+            act()
+        });
+        done.join().unwrap_or(Err(Errno::IO))
+    })
+}
+
+/// Finds all of them, with what they hold. Contents of memory are read later, if at all.
+pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) -> Result<()> {
+    let Some(handle) = &first.pidfd else { return Ok(()) };
+    let namespace = pidfd::namespace(handle, Namespace::Ipc);
+    let namespace = namespace.map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let maps = Maps::read(first.pid);
+    let found = inside(&namespace, || {
+        let mut all = memory(&maps)?;
+        all.extend(semaphores(&maps)?.into_iter().map(|thing| (thing, None)));
+        all.extend(queues(&maps)?.into_iter().map(|thing| (thing, None)));
+        Ok(all)
+    });
+    let found = found.map_err(Error::of("read the objects of System V", first.pid))?;
+    for (thing, file) in found {
+        let id = match &thing {
+            Thing::SystemVMemory(memory) => Some(memory.head.id),
+            _ => None,
+        };
+        let index = survey.add(thing);
+        survey.segments.extend(id.map(|id| (id, index)));
+        survey.found.contents.extend(file.map(|file| (index, file)));
+    }
+    Ok(())
+}
+
+/// The rows of a table, without the headings.
+fn rows(name: &str) -> std::result::Result<Vec<Vec<i64>>, Errno> {
+    let text = fs::read_to_string(format!("/proc/sysvipc/{name}"));
+    let text = text.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    Ok(text.lines().skip(1).filter_map(row).collect())
+}
+
+/// Reads `KEY ID MODE ...`, the mode in octal.
+fn row(line: &str) -> Option<Vec<i64>> {
+    let words = line.split_ascii_whitespace().enumerate();
+    let number = |(n, word): (usize, &str)| i64::from_str_radix(word, if n == 2 { 8 } else { 10 });
+    words.map(number).collect::<std::result::Result<_, _>>().ok()
+}
+
+/// What is common to a row: `uid gid cuid cgid` begin at a column.
+fn head(row: &[i64], ids: usize, maps: &Maps) -> Option<SystemVHead> {
+    let at = |n: usize| row.get(n).copied();
+    let id = |n: usize| at(ids + n).map(|id| id as u32);
+    let (uid, gid) = maps.owner(id(0)?, id(1)?);
+    let (creator_uid, creator_gid) = maps.owner(id(2)?, id(3)?);
+    let (key, mode) = (at(0)? as i32, at(2)? as u32);
+    Some(SystemVHead { id: at(1)? as i32, key, mode, uid, gid, creator_uid, creator_gid })
+}
+
+type Found = (Thing, Option<File>);
+
+/// `key shmid perms size cpid lpid nattch uid gid cuid cgid ...`
+fn memory(maps: &Maps) -> std::result::Result<Vec<Found>, Errno> {
+    let mut all = Vec::new();
+    for row in rows("shm")? {
+        let mut head = head(&row, 7, maps).ok_or(Errno::BADMSG)?;
+        let bytes = row[3] as u64;
+        let removed = head.mode & REMOVED != 0;
+        head.mode &= 0o777;
+        // LIMIT: attached for this moment, which its times say afterwards.
+        let file = system_v::segment_file(head.id, bytes)?;
+        let thing = SystemVMemory { head, bytes, removed, runs: Vec::new() };
+        all.push((Thing::SystemVMemory(thing), Some(File::from(file))));
+    }
+    Ok(all)
+}
+
+/// `key semid perms nsems uid gid cuid cgid ...`
+fn semaphores(maps: &Maps) -> std::result::Result<Vec<Thing>, Errno> {
+    let one = |row: Vec<i64>| {
+        let mut head = head(&row, 4, maps).ok_or(Errno::BADMSG)?;
+        head.mode &= 0o777;
+        let values = system_v::semaphore_values(head.id, row[3] as usize)?;
+        Ok(Thing::SystemVSemaphores(SystemVSemaphores { head, values }))
+    };
+    rows("sem")?.into_iter().map(one).collect()
+}
+
+/// `key msqid perms cbytes qnum lspid lrpid uid gid cuid cgid ...`
+fn queues(maps: &Maps) -> std::result::Result<Vec<Thing>, Errno> {
+    let one = |row: Vec<i64>| {
+        let mut head = head(&row, 7, maps).ok_or(Errno::BADMSG)?;
+        head.mode &= 0o777;
+        let mut messages = Vec::new();
+        while let Some((kind, text)) = system_v::queued_message(head.id, messages.len())? {
+            messages.push(SystemVMessage { kind, text: Bytes(text) });
+        }
+        Ok(Thing::SystemVQueue(SystemVQueue { head, messages }))
+    };
+    rows("msg")?.into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_of_a_table_is_read() {
+        let line = "       -42      65538   600          1  1000  1001  1002  1003 170 0";
+        let row = row(line).unwrap();
+        let maps = Maps::read(std::process::id());
+        let head = head(&row, 4, &maps).unwrap();
+        assert_eq!((head.key, head.id, head.mode, row[3]), (-42, 65_538, 0o600, 1));
+        assert!(super::row("key shmid perms").is_none());
+    }
+}
