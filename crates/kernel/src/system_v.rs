@@ -131,7 +131,7 @@ pub fn queued_message(id: i32, nth: usize) -> Result<Option<(i64, Vec<u8>)>, Err
         Err(Errno::NOMSG) => Ok(None),
         Err(e) => Err(e),
         Ok(bytes) => {
-            let text = buffer[8..8 + bytes as usize].to_vec();
+            let text = buffer[8..8 + bytes].to_vec();
             let kind = buffer.first_chunk::<8>().map_or(0, |b| i64::from_ne_bytes(*b));
             Ok(Some((kind, text)))
         }
