@@ -82,7 +82,7 @@ impl Runtime {
         process::capabilities(process.capabilities.as_ref())?;
         let cgroup = cgroup::path(linux.cgroups_path.as_deref(), id, self.systemd_cgroup)?;
 
-        let forest = Forest::find()?;
+        let forest = self.forest()?;
         let cgroup_made = forest.missing(&cgroup)?;
         let mark = self.store.mark(id)?;
         let dir = match self.store.make(id) {
@@ -148,7 +148,7 @@ impl Runtime {
             let _ = pidfd::send_signal(&process, 9);
         }
         if !record.cgroup.is_empty() {
-            let tree = Forest::find()?.open(&record.cgroup, record.cgroup_made)?;
+            let tree = self.forest()?.open(&record.cgroup, record.cgroup_made)?;
             if tree.exists() {
                 tree.kill()?;
             }
@@ -186,7 +186,7 @@ struct Making<'m> {
     process: &'m Process,
     namespaces: Namespaces,
     filter: Option<Compiled>,
-    forest: Forest,
+    forest: &'m Forest,
     record: Record,
     dir: PathBuf,
     newborn: Option<Newborn>,
@@ -244,7 +244,7 @@ impl Making<'_> {
         let linux = self.bundle.linux();
         let resources = linux.resources.clone().unwrap_or_default();
         let tree = self.forest.make(&self.record.cgroup, &cgroup::needed(&resources))?;
-        cgroup::set(&tree, &self.forest, &resources)?;
+        cgroup::set(&tree, self.forest, &resources)?;
         cgroup::set_devices(&tree, &resources.devices)?;
         Ok(tree)
     }
@@ -347,7 +347,7 @@ impl Making<'_> {
             ids: &ids,
             userns: userns.as_ref().map(AsFd::as_fd),
             cgroup,
-            forest: &self.forest,
+            forest: self.forest,
             spread: (spread, recursive),
         };
         let dev = mounts::plan(&mut plan, &spec.mounts, &given)?;

@@ -198,9 +198,9 @@ impl Runtime {
             let why = "a stopped container uses nothing";
             return Err(Error::State { id: id.to_owned(), state: status.as_str(), why });
         }
-        let forest = Forest::find()?;
+        let forest = self.forest()?;
         let tree = forest.open(&record.cgroup, record.cgroup_made)?;
-        let reader = Reader { tree: &tree, forest: &forest };
+        let reader = Reader { tree: &tree, forest };
         Ok(json!({
             "cpu": reader.cpu(),
             "memory": reader.memory(),
@@ -221,9 +221,9 @@ impl Runtime {
         mut each: impl FnMut(Value) -> Result<()>,
     ) -> Result<()> {
         let (record, _) = self.look(id)?;
-        let forest = Forest::find()?;
+        let forest = self.forest()?;
         let tree = forest.open(&record.cgroup, record.cgroup_made)?;
-        let reader = Reader { tree: &tree, forest: &forest };
+        let reader = Reader { tree: &tree, forest };
         let mut killed = reader.oom_kills();
         let timeout = Timespec {
             tv_sec: interval.as_secs().try_into().unwrap_or(i64::MAX),

@@ -67,6 +67,10 @@ mod sealed;
 pub mod spec;
 pub mod store;
 
+use std::sync::{Arc, OnceLock};
+
+use dormouse_kernel::cgroup::Forest;
+
 pub use create::{Create, Created};
 pub use error::{Error, Result};
 pub use exec::Exec;
@@ -81,14 +85,26 @@ pub const OCI_VERSION: &str = "1.2.1";
 pub struct Runtime {
     pub(crate) store: store::Store,
     pub(crate) systemd_cgroup: bool,
+    /// Looked for once: the table of mounts may be long, and `run` asks three times.
+    forest: Arc<OnceLock<Forest>>,
 }
 
 impl Runtime {
     /// Opens ROOT, which is made where it is missing, and removes what interrupted commands have
     /// left there.
     pub fn open(root: impl Into<std::path::PathBuf>, systemd_cgroup: bool) -> Result<Self> {
-        let runtime = Self { store: store::Store::open(root.into())?, systemd_cgroup };
+        let store = store::Store::open(root.into())?;
+        let runtime = Self { store, systemd_cgroup, forest: Arc::default() };
         runtime.sweep()?;
         Ok(runtime)
+    }
+
+    /// The cgroup hierarchies of this host.
+    pub(crate) fn forest(&self) -> Result<&Forest> {
+        if let Some(forest) = self.forest.get() {
+            return Ok(forest);
+        }
+        let found = Forest::find()?;
+        Ok(self.forest.get_or_init(|| found))
     }
 }

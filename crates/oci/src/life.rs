@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::cgroup::{CgroupError, Forest, Tree};
+use dormouse_kernel::cgroup::{CgroupError, Tree};
 use dormouse_kernel::{CallError, pidfd};
 use dormouse_launch::Newborn;
 
@@ -73,7 +73,7 @@ impl Runtime {
     }
 
     pub(crate) fn tree(&self, record: &Record) -> Result<Tree> {
-        Ok(Forest::find()?.open(&record.cgroup, record.cgroup_made)?)
+        Ok(self.forest()?.open(&record.cgroup, record.cgroup_made)?)
     }
 
     fn not(record: &Record, status: Status, why: &'static str) -> Error {
@@ -231,7 +231,7 @@ impl Runtime {
         if status == Status::Stopped {
             return Err(Self::not(&record, status, "it has no limits any more"));
         }
-        let forest = Forest::find()?;
+        let forest = self.forest()?;
         let tree = forest.open(&record.cgroup, record.cgroup_made)?;
         for controller in cgroup::needed(resources) {
             if forest.is_v1(controller) && !tree.has_v1(controller) {
@@ -242,7 +242,7 @@ impl Runtime {
                 return Err(Error::field("linux.resources", why));
             }
         }
-        cgroup::set(&tree, &forest, resources)
+        cgroup::set(&tree, forest, resources)
     }
 
     /// Waits until the first process has ended.
