@@ -43,7 +43,7 @@ impl Bundle {
 }
 
 /// Checks a configuration; gives the path of the root filesystem.
-fn check(spec: &Spec, dir: &Path) -> Result<PathBuf> {
+pub(crate) fn check(spec: &Spec, dir: &Path) -> Result<PathBuf> {
     check_version(&spec.oci_version)?;
     for (name, other) in [("vm", &spec.vm), ("solaris", &spec.solaris), ("windows", &spec.windows)]
     {

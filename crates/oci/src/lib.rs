@@ -56,6 +56,8 @@ mod exec;
 mod feature;
 mod filter;
 mod foreground;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod hook;
 mod identity;
 mod life;

@@ -1,0 +1,106 @@
+//! Doors for the fuzzers (`cargo xtask fuzz`): each hands bytes from nowhere to the readers of one
+//! document, and panics where an error does not name the field, or where something is let through that
+//! a reader promises to refuse.
+
+use dormouse_launch::Plan;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, Result};
+use crate::mount::Dev;
+use crate::namespace::Namespaces;
+use crate::process::{Io, Last};
+use crate::spec::{self, Process, Spec};
+use crate::{bundle, cgroup, device, filter, identity, mount, process};
+
+/// Reads a document; what is read can be written, and is then read as the same.
+fn read<T: DeserializeOwned + Serialize>(bytes: &[u8]) -> Option<T> {
+    let document: T = match spec::parse(bytes) {
+        Ok(document) => document,
+        Err(why) => {
+            assert!(!why.is_empty(), "an error without a word");
+            return None;
+        }
+    };
+    let written = serde_json::to_vec(&document).expect("a document can be written");
+    let again: T = spec::parse(&written).expect("what was written can be read");
+    assert_eq!(serde_json::to_vec(&again).expect("it can be written"), written);
+    Some(document)
+}
+
+/// What is good; what is not says in which field.
+fn named<T>(result: Result<T>) -> Option<T> {
+    match result {
+        Ok(good) => Some(good),
+        Err(Error::Field { field, why }) => {
+            assert!(!field.is_empty() && !why.is_empty(), "{field:?}: {why:?}");
+            None
+        }
+        // These name what is wrong in their own words.
+        Err(Error::Usage(_) | Error::Program { .. } | Error::Launch(_)) => None,
+        Err(other) => panic!("an error that names no field: {other}"),
+    }
+}
+
+/// `config.json`: everything that is decided about it without touching the host.
+pub fn config(bytes: &[u8]) {
+    let Some(spec) = read::<Spec>(bytes) else { return };
+    let _ = named(bundle::check(&spec, std::path::Path::new("/nowhere")));
+    for mount in &spec.mounts {
+        let _ = mount::Options::parse(&mount.options);
+    }
+    let Some(linux) = &spec.linux else { return };
+    let _ = named(Namespaces::check(&linux.namespaces));
+    let _ = named(cgroup::path(linux.cgroups_path.as_deref(), "id", true));
+    let _ = cgroup::needed(&linux.resources.clone().unwrap_or_default());
+    if let Some(seccomp) = &linux.seccomp
+        && let Some(compiled) = named(filter::compile(seccomp))
+    {
+        // LIMIT: the kernel's.
+        assert!(compiled.program.len() <= 8 * 4096 && compiled.program.len() % 8 == 0);
+    }
+    let mut plan = Plan::new();
+    let _ = named(device::plan(
+        &mut plan,
+        &linux.devices,
+        &Dev::Root,
+        &identity::Ids::default(),
+        false,
+    ));
+    for (name, value) in &linux.sysctl {
+        if plan.sysctl(name, value).is_ok() {
+            assert!(!name.contains("..") && !value.contains('\n'), "{name} = {value}");
+        }
+    }
+    if let Some(process) = &spec.process {
+        prepare(process, linux.personality.as_ref());
+    }
+}
+
+/// `process.json`.
+pub fn process(bytes: &[u8]) {
+    if let Some(process) = read::<Process>(bytes) {
+        prepare(&process, None);
+    }
+}
+
+/// All steps of a process, as far as a plan.
+fn prepare(process: &Process, personality: Option<&spec::Personality>) {
+    if named(bundle::check_process(process)).is_none() {
+        return;
+    }
+    let mut plan = Plan::new();
+    let Some(program) = named(process::program(process, || "/".to_owned())) else { return };
+    assert!(!program.candidates.is_empty());
+    let last = Last {
+        process,
+        program: &program,
+        filter: None,
+        listener: None,
+        preserve: Vec::new(),
+        personality,
+    };
+    if named(process::plan_before(&mut plan, process, Io::Terminal)).is_some() {
+        let _ = named(last.plan(&mut plan));
+    }
+}
