@@ -192,6 +192,8 @@ workloads! {
     vm_unix_sockets: "unix";
     vm_udp_sockets: "udp";
     vm_objects_of_system_v: "system_v";
+    vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
+    vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_tcp_connections: "tcp";
     vm_credentials: "credential";
     vm_schedules: "schedule";

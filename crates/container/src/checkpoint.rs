@@ -259,8 +259,17 @@ impl Engine {
             init: init.pid,
             pids,
             outside,
+            memory: Self::memory(config),
             filters: u32::from(start::is_filtered(&config.security)),
         })
+    }
+
+    /// Directories of a container that are kept in memory.
+    fn memory(config: &Config) -> Vec<String> {
+        let mounts = config.mounts.iter();
+        let tmpfs = mounts.filter(|mount| matches!(mount.kind, MountKind::Tmpfs { .. }));
+        let targets = tmpfs.map(|mount| mount.target.to_string());
+        std::iter::once("/dev/shm".to_owned()).chain(targets).collect()
     }
 
     /// What of a container as a whole cannot be saved.
@@ -275,27 +284,6 @@ impl Engine {
         }
         if config.systemd {
             refuse("its first process is a systemd, which is not saved yet".into());
-        }
-        // Memory filesystems are made anew at every start: what is in them would be lost.
-        let shared = self.places().shared().join(config.id.as_str());
-        let holds = |name: &str| {
-            let dir = fs::read_dir(shared.join(name));
-            dir.is_ok_and(|mut dir| dir.next().is_some())
-        };
-        if holds("shm") {
-            refuse("/dev/shm has files in it, which are not saved yet".into());
-        }
-        for (n, mount) in config.mounts.iter().enumerate() {
-            let target = &mount.target;
-            match &mount.kind {
-                MountKind::Tmpfs { size_bytes: Some(_), .. } => {
-                    refuse(format!("{target} is a tmpfs of limited size, which is not saved yet"));
-                }
-                MountKind::Tmpfs { size_bytes: None, .. } if holds(&format!("mount-{n}")) => {
-                    refuse(format!("{target} is a tmpfs with files in it, not saved yet"));
-                }
-                _ => {}
-            }
         }
         Ok(all)
     }
@@ -316,6 +304,7 @@ impl Engine {
             gid: account.gid,
             groups: account.groups.clone(),
             ids: if config.ids.wide { 65_536 } else { 32_767 },
+            memory: Self::memory(config),
             no_new_privileges: security.no_new_privileges,
         };
         let mut restore = load::prepare(&from.reader, &allowed)?;

@@ -6,11 +6,13 @@
 
 mod socket;
 mod system_v;
+mod tmpfs;
 
 use std::collections::{HashMap, HashSet};
 
 use super::{
-    Area, Backing, Bytes, Deleted, Lock, Memory, PAGE_BYTES, Process, Records, Run, Schedule, Thing,
+    Area, Backing, Bytes, Deleted, Lock, Memory, PAGE_BYTES, Process, Records, Run, Schedule,
+    Thing, TmpfsKind,
 };
 use crate::error::{Error, Result};
 
@@ -230,6 +232,15 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         }
         Thing::PipeEnd(end) => {
             ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
+        }
+        Thing::Tmpfs(tmpfs) => {
+            tmpfs::names(tmpfs)?;
+            for entry in &tmpfs.entries {
+                let TmpfsKind::File { bytes, runs: all } = &entry.what else { continue };
+                ensure(*bytes <= FILE_BYTES_MAX, || "a length".into())?;
+                runs(all, 0, bytes.next_multiple_of(PAGE_BYTES), page_count)?;
+            }
+            Ok(())
         }
         Thing::SystemVMemory(memory) => {
             system_v::head(&memory.head)?;

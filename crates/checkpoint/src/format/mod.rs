@@ -42,6 +42,7 @@ mod system_v;
 mod tcp;
 mod thread;
 mod timer;
+mod tmpfs;
 mod udp;
 mod unix;
 mod write;
@@ -64,6 +65,7 @@ pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, Sys
 pub use tcp::{Connection, TcpSocket, TcpState};
 pub use thread::{Restart, Rseq, Thread};
 pub use timer::{PosixTimer, TimerFd};
+pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
 pub use udp::{Datagram, UdpSocket};
 pub use unix::{UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
 pub use write::Writer;

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Deleted, Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd,
-    SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, TimerFd, UdpSocket, UnixSocket,
+    SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, TimerFd, Tmpfs, UdpSocket,
+    UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -58,6 +59,8 @@ pub enum Thing {
     Signal(SignalFd),
     /// epoll(7).
     Epoll(Epoll),
+    /// Files that are kept in memory.
+    Tmpfs(Tmpfs),
     /// Shared memory of System V.
     SystemVMemory(SystemVMemory),
     /// Semaphores of System V.
@@ -86,6 +89,7 @@ impl Thing {
             Self::Timer(_) => "timerfd",
             Self::Signal(_) => "signalfd",
             Self::Epoll(_) => "epoll",
+            Self::Tmpfs(_) => "files in memory",
             Self::SystemVMemory(_) => "System V shared memory",
             Self::SystemVSemaphores(_) => "System V semaphores",
             Self::SystemVQueue(_) => "System V message queue",

@@ -10,7 +10,7 @@ use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
 
 use super::tcp::{self, Connections};
-use super::{Restore, file, process, system_v, unix};
+use super::{Restore, file, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -90,6 +90,8 @@ fn lead(pid: u32, tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<Con
             connections = tcp::restore(pid, restore)?;
         }
         if stage == "begin" {
+            // ORDER: what is in memory may be mapped, and is then looked at.
+            tmpfs::restore(pid, restore)?;
             begin(tasks, restore)?;
         }
         for (tid, at) in tasks.iter_mut() {

@@ -18,6 +18,8 @@ pub struct Allowed {
     pub groups: Vec<u32>,
     /// How many ids it has, from 0; and 65,534.
     pub ids: u32,
+    /// Directories inside that are kept in memory.
+    pub memory: Vec<String>,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
 }
@@ -144,6 +146,7 @@ mod tests {
             gid: 0,
             groups: vec![],
             ids: 1000,
+            memory: vec![],
             no_new_privileges: true,
         };
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };

@@ -43,6 +43,7 @@ mod system_v;
 mod tcp;
 mod thread;
 mod timer;
+mod tmpfs;
 mod tree;
 mod udp;
 mod unix;
@@ -82,6 +83,8 @@ pub struct Restore {
     cells: Vec<Option<Cell>>,
     /// The contents of memory.
     pages: File,
+    /// Directories that the configuration has in memory.
+    memory: Vec<String>,
     /// The container whose connections were kept quiet.
     quiet: Option<String>,
 }
@@ -135,7 +138,16 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     if program.length_bytes() > SHARED_AT || shared_end - work.0 > work.1 {
         return Err(Error::Elsewhere("no hole in the memory is large enough for its work".into()));
     }
-    Ok(Restore { records, program, work_bytes, wants, cells, pages, quiet: None })
+    Ok(Restore {
+        records,
+        program,
+        work_bytes,
+        wants,
+        cells,
+        pages,
+        memory: allowed.memory.clone(),
+        quiet: None,
+    })
 }
 
 impl Restore {

@@ -31,6 +31,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             // Together, below.
             Thing::UnixSocket(_) => None,
             Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
+            // By the engine, when there was nobody.
+            Thing::Tmpfs(_) => None,
             // By the engine, before anybody attaches memory.
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),

@@ -112,7 +112,7 @@ fn give(kind: SystemV, head: &SystemVHead, maps: &Maps) -> std::result::Result<(
     system_v::set_owner(kind, head.id, Owner { uid, gid, mode: head.mode })
 }
 
-fn fill(file: &File, runs: &[Run], pages: &File) -> std::result::Result<(), Errno> {
+pub(super) fn fill(file: &File, runs: &[Run], pages: &File) -> std::result::Result<(), Errno> {
     let failed = |e: std::io::Error| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
     let length = rustix::fs::fstat(file.as_fd())?.st_size as u64;
     let mut page = vec![0; PAGE_BYTES as usize];

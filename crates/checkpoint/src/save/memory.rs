@@ -205,7 +205,11 @@ fn thing_name(file: &File) -> String {
     link.map(|l| l.display().to_string()).unwrap_or_default()
 }
 
-fn file_runs(file: &File, bytes: u64, writer: &mut Writer) -> std::io::Result<Result<Vec<Run>>> {
+pub(super) fn file_runs(
+    file: &File,
+    bytes: u64,
+    writer: &mut Writer,
+) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
     let mut at = 0;
     while at < bytes {

@@ -34,6 +34,7 @@ pub(crate) mod system_v;
 pub(crate) mod tcp;
 mod thread;
 mod timer;
+mod tmpfs;
 mod tree;
 mod udp;
 mod unix;
@@ -46,7 +47,7 @@ use crate::format::{Records, Writer};
 use object::Survey;
 pub use tree::Stopped;
 
-pub(crate) use file::modified_ns;
+pub(crate) use file::{lookup, modified_ns};
 pub(crate) use host::{cpu_features, vdso_hash};
 pub(crate) use process::find;
 pub(crate) use thread::Maps;
@@ -73,6 +74,8 @@ pub struct Subject {
     pub pids: Vec<u32>,
     /// Its standard streams and what else is the engine's.
     pub outside: Vec<Outside>,
+    /// Directories inside that are kept in memory.
+    pub memory: Vec<String>,
     /// System call filters that its configuration gives every process.
     pub filters: u32,
 }
@@ -104,6 +107,7 @@ pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
     if let Some(first) = tree.first() {
         ipc::check(&mut survey, first);
         system_v::find(&mut survey, first)?;
+        tmpfs::find(&mut survey, first);
     }
     for process in &tree {
         survey.process(process)?;
@@ -131,6 +135,7 @@ impl Stopped {
         survey.outsiders(self.processes());
         if let Some(first) = self.processes().first() {
             system_v::find(&mut survey, first)?;
+            tmpfs::find(&mut survey, first);
         }
         let blocks = thread::Blocks::default();
         let mut processes = Vec::new();
@@ -150,6 +155,7 @@ impl Stopped {
             return Err(Error::Refused(found.refusals));
         }
         self.connections.read(subject, &mut found)?;
+        tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject)?;
         let objects = found.objects;

@@ -1,0 +1,51 @@
+//! Whether records of files in memory can be true: that each name is below its directory.
+
+use super::{Found, TEXT_MAX, ensure};
+use crate::format::{Tmpfs, TmpfsKind};
+
+/// LIMIT: files of one directory that is in memory.
+const ENTRIES_MAX: usize = 1 << 20;
+
+pub(super) fn names(tmpfs: &Tmpfs) -> Found {
+    let text = |text: &str| !text.is_empty() && text.len() < TEXT_MAX && !text.contains('\0');
+    let target = tmpfs.target.starts_with('/') && text(&tmpfs.target);
+    ensure(target && tmpfs.entries.len() <= ENTRIES_MAX, || "its directory".into())?;
+    for entry in &tmpfs.entries {
+        let part = |part: &str| !part.is_empty() && part != "." && part != "..";
+        let sound = text(&entry.path) && entry.path.split('/').all(part);
+        ensure(sound, || format!("the path '{}'", entry.path.escape_debug()))?;
+        let is_file = matches!(entry.what, TmpfsKind::File { .. });
+        // A file that makes root of whoever executes it is nothing a checkpoint may bring.
+        let mode = if is_file { 0o1777 } else { 0o7777 };
+        ensure(entry.mode & !mode == 0, || format!("the mode of '{}'", entry.path))?;
+        let link = match &entry.what {
+            TmpfsKind::Link { to } => text(to),
+            _ => true,
+        };
+        ensure(link, || format!("the link '{}'", entry.path))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::TmpfsEntry;
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        let with = |path: &str, mode, what: TmpfsKind| {
+            let path = path.to_owned();
+            let entry = TmpfsEntry { path, mode, uid: 0, gid: 0, modified_ns: 0, what };
+            names(&Tmpfs { target: "/dev/shm".into(), entries: vec![entry] })
+        };
+        let file = || TmpfsKind::File { bytes: 0, runs: Vec::new() };
+        assert!(with("a/b", 0o644, file()).is_ok());
+        assert!(with("a", 0o1777, TmpfsKind::Directory).is_ok());
+        for path in ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a\0b"] {
+            assert!(with(path, 0o644, file()).is_err(), "{path:?}");
+        }
+        assert!(with("a", 0o4755, file()).is_err(), "it would make root");
+        assert!(with("a", 0o777, TmpfsKind::Link { to: String::new() }).is_err());
+    }
+}

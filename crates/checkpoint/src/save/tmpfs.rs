@@ -1,0 +1,139 @@
+//! What is in a tmpfs: read by the engine, through the root of the first process.
+//!
+//! Sockets are left out: whoever has one bound binds it again. Devices and files with more than one
+//! name are refused.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+
+use super::file::{self, modified_ns};
+use super::memory;
+use super::object::{Found, Survey};
+use super::thread::Maps;
+use super::tree::Seen;
+use crate::error::{Error, Refusal, Result};
+use crate::format::{PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
+
+/// LIMIT: directories in each other.
+const DEPTH_MAX: usize = 64;
+
+/// Finds what is in each, and refuses what cannot be saved. Contents are read later.
+pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
+    let maps = Maps::read(first.pid);
+    for target in survey.subject.memory.clone() {
+        let mut walk = Walk { maps: &maps, target: &target, entries: Vec::new() };
+        // One that is not mounted has nothing in it.
+        let Ok(place) = file::lookup(first.pid, &target) else { continue };
+        match walk.below(&place, "", 0) {
+            Ok(()) if walk.entries.is_empty() => {}
+            Ok(()) => {
+                let entries = walk.entries;
+                survey.add(Thing::Tmpfs(Tmpfs { target, entries }));
+            }
+            Err(why) => survey.found.refusals.push(Refusal {
+                pid: 0,
+                process: String::new(),
+                what: String::new(),
+                why,
+            }),
+        }
+    }
+}
+
+/// Reads the contents of all of them, which nobody changes any more.
+pub(super) fn contents(found: &mut Found, pid: u32, writer: &mut Writer) -> Result<()> {
+    for object in &mut found.objects {
+        let Thing::Tmpfs(tmpfs) = &mut object.thing else { continue };
+        for entry in &mut tmpfs.entries {
+            let TmpfsKind::File { bytes, runs } = &mut entry.what else { continue };
+            let path = format!("{}/{}", tmpfs.target, entry.path);
+            let mut read = || {
+                let place = file::lookup(pid, &path)?;
+                let file = File::open(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+                memory::file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), writer)
+            };
+            *runs = read().map_err(Error::file("cannot read", &path))??;
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'w> {
+    maps: &'w Maps,
+    target: &'w str,
+    entries: Vec<TmpfsEntry>,
+}
+
+impl Walk<'_> {
+    fn below(
+        &mut self,
+        place: &OwnedFd,
+        path: &str,
+        depth: usize,
+    ) -> std::result::Result<(), String> {
+        let target = self.target;
+        let failed = |e: rustix::io::Errno| format!("'{target}/{path}' cannot be read: {e}");
+        if depth > DEPTH_MAX {
+            return Err(format!("'{target}/{path}' is too deep to be saved"));
+        }
+        // Opened by name only below a directory that is open, and never through a link.
+        let open = |at: &OwnedFd, name: &std::ffi::CStr, flags: OFlags| {
+            let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+            let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            rustix::fs::openat2(at, name, flags, Mode::empty(), how)
+        };
+        let listing = open(place, c".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+        for found in Dir::read_from(&listing).map_err(failed)? {
+            let found = found.map_err(failed)?;
+            let name = found.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let text = name.to_str().map_err(|_| format!("a name in '{target}' is no text"))?;
+            let path = if path.is_empty() { text.to_owned() } else { format!("{path}/{text}") };
+            let stat = match rustix::fs::statat(&listing, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => stat,
+                // Removed meanwhile, while nothing is stopped yet.
+                Err(rustix::io::Errno::NOENT) => continue,
+                Err(e) => return Err(failed(e)),
+            };
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            let what = match kind {
+                FileType::Socket => continue,
+                FileType::Directory => TmpfsKind::Directory,
+                FileType::Fifo => TmpfsKind::Fifo,
+                FileType::Symlink => {
+                    let to = rustix::fs::readlinkat(&listing, name, Vec::new()).map_err(failed)?;
+                    let to = to.into_string();
+                    TmpfsKind::Link { to: to.map_err(|_| format!("a link in '{target}'"))? }
+                }
+                FileType::RegularFile if stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 => {
+                    return Err(format!("'{target}/{path}' changes who executes it, not saved"));
+                }
+                FileType::RegularFile if stat.st_nlink > 1 => {
+                    return Err(format!("'{target}/{path}' has more than one name, not saved yet"));
+                }
+                FileType::RegularFile => {
+                    TmpfsKind::File { bytes: stat.st_size as u64, runs: Vec::new() }
+                }
+                _ => return Err(format!("'{target}/{path}' is a device, which is not saved yet")),
+            };
+            let (uid, gid) = self.maps.owner(stat.st_uid, stat.st_gid);
+            let (mode, modified_ns) = (stat.st_mode & 0o7777, modified_ns(&stat));
+            self.entries.push(TmpfsEntry { path: path.clone(), mode, uid, gid, modified_ns, what });
+            if kind == FileType::Directory {
+                match open(&listing, name, OFlags::PATH | OFlags::DIRECTORY) {
+                    Ok(inner) => self.below(&inner, &path, depth + 1)?,
+                    // Something is mounted there: that is not of this memory.
+                    Err(rustix::io::Errno::XDEV) => {
+                        self.entries.pop();
+                    }
+                    Err(e) => return Err(failed(e)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
