@@ -44,6 +44,13 @@ fn main() -> Result<()> {
         let (name, path) = more.split_once('=').context("--runtime wants NAME=PATH")?;
         runtimes.push((name.to_owned(), path.into()));
     }
+    let bundle = |(name, _): &(String, PathBuf)| bench.bundle(&format!("oci-{name}"), true);
+    let bundles: Vec<PathBuf> = runtimes.iter().map(bundle).collect::<Result<_>>()?;
+    // Every runtime has a bundle of its own, for both.
+    let arms = |script| -> Vec<Arm> {
+        let each = runtimes.iter().zip(&bundles);
+        each.map(|((name, path), bundle)| arm(&bench, name, path, bundle, script)).collect()
+    };
     for (what, script) in [
         (
             "create+start+delete",
@@ -52,15 +59,14 @@ fn main() -> Result<()> {
         ),
         ("run", "exec \"$0\" --root $1 run -b $2 $3"),
     ] {
-        let arms = runtimes.iter().map(|(name, path)| arm(&bench, name, path, script));
-        let arms = arms.collect::<Result<Vec<Arm>>>()?;
+        let arms = arms(script);
         report(what, &arms, &interleave(&arms, options.rounds)?);
     }
     Ok(())
 }
 
-fn arm(bench: &Bench, name: &str, program: &Path, script: &'static str) -> Result<Arm> {
-    let bundle = bench.bundle(&format!("oci-{name}"), true)?;
+fn arm(bench: &Bench, name: &str, program: &Path, bundle: &Path, script: &'static str) -> Arm {
+    let bundle = bundle.to_owned();
     let state = bench.path(Bench::STATE).join(format!("oci-{name}"));
     let program: PathBuf = program.to_owned();
     let mut arm = Arm::new(name, move |n| {
@@ -69,7 +75,7 @@ fn arm(bench: &Bench, name: &str, program: &Path, script: &'static str) -> Resul
         c
     });
     arm.hide_v2 = name == "crun";
-    Ok(arm)
+    arm
 }
 
 fn report(what: &str, arms: &[Arm], times: &[Times]) {
