@@ -51,7 +51,8 @@ pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
         return path;
     }
     fs::create_dir_all(&dir).expect("target can be written");
-    let lock = File::create(dir.join(format!("{name}.lock"))).expect("target can be written");
+    let lock = File::create(dir.join(format!("{name}.lock")));
+    let lock = lock.expect("target can be written, or `xtask guest` makes this image beforehand");
     lock.lock().expect("a file can be locked");
     if !path.exists() {
         let partial = dir.join(format!("partial-{name}"));

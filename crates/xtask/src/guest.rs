@@ -64,8 +64,9 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
     fs::create_dir_all(&guest.dir).context("making target/guest")?;
     guest.prepare()?;
     let script = if args.command.is_empty() {
-        // Made here: the guest has no network to make them with.
+        // Made here: the guest has no network to make them with, and the tree is read-only there.
         image::busybox_with_attack();
+        image::workloads();
         image::nginx();
         test_script(top, &args.tests)?
     } else {
