@@ -4,7 +4,9 @@
 //! Each test runs an attack (`inside/attack.c`) several ways. On the shipped program it must be
 //! *stopped*. Then it must *succeed*, so that the test cannot pass because the attack is wrong: on
 //! the build of the same source in which that one protection can be left out (feature `weaken`).
-//! Where there are two locks on a door, each alone must stop it, and both must be left out.
+//! Where there are two locks on a door, each alone must stop it, and both must be left out. Under
+//! emulation, where a host of its own for each arm takes ten seconds, only the shipped program is
+//! attacked: that the attacks are right is seen on the machine itself.
 //!
 //! Some succeed elsewhere instead, because what stops them is no step that could be left out: a
 //! leaked descriptor (one call closes all), the files of `/dev` and `/dev/shm` (another's are not
@@ -47,16 +49,25 @@ fn assert_broken(out: &Output, without: &str) {
 fn only_stopped_by(protections: &str, scenario: impl Fn(&Host) -> Output) {
     let program: PathBuf = dormouse();
     assert_stopped(&scenario(&Host::with_attacks(program)));
+    if is_emulated() {
+        return;
+    }
     assert_broken(&scenario(&host_without(protections)), protections);
 }
 
 /// The same where each of two protections would do.
 #[track_caller]
 fn stopped_by_either(one: &str, other: &str, scenario: impl Fn(&Host) -> Output) {
-    for alone in [one, other] {
-        assert_stopped(&scenario(&host_without(alone)));
+    if !is_emulated() {
+        for alone in [one, other] {
+            assert_stopped(&scenario(&host_without(alone)));
+        }
     }
     only_stopped_by(&format!("{one},{other}"), scenario);
+}
+
+fn is_emulated() -> bool {
+    slowness() > 1
 }
 
 /// A host whose program lacks these protections.
