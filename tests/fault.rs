@@ -113,6 +113,10 @@ const RUN: Words = &["run", "-d", "--name", "x", "busybox", "sleep", "1000"];
 const CREATE: Words = &["create", "--name", "x", "busybox", "sleep", "1000"];
 const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
+const SERVE: Words =
+    &["run", "-d", "--name", "x", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
+const SLEEP: Words = &["sleep", "x"];
+const WAKE: Words = &["wake", "x"];
 const RESTART: Words = &["restart", "--time", "0", "x"];
 const COMMIT: Words = &["commit", "x", "new"];
 const TAG: Words = &["tag", "busybox", "new"];
@@ -243,6 +247,17 @@ fn verbs_for_the_running_killed_anywhere() {
     Verb { before, command: &["pause", "x"], states, after: &[REMOVE] }.survives();
     let before = &[RUN, &["pause", "x"]];
     Verb { before, command: &["unpause", "x"], states, after: &[REMOVE] }.survives();
+}
+
+#[test]
+fn sleep_and_wake_killed_anywhere() {
+    let states = &["running", "asleep"];
+    Verb { before: &[SERVE], command: SLEEP, states, after: &[EXEC, WAKE, REMOVE] }.survives();
+    let before = &[SERVE, SLEEP];
+    Verb { before, command: WAKE, states, after: &[WAKE, EXEC, REMOVE] }.survives();
+    let states = &["asleep", "stopped"];
+    let command = &["stop", "x"];
+    Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
 }
 
 #[test]

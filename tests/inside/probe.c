@@ -1,6 +1,7 @@
 /* Small servers and callers for tests of networks: probe NAME ARGUMENT...
  *
  * who ADDRESS PORT       TCP server: tells every caller the address it is seen with
+ * count ADDRESS PORT     TCP server: numbers its callers
  * ask NAME PORT          connects and prints what is said
  * udp-echo ADDRESS PORT  answers every datagram with itself
  * udp-ask NAME PORT WORD sends a datagram and prints the answer
@@ -49,7 +50,7 @@ static void limit(int fd)
 	setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
 }
 
-static int who(char **args)
+static int serve(char **args, void (*answer)(int caller, const char *peer))
 {
 	struct addrinfo *own;
 	int fd = open_socket(args[0], args[1], SOCK_STREAM, &own);
@@ -63,9 +64,31 @@ static int who(char **args)
 		if (caller < 0)
 			return fail("accept");
 		if (!getnameinfo((void *)&peer, length, text, sizeof(text), NULL, 0, NI_NUMERICHOST))
-			dprintf(caller, "%s\n", text);
+			answer(caller, text);
 		close(caller);
 	}
+}
+
+static void tell_peer(int caller, const char *peer)
+{
+	dprintf(caller, "%s\n", peer);
+}
+
+static int who(char **args)
+{
+	return serve(args, tell_peer);
+}
+
+static void tell_number(int caller, const char *peer)
+{
+	static int calls;
+	(void)peer;
+	dprintf(caller, "call %d\n", ++calls);
+}
+
+static int count(char **args)
+{
+	return serve(args, tell_number);
 }
 
 static int ask(char **args)
@@ -148,7 +171,7 @@ int main(int argc, char **argv)
 		const char *name;
 		int count;
 		int (*run)(char **args);
-	} verbs[] = { { "who", 2, who }, { "ask", 2, ask }, { "udp-echo", 2, udp_echo },
+	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "ask", 2, ask }, { "udp-echo", 2, udp_echo },
 		      { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)

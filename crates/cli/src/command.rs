@@ -93,6 +93,8 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Container, "unpause", unpause, "resume"),
     verb!(Container, "checkpoint", checkpoint),
     verb!(Container, "restore", restore),
+    verb!(Container, "sleep", sleep),
+    verb!(Container, "wake", wake),
     verb!(Container, "explain", explain),
     verb!(Container, "rename", rename),
     verb!(Container, "inspect", inspect),

@@ -125,9 +125,9 @@ impl<'a> Summary<'a> {
     }
 }
 
-/// Whether a container has processes.
+/// Whether a container lives: it has processes, or will have them when somebody calls.
 pub(crate) fn is_alive(state: State) -> bool {
-    matches!(state, State::Running | State::Paused)
+    matches!(state, State::Running | State::Paused | State::Asleep)
 }
 
 /// The image's name, or the directory of `--rootfs`.

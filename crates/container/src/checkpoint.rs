@@ -10,7 +10,7 @@
 //! confines it comes from `config.json`.
 
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -77,7 +77,11 @@ pub struct Checkpoint {
 
 /// A checkpoint on its way back.
 pub(crate) struct Comeback {
-    reader: Reader,
+    pub(crate) reader: Reader,
+    /// Sockets that were held, by the numbers of their objects.
+    pub(crate) held: Vec<(u32, OwnedFd)>,
+    /// The container was asleep, and is again if it does not come back.
+    pub(crate) wakes: bool,
 }
 
 impl Engine {
@@ -120,7 +124,7 @@ impl Engine {
         };
         let subject = self.subject(&config)?;
         let mut stopped = save::stop(&subject)?;
-        let figures = stopped.write(&subject, &path)?;
+        let figures = stopped.write(&subject, &path)?.figures;
         if !options.leave_running {
             if figures.connections > 0 {
                 // ORDER: before they are nowhere: whoever starts this container knows.
@@ -148,6 +152,9 @@ impl Engine {
         if look.is_alive() {
             return Err(self.not(&config, look.state, "stop it first"));
         }
+        if look.state == State::Asleep {
+            return Err(self.not(&config, look.state, "wake it, or stop it first"));
+        }
         let path = self.find_checkpoint(&config, from)?;
         let reader = Reader::open(&path)?;
         let whose = &reader.records().about.container;
@@ -158,7 +165,8 @@ impl Engine {
         }
         reader.verify()?;
         self.settle_locked(&config, false)?;
-        let running = self.start_restored(&config, &Comeback { reader })?;
+        let running =
+            self.start_restored(&config, &Comeback { reader, held: Vec::new(), wakes: false })?;
         // Their silence has ended; where nothing was quiet there is none.
         let _ = fs::remove_file(self.quiet_mark(id));
         Ok(running)
@@ -242,7 +250,7 @@ impl Engine {
     }
 
     /// A running container, as the crate `checkpoint` sees it.
-    fn subject(&self, config: &Config) -> Result<Subject> {
+    pub(crate) fn subject(&self, config: &Config) -> Result<Subject> {
         let (init, _) = self.alive(config)?;
         let pids = self.pids(&config.id)?;
         let logs = self.logs(&config.id)?;
@@ -261,6 +269,7 @@ impl Engine {
             outside,
             memory: Self::memory(config),
             filters: u32::from(start::is_filtered(&config.security)),
+            hold: false,
         })
     }
 
@@ -273,7 +282,7 @@ impl Engine {
     }
 
     /// What of a container as a whole cannot be saved.
-    fn refusals(&self, config: &Config) -> Result<Vec<Refusal>> {
+    pub(crate) fn refusals(&self, config: &Config) -> Result<Vec<Refusal>> {
         let mut all = Vec::new();
         let mut refuse = |why: String| {
             let (process, what) = (String::new(), String::new());
@@ -306,6 +315,7 @@ impl Engine {
             ids: if config.ids.wide { 65_536 } else { 32_767 },
             memory: Self::memory(config),
             no_new_privileges: security.no_new_privileges,
+            held: from.held.iter().map(|(number, _)| *number).collect(),
         };
         let mut restore = load::prepare(&from.reader, &allowed)?;
         if self.quiet_mark(&config.id).exists() {
@@ -315,6 +325,11 @@ impl Engine {
         let descriptors = restore.wants().iter().map(|wanted| match wanted {
             Wanted::Pages => Ok(load::pages_of(&from.reader)?),
             Wanted::Outside(name) => outside(&log, name),
+            Wanted::Held(number) => {
+                let held = from.held.iter().find(|(one, _)| one == number);
+                let (_, socket) = held.expect("only what is held is wanted");
+                start::clone_fd(socket.as_fd())
+            }
         });
         let descriptors = descriptors.collect::<Result<Vec<OwnedFd>>>()?;
         plan.setsid();
@@ -323,7 +338,7 @@ impl Engine {
         start::plan_confinement(plan, config, security, granted);
         let program = restore.program();
         plan.follow(Follow {
-            memory: start::clone_fd(std::os::fd::AsFd::as_fd(program.memory()))?,
+            memory: start::clone_fd(program.memory().as_fd())?,
             base: program.base(),
             length_bytes: program.length_bytes(),
             start: program.start(),

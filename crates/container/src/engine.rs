@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dormouse_image::{Image, Store};
 use dormouse_kernel::cgroup::Hierarchy;
 use dormouse_launch::{Calling, Keeper, KeeperStart};
-use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource};
+use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, State};
 use dormouse_network::Network;
 
 use crate::disk::{self, Durable, Lock};
@@ -117,6 +117,7 @@ impl Engine {
             program: keeper_program(&own),
             cgroups: self.cgroups()?.keeper_dirs()?,
             settle: internal("settle"),
+            wake: internal("wake"),
             tidy: internal("tidy"),
         })?)
     }
@@ -338,6 +339,15 @@ impl Engine {
                     });
                 }
                 self.kill_locked(config, &look)?;
+            } else if look.state == State::Asleep {
+                if !force {
+                    return Err(self.not(
+                        config,
+                        look.state,
+                        "stop it first, or remove it with --force",
+                    ));
+                }
+                self.forget_sleep(config)?;
             } else {
                 self.settle_found(config, look, false)?;
             }

@@ -39,6 +39,9 @@ impl Engine {
     pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
+        if self.look(&config)?.state == State::Asleep {
+            self.wake_locked(&config)?.detach();
+        }
         let (init, init_fd) = self.alive(&config)?;
         if init.paused {
             return Err(self.not(&config, State::Paused, "unpause it first"));

@@ -28,6 +28,7 @@
 //! LIB/containers/ID/upper, work     its own files, in its own ids
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
+//! LIB/containers/ID/asleep/         the same of a container that sleeps; that it is there says so
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
 //! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
@@ -64,6 +65,7 @@ mod life;
 mod name;
 mod pending;
 mod place;
+mod sleep;
 mod slot;
 mod spec;
 mod start;

@@ -21,6 +21,9 @@ use crate::spec::{Stdio, Update};
 /// How long the keeper may take to write down an exit that has already happened.
 const EXIT_RECORD_WAIT: Duration = Duration::from_millis(500);
 
+/// How often somebody who waits for the end of an asleep container looks at it.
+const ASLEEP_LOOK: Duration = Duration::from_millis(100);
+
 /// `RUN/c/ID/init.json`: the first process of a container that was started in this boot.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct InitRecord {
@@ -41,6 +44,9 @@ pub(crate) struct InitRecord {
     /// Starts after a failure, without a success in between.
     #[serde(default)]
     pub(crate) failures: u32,
+    /// It falls asleep or wakes: killed now, it is asleep (`crate::sleep`).
+    #[serde(default)]
+    pub(crate) sleeping: bool,
 }
 
 /// `LIB/containers/ID/exit.json`: how the first process ended last.
@@ -125,8 +131,13 @@ impl Engine {
     pub(crate) fn look(&self, config: &Config) -> Result<Look> {
         // ORDER: whoever settles writes the exit, then takes away the record of the process. Read
         // the other way round, both could be missed, and an exit be called unknown.
-        let init: Option<InitRecord> =
-            disk::read_json(&self.run_dir(&config.id).join("init.json"))?;
+        let read_init = || disk::read_json(&self.run_dir(&config.id).join("init.json"));
+        let mut init: Option<InitRecord> = read_init()?;
+        let asleep =
+            init.as_ref().is_none_or(|init| init.sleeping) && self.asleep_dir(&config.id).exists();
+        if init.is_none() && !asleep {
+            init = read_init()?; // it may have woken in between
+        }
         let exit = disk::read_json(&self.dir(&config.id).join("exit.json"))?;
         let state = match (&init, &exit) {
             (Some(init), _) if is_alive(init) => {
@@ -136,6 +147,7 @@ impl Engine {
                     State::Running
                 }
             }
+            _ if asleep => State::Asleep,
             (None, None) => State::Created,
             _ => State::Stopped,
         };
@@ -188,7 +200,10 @@ impl Engine {
     pub(crate) fn alive(&self, config: &Config) -> Result<(InitRecord, OwnedFd)> {
         let look = self.look(config)?;
         let state = look.state;
-        let stopped = || self.not(config, state, "start it first");
+        let stopped = || match state {
+            State::Asleep => self.not(config, state, "wake it first"),
+            _ => self.not(config, state, "start it first"),
+        };
         let init = look.init.filter(|_| matches!(state, State::Running | State::Paused));
         let init = init.ok_or_else(stopped)?;
         // The pid could have been used again between the look and this: the handle decides.
@@ -241,8 +256,12 @@ impl Engine {
     pub fn kill(&self, id: &ContainerId, signal: i32) -> Result<()> {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
-        let (mut init, fd) = self.alive(&config)?;
         const SIGKILL: i32 = 9;
+        let look = self.look(&config)?;
+        if look.state == State::Asleep && signal == SIGKILL {
+            return self.end_sleep(&config, look.exit.map_or(0, |e| e.started_unix_ms));
+        }
+        let (mut init, fd) = self.alive(&config)?;
         if signal == SIGKILL {
             // A frozen v1 cgroup keeps even SIGKILL waiting; an ended container does not restart.
             init.stopping = true;
@@ -267,6 +286,12 @@ impl Engine {
             let _lock = self.lock(id)?;
             let config = self.config(id)?;
             let look = self.look(&config)?;
+            if look.state == State::Asleep {
+                let started = look.exit.map_or(0, |e| e.started_unix_ms);
+                self.end_sleep(&config, started)?;
+                self.record("stop", id.as_str(), config.name.as_str(), &[]);
+                return Ok(());
+            }
             if !look.is_alive() {
                 // It may be waiting to be started again: that is over now.
                 if let Some(mut exit) = self.settle_locked(&config, true)?
@@ -337,7 +362,11 @@ impl Engine {
             stopped: false,
         };
         let config = self.config(id)?;
-        let look = self.look(&config)?;
+        let mut look = self.look(&config)?;
+        while look.state == State::Asleep {
+            std::thread::sleep(ASLEEP_LOOK);
+            look = self.look(&config)?;
+        }
         let Some(init) = look.init.as_ref() else {
             return Ok(look.exit.unwrap_or_else(unknown));
         };
@@ -430,10 +459,15 @@ impl Engine {
         finally: bool,
     ) -> Result<Option<Exit>> {
         if !look.needs_settling() {
-            return Ok(look.exit);
+            return Ok(look.exit.filter(|_| look.state != State::Asleep));
         }
         let Some(init) = look.init else { return Ok(look.exit) };
         let mut exit = self.exit_of(&config.id, &init)?;
+        if self.fell_asleep(config, &init, &exit) {
+            self.doze(config)?;
+            return Ok(None);
+        }
+        self.forget_sleep(config)?; // of the past: it went on
         let cgroup = self.cgroups()?.find(config.id.as_str())?;
         if let Some(cgroup) = &cgroup {
             exit.oom_killed |= cgroup.oom_kills().is_ok_and(|kills| kills > 0);

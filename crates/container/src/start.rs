@@ -37,7 +37,7 @@ use dormouse_launch::{
 };
 use dormouse_model::{
     Config, ContainerId, IdMap, Mount, MountKind, NetMode, Process, Propagation, RootSource,
-    SeccompChoice, Security,
+    SeccompChoice, Security, State,
 };
 use dormouse_network::Domain;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
@@ -130,6 +130,9 @@ impl Engine {
         if look.is_alive() {
             return Err(self.not(&config, look.state, "it is started already"));
         }
+        if look.state == State::Asleep {
+            return self.wake_locked(&config);
+        }
         self.settle_found(&config, look, false)?;
         self.start_locked(&config, io, 0)
     }
@@ -159,6 +162,10 @@ impl Engine {
     ) -> Result<Running> {
         // Nothing that all containers share goes away meanwhile.
         let _in_use = self.in_use()?;
+        let undo = || match from {
+            Some(from) if from.wakes => self.doze(config),
+            _ => self.tear_down(&config.id, Some(config)),
+        };
         // ORDER: first, and removed last: where it is, a start or an end was interrupted.
         let run_dir = self.run_dir(&config.id);
         let mut make = fs::DirBuilder::new();
@@ -166,7 +173,7 @@ impl Engine {
             if e.kind() != std::io::ErrorKind::AlreadyExists {
                 return Err(Error::file("cannot make directory", run_dir)(e));
             }
-            self.tear_down(&config.id, Some(config))?;
+            undo()?;
             make.create(&run_dir).map_err(Error::file("cannot make directory", &run_dir))?;
         }
         let started = self.start_clean(config, io, failures, from);
@@ -174,7 +181,7 @@ impl Engine {
         match &started {
             Ok(_) => self.record(verb, config.id.as_str(), config.name.as_str(), &[]),
             Err(_) => {
-                let _ = self.tear_down(&config.id, Some(config)); // the first error is the one to tell
+                let _ = undo(); // the first error is the one to tell
             }
         }
         started
@@ -250,6 +257,7 @@ impl Engine {
             paused: false,
             console: console.is_some(),
             stopping: false,
+            sleeping: from.is_some_and(|from| from.wakes),
             failures,
         };
         let kept = self.hand_over(&mut keeper, config, console, streams.kept)?;

@@ -25,6 +25,7 @@
 pub mod birth;
 mod call;
 pub mod console;
+mod custody;
 mod init;
 pub mod newborn;
 mod program;

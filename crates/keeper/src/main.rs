@@ -1,11 +1,11 @@
-//! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]... [--tidy WORD]...`
+//! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]... [--wake WORD]... [--tidy WORD]...`
 //!
 //! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
 //! directory. It returns 0 when its daemon listens, or 1 with one line that says why not.
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
-//! arguments, one word each, that clean up after a container, `--tidy` what the keeper becomes at
-//! its end (see [`dormouse_keeper::server`]).
+//! arguments, one word each, that clean up after a container, `--wake` those that wake one, `--tidy`
+//! what the keeper becomes at its end (see [`dormouse_keeper::server`]).
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,6 +39,7 @@ struct Arguments {
     run: PathBuf,
     cgroups: Vec<PathBuf>,
     settle: Vec<CString>,
+    wake: Vec<CString>,
     tidy: Vec<CString>,
 }
 
@@ -50,9 +51,13 @@ fn arguments() -> Result<Arguments, String> {
         match option.to_str() {
             Some("--run") => all.run = value.into(),
             Some("--cgroup") => all.cgroups.push(value.into()),
-            Some(list @ ("--settle" | "--tidy")) => {
+            Some(list @ ("--settle" | "--wake" | "--tidy")) => {
                 let word = CString::new(value.into_vec()).map_err(|e| e.to_string())?;
-                if list == "--tidy" { all.tidy.push(word) } else { all.settle.push(word) }
+                match list {
+                    "--settle" => all.settle.push(word),
+                    "--wake" => all.wake.push(word),
+                    _ => all.tidy.push(word),
+                }
             }
             _ => return Err(format!("unknown option {}", option.to_string_lossy())),
         }
@@ -105,7 +110,8 @@ fn start() -> Result<(), String> {
         let null = rustix::fs::openat(&outside.root, c"dev/null", flags, Mode::empty());
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
-    let parts = Parts { run, listener, outside, heritage, settle: all.settle, tidy: all.tidy };
+    let (settle, wake, tidy) = (all.settle, all.wake, all.tidy);
+    let parts = Parts { run, listener, outside, heritage, settle, wake, tidy };
     let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup }) } {

@@ -6,8 +6,8 @@
 //! connections   who talks to us, by serial number     consoles  terminals, by serial number
 //! children      processes that live, by pid            stdins    write ends, by container
 //! unsettled     ended, their spawner has yet to say    logs      files kept under a bound
-//!               that it has cleaned up
-//! queue         containers to be settled by a process of ours, 4 at once
+//!               that it has cleaned up           custody  what sleeping containers left here
+//! queue         errands: containers to be settled or woken by a process of ours, 4 at once
 //! ```
 //!
 //! **The end of a child.** It is reaped; a first process's exit file is written (before anybody is
@@ -16,14 +16,18 @@
 //! connection closes before that, or had closed long ago, `SETTLE... ID` is run in the host's mount
 //! namespace. So what follows the end of a container happens once at least, whoever is killed when.
 //!
+//! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, `WAKE...
+//! ID` is run, which takes them and has them let go. If it did not, they are watched again a second
+//! later.
+//!
 //! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
 //! answers are never waited for: a client that does not read loses its connection.
 //!
-//! **The end of the keeper.** A second after the last child, connection and settle process is gone
+//! **The end of the keeper.** A second after the last child, connection, errand and sleeper is gone
 //! it takes the lock that clients start keepers under, looks once more for a client, unlinks its
 //! socket and becomes the tidy program, which takes down what no container needs any more.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CString;
 use std::io::Write;
 use std::mem::MaybeUninit;
@@ -45,12 +49,13 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
 use crate::birth;
 use crate::call;
 use crate::console::{Console, Logs, Pumped};
+use crate::custody::Custody;
 use crate::newborn::Heritage;
 use crate::tiny::Outside;
 use crate::{Failed, Step};
 
-/// LIMIT: settle processes at once.
-const SETTLING_MAX: usize = 4;
+/// LIMIT: processes on errands at once.
+const ERRANDS_MAX: usize = 4;
 /// How long it stays with nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
 /// How often logs are looked at.
@@ -83,6 +88,13 @@ struct Unsettled {
     connection: u64,
 }
 
+/// What a process of ours is to do about a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Errand {
+    Settle(Id),
+    Wake(Id),
+}
+
 /// What a keeper is made of, before it runs.
 #[derive(Debug)]
 pub struct Parts {
@@ -96,6 +108,8 @@ pub struct Parts {
     pub heritage: Heritage,
     /// Program and arguments that settle; the id is appended.
     pub settle: Vec<CString>,
+    /// Program and arguments that wake; the id is appended.
+    pub wake: Vec<CString>,
     /// Program and arguments that the keeper becomes at its end.
     pub tidy: Vec<CString>,
 }
@@ -113,8 +127,9 @@ pub struct Server {
     consoles: HashMap<u64, Console>,
     stdins: HashMap<Id, OwnedFd>,
     logs: Vec<Logs>,
-    queue: VecDeque<Id>,
-    settling: HashSet<u32>,
+    custody: Custody,
+    queue: VecDeque<Errand>,
+    errands: HashMap<u32, Errand>,
     deaf_until: Option<Instant>,
     next_look: Instant,
     idle_since: Option<Instant>,
@@ -182,8 +197,9 @@ impl Server {
             consoles: HashMap::new(),
             stdins: HashMap::new(),
             logs: Vec::new(),
+            custody: Custody::default(),
             queue: VecDeque::new(),
-            settling: HashSet::new(),
+            errands: HashMap::new(),
             deaf_until: None,
             next_look: Instant::now(),
             idle_since: None,
@@ -218,8 +234,9 @@ impl Server {
     fn is_idle(&self) -> bool {
         self.children.is_empty()
             && self.connections.is_empty()
-            && self.settling.is_empty()
+            && self.errands.is_empty()
             && self.queue.is_empty()
+            && self.custody.is_empty()
     }
 
     fn timeout(&mut self) -> Option<Timespec> {
@@ -227,8 +244,9 @@ impl Server {
         self.idle_since = if self.is_idle() { self.idle_since.or(Some(now)) } else { None };
         let look = self.has_to_look().then_some(self.next_look);
         let idle = self.idle_since.map(|since| since + IDLE);
-        let queue = (!self.queue.is_empty() && self.settling.is_empty()).then(|| now + AGAIN);
-        let next = [look, idle, queue, self.deaf_until].into_iter().flatten().min()?;
+        let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
+        let custody = self.custody.next();
+        let next = [look, idle, queue, custody, self.deaf_until].into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
     }
@@ -244,8 +262,9 @@ impl Server {
             self.look_after_logs();
             self.look_after_consoles();
         }
-        if self.settling.is_empty() {
-            self.start_settling();
+        self.custody.watch_again(&self.epoll, now);
+        if self.errands.is_empty() {
+            self.start_errands();
         }
         if self.ending {
             // ORDER: who asked is still connected and sees our end only when we are gone; nobody
@@ -351,6 +370,10 @@ impl Server {
                 self.hung_up(serial);
             }
             return;
+        }
+        if let Some(id) = self.custody.called(serial) {
+            self.queue.push_back(Errand::Wake(id));
+            return self.start_errands();
         }
         let Some(sock) = self.connections.get(&serial) else { return };
         let mut bytes = [0; MESSAGE_MAX_BYTES];
@@ -465,10 +488,20 @@ impl Server {
                 self.forget(id);
                 done()
             }
+            Request::Hold { id, key } => self.hold(serial, id, key, fds),
+            Request::Take { id, key } => match self.custody.take(id, key) {
+                Ok(fd) => (Reply::Attached, vec![fd]),
+                Err(e) => refused(e, "find what it holds of a sleeping container"),
+            },
+            Request::LetGo { id } => {
+                self.custody.let_go(&self.epoll, id);
+                self.queue.retain(|errand| *errand != Errand::Wake(id));
+                done()
+            }
             Request::End => {
                 let alone = self.connections.len() == 1 && self.unsettled.is_empty();
-                let free = self.children.is_empty() && self.settling.is_empty();
-                if !(alone && free && self.queue.is_empty()) {
+                let free = self.children.is_empty() && self.errands.is_empty();
+                if !(alone && free && self.queue.is_empty() && self.custody.is_empty()) {
                     return Some(refused(Errno::BUSY, "end while there is something to keep"));
                 }
                 self.ending = true;
@@ -482,7 +515,7 @@ impl Server {
             children: self.children.len() as u32,
             connections: self.connections.len() as u32,
             consoles: self.consoles.len() as u32,
-            settling: (self.settling.len() + self.queue.len()) as u32,
+            settling: (self.errands.len() + self.queue.len()) as u32,
             pid: std::process::id(),
         }
     }
@@ -502,6 +535,24 @@ impl Server {
         self.consoles
             .insert(self.serial, Console { id, master, log, attached: None, hung_up: false });
         done()
+    }
+
+    fn hold(&mut self, serial: u64, id: Id, key: u32, fds: Vec<OwnedFd>) -> Answer {
+        let first = self.children.iter().find(|(_, c)| c.id == id && c.kind == Kind::Init);
+        let awaited = first.is_some_and(|(pid, child)| {
+            let spawner =
+                child.connection != serial && self.connections.contains_key(&child.connection);
+            spawner || self.waiters.iter().any(|(waited, _)| waited == pid)
+        });
+        if awaited {
+            return refused(Errno::BUSY, "hold what somebody who waits for its end would miss");
+        }
+        let Some(fd) = fds.into_iter().next() else { return refused(Errno::BADMSG, "hold it") };
+        self.serial += 1;
+        match self.custody.hold(&self.epoll, self.serial, id, key, fd) {
+            Ok(()) => done(),
+            Err(e) => refused(e, "watch what it is to hold"),
+        }
     }
 
     fn attach_console(&mut self, serial: u64, id: Id) -> Answer {
@@ -559,8 +610,11 @@ impl Server {
     }
 
     fn ended(&mut self, pid: u32, status: i32) {
-        if self.settling.remove(&pid) {
-            return self.start_settling();
+        if let Some(errand) = self.errands.remove(&pid) {
+            if let Errand::Wake(id) = errand {
+                self.custody.came_back(id);
+            }
+            return self.start_errands();
         }
         let Some(child) = self.children.remove(&pid) else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -592,19 +646,19 @@ impl Server {
 
     fn settle(&mut self, id: Id) {
         if !self.parts.settle.is_empty() {
-            self.queue.push_back(id);
-            self.start_settling();
+            self.queue.push_back(Errand::Settle(id));
+            self.start_errands();
         }
     }
 
-    fn start_settling(&mut self) {
-        while self.settling.len() < SETTLING_MAX
-            && let Some(id) = self.queue.front().copied()
+    fn start_errands(&mut self) {
+        while self.errands.len() < ERRANDS_MAX
+            && let Some(errand) = self.queue.front().copied()
         {
-            match self.run_settle(id) {
+            match self.run_errand(errand) {
                 Ok(pid) => {
                     self.queue.pop_front();
-                    self.settling.insert(pid);
+                    self.errands.insert(pid, errand);
                 }
                 // No process can be made now: it stays in the queue.
                 Err(_) => break,
@@ -612,12 +666,16 @@ impl Server {
         }
     }
 
-    /// Runs the settle program in the host's mount namespace.
-    fn run_settle(&self, id: Id) -> Result<u32, Errno> {
+    /// Runs the program of an errand in the host's mount namespace.
+    fn run_errand(&self, errand: Errand) -> Result<u32, Errno> {
+        let (program, id) = match errand {
+            Errand::Settle(id) => (&self.parts.settle, id),
+            Errand::Wake(id) => (&self.parts.wake, id),
+        };
         let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
-        let words = self.parts.settle.iter().chain([&id]);
+        let words = program.iter().chain([&id]);
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
-        let program = self.parts.settle.first().ok_or(Errno::INVAL)?;
+        let program = program.first().ok_or(Errno::INVAL)?;
         let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
         // SAFETY: there is one thread, and the child neither allocates nor locks until execve.
         match unsafe { kernel::clone3(&args) }? {

@@ -43,6 +43,8 @@ pub struct KeeperStart {
     /// Program and arguments that settle a container whose spawner is gone; the id is appended.
     /// Empty: nothing is settled.
     pub settle: Vec<OsString>,
+    /// Program and arguments that wake a container somebody calls; the id is appended.
+    pub wake: Vec<OsString>,
     /// Program and arguments that the keeper becomes when it ends, after it has let go of its
     /// socket, in the host's mount namespace. Empty: it just ends.
     pub tidy: Vec<OsString>,
@@ -416,6 +418,29 @@ impl Keeper {
         }
     }
 
+    /// Gives the keeper a descriptor of a container that falls asleep; when it can be read from, the
+    /// keeper runs [`KeeperStart::wake`]. Refused with EBUSY while somebody waits for the end of the
+    /// container's first process: sleep would look like it.
+    pub fn hold(
+        &mut self,
+        container: &str,
+        key: u32,
+        fd: BorrowedFd<'_>,
+    ) -> Result<(), LaunchError> {
+        self.done(&Request::Hold { id: id(container)?, key }, &[fd])
+    }
+
+    /// What was given by [`Keeper::hold`]. ENOENT where this keeper was never given it.
+    pub fn take(&mut self, container: &str, key: u32) -> Result<OwnedFd, LaunchError> {
+        let (_, fds) = self.ask(&Request::Take { id: id(container)?, key }, &[])?;
+        fds.into_iter().next().ok_or_else(unexpected)
+    }
+
+    /// Lets the keeper drop all that it holds of a container.
+    pub fn let_go(&mut self, container: &str) -> Result<(), LaunchError> {
+        self.done(&Request::LetGo { id: id(container)? }, &[])
+    }
+
     /// Lets the keeper drop console, standard input and logs of a container.
     pub fn forget(&mut self, container: &str) -> Result<(), LaunchError> {
         self.done(&Request::Forget { id: id(container)? }, &[])
@@ -473,6 +498,9 @@ fn run_program(start: &KeeperStart) -> Result<(), LaunchError> {
     }
     for word in &start.settle {
         command.arg("--settle").arg(word);
+    }
+    for word in &start.wake {
+        command.arg("--wake").arg(word);
     }
     for word in &start.tidy {
         command.arg("--tidy").arg(word);

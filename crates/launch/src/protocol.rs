@@ -247,6 +247,27 @@ pub enum Request {
         /// The container.
         id: Id,
     },
+    /// Descriptor: one that a container which falls asleep will have again when it wakes. When it
+    /// can be read from the keeper has the container woken. `Refused(EBUSY)` while somebody waits
+    /// for the end of the container's first process.
+    Hold {
+        /// The container.
+        id: Id,
+        /// What it is called within the container's.
+        key: u32,
+    },
+    /// Answered by `Attached`: what was given by `Hold`. `Refused(ENOENT)` where it is not there.
+    Take {
+        /// The container.
+        id: Id,
+        /// What it was called.
+        key: u32,
+    },
+    /// Lets go of all that is held of a container.
+    LetGo {
+        /// The container.
+        id: Id,
+    },
     /// End now. `Refused(EBUSY)` while there is something to keep.
     End,
 }
@@ -257,6 +278,11 @@ impl Request {
         let with_id = |kind, id: &Id| {
             let mut out = head(kind);
             put_bytes(&mut out, id.as_str().as_bytes());
+            out
+        };
+        let with_key = |kind, id: &Id, key: u32| {
+            let mut out = with_id(kind, id);
+            out.extend_from_slice(&key.to_ne_bytes());
             out
         };
         let with_pid = |kind, pid: u32| {
@@ -289,6 +315,9 @@ impl Request {
             Self::AttachStdin { id } => with_id(9, id),
             Self::Forget { id } => with_id(10, id),
             Self::End => head(11),
+            Self::Hold { id, key } => with_key(12, id, *key),
+            Self::Take { id, key } => with_key(13, id, *key),
+            Self::LetGo { id } => with_id(14, id),
         }
     }
 
@@ -329,6 +358,9 @@ impl Request {
             9 => Self::AttachStdin { id: fields.id()? },
             10 => Self::Forget { id: fields.id()? },
             11 => Self::End,
+            12 => Self::Hold { id: fields.id()?, key: fields.u32()? },
+            13 => Self::Take { id: fields.id()?, key: fields.u32()? },
+            14 => Self::LetGo { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
@@ -340,7 +372,7 @@ impl Request {
         match self {
             Self::Spawn(spawn) => spawn.descriptors(),
             Self::KeepConsole { .. } => 2,
-            Self::KeepStdin { .. } => 1,
+            Self::KeepStdin { .. } | Self::Hold { .. } => 1,
             _ => 0,
         }
     }

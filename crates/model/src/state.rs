@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```text
 /// created -> running <-> paused
+///            running -> asleep -> running
 ///            running -> stopped -> running
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub enum State {
     Running,
     /// Its processes live and are frozen.
     Paused,
+    /// It has no processes: they are files, and come back when somebody calls.
+    Asleep,
     /// Its first process has ended, or the host has been rebooted.
     Stopped,
 }
@@ -30,6 +33,7 @@ impl State {
             Self::Created => "created",
             Self::Running => "running",
             Self::Paused => "paused",
+            Self::Asleep => "asleep",
             Self::Stopped => "stopped",
         }
     }

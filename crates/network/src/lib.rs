@@ -480,6 +480,26 @@ impl Network {
         store.set_record(first, record)
     }
 
+    /// What a container that falls asleep gives back: nobody makes a socket in its name any more. Its
+    /// addresses lead to the sockets that it left, its names to its addresses.
+    pub fn doze(&self, id: &ContainerId) -> Result<()> {
+        let store = self.store()?;
+        let Some(holding) = store.holding(id)? else { return Ok(()) };
+        let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
+        let mut record = store.record(first)?;
+        if record.container != id.to_bytes() || record.cgroup == 0 {
+            return Ok(());
+        }
+        if let Some(programs) = self.find_programs(&store.plan)? {
+            let members = programs.members()?;
+            if members.index_of(record.cgroup)? == Some(first) {
+                members.leave(record.cgroup)?;
+            }
+        }
+        record.cgroup = 0;
+        store.set_record(first, record)
+    }
+
     /// Adds and removes addresses of a container. A running one is then [entered](Self::enter) again
     /// with what this gives back.
     ///

@@ -72,6 +72,11 @@ pub enum Thing {
 }
 
 impl Thing {
+    /// Whether somebody outside the container may call it while its processes are gone.
+    pub fn is_called_from_outside(&self) -> bool {
+        matches!(self, Self::Listener(_) | Self::UdpSocket(_))
+    }
+
     /// What people call it.
     pub fn name(&self) -> &'static str {
         match self {

@@ -22,6 +22,9 @@ pub struct Allowed {
     pub memory: Vec<String>,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
+    /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
+    /// made again.
+    pub held: Vec<u32>,
 }
 
 const SETGID: u64 = 1 << 6;
@@ -147,6 +150,7 @@ mod tests {
             groups: vec![],
             ids: 1000,
             memory: vec![],
+            held: Vec::new(),
             no_new_privileges: true,
         };
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };

@@ -96,6 +96,8 @@ pub enum Wanted {
     Pages,
     /// What the engine called so when it was saved.
     Outside(String),
+    /// The open file that was held of this object.
+    Held(u32),
 }
 
 /// Turns a checkpoint into a restore.
@@ -114,6 +116,12 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
             if !wants.contains(&wanted) {
                 wants.push(wanted);
             }
+        }
+    }
+    for number in &allowed.held {
+        let object = records.objects.get(*number as usize);
+        if object.is_some_and(|object| object.thing.is_called_from_outside()) {
+            wants.push(Wanted::Held(*number));
         }
     }
     // A sender that is gone is played by a socket of its own.
@@ -184,6 +192,8 @@ struct Plan<'r> {
     /// The contents of memory.
     pages: Cell,
     outside: HashMap<String, Cell>,
+    /// What was held, by object.
+    held: HashMap<usize, Cell>,
     /// Numbers of objects while they wait for their place, by object.
     cells: Vec<Option<Cell>>,
     /// Where shared memory waits, by object.
@@ -204,7 +214,7 @@ impl<'r> Plan<'r> {
         wants: &[Wanted],
     ) -> Result<Self> {
         let mut builder = Builder::new(work, cells);
-        let mut outside = HashMap::new();
+        let (mut outside, mut held) = (HashMap::new(), HashMap::new());
         let mut pages = None;
         // ORDER: the first cells are filled by the newborn, in the order of what it was given.
         for wanted in wants {
@@ -213,6 +223,9 @@ impl<'r> Plan<'r> {
                 Wanted::Pages => pages = Some(cell),
                 Wanted::Outside(name) => {
                     outside.insert(name.clone(), cell);
+                }
+                Wanted::Held(object) => {
+                    held.insert(*object as usize, cell);
                 }
             }
         }
@@ -230,6 +243,7 @@ impl<'r> Plan<'r> {
             work_end: work + work_bytes,
             pages,
             outside,
+            held,
             cells: vec![None; records.objects.len()],
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,

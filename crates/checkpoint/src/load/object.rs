@@ -12,6 +12,10 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     for (index, object) in records.objects.iter().enumerate() {
         let what = format!("object {index} ({})", object.thing.name());
         let what = what.as_str();
+        if let Some(given) = plan.held.get(&index) {
+            plan.cells[index] = Some(*given);
+            continue;
+        }
         let made = match &object.thing {
             // Whoever holds what it is about makes it.
             Thing::File(it) if it.deleted.is_some() => None,
@@ -71,8 +75,8 @@ pub(super) fn lift(
 
 /// The same for what came along.
 fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
-    let given: Vec<Cell> =
-        std::iter::once(plan.pages).chain(plan.outside.values().copied()).collect();
+    let given = plan.outside.values().chain(plan.held.values()).copied();
+    let given: Vec<Cell> = std::iter::once(plan.pages).chain(given).collect();
     for cell in given {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));

@@ -39,6 +39,7 @@ mod tree;
 mod udp;
 mod unix;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,10 @@ pub struct Subject {
     pub memory: Vec<String>,
     /// System call filters that its configuration gives every process.
     pub filters: u32,
+    /// Sockets that are called from outside are to be held open ([`Written::held`]) until it comes
+    /// back on this host, so that whoever calls meanwhile is not refused; those who have connected
+    /// already and were not accepted wait there too.
+    pub hold: bool,
 }
 
 /// How long it took, and how much it is.
@@ -97,6 +102,16 @@ pub struct Figures {
     pub read: Duration,
     /// From there until it was published.
     pub publish: Duration,
+}
+
+/// A checkpoint that was written.
+#[derive(Debug)]
+pub struct Written {
+    /// How long it took.
+    pub figures: Figures,
+    /// Open files to be held, by the numbers of their objects ([`crate::load::Allowed::held`]). The
+    /// checkpoint is whole without them.
+    pub held: Vec<(u32, OwnedFd)>,
 }
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
@@ -128,7 +143,7 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
 
 impl Stopped {
     /// Reads everything and publishes it as the directory `place`. The processes stay stopped.
-    pub fn write(&mut self, subject: &Subject, place: &Path) -> Result<Figures> {
+    pub fn write(&mut self, subject: &Subject, place: &Path) -> Result<Written> {
         let began = Instant::now();
         let mut writer = Writer::begin(place)?;
         let mut survey = Survey::new(subject);
@@ -158,7 +173,7 @@ impl Stopped {
         tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject)?;
-        let objects = found.objects;
+        let (objects, held) = (found.objects, found.held);
         let pages = writer.pages();
         let records = Records { about, processes, memories, objects, pages };
         // What cannot be read back is no checkpoint: better known now than then.
@@ -174,6 +189,6 @@ impl Stopped {
             publish: Duration::ZERO,
         };
         writer.publish(&records)?;
-        Ok(Figures { publish: began.elapsed() - read, ..figures })
+        Ok(Written { figures: Figures { publish: began.elapsed() - read, ..figures }, held })
     }
 }

@@ -115,6 +115,8 @@ pub(crate) struct Found {
     pub(crate) refusals: Vec<Refusal>,
     /// Connections that are read when all stand still.
     pub(crate) connections: Vec<super::tcp::Met>,
+    /// Open files to be held: the object, and a copy.
+    pub(crate) held: Vec<(u32, OwnedFd)>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
 }
@@ -215,6 +217,10 @@ impl<'s> Survey<'s> {
         // The place is taken before the record is made: what it is made from may be objects too.
         self.found.objects.push(Object { thing: placeholder() });
         let thing = (kind.save)(self, &open)?;
+        if self.subject.hold && thing.is_called_from_outside() {
+            let copy = open.copy.try_clone().map_err(|e| format!("it cannot be held: {e}"))?;
+            self.found.held.push((index as u32, copy));
+        }
         self.found.objects[index].thing = thing;
         self.open_files.entry(key).or_default().push((seen.pid, number, index));
         found(index)

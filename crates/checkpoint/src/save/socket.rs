@@ -44,7 +44,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     let number = |at: usize| info[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
     const LISTEN: u8 = 10;
     match info[0] {
-        LISTEN if number(24) == 0 => {}
+        LISTEN if number(24) == 0 || survey.subject.hold => {}
         LISTEN => {
             let waiting = number(24);
             return Err(format!(

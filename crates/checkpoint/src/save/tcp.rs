@@ -73,6 +73,9 @@ pub(super) fn save(
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let connection = match state {
         None => None,
+        Some(_) if survey.subject.hold => {
+            return Err("a TCP connection, which does not sleep yet".into());
+        }
         Some(state) => {
             let peer = getpeername(&open.copy).map_err(failed)?;
             let peer = peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?;

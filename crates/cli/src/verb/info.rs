@@ -31,6 +31,7 @@ struct Info {
     containers: usize,
     running: usize,
     paused: usize,
+    asleep: usize,
     stopped: usize,
     images: usize,
     /// Slots of host ids, of 32,768 each, that belong to containers.
@@ -58,6 +59,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         containers: list.len(),
         running: count(State::Running),
         paused: count(State::Paused),
+        asleep: count(State::Asleep),
         stopped: count(State::Stopped),
         images: engine.images()?.list()?.len(),
         id_slots,
@@ -79,8 +81,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (
             "containers",
             format!(
-                "{} ({} running, {} paused, {} stopped)",
-                info.containers, info.running, info.paused, info.stopped
+                "{} ({} running, {} paused, {} asleep, {} stopped)",
+                info.containers, info.running, info.paused, info.asleep, info.stopped
             ),
         ),
         ("images", info.images.to_string()),

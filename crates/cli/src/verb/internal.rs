@@ -20,6 +20,11 @@ enum What {
         /// Its id
         id: String,
     },
+    /// Wake a container that somebody calls
+    Wake {
+        /// Its id
+        id: String,
+    },
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
     /// Give back everything that a reboot would, which is refused while a container runs
@@ -37,6 +42,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         What::Settle { id } => {
             let engine = global.engine()?;
             engine.settle(&id.parse()?)?;
+            Ok(0)
+        }
+        What::Wake { id } => {
+            global.engine()?.wake(&id.parse()?)?;
             Ok(0)
         }
         What::Tidy => {

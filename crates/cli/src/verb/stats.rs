@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use dormouse_container::Engine;
 use dormouse_kernel::cgroup::Stats;
-use dormouse_model::ContainerId;
+use dormouse_model::{ContainerId, State};
 use serde::Serialize;
 
 use crate::command::Global;
 use crate::output::{self, Table, bytes};
 use crate::terminal;
-use crate::view::is_alive;
 
 /// Show what containers use
 ///
@@ -83,7 +82,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
 fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<(ContainerId, String)>)> {
     let mut list = Vec::new();
     if names.is_empty() {
-        for d in engine.list()?.into_iter().filter(|d| is_alive(d.state)) {
+        for d in
+            engine.list()?.into_iter().filter(|d| matches!(d.state, State::Running | State::Paused))
+        {
             list.push((d.config.id.clone(), d.config.name.to_string()));
         }
     } else {

@@ -1,0 +1,19 @@
+//! `dormouse wake`
+
+use anyhow::Result;
+use dormouse_model::State;
+
+use crate::command::Global;
+use crate::target::Targets;
+
+/// Wake sleeping containers
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    targets: Targets,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    args.targets.each(&engine, |state| state == State::Asleep, |id| Ok(engine.wake(id)?))
+}
