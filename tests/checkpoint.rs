@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_testkit::{Host, image, slowness, wait_until};
+use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
 /// How often each workload goes round.
 const ROUNDS: usize = 3;
@@ -183,6 +183,10 @@ workloads! {
     vm_memory: "memory";
     vm_files: "file";
     vm_pipes: "pipe";
+    vm_fifos: "fifo";
+    vm_files_that_are_memory: "memfd";
+    vm_stopped_processes: "stopped";
+    vm_subreapers: "reaper";
     vm_events: "event";
     vm_signals: "signal";
     vm_process_trees: "tree";
@@ -200,6 +204,56 @@ workloads! {
     vm_deleted_files: "deleted";
     vm_locks: "lock";
     vm_directories: "directory";
+    vm_terminals: "terminal", "-t";
+}
+
+/// A shell at the console that people leave and come back to, with something in its background and
+/// something typed that it has not read.
+#[test]
+fn vm_a_shell_in_a_terminal_is_attached_again() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-dt", "--name", "a", "--net", "none", "busybox", "sh"]).ok();
+    let attach = || {
+        let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
+        terminal.send("\n");
+        terminal.expect("#");
+        terminal
+    };
+    let mut terminal = attach();
+    terminal.resize(33, 111);
+    terminal.send("kept=va''lue; sleep 1000 & stty susp ^Y\n");
+    terminal.send("stty size\n");
+    terminal.expect("33 111");
+    terminal.send("\u{10}\u{11}");
+    assert_eq!(terminal.wait(), 0);
+    for round in 0..ROUNDS {
+        assert_eq!(host.dm(&["checkpoint", "a"]).status, 0, "round {round}");
+        let out = host.dm(&["restore", "a"]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        let size = host.dm(&["exec", "a", "sh", "-c", "stty size </dev/pts/0"]).ok();
+        assert_eq!(size, "33 111", "round {round}");
+        let mut terminal = attach();
+        terminal.send("echo round''_$kept; tty; stty -a; jobs\n");
+        terminal.expect("round_value");
+        terminal.expect("/dev/pts/0");
+        terminal.expect("susp = ^Y");
+        terminal.expect("sleep 1000");
+        // Who is in the foreground gets what is typed to interrupt it.
+        terminal.send("sleep 2000\n");
+        std::thread::sleep(Duration::from_millis(500));
+        terminal.send("\u{3}");
+        terminal.send("echo status''_$?\n");
+        terminal.expect("status_130");
+        terminal.resize(33, 111);
+        std::thread::sleep(Duration::from_millis(300));
+        terminal.send("stty size\n");
+        terminal.expect("33 111");
+        terminal.send("\u{10}\u{11}");
+        assert_eq!(terminal.wait(), 0);
+    }
+    let mut terminal = attach();
+    terminal.send("kill %1; exit 4\n");
+    assert_eq!(terminal.wait(), 4);
 }
 
 /// A checkpoint of the workload `memory`, which has stopped.

@@ -2,6 +2,9 @@
 #include "workload.h"
 
 int main(void) {
+	int packets[2];
+	must(pipe2(packets, O_DIRECT) == 0 && write(packets[1], "one", 3) == 3);
+	must(write(packets[1], "second", 6) == 6);
 	int p[2], big[2], eof[2], gone[2];
 	must(pipe(p) == 0 && pipe2(big, O_NONBLOCK) == 0 && pipe(eof) == 0 && pipe(gone) == 0);
 	signal(SIGPIPE, SIG_IGN);
@@ -15,6 +18,11 @@ int main(void) {
 	must(filled == 1 << 17);
 	must(write(eof[1], "end", 3) == 3 && close(eof[1]) == 0);
 	must(close(gone[0]) == 0);
+	/* The same end once more, as an open file of its own. */
+	char name[32];
+	snprintf(name, sizeof name, "/proc/self/fd/%d", p[1]);
+	int again = open(name, O_WRONLY | O_NONBLOCK);
+	must(again >= 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		char text[16] = "";
@@ -23,6 +31,14 @@ int main(void) {
 		must(fcntl(big[1], F_GETPIPE_SZ) == 1 << 17);
 		must(write(big[1], chunk, 1) == -1 && errno == EAGAIN);
 		must(write(gone[1], "x", 1) == -1 && errno == EPIPE);
+		must(fcntl(again, F_GETFL) & O_NONBLOCK && !(fcntl(p[1], F_GETFL) & O_NONBLOCK));
+		must(write(again, "a", 1) == 1 && read(p[0], text, 5) == 5 && read(p[0], text, 1) == 1);
+		must(write(p[1], "hello", 5) == 5);
+		/* A packet is read as one, and what does not fit of it is gone. */
+		must(fcntl(packets[1], F_GETFL) & O_DIRECT);
+		must(read(packets[0], text, 2) == 2 && text[0] == 'o');
+		must(read(packets[0], text, 16) == 6 && memcmp(text, "second", 6) == 0);
+		must(write(packets[1], "one", 3) == 3 && write(packets[1], "second", 6) == 6);
 		must(!(fcntl(p[0], F_GETFL) & O_NONBLOCK) && fcntl(big[0], F_GETFL) & O_NONBLOCK);
 	}
 	char text[16];

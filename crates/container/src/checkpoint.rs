@@ -316,6 +316,7 @@ impl Engine {
             memory: Self::memory(config),
             no_new_privileges: security.no_new_privileges,
             held: from.held.iter().map(|(number, _)| *number).collect(),
+            console: config.process.terminal,
         };
         let mut restore = load::prepare(&from.reader, &allowed)?;
         if self.quiet_mark(&config.id).exists() {
@@ -333,6 +334,11 @@ impl Engine {
         });
         let descriptors = descriptors.collect::<Result<Vec<OwnedFd>>>()?;
         plan.setsid();
+        if config.process.terminal {
+            let size = restore.console_size().unwrap_or_default();
+            let with_device = config.systemd || config.init;
+            start::plan_io(plan, start::Io::Terminal(size), account.uid, with_device);
+        }
         start::plan_rlimits(plan, security)?;
         plan.sync();
         start::plan_confinement(plan, config, security, granted);

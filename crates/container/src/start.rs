@@ -271,7 +271,8 @@ impl Engine {
                 // ORDER: traced, then let go: it dies with us until it is whole.
                 let traced = Traced::seize(pid)?;
                 newborn.go()?;
-                traced.conduct(restore)?;
+                let console = kept.console.as_ref().map(AsFd::as_fd);
+                traced.conduct(restore, console)?;
             }
         }
         Ok(Running {

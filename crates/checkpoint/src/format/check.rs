@@ -10,9 +10,11 @@ mod tmpfs;
 
 use std::collections::{HashMap, HashSet};
 
+use dormouse_kernel::call::TERMIOS_BYTES;
+
 use super::{
     Area, Backing, Bytes, Deleted, Lock, Memory, PAGE_BYTES, Process, Records, Run, Schedule,
-    Thing, TmpfsKind,
+    Terminal, Thing, TmpfsKind,
 };
 use crate::error::{Error, Result};
 
@@ -26,6 +28,10 @@ const NUMBER_MAX: u32 = 1 << 22;
 const TEXT_MAX: usize = 4096;
 /// LIMIT: bytes that one socket or pipe holds.
 const CONTENT_MAX: usize = 64 << 20;
+/// LIMIT: numbers of terminals, which are made one after the other.
+const TERMINALS_MAX: u32 = 1024;
+/// LIMIT: bytes on their way through a terminal, in one direction.
+pub const ON_THE_WAY_MAX: usize = 256 << 10;
 /// LIMIT: bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 62;
 
@@ -216,11 +222,23 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             ensure(path(&file.path), || "its path".into())?;
             file.locks.iter().try_for_each(check_lock)?;
             let Some(n) = file.deleted else { return Ok(()) };
-            let is_kind = |d: &Deleted| d.mode & libc::S_IFMT == file.file_type;
-            let found = matches!(object(n, records)?, Thing::Deleted(d) if is_kind(d));
+            let is_kind = |mode: u32| mode & libc::S_IFMT == file.file_type;
+            let found = match object(n, records)? {
+                Thing::Deleted(deleted) => is_kind(deleted.mode),
+                Thing::MemoryFile(memory) => is_kind(memory.mode),
+                _ => false,
+            };
             ensure(found, || "of nothing deleted".into())
         }
         Thing::Deleted(deleted) => check_deleted(deleted, path, page_count),
+        Thing::MemoryFile(file) => {
+            let name = &file.name;
+            ensure(name.len() < 250 && !name.contains('\0'), || "its name".into())?;
+            ensure(file.mode & libc::S_IFMT == libc::S_IFREG, || "its mode".into())?;
+            ensure(file.mode & 0o7000 == 0 && file.seals <= 0x3f, || "its mode or seals".into())?;
+            ensure(file.bytes <= FILE_BYTES_MAX, || "its length".into())?;
+            runs(&file.runs, 0, file.bytes.next_multiple_of(PAGE_BYTES), page_count)
+        }
         Thing::Device(device) => {
             let known = ["null", "zero", "full", "random", "urandom"];
             ensure(known.contains(&device.name.as_str()), || "its name".into())
@@ -228,7 +246,11 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::External(external) => ensure(external.name.len() < 64, || "its name".into()),
         Thing::Pipe(pipe) => {
             let fits = pipe.content.0.len() <= pipe.capacity_bytes as usize;
-            ensure(fits && pipe.capacity_bytes as usize <= CONTENT_MAX, || "its content".into())
+            ensure(fits && pipe.capacity_bytes as usize <= CONTENT_MAX, || "its content".into())?;
+            let packets: u64 = pipe.packets.iter().map(|n| u64::from(*n)).sum();
+            let whole = pipe.packets.is_empty() || packets == pipe.content.0.len() as u64;
+            ensure(whole && !pipe.packets.contains(&0), || "its packets".into())?;
+            ensure(pipe.path.as_deref().is_none_or(path), || "its path".into())
         }
         Thing::PipeEnd(end) => {
             ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
@@ -252,6 +274,11 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::TcpSocket(tcp) => socket::tcp(tcp),
         Thing::UdpSocket(udp) => socket::udp(udp),
         Thing::UnixSocket(socket) => socket::unix(n, socket, records),
+        Thing::Terminal(terminal) => check_terminal(terminal, records),
+        Thing::TerminalSide(side) => {
+            let is_terminal = matches!(object(side.terminal, records)?, Thing::Terminal(_));
+            ensure(is_terminal, || "of no terminal".into())
+        }
         Thing::Listener(listener) => {
             socket::options(&listener.options)?;
             ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())
@@ -279,6 +306,17 @@ fn check_deleted(deleted: &Deleted, path: impl Fn(&str) -> bool, page_count: u64
     ensure(deleted.bytes <= FILE_BYTES_MAX, || "its length".into())?;
     let pages = deleted.bytes.next_multiple_of(PAGE_BYTES);
     runs(&deleted.runs, 0, pages, page_count)
+}
+
+fn check_terminal(terminal: &Terminal, records: &Records) -> Found {
+    let number = terminal.number;
+    ensure(number < TERMINALS_MAX, || "its number".into())?;
+    let same = |o: &&super::Object| matches!(&o.thing, Thing::Terminal(t) if t.number == number);
+    ensure(records.objects.iter().filter(same).count() == 1, || "it is there twice".into())?;
+    ensure(terminal.termios.0.len() == TERMIOS_BYTES, || "its modes".into())?;
+    ensure(terminal.owner.2 <= 0o777, || "its mode".into())?;
+    let fits = |bytes: &Bytes| bytes.0.len() <= ON_THE_WAY_MAX;
+    ensure(fits(&terminal.typed) && fits(&terminal.written), || "what is on its way".into())
 }
 
 fn check_lock(lock: &Lock) -> Found {

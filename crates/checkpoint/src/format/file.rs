@@ -22,7 +22,7 @@ pub struct File {
     /// It is mapped without being written by anybody: what it says must be what it said.
     #[serde(default)]
     pub unchanged: bool,
-    /// It has no name any more: the object that it is about.
+    /// It has no name any more, or is memory: the object that it is about.
     #[serde(default)]
     pub deleted: Option<usize>,
     /// Locks of this open file.

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Deleted, Device, Epoll, Event, External, File, Listener, Pipe, PipeEnd, SharedMemory, SignalFd,
-    SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, TimerFd, Tmpfs, UdpSocket,
-    UnixSocket,
+    Deleted, Device, Epoll, Event, External, File, Listener, MemoryFile, Pipe, PipeEnd,
+    SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal,
+    TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -35,6 +35,8 @@ pub enum Thing {
     File(File),
     /// What has lost its name while it is open; open files are objects of their own.
     Deleted(Deleted),
+    /// A file that is memory; open files are objects of their own.
+    MemoryFile(MemoryFile),
     /// A device that has no state.
     Device(Device),
     /// Something of the engine's: a log, a standard stream.
@@ -45,6 +47,10 @@ pub enum Thing {
     PipeEnd(PipeEnd),
     /// A unix socket.
     UnixSocket(UnixSocket),
+    /// A terminal; its open sides are objects of their own.
+    Terminal(Terminal),
+    /// An open side of a terminal.
+    TerminalSide(TerminalSide),
     /// A TCP socket that listens.
     Listener(Listener),
     /// A TCP socket that does not listen.
@@ -82,11 +88,14 @@ impl Thing {
         match self {
             Self::File(_) => "file",
             Self::Deleted(_) => "deleted file",
+            Self::MemoryFile(_) => "file that is memory",
             Self::Device(_) => "device",
             Self::External(_) => "standard stream",
             Self::Pipe(_) => "pipe",
             Self::PipeEnd(_) => "end of a pipe",
             Self::UnixSocket(_) => "unix socket",
+            Self::Terminal(_) => "terminal",
+            Self::TerminalSide(_) => "side of a terminal",
             Self::Listener(_) => "TCP socket that listens",
             Self::TcpSocket(_) => "TCP socket",
             Self::UdpSocket(_) => "UDP socket",

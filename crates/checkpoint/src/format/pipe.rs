@@ -1,4 +1,4 @@
-//! Pipes without a name (pipe(7)).
+//! Pipes, without a name and with one (pipe(7), fifo(7)).
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +11,12 @@ pub struct Pipe {
     pub capacity_bytes: u32,
     /// What is in it.
     pub content: Bytes,
+    /// How long the packets in it are, one after the other; empty where it is a stream.
+    #[serde(default)]
+    pub packets: Vec<u32>,
+    /// Its path inside, where it has a name.
+    #[serde(default)]
+    pub path: Option<String>,
 }
 
 /// An open end of a pipe.

@@ -5,6 +5,8 @@
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
@@ -12,7 +14,7 @@ use dormouse_kernel::{Errno, proc};
 use super::tcp::{self, Connections};
 use super::{Restore, file, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
-use crate::format::{Memory, Process, Restart, Thread};
+use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 
 /// A newborn that is traced. It dies when this is dropped before [`Traced::conduct`] is done.
@@ -45,9 +47,11 @@ impl Traced {
     }
 
     /// Leads the newborn, which was let go, and all it makes through the restore.
-    pub fn conduct(self, restore: &Restore) -> Result<()> {
+    ///
+    /// `console` is the master of its terminal, where it has one.
+    pub fn conduct(self, restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
         let mut tasks = HashMap::from([(self.pid, At::Running)]);
-        let led = lead(self.pid, &mut tasks, restore);
+        let led = lead(self.pid, &mut tasks, restore, console);
         // ORDER: whole, but not let go: a failure until here leaves connections quiet, and no peer
         // has heard of it.
         let went = led.and_then(|connections| connections.go(self.pid, restore));
@@ -77,7 +81,12 @@ fn reap(tasks: &mut HashMap<u32, At>) {
 }
 
 /// From stage to stage, to `done`.
-fn lead(pid: u32, tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<Connections> {
+fn lead(
+    pid: u32,
+    tasks: &mut HashMap<u32, At>,
+    restore: &Restore,
+    console: Option<BorrowedFd<'_>>,
+) -> Result<Connections> {
     let mut connections = Connections::default();
     loop {
         let stage = one_stage(tasks, restore)?;
@@ -93,6 +102,9 @@ fn lead(pid: u32, tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<Con
             // ORDER: what is in memory may be mapped, and is then looked at.
             tmpfs::restore(pid, restore)?;
             begin(tasks, restore)?;
+        }
+        if stage == "born" {
+            type_again(restore, console)?;
         }
         for (tid, at) in tasks.iter_mut() {
             call::resume(*tid, 0).map_err(Error::of("resume a task", *tid))?;
@@ -202,6 +214,21 @@ fn call_name(number: i64) -> String {
     found.map_or_else(|| format!("system call {number}"), |(_, name)| (*name).to_owned())
 }
 
+/// What was typed at the console and nobody has read. Its slave echoes nothing at this stage.
+fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
+    let (Some(terminal), Some(master)) = (restore.console(), console) else { return Ok(()) };
+    let mut rest = &terminal.typed.0[..];
+    while !rest.is_empty() {
+        match rustix::io::write(master, rest) {
+            Ok(n) => rest = &rest[n..],
+            // More than fits cannot have been there.
+            Err(Errno::AGAIN) => break,
+            Err(e) => return Err(Error::call("type at the console")(e)),
+        }
+    }
+    Ok(())
+}
+
 /// The first stage: its root is there, and nothing is made yet.
 ///
 /// The newborn is a copy of the keeper, whose C library has registered an rseq: without it the
@@ -227,7 +254,9 @@ fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     Ok(())
 }
 
-/// Registers, and off they go. ORDER: all are ready before the first is let go.
+/// Registers, and off they go. ORDER: all are ready before the first is let go, but those that job
+/// control has stopped: they stop again at once, children before their parents, who are told of it
+/// while they cannot hear.
 fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     let mut by_inner = HashMap::new();
     for tid in tasks.keys() {
@@ -235,30 +264,120 @@ fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
             proc::fields(*tid).map_err(|_| Error::of("look at a task", *tid)(Errno::SRCH))?;
         by_inner.insert(fields.pids().last().copied().unwrap_or(0), *tid);
     }
-    let records = &restore.records;
-    let mut last = Vec::new();
-    for process in records.processes.iter().filter(|p| p.ended.is_none()) {
-        if let Some(pid) = by_inner.get(&process.pid) {
-            process::oom_score(*pid, process.oom_score_adj)?;
-        }
-        let memory = process.memory.map(|m| &records.memories[m]);
-        let Some(memory) = memory else { continue };
-        for thread in &process.threads {
-            let tid = by_inner.get(&thread.tid).copied();
-            let tid = tid.ok_or_else(|| Error::Ended(format!("thread {} is gone", thread.tid)))?;
-            let step = become_thread(tid, restore, process, memory, thread);
-            step.map_err(Error::of("give registers to a task", tid))?;
-            last.push((tid, process.stopped.filter(|_| thread.tid == process.pid)));
-        }
+    let processes = &restore.records.processes;
+    let alive = || processes.iter().rev().filter(|p| p.ended.is_none());
+    for process in alive().filter(|p| p.stopped.is_some()) {
+        let tids = become_process(&by_inner, restore, process)?;
+        stop_again(tids, process)?;
     }
-    for (tid, stopped) in last {
-        match call::detach(tid, stopped.unwrap_or(0)) {
+    let mut last = Vec::new();
+    for process in alive().filter(|p| p.stopped.is_none()) {
+        last.extend(become_process(&by_inner, restore, process)?);
+    }
+    let_go(&last)
+}
+
+fn let_go(tids: &[u32]) -> Result<()> {
+    for tid in tids {
+        match call::detach(*tid, 0) {
             // Those that were let go run already, and may have ended all of their process.
             Ok(()) | Err(Errno::SRCH) => {}
-            Err(e) => return Err(Error::of("let go of a task", tid)(e)),
+            Err(e) => return Err(Error::of("let go of a task", *tid)(e)),
         }
     }
     Ok(())
+}
+
+/// All of a process but its running; gives its threads by the host's ids.
+fn become_process(
+    by_inner: &HashMap<u32, u32>,
+    restore: &Restore,
+    process: &Process,
+) -> Result<Vec<u32>> {
+    let records = &restore.records;
+    let Some(memory) = process.memory.map(|m| &records.memories[m]) else { return Ok(Vec::new()) };
+    if let Some(pid) = by_inner.get(&process.pid) {
+        process::oom_score(*pid, process.oom_score_adj)?;
+    }
+    let mut tids = Vec::new();
+    for thread in &process.threads {
+        let tid = by_inner.get(&thread.tid).copied();
+        let tid = tid.ok_or_else(|| Error::Ended(format!("thread {} is gone", thread.tid)))?;
+        let step = become_thread(tid, restore, process, memory, thread);
+        step.map_err(Error::of("give registers to a task", tid))?;
+        tids.push(tid);
+    }
+    Ok(tids)
+}
+
+/// How long a process may take to stop again.
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+/// Lets go of a process that stops before it does anything: by the signal it was stopped by where
+/// that still does so, by SIGSTOP otherwise.
+fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
+    let Some(pid) = tids.first().copied() else { return Ok(()) };
+    let signal = process.stopped.unwrap_or(libc::SIGSTOP);
+    let is_default = process.actions.iter().all(|a| a.signal != signal || a.handler == 0);
+    let is_blocked = |mask: u64| mask & 1 << (signal - 1) != 0;
+    let stops = is_default && !process.threads.iter().any(|t| is_blocked(t.mask));
+    let failed = Error::of("stop again", pid);
+    let sent = (|| -> std::result::Result<(), Errno> {
+        let send = |signal| {
+            let raw = |e: dormouse_kernel::CallError| Errno::from_raw_os_error(e.errno());
+            let pidfd = dormouse_kernel::pidfd::open(pid).map_err(raw)?;
+            dormouse_kernel::pidfd::send_signal(&pidfd, signal).map_err(raw)
+        };
+        let is_stopped = || {
+            let state = |f: proc::Fields| f.field("State").is_some_and(|s| s.starts_with('T'));
+            proc::fields(pid).is_ok_and(state)
+        };
+        send(if stops { signal } else { libc::SIGSTOP })?;
+        let_go(&tids).map_err(|_| Errno::SRCH)?;
+        let began = Instant::now();
+        while !is_stopped() {
+            // The kernel ignores those of a terminal where nobody could make the group go on.
+            if began.elapsed() > STOP_WITHIN / 10 {
+                send(libc::SIGSTOP)?;
+            }
+            if began.elapsed() > STOP_WITHIN {
+                return Err(Errno::TIMEDOUT);
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    })();
+    sent.map_err(failed)
+}
+
+/// A parent has heard long ago that its children were stopped.
+fn forget_stops(
+    tid: u32,
+    remote: &mut Remote,
+    records: &Records,
+    parent: &Process,
+) -> std::result::Result<(), Errno> {
+    let is_child = |p: &&Process| p.parent == parent.pid && p.stopped.is_some();
+    let children: Vec<u32> = records.processes.iter().filter(is_child).map(|p| p.pid).collect();
+    let hears_soon = parent.pending.iter().any(|s| s.number() == libc::SIGCHLD);
+    if children.is_empty() || hears_soon {
+        return Ok(());
+    }
+    let scratch = Scratch::map(tid, remote)?;
+    for child in children {
+        const OF_A_PROCESS: u64 = 1;
+        let options = (libc::WSTOPPED | libc::WNOHANG) as u64;
+        remote.call(libc::SYS_waitid, [OF_A_PROCESS, child.into(), 0, options, 0])?;
+    }
+    // The signal, and no time to wait for it.
+    let mut bytes = (1u64 << (libc::SIGCHLD - 1)).to_ne_bytes().to_vec();
+    bytes.extend([0; 16]);
+    scratch.write(&bytes)?;
+    let args = [scratch.address, 0, scratch.address + 8, 8];
+    match remote.call(libc::SYS_rt_sigtimedwait, args) {
+        Ok(_) | Err(Errno::AGAIN) => scratch.unmap(remote),
+        Err(e) => Err(e),
+    }
 }
 
 fn become_thread(
@@ -277,6 +396,7 @@ fn become_thread(
         // Other threads of it stand still, and go on elsewhere.
         let base = restore.program.base();
         remote.call(libc::SYS_munmap, [base, restore.work_bytes])?;
+        forget_stops(tid, &mut remote, &restore.records, process)?;
     }
     if let Some(restart) = &thread.restart {
         let scratch = Scratch::map(tid, &mut remote)?;

@@ -25,6 +25,8 @@ pub struct Allowed {
     /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
     /// made again.
     pub held: Vec<u32>,
+    /// It has a terminal, whose master is the engine's.
+    pub console: bool,
 }
 
 const SETGID: u64 = 1 << 6;
@@ -152,6 +154,7 @@ mod tests {
             memory: vec![],
             held: Vec::new(),
             no_new_privileges: true,
+            console: false,
         };
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
         assert!(check_thread(&root, &allowed).is_ok());

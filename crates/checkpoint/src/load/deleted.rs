@@ -3,7 +3,7 @@
 
 use super::{Plan, file, object};
 use crate::error::Result;
-use crate::format::{Deleted, PAGE_BYTES, Thing};
+use crate::format::{Deleted, PAGE_BYTES, Run, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Bytes that one sendfile(2) copies at most: the kernel's limit is just below 2 GiB.
@@ -34,30 +34,39 @@ pub(super) fn make(
     let times = plan.builder.numbers(&times);
     let args = [made.into(), Arg::Number(0), times.into(), Arg::Number(0)];
     sequence.call(what.clone(), Call::new(libc::SYS_utimensat, args));
+    open_all(plan, sequence, &what, index, made)
+}
+
+/// Opens what has no name as often as it was open.
+pub(super) fn open_all(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    index: usize,
+    made: Cell,
+) -> Result<()> {
     let records = plan.records;
     for (n, object) in records.objects.iter().enumerate() {
         let Thing::File(open) = &object.thing else { continue };
         if open.deleted == Some(index) {
-            let cell = plan.reopen(sequence, &what, made, open.flags)?;
-            file::settle(plan, sequence, &what, cell, open);
-            plan.cells[n] = Some(object::lift(plan, sequence, &what, cell)?);
+            let cell = plan.reopen(sequence, what, made, open.flags)?;
+            file::settle(plan, sequence, what, cell, open);
+            plan.cells[n] = Some(object::lift(plan, sequence, what, cell)?);
         }
     }
     Ok(())
 }
 
-fn regular(
+/// Writes contents, and nothing where there are none.
+pub(super) fn fill(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
-    deleted: &Deleted,
-) -> Result<Cell> {
-    let cell = plan.cell()?;
-    let place = plan.builder.text(deleted.place.as_bytes());
-    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-    let args = [Arg::from(libc::AT_FDCWD), place.into(), Arg::from(flags), Arg::Number(0o600)];
-    sequence.call_into(what, cell, Call::new(libc::SYS_openat, args));
-    for run in &deleted.runs {
+    cell: Cell,
+    bytes: u64,
+    runs: &[Run],
+) {
+    for run in runs {
         let (mut at, mut left) = (run.address, run.pages * PAGE_BYTES);
         let mut from = run.first * PAGE_BYTES;
         while left > 0 {
@@ -72,8 +81,22 @@ fn regular(
             left -= now;
         }
     }
-    let length = [cell.into(), deleted.bytes.into()];
+    let length = [cell.into(), bytes.into()];
     sequence.call(what, Call::new(libc::SYS_ftruncate, length));
+}
+
+fn regular(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    deleted: &Deleted,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let place = plan.builder.text(deleted.place.as_bytes());
+    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+    let args = [Arg::from(libc::AT_FDCWD), place.into(), Arg::from(flags), Arg::Number(0o600)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_openat, args));
+    fill(plan, sequence, what, cell, deleted.bytes, &deleted.runs);
     for (name, value) in &deleted.attributes {
         let (name, length) = (plan.builder.text(name.as_bytes()), value.0.len() as u64);
         let at = plan.builder.data(&value.0);

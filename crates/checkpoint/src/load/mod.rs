@@ -31,6 +31,7 @@ mod descriptor;
 mod event;
 mod file;
 mod lock;
+mod memfd;
 mod memory;
 mod object;
 mod packet;
@@ -41,6 +42,7 @@ mod signal;
 mod socket;
 mod system_v;
 mod tcp;
+mod terminal;
 mod thread;
 mod timer;
 mod tmpfs;
@@ -53,7 +55,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Result};
-use crate::format::{Reader, Records, Thing};
+use crate::format::{Reader, Records, Terminal, Thing};
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 pub use conduct::Traced;
@@ -175,6 +177,19 @@ impl Restore {
         self.quiet = Some(id.to_owned());
     }
 
+    /// The size of the console, in rows and columns; `None` where there is none.
+    pub fn console_size(&self) -> Option<(u16, u16)> {
+        let console = self.console()?;
+        Some((console.size[0], console.size[1]))
+    }
+
+    fn console(&self) -> Option<&Terminal> {
+        self.records.objects.iter().find_map(|object| match &object.thing {
+            Thing::Terminal(terminal) if terminal.is_console => Some(terminal),
+            _ => None,
+        })
+    }
+
     /// What it restores.
     pub fn records(&self) -> &Records {
         &self.records
@@ -196,6 +211,8 @@ struct Plan<'r> {
     held: HashMap<usize, Cell>,
     /// Numbers of objects while they wait for their place, by object.
     cells: Vec<Option<Cell>>,
+    /// A side of each terminal, by object.
+    terminals: HashMap<usize, Cell>,
     /// Where shared memory waits, by object.
     shared: HashMap<usize, u64>,
     shared_end: u64,
@@ -245,6 +262,7 @@ impl<'r> Plan<'r> {
             outside,
             held,
             cells: vec![None; records.objects.len()],
+            terminals: HashMap::new(),
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,
             above: above.unwrap_or(0).max(16) + 1,

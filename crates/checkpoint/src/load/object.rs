@@ -1,6 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
-use super::{Plan, deleted, event, file, memory, pipe, socket, tcp, timer, udp, unix};
+use super::{
+    Plan, deleted, event, file, memfd, memory, pipe, socket, tcp, terminal, timer, udp, unix,
+};
 use crate::error::Result;
 use crate::format::Thing;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -9,6 +11,7 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     lift_given(plan, sequence);
+    terminal::make_all(plan, sequence)?;
     for (index, object) in records.objects.iter().enumerate() {
         let what = format!("object {index} ({})", object.thing.name());
         let what = what.as_str();
@@ -20,6 +23,10 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             // Whoever holds what it is about makes it.
             Thing::File(it) if it.deleted.is_some() => None,
             Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
+            Thing::MemoryFile(it) => {
+                memfd::make(plan, sequence, what, index, it)?;
+                None
+            }
             Thing::Deleted(it) => {
                 deleted::make(plan, sequence, what, index, it)?;
                 None
@@ -31,7 +38,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
                 pipe::make(plan, sequence, what, index, it)?;
                 None
             }
-            Thing::PipeEnd(_) => None,
+            Thing::PipeEnd(_) | Thing::Terminal(_) | Thing::TerminalSide(_) => None,
             // Together, below.
             Thing::UnixSocket(_) => None,
             Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),

@@ -1,10 +1,10 @@
-//! Pipes: both ends are made, what was in it is written, and each end that was open gets its own
-//! open file.
+//! Pipes: both ends are made or opened, what was in it is written, and each end that was open gets
+//! its own open file.
 
 use super::{Plan, file, object};
 use crate::error::Result;
 use crate::format::{Pipe, Thing};
-use crate::inject::program::{Arg, Call, Sequence};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn make(
     plan: &mut Plan<'_>,
@@ -13,19 +13,18 @@ pub(super) fn make(
     index: usize,
     pipe: &Pipe,
 ) -> Result<()> {
-    // pipe2 writes two numbers next to each other: the cells follow one another.
-    let (reader, writer) = (plan.cell()?, plan.cell()?);
-    let pair = plan.builder.pointer(reader);
-    let flags = Arg::from(libc::O_CLOEXEC | libc::O_NONBLOCK);
-    sequence.call(what, Call::new(libc::SYS_pipe2, [pair, flags]));
+    let (reader, writer) = match &pipe.path {
+        None => anonymous(plan, sequence, what)?,
+        // Never waits for the other end, being both.
+        Some(path) => {
+            let flags = (libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOFOLLOW) as u32;
+            let both = file::open(plan, sequence, &format!("{what} '{path}'"), path, flags)?;
+            (both, both)
+        }
+    };
     let size = [writer.into(), Arg::from(libc::F_SETPIPE_SZ), pipe.capacity_bytes.into()];
     sequence.call(what, Call::new(libc::SYS_fcntl, size));
-    if !pipe.content.0.is_empty() {
-        let bytes = pipe.content.0.len() as u64;
-        let at = plan.builder.data(&pipe.content.0);
-        let args = [writer.into(), at.into(), bytes.into()];
-        sequence.call(what, Call::new(libc::SYS_write, args).returns(bytes));
-    }
+    fill(plan, sequence, what, writer, pipe);
     let records = plan.records;
     let mut taken = [false; 2];
     for (n, object) in records.objects.iter().enumerate() {
@@ -35,17 +34,43 @@ pub(super) fn make(
         }
         let mine = if end.writes { writer } else { reader };
         let taken = &mut taken[usize::from(end.writes)];
-        let cell = if std::mem::replace(taken, true) {
-            // Opened once more, as programs do through /proc/self/fd: an open file of its own. The
-            // number is in the name, so only the process itself could give it.
-            return Err(crate::error::Error::Elsewhere(
-                "an end of a pipe was opened twice, which is not restored yet".into(),
-            ));
-        } else {
-            object::lift(plan, sequence, what, mine)?
+        // Those of a fifo, and one that was opened once more through /proc/self/fd: an open file of
+        // its own.
+        let is_first = !std::mem::replace(taken, true) && pipe.path.is_none();
+        let own = match is_first {
+            true => mine,
+            false => plan.reopen(sequence, what, mine, end.flags | libc::O_NONBLOCK as u32)?,
         };
+        let cell = object::lift(plan, sequence, what, own)?;
         file::set_flags(sequence, what, cell, end.flags);
         plan.cells[n] = Some(cell);
     }
     Ok(())
+}
+
+/// Reader and writer of a new pipe.
+fn anonymous(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result<(Cell, Cell)> {
+    // pipe2 writes two numbers next to each other: the cells follow one another.
+    let (reader, writer) = (plan.cell()?, plan.cell()?);
+    let pair = plan.builder.pointer(reader);
+    let flags = Arg::from(libc::O_CLOEXEC | libc::O_NONBLOCK);
+    sequence.call(what, Call::new(libc::SYS_pipe2, [pair, flags]));
+    Ok((reader, writer))
+}
+
+/// Writes what was in it, a packet at a time where there are packets.
+fn fill(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, writer: Cell, pipe: &Pipe) {
+    let whole = [pipe.content.0.len() as u32];
+    let lengths = if pipe.packets.is_empty() { &whole[..] } else { &pipe.packets[..] };
+    if !pipe.packets.is_empty() {
+        file::set_flags(sequence, what, writer, (libc::O_DIRECT | libc::O_NONBLOCK) as u32);
+    }
+    let mut rest = &pipe.content.0[..];
+    for length in lengths.iter().filter(|n| **n != 0) {
+        let (now, later) = rest.split_at(rest.len().min(*length as usize));
+        let at = plan.builder.data(now);
+        let args = [writer.into(), at.into(), Arg::from(*length)];
+        sequence.call(what, Call::new(libc::SYS_write, args).returns(u64::from(*length)));
+        rest = later;
+    }
 }

@@ -1,6 +1,6 @@
 //! Processes: what their threads share.
 
-use super::{NICE, NOFILE, Plan, RTPRIO, descriptor, event, lock, signal, thread, timer};
+use super::{NICE, NOFILE, Plan, RTPRIO, descriptor, event, lock, memfd, signal, thread, timer};
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -43,10 +43,6 @@ pub(super) fn restore(
     }
     sequence.call("the umask", Call::new(libc::SYS_umask, [record.umask.into()]));
     signal::actions(plan, sequence, record);
-    if record.subreaper {
-        let args = [Arg::from(libc::PR_SET_CHILD_SUBREAPER), Arg::Number(1)];
-        sequence.call("the subreaper", Call::new(libc::SYS_prctl, args));
-    }
     let mut others = Vec::new();
     for (n, other) in record.threads.iter().enumerate().skip(1) {
         thread::make(plan, sequence, other, next_thread + n - 1);
@@ -66,6 +62,7 @@ pub(super) fn restore(
 pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     event::watch(plan, sequence, record)?;
     lock::of_process(plan, sequence, record);
+    memfd::seal(plan, sequence, record);
     signal::forget_children(plan, sequence);
     signal::pending(plan, sequence, record.pid, None, &record.pending);
     timer::posix(plan, sequence, record);

@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use super::{Plan, memory, object, process, thread};
+use super::{Plan, memory, object, process, terminal, thread};
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -81,7 +81,7 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
         });
     }
     // Who made it, for those that can be made by their parent.
-    let mut helpers: HashMap<u32, usize> = HashMap::new();
+    let mut helpers: HashMap<(u32, usize), usize> = HashMap::new();
     for n in 1..processes.len() {
         let record = &processes[n];
         let parent = by_pid[&record.parent];
@@ -91,8 +91,8 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
         } else if record.session == nodes[parent].born_in {
             nodes[n].born_in = record.session;
             nodes[parent].before.push(n);
-        } else if parent == 0 {
-            let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, record);
+        } else if parent == 0 || processes[parent].subreaper {
+            let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, (n, parent))?;
             nodes[n].born_in = record.session;
             nodes[helper].after.push(n);
         } else {
@@ -114,25 +114,32 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
-/// The one that makes a process which the first process shall adopt: a zombie that led the session,
-/// or a helper in its place, or a helper below the leader that still lives.
+/// The one that makes a process which the first process, or a subreaper, shall adopt: a zombie that
+/// led the session, or a helper in its place, or a helper below the leader that still lives.
 fn adopted(
     plan: &mut Plan<'_>,
     nodes: &mut Vec<Node>,
     by_pid: &HashMap<u32, usize>,
-    helpers: &mut HashMap<u32, usize>,
-    record: &Process,
-) -> usize {
+    helpers: &mut HashMap<(u32, usize), usize>,
+    (orphan, parent): (usize, usize),
+) -> Result<usize> {
+    let record = &plan.records.processes[orphan];
     let session = record.session;
-    if let Some(helper) = helpers.get(&session) {
-        return *helper;
+    if let Some(helper) = helpers.get(&(session, parent)) {
+        return Ok(*helper);
     }
     let leader = by_pid.get(&session).copied();
+    if leader.is_some_and(|leader| adopter(plan, by_pid, leader) != parent) {
+        return Err(Error::Elsewhere(format!(
+            "process {} ({}) was adopted by one who would not adopt it again",
+            record.pid, record.name
+        )));
+    }
     let is_zombie = |n: usize| plan.records.processes[n].ended.is_some();
     let helper = match leader {
         Some(leader) if is_zombie(leader) => leader,
         _ => {
-            let maker = leader.unwrap_or(0);
+            let maker = leader.unwrap_or(parent);
             let pid = if leader.is_some() { plan.fresh_pid() } else { session };
             nodes.push(Node {
                 pid,
@@ -149,18 +156,36 @@ fn adopted(
             helper
         }
     };
-    helpers.insert(session, helper);
-    helper
+    helpers.insert((session, parent), helper);
+    Ok(helper)
+}
+
+/// Who gets the children of a process when it ends.
+fn adopter(plan: &Plan<'_>, by_pid: &HashMap<u32, usize>, of: usize) -> usize {
+    let processes = &plan.records.processes;
+    let mut at = of;
+    // Parents come before their children, so this ends.
+    while at != 0 {
+        at = by_pid.get(&processes[at].parent).copied().unwrap_or(0);
+        if processes[at].subreaper {
+            break;
+        }
+    }
+    at
 }
 
 /// Helpers for process groups whose leader has ended.
-fn lead_groups(nodes: &mut Vec<Node>, by_pid: &HashMap<u32, usize>, helpers: &HashMap<u32, usize>) {
+fn lead_groups(
+    nodes: &mut Vec<Node>,
+    by_pid: &HashMap<u32, usize>,
+    helpers: &HashMap<(u32, usize), usize>,
+) {
     let mut led: Vec<u32> = Vec::new();
     for n in 0..nodes.len() {
         let (group, session) = (nodes[n].group, nodes[n].session);
         let is_led = group == 0 || by_pid.contains_key(&group) || led.contains(&group);
         // Whoever stands in for a session's leader leads its group too.
-        if is_led || helpers.contains_key(&group) {
+        if is_led || helpers.keys().any(|(session, _)| *session == group) {
             continue;
         }
         led.push(group);
@@ -182,7 +207,7 @@ fn lead_groups(nodes: &mut Vec<Node>, by_pid: &HashMap<u32, usize>, helpers: &Ha
 
 /// Sessions, children, groups.
 fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) {
-    let mut fork = |sequence: &mut Sequence, child: usize| {
+    let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
         let ids = plan.builder.data(&pid.to_ne_bytes());
         // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size,
@@ -192,14 +217,25 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
         let call = Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)]);
         sequence.fork(format!("process {pid}"), child, call);
     };
+    let record = node.record.map(|r| &plan.records.processes[r]);
+    if record.is_some_and(|r| r.subreaper && r.ended.is_none()) {
+        // ORDER: before the first orphan is left to it.
+        let args = [Arg::from(libc::PR_SET_CHILD_SUBREAPER), Arg::Number(1)];
+        let what = format!("process {} as a subreaper", node.pid);
+        sequence.call(what, Call::new(libc::SYS_prctl, args));
+    }
     for child in &node.before {
-        fork(sequence, *child);
+        fork(plan, sequence, *child);
     }
     if node.leads_session {
         sequence.call(format!("the session {}", node.pid), Call::new(libc::SYS_setsid, []));
     }
+    let leads = node.session == node.pid && node.record.is_some();
+    if leads {
+        terminal::take(plan, sequence, node.session);
+    }
     for child in &node.after {
-        fork(sequence, *child);
+        fork(plan, sequence, *child);
     }
     sequence.stage("born");
     let set_group = |group: u32| Call::new(libc::SYS_setpgid, [Arg::Number(0), group.into()]);
@@ -214,6 +250,12 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
         sequence.call(what, set_group(node.group));
     }
     sequence.stage("joined");
+    if leads {
+        terminal::foreground(plan, sequence, node.session);
+    }
+    if node.pid == 1 {
+        terminal::settle(plan, sequence);
+    }
 }
 
 /// Waits for the helpers that a process has made.

@@ -11,12 +11,14 @@ use super::file;
 use super::object::{Survey, Why};
 use super::thread::Maps;
 use super::tree::Seen;
-use crate::format::{Bytes, Deleted, PAGE_BYTES, Thing};
+use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
 
 /// Mode bits that give whoever executes a file more than he has.
 const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
 /// What the kernel adds to the name of what has none.
 const SUFFIX: &str = " (deleted)";
+/// What it puts before the name of a file that is memory.
+const MEMORY: &str = "/memfd:";
 
 /// The object that holds what an open file without a name is about. `open` leads to it: any
 /// descriptor of ours, also one that only names a place.
@@ -32,6 +34,9 @@ pub(crate) fn object(
         return Ok(*index);
     }
     let name = link.strip_suffix(SUFFIX).unwrap_or(link);
+    if let Some(name) = name.strip_prefix(MEMORY) {
+        return memory_file(survey, seen, name, stat, open);
+    }
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind == FileType::RegularFile && stat.st_nlink != 0 {
         return Err(format!("the file '{name}', whose name is gone while it has others"));
@@ -68,6 +73,37 @@ pub(crate) fn object(
     let index = survey.add(Thing::Deleted(deleted));
     survey.deleted.insert(identity, index);
     survey.found.contents.extend(file.map(|file| (index, file)));
+    Ok(index)
+}
+
+/// The object of a file that is memory.
+fn memory_file(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    name: &str,
+    stat: &Stat,
+    open: BorrowedFd<'_>,
+) -> Result<usize, Why> {
+    const HUGETLBFS: u64 = 0x958_458f6;
+    let path = format!("/proc/self/fd/{}", open.as_raw_fd());
+    let failed = |e: std::io::Error| format!("the memory '{name}', which cannot be read: {e}");
+    let file = File::open(path).map_err(failed)?;
+    if rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == HUGETLBFS) {
+        return Err(format!("the memory '{name}' of huge pages (hugetlb), which is not saved yet"));
+    }
+    let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| failed(e.into()))?;
+    let (uid, gid) = Maps::read(seen.pid).owner(stat.st_uid, stat.st_gid);
+    let index = survey.add(Thing::MemoryFile(MemoryFile {
+        name: name.to_owned(),
+        mode: stat.st_mode & !PRIVILEGES,
+        uid,
+        gid,
+        bytes: stat.st_size as u64,
+        seals: seals.bits(),
+        runs: Vec::new(),
+    }));
+    survey.deleted.insert((stat.st_dev, stat.st_ino), index);
+    survey.found.contents.push((index, file));
     Ok(index)
 }
 

@@ -67,7 +67,7 @@ fn found(
     stat: &Stat,
     open: BorrowedFd<'_>,
 ) -> Result<File, Why> {
-    if link.starts_with("/memfd:") || link.starts_with("/SYSV") {
+    if link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
     let file = File {
@@ -85,13 +85,19 @@ fn found(
         let deleted = deleted::object(survey, seen, link, stat, open)?;
         return Ok(File { deleted: Some(deleted), ..file });
     }
+    is_there(seen, link, stat)?;
+    Ok(file)
+}
+
+/// Whether a file is found by its name.
+pub(crate) fn is_there(seen: &Seen, link: &str, stat: &Stat) -> Result<(), Why> {
     let there =
         lookup(seen.pid, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
     let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
     if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
         return Err(format!("'{link}', which by that name is another file now"));
     }
-    Ok(file)
+    Ok(())
 }
 
 /// Whether a file has lost its name. A name may also end as the kernel says that.

@@ -190,6 +190,7 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
             Thing::SystemVMemory(memory) => {
                 (memory.bytes.next_multiple_of(PAGE_BYTES), &mut memory.runs)
             }
+            Thing::MemoryFile(file) => (deleted::whole_pages(file.bytes), &mut file.runs),
             Thing::Deleted(deleted) => (deleted::whole_pages(deleted.bytes), &mut deleted.runs),
             _ => continue,
         };

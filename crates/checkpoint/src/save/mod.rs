@@ -32,6 +32,7 @@ mod signal;
 mod socket;
 pub(crate) mod system_v;
 pub(crate) mod tcp;
+mod terminal;
 mod thread;
 mod timer;
 mod tmpfs;
@@ -127,6 +128,7 @@ pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
     for process in &tree {
         survey.process(process)?;
     }
+    terminal::sessions(&mut survey, &tree);
     Ok(survey.finish().refusals)
 }
 
@@ -165,11 +167,13 @@ impl Stopped {
             }
             processes.push(record);
         }
+        terminal::sessions(&mut survey, self.processes());
         let mut found = survey.finish();
         if !found.refusals.is_empty() {
             return Err(Error::Refused(found.refusals));
         }
         self.connections.read(subject, &mut found)?;
+        terminal::contents(&mut found)?;
         tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject)?;

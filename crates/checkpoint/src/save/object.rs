@@ -13,7 +13,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
 
 use super::tree::Seen;
-use super::{Subject, event, file, lock, memory, pipe, socket, timer, unix};
+use super::{Subject, event, file, lock, memory, pipe, socket, terminal, timer, unix};
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, LockKind, Memory, Object, Thing};
 
@@ -79,6 +79,7 @@ const KINDS: &[Kind] = &[
     Kind { is: event::is_signal, save: event::signal },
     Kind { is: event::is_epoll, save: event::epoll },
     Kind { is: timer::is_timer, save: timer::save },
+    Kind { is: terminal::is_terminal, save: terminal::save },
     Kind { is: file::is_device, save: file::device },
     Kind { is: file::is_file, save: file::save },
 ];
@@ -99,11 +100,13 @@ pub(crate) struct Survey<'s> {
     pub(crate) found: Found,
     open_files: HashMap<Key, Vec<(u32, u32, usize)>>,
     pub(crate) named: HashMap<(String, u32), usize>,
-    pub(crate) pipes: HashMap<u64, pipe::Ends>,
+    pub(crate) pipes: HashMap<(u64, u64), pipe::Ends>,
     pub(crate) unix: unix::Known,
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// Shared memory of System V, by id.
     pub(crate) segments: HashMap<i32, usize>,
+    /// Terminals by their number.
+    pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
 }
@@ -119,6 +122,8 @@ pub(crate) struct Found {
     pub(crate) held: Vec<(u32, OwnedFd)>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
+    /// Terminals, through which something may be on its way.
+    pub(crate) terminals: Vec<terminal::Sides>,
 }
 
 impl<'s> Survey<'s> {
@@ -132,6 +137,7 @@ impl<'s> Survey<'s> {
             unix: unix::Known::new(),
             shared: HashMap::new(),
             segments: HashMap::new(),
+            terminals: HashMap::new(),
             deleted: HashMap::new(),
         }
     }
@@ -250,6 +256,7 @@ impl<'s> Survey<'s> {
     pub(crate) fn finish(mut self) -> Found {
         pipe::finish(&mut self);
         unix::finish(&mut self);
+        self.found.terminals = self.terminals.into_values().collect();
         self.found
     }
 }

@@ -1,10 +1,12 @@
-//! Pipes: ends are open files, the pipe between them is known by its inode.
+//! Pipes: ends are open files, the pipe between them is known by its inode, be it one of the
+//! kernel's own or a fifo's.
 
 use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::pipe::SpliceFlags;
 
+use super::file;
 use super::object::{Open, Survey, Why};
 use crate::error::Refusal;
 use crate::format::{Bytes, Pipe, PipeEnd, Thing};
@@ -13,59 +15,93 @@ use crate::format::{Bytes, Pipe, PipeEnd, Thing};
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     pipe: usize,
+    /// A copy of an end that reads, and of one that only writes.
     reader: Option<OwnedFd>,
     writer: Option<OwnedFd>,
+    has_writer: bool,
+    has_name: bool,
     /// For the message: who has an end of it.
     first: Option<Refusal>,
 }
 
 pub(crate) fn is_pipe(open: &Open<'_>) -> bool {
-    open.link.starts_with("pipe:[")
+    let is_place = open.flags() & libc::O_PATH as u32 != 0;
+    open.stat.st_mode & libc::S_IFMT == libc::S_IFIFO && !is_place
 }
 
 pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     let flags = open.flags();
-    if flags & libc::O_DIRECT as u32 != 0 {
-        return Err("a pipe of packets (O_DIRECT), which is not saved yet".into());
-    }
-    let writes = flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32;
-    let inode = open.stat.st_ino;
-    let pipe = match survey.pipes.get(&inode) {
+    let access = flags & libc::O_ACCMODE as u32;
+    let writes = access != libc::O_RDONLY as u32;
+    let identity = (open.stat.st_dev, open.stat.st_ino);
+    let pipe = match survey.pipes.get(&identity) {
         Some(ends) => ends.pipe,
         None => {
+            let path = name(open)?;
             let capacity = rustix::pipe::fcntl_getpipe_size(&open.copy);
             let capacity_bytes = capacity.map_err(|e| format!("a pipe: {e}"))? as u32;
-            let pipe = Pipe { capacity_bytes, content: Bytes::default() };
+            let (content, packets) = (Bytes::default(), Vec::new());
+            let has_name = path.is_some();
+            let pipe = Pipe { capacity_bytes, content, packets, path };
             let index = survey.add(Thing::Pipe(pipe));
             let what = format!("descriptor {}", open.number);
             let first = Some(open.process.refuse(what, ""));
-            survey.pipes.insert(inode, Ends { pipe: index, first, ..Ends::default() });
+            let ends = Ends { pipe: index, first, has_name, ..Ends::default() };
+            survey.pipes.insert(identity, ends);
             index
         }
     };
     let copy = open.copy.try_clone().map_err(|e| format!("a pipe: {e}"))?;
-    if let Some(ends) = survey.pipes.get_mut(&inode) {
-        if writes { ends.writer = Some(copy) } else { ends.reader = Some(copy) }
+    if let Some(ends) = survey.pipes.get_mut(&identity) {
+        // Both, by a name.
+        if access != libc::O_WRONLY as u32 {
+            ends.reader = Some(copy);
+        } else {
+            ends.writer = Some(copy);
+        }
+        ends.has_writer |= writes;
     }
     Ok(Thing::PipeEnd(PipeEnd { pipe, writes, flags }))
+}
+
+/// The path of a pipe that has a name: by which it is there, and in the container's own layer, so
+/// that nobody else can have it open.
+fn name(open: &Open<'_>) -> Result<Option<String>, Why> {
+    if open.link.starts_with("pipe:[") {
+        return Ok(None);
+    }
+    file::is_there(open.process, &open.link, &open.stat)?;
+    let root = rustix::fs::stat(format!("/proc/{}/root", open.process.pid));
+    if root.is_ok_and(|root| root.st_dev == open.stat.st_dev) {
+        return Ok(Some(open.link.clone()));
+    }
+    Err(format!("the fifo '{}' on a volume, which others may have open, too", open.link))
 }
 
 /// Contents, and pipes whose other end is outside.
 pub(crate) fn finish(survey: &mut Survey<'_>) {
     for ends in std::mem::take(&mut survey.pipes).into_values() {
-        let content = match (&ends.reader, &ends.writer) {
-            (Some(reader), writer) => {
-                let open_elsewhere = writer.is_none() && !is_hung_up(reader, PollFlags::HUP);
+        let (reader, writer) = (&ends.reader, &ends.writer);
+        let content = match (reader, writer) {
+            (Some(reader), _) => {
+                let maybe_elsewhere = !ends.has_writer && !ends.has_name;
+                let open_elsewhere = maybe_elsewhere && !is_hung_up(reader, PollFlags::HUP);
                 if open_elsewhere { Err(outside("writes")) } else { content(reader) }
+            }
+            // Somebody may come and read.
+            (None, Some(writer)) if ends.has_name => {
+                let waiting = rustix::io::ioctl_fionread(writer).unwrap_or(0);
+                let why = "a fifo with something in it that nobody has open to read, not saved yet";
+                if waiting == 0 { Ok(Content::default()) } else { Err(why.into()) }
             }
             (None, Some(writer)) if !is_hung_up(writer, PollFlags::ERR) => Err(outside("reads")),
             // Nobody will ever read it.
-            (None, _) => Ok(Vec::new()),
+            (None, _) => Ok(Content::default()),
         };
         match content {
-            Ok(content) => {
+            Ok((content, packets)) => {
                 if let Thing::Pipe(pipe) = &mut survey.found.objects[ends.pipe].thing {
-                    pipe.content = Bytes(content);
+                    (pipe.content, pipe.packets) = (Bytes(content), packets);
                 }
             }
             Err(why) => {
@@ -75,6 +111,9 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
         }
     }
 }
+
+/// Bytes, and where they are packets their lengths.
+type Content = (Vec<u8>, Vec<u32>);
 
 fn outside(does: &str) -> Why {
     format!("a pipe that somebody outside the container {does}")
@@ -88,11 +127,11 @@ fn is_hung_up(end: &OwnedFd, flag: PollFlags) -> bool {
 }
 
 /// What is in a pipe, which keeps it (tee(2)).
-fn content(reader: &OwnedFd) -> Result<Vec<u8>, Why> {
+fn content(reader: &OwnedFd) -> Result<Content, Why> {
     let failed = |e: rustix::io::Errno| format!("a pipe whose content cannot be read: {e}");
     let waiting = rustix::io::ioctl_fionread(reader).map_err(failed)? as usize;
     if waiting == 0 {
-        return Ok(Vec::new());
+        return Ok(Content::default());
     }
     let capacity = rustix::pipe::fcntl_getpipe_size(reader).map_err(failed)?;
     let (read, write) =
@@ -102,13 +141,16 @@ fn content(reader: &OwnedFd) -> Result<Vec<u8>, Why> {
     let copied =
         rustix::pipe::tee(reader, &write, waiting, SpliceFlags::NONBLOCK).map_err(failed)?;
     let mut content = vec![0; copied];
-    let mut at = 0;
+    let (mut at, mut lengths) = (0, Vec::new());
     while at < copied {
-        at += rustix::io::read(&read, &mut content[at..]).map_err(failed)?;
+        let n = rustix::io::read(&read, &mut content[at..]).map_err(failed)?;
+        lengths.push(n as u32);
+        at += n;
     }
-    if copied == waiting {
-        Ok(content)
-    } else {
-        Err(format!("a pipe of which only {copied} of {waiting} bytes can be read"))
+    if copied != waiting {
+        return Err(format!("a pipe of which only {copied} of {waiting} bytes can be read"));
     }
+    // Of a stream all comes at once. The last packet alone looks like one, and ends all the same.
+    let packets = if lengths.len() > 1 { lengths } else { Vec::new() };
+    Ok((content, packets))
 }

@@ -9,6 +9,7 @@ mod pidfd;
 mod schedule;
 mod socket;
 mod task;
+mod terminal;
 mod trace;
 
 pub use mount::*;
@@ -16,6 +17,7 @@ pub use pidfd::*;
 pub use schedule::*;
 pub use socket::*;
 pub use task::*;
+pub use terminal::*;
 pub use trace::*;
 
 use crate::Errno;

@@ -178,6 +178,30 @@ pub fn pending_signal(
     Ok((found == 1).then_some(info))
 }
 
+/// PTRACE_SECCOMP_GET_FILTER: the instructions of a task's system call filter, 0 being the one that
+/// was loaded last; `None` where there are fewer. Needs CAP_SYS_ADMIN. KERNEL(4.4).
+pub fn filter(tid: u32, index: u64) -> Result<Option<Vec<u8>>, Errno> {
+    const GET_FILTER: u32 = 0x420c;
+    /// Bytes of an instruction (`struct sock_filter`).
+    const INSTRUCTION: usize = 8;
+    let length = match ptrace(GET_FILTER, tid, index, 0) {
+        Err(Errno::NOENT) => return Ok(None),
+        found => found?,
+    };
+    let mut bytes = vec![0; length * INSTRUCTION];
+    ptrace(GET_FILTER, tid, index, bytes.as_mut_ptr() as u64)?;
+    Ok(Some(bytes))
+}
+
+/// PTRACE_SECCOMP_GET_METADATA: flags that a filter was loaded with. KERNEL(4.16).
+pub fn filter_flags(tid: u32, index: u64) -> Result<u64, Errno> {
+    const GET_METADATA: u32 = 0x420d;
+    let mut metadata = [index, 0];
+    let size = size_of_val(&metadata) as u64;
+    ptrace(GET_METADATA, tid, size, metadata.as_mut_ptr() as u64)?;
+    Ok(metadata[1])
+}
+
 /// Where a task's restartable sequences are registered (rseq(2)).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,0 +1,25 @@
+//! Files that are memory (memfd_create(2)).
+
+use serde::{Deserialize, Serialize};
+
+use super::Run;
+
+/// A file that is memory and has no place; what is open of it are objects of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFile {
+    /// What it was called.
+    pub name: String,
+    /// `st_mode`.
+    pub mode: u32,
+    /// Its owner, by the container's ids.
+    pub uid: u32,
+    /// Its group, the same.
+    pub gid: u32,
+    /// Its length.
+    pub bytes: u64,
+    /// `F_SEAL_*`.
+    pub seals: u32,
+    /// Its contents; addresses are offsets. The last page may be longer than the file.
+    #[serde(default)]
+    pub runs: Vec<Run>,
+}

@@ -1,0 +1,191 @@
+//! Terminals: made in the order of their numbers, as the kernel gives the lowest that is free. The
+//! console is there already: it was made with the newborn, and its master is the engine's.
+//!
+//! What was typed and written goes in while nothing echoes; how the terminal treats what comes is
+//! set when everybody is born, and the kernel has long passed it through.
+
+use super::{Plan, file, object};
+use crate::error::{Error, Result};
+use crate::format::terminal_modes as modes;
+use crate::format::{Terminal, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+const TIOCSPTLCK: u64 = 0x4004_5431;
+const TIOCPKT: u64 = 0x5420;
+const TIOCEXCL: u64 = 0x540c;
+const TIOCSWINSZ: u64 = 0x5414;
+const TIOCSCTTY: u64 = 0x540e;
+const TIOCSPGRP: u64 = 0x5410;
+const TCSETS2: u64 = 0x402c_542b;
+
+fn ioctl(cell: Cell, request: u64, argument: impl Into<Arg>) -> Call {
+    Call::new(libc::SYS_ioctl, [cell.into(), Arg::Number(request), argument.into()])
+}
+
+fn all<'r>(plan: &Plan<'r>) -> Vec<(usize, &'r Terminal)> {
+    let records = plan.records;
+    let objects = records.objects.iter().enumerate();
+    let mut all: Vec<_> = objects
+        .filter_map(|(n, object)| match &object.thing {
+            Thing::Terminal(terminal) => Some((n, terminal)),
+            _ => None,
+        })
+        .collect();
+    all.sort_unstable_by_key(|(_, terminal)| terminal.number);
+    all
+}
+
+/// Makes all terminals, and opens their sides.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let has_console = plan.allowed.console;
+    let mut next = u32::from(has_console);
+    for (index, terminal) in all(plan) {
+        let number = terminal.number;
+        let what = format!("object {index} (terminal /dev/pts/{number})");
+        if terminal.is_console != (has_console && number == 0) {
+            return Err(Error::Elsewhere(format!(
+                "{what} is {}the console of this container",
+                if terminal.is_console { "not " } else { "" }
+            )));
+        }
+        let mut master = None;
+        while !terminal.is_console && next <= number {
+            // Those between are closed with everything below when all is made.
+            let text = plan.builder.text(b"/dev/pts/ptmx");
+            let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+            let cell = plan.cell()?;
+            let args = [Arg::from(libc::AT_FDCWD), text.into(), Arg::from(flags), Arg::Number(0)];
+            sequence.call_into(what.clone(), cell, Call::new(libc::SYS_openat, args));
+            master = Some(cell);
+            next += 1;
+        }
+        one(plan, sequence, &what, index, terminal, master)?;
+    }
+    Ok(())
+}
+
+fn one(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    index: usize,
+    terminal: &Terminal,
+    master: Option<Cell>,
+) -> Result<()> {
+    let records = plan.records;
+    let sides = records.objects.iter().enumerate().filter_map(|(n, object)| match &object.thing {
+        Thing::TerminalSide(side) if side.terminal == index => Some((n, side)),
+        _ => None,
+    });
+    let sides: Vec<_> = sides.collect();
+    if let Some(master) = master {
+        let zero = plan.builder.data(&[0; 4]);
+        sequence.call(what, ioctl(master, TIOCSPTLCK, zero));
+    }
+    // A slave that was never open is not opened: its master would notice when it closes.
+    let is_open = terminal.session != 0 || sides.iter().any(|(_, side)| !side.is_master);
+    let path = format!("/dev/pts/{}", terminal.number);
+    let slave = match is_open || master.is_none() {
+        true => {
+            let made = file::open(plan, sequence, what, &path, libc::O_RDWR as u32)?;
+            Some(object::lift(plan, sequence, what, made)?)
+        }
+        false => None,
+    };
+    let Some(control) = slave.or(master) else { return Ok(()) };
+    plan.terminals.insert(index, control);
+    let size: Vec<u8> = terminal.size.iter().flat_map(|n| n.to_ne_bytes()).collect();
+    let size = plan.builder.data(&size);
+    sequence.call(what, ioctl(control, TIOCSWINSZ, size));
+    if let Ok(own) = terminal.termios.0[..].try_into() {
+        let quiet = plan.builder.data(&modes::quiet(own));
+        sequence.call(what, ioctl(control, TCSETS2, quiet));
+    }
+    if let Some(slave) = slave {
+        let (uid, gid, mode) = terminal.owner;
+        let owner = [slave.into(), uid.into(), gid.into()];
+        sequence.call(what, Call::new(libc::SYS_fchown, owner));
+        sequence.call(what, Call::new(libc::SYS_fchmod, [slave.into(), mode.into()]));
+        write(plan, sequence, what, slave, &terminal.written.0);
+    }
+    if let Some(master) = master {
+        write(plan, sequence, what, master, &terminal.typed.0);
+        if terminal.packet {
+            let one = plan.builder.data(&1u32.to_ne_bytes());
+            sequence.call(what, ioctl(master, TIOCPKT, one));
+        }
+    }
+    for (n, side) in sides {
+        let cell = match (side.is_master, master) {
+            (true, Some(master)) => {
+                let cell = object::lift(plan, sequence, what, master)?;
+                file::set_flags(sequence, what, cell, side.flags);
+                cell
+            }
+            (true, None) => {
+                let text = format!("{what} has a master inside, and is the console");
+                return Err(Error::damaged("section 'object'", text));
+            }
+            (false, _) => {
+                let path = if side.as_console { "/dev/console" } else { &path };
+                let made = file::open(plan, sequence, what, path, side.flags)?;
+                object::lift(plan, sequence, what, made)?
+            }
+        };
+        plan.cells[n] = Some(cell);
+    }
+    if terminal.exclusive {
+        sequence.call(what, ioctl(control, TIOCEXCL, 0u32));
+    }
+    if let Some(master) = master.filter(|_| terminal.locked) {
+        let one = plan.builder.data(&1u32.to_ne_bytes());
+        sequence.call(what, ioctl(master, TIOCSPTLCK, one));
+    }
+    Ok(())
+}
+
+fn write(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        let (at, length) = (plan.builder.data(bytes), bytes.len() as u64);
+        let args = [cell.into(), at.into(), length.into()];
+        sequence.call(what, Call::new(libc::SYS_write, args).returns(length));
+    }
+}
+
+/// A leader of a session takes its terminal. ORDER: before it makes those who inherit it.
+pub(super) fn take(plan: &mut Plan<'_>, sequence: &mut Sequence, session: u32) {
+    for (index, terminal) in all(plan) {
+        if terminal.session == session
+            && !(terminal.is_console && session == 1)
+            && let Some(cell) = plan.terminals.get(&index)
+        {
+            let what = format!("the terminal of session {session}");
+            sequence.call(what, ioctl(*cell, TIOCSCTTY, 0u32));
+        }
+    }
+}
+
+/// Who is in the foreground. ORDER: when all groups are there.
+pub(super) fn foreground(plan: &mut Plan<'_>, sequence: &mut Sequence, session: u32) {
+    for (index, terminal) in all(plan) {
+        if terminal.session == session
+            && terminal.foreground != 0
+            && let Some(cell) = plan.terminals.get(&index).copied()
+        {
+            let group = plan.builder.data(&terminal.foreground.to_ne_bytes());
+            let what = format!("the foreground of session {session}");
+            // A group may have lost its last member, and is in the foreground all the same.
+            sequence.call(what, ioctl(cell, TIOCSPGRP, group).lenient());
+        }
+    }
+}
+
+/// How terminals treat what comes. ORDER: what is on its way was put in at least a stage ago.
+pub(super) fn settle(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+    for (index, terminal) in all(plan) {
+        let Some(cell) = plan.terminals.get(&index).copied() else { continue };
+        let what = format!("object {index} (terminal /dev/pts/{})", terminal.number);
+        let termios = plan.builder.data(&terminal.termios.0);
+        sequence.call(what, ioctl(cell, TCSETS2, termios));
+    }
+}
