@@ -184,6 +184,10 @@ workloads! {
     vm_files: "file";
     vm_pipes: "pipe";
     vm_fifos: "fifo";
+    vm_advice_about_memory: "advice";
+    vm_pidfds: "pidfd";
+    vm_watches_of_files: "inotify";
+    vm_filters_of_its_own: "filter";
     vm_files_that_are_memory: "memfd";
     vm_stopped_processes: "stopped";
     vm_subreapers: "reaper";
@@ -205,6 +209,50 @@ workloads! {
     vm_locks: "lock";
     vm_directories: "directory";
     vm_terminals: "terminal", "-t";
+}
+
+/// What goes on as new containers, from one that runs and from a checkpoint of one that does not.
+#[test]
+fn vm_clones_go_on_by_themselves() {
+    let host = host();
+    for (name, more) in [
+        ("memory", &["--net", "none"][..]),
+        ("deleted", &["--net", "none"]),
+        ("tree", &["--net", "none"]),
+        ("thread", &["--net", "none"]),
+        ("lock", &["--net", "none"]),
+        ("memfd", &["--net", "none"]),
+        ("inotify", &["--net", "none"]),
+        ("listener", &[]),
+    ] {
+        start(&host, name, more);
+        wait_for_line(&host, name, "ready 0");
+        let made = host.dm(&["clone", "-n", "2", name]).ok();
+        assert_eq!(made, format!("{name}-clone-1\n{name}-clone-2"));
+        host.dm(&["checkpoint", name]).ok();
+        host.dm(&["clone", "--name", &format!("{name}-late"), name]).ok();
+        host.dm(&["restore", name]).ok();
+        let of = |name: &str, what: &str| host.inspect(name)[what].to_string();
+        let all: Vec<String> =
+            ["", "-clone-1", "-clone-2", "-late"].map(|end| format!("{name}{end}")).into();
+        for (n, one) in all.iter().enumerate() {
+            assert_eq!(host.state_of(one), "running", "{one}");
+            for other in &all[..n] {
+                assert_ne!(of(one, "id"), of(other, "id"));
+                let same = of(one, "addresses") == of(other, "addresses");
+                assert_eq!(same, !more.is_empty(), "{one} and {other}");
+            }
+            for round in 0..ROUNDS {
+                // What it said before it was cloned is not in its log.
+                if round > 0 {
+                    wait_for_line(&host, one, &format!("ready {round}"));
+                }
+                go_on(&host, one, round);
+            }
+            wait_for_line(&host, one, "ok");
+        }
+        assert_eq!(host.dm(&["checkpoint", "ls", name]).ok().lines().count(), 2, "{name}");
+    }
 }
 
 /// A shell at the console that people leave and come back to, with something in its background and
@@ -369,6 +417,18 @@ fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
     let before = ticks();
     assert!(wait_until(Duration::from_secs(10), || ticks() > before + 2), "it goes on");
     host.dm(&["kill", "a"]).ok();
+}
+
+#[test]
+fn vm_a_parent_in_vfork_is_named_and_nothing_is_stopped() {
+    let host = host();
+    start(&host, "vfork", &["--net", "none"]);
+    wait_for_line(&host, "vfork", "ready 0");
+    let out = host.dm(&["checkpoint", "vfork"]);
+    assert!(out.status != 0 && out.stderr.contains("made by vfork"), "{out}");
+    assert_eq!(host.state_of("vfork"), "running");
+    host.dm(&["exec", "vfork", "touch", "/go-0"]);
+    wait_for_line(&host, "vfork", "ok");
 }
 
 #[test]

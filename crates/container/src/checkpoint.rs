@@ -10,19 +10,21 @@
 //! confines it comes from `config.json`.
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use dormouse_checkpoint::format::Reader;
+use dormouse_checkpoint::format::{Reader, Thing};
 use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_launch::{Follow, Plan};
-use dormouse_model::{Config, ContainerId, MountKind, State};
+use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, State};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::spec::Create;
 use crate::start::{self, Running};
 use crate::user::Account;
 
@@ -82,6 +84,8 @@ pub(crate) struct Comeback {
     pub(crate) held: Vec<(u32, OwnedFd)>,
     /// The container was asleep, and is again if it does not come back.
     pub(crate) wakes: bool,
+    /// Addresses that are others now.
+    pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Engine {
@@ -96,6 +100,34 @@ impl Engine {
 
     /// Saves the processes of a running container.
     pub fn checkpoint(&self, id: &ContainerId, options: &CheckpointOptions) -> Result<Made> {
+        self.checkpoint_while(id, options, || Ok::<(), Error>(())).map(|(made, ())| made)
+    }
+
+    /// The same, and something that is done while they stand still.
+    pub fn checkpoint_while<T, E: std::convert::From<Error>>(
+        &self,
+        id: &ContainerId,
+        options: &CheckpointOptions,
+        meanwhile: impl FnOnce() -> std::result::Result<T, E>,
+    ) -> std::result::Result<(Made, T), E> {
+        let mut done = None;
+        let mut step = Some(meanwhile);
+        let made = self.save(id, options, &mut || {
+            // Once: a save that fails after it has nothing to show for it.
+            done = step.take().map(|step| step());
+        })?;
+        match done {
+            Some(done) => Ok((made, done?)),
+            None => Err(Error::Invalid("nothing was saved".into()).into()),
+        }
+    }
+
+    fn save(
+        &self,
+        id: &ContainerId,
+        options: &CheckpointOptions,
+        meanwhile: &mut dyn FnMut(),
+    ) -> Result<Made> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         let (mut init, _) = self.alive(&config)?;
@@ -125,6 +157,7 @@ impl Engine {
         let subject = self.subject(&config)?;
         let mut stopped = save::stop(&subject)?;
         let figures = stopped.write(&subject, &path)?.figures;
+        meanwhile();
         if !options.leave_running {
             if figures.connections > 0 {
                 // ORDER: before they are nowhere: whoever starts this container knows.
@@ -165,11 +198,77 @@ impl Engine {
         }
         reader.verify()?;
         self.settle_locked(&config, false)?;
-        let running =
-            self.start_restored(&config, &Comeback { reader, held: Vec::new(), wakes: false })?;
+        let comeback = Comeback { reader, held: Vec::new(), wakes: false, addresses: Vec::new() };
+        let running = self.start_restored(&config, &comeback)?;
         // Their silence has ended; where nothing was quiet there is none.
         let _ = fs::remove_file(self.quiet_mark(id));
         Ok(running)
+    }
+
+    /// A container like another, with a name, ids and addresses of its own, whose root is what that
+    /// one's files were and whose processes come from a checkpoint of it.
+    pub fn clone_of(
+        &self,
+        other: &Config,
+        name: Name,
+        root: RootSource,
+        checkpoint: &Path,
+    ) -> Result<Running> {
+        if !other.anonymous_volumes.is_empty() {
+            return Err(Error::Invalid(format!(
+                "'{}' has volumes that were made for it alone, which two cannot have: name them",
+                other.name
+            )));
+        }
+        let reader = Reader::open(checkpoint)?;
+        reader.verify()?;
+        let connections = reader.records().objects.iter().filter_map(|o| match &o.thing {
+            Thing::TcpSocket(socket) => socket.connection.as_ref(),
+            _ => None,
+        });
+        // Both ends in a stack of its own are its own, too.
+        let is_inside = |peer: IpAddr| other.net == NetMode::None && peer.is_loopback();
+        if let Some(found) = connections.map(|c| c.peer).find(|peer| !is_inside(peer.ip())) {
+            return Err(Error::Invalid(format!(
+                "'{}' has a TCP connection with {found}, which two cannot have",
+                other.name
+            )));
+        }
+        let own_name = other.hostname != other.id.short();
+        let other_one = other.clone();
+        let created = self.create(Create {
+            name,
+            root,
+            image: None,
+            process: other_one.process,
+            security: other_one.security,
+            hostname: own_name.then_some(other_one.hostname),
+            domainname: other_one.domainname,
+            mounts: other_one.mounts,
+            anonymous_volumes: Vec::new(),
+            net: other_one.net,
+            addresses: Vec::new(),
+            // Ports of the host lead to the other.
+            publish: Vec::new(),
+            extra_hosts: other_one.extra_hosts,
+            dns: other_one.dns,
+            limits: other_one.limits,
+            restart: other_one.restart,
+            auto_remove: other_one.auto_remove,
+            read_only: other_one.read_only,
+            init: other_one.init,
+            systemd: other_one.systemd,
+            stop_signal: other_one.stop_signal,
+            stop_timeout_s: other_one.stop_timeout_s,
+            labels: other_one.labels,
+            sysctls: other_one.sysctls,
+            wide_ids: other.ids.wide,
+            log_max_bytes: other.log_max_bytes,
+        })?;
+        let pairs = other.addresses.iter().copied().zip(created.config.addresses.iter().copied());
+        let comeback =
+            Comeback { reader, held: Vec::new(), wakes: false, addresses: pairs.collect() };
+        self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 
     /// The checkpoints of a container, oldest first.
@@ -317,6 +416,7 @@ impl Engine {
             no_new_privileges: security.no_new_privileges,
             held: from.held.iter().map(|(number, _)| *number).collect(),
             console: config.process.terminal,
+            addresses: from.addresses.clone(),
         };
         let mut restore = load::prepare(&from.reader, &allowed)?;
         if self.quiet_mark(&config.id).exists() {

@@ -13,8 +13,8 @@ use std::collections::{HashMap, HashSet};
 use dormouse_kernel::call::TERMIOS_BYTES;
 
 use super::{
-    Area, Backing, Bytes, Deleted, Lock, Memory, PAGE_BYTES, Process, Records, Run, Schedule,
-    Terminal, Thing, TmpfsKind,
+    Area, Backing, Bytes, Deleted, Filter, Lock, Memory, PAGE_BYTES, Process, Records, Run,
+    Schedule, Terminal, Thing, TmpfsKind,
 };
 use crate::error::{Error, Result};
 
@@ -111,6 +111,12 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         ensure(thread.credentials.groups.len() <= 1 << 16, || "too many groups".into())?;
         ensure(thread.name.len() < 64, || "a thread's name".into())?;
         check_schedule(&thread.schedule)?;
+        let sound = |f: &Filter| {
+            let length = f.code.0.len();
+            length.is_multiple_of(8) && (8..=4096 * 8).contains(&length) && f.flags & !2 == 0
+        };
+        let filters = &thread.filters;
+        ensure(filters.len() <= 1024 && filters.iter().all(sound), || "a filter".into())?;
         ensure(thread.personality & !PERSONALITIES == 0, || "a personality".into())?;
         let mut signals = thread.pending.iter().chain(&process.pending);
         let good = |s: &super::Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
@@ -284,6 +290,20 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())
         }
         Thing::Event(_) | Thing::Timer(_) | Thing::Signal(_) => Ok(()),
+        Thing::PidFd(pidfd) => {
+            let is = |p: &Process| {
+                p.pid == pidfd.pid || p.threads.iter().any(|thread| thread.tid == pidfd.pid)
+            };
+            let flags = (libc::O_NONBLOCK | libc::O_EXCL) as u32;
+            ensure(records.processes.iter().any(is), || "of a process that is not there".into())?;
+            ensure(pidfd.flags & !flags == 0, || "its flags".into())
+        }
+        Thing::Inotify(inotify) => {
+            let sound =
+                |w: &super::Watch| path(&w.path) && (1..=i32::MAX as u32).contains(&w.number);
+            ensure(inotify.watches.len() <= 1 << 20, || "its watches".into())?;
+            ensure(inotify.watches.iter().all(sound), || "a watch".into())
+        }
         Thing::Epoll(epoll) => ensure(epoll.items.len() <= 1 << 20, || "its items".into()),
         Thing::SharedMemory(memory) => {
             let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Deleted, Device, Epoll, Event, External, File, Listener, MemoryFile, Pipe, PipeEnd,
-    SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal,
-    TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
+    Deleted, Device, Epoll, Event, External, File, Inotify, Listener, MemoryFile, PidFd, Pipe,
+    PipeEnd, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket,
+    Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -63,6 +63,10 @@ pub enum Thing {
     Timer(TimerFd),
     /// signalfd(2).
     Signal(SignalFd),
+    /// pidfd_open(2).
+    PidFd(PidFd),
+    /// inotify(7).
+    Inotify(Inotify),
     /// epoll(7).
     Epoll(Epoll),
     /// Files that are kept in memory.
@@ -102,6 +106,8 @@ impl Thing {
             Self::Event(_) => "eventfd",
             Self::Timer(_) => "timerfd",
             Self::Signal(_) => "signalfd",
+            Self::PidFd(_) => "pidfd",
+            Self::Inotify(_) => "inotify",
             Self::Epoll(_) => "epoll",
             Self::Tmpfs(_) => "files in memory",
             Self::SystemVMemory(_) => "System V shared memory",

@@ -36,6 +36,9 @@ pub struct Thread {
     /// A wait with a time limit, which goes on with what is left of it.
     #[serde(default)]
     pub restart: Option<Restart>,
+    /// Its own system call filters, the oldest first.
+    #[serde(default)]
+    pub filters: Vec<Filter>,
     /// Who it is.
     pub credentials: Credentials,
     /// PR_GET_PDEATHSIG.
@@ -50,6 +53,15 @@ pub struct Thread {
     /// personality(2).
     #[serde(default)]
     pub personality: u32,
+}
+
+/// A system call filter (seccomp(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// `SECCOMP_FILTER_FLAG_LOG`.
+    pub flags: u32,
+    /// Its instructions, 8 bytes each.
+    pub code: Bytes,
 }
 
 /// Restartable sequences.

@@ -1,5 +1,7 @@
 //! Credentials: what a record says only narrows what the container's configuration gives.
 
+use std::net::IpAddr;
+
 use super::Plan;
 use crate::error::{Error, Result};
 use crate::format::{Credentials, Records, Thread};
@@ -27,6 +29,8 @@ pub struct Allowed {
     pub held: Vec<u32>,
     /// It has a terminal, whose master is the engine's.
     pub console: bool,
+    /// Addresses that were another container's, and its own in their place.
+    pub addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 const SETGID: u64 = 1 << 6;
@@ -155,6 +159,7 @@ mod tests {
             held: Vec::new(),
             no_new_privileges: true,
             console: false,
+            addresses: Vec::new(),
         };
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
         assert!(check_thread(&root, &allowed).is_ok());

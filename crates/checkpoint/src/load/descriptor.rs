@@ -1,17 +1,20 @@
 //! Descriptors: each object takes the numbers it had, and nothing else stays open.
 
-use super::Plan;
+use super::{Plan, pidfd};
 use crate::error::Result;
-use crate::format::Process;
+use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let mut numbers = Vec::new();
     for descriptor in &record.descriptors {
-        let cell = plan.object(descriptor.object)?;
+        let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
+        let cell = match &plan.records.objects[descriptor.object].thing {
+            Thing::PidFd(it) => pidfd::open(plan, sequence, &what, it)?,
+            _ => plan.object(descriptor.object)?,
+        };
         let flags = if descriptor.close_on_exec { libc::O_CLOEXEC } else { 0 };
         let args = [cell.into(), descriptor.number.into(), Arg::from(flags)];
-        let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
         sequence.call(what, Call::new(libc::SYS_dup3, args));
         numbers.push(descriptor.number);
     }

@@ -30,11 +30,14 @@ mod deleted;
 mod descriptor;
 mod event;
 mod file;
+mod filter;
+mod inotify;
 mod lock;
 mod memfd;
 mod memory;
 mod object;
 mod packet;
+mod pidfd;
 mod pipe;
 mod process;
 mod schedule;
@@ -55,7 +58,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use crate::error::{Error, Result};
-use crate::format::{Reader, Records, Terminal, Thing};
+use crate::format::{Descriptor, Reader, Records, Terminal, Thing};
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 pub use conduct::Traced;
@@ -107,9 +110,11 @@ pub enum Wanted {
 /// Errors: [`Error::Elsewhere`] where this host or this configuration lacks what the processes
 /// have.
 pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
-    let records = reader.records().clone();
+    let mut records = reader.records().clone();
+    socket::move_to(&mut records, &allowed.addresses);
     fits_here(&records)?;
     credentials::check(&records, allowed)?;
+    filter::check(&records, allowed)?;
     let work = hole(&records)?;
     let mut wants = vec![Wanted::Pages];
     for object in &records.objects {
@@ -135,7 +140,12 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
             _ => 0,
         })
         .sum();
-    let cells = (wants.len() + records.objects.len() * 4 + queued + 64) as u32;
+    // And a pidfd one for each who has it.
+    let is_pidfd = |d: &&Descriptor| {
+        matches!(records.objects[d.object].thing, Thing::PidFd(_)) // within, as was checked
+    };
+    let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
+    let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + 64) as u32;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     let sequences = tree::sequences(&mut plan)?;
     let pages = reader.pages().try_clone();

@@ -1,7 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, file, memfd, memory, pipe, socket, tcp, terminal, timer, udp, unix,
+    Plan, deleted, event, file, inotify, memfd, memory, pipe, socket, tcp, terminal, timer, udp,
+    unix,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -51,6 +52,9 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
             Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
             Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
+            // By whoever has it, when the process is born.
+            Thing::PidFd(_) => None,
+            Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
             Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
             Thing::SharedMemory(it) => {
                 memory::make_shared(plan, sequence, index, it)?;

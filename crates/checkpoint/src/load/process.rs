@@ -1,6 +1,9 @@
 //! Processes: what their threads share.
 
-use super::{NICE, NOFILE, Plan, RTPRIO, descriptor, event, lock, memfd, signal, thread, timer};
+use super::{
+    NICE, NOFILE, Plan, RTPRIO, descriptor, event, filter, inotify, lock, memfd, signal, thread,
+    timer,
+};
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -43,6 +46,7 @@ pub(super) fn restore(
     }
     sequence.call("the umask", Call::new(libc::SYS_umask, [record.umask.into()]));
     signal::actions(plan, sequence, record);
+    filter::of_process(plan, sequence, record);
     let mut others = Vec::new();
     for (n, other) in record.threads.iter().enumerate().skip(1) {
         thread::make(plan, sequence, other, next_thread + n - 1);
@@ -63,6 +67,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
     event::watch(plan, sequence, record)?;
     lock::of_process(plan, sequence, record);
     memfd::seal(plan, sequence, record);
+    inotify::watch(plan, sequence, record);
     signal::forget_children(plan, sequence);
     signal::pending(plan, sequence, record.pid, None, &record.pending);
     timer::posix(plan, sequence, record);

@@ -1,10 +1,10 @@
 //! Sockets: made in the container's own cgroup and network, so that its identity is theirs.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::{Plan, file};
 use crate::error::Result;
-use crate::format::{Bytes, Listener, SocketOption};
+use crate::format::{Bytes, Listener, Records, SocketOption, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn option(
@@ -79,4 +79,25 @@ pub(super) fn listener(
     }
     file::set_flags(sequence, &what, cell, listener.flags);
     Ok(cell)
+}
+
+/// Has sockets that were bound to an address of another container bound to what takes its place.
+pub(super) fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
+    for object in &mut records.objects {
+        let all: Vec<&mut SocketAddr> = match &mut object.thing {
+            Thing::Listener(socket) => vec![&mut socket.address],
+            Thing::TcpSocket(socket) => socket.address.iter_mut().collect(),
+            Thing::UdpSocket(socket) => {
+                let senders = socket.received.iter_mut().map(|datagram| &mut datagram.from);
+                senders.chain(&mut socket.address).chain(&mut socket.peer).collect()
+            }
+            _ => continue,
+        };
+        for address in all {
+            let own = addresses.iter().find(|(other, _)| *other == address.ip());
+            if let Some((_, own)) = own {
+                address.set_ip(*own);
+            }
+        }
+    }
 }

@@ -48,15 +48,13 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
                 if terminal.is_console { "not " } else { "" }
             )));
         }
-        let mut master = None;
-        while !terminal.is_console && next <= number {
-            // Those between are closed with everything below when all is made.
+        let master = if terminal.is_console { None } else { Some(plan.cell()?) };
+        while let Some(cell) = master.filter(|_| next <= number) {
+            // The last is the one; those between stay open until nobody needs them to be taken.
             let text = plan.builder.text(b"/dev/pts/ptmx");
             let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-            let cell = plan.cell()?;
             let args = [Arg::from(libc::AT_FDCWD), text.into(), Arg::from(flags), Arg::Number(0)];
             sequence.call_into(what.clone(), cell, Call::new(libc::SYS_openat, args));
-            master = Some(cell);
             next += 1;
         }
         one(plan, sequence, &what, index, terminal, master)?;
@@ -180,12 +178,22 @@ pub(super) fn foreground(plan: &mut Plan<'_>, sequence: &mut Sequence, session: 
     }
 }
 
-/// How terminals treat what comes. ORDER: what is on its way was put in at least a stage ago.
-pub(super) fn settle(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+/// How terminals treat what comes. ORDER: when the kernel has passed through what was typed, which it
+/// does in its own time unless somebody polls: adding it to an epoll does.
+pub(super) fn settle(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     for (index, terminal) in all(plan) {
         let Some(cell) = plan.terminals.get(&index).copied() else { continue };
         let what = format!("object {index} (terminal /dev/pts/{})", terminal.number);
+        if !terminal.typed.0.is_empty() {
+            let epoll = plan.cell()?;
+            let create = Call::new(libc::SYS_epoll_create1, [Arg::Number(0)]);
+            sequence.call_into(what.clone(), epoll, create);
+            let event = plan.builder.data(&[0; 12]);
+            let args = [epoll.into(), Arg::from(libc::EPOLL_CTL_ADD), cell.into(), event.into()];
+            sequence.call(what.clone(), Call::new(libc::SYS_epoll_ctl, args));
+        }
         let termios = plan.builder.data(&terminal.termios.0);
         sequence.call(what, ioctl(cell, TCSETS2, termios));
     }
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Threads.
 
-use super::{Plan, credentials, schedule, signal};
+use super::{Plan, credentials, filter, schedule, signal};
 use crate::error::Result;
 use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -67,6 +67,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         let call = Call::new(libc::SYS_personality, [thread.personality.into()]);
         sequence.call(format!("the personality of thread {tid}"), call);
     }
+    filter::of_thread(plan, sequence, thread);
     credentials::take_on(plan, sequence, thread);
     if thread.parent_death_signal != 0 {
         let args = [Arg::from(libc::PR_SET_PDEATHSIG), Arg::from(thread.parent_death_signal)];

@@ -41,7 +41,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
             process::begin(plan, &mut sequence);
             object::make_all(plan, &mut sequence)?;
         }
-        born(plan, &mut sequence, &nodes, node);
+        born(plan, &mut sequence, &nodes, node)?;
         let record = node.record.map(|r| &plan.records.processes[r]);
         match record {
             Some(record) if record.ended.is_none() => {
@@ -206,7 +206,7 @@ fn lead_groups(
 }
 
 /// Sessions, children, groups.
-fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) {
+fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) -> Result<()> {
     let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
         let ids = plan.builder.data(&pid.to_ne_bytes());
@@ -254,8 +254,9 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
         terminal::foreground(plan, sequence, node.session);
     }
     if node.pid == 1 {
-        terminal::settle(plan, sequence);
+        terminal::settle(plan, sequence)?;
     }
+    Ok(())
 }
 
 /// Waits for the helpers that a process has made.

@@ -20,11 +20,13 @@ mod deleted;
 mod event;
 mod file;
 mod host;
+mod inotify;
 mod ipc;
 mod lock;
 mod memory;
 mod object;
 mod option;
+mod pidfd;
 mod pipe;
 mod process;
 mod schedule;
@@ -159,7 +161,7 @@ impl Stopped {
         let mut memories = Vec::new();
         for seen in self.processes() {
             let surveyed = survey.process(seen)?;
-            let mut record = process::record(seen, &surveyed, &blocks)?;
+            let mut record = process::record(seen, &surveyed, &blocks, subject.filters)?;
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());

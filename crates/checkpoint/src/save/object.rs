@@ -8,12 +8,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use dormouse_kernel::{call, pidfd};
+use dormouse_kernel::call;
 use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
 
 use super::tree::Seen;
-use super::{Subject, event, file, lock, memory, pipe, socket, terminal, timer, unix};
+use super::{
+    Subject, event, file, inotify, lock, memory, pidfd, pipe, socket, terminal, timer, unix,
+};
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, LockKind, Memory, Object, Thing};
 
@@ -78,6 +80,8 @@ const KINDS: &[Kind] = &[
     Kind { is: event::is_event, save: event::event },
     Kind { is: event::is_signal, save: event::signal },
     Kind { is: event::is_epoll, save: event::epoll },
+    Kind { is: pidfd::is_pidfd, save: pidfd::save },
+    Kind { is: inotify::is_inotify, save: inotify::save },
     Kind { is: timer::is_timer, save: timer::save },
     Kind { is: terminal::is_terminal, save: terminal::save },
     Kind { is: file::is_device, save: file::device },
@@ -242,7 +246,7 @@ impl<'s> Survey<'s> {
         let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
         let Ok(info) = info else { return Ok(None) }; // closed meanwhile
         let Some(handle) = &process.pidfd else { return Ok(None) };
-        let copy = match pidfd::copy_descriptor(handle, number as i32) {
+        let copy = match dormouse_kernel::pidfd::copy_descriptor(handle, number as i32) {
             Ok(copy) => copy,
             Err(e) if matches!(e.errno(), libc::EBADF | libc::ESRCH) => return Ok(None),
             Err(e) => return Err(format!("it cannot be looked at: {e}")),

@@ -1,6 +1,7 @@
 //! Processes: what their threads share, and what they were put together from.
 
 use std::fs;
+use std::time::Duration;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call;
@@ -19,12 +20,11 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
     if seen.innermost("NSsid") == Some(0) || seen.innermost("NSpgid") == Some(0) {
         refuse("its session or process group is outside the container");
     }
-    let filters = seen.fields.number("Seccomp_filters").unwrap_or(0);
-    if filters > u64::from(survey.subject.filters) {
-        refuse("it has a system call filter of its own (seccomp), which is not saved yet");
-    }
     if seen.fields.number("Seccomp") == Some(1) {
         refuse("it is in strict seccomp mode, which is not saved yet");
+    }
+    if seen.tids.iter().any(|tid| waits_in_vfork(seen.pid, *tid)) {
+        refuse("it waits for a child that was made by vfork and has not executed yet");
     }
     // One number per pid namespace: its own must be the container's.
     let depth = |pid: u32| dormouse_kernel::proc::fields(pid).map(|f| f.pids().len());
@@ -56,8 +56,32 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
     }
 }
 
+/// How long a child that was made by vfork is given to execute: most do at once.
+const VFORK_PATIENCE: (u32, Duration) = (20, Duration::from_millis(5));
+
+/// Whether a thread waits for such a child, out of which nothing takes it but the child's end.
+fn waits_in_vfork(pid: u32, tid: u32) -> bool {
+    let waits = || {
+        let wchan = || fs::read_to_string(format!("/proc/{pid}/task/{tid}/wchan"));
+        let is_deaf = thread::stat_field(pid, tid, 3).is_some_and(|state| state == "D");
+        is_deaf && wchan().is_ok_and(|w| w.contains("clone") || w.contains("fork"))
+    };
+    let (times, pause) = VFORK_PATIENCE;
+    (0..times).all(|n| {
+        if n > 0 {
+            std::thread::sleep(pause);
+        }
+        waits()
+    })
+}
+
 /// What procfs tells of a process.
-pub(crate) fn record(seen: &Seen, surveyed: &Surveyed, blocks: &thread::Blocks) -> Result<Process> {
+pub(crate) fn record(
+    seen: &Seen,
+    surveyed: &Surveyed,
+    blocks: &thread::Blocks,
+    house_filters: u32,
+) -> Result<Process> {
     let id = |field| seen.innermost(field).unwrap_or(0);
     let mut record = Process {
         pid: seen.inner,
@@ -82,7 +106,7 @@ pub(crate) fn record(seen: &Seen, surveyed: &Surveyed, blocks: &thread::Blocks) 
     let adj = fs::read_to_string(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
     for tid in &seen.tids {
-        record.threads.push(thread::record(seen, *tid, blocks)?);
+        record.threads.push(thread::record(seen, *tid, blocks, house_filters)?);
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)

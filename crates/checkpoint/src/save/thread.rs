@@ -20,7 +20,7 @@ use rustix::time::ClockId;
 use super::tree::Seen;
 use super::{schedule, signal};
 use crate::error::{Error, Result};
-use crate::format::{Bytes, Credentials, Restart, Rseq, Thread};
+use crate::format::{Bytes, Credentials, Filter, Restart, Rseq, Thread};
 use crate::inject::remote::{Remote, Scratch};
 
 const ERESTARTNOHAND: i64 = 514;
@@ -42,7 +42,7 @@ const SPURIOUS: [i64; 9] = [
 ];
 
 /// What ptrace and procfs tell of a thread; no call is made in it yet.
-pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks) -> Result<Thread> {
+pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32) -> Result<Thread> {
     let fields = proc::fields(tid).map_err(|_| Error::of("look at a thread", tid)(Errno::SRCH))?;
     let step = |step| Error::of(step, tid);
     let mut extended = vec![0; 16 << 10];
@@ -64,6 +64,7 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks) -> Result<Thread> {
         pending: signal::pending(tid, false)?,
         robust_list: call::robust_list(tid).map_err(step("read the robust list"))?,
         rseq,
+        filters: filters(tid, house_filters).map_err(step("read the system call filters"))?,
         credentials: credentials(seen, &fields),
         nice,
         restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
@@ -71,6 +72,18 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks) -> Result<Thread> {
         personality: personality(seen.pid, tid),
         ..Thread::default()
     })
+}
+
+/// Filters beyond those that the configuration gives every process, which are the oldest.
+fn filters(tid: u32, house: u32) -> std::result::Result<Vec<Filter>, Errno> {
+    let mut all = Vec::new();
+    let mut index = u64::from(house);
+    while let Some(code) = call::filter(tid, index)? {
+        let flags = call::filter_flags(tid, index)? as u32;
+        all.push(Filter { flags, code: Bytes(code) });
+        index += 1;
+    }
+    Ok(all)
 }
 
 /// What personality(2) was told, by a thread or its ancestors.

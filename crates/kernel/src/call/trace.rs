@@ -179,7 +179,7 @@ pub fn pending_signal(
 }
 
 /// PTRACE_SECCOMP_GET_FILTER: the instructions of a task's system call filter, 0 being the one that
-/// was loaded last; `None` where there are fewer. Needs CAP_SYS_ADMIN. KERNEL(4.4).
+/// was loaded first; `None` where there are fewer. Needs CAP_SYS_ADMIN. KERNEL(4.4).
 pub fn filter(tid: u32, index: u64) -> Result<Option<Vec<u8>>, Errno> {
     const GET_FILTER: u32 = 0x420c;
     /// Bytes of an instruction (`struct sock_filter`).

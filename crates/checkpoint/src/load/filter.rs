@@ -1,0 +1,65 @@
+//! System call filters that processes have loaded themselves, on top of the configuration's.
+//!
+//! They are not asked until the conductor lets go. Where all threads have the same they are loaded
+//! before other threads are made, which then share them, as SECCOMP_FILTER_FLAG_TSYNC wants it.
+
+use super::Plan;
+use super::credentials::Allowed;
+use crate::error::{Error, Result};
+use crate::format::{Filter, Process, Records, Thread};
+use crate::inject::program::{Arg, Call, Sequence};
+
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// Bytes of an instruction.
+const INSTRUCTION_BYTES: usize = 8;
+
+/// A program without no_new_privs would be lied to about what its calls did: only who may administer
+/// the container could have loaded such a filter.
+pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
+    let threads = records.processes.iter().flat_map(|p| &p.threads);
+    for thread in threads.filter(|t| !t.filters.is_empty()) {
+        let nnp = thread.credentials.no_new_privileges || allowed.no_new_privileges;
+        if !nnp && allowed.capabilities & CAP_SYS_ADMIN == 0 {
+            return Err(Error::Elsewhere(format!(
+                "thread {} ({}) has a system call filter and may gain privileges, which the \
+                 container's configuration does not allow",
+                thread.tid, thread.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the filters of a process are those of all its threads.
+fn is_common(process: &Process) -> bool {
+    process.threads.windows(2).all(|pair| pair[0].filters == pair[1].filters)
+}
+
+/// Those that other threads will share.
+pub(super) fn of_process(plan: &mut Plan<'_>, sequence: &mut Sequence, process: &Process) {
+    if let Some(first) = process.threads.first().filter(|_| is_common(process)) {
+        load(plan, sequence, first.tid, &first.filters);
+    }
+}
+
+/// Those of a thread alone. ORDER: before it may have lost what it takes to load them.
+pub(super) fn of_thread(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
+    let process =
+        plan.records.processes.iter().find(|p| p.threads.iter().any(|t| t.tid == thread.tid));
+    if process.is_some_and(|process| !is_common(process)) {
+        load(plan, sequence, thread.tid, &thread.filters);
+    }
+}
+
+fn load(plan: &mut Plan<'_>, sequence: &mut Sequence, tid: u32, filters: &[Filter]) {
+    for (n, filter) in filters.iter().enumerate() {
+        let code = plan.builder.data(&filter.code.0);
+        // struct sock_fprog: a number of instructions, and where they are.
+        let count = (filter.code.0.len() / INSTRUCTION_BYTES) as u64;
+        let program = plan.builder.numbers(&[count, code]);
+        const SET_MODE_FILTER: u64 = 1;
+        let args = [Arg::Number(SET_MODE_FILTER), filter.flags.into(), program.into()];
+        let what = format!("filter {n} of thread {tid}");
+        sequence.call(what, Call::new(libc::SYS_seccomp, args));
+    }
+}

@@ -1,0 +1,43 @@
+//! Watches: added at the end, when nothing of a restore touches a file any more, with the numbers
+//! that they had.
+
+use super::Plan;
+use crate::error::Result;
+use crate::format::{Inotify, Process, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// `_IOW('I', 0, __s32)`: the number of the next watch. KERNEL(4.16), with CHECKPOINT_RESTORE.
+const SET_NEXT: u64 = 0x4004_4900;
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    inotify: &Inotify,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let flags = inotify.flags & libc::O_NONBLOCK as u32;
+    sequence.call_into(what, cell, Call::new(libc::SYS_inotify_init1, [flags.into()]));
+    Ok(cell)
+}
+
+/// The watches of those that this process is the first to have.
+pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    let records = plan.records;
+    for (index, object) in records.objects.iter().enumerate() {
+        let Thing::Inotify(inotify) = &object.thing else { continue };
+        let mut all = records.processes.iter().flat_map(|p| {
+            p.descriptors.iter().filter(|d| d.object == index).map(|d| (p.pid, d.number))
+        });
+        let Some((_, number)) = all.next().filter(|(pid, _)| *pid == record.pid) else { continue };
+        for watch in &inotify.watches {
+            let what = format!("the watch of '{}' by descriptor {number}", watch.path);
+            let next = [number.into(), Arg::Number(SET_NEXT), watch.number.into()];
+            sequence.call(what.clone(), Call::new(libc::SYS_ioctl, next));
+            let path = plan.builder.text(watch.path.as_bytes());
+            let args = [number.into(), path.into(), watch.mask.into()];
+            let call = Call::new(libc::SYS_inotify_add_watch, args);
+            sequence.call(what, call.returns(watch.number.into()));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Descriptors of processes: opened by whoever has them, when all processes are born. They have no
+//! state of their own, so it does not matter that each gets another open file.
+
+use super::{Plan, object};
+use crate::error::Result;
+use crate::format::PidFd;
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// Opens one, at a number that no process uses.
+pub(super) fn open(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    pidfd: &PidFd,
+) -> Result<Cell> {
+    let what = format!("{what} (a pidfd of process {})", pidfd.pid);
+    let low = plan.cell()?;
+    let args = [pidfd.pid.into(), Arg::from(pidfd.flags)];
+    sequence.call_into(what.clone(), low, Call::new(libc::SYS_pidfd_open, args));
+    object::lift(plan, sequence, &what, low)
+}

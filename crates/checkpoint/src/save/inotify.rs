@@ -1,0 +1,150 @@
+//! Watches: fdinfo tells which inode of which file system. A name of it is looked for below the
+//! places where that file system is mounted.
+//!
+//! LIMIT: [`ENTRIES_MAX`] entries of directories are looked at.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirEntryExt;
+
+use super::file;
+use super::object::{Open, Survey, Why};
+use crate::format::{Inotify, Thing, Watch};
+
+/// LIMIT: entries of directories that are looked at for the names of one inotify.
+const ENTRIES_MAX: usize = 500_000;
+/// What a program may have asked for: all events, IN_EXCL_UNLINK, IN_ONESHOT.
+pub(crate) const MASK: u32 = 0xfff | 0x0400_0000 | 0x8000_0000;
+
+pub(crate) fn is_inotify(open: &Open<'_>) -> bool {
+    open.link.strip_prefix("anon_inode:").is_some_and(|n| n.trim_matches(['[', ']']) == "inotify")
+}
+
+/// A watch as fdinfo tells it: number, mask, device and inode.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    number: u32,
+    mask: u32,
+    of: (u64, u64),
+}
+
+pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
+        return Err("an inotify with events that nobody has read, which are not saved".into());
+    }
+    let lines = open.info.lines().filter_map(|line| line.strip_prefix("inotify "));
+    let told: Option<Vec<Told>> = lines.map(watch).collect();
+    let mut told = told.ok_or("an inotify of which the kernel tells too little")?;
+    // The kernel gives the next number after the last that was given.
+    told.sort_unstable_by_key(|t| t.number);
+    let mut names = HashMap::new();
+    if !told.is_empty() {
+        let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
+        names = find(open.process.pid, &wanted);
+    }
+    let watch = |told: Told| {
+        let path = names.get(&told.of).cloned();
+        let Told { number, mask, of: (device, inode) } = told;
+        path.map(|path| Watch { number, path, mask: mask & MASK }).ok_or_else(|| {
+            format!(
+                "an inotify that watches inode {inode} of device {device:x}, whose name is not \
+                     found"
+            )
+        })
+    };
+    let watches = told.into_iter().map(watch).collect::<Result<Vec<Watch>, Why>>()?;
+    Ok(Thing::Inotify(Inotify { flags: open.flags() & libc::O_NONBLOCK as u32, watches }))
+}
+
+/// Reads `wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 ...`.
+fn watch(line: &str) -> Option<Told> {
+    let field = |name: &str| {
+        line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix(':'))
+    };
+    let hex = |name| u64::from_str_radix(field(name)?, 16).ok();
+    // The kernel's own form of a device: 12 bits of major number above 20 of minor.
+    let device = hex("sdev")?;
+    let device = rustix::fs::makedev((device >> 20) as u32, (device & 0xf_ffff) as u32);
+    Some(Told {
+        number: field("wd")?.parse().ok()?,
+        mask: hex("mask")? as u32,
+        of: (device, hex("ino")?),
+    })
+}
+
+/// Names of inodes, as a process sees them.
+fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), String> {
+    let mut names: HashMap<(u64, u64), String> = HashMap::new();
+    let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let mut left = ENTRIES_MAX;
+    for (device, place) in table.lines().filter_map(mount) {
+        let missing = |names: &HashMap<_, _>| {
+            wanted.iter().any(|of| of.0 == device && !names.contains_key(of))
+        };
+        let mut next = VecDeque::from([place]);
+        while let Some(path) = next.pop_front().filter(|_| missing(&names)) {
+            let Ok(dir) = file::lookup(pid, &path) else { continue };
+            let Ok(stat) = rustix::fs::fstat(&dir) else { continue };
+            // Another file system begins here, or this is no directory.
+            if stat.st_dev != device {
+                continue;
+            }
+            if wanted.contains(&(device, stat.st_ino)) {
+                names.entry((device, stat.st_ino)).or_insert_with(|| path.clone());
+            }
+            let listing = fs::read_dir(format!("/proc/self/fd/{}", dir.as_raw_fd()));
+            for entry in listing.into_iter().flatten().flatten() {
+                left = left.saturating_sub(1);
+                let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
+                let inner = format!("{}/{name}", path.trim_end_matches('/'));
+                let of = (device, entry.ino());
+                let is_directory = entry.file_type().is_ok_and(|t| t.is_dir());
+                if is_directory {
+                    next.push_back(inner);
+                } else if wanted.contains(&of) && is(pid, &inner, of) {
+                    names.entry(of).or_insert(inner);
+                }
+            }
+            if left == 0 {
+                return names;
+            }
+        }
+    }
+    names
+}
+
+fn is(pid: u32, path: &str, of: (u64, u64)) -> bool {
+    let found = file::lookup(pid, path).and_then(rustix::fs::fstat);
+    found.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == of)
+}
+
+/// Device and place of a line of mountinfo (proc_pid_mountinfo(5)); nothing of what the kernel makes
+/// up, where inodes are not what they were a moment ago.
+fn mount(line: &str) -> Option<(u64, String)> {
+    let (before, after) = line.split_once(" - ")?;
+    let kind = after.split_ascii_whitespace().next()?;
+    if ["proc", "sysfs", "cgroup", "cgroup2", "mqueue"].contains(&kind) {
+        return None;
+    }
+    let mut words = before.split_ascii_whitespace().skip(2);
+    let (major, minor) = words.next()?.split_once(':')?;
+    let place = words.nth(1)?.replace("\\040", " ");
+    Some((rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?), place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watches_and_mounts_are_read() {
+        let line = "wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8";
+        let of = (rustix::fs::makedev(8, 19), 0x9e7e);
+        assert_eq!(watch(line), Some(Told { number: 3, mask: 0x800_afce, of }));
+        assert_eq!(watch("wd:3 ino:9e7e"), None);
+        let line = "36 35 98:0 /x /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw";
+        assert_eq!(mount(line), Some((rustix::fs::makedev(98, 0), "/mnt 2".into())));
+        assert_eq!(mount("36 35 0:5 / /proc rw - proc proc rw"), None);
+    }
+}
