@@ -95,6 +95,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Container, "restore", restore),
     verb!(Container, "sleep", sleep),
     verb!(Container, "wake", wake),
+    verb!(Container, "clone", clone),
     verb!(Container, "explain", explain),
     verb!(Container, "rename", rename),
     verb!(Container, "inspect", inspect),

@@ -122,7 +122,8 @@ impl Engine {
                 Err(e) => return Err(e.into()),
             }
         }
-        let running = self.start_restored(config, &Comeback { reader, held, wakes: true })?;
+        let comeback = Comeback { reader, held, wakes: true, addresses: Vec::new() };
+        let running = self.start_restored(config, &comeback)?;
         self.stay_awake(config, self.look(config)?.init)?;
         self.record("wake", config.id.as_str(), config.name.as_str(), &[]);
         Ok(running)

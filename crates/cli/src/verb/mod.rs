@@ -4,6 +4,7 @@
 pub(crate) mod attach;
 pub(crate) mod check;
 pub(crate) mod checkpoint;
+pub(crate) mod clone;
 pub(crate) mod commit;
 pub(crate) mod completion;
 pub(crate) mod cp;

@@ -1,0 +1,123 @@
+//! `dormouse clone`
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use dormouse_container::{CheckpointOptions, Engine, From};
+use dormouse_image::Commit;
+use dormouse_model::{Config, ContainerId, RootSource, State};
+
+use crate::command::Global;
+use crate::{image, layers, output};
+
+/// Make containers that go on from where another is
+///
+/// Each has its own name, ids and addresses, the files of the other as they are at that moment, and
+/// its processes with their memory and open files. Ports of the host stay with the other.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How many
+    #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 1)]
+    count: u32,
+    /// What to call it; several get -1, -2, ... behind it
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// A checkpoint of a stopped container, the last unless given
+    #[arg(long, value_name = "N")]
+    number: Option<u32>,
+    /// Name or id
+    #[arg(value_name = "CONTAINER")]
+    container: String,
+}
+
+/// What clones are made from.
+struct Template {
+    checkpoint: PathBuf,
+    /// It was made for this, and nobody else wants it.
+    made: Option<u32>,
+    /// The files, as an image.
+    image: String,
+}
+
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    let engine = global.engine()?;
+    let id = engine.find(&args.container)?;
+    let config = engine.config(&id)?;
+    let stem = args.name.unwrap_or_else(|| format!("{}-clone", config.name));
+    let template = template(&engine, &id, &config, args.number)?;
+    let made = all(&engine, &config, &template, &stem, args.count);
+    if let Some(number) = template.made {
+        let removed = engine.remove_checkpoint(&id, number);
+        made?;
+        removed?;
+    } else {
+        made?;
+    }
+    Ok(0)
+}
+
+fn all(
+    engine: &Engine,
+    config: &Config,
+    template: &Template,
+    stem: &str,
+    count: u32,
+) -> Result<()> {
+    let reference = match &config.root {
+        RootSource::Image { reference, .. } => reference.clone(),
+        RootSource::Directory(_) => "clone".parse()?,
+    };
+    for n in 1..=count {
+        let name = if count == 1 { stem.to_owned() } else { format!("{stem}-{n}") };
+        let root = RootSource::Image { reference: reference.clone(), id: template.image.clone() };
+        let clone = engine
+            .clone_of(config, name.parse()?, root, &template.checkpoint)
+            .with_context(|| format!("cannot make '{name}'"))?;
+        clone.detach();
+        output::line(&name)?;
+    }
+    Ok(())
+}
+
+/// A checkpoint and the files that belong to it. ORDER: the files are kept while nothing runs that
+/// could change them.
+fn template(
+    engine: &Engine,
+    id: &ContainerId,
+    config: &Config,
+    number: Option<u32>,
+) -> Result<Template> {
+    let keep_files = || keep_files(engine, config);
+    let state = engine.inspect(id)?.state;
+    if state == State::Running {
+        if number.is_some() {
+            bail!(
+                "'{}' is running, and its files are no longer those of a checkpoint: clone it as \
+                 it is, without --number",
+                config.name
+            );
+        }
+        let options = CheckpointOptions { leave_running: true, to: None };
+        let (made, image) = engine.checkpoint_while(id, &options, keep_files)?;
+        return Ok(Template { checkpoint: made.path, made: made.number, image });
+    }
+    if state != State::Stopped {
+        bail!("'{}' is {state}: only what runs or has stopped is cloned", config.name);
+    }
+    let which = number.map_or(From::Last, From::Number);
+    let checkpoint = engine.checkpoint_path(id, &which)?;
+    Ok(Template { checkpoint, made: None, image: keep_files()? })
+}
+
+/// What a container has changed, on top of its image, as an image without a name.
+fn keep_files(engine: &Engine, config: &Config) -> Result<String> {
+    let layers = layers::open(engine, config)?;
+    let commit =
+        Commit { name: None, author: None, message: Some("clone".into()), changes: Vec::new() };
+    let (base, upper) = (layers.image.as_ref(), layers.upper.as_fd());
+    let progress = image::progress(true);
+    let store = engine.images()?;
+    let made = store.commit(base, &layers.lower, upper, &config.ids, &commit, &*progress)?;
+    Ok(made.to_string())
+}
