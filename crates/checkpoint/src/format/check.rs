@@ -348,7 +348,10 @@ fn check_lock(lock: &Lock) -> Found {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::format::{About, File, LockKind, Object, Pages, Thread};
+    use crate::format::{
+        About, File, Inotify, LockKind, MemoryFile, Object, Pages, PidFd, Pipe, TerminalSide,
+        Thread, Watch,
+    };
 
     /// One process with one page of memory.
     pub(crate) fn small() -> Records {
@@ -463,5 +466,79 @@ pub(crate) mod tests {
         assert!(bad(|r| r.processes[0].threads[0].schedule.cpus = vec![1 << 20]).contains("CPUs"));
         assert!(bad(|r| r.processes[0].threads[0].personality = 3).contains("personality"));
         assert!(bad(|r| r.processes[0].oom_score_adj = 1001).contains("oom_score_adj"));
+        let filter = |flags: u32, bytes: usize| {
+            let mut all = small();
+            let filter = Filter { flags, code: Bytes(vec![0; bytes]) };
+            all.processes[0].threads[0].filters.push(filter);
+            records(&all).is_ok()
+        };
+        assert!(filter(0, 8) && !filter(0, 0) && !filter(0, 12) && !filter(0, 1 << 20));
+        assert!(!filter(8, 8), "one that somebody answers");
+    }
+
+    #[test]
+    fn objects_that_cannot_be_are_refused() {
+        let said = |things: &[Thing]| {
+            let mut all = small();
+            all.objects.extend(things.iter().cloned().map(|thing| Object { thing }));
+            records(&all).err().map(|e| e.to_string()).unwrap_or_default()
+        };
+        let terminal = |change: fn(&mut Terminal)| {
+            let mut it = Terminal {
+                number: 3,
+                is_console: false,
+                termios: Bytes(vec![0; TERMIOS_BYTES]),
+                size: [0; 4],
+                owner: (0, 5, 0o620),
+                locked: false,
+                packet: false,
+                exclusive: false,
+                typed: Bytes::default(),
+                written: Bytes::default(),
+                foreground: 0,
+                session: 0,
+            };
+            change(&mut it);
+            Thing::Terminal(it)
+        };
+        let good = terminal(|_| {});
+        assert_eq!(said(std::slice::from_ref(&good)), "");
+        assert!(said(&[good.clone(), good]).contains("twice"));
+        assert!(said(&[terminal(|t| t.number = 5000)]).contains("its number"));
+        assert!(said(&[terminal(|t| t.termios.0.truncate(9))]).contains("its modes"));
+        assert!(said(&[terminal(|t| t.owner.2 = 0o4777)]).contains("its mode"));
+        assert!(said(&[terminal(|t| t.typed.0 = vec![0; 1 << 20])]).contains("on its way"));
+        let side = TerminalSide { terminal: 0, is_master: true, as_console: false, flags: 0 };
+        assert!(said(&[Thing::TerminalSide(side)]).contains("of no terminal"));
+        let memory = |mode: u32, seals: u32, name: &str| {
+            let (name, runs) = (name.to_owned(), Vec::new());
+            let (uid, gid, bytes) = (0, 0, 0);
+            said(&[Thing::MemoryFile(MemoryFile { name, mode, uid, gid, bytes, seals, runs })])
+        };
+        assert_eq!(memory(libc::S_IFREG | 0o777, 0x3f, "a"), "");
+        assert!(memory(libc::S_IFREG | 0o4777, 0, "a").contains("its mode"));
+        assert!(memory(libc::S_IFREG, 0x40, "a").contains("seals"));
+        assert!(memory(libc::S_IFREG, 0, "a\0b").contains("its name"));
+        let pipe = |packets: &[u32], path: Option<&str>| {
+            said(&[Thing::Pipe(Pipe {
+                capacity_bytes: 4096,
+                content: Bytes(vec![0; 5]),
+                packets: packets.to_vec(),
+                path: path.map(str::to_owned),
+            })])
+        };
+        assert_eq!(pipe(&[2, 3], Some("/fifo")), "");
+        assert!(pipe(&[2, 4], None).contains("packets"));
+        assert!(pipe(&[5, 0], None).contains("packets"));
+        assert!(pipe(&[], Some("../fifo")).contains("its path"));
+        let pidfd = |pid, flags| said(&[Thing::PidFd(PidFd { pid, flags })]);
+        assert_eq!(pidfd(1, libc::O_NONBLOCK as u32), "");
+        assert!(pidfd(77, 0).contains("not there") && pidfd(1, 1).contains("flags"));
+        let watch = |number, path: &str| {
+            let watches = vec![Watch { number, path: path.into(), mask: 2 }];
+            said(&[Thing::Inotify(Inotify { flags: 0, watches })])
+        };
+        assert_eq!(watch(1, "/etc"), "");
+        assert!(watch(0, "/etc").contains("a watch") && watch(1, "etc").contains("a watch"));
     }
 }

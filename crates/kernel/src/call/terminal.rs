@@ -10,6 +10,7 @@ pub const TERMIOS_BYTES: usize = 44;
 
 /// What a terminal tells as one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub enum TerminalNumber {
     /// TIOCGDEV: the device that it is, whatever name it was opened by; of a master its slave's.
     Device = 0x8004_5432,
@@ -29,7 +30,7 @@ fn ioctl(fd: BorrowedFd<'_>, request: u64, argument: u64) -> Result<usize, Errno
 /// One number; ENOTTY where it is no terminal, EIO where it has hung up.
 pub fn terminal_number(terminal: BorrowedFd<'_>, what: TerminalNumber) -> Result<u32, Errno> {
     let mut number = 0u32;
-    ioctl(terminal, what as u64, &raw mut number as u64)?;
+    ioctl(terminal, u64::from(what as u32), &raw mut number as u64)?;
     Ok(number)
 }
 
