@@ -429,9 +429,14 @@ impl Newborn {
         }
     }
 
-    /// Whatever is open beyond standard error ends with execve.
+    /// Whatever is open beyond standard error ends with execve. The host's procfs ends now: in the
+    /// middle of execve the memory is the container's already, and a root that has CAP_SYS_PTRACE there
+    /// may look at what is still open (seen under emulation, where the middle is long).
     fn seal(&mut self) -> Outcome {
         if !std::mem::replace(&mut self.sealed, true) {
+            if PROC >= SOCK + self.preserved as RawFd {
+                close(PROC);
+            }
             call::close_on_exec_from(SOCK + self.preserved as RawFd)?;
             if let Some(op) = self.nofile {
                 rlimit(&op)?;
