@@ -24,6 +24,7 @@ use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, 
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::life::InitRecord;
 use crate::spec::Create;
 use crate::start::{self, Running};
 use crate::user::Account;
@@ -130,20 +131,13 @@ impl Engine {
     ) -> Result<Made> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
-        let (mut init, _) = self.alive(&config)?;
-        if init.paused {
-            return Err(self.not(&config, State::Paused, "unpause it first"));
-        }
+        let (mut init, _) = self.can_be_saved(&config)?;
         if config.auto_remove && !options.leave_running {
             return Err(Error::Invalid(
                 "a container of --rm is removed when it stops, with its checkpoints: use \
                  --leave-running and --to"
                     .into(),
             ));
-        }
-        let refusals = self.refusals(&config)?;
-        if !refusals.is_empty() {
-            return Err(CheckpointError::Refused(refusals).into());
         }
         let (path, number) = match &options.to {
             Some(path) => (path.clone(), None),
@@ -175,6 +169,19 @@ impl Engine {
         let place = path.display().to_string();
         self.record("checkpoint", id.as_str(), config.name.as_str(), &[("path", place)]);
         Ok(Made { path, number, figures })
+    }
+
+    /// The first process of a container that runs and of which, as a whole, nothing is refused.
+    pub(crate) fn can_be_saved(&self, config: &Config) -> Result<(InitRecord, OwnedFd)> {
+        let found = self.alive(config)?;
+        if found.0.paused {
+            return Err(self.not(config, State::Paused, "unpause it first"));
+        }
+        let refusals = self.refusals(config)?;
+        if !refusals.is_empty() {
+            return Err(CheckpointError::Refused(refusals).into());
+        }
+        Ok(found)
     }
 
     /// Brings the processes of a stopped container back.
@@ -381,7 +388,7 @@ impl Engine {
     }
 
     /// What of a container as a whole cannot be saved.
-    pub(crate) fn refusals(&self, config: &Config) -> Result<Vec<Refusal>> {
+    fn refusals(&self, config: &Config) -> Result<Vec<Refusal>> {
         let mut all = Vec::new();
         let mut refuse = |why: String| {
             let (process, what) = (String::new(), String::new());

@@ -259,7 +259,7 @@ impl Engine {
         const SIGKILL: i32 = 9;
         let look = self.look(&config)?;
         if look.state == State::Asleep && signal == SIGKILL {
-            return self.end_sleep(&config, look.exit.map_or(0, |e| e.started_unix_ms));
+            return self.end_sleep(&config, look.exit);
         }
         let (mut init, fd) = self.alive(&config)?;
         if signal == SIGKILL {
@@ -287,8 +287,7 @@ impl Engine {
             let config = self.config(id)?;
             let look = self.look(&config)?;
             if look.state == State::Asleep {
-                let started = look.exit.map_or(0, |e| e.started_unix_ms);
-                self.end_sleep(&config, started)?;
+                self.end_sleep(&config, look.exit)?;
                 self.record("stop", id.as_str(), config.name.as_str(), &[]);
                 return Ok(());
             }

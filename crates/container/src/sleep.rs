@@ -24,7 +24,6 @@ use std::path::PathBuf;
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::save::{self, Figures, Subject};
-use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
 use dormouse_launch::Keeper;
@@ -46,27 +45,20 @@ const NO_SOCKET: u32 = u32::MAX;
 impl Engine {
     /// Puts a running container to sleep; `None` where it sleeps already.
     ///
-    /// Errors: [`CheckpointError::Refused`] names what cannot be saved, and nothing was stopped;
-    /// [`ErrorKind::Busy`] while somebody waits for the container's end.
+    /// Errors: [`Refused`](dormouse_checkpoint::Error::Refused) names what cannot be saved, and
+    /// nothing was stopped; [`ErrorKind::Busy`] while somebody waits for the container's end.
     pub fn sleep(&self, id: &ContainerId) -> Result<Option<Figures>> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         if self.look(&config)?.state == State::Asleep {
             return Ok(None);
         }
-        let (mut init, process) = self.alive(&config)?;
-        if init.paused {
-            return Err(self.not(&config, State::Paused, "unpause it first"));
-        }
+        let (mut init, process) = self.can_be_saved(&config)?;
         if config.auto_remove {
             return Err(Error::Invalid(
                 "a container of --rm does not sleep: its files are not kept beyond its processes"
                     .into(),
             ));
-        }
-        let refusals: Vec<Refusal> = self.refusals(&config)?;
-        if !refusals.is_empty() {
-            return Err(CheckpointError::Refused(refusals).into());
         }
         let subject = Subject { hold: true, ..self.subject(&config)? };
         let mut stopped = save::stop(&subject)?;
@@ -175,13 +167,15 @@ impl Engine {
     }
 
     /// Ends an asleep container: it is stopped then.
-    pub(crate) fn end_sleep(&self, config: &Config, started_unix_ms: i64) -> Result<()> {
+    pub(crate) fn end_sleep(&self, config: &Config, last: Option<Exit>) -> Result<()> {
+        let now = crate::event::now_unix_ms();
         let exit = Exit {
             code: Some(128 + SIGKILL),
             signal: Some(SIGKILL),
             oom_killed: false,
-            started_unix_ms,
-            finished_unix_ms: crate::event::now_unix_ms(),
+            // LIMIT: when it was started is forgotten in its sleep.
+            started_unix_ms: last.map_or(now, |exit| exit.started_unix_ms),
+            finished_unix_ms: now,
             failures: 0,
             stopped: true,
         };
