@@ -11,7 +11,7 @@
 //! **Whoever is killed when.** The checkpoint is published while all processes stand still; then they
 //! are marked (`sleeping` in the record of the first one); then they are killed. Waking goes the other
 //! way: the record says `sleeping` until all processes run. So a container whose marked first process
-//! was killed is asleep, whoever finds it ([`Engine::settle_found`]); one that is not marked is not,
+//! was killed, or never let go, is asleep, whoever finds it ([`Engine::settle_found`]); one that is not marked is not,
 //! and its checkpoint is of the past. A request that arrives meanwhile wakes it right after.
 //!
 //! LIMIT: only what can be checkpointed sleeps, and nothing with an open TCP connection; a keeper that
@@ -26,7 +26,7 @@ use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::save::{self, Figures, Subject};
 use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
-use dormouse_launch::Keeper;
+use dormouse_launch::{Keeper, NEVER_BEGAN};
 use dormouse_model::{Config, ContainerId, State};
 
 use crate::checkpoint::Comeback;
@@ -160,10 +160,12 @@ impl Engine {
         remove_tree(&self.run_dir(id))
     }
 
-    /// Whether a container whose first process has ended so is asleep.
+    /// Whether a container whose first process has ended so is asleep: it was killed while it was
+    /// marked, or ended by itself because its engine did before it was let go.
     pub(crate) fn fell_asleep(&self, config: &Config, init: &InitRecord, exit: &Exit) -> bool {
         let killed = exit.signal == Some(SIGKILL) || exit.code.is_none();
-        init.sleeping && killed && self.asleep_dir(&config.id).exists()
+        let never_began = exit.code == Some(NEVER_BEGAN);
+        init.sleeping && (killed || never_began) && self.asleep_dir(&config.id).exists()
     }
 
     /// Ends an asleep container: it is stopped then.

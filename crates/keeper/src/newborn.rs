@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 
 use dormouse_kernel::call::{self as kernel, CapabilityMasks, CloneFlags, Instruction};
 use dormouse_kernel::weakened;
+use dormouse_launch::NEVER_BEGAN;
 use dormouse_launch::flat::{self, Code, Damaged, Flat, Record};
 use dormouse_launch::protocol::{FromNewborn, ToNewborn};
 use dormouse_launch::wire;
@@ -122,7 +123,7 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
     if let Err(errno) = newborn.settle_in(sock, proc) {
         // Nothing is at its place yet: there is nobody to tell but the keeper, by the exit code.
         let _ = errno;
-        kernel::exit(125);
+        kernel::exit(NEVER_BEGAN);
     }
     match newborn.receive() {
         Ok((plan, length)) => {
@@ -130,10 +131,10 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
             let bytes = unsafe { std::slice::from_raw_parts_mut(plan, length) };
             match Flat::new(bytes) {
                 Ok(mut flat) => newborn.execute(&mut flat),
-                Err(e) => newborn.fail(NO_OPERATION, damaged(e), 125),
+                Err(e) => newborn.fail(NO_OPERATION, damaged(e), NEVER_BEGAN),
             }
         }
-        Err(errno) => newborn.fail(NO_OPERATION, errno, 125),
+        Err(errno) => newborn.fail(NO_OPERATION, errno, NEVER_BEGAN),
     }
 }
 
@@ -195,7 +196,7 @@ impl Newborn {
             })?;
             match (ToNewborn::from_bytes(bytes.get(..n).unwrap_or_default()), expected) {
                 // The engine is gone.
-                (None, _) if n == 0 => kernel::exit(125),
+                (None, _) if n == 0 => kernel::exit(NEVER_BEGAN),
                 (Some(ToNewborn::Plan { bytes, descriptors }), None) => {
                     memory = first.ok_or(Errno::BADMSG)?;
                     expected = Some((bytes as usize, descriptors as usize));
@@ -256,7 +257,7 @@ impl Newborn {
         for index in 0..plan.count() {
             let record = match plan.record(index) {
                 Ok(record) => record,
-                Err(e) => self.fail(index as u32, damaged(e), 125),
+                Err(e) => self.fail(index as u32, damaged(e), NEVER_BEGAN),
             };
             if Code::from_number(record.code) == Some(Code::Exec) {
                 let errno = self.exec(plan, &record);
@@ -264,18 +265,18 @@ impl Newborn {
             }
             if Code::from_number(record.code) == Some(Code::Follow) {
                 let errno = self.follow(plan, &record);
-                self.fail(index as u32, errno, 125);
+                self.fail(index as u32, errno, NEVER_BEGAN);
             }
             let done = match Code::from_number(record.code) {
                 Some(Code::Hook) => self.hook(plan, &record),
                 _ => self.step(plan, &record).map_err(Errno::raw_os_error),
             };
             if let Err(number) = done {
-                self.fail_with(index as u32, number, 125);
+                self.fail_with(index as u32, number, NEVER_BEGAN);
             }
         }
         // A plan without an end.
-        self.fail(NO_OPERATION, Errno::NOEXEC, 125)
+        self.fail(NO_OPERATION, Errno::NOEXEC, NEVER_BEGAN)
     }
 
     /// A descriptor of the plan.
@@ -461,7 +462,7 @@ impl Newborn {
         let n = wire::receive(borrowed(self.sock), &mut bytes, RecvFlags::empty(), drop)?;
         match ToNewborn::from_bytes(bytes.get(..n).unwrap_or_default()) {
             Some(ToNewborn::Go) => Ok(()),
-            None if n == 0 => kernel::exit(125),
+            None if n == 0 => kernel::exit(NEVER_BEGAN),
             _ => Err(Errno::BADMSG),
         }
     }

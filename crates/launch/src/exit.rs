@@ -17,6 +17,10 @@ use crate::protocol::Ended;
 /// Name of the exit file in a container's runtime directory.
 pub const EXIT_FILE: &str = "exit";
 
+/// The exit code of a process that has ended before its program began: a step before it failed, or
+/// the engine went away before it let go.
+pub const NEVER_BEGAN: i32 = 125;
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitStatus {

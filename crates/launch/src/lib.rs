@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use dormouse_kernel::ErrorKind;
 use rustix::io::Errno;
 
-pub use exit::{EXIT_FILE, ExitStatus};
+pub use exit::{EXIT_FILE, ExitStatus, NEVER_BEGAN};
 pub use keeper::{Calling, Expected, Keeper, KeeperStart, Spawn};
 pub use newborn::{Failure, Newborn, Step};
 pub use plan::{

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::exit::NEVER_BEGAN;
 use crate::flat::{self, Code};
 use crate::plan::Plan;
 use crate::protocol::{FromNewborn, ToNewborn};
@@ -40,7 +41,7 @@ impl Failure {
         match (self.is_exec(), rustix::io::Errno::from_raw_os_error(self.errno)) {
             (true, rustix::io::Errno::NOENT) => 127,
             (true, _) => 126,
-            (false, _) => 125,
+            (false, _) => NEVER_BEGAN,
         }
     }
 }
