@@ -61,21 +61,23 @@ impl Custody {
         key: u32,
         fd: OwnedFd,
     ) -> Result<(), Errno> {
-        let sleeper = self.sleepers.entry(id).or_default();
-        if sleeper.held.iter().any(|held| held.key == key) {
+        if self.find(id, key).is_some() {
             return Err(Errno::EXIST);
         }
         let (data, flags) = watched(token);
         epoll::add(epoll, &fd, data, flags)?;
-        sleeper.held.push(Held { key, token, fd });
+        self.sleepers.entry(id).or_default().held.push(Held { key, token, fd });
         self.tokens.insert(token, id);
         Ok(())
     }
 
     /// A copy of what is held.
     pub(crate) fn take(&self, id: Id, key: u32) -> Result<OwnedFd, Errno> {
-        let held = self.sleepers.get(&id).and_then(|s| s.held.iter().find(|held| held.key == key));
-        held.ok_or(Errno::NOENT)?.fd.try_clone().map_err(|_| Errno::MFILE)
+        self.find(id, key).ok_or(Errno::NOENT)?.fd.try_clone().map_err(|_| Errno::MFILE)
+    }
+
+    fn find(&self, id: Id, key: u32) -> Option<&Held> {
+        self.sleepers.get(&id)?.held.iter().find(|held| held.key == key)
     }
 
     /// ORDER: out of the epoll set, then closed: the container has the same open file, which would
