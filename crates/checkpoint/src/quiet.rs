@@ -9,11 +9,9 @@
 //! The table goes with the stack: a container's own, or its trust domain's.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
 
-use dormouse_kernel::Errno;
+use dormouse_kernel::nft;
 
 use crate::error::{Error, Result};
 use crate::stack::{self, Ends};
@@ -70,32 +68,9 @@ fn rules(table: &str, connections: &[Ends]) -> String {
 }
 
 fn nft(netns: &OwnedFd, rules: &str) -> Result<()> {
-    // Where Debian has it: whoever calls may have no PATH.
-    let usual = "/usr/sbin/nft";
-    let program = if std::path::Path::new(usual).exists() { usual } else { "nft" };
-    let ran = stack::inside_of(netns, || {
-        let errno =
-            |e: std::io::Error| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
-        let mut child = Command::new(program)
-            .args(["-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(errno)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // When nft gives up early its message is what counts.
-            let _ = stdin.write_all(rules.as_bytes());
-        }
-        child.wait_with_output().map_err(errno)
-    });
-    let output = ran.map_err(Error::call("run nft, of the package nftables"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let message = String::from_utf8_lossy(&output.stderr);
-    let message = message.lines().take(3).collect::<Vec<_>>().join(" ");
-    Err(Error::Elsewhere(format!("nft refuses to keep its connections quiet: {message}")))
+    let applied = stack::inside_of(netns, || Ok(nft::apply(rules)));
+    let applied = applied.map_err(Error::call("enter the container's network namespace"))?;
+    applied.map_err(|e| Error::Elsewhere(format!("nft cannot keep its connections quiet: {e}")))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub mod cgroup;
 pub mod error;
 pub mod mount;
 pub mod namespace;
+pub mod nft;
 pub mod pidfd;
 pub mod probe;
 pub mod proc;

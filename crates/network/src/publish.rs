@@ -15,11 +15,11 @@
 //! published port later is not reached on it.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
+use dormouse_kernel::nft;
 use dormouse_model::{ContainerId, Protocol, Publish};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use serde::{Deserialize, Serialize};
@@ -83,24 +83,7 @@ impl Table {
     }
 
     fn nft(&self, step: &'static str, rules: &str) -> Result<()> {
-        let failed = |message: String| Error::Nft { step, message };
-        let mut child = Command::new(program())
-            .args(["-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| failed(format!("{e}; it is in the package nftables")))?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // When nft gives up early its message is what counts.
-            let _ = stdin.write_all(rules.as_bytes());
-        }
-        let output = child.wait_with_output().map_err(|e| failed(e.to_string()))?;
-        if output.status.success() {
-            return Ok(());
-        }
-        let message = String::from_utf8_lossy(&output.stderr);
-        Err(failed(message.lines().take(3).collect::<Vec<_>>().join(" ")))
+        nft::apply(rules).map_err(|e| Error::Nft { step, message: e.to_string() })
     }
 
     /// Whether the table is there.
@@ -303,12 +286,6 @@ table inet {name} {{
             _ => Ok(()),
         }
     }
-}
-
-/// nft(8) where Debian has it: whoever settles a container after its end may have no PATH.
-fn program() -> &'static str {
-    let usual = "/usr/sbin/nft";
-    if Path::new(usual).exists() { usual } else { "nft" }
 }
 
 /// Whether a process of the host has the port: tried by binding it, without listening.

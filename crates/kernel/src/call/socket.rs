@@ -77,16 +77,5 @@ pub fn set_int_option(
     name: i32,
     value: i32,
 ) -> Result<(), Errno> {
-    // SAFETY: pointer and length describe one int.
-    check(unsafe {
-        libc::syscall(
-            libc::SYS_setsockopt,
-            socket.as_raw_fd(),
-            level,
-            name,
-            &raw const value,
-            size_of::<i32>(),
-        )
-    })
-    .map(drop)
+    set_socket_option(socket, level, name, &value.to_ne_bytes())
 }

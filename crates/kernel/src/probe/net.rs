@@ -1,11 +1,10 @@
 //! Networking, in a network namespace that a thread makes for itself and that ends with it.
 
-use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::{Command, Stdio};
 
 use super::{Probed, Scratch, Why, lack};
+use crate::nft::{self, NftError};
 use crate::process::{self, CloneFlags};
 
 fn in_scratch(probe: fn() -> Probed) -> Probed {
@@ -110,21 +109,10 @@ pub(super) fn masquerade(_: &Scratch) -> Probed {
     in_scratch(|| {
         let rules = "table ip probe { chain c { type nat hook postrouting priority 100; \
                      ip saddr 10.136.0.0/14 masquerade; }; }\n";
-        let mut nft = Command::new("nft")
-            .args(["-f", "-"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| Why(format!("nft cannot be run: {e} (apt install nftables)")))?;
-        if let Some(mut stdin) = nft.stdin.take() {
-            stdin.write_all(rules.as_bytes())?;
+        match nft::apply(rules) {
+            Ok(()) => Ok(String::new()),
+            Err(e @ NftError::NotRun(_)) => Err(Why(format!("nft cannot be run: {e}"))),
+            Err(NftError::Refused(said)) => lack(said),
         }
-        let output = nft.wait_with_output()?;
-        if output.status.success() {
-            return Ok(String::new());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        lack(said.lines().next().unwrap_or("nft failed").to_owned())
     })
 }

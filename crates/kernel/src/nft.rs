@@ -1,0 +1,42 @@
+//! nft(8): rules for the network namespace of the thread that calls.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// LIMIT: lines of what nft says that an error repeats.
+const LINES: usize = 3;
+
+/// Why rules are not in force.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// The program could not be run.
+    #[error("{0}; it is in the package nftables")]
+    NotRun(#[source] std::io::Error),
+    /// It said why not.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Has nft take these rules, all of them or none (`nft -f -`).
+pub fn apply(rules: &str) -> Result<(), NftError> {
+    // Where Debian has it: whoever settles a container after its end may have no PATH.
+    let usual = "/usr/sbin/nft";
+    let mut child = Command::new(if Path::new(usual).exists() { usual } else { "nft" })
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(NftError::NotRun)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // When nft gives up early its message is what counts.
+        let _ = stdin.write_all(rules.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(NftError::NotRun)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr);
+    Err(NftError::Refused(message.lines().take(LINES).collect::<Vec<_>>().join(" ")))
+}
