@@ -442,6 +442,16 @@ impl Network {
 
     /// The container has no processes any more: its name is forgotten, its addresses stay its own.
     pub fn leave(&self, id: &ContainerId) -> Result<()> {
+        self.part(id, false)
+    }
+
+    /// The container falls asleep: nobody makes a socket in its name any more. Its addresses lead to
+    /// the sockets that it left, its name to its addresses.
+    pub fn doze(&self, id: &ContainerId) -> Result<()> {
+        self.part(id, true)
+    }
+
+    fn part(&self, id: &ContainerId, asleep: bool) -> Result<()> {
         let store = self.store()?;
         let Some(holding) = store.holding(id)? else { return Ok(()) };
         let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
@@ -467,6 +477,10 @@ impl Network {
         {
             members.leave(record.cgroup)?;
         }
+        record.cgroup = 0;
+        if asleep {
+            return store.set_record(first, record);
+        }
         if let Some(programs) = programs {
             for number in &holding.numbers[1..] {
                 programs.remove(*number)?;
@@ -475,28 +489,7 @@ impl Network {
         if record.hosts != 0 {
             self.clear_name(&holding.domain, record.hosts, id)?;
         }
-        record.cgroup = 0;
         record.hosts = 0;
-        store.set_record(first, record)
-    }
-
-    /// What a container that falls asleep gives back: nobody makes a socket in its name any more. Its
-    /// addresses lead to the sockets that it left, its names to its addresses.
-    pub fn doze(&self, id: &ContainerId) -> Result<()> {
-        let store = self.store()?;
-        let Some(holding) = store.holding(id)? else { return Ok(()) };
-        let Some(first) = holding.numbers.first().copied() else { return Ok(()) };
-        let mut record = store.record(first)?;
-        if record.container != id.to_bytes() || record.cgroup == 0 {
-            return Ok(());
-        }
-        if let Some(programs) = self.find_programs(&store.plan)? {
-            let members = programs.members()?;
-            if members.index_of(record.cgroup)? == Some(first) {
-                members.leave(record.cgroup)?;
-            }
-        }
-        record.cgroup = 0;
         store.set_record(first, record)
     }
 
