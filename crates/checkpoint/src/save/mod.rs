@@ -119,18 +119,21 @@ pub struct Written {
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
-    let tree = tree::look(subject)?;
+    explain_tree(subject, &tree::look(subject)?)
+}
+
+fn explain_tree(subject: &Subject, tree: &[tree::Seen]) -> Result<Vec<Refusal>> {
     let mut survey = Survey::new(subject);
-    survey.outsiders(&tree);
+    survey.outsiders(tree);
     if let Some(first) = tree.first() {
         ipc::check(&mut survey, first);
         system_v::find(&mut survey, first)?;
         tmpfs::find(&mut survey, first);
     }
-    for process in &tree {
+    for process in tree {
         survey.process(process)?;
     }
-    terminal::sessions(&mut survey, &tree);
+    terminal::sessions(&mut survey, tree);
     Ok(survey.finish().refusals)
 }
 
@@ -138,11 +141,14 @@ pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
 ///
 /// Errors: [`Error::Refused`] names what cannot; nothing was stopped then.
 pub fn stop(subject: &Subject) -> Result<Stopped> {
-    let refusals = explain(subject)?;
+    let tree = tree::look(subject)?;
+    let refusals = explain_tree(subject, &tree)?;
     if !refusals.is_empty() {
         return Err(Error::Refused(refusals));
     }
-    tree::stop(subject)
+    // ORDER: what takes long and can be done beforehand is.
+    let blocks = thread::Blocks::for_waiting(&tree);
+    tree::stop(subject, blocks)
 }
 
 impl Stopped {
@@ -156,7 +162,7 @@ impl Stopped {
             system_v::find(&mut survey, first)?;
             tmpfs::find(&mut survey, first);
         }
-        let blocks = thread::Blocks::default();
+        let blocks = self.take_blocks();
         let mut processes = Vec::new();
         let mut memories = Vec::new();
         for seen in self.processes() {

@@ -130,15 +130,28 @@ pub(crate) fn begin_again(registers: Registers) -> Registers {
     registers
 }
 
-/// Restart blocks, once somebody needs them: loading the program takes some milliseconds.
+/// Restart blocks, once somebody needs them: loading the program takes some 20 ms.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks(OnceCell<Option<RestartBlocks>>);
 
 impl Blocks {
+    /// Loads the program while everything runs, if a thread waits for a time now. One that begins to
+    /// before it is stopped has it loaded then.
+    pub(crate) fn for_waiting(processes: &[Seen]) -> Self {
+        let blocks = Self::default();
+        if processes.iter().flat_map(|seen| &seen.tids).any(|tid| waits_for_time(*tid)) {
+            blocks.load();
+        }
+        blocks
+    }
+
+    fn load(&self) -> Option<&RestartBlocks> {
+        self.0.get_or_init(|| RestartBlocks::load().ok()).as_ref()
+    }
+
     /// What is left of the time of a call that was interrupted; `None` where nobody tells.
     fn left_ns(&self, tid: u32, call: i64, clock: u64) -> Option<u64> {
-        let blocks = self.0.get_or_init(|| RestartBlocks::load().ok()).as_ref()?;
-        let block = blocks.of(tid).ok()?;
+        let block = self.load()?.of(tid).ok()?;
         // A relative sleep by CLOCK_REALTIME is one by CLOCK_MONOTONIC; time of a CPU is none.
         let clock = match clock as i32 {
             libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC => ClockId::Monotonic,
@@ -154,6 +167,21 @@ impl Blocks {
         let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         // Over already: it comes back at once.
         Some(end.saturating_sub(now))
+    }
+}
+
+/// Whether a thread is in a call that ends with a time (proc_pid_syscall(5)).
+fn waits_for_time(tid: u32) -> bool {
+    let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
+    let mut words = text.split_ascii_whitespace();
+    let call = words.next().and_then(|number| number.parse::<i64>().ok());
+    let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+    let mut arguments = words.map(|word| argument(word).unwrap_or(0));
+    match call {
+        Some(libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_restart_syscall) => true,
+        Some(libc::SYS_poll) => arguments.nth(2).is_some_and(|timeout_ms| timeout_ms as i32 > 0),
+        Some(libc::SYS_futex) => arguments.nth(3).is_some_and(|time| time != 0),
+        _ => false,
     }
 }
 

@@ -15,6 +15,7 @@ use dormouse_kernel::{Errno, pidfd};
 use rustix::fd::OwnedFd;
 
 use super::Subject;
+use super::thread::Blocks;
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::inject::remote::EVENT_STOP;
 
@@ -105,12 +106,18 @@ pub struct Stopped {
     pub(super) connections: super::tcp::Held,
     processes: Vec<Seen>,
     held: Held,
+    blocks: Blocks,
     took: Duration,
 }
 
 impl Stopped {
     pub(crate) fn processes(&self) -> &[Seen] {
         &self.processes
+    }
+
+    /// What tells of waits, for whoever reads now.
+    pub(crate) fn take_blocks(&mut self) -> Blocks {
+        std::mem::take(&mut self.blocks)
     }
 
     pub(crate) fn took(&self) -> Duration {
@@ -159,7 +166,7 @@ impl Drop for Held {
 }
 
 /// Stops everything.
-pub(crate) fn stop(subject: &Subject) -> Outcome<Stopped> {
+pub(crate) fn stop(subject: &Subject, blocks: Blocks) -> Outcome<Stopped> {
     let began = Instant::now();
     let mut held = Held::default();
     loop {
@@ -183,7 +190,7 @@ pub(crate) fn stop(subject: &Subject) -> Outcome<Stopped> {
                 }
             }
             let connections = super::tcp::Held::default();
-            return Ok(Stopped { connections, processes, held, took: began.elapsed() });
+            return Ok(Stopped { connections, processes, held, blocks, took: began.elapsed() });
         }
     }
 }
