@@ -72,7 +72,7 @@ pub fn interleave(arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
         }
         let before = stolen();
         let times = round(arms, taken.len())?;
-        taken.push((stolen() - before, times));
+        taken.push((stolen().saturating_sub(before), times));
     }
     let repeated = taken.len() - rounds;
     taken.sort_by_key(|(stolen, _)| *stolen);
