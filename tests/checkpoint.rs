@@ -13,8 +13,10 @@ use std::time::Duration;
 
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
-/// How often each workload goes round.
-const ROUNDS: usize = 3;
+/// How often each workload goes round: once where all is emulated.
+fn rounds() -> usize {
+    if slowness() == 1 { 3 } else { 1 }
+}
 
 /// A host with an image that holds all workloads.
 fn host() -> Host {
@@ -38,7 +40,8 @@ fn wait_for_line(host: &Host, name: &str, line: &str) {
 #[track_caller]
 fn start(host: &Host, name: &str, more: &[&str]) {
     let program = format!("/bin/{name}");
-    let mut words = vec!["run", "-d", "--name", name];
+    let rounds = format!("ROUNDS={}", rounds());
+    let mut words = vec!["run", "-d", "--name", name, "--env", &rounds];
     words.extend(more);
     words.extend(["workloads", program.as_str()]);
     host.dm(&words).ok();
@@ -50,57 +53,59 @@ fn go_on(host: &Host, name: &str, round: usize) {
     let out = host.dm(&["exec", name, "touch", &format!("/go-{round}")]);
     // After the last round the workload may end, and all of its container with it, before the
     // command that told it has.
-    let is_over = round == ROUNDS - 1 && out.status == 137;
+    let is_over = round + 1 == rounds() && out.status == 137;
     assert!(out.status == 0 || is_over, "{out}");
 }
 
 /// Runs a workload with a checkpoint and a restore in every round.
 #[track_caller]
-fn round_trip(name: &str, more: &[&str]) {
-    let host = host();
-    start(&host, name, more);
-    for round in 0..ROUNDS {
-        wait_for_line(&host, name, &format!("ready {round}"));
+fn round_trip(host: &Host, name: &str, more: &[&str]) {
+    start(host, name, more);
+    for round in 0..rounds() {
+        wait_for_line(host, name, &format!("ready {round}"));
         let out = host.dm(&["checkpoint", name]);
         assert_eq!(out.status, 0, "round {round}: {out}");
         assert_eq!(host.state_of(name), "stopped");
         let out = host.dm(&["restore", name]);
         assert_eq!(out.status, 0, "round {round}: {out}");
         assert_eq!(host.state_of(name), "running");
-        go_on(&host, name, round);
+        go_on(host, name, round);
     }
-    wait_for_line(&host, name, "ok");
+    wait_for_line(host, name, "ok");
     assert_eq!(host.dm(&["wait", name]).ok(), "0");
+    host.dm(&["rm", "--force", name]).ok();
 }
 
 /// Runs a workload that is checkpointed and runs on.
 #[track_caller]
-fn run_on(name: &str, more: &[&str]) {
-    let host = host();
-    start(&host, name, more);
-    for round in 0..ROUNDS {
-        wait_for_line(&host, name, &format!("ready {round}"));
+fn run_on(host: &Host, name: &str, more: &[&str]) {
+    start(host, name, more);
+    for round in 0..rounds() {
+        wait_for_line(host, name, &format!("ready {round}"));
         let out = host.dm(&["checkpoint", "--leave-running", name]);
         assert_eq!(out.status, 0, "round {round}: {out}");
         assert_eq!(host.state_of(name), "running");
-        go_on(&host, name, round);
+        go_on(host, name, round);
     }
-    wait_for_line(&host, name, "ok");
+    wait_for_line(host, name, "ok");
+    host.dm(&["rm", "--force", name]).ok();
 }
 
 #[test]
 fn vm_listeners() {
     // In address mode, and with a stack of its own.
-    round_trip("listener", &[]);
-    round_trip("listener", &["--net", "none"]);
+    let host = host();
+    round_trip(&host, "listener", &[]);
+    round_trip(&host, "listener", &["--net", "none"]);
 }
 
 #[test]
 fn vm_sockets_of_a_shared_stack() {
     // In address mode, where loopback is the container's own by translation.
-    round_trip("udp", &[]);
-    round_trip("tcp", &[]);
-    run_on("tcp", &[]);
+    let host = host();
+    round_trip(&host, "udp", &[]);
+    round_trip(&host, "tcp", &[]);
+    run_on(&host, "tcp", &[]);
 }
 
 /// Somebody outside, who checks every byte that is answered and hears of nothing else.
@@ -122,7 +127,7 @@ fn vm_a_caller_from_outside_does_not_notice() {
         caller.read_exact(&mut answer).expect("it is answered");
         assert_eq!(answer[0], said.wrapping_add(1));
     };
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         wait_for_line(&host, "tcp", &format!("ready {round}"));
         (0..100).for_each(|_| talk(&mut || {}));
         host.dm(&["checkpoint", "--leave-running", "tcp"]).ok();
@@ -172,8 +177,9 @@ macro_rules! workloads {
         $(
             #[test]
             fn $test() {
-                round_trip($name, &["--net", "none", $($word),*]);
-                run_on($name, &["--net", "none", $($word),*]);
+                let host = host();
+                round_trip(&host, $name, &["--net", "none", $($word),*]);
+                run_on(&host, $name, &["--net", "none", $($word),*]);
             }
         )*
     };
@@ -242,7 +248,7 @@ fn vm_clones_go_on_by_themselves() {
                 let same = of(one, "addresses") == of(other, "addresses");
                 assert_eq!(same, !more.is_empty(), "{one} and {other}");
             }
-            for round in 0..ROUNDS {
+            for round in 0..rounds() {
                 // What it said before it was cloned is not in its log.
                 if round > 0 {
                     wait_for_line(&host, one, &format!("ready {round}"));
@@ -274,7 +280,7 @@ fn vm_a_shell_in_a_terminal_is_attached_again() {
     terminal.expect("33 111");
     terminal.send("\u{10}\u{11}");
     assert_eq!(terminal.wait(), 0);
-    for round in 0..ROUNDS {
+    for round in 0..rounds() {
         assert_eq!(host.dm(&["checkpoint", "a"]).status, 0, "round {round}");
         let out = host.dm(&["restore", "a"]);
         assert_eq!(out.status, 0, "round {round}: {out}");
@@ -475,7 +481,7 @@ fn big_real_servers_come_back_and_answer() {
         assert!(ask().contains(answer), "{name} before");
         let processes = |text: String| text.lines().count();
         let before = processes(host.dm(&["top", name]).ok());
-        for round in 0..ROUNDS {
+        for round in 0..rounds() {
             let out = host.dm(&["checkpoint", name]);
             assert_eq!(out.status, 0, "{name}, round {round}: {out}");
             assert_eq!(host.state_of(name), "stopped");
