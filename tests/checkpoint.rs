@@ -458,7 +458,11 @@ fn big_real_servers_come_back_and_answer() {
     let servers: [(&str, &[&str], &str); 3] = [
         ("python", &["python3", "-m", "http.server", "8000"], "Directory listing"),
         ("nginx", &["nginx", "-g", "daemon off;"], "Welcome to nginx"),
-        ("redis", &["redis-server", "--bind", "0.0.0.0", "--save", ""], "kept"),
+        (
+            "redis",
+            &["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""],
+            "kept",
+        ),
     ];
     for (name, words, answer) in servers {
         host.dm(&[&["run", "-d", "--name", name, "software"], words].concat()).ok();
@@ -489,6 +493,29 @@ fn big_real_servers_come_back_and_answer() {
             assert_eq!(out.status, 0, "{name}, round {round}: {out}");
             assert!(ask().contains(answer), "{name} after round {round}");
             assert_eq!(processes(host.dm(&["top", name]).ok()), before, "{name}");
+        }
+        let (port, question, answer): (u16, &str, &str) = match name {
+            "nginx" => (80, "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "Welcome to nginx"),
+            "redis" => (6379, "GET key\r\n", "kept"),
+            // It closes every connection.
+            _ => continue,
+        };
+        let address = format!("{}:{port}", host.address_of(name));
+        let stream = host.in_network(move || TcpStream::connect(address).expect("it listens"));
+        let mut stream = stream.join().expect("it does not panic");
+        stream.set_read_timeout(Some(Duration::from_secs(10) * slowness())).expect("a limit");
+        for round in 0..rounds() + 1 {
+            let mut said = String::new();
+            let mut block = [0; 4096];
+            stream.write_all(question.as_bytes()).expect("it is connected");
+            while !said.contains(answer) {
+                let n = stream.read(&mut block).expect("it answers");
+                assert!(n > 0, "{name} has hung up in round {round}");
+                said.push_str(&String::from_utf8_lossy(&block[..n]));
+            }
+            if round < rounds() {
+                host.dm(&["sleep", name]).ok();
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A container sleeps without processes and answers whoever calls as if it had not.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::thread;
 use std::time::Duration;
 
@@ -97,9 +99,7 @@ fn vm_a_call_while_it_falls_asleep_is_answered() {
                 })
             })
             .collect();
-        // A connection that it has open keeps it awake: that is said, and nothing is harmed.
-        let out = host.dm(&["sleep", "x"]);
-        assert!(out.status == 0 || out.stderr.contains("TCP connection"), "{out}");
+        host.dm(&["sleep", "x"]).ok();
         for caller in callers {
             let said = caller.join().expect("it does not panic").ok();
             assert!(said.starts_with("call "), "{said}");
@@ -181,4 +181,161 @@ fn vm_who_waits_for_its_end_keeps_it_awake() {
     assert_eq!(call(&host), "call 2");
     host.dm(&["kill", "x"]).ok();
     assert!(waiter.wait().expect("it can be waited for").success());
+}
+
+/// A server that speaks with each caller as long as he likes (`probe stream`).
+#[track_caller]
+fn streaming() -> Host {
+    let host = Host::with_busybox();
+    let serve = ["run", "-d", "--name", "x", "busybox", "probe", "stream", "0.0.0.0", "80"];
+    host.dm(&serve).ok();
+    host
+}
+
+/// A caller of such a server, and how much it was told and has sent.
+struct Caller {
+    stream: TcpStream,
+    told: usize,
+    sent: usize,
+}
+
+fn at(n: usize) -> u8 {
+    (n * 7 + n / 251) as u8
+}
+
+impl Caller {
+    /// Connects from the host's network, as soon as somebody listens.
+    #[track_caller]
+    fn new(host: &Host) -> Self {
+        let address = format!("{}:80", host.address_of("x"));
+        let connected = host.in_network(move || {
+            let mut found = None;
+            wait_until(Duration::from_secs(10) * slowness(), || {
+                found = TcpStream::connect(&address).ok();
+                found.is_some()
+            });
+            found
+        });
+        let stream = connected.join().expect("it does not panic").expect("somebody listens");
+        let limit = Some(Duration::from_secs(30) * slowness());
+        stream.set_read_timeout(limit).expect("a limit can be set");
+        stream.set_write_timeout(limit).expect("a limit can be set");
+        Self { stream, told: 0, sent: 0 }
+    }
+
+    /// Asks for the next bytes, and hears them in pieces.
+    fn hear(&mut self, bytes: usize, mut piece: impl FnMut(usize)) {
+        writeln!(self.stream, "<{bytes}").expect("it is connected");
+        let mut buffer = [0; 8192];
+        let end = self.told + bytes;
+        while self.told < end {
+            let n = (end - self.told).min(buffer.len());
+            let n = self.stream.read(&mut buffer[..n]).expect("it goes on");
+            assert!(n > 0, "it has ended after {} bytes", self.told);
+            for (i, byte) in buffer[..n].iter().enumerate() {
+                assert_eq!(*byte, at(self.told + i), "byte {}", self.told + i);
+            }
+            self.told += n;
+            piece(self.told);
+        }
+    }
+
+    /// Sends the next bytes, and is told that they are.
+    fn tell(&mut self, bytes: usize) {
+        let all: Vec<u8> = (self.sent..self.sent + bytes).map(at).collect();
+        self.sent += bytes;
+        writeln!(self.stream, ">{bytes}").and_then(|()| self.stream.write_all(&all)).expect("sent");
+        let mut said = [0; 5];
+        self.stream.read_exact(&mut said).expect("it answers");
+        assert_eq!(&said, b"good\n");
+    }
+}
+
+#[test]
+fn vm_an_open_connection_wakes_it_and_goes_on() {
+    let host = streaming();
+    let mut caller = Caller::new(&host);
+    let mut other = Caller::new(&host);
+    other.tell(10);
+    for round in 0..20 / slowness().min(5) as usize {
+        caller.hear(100 + round, |_| {});
+        put_to_sleep(&host);
+        assert_eq!(inside(&host), []);
+        if round % 2 == 0 {
+            caller.tell(1000);
+        }
+    }
+    other.tell(10);
+    // Hanging up is something that the container wants to know, too.
+    put_to_sleep(&host);
+    drop(caller);
+    host.wait_for_state("x", "running");
+    put_to_sleep(&host);
+    other.hear(10, |_| {});
+}
+
+#[test]
+fn vm_a_transfer_goes_on_though_it_is_put_to_sleep_in_the_middle() {
+    let host = streaming();
+    const BYTES: usize = 4 << 20;
+    for rounds in [1, 2, 4] {
+        let mut caller = Caller::new(&host);
+        let hearing = thread::spawn(move || {
+            caller.hear(BYTES, |told| {
+                // Slower than the server, so that it often finds no room.
+                if told % (1 << 14) < 8192 {
+                    thread::sleep(Duration::from_micros(300));
+                }
+            });
+            caller.tell(BYTES);
+        });
+        for _ in 0..rounds {
+            host.dm(&["sleep", "x"]).ok();
+        }
+        hearing.join().expect("each byte came once, in order");
+    }
+}
+
+#[test]
+fn vm_a_killed_keeper_costs_open_connections_only() {
+    let host = Host::with_busybox();
+    let serve = ["run", "-d", "--name", "x", "-p", "8080:80", "busybox", "probe"];
+    host.dm(&[&serve[..], &["stream", "0.0.0.0", "80"]].concat()).ok();
+    let mut lost = Caller::new(&host);
+    lost.hear(10, |_| {});
+    let started = host.inspect("x")["started"].clone();
+    put_to_sleep(&host);
+    let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
+    let pid = keeper.and_then(|(pid, _)| rustix::process::Pid::from_raw(pid as i32));
+    let killed =
+        rustix::process::kill_process(pid.expect("somebody sleeps"), rustix::process::Signal::KILL);
+    killed.expect("it lives");
+    let ended = lost.stream.read(&mut [0]);
+    assert!(matches!(ended, Ok(0) | Err(_)), "it is told: {ended:?}");
+    // The next command, whichever it is, makes the rest again.
+    assert_eq!(host.state_of("x"), "asleep");
+    let ask = format!("printf '<3\n' | busybox nc -w 5 {} 8080", Host::ADDRESS);
+    let said = host.neighbour_sh(&ask);
+    assert_eq!(said.stdout.as_bytes(), [at(0), at(1), at(2)], "{said}");
+    assert_eq!(host.state_of("x"), "running");
+    Caller::new(&host).tell(10);
+    assert_eq!(host.inspect("x")["started"], started, "it was started once");
+    // The process that spoke with the lost caller has heard of it, and nobody else is left.
+    let processes = || host.dm(&["top", "x"]).ok();
+    let alone = || processes().matches("probe").count() == 1;
+    assert!(wait_until(Duration::from_secs(5) * slowness(), alone), "{}", processes());
+}
+
+#[test]
+fn vm_who_follows_its_log_waits_while_it_sleeps() {
+    let host = counting(&[]);
+    assert_eq!(call(&host), "call 1");
+    put_to_sleep(&host);
+    let mut follower = host.dormouse(&["logs", "--follow", "x"]).spawn().expect("it starts");
+    thread::sleep(Duration::from_millis(300));
+    assert!(follower.try_wait().expect("it was started").is_none(), "it waits");
+    assert_eq!(call(&host), "call 2");
+    put_to_sleep(&host);
+    host.dm(&["stop", "x"]).ok();
+    assert!(follower.wait().expect("it was started").success());
 }

@@ -2,6 +2,9 @@
  *
  * who ADDRESS PORT       TCP server: tells every caller the address it is seen with
  * count ADDRESS PORT     TCP server: numbers its callers
+ * stream ADDRESS PORT    TCP server: a process for each caller, who asks as often as he likes for the
+ *                        next N bytes of an endless sequence ("<N\n"), or sends them (">N\n") and is
+ *                        told "good" if they are
  * ask NAME PORT          connects and prints what is said
  * udp-echo ADDRESS PORT  answers every datagram with itself
  * udp-ask NAME PORT WORD sends a datagram and prints the answer
@@ -15,6 +18,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/ip_icmp.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -89,6 +93,62 @@ static void tell_number(int caller, const char *peer)
 static int count(char **args)
 {
 	return serve(args, tell_number);
+}
+
+/* Byte number n of the sequence. */
+static char at(size_t n)
+{
+	return (char)(n * 7 + n / 251);
+}
+
+static void converse(int caller)
+{
+	char line[32], block[8192];
+	size_t told = 0, heard = 0;
+	for (;;) {
+		size_t length = 0, left;
+		do {
+			if (length == sizeof(line) - 1 || read(caller, line + length, 1) != 1)
+				return;
+		} while (line[length++] != '\n');
+		line[length] = 0;
+		left = strtoul(line + 1, NULL, 10);
+		while (left > 0) {
+			size_t n = left < sizeof(block) ? left : sizeof(block);
+			ssize_t done;
+			if (line[0] == '<') {
+				for (size_t i = 0; i < n; i++)
+					block[i] = at(told + i);
+				done = write(caller, block, n);
+				told += done > 0 ? (size_t)done : 0;
+			} else {
+				done = read(caller, block, n);
+				for (ssize_t i = 0; i < done; i++)
+					if (block[i] != at(heard++))
+						return;
+			}
+			if (done <= 0)
+				return;
+			left -= (size_t)done;
+		}
+		if (line[0] == '>' && write(caller, "good\n", 5) != 5)
+			return;
+	}
+}
+
+static void stream_to(int caller, const char *peer)
+{
+	(void)peer;
+	if (fork() == 0) {
+		converse(caller);
+		_exit(0);
+	}
+}
+
+static int stream(char **args)
+{
+	signal(SIGCHLD, SIG_IGN);
+	return serve(args, stream_to);
 }
 
 static int ask(char **args)
@@ -171,8 +231,8 @@ int main(int argc, char **argv)
 		const char *name;
 		int count;
 		int (*run)(char **args);
-	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "ask", 2, ask }, { "udp-echo", 2, udp_echo },
-		      { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping } };
+	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
+		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -26,8 +26,16 @@ impl Global {
         }
     }
 
-    /// The engine.
+    /// The engine. What sleeping containers have lost with a keeper is taken back first; that it
+    /// could not be stops no command.
     pub(crate) fn engine(&self) -> Result<Engine> {
+        let engine = self.engine_alone()?;
+        let _ = engine.take_custody_back();
+        Ok(engine)
+    }
+
+    /// The engine, and nothing else is looked at.
+    pub(crate) fn engine_alone(&self) -> Result<Engine> {
         Ok(Engine::open(self.places())?)
     }
 }

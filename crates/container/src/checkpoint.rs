@@ -9,11 +9,14 @@
 //! ([`crate::start`]) whose newborn follows a restore program instead of executing; everything that
 //! confines it comes from `config.json`.
 
+use std::cell::RefCell;
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use dormouse_checkpoint::format::{Reader, Thing};
 use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
@@ -80,13 +83,41 @@ pub struct Checkpoint {
 
 /// A checkpoint on its way back.
 pub(crate) struct Comeback {
-    pub(crate) reader: Reader,
+    pub(crate) reader: Arc<Reader>,
+    /// Its contents are being checked, or were.
+    pub(crate) check: Option<Check>,
     /// Sockets that were held, by the numbers of their objects.
     pub(crate) held: Vec<(u32, OwnedFd)>,
     /// The container was asleep, and is again if it does not come back.
     pub(crate) wakes: bool,
+    /// The record of its first process, where it goes on as if nothing had happened.
+    pub(crate) since: Option<InitRecord>,
     /// Addresses that are others now.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
+}
+
+/// The contents of a checkpoint are compared with their checksums by a thread of its own, while
+/// everything else is done: no process may run before its memory is known to be what it was.
+#[derive(Debug)]
+pub(crate) struct Check(RefCell<Option<JoinHandle<dormouse_checkpoint::Result<()>>>>);
+
+impl Check {
+    pub(crate) fn begin(reader: &Arc<Reader>) -> Self {
+        let reader = Arc::clone(reader);
+        Self(RefCell::new(Some(std::thread::spawn(move || reader.verify()))))
+    }
+}
+
+impl Comeback {
+    /// Waits until its contents are known to be whole.
+    pub(crate) fn checked(&self) -> dormouse_checkpoint::Result<()> {
+        let running = self.check.as_ref().and_then(|check| check.0.take());
+        match running.map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(checked)) => checked,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+        }
+    }
 }
 
 impl Engine {
@@ -205,7 +236,14 @@ impl Engine {
         }
         reader.verify()?;
         self.settle_locked(&config, false)?;
-        let comeback = Comeback { reader, held: Vec::new(), wakes: false, addresses: Vec::new() };
+        let comeback = Comeback {
+            reader: Arc::new(reader),
+            check: None,
+            held: Vec::new(),
+            wakes: false,
+            since: None,
+            addresses: Vec::new(),
+        };
         let running = self.start_restored(&config, &comeback)?;
         // Their silence has ended; where nothing was quiet there is none.
         let _ = fs::remove_file(self.quiet_mark(id));
@@ -273,8 +311,14 @@ impl Engine {
             log_max_bytes: other.log_max_bytes,
         })?;
         let pairs = other.addresses.iter().copied().zip(created.config.addresses.iter().copied());
-        let comeback =
-            Comeback { reader, held: Vec::new(), wakes: false, addresses: pairs.collect() };
+        let comeback = Comeback {
+            reader: Arc::new(reader),
+            check: None,
+            held: Vec::new(),
+            wakes: false,
+            since: None,
+            addresses: pairs.collect(),
+        };
         self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 

@@ -112,14 +112,16 @@ impl Engine {
             words.extend(["internal".into(), verb.into()]);
             words
         };
-        Ok(Keeper::connect_or_start(&KeeperStart {
+        let mut keeper = Keeper::connect_or_start(&KeeperStart {
             run_dir: self.places.run.clone(),
             program: keeper_program(&own),
             cgroups: self.cgroups()?.keeper_dirs()?,
             settle: internal("settle"),
             wake: internal("wake"),
             tidy: internal("tidy"),
-        })?)
+        })?;
+        self.note_custody(&mut keeper)?;
+        Ok(keeper)
     }
 
     /// How many slots of host ids and how many addresses containers have.
@@ -538,7 +540,7 @@ pub(crate) fn new_id() -> Result<ContainerId> {
 }
 
 /// The program we are.
-fn own_program() -> Result<PathBuf> {
+pub(crate) fn own_program() -> Result<PathBuf> {
     fs::read_link("/proc/self/exe").map_err(Error::file("cannot read", "/proc/self/exe"))
 }
 

@@ -35,6 +35,7 @@
 //! LIB/ids/slots, owners             one bit per slot of host ids, and whose it is
 //! LIB/volumes/NAME/                 named volumes
 //! LIB/events                        one JSON line per event
+//! LIB/custody                       the keeper that holds what sleeping containers left
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
 //! RUN/shared/ID/                    its /dev, /dev/shm, tmpfs: directories of one tmpfs
@@ -56,6 +57,7 @@
 #![forbid(unsafe_code)]
 
 mod checkpoint;
+mod custody;
 mod disk;
 mod engine;
 mod error;

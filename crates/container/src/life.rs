@@ -160,7 +160,11 @@ impl Engine {
         let look = self.look(&config)?;
         let init = look.init.as_ref();
         let pid = init.filter(|_| look.is_alive()).map(|i| i.pid);
-        let started = init.map(|i| i.started_unix_ms);
+        let slept = match look.state {
+            State::Asleep => self.slept(id)?,
+            _ => None,
+        };
+        let started = init.or(slept.as_ref()).map(|i| i.started_unix_ms);
         let started_unix_ms = started.or(look.exit.as_ref().map(|e| e.started_unix_ms));
         let exit = match init {
             Some(init) if !look.is_alive() => Some(self.exit_of(&config.id, init)?),
@@ -259,7 +263,7 @@ impl Engine {
         const SIGKILL: i32 = 9;
         let look = self.look(&config)?;
         if look.state == State::Asleep && signal == SIGKILL {
-            return self.end_sleep(&config, look.exit);
+            return self.end_sleep(&config);
         }
         let (mut init, fd) = self.alive(&config)?;
         if signal == SIGKILL {
@@ -287,7 +291,7 @@ impl Engine {
             let config = self.config(id)?;
             let look = self.look(&config)?;
             if look.state == State::Asleep {
-                self.end_sleep(&config, look.exit)?;
+                self.end_sleep(&config)?;
                 self.record("stop", id.as_str(), config.name.as_str(), &[]);
                 return Ok(());
             }

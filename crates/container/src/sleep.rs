@@ -1,12 +1,17 @@
 //! Sleep and wake: a container without processes that answers whoever calls.
 //!
 //! An *asleep* container is a checkpoint, `LIB/containers/ID/asleep`, and the sockets that are called
-//! from outside (TCP sockets that listen, UDP sockets), held by the keeper
+//! from outside (TCP sockets that listen or have a connection, UDP sockets), held by the keeper
 //! ([`dormouse_launch::Keeper::hold`]). It has no process, no cgroup, no mount; it keeps its
 //! addresses, names and published ports. Whoever connects is answered by the kernel and waits in the
 //! queue of the held socket; that has the keeper run `dormouse internal wake ID`, which restores the
 //! processes with the very socket in its old place, so the caller is the first whom the container
-//! accepts, and nothing was refused or sent twice.
+//! accepts, and nothing was refused or sent twice. A connection that is open stays open: the kernel
+//! goes on with it, and what comes in, room for more to send, or its end wakes the container.
+//!
+//! **At work.** Only a container that waits can sleep: one that was stopped while it was at work is
+//! woken as soon as it sleeps. In the middle of sending a file, say, its peer has nothing more to say
+//! that would wake it.
 //!
 //! **Whoever is killed when.** The checkpoint is published while all processes stand still; then they
 //! are marked (`sleeping` in the record of the first one); then they are killed. Waking goes the other
@@ -14,22 +19,25 @@
 //! was killed, or never let go, is asleep, whoever finds it ([`Engine::settle_found`]); one that is not marked is not,
 //! and its checkpoint is of the past. A request that arrives meanwhile wakes it right after.
 //!
-//! LIMIT: only what can be checkpointed sleeps, and nothing with an open TCP connection; a keeper that
-//! is killed lets go of the sockets, and then only a command wakes the container; an asleep container
-//! does not outlive the boot of its host.
+//! LIMIT: only what can be checkpointed sleeps. A keeper that is killed lets go of the sockets: open
+//! connections are lost, the others are made again by the next command ([`crate::custody`]). After a
+//! reboot that is so, too, but what was asleep cannot wake: its clocks would go back.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use dormouse_checkpoint::format::Reader;
-use dormouse_checkpoint::save::{self, Figures, Subject};
+use dormouse_checkpoint::save::{self, Figures, HeldFile, Subject};
 use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
+use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
-use dormouse_model::{Config, ContainerId, State};
+use dormouse_model::{Config, ContainerId, NetMode, State};
 
-use crate::checkpoint::Comeback;
+use crate::checkpoint::{Check, Comeback};
+use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::life::{Exit, InitRecord};
@@ -38,8 +46,8 @@ use crate::start::Running;
 
 /// The signal that ends what falls asleep.
 const SIGKILL: i32 = 9;
-/// What stands for the sockets of a container that has none that listens: the keeper has to know of
-/// it all the same.
+/// An event that is held beside sockets, or in their place: the keeper has to know of a container that
+/// has none all the same.
 const NO_SOCKET: u32 = u32::MAX;
 
 impl Engine {
@@ -60,11 +68,14 @@ impl Engine {
                     .into(),
             ));
         }
-        let subject = Subject { hold: true, ..self.subject(&config)? };
+        // A stack of its own, which ends with its processes, nobody calls from outside.
+        let hold = config.net != NetMode::None;
+        let subject = Subject { hold, ..self.subject(&config)? };
         let mut stopped = save::stop(&subject)?;
         self.forget_sleep(&config)?; // what a sleep left that was interrupted
         let written = stopped.write(&subject, &self.asleep_dir(id))?;
-        if let Err(e) = self.hold(&config, written.held) {
+        disk::write_json(&self.asleep_dir(id).join("init.json"), &init, Durable::No)?;
+        if let Err(e) = self.hold(&config, written.held, written.is_busy) {
             self.forget_sleep(&config)?;
             return Err(e);
         }
@@ -99,8 +110,8 @@ impl Engine {
         if state != State::Asleep {
             return Err(self.not(config, state, "only a sleeping container is woken"));
         }
-        let reader = Reader::open(&self.asleep_dir(&config.id))?;
-        reader.verify()?;
+        let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
+        let check = Some(Check::begin(&reader));
         let mut keeper = self.keeper()?;
         let mut held = Vec::new();
         for (number, object) in (0..).zip(&reader.records().objects) {
@@ -114,8 +125,12 @@ impl Engine {
                 Err(e) => return Err(e.into()),
             }
         }
-        let comeback = Comeback { reader, held, wakes: true, addresses: Vec::new() };
+        let since = self.slept(&config.id)?;
+        let (wakes, addresses) = (true, Vec::new());
+        let comeback = Comeback { reader, check, held, wakes, since, addresses };
         let running = self.start_restored(config, &comeback)?;
+        // ORDER: now: what the container closes is closed when nobody else has it open.
+        drop(comeback);
         self.stay_awake(config, self.look(config)?.init)?;
         self.record("wake", config.id.as_str(), config.name.as_str(), &[]);
         Ok(running)
@@ -130,16 +145,35 @@ impl Engine {
         self.forget_sleep(config)
     }
 
-    fn hold(&self, config: &Config, held: Vec<(u32, OwnedFd)>) -> Result<()> {
-        let mut keeper = self.keeper()?;
-        let id = config.id.as_str();
-        if held.is_empty() {
-            let silent = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
-            let silent = silent.map_err(|e| Error::file("cannot make", "an eventfd")(e.into()))?;
-            keeper.hold(id, NO_SOCKET, silent.as_fd())?;
+    /// Gives what is held to the keeper. A container that was at work has itself woken as soon as it
+    /// sleeps: whoever waits for what it does may have nothing more to say.
+    fn hold(&self, config: &Config, held: Vec<HeldFile>, is_busy: bool) -> Result<()> {
+        self.hold_with(&mut self.keeper()?, &config.id, held, is_busy)
+    }
+
+    pub(crate) fn hold_with(
+        &self,
+        keeper: &mut Keeper,
+        id: &ContainerId,
+        held: Vec<HeldFile>,
+        is_busy: bool,
+    ) -> Result<()> {
+        let id = id.as_str();
+        let count = u32::from(is_busy);
+        let event = rustix::event::eventfd(count, rustix::event::EventfdFlags::CLOEXEC);
+        let event = event.map_err(|e| Error::file("cannot make", "an eventfd")(e.into()))?;
+        if held.is_empty() || is_busy {
+            keeper.hold(id, NO_SOCKET, event.as_fd(), watch::READ)?;
         }
-        for (key, socket) in held {
-            keeper.hold(id, key, socket.as_fd())?;
+        for HeldFile { object, file, wakes } in held {
+            let mut bits = 0;
+            if wakes.readable {
+                bits |= watch::READ;
+            }
+            if wakes.writable {
+                bits |= watch::WRITE;
+            }
+            keeper.hold(id, object, file.as_fd(), bits)?;
         }
         Ok(())
     }
@@ -169,14 +203,14 @@ impl Engine {
     }
 
     /// Ends an asleep container: it is stopped then.
-    pub(crate) fn end_sleep(&self, config: &Config, last: Option<Exit>) -> Result<()> {
+    pub(crate) fn end_sleep(&self, config: &Config) -> Result<()> {
         let now = crate::event::now_unix_ms();
+        let since = self.slept(&config.id)?;
         let exit = Exit {
             code: Some(128 + SIGKILL),
             signal: Some(SIGKILL),
             oom_killed: false,
-            // LIMIT: when it was started is forgotten in its sleep.
-            started_unix_ms: last.map_or(now, |exit| exit.started_unix_ms),
+            started_unix_ms: since.map_or(now, |init| init.started_unix_ms),
             finished_unix_ms: now,
             failures: 0,
             stopped: true,
@@ -200,6 +234,12 @@ impl Engine {
         remove_tree(&gone)?; // of a removal that was killed
         fs::rename(&dir, &gone).map_err(Error::file("cannot remove", &dir))?;
         remove_tree(&gone)
+    }
+
+    /// The record of the first process of an asleep container, as it was; `None` where nobody has
+    /// written it, or a power cut took it.
+    pub(crate) fn slept(&self, id: &ContainerId) -> Result<Option<InitRecord>> {
+        disk::read_json(&self.asleep_dir(id).join("init.json"))
     }
 
     /// The checkpoint of an asleep container: it is asleep where this is and no process.

@@ -250,15 +250,16 @@ impl Engine {
         };
         newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
         let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
+        let since = from.and_then(|from| from.since.as_ref());
         let init = InitRecord {
             pid: newborn.pid,
             start_time: newborn.start_time,
-            started_unix_ms: now_unix_ms(),
+            started_unix_ms: since.map_or_else(now_unix_ms, |since| since.started_unix_ms),
             paused: false,
             console: console.is_some(),
             stopping: false,
             sleeping: from.is_some_and(|from| from.wakes),
-            failures,
+            failures: since.map_or(failures, |since| since.failures),
         };
         let kept = self.hand_over(&mut keeper, config, console, streams.kept)?;
         self.publish_ports(config)?;
@@ -272,7 +273,8 @@ impl Engine {
                 let traced = Traced::seize(pid)?;
                 newborn.go()?;
                 let console = kept.console.as_ref().map(AsFd::as_fd);
-                traced.conduct(restore, console)?;
+                let checked = || from.map_or(Ok(()), Comeback::checked);
+                traced.conduct(restore, console, checked)?;
             }
         }
         Ok(Running {
@@ -643,7 +645,7 @@ impl Engine {
     }
 
     /// The network stack a container starts in; made where it is missing.
-    fn find_network(&self, config: &Config) -> Result<Net> {
+    pub(crate) fn find_network(&self, config: &Config) -> Result<Net> {
         Ok(match &config.net {
             NetMode::Host => {
                 let open = |path: &str, flags| {
@@ -659,7 +661,12 @@ impl Engine {
     }
 
     /// Makes the container known to its domain, by its addresses and its names.
-    fn enter_domain(&self, config: &Config, cgroup: &Cgroup, domain: &Domain) -> Result<()> {
+    pub(crate) fn enter_domain(
+        &self,
+        config: &Config,
+        cgroup: &Cgroup,
+        domain: &Domain,
+    ) -> Result<()> {
         let network = self.network()?;
         let v2 = cgroup.v2_id().ok_or_else(|| {
             Error::Invalid(
@@ -673,7 +680,7 @@ impl Engine {
         Ok(network.hosts_add(domain, &config.id, &names, &config.addresses)?)
     }
 
-    fn publish_ports(&self, config: &Config) -> Result<()> {
+    pub(crate) fn publish_ports(&self, config: &Config) -> Result<()> {
         if config.publish.is_empty() {
             return Ok(());
         }
@@ -719,7 +726,7 @@ impl Engine {
 }
 
 /// The network stack a container starts in.
-enum Net {
+pub(crate) enum Net {
     Host {
         netns: OwnedFd,
         sys: OwnedFd,

@@ -1,37 +1,65 @@
 //! Custody: descriptors of sleeping containers, and who calls them.
 //!
 //! A socket that listens goes on listening here; whoever connects is answered by the kernel and waits
-//! in its queue. epoll(7) tells once (EPOLLONESHOT) that there is somebody; the container is then woken
-//! by a process of ours, which takes the descriptors out and lets go of them, so the waiting caller is
-//! the first whom the container accepts.
+//! in its queue. A connection goes on, too: the kernel acknowledges what comes, sends what is still to
+//! be sent, and tells us when there is something to read, room to write again, or nobody any more.
+//! epoll(7) tells once (EPOLLONESHOT) that there is somebody; the container is then woken by a process
+//! of ours, which takes the descriptors out and lets go of them, so the waiting caller is the first
+//! whom the container accepts.
 //!
-//! LIMIT: as many descriptors as the keeper may have open (RLIMIT_NOFILE).
+//! **Parked.** A process has so many descriptors and no more (RLIMIT_NOFILE). From half of that on,
+//! whatever more containers leave here is parked ([`crate::lot`]), with an epoll set of its own among
+//! it: that set is in the keeper's, so the keeper hears of it, and a set whose last descriptor is
+//! closed is in no other any more. What is asked for is taken out first, and watched as it was.
+//!
+//! LIMIT: a container that leaves more descriptors than one message carries is not parked.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dormouse_launch::protocol::Id;
+use dormouse_launch::protocol::{Id, watch};
 use rustix::event::epoll;
 use rustix::io::Errno;
+
+use crate::lot::{DESCRIPTORS, Lots};
 
 /// How soon one that could not be woken is tried again, while somebody calls.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// The bit of the number of an epoll set that is parked; the others are those of its first descriptor.
+const SET: u64 = 1 << 63;
+
 /// What one container left here.
 #[derive(Debug, Default)]
 struct Sleeper {
-    held: Vec<Held>,
+    held: Vec<Numbered>,
+    /// Where they are instead, and in which order: the number in the epoll set and in the lot.
+    parked: Option<(u64, Vec<Parked>)>,
     /// Somebody has called, and nobody is told again before this is over.
     is_called: bool,
 }
 
+/// One descriptor.
 #[derive(Debug)]
-struct Held {
-    key: u32,
-    /// Its number in the epoll set.
+pub(crate) struct Held {
+    /// What its container calls it.
+    pub(crate) key: u32,
+    /// Bits of [`watch`]. LIMIT: one without any is in no epoll set, which would tell of a hang-up
+    /// that its owner knows of.
+    pub(crate) watch: u8,
+    pub(crate) fd: OwnedFd,
+}
+
+/// A descriptor that is held, and its number in the epoll set.
+type Numbered = (u64, Held);
+
+/// The same without the descriptor.
+#[derive(Debug)]
+struct Parked {
     token: u64,
-    fd: OwnedFd,
+    key: u32,
+    watch: u8,
 }
 
 /// What all sleeping containers left here.
@@ -39,15 +67,30 @@ struct Held {
 pub(crate) struct Custody {
     sleepers: HashMap<Id, Sleeper>,
     tokens: HashMap<u64, Id>,
+    lots: Lots,
+    /// Descriptors that are open here.
+    open: usize,
+    /// With how many begins the parking.
+    open_max: usize,
+    /// Who has left something last.
+    last: Option<Id>,
     /// Those that are watched again, and when, soonest first.
     again: VecDeque<(Instant, Id)>,
 }
 
-fn watched(token: u64) -> (epoll::EventData, epoll::EventFlags) {
-    (epoll::EventData::new_u64(token), epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
+fn watched(token: u64, held: &Held) -> (epoll::EventData, epoll::EventFlags) {
+    let mut flags = epoll::EventFlags::ONESHOT;
+    flags.set(epoll::EventFlags::IN, held.watch & watch::READ != 0);
+    flags.set(epoll::EventFlags::OUT, held.watch & watch::WRITE != 0);
+    (epoll::EventData::new_u64(token), flags)
 }
 
 impl Custody {
+    /// Custody that keeps some `open_max` descriptors open.
+    pub(crate) fn new(open_max: usize) -> Self {
+        Self { open_max, ..Self::default() }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.sleepers.is_empty()
     }
@@ -58,34 +101,101 @@ impl Custody {
         epoll: &OwnedFd,
         token: u64,
         id: Id,
-        key: u32,
-        fd: OwnedFd,
+        held: Held,
     ) -> Result<(), Errno> {
-        if self.find(id, key).is_some() {
+        // One container after the other leaves what it has: the last one is whole now.
+        let last = self.last.replace(id).filter(|last| *last != id);
+        if let Some(last) = last
+            && self.open >= self.open_max
+        {
+            let _ = self.park(epoll, last); // where that cannot be done now it stays open
+        }
+        self.fetch(epoll, id)?;
+        if self.find(id, held.key).is_some() {
             return Err(Errno::EXIST);
         }
-        let (data, flags) = watched(token);
-        epoll::add(epoll, &fd, data, flags)?;
-        self.sleepers.entry(id).or_default().held.push(Held { key, token, fd });
-        self.tokens.insert(token, id);
+        if held.watch != 0 {
+            let (data, flags) = watched(token, &held);
+            epoll::add(epoll, &held.fd, data, flags)?;
+            self.tokens.insert(token, id);
+        }
+        self.sleepers.entry(id).or_default().held.push((token, held));
+        self.open += 1;
+        Ok(())
+    }
+
+    /// Parks what a container has left here, all of it.
+    fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
+        let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
+        let Some((first, _)) = sleeper.held.first() else { return Ok(()) };
+        let (number, count) = (first | SET, sleeper.held.len());
+        if sleeper.is_called || count + 1 > DESCRIPTORS {
+            return Ok(());
+        }
+        let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for (token, held) in sleeper.held.iter().filter(|(_, held)| held.watch != 0) {
+            let (data, flags) = watched(*token, held);
+            epoll::add(&own, &held.fd, data, flags)?;
+        }
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+        epoll::add(epoll, &own, epoll::EventData::new_u64(number), flags)?;
+        let fds = std::iter::once(&own).chain(sleeper.held.iter().map(|(_, held)| &held.fd));
+        self.lots.park(number, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
+        // ORDER: parked, and heard of by the one set; then out of the other.
+        let held = std::mem::take(&mut sleeper.held);
+        for (token, held) in &held {
+            if self.tokens.remove(token).is_some() {
+                let _ = epoll::delete(epoll, &held.fd); // it is in the set
+            }
+        }
+        let parked = held.into_iter();
+        let parked = parked.map(|(token, Held { key, watch, .. })| Parked { token, key, watch });
+        sleeper.parked = Some((number, parked.collect()));
+        self.tokens.insert(number, id);
+        self.open -= count;
+        Ok(())
+    }
+
+    /// Takes out what is parked of a container, if it is.
+    fn fetch(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
+        let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
+        let Some((number, _)) = &sleeper.parked else { return Ok(()) };
+        let fds = self.lots.take(*number)?;
+        let Some((number, parked)) = sleeper.parked.take() else { return Ok(()) };
+        self.tokens.remove(&number);
+        // The first is its epoll set, which ends here.
+        for (Parked { token, key, watch }, fd) in parked.into_iter().zip(fds.into_iter().skip(1)) {
+            let held = Held { key, watch, fd };
+            if held.watch != 0 {
+                let (data, flags) = watched(token, &held);
+                epoll::add(epoll, &held.fd, data, flags)?;
+                self.tokens.insert(token, id);
+            }
+            sleeper.held.push((token, held));
+            self.open += 1;
+        }
         Ok(())
     }
 
     /// A copy of what is held.
-    pub(crate) fn take(&self, id: Id, key: u32) -> Result<OwnedFd, Errno> {
+    pub(crate) fn take(&mut self, epoll: &OwnedFd, id: Id, key: u32) -> Result<OwnedFd, Errno> {
+        self.fetch(epoll, id)?;
         self.find(id, key).ok_or(Errno::NOENT)?.fd.try_clone().map_err(|_| Errno::MFILE)
     }
 
     fn find(&self, id: Id, key: u32) -> Option<&Held> {
-        self.sleepers.get(&id)?.held.iter().find(|held| held.key == key)
+        self.sleepers.get(&id)?.held.iter().map(|(_, held)| held).find(|held| held.key == key)
     }
 
     /// ORDER: out of the epoll set, then closed: the container has the same open file, which would
     /// stay in the set for as long as it lives.
     pub(crate) fn let_go(&mut self, epoll: &OwnedFd, id: Id) {
-        for held in self.sleepers.remove(&id).into_iter().flat_map(|sleeper| sleeper.held) {
-            let _ = epoll::delete(epoll, &held.fd); // it is in the set, or nothing is lost
-            self.tokens.remove(&held.token);
+        let _ = self.fetch(epoll, id); // what cannot be taken out is closed where it is
+        for (token, held) in self.sleepers.remove(&id).into_iter().flat_map(|s| s.held) {
+            self.open -= 1;
+            if self.tokens.remove(&token).is_some() {
+                let _ = epoll::delete(epoll, &held.fd); // it is in the set, or nothing is lost
+            }
         }
     }
 
@@ -111,12 +221,77 @@ impl Custody {
     pub(crate) fn watch_again(&mut self, epoll: &OwnedFd, now: Instant) {
         while self.next().is_some_and(|at| at <= now) {
             let Some((_, id)) = self.again.pop_front() else { return };
+            let _ = self.fetch(epoll, id); // it is tried again when somebody calls
             let Some(sleeper) = self.sleepers.get_mut(&id) else { continue };
             sleeper.is_called = false;
-            for held in &sleeper.held {
-                let (data, flags) = watched(held.token);
+            for (token, held) in sleeper.held.iter().filter(|(_, held)| held.watch != 0) {
+                let (data, flags) = watched(*token, held);
                 let _ = epoll::modify(epoll, &held.fd, data, flags); // it is in the set
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::MaybeUninit;
+
+    use rustix::event::{EventfdFlags, Timespec, eventfd};
+
+    use super::*;
+
+    fn id(n: usize) -> Id {
+        Id::new(format!("c{n}").as_bytes()).unwrap()
+    }
+
+    /// Who is called, as the server finds out.
+    fn called(custody: &mut Custody, epoll: &OwnedFd) -> Vec<Id> {
+        let mut events = [MaybeUninit::uninit(); 16];
+        let (ready, _) = epoll::wait(epoll, &mut events[..], Some(&Timespec::default())).unwrap();
+        ready.iter().filter_map(|event| custody.called(event.data.u64())).collect()
+    }
+
+    #[test]
+    fn of_many_sleepers_the_one_that_is_called_is_named() {
+        const COUNT: usize = 100;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let mut custody = Custody::new(20);
+        let mut serial = 0;
+        let mut next = || {
+            serial += 1;
+            serial
+        };
+        let mut callers = Vec::new();
+        for n in 0..COUNT {
+            let (other, silent) =
+                (eventfd(0, EventfdFlags::CLOEXEC), eventfd(9, EventfdFlags::CLOEXEC));
+            let (other, silent) = (other.unwrap(), silent.unwrap());
+            callers.push(other.try_clone().unwrap());
+            for (key, watch, fd) in [(5, watch::READ, other), (6, 0, silent)] {
+                custody.hold(&epoll, next(), id(n), Held { key, watch, fd }).unwrap();
+            }
+        }
+        assert!(custody.open <= 22, "{} are open", custody.open);
+        assert_eq!(called(&mut custody, &epoll), [], "nobody has called yet");
+        for n in [77, 3, 99, 50] {
+            rustix::io::write(&callers[n], &1u64.to_ne_bytes()).unwrap();
+            assert_eq!(called(&mut custody, &epoll), [id(n)]);
+            assert_eq!(called(&mut custody, &epoll), [], "it is told once");
+            let taken = custody.take(&epoll, id(n), 5).unwrap();
+            let mut bytes = [0; 8];
+            rustix::io::read(&taken, &mut bytes).unwrap();
+            assert_eq!(u64::from_ne_bytes(bytes), 1, "it is the very file");
+            assert_eq!(custody.take(&epoll, id(n), 7).unwrap_err(), Errno::NOENT);
+            custody.let_go(&epoll, id(n));
+            assert_eq!(custody.take(&epoll, id(n), 5).unwrap_err(), Errno::NOENT);
+        }
+        // One that could not be woken is told of again.
+        rustix::io::write(&callers[60], &1u64.to_ne_bytes()).unwrap();
+        assert_eq!(called(&mut custody, &epoll), [id(60)]);
+        custody.came_back(id(60));
+        custody.watch_again(&epoll, Instant::now() + AGAIN * 2);
+        assert_eq!(called(&mut custody, &epoll), [id(60)]);
+        (0..COUNT).for_each(|n| custody.let_go(&epoll, id(n)));
+        assert!(custody.is_empty() && custody.tokens.is_empty() && custody.open == 0);
     }
 }

@@ -27,6 +27,7 @@ mod call;
 pub mod console;
 mod custody;
 mod init;
+mod lot;
 pub mod newborn;
 mod program;
 pub mod server;

@@ -49,7 +49,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
 use crate::birth;
 use crate::call;
 use crate::console::{Console, Logs, Pumped};
-use crate::custody::Custody;
+use crate::custody::{Custody, Held};
 use crate::newborn::Heritage;
 use crate::tiny::Outside;
 use crate::{Failed, Step};
@@ -163,6 +163,12 @@ pub fn code_of(status: i32) -> (i32, i32) {
     }
 }
 
+/// How many descriptors of sleeping containers stay open: what is left is for those that run.
+fn open_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| limit as usize / 2)
+}
+
 type Answer = (Reply, Vec<OwnedFd>);
 
 fn refused(errno: Errno, step: impl Into<String>) -> Answer {
@@ -197,7 +203,7 @@ impl Server {
             consoles: HashMap::new(),
             stdins: HashMap::new(),
             logs: Vec::new(),
-            custody: Custody::default(),
+            custody: Custody::new(open_max()),
             queue: VecDeque::new(),
             errands: HashMap::new(),
             deaf_until: None,
@@ -488,8 +494,8 @@ impl Server {
                 self.forget(id);
                 done()
             }
-            Request::Hold { id, key } => self.hold(serial, id, key, fds),
-            Request::Take { id, key } => match self.custody.take(id, key) {
+            Request::Hold { id, key, watch } => self.hold(serial, id, key, watch, fds),
+            Request::Take { id, key } => match self.custody.take(&self.epoll, id, key) {
                 Ok(fd) => (Reply::Attached, vec![fd]),
                 Err(e) => refused(e, "find what it holds of a sleeping container"),
             },
@@ -537,7 +543,7 @@ impl Server {
         done()
     }
 
-    fn hold(&mut self, serial: u64, id: Id, key: u32, fds: Vec<OwnedFd>) -> Answer {
+    fn hold(&mut self, serial: u64, id: Id, key: u32, watch: u8, fds: Vec<OwnedFd>) -> Answer {
         let first = self.children.iter().find(|(_, c)| c.id == id && c.kind == Kind::Init);
         let awaited = first.is_some_and(|(pid, child)| {
             let spawner =
@@ -549,7 +555,7 @@ impl Server {
         }
         let Some(fd) = fds.into_iter().next() else { return refused(Errno::BADMSG, "hold it") };
         self.serial += 1;
-        match self.custody.hold(&self.epoll, self.serial, id, key, fd) {
+        match self.custody.hold(&self.epoll, self.serial, id, Held { key, watch, fd }) {
             Ok(()) => done(),
             Err(e) => refused(e, "watch what it is to hold"),
         }

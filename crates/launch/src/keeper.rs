@@ -418,16 +418,17 @@ impl Keeper {
         }
     }
 
-    /// Gives the keeper a descriptor of a container that falls asleep; when it can be read from, the
-    /// keeper runs [`KeeperStart::wake`]. Refused with EBUSY while somebody waits for the end of the
-    /// container's first process: sleep would look like it.
+    /// Gives the keeper a descriptor of a container that falls asleep; when it is as `watch` says
+    /// (bits of [`crate::protocol::watch`]), the keeper runs [`KeeperStart::wake`]. Refused with EBUSY
+    /// while somebody waits for the end of the container's first process: sleep would look like it.
     pub fn hold(
         &mut self,
         container: &str,
         key: u32,
         fd: BorrowedFd<'_>,
+        watch: u8,
     ) -> Result<(), LaunchError> {
-        self.done(&Request::Hold { id: id(container)?, key }, &[fd])
+        self.done(&Request::Hold { id: id(container)?, key, watch }, &[fd])
     }
 
     /// What was given by [`Keeper::hold`]. ENOENT where this keeper was never given it.

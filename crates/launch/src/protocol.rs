@@ -168,6 +168,15 @@ pub mod with {
     pub const PROC: u8 = 8;
 }
 
+/// Bits of [`Request::Hold`]: what the keeper watches a descriptor for. A hang-up and an error count
+/// with either; without any it is only held.
+pub mod watch {
+    /// It can be read from.
+    pub const READ: u8 = 1;
+    /// It can be written to.
+    pub const WRITE: u8 = 2;
+}
+
 /// The fields of [`Request::Spawn`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpawnRequest {
@@ -248,13 +257,15 @@ pub enum Request {
         id: Id,
     },
     /// Descriptor: one that a container which falls asleep will have again when it wakes. When it
-    /// can be read from the keeper has the container woken. `Refused(EBUSY)` while somebody waits
+    /// is as `watch` says the keeper has the container woken. `Refused(EBUSY)` while somebody waits
     /// for the end of the container's first process.
     Hold {
         /// The container.
         id: Id,
         /// What it is called within the container's.
         key: u32,
+        /// Bits of [`watch`].
+        watch: u8,
     },
     /// Answered by `Attached`: what was given by `Hold`. `Refused(ENOENT)` where it is not there.
     Take {
@@ -315,7 +326,11 @@ impl Request {
             Self::AttachStdin { id } => with_id(9, id),
             Self::Forget { id } => with_id(10, id),
             Self::End => head(11),
-            Self::Hold { id, key } => with_key(12, id, *key),
+            Self::Hold { id, key, watch } => {
+                let mut out = with_key(12, id, *key);
+                out.push(*watch);
+                out
+            }
             Self::Take { id, key } => with_key(13, id, *key),
             Self::LetGo { id } => with_id(14, id),
         }
@@ -358,7 +373,7 @@ impl Request {
             9 => Self::AttachStdin { id: fields.id()? },
             10 => Self::Forget { id: fields.id()? },
             11 => Self::End,
-            12 => Self::Hold { id: fields.id()?, key: fields.u32()? },
+            12 => Self::Hold { id: fields.id()?, key: fields.u32()?, watch: fields.u8()? },
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),

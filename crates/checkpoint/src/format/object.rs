@@ -84,7 +84,11 @@ pub enum Thing {
 impl Thing {
     /// Whether somebody outside the container may call it while its processes are gone.
     pub fn is_called_from_outside(&self) -> bool {
-        matches!(self, Self::Listener(_) | Self::UdpSocket(_))
+        match self {
+            Self::Listener(_) | Self::UdpSocket(_) => true,
+            Self::TcpSocket(socket) => socket.held,
+            _ => false,
+        }
     }
 
     /// What people call it.

@@ -19,6 +19,10 @@ pub struct TcpSocket {
     /// Its connection, if it has one.
     #[serde(default)]
     pub connection: Option<Connection>,
+    /// It has a connection that is held open ([`crate::save::HeldFile`]) instead of being saved. To
+    /// its owner, the peer of one that nobody holds any more has hung up.
+    #[serde(default)]
+    pub held: bool,
     /// Options that are not as in a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,

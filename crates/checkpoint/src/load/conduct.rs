@@ -48,10 +48,17 @@ impl Traced {
 
     /// Leads the newborn, which was let go, and all it makes through the restore.
     ///
-    /// `console` is the master of its terminal, where it has one.
-    pub fn conduct(self, restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
+    /// `console` is the master of its terminal, where it has one. `checked` is asked whether the
+    /// contents are whole ([`crate::format::Reader::verify`]), when all are read and nothing runs.
+    pub fn conduct(
+        self,
+        restore: &Restore,
+        console: Option<BorrowedFd<'_>>,
+        checked: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         let mut tasks = HashMap::from([(self.pid, At::Running)]);
         let led = lead(self.pid, &mut tasks, restore, console);
+        let led = led.and_then(|connections| checked().map(|()| connections));
         // ORDER: whole, but not let go: a failure until here leaves connections quiet, and no peer
         // has heard of it.
         let went = led.and_then(|connections| connections.go(self.pid, restore));

@@ -10,7 +10,8 @@ use crate::format::{Device, External, File, Records, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// What fcntl(F_SETFL) may set.
-const SETTABLE: i32 = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
+pub(super) const SETTABLE: i32 =
+    libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 
 pub(super) fn open(
     plan: &mut Plan<'_>,

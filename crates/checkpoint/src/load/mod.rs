@@ -36,6 +36,7 @@ mod lock;
 mod memfd;
 mod memory;
 mod object;
+mod outside;
 mod packet;
 mod pidfd;
 mod pipe;
@@ -63,6 +64,7 @@ pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 pub use conduct::Traced;
 pub use credentials::Allowed;
+pub use outside::outside_sockets;
 
 /// The resource number of the limit on descriptors.
 const NOFILE: u32 = 7;

@@ -18,7 +18,7 @@ use dormouse_kernel::{Errno, call, pidfd};
 use rustix::net::{SendFlags, Shutdown};
 
 use super::packet::{self, Payload};
-use super::{Plan, Restore, file, socket, udp};
+use super::{Plan, Restore, Wanted, file, socket, udp};
 use crate::error::{Error, Result};
 use crate::format::{Connection, TcpSocket, TcpState, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -46,6 +46,12 @@ pub(super) fn make(
         let [at, length] = socket::address(plan, address);
         sequence.call(what, Call::new(libc::SYS_bind, [cell.into(), at, length]));
     }
+    if tcp.held {
+        // Nobody holds it any more. To whoever reads it the peer has hung up: so says the kernel of
+        // a socket that is shut, though it never had a peer (and refuses the call all the same).
+        let args = [cell.into(), Arg::from(libc::SHUT_RDWR)];
+        sequence.call(what, Call::new(libc::SYS_shutdown, args).lenient());
+    }
     file::set_flags(sequence, what, cell, tcp.flags);
     Ok(cell)
 }
@@ -66,7 +72,8 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
             Thing::UdpSocket(udp) => !udp.received.is_empty(),
             _ => false,
         };
-        if !is_needed {
+        // What was held has its queue.
+        if !is_needed || restore.wants.contains(&Wanted::Held(index as u32)) {
             continue;
         }
         let copy = copy(pid, restore, index)?;

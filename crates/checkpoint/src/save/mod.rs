@@ -84,7 +84,7 @@ pub struct Subject {
     pub filters: u32,
     /// Sockets that are called from outside are to be held open ([`Written::held`]) until it comes
     /// back on this host, so that whoever calls meanwhile is not refused; those who have connected
-    /// already and were not accepted wait there too.
+    /// already, accepted or not, wait there too, and what they send.
     pub hold: bool,
 }
 
@@ -112,9 +112,32 @@ pub struct Figures {
 pub struct Written {
     /// How long it took.
     pub figures: Figures,
-    /// Open files to be held, by the numbers of their objects ([`crate::load::Allowed::held`]). The
-    /// checkpoint is whole without them.
-    pub held: Vec<(u32, OwnedFd)>,
+    /// Open files to be held. The checkpoint is whole without them, but for the connections among
+    /// them.
+    pub held: Vec<HeldFile>,
+    /// Some thread was at work, or was about to be: it waits for nobody.
+    pub is_busy: bool,
+}
+
+/// An open file that is held while the processes are gone ([`Subject::hold`]).
+#[derive(Debug)]
+pub struct HeldFile {
+    /// The number of its object ([`crate::load::Allowed::held`]).
+    pub object: u32,
+    /// A copy.
+    pub file: OwnedFd,
+    /// What happens to it that the processes would want to know.
+    pub wakes: Wakes,
+}
+
+/// What happens to an open file that its owner waits for. A file for which nothing does has nothing
+/// more to tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wakes {
+    /// There is something to read, or its other side has hung up.
+    pub readable: bool,
+    /// There is room to write.
+    pub writable: bool,
 }
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
@@ -186,6 +209,8 @@ impl Stopped {
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject)?;
         let (objects, held) = (found.objects, found.held);
+        let at_work = processes.iter().filter(|p| p.ended.is_none() && p.stopped.is_none());
+        let is_busy = at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));
         let pages = writer.pages();
         let records = Records { about, processes, memories, objects, pages };
         // What cannot be read back is no checkpoint: better known now than then.
@@ -201,6 +226,7 @@ impl Stopped {
             publish: Duration::ZERO,
         };
         writer.publish(&records)?;
-        Ok(Written { figures: Figures { publish: began.elapsed() - read, ..figures }, held })
+        let figures = Figures { publish: began.elapsed() - read, ..figures };
+        Ok(Written { figures, held, is_busy })
     }
 }

@@ -14,7 +14,8 @@ use rustix::fs::Stat;
 
 use super::tree::Seen;
 use super::{
-    Subject, event, file, inotify, lock, memory, pidfd, pipe, socket, terminal, timer, unix,
+    HeldFile, Subject, Wakes, event, file, inotify, lock, memory, pidfd, pipe, socket, tcp,
+    terminal, timer, unix,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, LockKind, Memory, Object, Thing};
@@ -122,8 +123,8 @@ pub(crate) struct Found {
     pub(crate) refusals: Vec<Refusal>,
     /// Connections that are read when all stand still.
     pub(crate) connections: Vec<super::tcp::Met>,
-    /// Open files to be held: the object, and a copy.
-    pub(crate) held: Vec<(u32, OwnedFd)>,
+    /// Open files to be held.
+    pub(crate) held: Vec<HeldFile>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
     /// Terminals, through which something may be on its way.
@@ -228,8 +229,13 @@ impl<'s> Survey<'s> {
         self.found.objects.push(Object { thing: placeholder() });
         let thing = (kind.save)(self, &open)?;
         if self.subject.hold && thing.is_called_from_outside() {
-            let copy = open.copy.try_clone().map_err(|e| format!("it cannot be held: {e}"))?;
-            self.found.held.push((index as u32, copy));
+            let failed = |e: std::io::Error| format!("it cannot be held: {e}");
+            let wakes = match &thing {
+                Thing::TcpSocket(_) => tcp::wakes(&open.copy).map_err(|e| failed(e.into()))?,
+                _ => Wakes { readable: true, writable: false },
+            };
+            let file = open.copy.try_clone().map_err(failed)?;
+            self.found.held.push(HeldFile { object: index as u32, file, wakes });
         }
         self.found.objects[index].thing = thing;
         self.open_files.entry(key).or_default().push((seen.pid, number, index));

@@ -7,17 +7,21 @@
 //!
 //! In repair mode a socket is closed without a word to its peer: what kills the processes keeps the
 //! mode and the silence; what lets them go on takes both back.
+//!
+//! Of a container that is [held](super::Subject::hold) nothing is read at all: the connection stays
+//! what it is, with somebody else as its owner.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketType, getpeername, getsockname, ipproto};
 
-use super::Subject;
 use super::object::{Found, Open, Survey, Why};
 use super::option;
+use super::{Subject, Wakes};
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing};
 use crate::{quiet, stack};
@@ -52,6 +56,16 @@ pub(super) fn save(
 ) -> Result<Thing, Why> {
     let failed = |e: Errno| format!("a TCP socket: {e}");
     let socket = open.copy.as_fd();
+    if survey.subject.hold && is_or_was_connected(&open.copy, state).map_err(failed)? {
+        return Ok(Thing::TcpSocket(TcpSocket {
+            v6: domain == AddressFamily::INET6,
+            flags: open.flags(),
+            address: None,
+            connection: None,
+            held: true,
+            options: Vec::new(),
+        }));
+    }
     const UPPER_LAYER: i32 = 31;
     let mut upper = [0; 16];
     let upper = call::socket_option(socket, libc::IPPROTO_TCP, UPPER_LAYER, &mut upper);
@@ -60,7 +74,7 @@ pub(super) fn save(
     }
     // Numbers of states: include/net/tcp_states.h.
     let state = match state {
-        7 => None,
+        CLOSED => None,
         1 => Some(TcpState::Established),
         4 => Some(TcpState::FinWait1),
         5 => Some(TcpState::FinWait2),
@@ -73,9 +87,6 @@ pub(super) fn save(
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let connection = match state {
         None => None,
-        Some(_) if survey.subject.hold => {
-            return Err("a TCP connection, which does not sleep yet".into());
-        }
         Some(state) => {
             let peer = getpeername(&open.copy).map_err(failed)?;
             let peer = peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?;
@@ -106,8 +117,39 @@ pub(super) fn save(
         flags: open.flags(),
         address: Some(address).filter(|a| a.port() != 0),
         connection,
+        held: false,
         options,
     }))
+}
+
+/// Number of the state of a socket without a connection (include/net/tcp_states.h).
+const CLOSED: u8 = 7;
+
+/// Whether a socket has a connection, or had one whose end its owner may not know yet.
+fn is_or_was_connected(socket: &OwnedFd, state: u8) -> Result<bool, Errno> {
+    // poll(2) of a socket that never had one says that nobody speaks, but not that somebody
+    // has stopped to.
+    Ok(state != CLOSED || ready(socket)?.contains(PollFlags::RDHUP))
+}
+
+/// What has to happen at a socket for its container to have something to do.
+///
+/// Whoever finds no room waits for some, and so does whoever is in the middle of sending more than
+/// its peer takes. One that is over has nothing to tell anybody: what it has told already waits.
+pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
+    let ready = ready(socket)?;
+    if ready.contains(PollFlags::HUP | PollFlags::RDHUP) {
+        return Ok(Wakes::default());
+    }
+    let (_, unsent) = call::send_queue(socket.as_fd())?;
+    Ok(Wakes { readable: true, writable: unsent > 0 || !ready.contains(PollFlags::OUT) })
+}
+
+fn ready(socket: &OwnedFd) -> Result<PollFlags, Errno> {
+    let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
+    let mut polled = [PollFd::new(socket, wanted)];
+    rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
+    Ok(polled[0].revents())
 }
 
 /// Connections in repair mode, kept quiet. Dropped, they go on.

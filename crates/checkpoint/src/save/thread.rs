@@ -23,6 +23,7 @@ use crate::error::{Error, Result};
 use crate::format::{Bytes, Credentials, Filter, Restart, Rseq, Thread};
 use crate::inject::remote::{Remote, Scratch};
 
+const ERESTARTSYS: i64 = 512;
 const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
 /// What of an operation of futex(2) is its command.
@@ -183,6 +184,16 @@ fn waits_for_time(tid: u32) -> bool {
         Some(libc::SYS_futex) => arguments.nth(3).is_some_and(|time| time != 0),
         _ => false,
     }
+}
+
+/// Whether a thread that was stopped waited for something in the kernel, and goes on to. Registers
+/// are as [`begin_again`] gives them.
+pub(crate) fn waits(thread: &Thread) -> bool {
+    let returned = thread.registers.rax as i64;
+    let is_restarted = (-ERESTART_RESTARTBLOCK..=-ERESTARTSYS).contains(&returned);
+    // A wait with a limit of its socket is told that it was interrupted.
+    let is_told = returned == -i64::from(libc::EINTR);
+    thread.registers.orig_rax as i64 >= 0 && (is_restarted || is_told)
 }
 
 /// How the call that a stopped thread is in goes on, where only the thread itself could restart it.

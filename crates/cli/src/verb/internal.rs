@@ -25,6 +25,11 @@ enum What {
         /// Its id
         id: String,
     },
+    /// Make the sockets at which an asleep container is called, and give them to the keeper
+    Listen {
+        /// Its id
+        id: String,
+    },
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
     /// Give back everything that a reboot would, which is refused while a container runs
@@ -46,6 +51,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         }
         What::Wake { id } => {
             global.engine()?.wake(&id.parse()?)?;
+            Ok(0)
+        }
+        What::Listen { id } => {
+            global.engine_alone()?.listen_for(&id.parse()?)?;
             Ok(0)
         }
         What::Tidy => {

@@ -1,6 +1,7 @@
 //! `dormouse logs`
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 
@@ -9,6 +10,9 @@ use crate::log::Follower;
 use crate::session;
 use crate::stream::{self, Watch};
 use crate::view::is_alive;
+
+/// How often somebody who follows an asleep container looks whether it still sleeps.
+const ASLEEP_LOOK: Duration = Duration::from_millis(200);
 
 /// Show what a container has written
 ///
@@ -54,19 +58,21 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if !args.follow {
         return Ok(0);
     }
-    // The container may stop between this look and the wait: then its pidfd is readable at once.
-    let state = engine.inspect(&id)?;
-    let pidfd = match state.pid.filter(|_| is_alive(state.state)) {
-        Some(pid) => dormouse_kernel::pidfd::open(pid).ok(),
-        None => None,
-    };
-    if let Some(pidfd) = pidfd.filter(|_| engine.inspect(&id).is_ok_and(|d| d.pid == state.pid)) {
-        loop {
+    // One that sleeps lives, and has another process when it wakes; one that was removed does not.
+    while let Ok(found) = engine.inspect(&id)
+        && is_alive(found.state)
+    {
+        // It may stop between this look and the wait: then its pidfd is readable at once.
+        let pidfd = found.pid.and_then(|pid| dormouse_kernel::pidfd::open(pid).ok());
+        let pidfd = pidfd.filter(|_| engine.inspect(&id).is_ok_and(|d| d.pid == found.pid));
+        let Some(pidfd) = pidfd else {
+            stream::wait_readable(&[follower.fd()], Some(ASLEEP_LOOK))?;
+            follower.serve()?;
+            continue;
+        };
+        while dormouse_kernel::pidfd::is_alive(&pidfd) {
             stream::wait_readable(&[pidfd.as_fd(), follower.fd()], None)?;
             follower.serve()?;
-            if !dormouse_kernel::pidfd::is_alive(&pidfd) {
-                break;
-            }
         }
     }
     follower.show()?;

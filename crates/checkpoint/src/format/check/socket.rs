@@ -38,6 +38,7 @@ pub(super) fn tcp(tcp: &TcpSocket) -> Found {
     options(&tcp.options)?;
     ensure(tcp.address.iter().all(|a| fits(tcp.v6, a)), || "its address".into())?;
     let Some(it) = &tcp.connection else { return Ok(()) };
+    ensure(!tcp.held, || "a connection that is saved and held".into())?;
     ensure(tcp.address.is_some() && fits(tcp.v6, &it.peer), || "its peer".into())?;
     let (sent, received) = (it.sent.0.len() + it.unsent.0.len(), it.received.0.len());
     ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "what it holds".into())?;
@@ -214,9 +215,12 @@ mod tests {
             let mut it = connection.clone();
             change(&mut it);
             let (connection, options) = (Some(it), Vec::new());
-            let socket = TcpSocket { v6: false, flags: 0, address, connection, options };
+            let held = false;
+            let mut socket = TcpSocket { v6: false, flags: 0, address, connection, held, options };
             let said = tcp(&socket).err().unwrap_or_default();
             assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
+            socket.held = true;
+            assert!(tcp(&socket).is_err(), "saved and held");
         }
         let datagram = |bytes| Datagram { from: own, data: Bytes(vec![0; bytes]) };
         let with = |v6, address, received| {

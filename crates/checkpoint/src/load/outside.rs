@@ -1,0 +1,80 @@
+//! Sockets that are called from outside, made by a process of the engine's that stands for the
+//! container: in its network, and in its control group, by which a socket is the container's.
+//!
+//! They are what [`super::socket::listener`] and [`super::udp::make`] have the container make, for
+//! whoever holds them while it sleeps.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::{Errno, call};
+use rustix::fs::OFlags;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
+
+use super::file::SETTABLE;
+use crate::error::{Error, Result};
+use crate::format::{Bytes, Listener, Records, SocketOption, Thing, UdpSocket};
+
+/// Makes all of them; each with the number of its object ([`super::Allowed::held`]).
+///
+/// What had been received by a socket of the same name and not read is lost.
+pub fn outside_sockets(records: &Records) -> Result<Vec<(u32, OwnedFd)>> {
+    let mut all = Vec::new();
+    for (index, object) in (0..).zip(&records.objects) {
+        let made = match &object.thing {
+            Thing::Listener(it) => listener(it),
+            Thing::UdpSocket(it) => udp(it),
+            // A connection that nobody holds is over.
+            _ => continue,
+        };
+        let made = made.map_err(|source| {
+            let what = format!("object {index} ({})", object.thing.name());
+            Error::Restore { what, call: "its making".into(), source }
+        })?;
+        all.push((index, made));
+    }
+    Ok(all)
+}
+
+fn listener(it: &Listener) -> std::result::Result<OwnedFd, Errno> {
+    let socket = new(it.v6, SocketType::STREAM)?;
+    let reuse = |value: i32| SocketOption {
+        level: libc::SOL_SOCKET,
+        name: libc::SO_REUSEADDR,
+        value: Bytes(value.to_ne_bytes().to_vec()),
+    };
+    // Connections of its last life may still be fading away under its address.
+    set(&socket, &reuse(1))?;
+    it.options.iter().try_for_each(|option| set(&socket, option))?;
+    bind(&socket, &it.address)?;
+    listen(&socket, it.backlog)?;
+    if !it.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
+        set(&socket, &reuse(0))?;
+    }
+    flags(socket, it.flags)
+}
+
+fn udp(it: &UdpSocket) -> std::result::Result<OwnedFd, Errno> {
+    let socket = new(it.v6, SocketType::DGRAM)?;
+    it.options.iter().try_for_each(|option| set(&socket, option))?;
+    if let Some(address) = &it.address {
+        bind(&socket, address)?;
+    }
+    if let Some(peer) = &it.peer {
+        connect(&socket, peer)?;
+    }
+    flags(socket, it.flags)
+}
+
+fn new(v6: bool, kind: SocketType) -> std::result::Result<OwnedFd, Errno> {
+    let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    socket_with(family, kind, SocketFlags::CLOEXEC, None)
+}
+
+fn set(socket: &OwnedFd, option: &SocketOption) -> std::result::Result<(), Errno> {
+    call::set_socket_option(socket.as_fd(), option.level, option.name, &option.value.0)
+}
+
+fn flags(socket: OwnedFd, flags: u32) -> std::result::Result<OwnedFd, Errno> {
+    let flags = OFlags::from_bits_retain(flags & SETTABLE as u32);
+    rustix::fs::fcntl_setfl(&socket, flags).map(|()| socket)
+}
