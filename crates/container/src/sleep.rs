@@ -92,6 +92,13 @@ impl Engine {
         Ok(Some(written.figures))
     }
 
+    /// Does what waking takes and what is the same whoever is woken, for somebody who waits to be told.
+    /// Nothing of it has to succeed now.
+    pub fn get_ready(&self) {
+        let _ = (self.cgroups(), self.images(), self.network());
+        dormouse_kernel::process::map_own_program();
+    }
+
     /// Wakes a container; one that runs is awake already.
     pub fn wake(&self, id: &ContainerId) -> Result<()> {
         let _lock = self.lock(id)?;

@@ -18,7 +18,9 @@
 //!
 //! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, `WAKE...
 //! ID` is run, which takes them and has them let go. If it did not, they are watched again a second
-//! later.
+//! later. As long as somebody sleeps a *spare* `WAKE... -` is there: a process that has got ready, reads
+//! the id from its standard input when there is one, and ends when it has woken that container. A caller
+//! does not wait for what a process does before it can do anything.
 //!
 //! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
 //! answers are never waited for: a client that does not read loses its connection.
@@ -28,7 +30,7 @@
 //! socket and becomes the tidy program, which takes down what no container needs any more.
 
 use std::collections::{HashMap, VecDeque};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -95,6 +97,22 @@ enum Errand {
     Wake(Id),
 }
 
+/// A process that waits to be told which container it is to wake.
+#[derive(Debug)]
+struct Spare {
+    pid: u32,
+    /// The other end of its standard input. It ends when this is closed.
+    told: OwnedFd,
+}
+
+impl Spare {
+    /// Tells it whom to wake; one that has ended meanwhile does not hear it.
+    fn tell(&self, id: Id) -> bool {
+        let line = format!("{}\n", id.as_str());
+        rustix::net::send(&self.told, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
+    }
+}
+
 /// What a keeper is made of, before it runs.
 #[derive(Debug)]
 pub struct Parts {
@@ -130,6 +148,9 @@ pub struct Server {
     custody: Custody,
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Errand>,
+    spare: Option<Spare>,
+    /// No spare is made before: one has ended that nobody had told anything.
+    next_spare: Instant,
     deaf_until: Option<Instant>,
     next_look: Instant,
     idle_since: Option<Instant>,
@@ -206,6 +227,8 @@ impl Server {
             custody: Custody::new(open_max()),
             queue: VecDeque::new(),
             errands: HashMap::new(),
+            spare: None,
+            next_spare: Instant::now(),
             deaf_until: None,
             next_look: Instant::now(),
             idle_since: None,
@@ -271,6 +294,7 @@ impl Server {
         self.custody.watch_again(&self.epoll, now);
         if self.errands.is_empty() {
             self.start_errands();
+            self.keep_a_spare();
         }
         if self.ending {
             // ORDER: who asked is still connected and sees our end only when we are gone; nobody
@@ -622,6 +646,9 @@ impl Server {
             }
             return self.start_errands();
         }
+        if self.spare.take_if(|spare| spare.pid == pid).is_some() {
+            self.next_spare = Instant::now() + IDLE;
+        }
         let Some(child) = self.children.remove(&pid) else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (code, signal) = code_of(status);
@@ -672,14 +699,52 @@ impl Server {
         }
     }
 
-    /// Runs the program of an errand in the host's mount namespace.
-    fn run_errand(&self, errand: Errand) -> Result<u32, Errno> {
+    /// Somebody is ready to wake whoever is called next, as long as somebody sleeps.
+    fn keep_a_spare(&mut self) {
+        if self.custody.is_empty() {
+            self.spare = None;
+        } else if self.spare.is_none()
+            && self.next_spare <= Instant::now()
+            && !self.parts.wake.is_empty()
+        {
+            // Where none can be made now whoever is called waits a little longer.
+            self.spare = self.make_spare().ok();
+        }
+    }
+
+    fn make_spare(&self) -> Result<Spare, Errno> {
+        use rustix::net::{AddressFamily, SocketType, socketpair};
+        let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+        let (input, told) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let pid = self.run_program(&self.parts.wake, c"-", Some(input.as_fd()))?;
+        Ok(Spare { pid, told })
+    }
+
+    /// Runs an errand: by the spare process, or by a program in the host's mount namespace.
+    fn run_errand(&mut self, errand: Errand) -> Result<u32, Errno> {
         let (program, id) = match errand {
             Errand::Settle(id) => (&self.parts.settle, id),
             Errand::Wake(id) => (&self.parts.wake, id),
         };
+        let spare = match errand {
+            Errand::Wake(id) => self.spare.take().filter(|spare| spare.tell(id)),
+            Errand::Settle(_) => None,
+        };
+        if let Some(spare) = spare {
+            return Ok(spare.pid);
+        }
         let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
-        let words = program.iter().chain([&id]);
+        self.run_program(program, &id, None)
+    }
+
+    /// Runs a program in the host's mount namespace, with one more word.
+    fn run_program(
+        &self,
+        program: &[CString],
+        word: &CStr,
+        input: Option<BorrowedFd<'_>>,
+    ) -> Result<u32, Errno> {
+        let words = program.iter().map(CString::as_c_str).chain([word]);
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
         let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
@@ -687,7 +752,8 @@ impl Server {
         match unsafe { kernel::clone3(&args) }? {
             Cloned::Parent { pid, pidfd: _ } => Ok(pid),
             Cloned::Child => {
-                if rustix::process::setsid().is_ok() {
+                let is_given = input.is_none_or(|fd| rustix::stdio::dup2_stdin(fd).is_ok());
+                if is_given && rustix::process::setsid().is_ok() {
                     // SAFETY: the table ends with null, and its texts live in this process.
                     let _ = unsafe { self.become_program(program, &argv) };
                 }

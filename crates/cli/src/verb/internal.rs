@@ -22,7 +22,7 @@ enum What {
     },
     /// Wake a container that somebody calls
     Wake {
-        /// Its id
+        /// Its id; - to get ready and read it from standard input
         id: String,
     },
     /// Make the sockets at which an asleep container is called, and give them to the keeper
@@ -47,6 +47,16 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         What::Settle { id } => {
             let engine = global.engine()?;
             engine.settle(&id.parse()?)?;
+            Ok(0)
+        }
+        What::Wake { id } if id == "-" => {
+            let engine = global.engine_alone()?;
+            engine.get_ready();
+            let mut id = String::new();
+            std::io::stdin().read_line(&mut id).context("cannot read whom to wake")?;
+            if !id.is_empty() {
+                engine.wake(&id.trim().parse()?)?;
+            }
             Ok(0)
         }
         What::Wake { id } => {

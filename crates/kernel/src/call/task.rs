@@ -452,6 +452,14 @@ pub fn reset_signals() -> Result<(), Errno> {
     .map(drop)
 }
 
+/// madvise(2) with MADV_POPULATE_READ: has pages mapped as if each had been read. KERNEL(5.14).
+///
+/// A range that is not mapped, or cannot be read, is left as it is.
+pub fn populate(address: usize, bytes: usize) {
+    // SAFETY: no memory changes, whatever the range is.
+    let _ = unsafe { libc::syscall(libc::SYS_madvise, address, bytes, libc::MADV_POPULATE_READ) };
+}
+
 /// prlimit64(2) of the calling process: soft and hard limit as they were before.
 pub fn prlimit(resource: u32, new: Option<(u64, u64)>) -> Result<(u64, u64), Errno> {
     let new = new.map(|(soft, hard)| [soft, hard]);
