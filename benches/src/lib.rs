@@ -216,12 +216,14 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in ["floor", "calls"] {
+        for program in ["floor", "calls", "serve"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
             ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
         }
-        fs::copy(bench.path("calls"), root.join("bin/calls"))?;
+        for program in ["calls", "serve"] {
+            fs::copy(bench.path(program), root.join("bin").join(program))?;
+        }
         ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;
         Ok(bench)
     }
@@ -244,6 +246,16 @@ impl Bench {
         let mut command = Command::new(self.bin.join("dormouse"));
         command.arg("--root").arg(root);
         command
+    }
+
+    /// Where a container of ours can be called.
+    pub fn address(&self, name: &str, port: u16) -> Result<std::net::SocketAddr> {
+        let text = ok(self.dormouse().args(["inspect", "--json", name]))?;
+        let record: serde_json::Value = serde_json::from_str(&text)?;
+        // A list of one, or that one.
+        let record = record.get(0).unwrap_or(&record);
+        let address = record["address"].as_str().context("it has no address")?;
+        Ok(std::net::SocketAddr::new(address.parse()?, port))
     }
 
     /// An OCI bundle of the same root filesystem, made by the runtime's own `spec`, with the same
