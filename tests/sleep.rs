@@ -306,10 +306,12 @@ fn vm_a_killed_keeper_costs_open_connections_only() {
     let started = host.inspect("x")["started"].clone();
     put_to_sleep(&host);
     let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
-    let pid = keeper.and_then(|(pid, _)| rustix::process::Pid::from_raw(pid as i32));
-    let killed =
-        rustix::process::kill_process(pid.expect("somebody sleeps"), rustix::process::Signal::KILL);
-    killed.expect("it lives");
+    let (keeper, _) = keeper.expect("somebody sleeps");
+    let pid = rustix::process::Pid::from_raw(keeper as i32).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
+    // It is gone when it has let go of everything.
+    let is_gone = || host.processes().iter().all(|(pid, _)| *pid != keeper);
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
     let ended = lost.stream.read(&mut [0]);
     assert!(matches!(ended, Ok(0) | Err(_)), "it is told: {ended:?}");
     // The next command, whichever it is, makes the rest again.

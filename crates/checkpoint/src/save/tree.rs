@@ -46,6 +46,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Whether it has ended, by now.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.pidfd.as_ref().is_some_and(pidfd::is_alive)
+    }
+
     /// What `ps` shows.
     pub(crate) fn name(&self) -> String {
         self.fields.field("Name").unwrap_or_default().to_owned()
