@@ -249,6 +249,7 @@ impl Engine {
             Some(from) => Some(self.plan_restore(&mut plan, config, &account, from)?),
         };
         newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
+        from.map_or(Ok(()), Comeback::check_small)?; // it is busy for a while
         let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
         let since = from.and_then(|from| from.since.as_ref());
         let init = InitRecord {
