@@ -304,7 +304,7 @@ fn vm_a_process_that_joins_cannot_be_looked_into() {
         });
         oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
         let seen = || bundle.out("seen").exists();
-        for _ in 0..100 {
+        for _ in 0..races(oci) {
             oci.run(&["exec", "c", "true"]).ok();
             if seen() {
                 break;
@@ -317,6 +317,11 @@ fn vm_a_process_that_joins_cannot_be_looked_into() {
     assert!(!attack(&oci));
     oci.assert_nothing_left();
     assert!(attack(&Oci::without("undumpable")));
+}
+
+/// How often a race is run that must be lost: seldom where all is emulated.
+fn races(oci: &Oci) -> usize {
+    if dormouse_testkit::slowness() > 1 && oci.weakened().is_none() { 5 } else { 100 }
 }
 
 /// All that the kernel knows, by name.
@@ -415,7 +420,7 @@ fn vm_places_that_are_swapped_for_links_lead_nowhere() {
         swapper.arg("-c").arg(script).stderr(std::process::Stdio::null());
         let mut swapper = swapper.spawn().expect("started");
         let mut rounds = 0;
-        while rounds < 100 && precious.is_untouched() {
+        while rounds < races(oci) && precious.is_untouched() {
             rounds += 1;
             // An error is as good as a container.
             let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
