@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
-use dormouse_testkit::wait_until;
+use dormouse_testkit::{leftover, wait_until};
 
 /// Options.
 #[derive(Parser)]
@@ -90,7 +90,7 @@ impl Memory {
             page_tables: field("PageTables:"),
             kernel_stack: field("KernelStack:"),
             percpu: field("Percpu:"),
-            ours: ours_kb(),
+            ours: ours_kb(bench),
             disk: disk_kb(&bench.path("root/lib/containers")),
         }
     }
@@ -286,18 +286,16 @@ fn ask_all(sleepers: &mut [Sleeper]) -> Result<Times> {
     Ok(Times::new(sleepers.iter().map(ask).collect::<Result<_>>()?))
 }
 
-/// Resident memory of our processes that outlive a command.
-fn ours_kb() -> u64 {
-    let mut sum = 0;
-    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let status = fs::read_to_string(process.path().join("status")).unwrap_or_default();
+/// Resident memory of our processes that outlive a command, of this benchmark's only.
+fn ours_kb(bench: &Bench) -> u64 {
+    let all = leftover::processes(std::process::id(), bench.dir.path());
+    let resident = |pid: u32| -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
-        if field("Name:").is_some_and(|name| name.starts_with("dormouse")) {
-            let kb = field("VmRSS:").and_then(|rss| rss.split_whitespace().next()?.parse().ok());
-            sum += kb.unwrap_or(0);
-        }
-    }
-    sum
+        field("Name:").filter(|name| name.starts_with("dormouse"))?;
+        field("VmRSS:")?.split_whitespace().next()?.parse().ok()
+    };
+    all.into_iter().filter_map(|(pid, _)| resident(pid)).sum()
 }
 
 /// What lies below a directory, in kB of disk.
