@@ -27,6 +27,7 @@ use crate::option::keys::DetachKeys;
 use crate::option::limit::{self, LimitArgs};
 use crate::option::mount::{self, Asked};
 use crate::option::process::ProcessArgs;
+use crate::option::sleep::SleepArgs;
 use crate::option::stop::stop_timeout;
 use crate::option::{Invalid, extra_host, hostname, label, security, signal};
 use crate::{fail, name};
@@ -61,6 +62,8 @@ pub(crate) struct CreateArgs {
     /// Start it again when it ends: no, always, unless-stopped, on-failure[:TIMES]
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
+    #[command(flatten)]
+    sleep: SleepArgs,
     /// Signal that asks it to stop
     #[arg(long, value_name = "SIGNAL")]
     stop_signal: Option<String>,
@@ -311,6 +314,7 @@ impl CreateArgs {
             dns: self.dns.clone(),
             limits: self.limits.read()?,
             restart,
+            sleep: self.sleep.read()?.unwrap_or_default(),
             auto_remove: self.rm,
             read_only: self.read_only,
             init: self.init,

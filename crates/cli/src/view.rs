@@ -18,7 +18,7 @@ pub(crate) struct Summary<'a> {
     image: String,
     /// The image's id; null with `--rootfs`.
     image_id: Option<&'a str>,
-    /// `created`, `running`, `paused` or `stopped`.
+    /// `created`, `running`, `paused`, `asleep` or `stopped`.
     state: &'a str,
     /// The host's pid of the first process; null when it is not running.
     pid: Option<u32>,
@@ -35,6 +35,8 @@ pub(crate) struct Summary<'a> {
     created: String,
     started: Option<String>,
     finished: Option<String>,
+    /// Since when it sleeps; null while it does not.
+    asleep: Option<String>,
     /// How its first process ended last; null if it never did or nobody saw it.
     exit_code: Option<i32>,
     /// The kernel's OOM killer ended a process of its last run.
@@ -118,6 +120,7 @@ impl<'a> Summary<'a> {
             labels: &c.labels,
             created: rfc3339(c.created_unix_s.saturating_mul(1000)),
             started: d.started_unix_ms.map(rfc3339),
+            asleep: d.asleep_unix_ms.map(rfc3339),
             finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
             exit_code: ended.and_then(|e| e.code),
             oom_killed: d.exit.as_ref().is_some_and(|e| e.oom_killed),
@@ -128,6 +131,12 @@ impl<'a> Summary<'a> {
 /// Whether a container lives: it has processes, or will have them when somebody calls.
 pub(crate) fn is_alive(state: State) -> bool {
     matches!(state, State::Running | State::Paused | State::Asleep)
+}
+
+/// `after 90 s without work`; empty for one that does not fall asleep by itself.
+pub(crate) fn sleep(config: &Config) -> String {
+    let after = config.sleep.after().map(|after| after.as_secs_f64());
+    after.map_or_else(String::new, |s| format!("after {s} s without work"))
 }
 
 /// The image's name, or the directory of `--rootfs`.
@@ -141,6 +150,9 @@ pub(crate) fn image(config: &Config) -> String {
 /// `Up 3 minutes`, `Exited (0) 2 hours ago`.
 pub(crate) fn status(d: &Details) -> String {
     let ago = |ms: i64| span(now_ms() - ms);
+    if let (State::Asleep, Some(since)) = (d.state, d.asleep_unix_ms) {
+        return format!("Asleep {}", ago(since));
+    }
     match (d.state, d.started_unix_ms, &d.exit) {
         (State::Running, Some(started), _) => format!("Up {}", ago(started)),
         (State::Paused, Some(started), _) => format!("Up {} (paused)", ago(started)),

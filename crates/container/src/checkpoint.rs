@@ -318,6 +318,7 @@ impl Engine {
             dns: other_one.dns,
             limits: other_one.limits,
             restart: other_one.restart,
+            sleep: other_one.sleep,
             auto_remove: other_one.auto_remove,
             read_only: other_one.read_only,
             init: other_one.init,

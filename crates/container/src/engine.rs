@@ -268,6 +268,7 @@ impl Engine {
             publish: create.publish,
             limits: create.limits,
             restart: create.restart,
+            sleep: create.sleep,
             auto_remove: create.auto_remove,
             read_only: create.read_only,
             init: create.init,

@@ -103,6 +103,8 @@ pub struct Details {
     pub pid: Option<u32>,
     /// When it was last started, in milliseconds since the epoch.
     pub started_unix_ms: Option<i64>,
+    /// When it fell asleep, while it does.
+    pub asleep_unix_ms: Option<i64>,
     /// How it ended last; `None` if it never did.
     pub exit: Option<Exit>,
 }
@@ -170,7 +172,11 @@ impl Engine {
             Some(init) if !look.is_alive() => Some(self.exit_of(&config.id, init)?),
             _ => look.exit,
         };
-        Ok(Details { config, state: look.state, pid, started_unix_ms, exit })
+        let asleep_unix_ms = match look.state {
+            State::Asleep => self.asleep_since(&config.id),
+            _ => None,
+        };
+        Ok(Details { config, state: look.state, pid, started_unix_ms, asleep_unix_ms, exit })
     }
 
     /// All containers, oldest first. One that is being removed is left out; one whose record is
@@ -540,7 +546,7 @@ impl Engine {
         Ok(self.cgroup(&config)?.pids()?)
     }
 
-    /// Changes limits, restart policy and addresses; of a running container at once.
+    /// Changes limits, policies and addresses; of a running container at once.
     pub fn update(&self, id: &ContainerId, update: &Update) -> Result<()> {
         let _lock = self.lock(id)?;
         let mut config = self.config(id)?;
@@ -556,6 +562,10 @@ impl Engine {
         l.io_weight = new.io_weight.or(l.io_weight);
         if let Some(restart) = update.restart {
             config.restart = restart;
+        }
+        if let Some(sleep) = update.sleep {
+            crate::spec::sleep_allowed(sleep, config.auto_remove)?;
+            config.sleep = sleep;
         }
         if alive && update.limits != dormouse_model::Limits::default() {
             self.cgroup(&config)?.set(&update.limits)?;

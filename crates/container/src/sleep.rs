@@ -249,6 +249,12 @@ impl Engine {
         disk::read_json(&self.asleep_dir(id).join("init.json"))
     }
 
+    /// When an asleep container fell asleep: its checkpoint was published then.
+    pub(crate) fn asleep_since(&self, id: &ContainerId) -> Option<i64> {
+        let published = fs::metadata(self.asleep_dir(id)).and_then(|meta| meta.modified()).ok()?;
+        Some(published.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis() as i64)
+    }
+
     /// The checkpoint of an asleep container: it is asleep where this is and no process.
     pub(crate) fn asleep_dir(&self, id: &ContainerId) -> PathBuf {
         self.dir(id).join("asleep")

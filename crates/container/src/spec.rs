@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
+    Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security, Sleep,
 };
 
 use crate::error::{Error, Result};
+
+/// LIMIT: falling asleep and waking take some ten milliseconds each.
+const SLEEP_AFTER_MIN: Duration = Duration::from_millis(100);
 
 /// A container to be created: everything the operator and the image decide. Its id, its slot of
 /// host ids and its addresses are the engine's to choose.
@@ -49,6 +53,8 @@ pub struct Create {
     pub limits: Limits,
     /// What happens when it ends.
     pub restart: Restart,
+    /// When it falls asleep by itself.
+    pub sleep: Sleep,
     /// Deleted when it ends.
     pub auto_remove: bool,
     /// Its root cannot be written.
@@ -123,6 +129,8 @@ pub struct Update {
     pub limits: Limits,
     /// Restart policy.
     pub restart: Option<Restart>,
+    /// When it falls asleep by itself.
+    pub sleep: Option<Sleep>,
     /// Addresses to be added.
     pub ip_add: Vec<IpAddr>,
     /// Addresses to be given back.
@@ -162,6 +170,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
             return bad(format!("'{}' does not exist: it cannot be mounted", source.display()));
         }
     }
+    sleep_allowed(create.sleep, create.auto_remove)?;
     for key in create.sysctls.keys() {
         sysctl_allowed(key, &create.net)?;
     }
@@ -175,6 +184,20 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
     }
     if !create.addresses.is_empty() && !matches!(create.net, NetMode::Address { .. }) {
         return bad("an address can only be asked for in address mode: leave out --net".into());
+    }
+    Ok(())
+}
+
+/// Refuses a sleep that would never come, or that would come all the time.
+pub(crate) fn sleep_allowed(sleep: Sleep, auto_remove: bool) -> Result<()> {
+    let Some(after) = sleep.after() else { return Ok(()) };
+    if auto_remove {
+        return Err(Error::Invalid(
+            "a container of --rm does not sleep: its files are not kept beyond its processes".into(),
+        ));
+    }
+    if after < SLEEP_AFTER_MIN {
+        return Err(Error::Invalid("a container sleeps after 100ms at the earliest".into()));
     }
     Ok(())
 }

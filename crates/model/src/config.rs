@@ -2,12 +2,13 @@
 //!
 //! It is written once, as `config.json`, and read by every later verb. Fields are only ever added,
 //! each with a default, so that a newer program reads an older container. What `update` and
-//! `rename` may change (name, limits, addresses, restart policy) is rewritten as a whole.
+//! `rename` may change (name, limits, addresses, restart policy, sleep) is rewritten as a whole.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +63,9 @@ pub struct Config {
     /// What happens when its first process ends.
     #[serde(default)]
     pub restart: Restart,
+    /// When it falls asleep by itself.
+    #[serde(default)]
+    pub sleep: Sleep,
     /// Removed as soon as it stops.
     #[serde(default)]
     pub auto_remove: bool,
@@ -329,6 +333,28 @@ pub enum Restart {
     },
 }
 
+/// When a container falls asleep by itself: the daemon sees to it. An operator may put it to sleep
+/// whenever he likes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sleep {
+    /// Never.
+    #[default]
+    Never,
+    /// When none of its tasks has run for so many milliseconds.
+    AfterMs(u64),
+}
+
+impl Sleep {
+    /// How long none of its tasks has run then.
+    pub fn after(self) -> Option<Duration> {
+        match self {
+            Self::Never => None,
+            Self::AfterMs(ms) => Some(Duration::from_millis(ms)),
+        }
+    }
+}
+
 impl FromStr for Restart {
     type Err = Invalid;
 
@@ -374,6 +400,16 @@ mod tests {
         for bad in ["", "0", "80:0", "x", "80/icmp", "70000", "1.2.3:80:80", "a:b:c:d", "80:"] {
             assert!(bad.parse::<Publish>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn sleep_is_a_word_or_a_time() {
+        let text = |sleep| serde_json::to_string(&sleep).unwrap();
+        assert_eq!(text(Sleep::Never), "\"never\"");
+        assert_eq!(text(Sleep::AfterMs(1500)), "{\"after_ms\":1500}");
+        let read: Sleep = serde_json::from_str("{\"after_ms\":1500}").unwrap();
+        assert_eq!(read.after(), Some(Duration::from_millis(1500)));
+        assert_eq!(Sleep::default().after(), None);
     }
 
     #[test]

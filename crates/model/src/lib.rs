@@ -15,7 +15,7 @@ mod state;
 
 pub use config::{
     Config, IdRange, Mount, MountKind, NetMode, Process, Propagation, Protocol, Publish, Restart,
-    Rlimit, RootSource, SeccompChoice, Security, User,
+    Rlimit, RootSource, SeccompChoice, Security, Sleep, User,
 };
 pub use id::{ContainerId, IdExtent, IdMap, IdSlot, Name};
 pub use limit::Limits;

@@ -11,6 +11,7 @@ pub(crate) mod mount;
 pub(crate) mod process;
 pub(crate) mod security;
 pub(crate) mod signal;
+pub(crate) mod sleep;
 pub(crate) mod stop;
 pub(crate) mod time;
 

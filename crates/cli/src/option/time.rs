@@ -20,11 +20,11 @@ pub(crate) fn moment(text: &str, now_ms: i64) -> Result<i64, Invalid> {
         // LIMIT: year 9999, so that the milliseconds are exact and fit.
         return if seconds < 253_402_300_800.0 { Ok((seconds * 1e3) as i64) } else { Err(bad()) };
     }
-    Ok(now_ms.saturating_sub(age_ms(text).ok_or_else(bad)?))
+    Ok(now_ms.saturating_sub(span_ms(text).ok_or_else(bad)?))
 }
 
 /// `2h30m` in milliseconds.
-fn age_ms(text: &str) -> Option<i64> {
+pub(crate) fn span_ms(text: &str) -> Option<i64> {
     let mut rest = text;
     let mut sum = 0_i64;
     while !rest.is_empty() {

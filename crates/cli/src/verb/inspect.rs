@@ -95,6 +95,7 @@ fn container(engine: &Engine, d: &Details, json: bool) -> Result<()> {
         ("name", c.name.to_string()),
         ("image", view::image(c)),
         ("state", view::status(d)),
+        ("sleep", view::sleep(c)),
         ("pid", d.pid.map_or_else(String::new, |p| p.to_string())),
         ("addresses", view::addresses(c)),
         ("ports", view::ports(c)),

@@ -47,9 +47,9 @@ impl Filter {
             "name" => Self::Name(value),
             "id" => Self::Id(value),
             "state" | "status" => match value.as_str() {
-                "created" | "running" | "paused" | "stopped" => Self::State(value),
+                "created" | "running" | "paused" | "asleep" | "stopped" => Self::State(value),
                 "exited" => Self::State("stopped".into()),
-                _ => bail!("state '{value}' is none of created, running, paused, stopped"),
+                _ => bail!("state '{value}' is none of created, running, paused, asleep, stopped"),
             },
             "label" => match value.split_once('=') {
                 Some((k, v)) => Self::Label(k.into(), Some(v.into())),
@@ -137,7 +137,8 @@ mod tests {
             Filter::read("label=a=b=c").unwrap(),
             Filter::Label("a".into(), Some("b=c".into()))
         );
-        for bad in ["", "x=y", "state=asleep", "name"] {
+        assert_eq!(Filter::read("state=asleep").unwrap(), Filter::State("asleep".into()));
+        for bad in ["", "x=y", "state=awake", "name"] {
             assert_eq!(Filter::read(bad).is_err(), bad != "name", "{bad}");
         }
     }

@@ -8,14 +8,17 @@ use dormouse_model::Limits;
 
 use crate::command::Global;
 use crate::option::limit::LimitArgs;
+use crate::option::sleep::SleepArgs;
 use crate::output;
 
-/// Change limits, addresses and restart policy of a container, also while it runs
+/// Change limits, addresses and policies of a container, also while it runs
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Start it again when it ends: no, always, unless-stopped, on-failure[:TIMES]
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
+    #[command(flatten)]
+    sleep: SleepArgs,
     /// Give it one more address
     #[arg(long, value_name = "ADDRESS")]
     ip_add: Vec<IpAddr>,
@@ -33,14 +36,16 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let update = Update {
         limits: args.limits.read()?,
         restart: args.restart.as_deref().map(str::parse).transpose()?,
+        sleep: args.sleep.read()?,
         ip_add: args.ip_add,
         ip_rm: args.ip_rm,
     };
     let nothing = update.limits == Limits::default()
         && update.restart.is_none()
+        && update.sleep.is_none()
         && update.ip_add.is_empty()
         && update.ip_rm.is_empty();
-    ensure!(!nothing, "there is nothing to change: give a limit, an address or a restart policy");
+    ensure!(!nothing, "there is nothing to change: give a limit, an address or a policy");
     let engine = global.engine()?;
     engine.update(&engine.find(&args.name)?, &update)?;
     output::line(&args.name)?;

@@ -1,0 +1,61 @@
+//! When a container falls asleep by itself.
+
+use dormouse_model::Sleep;
+
+use super::{Invalid, time};
+
+/// The options of `run`, `create` and `update`.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct SleepArgs {
+    /// Let it fall asleep when it has been idle for so long (30s, 10m); 'dormouse daemon' sees to it
+    #[arg(long, value_name = "DURATION", conflicts_with = "never_sleep")]
+    sleep_after: Option<String>,
+    /// Do not let it fall asleep by itself, which is the default
+    #[arg(long)]
+    never_sleep: bool,
+}
+
+impl SleepArgs {
+    /// What was given, if anything.
+    pub(crate) fn read(&self) -> Result<Option<Sleep>, Invalid> {
+        let after = self.sleep_after.as_deref().map(duration_ms).transpose()?;
+        Ok(match after {
+            Some(ms) => Some(Sleep::AfterMs(ms)),
+            None => self.never_sleep.then_some(Sleep::Never),
+        })
+    }
+}
+
+/// LIMIT: ten years, which no clock of the kernel overflows.
+const LONGEST_MS: u64 = 10 * 366 * 86_400_000;
+
+/// Milliseconds of `500ms`, `30s`, `1h30m`; a number alone is seconds.
+fn duration_ms(text: &str) -> Result<u64, Invalid> {
+    let bad = || Invalid::new("duration", text, "seconds, or a time such as 500ms, 30s or 1h30m");
+    let seconds = text.parse::<u64>().ok().and_then(|s| s.checked_mul(1000));
+    let ms = seconds.or_else(|| time::span_ms(text).and_then(|ms| u64::try_from(ms).ok()));
+    ms.filter(|ms| (1..=LONGEST_MS).contains(ms)).ok_or_else(bad)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (text, ms) in [("1", 1000), ("250ms", 250), ("90s", 90_000), ("1h30m", 5_400_000)] {
+            assert_eq!(duration_ms(text), Ok(ms), "{text}");
+        }
+        for bad in ["", "0", "0s", "-1s", "1x", "s", "1.5s", "99999999999d", "18446744073709551615"]
+        {
+            assert!(duration_ms(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nothing_given_changes_nothing() {
+        assert_eq!(SleepArgs::default().read(), Ok(None));
+        let never = SleepArgs { never_sleep: true, sleep_after: None };
+        assert_eq!(never.read(), Ok(Some(Sleep::Never)));
+    }
+}
