@@ -440,6 +440,7 @@ impl Engine {
             memory: Self::memory(config),
             filters: u32::from(start::is_filtered(&config.security)),
             hold: false,
+            quiet: std::time::Duration::ZERO,
         })
     }
 
@@ -488,6 +489,11 @@ impl Engine {
             held: from.held.iter().map(|(number, _)| *number).collect(),
             console: config.process.terminal,
             addresses: from.addresses.clone(),
+            // Time goes on for what sleeps, and stands still for what was saved.
+            passed_ns: match from.wakes {
+                true => from.reader.records().about.passed_ns(),
+                false => 0,
+            },
         };
         let mut restore = load::prepare(&from.reader, &allowed)?;
         if self.quiet_mark(&config.id).exists() {

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Durable, Lock};
 use crate::engine::{Engine, own_program};
 use crate::error::{Error, Result};
+use crate::idle::alarm_ms;
 use crate::start::Net;
 
 /// `LIB/custody`.
@@ -178,7 +179,11 @@ impl Engine {
         };
         let wakes = Wakes { readable: true, writable: false };
         let held = held.into_iter().map(|(object, file)| HeldFile { object, file, wakes });
-        self.hold_with(&mut keeper, id, held.collect(), false)
+        self.hold_with(&mut keeper, id, held.collect(), false)?;
+        match alarm_ms(reader.records()) {
+            Some(after_ms) => Ok(keeper.set_alarm(id.as_str(), after_ms)?),
+            None => Ok(()),
+        }
     }
 
     /// Moves this process into the v2 group of a container.

@@ -1,6 +1,7 @@
 //! The engine itself: finding, creating and removing containers.
 
 use std::cell::OnceCell;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use dormouse_network::Network;
 
 use crate::disk::{self, Durable, Lock};
 use crate::error::{Error, Result};
-use crate::event::{self, Event, now_unix_ms};
+use crate::event::{self, Event, Follow, now_unix_ms};
 use crate::life::{InitRecord, exit_from};
 use crate::name::Names;
 use crate::pending::Intent;
@@ -105,23 +106,30 @@ impl Engine {
         if let Some(keeper) = calling.map_or(Ok(None), Calling::answer)? {
             return Ok(keeper);
         }
-        let own = own_program()?;
-        let internal = |verb: &str| {
-            let mut words = vec![own.clone().into_os_string()];
-            words.extend(self.places.arguments());
-            words.extend(["internal".into(), verb.into()]);
-            words
-        };
         let mut keeper = Keeper::connect_or_start(&KeeperStart {
             run_dir: self.places.run.clone(),
-            program: keeper_program(&own),
+            program: keeper_program(&own_program()?),
             cgroups: self.cgroups()?.keeper_dirs()?,
-            settle: internal("settle"),
-            wake: internal("wake"),
-            tidy: internal("tidy"),
+            settle: self.internal("settle")?,
+            wake: self.internal("wake")?,
+            tidy: self.internal("tidy")?,
         })?;
         self.note_custody(&mut keeper)?;
         Ok(keeper)
+    }
+
+    /// The words that have our own program do something about a container of these places; its id
+    /// comes behind.
+    pub fn internal(&self, verb: &str) -> Result<Vec<OsString>> {
+        let mut words = vec![own_program()?.into_os_string()];
+        words.extend(self.places.arguments());
+        words.extend(["internal".into(), verb.into()]);
+        Ok(words)
+    }
+
+    /// The events from now on.
+    pub fn follow(&self) -> Result<Follow> {
+        Follow::from_end(self.events())
     }
 
     /// How many slots of host ids and how many addresses containers have.

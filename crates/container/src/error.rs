@@ -33,6 +33,9 @@ pub enum Error {
         /// What would help.
         hint: &'static str,
     },
+    /// Something of the container has run, so it does not fall asleep by itself.
+    #[error("container '{0}' has run again")]
+    NotIdle(String),
     /// A value cannot be used.
     #[error("{0}")]
     Invalid(String),
@@ -121,7 +124,7 @@ impl Error {
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,
-            Self::State { .. } => ErrorKind::Busy,
+            Self::State { .. } | Self::NotIdle(_) => ErrorKind::Busy,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::NoIds => ErrorKind::Limit,

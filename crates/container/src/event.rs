@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::path::Path;
+use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -22,16 +23,81 @@ const EVENTS_BYTES_MAX: u64 = 8 << 20;
 pub struct Event {
     /// When, in milliseconds since the epoch.
     pub unix_ms: i64,
-    /// What: `create start exec pause unpause kill stop die remove rename update restart`, and for
-    /// images `import pull tag untag`.
+    /// What: `create start exec pause unpause kill stop die remove rename update restart sleep wake
+    /// awake checkpoint restore`, and for images `import pull tag untag`.
     pub kind: String,
     /// To which container or image.
     pub id: String,
     /// Its name at that time.
     pub name: String,
-    /// More, by kind: `exit_code` of `die`, `signal` of `kill`, ...
+    /// More, by kind: `exit_code` of `die`, `signal` of `kill`, `reason` of `sleep` and `wake`
+    /// (`operator idle called timer`) and of `awake`: why one that is idle does not fall asleep, ...
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
+}
+
+/// The events that come, read as they do.
+#[derive(Debug)]
+pub struct Follow {
+    path: PathBuf,
+    /// None where there was no event yet.
+    file: Option<BufReader<File>>,
+}
+
+impl Follow {
+    /// From the end of what there is.
+    pub(crate) fn from_end(path: PathBuf) -> Result<Self> {
+        let mut follow = Self { file: open(&path)?, path };
+        if let Some(file) = &mut follow.file {
+            let end = file.seek(SeekFrom::End(0));
+            end.map_err(Error::file("cannot read", &follow.path))?;
+        }
+        Ok(follow)
+    }
+
+    /// The next event; `None` where none has come yet.
+    ///
+    /// ORDER: first it is looked whether the file has been replaced, then it is read to its end: what
+    /// came before the change is in the old one.
+    pub fn next_event(&mut self) -> Result<Option<Event>> {
+        loop {
+            let is_current =
+                self.file.as_ref().is_some_and(|file| is_at(file.get_ref(), &self.path));
+            let mut line = String::new();
+            while let Some(file) = &mut self.file {
+                line.clear();
+                let read = file.read_line(&mut line);
+                if read.map_err(Error::file("cannot read", &self.path))? == 0 {
+                    break;
+                }
+                // A line that a full disk cut short is no event.
+                if let Ok(event) = serde_json::from_str(&line) {
+                    return Ok(Some(event));
+                }
+            }
+            if is_current {
+                return Ok(None);
+            }
+            let Some(file) = open(&self.path)? else { return Ok(None) };
+            self.file = Some(file);
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<Option<BufReader<File>>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(BufReader::new(file))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::file("cannot read", path)(e)),
+    }
+}
+
+/// Whether a file is still the one at this path: a full one is renamed.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => true, // between the rename and the first event there is no file
+    }
 }
 
 /// Milliseconds since the epoch.
@@ -59,6 +125,36 @@ pub(crate) fn append(path: &Path, event: &Event) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_are_followed_over_a_change_of_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("events");
+        let event = |id: &str| Event {
+            unix_ms: 1,
+            kind: "start".into(),
+            id: id.into(),
+            name: String::new(),
+            attributes: BTreeMap::new(),
+        };
+        let mut early = Follow::from_end(path.clone()).unwrap();
+        assert_eq!(early.next_event().unwrap(), None, "there is no file");
+        append(&path, &event("a")).unwrap();
+        let mut late = Follow::from_end(path.clone()).unwrap();
+        append(&path, &event("b")).unwrap();
+        fs::rename(&path, path.with_extension("1")).unwrap();
+        assert_eq!(late.next_event().unwrap(), Some(event("b")));
+        assert_eq!(late.next_event().unwrap(), None);
+        append(&path, &event("c")).unwrap();
+        for wanted in [Some(event("c")), None] {
+            assert_eq!(late.next_event().unwrap(), wanted);
+            assert_eq!(
+                early.next_event().unwrap(),
+                wanted,
+                "what was before the first look is gone"
+            );
+        }
+    }
 
     #[test]
     fn events_are_lines_and_the_file_is_bounded() {

@@ -16,6 +16,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::engine::Engine;
 use crate::error::Result;
+use crate::idle::Why;
 use crate::life::Root;
 use crate::spec::Exec;
 use crate::start::{
@@ -40,7 +41,7 @@ impl Engine {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
         if self.look(&config)?.state == State::Asleep {
-            self.wake_locked(&config)?.detach();
+            self.wake_locked(&config, Why::Operator)?.detach();
         }
         let (init, init_fd) = self.alive(&config)?;
         if init.paused {

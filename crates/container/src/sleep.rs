@@ -7,7 +7,8 @@
 //! queue of the held socket; that has the keeper run `dormouse internal wake ID`, which restores the
 //! processes with the very socket in its old place, so the caller is the first whom the container
 //! accepts, and nothing was refused or sent twice. A connection that is open stays open: the kernel
-//! goes on with it, and what comes in, room for more to send, or its end wakes the container.
+//! goes on with it, and what comes in, room for more to send, or its end wakes the container. When it
+//! falls asleep by itself, and which of its timers wake it, is told in [`crate::idle`].
 //!
 //! **At work.** Only a container that waits can sleep: one that was stopped while it was at work is
 //! woken as soon as it sleeps. In the middle of sending a file, say, its peer has nothing more to say
@@ -27,6 +28,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::save::{self, Figures, HeldFile, Subject};
@@ -40,6 +42,7 @@ use crate::checkpoint::{Check, Comeback};
 use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::idle::{Idle, Why};
 use crate::life::{Exit, InitRecord};
 use crate::pending::remove_tree;
 use crate::start::Running;
@@ -50,12 +53,25 @@ const SIGKILL: i32 = 9;
 /// has none all the same.
 const NO_SOCKET: u32 = u32::MAX;
 
+fn reason(why: Why) -> [(&'static str, String); 1] {
+    [("reason", why.as_str().to_owned())]
+}
+
 impl Engine {
     /// Puts a running container to sleep; `None` where it sleeps already.
     ///
     /// Errors: [`Refused`](dormouse_checkpoint::Error::Refused) names what cannot be saved, and
     /// nothing was stopped; [`ErrorKind::Busy`] while somebody waits for the container's end.
     pub fn sleep(&self, id: &ContainerId) -> Result<Option<Figures>> {
+        self.sleep_as(id, None)
+    }
+
+    /// The same, if it is still idle where that is why.
+    pub(crate) fn sleep_as(
+        &self,
+        id: &ContainerId,
+        idle: Option<&Idle>,
+    ) -> Result<Option<Figures>> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         if self.look(&config)?.state == State::Asleep {
@@ -68,14 +84,17 @@ impl Engine {
                     .into(),
             ));
         }
+        idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
         // A stack of its own, which ends with its processes, nobody calls from outside.
         let hold = config.net != NetMode::None;
-        let subject = Subject { hold, ..self.subject(&config)? };
+        let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
+        let subject = Subject { hold, quiet, ..self.subject(&config)? };
         let mut stopped = save::stop(&subject)?;
         self.forget_sleep(&config)?; // what a sleep left that was interrupted
         let written = stopped.write(&subject, &self.asleep_dir(id))?;
         disk::write_json(&self.asleep_dir(id).join("init.json"), &init, Durable::No)?;
-        if let Err(e) = self.hold(&config, written.held, written.is_busy) {
+        let held = self.hold(&config, written.held, written.is_busy);
+        if let Err(e) = held.and_then(|()| self.set_alarm(&config, written.next_ring, idle)) {
             self.forget_sleep(&config)?;
             return Err(e);
         }
@@ -88,7 +107,8 @@ impl Engine {
         // ORDER: the keeper has written down the end, or it would do so in what is removed now.
         self.exit_of(id, &init)?;
         self.doze(&config)?;
-        self.record("sleep", id.as_str(), config.name.as_str(), &[]);
+        let why = if idle.is_some() { Why::Idle } else { Why::Operator };
+        self.record("sleep", id.as_str(), config.name.as_str(), &reason(why));
         Ok(Some(written.figures))
     }
 
@@ -100,17 +120,17 @@ impl Engine {
     }
 
     /// Wakes a container; one that runs is awake already.
-    pub fn wake(&self, id: &ContainerId) -> Result<()> {
+    pub fn wake(&self, id: &ContainerId, why: Why) -> Result<()> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         let look = self.look(&config)?;
         if look.is_alive() {
             return self.stay_awake(&config, look.init);
         }
-        self.wake_locked(&config).map(Running::detach)
+        self.wake_locked(&config, why).map(Running::detach)
     }
 
-    pub(crate) fn wake_locked(&self, config: &Config) -> Result<Running> {
+    pub(crate) fn wake_locked(&self, config: &Config, why: Why) -> Result<Running> {
         // One whose end nobody has taken note of yet may turn out to be stopped, or asleep.
         self.settle_locked(config, false)?;
         let state = self.look(config)?.state;
@@ -139,7 +159,7 @@ impl Engine {
         // ORDER: now: what the container closes is closed when nobody else has it open.
         drop(comeback);
         self.stay_awake(config, self.look(config)?.init)?;
-        self.record("wake", config.id.as_str(), config.name.as_str(), &[]);
+        self.record("wake", config.id.as_str(), config.name.as_str(), &reason(why));
         Ok(running)
     }
 

@@ -193,7 +193,8 @@ pub(crate) fn sleep_allowed(sleep: Sleep, auto_remove: bool) -> Result<()> {
     let Some(after) = sleep.after() else { return Ok(()) };
     if auto_remove {
         return Err(Error::Invalid(
-            "a container of --rm does not sleep: its files are not kept beyond its processes".into(),
+            "a container of --rm does not sleep: its files are not kept beyond its processes"
+                .into(),
         ));
     }
     if after < SLEEP_AFTER_MIN {

@@ -49,6 +49,7 @@ use crate::disk;
 use crate::engine::{Created, Engine};
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
+use crate::idle::Why;
 use crate::life::InitRecord;
 use crate::spec::{Stdio, Stream};
 use crate::user::{Account, Accounts};
@@ -131,7 +132,7 @@ impl Engine {
             return Err(self.not(&config, look.state, "it is started already"));
         }
         if look.state == State::Asleep {
-            return self.wake_locked(&config);
+            return self.wake_locked(&config, Why::Operator);
         }
         self.settle_found(&config, look, false)?;
         self.start_locked(&config, io, 0)

@@ -206,6 +206,17 @@ impl Custody {
         (!std::mem::replace(&mut sleeper.is_called, true)).then_some(id)
     }
 
+    /// The same for a container that is woken for another reason.
+    pub(crate) fn tell(&mut self, id: Id) -> bool {
+        let sleeper = self.sleepers.get_mut(&id);
+        sleeper.is_some_and(|sleeper| !std::mem::replace(&mut sleeper.is_called, true))
+    }
+
+    /// Whether something is held of a container.
+    pub(crate) fn has(&self, id: Id) -> bool {
+        self.sleepers.contains_key(&id)
+    }
+
     /// The process that was to wake a container has ended; if it is still here, it has failed.
     pub(crate) fn came_back(&mut self, id: Id) {
         if self.sleepers.contains_key(&id) {

@@ -22,6 +22,7 @@
 //! - move_mount over `/` and chroot look at no other task, where pivot_root visits all of them; the
 //!   root is then the namespace's own, so that nested user namespaces work (`current_chrooted`).
 
+mod alarm;
 pub mod birth;
 mod call;
 pub mod console;

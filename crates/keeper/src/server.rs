@@ -7,6 +7,7 @@
 //! children      processes that live, by pid            stdins    write ends, by container
 //! unsettled     ended, their spawner has yet to say    logs      files kept under a bound
 //!               that it has cleaned up           custody  what sleeping containers left here
+//!                                                alarms   when they are woken uncalled
 //! queue         errands: containers to be settled or woken by a process of ours, 4 at once
 //! ```
 //!
@@ -16,11 +17,12 @@
 //! connection closes before that, or had closed long ago, `SETTLE... ID` is run in the host's mount
 //! namespace. So what follows the end of a container happens once at least, whoever is killed when.
 //!
-//! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, `WAKE...
-//! ID` is run, which takes them and has them let go. If it did not, they are watched again a second
-//! later. As long as somebody sleeps a *spare* `WAKE... -` is there: a process that has got ready, reads
-//! the id from its standard input when there is one, and ends when it has woken that container. A caller
-//! does not wait for what a process does before it can do anything.
+//! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
+//! alarm rings, `WAKE... ID called` or `WAKE... ID timer` is run, which takes them and has them let go.
+//! If it did not, they are watched again a second later. As long as somebody sleeps a *spare* `WAKE... -`
+//! is there: a process that has got ready, reads id and reason from its standard input when there is
+//! one to wake, and ends when it has woken that container. A caller does not wait for what a process
+//! does before it can do anything.
 //!
 //! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
 //! answers are never waited for: a client that does not read loses its connection.
@@ -48,6 +50,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, sockopt};
 
+use crate::alarm::Alarms;
 use crate::birth;
 use crate::call;
 use crate::console::{Console, Logs, Pumped};
@@ -94,7 +97,24 @@ struct Unsettled {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Errand {
     Settle(Id),
-    Wake(Id),
+    Wake(Id, Why),
+}
+
+/// Why a container is woken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Called,
+    Timer,
+}
+
+impl Why {
+    /// The word that stands behind the id.
+    fn word(self) -> &'static CStr {
+        match self {
+            Self::Called => c"called",
+            Self::Timer => c"timer",
+        }
+    }
 }
 
 /// A process that waits to be told which container it is to wake.
@@ -107,8 +127,8 @@ struct Spare {
 
 impl Spare {
     /// Tells it whom to wake; one that has ended meanwhile does not hear it.
-    fn tell(&self, id: Id) -> bool {
-        let line = format!("{}\n", id.as_str());
+    fn tell(&self, id: Id, why: Why) -> bool {
+        let line = format!("{} {}\n", id.as_str(), why.word().to_string_lossy());
         rustix::net::send(&self.told, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
     }
 }
@@ -126,7 +146,7 @@ pub struct Parts {
     pub heritage: Heritage,
     /// Program and arguments that settle; the id is appended.
     pub settle: Vec<CString>,
-    /// Program and arguments that wake; the id is appended.
+    /// Program and arguments that wake; the id and why are appended.
     pub wake: Vec<CString>,
     /// Program and arguments that the keeper becomes at its end.
     pub tidy: Vec<CString>,
@@ -146,6 +166,7 @@ pub struct Server {
     stdins: HashMap<Id, OwnedFd>,
     logs: Vec<Logs>,
     custody: Custody,
+    alarms: Alarms,
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Errand>,
     spare: Option<Spare>,
@@ -225,6 +246,7 @@ impl Server {
             stdins: HashMap::new(),
             logs: Vec::new(),
             custody: Custody::new(open_max()),
+            alarms: Alarms::default(),
             queue: VecDeque::new(),
             errands: HashMap::new(),
             spare: None,
@@ -275,7 +297,9 @@ impl Server {
         let idle = self.idle_since.map(|since| since + IDLE);
         let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
         let custody = self.custody.next();
-        let next = [look, idle, queue, custody, self.deaf_until].into_iter().flatten().min()?;
+        let alarm = self.alarms.next();
+        let next = [look, idle, queue, custody, alarm, self.deaf_until];
+        let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
     }
@@ -292,6 +316,12 @@ impl Server {
             self.look_after_consoles();
         }
         self.custody.watch_again(&self.epoll, now);
+        while let Some(id) = self.alarms.rung(now) {
+            if self.custody.tell(id) {
+                self.queue.push_back(Errand::Wake(id, Why::Timer));
+                self.start_errands();
+            }
+        }
         if self.errands.is_empty() {
             self.start_errands();
             self.keep_a_spare();
@@ -402,7 +432,7 @@ impl Server {
             return;
         }
         if let Some(id) = self.custody.called(serial) {
-            self.queue.push_back(Errand::Wake(id));
+            self.queue.push_back(Errand::Wake(id, Why::Called));
             return self.start_errands();
         }
         let Some(sock) = self.connections.get(&serial) else { return };
@@ -525,9 +555,11 @@ impl Server {
             },
             Request::LetGo { id } => {
                 self.custody.let_go(&self.epoll, id);
-                self.queue.retain(|errand| *errand != Errand::Wake(id));
+                self.alarms.let_go(id);
+                self.queue.retain(|errand| !matches!(errand, Errand::Wake(of, _) if *of == id));
                 done()
             }
+            Request::Alarm { id, after_ms } => self.set_alarm(id, after_ms),
             Request::End => {
                 let alone = self.connections.len() == 1 && self.unsettled.is_empty();
                 let free = self.children.is_empty() && self.errands.is_empty();
@@ -583,6 +615,18 @@ impl Server {
             Ok(()) => done(),
             Err(e) => refused(e, "watch what it is to hold"),
         }
+    }
+
+    fn set_alarm(&mut self, id: Id, after_ms: u64) -> Answer {
+        // One beyond the end of the clock never rings.
+        let Some(at) = Instant::now().checked_add(Duration::from_millis(after_ms)) else {
+            return done();
+        };
+        if !self.custody.has(id) {
+            return refused(Errno::NOENT, "set an alarm for what it holds nothing of");
+        }
+        self.alarms.set(id, at);
+        done()
     }
 
     fn attach_console(&mut self, serial: u64, id: Id) -> Answer {
@@ -641,7 +685,7 @@ impl Server {
 
     fn ended(&mut self, pid: u32, status: i32) {
         if let Some(errand) = self.errands.remove(&pid) {
-            if let Errand::Wake(id) = errand {
+            if let Errand::Wake(id, _) = errand {
                 self.custody.came_back(id);
             }
             return self.start_errands();
@@ -716,35 +760,34 @@ impl Server {
         use rustix::net::{AddressFamily, SocketType, socketpair};
         let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
         let (input, told) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
-        let pid = self.run_program(&self.parts.wake, c"-", Some(input.as_fd()))?;
+        let pid = self.run_program(&self.parts.wake, &[c"-"], Some(input.as_fd()))?;
         Ok(Spare { pid, told })
     }
 
     /// Runs an errand: by the spare process, or by a program in the host's mount namespace.
     fn run_errand(&mut self, errand: Errand) -> Result<u32, Errno> {
-        let (program, id) = match errand {
-            Errand::Settle(id) => (&self.parts.settle, id),
-            Errand::Wake(id) => (&self.parts.wake, id),
+        let (program, id, why) = match errand {
+            Errand::Settle(id) => (&self.parts.settle, id, None),
+            Errand::Wake(id, why) => (&self.parts.wake, id, Some(why)),
         };
-        let spare = match errand {
-            Errand::Wake(id) => self.spare.take().filter(|spare| spare.tell(id)),
-            Errand::Settle(_) => None,
-        };
+        let told = |spare: &Spare| why.is_some_and(|why| spare.tell(id, why));
+        let spare = why.and_then(|_| self.spare.take()).filter(told);
         if let Some(spare) = spare {
             return Ok(spare.pid);
         }
         let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
-        self.run_program(program, &id, None)
+        let words: Vec<&CStr> = std::iter::once(id.as_c_str()).chain(why.map(Why::word)).collect();
+        self.run_program(program, &words, None)
     }
 
-    /// Runs a program in the host's mount namespace, with one more word.
+    /// Runs a program in the host's mount namespace, with some more words.
     fn run_program(
         &self,
         program: &[CString],
-        word: &CStr,
+        more: &[&CStr],
         input: Option<BorrowedFd<'_>>,
     ) -> Result<u32, Errno> {
-        let words = program.iter().map(CString::as_c_str).chain([word]);
+        let words = program.iter().map(CString::as_c_str).chain(more.iter().copied());
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
         let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };

@@ -43,7 +43,7 @@ pub struct KeeperStart {
     /// Program and arguments that settle a container whose spawner is gone; the id is appended.
     /// Empty: nothing is settled.
     pub settle: Vec<OsString>,
-    /// Program and arguments that wake a container somebody calls; the id is appended.
+    /// Program and arguments that wake a container; the id and why (`called`, `timer`) are appended.
     pub wake: Vec<OsString>,
     /// Program and arguments that the keeper becomes when it ends, after it has let go of its
     /// socket, in the host's mount namespace. Empty: it just ends.
@@ -440,6 +440,11 @@ impl Keeper {
     /// Lets the keeper drop all that it holds of a container.
     pub fn let_go(&mut self, container: &str) -> Result<(), LaunchError> {
         self.done(&Request::LetGo { id: id(container)? }, &[])
+    }
+
+    /// Has a container woken after so many milliseconds, of which something is held.
+    pub fn set_alarm(&mut self, container: &str, after_ms: u64) -> Result<(), LaunchError> {
+        self.done(&Request::Alarm { id: id(container)?, after_ms }, &[])
     }
 
     /// Lets the keeper drop console, standard input and logs of a container.

@@ -279,6 +279,14 @@ pub enum Request {
         /// The container.
         id: Id,
     },
+    /// A container of which something is held is to be woken then, whoever calls before.
+    /// `Refused(ENOENT)` where nothing is.
+    Alarm {
+        /// The container.
+        id: Id,
+        /// From now.
+        after_ms: u64,
+    },
     /// End now. `Refused(EBUSY)` while there is something to keep.
     End,
 }
@@ -333,6 +341,11 @@ impl Request {
             }
             Self::Take { id, key } => with_key(13, id, *key),
             Self::LetGo { id } => with_id(14, id),
+            Self::Alarm { id, after_ms } => {
+                let mut out = with_id(15, id);
+                put_u64(&mut out, *after_ms);
+                out
+            }
         }
     }
 
@@ -376,6 +389,7 @@ impl Request {
             12 => Self::Hold { id: fields.id()?, key: fields.u32()?, watch: fields.u8()? },
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
+            15 => Self::Alarm { id: fields.id()?, after_ms: fields.u64()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;

@@ -34,6 +34,7 @@ mod lock;
 mod memfd;
 mod memory;
 mod object;
+mod passing;
 mod pidfd;
 mod pipe;
 mod process;
@@ -72,7 +73,7 @@ pub use socket::{Listener, SocketOption};
 pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores};
 pub use tcp::{Connection, TcpSocket, TcpState};
 pub use terminal::{Terminal, TerminalSide};
-pub use thread::{Filter, Restart, Rseq, Thread};
+pub use thread::{Filter, Restart, Rseq, Thread, TimeLimit};
 pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
 pub use udp::{Datagram, UdpSocket};
@@ -93,7 +94,7 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const SECTION_BYTES_MAX: u64 = 1 << 30;
 
 /// All records of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Records {
     /// Of what, when, where.
     pub about: About,

@@ -36,6 +36,9 @@ pub struct Thread {
     /// A wait with a time limit, which goes on with what is left of it.
     #[serde(default)]
     pub restart: Option<Restart>,
+    /// A wait with a time limit that begins again.
+    #[serde(default)]
+    pub time_limit: Option<TimeLimit>,
     /// Its own system call filters, the oldest first.
     #[serde(default)]
     pub filters: Vec<Filter>,
@@ -84,4 +87,19 @@ pub struct Restart {
     pub args: [u64; 6],
     /// What is left of the time; `None` where there is no limit (poll(2) keeps even that).
     pub remaining_ns: Option<u64>,
+}
+
+/// What is left of the time of a call that begins again: as a whole, or with what memory says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeLimit {
+    /// The call's number.
+    pub call: i64,
+    /// What is left, at most.
+    pub left_ns: u64,
+    /// Where in memory the kernel has written what is left (select(2)).
+    #[serde(default)]
+    pub at: Option<u64>,
+    /// There in seconds and microseconds; nanoseconds otherwise.
+    #[serde(default)]
+    pub microseconds: bool,
 }

@@ -416,6 +416,13 @@ fn become_thread(
             registers.orig_rax = u64::MAX;
         }
     }
+    if let Some(limit) = &thread.time_limit
+        && let Some(address) = limit.at
+    {
+        let part_ns = if limit.microseconds { 1_000 } else { 1 };
+        let left = [limit.left_ns / 1_000_000_000, limit.left_ns % 1_000_000_000 / part_ns];
+        call::write_memory(tid, address, left.map(u64::to_ne_bytes).as_flattened())?;
+    }
     call::set_extended_state(tid, &thread.extended.0)?;
     remote.finish(&registers, thread.mask)
 }

@@ -31,6 +31,9 @@ pub struct Allowed {
     pub console: bool,
     /// Addresses that were another container's, and its own in their place.
     pub addresses: Vec<(IpAddr, IpAddr)>,
+    /// Time that has passed for its timers and waits since it was saved; none where time has stood
+    /// still for it.
+    pub passed_ns: u64,
 }
 
 const SETGID: u64 = 1 << 6;
@@ -160,6 +163,7 @@ mod tests {
             no_new_privileges: true,
             console: false,
             addresses: Vec::new(),
+            passed_ns: 0,
         };
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
         assert!(check_thread(&root, &allowed).is_ok());

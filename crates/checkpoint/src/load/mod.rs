@@ -114,6 +114,7 @@ pub enum Wanted {
 pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let mut records = reader.records().clone();
     socket::move_to(&mut records, &allowed.addresses);
+    records.let_pass(allowed.passed_ns);
     fits_here(&records)?;
     credentials::check(&records, allowed)?;
     filter::check(&records, allowed)?;

@@ -22,6 +22,7 @@ mod file;
 mod host;
 mod inotify;
 mod ipc;
+mod limit;
 mod lock;
 mod memory;
 mod object;
@@ -48,6 +49,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Records, Writer};
+pub use limit::Wait;
 use object::Survey;
 pub use tree::Stopped;
 
@@ -86,6 +88,8 @@ pub struct Subject {
     /// back on this host, so that whoever calls meanwhile is not refused; those who have connected
     /// already, accepted or not, wait there too, and what they send.
     pub hold: bool,
+    /// None of its tasks has run for so long, as far as is known: they have waited that long.
+    pub quiet: Duration,
 }
 
 /// How long it took, and how much it is.
@@ -117,6 +121,9 @@ pub struct Written {
     pub held: Vec<HeldFile>,
     /// Some thread was at work, or was about to be: it waits for nobody.
     pub is_busy: bool,
+    /// How long until the first timer rings or the first wait is over ([`Records::next_ring_ns`]),
+    /// from when it was written.
+    pub next_ring: Option<Duration>,
 }
 
 /// An open file that is held while the processes are gone ([`Subject::hold`]).
@@ -167,6 +174,11 @@ fn explain_tree(subject: &Subject, tree: &[tree::Seen]) -> Result<Vec<Refusal>> 
     Ok(survey.finish().refusals)
 }
 
+/// The threads of a container that wait for some time at most. Nothing is stopped.
+pub fn waits(subject: &Subject) -> Result<Vec<Wait>> {
+    Ok(tree::look(subject)?.iter().flat_map(limit::waits).collect())
+}
+
 /// Stops all processes of a container, none of which has anything that cannot be saved.
 ///
 /// Errors: [`Error::Refused`] names what cannot; nothing was stopped then.
@@ -198,6 +210,7 @@ impl Stopped {
         for seen in self.processes() {
             let surveyed = survey.process(seen)?;
             let mut record = process::record(seen, &surveyed, &blocks, subject.filters)?;
+            record.threads.iter_mut().for_each(|t| limit::waited(t, subject.quiet));
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());
@@ -234,6 +247,8 @@ impl Stopped {
         };
         writer.publish(&records)?;
         let figures = Figures { publish: began.elapsed() - read, ..figures };
-        Ok(Written { figures, held, is_busy })
+        let next_ring = records.next_ring_ns(subject.quiet.as_nanos() as u64);
+        let next_ring = next_ring.map(Duration::from_nanos);
+        Ok(Written { figures, held, is_busy, next_ring })
     }
 }

@@ -18,16 +18,16 @@ use dormouse_kernel::restart::RestartBlocks;
 use rustix::time::ClockId;
 
 use super::tree::Seen;
-use super::{schedule, signal};
+use super::{limit, schedule, signal};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Credentials, Filter, Restart, Rseq, Thread};
 use crate::inject::remote::{Remote, Scratch};
 
-const ERESTARTSYS: i64 = 512;
-const ERESTARTNOHAND: i64 = 514;
+pub(super) const ERESTARTSYS: i64 = 512;
+pub(super) const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
 /// What of an operation of futex(2) is its command.
-const FUTEX_COMMAND: i32 = 127;
+pub(super) const FUTEX_COMMAND: i32 = 127;
 
 /// Calls that fail with EINTR when their thread was stopped, and mean nothing else by it.
 const SPURIOUS: [i64; 9] = [
@@ -69,6 +69,7 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32)
         credentials: credentials(seen, &fields),
         nice,
         restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
+        time_limit: limit::of(seen.pid, tid).map_err(step("read the registers"))?,
         schedule: schedule::of(tid).map_err(step("look at the scheduling"))?,
         personality: personality(seen.pid, tid),
         ..Thread::default()
@@ -198,12 +199,7 @@ pub(crate) fn waits(thread: &Thread) -> bool {
 
 /// How the call that a stopped thread is in goes on, where only the thread itself could restart it.
 fn goes_on(seen: &Seen, tid: u32, blocks: &Blocks) -> std::result::Result<Option<Restart>, Errno> {
-    let timespec = |address| {
-        let mut bytes = [0; 16];
-        let read = call::read_memory(seen.pid, &mut bytes, &[(address, 16)]).ok()?;
-        let [seconds, nanoseconds] = signal::numbers(&bytes);
-        (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
-    };
+    let timespec = |address| limit::time_at(seen.pid, address, 1);
     let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
     let left = |call, clock| blocks.left_ns(tid, call, clock);
     Ok(restart(&call::registers(tid)?, waited_in, timespec, left))

@@ -1,10 +1,13 @@
 //! `dormouse internal`: what Dormouse asks of itself.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use dormouse_container::{Idle, Why};
 
 use crate::command::{Global, whole};
+use crate::output;
 
 /// What Dormouse asks of itself; not for people
 #[derive(Debug, clap::Args)]
@@ -22,13 +25,26 @@ enum What {
     },
     /// Wake a container that somebody calls
     Wake {
-        /// Its id; - to get ready and read it from standard input
+        /// Its id; - to get ready and read it and why from standard input
         id: String,
+        /// Why: called, timer
+        why: Option<String>,
     },
     /// Make the sockets at which an asleep container is called, and give them to the keeper
     Listen {
         /// Its id
         id: String,
+    },
+    /// Put a container to sleep if it has not run; prints what came of it
+    Sleep {
+        /// Its id
+        id: String,
+        /// For how long it has not run
+        quiet_ms: u64,
+        /// The CPU time it had used then
+        used_ns: u64,
+        /// From how long on a sleep is worth it
+        worth_ms: u64,
     },
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
@@ -49,18 +65,25 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             engine.settle(&id.parse()?)?;
             Ok(0)
         }
-        What::Wake { id } if id == "-" => {
+        What::Wake { id, .. } if id == "-" => {
             let engine = global.engine_alone()?;
             engine.get_ready();
-            let mut id = String::new();
-            std::io::stdin().read_line(&mut id).context("cannot read whom to wake")?;
-            if !id.is_empty() {
-                engine.wake(&id.trim().parse()?)?;
+            let mut told = String::new();
+            std::io::stdin().read_line(&mut told).context("cannot read whom to wake")?;
+            let mut words = told.split_ascii_whitespace();
+            if let Some(id) = words.next() {
+                engine.wake(&id.parse()?, Why::of_keeper(words.next()))?;
             }
             Ok(0)
         }
-        What::Wake { id } => {
-            global.engine()?.wake(&id.parse()?)?;
+        What::Wake { id, why } => {
+            global.engine()?.wake(&id.parse()?, Why::of_keeper(why.as_deref()))?;
+            Ok(0)
+        }
+        What::Sleep { id, quiet_ms, used_ns, worth_ms } => {
+            let (quiet, worth) = (Duration::from_millis(quiet_ms), Duration::from_millis(worth_ms));
+            let fell = global.engine()?.fall_asleep(&id.parse()?, &Idle { quiet, used_ns, worth });
+            output::json_line(&fell)?;
             Ok(0)
         }
         What::Listen { id } => {

@@ -1,6 +1,7 @@
 //! `dormouse wake`
 
 use anyhow::Result;
+use dormouse_container::Why;
 use dormouse_model::State;
 
 use crate::command::Global;
@@ -15,5 +16,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
-    args.targets.each(&engine, |state| state == State::Asleep, |id| Ok(engine.wake(id)?))
+    args.targets.each(
+        &engine,
+        |state| state == State::Asleep,
+        |id| Ok(engine.wake(id, Why::Operator)?),
+    )
 }

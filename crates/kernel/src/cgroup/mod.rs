@@ -44,6 +44,7 @@ mod limit;
 mod mounts;
 mod stats;
 mod tree;
+mod usage;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -57,6 +58,7 @@ pub use self::device::{DeviceAccess, DeviceKind, DevicePolicy, DeviceRule};
 pub use self::error::CgroupError;
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
+pub use self::usage::CpuTime;
 
 use self::dir::Dir;
 use self::limit::{Host, MemoryV1, Setting, Version};

@@ -1,0 +1,202 @@
+//! Time limits of calls that begin again when their thread was stopped: what is left of them.
+//!
+//! Calls whose limit the kernel keeps to itself are in [`super::thread`]. Of the others, some have what
+//! is left written into memory by the kernel when they are interrupted, some name a moment, and the
+//! rest would wait for the whole time again: of what they have waited is known only how long the
+//! container as a whole has been quiet.
+
+use std::time::Duration;
+
+use dormouse_kernel::Errno;
+use dormouse_kernel::call::{self, Registers};
+use rustix::time::ClockId;
+
+use super::signal;
+use super::thread::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
+use super::tree::Seen;
+use crate::format::{Thread, TimeLimit};
+
+/// Reads seconds and so many nanoseconds; as nanoseconds.
+pub(super) fn time_at(pid: u32, address: u64, part_ns: u64) -> Option<u64> {
+    let mut bytes = [0; 16];
+    let read = call::read_memory(pid, &mut bytes, &[(address, 16)]).ok()?;
+    let [seconds, part] = signal::numbers(&bytes);
+    let part = part.saturating_mul(part_ns);
+    (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(part))
+}
+
+/// What a clock says, if it is one of time.
+fn now_ns(clock: u64) -> Option<u64> {
+    let now = match clock as i32 {
+        libc::CLOCK_REALTIME => rustix::time::clock_gettime(ClockId::Realtime),
+        libc::CLOCK_MONOTONIC => rustix::time::clock_gettime(ClockId::Monotonic),
+        libc::CLOCK_BOOTTIME => rustix::time::clock_gettime(ClockId::Boottime),
+        _ => return None,
+    };
+    Some(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+}
+
+/// The time limit of the call that a stopped thread is in, where the call begins again.
+pub(super) fn of(pid: u32, tid: u32) -> std::result::Result<Option<TimeLimit>, Errno> {
+    let time = |address, part_ns| time_at(pid, address, part_ns);
+    Ok(limit_of(&begin_again(call::registers(tid)?), time, now_ns))
+}
+
+/// The same by registers. `time` reads one of the thread's in the unit given, `now_ns` a clock.
+///
+/// LIMIT: calls whose limit is not among their arguments (`SO_RCVTIMEO`), and those that nobody
+/// waits in for long (mq_timedreceive(2), io_uring).
+fn limit_of(
+    registers: &Registers,
+    time: impl Fn(u64, u64) -> Option<u64>,
+    now_ns: impl Fn(u64) -> Option<u64>,
+) -> Option<TimeLimit> {
+    if !(-ERESTARTNOHAND..=-ERESTARTSYS).contains(&(registers.rax as i64)) {
+        return None;
+    }
+    let Registers { rdi, rsi, rdx, r10, r8, .. } = *registers;
+    let call = registers.orig_rax as i64;
+    let given = |address: u64, part_ns| (address != 0).then(|| time(address, part_ns)).flatten();
+    // ORDER of the kernel: where it gives back what is left, it has done so by now.
+    let (left_ns, at, part_ns) = match call {
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait => {
+            let ms = u64::try_from(r10 as i32).ok()?;
+            (Some(ms * 1_000_000), None, 1)
+        }
+        libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => (given(r10, 1), None, 1),
+        libc::SYS_rt_sigtimedwait => (given(rdx, 1), None, 1),
+        libc::SYS_io_getevents => (given(r8, 1), None, 1),
+        libc::SYS_ppoll => (given(rdx, 1), Some(rdx), 1),
+        libc::SYS_pselect6 => (given(r8, 1), Some(r8), 1),
+        libc::SYS_select => (given(r8, 1_000), Some(r8), 1_000),
+        libc::SYS_clock_nanosleep if rsi as i32 & libc::TIMER_ABSTIME != 0 => {
+            (given(rdx, 1)?.checked_sub(now_ns(rdi)?).or(Some(0)), None, 1)
+        }
+        _ => return None,
+    };
+    Some(TimeLimit { call, left_ns: left_ns?, at, microseconds: part_ns == 1_000 })
+}
+
+/// Calls that wait for a time, by the names of their man pages.
+const CALLS: [(i64, &str); 13] = [
+    (libc::SYS_nanosleep, "nanosleep"),
+    (libc::SYS_clock_nanosleep, "clock_nanosleep"),
+    (libc::SYS_poll, "poll"),
+    (libc::SYS_ppoll, "ppoll"),
+    (libc::SYS_select, "select"),
+    (libc::SYS_pselect6, "pselect"),
+    (libc::SYS_epoll_wait, "epoll_wait"),
+    (libc::SYS_epoll_pwait, "epoll_pwait"),
+    (libc::SYS_epoll_pwait2, "epoll_pwait2"),
+    (libc::SYS_futex, "futex"),
+    (libc::SYS_rt_sigtimedwait, "sigtimedwait"),
+    (libc::SYS_semtimedop, "semtimedop"),
+    (libc::SYS_io_getevents, "io_getevents"),
+];
+
+/// A thread that waits for some time at most.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// Its process, by its id inside.
+    pub pid: u32,
+    /// What `ps` shows of that.
+    pub process: String,
+    /// The call.
+    pub call: &'static str,
+    /// The time it was given.
+    pub at_most: Duration,
+}
+
+/// The threads of a process that wait for some time at most, by proc_pid_syscall(5); nothing is
+/// stopped.
+pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
+    let wait = |tid: &u32| {
+        let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+        let (call, ns) = given(&text, |address, part_ns| time_at(seen.pid, address, part_ns))?;
+        let (_, call) = CALLS.iter().find(|(number, _)| *number == call)?;
+        let (pid, process) = (seen.inner, seen.name());
+        Some(Wait { pid, process, call, at_most: Duration::from_nanos(ns) })
+    };
+    seen.tids.iter().filter_map(wait).collect()
+}
+
+/// The call of a thread and the time it was given, by a line `NUMBER ARGUMENT... STACK PLACE`.
+fn given(line: &str, time: impl Fn(u64, u64) -> Option<u64>) -> Option<(i64, u64)> {
+    let mut words = line.split_ascii_whitespace();
+    let call: i64 = words.next()?.parse().ok()?;
+    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
+    let args: Vec<u64> = words.map_while(hex).collect();
+    let [rdi, rsi, rdx, r10, r8, r9, ..] = args[..] else { return None };
+    let relative = rsi as i32 & FUTEX_COMMAND == libc::FUTEX_WAIT;
+    let ns = match call {
+        libc::SYS_nanosleep => time(rdi, 1)?,
+        libc::SYS_clock_nanosleep if rsi as i32 & libc::TIMER_ABSTIME == 0 => time(rdx, 1)?,
+        libc::SYS_poll => u64::try_from(rdx as i32).ok()?.checked_mul(1_000_000)?,
+        libc::SYS_futex if r10 != 0 && relative => time(r10, 1)?,
+        _ => {
+            let (orig_rax, rax) = (call as u64, -ERESTARTNOHAND as u64);
+            let registers =
+                Registers { rdi, rsi, rdx, r10, r8, r9, orig_rax, rax, ..Registers::default() };
+            limit_of(&registers, time, now_ns)?.left_ns
+        }
+    };
+    Some((call, ns))
+}
+
+/// Takes what a thread has waited already from a limit that the kernel does not count for us.
+pub(super) fn waited(thread: &mut Thread, quiet: Duration) {
+    let names_a_moment = |limit: &&mut TimeLimit| limit.call == libc::SYS_clock_nanosleep;
+    if let Some(limit) = thread.time_limit.as_mut().filter(|l| l.at.is_none() && !names_a_moment(l))
+    {
+        limit.left_ns = limit.left_ns.saturating_sub(quiet.as_nanos() as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_a_call_was_given_stands_in_its_line() {
+        let of = |line: &str| given(line, |address, _| Some(address));
+        let rest = "0x0 0x0 0x7ffe 0x7f00";
+        let sleep = format!("230 0x0 0x0 0x77 0x0 {rest}");
+        assert_eq!(of(&sleep), Some((libc::SYS_clock_nanosleep, 0x77)));
+        let poll = format!("7 0x1000 0x1 0x5dc 0x0 {rest}");
+        assert_eq!(of(&poll), Some((libc::SYS_poll, 1_500_000_000)));
+        let for_ever = format!("7 0x1000 0x1 0xffffffff 0x0 {rest}");
+        let accept = format!("43 0x3 0x0 0x0 0x0 {rest}");
+        for none in [&for_ever, &accept, "running", "-1 0x7ffe 0x7f00", ""] {
+            assert_eq!(of(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn the_limit_of_a_call_is_found_where_the_call_has_it() {
+        let of = |call: i64, r10: u64, r8: u64| {
+            let rax = -ERESTARTNOHAND as u64;
+            let registers =
+                Registers { orig_rax: call as u64, rax, r10, r8, ..Registers::default() };
+            let limit = limit_of(&registers, |at, part| Some(at * part), |_| Some(5));
+            limit.map(|limit| (limit.left_ns, limit.at, limit.microseconds))
+        };
+        assert_eq!(of(libc::SYS_epoll_wait, 1500, 0), Some((1_500_000_000, None, false)));
+        assert_eq!(of(libc::SYS_epoll_wait, u64::from(u32::MAX), 0), None, "-1 is no limit");
+        assert_eq!(of(libc::SYS_epoll_pwait2, 0, 0), None, "no time is no limit");
+        assert_eq!(of(libc::SYS_epoll_pwait2, 7, 0), Some((7, None, false)));
+        assert_eq!(of(libc::SYS_select, 0, 7), Some((7000, Some(7), true)));
+        assert_eq!(of(libc::SYS_pselect6, 0, 7), Some((7, Some(7), false)));
+        assert_eq!(of(libc::SYS_accept, 7, 7), None);
+        let moment = Registers {
+            orig_rax: libc::SYS_clock_nanosleep as u64,
+            rax: -ERESTARTNOHAND as u64,
+            rsi: libc::TIMER_ABSTIME as u64,
+            rdx: 9,
+            ..Registers::default()
+        };
+        let left = |now| limit_of(&moment, |at, _| Some(at), |_| Some(now)).unwrap().left_ns;
+        assert_eq!((left(5), left(20)), (4, 0));
+        let runs = Registers { rax: 1, ..moment };
+        assert_eq!(limit_of(&runs, |at, _| Some(at), |_| Some(5)), None);
+    }
+}

@@ -1,0 +1,82 @@
+//! Alarms: when sleeping containers are woken though nobody has called them, because a timer of
+//! theirs would have rung.
+//!
+//! An alarm that has rung rings again a second later, until the container has let go of what it left
+//! here: a wake that failed is tried again.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use dormouse_launch::protocol::Id;
+
+/// How soon it rings again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The alarms of all sleeping containers, one each at most.
+#[derive(Debug, Default)]
+pub(crate) struct Alarms {
+    /// When, and a number that makes it the only one.
+    of: HashMap<Id, (Instant, u64)>,
+    /// The same, soonest first.
+    due: BTreeMap<(Instant, u64), Id>,
+    number: u64,
+}
+
+impl Alarms {
+    /// Sets the alarm of a container, in the place of one before.
+    pub(crate) fn set(&mut self, id: Id, at: Instant) {
+        self.number += 1;
+        let alarm = (at, self.number);
+        if let Some(before) = self.of.insert(id, alarm) {
+            self.due.remove(&before);
+        }
+        self.due.insert(alarm, id);
+    }
+
+    /// Takes the alarm of a container away.
+    pub(crate) fn let_go(&mut self, id: Id) {
+        if let Some(alarm) = self.of.remove(&id) {
+            self.due.remove(&alarm);
+        }
+    }
+
+    /// When the first one rings.
+    pub(crate) fn next(&self) -> Option<Instant> {
+        self.due.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// A container whose alarm has rung.
+    pub(crate) fn rung(&mut self, now: Instant) -> Option<Id> {
+        let id = *self.due.first_key_value().filter(|((at, _), _)| *at <= now)?.1;
+        self.set(id, now + AGAIN);
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_soonest_rings_first_and_again_until_it_is_let_go() {
+        let id = |text: &str| Id::new(text.as_bytes()).unwrap();
+        let begin = Instant::now();
+        let at = |s| begin + Duration::from_secs(s);
+        let mut alarms = Alarms::default();
+        for (name, s) in [("b", 20), ("a", 10), ("c", 10), ("b", 30)] {
+            alarms.set(id(name), at(s));
+        }
+        assert_eq!(alarms.next(), Some(at(10)));
+        assert_eq!(alarms.rung(at(9)), None);
+        assert_eq!(alarms.rung(at(10)), Some(id("a")));
+        assert_eq!(alarms.rung(at(10)), Some(id("c")));
+        assert_eq!(alarms.rung(at(10)), None);
+        alarms.let_go(id("a"));
+        assert_eq!(alarms.rung(at(11)), Some(id("c")), "it has not been woken");
+        alarms.let_go(id("c"));
+        assert_eq!(alarms.next(), Some(at(30)), "the one before was at 20");
+        alarms.let_go(id("b"));
+        alarms.let_go(id("b"));
+        assert_eq!(alarms.next(), None);
+    }
+}
