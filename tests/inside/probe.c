@@ -10,20 +10,32 @@
  * udp-ask NAME PORT WORD sends a datagram and prints the answer
  * bind ADDRESS PORT      binds a TCP socket there and says so
  * ping NAME              an echo request and its answer, by the socket that needs no privilege
+ * waits MS CALL...       waits so long by each of these calls at once, and tells how long it took
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
- * but for those of the servers. */
+ * but for those of the servers and of waits. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/futex.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/ip_icmp.h>
+#include <poll.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/ipc.h>
+#include <sys/select.h>
+#include <sys/sem.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/timerfd.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static int fail(const char *what)
@@ -225,6 +237,98 @@ static int ping(char **args)
 	return 0;
 }
 
+static long now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Waits by one call; whether it came back as it does when its time is over. */
+static int wait_by(const char *call, long ms)
+{
+	struct timespec time = { ms / 1000, ms % 1000 * 1000000 }, moment;
+	struct timeval short_time = { ms / 1000, ms % 1000 * 1000 };
+	struct itimerspec once = { .it_value = time };
+	struct epoll_event event;
+	sigset_t signals;
+	uint64_t rings = 0;
+	int word = 0, pipes[2];
+	fd_set set;
+	if (pipe(pipes))
+		return 0;
+	FD_ZERO(&set);
+	FD_SET(pipes[0], &set);
+	struct pollfd polled = { .fd = pipes[0], .events = POLLIN };
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGALRM);
+	sigprocmask(SIG_BLOCK, &signals, NULL);
+	if (!strcmp(call, "nanosleep"))
+		return !nanosleep(&time, NULL);
+	if (!strcmp(call, "moment")) {
+		long end = now_ms() + ms;
+		moment = (struct timespec){ end / 1000, end % 1000 * 1000000 };
+		return !clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &moment, NULL);
+	}
+	if (!strcmp(call, "futex"))
+		return syscall(SYS_futex, &word, FUTEX_WAIT, 0, &time, NULL, 0) < 0 && errno == ETIMEDOUT;
+	if (!strcmp(call, "poll"))
+		return !poll(&polled, 1, (int)ms);
+	if (!strcmp(call, "ppoll"))
+		return !syscall(SYS_ppoll, &polled, 1, &time, NULL, 8);
+	if (!strcmp(call, "select"))
+		return !syscall(SYS_select, pipes[0] + 1, &set, NULL, NULL, &short_time) &&
+		       !FD_ISSET(pipes[0], &set);
+	if (!strcmp(call, "epoll_wait")) {
+		int fd = epoll_create1(0);
+		return !epoll_ctl(fd, EPOLL_CTL_ADD, pipes[0], &(struct epoll_event){ .events = EPOLLIN }) &&
+		       !epoll_wait(fd, &event, 1, (int)ms);
+	}
+	if (!strcmp(call, "sigtimedwait"))
+		return sigtimedwait(&signals, NULL, &time) < 0 && errno == EAGAIN;
+	if (!strcmp(call, "semtimedop")) {
+		struct sembuf take = { 0, -1, 0 };
+		int set_of_one = semget(IPC_PRIVATE, 1, 0600);
+		return semtimedop(set_of_one, &take, 1, &time) < 0 && errno == EAGAIN;
+	}
+	if (!strcmp(call, "timerfd")) {
+		int fd = timerfd_create(CLOCK_MONOTONIC, 0);
+		return !timerfd_settime(fd, 0, &once, NULL) && read(fd, &rings, 8) == 8 && rings == 1;
+	}
+	if (!strcmp(call, "setitimer")) {
+		int signal;
+		struct itimerval alarm = { .it_value = short_time };
+		return !setitimer(ITIMER_REAL, &alarm, NULL) && !sigwait(&signals, &signal);
+	}
+	if (!strcmp(call, "timer_create")) {
+		int signal;
+		timer_t timer;
+		return !timer_create(CLOCK_MONOTONIC, NULL, &timer) &&
+		       !timer_settime(timer, 0, &once, NULL) && !sigwait(&signals, &signal);
+	}
+	return 0;
+}
+
+static int waits(char **args)
+{
+	long ms = atol(args[0]);
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	for (char **call = args + 1; *call; call++) {
+		if (fork())
+			continue;
+		printf("begin %s\n", *call);
+		long begin = now_ms();
+		int is_over = wait_by(*call, ms);
+		printf("%s %s %ld\n", *call, is_over ? "over" : "wrong", now_ms() - begin);
+		exit(0);
+	}
+	while (wait(NULL) > 0)
+		;
+	puts("all");
+	pause();
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -232,7 +336,8 @@ int main(int argc, char **argv)
 		int count;
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
-		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping } };
+		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping },
+		      { "waits", 2, waits } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -127,6 +127,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Image, "prune", prune),
     verb!(Image, "login", login),
     verb!(Image, "logout", logout),
+    verb!(Host, "daemon", daemon),
     verb!(Host, "check", check),
     verb!(Host, "info", info),
     verb!(Host, "version", version),

@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::command::Global;
 use crate::output;
 
-/// Tell whether a container can be checkpointed, and if not, what is why
+/// Tell whether a container can be checkpointed or sleep, and if not, what is why
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// One JSON line for each thing that cannot be saved
@@ -18,7 +18,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
-    let refusals = engine.explain(&engine.find(&args.name)?)?;
+    let id = engine.find(&args.name)?;
+    let refusals = engine.explain(&id)?;
     for refusal in &refusals {
         match args.json {
             true => output::json_line(refusal)?,
@@ -27,6 +28,16 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }
     if refusals.is_empty() && !args.json {
         output::line("it can be checkpointed")?;
+    }
+    if !args.json {
+        for wait in engine.stirs(&id)? {
+            let (pid, process, call) = (wait.pid, &wait.process, wait.call);
+            let seconds = wait.at_most.as_secs_f64();
+            output::line(&output::printable(&format!(
+                "it does not fall asleep by itself while process {pid} ({process}) waits for no \
+                 longer than {seconds} s, in {call}(2)"
+            )))?;
+        }
     }
     // As grep does: 1 where the answer is no, and nothing failed.
     Ok(u8::from(!refusals.is_empty()))

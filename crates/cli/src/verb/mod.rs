@@ -9,6 +9,7 @@ pub(crate) mod commit;
 pub(crate) mod completion;
 pub(crate) mod cp;
 pub(crate) mod create;
+pub(crate) mod daemon;
 pub(crate) mod diff;
 pub(crate) mod events;
 pub(crate) mod exec;

@@ -1,0 +1,344 @@
+//! The daemon: containers that are idle fall asleep.
+//!
+//! It is one more caller of the engine, and no container depends on it: killed, it leaves containers
+//! that do not fall asleep until it runs again; those that sleep are woken by the keeper. It holds no
+//! truth: what it knows of a container is when it looked at it last, in a few hundred bytes.
+//!
+//! ```text
+//! events (LIB/events) ----> which containers run and fall asleep by themselves
+//! cpu.stat of one, when its time has come ([`watch`]) ----> idle ----> a process of ours ([`errand`])
+//!                                                                        puts it to sleep
+//! ```
+//!
+//! **What costs what.** A container that does not fall asleep by itself costs nothing. One that does
+//! and works is looked at twice in its time, one file of some 300 bytes; one that is idle twice in all;
+//! one that sleeps costs nothing. The busy pay nothing: the kernel counts their time anyway. Why not by a
+//! program at every switch of tasks: docs/decisions/0010.
+//!
+//! **What it may miss.** Events are lines of a file that is followed by inotify(7). A full disk loses
+//! some, so every ten minutes all containers are gone through, as at the start.
+//!
+//! **Its end.** On SIGTERM or SIGINT it starts nothing more, waits for the processes it has
+//! started, and ends. After SIGKILL those finish by themselves: each is a verb of its own, under the
+//! container's lock.
+#![forbid(unsafe_code)]
+
+mod errand;
+mod notify;
+mod watch;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::ffi::OsString;
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use dormouse_container::{Engine, Error as EngineError, Fell, Follow, Idle, Places};
+use dormouse_kernel::cgroup::{CgroupError, CpuTime};
+use dormouse_model::ContainerId;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::inotify;
+
+use errand::Errand;
+use watch::Watch;
+
+/// How often all containers are gone through.
+const GO_THROUGH: Duration = Duration::from_secs(600);
+/// How often events are looked for where nobody tells of them.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why the daemon does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is one already.
+    #[error("a daemon is running here already")]
+    Running,
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The control groups are not where they should be.
+    #[error("cannot find the CPU time of containers")]
+    Cgroup(#[from] CgroupError),
+    /// A step failed.
+    #[error("cannot {step}")]
+    Step {
+        /// What was being done.
+        step: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// The result of the daemon's steps.
+pub type Result<T> = std::result::Result<T, Error>;
+
+fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error {
+    move |source| Error::Step { step, source: source.into() }
+}
+
+/// Runs until it is asked to end.
+pub fn run(places: Places) -> Result<()> {
+    let engine = Engine::open(places)?;
+    let _alone = alone(&engine)?;
+    // ORDER: before anything is looked at, so that no signal ends it in the middle.
+    let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
+    signals.thread_block().map_err(step("block signals"))?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let signals = SignalFd::with_flags(&signals, flags).map_err(step("receive signals"))?;
+    let mut daemon = Daemon::new(engine)?;
+    daemon.go_through()?;
+    notify::tell("READY=1");
+    say("ready");
+    daemon.serve(&signals)?;
+    notify::tell("STOPPING=1");
+    daemon.finish();
+    Ok(())
+}
+
+/// Who has this lock is the daemon of these places.
+fn alone(engine: &Engine) -> Result<File> {
+    let path = engine.places().run.join("daemon.lock");
+    let file = File::options().create(true).truncate(false).write(true).open(path);
+    let file = file.map_err(step("open the daemon's lock"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::Running),
+        Err(TryLockError::Error(e)) => Err(step("take the daemon's lock")(e)),
+    }
+}
+
+/// One line for whoever reads our output; a reader that is gone stops nothing.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "dormouse daemon: {line}");
+}
+
+struct Daemon {
+    engine: Engine,
+    cpu: CpuTime,
+    /// Tells that there are events; none where the kernel has no more for us.
+    told: Option<OwnedFd>,
+    events: Follow,
+    watches: HashMap<ContainerId, Watch>,
+    /// When each is due, the soonest first. An entry whose time is not that of its watch is old.
+    queue: BinaryHeap<Reverse<(Instant, ContainerId)>>,
+    errands: Vec<Errand>,
+    errands_max: usize,
+    command: Vec<OsString>,
+    next_round: Instant,
+}
+
+impl Daemon {
+    fn new(engine: Engine) -> Result<Self> {
+        // ORDER: from here on no event is missed; then all containers are gone through.
+        let told = told(&engine).inspect_err(|e| say(&format!("looks for events: {e}"))).ok();
+        let events = engine.follow()?;
+        Ok(Self {
+            cpu: CpuTime::below(&engine.places().cgroup)?,
+            told,
+            events,
+            watches: HashMap::new(),
+            queue: BinaryHeap::new(),
+            errands: Vec::new(),
+            errands_max: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
+            command: engine.internal("sleep")?,
+            next_round: Instant::now(),
+            engine,
+        })
+    }
+
+    /// Looks which containers run and fall asleep by themselves, all of them.
+    fn go_through(&mut self) -> Result<()> {
+        self.next_round = Instant::now() + GO_THROUGH;
+        // Where the keeper was killed nobody listens for those who sleep.
+        if let Err(e) = self.engine.take_custody_back() {
+            say(&format!("cannot take custody back: {e}"));
+        }
+        for id in self.engine.ids()? {
+            if !self.watches.contains_key(&id) {
+                self.consider(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Something has happened to a container.
+    fn consider(&mut self, id: ContainerId) {
+        let after = match self.engine.falls_asleep_after(&id) {
+            Ok(after) => after,
+            Err(EngineError::NoContainer(_)) => None,
+            Err(e) => {
+                say(&format!("{}: {e}", id.short()));
+                None
+            }
+        };
+        let Some(after) = after else {
+            self.watches.remove(&id);
+            return;
+        };
+        // One that has no cgroup yet has used nothing.
+        let used_ns = self.cpu.of(id.as_str()).ok().flatten().unwrap_or(0);
+        let now = Instant::now();
+        let watch = self.watches.entry(id.clone());
+        let watch = watch.or_insert_with(|| Watch::new(now, after, used_ns));
+        watch.begin_again(now, after, used_ns);
+        self.queue.push(Reverse((watch.due, id)));
+    }
+
+    fn serve(&mut self, signals: &SignalFd) -> Result<()> {
+        loop {
+            self.look_at_those_that_are_due();
+            if self.next_round <= Instant::now() {
+                self.go_through()?;
+            }
+            let (is_told, is_over, ended) = self.wait(signals)?;
+            if is_over {
+                return Ok(());
+            }
+            // ORDER: from the back, so that the places of the others stay.
+            for place in ended.into_iter().rev() {
+                let errand = self.errands.swap_remove(place);
+                self.ended(errand);
+            }
+            if is_told || self.told.is_none() {
+                self.hear()?;
+            }
+        }
+    }
+
+    /// Waits until there is something to do: events, the end of the daemon, errands that have ended.
+    fn wait(&self, signals: &SignalFd) -> Result<(bool, bool, Vec<usize>)> {
+        let now = Instant::now();
+        let free = self.errands.len() < self.errands_max;
+        let due = self.queue.peek().filter(|_| free).map(|Reverse((due, _))| *due);
+        let events = self.told.is_none().then(|| now + LOOK);
+        let next = due.into_iter().chain(events).fold(self.next_round, Instant::min);
+        let left = next.saturating_duration_since(now);
+        // Not before it is due.
+        let left = left + Duration::from_micros(100);
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let watched = [Some(signals.as_fd()), self.told.as_ref().map(AsFd::as_fd)];
+        let watched = watched.into_iter().flatten().chain(self.errands.iter().map(Errand::as_fd));
+        let mut fds: Vec<PollFd<'_>> =
+            watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, Some(&left)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(step("wait")(e)),
+        }
+        let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let first = 1 + usize::from(self.told.is_some());
+        let ended = (0..self.errands.len()).filter(|n| is_ready[first + n]).collect();
+        Ok((self.told.is_some() && is_ready[1], is_ready[0], ended))
+    }
+
+    fn look_at_those_that_are_due(&mut self) {
+        let now = Instant::now();
+        while self.errands.len() < self.errands_max
+            && self.queue.peek().is_some_and(|Reverse((due, _))| *due <= now)
+            && let Some(Reverse((due, id))) = self.queue.pop()
+        {
+            let is_current = |w: &Watch| w.due == due && !w.is_falling;
+            if self.watches.get(&id).is_some_and(is_current) {
+                self.look(id, now);
+            }
+        }
+    }
+
+    fn look(&mut self, id: ContainerId, now: Instant) {
+        match self.cpu.of(id.as_str()) {
+            // It sleeps, has ended, or is just being started.
+            Ok(None) => self.consider(id),
+            Ok(Some(used_ns)) => {
+                let Some(watch) = self.watches.get_mut(&id) else { return };
+                let idle = watch.look(now, used_ns);
+                self.queue.push(Reverse((watch.due, id.clone())));
+                if let Some(idle) = idle {
+                    self.put_to_sleep(id, &idle);
+                }
+            }
+            Err(e) => {
+                say(&format!("{}: {e}", id.short()));
+                self.watches.remove(&id);
+            }
+        }
+    }
+
+    fn put_to_sleep(&mut self, id: ContainerId, idle: &Idle) {
+        match Errand::start(&self.command, &id, idle) {
+            Ok(errand) => {
+                self.errands.push(errand);
+                if let Some(watch) = self.watches.get_mut(&id) {
+                    watch.is_falling = true;
+                }
+            }
+            Err(e) => self.fell(&id, Fell::Awake { why: format!("no process can be made: {e}") }),
+        }
+    }
+
+    fn ended(&mut self, errand: Errand) {
+        let id = errand.id.clone();
+        let fell = errand.finish();
+        if let Some(watch) = self.watches.get_mut(&id) {
+            watch.is_falling = false;
+        }
+        self.fell(&id, fell);
+    }
+
+    fn fell(&mut self, id: &ContainerId, fell: Fell) {
+        let now = Instant::now();
+        let Some(watch) = self.watches.get_mut(id) else { return };
+        match fell {
+            Fell::Asleep { took_us } => watch.slept(now, Duration::from_micros(took_us)),
+            Fell::Gone => return self.consider(id.clone()),
+            Fell::Ran => watch.ran(now),
+            Fell::Awake { why } => {
+                if watch.refused(now, &why)
+                    && let Ok(config) = self.engine.config(id)
+                {
+                    let reason = [("reason", why)];
+                    self.engine.record("awake", id.as_str(), config.name.as_str(), &reason);
+                }
+            }
+        }
+        self.queue.push(Reverse((watch.due, id.clone())));
+    }
+
+    /// Reads the events that have come.
+    fn hear(&mut self) -> Result<()> {
+        if let Some(told) = &self.told {
+            let mut bytes = [0; 4096];
+            while matches!(rustix::io::read(told, &mut bytes), Ok(n) if n > 0) {}
+        }
+        while let Some(event) = self.events.next_event()? {
+            let is_of_interest = matches!(
+                event.kind.as_str(),
+                "start" | "restore" | "wake" | "unpause" | "update" | "restart"
+            );
+            if is_of_interest && let Ok(id) = event.id.parse() {
+                self.consider(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) {
+        for errand in self.errands {
+            errand.finish();
+        }
+    }
+}
+
+/// Becomes readable when the file of events changes.
+fn told(engine: &Engine) -> rustix::io::Result<OwnedFd> {
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let told = inotify::init(flags)?;
+    let changes =
+        inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
+    inotify::add_watch(&told, engine.places().lib.as_path(), changes)?;
+    Ok(told)
+}

@@ -1,0 +1,272 @@
+//! Containers fall asleep by themselves when they are idle, and wake when a timer of theirs rings.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dormouse_testkit::{Host, image, run, slowness, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// How long a container of these tests is idle before it falls asleep.
+fn after() -> String {
+    format!("{}s", slowness())
+}
+
+fn soon() -> Duration {
+    Duration::from_secs(20) * slowness()
+}
+
+/// A daemon, which ends with its test.
+struct Daemon(Child);
+
+impl Daemon {
+    #[track_caller]
+    fn start(host: &Host) -> Self {
+        let mut command = host.dormouse(&["daemon"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
+        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+        let line = lines.next().expect("it says something").expect("in UTF-8");
+        assert!(line.contains("ready"), "{line}");
+        Self(child)
+    }
+
+    fn signal(&mut self, signal: Signal) -> std::process::ExitStatus {
+        kill_process(Pid::from_child(&self.0), signal).expect("it runs");
+        self.0.wait().expect("it is our child")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Ok(Some(_)) = self.0.try_wait() {
+            return; // its test has ended it
+        }
+        // Asked, it leaves nothing undone.
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let ended = || matches!(self.0.try_wait(), Ok(Some(_)));
+        if !wait_until(soon(), ended) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}
+
+/// Events of a container of one kind, and the reason of each.
+#[track_caller]
+fn reasons(host: &Host, kind: &str, name: &str) -> Vec<String> {
+    let text = host.dm(&["events", "--no-stream", "--json"]).ok();
+    let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let of_it = events.filter(|e| e["kind"] == kind && e["name"] == name);
+    of_it.map(|e| e["attributes"]["reason"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// The same, once there are so many: an event is written down after what it tells of has been seen.
+#[track_caller]
+fn first_reasons(host: &Host, kind: &str, name: &str, count: usize) -> Vec<String> {
+    assert!(wait_until(soon(), || reasons(host, kind, name).len() >= count));
+    reasons(host, kind, name)
+}
+
+#[track_caller]
+fn wait_asleep(host: &Host, name: &str) {
+    let asleep = || host.state_of(name) == "asleep";
+    assert!(wait_until(soon(), asleep), "'{name}' does not fall asleep");
+}
+
+/// Calls the server of a container once it listens.
+#[track_caller]
+fn call(host: &Host, name: &str) -> String {
+    let address = host.address_of(name);
+    let mut said = None;
+    wait_until(soon(), || {
+        let mut probe = host.command(image::probe());
+        probe.args(["ask", &address, "80"]);
+        let out = run(probe, b"", Duration::from_secs(20));
+        let answered = out.status == 0;
+        said = Some(out);
+        answered
+    });
+    said.expect("it was asked at least once").ok().trim().to_owned()
+}
+
+const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
+
+#[test]
+fn vm_an_idle_server_falls_asleep_answers_and_falls_asleep_again() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    host.dm(&[&["run", "-d", "--name", "x", "--sleep-after", &after()], COUNT].concat()).ok();
+    assert_eq!(call(&host, "x"), "call 1");
+    for round in 0..2 {
+        wait_asleep(&host, "x");
+        assert!(host.dm(&["ps"]).ok().contains("Asleep"));
+        assert_eq!(call(&host, "x"), format!("call {}", round + 2));
+    }
+    let wakes = first_reasons(&host, "wake", "x", 2);
+    assert!(wakes.iter().all(|why| why == "called"), "{wakes:?}");
+    let sleeps = first_reasons(&host, "sleep", "x", 2);
+    assert!(sleeps.iter().all(|why| why == "idle"), "{sleeps:?}");
+    // Asked for by an operator, it does not fall asleep any more.
+    host.dm(&["update", "--never-sleep", "x"]).ok();
+    assert_eq!(host.inspect("x")["config"]["sleep"], "never");
+}
+
+#[test]
+fn vm_a_busy_one_and_one_with_a_timer_loop_stay_awake() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    // Long enough for a machine that has other things to do, too.
+    let time = Duration::from_secs(3) * slowness();
+    let run = |name: &str, after: Duration, command: &[&str]| {
+        let after = format!("{}ms", after.as_millis());
+        let sleepy = ["run", "-d", "--sleep-after", &after, "--name", name];
+        host.dm(&[&sleepy[..], command].concat()).ok();
+    };
+    // It shows that the daemon is at work.
+    run("idle", time / 3, COUNT);
+    run("ticks", time, &["busybox", "sh", "-c", "while :; do sleep 0.1; done"]);
+    run("called", time, COUNT);
+    let mut rounds = 0;
+    let begin = Instant::now();
+    let enough = time * 2;
+    while begin.elapsed() < enough || host.state_of("idle") != "asleep" {
+        assert!(begin.elapsed() < soon(), "the idle one does not fall asleep");
+        call(&host, "called");
+        rounds += 1;
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(reasons(&host, "sleep", "ticks"), [""; 0], "after {rounds} calls");
+    assert_eq!(reasons(&host, "sleep", "called"), [""; 0], "after {rounds} calls");
+    assert_eq!(first_reasons(&host, "sleep", "idle", 1), ["idle"]);
+    // Why is told: now and then it is between two sleeps.
+    let why = || host.dm(&["explain", "ticks"]).stdout;
+    assert!(wait_until(soon(), || why().contains("(sleep) waits for no longer than 0.1 s")));
+}
+
+#[test]
+fn vm_one_that_sleeps_wakes_in_time_and_goes_on() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    let seconds = 6 * u64::from(slowness());
+    let script = format!("date +%s; sleep {seconds}; date +%s; exec sleep 100000");
+    let of_x = ["run", "-d", "--name", "x", "--sleep-after", &after()];
+    host.dm(&[&of_x[..], &["busybox", "sh", "-c", &script]].concat()).ok();
+    wait_asleep(&host, "x");
+    let said = || -> Vec<u64> {
+        let text = host.dm(&["logs", "x"]).ok();
+        text.lines().map(|line| line.parse().expect("a number")).collect()
+    };
+    assert!(wait_until(soon(), || said().len() == 2), "{:?}", said());
+    let [begin, end] = said()[..] else { unreachable!("it was two") };
+    let took = end - begin;
+    assert!((seconds..=seconds + 5 * u64::from(slowness())).contains(&took), "{took} s");
+    assert_eq!(first_reasons(&host, "wake", "x", 1), ["timer"]);
+    wait_asleep(&host, "x");
+}
+
+/// No daemon is needed for that: the keeper has the alarm.
+#[test]
+fn vm_every_wait_is_over_in_its_time_though_it_sleeps() {
+    let host = Host::with_busybox();
+    let ms = 2500 * slowness();
+    // Those whose rest the kernel or the memory tells, and those that begin again as a whole.
+    let exact = [
+        "nanosleep",
+        "moment",
+        "futex",
+        "poll",
+        "ppoll",
+        "select",
+        "timerfd",
+        "setitimer",
+        "timer_create",
+    ];
+    let again = ["epoll_wait", "sigtimedwait", "semtimedop"];
+    let text = ms.to_string();
+    for (name, calls) in [("exact", &exact[..]), ("again", &again[..])] {
+        let wait = ["run", "-d", "--name", name, "busybox", "probe", "waits", &text];
+        host.dm(&[&wait[..], calls].concat()).ok();
+    }
+    for (name, calls) in [("exact", &exact[..]), ("again", &again[..])] {
+        let begun = || host.dm(&["logs", name]).ok().matches("begin ").count() == calls.len();
+        assert!(wait_until(soon(), begun));
+    }
+    host.dm(&["sleep", "exact", "again"]).ok();
+    for (name, calls) in [("exact", &exact[..]), ("again", &again[..])] {
+        let logs = || host.dm(&["logs", name]).ok();
+        assert!(wait_until(soon(), || logs().lines().any(|l| l == "all")), "{name}: {}", logs());
+        assert_eq!(first_reasons(&host, "wake", name, 1), ["timer"]);
+        for call in calls {
+            let text = logs();
+            let line = text.lines().find(|line| line.split(' ').next() == Some(call));
+            let words: Vec<&str> = line.expect("it says something").split(' ').collect();
+            let took: u32 = words[2].parse().expect("a number");
+            let most = if name == "exact" { ms + 1500 * slowness() } else { ms * 2 };
+            assert!(words[1] == "over" && (ms - 1..=most).contains(&took), "{words:?}");
+        }
+    }
+}
+
+#[test]
+fn vm_a_daemon_that_is_killed_is_missed_by_nobody_and_another_takes_over() {
+    let host = Host::with_busybox();
+    let mut daemon = Daemon::start(&host);
+    assert!(host.dm(&["daemon"]).err(125).contains("already"));
+    host.dm(&[&["run", "-d", "--name", "x"], COUNT].concat()).ok();
+    call(&host, "x");
+    daemon.signal(Signal::KILL);
+    assert_eq!(call(&host, "x"), "call 2", "nobody misses it");
+    // What was decided while there was none is found, and lasts over a restart.
+    host.dm(&["update", "--sleep-after", &after(), "x"]).ok();
+    host.dm(&["restart", "x"]).ok();
+    let mut daemon = Daemon::start(&host);
+    wait_asleep(&host, "x");
+    assert_eq!(host.inspect("x")["config"]["sleep"]["after_ms"], 1000 * slowness());
+    assert_eq!(call(&host, "x"), "call 1");
+    assert!(daemon.signal(Signal::TERM).success(), "it ends as it is asked to");
+    assert_eq!(call(&host, "x"), "call 2");
+}
+
+#[test]
+fn vm_what_cannot_fall_asleep_is_told_of_once_and_left_alone() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    host.dm(&[&["run", "-d", "--name", "x", "--sleep-after", "100ms"], COUNT].concat()).ok();
+    let stays = (5 * slowness()).to_string();
+    let mut visitor = host.dormouse(&["exec", "x", "sleep", &stays]).spawn().expect("it starts");
+    let is_told = || reasons(&host, "awake", "x").iter().any(|why| why.contains("(sleep)"));
+    assert!(wait_until(soon(), is_told));
+    // It is tried again after 0.2 s, 0.4 s, ...
+    thread::sleep(Duration::from_secs(1));
+    let told = reasons(&host, "awake", "x");
+    // What it finds may be about to become sleep(1), which is news.
+    let of_sleep = told.iter().filter(|why| why.contains("(sleep)")).count();
+    assert!(of_sleep == 1 && told.len() <= 2, "{told:?}");
+    assert_eq!(host.state_of("x"), "running");
+    assert!(visitor.wait().expect("it was started").success(), "it was not harmed");
+    wait_asleep(&host, "x");
+    assert_eq!(call(&host, "x"), "call 1");
+}
+
+#[test]
+fn a_policy_that_cannot_be_kept_is_refused_and_an_older_record_has_none() {
+    let host = Host::with_busybox();
+    let refused = |options: &[&str]| {
+        let create = [&["create", "--name", "y"], options, &["busybox", "true"]].concat();
+        host.dm(&create).err(125)
+    };
+    assert!(refused(&["--rm", "--sleep-after", "1s"]).contains("--rm"));
+    assert!(refused(&["--sleep-after", "5ms"]).contains("100ms"));
+    assert!(refused(&["--sleep-after", "soon"]).contains("duration"));
+    assert!(refused(&["--sleep-after", "1s", "--never-sleep"]).contains("--never-sleep"));
+    let id = host.dm(&["create", "--sleep-after", "90", "--name", "x", "busybox", "true"]).ok();
+    assert!(host.dm(&["inspect", "x"]).ok().contains("after 90 s without work"));
+    let path = host.root().join("lib/containers").join(id).join("config.json");
+    let text = std::fs::read_to_string(&path).expect("it has a record");
+    let mut record: Value = serde_json::from_str(&text).expect("JSON");
+    record.as_object_mut().expect("an object").remove("sleep").expect("it was there");
+    std::fs::write(&path, record.to_string()).expect("it can be written");
+    assert_eq!(host.inspect("x")["config"]["sleep"], "never");
+}
