@@ -340,7 +340,7 @@ impl Engine {
             Err(e) => return Err(e),
         };
         if let Some(config) = &config {
-            let look = self.look(config)?;
+            let look = self.look_locked(config)?;
             if look.is_alive() {
                 if !force {
                     return Err(Error::State {

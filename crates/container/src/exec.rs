@@ -40,7 +40,7 @@ impl Engine {
     pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
-        if self.look(&config)?.state == State::Asleep {
+        if self.look_locked(&config)?.state == State::Asleep {
             self.wake_locked(&config, Why::Operator)?.detach();
         }
         let (init, init_fd) = self.alive(&config)?;

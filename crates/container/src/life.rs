@@ -2,12 +2,13 @@
 //! stopping, settling.
 
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::cgroup::{Cgroup, Stats};
 use dormouse_kernel::pidfd;
+use dormouse_kernel::proc::{self, Stat};
 use dormouse_launch::{ExitStatus, Keeper};
 use dormouse_model::{Config, ContainerId, IdMap, MountKind, NetMode, Restart, RootSource, State};
 use serde::{Deserialize, Serialize};
@@ -16,10 +17,17 @@ use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
+use crate::pending::{Intent, remove_tree};
 use crate::spec::{Stdio, Update};
 
-/// How long the keeper may take to write down an exit that has already happened.
-const EXIT_RECORD_WAIT: Duration = Duration::from_millis(500);
+/// LIMIT: how often a keeper is asked how a process ended that it has yet to reap.
+const ASKS_MAX: usize = 100;
+
+/// LIMIT: how long a process that nobody lets go on any more may take to end.
+const DOOMED_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the kernel may take to have the child of a keeper that was killed reaped by another.
+const REAP_WAIT: Duration = Duration::from_millis(500);
 
 /// How often somebody who waits for the end of an asleep container looks at it.
 const ASLEEP_LOOK: Duration = Duration::from_millis(100);
@@ -156,6 +164,21 @@ impl Engine {
         Ok(Look { state, init, exit })
     }
 
+    /// The same for who holds the container's lock: a process whose start or wake was interrupted, and
+    /// which is about to end by that, has ended when this returns.
+    pub(crate) fn look_locked(&self, config: &Config) -> Result<Look> {
+        let look = self.look(config)?;
+        match look.init.as_ref().filter(|init| look.is_alive() && is_doomed(init)).and_then(handle)
+        {
+            None => Ok(look),
+            Some(fd) => {
+                let wait = pidfd::wait(fd, Some(DOOMED_WAIT));
+                wait.map_err(Error::call("cannot wait for the container"))?;
+                self.look(config)
+            }
+        }
+    }
+
     /// Everything about one container.
     pub fn inspect(&self, id: &ContainerId) -> Result<Details> {
         let config = self.config(id)?;
@@ -229,6 +252,7 @@ impl Engine {
         if init.paused {
             return Err(self.not(&config, State::Paused, "it can only be paused once"));
         }
+        let _doing = self.intend(id, &Intent::Freezer)?;
         self.cgroup(&config)?.freeze()?;
         init.paused = true;
         self.write_init(id, &init)?;
@@ -239,15 +263,13 @@ impl Engine {
     /// Thaws them.
     pub fn unpause(&self, id: &ContainerId) -> Result<()> {
         let _lock = self.lock(id)?;
-        self.unpause_locked(&self.config(id)?)
-    }
-
-    pub(crate) fn unpause_locked(&self, config: &Config) -> Result<()> {
-        let (mut init, _) = self.alive(config)?;
+        let config = self.config(id)?;
+        let (mut init, _) = self.alive(&config)?;
         if !init.paused {
-            return Err(self.not(config, State::Running, "it is not paused"));
+            return Err(self.not(&config, State::Running, "it is not paused"));
         }
-        self.thaw(config, &mut init)?;
+        let _doing = self.intend(id, &Intent::Freezer)?;
+        self.thaw(&config, &mut init)?;
         self.record("unpause", config.id.as_str(), config.name.as_str(), &[]);
         Ok(())
     }
@@ -256,6 +278,21 @@ impl Engine {
         self.cgroup(config)?.thaw()?;
         init.paused = false;
         self.write_init(&config.id, init)
+    }
+
+    /// What an interrupted pause or its end has left: frozen only if that is on record, and if `stays`.
+    pub(crate) fn finish_freezing(&self, config: &Config, stays: bool) -> Result<()> {
+        let (mut init, _) = self.alive(config)?;
+        match init.paused && stays {
+            true => Ok(self.cgroup(config)?.freeze()?),
+            false => self.thaw(config, &mut init),
+        }
+    }
+
+    /// What an interrupted change of limits has left: they are as the record says.
+    pub(crate) fn finish_limiting(&self, config: &Config) -> Result<()> {
+        self.alive(config)?;
+        Ok(self.cgroup(config)?.set(&config.limits)?)
     }
 
     pub(crate) fn write_init(&self, id: &ContainerId, init: &InitRecord) -> Result<()> {
@@ -267,18 +304,20 @@ impl Engine {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
         const SIGKILL: i32 = 9;
-        let look = self.look(&config)?;
+        let look = self.look_locked(&config)?;
         if look.state == State::Asleep && signal == SIGKILL {
             return self.end_sleep(&config);
         }
         let (mut init, fd) = self.alive(&config)?;
+        let thaws = signal == SIGKILL && init.paused;
+        let _doing = thaws.then(|| self.intend(id, &Intent::Freezer)).transpose()?;
         if signal == SIGKILL {
             // A frozen v1 cgroup keeps even SIGKILL waiting; an ended container does not restart.
             init.stopping = true;
             self.write_init(id, &init)?;
         }
         pidfd::send_signal(fd.as_fd(), signal).map_err(Error::call("cannot send the signal"))?;
-        if signal == SIGKILL && init.paused {
+        if thaws {
             self.thaw(&config, &mut init)?;
         }
         drop(lock);
@@ -295,7 +334,7 @@ impl Engine {
         let fd = {
             let _lock = self.lock(id)?;
             let config = self.config(id)?;
-            let look = self.look(&config)?;
+            let look = self.look_locked(&config)?;
             if look.state == State::Asleep {
                 self.end_sleep(&config)?;
                 self.record("stop", id.as_str(), config.name.as_str(), &[]);
@@ -313,11 +352,13 @@ impl Engine {
                 return Ok(());
             }
             let (mut init, fd) = self.alive(&config)?;
+            let thaws = init.paused;
+            let _doing = thaws.then(|| self.intend(id, &Intent::Freezer)).transpose()?;
             init.stopping = true;
             self.write_init(id, &init)?;
             let sent = pidfd::send_signal(fd.as_fd(), config.stop_signal);
             sent.map_err(Error::call("cannot send the stop signal"))?;
-            if init.paused {
+            if thaws {
                 self.thaw(&config, &mut init)?;
             }
             fd
@@ -383,13 +424,10 @@ impl Engine {
         if let Some(fd) = handle(init) {
             // Subscribed before the exit, the keeper tells the status even of a container that is
             // removed as soon as it ends.
-            let status = match keeper {
-                Some(mut keeper) => keeper.wait(init.pid).ok(),
-                None => {
-                    let wait = pidfd::wait(fd.as_fd(), None);
-                    wait.map_err(Error::call("cannot wait for the container"))?;
-                    None
-                }
+            let told = keeper.and_then(|mut keeper| keeper.wait(init.pid).ok());
+            let status = match told {
+                None => told_by_kernel(fd.as_fd())?,
+                told => told,
             };
             if let Some(status) = status {
                 return Ok(exit_from(init, Some(status)));
@@ -404,21 +442,35 @@ impl Engine {
 
     /// How the process of a record ended, from what the keeper wrote down.
     pub(crate) fn exit_of(&self, id: &ContainerId, init: &InitRecord) -> Result<Exit> {
-        let until = Instant::now() + EXIT_RECORD_WAIT;
-        loop {
-            if let Some(status) = ExitStatus::read(&self.run_dir(id))? {
+        for _ in 0..ASKS_MAX {
+            if let Some(exit) = self.written_exit(id, init)? {
+                return Ok(exit);
+            }
+            let Some(mut keeper) = Keeper::connect(&self.places().run)? else { break };
+            let stat = proc::status(init.pid);
+            let is_parent =
+                |stat: Stat| stat.start_time == init.start_time && stat.ppid == keeper.pid();
+            if !stat.is_ok_and(is_parent) {
+                // ORDER: a keeper that has reaped it has written before it answers this. One that is
+                // gone meanwhile has written, too, or never will.
+                let _ = keeper.status();
+                break;
+            }
+            // It has to be reaped by this keeper, which tells how it ended; or was just now.
+            if let Ok(status) = keeper.wait(init.pid) {
                 return Ok(exit_from(init, Some(status)));
             }
-            if let Some(exit) = disk::read_json::<Exit>(&self.dir(id).join("exit.json"))?
-                && exit.started_unix_ms == init.started_unix_ms
-            {
-                return Ok(exit); // settled by somebody else meanwhile
-            }
-            if Instant::now() > until || Keeper::connect(&self.places().run)?.is_none() {
-                return Ok(exit_from(init, None));
-            }
-            std::thread::sleep(Duration::from_millis(2));
         }
+        Ok(self.written_exit(id, init)?.unwrap_or_else(|| exit_from(init, None)))
+    }
+
+    fn written_exit(&self, id: &ContainerId, init: &InitRecord) -> Result<Option<Exit>> {
+        if let Some(status) = ExitStatus::read(&self.run_dir(id), init.pid)? {
+            return Ok(Some(exit_from(init, Some(status))));
+        }
+        // Perhaps settled by somebody else meanwhile.
+        let settled = disk::read_json::<Exit>(&self.dir(id).join("exit.json"))?;
+        Ok(settled.filter(|exit| exit.started_unix_ms == init.started_unix_ms))
     }
 
     /// Settles a container whose first process has ended, and starts it again or removes it where
@@ -468,6 +520,13 @@ impl Engine {
         finally: bool,
     ) -> Result<Option<Exit>> {
         if !look.needs_settling() {
+            if look.init.is_none() && self.run_dir(&config.id).exists() {
+                // A start or an end that was interrupted.
+                match look.state {
+                    State::Asleep => self.doze(config)?,
+                    _ => self.tear_down(&config.id, Some(config))?,
+                }
+            }
             return Ok(look.exit.filter(|_| look.state != State::Asleep));
         }
         let Some(init) = look.init else { return Ok(look.exit) };
@@ -550,7 +609,8 @@ impl Engine {
     pub fn update(&self, id: &ContainerId, update: &Update) -> Result<()> {
         let _lock = self.lock(id)?;
         let mut config = self.config(id)?;
-        let alive = self.look(&config)?.is_alive();
+        let before = config.clone();
+        let alive = self.look_locked(&config)?.is_alive();
         let l = &mut config.limits;
         let new = update.limits.clone();
         l.cpu_max_milli = new.cpu_max_milli.or(l.cpu_max_milli);
@@ -567,13 +627,21 @@ impl Engine {
             crate::spec::sleep_allowed(sleep, config.auto_remove)?;
             config.sleep = sleep;
         }
-        if alive && update.limits != dormouse_model::Limits::default() {
-            self.cgroup(&config)?.set(&update.limits)?;
-        }
         if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
             self.update_addresses(&mut config, update, alive)?;
         }
+        let changed = alive && update.limits != dormouse_model::Limits::default();
+        let cgroup = changed.then(|| self.cgroup(&config)).transpose()?;
+        // ORDER: on record, then in force: whoever finds the intent puts in force what is on record.
+        let _doing = changed.then(|| self.intend(id, &Intent::Limits)).transpose()?;
         self.write_config(&self.dir(id), &config)?;
+        if let Some(Err(e)) = cgroup.map(|cgroup| cgroup.set(&update.limits)) {
+            (config.limits, config.restart) = (before.limits, before.restart);
+            config.sleep = before.sleep;
+            self.write_config(&self.dir(id), &config)?;
+            let _ = self.finish_limiting(&config); // the first error is the one to tell
+            return Err(e.into());
+        }
         self.record("update", id.as_str(), config.name.as_str(), &[]);
         Ok(())
     }
@@ -719,6 +787,52 @@ fn is_alive(init: &InitRecord) -> bool {
     handle(init).is_some_and(pidfd::is_alive)
 }
 
+/// Whether a process is about to end because who was to let it go on is gone: a newborn that has not
+/// become the program, or one that is restored and dies with its conductor. True only for who holds the
+/// container's lock: otherwise that one may be at it.
+fn is_doomed(init: &InitRecord) -> bool {
+    const SIGKILL: u64 = 1 << 8;
+    let exe = |pid: u64| fs::read_link(format!("/proc/{pid}/exe"));
+    // Who is on the way out has no memory any more, and no program.
+    let (Ok(fields), Ok(program)) = (proc::fields(init.pid), exe(init.pid.into())) else {
+        return true;
+    };
+    let pending = ["SigPnd", "ShdPnd"].into_iter().filter_map(|name| fields.mask(name));
+    let is_killed = pending.fold(0, |all, mask| all | mask) & SIGKILL != 0;
+    let is_newborn = fields.field("Name") == Some("dormouse-keeper")
+        && program.starts_with("/memfd:dormouse-keeper");
+    // A conductor that was killed has lost its memory before its locks, and its tracees after them.
+    let tracer = fields.number("TracerPid").filter(|tracer| *tracer != 0);
+    is_killed || is_newborn || tracer.is_some_and(|tracer| exe(tracer).is_err())
+}
+
+/// How a process ended, from the kernel: for when there is no keeper to tell it. Waits for the end.
+/// `None` on kernels that forget. KERNEL(6.15)
+pub(crate) fn told_by_kernel(process: BorrowedFd<'_>) -> Result<Option<ExitStatus>> {
+    pidfd::wait(process, None).map_err(Error::call("cannot wait for the container"))?;
+    let until = Instant::now() + REAP_WAIT;
+    loop {
+        let ended = pidfd::exit_status(process);
+        if let Some(exit) = ended.map_err(Error::call("cannot ask how the container ended"))? {
+            let signal = match exit {
+                dormouse_kernel::process::Exit::Signal(signal) => Some(signal),
+                dormouse_kernel::process::Exit::Code(_) => None,
+            };
+            let finished_unix_ms = now_unix_ms();
+            return Ok(Some(ExitStatus {
+                code: exit.code(),
+                signal,
+                oom: false,
+                finished_unix_ms,
+            }));
+        }
+        if Instant::now() > until {
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A handle of the process of a record, if it still exists.
 pub(crate) fn handle(init: &InitRecord) -> Option<OwnedFd> {
     pidfd::open_exactly(init.pid, init.start_time).ok()
@@ -755,15 +869,6 @@ fn restart_delay(exit: &Exit) -> Duration {
         return Duration::ZERO;
     }
     Duration::from_millis(100 << exit.failures.min(10)).min(Duration::from_secs(60))
-}
-
-fn remove_tree(path: &Path) -> Result<()> {
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove", path)(e))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

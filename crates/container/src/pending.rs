@@ -43,6 +43,12 @@ pub(crate) enum Intent {
     Rename { names: [Name; 2] },
     /// It is frozen for a moment.
     Pause,
+    /// It is frozen, or let go on: what its record says holds.
+    Freezer,
+    /// Its limits change: what its record says holds.
+    Limits,
+    /// It falls asleep or wakes, and is marked so: one that runs when that was interrupted is awake.
+    Sleep,
 }
 
 /// An intent, which is over when this is dropped.
@@ -87,10 +93,17 @@ impl Engine {
                 let mut strays = names.iter().filter(|name| keep != Some(*name));
                 strays.try_for_each(|name| self.names.release(name, id))?;
             }
-            (Some(Intent::Pause), Some(config)) => match self.unpause_locked(config) {
-                Ok(()) | Err(Error::State { .. }) => {}
-                Err(e) => return Err(e),
-            },
+            (Some(Intent::Pause), Some(config)) => if_alive(self.finish_freezing(config, false))?,
+            (Some(Intent::Freezer), Some(config)) => if_alive(self.finish_freezing(config, true))?,
+            (Some(Intent::Limits), Some(config)) => if_alive(self.finish_limiting(config))?,
+            (Some(Intent::Sleep), Some(config)) => {
+                // A killing of all that was interrupted may have left it frozen.
+                if_alive(self.finish_freezing(config, true))?;
+                let look = self.look_locked(config)?;
+                if look.is_alive() {
+                    self.stay_awake(config, look.init)?;
+                }
+            }
             _ => {}
         }
         remove_tree(path)?;
@@ -223,17 +236,35 @@ impl Engine {
     }
 }
 
+/// What has no process any more has nothing left to finish.
+fn if_alive(finished: Result<()>) -> Result<()> {
+    match finished {
+        Err(Error::State { .. }) => Ok(()),
+        other => other,
+    }
+}
+
+/// LIMIT: how often the keeper may write into a directory while it is removed.
+const REMOVALS_MAX: usize = 100;
+
 /// Removes a file or a tree; one that is gone is fine.
 pub(crate) fn remove_tree(path: &Path) -> Result<()> {
-    let removed = match fs::symlink_metadata(path) {
+    use std::io::ErrorKind;
+    let remove = || match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
     };
-    match removed {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("cannot remove", path)(e))
+    let mut removed = remove();
+    for _ in 0..REMOVALS_MAX {
+        // The keeper writes the end of a process whose start was given up.
+        if removed.as_ref().err().map(std::io::Error::kind) != Some(ErrorKind::DirectoryNotEmpty) {
+            break;
         }
+        removed = remove();
+    }
+    match removed {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::file("cannot remove", path)(e)),
         _ => Ok(()),
     }
 }

@@ -44,7 +44,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::idle::{Idle, Why};
 use crate::life::{Exit, InitRecord};
-use crate::pending::remove_tree;
+use crate::pending::{Intent, remove_tree};
 use crate::start::Running;
 
 /// The signal that ends what falls asleep.
@@ -74,7 +74,7 @@ impl Engine {
     ) -> Result<Option<Figures>> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
-        if self.look(&config)?.state == State::Asleep {
+        if self.look_locked(&config)?.state == State::Asleep {
             return Ok(None);
         }
         let (mut init, process) = self.can_be_saved(&config)?;
@@ -98,6 +98,7 @@ impl Engine {
             self.forget_sleep(&config)?;
             return Err(e);
         }
+        let _doing = self.intend(id, &Intent::Sleep)?;
         // ORDER: published and held; then marked; now, and not before, the processes may go.
         init.sleeping = true;
         self.write_init(id, &init)?;
@@ -123,7 +124,7 @@ impl Engine {
     pub fn wake(&self, id: &ContainerId, why: Why) -> Result<()> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
-        let look = self.look(&config)?;
+        let look = self.look_locked(&config)?;
         if look.is_alive() {
             return self.stay_awake(&config, look.init);
         }
@@ -155,6 +156,7 @@ impl Engine {
         let since = self.slept(&config.id)?;
         let (wakes, addresses) = (true, Vec::new());
         let comeback = Comeback { reader, check, held, wakes, since, addresses };
+        let _doing = self.intend(&config.id, &Intent::Sleep)?;
         let running = self.start_restored(config, &comeback)?;
         // ORDER: now: what the container closes is closed when nobody else has it open.
         drop(comeback);
@@ -165,7 +167,7 @@ impl Engine {
 
     /// ORDER: all run; then they are no longer marked; then what they came from goes. Also for what
     /// runs on after a sleep that was interrupted.
-    fn stay_awake(&self, config: &Config, init: Option<InitRecord>) -> Result<()> {
+    pub(crate) fn stay_awake(&self, config: &Config, init: Option<InitRecord>) -> Result<()> {
         if let Some(init) = init.filter(|init| init.sleeping) {
             self.write_init(&config.id, &InitRecord { sleeping: false, ..init })?;
         }
@@ -226,7 +228,8 @@ impl Engine {
     pub(crate) fn fell_asleep(&self, config: &Config, init: &InitRecord, exit: &Exit) -> bool {
         let killed = exit.signal == Some(SIGKILL) || exit.code.is_none();
         let never_began = exit.code == Some(NEVER_BEGAN);
-        init.sleeping && (killed || never_began) && self.asleep_dir(&config.id).exists()
+        let meant = init.sleeping && !init.stopping;
+        meant && (killed || never_began) && self.asleep_dir(&config.id).exists()
     }
 
     /// Ends an asleep container: it is stopped then.

@@ -50,7 +50,7 @@ use crate::engine::{Created, Engine};
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
 use crate::idle::Why;
-use crate::life::InitRecord;
+use crate::life::{InitRecord, told_by_kernel};
 use crate::spec::{Stdio, Stream};
 use crate::user::{Account, Accounts};
 
@@ -81,8 +81,15 @@ impl Running {
     }
 
     /// Waits for its end. A first process is not settled by this: see [`Engine::finish`].
+    /// The kernel is asked where the keeper was killed meanwhile.
     pub fn wait(&mut self) -> Result<ExitStatus> {
-        Ok(self.keeper.wait(self.pid)?)
+        match self.keeper.wait(self.pid) {
+            Err(LaunchError::KeeperGone) => {
+                let told = told_by_kernel(self.pidfd.as_fd())?;
+                Ok(told.ok_or(LaunchError::KeeperGone)?)
+            }
+            other => Ok(other?),
+        }
     }
 
     pub(crate) fn of_exec(
@@ -117,6 +124,12 @@ impl Engine {
     /// ended.
     pub fn finish(&self, mut running: Running) -> Result<ExitStatus> {
         let status = running.wait()?;
+        if Keeper::connect(&self.places().run)?
+            .is_none_or(|keeper| keeper.pid() != running.keeper.pid())
+        {
+            // Nobody else knows it. One whose directory is gone has been removed.
+            let _ = status.write(&self.run_dir(&running.id), running.pid);
+        }
         self.settle(&running.id)?;
         // A keeper that is gone meanwhile has nobody to settle with.
         let _ = running.keeper.settled(running.pid);
@@ -127,7 +140,7 @@ impl Engine {
     pub fn start(&self, id: &ContainerId, io: Stdio) -> Result<Running> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
-        let look = self.look(&config)?;
+        let look = self.look_locked(&config)?;
         if look.is_alive() {
             return Err(self.not(&config, look.state, "it is started already"));
         }

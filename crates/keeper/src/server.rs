@@ -685,8 +685,13 @@ impl Server {
 
     fn ended(&mut self, pid: u32, status: i32) {
         if let Some(errand) = self.errands.remove(&pid) {
-            if let Errand::Wake(id, _) = errand {
-                self.custody.came_back(id);
+            match errand {
+                Errand::Wake(id, _) => self.custody.came_back(id),
+                // Killed in the middle of it: what is not done yet is done by the next one.
+                Errand::Settle(_) if code_of(status).1 == libc::SIGKILL => {
+                    self.queue.push_back(errand);
+                }
+                Errand::Settle(_) => {}
             }
             return self.start_errands();
         }

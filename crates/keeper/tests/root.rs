@@ -20,7 +20,7 @@ fn root_container_runs_and_its_exit_code_is_known() {
     let (pid, _) = scratch.run(&mut keeper, "c1", &["sh", "-c", "exit 7"], |_| {});
     let status = keeper.wait(pid).unwrap();
     assert_eq!((status.code, status.signal), (7, None));
-    let on_disk = ExitStatus::read(&scratch.container_dir("c1")).unwrap().unwrap();
+    let on_disk = ExitStatus::read(&scratch.container_dir("c1"), pid).unwrap().unwrap();
     assert_eq!(on_disk, status);
     keeper.settled(pid).unwrap();
 }
@@ -322,7 +322,7 @@ fn root_kept_stdin_and_logs_serve_whoever_comes_later() {
     let log = std::fs::File::options().append(true).create(true).open(&log_path).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let script = "read a; echo first $a; while read a; do echo $a$a$a$a$a$a$a$a; done; echo end";
-    scratch.run(&mut keeper, "c1", &["sh", "-c", script], |plan| {
+    let (pid, _) = scratch.run(&mut keeper, "c1", &["sh", "-c", script], |plan| {
         let (input, out) = (plan.fd(reader), plan.fd(log.into()));
         plan.stdio([input, out, out]);
     });
@@ -347,8 +347,8 @@ fn root_kept_stdin_and_logs_serve_whoever_comes_later() {
     later.forget("c1").unwrap();
     // It may be reaped before it can be waited for; how it ended is on disk then.
     let dir = scratch.container_dir("c1");
-    assert!(until(|| ExitStatus::read(&dir).unwrap().is_some()));
-    assert_eq!(ExitStatus::read(&dir).unwrap().unwrap().code, 0);
+    assert!(until(|| ExitStatus::read(&dir, pid).unwrap().is_some()));
+    assert_eq!(ExitStatus::read(&dir, pid).unwrap().unwrap().code, 0);
     assert!(std::fs::read(&log_path).unwrap().ends_with(b"end\n"));
 }
 

@@ -45,14 +45,35 @@ impl From<Ended> for ExitStatus {
 }
 
 impl ExitStatus {
-    /// Reads the exit file in a container's runtime directory; `None` where there is none.
-    pub fn read(container_dir: &Path) -> Result<Option<Self>, LaunchError> {
+    /// Writes the exit file of a container whose keeper is gone.
+    pub fn write(&self, container_dir: &Path, pid: u32) -> Result<(), LaunchError> {
+        let (path, new) = (container_dir.join(EXIT_FILE), container_dir.join(".exit"));
+        let Self { code, signal, oom, finished_unix_ms } = self;
+        let text = serde_json::json!({
+            "version": 1, "pid": pid, "code": code, "signal": signal, "oom": oom,
+            "finished_unix_ms": finished_unix_ms,
+        });
+        let written = std::fs::write(&new, text.to_string());
+        written
+            .and_then(|()| std::fs::rename(&new, &path))
+            .map_err(|source| LaunchError::ExitFile { path, source })
+    }
+
+    /// Reads the exit file in a container's runtime directory; `None` where there is none of process
+    /// `pid`. There may be one of an earlier process, whose start was given up.
+    pub fn read(container_dir: &Path, pid: u32) -> Result<Option<Self>, LaunchError> {
+        #[derive(Deserialize)]
+        struct Of {
+            pid: u32,
+            #[serde(flatten)]
+            status: ExitStatus,
+        }
         let path = container_dir.join(EXIT_FILE);
         match std::fs::read(&path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(LaunchError::ExitFile { path, source }),
-            Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(status) => Ok(Some(status)),
+            Ok(bytes) => match serde_json::from_slice::<Of>(&bytes) {
+                Ok(found) => Ok((found.pid == pid).then_some(found.status)),
                 Err(e) => Err(LaunchError::ExitFile { path, source: e.into() }),
             },
         }

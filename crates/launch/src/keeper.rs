@@ -107,7 +107,10 @@ impl Calling {
     /// Waits for the answer; `None` when there was none.
     pub fn answer(mut self) -> Result<Option<Keeper>, LaunchError> {
         match self.0.answer() {
-            Ok((Reply::Status(_), _)) => Ok(Some(self.0)),
+            Ok((Reply::Status(status), _)) => {
+                self.0.pid = status.pid;
+                Ok(Some(self.0))
+            }
             Ok(_) => Err(unexpected()),
             Err(LaunchError::KeeperGone) => Ok(None),
             Err(e) => Err(e),
@@ -124,6 +127,7 @@ pub struct Expected(OwnedFd);
 pub struct Keeper {
     sock: OwnedFd,
     path: PathBuf,
+    pid: u32,
     mine: HashSet<u32>,
     ended: HashMap<u32, Ended>,
 }
@@ -182,7 +186,7 @@ impl Keeper {
             return Err(failed(Errno::PERM));
         }
         let (mine, ended) = (HashSet::new(), HashMap::new());
-        let mut keeper = Self { sock, path: path.clone(), mine, ended };
+        let mut keeper = Self { sock, path: path.clone(), pid: 0, mine, ended };
         match keeper.say(&Request::Status, &[]) {
             Ok(()) => Ok(Some(Calling(keeper))),
             Err(LaunchError::KeeperGone) => Ok(None),
@@ -239,6 +243,11 @@ impl Keeper {
 
     fn done(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), LaunchError> {
         self.ask(request, fds).map(drop)
+    }
+
+    /// The keeper's pid: the parent of what it has cloned.
+    pub fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// What the keeper keeps.

@@ -224,12 +224,13 @@ fn sysctls_are_those_of_namespaces() {
 #[test]
 fn exit_file_is_read_or_said_to_be_damaged() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(ExitStatus::read(dir.path()).unwrap(), None);
+    assert_eq!(ExitStatus::read(dir.path(), 4711).unwrap(), None);
     let path = dir.path().join("exit");
-    let text = r#"{"version":1,"code":137,"signal":9,"later":[1],"finished_unix_ms":5}"#;
+    let text = r#"{"version":1,"pid":4711,"code":137,"signal":9,"later":[1],"finished_unix_ms":5}"#;
     std::fs::write(&path, text).unwrap();
-    let status = ExitStatus::read(dir.path()).unwrap().unwrap();
+    assert_eq!(ExitStatus::read(dir.path(), 4712).unwrap(), None);
+    let status = ExitStatus::read(dir.path(), 4711).unwrap().unwrap();
     assert_eq!((status.code, status.signal, status.finished_unix_ms), (137, Some(9), 5));
     std::fs::write(&path, &text[..20]).unwrap();
-    assert!(matches!(ExitStatus::read(dir.path()), Err(LaunchError::ExitFile { .. })));
+    assert!(matches!(ExitStatus::read(dir.path(), 4711), Err(LaunchError::ExitFile { .. })));
 }
