@@ -7,7 +7,7 @@
 //! nftables rule that is left fails the test.
 //!
 //! [`image`] makes root filesystems from Debian's archive, once, below `target/testkit`.
-//! [`Terminal`] is a person at a keyboard.
+//! [`Terminal`] is a person at a keyboard, [`Led`] a program that is led from step to step.
 //!
 //! Fixtures panic where they cannot go on: they are called by tests, and a test has no other use
 //! for an error than to show it.
@@ -16,12 +16,14 @@
 pub mod debian;
 mod host;
 pub mod image;
+mod led;
 pub mod leftover;
 mod process;
 mod registry;
 mod terminal;
 
 pub use host::Host;
+pub use led::Led;
 pub use process::{Output, dormouse, program, run, slowness, wait_until, weak_dormouse};
 pub use registry::Registry;
 pub use terminal::Terminal;

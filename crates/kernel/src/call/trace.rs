@@ -22,6 +22,8 @@ bitflags::bitflags! {
         const VFORK = 0x4;
         /// Threads and other clones, the same.
         const CLONE = 0x8;
+        /// It stops when it has become another program.
+        const EXEC = 0x10;
         /// Stops at a call say so by bit 7 of the signal.
         const SYSGOOD = 0x1;
         /// Every tracee is killed when the tracer ends.

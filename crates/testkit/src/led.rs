@@ -1,0 +1,230 @@
+//! A program that is led from step to step, to be killed at any of them.
+//!
+//! A step is a system call that changes something: what is on disk and in the kernel changes by these
+//! calls only, so between two of them nothing is different from before the later one. The program
+//! stands still before it makes the call (ptrace(2)); what else happens meanwhile is the caller's
+//! choice. Only the thread that began is led, and it is led by the thread that began to lead it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use dormouse_kernel::call::{self, Stop, TraceOptions};
+use dormouse_kernel::pidfd;
+
+use crate::slowness;
+
+/// What changes something, or lets somebody else change it.
+const STEPS: [(i64, &str); 43] = [
+    (libc::SYS_mkdir, "mkdir"),
+    (libc::SYS_mkdirat, "mkdirat"),
+    (libc::SYS_rename, "rename"),
+    (libc::SYS_renameat, "renameat"),
+    (libc::SYS_renameat2, "renameat2"),
+    (libc::SYS_unlink, "unlink"),
+    (libc::SYS_unlinkat, "unlinkat"),
+    (libc::SYS_rmdir, "rmdir"),
+    (libc::SYS_link, "link"),
+    (libc::SYS_linkat, "linkat"),
+    (libc::SYS_symlink, "symlink"),
+    (libc::SYS_symlinkat, "symlinkat"),
+    (libc::SYS_write, "write"),
+    (libc::SYS_pwrite64, "pwrite64"),
+    (libc::SYS_ftruncate, "ftruncate"),
+    (libc::SYS_fallocate, "fallocate"),
+    (libc::SYS_copy_file_range, "copy_file_range"),
+    (libc::SYS_fsync, "fsync"),
+    (libc::SYS_fdatasync, "fdatasync"),
+    (libc::SYS_syncfs, "syncfs"),
+    (libc::SYS_fchmod, "fchmod"),
+    (libc::SYS_fchown, "fchown"),
+    (libc::SYS_fchownat, "fchownat"),
+    (libc::SYS_setxattr, "setxattr"),
+    (libc::SYS_fsetxattr, "fsetxattr"),
+    (libc::SYS_flock, "flock"),
+    (libc::SYS_mount, "mount"),
+    (libc::SYS_umount2, "umount2"),
+    (libc::SYS_fsopen, "fsopen"),
+    (libc::SYS_fsconfig, "fsconfig"),
+    (libc::SYS_fsmount, "fsmount"),
+    (libc::SYS_open_tree, "open_tree"),
+    (libc::SYS_move_mount, "move_mount"),
+    (libc::SYS_mount_setattr, "mount_setattr"),
+    (libc::SYS_clone, "clone"),
+    (libc::SYS_clone3, "clone3"),
+    (libc::SYS_vfork, "vfork"),
+    (libc::SYS_setns, "setns"),
+    (libc::SYS_unshare, "unshare"),
+    (libc::SYS_sendmsg, "sendmsg"),
+    (libc::SYS_bpf, "bpf"),
+    (libc::SYS_kill, "kill"),
+    (libc::SYS_pidfd_send_signal, "pidfd_send_signal"),
+];
+
+/// PTRACE_EVENT_EXEC.
+const BECAME: i32 = 4;
+/// How long a program may take from one step to the next.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program that is led. See the [module](self).
+pub struct Led {
+    pid: u32,
+    child: Option<Child>,
+    /// Its steps count once it has become this program.
+    until: Option<String>,
+    status: Option<i32>,
+    /// Dropped, it keeps its limit from being watched.
+    _watch: mpsc::Sender<()>,
+}
+
+/// Kills a process that takes too long.
+fn watch(pid: u32) -> mpsc::Sender<()> {
+    let (sender, receiver) = mpsc::channel::<()>();
+    let process = pidfd::open(pid).expect("it is there");
+    thread::spawn(move || {
+        if receiver.recv_timeout(LIMIT * slowness()) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = pidfd::send_signal(&process, libc::SIGKILL); // it may have ended just now
+        }
+    });
+    sender
+}
+
+impl Led {
+    /// Starts a command; `program` is the one whose steps count, which others may have to become
+    /// first. Its standard streams are `/dev/null`.
+    #[track_caller]
+    pub fn start(command: &Command, program: &Path) -> Self {
+        let script = "echo ready; read -r line; exec \"$@\" </dev/null >/dev/null 2>&1";
+        let mut held = Command::new("sh");
+        held.args(["-c", script, "sh"]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            held.env(name, value.expect("no variable is taken away"));
+        }
+        held.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = held.spawn().expect("sh starts");
+        let mut line = String::new();
+        let said = child.stdout.take().expect("it was asked for");
+        BufReader::new(said).read_line(&mut line).expect("a pipe can be read");
+        let pid = child.id();
+        call::seize(pid, TraceOptions::SYSGOOD | TraceOptions::EXEC | TraceOptions::EXIT_KILL)
+            .expect("a child can be traced");
+        call::interrupt(pid).expect("it was seized");
+        let (_, stop) = call::wait_stop(Some(pid)).expect("it stops");
+        assert!(matches!(stop, Stop::Event(..)), "{stop:?}");
+        let mut stdin = child.stdin.take().expect("it was asked for");
+        stdin.write_all(b"\n").expect("it reads");
+        let name = program.file_name().expect("a file").to_string_lossy().into_owned();
+        Self { pid, child: Some(child), until: Some(name), status: None, _watch: watch(pid) }
+    }
+
+    /// Begins to lead a process that runs.
+    #[track_caller]
+    pub fn seize(pid: u32) -> Self {
+        call::seize(pid, TraceOptions::SYSGOOD).expect("it can be traced");
+        call::interrupt(pid).expect("it was seized");
+        let (_, stop) = call::wait_stop(Some(pid)).expect("it stops");
+        assert!(matches!(stop, Stop::Event(..)), "{stop:?}");
+        Self { pid, child: None, until: None, status: None, _watch: watch(pid) }
+    }
+
+    /// Lets it go on to its next step, which it is about to make then. `None` when it has ended, or
+    /// has got SIGWINCH: so others end the leading of a process that does not.
+    #[track_caller]
+    pub fn next_step(&mut self) -> Option<&'static str> {
+        loop {
+            if self.status.is_some() || call::resume_to_call(self.pid).is_err() {
+                // Killed by somebody else, perhaps; the end is still to be heard of.
+                return self.hear_end();
+            }
+            match call::wait_stop(Some(self.pid)).expect("it is traced").1 {
+                Stop::Ended(status) => {
+                    self.status = Some(status);
+                    return None;
+                }
+                Stop::Signal(libc::SIGWINCH) => return None,
+                Stop::Event(BECAME, _) => {
+                    let now = std::fs::read_link(format!("/proc/{}/exe", self.pid));
+                    let now = now.unwrap_or_default();
+                    self.until.take_if(|name| now.file_name().is_some_and(|n| *n == **name));
+                }
+                Stop::Call if self.until.is_none() => {
+                    let Ok(registers) = call::registers(self.pid) else { continue };
+                    // As it is on the way in, before there is a result.
+                    let enters = registers.rax as i64 == -i64::from(libc::ENOSYS);
+                    let number = registers.orig_rax as i64;
+                    let step = STEPS.iter().find(|(step, _)| *step == number);
+                    if let Some((_, name)) = step.filter(|_| enters) {
+                        return Some(name);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn hear_end(&mut self) -> Option<&'static str> {
+        while self.status.is_none() {
+            match call::wait_stop(Some(self.pid)) {
+                Ok((_, Stop::Ended(status))) => self.status = Some(status),
+                Ok(_) => drop(call::resume(self.pid, 0)),
+                Err(_) => self.status = Some(libc::SIGKILL),
+            }
+        }
+        None
+    }
+
+    /// Kills it where it is.
+    pub fn kill(&mut self) {
+        if self.status.is_none() {
+            let process = pidfd::open(self.pid).expect("it was not waited for");
+            pidfd::send_signal(&process, libc::SIGKILL).expect("it may be killed");
+            self.hear_end();
+        }
+    }
+
+    /// Leads it no more; it goes on.
+    pub fn let_go(self) {
+        assert!(self.child.is_none(), "a child is led to its end");
+        let _ = call::detach(self.pid, 0); // it may have been killed
+    }
+
+    /// How it ended: its exit code, or 128 and the signal's number.
+    pub fn status(&self) -> Option<i32> {
+        let code = |status: i32| match status & 0x7f {
+            0 => (status >> 8) & 0xff,
+            signal => 128 + signal,
+        };
+        self.status.map(code)
+    }
+}
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        if self.child.is_some() {
+            self.kill();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_steps_are_counted_and_the_next_one_is_not_made() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut mkdir = Command::new("mkdir");
+        mkdir.args(["a", "b"].map(|name| dir.path().join(name)));
+        let mut led = Led::start(&mkdir, Path::new("mkdir"));
+        assert_eq!([led.next_step(), led.next_step()], [Some("mkdir"); 2]);
+        led.kill();
+        assert_eq!(led.status(), Some(137));
+        assert!(dir.path().join("a").exists() && !dir.path().join("b").exists());
+        let mut led = Led::start(&mkdir, Path::new("mkdir"));
+        while led.next_step().is_some() {}
+        assert_eq!(led.status(), Some(1)); // one was there already
+    }
+}
