@@ -307,14 +307,17 @@ impl Newborn {
             },
             Code::Root => tree::put_root(fd()?),
             Code::RootBelow => {
-                tree::put_root_below(fd()?, text()?)?;
+                if op.flags & flat::APART == 0 {
+                    tree::put_root_below(fd()?, text()?)?;
+                }
                 self.root = Some(fd()?);
                 Ok(())
             }
             Code::Pivot => {
                 let mount = self.root.take().ok_or(Errno::INVAL)?;
-                match op.flags & flat::NO_PIVOT {
+                match op.flags & (flat::NO_PIVOT | flat::APART) {
                     0 => tree::pivot(mount),
+                    flat::APART => tree::enter(mount),
                     _ => tree::cover(mount),
                 }
             }
@@ -324,7 +327,10 @@ impl Newborn {
                 let create = op.flags & flat::CREATE != 0;
                 let kind = Target::from_number(op.a).ok_or(Errno::INVAL)?;
                 let place = self.tree()?.target(text()?, kind, create)?;
-                kernel::move_mount(fd()?, place.as_fd(), c"")
+                match op.flags & flat::COPY {
+                    0 => kernel::move_mount(fd()?, place.as_fd(), c""),
+                    _ => tree::attach_copy(fd()?, place.as_fd(), borrowed(PROC)),
+                }
             }
             Code::NewFilesystem => self.tree()?.new_filesystem(op, text()?),
             Code::Filesystem => {

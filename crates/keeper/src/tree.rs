@@ -9,7 +9,7 @@
 //! **Rules** are those of [`crate::newborn`]: nothing here allocates, locks or panics.
 
 use std::ffi::CStr;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 use dormouse_kernel::call::{self as kernel, FsCommand, MountAttr, OpenTreeFlags, Propagation};
 use dormouse_kernel::weakened;
@@ -79,9 +79,38 @@ pub(crate) fn put_root(mount: BorrowedFd<'_>) -> Outcome {
 }
 
 fn cover_root(mount: BorrowedFd<'_>) -> Outcome {
+    enter(mount)
+}
+
+/// The mount becomes the root of this process.
+pub(crate) fn enter(mount: BorrowedFd<'_>) -> Outcome {
     rustix::process::fchdir(mount)?;
     rustix::process::chroot(c".")?;
     rustix::process::chdir(c"/")
+}
+
+/// Attaches a copy of a mount, which is younger. Only what is attached in this mount namespace can be
+/// copied, so the mount itself is there for a moment. One that cannot be copied stays.
+pub(crate) fn attach_copy(
+    mount: BorrowedFd<'_>,
+    place: BorrowedFd<'_>,
+    proc: BorrowedFd<'_>,
+) -> Outcome {
+    kernel::move_mount(mount, place, c"")?;
+    let copy = match copy(mount, true) {
+        Err(Errno::INVAL) => return Ok(()), // unbindable
+        other => other?,
+    };
+    let mut path = *b"self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
+    let mut digits = [0; 20];
+    let digits = decimal(mount.as_raw_fd().into(), &mut digits);
+    path[8..8 + digits.len()].copy_from_slice(digits);
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::INVAL)?;
+    let here = open_dir(c".")?;
+    rustix::process::fchdir(proc)?;
+    kernel::umount_detach_what(path)?;
+    rustix::process::fchdir(&here)?;
+    kernel::move_mount(copy.as_fd(), place, c"")
 }
 
 /// Attaches the mount at a path of the host, in a mount namespace that is a copy of the host's and
@@ -389,7 +418,11 @@ impl Tree {
         rustix::process::ioctl_tiocsctty(&slave)?;
         become_stdio([slave.as_fd(); 3])?;
         if op.flags & flat::CONSOLE != 0 {
-            let mount = copy(slave.as_fd(), false)?;
+            let mount = match weakened("console-by-handle") {
+                // As who looks for the first terminal by its name (CVE-2025-52565).
+                true => copy(self.open(c"/dev/pts/0", ResolveFlags::empty())?.as_fd(), false)?,
+                false => copy(slave.as_fd(), false)?,
+            };
             let place = self.target(c"/dev/console", Target::File, true)?;
             kernel::move_mount(mount.as_fd(), place.as_fd(), c"")?;
         }

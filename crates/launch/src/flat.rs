@@ -178,6 +178,11 @@ pub const CONSOLE: u16 = 8;
 pub const RECURSIVE: u16 = 16;
 /// By chroot(2) where pivot_root(2) cannot be.
 pub const NO_PIVOT: u16 = 32;
+/// The root is attached nowhere, and entered by chroot(2).
+pub const APART: u16 = 64;
+/// What is attached is a copy that is made now: in the kernel's table, which goes by the age of
+/// mounts, it comes after those that are there.
+pub const COPY: u16 = 128;
 
 /// From this number on, what a newborn reports as errno is 4096 and how a program that it ran has
 /// ended: errnos are smaller (MAX_ERRNO).

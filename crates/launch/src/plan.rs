@@ -275,6 +275,18 @@ impl Plan {
         self.root_read_only = read_only;
     }
 
+    /// What follows is inside the detached mount, which is attached nowhere: the newborn shares the
+    /// mount namespace of who cloned it, and changes nothing in it. KERNEL(6.15)
+    pub fn root_apart(&mut self, mount: FdIndex, read_only: bool) {
+        self.push(Code::RootBelow, flat::APART, mount.0, 0, 0, b"", "");
+        self.root_read_only = read_only;
+    }
+
+    /// The root of [`Plan::root_apart`] becomes that of the process. There is nothing above it.
+    pub fn enter_root(&mut self) {
+        self.push(Code::Pivot, flat::APART, NO_FD, 0, 0, b"", "");
+    }
+
     /// The root of [`Plan::root_below`] becomes that of the mount namespace, and nothing of the
     /// host stays below it; without `pivot`, for a host whose own root is its initramfs, it only
     /// covers it.
@@ -398,6 +410,12 @@ impl Plan {
     /// Attaches a detached mount at `target` inside the root; `create` makes what is missing.
     pub fn attach(&mut self, mount: FdIndex, target: &str, kind: TargetKind, create: bool) {
         let flags = if create { flat::CREATE } else { 0 };
+        self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
+    }
+
+    /// The same for a copy of the mount, which is younger than all that was mounted before.
+    pub fn attach_copy(&mut self, mount: FdIndex, target: &str, kind: TargetKind, create: bool) {
+        let flags = flat::COPY | if create { flat::CREATE } else { 0 };
         self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
     }
 

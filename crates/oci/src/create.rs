@@ -2,7 +2,6 @@
 //! root.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use crate::mount::{Given, propagation};
 use crate::namespace::Namespaces;
 use crate::process::{self, Io, Last};
 use crate::spec::Process;
-use crate::store::{self, Record, Status};
+use crate::store::{self, Left, Record, Status};
 use crate::{Runtime, cgroup, console, device, hook, mount as mounts};
 
 /// The socket at which a created container waits.
@@ -161,13 +160,19 @@ impl Runtime {
         self.store.remove(&record.id)
     }
 
-    /// Takes away what interrupted creations have left.
+    /// Takes away what interrupted commands have left.
     pub(crate) fn sweep(&self) -> Result<()> {
-        for (id, mark) in self.store.abandoned()? {
-            let gone = match self.store.read(&id) {
-                Ok(record) => self.take_down(&record),
-                // Nothing was made before the record was there.
-                Err(_) => self.store.remove(&id),
+        for (left, mark) in self.store.abandoned()? {
+            let gone = match left {
+                Left::Creation(id) => match self.store.read(&id) {
+                    Ok(record) => self.take_down(&record),
+                    // Nothing was made before the record was there.
+                    Err(_) => self.store.remove(&id),
+                },
+                Left::Frozen(id) => match self.store.read(&id) {
+                    Ok(record) => self.tree(&record).and_then(|tree| Ok(tree.thaw()?)),
+                    Err(_) => Ok(()), // it was deleted
+                },
             };
             // What cannot be removed now is tried again by the next command.
             if gone.is_ok() {
@@ -231,9 +236,7 @@ impl Making<'_> {
         self.record.steps = newborn.memory();
         store.write(&self.record)?;
         if let Some(path) = &self.create.pid_file {
-            store::publish(path, newborn.pid.to_string().as_bytes())?;
-            let readable = std::fs::Permissions::from_mode(0o644);
-            std::fs::set_permissions(path, readable).map_err(Error::file("write", path))?;
+            store::publish_pid(path, newborn.pid)?;
         }
         newborn.release()?;
         let pidfd = clone_fd(newborn.pidfd.as_fd())?;
@@ -323,7 +326,13 @@ impl Making<'_> {
             false => self.bundle.rootfs.to_string_lossy().into_owned(),
         };
         let fd = plan.fd(root);
-        plan.root_below(fd, &place, spec.root.as_ref().is_some_and(|root| root.readonly));
+        let read_only = spec.root.as_ref().is_some_and(|root| root.readonly);
+        let is_apart = !self.namespaces.has("mount");
+        match is_apart {
+            // In a mount namespace that is others', too, nothing is mounted.
+            true => plan.root_apart(fd, read_only),
+            false => plan.root_below(fd, &place, read_only),
+        }
         plan.become_root();
         if self.namespaces.makes("cgroup") && !weakened("cgroup-namespace") {
             plan.unshare(CloneFlags::NEWCGROUP.bits() as u32);
@@ -349,6 +358,7 @@ impl Making<'_> {
             cgroup,
             forest: self.forest,
             spread: (spread, recursive),
+            in_order: self.namespaces.makes("mount") && !self.namespaces.has("user"),
         };
         let dev = mounts::plan(&mut plan, &spec.mounts, &given)?;
         device::plan(&mut plan, &linux.devices, &dev, &ids, userns.is_some())?;
@@ -359,7 +369,10 @@ impl Making<'_> {
         let hooks = &spec.hooks;
         let record = &self.record;
         hook::plan(&mut plan, &hooks.create_container, record, Status::Creating, pid_inside)?;
-        plan.pivot(!self.create.no_pivot && !weakened("pivot"));
+        match is_apart {
+            true => plan.enter_root(),
+            false => plan.pivot(!self.create.no_pivot && !weakened("pivot")),
+        }
         self.plan_root(&mut plan)?;
         let program = match spec.process {
             Some(_) => Some(process::program(self.process, || {

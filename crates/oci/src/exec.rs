@@ -6,7 +6,6 @@
 //! nothing of the host's but what it was given (CVE-2024-21626).
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use dormouse_keeper::birth::{self, Wanted};
@@ -133,6 +132,12 @@ impl Runtime {
             if !pidfd::is_alive(&init) {
                 return Err(not("its process has ended"));
             }
+            if !has("mount") {
+                // Nothing else leads there.
+                let fd = plan.fd(clone_fd(root.as_fd())?);
+                plan.root_apart(fd, false);
+                plan.enter_root();
+            }
             let program =
                 process::program(&process, || identity::home(root.as_fd(), process.user.uid))?;
             let io = match process.terminal {
@@ -162,9 +167,7 @@ impl Runtime {
         let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
         let done = result.and_then(|console| {
             if let Some(path) = &exec.pid_file {
-                store::publish(path, pid.to_string().as_bytes())?;
-                let readable = std::fs::Permissions::from_mode(0o644);
-                std::fs::set_permissions(path, readable).map_err(Error::file("write", path))?;
+                store::publish_pid(path, pid)?;
             }
             newborn.go().map_err(|e| told(&process, e))?;
             Ok(console)

@@ -22,6 +22,8 @@
 //!
 //! ```text
 //! ROOT/.creating/ID      held (flock) by the `create` of ID as long as it is not done
+//! ROOT/.creating/.*      what lasts for moments: removed directories, containers that are frozen
+//!                        while they are signalled
 //! ROOT/ID/state.json     the record; replaced by rename
 //! ROOT/ID/config.json    the bundle's configuration as it was
 //! ROOT/ID/start          the socket at which the newborn waits; gone once it was started

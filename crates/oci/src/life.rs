@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::cgroup::{CgroupError, Tree};
+use dormouse_kernel::cgroup::Tree;
 use dormouse_kernel::{CallError, pidfd};
 use dormouse_launch::Newborn;
 
@@ -145,7 +145,7 @@ impl Runtime {
             // Also of a stopped container: without a pid namespace its other processes live on.
             return match signal.0 {
                 9 => Ok(tree.kill()?),
-                _ => signal_all(&tree, signal),
+                _ => self.signal_all(id, &tree, signal),
             };
         }
         let Some(process) = record.process() else {
@@ -163,6 +163,30 @@ impl Runtime {
             }
         }
         Ok(())
+    }
+
+    /// Signals every process of a cgroup; it is frozen meanwhile, so that none is missed.
+    fn signal_all(&self, id: &str, tree: &Tree, signal: Signal) -> Result<()> {
+        let freezes = !tree.is_frozen()?;
+        let mark = freezes.then(|| self.store.mark_frozen(id)).transpose()?;
+        if freezes {
+            tree.freeze()?;
+        }
+        let sent = (|| -> Result<()> {
+            for pid in tree.pids()? {
+                let Ok(process) = pidfd::open(pid) else { continue };
+                match pidfd::send_signal(&process, signal.0) {
+                    Err(e) if e.errno() == rustix::io::Errno::SRCH.raw_os_error() => {}
+                    other => other.map_err(Error::call("signal a process"))?,
+                }
+            }
+            Ok(())
+        })();
+        let thawed = if freezes { tree.thaw() } else { Ok(()) };
+        if let (Some(mark), Ok(())) = (mark, &thawed) {
+            mark.remove()?;
+        }
+        sent.and(thawed.map_err(Error::from))
     }
 
     /// Removes a container that has ended, or was never started; with `force` any.
@@ -249,27 +273,6 @@ impl Runtime {
     pub fn wait(&self, process: BorrowedFd<'_>) -> Result<()> {
         pidfd::wait(process, None).map(drop).map_err(Error::call("wait for the container"))
     }
-}
-
-/// Signals every process of a cgroup; it is frozen meanwhile, so that none is missed.
-fn signal_all(tree: &Tree, signal: Signal) -> Result<()> {
-    let was_frozen = tree.is_frozen()?;
-    if !was_frozen {
-        tree.freeze()?;
-    }
-    let sent = (|| -> Result<()> {
-        for pid in tree.pids()? {
-            let Ok(process) = pidfd::open(pid) else { continue };
-            match pidfd::send_signal(&process, signal.0) {
-                Err(e) if e.errno() == rustix::io::Errno::SRCH.raw_os_error() => {}
-                other => other.map_err(Error::call("signal a process"))?,
-            }
-        }
-        Ok(())
-    })();
-    let thawed: std::result::Result<(), CgroupError> =
-        if was_frozen { Ok(()) } else { tree.thaw() };
-    sent.and(thawed.map_err(Error::from))
 }
 
 /// Fetches the descriptor of a filter's listener from the newborn and sends it to who answers for

@@ -9,8 +9,8 @@
 //! | proc, sysfs, mqueue, devpts, others | the newborn | they are of its namespaces |
 //!
 //! All of them are attached by the newborn, in the order of the list. The kernel's table of mounts
-//! goes by their age, though: what this process made stands first in it. A detached mount cannot be
-//! copied in another mount namespace, so that cannot be helped.
+//! goes by their age, though, and what this process makes is older than what the newborn does: of what
+//! follows one of the newborn's in the list, a copy is attached, made at that moment.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use std::path::Path;
 use dormouse_kernel::cgroup::{Forest, Layout, Tree};
 use dormouse_kernel::mount::{self, FsContext, MountAttr, Propagation};
 use dormouse_kernel::{namespace, resolve, weakened};
-use dormouse_launch::{Plan, TargetKind};
+use dormouse_launch::{FdIndex, Plan, TargetKind};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 
 use crate::error::{Error, Result};
@@ -194,6 +194,8 @@ pub(crate) struct Given<'g> {
     pub(crate) forest: &'g Forest,
     /// What mounts hear of that say nothing about it.
     pub(crate) spread: (Propagation, bool),
+    /// The kernel's table of mounts is to have them in their order.
+    pub(crate) in_order: bool,
 }
 
 /// Clones the root filesystem, with everything mounted below it.
@@ -221,8 +223,11 @@ fn is_at(path: &str, place: &str) -> Option<String> {
 /// Puts the mounts of a list into the plan. Gives whether `/dev` is one that we fill.
 pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Result<Dev> {
     let mut dev = Dev::Root;
+    // Whether the newborn makes one of those before.
+    let mut is_late = false;
     for (at, mount) in mounts.iter().enumerate() {
-        let one = One { mount, options: Options::parse(&mount.options), at, given };
+        let late = is_late && given.in_order;
+        let one = One { mount, options: Options::parse(&mount.options), at, given, late };
         let is_bind = one.options.bind || mount.kind.as_deref() == Some("bind");
         one.check(is_bind)?;
         let kind = mount.kind.as_deref().unwrap_or_default();
@@ -234,7 +239,10 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                     dev = Dev::Bound;
                 }
             }
-            "tmpfs" if !one.is_ours() => one.filesystem(plan, kind),
+            "tmpfs" if !one.is_ours() => {
+                one.filesystem(plan, kind);
+                is_late = true;
+            }
             "tmpfs" => {
                 let tree = one.tmpfs()?;
                 for below in mounts.iter().skip(at + 1) {
@@ -249,14 +257,32 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                     );
                 }
                 let fd = plan.fd(tree);
-                plan.attach(fd, &mount.destination, one.target(TargetKind::Dir), true);
+                one.attach(plan, fd, &mount.destination, one.target(TargetKind::Dir), true);
             }
             "cgroup" | "cgroup2" => one.cgroup(plan)?,
             "" => return Err(one.field("type", "it is missing, and this is no bind mount")),
-            _ => one.filesystem(plan, kind),
+            _ => {
+                one.filesystem(plan, kind);
+                is_late = true;
+            }
         }
     }
     Ok(dev)
+}
+
+/// The first directory of the filesystem that a directory is in.
+fn top_of(dir: &OwnedFd) -> Result<OwnedFd> {
+    let failed = |e: rustix::io::Errno| Error::file("open", "the top of a filesystem")(e.into());
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut top = rustix::fs::openat(dir, ".", flags, Mode::empty()).map_err(failed)?;
+    let here = rustix::fs::fstat(&top).map_err(failed)?.st_dev;
+    loop {
+        let up = rustix::fs::openat(&top, "..", flags, Mode::empty()).map_err(failed)?;
+        if rustix::fs::fstat(&up).map_err(failed)?.st_dev != here {
+            return Ok(top);
+        }
+        top = up;
+    }
 }
 
 /// Where device nodes go.
@@ -275,11 +301,21 @@ struct One<'g> {
     options: Options,
     at: usize,
     given: &'g Given<'g>,
+    /// The newborn mounts something before.
+    late: bool,
 }
 
 impl One<'_> {
     fn field(&self, name: &str, why: impl Into<String>) -> Error {
         Error::field(format!("mounts[{}].{name}", self.at), why)
+    }
+
+    /// Attaches what this process has made.
+    fn attach(&self, plan: &mut Plan, fd: FdIndex, place: &str, kind: TargetKind, create: bool) {
+        match self.late {
+            true => plan.attach_copy(fd, place, kind, create),
+            false => plan.attach(fd, place, kind, create),
+        }
     }
 
     /// Places below `/dev`, `/proc` and `/sys` are reached without any link: which file it is that
@@ -350,7 +386,7 @@ impl One<'_> {
             _ => TargetKind::File,
         };
         let fd = plan.fd(tree);
-        plan.attach(fd, &self.mount.destination, kind, true);
+        self.attach(plan, fd, &self.mount.destination, kind, true);
         Ok(())
     }
 
@@ -479,6 +515,14 @@ impl One<'_> {
         let attr = self.options.set | self.options.set_all;
         let failed = |e: dormouse_kernel::CallError| self.field("type", e.to_string());
         let bind = |dir: &OwnedFd| {
+            let top;
+            let dir = match weakened("own-cgroup") {
+                true => {
+                    top = top_of(dir)?;
+                    &top
+                }
+                false => dir,
+            };
             let tree = mount::clone_tree(dir.as_fd(), "", false).map_err(failed)?;
             mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty()).map_err(failed)?;
             Ok::<_, Error>(tree)
@@ -490,7 +534,7 @@ impl One<'_> {
             let v2 = directories.iter().find(|(words, _)| words.is_empty());
             let (_, dir) = v2.ok_or_else(|| self.field("type", "no cgroup2 is mounted here"))?;
             let fd = plan.fd(bind(dir)?);
-            plan.attach(fd, place, self.target(TargetKind::Dir), true);
+            self.attach(plan, fd, place, self.target(TargetKind::Dir), true);
             return Ok(());
         }
         let top = {
@@ -514,10 +558,10 @@ impl One<'_> {
         }
         mount::set_attr(top.as_fd(), false, attr, MountAttr::empty()).map_err(failed)?;
         let fd = plan.fd(top);
-        plan.attach(fd, place, self.target(TargetKind::Dir), true);
+        self.attach(plan, fd, place, self.target(TargetKind::Dir), true);
         for (place, tree) in mounts {
             let fd = plan.fd(tree);
-            plan.attach(fd, &place, TargetKind::PlainDir, false);
+            self.attach(plan, fd, &place, TargetKind::PlainDir, false);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The state of containers on disk: what is where is told in the crate's root.
 //!
-//! **Locks and their order.** The mark of a creation (`.creating/ID`, flock) before the
+//! **Locks and their order.** The mark of a creation (`.creating/ID`, fcntl) before the
 //! container's own lock (`ID/lock`, flock); nobody waits for a mark. A verb holds the container's
 //! lock while it changes something.
 
@@ -24,6 +24,8 @@ const LONGEST_ID: usize = 255;
 /// How long a verb waits for another one that changes the same container.
 const PATIENCE: Duration = Duration::from_secs(10);
 const CREATING: &str = ".creating";
+/// How marks of containers that are frozen for a moment begin.
+const FROZEN: &str = ".frozen-";
 
 /// The state of a container in the words of the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -139,7 +141,16 @@ pub struct Store {
     root: PathBuf,
 }
 
-/// The mark of a creation that is under way.
+/// What a command that was interrupted has left.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// A container that is not whole.
+    Creation(String),
+    /// One that may be frozen, and was to be for a moment.
+    Frozen(String),
+}
+
+/// The mark of something that is under way.
 #[derive(Debug)]
 pub(crate) struct Mark {
     path: PathBuf,
@@ -147,7 +158,7 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// The creation is done, or all of it was taken away again.
+    /// It is done, or all of it was taken away again.
     pub(crate) fn remove(self) -> Result<()> {
         fs::remove_file(&self.path).map_err(Error::file("remove", &self.path))
     }
@@ -179,12 +190,28 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
     File::options().create(true).truncate(false).write(true).mode(0o600).open(path)
 }
 
+/// Holds a mark, if nobody does. By a lock of the process (fcntl(2)): one of the open file (flock(2))
+/// would be held by a newborn, too, until it has closed what it does not need.
+fn try_hold(file: &File) -> std::io::Result<bool> {
+    match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::ACCESS | rustix::io::Errno::AGAIN) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
 fn try_lock(file: &File) -> std::io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
         Err(e) => Err(e.into()),
     }
+}
+
+/// Gives a file another name, which must be free.
+fn rename_new(from: &Path, to: &Path) -> std::result::Result<(), rustix::io::Errno> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
 }
 
 /// Whether a path still names the file that is held.
@@ -214,30 +241,65 @@ impl Store {
 
     /// Marks a creation as under way. `Exists` where another one is, for the same id.
     pub(crate) fn mark(&self, id: &str) -> Result<Mark> {
-        let path = self.root.join(CREATING).join(id);
+        self.mark_as(id, b"")?.ok_or_else(|| Error::Exists(id.to_owned()))
+    }
+
+    /// Says that a container is frozen for a moment, for whoever finds it so.
+    pub(crate) fn mark_frozen(&self, id: &str) -> Result<Mark> {
+        let name = format!("{FROZEN}{}", std::process::id());
+        let marked = self.mark_as(&name, id.as_bytes())?;
+        marked.ok_or(Error::Exists(name))
+    }
+
+    /// ORDER: held, then named: a mark that another command finds unheld is an abandoned one.
+    fn mark_as(&self, name: &str, text: &[u8]) -> Result<Option<Mark>> {
+        let path = self.root.join(CREATING).join(name);
+        let draft = self.root.join(CREATING).join(format!(".{}", std::process::id()));
         loop {
-            let file = lock_file(&path).map_err(Error::file("make", &path))?;
-            if !try_lock(&file).map_err(Error::file("lock", &path))? {
-                return Err(Error::Exists(id.to_owned()));
+            let mut file = lock_file(&draft).map_err(Error::file("make", &draft))?;
+            if !try_hold(&file).map_err(Error::file("lock", &draft))? {
+                // Found between our making and our holding it, and about to be removed.
+                std::thread::sleep(Duration::from_micros(50));
+                continue;
             }
-            // Somebody may have removed it between our opening and locking it.
-            if is_still(&file, &path) {
-                return Ok(Mark { path, _lock: file });
+            let written = file.set_len(0).and_then(|()| file.write_all(text));
+            written.map_err(Error::file("write", &draft))?;
+            match rename_new(&draft, &path) {
+                Ok(()) => return Ok(Some(Mark { path, _lock: file })),
+                Err(rustix::io::Errno::NOENT) => {} // the same, a moment earlier
+                Err(rustix::io::Errno::EXIST) => {
+                    let _ = fs::remove_file(&draft); // the next command does it otherwise
+                    return Ok(None);
+                }
+                Err(e) => return Err(Error::file("name", path)(e.into())),
             }
         }
     }
 
-    /// Ids of creations that nobody works on any more, each held.
-    pub(crate) fn abandoned(&self) -> Result<Vec<(String, Mark)>> {
+    /// What interrupted commands have left, each held. What was not named yet is removed.
+    pub(crate) fn abandoned(&self) -> Result<Vec<(Left, Mark)>> {
         let dir = self.root.join(CREATING);
         let mut found = Vec::new();
         for entry in fs::read_dir(&dir).map_err(Error::file("list", &dir))? {
             let Ok(entry) = entry else { continue };
-            let Ok(id) = entry.file_name().into_string() else { continue };
+            let Ok(name) = entry.file_name().into_string() else { continue };
             let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                let _ = fs::remove_dir_all(&path); // its removal was interrupted, or goes on
+                continue;
+            }
             let Ok(file) = File::options().write(true).open(&path) else { continue };
-            if try_lock(&file).unwrap_or(false) && is_still(&file, &path) {
-                found.push((id, Mark { path, _lock: file }));
+            if !try_hold(&file).unwrap_or(false) || !is_still(&file, &path) {
+                continue;
+            }
+            let mark = Mark { path, _lock: file };
+            if check_id(&name).is_ok() {
+                found.push((Left::Creation(name), mark));
+            } else if name.starts_with(FROZEN) {
+                let id = fs::read_to_string(&mark.path).unwrap_or_default();
+                found.push((Left::Frozen(id), mark));
+            } else {
+                let _ = mark.remove(); // the next command does it otherwise
             }
         }
         Ok(found)
@@ -257,15 +319,24 @@ impl Store {
 
     /// Removes the directory of a container.
     ///
-    /// ORDER: it loses its name first, so that what is half removed is nobody's state.
+    /// ORDER: it loses its name first, so that what is half removed is nobody's state; every command
+    /// looks where it is then.
     pub(crate) fn remove(&self, id: &str) -> Result<()> {
-        let (dir, gone) = (self.dir(id), self.root.join(format!(".gone-{id}")));
+        let (dir, gone) =
+            (self.dir(id), self.root.join(CREATING).join(format!(".gone-{}", std::process::id())));
         let _ = fs::remove_dir_all(&gone); // of one that was interrupted
         match fs::rename(&dir, &gone) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(Error::file("remove", &dir))?,
         }
-        fs::remove_dir_all(&gone).map_err(Error::file("remove", &gone))
+        loop {
+            match fs::remove_dir_all(&gone) {
+                // Another command takes it for one that was interrupted, and is at it, too.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound && gone.exists() => {}
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+                other => return other.map_err(Error::file("remove", &gone)),
+            }
+        }
     }
 
     /// Writes the record.
@@ -346,8 +417,40 @@ impl Store {
     }
 }
 
+/// Writes the file with a pid, for everybody to read, whole or not at all.
+///
+/// It has no name before it is whole, so that nothing is left in a directory of the caller's.
+pub(crate) fn publish_pid(path: &Path, pid: u32) -> Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || -> std::io::Result<()> {
+        let flags = rustix::fs::OFlags::TMPFILE.bits().cast_signed();
+        let mut file = File::options().write(true).mode(0o644).custom_flags(flags).open(parent)?;
+        file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?; // past our umask
+        file.write_all(pid.to_string().as_bytes())?;
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let follow = rustix::fs::AtFlags::SYMLINK_FOLLOW;
+        let link = || rustix::fs::linkat(rustix::fs::CWD, &name, rustix::fs::CWD, path, follow);
+        match link() {
+            Err(rustix::io::Errno::EXIST) => {
+                fs::remove_file(path)?;
+                Ok(link()?)
+            }
+            other => Ok(other?),
+        }
+    };
+    match write() {
+        // A filesystem without nameless files.
+        Err(e) if [Some(95), Some(21)].contains(&e.raw_os_error()) => {
+            publish(path, pid.to_string().as_bytes())?;
+            let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+            fs::set_permissions(path, readable).map_err(Error::file("write", path))
+        }
+        other => other.map_err(Error::file("write", path)),
+    }
+}
+
 /// Writes a file whole or not at all.
-pub(crate) fn publish(path: &Path, text: &[u8]) -> Result<()> {
+fn publish(path: &Path, text: &[u8]) -> Result<()> {
     let draft = path.with_extension(format!("new-{}", std::process::id()));
     let write = || {
         let mut file = File::options()
@@ -390,11 +493,18 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let store = Store::open(dir.path().join("root")).expect("opened");
         let held = store.mark("held").expect("marked");
-        drop(store.mark("left").expect("marked"));
         assert!(matches!(store.mark("held"), Err(Error::Exists(_))));
-        let found: Vec<_> = store.abandoned().expect("listed").into_iter().map(|f| f.0).collect();
-        assert_eq!(found, ["left"]);
         held.remove().expect("removed");
+        drop(store.mark("left").expect("marked"));
+        drop(store.mark_frozen("cold").expect("marked"));
+        fs::create_dir(store.root.join(CREATING).join(".gone-1")).expect("made");
+        fs::write(store.root.join(CREATING).join(".1"), "a draft").expect("written");
+        let mut found: Vec<_> =
+            store.abandoned().expect("listed").into_iter().map(|f| f.0).collect();
+        found.sort_unstable_by_key(|left| matches!(left, Left::Creation(_)));
+        assert_eq!(found, [Left::Frozen("cold".into()), Left::Creation("left".into())]);
+        let names = fs::read_dir(store.root.join(CREATING)).expect("listed").count();
+        assert_eq!(names, 2, "left and frozen");
         assert!(store.mark("held").is_ok());
     }
 }

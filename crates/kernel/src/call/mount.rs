@@ -202,3 +202,9 @@ pub fn umount_detach(path: &CStr) -> Result<(), Errno> {
     })
     .map(drop)
 }
+
+/// The same for what a magic link of procfs leads to.
+pub fn umount_detach_what(link: &CStr) -> Result<(), Errno> {
+    // SAFETY: the path is a C string that outlives the call.
+    check(unsafe { libc::syscall(libc::SYS_umount2, link.as_ptr(), libc::MNT_DETACH) }).map(drop)
+}
