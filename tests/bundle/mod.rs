@@ -39,6 +39,11 @@ impl Oci {
         Self { host: Host::new(), program, weakened: Some(protection) }
     }
 
+    /// Another runtime, to compare with.
+    pub fn with_program(program: &Path) -> Self {
+        Self { host: Host::new(), program: program.to_owned(), weakened: None }
+    }
+
     /// The protection that is left out.
     pub fn weakened(&self) -> Option<&'static str> {
         self.weakened
@@ -123,19 +128,30 @@ impl Oci {
     /// No state, cgroup or process of any container is there.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
+        let left = self.left();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+
+    /// State, cgroups and processes of containers.
+    pub fn left(&self) -> Vec<String> {
         let root = self.root();
         let mut left: Vec<String> = Vec::new();
         for dir in [root.clone(), root.join(".creating")] {
-            let Ok(entries) = fs::read_dir(dir) else { continue };
-            let names =
-                entries.map(|e| e.expect("listed").file_name().into_string().expect("UTF-8"));
+            let names = fs::read_dir(dir).into_iter().flatten().flatten();
+            let names = names.map(|e| e.file_name().into_string().expect("UTF-8"));
             left.extend(names.filter(|name| name != ".creating"));
         }
         let own = self.cgroup_name();
-        let cgroups =
-            self.sh(&format!("find /sys/fs/cgroup -type d -name '{own}*' 2>/dev/null; true")).ok();
-        left.extend(cgroups.lines().map(str::to_owned));
-        assert!(left.is_empty(), "left behind: {left:?}");
+        let below = |dir: &Path| fs::read_dir(dir).into_iter().flatten().flatten();
+        let top = Path::new("/sys/fs/cgroup");
+        let hierarchies = below(top).map(|entry| entry.path()).filter(|path| path.is_dir());
+        for parent in std::iter::once(top.to_owned()).chain(hierarchies) {
+            let below = below(&parent);
+            let ours = below.filter(|e| e.file_name().to_string_lossy().starts_with(&own));
+            left.extend(ours.map(|e| e.path().display().to_string()));
+        }
+        left.extend(self.host.processes().into_iter().map(|(pid, line)| format!("{pid} {line}")));
+        left
     }
 
     /// What the cgroups of this test are called.
