@@ -36,6 +36,9 @@ pub enum Error {
     /// Something cannot be saved. Nothing was stopped, or all goes on.
     #[error("it cannot be saved: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Refused(Vec<Refusal>),
+    /// Something cannot be saved just now, and can be in a moment. All goes on.
+    #[error("it cannot be saved just now: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
+    Passing(Vec<Refusal>),
     /// A step with a process of the container failed.
     #[error("cannot {step} of process {pid}")]
     Process {
@@ -98,7 +101,9 @@ impl Error {
     /// What kind of failure this is.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Refused(_) | Self::Elsewhere(_) => ErrorKind::Unsupported { since: "" },
+            Self::Refused(_) | Self::Passing(_) | Self::Elsewhere(_) => {
+                ErrorKind::Unsupported { since: "" }
+            }
             Self::Process { source, .. }
             | Self::Restore { source, .. }
             | Self::Call { source, .. } => ErrorKind::Os(source.raw_os_error()),

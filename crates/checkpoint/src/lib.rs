@@ -37,6 +37,8 @@
 //! a checkpoint says about credentials and limits only narrows what the configuration gives.
 #![deny(unsafe_code)]
 
+mod clock;
+mod diff;
 mod error;
 pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
@@ -46,5 +48,6 @@ mod quiet;
 pub mod save;
 mod stack;
 
+pub use diff::{Difference, diff};
 pub use error::{Error, Refusal, Result};
 pub use quiet::end as end_quiet;

@@ -19,8 +19,14 @@ pub struct About {
     pub vdso: String,
     /// CPU features of the host, by the names of `/proc/cpuinfo`: processes may use any.
     pub cpu: Vec<String>,
-    /// CLOCK_MONOTONIC and CLOCK_BOOTTIME of the container, in nanoseconds.
+    /// CLOCK_MONOTONIC of the container, in nanoseconds.
     pub monotonic_ns: i64,
     /// The same for CLOCK_BOOTTIME.
     pub boottime_ns: i64,
+    /// What of that its time namespace has added to the host's, in nanoseconds.
+    #[serde(default)]
+    pub monotonic_offset_ns: i64,
+    /// The same for CLOCK_BOOTTIME.
+    #[serde(default)]
+    pub boottime_offset_ns: i64,
 }

@@ -13,9 +13,10 @@ use std::collections::{HashMap, HashSet};
 use dormouse_kernel::call::TERMIOS_BYTES;
 
 use super::{
-    Area, Backing, Bytes, Deleted, Filter, Lock, Memory, PAGE_BYTES, Process, Records, Run,
+    About, Area, Backing, Bytes, Deleted, Filter, Lock, Memory, PAGE_BYTES, Process, Records, Run,
     Schedule, Terminal, Thing, TmpfsKind,
 };
+use crate::clock::CLOCK_MAX_NS;
 use crate::error::{Error, Result};
 
 /// The end of user memory on x86_64 with four-level tables.
@@ -50,6 +51,7 @@ pub fn records(records: &Records) -> Result<()> {
         return Err(Error::damaged(part("page"), "checksums for another number of pages"));
     }
     let page_count = pages.bytes / PAGE_BYTES;
+    about(&records.about).map_err(|what| Error::damaged(part("about"), what))?;
     for (n, memory) in records.memories.iter().enumerate() {
         check_memory(memory, records, page_count)
             .map_err(|what| Error::damaged(part("memory"), format!("number {n}: {what}")))?;
@@ -68,6 +70,14 @@ type Found = std::result::Result<(), String>;
 
 fn ensure(holds: bool, what: impl FnOnce() -> String) -> Found {
     if holds { Ok(()) } else { Err(what()) }
+}
+
+fn about(about: &About) -> Found {
+    let clock = |ns: i64| (0..=CLOCK_MAX_NS).contains(&ns);
+    ensure(clock(about.monotonic_ns) && clock(about.boottime_ns), || "its clocks".into())?;
+    let offset = |ns: i64| (-CLOCK_MAX_NS..=CLOCK_MAX_NS).contains(&ns);
+    let offsets = offset(about.monotonic_offset_ns) && offset(about.boottime_offset_ns);
+    ensure(offsets, || "the offsets of its clocks".into())
 }
 
 fn processes(records: &Records) -> Found {
@@ -289,6 +299,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             socket::options(&listener.options)?;
             ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())
         }
+        Thing::Netlink(netlink) => socket::netlink(netlink),
         Thing::Event(_) | Thing::Timer(_) | Thing::Signal(_) => Ok(()),
         Thing::PidFd(pidfd) => {
             let is = |p: &Process| {

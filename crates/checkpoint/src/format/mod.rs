@@ -22,9 +22,12 @@
 //! part ([`Reader`]), then every number that points to something ([`check`]), before anything is
 //! made of it.
 //!
+//! **One stream** of a checkpoint and what belongs to it, to be sent elsewhere: [`archive`].
+//!
 //! **Published** by rename of a directory that is complete and on the disk ([`Writer`]).
 
 mod about;
+pub mod archive;
 pub mod check;
 mod deleted;
 mod event;
@@ -33,6 +36,7 @@ mod inotify;
 mod lock;
 mod memfd;
 mod memory;
+mod netlink;
 mod object;
 mod passing;
 mod pidfd;
@@ -61,6 +65,7 @@ pub use inotify::{Inotify, Watch};
 pub use lock::{HeldLock, Lock, LockKind};
 pub use memfd::MemoryFile;
 pub use memory::{Area, Backing, Layout, Memory, Run, SharedMemory};
+pub use netlink::Netlink;
 pub use object::{Descriptor, Object, Thing};
 pub use pidfd::PidFd;
 pub use pipe::{Pipe, PipeEnd};

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Deleted, Device, Epoll, Event, External, File, Inotify, Listener, MemoryFile, PidFd, Pipe,
-    PipeEnd, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket,
-    Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
+    Deleted, Device, Epoll, Event, External, File, Inotify, Listener, MemoryFile, Netlink, PidFd,
+    Pipe, PipeEnd, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores,
+    TcpSocket, Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -57,6 +57,8 @@ pub enum Thing {
     TcpSocket(TcpSocket),
     /// A UDP socket.
     UdpSocket(UdpSocket),
+    /// A netlink socket.
+    Netlink(Netlink),
     /// eventfd(2).
     Event(Event),
     /// timerfd_create(2).
@@ -91,6 +93,44 @@ impl Thing {
         }
     }
 
+    /// Whether it is an open file that is made before any process is, so that it can be on its way
+    /// through a unix socket.
+    pub(crate) fn may_be_on_its_way(&self) -> bool {
+        match self {
+            Self::File(_)
+            | Self::Device(_)
+            | Self::External(_)
+            | Self::PipeEnd(_)
+            | Self::UnixSocket(_)
+            | Self::TerminalSide(_)
+            | Self::Listener(_)
+            | Self::TcpSocket(_)
+            | Self::UdpSocket(_)
+            | Self::Netlink(_)
+            | Self::Event(_)
+            | Self::Timer(_)
+            | Self::Signal(_)
+            | Self::Inotify(_)
+            | Self::Epoll(_) => true,
+            Self::Deleted(_)
+            | Self::MemoryFile(_)
+            | Self::Pipe(_)
+            | Self::Terminal(_)
+            | Self::PidFd(_)
+            | Self::Tmpfs(_)
+            | Self::SystemVMemory(_)
+            | Self::SystemVSemaphores(_)
+            | Self::SystemVQueue(_)
+            | Self::SharedMemory(_) => false,
+        }
+    }
+
+    /// Whether it is whole when it is made, and nothing of it is done by those who have it open.
+    pub(crate) fn needs_no_owner(&self) -> bool {
+        self.may_be_on_its_way()
+            && !matches!(self, Self::TerminalSide(_) | Self::Inotify(_) | Self::Epoll(_))
+    }
+
     /// What people call it.
     pub fn name(&self) -> &'static str {
         match self {
@@ -107,6 +147,7 @@ impl Thing {
             Self::Listener(_) => "TCP socket that listens",
             Self::TcpSocket(_) => "TCP socket",
             Self::UdpSocket(_) => "UDP socket",
+            Self::Netlink(_) => "netlink socket",
             Self::Event(_) => "eventfd",
             Self::Timer(_) => "timerfd",
             Self::Signal(_) => "signalfd",

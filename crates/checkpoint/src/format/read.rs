@@ -86,6 +86,11 @@ impl Reader {
     ///
     /// Errors: [`Error::Damaged`] with the process or object that the first damaged page is of.
     pub fn verify(&self) -> Result<()> {
+        self.each_chunk(|_| Ok(()))
+    }
+
+    /// The same, and does something with each chunk that is right.
+    pub(crate) fn each_chunk(&self, mut act: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let Pages { bytes, chunks } = Pages::of(&self.records);
         let mut buffer = vec![0; CHUNK_BYTES as usize];
         for (n, expected) in chunks.iter().enumerate() {
@@ -95,27 +100,27 @@ impl Reader {
             self.pages.read_exact_at(chunk, at).map_err(Error::file("cannot read", &self.path))?;
             if blake3::hash(chunk).to_hex().as_str() != expected {
                 let first = at / PAGE_BYTES;
-                let whose = self.whose(first, first + length as u64 / PAGE_BYTES);
+                let whose = whose(&self.records, first, first + length as u64 / PAGE_BYTES);
                 return Err(Error::damaged("pages", whose));
             }
+            act(chunk)?;
         }
         Ok(())
     }
+}
 
-    /// Whose contents some pages are.
-    fn whose(&self, first: u64, end: u64) -> String {
-        let hit =
-            |runs: &[super::Run]| runs.iter().any(|r| r.first < end && r.first + r.pages > first);
-        for process in &self.records.processes {
-            let memory = process.memory.and_then(|m| self.records.memories.get(m));
-            let area = memory.and_then(|m| m.areas.iter().find(|a| hit(&a.runs)));
-            if let Some(area) = area {
-                let (pid, name) = (process.pid, &process.name);
-                return format!("memory at {:x} of process {pid} ({name})", area.start);
-            }
+/// Whose contents some pages are.
+pub(super) fn whose(records: &Records, first: u64, end: u64) -> String {
+    let hit = |runs: &[super::Run]| runs.iter().any(|r| r.first < end && r.first + r.pages > first);
+    for process in &records.processes {
+        let memory = process.memory.and_then(|m| records.memories.get(m));
+        let area = memory.and_then(|m| m.areas.iter().find(|a| hit(&a.runs)));
+        if let Some(area) = area {
+            let (pid, name) = (process.pid, &process.name);
+            return format!("memory at {:x} of process {pid} ({name})", area.start);
         }
-        "shared memory".into()
     }
+    "shared memory".into()
 }
 
 struct Pages<'r> {

@@ -18,7 +18,7 @@ pub struct SocketOption {
 }
 
 /// Options that are saved, and the only ones that are restored: level, number, bytes of the value.
-pub(crate) const OPTIONS: [(i32, i32, usize); 50] = [
+pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 4),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 4),
     (libc::SOL_SOCKET, libc::SO_DONTROUTE, 4),
@@ -69,6 +69,12 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 50] = [
     (libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 4),
     (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4),
     (libc::IPPROTO_TCP, libc::TCP_CONGESTION, 16),
+    (libc::SOL_NETLINK, libc::NETLINK_PKTINFO, 4),
+    (libc::SOL_NETLINK, libc::NETLINK_BROADCAST_ERROR, 4),
+    (libc::SOL_NETLINK, libc::NETLINK_NO_ENOBUFS, 4),
+    (libc::SOL_NETLINK, libc::NETLINK_CAP_ACK, 4),
+    (libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, 4),
+    (libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, 4),
 ];
 
 impl SocketOption {

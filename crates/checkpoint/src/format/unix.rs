@@ -109,4 +109,7 @@ pub struct UnixMessage {
     /// The name of its sender, as in [`UnixName::bytes`]; empty where it had none.
     #[serde(default)]
     pub from: Bytes,
+    /// Open files that come along (SCM_RIGHTS), objects.
+    #[serde(default)]
+    pub descriptors: Vec<usize>,
 }

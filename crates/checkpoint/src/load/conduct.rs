@@ -108,6 +108,7 @@ fn lead(
         if stage == "begin" {
             // ORDER: what is in memory may be mapped, and is then looked at.
             tmpfs::restore(pid, restore)?;
+            set_clocks(pid, restore)?;
             begin(tasks, restore)?;
         }
         if stage == "born" {
@@ -234,6 +235,13 @@ fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> 
         }
     }
     Ok(())
+}
+
+/// The offsets of the time namespace that the newborn has made and will enter.
+fn set_clocks(pid: u32, restore: &Restore) -> Result<()> {
+    let Some(offsets) = restore.clocks else { return Ok(()) };
+    let path = format!("/proc/{pid}/timens_offsets");
+    std::fs::write(&path, offsets.text()).map_err(Error::file("cannot set the clocks by", path))
 }
 
 /// The first stage: its root is there, and nothing is made yet.

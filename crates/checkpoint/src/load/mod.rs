@@ -35,6 +35,7 @@ mod inotify;
 mod lock;
 mod memfd;
 mod memory;
+mod netlink;
 mod object;
 mod outside;
 mod packet;
@@ -58,6 +59,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{Descriptor, Reader, Records, Terminal, Thing};
 pub use crate::inject::program::Program;
@@ -65,6 +67,7 @@ use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 pub use conduct::Traced;
 pub use credentials::Allowed;
 pub use outside::outside_sockets;
+pub use socket::move_to;
 
 /// The resource number of the limit on descriptors.
 const NOFILE: u32 = 7;
@@ -94,6 +97,8 @@ pub struct Restore {
     memory: Vec<String>,
     /// The container whose connections were kept quiet.
     quiet: Option<String>,
+    /// What its clocks add to the host's, where that is not what the newborn's do.
+    clocks: Option<Offsets>,
 }
 
 /// A descriptor that must come along, in this order.
@@ -149,7 +154,9 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     };
     let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
     let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + 64) as u32;
+    let clocks = clock::here(&records.about)?;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
+    plan.moves_clocks = clocks.is_some();
     let sequences = tree::sequences(&mut plan)?;
     let pages = reader.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
@@ -170,6 +177,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
         pages,
         memory: allowed.memory.clone(),
         quiet: None,
+        clocks,
     })
 }
 
@@ -233,6 +241,8 @@ struct Plan<'r> {
     above: u32,
     /// Numbers of helpers begin here.
     free_pid: u32,
+    /// It gets a time namespace with other offsets.
+    moves_clocks: bool,
 }
 
 impl<'r> Plan<'r> {
@@ -280,6 +290,7 @@ impl<'r> Plan<'r> {
             shared_end: work + SHARED_AT,
             above: above.unwrap_or(0).max(16) + 1,
             free_pid,
+            moves_clocks: false,
         })
     }
 
@@ -332,12 +343,6 @@ fn fits_here(records: &Records) -> Result<()> {
     if !lacks.is_empty() {
         let text = format!("this CPU lacks {}, which its processes may use", lacks.join(", "));
         return Err(Error::Elsewhere(text));
-    }
-    let boot_id = dormouse_kernel::proc::boot_id();
-    if boot_id.is_ok_and(|here| here != about.boot_id) {
-        let text = "it was made before this host was started, and its clocks would go back: time \
-                    offsets are not restored yet";
-        return Err(Error::Elsewhere(text.into()));
     }
     let has_vdso = records.memories.iter().any(|m| m.vdso.is_some());
     if has_vdso && crate::save::vdso_hash().unwrap_or_default() != about.vdso {

@@ -1,8 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, file, inotify, memfd, memory, pipe, socket, tcp, terminal, timer, udp,
-    unix,
+    Plan, deleted, event, file, inotify, memfd, memory, netlink, pipe, socket, tcp, terminal,
+    timer, udp, unix,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -49,6 +49,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
             Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
+            Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
             Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
             Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
             Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),

@@ -1,22 +1,30 @@
 //! Processes: what their threads share.
 
 use super::{
-    NICE, NOFILE, Plan, RTPRIO, descriptor, event, filter, inotify, lock, memfd, signal, thread,
-    timer,
+    NICE, NOFILE, Plan, RTPRIO, descriptor, event, file, filter, inotify, lock, memfd, signal,
+    thread, timer,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// The first operations of all: the newborn becomes a blank sheet.
-pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) {
+pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     // Whatever comes is kept until the end; a breakpoint must come through.
     let but_trap = plan.builder.numbers(&[!(1 << (libc::SIGTRAP - 1))]);
     let args = [Arg::from(libc::SIG_SETMASK), but_trap.into(), Arg::Number(0), Arg::Number(8)];
     sequence.call("the signal mask", Call::new(libc::SYS_rt_sigprocmask, args));
+    if plan.moves_clocks {
+        // ORDER: offsets can be written until somebody is in it, which the conductor does at `begin`.
+        let new = Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]);
+        sequence.call("a time namespace", new);
+    }
     // The conductor learns here where the newborn's own rseq is, and makes the next call end it.
     sequence.stage("begin");
     sequence.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
+    if plan.moves_clocks {
+        enter_time(plan, sequence)?;
+    }
     // What the configuration allows at most is allowed until each has its own limits again.
     let limits = &plan.records.processes[0].limits;
     for resource in [NOFILE, NICE, RTPRIO] {
@@ -28,6 +36,18 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) {
         let what = format!("limit {resource}, as high as it goes");
         sequence.call(what, Call::new(libc::SYS_prlimit64, args).lenient());
     }
+    Ok(())
+}
+
+/// Enters the time namespace that was made for children; there are none yet.
+fn enter_time(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let what = "the clocks";
+    let path = "/proc/self/ns/time_for_children";
+    let cell = file::open(plan, sequence, what, path, libc::O_RDONLY as u32)?;
+    let args = [cell.into(), Arg::from(libc::CLONE_NEWTIME)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
+    Ok(())
 }
 
 /// Everything of a process behind its memory; gives the sequences of its other threads, which have

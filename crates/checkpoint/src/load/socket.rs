@@ -82,7 +82,7 @@ pub(super) fn listener(
 }
 
 /// Has sockets that were bound to an address of another container bound to what takes its place.
-pub(super) fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
+pub fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
     for object in &mut records.objects {
         let all: Vec<&mut SocketAddr> = match &mut object.thing {
             Thing::Listener(socket) => vec![&mut socket.address],

@@ -38,7 +38,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     for (n, node) in nodes.iter().enumerate() {
         let mut sequence = Sequence::default();
         if n == 0 {
-            process::begin(plan, &mut sequence);
+            process::begin(plan, &mut sequence)?;
             object::make_all(plan, &mut sequence)?;
         }
         born(plan, &mut sequence, &nodes, node)?;

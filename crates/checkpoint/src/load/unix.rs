@@ -12,6 +12,9 @@
 //! A connection has its name from the socket that accepted it. So it is made by connecting to that
 //! socket and accepting; where that one is gone, to one in its place, for that moment.
 //!
+//! Messages are sent when all sockets are there, since other sockets may come along with them; those of
+//! datagram sockets that have a name as soon as that leads to them.
+//!
 //! LIMIT: credentials of peers (SO_PEERCRED) are those of the first process for whatever was
 //! connected before.
 
@@ -30,7 +33,7 @@ const ASIDE: &str = ".dormouse-aside";
 /// Makes all unix sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let all = sockets(plan.records);
-    let mut work = Work { plan, sequence, all };
+    let mut work = Work { plan, sequence, all, gone: Vec::new() };
     work.new_ones()?;
     work.live_names();
     work.borrowed_names()?;
@@ -98,10 +101,23 @@ pub(super) fn check_places(records: &Records, pid: u32) -> Result<()> {
     Ok(())
 }
 
+/// `struct sockaddr_un`.
+fn sockaddr(name: &[u8]) -> Vec<u8> {
+    let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
+    address.extend_from_slice(name);
+    // A path ends at a NUL, which an abstract name may not have.
+    if name.first().is_some_and(|b| *b != 0) && name.len() < 108 {
+        address.push(0);
+    }
+    address
+}
+
 struct Work<'w, 'r> {
     plan: &'w mut Plan<'r>,
     sequence: &'w mut Sequence,
     all: BTreeMap<usize, &'r UnixSocket>,
+    /// Whose peer was closed, and what plays it until all has been sent.
+    gone: Vec<(usize, Cell)>,
 }
 
 impl<'r> Work<'_, 'r> {
@@ -184,11 +200,9 @@ impl<'r> Work<'_, 'r> {
                 }
                 UnixPeer::Gone => {
                     let [one, other] = self.pair(index)?;
-                    let received = &self.all[&index].received;
-                    for message in received {
-                        self.send(index, other, message, None);
-                    }
-                    self.call(index, libc::SYS_close, [other.into()]);
+                    let what = self.what(index);
+                    let other = object::lift(self.plan, self.sequence, &what, other)?;
+                    self.gone.push((index, other));
                     self.has(index, one)?;
                 }
                 UnixPeer::Socket { .. } | UnixPeer::None | UnixPeer::Waiting { .. } => {
@@ -222,12 +236,7 @@ impl<'r> Work<'_, 'r> {
 
     /// `struct sockaddr_un` in data, and its length.
     fn address(&mut self, bytes: &[u8]) -> [Arg; 2] {
-        let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
-        address.extend_from_slice(bytes);
-        // A path ends at a NUL, which an abstract name may not have.
-        if bytes.first().is_some_and(|b| *b != 0) && bytes.len() < 108 {
-            address.push(0);
-        }
+        let address = sockaddr(bytes);
         [self.plan.builder.data(&address).into(), Arg::Number(address.len() as u64)]
     }
 
@@ -400,10 +409,9 @@ impl<'r> Work<'_, 'r> {
         let what = self.what(index);
         self.sequence.call_into(what, accepted, Call::new(libc::SYS_accept4, args));
         if self.all[&index].peer == UnixPeer::Gone {
-            for message in &self.all[&index].received {
-                self.send(index, client, message, None);
-            }
-            self.call(index, libc::SYS_close, [client.into()]);
+            let what = self.what(index);
+            let client = object::lift(self.plan, self.sequence, &what, client)?;
+            self.gone.push((index, client));
         }
         self.has(index, accepted)
     }
@@ -421,7 +429,7 @@ impl<'r> Work<'_, 'r> {
                 // ORDER: one that is connected elsewhere may still send where it is told to.
                 Some(sender) => {
                     let cell = self.plan.object(sender)?;
-                    self.send(index, cell, message, to);
+                    self.send(index, cell, message, to)?;
                 }
                 None => {
                     let cell = self.socket(index)?;
@@ -432,12 +440,11 @@ impl<'r> Work<'_, 'r> {
                         inherited: false,
                     };
                     if message.from.0.is_empty() {
-                        self.send(index, cell, message, to);
+                        self.send(index, cell, message, to)?;
                     } else {
                         self.under_a_name_that_is_gone(index, &gone, |work| {
                             work.bind(index, cell, &message.from.0);
-                            work.send(index, cell, message, to);
-                            Ok(())
+                            work.send(index, cell, message, to)
                         })?;
                     }
                     self.call(index, libc::SYS_close, [cell.into()]);
@@ -460,7 +467,16 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    fn send(&mut self, index: usize, from: Cell, message: &UnixMessage, to: Option<&[u8]>) {
+    fn send(
+        &mut self,
+        index: usize,
+        from: Cell,
+        message: &UnixMessage,
+        to: Option<&[u8]>,
+    ) -> Result<()> {
+        if !message.descriptors.is_empty() {
+            return self.send_descriptors(index, from, message, to);
+        }
         let bytes = message.data.0.len() as u64;
         let at = self.plan.builder.data(&message.data.0);
         let what = self.what(index);
@@ -475,6 +491,45 @@ impl<'r> Work<'_, 'r> {
                 self.sequence.call(what, Call::new(libc::SYS_sendto, args));
             }
         }
+        Ok(())
+    }
+
+    /// The same with open files (SCM_RIGHTS of unix(7)). Their numbers are known only by then: each is
+    /// duplicated for this, which a call writes into the message, and closed with all others at the end.
+    fn send_descriptors(
+        &mut self,
+        index: usize,
+        from: Cell,
+        message: &UnixMessage,
+        to: Option<&[u8]>,
+    ) -> Result<()> {
+        const HEAD_BYTES: u64 = 16;
+        let what = self.what(index);
+        // struct cmsghdr: cmsg_len, cmsg_level, cmsg_type; then the numbers.
+        let length = HEAD_BYTES + message.descriptors.len() as u64 * 4;
+        let mut control = length.to_ne_bytes().to_vec();
+        control.extend(libc::SOL_SOCKET.to_ne_bytes());
+        control.extend(libc::SCM_RIGHTS.to_ne_bytes());
+        control.resize(length.next_multiple_of(8) as usize, 0);
+        let control_at = self.plan.builder.data(&control);
+        for (n, object) in message.descriptors.iter().enumerate() {
+            let cell = self.plan.object(*object)?;
+            let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), self.plan.above.into()];
+            let at = control_at + HEAD_BYTES + n as u64 * 4;
+            self.sequence.call_to(what.clone(), at, Call::new(libc::SYS_fcntl, args));
+        }
+        let bytes = message.data.0.len() as u64;
+        let data_at = self.plan.builder.data(&message.data.0);
+        let pieces = self.plan.builder.numbers(&[data_at, bytes]);
+        let name = to.map_or_else(Vec::new, sockaddr);
+        let name_at = if name.is_empty() { 0 } else { self.plan.builder.data(&name) };
+        // struct msghdr: name and its length, pieces and their number, control and its length, flags.
+        let head =
+            [name_at, name.len() as u64, pieces, 1, control_at, length.next_multiple_of(8), 0];
+        let at = self.plan.builder.numbers(&head);
+        let args = [from.into(), at.into(), Arg::Number(0)];
+        self.sequence.call(what, Call::new(libc::SYS_sendmsg, args).returns(bytes));
+        Ok(())
     }
 
     /// What connected sockets have received, the other one has sent.
@@ -487,8 +542,14 @@ impl<'r> Work<'_, 'r> {
             }
             let from = self.plan.object(object)?;
             for message in &record.received {
-                self.send(index, from, message, None);
+                self.send(index, from, message, None)?;
             }
+        }
+        for (index, from) in std::mem::take(&mut self.gone) {
+            for message in &self.all[&index].received {
+                self.send(index, from, message, None)?;
+            }
+            self.call(index, libc::SYS_close, [from.into()]);
         }
         Ok(())
     }

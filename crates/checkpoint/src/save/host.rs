@@ -3,30 +3,35 @@
 use std::fs;
 
 use dormouse_kernel::proc;
-use rustix::time::ClockId;
 
 use super::Subject;
+use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::About;
 
 pub(crate) fn about(subject: &Subject) -> Result<About> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let nanoseconds = |clock| {
-        let now = rustix::time::clock_gettime(clock);
-        now.tv_sec * 1_000_000_000 + now.tv_nsec
-    };
+    let offsets = Offsets::of(subject.init)?;
+    let now = clock::now(offsets)?;
     let boot_id = proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
     Ok(About {
         container: subject.id.clone(),
         name: subject.name.clone(),
-        created_unix_ms: now.map_or(0, |d| d.as_millis() as i64),
+        created_unix_ms: now_unix_ms(),
         kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         boot_id,
         vdso: vdso_hash().unwrap_or_default(),
         cpu: cpu_features(),
-        monotonic_ns: nanoseconds(ClockId::Monotonic),
-        boottime_ns: nanoseconds(ClockId::Boottime),
+        monotonic_ns: now.monotonic_ns,
+        boottime_ns: now.boottime_ns,
+        monotonic_offset_ns: offsets.monotonic_ns,
+        boottime_offset_ns: offsets.boottime_ns,
     })
+}
+
+/// The time of day, in milliseconds since the epoch.
+pub(crate) fn now_unix_ms() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |d| d.as_millis() as i64)
 }
 
 /// CPU features by the names of `/proc/cpuinfo`, sorted.

@@ -1,8 +1,11 @@
 //! Memory: areas from `/proc/PID/smaps`, contents by PAGEMAP_SCAN and process_vm_readv(2).
 //!
 //! Only pages that are a process's own are read: a private page of a file that was never written is
-//! in the file, and shared memory is read once, from the file that the kernel keeps it in.
+//! in the file, and shared memory is read once, from the file that the kernel keeps it in. Anonymous
+//! pages of zeros are as good as none. What parent and child have shared since fork(2) is read from
+//! each, since nothing keeps the kernel from moving it, and written once.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -237,41 +240,45 @@ pub(super) fn file_runs(
     Ok(Ok(runs))
 }
 
+/// Pages that several processes have (fork(2)), by a hash of their contents: each is written once.
+#[derive(Default)]
+pub(crate) struct Known(HashMap<[u8; 32], u64>);
+
 /// Reads the contents of a stopped process's own pages.
-pub(crate) fn contents(seen: &Seen, mut memory: Memory, writer: &mut Writer) -> Result<Memory> {
+pub(crate) fn contents(
+    seen: &Seen,
+    mut memory: Memory,
+    known: &mut Known,
+    writer: &mut Writer,
+) -> Result<Memory> {
     memory.auxv = Bytes(
         fs::read(format!("/proc/{}/auxv", seen.pid))
             .map_err(Error::file("cannot read", format!("/proc/{}/auxv", seen.pid)))?,
     );
     let path = format!("/proc/{}/pagemap", seen.pid);
     let pagemap = File::open(&path).map_err(Error::file("cannot open", path))?;
-    let mut places: Vec<(u64, u64)> = Vec::new();
-    let mut waiting = 0;
-    for area in &mut memory.areas {
+    let mut batch = Batch { seen, pagemap: &pagemap, places: Vec::new(), bytes: 0 };
+    for n in 0..memory.areas.len() {
+        let area = &memory.areas[n];
         if matches!(area.backing, Backing::Shared { .. }) {
             continue;
         }
         for run in own_pages(&pagemap, area.start, area.end)
             .map_err(Error::of("find the pages in memory", seen.pid))?
         {
-            let (mut at, end) = (run.start, run.end);
-            area.runs.push(Run {
-                address: at,
-                pages: (end - at) / PAGE_BYTES,
-                first: writer.next_page() + waiting / PAGE_BYTES,
-            });
-            while at < end {
-                let length = (end - at).min(BATCH_BYTES - waiting);
-                places.push((at, length));
-                waiting += length;
-                at += length;
-                if waiting == BATCH_BYTES || places.len() == 1024 {
-                    copy(seen, &mut places, &mut waiting, writer)?;
+            let mut at = run.start;
+            while at < run.end {
+                let bytes = (run.end - at).min(BATCH_BYTES - batch.bytes);
+                batch.places.push(Place { area: n, address: at, bytes });
+                batch.bytes += bytes;
+                at += bytes;
+                if batch.bytes == BATCH_BYTES || batch.places.len() == 1024 {
+                    batch.save(&mut memory.areas, known, writer)?;
                 }
             }
         }
     }
-    copy(seen, &mut places, &mut waiting, writer)?;
+    batch.save(&mut memory.areas, known, writer)?;
     Ok(memory)
 }
 
@@ -295,40 +302,132 @@ fn own_pages(pagemap: &File, start: u64, end: u64) -> std::result::Result<Vec<Pa
     Ok(all)
 }
 
-/// Copies what was gathered.
-fn copy(
-    seen: &Seen,
-    places: &mut Vec<(u64, u64)>,
-    waiting: &mut u64,
-    writer: &mut Writer,
-) -> Result<()> {
-    if places.is_empty() {
-        return Ok(());
-    }
-    let mut buffer = vec![0; *waiting as usize];
-    let read = call::read_memory(seen.pid, &mut buffer, places);
-    let is_whole = matches!(read, Ok(n) if n == buffer.len());
-    if !is_whole {
-        // Areas that nobody may read (PROT_NONE over pages that were written before) are read
-        // through the process's memory file, which does not ask.
-        let path = format!("/proc/{}/mem", seen.pid);
-        let file = File::open(&path).map_err(Error::file("cannot open", &path))?;
-        let mut rest = &mut buffer[..];
-        for (address, length) in places.iter() {
-            let (now, later) = rest.split_at_mut(*length as usize);
-            file.read_exact_at(now, *address).map_err(Error::file("cannot read", &path))?;
-            rest = later;
+/// A part of an area that is to be copied.
+struct Place {
+    area: usize,
+    address: u64,
+    bytes: u64,
+}
+
+/// What is copied at a time.
+struct Batch<'p> {
+    seen: &'p Seen,
+    pagemap: &'p File,
+    places: Vec<Place>,
+    bytes: u64,
+}
+
+/// A page that was never written shows this.
+const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+
+impl Batch<'_> {
+    /// Copies what was gathered, and writes what is not known yet.
+    fn save(&mut self, areas: &mut [Area], known: &mut Known, writer: &mut Writer) -> Result<()> {
+        let shared = |place: &Place| shared_pages(self.pagemap, place.address, place.bytes);
+        let shared = self.places.iter().map(shared).collect::<std::result::Result<Vec<_>, _>>();
+        let shared = shared.map_err(Error::of("find the pages in memory", self.seen.pid))?;
+        let buffer = self.copy(shared.iter().flatten().any(|is_shared| *is_shared))?;
+        let mut rest = &buffer[..];
+        // Pages that are next to each other are written at once.
+        let mut new = 0..0;
+        for (place, shared) in std::mem::take(&mut self.places).into_iter().zip(shared) {
+            let is_anonymous = areas[place.area].backing == Backing::Anonymous;
+            for (address, is_shared) in (place.address..).step_by(PAGE_BYTES as usize).zip(shared) {
+                let at = buffer.len() - rest.len();
+                let (page, later) = rest.split_at(PAGE_BYTES as usize);
+                rest = later;
+                if is_anonymous && page == ZEROS {
+                    continue;
+                }
+                let next = writer.next_page() + new.len() as u64 / PAGE_BYTES;
+                let number = match is_shared {
+                    true => *known.0.entry(*blake3::hash(page).as_bytes()).or_insert(next),
+                    false => next,
+                };
+                if number == next && new.end == at {
+                    new.end += page.len();
+                } else if number == next {
+                    writer.append(&buffer[new])?;
+                    new = at..at + page.len();
+                }
+                note(&mut areas[place.area].runs, address, number);
+            }
         }
+        self.bytes = 0;
+        writer.append(&buffer[new])
     }
-    writer.append(&buffer)?;
-    places.clear();
-    *waiting = 0;
-    Ok(())
+
+    /// KERNEL(5.19): process_vm_readv(2) pins what it reads, and to pin a page that is shared since
+    /// fork(2) the kernel first makes a copy of it for that process, for good. The process's memory
+    /// file only looks.
+    fn copy(&self, only_look: bool) -> Result<Vec<u8>> {
+        let mut buffer = vec![0; self.bytes as usize];
+        let places: Vec<(u64, u64)> = self.places.iter().map(|p| (p.address, p.bytes)).collect();
+        if places.is_empty() {
+            return Ok(buffer);
+        }
+        let is_whole = !only_look && {
+            let read = call::read_memory(self.seen.pid, &mut buffer, &places);
+            matches!(read, Ok(n) if n == buffer.len())
+        };
+        if !is_whole {
+            // Areas that nobody may read (PROT_NONE over pages that were written before) are read
+            // through the process's memory file, which does not ask.
+            let path = format!("/proc/{}/mem", self.seen.pid);
+            let file = File::open(&path).map_err(Error::file("cannot open", &path))?;
+            let mut rest = &mut buffer[..];
+            for (address, length) in places {
+                let (now, later) = rest.split_at_mut(length as usize);
+                file.read_exact_at(now, address).map_err(Error::file("cannot read", &path))?;
+                rest = later;
+            }
+        }
+        Ok(buffer)
+    }
+}
+
+/// Adds a page to runs.
+fn note(runs: &mut Vec<Run>, address: u64, number: u64) {
+    match runs.last_mut() {
+        Some(last)
+            if last.address + last.pages * PAGE_BYTES == address
+                && last.first + last.pages == number =>
+        {
+            last.pages += 1;
+        }
+        _ => runs.push(Run { address, pages: 1, first: number }),
+    }
+}
+
+/// Which of some pages somebody else has mapped, too (pagemap, bit 56).
+fn shared_pages(pagemap: &File, address: u64, bytes: u64) -> std::result::Result<Vec<bool>, Errno> {
+    const ENTRY_BYTES: u64 = 8;
+    const PRESENT: u64 = 1 << 63;
+    const EXCLUSIVE: u64 = 1 << 56;
+    let mut entries = vec![0; (bytes / PAGE_BYTES * ENTRY_BYTES) as usize];
+    pagemap
+        .read_exact_at(&mut entries, address / PAGE_BYTES * ENTRY_BYTES)
+        .map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+    let is_shared = |entry: &[u8]| {
+        let entry = u64::from_ne_bytes(entry.try_into().unwrap_or([0; 8])); // eight bytes each
+        entry & (PRESENT | EXCLUSIVE) == PRESENT
+    };
+    Ok(entries.chunks_exact(ENTRY_BYTES as usize).map(is_shared).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_next_to_each_other_are_one_run() {
+        let mut runs = Vec::new();
+        for (address, number) in [(0, 5), (4096, 6), (8192, 9), (20480, 10), (24576, 11)] {
+            note(&mut runs, address, number);
+        }
+        let found: Vec<_> = runs.iter().map(|r| (r.address, r.pages, r.first)).collect();
+        assert_eq!(found, [(0, 2, 5), (8192, 1, 9), (20480, 2, 10)]);
+    }
 
     #[test]
     fn entries_of_smaps_are_read() {

@@ -25,6 +25,7 @@ mod ipc;
 mod limit;
 mod lock;
 mod memory;
+mod netlink;
 mod object;
 mod option;
 mod pidfd;
@@ -54,7 +55,7 @@ use object::Survey;
 pub use tree::Stopped;
 
 pub(crate) use file::{lookup, modified_ns};
-pub(crate) use host::{cpu_features, vdso_hash};
+pub(crate) use host::{cpu_features, now_unix_ms, vdso_hash};
 pub(crate) use process::find;
 pub(crate) use thread::Maps;
 
@@ -149,10 +150,10 @@ pub struct Wakes {
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
-    explain_tree(subject, &tree::look(subject)?)
+    Ok(survey(subject, &tree::look(subject)?)?.refusals)
 }
 
-fn explain_tree(subject: &Subject, tree: &[tree::Seen]) -> Result<Vec<Refusal>> {
+fn survey(subject: &Subject, tree: &[tree::Seen]) -> Result<object::Found> {
     let mut survey = Survey::new(subject);
     survey.outsiders(tree);
     if let Some(first) = tree.first() {
@@ -171,7 +172,7 @@ fn explain_tree(subject: &Subject, tree: &[tree::Seen]) -> Result<Vec<Refusal>> 
         }
     }
     terminal::sessions(&mut survey, tree);
-    Ok(survey.finish().refusals)
+    Ok(survey.finish(tree))
 }
 
 /// The threads of a container that wait for some time at most. Nothing is stopped.
@@ -181,16 +182,23 @@ pub fn waits(subject: &Subject) -> Result<Vec<Wait>> {
 
 /// Stops all processes of a container, none of which has anything that cannot be saved.
 ///
-/// Errors: [`Error::Refused`] names what cannot; nothing was stopped then.
+/// Errors: [`Error::Refused`] names what cannot; nothing was stopped then. [`Error::Passing`], when all
+/// of that would pass in a moment.
 pub fn stop(subject: &Subject) -> Result<Stopped> {
     let tree = tree::look(subject)?;
-    let refusals = explain_tree(subject, &tree)?;
-    if !refusals.is_empty() {
-        return Err(Error::Refused(refusals));
-    }
+    refused(survey(subject, &tree)?).map(drop)?;
     // ORDER: what takes long and can be done beforehand is.
     let blocks = thread::Blocks::for_waiting(&tree);
     tree::stop(subject, blocks)
+}
+
+/// What was found, unless something of it cannot be saved.
+fn refused(found: object::Found) -> Result<object::Found> {
+    match found.refusals.len() {
+        0 => Ok(found),
+        all if all == found.passing => Err(Error::Passing(found.refusals)),
+        _ => Err(Error::Refused(found.refusals)),
+    }
 }
 
 impl Stopped {
@@ -205,6 +213,7 @@ impl Stopped {
             tmpfs::find(&mut survey, first);
         }
         let blocks = self.take_blocks();
+        let mut known = memory::Known::default();
         let mut processes = Vec::new();
         let mut memories = Vec::new();
         for seen in self.processes() {
@@ -214,15 +223,12 @@ impl Stopped {
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());
-                memories.push(memory::contents(seen, memory, &mut writer)?);
+                memories.push(memory::contents(seen, memory, &mut known, &mut writer)?);
             }
             processes.push(record);
         }
         terminal::sessions(&mut survey, self.processes());
-        let mut found = survey.finish();
-        if !found.refusals.is_empty() {
-            return Err(Error::Refused(found.refusals));
-        }
+        let mut found = refused(survey.finish(self.processes()))?;
         self.connections.read(subject, &mut found)?;
         terminal::contents(&mut found)?;
         tmpfs::contents(&mut found, subject.init, &mut writer)?;

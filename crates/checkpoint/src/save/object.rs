@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use dormouse_kernel::call;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::Stat;
 
 use super::tree::Seen;
@@ -114,6 +114,9 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
+    /// Copies of what nobody has open who was looked at: as long as the survey, since their numbers
+    /// are compared.
+    on_their_way: Vec<OwnedFd>,
 }
 
 /// What a survey found.
@@ -121,6 +124,8 @@ pub(crate) struct Survey<'s> {
 pub(crate) struct Found {
     pub(crate) objects: Vec<Object>,
     pub(crate) refusals: Vec<Refusal>,
+    /// How many of these pass by themselves in a moment.
+    pub(crate) passing: usize,
     /// Connections that are read when all stand still.
     pub(crate) connections: Vec<super::tcp::Met>,
     /// Open files to be held.
@@ -144,6 +149,7 @@ impl<'s> Survey<'s> {
             segments: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            on_their_way: Vec::new(),
         }
     }
 
@@ -262,10 +268,67 @@ impl<'s> Survey<'s> {
         Ok(Some(Open { process, number, link, info, stat, copy, index: self.found.objects.len() }))
     }
 
+    /// The object of an open file that is on its way to a process. `copy` is the same open file.
+    pub(crate) fn on_its_way(
+        &mut self,
+        process: &Seen,
+        copy: OwnedFd,
+    ) -> std::result::Result<usize, Why> {
+        let failed = |e: &dyn std::fmt::Display| format!("it cannot be looked at: {e}");
+        let number = copy.as_raw_fd();
+        let link = fs::read_link(format!("/proc/self/fd/{number}")).map_err(|e| failed(&e))?;
+        let info =
+            fs::read_to_string(format!("/proc/self/fdinfo/{number}")).map_err(|e| failed(&e))?;
+        let stat = rustix::fs::fstat(&copy).map_err(|e| failed(&e))?;
+        let link = link.to_string_lossy().into_owned();
+        let (number, index) = (number as u32, self.found.objects.len());
+        let open = Open { process, number, link, info, stat, copy, index };
+        let (own, key) = (std::process::id(), open.key());
+        for (pid, other, index) in self.open_files.get(&key).into_iter().flatten() {
+            let same = call::compare_files((own, number), (*pid, *other));
+            if same.is_ok_and(|order| order.is_eq()) {
+                return Ok(*index);
+            }
+        }
+        let thing = match file::external(self.subject, &open) {
+            Some(external) => external,
+            None => {
+                let kind = KINDS.iter().find(|kind| (kind.is)(&open));
+                let kind = kind.ok_or_else(|| unknown(&open.link))?;
+                // The place is taken before the record is made, as above.
+                self.found.objects.push(Object { thing: placeholder() });
+                (kind.save)(self, &open)?
+            }
+        };
+        // Seals of memory are set by those who have it open.
+        let memory = match &thing {
+            Thing::File(it) => it.deleted.map(|n| &self.found.objects[n].thing),
+            _ => None,
+        };
+        let is_sealed = matches!(memory, Some(Thing::MemoryFile(memory)) if memory.seals != 0);
+        if is_sealed || !thing.needs_no_owner() {
+            return Err(format!("{}, which nobody has open but who sent it", thing.name()));
+        }
+        match self.found.objects.get_mut(index) {
+            Some(place) => place.thing = thing,
+            None => self.found.objects.push(Object { thing }),
+        }
+        self.open_files.entry(key).or_default().push((own, number, index));
+        self.on_their_way.push(open.copy);
+        Ok(index)
+    }
+
+    /// Why something cannot be saved just now, and can be in a moment.
+    pub(crate) fn passing(&mut self, why: Why) -> Why {
+        self.found.passing += 1;
+        why
+    }
+
     /// Ends the survey: what only all together tell.
-    pub(crate) fn finish(mut self) -> Found {
+    pub(crate) fn finish(mut self, tree: &[Seen]) -> Found {
+        // ORDER: what is on its way through unix sockets may be an end of a pipe.
+        unix::finish(&mut self, tree);
         pipe::finish(&mut self);
-        unix::finish(&mut self);
         self.found.terminals = self.terminals.into_values().collect();
         self.found
     }

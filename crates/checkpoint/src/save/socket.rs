@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 
 use super::object::{Open, Survey, Why};
-use super::{option, tcp, udp, unix};
+use super::{netlink, option, tcp, udp, unix};
 use crate::format::{Listener, Thing};
 
 pub(crate) fn is_socket(open: &Open<'_>) -> bool {
@@ -19,7 +19,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     match domain {
         AddressFamily::UNIX => unix::save(survey, open),
         AddressFamily::INET | AddressFamily::INET6 => inet(survey, open, domain),
-        AddressFamily::NETLINK => Err("a netlink socket, which is not saved yet".into()),
+        AddressFamily::NETLINK => netlink::save(open),
         AddressFamily::PACKET => Err("a packet socket, which is not saved yet".into()),
         other => Err(format!("a socket of family {}, which is not saved yet", other.as_raw())),
     }
@@ -47,10 +47,10 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         LISTEN if number(24) == 0 || survey.subject.hold => {}
         LISTEN => {
             let waiting = number(24);
-            return Err(format!(
+            return Err(survey.passing(format!(
                 "a TCP socket with {waiting} connections that it has not accepted, which are not \
                  saved yet"
-            ));
+            )));
         }
         state => return tcp::save(survey, open, domain, state),
     }

@@ -79,8 +79,14 @@ pub(super) fn save(
         4 => Some(TcpState::FinWait1),
         5 => Some(TcpState::FinWait2),
         8 => Some(TcpState::CloseWait),
-        2 | 3 => return Err("a TCP connection that is being made, which is not saved yet".into()),
-        9 | 11 => return Err("a TCP connection that both sides end just now, not saved yet".into()),
+        2 | 3 => {
+            let why = "a TCP connection that is being made, which is not saved yet";
+            return Err(survey.passing(why.into()));
+        }
+        9 | 11 => {
+            let why = "a TCP connection that both sides end just now, not saved yet";
+            return Err(survey.passing(why.into()));
+        }
         other => return Err(format!("a TCP connection in state {other}, which is not saved yet")),
     };
     let options = option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?;

@@ -3,13 +3,15 @@
 //! Every open file is registered as it is met ([`save`]); the rest is known only when all are there
 //! ([`finish`]): sock_diag(7), asked in the network namespace of the container, tells the peer of
 //! each, the file behind a path, and which connections wait at a socket that listens. Messages are
-//! left in their queue by MSG_PEEK.
+//! left in their queue by MSG_PEEK, which copies the descriptors that come along; they may be sockets
+//! in whose queues there are others, so this goes on until no new one is met.
 //!
 //! A connection that waits to be accepted is a socket that nobody has open: what was written into
 //! it can be read by nobody, so it must be empty.
 
 use std::collections::HashMap;
 use std::fs;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::{self, Namespace};
@@ -17,14 +19,16 @@ use dormouse_kernel::pidfd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, ReturnFlags, SendFlags, SocketFlags, SocketType, netlink, recvmsg,
-    sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
+    SocketFlags, SocketType, netlink, recvmsg, sockopt,
 };
 
 use super::object::{Open, Survey, Why};
+use super::tree::Seen;
 use super::{file, option, thread};
 use crate::error::Refusal;
 use crate::format::{Bytes, Thing, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
+use crate::inject::peek::before_last_write;
 
 /// Unix sockets that were met, by inode.
 pub(crate) type Known = HashMap<u64, Socket>;
@@ -39,6 +43,8 @@ pub(crate) struct Socket {
     directory: String,
     /// For the message: who has it.
     whose: Refusal,
+    /// What it has received.
+    received: Result<Vec<UnixMessage>, Why>,
 }
 
 /// What sock_diag(7) says of one.
@@ -69,6 +75,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         pid: open.process.pid,
         directory: directory.to_string_lossy().into_owned(),
         whose: open.process.refuse(format!("descriptor {}", open.number), ""),
+        received: Ok(Vec::new()),
     };
     survey.unix.insert(open.stat.st_ino, socket);
     Ok(Thing::UnixSocket(UnixSocket {
@@ -84,8 +91,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
 }
 
 /// Everything that is known only when all sockets are.
-pub(crate) fn finish(survey: &mut Survey<'_>) {
-    let known = std::mem::take(&mut survey.unix);
+pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
+    let known = read_queues(survey, tree);
     let Some(first) = known.values().next() else { return };
     let said = match ask(first.pid) {
         Ok(said) => said,
@@ -108,6 +115,51 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
         }
     }
     inherit(survey, &known);
+}
+
+/// Reads what all sockets have received, and meets those that are on their way.
+fn read_queues(survey: &mut Survey<'_>, tree: &[Seen]) -> Known {
+    let mut known = Known::new();
+    loop {
+        let new = std::mem::take(&mut survey.unix);
+        if new.is_empty() {
+            return known;
+        }
+        for (inode, mut socket) in new {
+            let seen = tree.iter().find(|seen| seen.pid == socket.pid);
+            socket.received = match seen {
+                Some(seen) => read_queue(survey, &socket, seen),
+                None => Err("a unix socket of a process that is gone".into()),
+            };
+            known.insert(inode, socket);
+        }
+    }
+}
+
+fn read_queue(
+    survey: &mut Survey<'_>,
+    socket: &Socket,
+    seen: &Seen,
+) -> Result<Vec<UnixMessage>, Why> {
+    let Thing::UnixSocket(record) = &survey.found.objects[socket.object].thing else {
+        return Ok(Vec::new());
+    };
+    let failed = |e: Errno| format!("a unix socket whose queue cannot be read: {e}");
+    let queue = queue(&socket.copy, record.socket_type).map_err(failed)?.ok_or(
+        "a unix socket in whose queue something is on its way that is no data (credentials), which \
+         is not saved yet",
+    )?;
+    let mut all = Vec::new();
+    for (mut message, descriptors) in queue {
+        for descriptor in descriptors {
+            let object = survey.on_its_way(seen, descriptor);
+            message.descriptors.push(object.map_err(|why| {
+                format!("a unix socket in whose queue a descriptor is on its way: {why}")
+            })?);
+        }
+        all.push(message);
+    }
+    Ok(all)
 }
 
 fn fill(
@@ -151,13 +203,7 @@ fn fill(
     if matches!(record.peer, UnixPeer::Waiting { .. }) {
         return Ok(());
     }
-    let has_credentials = record.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_PASSCRED));
-    let failed = |e: Errno| format!("a unix socket whose queue cannot be read: {e}");
-    record.received =
-        queue(&socket.copy, record.socket_type).map_err(failed)?.ok_or_else(|| {
-            let what = if has_credentials { "credentials" } else { "descriptors" };
-            format!("a unix socket in whose queue {what} are on their way, which is not saved yet")
-        })?;
+    record.received.clone_from(socket.received.as_ref().map_err(Clone::clone)?);
     Ok(())
 }
 
@@ -247,40 +293,96 @@ fn inherit(survey: &mut Survey<'_>, known: &Known) {
     }
 }
 
-/// What a socket has received, left there. `None` where something comes along that is no data.
-fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<UnixMessage>>, Errno> {
+/// A message, and what comes along.
+type Received = (UnixMessage, Vec<OwnedFd>);
+
+/// What a socket has received, left there. `None` where something comes along that is neither data
+/// nor a descriptor.
+fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<Received>>, Errno> {
     let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let peek_at =
         |offset| call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
     peek_at(0)?;
-    let mut all = Vec::new();
+    let mut all: Vec<Received> = Vec::new();
     let mut buffer = vec![0; 1 << 20];
+    let mut offset = 0;
     let result = loop {
-        let mut control = rustix::net::RecvAncillaryBuffer::default();
-        let mut iov = [std::io::IoSliceMut::new(&mut buffer)];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        match recvmsg(socket, &mut iov, &mut control, flags) {
+        match peek(socket, &mut buffer) {
             // It was never connected (of streams), or never had a peer.
             Err(Errno::AGAIN | Errno::INVAL | Errno::NOTCONN) => break Ok(Some(all)),
             Err(e) => break Err(e),
-            Ok(got) if got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC) => {
-                break Ok(None);
-            }
+            Ok(Peeked { is_data: false, .. }) => break Ok(None),
             Ok(got) if got.bytes == 0 && socket_type != libc::SOCK_DGRAM => break Ok(Some(all)),
+            // They may have come with what is behind this.
+            Ok(got) if got.bytes == buffer.len() && !got.descriptors.is_empty() => break Ok(None),
             // A message of nothing is looked at for ever.
             Ok(got) if got.bytes == 0 => break Ok(None),
             Ok(got) => {
-                let from = got.address.filter(|_| socket_type == libc::SOCK_DGRAM);
-                let from = from.and_then(|a| rustix::net::SocketAddrUnix::try_from(a).ok());
-                all.push(UnixMessage {
-                    data: Bytes(buffer[..got.bytes].to_vec()),
-                    from: Bytes(from.map_or_else(Vec::new, |a| name_of(&a))),
-                });
+                let data = &buffer[..got.bytes];
+                let is_stream = socket_type == libc::SOCK_STREAM;
+                // The look ends with the write that they came along with, and shows those before it, too.
+                let found = match is_stream && !got.descriptors.is_empty() {
+                    true => peek_at(offset)
+                        .and_then(|()| before_last_write(socket.as_fd(), &mut vec![0; got.bytes])),
+                    false => Ok(0),
+                };
+                let alone = match found {
+                    Ok(alone) => alone,
+                    Err(e) => break Err(e),
+                };
+                let is_datagram = socket_type == libc::SOCK_DGRAM;
+                let from = if is_datagram { got.from } else { Vec::new() };
+                let message = |data: &[u8]| UnixMessage {
+                    data: Bytes(data.to_vec()),
+                    from: Bytes(from.clone()),
+                    descriptors: Vec::new(),
+                };
+                if alone > 0 {
+                    all.push((message(&data[..alone]), Vec::new()));
+                }
+                all.push((message(&data[alone..]), got.descriptors));
+                offset += got.bytes as i32;
+                if is_stream && let Err(e) = peek_at(offset) {
+                    break Err(e);
+                }
             }
         }
     };
     peek_at(before)?;
     result
+}
+
+/// One look at what a socket has received.
+struct Peeked {
+    bytes: usize,
+    from: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+    /// Nothing comes along but descriptors, and nothing was cut off.
+    is_data: bool,
+}
+
+fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Peeked, Errno> {
+    // As many as one message can have, and credentials.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut iov = [std::io::IoSliceMut::new(buffer)];
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(socket, &mut iov, &mut control, flags)?;
+    let mut peeked = Peeked {
+        bytes: got.bytes,
+        from: Vec::new(),
+        descriptors: Vec::new(),
+        is_data: !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC),
+    };
+    let from = got.address.and_then(|a| rustix::net::SocketAddrUnix::try_from(a).ok());
+    peeked.from = from.map_or_else(Vec::new, |a| name_of(&a));
+    for message in control.drain() {
+        match message {
+            RecvAncillaryMessage::ScmRights(all) => peeked.descriptors.extend(all),
+            _ => peeked.is_data = false,
+        }
+    }
+    Ok(peeked)
 }
 
 fn name_of(address: &rustix::net::SocketAddrUnix) -> Vec<u8> {

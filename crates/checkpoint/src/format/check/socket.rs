@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
 use crate::format::{
-    Datagram, OPTIONS, Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket, UnixMessage,
-    UnixPeer, UnixSocket,
+    Datagram, Netlink, OPTIONS, Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket,
+    UnixMessage, UnixPeer, UnixSocket,
 };
 
 pub(super) fn options(options: &[SocketOption]) -> Found {
@@ -50,8 +50,23 @@ pub(super) fn tcp(tcp: &TcpSocket) -> Found {
     ensure(buffers && it.buffers_locked <= 3, || "its buffers".into())
 }
 
+/// LIMIT: groups of a netlink socket, and the number of one.
+const GROUPS_MAX: usize = 4096;
+
+pub(super) fn netlink(netlink: &Netlink) -> Found {
+    options(&netlink.options)?;
+    let known = [libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&netlink.socket_type);
+    ensure(known && (0..32).contains(&netlink.protocol), || "its type".into())?;
+    let group = |n: &u32| (1..=GROUPS_MAX as u32).contains(n);
+    let groups = netlink.groups.len() <= GROUPS_MAX && netlink.groups.iter().all(group);
+    ensure(groups, || "its groups".into())
+}
+
 /// LIMIT: bytes of a unix socket's name (`sun_path`).
 const UNIX_NAME_MAX: usize = 108;
+
+/// LIMIT: descriptors of one message (`SCM_MAX_FD`).
+const DESCRIPTORS_MAX: usize = 253;
 
 pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Found {
     let known = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
@@ -63,6 +78,15 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     let sound = |m: &UnixMessage| !m.data.0.is_empty() && m.from.0.len() <= UNIX_NAME_MAX;
     let received = bytes <= CONTENT_MAX && socket.received.iter().all(sound);
     ensure(received, || "what it received".into())?;
+    for message in &socket.received {
+        ensure(message.descriptors.len() <= DESCRIPTORS_MAX, || "descriptors".into())?;
+        for n in &message.descriptors {
+            let thing = object(*n, records)?;
+            ensure(thing.may_be_on_its_way(), || {
+                format!("object {n} ({}), which cannot be sent", thing.name())
+            })?;
+        }
+    }
     if let Some(name) = &socket.name {
         let length = name.bytes.0.len();
         // An abstract name is text to nobody; a path is, and ends at its first NUL.
@@ -132,7 +156,8 @@ mod tests {
             options: Vec::new(),
         };
         let mut one = socket(UnixPeer::Socket { object: 2 }, None, None);
-        one.received = vec![UnixMessage { data: Bytes(vec![1]), from: Bytes::default() }];
+        let (data, from) = (Bytes(vec![1]), Bytes::default());
+        one.received = vec![UnixMessage { data, from, descriptors: vec![0] }];
         let all = [
             one,
             socket(UnixPeer::Socket { object: 1 }, name(true), None),
@@ -140,6 +165,8 @@ mod tests {
         ];
         let mut records = small();
         records.objects.extend(all.map(|s| Object { thing: Thing::UnixSocket(s) }));
+        let memory = crate::format::SharedMemory { bytes: 4096, runs: Vec::new() };
+        records.objects.push(Object { thing: Thing::SharedMemory(memory) });
         records
     }
 
@@ -147,7 +174,10 @@ mod tests {
     fn sockets_that_cannot_be_are_refused() {
         assert!(records(&sockets()).is_ok());
         type Case = (fn(&mut [&mut UnixSocket]), &'static str);
-        let cases: [Case; 14] = [
+        let cases: [Case; 17] = [
+            (|s| s[0].received[0].descriptors = vec![99], "object 99"),
+            (|s| s[0].received[0].descriptors = vec![4], "which cannot be sent"),
+            (|s| s[0].received[0].descriptors = vec![0; 254], "descriptors"),
             (|s| s[0].socket_type = libc::SOCK_RAW, "its type"),
             (|s| s[0].shut = 4, "shut down"),
             (|s| s[0].peer = UnixPeer::Socket { object: 99 }, "object 99"),
@@ -179,6 +209,19 @@ mod tests {
             let said = records(&all).unwrap_err().to_string();
             assert!(said.contains(text), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn netlink_sockets_that_cannot_be_are_refused() {
+        let with = |socket_type, protocol, groups| {
+            let (flags, port, peer, options) = (0, 7, (0, 0), Vec::new());
+            netlink(&Netlink { socket_type, protocol, flags, port, groups, peer, options })
+        };
+        assert!(with(libc::SOCK_RAW, 0, vec![1, 33]).is_ok());
+        assert!(with(libc::SOCK_STREAM, 0, Vec::new()).is_err());
+        assert!(with(libc::SOCK_RAW, 32, Vec::new()).is_err());
+        assert!(with(libc::SOCK_RAW, 0, vec![0]).is_err());
+        assert!(with(libc::SOCK_RAW, 0, vec![1; GROUPS_MAX + 1]).is_err());
     }
 
     #[test]

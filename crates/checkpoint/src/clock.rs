@@ -1,0 +1,141 @@
+//! Clocks that began when the host did: what a container's say, and how they go on elsewhere.
+//!
+//! A time namespace adds an offset to CLOCK_MONOTONIC and CLOCK_BOOTTIME (time_namespaces(7)), each
+//! relative to the clock of the host, whatever namespace one looks from. A container that comes back
+//! in the same boot keeps the offsets it had. In another boot, or on another host, CLOCK_MONOTONIC goes
+//! on from where it was saved, as after a suspend, and CLOCK_BOOTTIME has counted the time in between.
+
+use std::fs;
+use std::io::ErrorKind;
+
+use rustix::time::ClockId;
+
+use crate::error::{Error, Result};
+use crate::format::About;
+
+/// LIMIT: what a clock may say, in nanoseconds: 73 years. The kernel takes twice that.
+pub(crate) const CLOCK_MAX_NS: i64 = 1 << 61;
+const SECOND_NS: i64 = 1_000_000_000;
+
+/// What a time namespace adds to the clocks of the host.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Offsets {
+    pub(crate) monotonic_ns: i64,
+    pub(crate) boottime_ns: i64,
+}
+
+impl Offsets {
+    /// Those of a process, by `/proc/PID/timens_offsets`; `self` is one, too.
+    pub(crate) fn of(pid: impl std::fmt::Display) -> Result<Self> {
+        let path = format!("/proc/{pid}/timens_offsets");
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Self::parse(&text)),
+            // KERNEL(5.6): one without time namespaces adds nothing.
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(Error::file("cannot read", path)(e)),
+        }
+    }
+
+    /// Reads lines of `CLOCK SECONDS NANOSECONDS`.
+    fn parse(text: &str) -> Self {
+        let of = |clock: &str| -> Option<i64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
+            let mut words = line.split_ascii_whitespace();
+            let (seconds, rest): (i64, i64) =
+                (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+            seconds.checked_mul(SECOND_NS)?.checked_add(rest)
+        };
+        Self {
+            monotonic_ns: of("monotonic").unwrap_or(0),
+            boottime_ns: of("boottime").unwrap_or(0),
+        }
+    }
+
+    /// What is written to `timens_offsets` to have these.
+    pub(crate) fn text(self) -> String {
+        let line = |name: &str, ns: i64| {
+            format!("{name} {} {}\n", ns.div_euclid(SECOND_NS), ns.rem_euclid(SECOND_NS))
+        };
+        line("monotonic", self.monotonic_ns) + &line("boottime", self.boottime_ns)
+    }
+}
+
+/// Both clocks, of whoever has these offsets.
+pub(crate) fn now(offsets: Offsets) -> Result<Offsets> {
+    let own = Offsets::of("self")?;
+    let read = |clock, own: i64, other: i64| {
+        let now = rustix::time::clock_gettime(clock);
+        now.tv_sec * SECOND_NS + now.tv_nsec - own + other
+    };
+    Ok(Offsets {
+        monotonic_ns: read(ClockId::Monotonic, own.monotonic_ns, offsets.monotonic_ns),
+        boottime_ns: read(ClockId::Boottime, own.boottime_ns, offsets.boottime_ns),
+    })
+}
+
+/// The offsets with which the clocks of a checkpoint go on here; `None` where a process that is made
+/// here has them anyway.
+pub(crate) fn here(about: &About) -> Result<Option<Offsets>> {
+    let boot_id = dormouse_kernel::proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let wanted = if boot_id == about.boot_id {
+        Offsets { monotonic_ns: about.monotonic_offset_ns, boottime_ns: about.boottime_offset_ns }
+    } else {
+        elsewhere(about, now(Offsets::default())?, crate::save::now_unix_ms())
+    };
+    Ok((wanted != Offsets::of("self")?).then_some(wanted))
+}
+
+/// The offsets in another boot, where the clocks of the host say `host`.
+fn elsewhere(about: &About, host: Offsets, now_unix_ms: i64) -> Offsets {
+    // The time of day may have been set back, and a record may say anything.
+    let passed_ms = now_unix_ms.saturating_sub(about.created_unix_ms).max(0);
+    let boottime = about.boottime_ns.saturating_add(passed_ms.saturating_mul(1_000_000));
+    Offsets {
+        monotonic_ns: about.monotonic_ns - host.monotonic_ns,
+        boottime_ns: boottime.min(CLOCK_MAX_NS) - host.boottime_ns,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_read_and_written() {
+        let text = "monotonic           0         0\nboottime     -864000 999999999\n";
+        let read = Offsets::parse(text);
+        assert_eq!((read.monotonic_ns, read.boottime_ns), (0, -863_999_000_000_001));
+        assert_eq!(read.text(), "monotonic 0 0\nboottime -864000 999999999\n");
+        assert_eq!(Offsets::parse(""), Offsets::default());
+        assert_eq!(
+            Offsets::parse("monotonic x\nboottime 9223372036854775807 0"),
+            Offsets::default()
+        );
+    }
+
+    #[test]
+    fn clocks_go_on_in_another_boot() {
+        let about = About {
+            created_unix_ms: 1_000,
+            monotonic_ns: 50 * SECOND_NS,
+            boottime_ns: 60 * SECOND_NS,
+            ..About::default()
+        };
+        let host = Offsets { monotonic_ns: 3 * SECOND_NS, boottime_ns: 3 * SECOND_NS };
+        let found = elsewhere(&about, host, 5_000);
+        assert_eq!(found.monotonic_ns, 47 * SECOND_NS);
+        assert_eq!(found.boottime_ns, 61 * SECOND_NS, "four seconds have passed");
+        assert_eq!(elsewhere(&about, host, 0).boottime_ns, 57 * SECOND_NS, "none have");
+        let liar = About { created_unix_ms: i64::MIN, ..about };
+        assert_eq!(elsewhere(&liar, host, i64::MAX).boottime_ns, CLOCK_MAX_NS - 3 * SECOND_NS);
+    }
+
+    #[test]
+    fn our_own_clocks_are_what_the_kernel_says() {
+        let own = Offsets::of("self").unwrap();
+        let now = now(own).unwrap();
+        let kernel = rustix::time::clock_gettime(ClockId::Monotonic);
+        let kernel = kernel.tv_sec * SECOND_NS + kernel.tv_nsec;
+        assert!(now.monotonic_ns <= kernel && kernel - now.monotonic_ns < 60 * SECOND_NS);
+    }
+}

@@ -1,0 +1,53 @@
+//! Netlink sockets: bound to their old port, and members of their old groups.
+
+use super::{Plan, file, socket};
+use crate::error::Result;
+use crate::format::Netlink;
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+const SOL_NETLINK: i32 = 270;
+const NETLINK_ADD_MEMBERSHIP: i32 = 1;
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    it: &Netlink,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let kind = it.socket_type | libc::SOCK_CLOEXEC;
+    let args = [Arg::from(libc::AF_NETLINK), Arg::from(kind), Arg::from(it.protocol)];
+    sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    for option in &it.options {
+        socket::option(plan, sequence, what, cell, option);
+    }
+    let mut name = |call: i64, port: u32, groups: u32| {
+        // struct sockaddr_nl: family, padding, port, groups.
+        let mut bytes = (libc::AF_NETLINK as u16).to_ne_bytes().to_vec();
+        bytes.extend([0; 2]);
+        bytes.extend(port.to_ne_bytes());
+        bytes.extend(groups.to_ne_bytes());
+        let at = plan.builder.data(&bytes);
+        let args = [cell.into(), at.into(), Arg::Number(bytes.len() as u64)];
+        sequence.call(what, Call::new(call, args));
+    };
+    if it.port != 0 {
+        name(libc::SYS_bind, it.port, 0);
+    }
+    if it.peer != (0, 0) {
+        name(libc::SYS_connect, it.peer.0, it.peer.1);
+    }
+    for group in &it.groups {
+        let at = plan.builder.data(&group.to_ne_bytes());
+        let args = [
+            cell.into(),
+            Arg::from(SOL_NETLINK),
+            Arg::from(NETLINK_ADD_MEMBERSHIP),
+            at.into(),
+            Arg::Number(4),
+        ];
+        sequence.call(what, Call::new(libc::SYS_setsockopt, args));
+    }
+    file::set_flags(sequence, what, cell, it.flags);
+    Ok(cell)
+}

@@ -1,0 +1,54 @@
+//! Netlink sockets: what they are bound to and hear of. What they have been told and nobody has read is
+//! about the network as it was, so there must be nothing.
+
+use std::os::fd::AsFd;
+
+use dormouse_kernel::call;
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, getpeername, getsockname, recv, sockopt};
+
+use super::object::{Open, Why};
+use super::option;
+use crate::format::{Netlink, Thing};
+
+const SOL_NETLINK: i32 = 270;
+const NETLINK_LIST_MEMBERSHIPS: i32 = 9;
+/// LIMIT: bytes of a list of groups. The kernel has a few dozen, and families of their own.
+const GROUPS_BYTES_MAX: usize = 512;
+
+pub(super) fn save(open: &Open<'_>) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a netlink socket: {e}");
+    let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
+    let protocol = sockopt::socket_protocol(&open.copy).map_err(failed)?;
+    let options = option::read(open.copy.as_fd(), AddressFamily::NETLINK, kind, protocol)?;
+    let mut byte = [0];
+    match recv(&open.copy, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN) => {}
+        Err(e) => return Err(failed(e)),
+        Ok(_) => return Err("a netlink socket that was told what it has not read".into()),
+    }
+    let own = getsockname(&open.copy).and_then(SocketAddrNetlink::try_from).map_err(failed)?;
+    let peer = getpeername(&open.copy).map_err(failed)?;
+    let peer = peer.map(SocketAddrNetlink::try_from).transpose().map_err(failed)?;
+    Ok(Thing::Netlink(Netlink {
+        socket_type: kind.as_raw() as i32,
+        protocol: protocol.map_or(0, |p| p.as_raw().get() as i32),
+        flags: open.flags(),
+        port: own.pid(),
+        groups: groups(open).map_err(failed)?,
+        peer: peer.map_or((0, 0), |peer| (peer.pid(), peer.groups())),
+        options,
+    }))
+}
+
+/// The groups it hears of, from the kernel's list of bits.
+fn groups(open: &Open<'_>) -> Result<Vec<u32>, Errno> {
+    let mut bits = [0; GROUPS_BYTES_MAX];
+    let socket = open.copy.as_fd();
+    let length = call::socket_option(socket, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, &mut bits)?;
+    // The length is that of all groups there are, more than the buffer where that is too small.
+    let bits = bits.get(..length).ok_or(Errno::OVERFLOW)?;
+    let is_set = |n: &u32| bits[*n as usize / 8] & 1 << (n % 8) != 0;
+    Ok((0..length as u32 * 8).filter(is_set).map(|n| n + 1).collect())
+}
