@@ -9,6 +9,8 @@
 //!
 //! [`CreateArgs::merge`] does no I/O: what it needs of the caller's surroundings comes in [`Here`].
 
+mod saved;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};

@@ -31,6 +31,19 @@ pub(crate) fn write(
             .and_then(|()| out.flush().context("cannot write to standard output"))
             .map_err(|e| if is_broken_pipe(&e) { fail::quiet(141) } else { e });
     };
+    to_file(path, false, write)
+}
+
+/// Writes what `write` writes to a file, which appears when it is complete and on the disk.
+pub(crate) fn keep(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    to_file(path, true, write)
+}
+
+fn to_file(
+    path: &Path,
+    durable: bool,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".part-{}", std::process::id()));
     let part = PathBuf::from(part);
@@ -40,7 +53,16 @@ pub(crate) fn write(
         let mut out = BufWriter::with_capacity(64 << 10, file);
         write(&mut out)?;
         out.flush().with_context(step)?;
-        std::fs::rename(&part, path).with_context(step)
+        if durable {
+            out.get_ref().sync_all().with_context(step)?;
+        }
+        std::fs::rename(&part, path).with_context(step)?;
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
+        match durable {
+            true => File::open(dir.unwrap_or(Path::new("."))).and_then(|d| d.sync_all()),
+            false => Ok(()),
+        }
+        .with_context(step)
     })();
     if done.is_err() {
         let _ = std::fs::remove_file(&part); // the first error is the one to tell

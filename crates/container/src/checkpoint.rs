@@ -11,26 +11,31 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use dormouse_checkpoint::format::{Reader, Thing};
+use dormouse_checkpoint::format::{Reader, Records, Thing};
 use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_launch::{Follow, Plan};
 use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, State};
 
+use crate::archive;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::life::InitRecord;
 use crate::spec::Create;
 use crate::start::{self, Running};
 use crate::user::Account;
+
+/// How long what passes in a moment is waited for: connections that are being accepted or ended.
+const PASSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
@@ -151,21 +156,23 @@ impl Engine {
 
     /// Saves the processes of a running container.
     pub fn checkpoint(&self, id: &ContainerId, options: &CheckpointOptions) -> Result<Made> {
-        self.checkpoint_while(id, options, || Ok::<(), Error>(())).map(|(made, ())| made)
+        self.checkpoint_while(id, options, |_| Ok::<(), Error>(())).map(|(made, ())| made)
     }
 
-    /// The same, and something that is done while they stand still.
+    /// The same, and something that is done with it while they stand still; when that fails they go
+    /// on, and nothing was saved.
     pub fn checkpoint_while<T, E: std::convert::From<Error>>(
         &self,
         id: &ContainerId,
         options: &CheckpointOptions,
-        meanwhile: impl FnOnce() -> std::result::Result<T, E>,
+        meanwhile: impl FnOnce(&Path) -> std::result::Result<T, E>,
     ) -> std::result::Result<(Made, T), E> {
         let mut done = None;
         let mut step = Some(meanwhile);
-        let made = self.save(id, options, &mut || {
+        let made = self.save(id, options, &mut |path| {
             // Once: a save that fails after it has nothing to show for it.
-            done = step.take().map(|step| step());
+            done = step.take().map(|step| step(path));
+            matches!(done, Some(Ok(_)))
         })?;
         match done {
             Some(done) => Ok((made, done?)),
@@ -177,7 +184,7 @@ impl Engine {
         &self,
         id: &ContainerId,
         options: &CheckpointOptions,
-        meanwhile: &mut dyn FnMut(),
+        meanwhile: &mut dyn FnMut(&Path) -> bool,
     ) -> Result<Made> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -199,10 +206,24 @@ impl Engine {
             }
         };
         let subject = self.subject(&config)?;
-        let mut stopped = save::stop(&subject)?;
-        let figures = stopped.write(&subject, &path)?.figures;
-        meanwhile();
-        if !options.leave_running {
+        let began = Instant::now();
+        let (stopped, figures) = loop {
+            let saved = save::stop(&subject).and_then(|mut stopped| {
+                let figures = stopped.write(&subject, &path)?.figures;
+                Ok((stopped, figures))
+            });
+            match saved {
+                Err(CheckpointError::Passing(_)) if began.elapsed() < PASSES_WITHIN => {
+                    // They go on meanwhile.
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                other => break other?,
+            }
+        };
+        let is_done = meanwhile(&path);
+        if !is_done {
+            archive::withdraw(&path)?;
+        } else if !options.leave_running {
             if figures.connections > 0 {
                 // ORDER: before they are nowhere: whoever starts this container knows.
                 let path = self.quiet_mark(id);
@@ -269,12 +290,14 @@ impl Engine {
         Ok(running)
     }
 
-    /// A container like another, with a name, ids and addresses of its own, whose root is what that
-    /// one's files were and whose processes come from a checkpoint of it.
+    /// A container like another, with a name, ids and addresses of its own (`addresses`, or some of
+    /// the pool), whose root is what that one's files were and whose processes come from a checkpoint
+    /// of it.
     pub fn clone_of(
         &self,
         other: &Config,
         name: Name,
+        addresses: Vec<IpAddr>,
         root: RootSource,
         checkpoint: &Path,
     ) -> Result<Running> {
@@ -286,13 +309,7 @@ impl Engine {
         }
         let reader = Reader::open(checkpoint)?;
         reader.verify()?;
-        let connections = reader.records().objects.iter().filter_map(|o| match &o.thing {
-            Thing::TcpSocket(socket) => socket.connection.as_ref(),
-            _ => None,
-        });
-        // Both ends in a stack of its own are its own, too.
-        let is_inside = |peer: IpAddr| other.net == NetMode::None && peer.is_loopback();
-        if let Some(found) = connections.map(|c| c.peer).find(|peer| !is_inside(peer.ip())) {
+        if let Some(found) = connection_outside(reader.records(), &other.net) {
             return Err(Error::Invalid(format!(
                 "'{}' has a TCP connection with {found}, which two cannot have",
                 other.name
@@ -311,7 +328,7 @@ impl Engine {
             mounts: other_one.mounts,
             anonymous_volumes: Vec::new(),
             net: other_one.net,
-            addresses: Vec::new(),
+            addresses,
             // Ports of the host lead to the other.
             publish: Vec::new(),
             extra_hosts: other_one.extra_hosts,
@@ -407,7 +424,7 @@ impl Engine {
         Ok(all)
     }
 
-    fn find_checkpoint(&self, config: &Config, from: &From) -> Result<PathBuf> {
+    pub(crate) fn find_checkpoint(&self, config: &Config, from: &From) -> Result<PathBuf> {
         let none = |number| Error::NoCheckpoint { name: config.name.to_string(), number };
         let numbers = self.numbers(&config.id)?;
         let number = match from {
@@ -530,6 +547,17 @@ impl Engine {
         });
         Ok(restore)
     }
+}
+
+/// Whom a connection is with that is not the container's alone.
+pub(crate) fn connection_outside(records: &Records, net: &NetMode) -> Option<SocketAddr> {
+    let connections = records.objects.iter().filter_map(|o| match &o.thing {
+        Thing::TcpSocket(socket) => socket.connection.as_ref(),
+        _ => None,
+    });
+    // Both ends in a stack of its own are its own, too.
+    let is_inside = |peer: IpAddr| *net == NetMode::None && peer.is_loopback();
+    connections.map(|c| c.peer).find(|peer| !is_inside(peer.ip()))
 }
 
 /// A standard stream by the name it was saved under.

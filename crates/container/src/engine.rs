@@ -225,11 +225,20 @@ impl Engine {
     /// create is alive, and one rename publishes it. A failure gives back what was taken, and so
     /// does the next command for a create that was killed ([`crate::pending`]).
     pub fn create(&self, create: Create) -> Result<Created> {
+        self.create_with(create, |_, _| Ok(()))
+    }
+
+    /// The same, of a container that has more from the beginning: `fill` puts it into its directory.
+    pub(crate) fn create_with(
+        &self,
+        create: Create,
+        fill: impl FnOnce(&Config, &Path) -> Result<()>,
+    ) -> Result<Created> {
         let id = new_id()?;
         crate::spec::validate(&create)?;
         let new = self.begin(&id)?;
         let name = create.name.clone();
-        match self.create_in(&new.dir, &id, create) {
+        match self.create_in(&new.dir, &id, create, fill) {
             Ok(config) => {
                 self.record("create", id.as_str(), config.name.as_str(), &[]);
                 Ok(Created { config, lock: new.lock })
@@ -241,7 +250,13 @@ impl Engine {
         }
     }
 
-    fn create_in(&self, new: &Path, id: &ContainerId, create: Create) -> Result<Config> {
+    fn create_in(
+        &self,
+        new: &Path,
+        id: &ContainerId,
+        create: Create,
+        fill: impl FnOnce(&Config, &Path) -> Result<()>,
+    ) -> Result<Config> {
         self.take_name(&create.name, id)?;
         let ids = self.slots.take(create.wide_ids, id)?;
         if let RootSource::Image { id: image, .. } = &create.root
@@ -288,6 +303,7 @@ impl Engine {
             sysctls: create.sysctls,
         };
         Store::create_upper(new, &ids, &self.lower(&config.root)?)?;
+        fill(&config, new)?;
         self.write_config(new, &config)?;
         let dir = self.dir(id);
         fs::rename(new, &dir).map_err(Error::file("cannot publish", &dir))?;

@@ -36,6 +36,9 @@ pub enum Error {
     /// Something of the container has run, so it does not fall asleep by itself.
     #[error("container '{0}' has run again")]
     NotIdle(String),
+    /// What is to be made relies on something that is not here.
+    #[error("{0}")]
+    Missing(String),
     /// A value cannot be used.
     #[error("{0}")]
     Invalid(String),
@@ -121,6 +124,7 @@ impl Error {
             Self::NoContainer(_)
             | Self::NoUser(_)
             | Self::CommandNotFound(_)
+            | Self::Missing(_)
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,

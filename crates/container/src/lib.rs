@@ -56,6 +56,7 @@
 //! and is repeated until nothing is left.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod checkpoint;
 mod custody;
 mod disk;

@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -28,9 +28,10 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::archive::Meta;
+use crate::digest::Digest;
 use crate::error::{At, Fault, Result};
 use crate::import::{architecture, layer_of, now};
-use crate::ingest::NewImage;
+use crate::ingest::{Expect, Import, NewImage};
 use crate::mount::{Lower, view};
 use crate::progress::Progress;
 use crate::store::{Image, ImageId, Store, to_json};
@@ -102,22 +103,47 @@ impl Store {
         commit: &Commit,
         progress: &dyn Progress,
     ) -> Result<ImageId> {
+        self.with_layer(base, commit, |import| {
+            layer_of(import, progress, |out| changes(base.is_none(), lower, upper, ids, out))
+        })
+    }
+
+    /// Writes what [`Store::commit`] makes a layer of as a tar, with the ids that the container
+    /// sees: its changes, or with `whole` all of its files. The container must be stopped or paused.
+    pub fn changes(
+        &self,
+        whole: bool,
+        lower: &Lower,
+        upper: BorrowedFd<'_>,
+        ids: &IdMap,
+        out: &mut dyn Write,
+    ) -> Result<()> {
+        changes(whole, lower, upper, ids, out)
+    }
+
+    /// Makes an image of another one (of none: of nothing) and a layer that comes as a tar, such as
+    /// [`Store::changes`] has written. It may come from anywhere.
+    pub fn add_layer(
+        &self,
+        base: Option<&Image>,
+        layer: &mut dyn Read,
+        commit: &Commit,
+        progress: &dyn Progress,
+    ) -> Result<ImageId> {
+        self.with_layer(base, commit, |import| {
+            Ok(import.layer(layer, Expect::default(), progress)?.diff_id)
+        })
+    }
+
+    /// An image of another one and a layer that `make` takes in.
+    fn with_layer(
+        &self,
+        base: Option<&Image>,
+        commit: &Commit,
+        make: impl FnOnce(&Import<'_>) -> Result<Digest>,
+    ) -> Result<ImageId> {
         let result = self.begin().and_then(|import| {
-            let inside = |id: u32| ids.to_inside(id).unwrap_or(id);
-            let layer = layer_of(&import, progress, |out| {
-                let mut walker = Walker::new(out, &inside);
-                match base {
-                    Some(_) => {
-                        let mut sink = Layer { walker: &mut walker };
-                        compare_all(lower, upper, ids, &mut sink)?;
-                    }
-                    None => {
-                        let root = here(view(lower, Some(upper))?)?;
-                        walker.tree(&root, b"", 0)?;
-                    }
-                }
-                walker.out.finish().at("end the tar of", "the container").map(drop)
-            })?;
+            let layer = make(&import)?;
             let mut config = match base {
                 Some(image) => {
                     let bytes = self.config_bytes(image)?;
@@ -225,6 +251,26 @@ impl<W: Write> Sink for Layer<'_, '_, W> {
     fn deleted(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
         self.walker.whiteout(parent, name)
     }
+}
+
+/// The tar of a layer: what a container changed, or all that it has.
+fn changes(
+    whole: bool,
+    lower: &Lower,
+    upper: BorrowedFd<'_>,
+    ids: &IdMap,
+    out: impl Write,
+) -> Result<()> {
+    let inside = |id: u32| ids.to_inside(id).unwrap_or(id);
+    let mut walker = Walker::new(out, &inside);
+    if whole {
+        let root = here(view(lower, Some(upper))?)?;
+        walker.tree(&root, b"", 0)?;
+    } else {
+        let mut sink = Layer { walker: &mut walker };
+        compare_all(lower, upper, ids, &mut sink)?;
+    }
+    walker.out.finish().at("end the tar of", "the container").map(drop)
 }
 
 fn here(dir: OwnedFd) -> Result<Here> {

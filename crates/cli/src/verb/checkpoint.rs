@@ -1,11 +1,14 @@
 //! `dormouse checkpoint`, and what is done with checkpoints.
 
+mod archive;
+mod diff;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use dormouse_checkpoint::format::{Reader, Records, Thing};
-use dormouse_container::{CheckpointOptions, Engine, From};
+use dormouse_container::{CheckpointOptions, Engine, From, Made};
 use serde_json::json;
 
 use crate::command::Global;
@@ -19,9 +22,15 @@ pub(crate) struct Args {
     /// Let the container run on
     #[arg(long)]
     leave_running: bool,
-    /// Write to DIR, which is made, instead of the container's own checkpoints
-    #[arg(long, value_name = "DIR")]
+    /// Write to PATH, which is made, instead of the container's own checkpoints: a directory
+    #[arg(long, value_name = "PATH")]
     to: Option<PathBuf>,
+    /// Write one archive to PATH, with the container's files, which can be imported elsewhere
+    #[arg(long, requires = "to")]
+    archive: bool,
+    /// Compress the archive
+    #[arg(long, requires = "archive")]
+    compress: bool,
     /// Print how long it took and how much it is, as JSON
     #[arg(long)]
     json: bool,
@@ -44,6 +53,12 @@ enum Of {
     Inspect(Which),
     /// Check everything a checkpoint holds against its checksums
     Verify(Which),
+    /// Tell what differs between two checkpoints of a container
+    Diff(diff::Args),
+    /// Write a checkpoint of a stopped container, and its files, as an archive
+    Export(archive::Export),
+    /// Make a container of an archive; `restore` brings its processes back
+    Import(Box<archive::Import>),
     /// Remove a checkpoint
     Rm {
         /// Name or id
@@ -93,6 +108,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             Reader::open(&which.path(&engine)?)?.verify()?;
             output::line("whole")?;
         }
+        (Some(Of::Diff(args)), _) => return diff::run(&engine, &args),
+        (Some(Of::Export(args)), _) => archive::export(&engine, &args)?,
+        (Some(Of::Import(args)), _) => archive::import(&engine, &args)?,
         (Some(Of::Rm { name, numbers }), _) => {
             let id = engine.find(&name)?;
             for number in numbers {
@@ -100,27 +118,36 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             }
         }
         (None, Some(name)) => {
-            let (leave_running, to) = (args.leave_running, args.to);
             let id = engine.find(&name)?;
-            let made = engine.checkpoint(&id, &CheckpointOptions { leave_running, to })?;
-            if args.json {
-                let us = |d: Duration| d.as_micros() as u64;
-                let figures = made.figures;
-                output::json_line(&json!({
-                    "path": made.path, "number": made.number, "processes": figures.processes,
-                    "threads": figures.threads, "bytes": figures.bytes,
-                    "stop_us": us(figures.stop), "read_us": us(figures.read),
-                    "publish_us": us(figures.publish),
-                }))?;
-            } else if let Some(number) = made.number {
-                output::line(&number.to_string())?;
-            } else {
-                output::line(&made.path.display().to_string())?;
-            }
+            let (leave_running, to) = (args.leave_running, args.to);
+            let made = match to {
+                Some(file) if args.archive => {
+                    archive::save(&engine, &id, leave_running, args.compress, file)?
+                }
+                to => engine.checkpoint(&id, &CheckpointOptions { leave_running, to })?,
+            };
+            tell(&made, args.json)?;
         }
         (None, None) => bail!("no container was given"),
     }
     Ok(0)
+}
+
+fn tell(made: &Made, as_json: bool) -> Result<()> {
+    if as_json {
+        let us = |d: Duration| d.as_micros() as u64;
+        let figures = made.figures;
+        return output::json_line(&json!({
+            "path": made.path, "number": made.number, "processes": figures.processes,
+            "threads": figures.threads, "bytes": figures.bytes,
+            "stop_us": us(figures.stop), "read_us": us(figures.read),
+            "publish_us": us(figures.publish),
+        }));
+    }
+    match made.number {
+        Some(number) => output::line(&number.to_string()),
+        None => output::line(&made.path.display().to_string()),
+    }
 }
 
 fn list(engine: &Engine, name: Option<&str>) -> Result<()> {

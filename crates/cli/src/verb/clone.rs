@@ -1,5 +1,6 @@
 //! `dormouse clone`
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
@@ -64,20 +65,47 @@ fn all(
     stem: &str,
     count: u32,
 ) -> Result<()> {
+    for n in 1..=count {
+        let name = if count == 1 { stem.to_owned() } else { format!("{stem}-{n}") };
+        one(engine, config, template, &name, Vec::new())?;
+    }
+    Ok(())
+}
+
+/// A new container from a checkpoint and files.
+fn one(
+    engine: &Engine,
+    config: &Config,
+    template: &Template,
+    name: &str,
+    addresses: Vec<IpAddr>,
+) -> Result<()> {
     let reference = match &config.root {
         RootSource::Image { reference, .. } => reference.clone(),
         RootSource::Directory(_) => "clone".parse()?,
     };
-    for n in 1..=count {
-        let name = if count == 1 { stem.to_owned() } else { format!("{stem}-{n}") };
-        let root = RootSource::Image { reference: reference.clone(), id: template.image.clone() };
-        let clone = engine
-            .clone_of(config, name.parse()?, root, &template.checkpoint)
-            .with_context(|| format!("cannot make '{name}'"))?;
-        clone.detach();
-        output::line(&name)?;
+    let root = RootSource::Image { reference, id: template.image.clone() };
+    let clone = engine
+        .clone_of(config, name.parse()?, addresses, root, &template.checkpoint)
+        .with_context(|| format!("cannot make '{name}'"))?;
+    clone.detach();
+    output::line(name)
+}
+
+/// What `restore --name` does: a new container from a checkpoint of one that has stopped.
+pub(crate) fn restore(
+    engine: &Engine,
+    config: &Config,
+    checkpoint: PathBuf,
+    name: &str,
+    addresses: Vec<IpAddr>,
+) -> Result<()> {
+    let state = engine.inspect(&config.id)?.state;
+    if !matches!(state, State::Created | State::Stopped) {
+        bail!("'{}' is {state}: clone it as it is, or stop it first", config.name);
     }
-    Ok(())
+    let template = Template { checkpoint, made: None, image: keep_files(engine, config)? };
+    one(engine, config, &template, name, addresses)
 }
 
 /// A checkpoint and the files that belong to it. ORDER: the files are kept while nothing runs that
@@ -88,7 +116,7 @@ fn template(
     config: &Config,
     number: Option<u32>,
 ) -> Result<Template> {
-    let keep_files = || keep_files(engine, config);
+    let keep_files = |_: &std::path::Path| keep_files(engine, config);
     let state = engine.inspect(id)?.state;
     if state == State::Running {
         if number.is_some() {
@@ -107,7 +135,8 @@ fn template(
     }
     let which = number.map_or(From::Last, From::Number);
     let checkpoint = engine.checkpoint_path(id, &which)?;
-    Ok(Template { checkpoint, made: None, image: keep_files()? })
+    let image = keep_files(&checkpoint)?;
+    Ok(Template { checkpoint, made: None, image })
 }
 
 /// What a container has changed, on top of its image, as an image without a name.

@@ -1,10 +1,12 @@
 //! `dormouse restore`
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use dormouse_container::From;
 
+use super::clone;
 use crate::command::Global;
 use crate::output;
 
@@ -17,9 +19,15 @@ pub(crate) struct Args {
     /// A checkpoint made with `--to`
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
+    /// As a new container of this name, which gets the files as they are now
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Address that the new container is to have, IPv4 or IPv6
+    #[arg(long, alias = "ip6", value_name = "ADDRESS", requires = "name")]
+    ip: Vec<IpAddr>,
     /// Name or id
     #[arg(value_name = "CONTAINER")]
-    name: String,
+    container: String,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -27,10 +35,23 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let from = match (args.number, args.from) {
         (None, None) => From::Last,
         (Some(number), None) => From::Number(number),
+        (None, Some(path)) if path.is_file() => bail!(
+            "'{}' is an archive: make a container of it with 'dormouse checkpoint import'",
+            path.display()
+        ),
         (None, Some(dir)) => From::Directory(dir),
         _ => bail!("give either --number or --from, not both"),
     };
-    engine.restore(&engine.find(&args.name)?, &from)?.detach();
-    output::line(&args.name)?;
+    let id = engine.find(&args.container)?;
+    match args.name {
+        Some(name) => {
+            let checkpoint = engine.checkpoint_path(&id, &from)?;
+            clone::restore(&engine, &engine.config(&id)?, checkpoint, &name, args.ip)?;
+        }
+        None => {
+            engine.restore(&id, &from)?.detach();
+            output::line(&args.container)?;
+        }
+    }
     Ok(0)
 }

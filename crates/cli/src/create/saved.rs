@@ -1,0 +1,281 @@
+//! The options of `create` over what an archive says of a container, instead of over an image.
+//!
+//! What lies inside and confines nothing is taken from the archive: command, environment, labels, host
+//! name, memory that is mounted. What gives the container something of this host (capabilities, files,
+//! volumes, the network, more ids) is given by the options alone; what the old one had and the new one is
+//! not given is named, all at once, by the options that would give it. Nothing of the archive is
+//! believed to be well-formed.
+
+use anyhow::{Result, bail};
+use dormouse_container::Create;
+use dormouse_kernel::capability::Capability;
+use dormouse_model::{Config, MountKind, NetMode, SeccompChoice};
+
+use super::{CreateArgs, Defaults, Here};
+use crate::option::{Invalid, hostname, limit};
+use crate::output::printable;
+
+impl CreateArgs {
+    /// What the engine is asked to create for the container of an archive.
+    pub(crate) fn merge_saved(&self, saved: &Config, here: &Here) -> Result<Create> {
+        self.refuse_what_is_decided()?;
+        let inside = Defaults {
+            cmd: saved.process.args.clone(),
+            env: saved.process.env.clone(),
+            working_dir: saved.process.cwd.clone(),
+            user: saved.process.user.0.clone(),
+            labels: saved.labels.clone(),
+            ..Defaults::default()
+        };
+        let mut create = self.merge_defaults(saved.root.clone(), &inside, here)?;
+        if self.name.is_none() {
+            create.name = saved.name.clone();
+        }
+        create.process.terminal = saved.process.terminal;
+        create.process.stdin = saved.process.stdin;
+        create.process.umask = create.process.umask.or(saved.process.umask.map(|m| m & 0o777));
+        create.init = saved.init;
+        create.read_only |= saved.read_only;
+        create.security.no_new_privileges |= saved.security.no_new_privileges;
+        self.names(&mut create, saved)?;
+        if self.stop_signal.is_none() {
+            let known = (1..=64).contains(&saved.stop_signal);
+            let bad =
+                || Invalid::new("signal of the archive", saved.stop_signal.to_string(), "1 to 64");
+            create.stop_signal = if known { saved.stop_signal } else { return Err(bad().into()) };
+        }
+        if self.stop_timeout.is_none() {
+            create.stop_timeout_s = saved.stop_timeout_s;
+        }
+        let mut missing = Vec::new();
+        self.network(&mut create, saved, &mut missing);
+        for (key, value) in &saved.sysctls {
+            let (key, value) =
+                limit::sysctl(&format!("{key}={value}"), create.net == NetMode::None)?;
+            create.sysctls.entry(key).or_insert(value);
+        }
+        mounts(&mut create, saved, &mut missing);
+        self.powers(&create, saved, &mut missing)?;
+        if missing.is_empty() {
+            return Ok(create);
+        }
+        let missing: Vec<_> = missing.iter().map(|m| printable(m)).collect();
+        bail!(
+            "the container had what the new one is not given; say what it may have: {}",
+            missing.join(", ")
+        )
+    }
+
+    /// What processes that exist have already.
+    fn refuse_what_is_decided(&self) -> Result<()> {
+        if self.words.len() > 1 || self.entrypoint.is_some() {
+            bail!("the command is the archive's: name nothing behind it");
+        }
+        let decided = [
+            (self.rootfs.is_some(), "--rootfs"),
+            (self.init, "--init"),
+            (self.rm, "--rm"),
+            (self.process.tty, "--tty"),
+            (self.process.interactive, "--interactive"),
+            (self.process.user.is_some(), "--user"),
+            (self.process.workdir.is_some(), "--workdir"),
+        ];
+        match decided.iter().find(|(given, _)| *given) {
+            Some((_, option)) => bail!("{option} cannot be given: the archive says it"),
+            None => Ok(()),
+        }
+    }
+
+    fn names(&self, create: &mut Create, saved: &Config) -> Result<()> {
+        if self.hostname.is_none() && saved.hostname != saved.id.short() {
+            create.hostname = Some(hostname(&saved.hostname)?);
+        }
+        create.domainname = saved.domainname.as_deref().map(hostname).transpose()?;
+        if self.add_host.is_empty() {
+            for (name, address) in &saved.extra_hosts {
+                create.extra_hosts.push((hostname(name)?, *address));
+            }
+        }
+        if self.dns.is_empty() {
+            create.dns.clone_from(&saved.dns);
+        }
+        Ok(())
+    }
+
+    /// A stack of its own is nobody else's; the shared one is the domain's that is given.
+    fn network(&self, create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
+        match saved.net {
+            NetMode::None if self.ip.is_empty() && self.publish.is_empty() => {
+                create.net = NetMode::None;
+            }
+            NetMode::Host if create.net != NetMode::Host => missing.push("--net host".into()),
+            _ => {}
+        }
+    }
+
+    fn powers(&self, create: &Create, saved: &Config, missing: &mut Vec<String>) -> Result<()> {
+        let (had, has) = (&saved.security, &create.security);
+        if had.privileged {
+            if !has.privileged {
+                missing.push("--privileged".into());
+            }
+        } else if !has.privileged {
+            for name in had.capabilities.iter().filter(|name| !has.capabilities.contains(name)) {
+                let known =
+                    Capability::ALL.iter().any(|c| name.strip_prefix("CAP_") == Some(c.name()));
+                if !known {
+                    bail!(Invalid::new("capability of the archive", name, "one this kernel has"));
+                }
+                missing.push(format!("--cap-add {}", name.trim_start_matches("CAP_")));
+            }
+        }
+        let free = had.seccomp == SeccompChoice::Unconfined && !had.privileged;
+        if free && has.seccomp != SeccompChoice::Unconfined && self.security_opt.is_empty() {
+            missing.push("--security-opt seccomp=unconfined (or =default)".into());
+        }
+        if saved.ids.wide && !create.wide_ids {
+            missing.push("--ids 65536".into());
+        }
+        Ok(())
+    }
+}
+
+/// Memory comes along; what is of the host is given here, or missing.
+fn mounts(create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
+    for mount in &saved.mounts {
+        if create.mounts.iter().any(|given| given.target == mount.target) {
+            continue;
+        }
+        let target = &mount.target;
+        match &mount.kind {
+            MountKind::Tmpfs { size_bytes, mode } => {
+                let mut mount = mount.clone();
+                mount.kind = MountKind::Tmpfs { size_bytes: *size_bytes, mode: mode & 0o7777 };
+                create.mounts.push(mount);
+            }
+            MountKind::Devpts => create.mounts.push(mount.clone()),
+            MountKind::Bind { source, .. } => {
+                missing.push(format!("--volume {}:{target}", source.display()));
+            }
+            MountKind::Volume { name } => missing.push(format!("--volume {name}:{target}")),
+        }
+    }
+    create.mounts.sort_by_key(|m| m.target.matches('/').count());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::{Args, Command, FromArgMatches};
+
+    use super::*;
+
+    fn saved() -> Config {
+        let config = serde_json::json!({
+            "version": 1, "id": "0123456789abcdef0123456789abcdef", "name": "web",
+            "created_unix_s": 0, "root": { "image": { "reference": "web", "id": "0" } },
+            "ids": { "base": 1 << 20, "wide": false },
+            "process": { "args": ["/bin/server", "-x"], "env": ["KEY=value"], "cwd": "/srv",
+                "user": "www", "umask": null },
+            "security": { "capabilities": ["CAP_CHOWN"], "no_new_privileges": false,
+                "seccomp": "default", "privileged": false, "rlimits": [], "oom_score_adj": null },
+            "hostname": "web.example.org", "net": { "address": { "domain": "other" } },
+            "mounts": [{ "target": "/scratch",
+                "kind": { "tmpfs": { "size_bytes": 4096, "mode": 511 } } }],
+            "publish": [{ "host_ip": null, "host_port": 80, "container_port": 80,
+                "protocol": "tcp" }],
+            "limits": { "memory_max_bytes": 1 << 20 }, "stop_signal": 3, "stop_timeout_s": 7,
+        });
+        serde_json::from_value(config).unwrap()
+    }
+
+    fn merge(args: &[&str], change: impl FnOnce(&mut Config)) -> Result<Create> {
+        let command = CreateArgs::augment_args(Command::new("import"));
+        let words = ["import"].into_iter().chain(args.iter().copied());
+        let args = CreateArgs::from_arg_matches(&command.try_get_matches_from(words)?)?;
+        let host = || Vec::new();
+        let here = Here { cwd: Path::new("/"), env: &host, env_files: Vec::new() };
+        let mut saved = saved();
+        change(&mut saved);
+        args.merge_saved(&saved, &here)
+    }
+
+    #[test]
+    fn what_lies_inside_comes_along() {
+        let made = merge(&["a"], |_| {}).unwrap();
+        assert_eq!(made.process.args, ["/bin/server", "-x"]);
+        assert_eq!((made.name.as_str(), made.process.user.0.as_str()), ("web", "www"));
+        assert!(made.process.env.contains(&"KEY=value".to_owned()));
+        assert_eq!(made.hostname.as_deref(), Some("web.example.org"));
+        assert_eq!(made.mounts[0].target, "/scratch");
+        assert_eq!((made.stop_signal, made.stop_timeout_s), (3, 7));
+        assert_eq!(made.net, NetMode::Address { domain: "default".parse().unwrap() });
+        assert!(made.publish.is_empty(), "ports of the host are not the archive's to give");
+        assert_eq!(made.limits, dormouse_model::Limits::default());
+        let named =
+            merge(&["--name", "b", "--domain", "d", "--memory", "1g", "a"], |_| {}).unwrap();
+        assert_eq!(named.name.as_str(), "b");
+        assert_eq!(named.limits.memory_max_bytes, Some(1 << 30));
+        assert_eq!(merge(&["a"], |c| c.net = NetMode::None).unwrap().net, NetMode::None);
+    }
+
+    #[test]
+    fn what_is_of_the_host_is_given_or_named() {
+        let bind = |c: &mut Config| {
+            c.mounts[0].kind = MountKind::Bind {
+                source: "/etc".into(),
+                recursive: true,
+                idmap: false,
+                propagation: Default::default(),
+            };
+        };
+        type Case = (fn(&mut Config), &'static str, &'static [&'static str]);
+        let cases: [Case; 6] = [
+            (|c| c.security.privileged = true, "--privileged", &["--privileged"]),
+            (
+                |c| c.security.capabilities.push("CAP_SYS_ADMIN".into()),
+                "--cap-add SYS_ADMIN",
+                &["--cap-add", "SYS_ADMIN"],
+            ),
+            (
+                |c| c.security.seccomp = SeccompChoice::Unconfined,
+                "seccomp=unconfined",
+                &["--security-opt", "seccomp=unconfined"],
+            ),
+            (|c| c.net = NetMode::Host, "--net host", &["--net", "host"]),
+            (|c| c.ids.wide = true, "--ids 65536", &["--ids", "65536"]),
+            (
+                |c| c.mounts[0].kind = MountKind::Volume { name: "data".parse().unwrap() },
+                "--volume data:/scratch",
+                &["--volume", "data:/scratch"],
+            ),
+        ];
+        for (change, text, options) in cases {
+            let said = merge(&["a"], change).unwrap_err().to_string();
+            assert!(said.contains(text), "{text}: {said}");
+            merge(&[options, &["a"]].concat(), change).unwrap();
+        }
+        let said = merge(&["a"], bind).unwrap_err().to_string();
+        assert!(said.contains("--volume /etc:/scratch"), "{said}");
+        let own = merge(&["--tmpfs", "/scratch:size=1m", "a"], bind).unwrap();
+        assert!(matches!(own.mounts[0].kind, MountKind::Tmpfs { size_bytes: Some(_), .. }));
+    }
+
+    #[test]
+    fn what_no_container_could_be_is_refused() {
+        let cases: [fn(&mut Config); 5] = [
+            |c| c.hostname = "a b".into(),
+            |c| c.stop_signal = 900,
+            |c| c.security.capabilities = vec!["CAP_\u{1b}".into()],
+            |c| drop(c.sysctls.insert("kernel.core_pattern".into(), "|/x".into())),
+            |c| c.process.args.clear(),
+        ];
+        for (n, change) in cases.into_iter().enumerate() {
+            assert!(merge(&["a"], change).is_err(), "case {n}");
+        }
+        for decided in [&["--rm", "a"][..], &["-t", "a"], &["a", "sh"], &["--user", "x", "a"]] {
+            assert!(merge(decided, |_| {}).is_err(), "{decided:?}");
+        }
+    }
+}

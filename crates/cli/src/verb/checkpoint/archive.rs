@@ -1,0 +1,90 @@
+//! `dormouse checkpoint export` and `import`, and `dormouse checkpoint --archive`.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use dormouse_container::{CheckpointOptions, Engine, From, Made};
+use dormouse_model::ContainerId;
+
+use crate::create::{CreateArgs, Here};
+use crate::option::env;
+use crate::{image, output, sink};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Export {
+    /// Where to; standard output if not given
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Compress it
+    #[arg(long)]
+    compress: bool,
+    /// Name or id
+    #[arg(value_name = "CONTAINER")]
+    name: String,
+    /// Number of the checkpoint, the last unless given
+    #[arg(value_name = "N")]
+    number: Option<u32>,
+}
+
+/// Options are those of `create`: what the container of the archive had of its host it has here only
+/// as they say. ARCHIVE is a file, or - for standard input.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "dormouse checkpoint import [OPTIONS] ARCHIVE")]
+pub(crate) struct Import {
+    /// Bring its processes back at once
+    #[arg(long)]
+    start: bool,
+    #[command(flatten)]
+    create: CreateArgs,
+}
+
+pub(crate) fn export(engine: &Engine, args: &Export) -> Result<()> {
+    let id = engine.find(&args.name)?;
+    let which = args.number.map_or(From::Last, From::Number);
+    sink::write(args.output.as_deref(), |out| {
+        Ok(engine.export_checkpoint(&id, &which, args.compress, out)?)
+    })
+}
+
+/// Saves what runs as an archive.
+///
+/// ORDER: that is whole and on the disk before the processes may go.
+pub(crate) fn save(
+    engine: &Engine,
+    id: &ContainerId,
+    leave_running: bool,
+    compress: bool,
+    file: PathBuf,
+) -> Result<Made> {
+    let config = engine.config(id)?;
+    let options = CheckpointOptions { leave_running, to: None };
+    let (made, ()) = engine.checkpoint_while(id, &options, |checkpoint| {
+        sink::keep(&file, |out| Ok(engine.write_archive(&config, checkpoint, compress, out)?))
+    })?;
+    if let Some(number) = made.number {
+        engine.remove_checkpoint(id, number)?;
+    }
+    Ok(Made { path: file, number: None, figures: made.figures })
+}
+
+pub(crate) fn import(engine: &Engine, args: &Import) -> Result<()> {
+    let create = &args.create;
+    let Some(path) = create.words.first() else { bail!("no archive was given") };
+    let mut input: Box<dyn Read> = match path.as_str() {
+        "-" => Box::new(io::stdin().lock()),
+        path => Box::new(File::open(path).with_context(|| format!("cannot open '{path}'"))?),
+    };
+    let cwd = std::env::current_dir().context("cannot find the working directory")?;
+    let env_files = create.process.read_env_files()?;
+    let here = Here { cwd: Path::new(&cwd), env: &env::host, env_files };
+    let progress = image::progress(create.quiet);
+    let made = engine
+        .import_checkpoint(&mut input, &*progress, |saved| create.merge_saved(saved, &here))
+        .with_context(|| format!("cannot import '{path}'"))?;
+    if args.start {
+        engine.restore(&made.id, &From::Last)?.detach();
+    }
+    output::line(made.name.as_str())
+}
