@@ -201,13 +201,17 @@ workloads! {
     vm_files_that_are_memory: "memfd";
     vm_stopped_processes: "stopped";
     vm_subreapers: "reaper";
+    vm_memory_that_parent_and_children_share: "cow";
+    vm_clocks: "clock";
     vm_events: "event";
     vm_signals: "signal";
     vm_process_trees: "tree";
     vm_threads: "thread";
     vm_calls_that_wait: "restart";
     vm_pairs_of_unix_sockets: "socketpair";
+    vm_open_files_on_their_way: "rights";
     vm_unix_sockets: "unix";
+    vm_netlink_sockets: "netlink";
     vm_udp_sockets: "udp";
     vm_objects_of_system_v: "system_v";
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
@@ -263,6 +267,245 @@ fn vm_clones_go_on_by_themselves() {
         }
         assert_eq!(host.dm(&["checkpoint", "ls", name]).ok().lines().count(), 2, "{name}");
     }
+}
+
+/// The image of one host on another: the very same, by its id.
+fn carry_image(from: &Host, to: &Host) {
+    let file = from.dir().join("image.tar").display().to_string();
+    from.dm(&["save", "-q", "-o", &file, "workloads"]).ok();
+    to.dm(&["import", "-q", &file]).ok();
+}
+
+/// Two hosts, and an archive that is carried from one to the other with the files that were changed.
+#[test]
+fn vm_an_archive_makes_a_container_on_another_host() {
+    let (one, other) = (host(), Host::new());
+    for (name, more, compress) in [
+        ("memory", &["--net", "none", "--tmpfs", "/scratch"][..], "--compress"),
+        ("file", &["--net", "none"], ""),
+        ("deleted", &["--net", "none"], "--compress"),
+        ("listener", &[], ""),
+    ] {
+        start(&one, name, more);
+        wait_for_line(&one, name, "ready 0");
+        one.dm(&["exec", name, "sh", "-c", "echo changed >/etc/passwd; rm -r /var"]);
+        let archive = one.dir().join(format!("{name}.archive")).display().to_string();
+        let words = ["checkpoint", "--archive", "--to", &archive, compress, name];
+        let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+        assert_eq!(one.dm(&words).ok(), archive);
+        assert_eq!(one.state_of(name), "stopped");
+        assert!(one.dm(&["checkpoint", "ls", name]).ok().lines().count() == 1, "only there");
+        if name == "memory" {
+            let out = other.dm(&["checkpoint", "import", &archive]);
+            assert!(out.status != 0 && out.stderr.contains("image 'workloads"), "{out}");
+            assert!(out.stderr.contains("is not here"), "{out}");
+            assert!(!other.dm(&["ps", "-a"]).ok().contains(name));
+            carry_image(&one, &other);
+        }
+        assert_eq!(other.dm(&["checkpoint", "import", &archive]).ok(), name);
+        assert_eq!(other.state_of(name), "created");
+        other.dm(&["restore", name]).ok();
+        assert_eq!(other.dm(&["exec", name, "cat", "/etc/passwd"]).ok(), "changed");
+        assert_ne!(other.dm(&["exec", name, "test", "-e", "/var"]).status, 0);
+        let is_mounted = other.dm(&["exec", name, "grep", "-q", " /scratch ", "/proc/mounts"]);
+        assert_eq!(is_mounted.status == 0, name == "memory");
+        for round in 0..rounds() {
+            if round > 0 {
+                wait_for_line(&other, name, &format!("ready {round}"));
+            }
+            go_on(&other, name, round);
+        }
+        wait_for_line(&other, name, "ok");
+        other.dm(&["wait", name]).ok();
+        // It is as good as any other from here on.
+        other.dm(&["rm", name]).ok();
+    }
+}
+
+/// Through a pipe, beside the old one, with an address and a name of its own.
+#[test]
+fn vm_a_checkpoint_makes_new_containers_on_the_same_host() {
+    let host = host();
+    start(&host, "listener", &[]);
+    wait_for_line(&host, "listener", "ready 0");
+    let out = host.dm(&["checkpoint", "export", "listener"]);
+    assert!(out.status != 0 && out.stderr.contains("is running"), "{out}");
+    host.dm(&["checkpoint", "listener"]).ok();
+    let root = host.root().display().to_string();
+    let program = dormouse_testkit::dormouse().display().to_string();
+    host.sh(&format!(
+        "{program} --root {root} checkpoint export --compress listener 1 | \
+         {program} --root {root} checkpoint import --start --name b --memory 100m -"
+    ))
+    .ok();
+    let free = "10.136.77.7";
+    assert_eq!(host.dm(&["restore", "--name", "c", "--ip", free, "listener"]).ok(), "c");
+    assert_eq!(host.address_of("c").to_string(), free);
+    let out = host.dm(&["restore", "--name", "d", "--ip", free, "listener"]);
+    assert!(out.status != 0 && !host.dm(&["ps", "-a"]).ok().contains(" d "), "{out}");
+    host.dm(&["restore", "listener"]).ok();
+    let all = ["listener", "b", "c"];
+    for (n, name) in all.iter().enumerate() {
+        assert_eq!(host.state_of(name), "running");
+        for other in &all[..n] {
+            assert_ne!(host.address_of(name), host.address_of(other));
+        }
+        for round in 0..rounds() {
+            if round > 0 {
+                wait_for_line(&host, name, &format!("ready {round}"));
+            }
+            go_on(&host, name, round);
+        }
+        wait_for_line(&host, name, "ok");
+    }
+    let id = host.inspect("b")["id"].as_str().expect("an id").to_owned();
+    let config = host.root().join("lib/containers").join(id).join("config.json");
+    let config = fs::read_to_string(config).expect("it is there");
+    assert!(config.contains(&format!("\"memory_max_bytes\":{}", 100 << 20)), "{config}");
+}
+
+/// An archive gives a container nothing of the host that imports it, and damage gives nothing at all.
+#[test]
+fn vm_a_hostile_archive_is_refused_and_leaves_nothing() {
+    let host = host();
+    let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "-v", "/etc:/host"];
+    start(&host, "memory", &more);
+    wait_for_line(&host, "memory", "ready 0");
+    let archive = host.dir().join("a").display().to_string();
+    host.dm(&["checkpoint", "memory"]).ok();
+    host.dm(&["checkpoint", "export", "-o", &archive, "memory"]).ok();
+    let out = host.dm(&["checkpoint", "import", "--name", "b", &archive]);
+    assert!(out.status != 0, "{out}");
+    for missing in ["--cap-add SYS_ADMIN", "--volume /etc:/host"] {
+        assert!(out.stderr.contains(missing), "{missing}: {out}");
+    }
+    let given =
+        ["checkpoint", "import", "--name", "b", "--cap-add", "SYS_ADMIN", "--tmpfs", "/host"];
+    let path = Path::new(&archive);
+    let bytes = fs::read(path).expect("it was written");
+    let find =
+        |what: &[u8]| bytes.windows(what.len()).position(|w| w == what).expect("it is there");
+    for (at, part) in [
+        (3, "head"),
+        (find(b"\"hostname\""), "part 'container'"),
+        (find(b"files\0\0\0") + 600, "files"),
+        (find(b"\"start_brk\""), "part 'records'"),
+        (bytes.len() - 500, "pages"),
+        (bytes.len() - 1, "part 'end'"),
+    ] {
+        flip(path, at as u64);
+        let out = host.dm(&[&given[..], &[&archive]].concat());
+        assert!(out.status != 0 && out.stderr.contains(part), "{part}: {out}");
+        flip(path, at as u64);
+    }
+    for length in [0, 15, 16, bytes.len() / 2, bytes.len() - 1] {
+        fs::write(path, &bytes[..length]).expect("it can be written");
+        let out = host.dm(&[&given[..], &[&archive]].concat());
+        assert!(out.status != 0 && out.stderr.contains("damaged"), "{length}: {out}");
+    }
+    fs::write(path, [&bytes[..], b"x"].concat()).expect("it can be written");
+    let out = host.dm(&[&given[..], &[&archive]].concat());
+    assert!(out.status != 0 && out.stderr.contains("something follows"), "{out}");
+    let list = host.dm(&["ps", "-a", "--quiet"]).ok();
+    assert_eq!(list.lines().count(), 1, "{list}");
+    fs::write(path, &bytes).expect("it can be written");
+    assert_eq!(host.dm(&[&given[..], &[&archive]].concat()).ok(), "b");
+    host.dm(&["restore", "b"]).ok();
+    go_on(&host, "b", 0);
+}
+
+#[test]
+fn vm_checkpoints_are_compared() {
+    let host = Host::with_busybox();
+    let script = "exec 3</etc/passwd; touch /a; until test -e /b; do sleep 0.1; done; \
+                  exec 3<&- 4>/c; sleep 1000 & touch /d; wait";
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sh", "-c", script]).ok();
+    host.wait_inside("a", "test -e /a");
+    host.dm(&["checkpoint", "--leave-running", "a"]).ok();
+    host.dm(&["exec", "a", "touch", "/b"]).ok();
+    host.wait_inside("a", "test -e /d");
+    host.dm(&["checkpoint", "--leave-running", "a"]).ok();
+    let told = host.dm(&["checkpoint", "diff", "a", "1", "2"]).ok();
+    for line in [
+        "process 1 (sh), descriptor 3: was file '/etc/passwd' at 0, is closed",
+        "process 1 (sh), descriptor 4: is new: file '/c' at 0",
+    ] {
+        assert!(told.lines().any(|l| l == line), "{line}: {told}");
+    }
+    assert!(told.lines().any(|l| l.ends_with("(sleep): is new")), "{told}");
+    assert!(told.contains("pages differ"), "{told}");
+    assert_eq!(host.dm(&["checkpoint", "diff", "a", "2"]).ok(), "", "it is the last");
+    host.dm(&["kill", "a"]).ok();
+}
+
+/// Eight megabytes of four processes, most of which they share, and as much that is zero.
+#[test]
+fn vm_pages_that_several_processes_have_are_written_once() {
+    let host = host();
+    start(&host, "cow", &["--net", "none"]);
+    wait_for_line(&host, "cow", "ready 0");
+    // Twice, since to be looked at changes nothing.
+    for _ in 0..2 {
+        let made = host.dm(&["checkpoint", "--leave-running", "--json", "cow"]).ok();
+        let made: serde_json::Value = serde_json::from_str(&made).expect("JSON");
+        let bytes = made["bytes"].as_u64().expect("a number");
+        assert!((8 << 20..10 << 20).contains(&bytes), "{bytes}");
+    }
+    host.dm(&["kill", "cow"]).ok();
+}
+
+/// What ends while it is looked at is no reason to refuse.
+#[test]
+fn vm_processes_that_come_and_go_are_no_hindrance() {
+    let host = Host::with_busybox();
+    let script = "(while :; do true | true; done) & (while :; do sleep 0; done) & \
+                  while :; do cat /etc/passwd >/dev/null; done";
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sh", "-c", script]).ok();
+    for round in 0..4 {
+        let out = host.dm(&["checkpoint", "--leave-running", "a"]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+    }
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    host.dm(&["kill", "a"]).ok();
+}
+
+/// In another boot the host's clocks have begun anew; the container's have not.
+#[test]
+fn vm_clocks_go_on_after_the_host_was_started_anew() {
+    let host = host();
+    start(&host, "clock", &["--net", "none"]);
+    let offsets = || {
+        let text = host.dm(&["exec", "clock", "cat", "/proc/1/timens_offsets"]).ok();
+        let word = |line: &str| line.split_ascii_whitespace().nth(1).map(str::to_owned);
+        let all: Vec<i64> =
+            text.lines().filter_map(word).map(|w| w.parse().expect("a number")).collect();
+        (all[0], all[1])
+    };
+    wait_for_line(&host, "clock", "ready 0");
+    assert_eq!(offsets(), (0, 0));
+    host.dm(&["checkpoint", "clock"]).ok();
+    std::thread::sleep(Duration::from_millis(1100));
+    let id = host.dir().join("boot_id");
+    fs::write(&id, "0b00b1e5-0000-4000-8000-000000000000\n").expect("it can be written");
+    let place = "/proc/sys/kernel/random/boot_id";
+    host.sh(&format!("mount --bind {} {place}", id.display())).ok();
+    host.dm(&["restore", "clock"]).ok();
+    go_on(&host, "clock", 0);
+    // What was not counted: the time without processes. The other clock has counted that.
+    let (monotonic, boottime) = offsets();
+    assert!((-30 * i64::from(slowness())..=-2).contains(&monotonic), "{monotonic}");
+    assert!((-1..=0).contains(&boottime), "{boottime}");
+    for round in 1..rounds() {
+        wait_for_line(&host, "clock", &format!("ready {round}"));
+        host.dm(&["checkpoint", "clock"]).ok();
+        host.dm(&["restore", "clock"]).ok();
+        // In one boot they stay.
+        assert_eq!(offsets(), (monotonic, boottime));
+        go_on(&host, "clock", round);
+    }
+    wait_for_line(&host, "clock", "ok");
+    host.sh(&format!("umount {place}")).ok();
 }
 
 /// A shell at the console that people leave and come back to, with something in its background and

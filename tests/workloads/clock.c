@@ -1,0 +1,52 @@
+/* Clocks that began with the host: they never go back, the vdso says what the kernel says, and what
+ * waits until a time of theirs is told at that time. */
+#include "workload.h"
+#include <poll.h>
+#include <sys/timerfd.h>
+
+static int64_t ns(struct timespec t) {
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+static int64_t quick(clockid_t clock) {
+	struct timespec t;
+	must(clock_gettime(clock, &t) == 0);
+	return ns(t);
+}
+
+static int64_t slow(clockid_t clock) {
+	struct timespec t;
+	must(syscall(SYS_clock_gettime, clock, &t) == 0);
+	return ns(t);
+}
+
+static const clockid_t clocks[] = {CLOCK_MONOTONIC, CLOCK_BOOTTIME};
+
+int main(void) {
+	int64_t last[2];
+	for (int round = 0; round < ROUNDS; round++) {
+		int timers[2];
+		/* So that it may ring before, while and after nothing runs. */
+		const int64_t in = 400000000ll;
+		for (int n = 0; n < 2; n++) {
+			last[n] = quick(clocks[n]);
+			struct itimerspec at = {.it_value = {(last[n] + in) / 1000000000,
+							     (last[n] + in) % 1000000000}};
+			timers[n] = timerfd_create(clocks[n], 0);
+			must(timers[n] >= 0);
+			must(timerfd_settime(timers[n], TFD_TIMER_ABSTIME, &at, 0) == 0);
+		}
+		ready(round);
+		for (int n = 0; n < 2; n++) {
+			int64_t a = quick(clocks[n]), b = slow(clocks[n]), c = quick(clocks[n]);
+			must(last[n] <= a && a <= b && b <= c);
+			struct pollfd rings = {.fd = timers[n], .events = POLLIN};
+			must(poll(&rings, 1, 30000) == 1);
+			must(quick(clocks[n]) >= last[n] + in);
+			close(timers[n]);
+		}
+		struct timespec at = {.tv_sec = quick(CLOCK_MONOTONIC) / 1000000000};
+		must(clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, 0) == 0);
+	}
+	ok();
+}
