@@ -1,0 +1,381 @@
+//! A server that is saved and comes back: how long it stands still, how long until it is on disk, and
+//! how long until it answers again; by size of its memory and by number of processes. CRIU beside it.
+//!
+//! ```sh
+//! cargo run --release -p dormouse-benches --bin checkpoint -- --rounds 10 --criu PATH
+//! ```
+//!
+//! Times of commands are from their start to their end, and both programs are commands. *Frozen* is
+//! what each says of itself: from the first task that is stopped until all go on (ours: `--json`;
+//! CRIU: `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves
+//! and restores processes in namespaces of pids and mounts that were made for them by `unshare`,
+//! without a root, network or cgroups of their own, so it has less to do.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
+use serde_json::{Value, json};
+
+/// Options.
+#[derive(Parser)]
+struct Options {
+    /// Turns of each, of the small server; a third of that of the large ones.
+    #[arg(long, default_value_t = 10)]
+    rounds: usize,
+    /// A CRIU program of version 4 (Debian 12 has one that does not run on Linux 6.11 and later).
+    #[arg(long)]
+    criu: Option<PathBuf>,
+    /// Sizes of memory, in megabytes.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128, 1024])]
+    megabytes: Vec<u32>,
+    /// Numbers of processes.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100])]
+    processes: Vec<u32>,
+}
+
+/// Times of one server.
+#[derive(Default)]
+struct Measured {
+    /// From the first task stopped until it may go on.
+    frozen: Vec<Duration>,
+    /// The command that saves.
+    save: Vec<Duration>,
+    /// The command that restores, and a byte there and back.
+    restore: Vec<Duration>,
+}
+
+/// Whoever saves and restores.
+trait Contender {
+    fn name(&self) -> &'static str;
+    /// Starts the server; where it answers.
+    fn start(&mut self, megabytes: u32, processes: u32) -> Result<SocketAddr>;
+    /// Saves and ends it; how long it stood still.
+    fn save(&mut self) -> Result<Duration>;
+    fn restore(&mut self) -> Result<()>;
+    fn end(&mut self) -> Result<()>;
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let bench = Bench::new()?;
+    let server = bench.path("rootfs/bin/server");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoint/server.c");
+    ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&server).arg(source))?;
+    ok(bench.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
+    // The peer wants a tmpfs for what it knows of the kernel, or finds it out at every run.
+    ok(Command::new("mount").args(["-t", "tmpfs", "bench", "/run"]))?;
+    let mut all: Vec<Box<dyn Contender>> = vec![Box::new(Dormouse { bench: &bench })];
+    if let Some(criu) = &options.criu {
+        let dir = bench.path("criu");
+        all.push(Box::new(Criu { program: criu.clone(), server, dir, pid: 0 }));
+    } else {
+        eprintln!("no --criu was given: its arm is left out");
+    }
+    compare(&mut all, options.rounds, 0, 1)?;
+    let few = (options.rounds / 3).max(2);
+    let mut curves = Vec::new();
+    for megabytes in &options.megabytes {
+        let times = compare(&mut all, few, *megabytes, 1)?;
+        curves.push((f64::from(*megabytes), times));
+    }
+    draw(&all, &curves)?;
+    for processes in options.processes.iter().filter(|n| **n > 1) {
+        compare(&mut all, few, 0, *processes)?;
+    }
+    Ok(())
+}
+
+/// One server, by all in turns; the medians of restore, in order.
+fn compare(
+    all: &mut [Box<dyn Contender + '_>],
+    rounds: usize,
+    megabytes: u32,
+    processes: u32,
+) -> Result<Vec<f64>> {
+    let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
+    for _ in 0..rounds {
+        for (one, measured) in all.iter_mut().zip(&mut measured) {
+            let name = one.name();
+            turn(&mut **one, megabytes, processes, measured)
+                .with_context(|| format!("{name} failed"))?;
+        }
+    }
+    eprintln!("\nserver with {megabytes} MB, {processes} processes (ms)");
+    eprintln!("  {:<10} {:<8} {:>9} {:>9} {:>9}", "", "", "median", "min", "p95");
+    let mut medians = Vec::new();
+    for (one, measured) in all.iter().zip(measured) {
+        let mut of_one = Vec::new();
+        for (what, times) in
+            [("frozen", measured.frozen), ("save", measured.save), ("restore", measured.restore)]
+        {
+            let times = Times::new(times);
+            let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
+            eprintln!("  {:<10} {what:<8} {median:>9.2} {min:>9.2} {p95:>9.2}", one.name());
+            let more = json!({
+                "megabytes": megabytes, "processes": processes, "min_ms": min, "p95_ms": p95,
+                "rounds": rounds,
+            });
+            figure("checkpoint", &format!("{} {what}", one.name()), median, "ms", more);
+            of_one.push(median);
+        }
+        medians.push(of_one);
+    }
+    if let [ours, criu] = &medians[..] {
+        // Promised of the small server alone.
+        let limits =
+            if (megabytes, processes) == (0, 1) { [0.1, 1.0, 1.0 / 6.0] } else { [1.0; 3] };
+        for ((what, limit), (ours, criu)) in
+            ["frozen", "save", "restore"].iter().zip(limits).zip(ours.iter().zip(criu))
+        {
+            promise(&format!("{what}, of CRIU's"), ours / criu, limit);
+        }
+    }
+    Ok(medians.iter().map(|of_one| of_one[2]).collect())
+}
+
+fn turn(
+    one: &mut dyn Contender,
+    megabytes: u32,
+    processes: u32,
+    measured: &mut Measured,
+) -> Result<()> {
+    let address = one.start(megabytes, processes)?;
+    let began = Instant::now();
+    while ask(address).is_err() {
+        ensure!(began.elapsed() < Duration::from_secs(30), "it never answers");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let began = Instant::now();
+    let frozen = one.save()?;
+    measured.save.push(began.elapsed());
+    measured.frozen.push(frozen);
+    let began = Instant::now();
+    one.restore()?;
+    ask(address).context("it does not answer")?;
+    measured.restore.push(began.elapsed());
+    one.end()
+}
+
+/// A byte there and back.
+fn ask(address: SocketAddr) -> Result<()> {
+    let mut caller = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+    caller.set_read_timeout(Some(Duration::from_secs(5)))?;
+    caller.write_all(b"x")?;
+    let mut answer = [0];
+    caller.read_exact(&mut answer)?;
+    ensure!(&answer == b"x", "it answers something else");
+    Ok(())
+}
+
+/// Ours, in address mode, with everything that a container has.
+struct Dormouse<'b> {
+    bench: &'b Bench,
+}
+
+impl Contender for Dormouse<'_> {
+    fn name(&self) -> &'static str {
+        "dormouse"
+    }
+
+    fn start(&mut self, megabytes: u32, processes: u32) -> Result<SocketAddr> {
+        let (megabytes, processes) = (megabytes.to_string(), processes.to_string());
+        let words = ["run", "-d", "--name", "a", "server", "/bin/server", &megabytes, &processes];
+        ok(self.bench.dormouse().args(words))?;
+        let shown = ok(self.bench.dormouse().args(["inspect", "--json", "a"]))?;
+        let shown: Value = serde_json::from_str(&shown)?;
+        let record = shown.get(0).unwrap_or(&shown);
+        let ip = record["addresses"][0].as_str().context("it has no address")?;
+        Ok(SocketAddr::new(ip.parse::<IpAddr>()?, 7000))
+    }
+
+    fn save(&mut self) -> Result<Duration> {
+        let said = ok(self.bench.dormouse().args(["checkpoint", "--json", "a"]))?;
+        let said: Value = serde_json::from_str(&said)?;
+        let us = |name: &str| said[name].as_u64().with_context(|| format!("no {name}"));
+        // Without what makes it durable, which CRIU does not do.
+        Ok(Duration::from_micros(us("stop_us")? + us("read_us")?))
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        ok(self.bench.dormouse().args(["restore", "a"])).map(drop)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        ok(self.bench.dormouse().args(["rm", "--force", "a"])).map(drop)
+    }
+}
+
+/// The peer.
+struct Criu {
+    program: PathBuf,
+    server: PathBuf,
+    dir: PathBuf,
+    /// The server's first process, by our ids.
+    pid: u32,
+}
+
+impl Criu {
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg(verb).arg("-D").arg(&self.dir);
+        command.args(["--manage-cgroups=ignore", "-v0"]);
+        command
+    }
+}
+
+impl Contender for Criu {
+    fn name(&self) -> &'static str {
+        "criu"
+    }
+
+    fn start(&mut self, megabytes: u32, processes: u32) -> Result<SocketAddr> {
+        if self.dir.exists() {
+            fs::remove_dir_all(&self.dir)?;
+        }
+        fs::create_dir_all(&self.dir)?;
+        // A session of its own, so that no terminal belongs to it.
+        let pid_file = self.dir.join("pid");
+        let script = format!(
+            "exec setsid unshare --pid --fork --mount-proc sh -c 'exec {} {megabytes} {processes}' \
+             </dev/null >/dev/null 2>&1",
+            self.server.display()
+        );
+        let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn()?;
+        let of_child = format!("/proc/{0}/task/{0}/children", child.id());
+        let began = Instant::now();
+        let pid = loop {
+            let text = fs::read_to_string(&of_child).unwrap_or_default();
+            if let Some(pid) = text.split_whitespace().next() {
+                break pid.parse()?;
+            }
+            ensure!(began.elapsed() < Duration::from_secs(5), "it has no child");
+        };
+        fs::write(pid_file, format!("{pid}"))?;
+        self.pid = pid;
+        Ok(SocketAddr::from(([127, 0, 0, 1], 7000)))
+    }
+
+    fn save(&mut self) -> Result<Duration> {
+        ok(self.command("dump").arg("-t").arg(self.pid.to_string()))?;
+        reap();
+        frozen(&fs::read(self.dir.join("stats-dump")).context("stats-dump")?)
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        let pid_file = self.dir.join("restored");
+        let _ = fs::remove_file(&pid_file); // of the last turn
+        ok(self.command("restore").arg("-d").arg("--pidfile").arg(&pid_file))?;
+        self.pid = fs::read_to_string(&pid_file)?.trim().parse()?;
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<()> {
+        ok(Command::new("kill").args(["-9", &self.pid.to_string()]))?;
+        let began = Instant::now();
+        while ask(SocketAddr::from(([127, 0, 0, 1], 7000))).is_ok() {
+            ensure!(began.elapsed() < Duration::from_secs(5), "it does not end");
+        }
+        reap();
+        Ok(())
+    }
+}
+
+/// Takes note of all children that have ended: whoever is restored as our child needs its number.
+fn reap() {
+    while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+}
+
+/// `freezing_time` and `frozen_time` of CRIU's statistics: a magic number, a length, and a message of
+/// protocol buffers with another in it, of which the fields 1 and 2 are wanted, microseconds each.
+fn frozen(stats: &[u8]) -> Result<Duration> {
+    const HEAD_BYTES: usize = 12;
+    let outer = stats.get(HEAD_BYTES..).context("it is cut")?;
+    let fields = fields(outer)?;
+    let Some((_, Field::Bytes(inner))) = fields.iter().find(|(number, _)| *number == 1) else {
+        bail!("there are no figures of a dump");
+    };
+    let fields = self::fields(inner)?;
+    let number = |wanted: u64| {
+        let found = fields.iter().find(|(number, _)| *number == wanted);
+        match found {
+            Some((_, Field::Number(value))) => Ok(*value),
+            _ => bail!("field {wanted} is missing"),
+        }
+    };
+    Ok(Duration::from_micros(number(1)? + number(2)?))
+}
+
+enum Field<'b> {
+    Number(u64),
+    Bytes(&'b [u8]),
+}
+
+/// The fields of a message of protocol buffers that are numbers or bytes.
+fn fields(mut rest: &[u8]) -> Result<Vec<(u64, Field<'_>)>> {
+    let mut all = Vec::new();
+    while !rest.is_empty() {
+        let tag = varint(&mut rest)?;
+        let field = match tag & 7 {
+            0 => Field::Number(varint(&mut rest)?),
+            2 => {
+                let length = varint(&mut rest)? as usize;
+                let (bytes, after) = rest.split_at_checked(length).context("it is cut")?;
+                rest = after;
+                Field::Bytes(bytes)
+            }
+            other => bail!("a field of type {other}"),
+        };
+        all.push((tag >> 3, field));
+    }
+    Ok(all)
+}
+
+fn varint(rest: &mut &[u8]) -> Result<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, after) = rest.split_first().context("it is cut")?;
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    bail!("a number is too long")
+}
+
+/// Restores by size of memory.
+fn draw(all: &[Box<dyn Contender + '_>], curves: &[(f64, Vec<f64>)]) -> Result<()> {
+    let lines: Vec<Line<'_>> = all
+        .iter()
+        .enumerate()
+        .map(|(n, one)| Line {
+            name: one.name(),
+            points: curves.iter().map(|(size, medians)| (*size, medians[n])).collect(),
+        })
+        .collect();
+    plot("checkpoint", "restore to first byte", ["MB of memory", "ms"], &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peers_figures_are_read() {
+        let inner = [0x08, 0xac, 0x02, 0x10, 0x05, 0x18, 0x00];
+        let mut stats = vec![0; 12];
+        stats.extend([0x0a, inner.len() as u8]);
+        stats.extend(inner);
+        assert_eq!(frozen(&stats).unwrap(), Duration::from_micros(305));
+        assert!(frozen(&stats[..14]).is_err());
+        assert!(frozen(&[0; 12]).is_err());
+    }
+}
