@@ -162,11 +162,12 @@ fn survey(subject: &Subject, tree: &[tree::Seen]) -> Result<object::Found> {
         tmpfs::find(&mut survey, first);
     }
     for process in tree {
-        let before = survey.found.refusals.len();
+        let before = (survey.found.refusals.len(), survey.found.passing);
         let looked = survey.process(process);
         // Nothing stands still yet: what has ended meanwhile keeps nobody from anything.
         if process.has_ended() {
-            survey.found.refusals.truncate(before);
+            survey.found.refusals.truncate(before.0);
+            survey.found.passing = before.1;
         } else {
             looked?;
         }

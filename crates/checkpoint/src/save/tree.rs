@@ -205,6 +205,10 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
     match call::seize(tid, options) {
         Ok(()) => {}
         Err(Errno::SRCH) => return Ok(()), // ended meanwhile
+        // The kernel says so too of one that has ended, whether or not it was reaped since.
+        Err(Errno::PERM) if proc::status(tid).map_or(true, |status| status.is_zombie()) => {
+            return Ok(());
+        }
         Err(Errno::PERM) => {
             let why = "somebody traces it (a debugger?): end that first";
             return Err(Error::Refused(vec![seen.refuse("", why)]));
