@@ -7,6 +7,32 @@
 //!
 //! What is no step that could be left out has no such arm: the image's environment is nowhere where
 //! hooks are started.
+//!
+//! | class | test |
+//! |---|---|
+//! | CVE-2016-9962 | `vm_a_process_that_joins_cannot_be_looked_into` |
+//! | CVE-2019-5736 | `vm_the_runtime_is_not_overwritten` |
+//! | CVE-2019-16884, 2023-27561 | `vm_nothing_but_procfs_is_proc` |
+//! | CVE-2019-19921, 2023-28642 | `vm_a_proc_that_is_a_link_is_refused` |
+//! | CVE-2020-15257 | `containerd.rs`: `a_pod_has_one_shim_and_no_abstract_socket` |
+//! | CVE-2021-30465, 2024-45310 | `vm_places_that_are_swapped_for_links_lead_nowhere` |
+//! | CVE-2021-32760, 2022-23648, 2025-24965 | `hostile.rs`: archives, and what the program makes inside |
+//! | CVE-2022-0492 | `no_release_agent_is_in_reach` |
+//! | CVE-2022-0811 | `vm_sysctls_of_the_host_are_out_of_reach` |
+//! | CVE-2022-1708, -31030 | `hostile.rs`: `vm_endless_output_is_bounded` |
+//! | CVE-2022-29162, -27650, 2025-27612 | `vm_capabilities_are_never_inheritable_by_accident` |
+//! | CVE-2023-0386, -2640, -32629, 2022-0185, -0847 | `isolation.rs`: calls and mounts that are refused |
+//! | CVE-2024-0132, 2025-23266 | `vm_hooks_get_nothing_of_the_image` |
+//! | CVE-2024-9676 | `vm_a_strange_passwd_keeps_nobody_waiting` |
+//! | CVE-2024-21626 | `vm_no_descriptor_of_the_host_leads_out` |
+//! | CVE-2025-31133 | `vm_masked_paths_are_masked_by_nothing_of_the_image` |
+//! | CVE-2025-52565 | `vm_the_console_is_the_terminal_whatever_its_name_leads_to` |
+//! | CVE-2025-52881 | what is written to procfs is a descriptor of the runtime's own or a checked procfs |
+//! | CVE-2026-30892 | `errors.rs`: `vm_users_are_exactly_who_was_named_or_nobody` |
+//! | CVE-2026-41579, -47766 | `vm_a_dev_that_is_a_link_leads_nowhere` |
+//! | forged checkpoints | `checkpoint.rs`: hostile records |
+//! | the host's files in `/proc` and `/sys`, sockets, keys | `isolation.rs` |
+//! | devices | `vm_devices_of_the_host_cannot_be_opened`, `isolation.rs` |
 
 mod bundle;
 
@@ -14,6 +40,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bundle::{Bundle, Oci};
 use serde_json::{Value, json};
@@ -153,6 +180,94 @@ fn vm_masked_paths_are_masked_by_nothing_of_the_image() {
     assert_eq!(attack(&oci), "0");
     oci.assert_nothing_left();
     assert_ne!(attack(&Oci::without("masked-paths")), "0");
+}
+
+/// CVE-2025-52565: the terminal that becomes `/dev/console` is the one that was opened, whoever swaps
+/// what is found by its name meanwhile.
+#[test]
+fn vm_the_console_is_the_terminal_whatever_its_name_leads_to() {
+    // Within so many rounds, whether a container found something else there.
+    let attack = |oci: &Oci, rounds: usize| {
+        let script = "[ -c /dev/console ] || echo fooled > /out/fooled";
+        let bundle = Bundle::new(oci, &["sh", "-c", script]);
+        let dev = PathBuf::from(bundle.path("dev"));
+        for dir in ["pts", "decoy"] {
+            fs::create_dir_all(dev.join(dir)).expect("made");
+        }
+        fs::write(bundle.rootfs().join("secret"), "of somebody").expect("written");
+        symlink("/secret", dev.join("decoy/0")).expect("linked");
+        bundle.edit(|c| {
+            c["process"]["terminal"] = true.into();
+            mounts(c).retain(|m| {
+                let at = m["destination"].as_str().expect("a path");
+                !at.starts_with("/dev/") || at == "/dev/pts"
+            });
+            let at = mounts(c).iter().position(|m| m["destination"] == "/dev").expect("there");
+            mounts(c)[at] = json!({"destination": "/dev", "type": "bind", "source": dev,
+                                   "options": ["bind"]});
+            bundle.volume(c, "/out");
+        });
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                use rustix::fs::{CWD, RenameFlags, renameat_with};
+                let (one, other) = (dev.join("pts"), dev.join("decoy"));
+                while !ends.load(Ordering::Relaxed) {
+                    let _ = renameat_with(CWD, &one, CWD, &other, RenameFlags::EXCHANGE);
+                }
+            });
+            let mut is_fooled = false;
+            for _ in 0..rounds {
+                // An error is as good as a terminal.
+                let out = oci.run(&["run", "-b", bundle.dir(), "c"]);
+                assert!(oci.weakened().is_some() || [0, 1].contains(&out.status), "{out:?}");
+                is_fooled = bundle.out("fooled").exists();
+                if is_fooled {
+                    break;
+                }
+            }
+            ends.store(true, Ordering::Relaxed);
+            is_fooled
+        })
+    };
+    let oci = Oci::new();
+    assert!(!attack(&oci, 60));
+    oci.assert_nothing_left();
+    assert!(attack(&Oci::without("console-by-handle"), 1000));
+}
+
+/// CVE-2022-0492: the program that the host's root runs for an empty cgroup is nowhere to be named,
+/// neither in what is mounted for the container nor in what its root can mount. (cgroup v1 alone has
+/// such a thing.)
+#[test]
+fn no_release_agent_is_in_reach() {
+    let attack = |oci: &Oci| {
+        let script = "find /sys/fs/cgroup/ -name release_agent | wc -l; attack release-agent";
+        let bundle = Bundle::new(oci, &["sh", "-c", script]);
+        bundle.edit(|c| {
+            // Without it nobody maps root into a user namespace of his own.
+            for set in ["bounding", "effective", "permitted"] {
+                let all = c["process"]["capabilities"][set].as_array_mut().expect("a list");
+                all.push("CAP_SETFCAP".into());
+            }
+            mounts(c).retain(|m| m["destination"] != "/sys/fs/cgroup");
+            mounts(c).push(json!({"destination": "/sys/fs/cgroup", "type": "cgroup",
+                                  "source": "cgroup", "options": ["nosuid", "nodev", "noexec"]}));
+        });
+        oci.run(&["run", "-b", bundle.dir(), "c"])
+    };
+    let agents = || {
+        let script = "for f in /sys/fs/cgroup/*/release_agent; do [ ! -e $f ] || cat $f; done";
+        Oci::new().sh(script).ok()
+    };
+    let before = agents();
+    let oci = Oci::new();
+    let out = attack(&oci);
+    assert!(out.status == 1 && out.stdout.starts_with("0\n"), "{out}");
+    oci.assert_nothing_left();
+    let out = attack(&Oci::without("own-cgroup"));
+    assert!(!out.stdout.starts_with("0\n"), "{out}");
+    assert_eq!(agents(), before);
 }
 
 /// CVE-2024-21626: no descriptor of the host's directories is in reach, as a working directory or

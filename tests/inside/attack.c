@@ -280,6 +280,44 @@ static int leave_root(char **args)
 	return stat(args[0], &st) ? stopped(args[0]) : broken(args[0]);
 }
 
+/* Root of a new user namespace may mount hierarchies of cgroup v1, whole where the container is in
+ * their first cgroup, and the program that is named there is run by the host's root (CVE-2022-0492).
+ * What is written is what is there already, so that a success changes nothing. */
+static int release_agent(char **args)
+{
+	static const char *const kinds[] = { "memory", "pids", "cpu,cpuacct", "cpuacct", "cpu", "cpuset",
+		"devices", "freezer", "blkio", "net_cls,net_prio", "net_cls", "net_prio", "perf_event",
+		"rdma", "misc", "hugetlb", "none,name=systemd", "none,name=attack" };
+	char map[64], text[4096] = "\n";
+	unsigned int uid = getuid(), gid = getgid();
+	int fd;
+	(void)args;
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWCGROUP) < 0)
+		return stopped("unshare");
+	snprintf(map, sizeof map, "0 %u 1", uid);
+	if ((fd = open("/proc/self/uid_map", O_WRONLY)) < 0 || write(fd, map, strlen(map)) < 0)
+		return unusable("uid_map");
+	snprintf(map, sizeof map, "0 %u 1", gid);
+	if ((fd = open("/proc/self/setgroups", O_WRONLY)) < 0 || write(fd, "deny", 4) < 0
+	    || (fd = open("/proc/self/gid_map", O_WRONLY)) < 0 || write(fd, map, strlen(map)) < 0)
+		return unusable("gid_map");
+	mkdir("/tmp/mnt", 0700);
+	for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+		if (mount("cgroup", "/tmp/mnt", "cgroup", 0, kinds[i]) < 0)
+			continue;
+		if ((fd = open("/tmp/mnt/release_agent", O_RDWR)) >= 0) {
+			ssize_t length = read(fd, text, sizeof text);
+			if (length < 1)
+				length = 1;
+			if (write(fd, text, length) == length)
+				return broken(kinds[i]);
+			close(fd);
+		}
+		umount2("/tmp/mnt", MNT_DETACH);
+	}
+	return stopped("write to a release_agent");
+}
+
 static int mount_host(char **args)
 {
 	/* Who may mount may mount procfs and cgroup2, which show what is its own. These do not. */
@@ -603,6 +641,7 @@ static const struct {
 	{ "listen-unbound", 0, listen_unbound },
 	{ "make-device", 0, make_device },
 	{ "mount-host", 0, mount_host },
+	{ "release-agent", 0, release_agent },
 	{ "mq-find", 1, mq_find },
 	{ "mq-make", 1, mq_make },
 	{ "open-node", 1, open_node },
