@@ -183,7 +183,9 @@ macro_rules! workloads {
             fn $test() {
                 let host = host();
                 round_trip(&host, $name, &["--net", "none", $($word),*]);
-                run_on(&host, $name, &["--net", "none", $($word),*]);
+                if slowness() == 1 {
+                    run_on(&host, $name, &["--net", "none", $($word),*]);
+                }
             }
         )*
     };
@@ -491,11 +493,11 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
     let place = "/proc/sys/kernel/random/boot_id";
     host.sh(&format!("mount --bind {} {place}", id.display())).ok();
     host.dm(&["restore", "clock"]).ok();
-    go_on(&host, "clock", 0);
     // What was not counted: the time without processes. The other clock has counted that.
     let (monotonic, boottime) = offsets();
     assert!((-30 * i64::from(slowness())..=-2).contains(&monotonic), "{monotonic}");
     assert!((-1..=0).contains(&boottime), "{boottime}");
+    go_on(&host, "clock", 0);
     for round in 1..rounds() {
         wait_for_line(&host, "clock", &format!("ready {round}"));
         host.dm(&["checkpoint", "clock"]).ok();

@@ -48,7 +48,7 @@ const SLOWNESS: &str = "20";
 #[derive(Args)]
 pub struct GuestArgs {
     /// Seconds before the guest is switched off.
-    #[arg(long, default_value_t = 1200)]
+    #[arg(long, default_value_t = 1800)]
     limit_s: u64,
     /// Runs only tests whose name contains this.
     #[arg(long, default_value = "vm_")]
@@ -92,7 +92,7 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
     let mut script = String::from(
         "run() {\n\
          echo \"   Running $1 in the guest\"\n\
-         { $2 $3 --test-threads 2 --skip big_ || touch /run/red; } 2>&1 | tee /run/one\n\
+         { $2 $3 --test-threads 3 --skip big_ || touch /run/red; } 2>&1 | tee /run/one\n\
          [ -e /run/red ] || return 0\n\
          rm /run/red\n\
          red=$(sed -n 's/^test \\(vm_[a-z0-9_]*\\) .*FAILED$/\\1/p' /run/one | sort -u)\n\
