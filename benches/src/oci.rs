@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let bench = Bench::new()?;
     let ours = Path::new(bench.dormouse().get_program()).with_file_name("dormouse-oci");
     let mut runtimes = vec![("dormouse-oci".to_owned(), ours)];
-    for name in ["crun", "runc"] {
+    for name in ["crun", "runc", "youki"] {
         match installed(name) {
             true => runtimes.push((name.to_owned(), name.into())),
             false => eprintln!("{name} is not installed: its arm is left out"),
