@@ -150,7 +150,23 @@ pub struct Wakes {
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
-    Ok(survey(subject, &tree::look(subject)?)?.refusals)
+    Ok(look(subject)?.1.refusals)
+}
+
+/// How often something that would refuse is looked at before it does. Nothing stands still yet: whoever
+/// is made or ends between two looks may seem to be somebody outside.
+const LOOKS: usize = 4;
+
+fn look(subject: &Subject) -> Result<(Vec<tree::Seen>, object::Found)> {
+    let mut looks = 1;
+    loop {
+        let tree = tree::look(subject)?;
+        let found = survey(subject, &tree)?;
+        if found.refusals.is_empty() || looks == LOOKS {
+            return Ok((tree, found));
+        }
+        looks += 1;
+    }
 }
 
 fn survey(subject: &Subject, tree: &[tree::Seen]) -> Result<object::Found> {
@@ -186,8 +202,8 @@ pub fn waits(subject: &Subject) -> Result<Vec<Wait>> {
 /// Errors: [`Error::Refused`] names what cannot; nothing was stopped then. [`Error::Passing`], when all
 /// of that would pass in a moment.
 pub fn stop(subject: &Subject) -> Result<Stopped> {
-    let tree = tree::look(subject)?;
-    refused(survey(subject, &tree)?).map(drop)?;
+    let (tree, found) = look(subject)?;
+    refused(found).map(drop)?;
     // ORDER: what takes long and can be done beforehand is.
     let blocks = thread::Blocks::for_waiting(&tree);
     tree::stop(subject, blocks)
