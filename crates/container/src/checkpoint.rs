@@ -125,6 +125,12 @@ impl Check {
 }
 
 impl Comeback {
+    /// Of a checkpoint whose contents are known to be whole, for a container that was not asleep.
+    fn verified(reader: Reader, addresses: Vec<(IpAddr, IpAddr)>) -> Self {
+        let reader = Arc::new(reader);
+        Self { reader, check: None, held: Vec::new(), wakes: false, since: None, addresses }
+    }
+
     /// Checks contents that are soon checked.
     pub(crate) fn check_small(&self) -> dormouse_checkpoint::Result<()> {
         match &self.check {
@@ -276,14 +282,7 @@ impl Engine {
         }
         reader.verify()?;
         self.settle_locked(&config, false)?;
-        let comeback = Comeback {
-            reader: Arc::new(reader),
-            check: None,
-            held: Vec::new(),
-            wakes: false,
-            since: None,
-            addresses: Vec::new(),
-        };
+        let comeback = Comeback::verified(reader, Vec::new());
         let running = self.start_restored(&config, &comeback)?;
         // Their silence has ended; where nothing was quiet there is none.
         let _ = fs::remove_file(self.quiet_mark(id));
@@ -348,14 +347,7 @@ impl Engine {
             log_max_bytes: other.log_max_bytes,
         })?;
         let pairs = other.addresses.iter().copied().zip(created.config.addresses.iter().copied());
-        let comeback = Comeback {
-            reader: Arc::new(reader),
-            check: None,
-            held: Vec::new(),
-            wakes: false,
-            since: None,
-            addresses: pairs.collect(),
-        };
+        let comeback = Comeback::verified(reader, pairs.collect());
         self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 

@@ -185,19 +185,15 @@ impl Engine {
         let look = self.look(&config)?;
         let init = look.init.as_ref();
         let pid = init.filter(|_| look.is_alive()).map(|i| i.pid);
-        let slept = match look.state {
-            State::Asleep => self.slept(id)?,
-            _ => None,
+        let (slept, asleep_unix_ms) = match look.state {
+            State::Asleep => (self.slept(id)?, self.asleep_since(id)),
+            _ => (None, None),
         };
         let started = init.or(slept.as_ref()).map(|i| i.started_unix_ms);
         let started_unix_ms = started.or(look.exit.as_ref().map(|e| e.started_unix_ms));
         let exit = match init {
             Some(init) if !look.is_alive() => Some(self.exit_of(&config.id, init)?),
             _ => look.exit,
-        };
-        let asleep_unix_ms = match look.state {
-            State::Asleep => self.asleep_since(&config.id),
-            _ => None,
         };
         Ok(Details { config, state: look.state, pid, started_unix_ms, asleep_unix_ms, exit })
     }

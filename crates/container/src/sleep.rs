@@ -188,10 +188,10 @@ impl Engine {
         is_busy: bool,
     ) -> Result<()> {
         let id = id.as_str();
-        let count = u32::from(is_busy);
-        let event = rustix::event::eventfd(count, rustix::event::EventfdFlags::CLOEXEC);
-        let event = event.map_err(|e| Error::file("cannot make", "an eventfd")(e.into()))?;
         if held.is_empty() || is_busy {
+            let count = u32::from(is_busy);
+            let event = rustix::event::eventfd(count, rustix::event::EventfdFlags::CLOEXEC);
+            let event = event.map_err(|e| Error::file("cannot make", "an eventfd")(e.into()))?;
             keeper.hold(id, NO_SOCKET, event.as_fd(), watch::READ)?;
         }
         for HeldFile { object, file, wakes } in held {

@@ -71,6 +71,8 @@ pub struct Running {
     /// The other end of its standard input, where the keeper keeps that open.
     pub stdin: Option<OwnedFd>,
     keeper: Keeper,
+    /// Its keeper was killed before it could tell how it ended.
+    keeper_is_gone: bool,
 }
 
 impl Running {
@@ -85,6 +87,7 @@ impl Running {
     pub fn wait(&mut self) -> Result<ExitStatus> {
         match self.keeper.wait(self.pid) {
             Err(LaunchError::KeeperGone) => {
+                self.keeper_is_gone = true;
                 let told = told_by_kernel(self.pidfd.as_fd())?;
                 Ok(told.ok_or(LaunchError::KeeperGone)?)
             }
@@ -99,7 +102,16 @@ impl Running {
         console: Option<OwnedFd>,
         keeper: Keeper,
     ) -> Self {
-        Self { id, pid, pidfd, console, console_log: None, stdin: None, keeper }
+        Self {
+            id,
+            pid,
+            pidfd,
+            console,
+            console_log: None,
+            stdin: None,
+            keeper,
+            keeper_is_gone: false,
+        }
     }
 
     /// Leaves it to the keeper, which settles it when it ends.
@@ -124,9 +136,7 @@ impl Engine {
     /// ended.
     pub fn finish(&self, mut running: Running) -> Result<ExitStatus> {
         let status = running.wait()?;
-        if Keeper::connect(&self.places().run)?
-            .is_none_or(|keeper| keeper.pid() != running.keeper.pid())
-        {
+        if running.keeper_is_gone {
             // Nobody else knows it. One whose directory is gone has been removed.
             let _ = status.write(&self.run_dir(&running.id), running.pid);
         }
@@ -300,6 +310,7 @@ impl Engine {
             console_log: kept.console_log,
             stdin: kept.stdin,
             keeper,
+            keeper_is_gone: false,
         })
     }
 
@@ -339,6 +350,7 @@ impl Engine {
             console_log: kept.console_log,
             stdin: kept.stdin,
             keeper,
+            keeper_is_gone: false,
         })
     }
 

@@ -287,7 +287,7 @@ impl Hierarchy {
     pub fn controllers(&self) -> Controllers {
         let v1: Controllers = self.0.v1.iter().map(|v1| v1.controllers).collect();
         let v2 = self.0.v2.as_ref();
-        v1 | v2.map_or(Controllers::empty(), |v2| v2.enabled | v2.available())
+        v1 | v2.map_or(Controllers::empty(), |v2| v2.enabled | v2.root_controllers())
     }
 
     /// Where a controller is, `v1` or `v2`; or why it is nowhere.
@@ -468,7 +468,7 @@ impl Host for Hierarchy {
         let v2 = self.0.v2.as_ref()?;
         // What is always enabled is so already, or refused.
         let has = v2.enabled.contains(controller)
-            || controller == Controllers::CPUSET && v2.available().contains(controller);
+            || controller == Controllers::CPUSET && v2.root_controllers().contains(controller);
         has.then_some(Version::V2)
     }
 
@@ -534,8 +534,9 @@ impl V2 {
         if !v2.enabled.contains(Controllers::ALWAYS_V2) {
             // Each by itself: one that is refused (cpu, while a real-time process is in some
             // other cgroup) must not take the others with it.
-            for wanted in (Controllers::ALWAYS_V2 - v2.enabled).iter() {
-                if v2.root_controllers().contains(wanted) && v2.enable(wanted).is_ok() {
+            let missing = Controllers::ALWAYS_V2 - v2.enabled;
+            for wanted in (missing & v2.root_controllers()).iter() {
+                if v2.enable(wanted).is_ok() {
                     v2.enabled |= wanted;
                 }
             }
@@ -543,15 +544,10 @@ impl V2 {
         Ok(v2)
     }
 
-    /// What the host's root could hand down.
+    /// What the host's root could hand down to the parent.
     fn root_controllers(&self) -> Controllers {
         let list = Dir::open(&self.mount).and_then(|root| root.read("cgroup.controllers"));
         list.map_or(Controllers::empty(), |list| Controllers::from_v2_list(&list))
-    }
-
-    /// What could be enabled below the parent.
-    fn available(&self) -> Controllers {
-        self.root_controllers()
     }
 
     /// What the parent hands down now.
