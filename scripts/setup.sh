@@ -18,10 +18,10 @@ packages_build="$packages_build pkg-config zlib1g-dev"
 # them. busybox-static is the smallest image and the client of most tests.
 packages_run="busybox-static iproute2 mmdebstrap nftables docker-registry"
 # e2fsprogs makes small and full disks, qemu runs the second kernel, strace kills commands at their
-# steps, wrk asks web servers; containerd and dockerd run containers by our shim and our runtime.
-packages_test="containerd docker.io e2fsprogs qemu-system-x86 strace wrk"
+# steps, wrk asks web servers; g++ compiles the fuzzers' engine; containerd and dockerd run containers by our shim and our runtime.
+packages_test="containerd docker.io e2fsprogs g++ qemu-system-x86 strace wrk"
 # Who stands beside us in a benchmark.
-packages_bench="bubblewrap crun podman runc skopeo umoci"
+packages_bench="bubblewrap crun e2fsprogs podman runc skopeo umoci"
 
 say() { printf '\033[1m== %s\033[0m\n' "$*"; }
 die() {
