@@ -190,11 +190,39 @@ pub struct Bench {
     pub dir: tempfile::TempDir,
     /// Where our programs and the C programs are.
     bin: PathBuf,
+    disk: Disk,
 }
 
+/// What a benchmark's directory lies on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disk {
+    /// Whatever the repository is on.
+    OfRepository,
+    /// An ext4 as mkfs.ext4(8) makes it unless told otherwise: with a journal. It lies in a file of
+    /// the repository's disk (loop(4)).
+    Journaled,
+}
+
+impl std::fmt::Display for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::OfRepository => "the repository's disk",
+            Self::Journaled => "an ext4 with a journal",
+        })
+    }
+}
+
+/// Size of a disk that is made for a benchmark; the file is sparse.
+const DISK_BYTES: u64 = 4 << 30;
+
 impl Bench {
-    /// Makes it: on the disk the repository is on, for runtimes keep their layers on disks.
+    /// Makes it on the disk the repository is on, for runtimes keep their layers on disks.
     pub fn new() -> Result<Self> {
+        Self::on(Disk::OfRepository)
+    }
+
+    /// Makes it on a disk.
+    pub fn on(disk: Disk) -> Result<Self> {
         unshare(CloneFlags::NEWNET | CloneFlags::NEWNS).context("run as root")?;
         ok(Command::new("mount").args(["--make-rprivate", "/"]))?;
         ok(Command::new("ip").args(["link", "set", "lo", "up"]))?;
@@ -202,7 +230,16 @@ impl Bench {
         let bin = exe.parent().context("no directory")?.to_owned();
         let target = bin.parent().context("no directory")?;
         let dir = tempfile::Builder::new().prefix("bench-").tempdir_in(target)?;
-        let bench = Self { dir, bin };
+        if disk == Disk::Journaled {
+            let image = tempfile::NamedTempFile::new_in(target)?;
+            image.as_file().set_len(DISK_BYTES)?;
+            // Whole at once: what is left for later disturbs what is measured.
+            let whole = "lazy_itable_init=0,lazy_journal_init=0";
+            ok(Command::new("mkfs.ext4").args(["-q", "-E", whole]).arg(image.path()))?;
+            // The loop device keeps the file, which has no name when this returns.
+            ok(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()))?;
+        }
+        let bench = Self { dir, bin, disk };
         for runtime in RUNTIME {
             fs::create_dir_all(bench.path(runtime))?;
             ok(Command::new("mount").args(["-t", "tmpfs", "bench"]).arg(bench.path(runtime)))?;
@@ -310,6 +347,9 @@ impl Drop for Bench {
         }
         for runtime in RUNTIME {
             let _ = Command::new("umount").arg("--lazy").arg(self.path(runtime)).status();
+        }
+        if self.disk == Disk::Journaled {
+            let _ = Command::new("umount").arg("--lazy").arg(self.dir.path()).status();
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `run IMAGE true` to exit: Dormouse, its peers, and the floor that the kernel's own work is.
+//! `run IMAGE true` to exit: Dormouse, its peers, and the floor that the kernel's own work is; on a
+//! disk as Debian makes them, and on the one that the repository is on.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin start -- --rounds 50
@@ -11,7 +12,7 @@ use std::process::Command;
 use anyhow::Result;
 use clap::Parser;
 use dormouse_benches::{
-    Arm, Bench, FLOOR_CGROUPS, Times, figure, installed, interleave, ok, promise,
+    Arm, Bench, Disk, FLOOR_CGROUPS, Times, figure, installed, interleave, ok, promise,
 };
 
 /// Options.
@@ -27,14 +28,19 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    let bench = Bench::new()?;
-    let shared = start_arms(&bench, false)?;
-    report(&shared, &interleave(&shared, options.rounds)?, "shared or no network stack", 0.5);
-    let own = start_arms(&bench, true)?;
-    report(&own, &interleave(&own, options.rounds)?, "a network stack of its own", 0.6);
-    if installed("podman") && options.podman_rounds > 0 {
-        let podman = podman(&bench)?;
-        report(&podman, &interleave(&podman, options.podman_rounds)?, "podman, for scale", 0.5);
+    // First the one on which nothing was ever removed.
+    for disk in [Disk::Journaled, Disk::OfRepository] {
+        let bench = Bench::on(disk)?;
+        let shared = start_arms(&bench, false)?;
+        let times = interleave(&shared, options.rounds)?;
+        report(&shared, &times, disk, "shared or no network stack", 0.5);
+        let own = start_arms(&bench, true)?;
+        report(&own, &interleave(&own, options.rounds)?, disk, "a network stack of its own", 0.6);
+        if disk == Disk::OfRepository && installed("podman") && options.podman_rounds > 0 {
+            let podman = podman(&bench)?;
+            let times = interleave(&podman, options.podman_rounds)?;
+            report(&podman, &times, disk, "podman, for scale", 0.5);
+        }
     }
     Ok(())
 }
@@ -134,8 +140,8 @@ fn podman(bench: &Bench) -> Result<Vec<Arm>> {
 }
 
 /// One JSON line per arm, a table with bars for people, and what was promised.
-fn report(arms: &[Arm], times: &[Times], title: &str, of_crun: f64) {
-    eprintln!("\nrun IMAGE true to exit, {title} (ms)");
+fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) {
+    eprintln!("\nrun IMAGE true to exit, {title}, on {disk} (ms)");
     eprintln!("  {:<10} {:>8} {:>8} {:>8}", "", "median", "min", "p95");
     let of = |name: &str| arms.iter().position(|a| a.name == name).map(|i| times[i].median_ms());
     let longest = times.iter().map(Times::median_ms).fold(0.0, f64::max);
@@ -144,7 +150,7 @@ fn report(arms: &[Arm], times: &[Times], title: &str, of_crun: f64) {
         let bar = "#".repeat((median / longest * 40.0).round() as usize);
         let (min, p95) = (t.at(0.0), t.at(0.95));
         eprintln!("  {:<10} {median:>8.2} {min:>8.2} {p95:>8.2}  {bar}", arm.name);
-        let more = serde_json::json!({"network": title, "min_ms": min, "p95_ms": p95});
+        let more = serde_json::json!({"network": title, "disk": disk.to_string(), "min_ms": min, "p95_ms": p95});
         figure("start", &arm.name, median, "ms", more);
     }
     let Some(ours) = of("dormouse") else { return };
