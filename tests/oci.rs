@@ -62,6 +62,170 @@ fn vm_the_exit_code_of_the_program_is_that_of_run() {
     oci.assert_nothing_left();
 }
 
+/// The lines of a container's table of mounts at these places: the place, and who hears of it.
+fn propagation_of(said: &str, below: &str) -> Vec<(String, String)> {
+    let kind = |words: &[&str]| {
+        let optional = words.iter().skip(6).take_while(|word| **word != "-");
+        let kinds: Vec<&str> = optional.map(|w| w.split(':').next().unwrap_or_default()).collect();
+        if kinds.is_empty() { "private".to_owned() } else { kinds.join(" ") }
+    };
+    let lines = said.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let there = lines.filter(|words| words.len() > 6 && words[4].starts_with(below));
+    there.map(|words| (words[4].to_owned(), kind(&words))).collect()
+}
+
+/// Whoever makes a mount, and whatever is said of its propagation: it is in its place in the kernel's
+/// table, which is the order of the configuration.
+#[test]
+fn vm_mounts_are_in_their_order_with_their_propagation() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["cat", "/proc/self/mountinfo"]);
+    let kinds = [
+        ("shared", "shared"),
+        ("slave", "master"),
+        ("private", "private"),
+        ("unbindable", "unbindable"),
+    ];
+    let mut expected = Vec::new();
+    // What is not shared by anybody has nobody to hear of.
+    let alone = |kind: &str| if kind == "master" { "private" } else { kind }.to_owned();
+    let mut list = Vec::new();
+    for (word, kind) in kinds {
+        let place = format!("/all/tmpfs-{word}");
+        list.push(json!({"destination": place, "type": "tmpfs", "source": "x", "options": [word]}));
+        expected.push((place, alone(kind)));
+        for (bind, word) in [("bind", word.to_owned()), ("rbind", format!("r{word}"))] {
+            let place = format!("/all/{bind}-{word}");
+            list.push(json!({"destination": place, "type": "bind", "source": bundle.path("out"),
+                             "options": [bind, word]}));
+            // The host's own mounts are shared, and by themselves a container hears of them.
+            let kind = if kind == "shared" { "shared master" } else { kind };
+            expected.push((place, kind.to_owned()));
+        }
+        let place = format!("/all/full-{word}");
+        list.push(json!({"destination": place, "type": "tmpfs", "source": "x",
+                         "options": ["ro", word]}));
+        expected.push((place, alone(kind)));
+    }
+    bundle.edit(|c| c["mounts"].as_array_mut().expect("a list").append(&mut list));
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(propagation_of(&said, "/all/"), expected);
+
+    // Below a mount that is shared, too.
+    bundle.edit(|c| {
+        let mount = |place: &str, word: &str| {
+            json!({"destination": place, "type": "tmpfs", "source": "x", "options": [word]})
+        };
+        let list = c["mounts"].as_array_mut().expect("a list");
+        list.retain(|m| !m["destination"].as_str().is_some_and(|d| d.starts_with("/all")));
+        list.push(mount("/all/top", "shared"));
+        list.push(mount("/all/top/below", "unbindable"));
+        list.push(json!({"destination": "/all/top/bound", "type": "bind",
+                         "source": bundle.path("out"), "options": ["bind", "private"]}));
+    });
+    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let pair = |place: &str, kind: &str| (place.to_owned(), kind.to_owned());
+    let nested = [
+        pair("/all/top", "shared"),
+        pair("/all/top/below", "unbindable"),
+        pair("/all/top/bound", "private"),
+    ];
+    assert_eq!(propagation_of(&said, "/all/"), nested);
+
+    bundle.edit(|c| {
+        let mut words = vec!["private"; 8];
+        words.push("bind");
+        let list = c["mounts"].as_array_mut().expect("a list");
+        list.last_mut().expect("one")["options"] = json!(words);
+    });
+    let error = oci.run(&["run", "-b", bundle.dir(), "c"]).err(1);
+    assert!(error.contains("options: 8 words about propagation"), "{error}");
+    oci.assert_nothing_left();
+}
+
+/// What is mounted for a container is mounted for the host, too, where the configuration says so; what
+/// the host has mounted there stays (a volume of docker's or Kubernetes' with `rshared`).
+#[test]
+fn vm_a_shared_volume_keeps_its_mounts() {
+    let oci = Oci::new();
+    let volume = oci.host().dir().join("volume");
+    let place = volume.display();
+    oci.sh(&format!(
+        "mkdir {place} && mount -t tmpfs volume {place} && mkdir {place}/of-host {place}/of-inside &&
+         mount -t tmpfs below {place}/of-host && touch {place}/of-host/file"
+    ))
+    .ok();
+    let script = "ls /volume/of-host && \
+                  mount -t tmpfs inside /volume/of-inside && touch /volume/of-inside/seen && \
+                  cat /proc/self/mountinfo";
+    for root in [json!("rshared"), Value::Null] {
+        let bundle = Bundle::new(&oci, &["sh", "-c", script]);
+        bundle.edit(|c| {
+            c["linux"]["rootfsPropagation"] = root.clone();
+            for set in ["bounding", "effective", "permitted"] {
+                c["process"]["capabilities"][set] = json!(["CAP_SYS_ADMIN"]);
+            }
+            c["mounts"].as_array_mut().expect("a list").push(json!({"destination": "/volume",
+                "type": "bind", "source": volume, "options": ["rbind", "rshared"]}));
+        });
+        let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+        assert!(said.starts_with("file\n"), "{root}: the container misses a mount: {said}");
+        let mounts = oci.host().mounts();
+        let is_there = |name: &str| mounts.contains(&format!("{place}/{name}"));
+        assert!(is_there("of-host"), "{root}: the host has lost a mount: {mounts:?}");
+        assert_eq!(is_there("of-inside"), !root.is_null(), "{root}: {mounts:?}");
+        if !root.is_null() {
+            oci.sh(&format!("umount {place}/of-inside")).ok();
+        }
+    }
+    oci.sh(&format!("umount -R {place}")).ok();
+    oci.assert_nothing_left();
+}
+
+/// Whoever shares a cgroup's path with a container, or is below it, is not taken along.
+#[test]
+fn vm_nobody_else_ends_with_a_container() {
+    let oci = Oci::new();
+    let sleeper = || Bundle::new(&oci, &["sleep", "1000"]);
+    let path = |bundle: &Bundle| {
+        let path = bundle.read()["linux"]["cgroupsPath"].as_str().expect("a path").to_owned();
+        path.rsplit_once('/').expect("two names").0.to_owned()
+    };
+    let first = sleeper();
+    oci.run(&["run", "-d", "-b", first.dir(), "first"]).ok();
+    // The same cgroup, one above it; and that of a container that has ended.
+    let other = sleeper();
+    for cgroup in [first.read()["linux"]["cgroupsPath"].clone(), path(&first).into()] {
+        other.edit(|c| c["linux"]["cgroupsPath"] = cgroup.clone());
+        for verb in ["create", "run"] {
+            let error = oci.run(&[verb, "-b", other.dir(), "other"]).err(1);
+            assert!(error.contains("linux.cgroupsPath") && error.contains("already"), "{error}");
+        }
+    }
+    assert_eq!(oci.status("first"), "running");
+    oci.run(&["kill", "first", "KILL"]).ok();
+    wait_for(&oci, "first", "stopped");
+    other.edit(|c| c["linux"]["cgroupsPath"] = first.read()["linux"]["cgroupsPath"].clone());
+    let error = oci.run(&["create", "-b", other.dir(), "other"]).err(1);
+    assert!(error.contains("it is the cgroup of container"), "{error}");
+    oci.run(&["delete", "first"]).ok();
+
+    // One that is below came later: it lives on.
+    let above = sleeper();
+    above.edit(|c| c["linux"]["cgroupsPath"] = path(&above).into());
+    oci.run(&["run", "-d", "-b", above.dir(), "above"]).ok();
+    let below = sleeper();
+    oci.run(&["run", "-d", "-b", below.dir(), "below"]).ok();
+    let out = oci.run(&["delete", "--force", "above"]);
+    assert!(out.status == 0 && out.stderr.contains("others are below it"), "{out:?}");
+    assert_eq!(oci.status("below"), "running");
+    oci.run(&["delete", "--force", "below"]).ok();
+    let own = &path(&below)[1..];
+    let script = format!("find /sys/fs/cgroup -depth -type d -name '{own}' -exec rmdir {{}} +");
+    oci.sh(&script).ok();
+    oci.assert_nothing_left();
+}
+
 /// A bundle that uses as many fields as one can.
 fn rich(oci: &Oci) -> Bundle {
     let bundle = Bundle::new(oci, &["sh", "-c", RICH]);

@@ -325,11 +325,11 @@ impl Newborn {
             Code::Spread => self.tree()?.spread(op.a, op.flags & flat::RECURSIVE != 0),
             Code::Attach => {
                 let create = op.flags & flat::CREATE != 0;
-                let kind = Target::from_number(op.a).ok_or(Errno::INVAL)?;
+                let kind = Target::from_number(op.a & u64::from(u32::MAX)).ok_or(Errno::INVAL)?;
                 let place = self.tree()?.target(text()?, kind, create)?;
                 match op.flags & flat::COPY {
                     0 => kernel::move_mount(fd()?, place.as_fd(), c""),
-                    _ => tree::attach_copy(fd()?, place.as_fd(), borrowed(PROC)),
+                    _ => tree::attach_copy(fd()?, place.as_fd(), borrowed(PROC), op.a >> 32),
                 }
             }
             Code::NewFilesystem => self.tree()?.new_filesystem(op, text()?),
@@ -343,8 +343,7 @@ impl Newborn {
                     }
                     Err(e) => Some(Err(damaged(e))),
                 });
-                let kind = Target::from_number(op.fd.into()).ok_or(Errno::INVAL)?;
-                self.tree()?.filesystem(op.a, words, text()?, kind)
+                self.tree()?.filesystem(op, words, text()?)
             }
             Code::Device => self.tree()?.device(op, text()?),
             Code::Bind => {

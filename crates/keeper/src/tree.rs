@@ -89,18 +89,33 @@ pub(crate) fn enter(mount: BorrowedFd<'_>) -> Outcome {
     rustix::process::chdir(c"/")
 }
 
+/// Sets the propagation of a mount in turn, as `Plan::spreads` has written it.
+fn spread_each(mount: BorrowedFd<'_>, mut spreads: u64) -> Outcome {
+    while spreads & flat::SPREAD_SET != 0 {
+        let kind = propagation(spreads & (flat::SPREAD_RECURSIVE - 1)).ok_or(Errno::INVAL)?;
+        let below = spreads & flat::SPREAD_RECURSIVE != 0;
+        kernel::mount_setattr(mount, below, none(), none(), Some(kind), None)?;
+        spreads >>= flat::SPREAD_BITS;
+    }
+    Ok(())
+}
+
 /// Attaches a copy of a mount, which is younger. Only what is attached in this mount namespace can be
-/// copied, so the mount itself is there for a moment. One that cannot be copied stays.
+/// copied, so the mount itself is there for a moment.
+///
+/// ORDER: the propagation comes last. What is unbindable cannot be copied, and what is below it would
+/// be left out; and below a mount that is shared everything is attached as shared.
 pub(crate) fn attach_copy(
     mount: BorrowedFd<'_>,
     place: BorrowedFd<'_>,
     proc: BorrowedFd<'_>,
+    spreads: u64,
 ) -> Outcome {
     kernel::move_mount(mount, place, c"")?;
-    let copy = match copy(mount, true) {
-        Err(Errno::INVAL) => return Ok(()), // unbindable
-        other => other?,
-    };
+    let copy = copy(mount, true)?;
+    // ORDER: what is unmounted below a mount that others share is unmounted for them, too: on the host,
+    // and in the copy.
+    kernel::mount_setattr(mount, true, none(), none(), Some(Propagation::Private), None)?;
     let mut path = *b"self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0; 20];
     let digits = decimal(mount.as_raw_fd().into(), &mut digits);
@@ -110,7 +125,8 @@ pub(crate) fn attach_copy(
     rustix::process::fchdir(proc)?;
     kernel::umount_detach_what(path)?;
     rustix::process::fchdir(&here)?;
-    kernel::move_mount(copy.as_fd(), place, c"")
+    kernel::move_mount(copy.as_fd(), place, c"")?;
+    spread_each(copy.as_fd(), spreads)
 }
 
 /// Attaches the mount at a path of the host, in a mount namespace that is a copy of the host's and
@@ -328,11 +344,11 @@ impl Tree {
     /// Any filesystem: `words` gives its type and then its options one after the other.
     pub(crate) fn filesystem<'p>(
         &self,
-        attr: u64,
+        op: &Record,
         mut words: impl Iterator<Item = Outcome<&'p CStr>>,
         path: &CStr,
-        kind: Target,
     ) -> Outcome {
+        let kind = Target::from_number(op.fd.into()).ok_or(Errno::INVAL)?;
         let name = words.next().ok_or(Errno::INVAL)??;
         let context = kernel::fsopen(name)?;
         let context = context.as_fd();
@@ -356,9 +372,16 @@ impl Tree {
             kernel::fsconfig(context, FsCommand::String(c"source", name))?;
         }
         kernel::fsconfig(context, FsCommand::Create)?;
+        let (attr, spreads) = (op.a & u64::from(u32::MAX), op.a >> 32);
         let mount = kernel::fsmount(context, MountAttr::from_bits_retain(attr))?;
         let place = self.target(path, kind, true)?;
-        kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
+        if op.flags & flat::APART != 0 {
+            // Below a root that is attached nowhere it could not be set any more.
+            spread_each(mount.as_fd(), spreads)?;
+            return kernel::move_mount(mount.as_fd(), place.as_fd(), c"");
+        }
+        kernel::move_mount(mount.as_fd(), place.as_fd(), c"")?;
+        spread_each(mount.as_fd(), spreads)
     }
 
     pub(crate) fn bind(&self, source: &CStr, path: &CStr, read_only: bool) -> Outcome {

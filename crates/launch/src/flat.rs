@@ -65,7 +65,8 @@ codes! {
     Root = 6, "put the root filesystem in place";
     /// The root mount becomes read-only.
     RootReadOnly = 7, "make the root filesystem read-only";
-    /// Mount `fd` is attached at `text`; `a` is the kind of the target, flag CREATE makes it.
+    /// Mount `fd` is attached at `text`; the lower half of `a` is the kind of the target, flag CREATE
+    /// makes it, and for flag COPY the upper half is how the copy's propagation is set.
     Attach = 8, "mount";
     /// A new filesystem of type `b` (an index into `FILESYSTEMS`) at `text`.
     NewFilesystem = 9, "mount";
@@ -125,8 +126,9 @@ codes! {
     Pivot = 48, "make the root filesystem the root";
     /// The root mount's propagation: `a` is a `Spread`, with everything below for flag RECURSIVE.
     Spread = 34, "set the propagation of the root filesystem";
-    /// A new filesystem at `text`, a target of kind `fd`, with the mount attributes `a`; at `b` its
-    /// type and its options, texts one after the other, ended by an empty one.
+    /// A new filesystem at `text`, a target of kind `fd`, with mount attributes in the lower half of
+    /// `a` and its propagation in the upper; at `b` its type and its options, texts one after the
+    /// other, ended by an empty one.
     Filesystem = 35, "mount";
     /// The device node `text`: device number `a`, mode and kind in the lower half of `b`, owner in
     /// its upper half, group `fd`.
@@ -183,6 +185,16 @@ pub const APART: u16 = 64;
 /// What is attached is a copy that is made now: in the kernel's table, which goes by the age of
 /// mounts, it comes after those that are there.
 pub const COPY: u16 = 128;
+
+/// LIMIT: how often the propagation of one mount is set.
+pub const SPREADS_MAX: usize = 8;
+/// Bits of one setting in the upper half of an operation's `a`, the first one lowest: [`SPREAD_SET`],
+/// [`SPREAD_RECURSIVE`], and a `Spread` by its number.
+pub const SPREAD_BITS: u32 = 4;
+/// There is such a setting.
+pub const SPREAD_SET: u64 = 8;
+/// It goes for all mounts below, too.
+pub const SPREAD_RECURSIVE: u64 = 4;
 
 /// From this number on, what a newborn reports as errno is 4096 and how a program that it ran has
 /// ended: errnos are smaller (MAX_ERRNO).

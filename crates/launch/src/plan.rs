@@ -161,6 +161,7 @@ pub struct Plan {
     pub(crate) fds: Vec<OwnedFd>,
     pub(crate) steps: Vec<Step>,
     root_read_only: bool,
+    is_apart: bool,
     invalid: Option<&'static str>,
 }
 
@@ -179,6 +180,7 @@ impl Plan {
             fds: Vec::new(),
             steps: Vec::new(),
             root_read_only: false,
+            is_apart: false,
             invalid: None,
         }
     }
@@ -279,7 +281,7 @@ impl Plan {
     /// mount namespace of who cloned it, and changes nothing in it. KERNEL(6.15)
     pub fn root_apart(&mut self, mount: FdIndex, read_only: bool) {
         self.push(Code::RootBelow, flat::APART, mount.0, 0, 0, b"", "");
-        self.root_read_only = read_only;
+        (self.is_apart, self.root_read_only) = (true, read_only);
     }
 
     /// The root of [`Plan::root_apart`] becomes that of the process. There is nothing above it.
@@ -303,14 +305,28 @@ impl Plan {
         self.push(Code::Spread, flags, NO_FD, spread as u64, 0, b"", "");
     }
 
+    /// Settings of propagation as they travel; the flag is for all mounts below, too.
+    fn spreads(&mut self, spreads: &[(Spread, bool)]) -> u64 {
+        if spreads.len() > flat::SPREADS_MAX {
+            self.invalid = Some("the propagation of a mount set more than 8 times");
+        }
+        let number = |(spread, recursive): &(Spread, bool)| {
+            let below = if *recursive { flat::SPREAD_RECURSIVE } else { 0 };
+            flat::SPREAD_SET | below | *spread as u64
+        };
+        let first_lowest = spreads.iter().take(flat::SPREADS_MAX).rev();
+        first_lowest.fold(0, |all, one| all << flat::SPREAD_BITS | number(one)) << 32
+    }
+
     /// Mounts a new filesystem of its own namespaces at `target`, which is made; `attr` are bits of
-    /// `MountAttr`, `options` words or `key=value`.
+    /// `MountAttr`, `options` words or `key=value`. Its propagation is set as often as told, at most
+    /// 8 times.
     pub fn filesystem_with(
         &mut self,
         fstype: &str,
         target: &str,
         kind: TargetKind,
-        attr: u64,
+        (attr, spreads): (u64, &[(Spread, bool)]),
         options: &[&str],
     ) {
         let mut words = Vec::new();
@@ -322,7 +338,9 @@ impl Plan {
             words.push(0);
         }
         let at = u64::from(self.writer.text(&words).0);
-        self.push(Code::Filesystem, 0, kind as u32, attr, at, target.as_bytes(), target);
+        let a = self.spreads(spreads) | attr & u64::from(u32::MAX);
+        let flags = if self.is_apart { flat::APART } else { 0 };
+        self.push(Code::Filesystem, flags, kind as u32, a, at, target.as_bytes(), target);
     }
 
     /// Makes a device node, unless the same is there, with the directories that lead to it; no
@@ -413,10 +431,18 @@ impl Plan {
         self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
     }
 
-    /// The same for a copy of the mount, which is younger than all that was mounted before.
-    pub fn attach_copy(&mut self, mount: FdIndex, target: &str, kind: TargetKind, create: bool) {
-        let flags = flat::COPY | if create { flat::CREATE } else { 0 };
-        self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
+    /// The same, with `create`, for a copy of the mount, which is younger than all that was mounted
+    /// before. Its propagation is set as often as told, at most 8 times.
+    pub fn attach_copy(
+        &mut self,
+        mount: FdIndex,
+        target: &str,
+        kind: TargetKind,
+        spreads: &[(Spread, bool)],
+    ) {
+        let a = self.spreads(spreads) | kind as u64;
+        let flags = flat::COPY | flat::CREATE;
+        self.push(Code::Attach, flags, mount.0, a, 0, target.as_bytes(), target);
     }
 
     /// Attaches the procfs of the container's own pid namespace ([`crate::Newborn::take_proc`]).

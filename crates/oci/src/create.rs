@@ -9,10 +9,10 @@ use dormouse_keeper::birth::{self, Wanted};
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::tiny::Outside;
 use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::cgroup::{Forest, Tree};
+use dormouse_kernel::cgroup::{CgroupError, Forest, Tree};
 use dormouse_kernel::mount::{FsContext, MountAttr, Propagation};
 use dormouse_kernel::{pidfd, proc, sysctl, weakened};
-use dormouse_launch::{LaunchError, Newborn, Plan, Spread};
+use dormouse_launch::{LaunchError, Newborn, Plan};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::bundle::{Bundle, check_process};
@@ -84,7 +84,14 @@ impl Runtime {
         let forest = self.forest()?;
         let cgroup_made = forest.missing(&cgroup)?;
         let mark = self.store.mark(id)?;
-        let dir = match self.store.make(id) {
+        let free = |dir| match self.refuse_shared(&forest.open(&cgroup, cgroup_made)?, &cgroup) {
+            Ok(()) => Ok(dir),
+            Err(e) => {
+                let _ = self.store.remove(id); // it is found by its mark
+                Err(e)
+            }
+        };
+        let dir = match self.store.make(id).and_then(free) {
             Ok(dir) => dir,
             Err(e) => {
                 let _ = mark.remove(); // the first error is the one to tell
@@ -101,6 +108,7 @@ impl Runtime {
             cgroup,
             cgroup_made,
             namespaces: namespaces.words(),
+            owns_pids: namespaces.makes("pid"),
             annotations: bundle.spec.annotations.clone(),
             poststart: bundle.spec.hooks.poststart.clone(),
             poststop: bundle.spec.hooks.poststop.clone(),
@@ -141,23 +149,75 @@ impl Runtime {
         }
     }
 
+    /// A cgroup that is there already has to be nobody's: with a container all that is in its cgroup
+    /// ends.
+    fn refuse_shared(&self, tree: &Tree, path: &str) -> Result<()> {
+        if !tree.exists() {
+            return Ok(());
+        }
+        let field = |why: String| Error::field("linux.cgroupsPath", format!("{path}: {why}"));
+        let count = tree.pids()?.len();
+        if count != 0 {
+            return Err(field(format!("processes are in that cgroup already ({count})")));
+        }
+        let parts = |path: &str| -> Vec<String> {
+            path.split('/').filter(|p| !p.is_empty() && *p != ".").map(str::to_owned).collect()
+        };
+        let own = parts(path);
+        for id in self.store.ids()? {
+            let Ok(other) = self.store.read(&id) else { continue }; // it was deleted
+            if parts(&other.cgroup) == own {
+                return Err(field(format!("it is the cgroup of container {id:?}")));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes everything of a container, running or not.
     pub(crate) fn take_down(&self, record: &Record) -> Result<()> {
-        if let Some(process) = record.process() {
-            let _ = pidfd::send_signal(&process, 9);
+        let process = record.process();
+        if let Some(process) = &process {
+            let _ = pidfd::send_signal(process, 9);
         }
         if !record.cgroup.is_empty() {
             let tree = self.forest()?.open(&record.cgroup, record.cgroup_made)?;
-            if tree.exists() {
-                tree.kill()?;
+            self.end_rest(record, process.as_ref(), &tree)?;
+            match tree.remove(ENDS_WITHIN) {
+                // Nobody of this container lives any more: a path below its own was given to others.
+                Err(CgroupError::InUse { pids, .. }) if record.owns_pids && record.pid != 0 => {
+                    let why = format!("{}: others are below it: {pids:?}", record.cgroup);
+                    crate::command::warn(&format!("the cgroup stays where it is: {why}"));
+                }
+                other => other?,
             }
-            tree.remove(ENDS_WITHIN)?;
         }
-        if let Some(process) = record.process() {
+        if let Some(process) = process {
             // It was never in its cgroup.
             let _ = pidfd::wait(&process, Some(ENDS_WITHIN));
         }
         self.store.remove(&record.id)
+    }
+
+    /// Ends the other processes of a container whose first one, if it is still there, was killed.
+    pub(crate) fn end_rest(
+        &self,
+        record: &Record,
+        process: Option<&OwnedFd>,
+        tree: &Tree,
+    ) -> Result<()> {
+        if !tree.exists() {
+            return Ok(());
+        }
+        if !record.owns_pids || record.pid == 0 {
+            tree.kill()?;
+        } else if process.is_some() {
+            // They end with the first, which v1 may have frozen so hard that it does not.
+            let _ = tree.thaw();
+        }
+        if let Some(process) = process {
+            let _ = pidfd::wait(process, Some(ENDS_WITHIN));
+        }
+        Ok(())
     }
 
     /// Takes away what interrupted commands have left.
@@ -464,14 +524,8 @@ impl Making<'_> {
     fn plan_root(&self, plan: &mut Plan) -> Result<()> {
         let (linux, spec) = (self.bundle.linux(), &self.bundle.spec);
         if let Some(word) = linux.rootfs_propagation.as_deref().filter(|word| !word.is_empty())
-            && let Some((spread, recursive)) = propagation(word)
+            && let Some((spread, recursive)) = propagation(word).map(mounts::spread)
         {
-            let spread = match spread {
-                Propagation::Private => Spread::Private,
-                Propagation::Slave => Spread::Slave,
-                Propagation::Shared => Spread::Shared,
-                Propagation::Unbindable => Spread::Unbindable,
-            };
             plan.spread(spread, recursive);
         }
         if let Some(name) = spec.hostname.as_deref().filter(|name| !name.is_empty()) {

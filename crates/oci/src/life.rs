@@ -14,9 +14,6 @@ use crate::spec::{Resources, Seccomp};
 use crate::store::{Record, Status};
 use crate::{Runtime, cgroup, console, hook};
 
-/// How long a killed process may take to be gone.
-const DIES_WITHIN: Duration = Duration::from_secs(10);
-
 /// A signal by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal(pub i32);
@@ -125,15 +122,11 @@ impl Runtime {
 
     /// Ends the first process of a container, and with it the others.
     fn end(&self, record: &Record) -> Result<()> {
-        if let Some(process) = record.process() {
-            let _ = pidfd::send_signal(&process, 9);
-            let _ = pidfd::wait(&process, Some(DIES_WITHIN));
+        let process = record.process();
+        if let Some(process) = &process {
+            let _ = pidfd::send_signal(process, 9);
         }
-        let tree = self.tree(record)?;
-        if tree.exists() {
-            tree.kill()?;
-        }
-        Ok(())
+        self.end_rest(record, process.as_ref(), &self.tree(record)?)
     }
 
     /// Sends a signal to the first process, or to all.
@@ -157,8 +150,8 @@ impl Runtime {
                 // v1 freezes so hard that nothing dies.
                 tree.thaw()?;
             }
-            if !record.namespaces.iter().any(|word| word == "pid") {
-                // Without a pid namespace nobody else takes the others along.
+            if !record.owns_pids {
+                // Without a pid namespace of its own nobody else takes the others along.
                 tree.kill()?;
             }
         }

@@ -82,6 +82,8 @@ pub struct Record {
     pub cgroup_made: usize,
     /// Names of its namespaces: those of the first process that a later one joins.
     pub namespaces: Vec<String>,
+    /// Its pid namespace was made for it: all its processes end with the first.
+    pub owns_pids: bool,
     /// The caller's annotations.
     pub annotations: BTreeMap<String, String>,
     /// What the newborn has left to do, for the errors of `start`.

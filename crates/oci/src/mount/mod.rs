@@ -12,27 +12,28 @@
 //! goes by their age, though, and what this process makes is older than what the newborn does: of what
 //! follows one of the newborn's in the list, a copy is attached, made at that moment.
 
-use std::fs::File;
+mod copy;
+mod option;
+
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use dormouse_kernel::cgroup::{Forest, Layout, Tree};
 use dormouse_kernel::mount::{self, FsContext, MountAttr, Propagation};
 use dormouse_kernel::{namespace, resolve, weakened};
-use dormouse_launch::{FdIndex, Plan, TargetKind};
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use dormouse_launch::flat::SPREADS_MAX;
+use dormouse_launch::{Plan, TargetKind};
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid};
 
+use self::copy::{Left, copy_dir, tree_dir};
+use self::option::Options;
+pub(crate) use self::option::{known_options, propagation, spread};
 use crate::error::{Error, Result};
 use crate::identity::{Ids, map_text};
 use crate::spec::{IdMapping, Mount};
 
 /// f_type of procfs (statfs(2)).
 const PROC_MAGIC: i64 = 0x9fa0;
-/// LIMIT: how deep `tmpcopyup` goes, and how many files it copies.
-const COPY_DEPTH: usize = 32;
-const COPY_FILES: usize = 20_000;
-/// LIMIT: bytes that `tmpcopyup` copies.
-const COPY_BYTES: u64 = 256 << 20;
 
 /// What may be mounted on inside `/proc`: files that others make up (lxcfs), nothing that decides.
 const PROC_FILES: [&str; 11] = [
@@ -48,139 +49,6 @@ const PROC_FILES: [&str; 11] = [
     "sys/kernel/ns_last_pid",
     "sys/crypto/fips_enabled",
 ];
-
-/// The options of a mount, each in its place.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Options {
-    set: MountAttr,
-    clear: MountAttr,
-    set_all: MountAttr,
-    clear_all: MountAttr,
-    propagation: Vec<(Propagation, bool)>,
-    bind: bool,
-    recursive: bool,
-    idmap: Option<bool>,
-    copy_up: bool,
-    /// What the filesystem itself is told.
-    data: Vec<String>,
-}
-
-/// Words that set attributes, and those that take them back.
-const ATTRIBUTES: [(&str, &str, MountAttr); 7] = [
-    ("ro", "rw", MountAttr::RDONLY),
-    ("nosuid", "suid", MountAttr::NOSUID),
-    ("nodev", "dev", MountAttr::NODEV),
-    ("noexec", "exec", MountAttr::NOEXEC),
-    ("nodiratime", "diratime", MountAttr::NODIRATIME),
-    ("nosymfollow", "symfollow", MountAttr::NOSYMFOLLOW),
-    ("noatime", "atime", MountAttr::NOATIME),
-];
-
-/// Words about propagation; with an `r` before, for everything below, too.
-const PROPAGATION: [(&str, Propagation); 4] = [
-    ("private", Propagation::Private),
-    ("slave", Propagation::Slave),
-    ("shared", Propagation::Shared),
-    ("unbindable", Propagation::Unbindable),
-];
-
-/// Words that say what is so anyway, or that no kernel listens to for a mount of its own.
-const NOTHING: [&str; 9] = [
-    "defaults",
-    "async",
-    "loud",
-    "norelatime",
-    "relatime",
-    "remount",
-    "nolazytime",
-    "nomand",
-    "noiversion",
-];
-
-/// Every word that `features` tells of.
-pub(crate) fn known_options() -> Vec<String> {
-    let attributes = ATTRIBUTES.iter().flat_map(|(on, off, _)| [*on, *off]);
-    let plain: Vec<String> = attributes
-        .chain(["strictatime", "nostrictatime", "bind", "rbind", "idmap", "ridmap", "tmpcopyup"])
-        .chain(NOTHING)
-        .chain(["dirsync", "iversion", "lazytime", "mand", "silent", "sync"])
-        .map(str::to_owned)
-        .collect();
-    let recursive =
-        ATTRIBUTES.iter().flat_map(|(on, off, _)| [format!("r{on}"), format!("r{off}")]);
-    let spread = PROPAGATION.iter().flat_map(|(word, _)| [(*word).to_owned(), format!("r{word}")]);
-    let access = ["rstrictatime", "rnostrictatime", "rrelatime", "rnorelatime"].map(str::to_owned);
-    let mut all: Vec<String> =
-        plain.into_iter().chain(recursive).chain(spread).chain(access).collect();
-    all.sort_unstable();
-    all
-}
-
-/// The propagation that a word stands for.
-pub(crate) fn propagation(word: &str) -> Option<(Propagation, bool)> {
-    let known = |word: &str| PROPAGATION.iter().find(|(w, _)| *w == word).map(|(_, p)| *p);
-    known(word).map(|p| (p, false)).or_else(|| Some((known(word.strip_prefix('r')?)?, true)))
-}
-
-impl Options {
-    pub(crate) fn parse(words: &[String]) -> Self {
-        let mut all = Self::default();
-        words.iter().for_each(|word| all.take(word));
-        all
-    }
-
-    fn take(&mut self, word: &str) {
-        match word {
-            "bind" => self.bind = true,
-            "rbind" => (self.bind, self.recursive) = (true, true),
-            "idmap" => self.idmap = Some(false),
-            "ridmap" => self.idmap = Some(true),
-            "tmpcopyup" => self.copy_up = true,
-            "strictatime" => set_bits(&mut self.set, &mut self.clear, MountAttr::STRICTATIME),
-            "nostrictatime" => set_bits(&mut self.clear, &mut self.set, MountAttr::STRICTATIME),
-            "rstrictatime" => {
-                set_bits(&mut self.set_all, &mut self.clear_all, MountAttr::STRICTATIME);
-            }
-            "rnostrictatime" | "rrelatime" | "rnorelatime" => {
-                set_bits(&mut self.clear_all, &mut self.set_all, MountAttr::ATIME);
-            }
-            word if NOTHING.contains(&word) => {}
-            word => self.take_of_tables(word),
-        }
-    }
-
-    fn take_of_tables(&mut self, word: &str) {
-        if let Some(spread) = propagation(word) {
-            self.propagation.push(spread);
-            return;
-        }
-        for (on, off, bit) in ATTRIBUTES {
-            let (set, clear) = (&mut self.set, &mut self.clear);
-            match word {
-                _ if word == on => return set_bits(set, clear, bit),
-                _ if word == off => return set_bits(clear, set, bit),
-                _ => {}
-            }
-            let (set, clear) = (&mut self.set_all, &mut self.clear_all);
-            match word.strip_prefix('r') {
-                Some(rest) if rest == on => return set_bits(set, clear, bit),
-                Some(rest) if rest == off => return set_bits(clear, set, bit),
-                _ => {}
-            }
-        }
-        self.data.push(word.to_owned());
-    }
-
-    /// The value of a `key=value` for the filesystem.
-    fn value(&self, key: &str) -> Option<&str> {
-        self.data.iter().rev().find_map(|d| d.strip_prefix(key)?.strip_prefix('='))
-    }
-}
-
-fn set_bits(to: &mut MountAttr, from: &mut MountAttr, bits: MountAttr) {
-    to.insert(bits);
-    from.remove(bits);
-}
 
 /// What mounts are made with.
 pub(crate) struct Given<'g> {
@@ -256,8 +124,8 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                             .map_err(Error::file("duplicate", "a descriptor"))?,
                     );
                 }
-                let fd = plan.fd(tree);
-                one.attach(plan, fd, &mount.destination, one.target(TargetKind::Dir), true);
+                let place = (mount.destination.as_str(), one.target(TargetKind::Dir));
+                one.attach(plan, tree, place, &one.options.propagation)?;
             }
             "cgroup" | "cgroup2" => one.cgroup(plan)?,
             "" => return Err(one.field("type", "it is missing, and this is no bind mount")),
@@ -310,12 +178,27 @@ impl One<'_> {
         Error::field(format!("mounts[{}].{name}", self.at), why)
     }
 
-    /// Attaches what this process has made.
-    fn attach(&self, plan: &mut Plan, fd: FdIndex, place: &str, kind: TargetKind, create: bool) {
-        match self.late {
-            true => plan.attach_copy(fd, place, kind, create),
-            false => plan.attach(fd, place, kind, create),
+    /// Attaches what this process has made, with its propagation set in turn.
+    fn attach(
+        &self,
+        plan: &mut Plan,
+        tree: OwnedFd,
+        (place, kind): (&str, TargetKind),
+        spreads: &[(Propagation, bool)],
+    ) -> Result<()> {
+        if self.late {
+            let fd = plan.fd(tree);
+            let spreads: Vec<_> = spreads.iter().copied().map(spread).collect();
+            plan.attach_copy(fd, place, kind, &spreads);
+            return Ok(());
         }
+        for (spread, recursive) in spreads {
+            mount::spread(tree.as_fd(), *spread, *recursive)
+                .map_err(|e| self.field("options", e.to_string()))?;
+        }
+        let fd = plan.fd(tree);
+        plan.attach(fd, place, kind, true);
+        Ok(())
     }
 
     /// Places below `/dev`, `/proc` and `/sys` are reached without any link: which file it is that
@@ -332,6 +215,10 @@ impl One<'_> {
     /// `/proc` is a procfs, and in it is nothing but procfs (CVE-2019-16884, CVE-2019-19921,
     /// CVE-2023-27561).
     fn check(&self, is_bind: bool) -> Result<()> {
+        if self.options.propagation.len() >= SPREADS_MAX {
+            let why = format!("{SPREADS_MAX} words about propagation are too many");
+            return Err(self.field("options", why));
+        }
         if weakened("proc-mounts") {
             return Ok(());
         }
@@ -365,13 +252,6 @@ impl One<'_> {
             .map_err(|e| self.field("source", format!("{}: {e}", source.display())))?;
         let failed = |e| self.field("options", format!("{e}"));
         self.idmap(tree.as_fd())?;
-        // As a mount in a copy of the host's namespace would be: first what the copy is, then what
-        // is said of this mount.
-        let (default, recursive) = self.given.spread;
-        mount::spread(tree.as_fd(), default, recursive || options.recursive).map_err(failed)?;
-        for (spread, recursive) in &options.propagation {
-            mount::spread(tree.as_fd(), *spread, *recursive).map_err(failed)?;
-        }
         let (set, clear) = (options.set, options.clear);
         if !set.is_empty() || !clear.is_empty() {
             mount::set_attr(tree.as_fd(), false, set, clear).map_err(failed)?;
@@ -385,9 +265,12 @@ impl One<'_> {
             FileType::Directory => self.target(TargetKind::Dir),
             _ => TargetKind::File,
         };
-        let fd = plan.fd(tree);
-        self.attach(plan, fd, &self.mount.destination, kind, true);
-        Ok(())
+        // As a mount in a copy of the host's namespace would be: first what the copy is, then what
+        // is said of this mount.
+        let (default, recursive) = self.given.spread;
+        let mut spreads = vec![(default, recursive || options.recursive)];
+        spreads.extend(&options.propagation);
+        self.attach(plan, tree, (self.mount.destination.as_str(), kind), &spreads)
     }
 
     /// By its own maps, or by those of the container.
@@ -460,10 +343,6 @@ impl One<'_> {
         if self.options.copy_up {
             self.copy_up(tree.as_fd())?;
         }
-        for (spread, recursive) in &self.options.propagation {
-            mount::spread(tree.as_fd(), *spread, *recursive)
-                .map_err(|e| self.field("options", e.to_string()))?;
-        }
         Ok(tree)
     }
 
@@ -506,8 +385,7 @@ impl One<'_> {
             let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
             rustix::fs::fchmod(tree_dir(tree).map_err(failed)?, mode).map_err(failed)?;
         }
-        let mut left = Left { files: COPY_FILES, bytes: COPY_BYTES };
-        copy_dir(source.as_fd(), tree, 0, &mut left).map_err(failed)
+        copy_dir(source.as_fd(), tree, 0, &mut Left::default()).map_err(failed)
     }
 
     /// The container's own cgroups: its directory of v2, or a tmpfs with one for each v1 hierarchy.
@@ -533,9 +411,8 @@ impl One<'_> {
         if is_v2_only || self.mount.kind.as_deref() == Some("cgroup2") {
             let v2 = directories.iter().find(|(words, _)| words.is_empty());
             let (_, dir) = v2.ok_or_else(|| self.field("type", "no cgroup2 is mounted here"))?;
-            let fd = plan.fd(bind(dir)?);
-            self.attach(plan, fd, place, self.target(TargetKind::Dir), true);
-            return Ok(());
+            let at = (place.as_str(), self.target(TargetKind::Dir));
+            return self.attach(plan, bind(dir)?, at, &self.options.propagation);
         }
         let top = {
             let make = || {
@@ -557,11 +434,11 @@ impl One<'_> {
             mounts.push((format!("{place}/{name}"), bind(dir)?));
         }
         mount::set_attr(top.as_fd(), false, attr, MountAttr::empty()).map_err(failed)?;
-        let fd = plan.fd(top);
-        self.attach(plan, fd, place, self.target(TargetKind::Dir), true);
+        let at = (place.as_str(), self.target(TargetKind::Dir));
+        self.attach(plan, top, at, &self.options.propagation)?;
         for (place, tree) in mounts {
-            let fd = plan.fd(tree);
-            self.attach(plan, fd, &place, TargetKind::PlainDir, false);
+            let at = (place.as_str(), TargetKind::PlainDir);
+            self.attach(plan, tree, at, &self.options.propagation)?;
         }
         Ok(())
     }
@@ -578,123 +455,15 @@ impl One<'_> {
             "tmpfs" => self.target(TargetKind::Dir),
             _ => TargetKind::PlainDir,
         };
-        plan.filesystem_with(kind, &self.mount.destination, place, attr.bits(), &options);
+        let spreads: Vec<_> = self.options.propagation.iter().copied().map(spread).collect();
+        let how = (attr.bits(), spreads.as_slice());
+        plan.filesystem_with(kind, &self.mount.destination, place, how, &options);
     }
-}
-
-/// The top of a mount as a directory that can be changed: a mount's own descriptor is only a place.
-fn tree_dir(tree: BorrowedFd<'_>) -> std::result::Result<OwnedFd, rustix::io::Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(tree, ".", flags, Mode::empty())
-}
-
-struct Left {
-    files: usize,
-    bytes: u64,
-}
-
-/// Copies what is in a directory: files, directories and links with owners and permissions. Links
-/// are copied, never followed.
-fn copy_dir(
-    from: BorrowedFd<'_>,
-    to: BorrowedFd<'_>,
-    depth: usize,
-    left: &mut Left,
-) -> std::result::Result<(), rustix::io::Errno> {
-    use rustix::io::Errno;
-    if depth > COPY_DEPTH {
-        return Err(Errno::LOOP);
-    }
-    for entry in rustix::fs::Dir::read_from(from)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        left.files = left.files.checked_sub(1).ok_or(Errno::DQUOT)?;
-        let stat = rustix::fs::statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
-        let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
-        let own = |to: BorrowedFd<'_>| {
-            rustix::fs::chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
-        };
-        let nofollow = OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Directory => {
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY | nofollow;
-                rustix::fs::mkdirat(to, name, Mode::from_raw_mode(0o700))?;
-                let source = rustix::fs::openat(from, name, flags, Mode::empty())?;
-                let copy = rustix::fs::openat(to, name, flags, Mode::empty())?;
-                copy_dir(source.as_fd(), copy.as_fd(), depth + 1, left)?;
-                own(to)?;
-                rustix::fs::fchmod(&copy, mode)?;
-            }
-            FileType::RegularFile => {
-                let flags = OFlags::RDONLY | OFlags::NONBLOCK | nofollow;
-                let source = rustix::fs::openat(from, name, flags, Mode::empty())?;
-                let now = rustix::fs::fstat(&source)?;
-                if FileType::from_raw_mode(now.st_mode) != FileType::RegularFile {
-                    return Err(Errno::INVAL);
-                }
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | nofollow;
-                let copy = rustix::fs::openat(to, name, flags, Mode::from_raw_mode(0o600))?;
-                let room = left.bytes;
-                let copied = copy_bytes(source, copy.as_fd(), room)?;
-                left.bytes -= copied;
-                rustix::fs::fchown(&copy, Some(uid), Some(gid))?;
-                rustix::fs::fchmod(&copy, mode)?;
-            }
-            FileType::Symlink => {
-                let target = rustix::fs::readlinkat(from, name, Vec::new())?;
-                rustix::fs::symlinkat(target.as_c_str(), to, name)?;
-                own(to)?;
-            }
-            // Sockets, pipes and devices mean nothing in a copy.
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-fn copy_bytes(
-    from: OwnedFd,
-    to: BorrowedFd<'_>,
-    room: u64,
-) -> std::result::Result<u64, rustix::io::Errno> {
-    let mut from = std::io::Read::take(File::from(from), room + 1);
-    let mut to = File::from(to.try_clone_to_owned().map_err(|_| rustix::io::Errno::MFILE)?);
-    let copied = std::io::copy(&mut from, &mut to).map_err(|_| rustix::io::Errno::IO)?;
-    if copied > room { Err(rustix::io::Errno::FBIG) } else { Ok(copied) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parse(words: &[&str]) -> Options {
-        Options::parse(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn the_last_word_about_an_attribute_counts() {
-        let options = parse(&["ro", "nosuid", "rw", "rnoexec", "rbind", "size=1k", "rslave"]);
-        assert_eq!((options.set, options.clear), (MountAttr::NOSUID, MountAttr::RDONLY));
-        assert_eq!(options.set_all, MountAttr::NOEXEC);
-        assert!(options.bind && options.recursive);
-        assert_eq!(options.data, ["size=1k"]);
-        assert_eq!(options.propagation, [(Propagation::Slave, true)]);
-        assert_eq!(parse(&["rro"]).set_all, MountAttr::RDONLY);
-        assert_eq!(parse(&["rrw"]).clear_all, MountAttr::RDONLY);
-    }
-
-    #[test]
-    fn every_known_word_is_no_data() {
-        for word in known_options() {
-            let of_fs = ["dirsync", "iversion", "lazytime", "mand", "silent", "sync"];
-            let is_data = !parse(&[&word]).data.is_empty();
-            assert_eq!(is_data, of_fs.contains(&word.as_str()), "{word}");
-        }
-    }
 
     #[test]
     fn places_are_compared_by_their_parts() {

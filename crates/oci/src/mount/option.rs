@@ -1,0 +1,179 @@
+//! The words of a mount's `options`, each in its place.
+
+use dormouse_kernel::mount::{MountAttr, Propagation};
+use dormouse_launch::Spread;
+
+/// The options of a mount, each in its place.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) set: MountAttr,
+    pub(super) clear: MountAttr,
+    pub(super) set_all: MountAttr,
+    pub(super) clear_all: MountAttr,
+    /// In turn, and whether for all mounts below, too.
+    pub(super) propagation: Vec<(Propagation, bool)>,
+    pub(super) bind: bool,
+    pub(super) recursive: bool,
+    pub(super) idmap: Option<bool>,
+    pub(super) copy_up: bool,
+    /// What the filesystem itself is told.
+    pub(super) data: Vec<String>,
+}
+
+/// Words that set attributes, and those that take them back.
+const ATTRIBUTES: [(&str, &str, MountAttr); 7] = [
+    ("ro", "rw", MountAttr::RDONLY),
+    ("nosuid", "suid", MountAttr::NOSUID),
+    ("nodev", "dev", MountAttr::NODEV),
+    ("noexec", "exec", MountAttr::NOEXEC),
+    ("nodiratime", "diratime", MountAttr::NODIRATIME),
+    ("nosymfollow", "symfollow", MountAttr::NOSYMFOLLOW),
+    ("noatime", "atime", MountAttr::NOATIME),
+];
+
+/// Words about propagation; with an `r` before, for everything below, too.
+const PROPAGATION: [(&str, Propagation); 4] = [
+    ("private", Propagation::Private),
+    ("slave", Propagation::Slave),
+    ("shared", Propagation::Shared),
+    ("unbindable", Propagation::Unbindable),
+];
+
+/// Words that say what is so anyway, or that no kernel listens to for a mount of its own.
+const NOTHING: [&str; 9] = [
+    "defaults",
+    "async",
+    "loud",
+    "norelatime",
+    "relatime",
+    "remount",
+    "nolazytime",
+    "nomand",
+    "noiversion",
+];
+
+/// Every word that `features` tells of.
+pub(crate) fn known_options() -> Vec<String> {
+    let attributes = ATTRIBUTES.iter().flat_map(|(on, off, _)| [*on, *off]);
+    let plain: Vec<String> = attributes
+        .chain(["strictatime", "nostrictatime", "bind", "rbind", "idmap", "ridmap", "tmpcopyup"])
+        .chain(NOTHING)
+        .chain(["dirsync", "iversion", "lazytime", "mand", "silent", "sync"])
+        .map(str::to_owned)
+        .collect();
+    let recursive =
+        ATTRIBUTES.iter().flat_map(|(on, off, _)| [format!("r{on}"), format!("r{off}")]);
+    let spread = PROPAGATION.iter().flat_map(|(word, _)| [(*word).to_owned(), format!("r{word}")]);
+    let access = ["rstrictatime", "rnostrictatime", "rrelatime", "rnorelatime"].map(str::to_owned);
+    let mut all: Vec<String> =
+        plain.into_iter().chain(recursive).chain(spread).chain(access).collect();
+    all.sort_unstable();
+    all
+}
+
+/// The propagation that a word stands for.
+pub(crate) fn propagation(word: &str) -> Option<(Propagation, bool)> {
+    let known = |word: &str| PROPAGATION.iter().find(|(w, _)| *w == word).map(|(_, p)| *p);
+    known(word).map(|p| (p, false)).or_else(|| Some((known(word.strip_prefix('r')?)?, true)))
+}
+
+/// The same for a plan.
+pub(crate) fn spread((propagation, recursive): (Propagation, bool)) -> (Spread, bool) {
+    let spread = match propagation {
+        Propagation::Private => Spread::Private,
+        Propagation::Slave => Spread::Slave,
+        Propagation::Shared => Spread::Shared,
+        Propagation::Unbindable => Spread::Unbindable,
+    };
+    (spread, recursive)
+}
+
+impl Options {
+    pub(super) fn parse(words: &[String]) -> Self {
+        let mut all = Self::default();
+        words.iter().for_each(|word| all.take(word));
+        all
+    }
+
+    fn take(&mut self, word: &str) {
+        match word {
+            "bind" => self.bind = true,
+            "rbind" => (self.bind, self.recursive) = (true, true),
+            "idmap" => self.idmap = Some(false),
+            "ridmap" => self.idmap = Some(true),
+            "tmpcopyup" => self.copy_up = true,
+            "strictatime" => set_bits(&mut self.set, &mut self.clear, MountAttr::STRICTATIME),
+            "nostrictatime" => set_bits(&mut self.clear, &mut self.set, MountAttr::STRICTATIME),
+            "rstrictatime" => {
+                set_bits(&mut self.set_all, &mut self.clear_all, MountAttr::STRICTATIME);
+            }
+            "rnostrictatime" | "rrelatime" | "rnorelatime" => {
+                set_bits(&mut self.clear_all, &mut self.set_all, MountAttr::ATIME);
+            }
+            word if NOTHING.contains(&word) => {}
+            word => self.take_of_tables(word),
+        }
+    }
+
+    fn take_of_tables(&mut self, word: &str) {
+        if let Some(spread) = propagation(word) {
+            self.propagation.push(spread);
+            return;
+        }
+        for (on, off, bit) in ATTRIBUTES {
+            let (set, clear) = (&mut self.set, &mut self.clear);
+            match word {
+                _ if word == on => return set_bits(set, clear, bit),
+                _ if word == off => return set_bits(clear, set, bit),
+                _ => {}
+            }
+            let (set, clear) = (&mut self.set_all, &mut self.clear_all);
+            match word.strip_prefix('r') {
+                Some(rest) if rest == on => return set_bits(set, clear, bit),
+                Some(rest) if rest == off => return set_bits(clear, set, bit),
+                _ => {}
+            }
+        }
+        self.data.push(word.to_owned());
+    }
+
+    /// The value of a `key=value` for the filesystem.
+    pub(super) fn value(&self, key: &str) -> Option<&str> {
+        self.data.iter().rev().find_map(|d| d.strip_prefix(key)?.strip_prefix('='))
+    }
+}
+
+fn set_bits(to: &mut MountAttr, from: &mut MountAttr, bits: MountAttr) {
+    to.insert(bits);
+    from.remove(bits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Options {
+        Options::parse(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_last_word_about_an_attribute_counts() {
+        let options = parse(&["ro", "nosuid", "rw", "rnoexec", "rbind", "size=1k", "rslave"]);
+        assert_eq!((options.set, options.clear), (MountAttr::NOSUID, MountAttr::RDONLY));
+        assert_eq!(options.set_all, MountAttr::NOEXEC);
+        assert!(options.bind && options.recursive);
+        assert_eq!(options.data, ["size=1k"]);
+        assert_eq!(options.propagation, [(Propagation::Slave, true)]);
+        assert_eq!(parse(&["rro"]).set_all, MountAttr::RDONLY);
+        assert_eq!(parse(&["rrw"]).clear_all, MountAttr::RDONLY);
+    }
+
+    #[test]
+    fn every_known_word_is_no_data() {
+        for word in known_options() {
+            let of_fs = ["dirsync", "iversion", "lazytime", "mand", "silent", "sync"];
+            let is_data = !parse(&[&word]).data.is_empty();
+            assert_eq!(is_data, of_fs.contains(&word.as_str()), "{word}");
+        }
+    }
+}
