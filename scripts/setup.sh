@@ -18,8 +18,11 @@ packages_build="$packages_build pkg-config zlib1g-dev"
 # them. busybox-static is the smallest image and the client of most tests.
 packages_run="busybox-static iproute2 mmdebstrap nftables docker-registry"
 # e2fsprogs makes small and full disks, qemu runs the second kernel, strace kills commands at their
-# steps, wrk asks web servers; g++ compiles the fuzzers' engine; containerd and dockerd run containers by our shim and our runtime.
-packages_test="containerd docker.io e2fsprogs g++ qemu-system-x86 strace wrk"
+# steps, wrk asks web servers; g++ compiles the fuzzers' engine; containerd, dockerd and podman run
+# containers by our shim and our runtime (podman's networks are netavark's, the first process of its
+# pods is catatonit).
+packages_test="aardvark-dns catatonit containerd docker.io e2fsprogs g++ iptables netavark podman"
+packages_test="$packages_test qemu-system-x86 strace wrk"
 # Who stands beside us in a benchmark.
 packages_bench="bubblewrap crun e2fsprogs podman runc skopeo umoci"
 

@@ -194,7 +194,8 @@ fn everything(containerd: &Containerd, flags: &str) {
     command.args(ctr.get_args());
     assert_eq!(run(command, b"", LIMIT).ok(), "typed");
 
-    containerd.ctr(&format!("run -d {flags} {IMAGE} three sleep 1000")).ok();
+    let limit = "--memory-limit 67108864";
+    containerd.ctr(&format!("run -d {flags} {limit} {IMAGE} three sleep 1000")).ok();
     let (pid, status) = containerd.task("three").expect("it is listed");
     assert_eq!(status, "RUNNING");
     let out = containerd.exec("three", "e", "id -u; exit 5");
@@ -208,7 +209,15 @@ fn everything(containerd: &Containerd, flags: &str) {
         let line = metrics.lines().find(|line| line.starts_with(name));
         line.and_then(|line| line.split_whitespace().nth(1)).map(str::to_owned)
     };
+    // The names of cgroup v1, and those of v2.
+    let either = |v1: &str, v2: &str| used(v1).or_else(|| used(v2)).unwrap_or_default();
     assert_eq!(used("pids.current").as_deref(), Some("1"), "{metrics}");
+    assert_eq!(either("memory.limit_in_bytes", "memory.usage_limit"), "67108864", "{metrics}");
+    for (v1, v2) in [("memory.usage_in_bytes", "memory.usage"), ("cpuacct.usage", "cpu.usage_usec")]
+    {
+        let number: u64 = either(v1, v2).parse().unwrap_or(0);
+        assert!(number > 0, "{v1}: {metrics}");
+    }
     assert!(containerd.ctr("task ps three").ok().contains(&pid.to_string()));
     // A process that was added is signalled alone.
     containerd.ctr("task exec -d --exec-id other three sleep 2000").ok();
