@@ -235,6 +235,78 @@ fn a_daemon_that_is_killed_is_missed_by_nobody_and_another_takes_over() {
     assert_eq!(call(&host, "x"), "call 2");
 }
 
+/// Asks somebody who is there; nobody of ours is started for it.
+#[track_caller]
+fn ask(host: &Host, address: &str, port: &str) -> String {
+    let mut probe = host.command(image::probe());
+    probe.args(["ask", address, port]);
+    run(probe, b"", soon()).ok().trim().to_owned()
+}
+
+/// What a reboot takes: all processes, all mounts, everything in RUN.
+#[track_caller]
+fn reboot(host: &Host) {
+    for (pid, _) in host.processes() {
+        host.sh(&format!("kill -9 {pid}"));
+    }
+    assert!(wait_until(soon(), || host.processes().is_empty()));
+    let run = host.root().join("run");
+    for mount in host.mounts().iter().rev().filter(|mount| mount.contains(&*run.to_string_lossy()))
+    {
+        host.sh(&format!("umount -l '{mount}'"));
+    }
+    host.sh(&format!("rm -rf --one-file-system '{}'", run.display())).ok();
+    let id = host.dir().join("boot_id");
+    std::fs::write(&id, "0b00b1e5-0000-4000-8000-000000000000\n").expect("it can be written");
+    host.sh(&format!("mount --bind {} /proc/sys/kernel/random/boot_id", id.display())).ok();
+}
+
+#[test]
+fn vm_after_a_reboot_all_that_slept_sleeps_and_wakes_on_traffic() {
+    let host = Host::with_busybox();
+    let run_one = |name: &str, options: &[&str], port: &str| {
+        let first = [&["run", "-d", "--name", name], options].concat();
+        host.dm(&[&first[..], &["busybox", "probe", "count", "0.0.0.0", port]].concat()).ok();
+    };
+    run_one("x", &["-p", "8080:80"], "80");
+    run_one("y", &[], "80");
+    run_one("z", &["--domain", "other"], "80");
+    run_one("h", &["--net", "host"], "8081");
+    run_one("quiet", &["--net", "none"], "80");
+    run_one("awake", &[], "80");
+    let address = |name: &str| host.address_of(name);
+    let all = [
+        (address("x"), "80"),
+        (address("y"), "80"),
+        (address("z"), "80"),
+        ("127.0.0.1".to_owned(), "8081"),
+    ];
+    for name in ["x", "y", "awake"] {
+        assert_eq!(call(&host, name), "call 1");
+    }
+    for (name, port) in [("z", 80), ("quiet", 80), ("h", 8081)] {
+        host.wait_inside(name, &format!("netstat -ltn | grep -q ':{port} '"));
+    }
+    host.dm(&["sleep", "x", "y", "z", "h", "quiet"]).ok();
+    reboot(&host);
+    let _daemon = Daemon::start(&host);
+    for name in ["x", "y", "z", "h", "quiet"] {
+        assert_eq!(host.state_of(name), "asleep", "{name}");
+    }
+    assert!(["created", "stopped"].contains(&host.state_of("awake").as_str()));
+    let lost = host.dm(&["events", "--no-stream"]).ok();
+    assert!(!lost.contains("lost"), "{lost}");
+    assert_eq!(ask(&host, &all[1].0, all[1].1), "call 2");
+    let said = host.neighbour_sh(&format!("busybox nc -w 9 {} 8080 </dev/null", Host::ADDRESS));
+    assert_eq!(said.ok().trim(), "call 2");
+    assert!(ask(&host, &all[3].0, all[3].1).starts_with("call "));
+    host.dm(&["wake", "z", "quiet"]).ok();
+    for name in ["x", "y", "z", "h", "quiet"] {
+        assert_eq!(host.state_of(name), "running", "{name}");
+    }
+    host.sh("umount /proc/sys/kernel/random/boot_id").ok();
+}
+
 #[test]
 fn what_cannot_fall_asleep_is_told_of_once_and_left_alone() {
     let host = Host::with_busybox();

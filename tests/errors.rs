@@ -167,6 +167,31 @@ fn vm_check_says_what_the_kernel_has() {
 }
 
 #[test]
+fn vm_check_names_the_limits_of_so_many_containers() {
+    let host = Host::new();
+    let read = |out: &dormouse_testkit::Output| -> serde_json::Value {
+        serde_json::from_str(&out.stdout).expect("JSON")
+    };
+    let few = host.dm(&["check", "--scale", "1", "--json"]);
+    assert_eq!((few.status, &read(&few)["fits"]), (0, &true.into()), "{few}");
+    // More than there are ids for, on every host.
+    let many = host.dm(&["check", "--scale", "1000000", "--missing", "--json"]);
+    assert_eq!((many.status, &read(&many)["fits"]), (1, &false.into()), "{many}");
+    let report = read(&many);
+    let limits = report["limits"].as_array().expect("a list");
+    let named = |name: &str| limits.iter().find(|limit| limit["name"] == name);
+    let slots = named("id slots").expect("it is short");
+    assert_eq!((&slots["verdict"], &slots["need"]), (&"short".into(), &1_000_000.into()));
+    assert!(limits.iter().all(|limit| limit["verdict"] != "enough" && limit["set"] != ""));
+    let text = host.dm(&["check", "--scale", "1000000"]);
+    assert!(text.status == 1 && text.stdout.contains("do not fit"), "{text}");
+    assert!(text.stdout.contains("sysctl user.max_pid_namespaces="), "{text}");
+    for bad in ["0", "-1", "many"] {
+        assert_ne!(host.dm(&["check", "--scale", bad]).status, 0, "{bad}");
+    }
+}
+
+#[test]
 fn vm_help_and_version_are_answered_and_hide_what_is_not_for_people() {
     let host = Host::new();
     let help = host.dm(&["--help"]).ok();

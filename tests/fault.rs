@@ -220,6 +220,7 @@ const EXEC: Words = &["exec", "x", "true"];
 const SERVE: Words =
     &["run", "-d", "--name", "x", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
 const SLEEP: Words = &["sleep", "x"];
+const DROWSE: Words = &["sleep", "--drowsy", "x"];
 const WAKE: Words = &["wake", "x"];
 const PAUSE: Words = &["pause", "x"];
 const UNPAUSE: Words = &["unpause", "x"];
@@ -551,6 +552,16 @@ fn sleep_and_wake_killed_anywhere() {
     let states = &["asleep", "stopped"];
     let command = &["stop", "x"];
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
+}
+
+#[test]
+fn drowsy_and_wake_killed_anywhere() {
+    let states = &["running", "drowsy"];
+    Verb { before: &[SERVE], command: DROWSE, states, after: &[EXEC, WAKE, REMOVE] }.survives();
+    let before = &[SERVE, DROWSE];
+    Verb { before, command: WAKE, states, after: &[WAKE, EXEC, REMOVE] }.survives();
+    let states = &["running", "drowsy", "asleep"];
+    Verb { before, command: SLEEP, states, after: &[WAKE, EXEC, REMOVE] }.survives();
 }
 
 #[test]

@@ -40,6 +40,9 @@ struct Options {
     /// No further container after this many seconds.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
+    /// The keeper is killed when all sleep: how long until a command has all of them heard again.
+    #[arg(long)]
+    lose_keeper: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -174,6 +177,13 @@ fn main() -> Result<()> {
         let more = serde_json::json!({ "containers": count, "first_ms": first, "last_ms": last });
         figure("density", &format!("{what}, last/first"), last / first, "ratio", more);
     }
+    if options.lose_keeper {
+        let took = lose_keeper(&bench)?;
+        let (ms, each) = (took.as_secs_f64() * 1e3, took.as_secs_f64() * 1e3 / count as f64);
+        eprintln!("  heard again after {ms:.0} ms, {each:.2} ms each");
+        let more = serde_json::json!({ "containers": count, "all_ms": ms });
+        figure("density", "heard again after the loss of the keeper", each, "ms each", more);
+    }
     let answers = ask_all(&mut sleepers)?;
     let more = serde_json::json!({
         "containers": count, "p50_ms": answers.median_ms(), "p99_ms": answers.at(0.99),
@@ -194,6 +204,21 @@ fn main() -> Result<()> {
     promise("memory of one that sleeps, in kB", last, 8472.0 / 1024.0);
     let axes = ["containers that sleep", "kB each"];
     plot("density", "What one more sleeping container costs", axes, &[kernel_kb, disk])
+}
+
+/// Kills who hears callers, and has the next command bring all of them back.
+fn lose_keeper(bench: &Bench) -> Result<Duration> {
+    let keeper = || {
+        let all = leftover::processes(std::process::id(), bench.dir.path());
+        all.into_iter().find(|(_, line)| line.contains("keeper")).map(|(pid, _)| pid)
+    };
+    let pid = keeper().context("nobody has custody")?;
+    let process = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
+    rustix::process::kill_process(process, rustix::process::Signal::KILL)?;
+    ensure!(wait_until(PATIENCE, || keeper() != Some(pid)), "the keeper does not end");
+    let start = Instant::now();
+    ok(bench.dormouse().args(["ps", "--quiet"]))?;
+    Ok(start.elapsed())
 }
 
 /// Why no further container is made, if so.

@@ -317,6 +317,7 @@ impl CreateArgs {
             limits: self.limits.read()?,
             restart,
             sleep: self.sleep.read()?.unwrap_or_default(),
+            drowsy: self.sleep.read_drowsy()?.unwrap_or_default(),
             auto_remove: self.rm,
             read_only: self.read_only,
             init: self.init,

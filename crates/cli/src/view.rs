@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use dormouse_container::Details;
-use dormouse_model::{Config, NetMode, Publish, RootSource, State};
+use dormouse_model::{Config, NetMode, Publish, RootSource, Sleep, State};
 use serde::Serialize;
 
 use crate::option::time::{now_ms, rfc3339, span};
@@ -18,7 +18,7 @@ pub(crate) struct Summary<'a> {
     image: String,
     /// The image's id; null with `--rootfs`.
     image_id: Option<&'a str>,
-    /// `created`, `running`, `paused`, `asleep` or `stopped`.
+    /// `created`, `running`, `paused`, `drowsy`, `asleep` or `stopped`.
     state: &'a str,
     /// The host's pid of the first process; null when it is not running.
     pid: Option<u32>,
@@ -35,7 +35,7 @@ pub(crate) struct Summary<'a> {
     created: String,
     started: Option<String>,
     finished: Option<String>,
-    /// Since when it sleeps; null while it does not.
+    /// Since when it is drowsy or sleeps; null while it does neither.
     asleep: Option<String>,
     /// How its first process ended last; null if it never did or nobody saw it.
     exit_code: Option<i32>,
@@ -130,13 +130,18 @@ impl<'a> Summary<'a> {
 
 /// Whether a container lives: it has processes, or will have them when somebody calls.
 pub(crate) fn is_alive(state: State) -> bool {
-    matches!(state, State::Running | State::Paused | State::Asleep)
+    matches!(state, State::Running | State::Paused | State::Drowsy | State::Asleep)
 }
 
-/// `after 90 s without work`; empty for one that does not fall asleep by itself.
+/// `after 90 s without work, drowsy after 30 s`; empty for one that does neither by itself.
 pub(crate) fn sleep(config: &Config) -> String {
-    let after = config.sleep.after().map(|after| after.as_secs_f64());
-    after.map_or_else(String::new, |s| format!("after {s} s without work"))
+    let seconds = |sleep: Sleep| sleep.after().map(|after| after.as_secs_f64());
+    match (seconds(config.sleep), seconds(config.drowsy)) {
+        (Some(s), None) => format!("after {s} s without work"),
+        (Some(s), Some(d)) => format!("after {s} s without work, drowsy after {d} s"),
+        (None, Some(d)) => format!("drowsy after {d} s without work"),
+        (None, None) => String::new(),
+    }
 }
 
 /// The image's name, or the directory of `--rootfs`.
@@ -152,6 +157,9 @@ pub(crate) fn status(d: &Details) -> String {
     let ago = |ms: i64| span(now_ms() - ms);
     if let (State::Asleep, Some(since)) = (d.state, d.asleep_unix_ms) {
         return format!("Asleep {}", ago(since));
+    }
+    if let (State::Drowsy, Some(since)) = (d.state, d.asleep_unix_ms) {
+        return format!("Drowsy {}", ago(since));
     }
     match (d.state, d.started_unix_ms, &d.exit) {
         (State::Running, Some(started), _) => format!("Up {}", ago(started)),

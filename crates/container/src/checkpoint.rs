@@ -23,7 +23,7 @@ use dormouse_checkpoint::format::{Reader, Records, Thing};
 use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
-use dormouse_launch::{Follow, Plan};
+use dormouse_launch::{Follow, Keeper, Plan};
 use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, State};
 
 use crate::archive;
@@ -99,6 +99,8 @@ pub(crate) struct Comeback {
     pub(crate) since: Option<InitRecord>,
     /// Addresses that are others now.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
+    /// A connection to the keeper, where there is one already.
+    pub(crate) keeper: Cell<Option<Keeper>>,
 }
 
 /// The contents of a checkpoint are compared with their checksums while everything else is done: no
@@ -128,7 +130,8 @@ impl Comeback {
     /// Of a checkpoint whose contents are known to be whole, for a container that was not asleep.
     fn verified(reader: Reader, addresses: Vec<(IpAddr, IpAddr)>) -> Self {
         let reader = Arc::new(reader);
-        Self { reader, check: None, held: Vec::new(), wakes: false, since: None, addresses }
+        let (held, keeper) = (Vec::new(), Cell::default());
+        Self { reader, check: None, held, wakes: false, since: None, addresses, keeper }
     }
 
     /// Checks contents that are soon checked.
@@ -254,6 +257,9 @@ impl Engine {
         if found.0.paused {
             return Err(self.not(config, State::Paused, "unpause it first"));
         }
+        if found.0.drowsy_unix_ms.is_some() {
+            return Err(self.not(config, State::Drowsy, "wake it first"));
+        }
         let refusals = self.refusals(config)?;
         if !refusals.is_empty() {
             return Err(CheckpointError::Refused(refusals).into());
@@ -335,6 +341,7 @@ impl Engine {
             limits: other_one.limits,
             restart: other_one.restart,
             sleep: other_one.sleep,
+            drowsy: other_one.drowsy,
             auto_remove: other_one.auto_remove,
             read_only: other_one.read_only,
             init: other_one.init,

@@ -8,18 +8,20 @@
 //! it when it wakes.
 //!
 //! **In its name.** A socket belongs to a container by the control group of whoever makes it, so a
-//! process of its own (`dormouse internal listen ID`) enters group and network of the container, which
-//! are there for that moment, makes its sockets, gives them away and ends.
+//! process of its own (`dormouse internal listen`) enters group and network of one container after the
+//! other, which are there for that moment, makes its sockets and gives them away. One process for many:
+//! after a reboot all that slept sleep again at once.
 //!
 //! ORDER: `LIB/custody` is written when all are held. Whoever is killed before leaves it naming the
 //! keeper that is gone, and the next command does all again.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
@@ -27,15 +29,27 @@ use dormouse_checkpoint::save::{HeldFile, Wakes};
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{pidfd, proc, process};
 use dormouse_launch::{Keeper, LaunchError};
-use dormouse_model::{Config, ContainerId, State};
+use dormouse_model::{Config, ContainerId, NetMode, State};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Durable, Lock};
 use crate::engine::{Engine, own_program};
 use crate::error::{Error, Result};
-use crate::idle::alarm_ms;
+use crate::idle::{Why, alarm_ms};
 use crate::start::Net;
+
+/// LIMIT: for how many containers one process listens, whose locks are held meanwhile.
+const BATCH: usize = 128;
+
+/// What is said of one that is heard again.
+const HEARD: &str = "listens";
+
+/// A container that sleeps and that nobody hears.
+struct Sleeper {
+    config: Config,
+    _lock: Lock,
+}
 
 /// `LIB/custody`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +85,22 @@ impl Engine {
         }
     }
 
-    /// Makes the sockets of sleeping containers again where whoever held them is gone. Gives how many
-    /// containers that were.
+    /// The keeper that has custody, to be waited for: readable when it has ended. `None` where it has
+    /// already, or nothing was ever held.
+    pub fn custodian_handle(&self) -> Result<Option<OwnedFd>> {
+        let custodian = disk::read_json::<Custodian>(&self.custodian())?;
+        let here = custodian.filter(Custodian::lives);
+        Ok(here.and_then(|it| pidfd::open_exactly(it.pid, it.start_time).ok()))
+    }
+
+    /// Finishes what commands that were killed have left undone, and takes custody back.
+    pub fn recover(&self) -> Result<()> {
+        self.finish_interrupted()?;
+        self.take_custody_back().map(drop)
+    }
+
+    /// Makes the sockets of sleeping containers again where whoever held them is gone, and lets drowsy
+    /// ones go on. Gives how many sleep on.
     ///
     /// One for which it fails sleeps on, and a command wakes it.
     pub fn take_custody_back(&self) -> Result<usize> {
@@ -89,32 +117,27 @@ impl Engine {
         }
         let mut keeper = None;
         let mut count = 0;
-        for id in self.ids()? {
-            if !self.asleep_dir(&id).exists() {
-                continue;
+        let mut ids = self.ids()?;
+        ids.retain(|id| self.is_drowsy(id) || self.asleep_dir(id).exists());
+        let mut busy = Vec::new();
+        for some in ids.chunks(BATCH) {
+            let mut sleepers = Vec::new();
+            for id in some {
+                match Lock::try_take(&self.dir(id)) {
+                    Ok(Some(lock)) => sleepers.extend(self.found_orphaned(id, lock)),
+                    // Whoever has it now will not have it for long; the others do not wait for that.
+                    _ => busy.push(id),
+                }
             }
-            let _lock = match self.lock(&id) {
+            count += self.listen_again(&sleepers, &mut keeper)?;
+        }
+        for id in busy {
+            let lock = match self.lock(id) {
                 Err(Error::NoContainer(_)) => continue,
                 other => other?,
             };
-            let config = self.config(&id)?;
-            self.settle_locked(&config, false)?;
-            if self.look(&config)?.state != State::Asleep {
-                continue;
-            }
-            // Here and not earlier: where nobody sleeps nobody has to be started.
-            let keeper = match &mut keeper {
-                Some(keeper) => keeper,
-                none => none.insert(self.keeper()?),
-            };
-            let name = config.name.as_str();
-            match self.listen_again(&config, keeper) {
-                Ok(()) => count += 1,
-                Err(e) => {
-                    let why = [("custody", format!("lost: {e}"))];
-                    self.record("sleep", id.as_str(), name, &why);
-                }
-            }
+            let sleeper = self.found_orphaned(id, lock);
+            count += self.listen_again(sleeper.as_slice(), &mut keeper)?;
         }
         match &mut keeper {
             Some(keeper) => {
@@ -130,47 +153,141 @@ impl Engine {
         Ok(count)
     }
 
+    /// A container that may have lost who heard its callers: one that is drowsy goes on, one that sleeps
+    /// is given back. What fails for one is told of, and stops no other.
+    fn found_orphaned(&self, id: &ContainerId, lock: Lock) -> Option<Sleeper> {
+        let find = || -> Result<Option<Config>> {
+            let config = self.config(id)?;
+            let look = self.look_locked(&config)?;
+            if let (State::Drowsy, Some(init)) = (look.state, look.init) {
+                self.rouse(&config, init, Why::Keeper)?;
+                return Ok(None);
+            }
+            self.settle_locked(&config, false)?;
+            let sleeps = self.look(&config)?.state == State::Asleep;
+            Ok(sleeps.then_some(config))
+        };
+        match find() {
+            Ok(config) => config.map(|config| Sleeper { config, _lock: lock }),
+            Err(e) => {
+                self.lost(id, "", &e);
+                None
+            }
+        }
+    }
+
+    fn lost(&self, id: &ContainerId, name: &str, why: &dyn std::fmt::Display) {
+        self.record("sleep", id.as_str(), name, &[("custody", format!("lost: {why}"))]);
+    }
+
+    /// Makes the sockets of some sleepers again, and gives them to a keeper. Gives how many sleepers are
+    /// heard again.
+    ///
     /// ORDER: as in a start, `RUN/c/ID` is made first and removed last: where it is, this was
     /// interrupted, and whoever wakes the container clears away.
-    fn listen_again(&self, config: &Config, keeper: &mut Keeper) -> Result<()> {
+    fn listen_again(&self, sleepers: &[Sleeper], keeper: &mut Option<Keeper>) -> Result<usize> {
+        if sleepers.is_empty() {
+            return Ok(0);
+        }
+        // Here and not earlier: where nobody sleeps nobody has to be started.
+        let keeper = match keeper {
+            Some(keeper) => keeper,
+            none => none.insert(self.keeper()?),
+        };
         let _in_use = self.in_use()?;
+        let mut results: HashMap<ContainerId, Result<()>> = HashMap::new();
+        let mut ready = Vec::new();
+        for Sleeper { config, .. } in sleepers {
+            match self.make_room(config, keeper) {
+                Ok(()) => ready.push(config),
+                Err(e) => drop(results.insert(config.id.clone(), Err(e))),
+            }
+        }
+        results.extend(self.listen_elsewhere(&ready)?);
+        let mut count = 0;
+        for Sleeper { config, .. } in sleepers {
+            let silent = || Err(Error::Invalid("what was to listen has ended early".into()));
+            let listens = results.remove(&config.id).unwrap_or_else(silent);
+            let listens = listens.and_then(|()| self.publish_ports(config));
+            match listens.and(self.doze(config)) {
+                Ok(()) => count += 1,
+                Err(e) => {
+                    let _ = self.doze(config);
+                    self.lost(&config.id, config.name.as_str(), &e);
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Group and network of a container, for who makes its sockets.
+    fn make_room(&self, config: &Config, keeper: &mut Keeper) -> Result<()> {
         self.doze(config)?;
         keeper.let_go(config.id.as_str())?;
         let run_dir = self.run_dir(&config.id);
         let made = fs::DirBuilder::new().mode(0o700).create(&run_dir);
         made.map_err(Error::file("cannot make directory", run_dir))?;
-        let listens = self.listen_elsewhere(config);
-        let undone = self.doze(config);
-        listens.and(undone)
-    }
-
-    fn listen_elsewhere(&self, config: &Config) -> Result<()> {
         if let Net::Domain(domain) = &self.find_network(config)? {
             let cgroup = self.cgroups()?.create(config.id.as_str(), &config.limits)?;
             self.enter_domain(config, &cgroup, domain)?;
         }
-        let own = own_program()?;
-        let mut command = Command::new(&own);
-        command.args(self.places().arguments()).args(["internal", "listen", config.id.as_str()]);
-        let output = command.output().map_err(Error::file("cannot run", own))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(Error::Invalid(said));
-        }
-        self.publish_ports(config)
+        Ok(())
     }
 
-    /// Makes the sockets at which an asleep container is called, and gives them to the keeper. For a
-    /// process of its own, which becomes part of the container for that.
-    pub fn listen_for(&self, id: &ContainerId) -> Result<()> {
+    /// Has one process listen for all of them, and tell of each.
+    fn listen_elsewhere(&self, ready: &[&Config]) -> Result<HashMap<ContainerId, Result<()>>> {
+        if ready.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let own = own_program()?;
+        let mut command = Command::new(&own);
+        command.args(self.places().arguments()).args(["internal", "listen"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(Error::file("cannot run", &own))?;
+        // Those of other networks are entered last: nobody leaves them again.
+        let by_network =
+            |host| ready.iter().filter(move |config| (config.net == NetMode::Host) == host);
+        let ids = by_network(true).chain(by_network(false));
+        let ids: String = ids.map(|config| format!("{}\n", config.id)).collect();
+        if let Some(mut stdin) = child.stdin.take() {
+            let _ = stdin.write_all(ids.as_bytes()); // it tells of those that it has read
+        }
+        let output = child.wait_with_output().map_err(Error::file("cannot run", &own))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let result = |line: &str| {
+            let (id, said) = line.split_once(' ')?;
+            let said = if said == HEARD { Ok(()) } else { Err(Error::Invalid(said.to_owned())) };
+            Some((id.parse().ok()?, said))
+        };
+        Ok(text.lines().filter_map(result).collect())
+    }
+
+    /// Makes the sockets at which asleep containers are called, and gives them to the keeper; `told`
+    /// gets a line of each. For a process of its own, which becomes part of one after the other.
+    pub fn listen_for(
+        &self,
+        ids: impl Iterator<Item = ContainerId>,
+        mut told: impl FnMut(String),
+    ) -> Result<()> {
+        // ORDER: first: a keeper that had to be started would be part of a container too.
+        let mut keeper = Keeper::connect(&self.places().run)?.ok_or(LaunchError::KeeperGone)?;
+        for id in ids {
+            told(match self.listen_for_one(&id, &mut keeper) {
+                Ok(()) => format!("{id} {HEARD}"),
+                Err(e) => format!("{id} {}", crate::idle::told(&e).replace('\n', " ")),
+            });
+        }
+        Ok(())
+    }
+
+    fn listen_for_one(&self, id: &ContainerId, keeper: &mut Keeper) -> Result<()> {
         let config = self.config(id)?;
         let reader = Reader::open(&self.asleep_dir(id))?;
-        // ORDER: first: a keeper that had to be started would be part of the container too.
-        let mut keeper = Keeper::connect(&self.places().run)?.ok_or(LaunchError::KeeperGone)?;
-        let held = match self.find_network(&config)? {
-            Net::None { .. } => Vec::new(),
-            Net::Host { .. } => load::outside_sockets(reader.records())?,
-            Net::Domain(domain) => {
+        let held = match &config.net {
+            NetMode::None => Vec::new(),
+            NetMode::Host => load::outside_sockets(reader.records())?,
+            NetMode::Address { domain } => {
+                let domain = self.network()?.domain(domain)?;
                 self.enter_cgroup(id)?;
                 process::setns(domain.netns.as_fd(), CloneFlags::NEWNET)
                     .map_err(Error::call("cannot enter the container's network"))?;
@@ -179,7 +296,7 @@ impl Engine {
         };
         let wakes = Wakes { readable: true, writable: false };
         let held = held.into_iter().map(|(object, file)| HeldFile { object, file, wakes });
-        self.hold_with(&mut keeper, id, held.collect(), false)?;
+        self.hold_with(keeper, id, held.collect(), false, 0)?;
         match alarm_ms(reader.records()) {
             Some(after_ms) => Ok(keeper.set_alarm(id.as_str(), after_ms)?),
             None => Ok(()),

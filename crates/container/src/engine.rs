@@ -137,6 +137,13 @@ impl Engine {
         Ok((self.slots.count()?, self.network()?.addresses_in_use()?))
     }
 
+    /// How many slots of host ids and how many addresses there are.
+    pub fn room(places: &Places) -> Result<(u32, u32)> {
+        let config = places.etc.join("config.toml");
+        let settings = dormouse_network::Settings::read(&config)?;
+        Ok((crate::slot::ROOM, settings.pool.count()))
+    }
+
     /// The file that events are appended to, one JSON line each.
     pub fn events(&self) -> PathBuf {
         self.places.lib.join("events")
@@ -292,6 +299,7 @@ impl Engine {
             limits: create.limits,
             restart: create.restart,
             sleep: create.sleep,
+            drowsy: create.drowsy,
             auto_remove: create.auto_remove,
             read_only: create.read_only,
             init: create.init,
@@ -496,6 +504,9 @@ impl Engine {
             };
             let record = self.run_dir(&id).join("init.json");
             if let Some(init) = disk::read_json::<InitRecord>(&record)? {
+                if !init.sleeping {
+                    self.forget_sleep(&config)?; // of the past: it went on
+                }
                 self.write_exit(&id, &exit_from(&init, None))?;
                 self.tear_down(&id, Some(&config))?;
             }

@@ -23,15 +23,15 @@ const EVENTS_BYTES_MAX: u64 = 8 << 20;
 pub struct Event {
     /// When, in milliseconds since the epoch.
     pub unix_ms: i64,
-    /// What: `create start exec pause unpause kill stop die remove rename update restart sleep wake
-    /// awake checkpoint restore`, and for images `import pull tag untag`.
+    /// What: `create start exec pause unpause kill stop die remove rename update restart sleep
+    /// drowsy wake awake checkpoint restore`, and for images `import pull tag untag`.
     pub kind: String,
     /// To which container or image.
     pub id: String,
     /// Its name at that time.
     pub name: String,
-    /// More, by kind: `exit_code` of `die`, `signal` of `kill`, `reason` of `sleep` and `wake`
-    /// (`operator idle called timer`) and of `awake`: why one that is idle does not fall asleep, ...
+    /// More, by kind: `exit_code` of `die`, `signal` of `kill`, `reason` of `sleep`, `drowsy` and
+    /// `wake` (`operator idle called timer keeper`) and of `awake`: why one that is idle does not fall asleep, ...
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
 }

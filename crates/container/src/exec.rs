@@ -40,8 +40,11 @@ impl Engine {
     pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
-        if self.look_locked(&config)?.state == State::Asleep {
-            self.wake_locked(&config, Why::Operator)?.detach();
+        let look = self.look_locked(&config)?;
+        match (look.state, look.init) {
+            (State::Asleep, _) => self.wake_locked(&config, Why::Operator)?.detach(),
+            (State::Drowsy, Some(init)) => self.rouse(&config, init, Why::Operator)?,
+            _ => {}
         }
         let (init, init_fd) = self.alive(&config)?;
         if init.paused {

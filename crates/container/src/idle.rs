@@ -33,6 +33,48 @@ pub enum Why {
     Called,
     /// A timer of it rings.
     Timer,
+    /// The keeper that would have heard of callers was killed.
+    Keeper,
+}
+
+/// How far down a container is put.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    /// Frozen, its memory pushed out ([`crate::Engine::drowse`]).
+    Drowsy,
+    /// Without processes ([`crate::Engine::sleep`]).
+    Asleep,
+}
+
+impl Tier {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Drowsy => "drowsy",
+            Self::Asleep => "asleep",
+        }
+    }
+}
+
+impl std::str::FromStr for Tier {
+    type Err = Error;
+
+    fn from_str(word: &str) -> Result<Self> {
+        let all = [Self::Drowsy, Self::Asleep];
+        let found = all.into_iter().find(|tier| tier.as_str() == word);
+        found.ok_or_else(|| Error::Invalid(format!("'{word}' is neither drowsy nor asleep")))
+    }
+}
+
+/// After how much time without work a container is put where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Policy {
+    /// Until it is drowsy.
+    pub drowsy: Option<Duration>,
+    /// Until it is asleep.
+    pub asleep: Option<Duration>,
+    /// It is drowsy now.
+    pub is_drowsy: bool,
 }
 
 impl Why {
@@ -43,6 +85,7 @@ impl Why {
             Self::Idle => "idle",
             Self::Called => "called",
             Self::Timer => "timer",
+            Self::Keeper => "keeper",
         }
     }
 
@@ -75,6 +118,11 @@ pub enum Fell {
         /// From the begin to the end.
         took_us: u64,
     },
+    /// It is drowsy.
+    Drowsy {
+        /// From the begin to the end.
+        took_us: u64,
+    },
     /// It had run again.
     Ran,
     /// It is not running, or not there.
@@ -87,7 +135,7 @@ pub enum Fell {
 }
 
 /// An error and its causes, in one line.
-fn told(error: &Error) -> String {
+pub(crate) fn told(error: &Error) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |e| e.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
@@ -99,31 +147,43 @@ pub(crate) fn alarm_ms(asleep: &Records) -> Option<u64> {
 }
 
 impl Engine {
-    /// For how long a container has to be idle to fall asleep by itself, if it runs and does so.
-    pub fn falls_asleep_after(&self, id: &ContainerId) -> Result<Option<Duration>> {
+    /// For how long a container has to be idle to fall asleep or become drowsy by itself, if it has
+    /// processes that may and does so.
+    pub fn policy(&self, id: &ContainerId) -> Result<Option<Policy>> {
         let config = self.config(id)?;
-        match config.sleep.after() {
-            Some(after) if self.look(&config)?.state == State::Running => Ok(Some(after)),
-            _ => Ok(None),
+        let (drowsy, asleep) = (config.drowsy.after(), config.sleep.after());
+        if drowsy.or(asleep).is_none() {
+            return Ok(None);
         }
+        let state = self.look(&config)?.state;
+        let is_drowsy = state == State::Drowsy;
+        let policy = Policy { drowsy, asleep, is_drowsy };
+        Ok((is_drowsy || state == State::Running).then_some(policy))
     }
 
     /// What keeps a running container from ever being idle for its time: threads that wait for less.
     /// Empty for one that does not fall asleep by itself.
     pub fn stirs(&self, id: &ContainerId) -> Result<Vec<Wait>> {
         let config = self.config(id)?;
-        let Some(after) = config.sleep.after() else { return Ok(Vec::new()) };
+        let after = config.sleep.after().into_iter().chain(config.drowsy.after()).min();
+        let Some(after) = after else { return Ok(Vec::new()) };
         let mut waits = save::waits(&self.subject(&config)?)?;
         waits.retain(|wait| wait.at_most < after);
         Ok(waits)
     }
 
-    /// Puts a container to sleep that is idle.
-    pub fn fall_asleep(&self, id: &ContainerId, idle: &Idle) -> Fell {
+    /// Puts a container to sleep that is idle, or has it become drowsy.
+    pub fn fall_asleep(&self, id: &ContainerId, idle: &Idle, tier: Tier) -> Fell {
         let began = Instant::now();
-        match self.sleep_as(id, Some(idle)) {
-            Ok(Some(_)) => Fell::Asleep { took_us: began.elapsed().as_micros() as u64 },
-            Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Fell::Gone,
+        let fell = match tier {
+            Tier::Asleep => self.sleep_as(id, Some(idle)).map(|done| done.is_some()),
+            Tier::Drowsy => self.drowse_as(id, Some(idle)).map(|done| done.is_some()),
+        };
+        let took_us = began.elapsed().as_micros() as u64;
+        match fell {
+            Ok(true) if tier == Tier::Asleep => Fell::Asleep { took_us },
+            Ok(true) => Fell::Drowsy { took_us },
+            Ok(false) | Err(Error::NoContainer(_) | Error::State { .. }) => Fell::Gone,
             Err(Error::NotIdle(_)) => Fell::Ran,
             // All that was found is told, and not more than one line of it.
             Err(Error::Checkpoint(CheckpointError::Refused(refusals))) => {

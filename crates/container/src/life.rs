@@ -43,6 +43,9 @@ pub(crate) struct InitRecord {
     pub(crate) started_unix_ms: i64,
     #[serde(default)]
     pub(crate) paused: bool,
+    /// It is frozen until somebody calls (`crate::drowsy`), and since when.
+    #[serde(default)]
+    pub(crate) drowsy_unix_ms: Option<i64>,
     /// It has a terminal that the keeper holds.
     #[serde(default)]
     pub(crate) console: bool,
@@ -92,7 +95,7 @@ pub(crate) struct Look {
 
 impl Look {
     pub(crate) fn is_alive(&self) -> bool {
-        matches!(self.state, State::Running | State::Paused)
+        matches!(self.state, State::Running | State::Paused | State::Drowsy)
     }
 
     pub(crate) fn needs_settling(&self) -> bool {
@@ -111,7 +114,7 @@ pub struct Details {
     pub pid: Option<u32>,
     /// When it was last started, in milliseconds since the epoch.
     pub started_unix_ms: Option<i64>,
-    /// When it fell asleep, while it does.
+    /// When it fell asleep, or became drowsy, while it is.
     pub asleep_unix_ms: Option<i64>,
     /// How it ended last; `None` if it never did.
     pub exit: Option<Exit>,
@@ -150,13 +153,11 @@ impl Engine {
         }
         let exit = disk::read_json(&self.dir(&config.id).join("exit.json"))?;
         let state = match (&init, &exit) {
-            (Some(init), _) if is_alive(init) => {
-                if init.paused {
-                    State::Paused
-                } else {
-                    State::Running
-                }
-            }
+            (Some(init), _) if is_alive(init) => match init.drowsy_unix_ms {
+                _ if init.paused => State::Paused,
+                Some(_) => State::Drowsy,
+                None => State::Running,
+            },
             _ if asleep => State::Asleep,
             (None, None) => State::Created,
             _ => State::Stopped,
@@ -187,6 +188,7 @@ impl Engine {
         let pid = init.filter(|_| look.is_alive()).map(|i| i.pid);
         let (slept, asleep_unix_ms) = match look.state {
             State::Asleep => (self.slept(id)?, self.asleep_since(id)),
+            State::Drowsy => (None, init.and_then(|init| init.drowsy_unix_ms)),
             _ => (None, None),
         };
         let started = init.or(slept.as_ref()).map(|i| i.started_unix_ms);
@@ -216,7 +218,7 @@ impl Engine {
     }
 
     /// Its control groups, while it runs.
-    fn cgroup(&self, config: &Config) -> Result<Cgroup> {
+    pub(crate) fn cgroup(&self, config: &Config) -> Result<Cgroup> {
         let found = self.cgroups()?.find(config.id.as_str())?;
         found.ok_or_else(|| self.not(config, State::Stopped, "start it first"))
     }
@@ -233,14 +235,15 @@ impl Engine {
             State::Asleep => self.not(config, state, "wake it first"),
             _ => self.not(config, state, "start it first"),
         };
-        let init = look.init.filter(|_| matches!(state, State::Running | State::Paused));
+        let is_alive = look.is_alive();
+        let init = look.init.filter(|_| is_alive);
         let init = init.ok_or_else(stopped)?;
         // The pid could have been used again between the look and this: the handle decides.
         let fd = handle(&init).ok_or_else(|| self.not(config, State::Stopped, "start it first"))?;
         Ok((init, fd))
     }
 
-    /// Freezes all processes (cgroups(7), freezer).
+    /// Freezes all processes (cgroups(7), freezer). One that is drowsy is paused from now on.
     pub fn pause(&self, id: &ContainerId) -> Result<()> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -250,8 +253,12 @@ impl Engine {
         }
         let _doing = self.intend(id, &Intent::Freezer)?;
         self.cgroup(&config)?.freeze()?;
+        let was_drowsy = init.drowsy_unix_ms.take().is_some();
         init.paused = true;
         self.write_init(id, &init)?;
+        if was_drowsy {
+            self.no_longer_called(id)?;
+        }
         self.record("pause", id.as_str(), config.name.as_str(), &[]);
         Ok(())
     }
@@ -270,16 +277,26 @@ impl Engine {
         Ok(())
     }
 
-    fn thaw(&self, config: &Config, init: &mut InitRecord) -> Result<()> {
-        self.cgroup(config)?.thaw()?;
+    /// ORDER: off the record first: whoever is interrupted after that leaves what is to be thawed.
+    /// Then nobody else has open what it may close; then it goes on.
+    pub(crate) fn thaw(&self, config: &Config, init: &mut InitRecord) -> Result<()> {
+        let was_drowsy = init.drowsy_unix_ms.take().is_some();
         init.paused = false;
-        self.write_init(&config.id, init)
+        self.write_init(&config.id, init)?;
+        if was_drowsy {
+            self.no_longer_called(&config.id)?;
+        }
+        Ok(self.cgroup(config)?.thaw()?)
     }
 
     /// What an interrupted pause or its end has left: frozen only if that is on record, and if `stays`.
     pub(crate) fn finish_freezing(&self, config: &Config, stays: bool) -> Result<()> {
         let (mut init, _) = self.alive(config)?;
-        match init.paused && stays {
+        let is_drowsy = init.drowsy_unix_ms.is_some();
+        if !is_drowsy && !init.sleeping {
+            self.no_longer_called(&config.id)?; // held, and not on record by then
+        }
+        match is_drowsy || init.paused && stays {
             true => Ok(self.cgroup(config)?.freeze()?),
             false => self.thaw(config, &mut init),
         }
@@ -305,7 +322,9 @@ impl Engine {
             return self.end_sleep(&config);
         }
         let (mut init, fd) = self.alive(&config)?;
-        let thaws = signal == SIGKILL && init.paused;
+        // What a paused one is sent waits; a drowsy one is woken by it.
+        let is_drowsy = init.drowsy_unix_ms.is_some();
+        let thaws = is_drowsy || signal == SIGKILL && init.paused;
         let _doing = thaws.then(|| self.intend(id, &Intent::Freezer)).transpose()?;
         if signal == SIGKILL {
             // A frozen v1 cgroup keeps even SIGKILL waiting; an ended container does not restart.
@@ -348,7 +367,7 @@ impl Engine {
                 return Ok(());
             }
             let (mut init, fd) = self.alive(&config)?;
-            let thaws = init.paused;
+            let thaws = init.paused || init.drowsy_unix_ms.is_some();
             let _doing = thaws.then(|| self.intend(id, &Intent::Freezer)).transpose()?;
             init.stopping = true;
             self.write_init(id, &init)?;
@@ -532,6 +551,9 @@ impl Engine {
             return Ok(None);
         }
         self.forget_sleep(config)?; // of the past: it went on
+        if init.drowsy_unix_ms.is_some() {
+            self.no_longer_called(&config.id)?;
+        }
         let cgroup = self.cgroups()?.find(config.id.as_str())?;
         if let Some(cgroup) = &cgroup {
             exit.oom_killed |= cgroup.oom_kills().is_ok_and(|kills| kills > 0);
@@ -623,6 +645,10 @@ impl Engine {
             crate::spec::sleep_allowed(sleep, config.auto_remove)?;
             config.sleep = sleep;
         }
+        if let Some(drowsy) = update.drowsy {
+            crate::spec::long_enough(drowsy)?;
+            config.drowsy = drowsy;
+        }
         if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
             self.update_addresses(&mut config, update, alive)?;
         }
@@ -633,7 +659,7 @@ impl Engine {
         self.write_config(&self.dir(id), &config)?;
         if let Some(Err(e)) = cgroup.map(|cgroup| cgroup.set(&update.limits)) {
             (config.limits, config.restart) = (before.limits, before.restart);
-            config.sleep = before.sleep;
+            (config.sleep, config.drowsy) = (before.sleep, before.drowsy);
             self.write_config(&self.dir(id), &config)?;
             let _ = self.finish_limiting(&config); // the first error is the one to tell
             return Err(e.into());

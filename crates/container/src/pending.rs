@@ -112,7 +112,7 @@ impl Engine {
 
     /// Does something while a container is frozen, if it runs; one that is paused stays so.
     pub fn while_frozen<T>(&self, id: &ContainerId, f: impl FnOnce() -> T) -> Result<T> {
-        if self.inspect(id)?.state != State::Running {
+        if !matches!(self.inspect(id)?.state, State::Running | State::Drowsy) {
             return Ok(f());
         }
         let _intent = self.intend(id, &Intent::Pause)?;

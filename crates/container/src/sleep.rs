@@ -22,8 +22,9 @@
 //!
 //! LIMIT: only what can be checkpointed sleeps. A keeper that is killed lets go of the sockets: open
 //! connections are lost, the others are made again by the next command ([`crate::custody`]). After a
-//! reboot that is so, too, but what was asleep cannot wake: its clocks would go back.
+//! reboot that is so, too; its clocks go on.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::idle::{Idle, Why};
-use crate::life::{Exit, InitRecord};
+use crate::life::{Exit, InitRecord, Look};
 use crate::pending::{Intent, remove_tree};
 use crate::start::Running;
 
@@ -74,10 +75,10 @@ impl Engine {
     ) -> Result<Option<Figures>> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
-        if self.look_locked(&config)?.state == State::Asleep {
+        let look = self.look_locked(&config)?;
+        if look.state == State::Asleep {
             return Ok(None);
         }
-        let (mut init, process) = self.can_be_saved(&config)?;
         if config.auto_remove {
             return Err(Error::Invalid(
                 "a container of --rm does not sleep: its files are not kept beyond its processes"
@@ -85,6 +86,11 @@ impl Engine {
             ));
         }
         idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
+        // One that is drowsy and cannot be saved stays so.
+        if let (State::Drowsy, Some(init)) = (look.state, look.init) {
+            self.rouse_to_sleep(&config, init)?;
+        }
+        let (mut init, process) = self.can_be_saved(&config)?;
         // A stack of its own, which ends with its processes, nobody calls from outside.
         let hold = config.net != NetMode::None;
         let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
@@ -125,16 +131,25 @@ impl Engine {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         let look = self.look_locked(&config)?;
+        if let (State::Drowsy, Some(init)) = (look.state, &look.init) {
+            return self.rouse(&config, init.clone(), why);
+        }
         if look.is_alive() {
             return self.stay_awake(&config, look.init);
         }
-        self.wake_locked(&config, why).map(Running::detach)
+        self.wake_found(&config, look, why).map(Running::detach)
     }
 
     pub(crate) fn wake_locked(&self, config: &Config, why: Why) -> Result<Running> {
+        self.wake_found(config, self.look(config)?, why)
+    }
+
+    /// The same for who has looked already.
+    fn wake_found(&self, config: &Config, look: Look, why: Why) -> Result<Running> {
         // One whose end nobody has taken note of yet may turn out to be stopped, or asleep.
-        self.settle_locked(config, false)?;
-        let state = self.look(config)?.state;
+        let (state, ended) = (look.state, look.needs_settling());
+        self.settle_found(config, look, false)?;
+        let state = if ended { self.look(config)?.state } else { state };
         if state != State::Asleep {
             return Err(self.not(config, state, "only a sleeping container is woken"));
         }
@@ -155,12 +170,14 @@ impl Engine {
         }
         let since = self.slept(&config.id)?;
         let (wakes, addresses) = (true, Vec::new());
-        let comeback = Comeback { reader, check, held, wakes, since, addresses };
+        let keeper = Cell::new(Some(keeper));
+        let comeback = Comeback { reader, check, held, wakes, since, addresses, keeper };
         let _doing = self.intend(&config.id, &Intent::Sleep)?;
-        let running = self.start_restored(config, &comeback)?;
+        let mut running = self.start_restored(config, &comeback)?;
         // ORDER: now: what the container closes is closed when nobody else has it open.
         drop(comeback);
-        self.stay_awake(config, self.look(config)?.init)?;
+        self.unmark(config, disk::read_json(&self.run_dir(&config.id).join("init.json"))?)?;
+        self.forget_sleep_with(config, Some(&mut running.keeper))?;
         self.record("wake", config.id.as_str(), config.name.as_str(), &reason(why));
         Ok(running)
     }
@@ -168,16 +185,23 @@ impl Engine {
     /// ORDER: all run; then they are no longer marked; then what they came from goes. Also for what
     /// runs on after a sleep that was interrupted.
     pub(crate) fn stay_awake(&self, config: &Config, init: Option<InitRecord>) -> Result<()> {
-        if let Some(init) = init.filter(|init| init.sleeping) {
-            self.write_init(&config.id, &InitRecord { sleeping: false, ..init })?;
-        }
+        self.unmark(config, init)?;
         self.forget_sleep(config)
+    }
+
+    fn unmark(&self, config: &Config, init: Option<InitRecord>) -> Result<()> {
+        match init.filter(|init| init.sleeping) {
+            Some(init) => self.write_init(&config.id, &InitRecord { sleeping: false, ..init }),
+            None => Ok(()),
+        }
     }
 
     /// Gives what is held to the keeper. A container that was at work has itself woken as soon as it
     /// sleeps: whoever waits for what it does may have nothing more to say.
     fn hold(&self, config: &Config, held: Vec<HeldFile>, is_busy: bool) -> Result<()> {
-        self.hold_with(&mut self.keeper()?, &config.id, held, is_busy)
+        let mut keeper = self.keeper()?;
+        self.note_custody(&mut keeper)?;
+        self.hold_with(&mut keeper, &config.id, held, is_busy, 0)
     }
 
     pub(crate) fn hold_with(
@@ -186,16 +210,17 @@ impl Engine {
         id: &ContainerId,
         held: Vec<HeldFile>,
         is_busy: bool,
+        more: u8,
     ) -> Result<()> {
         let id = id.as_str();
         if held.is_empty() || is_busy {
             let count = u32::from(is_busy);
             let event = rustix::event::eventfd(count, rustix::event::EventfdFlags::CLOEXEC);
             let event = event.map_err(|e| Error::file("cannot make", "an eventfd")(e.into()))?;
-            keeper.hold(id, NO_SOCKET, event.as_fd(), watch::READ)?;
+            keeper.hold(id, NO_SOCKET, event.as_fd(), watch::READ | more)?;
         }
         for HeldFile { object, file, wakes } in held {
-            let mut bits = 0;
+            let mut bits = more;
             if wakes.readable {
                 bits |= watch::READ;
             }
@@ -252,12 +277,18 @@ impl Engine {
 
     /// Lets go of what an asleep container is made of, if it is one.
     pub(crate) fn forget_sleep(&self, config: &Config) -> Result<()> {
+        self.forget_sleep_with(config, None)
+    }
+
+    /// The same for who has a connection to the keeper already.
+    fn forget_sleep_with(&self, config: &Config, keeper: Option<&mut Keeper>) -> Result<()> {
         let dir = self.asleep_dir(&config.id);
         if !dir.exists() {
             return Ok(());
         }
-        if let Some(mut keeper) = Keeper::connect(&self.places().run)? {
-            keeper.let_go(config.id.as_str())?;
+        match keeper {
+            Some(keeper) => keeper.let_go(config.id.as_str())?,
+            None => self.no_longer_called(&config.id)?,
         }
         // Renamed first: half a checkpoint is none.
         let gone = dir.with_file_name(".asleep-gone");

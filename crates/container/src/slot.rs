@@ -24,6 +24,8 @@ const FIRST: u32 = 1_879_048_192 / IdSlot::IDS;
 /// (100,000 to 524,287 on Debian).
 const LOWEST: u32 = 524_288 / IdSlot::IDS;
 
+/// LIMIT: how many slots can be given out.
+pub(crate) const ROOM: u32 = IdSlot::COUNT - LOWEST;
 const OWNER_BYTES: usize = 16;
 
 /// The bitmap of slots, and their owners.

@@ -55,6 +55,8 @@ pub struct Create {
     pub restart: Restart,
     /// When it falls asleep by itself.
     pub sleep: Sleep,
+    /// When it becomes drowsy by itself.
+    pub drowsy: Sleep,
     /// Deleted when it ends.
     pub auto_remove: bool,
     /// Its root cannot be written.
@@ -131,6 +133,8 @@ pub struct Update {
     pub restart: Option<Restart>,
     /// When it falls asleep by itself.
     pub sleep: Option<Sleep>,
+    /// When it becomes drowsy by itself.
+    pub drowsy: Option<Sleep>,
     /// Addresses to be added.
     pub ip_add: Vec<IpAddr>,
     /// Addresses to be given back.
@@ -171,6 +175,7 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
         }
     }
     sleep_allowed(create.sleep, create.auto_remove)?;
+    long_enough(create.drowsy)?;
     for key in create.sysctls.keys() {
         sysctl_allowed(key, &create.net)?;
     }
@@ -190,15 +195,20 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
 
 /// Refuses a sleep that would never come, or that would come all the time.
 pub(crate) fn sleep_allowed(sleep: Sleep, auto_remove: bool) -> Result<()> {
-    let Some(after) = sleep.after() else { return Ok(()) };
-    if auto_remove {
+    if sleep.after().is_some() && auto_remove {
         return Err(Error::Invalid(
             "a container of --rm does not sleep: its files are not kept beyond its processes"
                 .into(),
         ));
     }
-    if after < SLEEP_AFTER_MIN {
-        return Err(Error::Invalid("a container sleeps after 100ms at the earliest".into()));
+    long_enough(sleep)
+}
+
+/// Refuses to have a container frozen all the time.
+pub(crate) fn long_enough(sleep: Sleep) -> Result<()> {
+    if sleep.after().is_some_and(|after| after < SLEEP_AFTER_MIN) {
+        let why = "a container sleeps, or becomes drowsy, after 100ms at the earliest";
+        return Err(Error::Invalid(why.into()));
     }
     Ok(())
 }

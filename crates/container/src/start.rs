@@ -70,7 +70,7 @@ pub struct Running {
     pub console_log: Option<OwnedFd>,
     /// The other end of its standard input, where the keeper keeps that open.
     pub stdin: Option<OwnedFd>,
-    keeper: Keeper,
+    pub(crate) keeper: Keeper,
     /// Its keeper was killed before it could tell how it ended.
     keeper_is_gone: bool,
 }
@@ -151,6 +151,9 @@ impl Engine {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         let look = self.look_locked(&config)?;
+        if look.state == State::Drowsy {
+            return Err(self.not(&config, look.state, "wake it: it is started already"));
+        }
         if look.is_alive() {
             return Err(self.not(&config, look.state, "it is started already"));
         }
@@ -220,7 +223,11 @@ impl Engine {
     ) -> Result<Running> {
         // Two processors, where there are two: the keeper wakes up while the cgroups are made, and
         // clones while the rest is.
-        let calling = Keeper::call(&self.places().run)?;
+        let at_hand = from.and_then(|from| from.keeper.take());
+        let calling = match at_hand {
+            Some(_) => None,
+            None => Keeper::call(&self.places().run)?,
+        };
         let cgroup = self.cgroups()?.create(config.id.as_str(), &config.limits)?;
         if config.systemd {
             cgroup.delegate(config.ids.base, config.ids.base)?;
@@ -232,7 +239,7 @@ impl Engine {
         let placement = cgroup.placement()?;
         let map = config.ids.to_proc_text();
         let (flags, maps) = (namespaces(), (map.clone(), map));
-        let mut keeper = self.keeper_called(calling)?;
+        let mut keeper = at_hand.map_or_else(|| self.keeper_called(calling), Ok)?;
         let expected = keeper.expect(Spawn {
             netns: net.netns().map(clone_fd).transpose()?,
             cgroup: placement.v2,
@@ -281,6 +288,7 @@ impl Engine {
             start_time: newborn.start_time,
             started_unix_ms: since.map_or_else(now_unix_ms, |since| since.started_unix_ms),
             paused: false,
+            drowsy_unix_ms: None,
             console: console.is_some(),
             stopping: false,
             sleeping: from.is_some_and(|from| from.wakes),

@@ -10,13 +10,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use dormouse_container::{Fell, Idle};
+use dormouse_container::{Fell, Idle, Tier};
 use dormouse_model::ContainerId;
 
 /// One of them.
 #[derive(Debug)]
 pub(crate) struct Errand {
     pub(crate) id: ContainerId,
+    pub(crate) tier: Tier,
     child: Child,
     said: ChildStdout,
 }
@@ -27,17 +28,19 @@ impl Errand {
         command: &[OsString],
         id: &ContainerId,
         idle: &Idle,
+        tier: Tier,
     ) -> std::io::Result<Self> {
         let mut words = command.iter();
         let program = words.next().ok_or(std::io::ErrorKind::NotFound)?;
         let numbers = [idle.quiet.as_millis() as u64, idle.used_ns, idle.worth.as_millis() as u64];
         let mut command = Command::new(program);
         command.args(words).arg(id.as_str()).args(numbers.map(|n| n.to_string()));
+        command.arg(tier.as_str());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         // What ends the daemon at a terminal lets it come to its end.
         let mut child = command.process_group(0).spawn()?;
         let said = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-        Ok(Self { id: id.clone(), child, said })
+        Ok(Self { id: id.clone(), tier, child, said })
     }
 
     /// Readable when it has come to its end.

@@ -32,10 +32,10 @@ use std::collections::{BinaryHeap, HashMap};
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Engine, Error as EngineError, Fell, Follow, Idle, Places};
+use dormouse_container::{Engine, Error as EngineError, Fell, Follow, Idle, Places, Tier};
 use dormouse_kernel::cgroup::{CgroupError, CpuTime};
 use dormouse_model::ContainerId;
 use nix::sys::signal::{SigSet, Signal};
@@ -118,6 +118,18 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "dormouse daemon: {line}");
 }
 
+/// What was waited for.
+struct Heard {
+    /// There are events.
+    is_told: bool,
+    /// The daemon is to end.
+    is_over: bool,
+    /// The keeper has ended.
+    is_orphaned: bool,
+    /// Errands that have, by their places.
+    ended: Vec<usize>,
+}
+
 struct Daemon {
     engine: Engine,
     cpu: CpuTime,
@@ -131,6 +143,8 @@ struct Daemon {
     errands_max: usize,
     command: Vec<OsString>,
     next_round: Instant,
+    /// Who hears of those who call what sleeps; readable when it has ended.
+    keeper: Option<OwnedFd>,
 }
 
 impl Daemon {
@@ -148,6 +162,7 @@ impl Daemon {
             errands_max: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             command: engine.internal("sleep")?,
             next_round: Instant::now(),
+            keeper: None,
             engine,
         })
     }
@@ -155,10 +170,7 @@ impl Daemon {
     /// Looks which containers run and fall asleep by themselves, all of them.
     fn go_through(&mut self) -> Result<()> {
         self.next_round = Instant::now() + GO_THROUGH;
-        // Where the keeper was killed nobody listens for those who sleep.
-        if let Err(e) = self.engine.take_custody_back() {
-            say(&format!("cannot take custody back: {e}"));
-        }
+        self.sweep();
         for id in self.engine.ids()? {
             if !self.watches.contains_key(&id) {
                 self.consider(id);
@@ -167,17 +179,32 @@ impl Daemon {
         Ok(())
     }
 
+    /// Where the keeper was killed nobody listens for those who sleep; where a command was, something
+    /// may be frozen.
+    fn sweep(&mut self) {
+        if let Err(e) = self.engine.recover() {
+            say(&format!("cannot finish what was interrupted: {e}"));
+        }
+        self.find_keeper();
+    }
+
+    fn find_keeper(&mut self) {
+        if self.keeper.is_none() {
+            self.keeper = self.engine.custodian_handle().ok().flatten();
+        }
+    }
+
     /// Something has happened to a container.
     fn consider(&mut self, id: ContainerId) {
-        let after = match self.engine.falls_asleep_after(&id) {
-            Ok(after) => after,
+        let policy = match self.engine.policy(&id) {
+            Ok(policy) => policy,
             Err(EngineError::NoContainer(_)) => None,
             Err(e) => {
                 say(&format!("{}: {e}", id.short()));
                 None
             }
         };
-        let Some(after) = after else {
+        let Some(policy) = policy else {
             self.watches.remove(&id);
             return;
         };
@@ -185,8 +212,8 @@ impl Daemon {
         let used_ns = self.cpu.of(id.as_str()).ok().flatten().unwrap_or(0);
         let now = Instant::now();
         let watch = self.watches.entry(id.clone());
-        let watch = watch.or_insert_with(|| Watch::new(now, after, used_ns));
-        watch.begin_again(now, after, used_ns);
+        let watch = watch.or_insert_with(|| Watch::new(now, policy, used_ns));
+        watch.begin_again(now, policy, used_ns);
         self.queue.push(Reverse((watch.due, id)));
     }
 
@@ -196,9 +223,13 @@ impl Daemon {
             if self.next_round <= Instant::now() {
                 self.go_through()?;
             }
-            let (is_told, is_over, ended) = self.wait(signals)?;
+            let Heard { is_told, is_over, is_orphaned, ended } = self.wait(signals)?;
             if is_over {
                 return Ok(());
+            }
+            if is_orphaned {
+                self.keeper = None;
+                self.sweep();
             }
             // ORDER: from the back, so that the places of the others stay.
             for place in ended.into_iter().rev() {
@@ -212,7 +243,7 @@ impl Daemon {
     }
 
     /// Waits until there is something to do: events, the end of the daemon, errands that have ended.
-    fn wait(&self, signals: &SignalFd) -> Result<(bool, bool, Vec<usize>)> {
+    fn wait(&self, signals: &SignalFd) -> Result<Heard> {
         let now = Instant::now();
         let free = self.errands.len() < self.errands_max;
         let due = self.queue.peek().filter(|_| free).map(|Reverse((due, _))| *due);
@@ -222,8 +253,11 @@ impl Daemon {
         // Not before it is due.
         let left = left + Duration::from_micros(100);
         let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let watched = [Some(signals.as_fd()), self.told.as_ref().map(AsFd::as_fd)];
-        let watched = watched.into_iter().flatten().chain(self.errands.iter().map(Errand::as_fd));
+        let (told, keeper) = (self.told.as_ref(), self.keeper.as_ref());
+        let first = [Some(signals.as_fd()), told.map(AsFd::as_fd), keeper.map(AsFd::as_fd)];
+        let first: Vec<BorrowedFd<'_>> = first.into_iter().flatten().collect();
+        let errands = first.len();
+        let watched = first.into_iter().chain(self.errands.iter().map(Errand::as_fd));
         let mut fds: Vec<PollFd<'_>> =
             watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut fds, Some(&left)) {
@@ -231,9 +265,12 @@ impl Daemon {
             Err(e) => return Err(step("wait")(e)),
         }
         let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let first = 1 + usize::from(self.told.is_some());
-        let ended = (0..self.errands.len()).filter(|n| is_ready[first + n]).collect();
-        Ok((self.told.is_some() && is_ready[1], is_ready[0], ended))
+        Ok(Heard {
+            is_over: is_ready[0],
+            is_told: told.is_some() && is_ready[1],
+            is_orphaned: keeper.is_some() && is_ready[errands - 1],
+            ended: (0..self.errands.len()).filter(|n| is_ready[errands + n]).collect(),
+        })
     }
 
     fn look_at_those_that_are_due(&mut self) {
@@ -257,8 +294,8 @@ impl Daemon {
                 let Some(watch) = self.watches.get_mut(&id) else { return };
                 let idle = watch.look(now, used_ns);
                 self.queue.push(Reverse((watch.due, id.clone())));
-                if let Some(idle) = idle {
-                    self.put_to_sleep(id, &idle);
+                if let Some((tier, idle)) = idle {
+                    self.put_to_sleep(id, &idle, tier);
                 }
             }
             Err(e) => {
@@ -268,36 +305,51 @@ impl Daemon {
         }
     }
 
-    fn put_to_sleep(&mut self, id: ContainerId, idle: &Idle) {
-        match Errand::start(&self.command, &id, idle) {
+    fn put_to_sleep(&mut self, id: ContainerId, idle: &Idle, tier: Tier) {
+        match Errand::start(&self.command, &id, idle, tier) {
             Ok(errand) => {
                 self.errands.push(errand);
                 if let Some(watch) = self.watches.get_mut(&id) {
                     watch.is_falling = true;
                 }
             }
-            Err(e) => self.fell(&id, Fell::Awake { why: format!("no process can be made: {e}") }),
+            Err(e) => {
+                let why = format!("no process can be made: {e}");
+                self.fell(&id, Fell::Awake { why }, tier);
+            }
         }
     }
 
     fn ended(&mut self, errand: Errand) {
-        let id = errand.id.clone();
+        let (id, tier) = (errand.id.clone(), errand.tier);
         let fell = errand.finish();
         if let Some(watch) = self.watches.get_mut(&id) {
             watch.is_falling = false;
         }
-        self.fell(&id, fell);
+        if matches!(fell, Fell::Awake { .. }) {
+            self.sweep(); // it may have been killed in the middle of it
+        }
+        self.fell(&id, fell, tier);
     }
 
-    fn fell(&mut self, id: &ContainerId, fell: Fell) {
+    fn fell(&mut self, id: &ContainerId, fell: Fell, tier: Tier) {
         let now = Instant::now();
+        // It was frozen since.
+        let used_ns = self.cpu.of(id.as_str()).ok().flatten();
+        let policy = self.engine.policy(id).ok().flatten();
         let Some(watch) = self.watches.get_mut(id) else { return };
+        if let Some(policy) = policy {
+            watch.is_drowsy(policy.is_drowsy);
+        }
         match fell {
             Fell::Asleep { took_us } => watch.slept(now, Duration::from_micros(took_us)),
+            Fell::Drowsy { took_us } => {
+                watch.drowsed(now, Duration::from_micros(took_us), used_ns.unwrap_or(0));
+            }
             Fell::Gone => return self.consider(id.clone()),
             Fell::Ran => watch.ran(now),
             Fell::Awake { why } => {
-                if watch.refused(now, &why)
+                if watch.refused(now, &why, tier)
                     && let Ok(config) = self.engine.config(id)
                 {
                     let reason = [("reason", why)];
@@ -314,6 +366,7 @@ impl Daemon {
             let mut bytes = [0; 4096];
             while matches!(rustix::io::read(told, &mut bytes), Ok(n) if n > 0) {}
         }
+        self.find_keeper(); // it is there as soon as somebody runs
         while let Some(event) = self.events.next_event()? {
             let is_of_interest = matches!(
                 event.kind.as_str(),

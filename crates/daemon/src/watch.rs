@@ -10,10 +10,14 @@
 //! still    | a look when it has been still for T: still again, it falls asleep
 //! refused  | nothing for 2T, 4T, ... 64T, an hour at most; then as if it had run
 //! ```
+//!
+//! **Two tiers.** T is the time until the next of them: the shorter one of a container that is awake,
+//! the one until sleep of one that is drowsy, counted from the same moment. One that cannot sleep
+//! becomes drowsy when its time for that has come, and is tried again from there.
 
 use std::time::{Duration, Instant};
 
-use dormouse_container::Idle;
+use dormouse_container::{Idle, Policy, Tier};
 
 /// LIMIT: how long one that cannot sleep is left alone.
 const LEFT_ALONE_MAX: Duration = Duration::from_secs(3600);
@@ -23,7 +27,7 @@ const WORTH: u32 = 20;
 /// What is known of one container.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    after: Duration,
+    policy: Policy,
     /// What the last look found, and the first look that found it.
     used_ns: u64,
     still_since: Instant,
@@ -32,58 +36,98 @@ pub(crate) struct Watch {
     pub(crate) due: Instant,
     /// It is falling asleep.
     pub(crate) is_falling: bool,
-    /// How long that took last time.
-    took: Duration,
+    /// How long that took last time, by tier.
+    took: [Duration; 2],
     refusals: u32,
     /// What was told last of why it cannot, as a hash.
     told: u64,
 }
 
 impl Watch {
-    pub(crate) fn new(now: Instant, after: Duration, used_ns: u64) -> Self {
-        let pause = after / 8;
-        Self {
-            after,
+    pub(crate) fn new(now: Instant, policy: Policy, used_ns: u64) -> Self {
+        let mut watch = Self {
+            policy,
             used_ns,
             still_since: now,
-            pause,
-            due: now + pause,
+            pause: Duration::ZERO,
+            due: now,
             is_falling: false,
-            took: Duration::ZERO,
+            took: [Duration::ZERO; 2],
             refusals: 0,
             told: 0,
+        };
+        watch.pause = watch.after() / 8;
+        watch.due = now + watch.pause;
+        watch
+    }
+
+    /// Where it goes next, and after how much time without work.
+    fn goal(&self) -> Option<(Tier, Duration)> {
+        let Policy { drowsy, asleep, is_drowsy } = self.policy;
+        let asleep = asleep.map(|after| (Tier::Asleep, after));
+        let drowsy = drowsy.map(|after| (Tier::Drowsy, after)).filter(|_| !is_drowsy);
+        match (drowsy, asleep) {
+            (Some(drowsy), Some(asleep)) if self.refusals == 0 && asleep.1 <= drowsy.1 => {
+                Some(asleep)
+            }
+            (Some(drowsy), _) => Some(drowsy),
+            (None, asleep) => asleep,
         }
     }
 
+    fn after(&self) -> Duration {
+        self.goal().map_or(LEFT_ALONE_MAX, |(_, after)| after)
+    }
+
     /// It was started, woken or changed: all begins anew but for what it has taught.
-    pub(crate) fn begin_again(&mut self, now: Instant, after: Duration, used_ns: u64) {
+    pub(crate) fn begin_again(&mut self, now: Instant, policy: Policy, used_ns: u64) {
         let (took, told, is_falling) = (self.took, self.told, self.is_falling);
-        *self = Self { took, told, is_falling, ..Self::new(now, after, used_ns) };
+        *self = Self { took, told, is_falling, ..Self::new(now, policy, used_ns) };
     }
 
     /// Takes note of a look. What comes back is to fall asleep; `due` is set either way.
-    pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<Idle> {
+    pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<(Tier, Idle)> {
+        let after = self.after();
         if used_ns != self.used_ns {
             self.used_ns = used_ns;
             self.still_since = now;
             self.due = now + self.pause;
-            self.pause = (self.pause * 2).min(self.after / 2);
+            self.pause = (self.pause * 2).min(after / 2);
             return None;
         }
-        self.pause = self.after / 8;
-        self.due = self.still_since + self.after;
+        self.pause = after / 8;
+        self.due = self.still_since + after;
         if self.due > now {
             return None;
         }
         let quiet = now - self.still_since;
-        self.due = now + self.after;
-        Some(Idle { quiet, used_ns, worth: self.after.max(self.took * WORTH) })
+        self.due = now + after;
+        let (tier, _) = self.goal()?;
+        let worth = after.max(self.took[tier as usize] * WORTH);
+        Some((tier, Idle { quiet, used_ns, worth }))
     }
 
     /// It has fallen asleep. The next look finds that it has no cgroup; or it was woken by then.
     pub(crate) fn slept(&mut self, now: Instant, took: Duration) {
-        (self.took, self.refusals) = (took, 0);
-        self.due = now + self.after;
+        self.took[Tier::Asleep as usize] = took;
+        self.refusals = 0;
+        self.due = now + self.after();
+    }
+
+    /// Which it is now: one that was tried may be awake by that.
+    pub(crate) fn is_drowsy(&mut self, is_drowsy: bool) {
+        self.policy.is_drowsy = is_drowsy;
+    }
+
+    /// It is drowsy: what it has used stays as it is from now on.
+    pub(crate) fn drowsed(&mut self, now: Instant, took: Duration, used_ns: u64) {
+        self.took[Tier::Drowsy as usize] = took;
+        (self.policy.is_drowsy, self.used_ns) = (true, used_ns);
+        let alone = match self.refusals {
+            0 => Duration::ZERO,
+            refusals => self.left_alone(refusals),
+        };
+        self.due = (self.still_since + self.after()).max(now + alone);
     }
 
     /// It has run just when it was to fall asleep.
@@ -93,12 +137,20 @@ impl Watch {
     }
 
     /// It cannot sleep. Whether that is to be told: the same is told once.
-    pub(crate) fn refused(&mut self, now: Instant, why: &str) -> bool {
+    pub(crate) fn refused(&mut self, now: Instant, why: &str, tier: Tier) -> bool {
         self.refusals = self.refusals.saturating_add(1);
-        let alone = self.after.saturating_mul(1 << self.refusals.min(6));
-        self.due = now + alone.min(LEFT_ALONE_MAX).max(self.after);
+        self.due = now + self.left_alone(self.refusals);
+        // What cannot sleep becomes drowsy in its time.
+        if tier == Tier::Asleep && self.goal().is_some_and(|(goal, _)| goal == Tier::Drowsy) {
+            self.due = now.max(self.still_since + self.after());
+        }
         let hash = hash(why);
         std::mem::replace(&mut self.told, hash) != hash
+    }
+
+    fn left_alone(&self, refusals: u32) -> Duration {
+        let after = self.after();
+        after.saturating_mul(1 << refusals.min(6)).min(LEFT_ALONE_MAX).max(after)
     }
 }
 
@@ -114,6 +166,11 @@ mod tests {
 
     const T: Duration = Duration::from_secs(8);
 
+    /// One that only sleeps.
+    fn sleeps(after: Duration) -> Policy {
+        Policy { asleep: Some(after), ..Policy::default() }
+    }
+
     /// Looks at it whenever it is due until it falls asleep; `used` tells what it has used by then.
     fn follow(
         watch: &mut Watch,
@@ -122,7 +179,7 @@ mod tests {
     ) -> (u32, Duration) {
         for looks in 1..1000 {
             let now = watch.due;
-            if let Some(idle) = watch.look(now, used(now - begin)) {
+            if let Some((Tier::Asleep, idle)) = watch.look(now, used(now - begin)) {
                 assert!(idle.quiet >= T && idle.quiet <= now - begin);
                 return (looks, now - begin);
             }
@@ -134,7 +191,7 @@ mod tests {
     #[test]
     fn one_that_does_nothing_falls_asleep_after_its_time_and_two_looks() {
         let begin = Instant::now();
-        let mut watch = Watch::new(begin, T, 5);
+        let mut watch = Watch::new(begin, sleeps(T), 5);
         assert_eq!(follow(&mut watch, begin, |_| 5), (2, T));
     }
 
@@ -143,7 +200,7 @@ mod tests {
         let begin = Instant::now();
         for stops in [1, 100, 999, 5_000, 60_000] {
             let stops = Duration::from_millis(stops);
-            let mut watch = Watch::new(begin, T, 0);
+            let mut watch = Watch::new(begin, sleeps(T), 0);
             let (_, slept) = follow(&mut watch, begin, |at| at.min(stops).as_nanos() as u64);
             let idle = slept - stops;
             assert!(idle >= T && idle <= T * 3 / 2, "{stops:?}: {idle:?}");
@@ -153,7 +210,7 @@ mod tests {
     #[test]
     fn one_that_works_is_looked_at_twice_in_its_time_and_never_falls_asleep() {
         let begin = Instant::now();
-        let mut watch = Watch::new(begin, T, 0);
+        let mut watch = Watch::new(begin, sleeps(T), 0);
         let mut looks = 0;
         while watch.due < begin + T * 100 {
             let now = watch.due;
@@ -167,41 +224,79 @@ mod tests {
     #[test]
     fn one_that_cannot_sleep_is_left_alone_longer_and_longer_and_told_of_once() {
         let mut now = Instant::now();
-        let mut watch = Watch::new(now, T, 0);
+        let mut watch = Watch::new(now, sleeps(T), 0);
         let mut alone = Vec::new();
         for round in 0..8 {
-            assert_eq!(watch.refused(now, "it has a debugger"), round == 0);
+            assert_eq!(watch.refused(now, "it has a debugger", Tier::Asleep), round == 0);
             alone.push((watch.due - now).as_secs());
             now = watch.due;
         }
         assert_eq!(alone, [16, 32, 64, 128, 256, 512, 512, 512]);
-        assert!(watch.refused(now, "it has two"), "what is new is told");
-        watch.begin_again(now, T, 0);
-        assert!(!watch.refused(now, "it has two"), "and not again after a start");
+        assert!(watch.refused(now, "it has two", Tier::Asleep), "what is new is told");
+        watch.begin_again(now, sleeps(T), 0);
+        assert!(!watch.refused(now, "it has two", Tier::Asleep), "and not again after a start");
         assert_eq!(watch.due - now, T * 2);
-        let mut slow = Watch::new(now, Duration::from_secs(7200), 0);
-        slow.refused(now, "x");
+        let mut slow = Watch::new(now, sleeps(Duration::from_secs(7200)), 0);
+        slow.refused(now, "x", Tier::Asleep);
         assert_eq!(slow.due - now, Duration::from_secs(7200), "never sooner than its time");
     }
 
     #[test]
     fn a_sleep_has_to_be_worth_what_it_costs() {
         let now = Instant::now();
-        let mut watch = Watch::new(now, T, 0);
-        assert_eq!(watch.look(now + T, 0).unwrap().worth, T);
+        let mut watch = Watch::new(now, sleeps(T), 0);
+        assert_eq!(watch.look(now + T, 0).unwrap().1.worth, T);
         watch.slept(now, Duration::from_secs(2));
-        watch.begin_again(now, T, 0);
-        assert_eq!(watch.look(now + T, 0).unwrap().worth, Duration::from_secs(40));
+        watch.begin_again(now, sleeps(T), 0);
+        assert_eq!(watch.look(now + T, 0).unwrap().1.worth, Duration::from_secs(40));
     }
 
     #[test]
     fn one_that_ran_at_the_last_moment_waits_for_its_time_again() {
         let now = Instant::now();
-        let mut watch = Watch::new(now, T, 0);
+        let mut watch = Watch::new(now, sleeps(T), 0);
         assert!(watch.look(now + T, 0).is_some());
         watch.ran(now + T);
         assert!(watch.due > now + T);
         assert!(watch.look(watch.due, 0).is_none());
         assert_eq!(watch.due, now + T * 2);
+    }
+
+    #[test]
+    fn it_becomes_drowsy_and_then_falls_asleep_by_the_same_clock() {
+        let begin = Instant::now();
+        let policy = Policy { drowsy: Some(T), asleep: Some(T * 3), is_drowsy: false };
+        let mut watch = Watch::new(begin, policy, 5);
+        assert!(watch.look(watch.due, 5).is_none());
+        let (tier, _) = watch.look(watch.due, 5).unwrap();
+        assert_eq!((tier, watch.due), (Tier::Drowsy, begin + T * 2));
+        watch.drowsed(begin + T, Duration::from_millis(1), 7); // freezing used some
+        assert_eq!(watch.due, begin + T * 3);
+        let (tier, idle) = watch.look(watch.due, 7).unwrap();
+        assert_eq!((tier, idle.quiet), (Tier::Asleep, T * 3));
+        // Woken, it begins anew.
+        watch.begin_again(begin, policy, 9);
+        assert_eq!(watch.look(begin + T, 9).unwrap().0, Tier::Drowsy);
+    }
+
+    #[test]
+    fn one_that_cannot_sleep_becomes_drowsy_and_is_tried_from_there() {
+        let begin = Instant::now();
+        let policy = Policy { drowsy: Some(T * 2), asleep: Some(T), is_drowsy: false };
+        let mut watch = Watch::new(begin, policy, 5);
+        assert_eq!(watch.look(begin + T, 5).unwrap().0, Tier::Asleep, "the shorter time");
+        assert!(watch.refused(begin + T, "it has a debugger", Tier::Asleep));
+        assert_eq!(watch.due, begin + T * 2);
+        assert_eq!(watch.look(begin + T * 2, 5).unwrap().0, Tier::Drowsy);
+        watch.drowsed(begin + T * 2, Duration::ZERO, 6);
+        assert_eq!(watch.due, begin + T * 4, "left alone, as one that is awake would be");
+        assert_eq!(watch.look(watch.due, 6).unwrap().0, Tier::Asleep);
+        assert!(!watch.refused(begin + T * 4, "it has a debugger", Tier::Asleep));
+        assert_eq!(watch.due, begin + T * 8);
+        // One that only becomes drowsy has nowhere to go from there.
+        let policy = Policy { drowsy: Some(T), ..Policy::default() };
+        let mut watch = Watch::new(begin, policy, 5);
+        watch.drowsed(begin + T, Duration::ZERO, 6);
+        assert!(watch.look(watch.due, 6).is_none() || watch.goal().is_none());
     }
 }

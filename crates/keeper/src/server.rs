@@ -42,7 +42,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use dormouse_launch::keeper::{LOCK, SOCKET};
 use dormouse_launch::protocol::{
-    Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status, with,
+    Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status, watch, with,
 };
 use dormouse_launch::{EXIT_FILE, wire};
 use rustix::event::{Timespec, epoll};
@@ -606,10 +606,11 @@ impl Server {
                 child.connection != serial && self.connections.contains_key(&child.connection);
             spawner || self.waiters.iter().any(|(waited, _)| waited == pid)
         });
-        if awaited {
+        if awaited && watch & watch::STAYS == 0 {
             return refused(Errno::BUSY, "hold what somebody who waits for its end would miss");
         }
         let Some(fd) = fds.into_iter().next() else { return refused(Errno::BADMSG, "hold it") };
+        let watch = watch & !watch::STAYS;
         self.serial += 1;
         match self.custody.hold(&self.epoll, self.serial, id, Held { key, watch, fd }) {
             Ok(()) => done(),

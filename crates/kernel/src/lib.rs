@@ -31,6 +31,7 @@ pub mod process;
 pub mod resolve;
 pub mod restart;
 pub mod rlimit;
+pub mod scale;
 pub mod seccomp;
 pub mod sysctl;
 pub mod system_v;

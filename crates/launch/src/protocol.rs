@@ -175,6 +175,8 @@ pub mod watch {
     pub const READ: u8 = 1;
     /// It can be written to.
     pub const WRITE: u8 = 2;
+    /// Its processes stay while it is held: nobody waits for their end in vain.
+    pub const STAYS: u8 = 4;
 }
 
 /// The fields of [`Request::Spawn`].

@@ -66,6 +66,9 @@ pub struct Config {
     /// When it falls asleep by itself.
     #[serde(default)]
     pub sleep: Sleep,
+    /// When it becomes drowsy by itself.
+    #[serde(default)]
+    pub drowsy: Sleep,
     /// Removed as soon as it stops.
     #[serde(default)]
     pub auto_remove: bool,
@@ -333,8 +336,8 @@ pub enum Restart {
     },
 }
 
-/// When a container falls asleep by itself: the daemon sees to it. An operator may put it to sleep
-/// whenever he likes.
+/// When a container falls asleep, or becomes drowsy, by itself: the daemon sees to it. An operator may
+/// put it to sleep whenever he likes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sleep {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 ///
 /// ```text
 /// created -> running <-> paused
+///            running <-> drowsy -> paused, asleep, stopped
 ///            running -> asleep -> running
 ///            running -> stopped -> running
 /// ```
@@ -20,6 +21,8 @@ pub enum State {
     Running,
     /// Its processes live and are frozen.
     Paused,
+    /// The same, but whoever calls lets them go on; their memory is elsewhere as far as there is room.
+    Drowsy,
     /// It has no processes: they are files, and come back when somebody calls.
     Asleep,
     /// Its first process has ended, or the host has been rebooted.
@@ -33,6 +36,7 @@ impl State {
             Self::Created => "created",
             Self::Running => "running",
             Self::Paused => "paused",
+            Self::Drowsy => "drowsy",
             Self::Asleep => "asleep",
             Self::Stopped => "stopped",
         }

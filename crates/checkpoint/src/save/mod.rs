@@ -17,6 +17,7 @@
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
 mod deleted;
+mod drowsy;
 mod event;
 mod file;
 mod host;
@@ -50,6 +51,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Records, Writer};
+pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
 use object::Survey;
 pub use tree::Stopped;

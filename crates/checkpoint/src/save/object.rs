@@ -353,7 +353,7 @@ fn placeholder() -> Thing {
 }
 
 /// The numbers of the open descriptors of a process, in order.
-fn numbers(seen: &Seen) -> Result<Vec<u32>> {
+pub(super) fn numbers(seen: &Seen) -> Result<Vec<u32>> {
     let path = format!("/proc/{}/fd", seen.pid);
     let dir = match fs::read_dir(&path) {
         Ok(dir) => dir,

@@ -195,6 +195,62 @@ fn give_back(remote: Remote) -> std::result::Result<(), Errno> {
     remote.finish(&registers, mask)
 }
 
+/// How long until the first timer of a stopped process rings that sends a signal (setitimer(2), of
+/// real time; timer_create(2)); nothing where it cannot be asked.
+pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Errno> {
+    let pid = seen.pid;
+    let Some(gadget) = vdso(pid).and_then(|(start, bytes)| find(pid, start, bytes)) else {
+        return Ok(None);
+    };
+    let mut remote = Remote::begin(pid, gadget)?;
+    let asked = Scratch::map(pid, &mut remote).and_then(|scratch| {
+        let asked = timers(seen, &mut remote, scratch);
+        scratch.unmap(&mut remote).and(asked)
+    });
+    give_back(remote)?;
+    asked
+}
+
+fn timers(
+    seen: &Seen,
+    remote: &mut Remote,
+    scratch: Scratch,
+) -> std::result::Result<Option<u64>, Errno> {
+    const REAL: u32 = 0;
+    let intervals = signal::interval_timers(remote, scratch)?;
+    let real = intervals.into_iter().find(|timer| timer.which == REAL);
+    let mut next = real.map(|timer| timer.value_us.saturating_mul(1000));
+    for posix in timer::posix(seen).unwrap_or_default() {
+        let (_, value_ns) = posix_time(remote, scratch, posix.id)?;
+        next = next.into_iter().chain((value_ns != 0).then_some(value_ns)).min();
+    }
+    Ok(next)
+}
+
+/// Interval and rest of a POSIX timer.
+fn posix_time(
+    remote: &mut Remote,
+    scratch: Scratch,
+    id: i32,
+) -> std::result::Result<(u64, u64), Errno> {
+    remote.call(libc::SYS_timer_gettime, [id as u64, scratch.address])?;
+    let mut bytes = [0; 32];
+    scratch.read(&mut bytes)?;
+    let [interval_s, interval_ns, value_s, value_ns] = signal::numbers(&bytes);
+    let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+    Ok((ns(interval_s, interval_ns), ns(value_s, value_ns)))
+}
+
+/// Where the kernel's own object is in a process: start and bytes.
+fn vdso(pid: u32) -> Option<(u64, u64)> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps.lines().find(|line| line.ends_with("[vdso]"))?;
+    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    let (start, end) = (number(start)?, number(end)?);
+    Some((start, end.checked_sub(start)?))
+}
+
 /// Asks the first thread for its own and the process's state; gives the end of the heap.
 fn ask(
     seen: &Seen,
@@ -209,13 +265,7 @@ fn ask(
     record.interval_timers = signal::interval_timers(remote, scratch)?;
     record.timers = timer::posix(seen).unwrap_or_default(); // refused before where it cannot be
     for posix in &mut record.timers {
-        remote.call(libc::SYS_timer_gettime, [posix.id as u64, scratch.address])?;
-        let mut bytes = [0; 32];
-        scratch.read(&mut bytes)?;
-        let [interval_s, interval_ns, value_s, value_ns] = signal::numbers(&bytes);
-        let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
-        posix.interval_ns = ns(interval_s, interval_ns);
-        posix.value_ns = ns(value_s, value_ns);
+        (posix.interval_ns, posix.value_ns) = posix_time(remote, scratch, posix.id)?;
         let inner = |tid: u32| dormouse_kernel::proc::fields(tid).ok()?.pids().last().copied();
         posix.tid = inner(posix.tid).unwrap_or(seen.inner);
     }

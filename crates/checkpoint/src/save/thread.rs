@@ -190,11 +190,26 @@ fn waits_for_time(tid: u32) -> bool {
 /// Whether a thread that was stopped waited for something in the kernel, and goes on to. Registers
 /// are as [`begin_again`] gives them.
 pub(crate) fn waits(thread: &Thread) -> bool {
-    let returned = thread.registers.rax as i64;
+    waits_by(&thread.registers)
+}
+
+/// The same by registers.
+pub(super) fn waits_by(registers: &Registers) -> bool {
+    let returned = registers.rax as i64;
     let is_restarted = (-ERESTART_RESTARTBLOCK..=-ERESTARTSYS).contains(&returned);
     // A wait with a limit of its socket is told that it was interrupted.
     let is_told = returned == -i64::from(libc::EINTR);
-    thread.registers.orig_rax as i64 >= 0 && (is_restarted || is_told)
+    registers.orig_rax as i64 >= 0 && (is_restarted || is_told)
+}
+
+/// How long a stopped thread waits at most in the call that it is in.
+pub(super) fn waits_ns(
+    seen: &Seen,
+    tid: u32,
+    blocks: &Blocks,
+) -> std::result::Result<Option<u64>, Errno> {
+    let left = goes_on(seen, tid, blocks)?.and_then(|restart| restart.remaining_ns);
+    Ok(left.or(limit::of(seen.pid, tid)?.map(|limit| limit.left_ns)))
 }
 
 /// How the call that a stopped thread is in goes on, where only the thread itself could restart it.

@@ -154,9 +154,9 @@ struct Task {
     waited_in: String,
 }
 
-/// Tasks that were seized.
+/// Tasks that were seized. They go on when it is dropped.
 #[derive(Debug, Default)]
-struct Held {
+pub(crate) struct Held {
     tasks: HashMap<u32, Task>,
     of_one_thread: PhantomData<*const ()>,
 }
@@ -173,9 +173,48 @@ impl Drop for Held {
 /// Stops everything.
 pub(crate) fn stop(subject: &Subject, blocks: Blocks) -> Outcome<Stopped> {
     let began = Instant::now();
+    let (processes, held) = stop_all(|| look(subject), began + STOP_WITHIN)?;
+    let connections = super::tcp::Held::default();
+    Ok(Stopped { connections, processes, held, blocks, took: began.elapsed() })
+}
+
+/// The processes of these ids, whosever children they are.
+pub(crate) fn look_at_all(pids: Vec<u32>) -> Outcome<Vec<Seen>> {
+    let mut all = Vec::new();
+    for pid in pids {
+        all.extend(look_at(pid, 0)?.filter(|seen| !seen.is_zombie));
+    }
+    Ok(all)
+}
+
+/// Stops all processes of these ids, and what `pids` finds later, but for threads that somebody else
+/// traces: they are that one's.
+pub(crate) fn stop_group(mut pids: impl FnMut() -> Vec<u32>) -> Outcome<(Vec<Seen>, Held)> {
+    let look = || {
+        let mut all = look_at_all(pids())?;
+        let traced = |tid: &u32| {
+            let tracer = proc::fields(*tid).ok().and_then(|fields| fields.number("TracerPid"));
+            tracer.is_some_and(|tracer| tracer != 0 && tracer != u64::from(own_tid()))
+        };
+        all.iter_mut().for_each(|seen| seen.tids.retain(|tid| !traced(tid)));
+        Ok(all)
+    };
+    stop_all(look, Instant::now() + STOP_WITHIN)
+}
+
+/// The calling thread: a tracer is one.
+fn own_tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Stops what `look` finds, until it finds nothing new: what stands still makes nothing.
+fn stop_all(
+    mut look: impl FnMut() -> Outcome<Vec<Seen>>,
+    deadline: Instant,
+) -> Outcome<(Vec<Seen>, Held)> {
     let mut held = Held::default();
     loop {
-        let mut processes = look(subject)?;
+        let mut processes = look()?;
         let mut is_new = false;
         for seen in processes.iter().filter(|p| !p.is_zombie) {
             for tid in &seen.tids {
@@ -183,7 +222,7 @@ pub(crate) fn stop(subject: &Subject, blocks: Blocks) -> Outcome<Stopped> {
                     continue;
                 }
                 is_new = true;
-                seize(*tid, &mut held, seen, began + STOP_WITHIN)?;
+                seize(*tid, &mut held, seen, deadline)?;
             }
         }
         if !is_new {
@@ -194,8 +233,7 @@ pub(crate) fn stop(subject: &Subject, blocks: Blocks) -> Outcome<Stopped> {
                     seen.waited_in.insert(*tid, waited_in.unwrap_or_default());
                 }
             }
-            let connections = super::tcp::Held::default();
-            return Ok(Stopped { connections, processes, held, blocks, took: began.elapsed() });
+            return Ok((processes, held));
         }
     }
 }

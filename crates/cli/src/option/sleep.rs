@@ -10,16 +10,29 @@ pub(crate) struct SleepArgs {
     /// Let it fall asleep when it has been idle for so long (30s, 10m); 'dormouse daemon' sees to it
     #[arg(long, value_name = "DURATION", conflicts_with = "never_sleep")]
     sleep_after: Option<String>,
-    /// Do not let it fall asleep by itself, which is the default
+    /// Let it become drowsy when it has been idle for so long: frozen until somebody calls. What cannot
+    /// sleep becomes so instead
+    #[arg(long, value_name = "DURATION")]
+    drowsy_after: Option<String>,
+    /// Do not let it fall asleep or become drowsy by itself, which is the default; drowsy only
+    /// beside --drowsy-after
     #[arg(long)]
     never_sleep: bool,
 }
 
 impl SleepArgs {
-    /// What was given, if anything.
+    /// What was given of sleep, if anything.
     pub(crate) fn read(&self) -> Result<Option<Sleep>, Invalid> {
-        let after = self.sleep_after.as_deref().map(duration_ms).transpose()?;
-        Ok(match after {
+        self.given(self.sleep_after.as_deref())
+    }
+
+    /// What was given of being drowsy, if anything.
+    pub(crate) fn read_drowsy(&self) -> Result<Option<Sleep>, Invalid> {
+        self.given(self.drowsy_after.as_deref())
+    }
+
+    fn given(&self, after: Option<&str>) -> Result<Option<Sleep>, Invalid> {
+        Ok(match after.map(duration_ms).transpose()? {
             Some(ms) => Some(Sleep::AfterMs(ms)),
             None => self.never_sleep.then_some(Sleep::Never),
         })
@@ -55,7 +68,11 @@ mod tests {
     #[test]
     fn nothing_given_changes_nothing() {
         assert_eq!(SleepArgs::default().read(), Ok(None));
-        let never = SleepArgs { never_sleep: true, sleep_after: None };
+        let never = SleepArgs { never_sleep: true, ..SleepArgs::default() };
         assert_eq!(never.read(), Ok(Some(Sleep::Never)));
+        assert_eq!(never.read_drowsy(), Ok(Some(Sleep::Never)));
+        let drowsy = SleepArgs { drowsy_after: Some("30s".into()), ..never };
+        assert_eq!(drowsy.read(), Ok(Some(Sleep::Never)));
+        assert_eq!(drowsy.read_drowsy(), Ok(Some(Sleep::AfterMs(30_000))));
     }
 }

@@ -1,17 +1,25 @@
 //! `dormouse check`
 
 use anyhow::Result;
+use dormouse_container::Engine;
 use dormouse_kernel::probe::{Finding, Outcome, ProbePlaces, can_run_containers, probe_all};
+use dormouse_kernel::scale::{Limit, Verdict, limits};
 use serde::Serialize;
 
 use crate::command::Global;
-use crate::output::{self, printable};
+use crate::output::{self, Table, printable};
 
 /// Show which kernel features are there, and what is missing without the others
 ///
 /// Each is tried by using it. The exit code is 0 if containers can run, else 1.
+///
+/// With --scale N: which limits of the host N awake containers run into, and what to set; the exit code
+/// is 1 if one of them stands in the way. What only some programs use is told and does not count.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Show the limits of the host that so many awake containers have to do with, instead
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    scale: Option<u64>,
     /// What is missing only
     #[arg(long, short)]
     missing: bool,
@@ -65,7 +73,83 @@ impl<'a> From<&'a Finding> for Row<'a> {
     }
 }
 
+/// A limit in `check --scale N --json`.
+#[derive(Debug, Serialize)]
+struct LimitRow {
+    name: &'static str,
+    /// `enough`, `short`, or `perhaps`: short for programs that use it.
+    verdict: &'static str,
+    /// Null where there is no such limit.
+    have: Option<u64>,
+    need: u64,
+    what_for: &'static str,
+    /// What to do where it is not enough.
+    set: String,
+}
+
+/// `check --scale N --json`
+#[derive(Debug, Serialize)]
+struct Scale {
+    containers: u64,
+    /// No limit stands in the way.
+    fits: bool,
+    limits: Vec<LimitRow>,
+}
+
+fn scale(global: &Global, args: &Args, containers: u64) -> Result<u8> {
+    let mut limits = limits(containers);
+    let (slots, addresses) = Engine::room(&global.places())?;
+    let own = |name, have: u32, what_for, set: &str| {
+        Limit::new(name, Some(have.into()), containers, what_for, set.to_owned())
+    };
+    limits.push(own("id slots", slots, "host ids of its own each", "nothing raises it"));
+    let set = "a larger pool in config.toml, 10.136.0.0/14 at most";
+    limits.push(own("addresses", addresses, "an address each", set));
+    let fits = limits.iter().all(|limit| limit.verdict != Verdict::Short);
+    limits.retain(|limit| !args.missing || limit.verdict != Verdict::Enough);
+    let code = u8::from(!fits);
+    let word = |verdict| match verdict {
+        Verdict::Enough => "enough",
+        Verdict::Short => "short",
+        Verdict::Perhaps => "perhaps",
+    };
+    if args.json {
+        let row = |l: Limit| LimitRow {
+            name: l.name,
+            verdict: word(l.verdict),
+            have: l.have,
+            need: l.need,
+            what_for: l.what_for,
+            set: l.set,
+        };
+        let limits = limits.into_iter().map(row).collect();
+        output::json(&Scale { containers, fits, limits })?;
+        return Ok(code);
+    }
+    let mut table = Table::new(["", "LIMIT", "HAVE", "NEED", "FOR", "SET"]);
+    for limit in &limits {
+        let set = if limit.verdict == Verdict::Enough { "" } else { &limit.set };
+        table.row([
+            word(limit.verdict).to_owned(),
+            limit.name.to_owned(),
+            limit.have.map_or_else(|| "-".to_owned(), |have| have.to_string()),
+            limit.need.to_string(),
+            limit.what_for.to_owned(),
+            set.to_owned(),
+        ]);
+    }
+    table.print()?;
+    output::line(&match fits {
+        true => format!("{containers} awake containers fit on this host"),
+        false => format!("{containers} awake containers do not fit on this host: see 'short'"),
+    })?;
+    Ok(code)
+}
+
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    if let Some(containers) = args.scale {
+        return scale(global, &args, containers);
+    }
     let findings = probe_all(&ProbePlaces { store: global.places().lib });
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
     let report = Report {

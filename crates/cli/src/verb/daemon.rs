@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::command::Global;
 
-/// Let containers fall asleep that are idle (--sleep-after), until SIGTERM
+/// Let containers fall asleep that are idle (--sleep-after, --drowsy-after), until SIGTERM
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}
 

@@ -31,6 +31,7 @@ struct Info {
     containers: usize,
     running: usize,
     paused: usize,
+    drowsy: usize,
     asleep: usize,
     stopped: usize,
     images: usize,
@@ -59,6 +60,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         containers: list.len(),
         running: count(State::Running),
         paused: count(State::Paused),
+        drowsy: count(State::Drowsy),
         asleep: count(State::Asleep),
         stopped: count(State::Stopped),
         images: engine.images()?.list()?.len(),
@@ -81,8 +83,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (
             "containers",
             format!(
-                "{} ({} running, {} paused, {} asleep, {} stopped)",
-                info.containers, info.running, info.paused, info.asleep, info.stopped
+                "{} ({} running, {} paused, {} drowsy, {} asleep, {} stopped)",
+                info.containers, info.running, info.paused, info.drowsy, info.asleep, info.stopped
             ),
         ),
         ("images", info.images.to_string()),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use dormouse_container::{Idle, Why};
+use dormouse_container::{Idle, Tier, Why};
 
 use crate::command::{Global, whole};
 use crate::output;
@@ -30,12 +30,10 @@ enum What {
         /// Why: called, timer
         why: Option<String>,
     },
-    /// Make the sockets at which an asleep container is called, and give them to the keeper
-    Listen {
-        /// Its id
-        id: String,
-    },
-    /// Put a container to sleep if it has not run; prints what came of it
+    /// Make the sockets at which asleep containers are called, and give them to the keeper; reads
+    /// their ids from standard input
+    Listen,
+    /// Put a container to sleep, or have it become drowsy, if it has not run; prints what came of it
     Sleep {
         /// Its id
         id: String,
@@ -45,6 +43,8 @@ enum What {
         used_ns: u64,
         /// From how long on a sleep is worth it
         worth_ms: u64,
+        /// How far: drowsy, asleep
+        tier: String,
     },
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
@@ -80,14 +80,18 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             global.engine()?.wake(&id.parse()?, Why::of_keeper(why.as_deref()))?;
             Ok(0)
         }
-        What::Sleep { id, quiet_ms, used_ns, worth_ms } => {
+        What::Sleep { id, quiet_ms, used_ns, worth_ms, tier } => {
+            let tier: Tier = tier.parse()?;
             let (quiet, worth) = (Duration::from_millis(quiet_ms), Duration::from_millis(worth_ms));
-            let fell = global.engine()?.fall_asleep(&id.parse()?, &Idle { quiet, used_ns, worth });
+            let idle = Idle { quiet, used_ns, worth };
+            let fell = global.engine()?.fall_asleep(&id.parse()?, &idle, tier);
             output::json_line(&fell)?;
             Ok(0)
         }
-        What::Listen { id } => {
-            global.engine_alone()?.listen_for(&id.parse()?)?;
+        What::Listen => {
+            let lines = std::io::stdin().lines().map_while(Result::ok);
+            let ids = lines.filter_map(|line| line.trim().parse().ok());
+            global.engine_alone()?.listen_for(ids, |line| drop(output::line(&line)))?;
             Ok(0)
         }
         What::Tidy => {

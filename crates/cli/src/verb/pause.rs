@@ -15,5 +15,6 @@ pub(crate) struct Args {
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
-    args.targets.each(&engine, |state| state == State::Running, |id| Ok(engine.pause(id)?))
+    let runs = |state| matches!(state, State::Running | State::Drowsy);
+    args.targets.each(&engine, runs, |id| Ok(engine.pause(id)?))
 }

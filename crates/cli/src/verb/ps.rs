@@ -47,9 +47,13 @@ impl Filter {
             "name" => Self::Name(value),
             "id" => Self::Id(value),
             "state" | "status" => match value.as_str() {
-                "created" | "running" | "paused" | "asleep" | "stopped" => Self::State(value),
+                "created" | "running" | "paused" | "drowsy" | "asleep" | "stopped" => {
+                    Self::State(value)
+                }
                 "exited" => Self::State("stopped".into()),
-                _ => bail!("state '{value}' is none of created, running, paused, asleep, stopped"),
+                _ => bail!(
+                    "state '{value}' is none of created, running, paused, drowsy, asleep, stopped"
+                ),
             },
             "label" => match value.split_once('=') {
                 Some((k, v)) => Self::Label(k.into(), Some(v.into())),

@@ -1,26 +1,57 @@
 //! `dormouse sleep`
 
 use anyhow::Result;
-use dormouse_model::State;
+use dormouse_container::{Drowsed, Engine};
+use dormouse_model::{ContainerId, State};
 
 use crate::command::Global;
+use crate::fail;
+use crate::output::bytes;
 use crate::target::Targets;
 
 /// Put running containers to sleep: their processes become files, and whoever calls wakes them
+///
+/// With --drowsy they stay, frozen, and their memory is pushed out to swap: that works for every
+/// container, also one that cannot be checkpointed. Whoever calls wakes it, which 'pause' does not do.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Keep the processes: freeze them until somebody calls, and push their memory out
+    #[arg(long)]
+    drowsy: bool,
     #[command(flatten)]
     targets: Targets,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
+    if args.drowsy {
+        return args.targets.each(
+            &engine,
+            |state| state == State::Running,
+            |id| drowse(&engine, id),
+        );
+    }
     args.targets.each(
         &engine,
-        |state| state == State::Running,
+        |state| matches!(state, State::Running | State::Drowsy),
         |id| {
             engine.sleep(id)?;
             Ok(())
         },
     )
+}
+
+fn drowse(engine: &Engine, id: &ContainerId) -> Result<()> {
+    let Some(Drowsed { before_bytes, after_bytes, has_swap }) = engine.drowse(id)? else {
+        return Ok(());
+    };
+    if !has_swap {
+        fail::note(&format!(
+            "this host has no swap: only page cache was freed, {} of {}; add a swap file or zram \
+             (swapon(8))",
+            bytes(before_bytes.saturating_sub(after_bytes)),
+            bytes(before_bytes)
+        ));
+    }
+    Ok(())
 }

@@ -82,9 +82,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
 fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<(ContainerId, String)>)> {
     let mut list = Vec::new();
     if names.is_empty() {
-        for d in
-            engine.list()?.into_iter().filter(|d| matches!(d.state, State::Running | State::Paused))
-        {
+        let has_processes = |s: State| matches!(s, State::Running | State::Paused | State::Drowsy);
+        for d in engine.list()?.into_iter().filter(|d| has_processes(d.state)) {
             list.push((d.config.id.clone(), d.config.name.to_string()));
         }
     } else {

@@ -37,12 +37,14 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         limits: args.limits.read()?,
         restart: args.restart.as_deref().map(str::parse).transpose()?,
         sleep: args.sleep.read()?,
+        drowsy: args.sleep.read_drowsy()?,
         ip_add: args.ip_add,
         ip_rm: args.ip_rm,
     };
     let nothing = update.limits == Limits::default()
         && update.restart.is_none()
         && update.sleep.is_none()
+        && update.drowsy.is_none()
         && update.ip_add.is_empty()
         && update.ip_rm.is_empty();
     ensure!(!nothing, "there is nothing to change: give a limit, an address or a policy");

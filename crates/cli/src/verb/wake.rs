@@ -7,7 +7,7 @@ use dormouse_model::State;
 use crate::command::Global;
 use crate::target::Targets;
 
-/// Wake sleeping containers
+/// Wake containers that are asleep or drowsy
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -18,7 +18,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     args.targets.each(
         &engine,
-        |state| state == State::Asleep,
+        |state| matches!(state, State::Asleep | State::Drowsy),
         |id| Ok(engine.wake(id, Why::Operator)?),
     )
 }

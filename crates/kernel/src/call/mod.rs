@@ -4,6 +4,7 @@
 //! and exec, where a copied lock could be held by a thread that does not exist any more. Strings
 //! are [`CStr`]s for the same reason. Errors are bare [`Errno`]s; the modules above explain them.
 
+mod memory;
 mod mount;
 mod pidfd;
 mod schedule;
@@ -12,6 +13,7 @@ mod task;
 mod terminal;
 mod trace;
 
+pub use memory::*;
 pub use mount::*;
 pub use pidfd::*;
 pub use schedule::*;

@@ -78,6 +78,9 @@ pub enum CgroupError {
         /// How long it was waited.
         waited: Duration,
     },
+    /// Its memory could not be taken back.
+    #[error("taking memory back")]
+    Reclaim(#[source] CallError),
     /// Processes could not be killed.
     #[error("killing the processes of the cgroup")]
     Kill(#[source] CallError),
@@ -112,6 +115,7 @@ impl CgroupError {
             | Self::Read(e)
             | Self::Devices(e)
             | Self::Freeze(e)
+            | Self::Reclaim(e)
             | Self::Kill(e)
             | Self::Remove(e)
             | Self::Delegate(e)

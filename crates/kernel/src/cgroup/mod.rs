@@ -42,6 +42,7 @@ mod freezer;
 mod life;
 mod limit;
 mod mounts;
+mod reclaim;
 mod stats;
 mod tree;
 mod usage;

@@ -259,6 +259,13 @@ static FEATURES: &[Feature] = &[
         task::pidfd_getfd,
     ),
     feature(
+        "process_madvise",
+        "5.10",
+        "pushing out the memory of drowsy containers",
+        ("only page cache is taken back", "drowsy containers keep their memory"),
+        task::page_out,
+    ),
+    feature(
         "PAGEMAP_SCAN",
         "6.7",
         "finding the pages that a checkpoint must hold",

@@ -184,6 +184,13 @@ pub(super) fn pidfd_getfd(_: &Scratch) -> Probed {
     }
 }
 
+pub(super) fn page_out(_: &Scratch) -> Probed {
+    let child = child(&CloneArgs::default(), forever)?;
+    // Of its own memory, no page.
+    call::page_out(child.pidfd.as_fd(), 0, 0)?;
+    Ok(String::new())
+}
+
 pub(super) fn pidfd_namespace(_: &Scratch) -> Probed {
     let child = child(&CloneArgs::default(), forever)?;
     call::pidfd_get_namespace(child.pidfd.as_fd(), Namespace::User)?;

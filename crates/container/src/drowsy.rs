@@ -1,0 +1,267 @@
+//! Drowsy: frozen with everything alive, memory elsewhere, until somebody calls.
+//!
+//! The tier between awake and asleep. Nothing is saved and nothing has to be: processes, sockets and
+//! whatever no checkpoint holds stay in the kernel, frozen (cgroups(7), freezer), and their memory is
+//! pushed out to the swap that the host has. Waking is thawing.
+//!
+//! **Not `pause`.** What an operator has paused stays still until he says otherwise, whoever calls;
+//! the record of the first process says `paused`. A drowsy container has `drowsy_unix_ms` there, and is
+//! let go on by a call, by whatever comes through one of its descriptors, by its timers, by `exec`,
+//! `wake`, `stop`. Paused meanwhile, it is paused and no longer drowsy; one that is paused does not
+//! become drowsy.
+//!
+//! **Who calls.** The keeper has copies of the descriptors through which something may come from
+//! outside ([`dormouse_checkpoint::save::Calls`]) and is told by epoll(7), as of those of containers
+//! that sleep; first timer and first wait are its alarm. Here, too, one that was stopped while it was
+//! at work is let go on as soon as it stands still.
+//!
+//! ORDER, to drowsy: all threads stopped by a tracer; frozen; the tracer lets go; held; on record;
+//! memory pushed out, without the container's lock. Back: off the record; the keeper lets go; thawed.
+//! An intent says meanwhile that what is on record holds, so a command that was killed leaves one that
+//! is drowsy and is called, or one that goes on. When the keeper is killed the next command, or the
+//! daemon at once, lets all go on ([`crate::custody`]).
+//!
+//! LIMIT: the kernel's own 30 to 60 kB of a process (stack, page tables) stay; a process that somebody
+//! traces is frozen wherever it is.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use dormouse_checkpoint::save;
+use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::{call, pidfd, proc};
+use dormouse_launch::Keeper;
+use dormouse_launch::protocol::watch;
+use dormouse_model::{Config, ContainerId, State};
+
+use crate::disk;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::event::now_unix_ms;
+use crate::idle::{Idle, Why};
+use crate::life::InitRecord;
+use crate::pending::Intent;
+
+/// How much is pushed out before it is looked whether the container is still drowsy.
+const PIECE_BYTES: u64 = 32 << 20;
+
+/// How long threads that were thawed may take to wait again.
+const SETTLE_WITHIN: Duration = Duration::from_millis(100);
+
+/// What was pushed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drowsed {
+    /// Memory that was charged to it before, in bytes.
+    pub before_bytes: u64,
+    /// And after.
+    pub after_bytes: u64,
+    /// The host has swap. Without it only page cache can be taken.
+    pub has_swap: bool,
+}
+
+impl Engine {
+    /// Freezes a running container until somebody calls, and pushes its memory out; `None` where it is
+    /// drowsy, or asleep, already.
+    ///
+    /// Errors: [`ErrorKind::Busy`](crate::ErrorKind::Busy) for one that is paused; one that cannot be
+    /// frozen within 10 s goes on.
+    pub fn drowse(&self, id: &ContainerId) -> Result<Option<Drowsed>> {
+        self.drowse_as(id, None)
+    }
+
+    /// The same, if it is still idle where that is why.
+    pub(crate) fn drowse_as(
+        &self,
+        id: &ContainerId,
+        idle: Option<&Idle>,
+    ) -> Result<Option<Drowsed>> {
+        let lock = self.lock(id)?;
+        let config = self.config(id)?;
+        let look = self.look_locked(&config)?;
+        if matches!(look.state, State::Drowsy | State::Asleep) {
+            return Ok(None);
+        }
+        let (mut init, _) = self.alive(&config)?;
+        if init.paused {
+            return Err(self.not(&config, State::Paused, "unpause it first"));
+        }
+        idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
+        let cgroup = self.cgroup(&config)?;
+        let mut keeper = self.keeper()?;
+        self.note_custody(&mut keeper)?;
+        let doing = self.intend(id, &Intent::Freezer)?;
+        let frozen = self.freeze_called(&config, &cgroup, &mut keeper, idle);
+        let marked = frozen.and_then(|()| {
+            init.drowsy_unix_ms = Some(now_unix_ms());
+            self.write_init(id, &init)
+        });
+        if let Err(e) = marked {
+            // The first error is the one to tell.
+            let _ = keeper.let_go(id.as_str());
+            let _ = cgroup.thaw();
+            return Err(e);
+        }
+        let why = if idle.is_some() { Why::Idle } else { Why::Operator };
+        let reason = [("reason", why.as_str().to_owned())];
+        self.record("drowsy", id.as_str(), config.name.as_str(), &reason);
+        // ORDER: from here on whoever calls wakes it, and does not wait for the rest.
+        drop((doing, lock));
+        self.push_out(id, &cgroup).map(Some)
+    }
+
+    /// Freezes it, and has the keeper hear of whoever calls.
+    fn freeze_called(
+        &self,
+        config: &Config,
+        cgroup: &Cgroup,
+        keeper: &mut Keeper,
+        idle: Option<&Idle>,
+    ) -> Result<()> {
+        let id = config.id.as_str();
+        let mut still = save::stand_still(|| cgroup.pids().unwrap_or_default())?;
+        let calls = still.read()?;
+        if idle.is_some() && (calls.is_busy || calls.is_called) {
+            return Err(Error::NotIdle(config.name.to_string()));
+        }
+        cgroup.freeze()?;
+        // ORDER: what its tracer lets go of goes from one stop into the other.
+        drop(still);
+        cgroup.freeze()?;
+        keeper.let_go(id)?; // what was interrupted has left
+        self.hold_with(keeper, &config.id, calls.held, calls.is_busy, watch::STAYS)?;
+        self.set_alarm(config, calls.next_ring, idle)
+    }
+
+    /// Lets a drowsy container go on. The caller holds its lock.
+    pub(crate) fn rouse(&self, config: &Config, mut init: InitRecord, why: Why) -> Result<()> {
+        let _doing = self.intend(&config.id, &Intent::Freezer)?;
+        self.thaw(config, &mut init)?;
+        let reason = [("reason", why.as_str().to_owned())];
+        self.record("wake", config.id.as_str(), config.name.as_str(), &reason);
+        Ok(())
+    }
+
+    /// The same for one that is about to fall asleep, if nothing of it is refused; returns when its
+    /// threads wait where they did.
+    pub(crate) fn rouse_to_sleep(&self, config: &Config, mut init: InitRecord) -> Result<()> {
+        let refusals = self.explain(&config.id)?;
+        if !refusals.is_empty() {
+            return Err(dormouse_checkpoint::Error::Refused(refusals).into());
+        }
+        let _doing = self.intend(&config.id, &Intent::Freezer)?;
+        self.thaw(config, &mut init)?;
+        let until = Instant::now() + SETTLE_WITHIN;
+        while !waits_again(&self.cgroup(config)?)? && Instant::now() < until {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        Ok(())
+    }
+
+    /// Has the keeper forget a container that is drowsy no more.
+    pub(crate) fn no_longer_called(&self, id: &ContainerId) -> Result<()> {
+        match Keeper::connect(&self.places().run)? {
+            Some(mut keeper) => Ok(keeper.let_go(id.as_str())?),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn is_drowsy(&self, id: &ContainerId) -> bool {
+        let init = disk::read_json::<InitRecord>(&self.run_dir(id).join("init.json"));
+        init.is_ok_and(|init| init.is_some_and(|init| init.drowsy_unix_ms.is_some()))
+    }
+
+    /// Pushes memory out as long as the container is drowsy; what is not pushed out by then stays.
+    fn push_out(&self, id: &ContainerId, cgroup: &Cgroup) -> Result<Drowsed> {
+        let before_bytes = cgroup.memory_bytes()?;
+        let has_swap = has_swap();
+        let goes_on = || self.is_drowsy(id);
+        if has_swap {
+            let opened =
+                cgroup.pids()?.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?)));
+            let opened: Vec<(u32, OwnedFd)> = opened.collect();
+            // ORDER: opened, then found in the group once more: no other's process by that number.
+            let pids = cgroup.pids()?;
+            for (pid, process) in opened.iter().filter(|(pid, _)| pids.contains(pid)) {
+                if !push_out_process(*pid, process, &goes_on) {
+                    break;
+                }
+            }
+        }
+        // Page cache, and what no process maps.
+        let reclaimed = cgroup.reclaim(goes_on);
+        let after_bytes = match reclaimed.and_then(|()| cgroup.memory_bytes()) {
+            // It was woken, and has ended.
+            Err(_) if !self.is_drowsy(id) => before_bytes,
+            other => other?,
+        };
+        Ok(Drowsed { before_bytes, after_bytes, has_swap })
+    }
+}
+
+/// Pushes the memory of a process out. False where it is to be left alone now.
+fn push_out_process(pid: u32, process: &OwnedFd, goes_on: &impl Fn() -> bool) -> bool {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let mut until_look = 0;
+    for (start, end) in maps.lines().filter_map(range) {
+        let mut at = start;
+        while at < end {
+            if until_look == 0 {
+                if !goes_on() {
+                    return false;
+                }
+                until_look = PIECE_BYTES;
+            }
+            let bytes = (end - at).min(until_look);
+            // What is locked, or is a device's, stays: the kernel says so by an error.
+            let _ = call::page_out(process.as_fd(), at, bytes);
+            at += bytes;
+            until_look -= bytes;
+        }
+    }
+    true
+}
+
+/// The addresses of a line of proc_pid_maps(5), but for the kernel's own.
+fn range(line: &str) -> Option<(u64, u64)> {
+    if line.ends_with(']') && line.contains("[v") {
+        return None;
+    }
+    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    number(start).zip(number(end))
+}
+
+/// Whether the host has swap of any kind (proc_swaps(5)): a line below the heading.
+fn has_swap() -> bool {
+    proc::read_text("/proc/swaps", 1 << 20).is_ok_and(|text| text.lines().nth(1).is_some())
+}
+
+/// Whether all threads of a container wait, and not in the freezer.
+fn waits_again(cgroup: &Cgroup) -> Result<bool> {
+    let threads = cgroup.pids()?.into_iter().flat_map(|pid| {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+        tasks.into_iter().flatten().flatten().map(|task| task.path())
+    });
+    let waits = |task: std::path::PathBuf| {
+        let read = |name| std::fs::read_to_string(task.join(name)).unwrap_or_default();
+        let place = read("wchan");
+        let in_freezer = ["freez", "refrigerator", "get_signal"].iter().any(|w| place.contains(w));
+        !in_freezer && !read("syscall").starts_with("running")
+    };
+    Ok(threads.into_iter().all(waits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_pushed_out_by_its_ranges() {
+        let line = "7f00-8000 rw-p 00000000 00:00 0 ";
+        assert_eq!(range(line), Some((0x7f00, 0x8000)));
+        assert_eq!(range("7ffe-7fff rw-p 0 00:00 0 [stack]"), Some((0x7ffe, 0x7fff)));
+        assert_eq!(range("7ffe-7fff r-xp 0 00:00 0 [vdso]"), None);
+        assert_eq!(range("ffff-fffff --xp 0 00:00 0 [vsyscall]"), None);
+        assert_eq!(range("nonsense"), None);
+    }
+}

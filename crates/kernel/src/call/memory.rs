@@ -1,0 +1,26 @@
+//! The memory of other processes.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use super::check;
+
+/// process_madvise(2) with MADV_PAGEOUT, of one range: its pages go to swap, or to their files, and
+/// come back when they are touched. Gives how many bytes were gone through. What several processes
+/// share stays. EINVAL for memory that is locked, or a device's. KERNEL(5.10).
+pub fn page_out(pidfd: BorrowedFd<'_>, address: u64, bytes: u64) -> Result<usize, Errno> {
+    const PAGE_OUT: i32 = 21;
+    let range = libc::iovec { iov_base: address as *mut _, iov_len: bytes as usize };
+    // SAFETY: one range is read; its address is another process's, whose contents stay as they are.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            pidfd.as_raw_fd(),
+            &raw const range,
+            1usize,
+            PAGE_OUT,
+            0u32,
+        )
+    })
+}

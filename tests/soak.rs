@@ -1,0 +1,319 @@
+//! Everything at once and at random: sleep, wake, calls, exec, pauses, a daemon, and both the daemon and
+//! the keeper killed. Every container is accounted for, every answer is right, and nothing grows.
+//!
+//! ```sh
+//! DORMOUSE_SOAK_S=7200 DORMOUSE_SOAK_SEED=77 cargo test --release --test soak -- --ignored --nocapture
+//! ```
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use dormouse_testkit::{Host, image, run, slowness, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn soon() -> Duration {
+    Duration::from_secs(30) * slowness()
+}
+
+/// Numbers that only look like chance (xorshift64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+}
+
+/// Somebody who speaks with a server of an endless sequence.
+struct Caller {
+    stream: TcpStream,
+    told: usize,
+}
+
+/// A container, and what is known of it.
+struct One {
+    name: String,
+    address: String,
+    /// A server that numbers its callers: how many it had. Others are spoken with.
+    calls: Option<u64>,
+    caller: Option<Caller>,
+    is_paused: bool,
+}
+
+/// Descriptors and memory of a process of ours.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    descriptors: usize,
+    kib: u64,
+}
+
+impl Size {
+    fn of(pid: u32) -> Self {
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+        Self { descriptors, kib: kib.unwrap_or(0) }
+    }
+}
+
+struct Soak {
+    host: Host,
+    chance: Chance,
+    daemon: Option<Child>,
+    all: Vec<One>,
+}
+
+impl Drop for Soak {
+    fn drop(&mut self) {
+        self.end_daemon(Signal::TERM);
+    }
+}
+
+impl Soak {
+    fn new(seed: u64) -> Self {
+        let host = Host::with_busybox();
+        let mut all = Vec::new();
+        for n in 0..8 {
+            let name = format!("c{n}");
+            let verb = if n % 4 == 3 { "stream" } else { "count" };
+            let policy: &[&str] = match n {
+                0 | 3 => &["--sleep-after", "500ms"],
+                1 => &["--drowsy-after", "300ms"],
+                2 => &["--drowsy-after", "300ms", "--sleep-after", "1s"],
+                _ => &[],
+            };
+            let first = [&["run", "-d", "--name", &name], policy].concat();
+            host.dm(&[&first[..], &["busybox", "probe", verb, "0.0.0.0", "80"]].concat()).ok();
+            let address = host.address_of(&name);
+            let calls = (verb == "count").then_some(0);
+            all.push(One { name, address, calls, caller: None, is_paused: false });
+        }
+        let mut soak = Self { host, chance: Chance(seed), daemon: None, all };
+        soak.start_daemon();
+        soak
+    }
+
+    fn start_daemon(&mut self) {
+        let mut command = self.host.dormouse(&["daemon"]);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
+        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+        let line = lines.next().expect("it says something").expect("in UTF-8");
+        assert!(line.contains("ready"), "{line}");
+        self.daemon = Some(child);
+    }
+
+    fn end_daemon(&mut self, signal: Signal) {
+        let Some(mut daemon) = self.daemon.take() else { return };
+        let _ = kill_process(Pid::from_child(&daemon), signal);
+        let _ = daemon.wait();
+    }
+
+    fn keeper(&self) -> u32 {
+        let keeper = self.host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
+        keeper.expect("somebody runs").0
+    }
+
+    /// Nobody speaks meanwhile: what is lost with a keeper that is killed is said in its promises.
+    fn kill_keeper(&mut self) {
+        self.all.iter_mut().for_each(|one| one.caller = None);
+        let keeper = self.keeper();
+        let pid = Pid::from_raw(keeper as i32).expect("a pid");
+        kill_process(pid, Signal::KILL).expect("it lives");
+        let is_gone = || self.host.processes().iter().all(|(pid, _)| *pid != keeper);
+        assert!(wait_until(soon(), is_gone));
+    }
+
+    /// Calls one, whatever it is doing; with nobody there to hear it, again.
+    fn call(&mut self, n: usize) {
+        let one = &mut self.all[n];
+        let Some(calls) = &mut one.calls else { return self.speak(n) };
+        let mut said = None;
+        let answered = wait_until(soon(), || {
+            let mut probe = self.host.command(image::probe());
+            probe.args(["ask", &one.address, "80"]);
+            let out = run(probe, b"", soon());
+            let is_answer = out.status == 0 && !out.stdout.is_empty();
+            said = Some(out);
+            is_answer
+        });
+        let said = said.expect("it was asked at least once");
+        assert!(answered, "{} does not answer: {said}", one.name);
+        *calls += 1;
+        assert_eq!(said.stdout.trim(), format!("call {calls}"), "of {}", one.name);
+    }
+
+    fn speak(&mut self, n: usize) {
+        let bytes = 1 + self.chance.below(5000) as usize;
+        let one = &mut self.all[n];
+        if one.caller.is_none() {
+            let address = format!("{}:80", one.address);
+            let connected = self.host.in_network(move || {
+                let mut found = None;
+                wait_until(soon(), || {
+                    found = TcpStream::connect(&address).ok();
+                    found.is_some()
+                });
+                found
+            });
+            let stream = connected.join().expect("it does not panic").expect("somebody listens");
+            stream.set_read_timeout(Some(soon())).expect("a limit can be set");
+            one.caller = Some(Caller { stream, told: 0 });
+        }
+        let caller = one.caller.as_mut().expect("it was made above");
+        writeln!(caller.stream, "<{bytes}").expect("it is connected");
+        let mut said = vec![0; bytes];
+        caller.stream.read_exact(&mut said).expect("it goes on");
+        for byte in said {
+            let n = caller.told;
+            assert_eq!(byte, (n * 7 + n / 251) as u8, "byte {n} of {}", one.name);
+            caller.told += 1;
+        }
+    }
+
+    fn dm(&self, words: &[&str]) {
+        self.host.dm(words).ok();
+    }
+
+    /// Something at random; what it was.
+    fn step(&mut self) -> String {
+        let n = self.chance.below(self.all.len() as u64) as usize;
+        let what = self.chance.below(100);
+        let name = self.all[n].name.clone();
+        if self.all[n].is_paused {
+            self.dm(&["unpause", &name]);
+            self.all[n].is_paused = false;
+            return format!("unpause {name}");
+        }
+        match what {
+            0..=34 => {
+                self.call(n);
+                format!("call {name}")
+            }
+            35..=54 => {
+                self.dm(&["sleep", &name]);
+                format!("sleep {name}")
+            }
+            55..=69 => {
+                self.dm(&["sleep", "--drowsy", &name]);
+                format!("drowse {name}")
+            }
+            70..=76 => {
+                self.dm(&["wake", &name]);
+                format!("wake {name}")
+            }
+            77..=83 => {
+                assert_eq!(self.host.dm(&["exec", &name, "echo", "here"]).ok(), "here");
+                format!("exec {name}")
+            }
+            84..=87 => {
+                self.dm(&["wake", &name]);
+                // It may fall asleep again before it is paused: then it says so.
+                let out = self.host.dm(&["pause", &name]);
+                assert!(out.status == 0 || out.stderr.contains("asleep"), "{out}");
+                self.all[n].is_paused = out.status == 0;
+                format!("pause {name}")
+            }
+            88..=91 => {
+                if let Some(calls) = &mut self.all[n].calls {
+                    *calls = 0;
+                }
+                self.all[n].caller = None;
+                self.dm(&["stop", "--time", "0", &name]);
+                self.dm(&["start", &name]);
+                format!("restart {name}")
+            }
+            92..=94 => {
+                std::thread::sleep(Duration::from_millis(200 + self.chance.below(1200)));
+                "wait".into()
+            }
+            95..=97 => {
+                self.kill_keeper();
+                "kill the keeper".into()
+            }
+            _ => {
+                self.end_daemon(Signal::KILL);
+                self.start_daemon();
+                "kill the daemon".into()
+            }
+        }
+    }
+
+    /// Calls all, and measures keeper and daemon when everybody is awake.
+    fn take_stock(&mut self) -> [Size; 2] {
+        for n in 0..self.all.len() {
+            if std::mem::take(&mut self.all[n].is_paused) {
+                self.dm(&["unpause", &self.all[n].name]);
+            }
+            self.call(n);
+            let state = self.host.state_of(&self.all[n].name);
+            assert!(["running", "drowsy", "asleep"].contains(&state.as_str()), "{state}");
+        }
+        let listed = self.host.dm(&["ps", "--quiet"]).ok();
+        assert_eq!(listed.lines().count(), self.all.len(), "{listed}");
+        // The daemon puts them to sleep again meanwhile; the least is what counts.
+        let names: Vec<&str> = self.all.iter().map(|one| one.name.as_str()).collect();
+        let daemon = self.daemon.as_ref().expect("it runs").id();
+        let looks: Vec<[Size; 2]> = (0..5)
+            .map(|_| {
+                self.dm(&[&["wake"], &names[..]].concat());
+                [Size::of(self.keeper()), Size::of(daemon)]
+            })
+            .collect();
+        [0, 1].map(|which| Size {
+            descriptors: looks.iter().map(|look| look[which].descriptors).min().unwrap_or(0),
+            kib: looks.iter().map(|look| look[which].kib).min().unwrap_or(0),
+        })
+    }
+}
+
+fn soak(time: Duration, seed: u64) {
+    eprintln!("soak: seed {seed}, {} s", time.as_secs());
+    let mut soak = Soak::new(seed);
+    let begin = Instant::now();
+    let mut steps = Vec::new();
+    let mut first = None;
+    while begin.elapsed() < time {
+        steps.push(soak.step());
+        if first.is_none() && begin.elapsed() > time / 3 {
+            first = Some(soak.take_stock());
+        }
+    }
+    let last = soak.take_stock();
+    let kinds: std::collections::BTreeMap<&str, usize> =
+        steps.iter().fold(Default::default(), |mut all, step| {
+            *all.entry(step.split(' ').next().unwrap_or_default()).or_default() += 1;
+            all
+        });
+    let first = first.unwrap_or(last);
+    eprintln!("soak: {} steps: {kinds:?}; first {first:?}, last {last:?}", steps.len());
+    for (which, (before, after)) in ["keeper", "daemon"].iter().zip(first.into_iter().zip(last)) {
+        let of = format!("{which}, seed {seed}: {before:?}, then {after:?}");
+        assert!(after.descriptors <= before.descriptors + 4, "{of}");
+        assert!(after.kib <= before.kib + 1024, "{of}");
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn twenty_seconds_of_everything_leave_nothing_behind() {
+    // The same each time: what it found once it finds again.
+    soak(Duration::from_secs(20), number("DORMOUSE_SOAK_SEED").unwrap_or(0x5eed_0005));
+}
+
+#[test]
+#[ignore = "three minutes, or DORMOUSE_SOAK_S seconds"]
+fn minutes_of_everything_leave_nothing_behind() {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seed = now.map_or(1, |now| now.as_nanos() as u64 | 1);
+    let time = Duration::from_secs(number("DORMOUSE_SOAK_S").unwrap_or(180));
+    soak(time, number("DORMOUSE_SOAK_SEED").unwrap_or(seed));
+}
