@@ -48,10 +48,14 @@ fn call(host: &Host) -> String {
     said.expect("it answers")
 }
 
+/// One that was at work just then goes on at once.
 #[track_caller]
 fn drowse(host: &Host) {
-    host.dm(&["sleep", "--drowsy", "x"]).ok();
-    assert_eq!(host.state_of("x"), "drowsy");
+    let is_drowsy = || {
+        host.dm(&["sleep", "--drowsy", "x"]).ok();
+        host.state_of("x") == "drowsy"
+    };
+    assert!(wait_until(soon(), is_drowsy));
 }
 
 /// Why it became drowsy, or was woken.

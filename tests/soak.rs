@@ -114,15 +114,16 @@ impl Soak {
         let _ = daemon.wait();
     }
 
-    fn keeper(&self) -> u32 {
-        let keeper = self.host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
-        keeper.expect("somebody runs").0
+    /// There is none after its loss until somebody needs one.
+    fn keeper(&self) -> Option<u32> {
+        let mut all = self.host.processes().into_iter();
+        all.find(|(_, line)| line.contains("keeper")).map(|(pid, _)| pid)
     }
 
     /// Nobody speaks meanwhile: what is lost with a keeper that is killed is said in its promises.
     fn kill_keeper(&mut self) {
         self.all.iter_mut().for_each(|one| one.caller = None);
-        let keeper = self.keeper();
+        let Some(keeper) = self.keeper() else { return };
         let pid = Pid::from_raw(keeper as i32).expect("a pid");
         kill_process(pid, Signal::KILL).expect("it lives");
         let is_gone = || self.host.processes().iter().all(|(pid, _)| *pid != keeper);
@@ -262,7 +263,9 @@ impl Soak {
         let looks: Vec<[Size; 2]> = (0..5)
             .map(|_| {
                 self.dm(&[&["wake"], &names[..]].concat());
-                [Size::of(self.keeper()), Size::of(daemon)]
+                self.dm(&["exec", names[0], "true"]);
+                let keeper = self.keeper().expect("it was needed just now");
+                [Size::of(keeper), Size::of(daemon)]
             })
             .collect();
         [0, 1].map(|which| Size {
@@ -294,8 +297,9 @@ fn soak(time: Duration, seed: u64) {
     eprintln!("soak: {} steps: {kinds:?}; first {first:?}, last {last:?}", steps.len());
     for (which, (before, after)) in ["keeper", "daemon"].iter().zip(first.into_iter().zip(last)) {
         let of = format!("{which}, seed {seed}: {before:?}, then {after:?}");
-        assert!(after.descriptors <= before.descriptors + 4, "{of}");
-        assert!(after.kib <= before.kib + 1024, "{of}");
+        // One that was started just now has not opened what it needs at times.
+        assert!(after.descriptors <= before.descriptors.max(20) + 4, "{of}");
+        assert!(after.kib <= before.kib.max(2048) + 1024, "{of}");
     }
 }
 
