@@ -335,9 +335,12 @@ fn vm_without_its_keeper_nothing_stays_frozen() {
     drowse(&host);
     assert!(is_frozen(&host));
     kill_keeper(&host);
-    // The next command, whichever it is, lets it go on.
-    host.dm(&["ps"]).ok();
-    assert!(!is_frozen(&host));
+    // The next command, whichever it is, lets it go on. Who is killed is there until its end.
+    let goes_on = || {
+        host.dm(&["ps"]).ok();
+        !is_frozen(&host)
+    };
+    assert!(wait_until(soon(), goes_on));
     assert_eq!(ask(&host, &address, soon()).as_deref(), Some("call 2"));
     wait_for_reason(&host, "wake", "keeper");
     // A daemon does not wait for one.
