@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn memory_grows_with_the_square_of_containers() {
         assert_eq!(memory_bytes(1), MEMORY_BYTES + 48);
-        assert!(memory_bytes(10_000) > 6 << 30);
+        assert!(memory_bytes(10_000) > 6_000_000_000);
         assert_eq!(memory_bytes(u64::MAX), u64::MAX);
     }
 
