@@ -223,7 +223,9 @@ workloads! {
     vm_schedules: "schedule";
     vm_deleted_files: "deleted";
     vm_locks: "lock";
+    vm_leases: "lease";
     vm_directories: "directory";
+    vm_roots_of_their_own: "chroot";
     vm_terminals: "terminal", "-t";
 }
 

@@ -29,7 +29,8 @@ int main(void) {
 	must(symlink("../plain", "/dev/shm/dir/link") == 0 && mkfifo("/dev/shm/fifo", 0622) == 0);
 	must(chmod("/dev/shm/fifo", 0622) == 0);
 	put("/scratch/file", "of the configuration", 0644);
-	struct stat before, s;
+	must(link("/dev/shm/plain", "/dev/shm/dir/inner/same") == 0);
+	struct stat before, other, s;
 	must(stat("/dev/shm/plain", &before) == 0);
 	if (fork() == 0) {
 		for (;; nap(1))
@@ -51,6 +52,7 @@ int main(void) {
 		must(stat("/dev/shm/plain", &s) == 0 && s.st_uid == 12 && s.st_gid == 34);
 		must((s.st_mode & 07777) == 0604 && s.st_mtime == before.st_mtime);
 		must(s.st_mtim.tv_nsec == before.st_mtim.tv_nsec);
+		must(s.st_nlink == 2 && lstat("/dev/shm/dir/inner/same", &other) == 0 && s.st_ino == other.st_ino);
 		must(stat("/dev/shm/dir", &s) == 0 && (s.st_mode & 07777) == 0700);
 		must(stat("/dev/shm/dir/inner", &s) == 0 && (s.st_mode & 07777) == 01777);
 		must(stat("/dev/shm/fifo", &s) == 0 && s.st_mode == (S_IFIFO | 0622));

@@ -80,6 +80,8 @@ fn one(
         p.directory.map_or_else(String::new, |n| describe(reader.records(), n))
     };
     plain("its working directory", directory(old, was), directory(new, is));
+    let root = |p: &Process| p.root.clone().unwrap_or_else(|| "/".into());
+    plain("its root", root(was), root(is));
     descriptors(all, (old.records(), was), (new.records(), is));
     if let (Some(before), Some(after)) = (memory(old, was), memory(new, is)) {
         areas(all, is, before, after);
@@ -232,7 +234,7 @@ mod tests {
         let place = dir.join(name);
         let mut writer = Writer::begin(&place).unwrap();
         writer.append(&vec![fill; records.pages.bytes as usize]).unwrap();
-        let records = Records { pages: writer.pages(), ..records };
+        let records = Records { pages: writer.pages().unwrap(), ..records };
         writer.publish(&records).unwrap();
         Reader::open(&place).unwrap()
     }

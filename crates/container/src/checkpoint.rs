@@ -165,7 +165,7 @@ impl Engine {
 
     /// Saves the processes of a running container.
     pub fn checkpoint(&self, id: &ContainerId, options: &CheckpointOptions) -> Result<Made> {
-        self.checkpoint_while(id, options, |_| Ok::<(), Error>(())).map(|(made, ())| made)
+        self.save(id, options, None)
     }
 
     /// The same, and something that is done with it while they stand still; when that fails they go
@@ -178,11 +178,12 @@ impl Engine {
     ) -> std::result::Result<(Made, T), E> {
         let mut done = None;
         let mut step = Some(meanwhile);
-        let made = self.save(id, options, &mut |path| {
+        let mut once = |path: &Path| {
             // Once: a save that fails after it has nothing to show for it.
             done = step.take().map(|step| step(path));
             matches!(done, Some(Ok(_)))
-        })?;
+        };
+        let made = self.save(id, options, Some(&mut once))?;
         match done {
             Some(done) => Ok((made, done?)),
             None => Err(Error::Invalid("nothing was saved".into()).into()),
@@ -193,7 +194,7 @@ impl Engine {
         &self,
         id: &ContainerId,
         options: &CheckpointOptions,
-        meanwhile: &mut dyn FnMut(&Path) -> bool,
+        meanwhile: Option<&mut dyn FnMut(&Path) -> bool>,
     ) -> Result<Made> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -218,8 +219,11 @@ impl Engine {
         let began = Instant::now();
         let (stopped, figures) = loop {
             let saved = save::stop(&subject).and_then(|mut stopped| {
-                let figures = stopped.write(&subject, &path)?.figures;
-                Ok((stopped, figures))
+                let draft = stopped.read(&subject, &path)?;
+                // All is read: who is to go on does so now, unless something is done meanwhile.
+                let goes_on = options.leave_running && meanwhile.is_none();
+                let stopped = (!goes_on).then_some(stopped);
+                Ok((stopped, draft.publish()?.figures))
             });
             match saved {
                 Err(CheckpointError::Passing(_)) if began.elapsed() < PASSES_WITHIN => {
@@ -229,7 +233,7 @@ impl Engine {
                 other => break other?,
             }
         };
-        let is_done = meanwhile(&path);
+        let is_done = meanwhile.is_none_or(|meanwhile| meanwhile(&path));
         if !is_done {
             archive::withdraw(&path)?;
         } else if !options.leave_running {
@@ -242,7 +246,9 @@ impl Engine {
             init.stopping = true;
             self.write_init(id, &init)?;
             let cgroup = self.cgroups()?.find(id.as_str())?;
-            stopped.kill(|| cgroup.map_or(Ok(()), |cgroup| cgroup.kill()))?;
+            if let Some(stopped) = stopped {
+                stopped.kill(|| cgroup.map_or(Ok(()), |cgroup| cgroup.kill()))?;
+            }
             let look = self.look(&config)?;
             self.kill_locked(&config, &look)?;
         }
@@ -445,7 +451,8 @@ impl Engine {
             // One that was never opened is no file yet.
             let Ok(meta) = fs::metadata(path) else { continue };
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            outside.push(Outside { name, identity: (meta.dev(), meta.ino()) });
+            let identity = (meta.dev(), meta.ino());
+            outside.push(Outside { name, identity, number: None });
         }
         Ok(Subject {
             id: config.id.to_string(),
@@ -454,6 +461,9 @@ impl Engine {
             pids,
             outside,
             memory: Self::memory(config),
+            nodes: Vec::new(),
+            own_ipc: true,
+            connections: true,
             filters: u32::from(start::is_filtered(&config.security)),
             hold: false,
             quiet: std::time::Duration::ZERO,

@@ -366,7 +366,7 @@ pub fn unpack<R: Read>(
         return Err(damaged("pages", "it is longer than its records say"));
     }
     archive.end()?;
-    let found = writer.pages();
+    let found = writer.pages()?;
     compare(&records, &found)?;
     adapt(&mut records)?;
     check::records(&records)?;
@@ -391,7 +391,7 @@ mod tests {
         let mut records = small();
         let mut writer = Writer::begin(dir).unwrap();
         writer.append(&vec![7; records.pages.bytes as usize]).unwrap();
-        records.pages = writer.pages();
+        records.pages = writer.pages().unwrap();
         writer.publish(&records).unwrap();
         Reader::open(dir).unwrap()
     }

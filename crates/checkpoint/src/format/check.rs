@@ -142,12 +142,19 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         ensure(numbers.contains(&held.number), || format!("a lock of {}", held.number))?;
         check_lock(&held.lock)?;
     }
+    for lease in &process.leases {
+        let is_known = (0..=2).contains(&lease.owner_kind) && (0..=64).contains(&lease.signal);
+        let sound = is_known && lease.owner <= i32::MAX as u32 && numbers.contains(&lease.number);
+        ensure(sound, || format!("a lease of {}", lease.number))?;
+    }
     let score = process.oom_score_adj;
     ensure((-1000..=1000).contains(&score), || format!("oom_score_adj {score}"))?;
     ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;
     ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
     ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
+    let is_path = |root: &String| root.starts_with('/') && !root.contains('\0');
+    ensure(process.root.as_ref().is_none_or(is_path), || "a root".into())?;
     object(process.directory.ok_or("no working directory")?, records).map(drop)
 }
 

@@ -27,6 +27,21 @@ pub enum LockKind {
     Whole,
 }
 
+/// A lease of an open file (fcntl(2), F_SETLEASE), as a process that has it open takes it again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// The descriptor.
+    pub number: u32,
+    /// Nobody else may have it open.
+    pub writes: bool,
+    /// Who is told when somebody wants to open it: F_OWNER_TID, F_OWNER_PID or F_OWNER_PGRP.
+    pub owner_kind: i32,
+    /// By the container's ids; 0 for nobody.
+    pub owner: u32,
+    /// The signal; 0 for SIGIO.
+    pub signal: i32,
+}
+
 /// A lock of a process, and a descriptor of it that leads to the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Descriptor, HeldLock, IntervalTimer, PosixTimer, Signal, Thread};
+use super::{Action, Descriptor, HeldLock, IntervalTimer, Lease, PosixTimer, Signal, Thread};
 
 /// A process. Ids are those of the container's own pid namespace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -35,9 +35,15 @@ pub struct Process {
     /// Its locks of files.
     #[serde(default)]
     pub locks: Vec<HeldLock>,
+    /// Leases that it takes again for all who have the same open file.
+    #[serde(default)]
+    pub leases: Vec<Lease>,
     /// Its working directory, an object.
     #[serde(default)]
     pub directory: Option<usize>,
+    /// Its root, by its path from the container's, where it is another (chroot(2)).
+    #[serde(default)]
+    pub root: Option<String>,
     /// umask(2).
     #[serde(default)]
     pub umask: u32,

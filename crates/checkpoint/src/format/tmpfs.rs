@@ -50,4 +50,9 @@ pub enum TmpfsKind {
         /// Its contents, with offsets for addresses.
         runs: Vec<Run>,
     },
+    /// Another name of a regular file.
+    Name {
+        /// The path of that, which stands before.
+        of: String,
+    },
 }

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{CHUNK_BYTES, MAGIC, PAGE_BYTES, Pages, Records, Section, VERSION};
+use super::sink::Sink;
+use super::{MAGIC, PAGE_BYTES, Pages, Records, Section, VERSION};
 use crate::error::{Error, Result};
 
 /// A checkpoint in the making. Dropped before [`Writer::publish`], it is removed.
@@ -13,10 +14,7 @@ use crate::error::{Error, Result};
 pub struct Writer {
     place: PathBuf,
     partial: PathBuf,
-    pages: File,
-    bytes: u64,
-    chunk: blake3::Hasher,
-    chunks: Vec<String>,
+    pages: Sink,
 }
 
 impl Writer {
@@ -35,52 +33,29 @@ impl Writer {
             .mode(0o700)
             .create(&partial)
             .map_err(Error::file("cannot make directory", &partial))?;
-        let pages = create(&partial.join("pages"))?;
-        Ok(Self {
-            place: place.to_owned(),
-            partial,
-            pages,
-            bytes: 0,
-            chunk: blake3::Hasher::new(),
-            chunks: Vec::new(),
-        })
+        let path = partial.join("pages");
+        let pages = Sink::new(path.clone(), create(&path)?);
+        Ok(Self { place: place.to_owned(), partial, pages })
     }
 
     /// Number of the next page.
     pub fn next_page(&self) -> u64 {
-        self.bytes / PAGE_BYTES
+        self.pages.bytes() / PAGE_BYTES
     }
 
-    /// Appends whole pages.
+    /// Bytes that were appended.
+    pub fn bytes(&self) -> u64 {
+        self.pages.bytes()
+    }
+
+    /// Appends whole pages. Where they cannot be written, that may be told by a later call.
     pub fn append(&mut self, pages: &[u8]) -> Result<()> {
-        debug_assert!((pages.len() as u64).is_multiple_of(PAGE_BYTES));
-        let failed = Error::file("cannot write", self.partial.join("pages"));
-        self.pages.write_all(pages).map_err(failed)?;
-        let mut rest = pages;
-        while !rest.is_empty() {
-            let room = (CHUNK_BYTES - self.bytes % CHUNK_BYTES) as usize;
-            let (now, later) = rest.split_at(room.min(rest.len()));
-            self.chunk.update(now);
-            self.bytes += now.len() as u64;
-            if self.bytes.is_multiple_of(CHUNK_BYTES) {
-                self.end_chunk();
-            }
-            rest = later;
-        }
-        Ok(())
-    }
-
-    fn end_chunk(&mut self) {
-        self.chunks.push(self.chunk.finalize().to_hex().to_string());
-        self.chunk.reset();
+        self.pages.append(pages)
     }
 
     /// Checksums of all that was appended.
-    pub fn pages(&mut self) -> Pages {
-        if !self.bytes.is_multiple_of(CHUNK_BYTES) {
-            self.end_chunk();
-        }
-        Pages { bytes: self.bytes, chunks: std::mem::take(&mut self.chunks) }
+    pub fn pages(&mut self) -> Result<Pages> {
+        self.pages.pages()
     }
 
     /// Writes the records, makes everything durable and gives the checkpoint its name.
@@ -89,10 +64,7 @@ impl Writer {
         let mut file = create(&path)?;
         file.write_all(&encode(records)).map_err(Error::file("cannot write", &path))?;
         file.sync_all().map_err(Error::file("cannot write", &path))?;
-        self.pages
-            .flush()
-            .and_then(|()| self.pages.sync_all())
-            .map_err(Error::file("cannot write", self.partial.join("pages")))?;
+        self.pages.make_durable()?;
         let sync = |dir: &Path| {
             File::open(dir)
                 .and_then(|dir| dir.sync_all())

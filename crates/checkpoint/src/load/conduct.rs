@@ -199,6 +199,7 @@ fn call_name(number: i64) -> String {
         (libc::SYS_bind, "bind"),
         (libc::SYS_listen, "listen"),
         (libc::SYS_chdir, "chdir"),
+        (libc::SYS_chroot, "chroot"),
         (libc::SYS_shutdown, "shutdown"),
         (libc::SYS_socketpair, "socketpair"),
         (libc::SYS_sendto, "sendto"),

@@ -36,12 +36,22 @@ pub struct Allowed {
     pub passed_ns: u64,
 }
 
+const SYS_CHROOT: u64 = 1 << 18;
 const SETGID: u64 = 1 << 6;
 const SETUID: u64 = 1 << 7;
 
 /// Refuses what the configuration could not have led to.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     for process in &records.processes {
+        // Who chooses the root of a set-user-id program is its master.
+        if let Some(root) = process.root.as_ref().filter(|_| allowed.capabilities & SYS_CHROOT == 0)
+        {
+            let (pid, name) = (process.pid, &process.name);
+            return Err(Error::Elsewhere(format!(
+                "process {pid} ({name}) has the root '{root}', which the container's configuration \
+                 does not allow"
+            )));
+        }
         for thread in &process.threads {
             let said = |what: String| {
                 let (tid, name) = (thread.tid, &thread.name);

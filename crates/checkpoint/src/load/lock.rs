@@ -1,5 +1,6 @@
 //! Locks of files: an open file's when it is made, a process's when nothing of that file is closed
-//! by it any more, which would take them away.
+//! by it any more, which would take them away; leases when nobody has a file open who did not, by
+//! whoever may have one of it.
 
 use super::Plan;
 use crate::format::{Lock, LockKind, Process};
@@ -34,6 +35,29 @@ pub(super) fn of_file(
 ) {
     for lock in locks {
         set(plan, sequence, &format!("a lock of {what}"), file, lock);
+    }
+}
+
+/// Leases of the open files of a process. ORDER: who it is it must be by now.
+pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    const F_SETSIG: i32 = 10;
+    const F_SETOWN_EX: i32 = 15;
+    for lease in &record.leases {
+        let what = format!("the lease of descriptor {} of process {}", lease.number, record.pid);
+        let mut call = |command: i32, argument: Arg| {
+            let args = [lease.number.into(), Arg::from(command), argument];
+            sequence.call(what.clone(), Call::new(libc::SYS_fcntl, args));
+        };
+        if lease.signal != 0 {
+            call(F_SETSIG, lease.signal.into());
+        }
+        let kind = if lease.writes { libc::F_WRLCK } else { libc::F_RDLCK };
+        call(libc::F_SETLEASE, kind.into());
+        // The kernel tells who takes it, unless it hears of another.
+        let mut owner = lease.owner_kind.to_ne_bytes().to_vec();
+        owner.extend(lease.owner.to_ne_bytes());
+        let at = plan.builder.data(&owner);
+        call(F_SETOWN_EX, at.into());
     }
 }
 

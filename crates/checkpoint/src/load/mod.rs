@@ -204,6 +204,11 @@ impl Restore {
         Some((console.size[0], console.size[1]))
     }
 
+    /// It makes a time namespace, in which its clocks go on as they were elsewhere.
+    pub fn moves_clocks(&self) -> bool {
+        self.clocks.is_some()
+    }
+
     fn console(&self) -> Option<&Terminal> {
         self.records.objects.iter().find_map(|object| match &object.thing {
             Thing::Terminal(terminal) if terminal.is_console => Some(terminal),

@@ -100,6 +100,12 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         let call = Call::new(libc::SYS_prlimit64, args).lenient();
         sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
     }
+    if let Some(root) = &record.root {
+        // ORDER: no path is opened any more; its working directory stays where it is.
+        let what = format!("the root '{root}' of process {}", record.pid);
+        let at = plan.builder.text(root.as_bytes());
+        sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
+    }
     Ok(())
 }
 

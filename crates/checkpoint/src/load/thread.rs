@@ -1,6 +1,6 @@
 //! Threads.
 
-use super::{Plan, credentials, filter, schedule, signal};
+use super::{Plan, credentials, filter, lock, schedule, signal};
 use crate::error::Result;
 use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -78,6 +78,9 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         // ORDER: a change of ids takes it away. What is neither 0 nor 1 cannot be asked for.
         let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(dumpable == 1))];
         sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
+        if let Some(process) = leader {
+            lock::leases(plan, sequence, process);
+        }
     }
     Ok(())
 }

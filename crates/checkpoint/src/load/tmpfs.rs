@@ -1,16 +1,27 @@
 //! What was in a tmpfs: written by the engine through the root of the newborn, which has nothing
-//! open yet. Only into the directories that the configuration has in memory, which are empty.
+//! open yet. Only into the directories that the configuration has in memory, which hold at most what
+//! a start puts there (the links of an OCI container's `/dev`, what `tmpcopyup` copies): it comes in
+//! their place, and what was not there any more goes. Devices stay, and what something is mounted on.
 
+use std::collections::HashSet;
+use std::ffi::CStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 
-use dormouse_kernel::Errno;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid};
+use dormouse_kernel::call::{self, CapabilityMasks};
+use dormouse_kernel::{Errno, system_v};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid,
+};
 
-use super::{Restore, system_v};
+use super::Restore;
+use super::system_v::fill;
 use crate::error::{Error, Result};
 use crate::format::{Thing, TmpfsEntry, TmpfsKind};
-use crate::save::{Maps, lookup};
+use crate::save::{Maps, tmpfs_at};
+
+/// LIMIT: directories in each other.
+const DEPTH_MAX: usize = 64;
 
 /// Fills all of them.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
@@ -25,24 +36,40 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
             return Err(Error::Elsewhere(text));
         }
         let maps = Maps::read(pid);
-        let place = lookup(pid, &tmpfs.target).map_err(failed(""))?;
-        for entry in &tmpfs.entries {
-            make(&place, entry, &maps, &restore.pages).map_err(failed(&entry.path))?;
-        }
-        // What was made in a directory has changed its time.
-        for entry in tmpfs.entries.iter().rev().filter(|e| e.what == TmpfsKind::Directory) {
-            date(&place, entry).map_err(failed(&entry.path))?;
-        }
+        let place = tmpfs_at(pid, &tmpfs.target).map_err(failed(""))?;
+        let kept: HashSet<&str> = tmpfs.entries.iter().map(|e| &*e.path).collect();
+        clear(&place, "", &kept, 0).map_err(failed(""))?;
+        as_root_of(&maps, || {
+            for entry in &tmpfs.entries {
+                make(&place, entry, &maps, &restore.pages).map_err(failed(&entry.path))?;
+            }
+            // What was made in a directory has changed its time.
+            for entry in tmpfs.entries.iter().rev().filter(|e| e.what == TmpfsKind::Directory) {
+                date(&place, entry).map_err(failed(&entry.path))?;
+            }
+            Ok(())
+        })
+        .map_err(failed(""))??;
     }
     Ok(())
 }
 
-/// The directory an entry is in, and its name there. Links on the way are not followed.
-fn parent<'e>(
-    place: &OwnedFd,
-    entry: &'e TmpfsEntry,
-) -> std::result::Result<(OwnedFd, &'e str), Errno> {
-    let (dir, name) = entry.path.rsplit_once('/').unwrap_or((".", &entry.path));
+/// Does something as root of a container, with all rights that this process has: a tmpfs that was
+/// mounted in a user namespace takes files of nobody else.
+fn as_root_of<T>(maps: &Maps, act: impl FnOnce() -> T) -> std::result::Result<T, Errno> {
+    match maps.outside(0, 0) {
+        None | Some((0, 0)) => Ok(act()),
+        Some((uid, gid)) => system_v::as_user(uid, gid, || {
+            let now = call::capget()?;
+            call::capset(CapabilityMasks { effective: now.permitted, ..now })?;
+            Ok(act())
+        })?,
+    }
+}
+
+/// The directory that something is in, and its name there. Links on the way are not followed.
+fn parent<'p>(place: &OwnedFd, path: &'p str) -> std::result::Result<(OwnedFd, &'p str), Errno> {
+    let (dir, name) = path.rsplit_once('/').unwrap_or((".", path));
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok((rustix::fs::openat2(place, dir, flags, Mode::empty(), how)?, name))
@@ -54,7 +81,7 @@ fn make(
     maps: &Maps,
     pages: &File,
 ) -> std::result::Result<(), Errno> {
-    let (dir, name) = parent(place, entry)?;
+    let (dir, name) = parent(place, &entry.path)?;
     let mode = Mode::from_raw_mode(entry.mode & 0o7777);
     let private = Mode::from_raw_mode(0o600);
     match &entry.what {
@@ -63,13 +90,21 @@ fn make(
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
         },
-        TmpfsKind::Fifo => rustix::fs::mknodat(&dir, name, FileType::Fifo, private, 0)?,
-        TmpfsKind::Link { to } => rustix::fs::symlinkat(to, &dir, name)?,
+        TmpfsKind::Fifo => {
+            afresh(&dir, name, || rustix::fs::mknodat(&dir, name, FileType::Fifo, private, 0))?;
+        }
+        TmpfsKind::Link { to } => afresh(&dir, name, || rustix::fs::symlinkat(to, &dir, name))?,
         TmpfsKind::File { bytes, runs } => {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-            let file = rustix::fs::openat(&dir, name, flags | OFlags::CLOEXEC, private)?;
+            let flags = flags | OFlags::CLOEXEC;
+            let file = afresh(&dir, name, || rustix::fs::openat(&dir, name, flags, private))?;
             rustix::fs::ftruncate(file.as_fd(), *bytes)?;
-            system_v::fill(&File::from(file), runs, pages)?;
+            fill(&File::from(file), runs, pages)?;
+        }
+        TmpfsKind::Name { of } => {
+            let (other, of) = parent(place, of)?;
+            let no = AtFlags::empty();
+            return afresh(&dir, name, || rustix::fs::linkat(&other, of, &dir, name, no));
         }
     }
     let (uid, gid) = maps.outside(entry.uid, entry.gid).ok_or(Errno::INVAL)?;
@@ -81,8 +116,70 @@ fn make(
     date(place, entry)
 }
 
+/// Removes what a start has put there and that was not there any more.
+fn clear(
+    dir: &OwnedFd,
+    path: &str,
+    kept: &HashSet<&str>,
+    depth: usize,
+) -> std::result::Result<(), Errno> {
+    if depth > DEPTH_MAX {
+        return Err(Errno::NAMETOOLONG);
+    }
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = |at: &OwnedFd, name: &CStr| rustix::fs::openat2(at, name, flags, Mode::empty(), how);
+    let listing = open(dir, c".")?;
+    let own = rustix::fs::fstat(&listing)?.st_dev;
+    for found in Dir::read_from(&listing)? {
+        let found = found?;
+        let name = found.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        let stat = rustix::fs::statat(&listing, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let text = name.to_str().map_err(|_| Errno::ILSEQ)?;
+        let path = if path.is_empty() { text.to_owned() } else { format!("{path}/{text}") };
+        let (is_kept, is_mounted) = (kept.contains(&*path), stat.st_dev != own);
+        let gone = match FileType::from_raw_mode(stat.st_mode) {
+            _ if is_mounted => continue,
+            FileType::CharacterDevice | FileType::BlockDevice => continue,
+            FileType::Directory => {
+                clear(&open(&listing, name)?, &path, kept, depth + 1)?;
+                if is_kept {
+                    continue;
+                }
+                rustix::fs::unlinkat(&listing, name, AtFlags::REMOVEDIR)
+            }
+            _ if is_kept => continue,
+            _ => rustix::fs::unlinkat(&listing, name, AtFlags::empty()),
+        };
+        match gone {
+            // Something is mounted there, or in there.
+            Ok(()) | Err(Errno::BUSY | Errno::NOTEMPTY) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Makes something in the place of what a start has put there.
+fn afresh<T>(
+    dir: &OwnedFd,
+    name: &str,
+    make: impl Fn() -> std::result::Result<T, Errno>,
+) -> std::result::Result<T, Errno> {
+    match make() {
+        Err(Errno::EXIST) => {
+            rustix::fs::unlinkat(dir, name, AtFlags::empty())?;
+            make()
+        }
+        made => made,
+    }
+}
+
 fn date(place: &OwnedFd, entry: &TmpfsEntry) -> std::result::Result<(), Errno> {
-    let (dir, name) = parent(place, entry)?;
+    let (dir, name) = parent(place, &entry.path)?;
     let time = Timespec {
         tv_sec: entry.modified_ns.div_euclid(1_000_000_000),
         tv_nsec: entry.modified_ns.rem_euclid(1_000_000_000),

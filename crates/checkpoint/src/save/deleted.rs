@@ -116,7 +116,7 @@ fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
     let mount = mount_of(open);
     for above in Path::new(name).ancestors().skip(1) {
         let Some(path) = above.to_str() else { continue };
-        let Ok(there) = file::lookup(seen.pid, path) else { continue };
+        let Ok(there) = file::lookup(seen.first, path) else { continue };
         let is_directory = rustix::fs::fstat(&there)
             .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
         if is_directory && mount_of(there.as_fd()) == mount {

@@ -21,7 +21,9 @@ fn file_type(stat: &Stat) -> FileType {
 /// What is the engine's, by its identity.
 pub(crate) fn external(subject: &Subject, open: &Open<'_>) -> Option<Thing> {
     let identity = (open.stat.st_dev, open.stat.st_ino);
-    let found = subject.outside.iter().find(|o| o.identity == identity)?;
+    let mut all = subject.outside.iter().filter(|o| o.identity == identity);
+    let first = all.clone().next()?;
+    let found = all.find(|o| o.number == Some(open.number)).unwrap_or(first);
     Some(Thing::External(External { name: found.name.clone(), flags: open.flags() }))
 }
 
@@ -49,8 +51,11 @@ pub(crate) fn is_file(open: &Open<'_>) -> bool {
 pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     let mut locks = lock::of(&open.info)?;
     locks.retain(|lock| lock.kind != LockKind::Process);
-    let flags =
+    let mut flags =
         open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
+    if lock::lease(open)?.is_some() {
+        flags &= !libc::O_ASYNC as u32; // which comes with a lease
+    }
     if flags & libc::O_ASYNC as u32 != 0 {
         return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
     }
@@ -92,7 +97,7 @@ fn found(
 /// Whether a file is found by its name.
 pub(crate) fn is_there(seen: &Seen, link: &str, stat: &Stat) -> Result<(), Why> {
     let there =
-        lookup(seen.pid, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
+        lookup(seen.first, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
     let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
     if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
         return Err(format!("'{link}', which by that name is another file now"));
@@ -119,15 +124,27 @@ pub(crate) fn lookup(pid: u32, path: &str) -> Result<OwnedFd, rustix::io::Errno>
     rustix::fs::openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), how)
 }
 
-/// The working directory of a process. Its root must be the container's.
+/// The root of a process, where it is another than the container's (chroot(2)).
+pub(crate) fn root(seen: &Seen) -> Result<Option<String>, Why> {
+    let place = format!("/proc/{}/root", seen.pid);
+    let link = fs::read_link(&place).map_err(|e| format!("it cannot be read: {e}"))?;
+    let link = link.to_string_lossy().into_owned();
+    if link == "/" {
+        return Ok(None);
+    }
+    let stat = rustix::fs::stat(&place).map_err(|e| format!("it cannot be read: {e}"))?;
+    if is_deleted(&link, &stat) {
+        return Err(format!("'{link}': a root that is gone, which is not saved yet"));
+    }
+    is_there(seen, &link, &stat)?;
+    Ok(Some(link))
+}
+
+/// The working directory of a process.
 pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Why> {
     let at = |name: &str| format!("/proc/{}/{name}", seen.pid);
     let link = fs::read_link(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
     let link = link.to_string_lossy().into_owned();
-    let root = fs::read_link(at("root")).map_err(|e| format!("it cannot be read: {e}"))?;
-    if root.as_os_str() != "/" {
-        return Err(format!("its root is '{}': other roots are not saved yet", root.display()));
-    }
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
     if let Some(index) = survey.named.get(&(link.clone(), flags)) {
         return Ok(*index);

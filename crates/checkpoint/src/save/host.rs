@@ -9,22 +9,36 @@ use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::About;
 
-pub(crate) fn about(subject: &Subject) -> Result<About> {
+/// What of a host stays as it is: looked at while everything still runs.
+#[derive(Debug)]
+pub(crate) struct Host(About);
+
+impl Host {
+    pub(crate) fn look() -> Result<Self> {
+        let boot_id = proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
+        Ok(Self(About {
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            boot_id,
+            vdso: vdso_hash().unwrap_or_default(),
+            cpu: cpu_features(),
+            ..About::default()
+        }))
+    }
+}
+
+/// Of whom a checkpoint is, and what its clocks say now.
+pub(crate) fn about(subject: &Subject, host: &Host) -> Result<About> {
     let offsets = Offsets::of(subject.init)?;
     let now = clock::now(offsets)?;
-    let boot_id = proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
     Ok(About {
         container: subject.id.clone(),
         name: subject.name.clone(),
         created_unix_ms: now_unix_ms(),
-        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-        boot_id,
-        vdso: vdso_hash().unwrap_or_default(),
-        cpu: cpu_features(),
         monotonic_ns: now.monotonic_ns,
         boottime_ns: now.boottime_ns,
         monotonic_offset_ns: offsets.monotonic_ns,
         boottime_offset_ns: offsets.boottime_ns,
+        ..host.0.clone()
     })
 }
 

@@ -41,7 +41,7 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     let mut names = HashMap::new();
     if !told.is_empty() {
         let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
-        names = find(open.process.pid, &wanted);
+        names = find(open.process.first, &wanted);
     }
     let watch = |told: Told| {
         let path = names.get(&told.of).cloned();
@@ -73,7 +73,7 @@ fn watch(line: &str) -> Option<Told> {
     })
 }
 
-/// Names of inodes, as a process sees them.
+/// Names of inodes, as the first process sees them.
 fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), String> {
     let mut names: HashMap<(u64, u64), String> = HashMap::new();
     let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();

@@ -1,11 +1,51 @@
 //! Locks of files: fdinfo tells those of the open file and those of the process that has it open.
 
-use super::object::Why;
-use crate::format::{Lock, LockKind};
+use std::os::fd::AsFd;
+
+use dormouse_kernel::call;
+
+use super::object::{Open, Why};
+use crate::format::{Lease, Lock, LockKind};
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Why> {
-    info.lines().filter_map(|line| line.strip_prefix("lock:")).map(one).collect()
+    let lines = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+    lines.filter(|line| !is_lease(line)).map(one).collect()
+}
+
+fn is_lease(line: &str) -> bool {
+    line.split_ascii_whitespace().nth(1) == Some("LEASE")
+}
+
+/// The lease of an open file, and who is told of it.
+pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
+    let mut lines = open.info.lines().filter_map(|line| line.strip_prefix("lock:"));
+    let Some(line) = lines.find(|line| is_lease(line)) else { return Ok(None) };
+    let writes = access(line)?;
+    let failed = |e| format!("a lease: {e}");
+    let owner = call::file_owner(open.copy.as_fd()).map_err(failed)?;
+    let inside = |id: i32| dormouse_kernel::proc::fields(id as u32).ok()?.pids().last().copied();
+    let id = match owner.id {
+        0 => 0,
+        id => inside(id).ok_or("a lease of whose owner the kernel tells nothing")?,
+    };
+    Ok(Some(Lease {
+        number: open.number,
+        writes,
+        owner_kind: owner.kind,
+        owner: id,
+        signal: call::file_signal(open.copy.as_fd()).map_err(failed)?,
+    }))
+}
+
+/// Reads `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`; whether it is for writing.
+fn access(line: &str) -> Result<bool, Why> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    match words.get(2..4) {
+        Some(["ACTIVE", "READ"]) => Ok(false),
+        Some(["ACTIVE", "WRITE"]) => Ok(true),
+        _ => Err("a lease that somebody breaks just now, which is not saved".into()),
+    }
 }
 
 /// Reads `1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF`.
@@ -17,7 +57,7 @@ fn one(line: &str) -> Result<Lock, Why> {
         "POSIX" => LockKind::Process,
         "OFDLCK" => LockKind::OpenFile,
         "FLOCK" => LockKind::Whole,
-        "LEASE" | "DELEG" => return Err("a lease, which is not saved yet".into()),
+        "DELEG" => return Err("a lease of the kernel's own (of a file server)".into()),
         _ => return Err(unknown()),
     };
     if how != "ADVISORY" {
@@ -48,8 +88,11 @@ mod tests {
             Lock { kind: LockKind::Whole, writes: false, start: 0, end: None },
         ];
         assert_eq!(of(info).unwrap(), expected);
-        let lease = "lock:\t1: LEASE  ACTIVE    WRITE 359 00:13:11691 0 EOF\n";
-        assert!(of(lease).unwrap_err().contains("lease"));
+        let lease = "1: LEASE  ACTIVE    WRITE 359 00:13:11691 0 EOF";
+        assert_eq!(of(&format!("lock:\t{lease}\n")).unwrap(), []);
+        assert_eq!(access(lease), Ok(true));
+        assert!(access("1: LEASE  BREAKING  READ 359 00:13:11691 0 EOF").is_err());
+        assert!(of("lock:\t1: DELEG  ACTIVE    READ 1 00:13:11691 0 EOF\n").is_err());
         assert!(of("lock:\t1: -> POSIX\n").is_err());
     }
 }

@@ -215,7 +215,7 @@ pub(super) fn file_runs(
     writer: &mut Writer,
 ) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
-    let mut at = 0;
+    let (mut at, mut buffer) = (0, Vec::new());
     while at < bytes {
         let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
             Err(rustix::io::Errno::NXIO) => break,
@@ -228,7 +228,8 @@ pub(super) fn file_runs(
         at = start;
         while at < end {
             let length = (end - at).min(BATCH_BYTES);
-            let mut buffer = vec![0; length as usize];
+            buffer.clear();
+            buffer.resize(length as usize, 0); // what is behind the end of the file is zeros
             let n = file.read_at(&mut buffer, at)?;
             debug_assert!(n as u64 == length || at + n as u64 >= file.metadata()?.len());
             if let Err(e) = writer.append(&buffer) {
@@ -240,9 +241,14 @@ pub(super) fn file_runs(
     Ok(Ok(runs))
 }
 
-/// Pages that several processes have (fork(2)), by a hash of their contents: each is written once.
+/// What is kept from one process to the next.
 #[derive(Default)]
-pub(crate) struct Known(HashMap<[u8; 32], u64>);
+pub(crate) struct Known {
+    /// Pages that several processes have (fork(2)), by a hash of their contents: each is written once.
+    pages: HashMap<[u8; 32], u64>,
+    /// Where contents are copied to: memory that is new costs as much as what is copied into it.
+    buffer: Vec<u8>,
+}
 
 /// Reads the contents of a stopped process's own pages.
 pub(crate) fn contents(
@@ -326,7 +332,8 @@ impl Batch<'_> {
         let shared = |place: &Place| shared_pages(self.pagemap, place.address, place.bytes);
         let shared = self.places.iter().map(shared).collect::<std::result::Result<Vec<_>, _>>();
         let shared = shared.map_err(Error::of("find the pages in memory", self.seen.pid))?;
-        let buffer = self.copy(shared.iter().flatten().any(|is_shared| *is_shared))?;
+        let mut buffer = std::mem::take(&mut known.buffer);
+        self.copy(&mut buffer, shared.iter().flatten().any(|is_shared| *is_shared))?;
         let mut rest = &buffer[..];
         // Pages that are next to each other are written at once.
         let mut new = 0..0;
@@ -341,7 +348,7 @@ impl Batch<'_> {
                 }
                 let next = writer.next_page() + new.len() as u64 / PAGE_BYTES;
                 let number = match is_shared {
-                    true => *known.0.entry(*blake3::hash(page).as_bytes()).or_insert(next),
+                    true => *known.pages.entry(*blake3::hash(page).as_bytes()).or_insert(next),
                     false => next,
                 };
                 if number == next && new.end == at {
@@ -354,20 +361,22 @@ impl Batch<'_> {
             }
         }
         self.bytes = 0;
-        writer.append(&buffer[new])
+        writer.append(&buffer[new])?;
+        known.buffer = buffer;
+        Ok(())
     }
 
     /// KERNEL(5.19): process_vm_readv(2) pins what it reads, and to pin a page that is shared since
     /// fork(2) the kernel first makes a copy of it for that process, for good. The process's memory
     /// file only looks.
-    fn copy(&self, only_look: bool) -> Result<Vec<u8>> {
-        let mut buffer = vec![0; self.bytes as usize];
+    fn copy(&self, buffer: &mut Vec<u8>, only_look: bool) -> Result<()> {
+        buffer.resize(self.bytes as usize, 0);
         let places: Vec<(u64, u64)> = self.places.iter().map(|p| (p.address, p.bytes)).collect();
         if places.is_empty() {
-            return Ok(buffer);
+            return Ok(());
         }
         let is_whole = !only_look && {
-            let read = call::read_memory(self.seen.pid, &mut buffer, &places);
+            let read = call::read_memory(self.seen.pid, buffer, &places);
             matches!(read, Ok(n) if n == buffer.len())
         };
         if !is_whole {
@@ -382,7 +391,7 @@ impl Batch<'_> {
                 rest = later;
             }
         }
-        Ok(buffer)
+        Ok(())
     }
 }
 

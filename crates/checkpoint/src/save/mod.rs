@@ -3,11 +3,11 @@
 //! 1. [`explain`]: everything that has no record is found by looking, with nothing stopped.
 //! 2. [`stop`]: every task of the container is seized and interrupted, again and again until a look
 //!    finds no new one; tasks that stand still make none.
-//! 3. [`Stopped::write`]: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
-//!    handful of calls made in the processes themselves tell becomes records; then the checkpoint
-//!    is published.
-//! 4. The processes go on ([`Stopped`] is dropped), or the caller kills them first: they are still
-//!    stopped, so nothing happens between the checkpoint and their end.
+//! 3. [`Stopped::read`]: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
+//!    handful of calls made in the processes themselves tell becomes records.
+//! 4. [`Draft::publish`]: the checkpoint is whole and on the disk. Processes that are to go on
+//!    ([`Stopped`] is dropped) do so before; those that are not stand still until then, and the caller
+//!    kills them: nothing happens between the checkpoint and their end.
 //!
 //! Nothing is left in the processes: a page that holds results of calls is unmapped, registers and
 //! signal masks are given back. When this program is killed in the middle the kernel lets the
@@ -56,10 +56,11 @@ pub use limit::Wait;
 use object::Survey;
 pub use tree::Stopped;
 
-pub(crate) use file::{lookup, modified_ns};
+pub(crate) use file::modified_ns;
 pub(crate) use host::{cpu_features, now_unix_ms, vdso_hash};
 pub(crate) use process::find;
 pub(crate) use thread::Maps;
+pub(crate) use tmpfs::place as tmpfs_at;
 
 /// What of the host's a container's descriptors may lead to, and what it is called.
 #[derive(Debug, Clone)]
@@ -68,6 +69,8 @@ pub struct Outside {
     pub name: String,
     /// `st_dev` and `st_ino`.
     pub identity: (u64, u64),
+    /// The number that it was given under: of two names for one file it is this one's there.
+    pub number: Option<u32>,
 }
 
 /// A container, as this crate sees it.
@@ -85,6 +88,12 @@ pub struct Subject {
     pub outside: Vec<Outside>,
     /// Directories inside that are kept in memory.
     pub memory: Vec<String>,
+    /// Devices below these that its configuration makes again.
+    pub nodes: Vec<String>,
+    /// What is in its ipc namespace is its own, and goes with it.
+    pub own_ipc: bool,
+    /// TCP connections are saved; otherwise they are refused.
+    pub connections: bool,
     /// System call filters that its configuration gives every process.
     pub filters: u32,
     /// Sockets that are called from outside are to be held open ([`Written::held`]) until it comes
@@ -108,9 +117,9 @@ pub struct Figures {
     pub connections: usize,
     /// Until everything stood still.
     pub stop: Duration,
-    /// From there until all was read.
+    /// From there until all was read: they could go on.
     pub read: Duration,
-    /// From there until it was published.
+    /// From there until all was written, checked, on the disk, and had its name.
     pub publish: Duration,
 }
 
@@ -175,8 +184,10 @@ fn survey(subject: &Subject, tree: &[tree::Seen]) -> Result<object::Found> {
     let mut survey = Survey::new(subject);
     survey.outsiders(tree);
     if let Some(first) = tree.first() {
-        ipc::check(&mut survey, first);
-        system_v::find(&mut survey, first)?;
+        if subject.own_ipc {
+            ipc::check(&mut survey, first);
+            system_v::find(&mut survey, first)?;
+        }
         tmpfs::find(&mut survey, first);
     }
     for process in tree {
@@ -208,7 +219,7 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
     refused(found).map(drop)?;
     // ORDER: what takes long and can be done beforehand is.
     let blocks = thread::Blocks::for_waiting(&tree);
-    tree::stop(subject, blocks)
+    tree::stop(subject, blocks, host::Host::look()?)
 }
 
 /// What was found, unless something of it cannot be saved.
@@ -220,15 +231,48 @@ fn refused(found: object::Found) -> Result<object::Found> {
     }
 }
 
+/// Everything that was read of processes that stood still. Dropped, it is no checkpoint.
+#[derive(Debug)]
+pub struct Draft {
+    writer: Writer,
+    records: Records,
+    figures: Figures,
+    held: Vec<HeldFile>,
+    is_busy: bool,
+    quiet: Duration,
+}
+
+impl Draft {
+    /// Writes the rest, checks it, and gives it its name.
+    pub fn publish(mut self) -> Result<Written> {
+        let began = Instant::now();
+        self.records.pages = self.writer.pages()?;
+        // What cannot be read back is no checkpoint: better known now than then.
+        crate::format::check::records(&self.records)?;
+        self.writer.publish(&self.records)?;
+        let figures = Figures { publish: began.elapsed(), ..self.figures };
+        let next_ring = self.records.next_ring_ns(self.quiet.as_nanos() as u64);
+        let next_ring = next_ring.map(Duration::from_nanos);
+        Ok(Written { figures, held: self.held, is_busy: self.is_busy, next_ring })
+    }
+}
+
 impl Stopped {
     /// Reads everything and publishes it as the directory `place`. The processes stay stopped.
     pub fn write(&mut self, subject: &Subject, place: &Path) -> Result<Written> {
+        self.read(subject, place)?.publish()
+    }
+
+    /// Reads everything; it will be the directory `place`. The processes stay stopped.
+    pub fn read(&mut self, subject: &Subject, place: &Path) -> Result<Draft> {
         let began = Instant::now();
         let mut writer = Writer::begin(place)?;
         let mut survey = Survey::new(subject);
         survey.outsiders(self.processes());
         if let Some(first) = self.processes().first() {
-            system_v::find(&mut survey, first)?;
+            if subject.own_ipc {
+                system_v::find(&mut survey, first)?;
+            }
             tmpfs::find(&mut survey, first);
         }
         let blocks = self.take_blocks();
@@ -252,28 +296,20 @@ impl Stopped {
         terminal::contents(&mut found)?;
         tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
-        let about = host::about(subject)?;
+        let about = host::about(subject, &self.host)?;
         let (objects, held) = (found.objects, found.held);
         let at_work = processes.iter().filter(|p| p.ended.is_none() && p.stopped.is_none());
         let is_busy = at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));
-        let pages = writer.pages();
-        let records = Records { about, processes, memories, objects, pages };
-        // What cannot be read back is no checkpoint: better known now than then.
-        crate::format::check::records(&records)?;
-        let read = began.elapsed();
         let figures = Figures {
-            processes: records.processes.len(),
-            threads: records.processes.iter().map(|p| p.threads.len()).sum(),
-            bytes: records.pages.bytes,
+            processes: processes.len(),
+            threads: processes.iter().map(|p| p.threads.len()).sum(),
+            bytes: writer.bytes(),
             connections: self.connections.count(),
             stop: self.took(),
-            read,
+            read: began.elapsed(),
             publish: Duration::ZERO,
         };
-        writer.publish(&records)?;
-        let figures = Figures { publish: began.elapsed() - read, ..figures };
-        let next_ring = records.next_ring_ns(subject.quiet.as_nanos() as u64);
-        let next_ring = next_ring.map(Duration::from_nanos);
-        Ok(Written { figures, held, is_busy, next_ring })
+        let records = Records { about, processes, memories, objects, ..Records::default() };
+        Ok(Draft { writer, records, figures, held, is_busy, quiet: subject.quiet })
     }
 }

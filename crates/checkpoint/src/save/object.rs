@@ -18,7 +18,7 @@ use super::{
     terminal, timer, unix,
 };
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Descriptor, HeldLock, LockKind, Memory, Object, Thing};
+use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
 
 /// An open descriptor, looked at from outside.
 pub(crate) struct Open<'p> {
@@ -94,7 +94,9 @@ const KINDS: &[Kind] = &[
 pub(crate) struct Surveyed {
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) locks: Vec<HeldLock>,
+    pub(crate) leases: Vec<Lease>,
     pub(crate) directory: Option<usize>,
+    pub(crate) root: Option<String>,
     /// Its memory, without contents.
     pub(crate) memory: Memory,
 }
@@ -188,7 +190,7 @@ impl<'s> Survey<'s> {
         super::process::check(seen, self);
         let mut surveyed = Surveyed::default();
         for number in numbers(seen)? {
-            match self.descriptor(seen, number, &mut surveyed.locks) {
+            match self.descriptor(seen, number, &mut surveyed) {
                 Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
                 Ok(None) => {}
                 Err(why) => {
@@ -201,6 +203,10 @@ impl<'s> Survey<'s> {
             Ok(index) => surveyed.directory = Some(index),
             Err(why) => self.found.refusals.push(seen.refuse("working directory", why)),
         }
+        match file::root(seen) {
+            Ok(root) => surveyed.root = root,
+            Err(why) => self.found.refusals.push(seen.refuse("root", why)),
+        }
         let memory = memory::areas(self, seen)?;
         surveyed.memory = memory;
         Ok(surveyed)
@@ -210,10 +216,10 @@ impl<'s> Survey<'s> {
         &mut self,
         seen: &Seen,
         number: u32,
-        locks: &mut Vec<HeldLock>,
+        surveyed: &mut Surveyed,
     ) -> std::result::Result<Option<Descriptor>, Why> {
         let Some(open) = self.open(seen, number)? else { return Ok(None) };
-        hold(&open, locks)?;
+        hold(&open, &mut surveyed.locks)?;
         let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
         let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
         let key = open.key();
@@ -223,6 +229,8 @@ impl<'s> Survey<'s> {
                 return found(*index);
             }
         }
+        // Whoever is the first to have it open takes it again.
+        surveyed.leases.extend(lock::lease(&open)?);
         if let Some(external) = file::external(self.subject, &open) {
             let index = self.add(external);
             self.open_files.entry(key).or_default().push((seen.pid, number, index));
@@ -306,7 +314,7 @@ impl<'s> Survey<'s> {
             _ => None,
         };
         let is_sealed = matches!(memory, Some(Thing::MemoryFile(memory)) if memory.seals != 0);
-        if is_sealed || !thing.needs_no_owner() {
+        if is_sealed || lock::lease(&open)?.is_some() || !thing.needs_no_owner() {
             return Err(format!("{}, which nobody has open but who sent it", thing.name()));
         }
         match self.found.objects.get_mut(index) {

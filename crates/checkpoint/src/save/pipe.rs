@@ -71,7 +71,7 @@ fn name(open: &Open<'_>) -> Result<Option<String>, Why> {
         return Ok(None);
     }
     file::is_there(open.process, &open.link, &open.stat)?;
-    let root = rustix::fs::stat(format!("/proc/{}/root", open.process.pid));
+    let root = rustix::fs::stat(format!("/proc/{}/root", open.process.first));
     if root.is_ok_and(|root| root.st_dev == open.stat.st_dev) {
         return Ok(Some(open.link.clone()));
     }

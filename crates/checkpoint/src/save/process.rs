@@ -41,6 +41,11 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
             survey.found.refusals.push(seen.refuse("", why));
         }
     }
+    let groups = |pid: u32| fs::read(format!("/proc/{pid}/cgroup")).ok();
+    if groups(seen.pid) != groups(survey.subject.init) {
+        let why = "it is in a control group inside, which is not saved yet";
+        survey.found.refusals.push(seen.refuse("", why));
+    }
     // Its limits are gone when it has ended meanwhile, and it then needs nothing.
     let limits = limits(seen.pid).unwrap_or_default();
     if let Err(why) = schedule::check(seen, &limits) {
@@ -101,7 +106,9 @@ pub(crate) fn record(
     record.stopped = seen.stopped;
     record.descriptors = surveyed.descriptors.clone();
     record.locks = surveyed.locks.clone();
+    record.leases = surveyed.leases.clone();
     record.directory = surveyed.directory;
+    record.root.clone_from(&surveyed.root);
     record.limits = limits(seen.pid)?;
     let adj = fs::read_to_string(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);

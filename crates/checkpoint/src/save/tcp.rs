@@ -89,6 +89,9 @@ pub(super) fn save(
         }
         other => return Err(format!("a TCP connection in state {other}, which is not saved yet")),
     };
+    if state.is_some() && !survey.subject.connections {
+        return Err("a TCP connection, which is saved with --tcp-established only".into());
+    }
     let options = option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let connection = match state {

@@ -88,8 +88,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
 
 /// Whether a side belongs to the devpts of the container, whose number it then has.
 fn is_of(open: &Open<'_>, number: u32) -> bool {
-    let pid = open.process.pid;
-    let own = rustix::fs::stat(format!("/proc/{pid}/root/dev/pts/{number}"));
+    let first = open.process.first;
+    let own = rustix::fs::stat(format!("/proc/{first}/root/dev/pts/{number}"));
     // A master's and a console's own inode says where it was opened, which is their devpts, too.
     own.is_ok_and(|own| own.st_dev == open.stat.st_dev || open.link == "/dev/tty")
 }
@@ -99,7 +99,8 @@ fn state(open: &Open<'_>, number: u32) -> Result<Terminal, Errno> {
     let fd = open.copy.as_fd();
     let size = rustix::termios::tcgetwinsize(fd)?;
     let pid = open.process.pid;
-    let node = rustix::fs::stat(format!("/proc/{pid}/root/dev/pts/{number}"))?;
+    let first = open.process.first;
+    let node = rustix::fs::stat(format!("/proc/{first}/root/dev/pts/{number}"))?;
     let (uid, gid) = Maps::read(pid).owner(node.st_uid, node.st_gid);
     Ok(Terminal {
         number,

@@ -65,7 +65,8 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32)
         pending: signal::pending(tid, false)?,
         robust_list: call::robust_list(tid).map_err(step("read the robust list"))?,
         rseq,
-        filters: filters(tid, house_filters).map_err(step("read the system call filters"))?,
+        filters: filters(tid, &fields, house_filters)
+            .map_err(step("read the system call filters"))?,
         credentials: credentials(seen, &fields),
         nice,
         restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
@@ -77,8 +78,12 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32)
 }
 
 /// Filters beyond those that the configuration gives every process, which are the oldest.
-fn filters(tid: u32, house: u32) -> std::result::Result<Vec<Filter>, Errno> {
+fn filters(tid: u32, fields: &proc::Fields, house: u32) -> std::result::Result<Vec<Filter>, Errno> {
+    const FILTERED: u64 = 2; // SECCOMP_MODE_FILTER, without which there is nothing to ask for
     let mut all = Vec::new();
+    if fields.number("Seccomp") != Some(FILTERED) {
+        return Ok(all);
+    }
     let mut index = u64::from(house);
     while let Some(code) = call::filter(tid, index)? {
         let flags = call::filter_flags(tid, index)? as u32;

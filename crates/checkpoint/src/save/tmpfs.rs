@@ -1,12 +1,14 @@
 //! What is in a tmpfs: read by the engine, through the root of the first process.
 //!
-//! Sockets are left out: whoever has one bound binds it again. Devices and files with more than one
-//! name are refused.
+//! Sockets are left out: whoever has one bound binds it again. So are devices that the configuration
+//! makes, and what is mounted over something. Other devices are refused.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
 
 use super::file::{self, modified_ns};
 use super::memory;
@@ -19,13 +21,28 @@ use crate::format::{PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
 /// LIMIT: directories in each other.
 const DEPTH_MAX: usize = 64;
 
+/// A directory that is in memory, by its path inside, whatever links lead there: a tmpfs, or a part of
+/// one that is mounted by itself. KERNEL(5.8): statx(2) tells that
+pub(crate) fn place(pid: u32, target: &str) -> std::result::Result<OwnedFd, Errno> {
+    const MAGIC: i64 = 0x0102_1994; // TMPFS_MAGIC, statfs(2)
+    let place = file::lookup(pid, &format!("{target}/."))?;
+    let said = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::empty())?;
+    let is_root = said.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    if !is_root || rustix::fs::fstatfs(&place)?.f_type != MAGIC {
+        return Err(Errno::NOTDIR);
+    }
+    Ok(place)
+}
+
 /// Finds what is in each, and refuses what cannot be saved. Contents are read later.
 pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     let maps = Maps::read(first.pid);
     for target in survey.subject.memory.clone() {
-        let mut walk = Walk { maps: &maps, target: &target, entries: Vec::new() };
+        let nodes = &survey.subject.nodes;
+        let (names, entries) = (HashMap::new(), Vec::new());
+        let mut walk = Walk { maps: &maps, target: &target, nodes, names, entries };
         // One that is not mounted has nothing in it.
-        let Ok(place) = file::lookup(first.pid, &target) else { continue };
+        let Ok(place) = place(first.pid, &target) else { continue };
         match walk.below(&place, "", 0) {
             Ok(()) if walk.entries.is_empty() => {}
             Ok(()) => {
@@ -63,6 +80,9 @@ pub(super) fn contents(found: &mut Found, pid: u32, writer: &mut Writer) -> Resu
 struct Walk<'w> {
     maps: &'w Maps,
     target: &'w str,
+    nodes: &'w [String],
+    /// Regular files that were met, by inode.
+    names: HashMap<u64, String>,
     entries: Vec<TmpfsEntry>,
 }
 
@@ -85,6 +105,7 @@ impl Walk<'_> {
             rustix::fs::openat2(at, name, flags, Mode::empty(), how)
         };
         let listing = open(place, c".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+        let own = rustix::fs::fstat(&listing).map_err(failed)?.st_dev;
         for found in Dir::read_from(&listing).map_err(failed)? {
             let found = found.map_err(failed)?;
             let name = found.file_name();
@@ -99,9 +120,14 @@ impl Walk<'_> {
                 Err(rustix::io::Errno::NOENT) => continue,
                 Err(e) => return Err(failed(e)),
             };
+            if stat.st_dev != own {
+                continue; // mounted there: it is not of this memory
+            }
             let kind = FileType::from_raw_mode(stat.st_mode);
+            let is_made = || self.nodes.iter().any(|node| *node == format!("{target}/{path}"));
             let what = match kind {
                 FileType::Socket => continue,
+                FileType::CharacterDevice | FileType::BlockDevice if is_made() => continue,
                 FileType::Directory => TmpfsKind::Directory,
                 FileType::Fifo => TmpfsKind::Fifo,
                 FileType::Symlink => {
@@ -112,12 +138,13 @@ impl Walk<'_> {
                 FileType::RegularFile if stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 => {
                     return Err(format!("'{target}/{path}' changes who executes it, not saved"));
                 }
-                FileType::RegularFile if stat.st_nlink > 1 => {
-                    return Err(format!("'{target}/{path}' has more than one name, not saved yet"));
-                }
-                FileType::RegularFile => {
-                    TmpfsKind::File { bytes: stat.st_size as u64, runs: Vec::new() }
-                }
+                FileType::RegularFile => match self.names.get(&stat.st_ino) {
+                    Some(of) if stat.st_nlink > 1 => TmpfsKind::Name { of: of.clone() },
+                    _ => {
+                        self.names.insert(stat.st_ino, path.clone());
+                        TmpfsKind::File { bytes: stat.st_size as u64, runs: Vec::new() }
+                    }
+                },
                 _ => return Err(format!("'{target}/{path}' is a device, which is not saved yet")),
             };
             let (uid, gid) = self.maps.owner(stat.st_uid, stat.st_gid);

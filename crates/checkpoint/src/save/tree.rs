@@ -15,6 +15,7 @@ use dormouse_kernel::{Errno, pidfd};
 use rustix::fd::OwnedFd;
 
 use super::Subject;
+use super::host::Host;
 use super::thread::Blocks;
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::inject::remote::EVENT_STOP;
@@ -31,6 +32,8 @@ pub struct Seen {
     pub(crate) inner: u32,
     /// The container's id of its parent, 0 for the first.
     pub(crate) parent: u32,
+    /// The first process, by the host's id: paths inside are found from its root.
+    pub(crate) first: u32,
     /// `/proc/PID/status`.
     pub(crate) fields: Fields,
     /// It has ended and waits to be reaped.
@@ -73,7 +76,7 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
     let mut next = vec![(subject.init, 0)];
     while let Some((pid, parent)) = next.pop() {
         // It may end while it is looked at.
-        let Some(seen) = look_at(pid, parent)? else { continue };
+        let Some(seen) = look_at(pid, parent, subject.init)? else { continue };
         for tid in &seen.tids {
             let path = format!("/proc/{pid}/task/{tid}/children");
             let text = fs::read_to_string(path).unwrap_or_default(); // ended meanwhile
@@ -88,7 +91,7 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
     Ok(all)
 }
 
-fn look_at(pid: u32, parent: u32) -> Outcome<Option<Seen>> {
+fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
     let Ok(fields) = proc::fields(pid) else { return Ok(None) };
     let Some(inner) = fields.pids().last().copied() else { return Ok(None) };
     let is_zombie = fields.field("State").is_some_and(|s| s.starts_with(['Z', 'X']));
@@ -99,7 +102,7 @@ fn look_at(pid: u32, parent: u32) -> Outcome<Option<Seen>> {
     }
     let pidfd = if is_zombie { None } else { pidfd::open(pid).ok() };
     let (stopped, waited_in) = (None, HashMap::new());
-    Ok(Some(Seen { pid, inner, parent, fields, is_zombie, tids, stopped, waited_in, pidfd }))
+    Ok(Some(Seen { pid, inner, parent, first, fields, is_zombie, tids, stopped, waited_in, pidfd }))
 }
 
 /// A container all of whose tasks stand still. They go on when it is dropped.
@@ -112,6 +115,7 @@ pub struct Stopped {
     processes: Vec<Seen>,
     held: Held,
     blocks: Blocks,
+    pub(super) host: Host,
     took: Duration,
 }
 
@@ -171,18 +175,18 @@ impl Drop for Held {
 }
 
 /// Stops everything.
-pub(crate) fn stop(subject: &Subject, blocks: Blocks) -> Outcome<Stopped> {
+pub(crate) fn stop(subject: &Subject, blocks: Blocks, host: Host) -> Outcome<Stopped> {
     let began = Instant::now();
     let (processes, held) = stop_all(|| look(subject), began + STOP_WITHIN)?;
     let connections = super::tcp::Held::default();
-    Ok(Stopped { connections, processes, held, blocks, took: began.elapsed() })
+    Ok(Stopped { connections, processes, held, blocks, host, took: began.elapsed() })
 }
 
-/// The processes of these ids, whosever children they are.
+/// The processes of these ids, whosever children they are; each stands for itself, with its own root.
 pub(crate) fn look_at_all(pids: Vec<u32>) -> Outcome<Vec<Seen>> {
     let mut all = Vec::new();
     for pid in pids {
-        all.extend(look_at(pid, 0)?.filter(|seen| !seen.is_zombie));
+        all.extend(look_at(pid, 0, pid)?.filter(|seen| !seen.is_zombie));
     }
     Ok(all)
 }

@@ -39,6 +39,8 @@ pub(crate) struct Socket {
     copy: OwnedFd,
     /// The process that has it, by the host's id.
     pid: u32,
+    /// The first process, from whose root paths are found.
+    first: u32,
     /// Its working directory, which a relative path begins at.
     directory: String,
     /// For the message: who has it.
@@ -73,6 +75,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         object: open.index,
         copy: open.copy.try_clone().map_err(|e| format!("a unix socket: {e}"))?,
         pid: open.process.pid,
+        first: open.process.first,
         directory: directory.to_string_lossy().into_owned(),
         whose: open.process.refuse(format!("descriptor {}", open.number), ""),
         received: Ok(Vec::new()),
@@ -243,7 +246,12 @@ fn name(socket: &Socket, said: &Said) -> Result<Option<UnixName>, Why> {
         FileType::from_raw_mode(stat.st_mode) == FileType::Socket
             && said.file == Some(stat.st_ino as u32)
     };
-    let found = file::lookup(socket.pid, &whole).and_then(rustix::fs::fstat).ok().filter(own);
+    let look = |pid| file::lookup(pid, &whole).and_then(rustix::fs::fstat).ok().filter(own);
+    let found = look(socket.first);
+    if found.is_none() && look(socket.pid).is_some() {
+        let why = format!("a unix socket bound to '{whole}' below another root, not saved yet");
+        return Err(why);
+    }
     name.file = found.map(|stat| {
         let (uid, gid) = thread::inside_ids(socket.pid, stat.st_uid, stat.st_gid);
         UnixFile { mode: stat.st_mode & 0o777, uid, gid }

@@ -4,6 +4,7 @@
 //! and exec, where a copied lock could be held by a thread that does not exist any more. Strings
 //! are [`CStr`]s for the same reason. Errors are bare [`Errno`]s; the modules above explain them.
 
+mod file;
 mod memory;
 mod mount;
 mod pidfd;
@@ -13,6 +14,7 @@ mod task;
 mod terminal;
 mod trace;
 
+pub use file::*;
 pub use memory::*;
 pub use mount::*;
 pub use pidfd::*;

@@ -1,5 +1,7 @@
 //! Whether records of files in memory can be true: that each name is below its directory.
 
+use std::collections::HashSet;
+
 use super::{Found, TEXT_MAX, ensure};
 use crate::format::{Tmpfs, TmpfsKind};
 
@@ -10,16 +12,21 @@ pub(super) fn names(tmpfs: &Tmpfs) -> Found {
     let text = |text: &str| !text.is_empty() && text.len() < TEXT_MAX && !text.contains('\0');
     let target = tmpfs.target.starts_with('/') && text(&tmpfs.target);
     ensure(target && tmpfs.entries.len() <= ENTRIES_MAX, || "its directory".into())?;
+    let mut files = HashSet::new();
     for entry in &tmpfs.entries {
         let part = |part: &str| !part.is_empty() && part != "." && part != "..";
         let sound = text(&entry.path) && entry.path.split('/').all(part);
         ensure(sound, || format!("the path '{}'", entry.path.escape_debug()))?;
         let is_file = matches!(entry.what, TmpfsKind::File { .. });
+        if is_file {
+            files.insert(entry.path.as_str());
+        }
         // A file that makes root of whoever executes it is nothing a checkpoint may bring.
         let mode = if is_file { 0o1777 } else { 0o7777 };
         ensure(entry.mode & !mode == 0, || format!("the mode of '{}'", entry.path))?;
         let link = match &entry.what {
             TmpfsKind::Link { to } => text(to),
+            TmpfsKind::Name { of } => files.contains(of.as_str()),
             _ => true,
         };
         ensure(link, || format!("the link '{}'", entry.path))?;
@@ -47,5 +54,6 @@ mod tests {
         }
         assert!(with("a", 0o4755, file()).is_err(), "it would make root");
         assert!(with("a", 0o777, TmpfsKind::Link { to: String::new() }).is_err());
+        assert!(with("a", 0o600, TmpfsKind::Name { of: "../b".into() }).is_err());
     }
 }

@@ -1,0 +1,47 @@
+//! Who is told when something happens to an open file: fcntl(2), and what `rustix` lacks of it.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::check;
+use crate::Errno;
+
+/// Who is told: `struct f_owner_ex`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+pub struct FileOwner {
+    /// F_OWNER_TID (0), F_OWNER_PID (1), F_OWNER_PGRP (2).
+    pub kind: i32,
+    /// The thread, process or group, by the caller's ids; 0 for nobody.
+    pub id: i32,
+}
+
+/// F_GETOWN_EX (Linux 2.6.32).
+pub fn file_owner(file: BorrowedFd<'_>) -> Result<FileOwner, Errno> {
+    const F_GETOWN_EX: i32 = 16;
+    let mut owner = FileOwner::default();
+    let at = &raw mut owner;
+    // SAFETY: the kernel writes one `struct f_owner_ex`, which this is.
+    check(unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), F_GETOWN_EX, at) })?;
+    Ok(owner)
+}
+
+/// F_GETSIG: the signal that is sent; 0 for SIGIO.
+pub fn file_signal(file: BorrowedFd<'_>) -> Result<i32, Errno> {
+    const F_GETSIG: i32 = 11;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), F_GETSIG, 0) })
+        .map(|signal| signal as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn nobody_is_told_of_a_file_that_was_just_opened() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(file_owner(file.as_fd()).unwrap().id, 0);
+        assert_eq!(file_signal(file.as_fd()).unwrap(), 0);
+    }
+}
