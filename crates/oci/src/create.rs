@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use dormouse_checkpoint::load;
 use dormouse_keeper::birth::{self, Wanted};
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::tiny::Outside;
@@ -22,9 +23,10 @@ use crate::identity::{self, Ids, map_text};
 use crate::mount::{Given, propagation};
 use crate::namespace::Namespaces;
 use crate::process::{self, Io, Last};
+use crate::restore::{self, Comeback, Confined};
 use crate::spec::Process;
 use crate::store::{self, Left, Record, Status};
-use crate::{Runtime, cgroup, console, device, hook, mount as mounts};
+use crate::{Runtime, cgroup, checkpoint, console, device, hook, mount as mounts};
 
 /// The socket at which a created container waits.
 pub(crate) const START: &str = "start";
@@ -69,6 +71,16 @@ pub struct Created {
 impl Runtime {
     /// Makes a container of a bundle. When that fails nothing is left of it.
     pub fn create(&self, id: &str, create: &Create) -> Result<Created> {
+        self.make(id, create, None)
+    }
+
+    /// The same; from a checkpoint where there is one, and then it runs.
+    pub(crate) fn make(
+        &self,
+        id: &str,
+        create: &Create,
+        comeback: Option<&Comeback>,
+    ) -> Result<Created> {
         store::check_id(id)?;
         let bundle = Bundle::open(&create.bundle)?;
         let linux = bundle.linux();
@@ -80,6 +92,9 @@ impl Runtime {
         let filter = linux.seccomp.as_ref().map(filter::compile).transpose()?;
         process::capabilities(process.capabilities.as_ref())?;
         let cgroup = cgroup::path(linux.cgroups_path.as_deref(), id, self.systemd_cgroup)?;
+        if let Some(comeback) = comeback {
+            comeback.check(&bundle, process)?;
+        }
 
         let forest = self.forest()?;
         let cgroup_made = forest.missing(&cgroup)?;
@@ -112,6 +127,7 @@ impl Runtime {
             annotations: bundle.spec.annotations.clone(),
             poststart: bundle.spec.hooks.poststart.clone(),
             poststop: bundle.spec.hooks.poststop.clone(),
+            streams: if process.terminal { Vec::new() } else { checkpoint::streams() },
             ..Record::default()
         };
         let mut making = Making {
@@ -124,6 +140,7 @@ impl Runtime {
             forest,
             record,
             dir,
+            comeback,
             newborn: None,
         };
         let made = making.all();
@@ -254,6 +271,7 @@ struct Making<'m> {
     forest: &'m Forest,
     record: Record,
     dir: PathBuf,
+    comeback: Option<&'m Comeback>,
     newborn: Option<Newborn>,
 }
 
@@ -273,11 +291,16 @@ impl Making<'_> {
         };
         self.record.pid = newborn.pid;
         self.record.start_time = newborn.start_time;
+        // ORDER: a newborn is a copy of a process with one thread.
+        let verified = self.comeback.map(Comeback::verify);
         let planned = self.plan(&newborn, &cgroup);
-        let program = planned.and_then(|plan| Ok(newborn.send(plan)?));
+        let program = planned.and_then(|(plan, restore)| {
+            newborn.send(plan)?;
+            Ok(restore)
+        });
         // ORDER: kept where a failure finds it, to be killed.
         let newborn = self.newborn.insert(newborn);
-        program?;
+        let restore = program?;
         if waits_for_hooks {
             newborn.ready().map_err(|e| told(self.process, e))?;
             let (hooks, record) = (&self.bundle.spec.hooks, &self.record);
@@ -286,6 +309,11 @@ impl Making<'_> {
             newborn.release()?;
         }
         let master = newborn.ready().map_err(|e| told(self.process, e))?;
+        // What was typed and not read is typed again.
+        let typist = match (&restore, &master) {
+            (Some(_), Some(master)) => Some(clone_fd(master.as_fd())?),
+            _ => None,
+        };
         let console = match (master, &self.create.console_socket) {
             (Some(master), Some(socket)) => {
                 console::send(socket, master)?;
@@ -294,13 +322,30 @@ impl Making<'_> {
             (master, _) => master,
         };
         self.record.steps = newborn.memory();
-        store.write(&self.record)?;
-        if let Some(path) = &self.create.pid_file {
-            store::publish_pid(path, newborn.pid)?;
+        let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
+        if restore.as_ref().is_some_and(load::Restore::moves_clocks) {
+            let word = "time".to_owned();
+            self.record.namespaces.retain(|known| *known != word);
+            self.record.namespaces.push(word);
         }
-        newborn.release()?;
-        let pidfd = clone_fd(newborn.pidfd.as_fd())?;
-        Ok(Created { pid: newborn.pid, pidfd, console })
+        // ORDER: on record before it runs.
+        store.write(&self.record)?;
+        let publish = || match &self.create.pid_file {
+            Some(path) => store::publish_pid(path, pid),
+            None => Ok(()),
+        };
+        match (&restore, verified, self.newborn.take()) {
+            (Some(restore), Some(verified), Some(newborn)) => {
+                let typist = typist.as_ref().map(AsFd::as_fd);
+                restore::conduct(newborn, restore, typist, verified)?;
+                publish()?;
+            }
+            (_, _, newborn) => {
+                publish()?;
+                newborn.map_or(Ok(()), |newborn| newborn.release())?;
+            }
+        }
+        Ok(Created { pid, pidfd, console })
     }
 
     fn make_cgroup(&self) -> Result<Tree> {
@@ -361,8 +406,8 @@ impl Making<'_> {
         Ok(Newborn::new(born.pid, born.start_time, born.pidfd, ours))
     }
 
-    /// Everything the newborn does up to execve.
-    fn plan(&self, newborn: &Newborn, cgroup: &Tree) -> Result<Plan> {
+    /// Everything the newborn does up to execve, or to the restore that it follows.
+    fn plan(&self, newborn: &Newborn, cgroup: &Tree) -> Result<(Plan, Option<load::Restore>)> {
         let (linux, spec) = (self.bundle.linux(), &self.bundle.spec);
         let mut plan = Plan::new();
         let ids = match self.namespaces.has("user") {
@@ -435,23 +480,29 @@ impl Making<'_> {
         }
         self.plan_root(&mut plan)?;
         let program = match spec.process {
-            Some(_) => Some(process::program(self.process, || {
+            Some(_) if self.comeback.is_none() => Some(process::program(self.process, || {
                 identity::home(root_view.as_fd(), self.process.user.uid)
             })?),
-            None => None,
+            _ => None,
         };
         let io = match self.process.terminal {
             true => Io::Terminal,
             false => Io::Fds(process::own_streams(&ids, self.process.user.uid)?),
         };
         process::plan_before(&mut plan, self.process, io)?;
+        if let Some(comeback) = self.comeback {
+            let (bundle, process, filter) = (self.bundle, self.process, self.filter.as_ref());
+            let confined = Confined { bundle, process, filter, ids: &ids };
+            let restore = comeback.plan(&mut plan, &confined)?;
+            return Ok((plan, Some(restore)));
+        }
         plan.chdir(&self.process.cwd, true);
         if let Some(program) = &program {
             plan.lookup(program);
         }
         let listener = plan.fd(self.listen()?);
         plan.wait_for_start(listener);
-        let Some(mut program) = program else { return Ok(plan) };
+        let Some(mut program) = program else { return Ok((plan, None)) };
         if self.create.listen_fds > 0 {
             let pid = format!("LISTEN_PID={pid_inside}");
             let count = format!("LISTEN_FDS={}", self.create.listen_fds);
@@ -471,7 +522,7 @@ impl Making<'_> {
             personality: linux.personality.as_ref(),
         };
         last.plan(&mut plan)?;
-        Ok(plan)
+        Ok((plan, None))
     }
 
     /// Propagation of the root filesystem, and what it means for mounts that say nothing.

@@ -38,6 +38,12 @@ const LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
+/// Where a configuration has devices.
+pub(crate) fn paths(devices: &[Device]) -> Vec<String> {
+    let named = devices.iter().map(|device| device.path.clone());
+    named.chain(DEFAULT.iter().map(|(path, ..)| (*path).to_owned())).collect()
+}
+
 /// Puts the devices of a configuration into the plan, or into the `/dev` that was made for it.
 pub(crate) fn plan(
     plan: &mut Plan,

@@ -92,12 +92,26 @@ pub enum Error {
     /// A step of the new process.
     #[error(transparent)]
     Launch(#[from] LaunchError),
+    /// A step with a checkpoint.
+    #[error("{}", checkpoint(.0))]
+    Checkpoint(#[from] dormouse_checkpoint::Error),
     /// A step of its birth.
     #[error("cannot {0}")]
     Birth(#[from] dormouse_keeper::Failed),
 }
 
 fn chain(error: &CgroupError) -> String {
+    let cause = std::error::Error::source(error);
+    cause.map_or(error.to_string(), |cause| format!("{error}: {cause}"))
+}
+
+/// With everything that was refused, and with its cause.
+fn checkpoint(error: &dormouse_checkpoint::Error) -> String {
+    use dormouse_checkpoint::Error::{Passing, Refused};
+    if let Refused(all) | Passing(all) = error {
+        let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+        return format!("it cannot be checkpointed: {}", all.join("; "));
+    }
     let cause = std::error::Error::source(error);
     cause.map_or(error.to_string(), |cause| format!("{error}: {cause}"))
 }

@@ -41,6 +41,23 @@ impl Ids {
     }
 }
 
+impl Ids {
+    /// How many ids there are inside, from 0 on.
+    pub(crate) fn count_from_zero(&self) -> u32 {
+        let all = |map: &Option<Vec<IdMapping>>| {
+            let Some(map) = map else { return u32::MAX };
+            let mut sorted: Vec<&IdMapping> = map.iter().collect();
+            sorted.sort_unstable_by_key(|one| one.container_id);
+            let step = |end: u32, one: &&IdMapping| match one.container_id == end {
+                true => end.saturating_add(one.size),
+                false => end,
+            };
+            sorted.iter().fold(0, step)
+        };
+        all(&self.uid).min(all(&self.gid))
+    }
+}
+
 fn to_host(map: Option<&[IdMapping]>, inside: u32) -> Option<u32> {
     let Some(map) = map else { return Some(inside) };
     map.iter().find_map(|one| {
@@ -122,6 +139,7 @@ mod tests {
         assert_eq!(ids.host_uid(1000), None);
         assert_eq!(ids.host_uid(2000), Some(5));
         assert_eq!(ids.host_gid(7), Some(7));
+        assert_eq!(ids.count_from_zero(), 1000);
     }
 
     #[test]

@@ -42,12 +42,16 @@
 //! the host in reach after `pivot`. Our own program is not open for writing through
 //! `/proc/PID/exe` ([`sealed`]).
 //!
-//! **Not here**: `checkpoint` and `restore`; intelRdt, which is refused; systemd over D-Bus: with
+//! **Checkpoints.** [`checkpoint`] saves what the processes are and keeps no other state; `restore` is
+//! a `create` whose newborn follows a restore program where it would wait for `start` ([`restore`]).
+//!
+//! **Not here**: intelRdt, which is refused; systemd over D-Bus: with
 //! `--systemd-cgroup` the directories of a scope are made by hand.
 #![forbid(unsafe_code)]
 
 pub mod bundle;
 mod cgroup;
+pub mod checkpoint;
 pub mod command;
 mod console;
 mod create;
@@ -66,6 +70,7 @@ mod life;
 mod mount;
 mod namespace;
 mod process;
+pub mod restore;
 mod sealed;
 #[allow(missing_docs)] // The specification is their documentation.
 pub mod spec;
@@ -75,10 +80,12 @@ use std::sync::{Arc, OnceLock};
 
 use dormouse_kernel::cgroup::Forest;
 
+pub use checkpoint::Checkpoint;
 pub use create::{Create, Created};
 pub use error::{Error, Result};
 pub use exec::Exec;
 pub use life::Signal;
+pub use restore::Restore;
 pub use store::{Record, Status};
 
 /// The version of the specification that this implements.

@@ -137,7 +137,8 @@ impl Last<'_> {
     }
 }
 
-fn is_active(module: &str) -> bool {
+/// Whether a security module of the host's would know what to do with a label.
+pub(crate) fn is_active(module: &str) -> bool {
     match module {
         "apparmor" => std::fs::read("/sys/module/apparmor/parameters/enabled")
             .is_ok_and(|text| text.first() == Some(&b'Y')),

@@ -92,6 +92,8 @@ pub struct Record {
     pub poststart: Vec<Hook>,
     /// What is run after `delete`.
     pub poststop: Vec<Hook>,
+    /// Device and inode of the caller's standard streams; none of a terminal of the container's own.
+    pub streams: Vec<Option<(u64, u64)>>,
 }
 
 /// The state that hooks and callers are told.

@@ -3,6 +3,7 @@
 //! Exit codes: 0; 1 for what failed (255 for `exec`); of `run` and `exec` in the foreground the
 //! process's own, 128 and the number of a signal that ended it.
 
+mod checkpoint;
 mod flag;
 mod log;
 mod table;
@@ -113,7 +114,7 @@ fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
         Run::Alone(run) => return run(&given).map_err(named),
         Run::With(run) => run,
     };
-    if matches!(verb.name, "create" | "run" | "exec") {
+    if matches!(verb.name, "create" | "run" | "exec" | "restore") {
         crate::sealed::ensure().map_err(named)?;
     }
     let root = global.one("root").filter(|root| !root.is_empty()).unwrap_or(DEFAULT_ROOT);

@@ -1,18 +1,22 @@
 //! The verbs and their flags.
 
 use super::flag::{Flag, Takes};
-use super::{Run, Verb, update, verb};
+use super::{Run, Verb, checkpoint, update, verb};
 
 use Takes::{Many, Nothing, One};
 
-const HELP: Flag = ("help", "h", Nothing, "show this");
-const BUNDLE: Flag = ("bundle", "b", One, "directory of config.json; the current one if not given");
-const CONSOLE: Flag = ("console-socket", "", One, "socket that gets the master of the terminal");
-const PID_FILE: Flag = ("pid-file", "", One, "file that gets the process's pid");
+pub(super) const HELP: Flag = ("help", "h", Nothing, "show this");
+pub(super) const BUNDLE: Flag =
+    ("bundle", "b", One, "directory of config.json; the current one if not given");
+pub(super) const CONSOLE: Flag =
+    ("console-socket", "", One, "socket that gets the master of the terminal");
+pub(super) const PID_FILE: Flag = ("pid-file", "", One, "file that gets the process's pid");
 const PRESERVE: Flag = ("preserve-fds", "", One, "how many descriptors from 3 on are passed on");
-const NO_PIVOT: Flag = ("no-pivot", "", Nothing, "only cover the host's root: for an initramfs");
-const KEYRING: Flag = ("no-new-keyring", "", Nothing, "keep the caller's session keyring");
-const DETACH: Flag = ("detach", "d", Nothing, "do not wait for the process");
+pub(super) const NO_PIVOT: Flag =
+    ("no-pivot", "", Nothing, "only cover the host's root: for an initramfs");
+pub(super) const KEYRING: Flag =
+    ("no-new-keyring", "", Nothing, "keep the caller's session keyring");
+pub(super) const DETACH: Flag = ("detach", "d", Nothing, "do not wait for the process");
 const FORMAT: Flag = ("format", "f", One, "table or json");
 
 /// All verbs.
@@ -122,6 +126,20 @@ pub(super) const VERBS: &[Verb] = &[
         what: "let them go on",
         flags: &[HELP],
         run: Run::With(verb::resume),
+    },
+    Verb {
+        name: "checkpoint",
+        words: "ID",
+        what: "make files of a running container's processes, and delete it",
+        flags: checkpoint::CHECKPOINT,
+        run: Run::With(checkpoint::checkpoint),
+    },
+    Verb {
+        name: "restore",
+        words: "ID",
+        what: "make a container whose processes come from a checkpoint, and wait for it",
+        flags: checkpoint::RESTORE,
+        run: Run::With(checkpoint::restore),
     },
     Verb {
         name: "update",

@@ -50,7 +50,7 @@ fn print_line(text: &str) -> Result<()> {
     }
 }
 
-fn asked(context: &mut Context<'_>) -> Create {
+pub(super) fn asked(context: &mut Context<'_>) -> Create {
     let given = context.given;
     let path = |name: &str| given.one(name).filter(|p| !p.is_empty()).map(PathBuf::from);
     Create {

@@ -1,0 +1,208 @@
+//! `restore`: a container of a bundle whose processes come from a checkpoint.
+//!
+//! It is a `create` ([`crate::create`]) up to the place where the newborn would wait for `start`. There
+//! it says that it is ready, gets the configuration's filter, and follows a restore program
+//! (`dormouse_checkpoint::load`), led by this process, which traces all of it: what is killed in the
+//! middle takes everything along. The record has its pid before it runs on, the pid file is written when
+//! all of it is whole.
+//!
+//! **Whom it trusts.** The caller and the bundle, as `create` does; the checkpoint not at all: what it
+//! says about credentials, capabilities and filters only narrows what the bundle gives.
+//!
+//! **Hooks.** `prestart`, `createRuntime` and `createContainer` run, since namespaces and mounts are
+//! new; `startContainer` and `poststart` do not, since no program is started.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use dormouse_checkpoint::format::{Reader, Thing};
+use dormouse_checkpoint::load::{self, Allowed, Traced, Wanted};
+use dormouse_kernel::weakened;
+use dormouse_launch::{Follow, Newborn, Plan};
+
+use crate::Runtime;
+use crate::bundle::Bundle;
+use crate::checkpoint::{NAME, STREAMS, memory};
+use crate::create::{Create, Created, clone_fd};
+use crate::error::{Error, Result};
+use crate::filter::Compiled;
+use crate::identity::Ids;
+use crate::namespace::Namespaces;
+use crate::process;
+use crate::spec::Process;
+
+/// What `restore` is asked for.
+#[derive(Debug, Default)]
+pub struct Restore {
+    /// As for `create`.
+    pub create: Create,
+    /// The directory that the checkpoint is in.
+    pub image: PathBuf,
+    /// TCP connections that it has come back, too.
+    pub connections: bool,
+}
+
+/// A checkpoint on its way back.
+pub(crate) struct Comeback {
+    reader: Arc<Reader>,
+    connections: bool,
+}
+
+/// The configuration of who comes back.
+pub(crate) struct Confined<'c> {
+    pub(crate) bundle: &'c Bundle,
+    pub(crate) process: &'c Process,
+    pub(crate) filter: Option<&'c Compiled>,
+    pub(crate) ids: &'c Ids,
+}
+
+impl Runtime {
+    /// Makes a container of a bundle and a checkpoint. When that fails nothing is left of it.
+    pub fn restore(&self, id: &str, restore: &Restore) -> Result<Created> {
+        let comeback = Comeback::open(restore)?;
+        self.make(id, &restore.create, Some(&comeback))
+    }
+}
+
+impl Comeback {
+    fn open(restore: &Restore) -> Result<Self> {
+        let dir = restore.image.join(NAME);
+        if !dir.exists() {
+            let image = restore.image.display();
+            let why = match restore.image.join("inventory.img").exists() {
+                true => format!("{image} holds a checkpoint of CRIU's, which only CRIU restores"),
+                false => format!("{image} holds no checkpoint: there is no '{NAME}' in it"),
+            };
+            return Err(Error::Usage(why));
+        }
+        let reader = Reader::open(&dir)?;
+        let has_connection = |object: &dormouse_checkpoint::format::Object| match &object.thing {
+            Thing::TcpSocket(socket) => socket.connection.is_some(),
+            _ => false,
+        };
+        let connections = reader.records().objects.iter().any(has_connection);
+        if connections && !restore.connections {
+            let why = "it has TCP connections, which come back with --tcp-established only";
+            return Err(Error::Usage(why.into()));
+        }
+        Ok(Self { reader: Arc::new(reader), connections })
+    }
+
+    /// Refuses a bundle whose containers cannot come from a checkpoint.
+    pub(crate) fn check(&self, bundle: &Bundle, process: &Process) -> Result<()> {
+        let namespaces = Namespaces::check(&bundle.linux().namespaces)?;
+        for word in ["pid", "mount"] {
+            if !namespaces.makes(word) {
+                let why = format!("a container that is restored needs a new {word} namespace");
+                return Err(Error::field("linux.namespaces", why));
+            }
+        }
+        let labels = [
+            ("apparmor", "process.apparmorProfile", &process.apparmor_profile),
+            ("selinux", "process.selinuxLabel", &process.selinux_label),
+        ];
+        for (module, field, label) in labels {
+            if label.as_deref().is_some_and(|l| !l.is_empty()) && process::is_active(module) {
+                return Err(Error::field(field, "processes that are restored do not get it yet"));
+            }
+        }
+        if bundle.linux().seccomp.as_ref().is_some_and(|s| s.listener_path.is_some()) {
+            let why = "nobody answers for processes that are restored";
+            return Err(Error::field("linux.seccomp.listenerPath", why));
+        }
+        Ok(())
+    }
+
+    /// Its contents are compared with their checksums while everything else is done.
+    pub(crate) fn verify(&self) -> JoinHandle<dormouse_checkpoint::Result<()>> {
+        let reader = Arc::clone(&self.reader);
+        std::thread::spawn(move || reader.verify())
+    }
+
+    /// The last part of the plan, in the place of the program.
+    pub(crate) fn plan(&self, plan: &mut Plan, confined: &Confined<'_>) -> Result<load::Restore> {
+        let Confined { bundle, process, filter, ids } = confined;
+        let user = &process.user;
+        let granted = process::capabilities(process.capabilities.as_ref())?;
+        let allowed = Allowed {
+            // What execve(2) could give a program of root's, or keep.
+            capabilities: granted.bounding | granted.inheritable | granted.ambient,
+            uid: user.uid,
+            gid: user.gid,
+            groups: user.additional_gids.clone(),
+            ids: ids.count_from_zero(),
+            memory: memory(&bundle.spec.mounts),
+            no_new_privileges: process.no_new_privileges,
+            held: Vec::new(),
+            console: process.terminal,
+            addresses: Vec::new(),
+            passed_ns: 0,
+        };
+        let mut restore = load::prepare(&self.reader, &allowed)?;
+        if self.connections {
+            restore.end_quiet(&self.reader.records().about.container);
+        }
+        let streams = match process.terminal {
+            true => None,
+            false => Some(process::own_streams(ids, user.uid)?),
+        };
+        let descriptor = |wanted: &Wanted| match wanted {
+            Wanted::Pages => Ok(load::pages_of(&self.reader)?),
+            Wanted::Outside(name) => stream(streams.as_ref(), name),
+            Wanted::Held(_) => Err(Error::Usage("nothing was held".into())),
+        };
+        let descriptors = restore.wants().iter().map(descriptor).collect::<Result<Vec<_>>>()?;
+        plan.sync();
+        if process.no_new_privileges && !weakened("no-new-privs") {
+            plan.no_new_privs();
+        }
+        if let Some(filter) = filter.filter(|_| !weakened("seccomp")) {
+            plan.seccomp_with(&filter.program, filter.flags, None);
+        }
+        let program = restore.program();
+        plan.follow(Follow {
+            memory: clone_fd(program.memory().as_fd())?,
+            base: program.base(),
+            length_bytes: program.length_bytes(),
+            start: program.start(),
+            descriptors_at: program.descriptors_at(),
+            descriptors,
+        });
+        Ok(restore)
+    }
+}
+
+/// A standard stream of the caller's by its name.
+fn stream(streams: Option<&[OwnedFd; 3]>, name: &str) -> Result<OwnedFd> {
+    let at = STREAMS.iter().position(|known| *known == name);
+    match (at, streams) {
+        (Some(at), Some(streams)) => clone_fd(streams[at].as_fd()),
+        (Some(_), None) => {
+            let why = "the checkpoint has the caller's streams, and no terminal";
+            Err(Error::field("process.terminal", why))
+        }
+        (None, _) => {
+            let why = format!("the checkpoint is of no OCI container: it has a stream '{name}'");
+            Err(Error::Usage(why))
+        }
+    }
+}
+
+/// Leads a newborn that is ready through its restore, and lets it go.
+pub(crate) fn conduct(
+    newborn: Newborn,
+    restore: &load::Restore,
+    console: Option<BorrowedFd<'_>>,
+    verified: JoinHandle<dormouse_checkpoint::Result<()>>,
+) -> Result<()> {
+    // ORDER: traced, then let go: it dies with us until it is whole.
+    let traced = Traced::seize(newborn.pid)?;
+    newborn.go()?;
+    let checked = || match verified.join() {
+        Ok(checked) => checked,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
+    Ok(traced.conduct(restore, console, checked)?)
+}
