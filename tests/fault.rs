@@ -596,6 +596,9 @@ const BUNDLE: &str = "BUNDLE";
 const OCI_CREATE: Words = &["create", "-b", BUNDLE, "--pid-file", "BUNDLE/pid", "x"];
 const OCI_RUN: Words = &["run", "-d", "-b", BUNDLE, "x"];
 const OCI_DELETE: Words = &["delete", "--force", "x"];
+const OCI_IMAGE: &str = "BUNDLE/../image";
+const OCI_CHECKPOINT: Words = &["checkpoint", "--image-path", OCI_IMAGE, "x"];
+const OCI_RESTORE: Words = &["restore", "-d", "-b", BUNDLE, "--image-path", OCI_IMAGE, "x"];
 
 impl Bundled {
     fn new(oci: Oci) -> Self {
@@ -657,6 +660,11 @@ impl Bundled {
 
     /// Kills a command at each of its steps.
     fn survives(&self, before: &[Words], command: Words, states: &[&str]) {
+        self.survives_and(before, command, states, |_| {});
+    }
+
+    /// The same, and what must be true then, by the state that it was in.
+    fn survives_and(&self, before: &[Words], command: Words, states: &[&str], then: impl Fn(&str)) {
         let mut number = 0;
         loop {
             self.all(before);
@@ -675,6 +683,8 @@ impl Bundled {
             let out = self.run(OCI_DELETE);
             assert_eq!(out.status, 0, "{what}: {out}");
             assert_eq!(self.left(), [""; 0], "{what}");
+            println!("{what}: x was {state}");
+            then(&state);
             if call.is_none() {
                 break;
             }
@@ -707,6 +717,25 @@ fn oci_verbs_for_the_running_killed_anywhere() {
     bundled.survives(&[OCI_RUN], &["pause", "x"], &["running", "paused"]);
     bundled.survives(&[OCI_RUN, &["pause", "x"]], &["resume", "x"], &["running", "paused"]);
     bundled.survives(&[OCI_RUN], &["update", "--memory", "64000000", "x"], &["running"]);
+}
+
+#[test]
+fn oci_checkpoint_and_restore_killed_anywhere() {
+    let bundled = Bundled::new(Oci::new());
+    let comes_back = || {
+        bundled.run(OCI_RESTORE).ok();
+        assert_eq!(bundled.state(), "running");
+        bundled.run(OCI_DELETE).ok();
+    };
+    // Gone, and whole on the disk; or as if nothing had been.
+    let states = &["running", "stopped", "none"];
+    bundled.survives_and(&[OCI_RUN], OCI_CHECKPOINT, states, |state| {
+        if state != "running" {
+            comes_back();
+        }
+    });
+    let before = &[OCI_RUN, OCI_CHECKPOINT];
+    bundled.survives_and(before, OCI_RESTORE, &["running", "none"], |_| comes_back());
 }
 
 /// The table of `docs/oci.md`: `create` and then `start`, killed at moments that are spread over the
