@@ -20,9 +20,9 @@ packages_run="busybox-static iproute2 mmdebstrap nftables docker-registry"
 # e2fsprogs makes small and full disks, qemu runs the second kernel, strace kills commands at their
 # steps, wrk asks web servers; g++ compiles the fuzzers' engine; containerd, dockerd and podman run
 # containers by our shim and our runtime (podman's networks are netavark's, the first process of its
-# pods is catatonit).
+# pods is catatonit; dockerd asks the host's ps).
 packages_test="aardvark-dns catatonit containerd docker.io e2fsprogs g++ iptables netavark podman"
-packages_test="$packages_test qemu-system-x86 strace wrk"
+packages_test="$packages_test procps qemu-system-x86 strace wrk"
 # Who stands beside us in a benchmark.
 packages_bench="bubblewrap crun e2fsprogs podman runc skopeo umoci"
 
