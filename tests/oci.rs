@@ -215,6 +215,16 @@ fn vm_nobody_else_ends_with_a_container() {
     above.edit(|c| c["linux"]["cgroupsPath"] = path(&above).into());
     oci.run(&["run", "-d", "-b", above.dir(), "above"]).ok();
     let below = sleeper();
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        // With v2 alone processes are in a cgroup or below it.
+        let error = oci.run(&["run", "-d", "-b", below.dir(), "below"]).err(1);
+        assert!(
+            error.contains("linux.cgroupsPath") && error.contains("runs none below"),
+            "{error}"
+        );
+        oci.run(&["delete", "--force", "above"]).ok();
+        return oci.assert_nothing_left();
+    }
     oci.run(&["run", "-d", "-b", below.dir(), "below"]).ok();
     let out = oci.run(&["delete", "--force", "above"]);
     assert!(out.status == 0 && out.stderr.contains("others are below it"), "{out:?}");

@@ -97,13 +97,21 @@ impl Runtime {
         }
 
         let forest = self.forest()?;
+        if let Some(above) = forest.occupied_above(&cgroup)? {
+            let why =
+                format!("{cgroup}: processes are in {above}, and cgroup v2 runs none below it");
+            return Err(Error::field("linux.cgroupsPath", why));
+        }
         let cgroup_made = forest.missing(&cgroup)?;
         let mark = self.store.mark(id)?;
-        let free = |dir| match self.refuse_shared(&forest.open(&cgroup, cgroup_made)?, &cgroup) {
-            Ok(()) => Ok(dir),
-            Err(e) => {
-                let _ = self.store.remove(id); // it is found by its mark
-                Err(e)
+        let free = |dir| {
+            let tree = forest.open(&cgroup, cgroup_made).map_err(Error::from);
+            match tree.and_then(|tree| self.refuse_shared(&tree, &cgroup)) {
+                Ok(()) => Ok(dir),
+                Err(e) => {
+                    let _ = self.store.remove(id); // it is found by its mark
+                    Err(e)
+                }
             }
         };
         let dir = match self.store.make(id).and_then(free) {

@@ -80,6 +80,26 @@ impl Forest {
         Ok(most)
     }
 
+    /// The nearest cgroup above `path` in which processes are, and below which v2 therefore runs none:
+    /// one that hands controllers down has no processes of its own (cgroups(7)).
+    pub fn occupied_above(&self, path: &str) -> Result<Option<String>, CgroupError> {
+        let parts = components(path)?;
+        let (Layout::Unified, Some(mount)) = (self.layout(), &self.v2) else { return Ok(None) };
+        for n in (1..parts.len()).rev() {
+            let Some(dir) = open_path(mount, &parts[..n]).map_err(CgroupError::Open)? else {
+                continue;
+            };
+            let has = dir.read("cgroup.controllers").map_err(CgroupError::Read)?;
+            // EOPNOTSUPP: it is part of a threaded one, where there are no processes to run either.
+            let is_empty = dir.read("cgroup.procs").is_ok_and(|pids| pids.is_empty());
+            if !is_empty && ALWAYS_V2.iter().any(|name| has.split_whitespace().any(|w| w == *name))
+            {
+                return Ok(Some(format!("/{}", parts[..n].join("/"))));
+            }
+        }
+        Ok(None)
+    }
+
     /// Makes the cgroup `path` where it is missing; `also` names controllers of v1 that have to be
     /// among its own. A cgroup that is there already is joined as it is.
     ///
