@@ -26,8 +26,7 @@ use dormouse_launch::{Plan, TargetKind};
 use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid};
 
 use self::copy::{Left, copy_dir, tree_dir};
-use self::option::Options;
-pub(crate) use self::option::{known_options, propagation, spread};
+pub(crate) use self::option::{Options, known_options, propagation, spread};
 use crate::error::{Error, Result};
 use crate::identity::{Ids, map_text};
 use crate::spec::{IdMapping, Mount};

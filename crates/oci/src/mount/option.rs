@@ -5,7 +5,7 @@ use dormouse_launch::Spread;
 
 /// The options of a mount, each in its place.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Options {
+pub(crate) struct Options {
     pub(super) set: MountAttr,
     pub(super) clear: MountAttr,
     pub(super) set_all: MountAttr,
@@ -89,7 +89,7 @@ pub(crate) fn spread((propagation, recursive): (Propagation, bool)) -> (Spread, 
 }
 
 impl Options {
-    pub(super) fn parse(words: &[String]) -> Self {
+    pub(crate) fn parse(words: &[String]) -> Self {
         let mut all = Self::default();
         words.iter().for_each(|word| all.take(word));
         all
