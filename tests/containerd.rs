@@ -65,15 +65,8 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
-        for (pid, _) in self.host.processes() {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-        }
         // What a daemon mounts it leaves behind.
-        let below = self.dir.display();
-        self.host.sh(&format!(
-            "for m in $(awk '$5 ~ \"^{below}/\" {{print $5}}' /proc/self/mountinfo | sort -r); do \
-             umount -l $m; done; true"
-        ));
+        self.host.clear_below(&self.dir);
     }
 }
 

@@ -148,15 +148,8 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        for (pid, _) in self.host.processes() {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
-        }
         // What podman leaves behind: mounts of its store, bridges, rules, its parent cgroups.
-        let below = self.dir.display();
-        self.host.sh(&format!(
-            "for m in $(awk '$5 ~ \"^{below}/\" {{print $5}}' /proc/self/mountinfo | sort -r); do \
-             umount -l $m; done; true"
-        ));
+        self.host.clear_below(&self.dir);
         COVERED.iter().for_each(|place| {
             self.host.sh(&format!("umount -l {place}"));
         });

@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dormouse_checkpoint::format::{Reader, Records, Thing};
 use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
@@ -33,9 +33,6 @@ use crate::life::InitRecord;
 use crate::spec::Create;
 use crate::start::{self, Running};
 use crate::user::Account;
-
-/// How long what passes in a moment is waited for: connections that are being accepted or ended.
-const PASSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
@@ -216,23 +213,9 @@ impl Engine {
             }
         };
         let subject = self.subject(&config)?;
-        let began = Instant::now();
-        let (stopped, figures) = loop {
-            let saved = save::stop(&subject).and_then(|mut stopped| {
-                let draft = stopped.read(&subject, &path)?;
-                // All is read: who is to go on does so now, unless something is done meanwhile.
-                let goes_on = options.leave_running && meanwhile.is_none();
-                let stopped = (!goes_on).then_some(stopped);
-                Ok((stopped, draft.publish()?.figures))
-            });
-            match saved {
-                Err(CheckpointError::Passing(_)) if began.elapsed() < PASSES_WITHIN => {
-                    // They go on meanwhile.
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                other => break other?,
-            }
-        };
+        // Who is to go on does so when all is read, unless something is done meanwhile.
+        let goes_on = options.leave_running && meanwhile.is_none();
+        let (stopped, figures) = save::save(&subject, &path, goes_on)?;
         let is_done = meanwhile.is_none_or(|meanwhile| meanwhile(&path));
         if !is_done {
             archive::withdraw(&path)?;
@@ -466,7 +449,7 @@ impl Engine {
             connections: true,
             filters: u32::from(start::is_filtered(&config.security)),
             hold: false,
-            quiet: std::time::Duration::ZERO,
+            quiet: Duration::ZERO,
         })
     }
 

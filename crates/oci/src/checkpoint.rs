@@ -15,7 +15,7 @@
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
@@ -34,8 +34,6 @@ pub(crate) const NAME: &str = "dormouse";
 const NEXT: &str = "dormouse-next";
 /// What a standard stream of the caller's is called.
 pub(crate) const STREAMS: [&str; 3] = ["stdin", "stdout", "stderr"];
-/// How long what passes in a moment is waited for: connections that are being accepted or ended.
-const PASSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// What `checkpoint` is asked for.
 #[derive(Debug, Default)]
@@ -74,21 +72,7 @@ impl Runtime {
         let image = &options.image;
         fs::create_dir_all(image).map_err(Error::file("make directory", image))?;
         let place = Place::free(image)?;
-        let began = Instant::now();
-        let (stopped, figures) = loop {
-            let saved = save::stop(&subject).and_then(|mut stopped| {
-                let draft = stopped.read(&subject, &place.path)?;
-                // All is read: who is to go on does so now.
-                let stopped = (!options.leave_running).then_some(stopped);
-                Ok((stopped, draft.publish()?.figures))
-            });
-            match saved {
-                Err(CheckpointError::Passing(_)) if began.elapsed() < PASSES_WITHIN => {
-                    std::thread::sleep(Duration::from_millis(5)); // they go on meanwhile
-                }
-                other => break other?,
-            }
-        };
+        let (stopped, figures) = save::save(&subject, &place.path, options.leave_running)?;
         place.settle(image)?;
         let Some(stopped) = stopped else { return Ok(figures) };
         // ORDER: published above; now, and not before, the processes may go. With the first of a pid

@@ -358,14 +358,29 @@ impl Host {
         left
     }
 
-    /// Ends and removes by force what `leave` may have found.
-    fn clear(&mut self) {
+    fn kill_all(&self) {
         for (pid, _) in self.processes() {
             let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
             let signal = rustix::process::Signal::KILL;
             // Ignored: it may have ended since.
             let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
         }
+    }
+
+    /// Ends all processes of this host, and takes away what they have mounted below `dir`: what
+    /// somebody else's daemon leaves behind when it is killed.
+    pub fn clear_below(&self, dir: &Path) {
+        self.kill_all();
+        let below = dir.display();
+        self.sh(&format!(
+            "for m in $(awk '$5 ~ \"^{below}/\" {{print $5}}' /proc/self/mountinfo | sort -r); do \
+             umount -l $m; done; true"
+        ));
+    }
+
+    /// Ends and removes by force what `leave` may have found.
+    fn clear(&mut self) {
+        self.kill_all();
         wait_until(Duration::from_secs(2), || self.processes().is_empty());
         for cgroup in self.cgroups() {
             remove_cgroup(&cgroup);

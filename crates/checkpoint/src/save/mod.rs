@@ -1,11 +1,11 @@
-//! From processes to records.
+//! From processes to records: [`save`] is all of it but the first.
 //!
 //! 1. [`explain`]: everything that has no record is found by looking, with nothing stopped.
 //! 2. [`stop`]: every task of the container is seized and interrupted, again and again until a look
 //!    finds no new one; tasks that stand still make none.
-//! 3. [`Stopped::read`]: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
+//! 3. `Stopped::read`: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
 //!    handful of calls made in the processes themselves tell becomes records.
-//! 4. [`Draft::publish`]: the checkpoint is whole and on the disk. Processes that are to go on
+//! 4. `Draft::publish`: the checkpoint is whole and on the disk. Processes that are to go on
 //!    ([`Stopped`] is dropped) do so before; those that are not stand still until then, and the caller
 //!    kills them: nothing happens between the checkpoint and their end.
 //!
@@ -222,6 +222,31 @@ pub fn stop(subject: &Subject) -> Result<Stopped> {
     tree::stop(subject, blocks, host::Host::look()?)
 }
 
+/// How long what passes in a moment is waited for: connections that are being accepted or ended.
+const PASSES_WITHIN: Duration = Duration::from_secs(1);
+
+/// Makes the directory `place` of a container's processes, and returns them with what it took: they
+/// stand still until they are dropped or killed. Those that are to `go_on` do so as soon as all is read,
+/// before it is on the disk.
+///
+/// Errors: as [`stop`], but what passes in a moment was waited for.
+pub fn save(subject: &Subject, place: &Path, go_on: bool) -> Result<(Option<Stopped>, Figures)> {
+    let began = Instant::now();
+    loop {
+        let saved = stop(subject).and_then(|mut stopped| {
+            let draft = stopped.read(subject, place)?;
+            let stopped = (!go_on).then_some(stopped);
+            Ok((stopped, draft.publish()?.figures))
+        });
+        match saved {
+            Err(Error::Passing(_)) if began.elapsed() < PASSES_WITHIN => {
+                std::thread::sleep(Duration::from_millis(5)); // they go on meanwhile
+            }
+            other => return other,
+        }
+    }
+}
+
 /// What was found, unless something of it cannot be saved.
 fn refused(found: object::Found) -> Result<object::Found> {
     match found.refusals.len() {
@@ -233,7 +258,7 @@ fn refused(found: object::Found) -> Result<object::Found> {
 
 /// Everything that was read of processes that stood still. Dropped, it is no checkpoint.
 #[derive(Debug)]
-pub struct Draft {
+struct Draft {
     writer: Writer,
     records: Records,
     figures: Figures,
@@ -244,7 +269,7 @@ pub struct Draft {
 
 impl Draft {
     /// Writes the rest, checks it, and gives it its name.
-    pub fn publish(mut self) -> Result<Written> {
+    fn publish(mut self) -> Result<Written> {
         let began = Instant::now();
         self.records.pages = self.writer.pages()?;
         // What cannot be read back is no checkpoint: better known now than then.
@@ -264,7 +289,7 @@ impl Stopped {
     }
 
     /// Reads everything; it will be the directory `place`. The processes stay stopped.
-    pub fn read(&mut self, subject: &Subject, place: &Path) -> Result<Draft> {
+    fn read(&mut self, subject: &Subject, place: &Path) -> Result<Draft> {
         let began = Instant::now();
         let mut writer = Writer::begin(place)?;
         let mut survey = Survey::new(subject);
