@@ -16,7 +16,7 @@ pub const FLOORS: &[&[&str]] = &[
 ];
 
 /// Crates beside the house: they may use any floor, and no floor may be built on them.
-pub const BESIDE: &[&str] = &["testkit", "xtask", "tests", "benches"];
+pub const BESIDE: &[&str] = &["testkit", "xtask", "tests", "benches", "fuzz"];
 
 /// Whether a dependency is compiled into the crate or only into its tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The fuzzers: every reader of outside data against libFuzzer, `cargo xtask fuzz`.
 //!
-//! A target is a file in `fuzz/targets`. It is built with the coverage counters and comparison
-//! traces of LLVM, which every rustc has, so no other toolchain is needed; memory errors are not
-//! looked for by a sanitizer, since the readers hold no `unsafe`. What a run may take is bounded:
-//! memory, the time of one input, its length.
+//! A target is a file in `fuzz/targets`. Our crates are compiled for it with the coverage counters and
+//! comparison traces of LLVM, which every rustc has (`fuzz/rustc`), so no other toolchain is needed;
+//! memory errors are not looked for by a sanitizer, since the readers hold no `unsafe`. What a run may
+//! take is bounded: memory, the time of one input, its length.
 //!
 //! ```text
 //!   fuzz/corpus/TARGET.tar       inputs that together reach all that was ever reached, minimized
@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::thread;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -34,17 +35,15 @@ const MEMORY_MIB_MAX: u32 = 512;
 /// LIMIT: seconds for one input.
 const INPUT_SECONDS_MAX: u32 = 5;
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
-/// What `cargo fuzz` gives rustc, without a sanitizer.
-const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
-    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-    -Cllvm-args=-sanitizer-coverage-trace-compares";
-
 /// Options of `cargo xtask fuzz`.
 #[derive(Args)]
 pub struct FuzzArgs {
     /// Seconds for each target.
     #[arg(long, default_value_t = 120)]
     seconds: u64,
+    /// Less of a target of which the ledger has so many executions by then, none if it has them.
+    #[arg(long, value_name = "EXECUTIONS")]
+    until: Option<u64>,
     /// How many targets run side by side.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -60,6 +59,15 @@ pub struct FuzzArgs {
 struct Count {
     executions: u64,
     seconds: u64,
+}
+
+impl std::ops::Add for Count {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        let executions = self.executions + more.executions;
+        Self { executions, seconds: self.seconds + more.seconds }
+    }
 }
 
 /// How one run ended.
@@ -79,13 +87,27 @@ pub fn run(top: &Path, args: &FuzzArgs) -> Result<ExitCode> {
         all.iter().filter(|name| args.targets.is_empty() || args.targets.contains(name)).collect();
     house.build()?;
     let queue = Mutex::new(wanted.iter());
+    let ledger = Mutex::new(house.ledger()?);
     let runs: Mutex<BTreeMap<&str, Run>> = Mutex::default();
     thread::scope(|scope| {
         let work = || -> Result<()> {
             loop {
                 let next = queue.lock().expect("no holder panics").next();
                 let Some(name) = next else { return Ok(()) };
-                let run = house.fuzz(name, args.seconds)?;
+                let so_far =
+                    *ledger.lock().expect("no holder panics").entry((*name).clone()).or_default();
+                let most = args.until.map(|until| until.saturating_sub(so_far.executions));
+                if most == Some(0) {
+                    continue;
+                }
+                let run = house.fuzz(name, args.seconds, most)?;
+                let mut ledger = ledger.lock().expect("no holder panics");
+                ledger.insert((*name).clone(), so_far + run.count);
+                if args.record {
+                    house.record(&ledger)?;
+                    drop(ledger);
+                    house.keep_corpus(name)?;
+                }
                 runs.lock().expect("no holder panics").insert(name, run);
             }
         };
@@ -93,19 +115,12 @@ pub fn run(top: &Path, args: &FuzzArgs) -> Result<ExitCode> {
         workers.into_iter().try_for_each(|w| w.join().expect("a worker returns its errors"))
     })?;
     let runs = runs.into_inner().expect("no holder panics");
-    let mut ledger = house.ledger()?;
+    let ledger = ledger.into_inner().expect("no holder panics");
     println!("{:<14} {:>14} {:>8} {:>16}", "target", "executions", "seconds", "in all so far");
     for (name, Run { count, clean }) in &runs {
-        let sum = ledger.entry((*name).to_owned()).or_default();
-        sum.executions += count.executions;
-        sum.seconds += count.seconds;
         let word = if *clean { "" } else { "  FOUND SOMETHING: target/fuzz/found" };
-        let (now, seconds, so_far) = (count.executions, count.seconds, sum.executions);
+        let (now, seconds, so_far) = (count.executions, count.seconds, ledger[*name].executions);
         println!("{name:<14} {now:>14} {seconds:>8} {so_far:>16}{word}");
-    }
-    if args.record {
-        house.record(&ledger)?;
-        wanted.iter().try_for_each(|name| house.keep_corpus(name))?;
     }
     Ok(if runs.values().all(|run| run.clean) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -120,7 +135,7 @@ impl House {
     }
 
     fn program(&self, name: &str) -> PathBuf {
-        self.work().join(TRIPLE).join("release").join(name)
+        self.top.join("target").join(TRIPLE).join("release").join(format!("fuzz-{name}"))
     }
 
     fn corpus_file(&self, name: &str) -> PathBuf {
@@ -142,10 +157,8 @@ impl House {
 
     fn build(&self) -> Result<()> {
         let status = Command::new("cargo")
-            .args(["build", "--release", "--locked", "--manifest-path", "fuzz/Cargo.toml"])
-            .args(["--target", TRIPLE, "--target-dir"])
-            .arg(self.work())
-            .env("RUSTFLAGS", RUSTFLAGS)
+            .args(["build", "--release", "--locked", "--package", "dormouse-fuzz"])
+            .env("RUSTC_WORKSPACE_WRAPPER", self.top.join("fuzz/rustc"))
             .current_dir(&self.top)
             .status()
             .context("starting cargo")?;
@@ -153,8 +166,8 @@ impl House {
         Ok(())
     }
 
-    /// Runs one target, beginning with the kept corpus.
-    fn fuzz(&self, name: &str, seconds: u64) -> Result<Run> {
+    /// Runs one target, beginning with the kept corpus, so long and so often at most.
+    fn fuzz(&self, name: &str, seconds: u64, most: Option<u64>) -> Result<Run> {
         let corpus = self.work().join("corpus").join(name);
         fs::create_dir_all(&corpus)?;
         if let Ok(file) = fs::File::open(self.corpus_file(name)) {
@@ -170,18 +183,20 @@ impl House {
             .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
             .arg(format!("-artifact_prefix={}/{name}-", found.display()))
             .args(["-print_final_stats=1", "-use_value_profile=1"])
+            .args(most.map(|most| format!("-runs={most}")))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .with_context(|| format!("starting the fuzzer {name}"))?;
+        let began = Instant::now();
         let stderr = child.stderr.take().context("the fuzzer has no stderr")?;
-        let mut count = Count { executions: 0, seconds };
+        let mut executions = 0;
         let mut last = Vec::new();
         for line in BufReader::new(stderr).lines() {
             let line = line?;
             if let Some(number) = line.strip_prefix("stat::number_of_executed_units:") {
-                count.executions = number.trim().parse()?;
+                executions = number.trim().parse()?;
             }
             // `#1048576 pulse ...` and the like say how far it is.
             if line.starts_with('#') && line.contains("pulse") {
@@ -194,7 +209,7 @@ impl House {
         if !clean {
             println!("{name}:\n{}", last.join("\n"));
         }
-        Ok(Run { count, clean })
+        Ok(Run { count: Count { executions, seconds: began.elapsed().as_secs() }, clean })
     }
 
     fn ledger(&self) -> Result<BTreeMap<String, Count>> {
