@@ -343,10 +343,13 @@ impl Engine {
         fs::remove_file(&mark).map_err(Error::file("cannot remove", mark))
     }
 
-    /// Attaches to the terminal or the standard input of a running container. Its output, where it
-    /// has no terminal, is in its logs.
+    /// Attaches to the terminal or the standard input of a running container, or of one that sleeps
+    /// and is woken for it. Its output, where it has no terminal, is in its logs.
     pub fn attach(&self, id: &ContainerId) -> Result<Running> {
         let config = self.config(id)?;
+        if self.look(&config)?.state == State::Asleep {
+            self.wake(id, Why::Operator)?;
+        }
         let (init, pidfd) = self.alive(&config)?;
         let mut keeper = Keeper::connect(&self.places().run)?.ok_or(LaunchError::KeeperGone)?;
         let kept = self.take_over(&mut keeper, &config)?;

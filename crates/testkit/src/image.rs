@@ -33,6 +33,8 @@ const SOFTWARE: &[&str] = &[
     "openssh-client",
     "gcc",
     "libc6-dev",
+    "make",
+    "vim-tiny",
     "busybox-static",
 ];
 
@@ -182,7 +184,7 @@ pub fn nginx() -> PathBuf {
 
 /// A tar of a Debian with databases, interpreters, a JVM, sshd and systemd, some 900 MB.
 pub fn software() -> PathBuf {
-    cached("software-1.tar", |path| debian::bootstrap(SOFTWARE, &as_tar(path), &[]))
+    cached("software-2.tar", |path| debian::bootstrap(SOFTWARE, &as_tar(path), &[]))
 }
 
 /// `cached` gives partial names that end as the final ones do, so that tools see a tar.

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 /// Options of the task.
 #[derive(clap::Args)]
 pub struct StateArgs {
-    /// What `cargo test --test checkpoint` has printed, instead of running it
+    /// What `cargo test --test checkpoint --test programs` has printed, instead of running it
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 }
@@ -30,7 +30,12 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
         None => {
             let words = ["test", "--release", "--locked", "-p", "dormouse-tests", "--test"];
             let mut command = Command::new("cargo");
-            command.current_dir(top).args(words).args(["checkpoint", "--no-fail-fast"]);
+            command.current_dir(top).args(words).args([
+                "checkpoint",
+                "--test",
+                "programs",
+                "--no-fail-fast",
+            ]);
             let output = command.output().context("cargo test")?;
             String::from_utf8_lossy(&output.stdout).into_owned()
         }
@@ -56,10 +61,10 @@ fn results(log: &str) -> HashMap<&str, bool> {
 fn page(kinds: &str, results: &HashMap<&str, bool>) -> Result<(String, Vec<String>)> {
     let mut page = String::from(
         "# What a checkpoint holds\n\nMade by `cargo xtask state` from the results of \
-         `tests/checkpoint.rs`; the kinds are listed in\n`tests/workloads/kinds.txt`. *Saved*: a \
-         workload with it is checkpointed and restored three times,\nand saved three times while it \
-         runs on. *Missing*: refused by name, process and descriptor, before\nanything is stopped, \
-         unless the last column says what becomes of it.\n",
+         `tests/checkpoint.rs` and `tests/programs.rs`; the\nkinds are listed in \
+         `tests/workloads/kinds.txt`. *Saved*: a workload with it is checkpointed and restored\n\
+         three times, and saved three times while it runs on. *Missing*: refused by name, process\n\
+         and descriptor, before anything is stopped, unless the last column says what becomes of it.\n",
     );
     let mut failed = Vec::new();
     let mut is_head = true;

@@ -1,0 +1,193 @@
+//! Real programs sleep, or are checkpointed and restored, in the middle of their work, again and
+//! again, and whoever they work for notices nothing: connections stay, every answer is right.
+//!
+//! The server is container `a`, its client, who checks all it is told, is `c` (`programs/`). The client
+//! works and pauses by turns, so a round meets both. `DORMOUSE_ROUNDS` says how many rounds.
+
+use std::time::Duration;
+
+use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
+
+/// LIMIT: how long one step may take, and the rest of the work after the last round.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn rounds() -> usize {
+    let given = std::env::var("DORMOUSE_ROUNDS").ok();
+    given.map_or(6, |n| n.parse().expect("DORMOUSE_ROUNDS is a number"))
+}
+
+fn host() -> Host {
+    let host = Host::new();
+    host.import(&image::software(), "software");
+    host
+}
+
+/// Runs `words` in a container that has the scripts of `programs/`.
+#[track_caller]
+fn start(host: &Host, name: &str, words: &[&str]) {
+    let programs = format!("{}/programs:/programs:ro", env!("CARGO_MANIFEST_DIR"));
+    let run = ["run", "-d", "--name", name, "-v", &programs, "-w", "/tmp", "software"];
+    host.dm(&[&run[..], words].concat()).ok();
+}
+
+#[track_caller]
+fn wait_for_log(host: &Host, name: &str, text: &str) {
+    let mut log = String::new();
+    let said = wait_until(PATIENCE * slowness(), || {
+        log = host.dm(&["logs", name]).to_string();
+        log.contains(text) || host.state_of(name) == "stopped"
+    });
+    assert!(said && log.contains(text), "{name} does not say '{text}': {log}");
+}
+
+/// One round: every third is a checkpoint and a restore, the others are sleeps.
+#[track_caller]
+fn disturb(host: &Host, round: usize) {
+    if round % 3 == 2 {
+        let out = host.dm(&["checkpoint", "a"]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        let out = host.dm(&["restore", "a"]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        host.dm(&["checkpoint", "rm", "a", "1"]).ok();
+    } else {
+        let out = host.dm(&["sleep", "a"]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+    }
+}
+
+/// Goes round while the client works, which wakes the server every time.
+#[track_caller]
+fn go_round(host: &Host) {
+    wait_for_log(host, "c", "begun");
+    for round in 0..rounds() {
+        disturb(host, round);
+        host.wait_for_state("a", "running");
+        // Sometimes it comes to work between two rounds, sometimes it does not.
+        std::thread::sleep(Duration::from_millis(round as u64 * 37 % 200));
+    }
+}
+
+/// Who works is told to stop, and ends when all was right.
+#[track_caller]
+fn stop(host: &Host, name: &str) {
+    host.dm(&["exec", name, "touch", "/tmp/stop"]).ok();
+    ends_well(host, name);
+}
+
+#[track_caller]
+fn ends_well(host: &Host, name: &str) {
+    let status = host.dm_within(PATIENCE * slowness(), &["wait", name]).stdout;
+    let log = host.dm(&["logs", name]);
+    assert!(status.trim() == "0" && log.stdout.contains("all was right"), "{status} {log}");
+}
+
+#[track_caller]
+fn serve(server: &[&str], client: &[&str]) {
+    let host = host();
+    start(&host, "a", server);
+    start(&host, "c", client);
+    go_round(&host);
+    stop(&host, "c");
+}
+
+#[test]
+fn big_node_with_open_connections() {
+    serve(&["node", "/programs/server.js"], &["python3", "/programs/client.py"]);
+}
+
+#[test]
+fn big_python_with_threads() {
+    serve(&["python3", "/programs/server.py"], &["python3", "/programs/client.py"]);
+}
+
+#[test]
+fn big_java_whose_code_is_compiled() {
+    serve(&["java", "/programs/Server.java"], &["python3", "/programs/client.py"]);
+}
+
+#[test]
+fn big_redis_with_writes_in_a_pipeline() {
+    let words = ["--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];
+    serve(&[&["redis-server"], &words[..]].concat(), &["python3", "/programs/redis.py"]);
+}
+
+#[test]
+fn big_postgresql_under_pgbench() {
+    let host = host();
+    start(&host, "a", &["bash", "/programs/postgresql.sh"]);
+    let seconds = (4 + rounds()).to_string();
+    start(&host, "c", &["bash", "/programs/pgbench.sh", &seconds]);
+    go_round(&host);
+    ends_well(&host, "c");
+}
+
+#[test]
+fn big_make_with_four_compilers() {
+    let host = host();
+    start(&host, "a", &["bash", "/programs/make.sh"]);
+    wait_for_log(&host, "a", "begun");
+    for round in 0..rounds() {
+        disturb(&host, round);
+        host.wait_for_state("a", "running");
+        std::thread::sleep(Duration::from_millis(round as u64 * 37 % 200));
+    }
+    stop(&host, "a");
+}
+
+/// Somebody who is logged in goes on typing.
+#[test]
+fn big_sshd_with_a_session() {
+    let host = host();
+    let keys = host.dir().join("keys");
+    std::fs::create_dir(&keys).expect("made");
+    let bind = format!("{}:/keys", keys.display());
+    // The key is made in a container, so that the host needs no ssh of its own.
+    let make = ["run", "--rm", "-v", &bind, "software", "ssh-keygen", "-q", "-N", "", "-f"];
+    host.dm(&[&make[..], &["/keys/key"]].concat()).ok();
+    let serve = "mkdir -p /run/sshd /root/.ssh && ssh-keygen -A >/dev/null && \
+                 cp /keys/key.pub /root/.ssh/authorized_keys && exec /usr/sbin/sshd -D -e";
+    let run = ["run", "-d", "--name", "a", "-v", &bind, "--mount", "type=devpts,target=/dev/pts"];
+    host.dm(&[&run[..], &["software", "sh", "-c", serve]].concat()).ok();
+    host.wait_inside("a", "ss -tln | grep -q :22");
+    let ssh = ["run", "--rm", "-it", "-v", &bind, "software", "ssh", "-tt", "-i", "/keys/key"];
+    let options = ["-o", "StrictHostKeyChecking=no", "root@a"];
+    let mut terminal = Terminal::spawn(&host.dormouse(&[&ssh[..], &options].concat()));
+    terminal.expect("# ");
+    terminal.send("kept=value; n=0\n");
+    for round in 0..rounds() {
+        disturb(&host, round);
+        terminal.send("n=$((n+1)); echo $kept''_$n\n");
+        terminal.expect(&format!("value_{}\r\n", round + 1));
+    }
+    terminal.send("exit 5\n");
+    assert_eq!(terminal.wait(), 5);
+}
+
+/// Who edits a text leaves the terminal, comes back to it, and goes on.
+#[test]
+fn big_vim_in_a_terminal() {
+    let host = host();
+    host.dm(&["run", "-dt", "--name", "a", "software", "vim.tiny", "/root/text"]).ok();
+    let attach = || {
+        let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
+        terminal.send("\u{c}"); // it draws its screen
+        terminal.expect("~");
+        terminal
+    };
+    let mut expected = String::new();
+    for round in 0..rounds() {
+        let mut terminal = attach();
+        terminal.send(&format!("Gofor the {round}. time\u{1b}:redraw!\r"));
+        terminal.expect(&format!("for the {round}. time"));
+        expected += &format!("for the {round}. time\n");
+        terminal.send("\u{10}\u{11}");
+        assert_eq!(terminal.wait(), 0);
+        disturb(&host, round);
+    }
+    let mut terminal = attach();
+    terminal.send(":wq\r");
+    assert_eq!(terminal.wait(), 0);
+    let text = host.dir().join("text");
+    host.dm(&["cp", "a:/root/text", text.to_str().expect("UTF-8")]).ok();
+    assert_eq!(std::fs::read_to_string(text).expect("it was written").trim_start(), expected);
+}
