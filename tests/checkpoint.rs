@@ -11,7 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dormouse_checkpoint::format::{Reader, Records, Writer};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
+
+mod relay;
 
 /// How often each workload goes round: once where all is emulated.
 fn rounds() -> usize {
@@ -205,6 +208,7 @@ workloads! {
     vm_subreapers: "reaper";
     vm_memory_that_parent_and_children_share: "cow";
     vm_clocks: "clock";
+    vm_the_kernels_shared_object: "vdso";
     vm_events: "event";
     vm_signals: "signal";
     vm_process_trees: "tree";
@@ -512,6 +516,90 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
     host.sh(&format!("umount {place}")).ok();
 }
 
+/// Makes a checkpoint say something else, and whole again.
+fn rewrite(dir: &Path, change: impl FnOnce(&mut Records)) {
+    let reader = Reader::open(dir).expect("it is whole");
+    let mut records = reader.records().clone();
+    let pages = fs::read(dir.join("pages")).expect("it is there");
+    fs::remove_dir_all(dir).expect("it can be removed");
+    let mut writer = Writer::begin(dir).expect("its place is free");
+    writer.append(&pages).expect("it can be written");
+    records.pages = writer.pages().expect("it can be written");
+    change(&mut records);
+    writer.publish(&records).expect("it can be written");
+}
+
+/// Where the newest checkpoint of a container is.
+fn newest(host: &Host, name: &str) -> PathBuf {
+    let id = host.inspect(name)["id"].as_str().expect("an id").to_owned();
+    let all = fs::read_dir(host.root().join("lib/containers").join(id).join("checkpoints"));
+    let numbers = all.expect("it has some").flatten().map(|entry| entry.path());
+    let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
+    numbers.max_by_key(number).expect("it has one")
+}
+
+/// The kernel's shared object becomes another's, again and again: a byte that no function has.
+#[test]
+fn vm_another_kernels_shared_object_comes_along() {
+    let host = host();
+    start(&host, "vdso", &["--net", "none"]);
+    for round in 0..rounds() {
+        wait_for_line(&host, "vdso", &format!("ready {round}"));
+        host.dm(&["checkpoint", "vdso"]).ok();
+        rewrite(&newest(&host, "vdso"), |records| {
+            let image = &mut records.about.vdso_image.0;
+            *image.last_mut().expect("the kernel has one") ^= 1 << round;
+            records.about.vdso = blake3::hash(image).to_hex().to_string();
+        });
+        host.dm(&["restore", "vdso"]).ok();
+        let objects = host.dm(&["exec", "vdso", "grep", "-c", "\\[vdso\\]", "/proc/1/maps"]).ok();
+        assert_eq!(objects, "1", "round {round}: the kernel's is there once");
+        go_on(&host, "vdso", round);
+    }
+    wait_for_line(&host, "vdso", "ok");
+}
+
+#[test]
+fn vm_a_cpu_that_lacks_something_is_refused_by_its_name() {
+    let host = host();
+    let dir = checkpointed(&host);
+    rewrite(&dir, |records| records.about.cpu.push("of_tomorrow".into()));
+    let out = host.dm(&["restore", "memory"]);
+    assert!(out.stderr.contains("this CPU lacks of_tomorrow, which"), "{out}");
+    rewrite(&dir, |records| {
+        records.about.cpu.pop();
+        records.about.cpu_state[0].offset += 64;
+    });
+    let out = host.dm(&["restore", "memory"]);
+    assert!(out.stderr.contains("does not keep part 2 of the extended registers"), "{out}");
+    assert_eq!(host.state_of("memory"), "stopped");
+}
+
+/// What getrandom(2) keeps in a process's memory is not saved: nobody gets the same numbers twice.
+#[test]
+fn vm_random_numbers_are_every_clones_own() {
+    let host = host();
+    start(&host, "vdso", &["--net", "none"]);
+    wait_for_line(&host, "vdso", "ready 0");
+    host.dm(&["clone", "-n", "2", "vdso"]).ok();
+    let mut said = Vec::new();
+    for name in ["vdso", "vdso-clone-1", "vdso-clone-2"] {
+        go_on(&host, name, 0);
+        let found = wait_until(Duration::from_secs(20) * slowness(), || {
+            let log = host.dm(&["logs", name]).stdout;
+            let line = log.lines().find(|line| line.starts_with("random 0 ")).map(str::to_owned);
+            line.is_some_and(|line| {
+                said.push(line);
+                true
+            })
+        });
+        assert!(found, "{name} has said no number");
+    }
+    said.sort_unstable();
+    said.dedup();
+    assert_eq!(said.len(), 3, "{said:?}");
+}
+
 /// A shell at the console that people leave and come back to, with something in its background and
 /// something typed that it has not read.
 #[test]
@@ -566,8 +654,7 @@ fn checkpointed(host: &Host) -> PathBuf {
     start(host, "memory", &["--net", "none"]);
     wait_for_line(host, "memory", "ready 0");
     host.dm(&["checkpoint", "memory"]).ok();
-    let id = host.inspect("memory")["id"].as_str().expect("an id").to_owned();
-    host.root().join("lib/containers").join(id).join("checkpoints/1")
+    newest(host, "memory")
 }
 
 /// Flips one bit of a file; doing it again takes it back.

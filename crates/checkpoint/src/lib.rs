@@ -47,6 +47,7 @@ pub mod load;
 mod quiet;
 pub mod save;
 mod stack;
+mod vdso;
 
 pub use diff::{Difference, diff};
 pub use error::{Error, Refusal, Result};

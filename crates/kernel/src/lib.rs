@@ -20,6 +20,7 @@ mod btf;
 pub mod call;
 pub mod capability;
 pub mod cgroup;
+pub mod cpu;
 pub mod error;
 pub mod mount;
 pub mod namespace;

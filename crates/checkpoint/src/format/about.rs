@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Bytes;
+
 /// Of what, when, where.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
@@ -17,8 +19,14 @@ pub struct About {
     pub boot_id: String,
     /// BLAKE3 of the kernel's shared object, which programs have mapped.
     pub vdso: String,
-    /// CPU features of the host, by the names of `/proc/cpuinfo`: processes may use any.
+    /// That object, which processes keep under another kernel.
+    #[serde(default)]
+    pub vdso_image: Bytes,
+    /// Features of the CPU that its processes may use, by the names of `/proc/cpuinfo`.
     pub cpu: Vec<String>,
+    /// The parts of the extended state that they may have, beyond x87 and SSE.
+    #[serde(default)]
+    pub cpu_state: Vec<StatePart>,
     /// CLOCK_MONOTONIC of the container, in nanoseconds.
     pub monotonic_ns: i64,
     /// The same for CLOCK_BOOTTIME.
@@ -29,4 +37,15 @@ pub struct About {
     /// The same for CLOCK_BOOTTIME.
     #[serde(default)]
     pub boottime_offset_ns: i64,
+}
+
+/// A part of the extended registers, as XSAVE writes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatePart {
+    /// Its bit in XCR0.
+    pub number: u32,
+    /// Where it is.
+    pub offset: u32,
+    /// Its length.
+    pub bytes: u32,
 }

@@ -75,6 +75,11 @@ fn ensure(holds: bool, what: impl FnOnce() -> String) -> Found {
 fn about(about: &About) -> Found {
     let clock = |ns: i64| (0..=CLOCK_MAX_NS).contains(&ns);
     ensure(clock(about.monotonic_ns) && clock(about.boottime_ns), || "its clocks".into())?;
+    let image = &about.vdso_image.0;
+    let is_whole = image.is_empty() || crate::vdso::hash(image) == about.vdso;
+    let bytes = image.len() as u64;
+    let fits = bytes.is_multiple_of(PAGE_BYTES) && bytes <= crate::vdso::IMAGE_BYTES_MAX;
+    ensure(is_whole && fits, || "the kernel's object".into())?;
     let offset = |ns: i64| (-CLOCK_MAX_NS..=CLOCK_MAX_NS).contains(&ns);
     let offsets = offset(about.monotonic_offset_ns) && offset(about.boottime_offset_ns);
     ensure(offsets, || "the offsets of its clocks".into())

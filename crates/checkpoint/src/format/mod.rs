@@ -58,7 +58,7 @@ mod udp;
 mod unix;
 mod write;
 
-pub use about::About;
+pub use about::{About, StatePart};
 pub use deleted::Deleted;
 pub use event::{Epoll, EpollItem, Event, SignalFd};
 pub use file::{Device, External, File};

@@ -16,6 +16,7 @@ use super::{Restore, file, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
+use crate::vdso;
 
 /// A newborn that is traced. It dies when this is dropped before [`Traced::conduct`] is done.
 #[derive(Debug)]
@@ -314,6 +315,12 @@ fn become_process(
     let Some(memory) = process.memory.map(|m| &records.memories[m]) else { return Ok(Vec::new()) };
     if let Some(pid) = by_inner.get(&process.pid) {
         process::oom_score(*pid, process.oom_score_adj)?;
+        // The kernel takes the place it is asked for as a hint; jumps lead there.
+        let wanted = memory.vdso.map(|(start, bytes)| start + bytes);
+        if restore.is_foreign && vdso::of_process(*pid).map(|object| object.end) != wanted {
+            let why = "the kernel has put its shared object (vdso) to another place";
+            return Err(Error::Elsewhere(why.into()));
+        }
     }
     let mut tids = Vec::new();
     for thread in &process.threads {
@@ -432,8 +439,18 @@ fn become_thread(
         let left = [limit.left_ns / 1_000_000_000, limit.left_ns % 1_000_000_000 / part_ns];
         call::write_memory(tid, address, left.map(u64::to_ne_bytes).as_flattened())?;
     }
-    call::set_extended_state(tid, &thread.extended.0)?;
+    call::set_extended_state(tid, &extended(tid, thread)?)?;
     remote.finish(&registers, thread.mask)
+}
+
+/// The extended registers in the length that this kernel has them in: what lies beyond those that
+/// were saved is as in a new program.
+fn extended(tid: u32, thread: &Thread) -> std::result::Result<Vec<u8>, Errno> {
+    let mut state = vec![0; 16 << 10];
+    let here = call::extended_state(tid, &mut state)?;
+    state = thread.extended.0.clone();
+    state.resize(here, 0);
+    Ok(state)
 }
 
 /// Has the kernel remember in the new task how a wait goes on: the call is made again with what is

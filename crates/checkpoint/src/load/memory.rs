@@ -10,6 +10,7 @@ use crate::format::{
     Area, Backing, Memory, PAGE_BYTES, Process, Run, SharedMemory, SystemVMemory, Thing,
 };
 use crate::inject::program::{Arg, Call, Sequence};
+use crate::vdso::Bent;
 
 const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 /// Bytes that one preadv(2) reads at most: the kernel's limit is just below 2 GiB.
@@ -51,7 +52,8 @@ pub(super) fn restore(
     record: &Process,
 ) -> Result<()> {
     let records = plan.records;
-    let Some(memory) = record.memory.and_then(|m| records.memories.get(m)) else { return Ok(()) };
+    let Some(number) = record.memory else { return Ok(()) };
+    let Some(memory) = records.memories.get(number) else { return Ok(()) };
     let pid = record.pid;
     let clear = format!("the old memory of process {pid}");
     sequence.call(clear.clone(), munmap(0, plan.work));
@@ -64,12 +66,35 @@ pub(super) fn restore(
     for area in &memory.areas {
         protect(sequence, pid, area);
     }
+    if let Some(object) = plan.objects.get_mut(number).and_then(Option::take) {
+        write_object(plan, sequence, pid, &object);
+    }
     if let Some((start, _)) = memory.vdso {
         const ARCH_MAP_VDSO_64: u64 = 0x2003;
         let args = [Arg::Number(ARCH_MAP_VDSO_64), start.into()];
         sequence.call("the kernel's shared object", Call::new(libc::SYS_arch_prctl, args));
     }
     layout(plan, sequence, memory)
+}
+
+/// Writes the shared object of another kernel to its place.
+fn write_object(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, object: &Bent) {
+    let what = format!("the shared object that process {pid} had before");
+    let bytes = object.image.len() as u64;
+    let protect = |sequence: &mut Sequence, access: u32| {
+        let whole = bytes.next_multiple_of(PAGE_BYTES);
+        let args = [object.address.into(), whole.into(), access.into()];
+        sequence.call(what.clone(), Call::new(libc::SYS_mprotect, args));
+    };
+    protect(sequence, READ_WRITE);
+    let from = plan.builder.data(&object.image);
+    let (from, to) =
+        (plan.builder.numbers(&[from, bytes]), plan.builder.numbers(&[object.address, bytes]));
+    // Its own memory: nobody is asked.
+    let (one, none) = (Arg::Number(1), Arg::Number(0));
+    let args = [pid.into(), from.into(), one, to.into(), one, none];
+    sequence.call(what.clone(), Call::new(libc::SYS_process_vm_writev, args));
+    protect(sequence, (libc::PROT_READ | libc::PROT_EXEC) as u32);
 }
 
 /// Access that an area has while it is filled.
@@ -120,6 +145,13 @@ fn map(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, area: &Area) -> R
         },
     };
     sequence.call(what.clone(), call);
+    if area.has("dp") {
+        // KERNEL(6.11): another of the kind. Before that it is memory like any other.
+        const MAP_DROPPABLE: i32 = 8;
+        let flags = flags | MAP_DROPPABLE | libc::MAP_ANONYMOUS;
+        let call = mmap(start, bytes, access, flags, Arg::from(-1), 0);
+        sequence.call(what.clone(), call.lenient());
+    }
     advise(sequence, &what, area);
     Ok(())
 }

@@ -56,14 +56,21 @@ mod udp;
 mod unix;
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use dormouse_kernel::cpu::{self, StateComponent};
 
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
-use crate::format::{Descriptor, Reader, Records, Terminal, Thing};
+use crate::format::{
+    About, Area, Descriptor, PAGE_BYTES, Reader, Records, StatePart, Terminal, Thing,
+};
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
+use crate::vdso::{self, Bent, Object};
 pub use conduct::Traced;
 pub use credentials::Allowed;
 pub use outside::outside_sockets;
@@ -99,6 +106,8 @@ pub struct Restore {
     quiet: Option<String>,
     /// What its clocks add to the host's, where that is not what the newborn's do.
     clocks: Option<Offsets>,
+    /// It comes from another kernel, to whose shared object it has addresses.
+    is_foreign: bool,
 }
 
 /// A descriptor that must come along, in this order.
@@ -120,7 +129,10 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let mut records = reader.records().clone();
     socket::move_to(&mut records, &allowed.addresses);
     records.let_pass(allowed.passed_ns);
-    fits_here(&records)?;
+    fits_here(&records.about)?;
+    let read = |area: &Area, range| contents(reader.pages(), area, range);
+    let objects = vdso::bend(&mut records, Object::here().as_ref(), read)?;
+    let is_foreign = objects.iter().any(Option::is_some);
     credentials::check(&records, allowed)?;
     filter::check(&records, allowed)?;
     let work = hole(&records)?;
@@ -157,6 +169,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let clocks = clock::here(&records.about)?;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     plan.moves_clocks = clocks.is_some();
+    plan.objects = objects;
     let sequences = tree::sequences(&mut plan)?;
     let pages = reader.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
@@ -178,6 +191,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
         memory: allowed.memory.clone(),
         quiet: None,
         clocks,
+        is_foreign,
     })
 }
 
@@ -248,6 +262,8 @@ struct Plan<'r> {
     free_pid: u32,
     /// It gets a time namespace with other offsets.
     moves_clocks: bool,
+    /// Shared objects of other kernels that come along, by memory.
+    objects: Vec<Option<Bent>>,
 }
 
 impl<'r> Plan<'r> {
@@ -296,6 +312,7 @@ impl<'r> Plan<'r> {
             above: above.unwrap_or(0).max(16) + 1,
             free_pid,
             moves_clocks: false,
+            objects: Vec::new(),
         })
     }
 
@@ -339,24 +356,46 @@ fn too_many() -> Error {
     Error::damaged("section 'object'", "too many objects")
 }
 
-/// Whether what the processes may rely on is here.
-fn fits_here(records: &Records) -> Result<()> {
-    let about = &records.about;
-    let here = crate::save::cpu_features();
-    let lacks: Vec<&str> =
-        about.cpu.iter().filter(|f| here.binary_search(f).is_err()).map(String::as_str).collect();
-    if !lacks.is_empty() {
-        let text = format!("this CPU lacks {}, which its processes may use", lacks.join(", "));
+/// Whether this CPU has all that the processes may use.
+fn fits_here(about: &About) -> Result<()> {
+    let named = about.cpu.iter().map(String::as_str);
+    let mut lacking: Vec<&str> = named.filter(|name| !cpu::features().contains(name)).collect();
+    if !lacking.is_empty() {
+        // The kernel may know what this program does not.
+        let known = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        lacking.retain(|name| !known.split_ascii_whitespace().any(|word| word == *name));
+    }
+    if !lacking.is_empty() {
+        let text = format!("this CPU lacks {}, which its processes may use", lacking.join(", "));
         return Err(Error::Elsewhere(text));
     }
-    let has_vdso = records.memories.iter().any(|m| m.vdso.is_some());
-    if has_vdso && crate::save::vdso_hash().unwrap_or_default() != about.vdso {
-        return Err(Error::Elsewhere(format!(
-            "it was made under Linux {}, and this kernel's shared object (vdso) is another",
-            about.kernel
-        )));
+    let is_here = |part: &&StatePart| {
+        let StatePart { number, offset, bytes } = **part;
+        cpu::state_components().contains(&StateComponent { number, offset, bytes })
+    };
+    match about.cpu_state.iter().find(|part| !is_here(part)) {
+        None => Ok(()),
+        Some(part) => Err(Error::Elsewhere(format!(
+            "this CPU does not keep part {} of the extended registers (XSAVE) as the one it was made \
+             on did",
+            part.number
+        ))),
     }
-    Ok(())
+}
+
+/// A part of what an area held.
+fn contents(pages: &File, area: &Area, range: Range<u64>) -> Result<Vec<u8>> {
+    let mut all = vec![0; (range.end - range.start) as usize];
+    for run in &area.runs {
+        let start = run.address.max(range.start);
+        let end = (run.address + run.pages * PAGE_BYTES).min(range.end);
+        if start < end {
+            let part = &mut all[(start - range.start) as usize..(end - range.start) as usize];
+            let at = run.first * PAGE_BYTES + (start - run.address);
+            pages.read_exact_at(part, at).map_err(Error::file("cannot read", "pages"))?;
+        }
+    }
+    Ok(all)
 }
 
 /// The largest range of addresses that no process uses: its begin and length.

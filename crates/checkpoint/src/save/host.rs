@@ -1,13 +1,12 @@
 //! The host a checkpoint is made on: what its processes may have come to rely on.
 
-use std::fs;
-
-use dormouse_kernel::proc;
+use dormouse_kernel::{cpu, proc};
 
 use super::Subject;
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
-use crate::format::About;
+use crate::format::{About, Bytes, StatePart};
+use crate::vdso::Object;
 
 /// What of a host stays as it is: looked at while everything still runs.
 #[derive(Debug)]
@@ -16,11 +15,18 @@ pub(crate) struct Host(About);
 impl Host {
     pub(crate) fn look() -> Result<Self> {
         let boot_id = proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
+        let object = Object::here();
+        let part = |it: &cpu::StateComponent| {
+            let cpu::StateComponent { number, offset, bytes } = *it;
+            StatePart { number, offset, bytes }
+        };
         Ok(Self(About {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             boot_id,
-            vdso: vdso_hash().unwrap_or_default(),
-            cpu: cpu_features(),
+            vdso: object.as_ref().map(Object::hash).unwrap_or_default(),
+            vdso_image: Bytes(object.map(|object| object.image).unwrap_or_default()),
+            cpu: cpu::features().iter().map(|name| (*name).to_owned()).collect(),
+            cpu_state: cpu::state_components().iter().map(part).collect(),
             ..About::default()
         }))
     }
@@ -46,28 +52,4 @@ pub(crate) fn about(subject: &Subject, host: &Host) -> Result<About> {
 pub(crate) fn now_unix_ms() -> i64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |d| d.as_millis() as i64)
-}
-
-/// CPU features by the names of `/proc/cpuinfo`, sorted.
-pub(crate) fn cpu_features() -> Vec<String> {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
-    let mut all: Vec<String> = line
-        .map(|(_, flags)| flags.split_ascii_whitespace().map(str::to_owned).collect())
-        .unwrap_or_default();
-    all.sort_unstable();
-    all
-}
-
-/// BLAKE3 of the kernel's shared object as this very process has it mapped. `None` without one.
-pub(crate) fn vdso_hash() -> Option<String> {
-    use std::os::unix::fs::FileExt;
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]"))?;
-    let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
-    let start = u64::from_str_radix(start, 16).ok()?;
-    let end = u64::from_str_radix(end, 16).ok()?;
-    let mut bytes = vec![0; (end - start) as usize];
-    fs::File::open("/proc/self/mem").ok()?.read_exact_at(&mut bytes, start).ok()?;
-    Some(blake3::hash(&bytes).to_hex().to_string())
 }

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::format::{Area, Backing, Bytes, Memory, PAGE_BYTES, Run, SharedMemory, Thing, Writer};
 
 /// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
-const KEPT: [&str; 9] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr"];
+const KEPT: [&str; 10] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp"];
 /// Flags of areas that are not memory, or are somebody's. The texts follow "memory that is".
 const REFUSED: [(&str, &str); 5] = [
     ("ht", "of huge pages (hugetlb), which is not saved yet"),
@@ -266,7 +266,8 @@ pub(crate) fn contents(
     let mut batch = Batch { seen, pagemap: &pagemap, places: Vec::new(), bytes: 0 };
     for n in 0..memory.areas.len() {
         let area = &memory.areas[n];
-        if matches!(area.backing, Backing::Shared { .. }) {
+        // What the kernel may drop may hold what must not come back twice (vgetrandom).
+        if matches!(area.backing, Backing::Shared { .. }) || area.has("dp") {
             continue;
         }
         for run in own_pages(&pagemap, area.start, area.end)

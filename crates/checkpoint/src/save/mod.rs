@@ -57,7 +57,7 @@ use object::Survey;
 pub use tree::Stopped;
 
 pub(crate) use file::modified_ns;
-pub(crate) use host::{cpu_features, now_unix_ms, vdso_hash};
+pub(crate) use host::now_unix_ms;
 pub(crate) use process::find;
 pub(crate) use thread::Maps;
 pub(crate) use tmpfs::place as tmpfs_at;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::format::check::PERSONALITIES;
 use crate::format::{Layout, Limit, Memory, Process};
 use crate::inject::remote::{Remote, Scratch};
+use crate::vdso;
 
 /// Refuses what of a process itself cannot be saved.
 pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
@@ -206,7 +207,8 @@ fn give_back(remote: Remote) -> std::result::Result<(), Errno> {
 /// real time; timer_create(2)); nothing where it cannot be asked.
 pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Errno> {
     let pid = seen.pid;
-    let Some(gadget) = vdso(pid).and_then(|(start, bytes)| find(pid, start, bytes)) else {
+    let object = vdso::of_process(pid);
+    let Some(gadget) = object.and_then(|o| find(pid, o.start, o.end - o.start)) else {
         return Ok(None);
     };
     let mut remote = Remote::begin(pid, gadget)?;
@@ -246,16 +248,6 @@ fn posix_time(
     let [interval_s, interval_ns, value_s, value_ns] = signal::numbers(&bytes);
     let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
     Ok((ns(interval_s, interval_ns), ns(value_s, value_ns)))
-}
-
-/// Where the kernel's own object is in a process: start and bytes.
-fn vdso(pid: u32) -> Option<(u64, u64)> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]"))?;
-    let (start, end) = line.split_once(' ')?.0.split_once('-')?;
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
-    Some((start, end.checked_sub(start)?))
 }
 
 /// Asks the first thread for its own and the process's state; gives the end of the heap.

@@ -4,9 +4,11 @@
 //! of processes that have ended and wait to be reaped. What the cgroup holds beyond that was put
 //! there from outside ([`super::object::Survey::outsiders`]).
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self, Stop, TraceOptions};
@@ -16,12 +18,16 @@ use rustix::fd::OwnedFd;
 
 use super::Subject;
 use super::host::Host;
-use super::thread::Blocks;
+use super::thread::{self, Blocks};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::inject::remote::EVENT_STOP;
+use crate::vdso;
 
 /// How long a task may take to stand still. One that waits for a disk cannot before that is done.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often a thread in the middle of the kernel's shared object is let go on, to come out of it.
+const LET_OUT_TIMES: u32 = 64;
 
 /// A process that was found.
 #[derive(Debug)]
@@ -46,12 +52,22 @@ pub struct Seen {
     pub(crate) waited_in: HashMap<u32, String>,
     /// Itself; none where it has ended.
     pub(crate) pidfd: Option<OwnedFd>,
+    /// Where it has the kernel's shared object, once somebody asks.
+    objects: OnceCell<Vec<Range<u64>>>,
 }
 
 impl Seen {
     /// Whether it has ended, by now.
     pub(crate) fn has_ended(&self) -> bool {
         !self.pidfd.as_ref().is_some_and(pidfd::is_alive)
+    }
+
+    /// Whether a stopped thread of it is in the middle of a function of the kernel's shared object.
+    fn is_inside_object(&self, tid: u32) -> bool {
+        let Ok(registers) = call::registers(tid) else { return false };
+        // Nothing there waits.
+        let objects = || self.objects.get_or_init(|| vdso::all_of_process(self.pid));
+        !thread::waits_by(&registers) && objects().iter().any(|o| o.contains(&registers.rip))
     }
 
     /// What `ps` shows.
@@ -101,8 +117,19 @@ fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
         tids.extend(tid.filter(|tid| *tid != pid));
     }
     let pidfd = if is_zombie { None } else { pidfd::open(pid).ok() };
-    let (stopped, waited_in) = (None, HashMap::new());
-    Ok(Some(Seen { pid, inner, parent, first, fields, is_zombie, tids, stopped, waited_in, pidfd }))
+    Ok(Some(Seen {
+        pid,
+        inner,
+        parent,
+        first,
+        fields,
+        is_zombie,
+        tids,
+        stopped: None,
+        waited_in: HashMap::new(),
+        pidfd,
+        objects: OnceCell::new(),
+    }))
 }
 
 /// A container all of whose tasks stand still. They go on when it is dropped.
@@ -258,13 +285,24 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
         Err(e) => return Err(Error::of("seize a task", tid)(e)),
     }
     // ORDER: before it is taken out of its call.
-    let waited_in = fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
-    held.tasks.insert(tid, Task { stopped: None, waited_in });
+    let waits_in = || fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+    held.tasks.insert(tid, Task { stopped: None, waited_in: waits_in() });
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
+    let mut let_out = 0;
     loop {
         match call::poll_stop(tid).map_err(Error::of("wait for a task", tid))? {
             Some(Stop::Event(EVENT_STOP, signal)) => {
                 let is_job_control = signal != libc::SIGTRAP;
+                if !is_job_control && let_out < LET_OUT_TIMES && seen.is_inside_object(tid) {
+                    let_out += 1;
+                    call::resume(tid, 0).map_err(Error::of("resume a task", tid))?;
+                    std::thread::sleep(Duration::from_micros(20));
+                    held.tasks.insert(tid, Task { stopped: None, waited_in: waits_in() });
+                    match call::interrupt(tid) {
+                        Ok(()) | Err(Errno::SRCH) => continue, // the next stop tells that it ended
+                        Err(e) => return Err(Error::of("interrupt a task", tid)(e)),
+                    }
+                }
                 if let Some(task) = held.tasks.get_mut(&tid) {
                     task.stopped = is_job_control.then_some(signal);
                 }
