@@ -5,13 +5,14 @@
 //! machine itself: it shows that something works, never how fast.
 //!
 //! ```text
-//!   target/guest/kernel/    vmlinuz and modules, from the -backports suite of apt's own mirror
-//!   target/guest/root.img   ext4: Debian, systemd, one service of ours; never written to
-//!   target/guest/command    what the service runs, as a shell script
+//!   target/guest/kernel/       vmlinuz and modules, from the -backports suite of apt's own mirror
+//!   target/guest/kernel-next/  the same of the release after that, the newest there is
+//!   target/guest/root.img      ext4: Debian, systemd, one service of ours; never written to
+//!   target/guest/command       what the service runs, as a shell script
 //! ```
 //!
-//! The kernel is the one for clouds, which has its disk (NVMe) and ext4 built in: no initramfs is
-//! needed. It is downloaded and unpacked, not installed. The repository is shared with the guest,
+//! Kernels are those for clouds, which have their disk (NVMe) and ext4 built in: no initramfs is
+//! needed. They are downloaded and unpacked, not installed. The repository is shared with the guest,
 //! read only and at the same path, so that what was built here is run there. Output comes back
 //! over one virtio port, the exit status over another.
 
@@ -25,8 +26,13 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dormouse_testkit::{debian, image};
 
+use kernel::{Kernel, META, NEXT_SUITE};
+
+mod kernel;
+mod relay;
+
 /// Raised when the recipe of the guest changes.
-const RECIPE: &str = "4";
+const RECIPE: &str = "5";
 /// What the guest's Debian has beside the smallest set.
 const PACKAGES: &[&str] = &[
     "systemd-sysv",
@@ -39,8 +45,6 @@ const PACKAGES: &[&str] = &[
     "e2fsprogs",
     "docker-registry",
 ];
-/// The package that depends on the newest kernel of the suite.
-const KERNEL: &str = "linux-image-cloud-amd64";
 /// How much slower than the host the guest may be before a test gives up.
 const SLOWNESS: &str = "20";
 
@@ -53,6 +57,12 @@ pub struct GuestArgs {
     /// Runs only tests whose name contains this.
     #[arg(long, default_value = "vm_")]
     tests: String,
+    /// Under the newer kernel.
+    #[arg(long)]
+    next: bool,
+    /// Hands checkpoints from one kernel to the other and back, instead of the tests.
+    #[arg(long, conflicts_with_all = ["next", "tests", "command"])]
+    relay: bool,
     /// A shell command to be run in the guest instead of the tests.
     #[arg(last = true)]
     command: Vec<String>,
@@ -63,6 +73,10 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
     let guest = Guest { top: top.to_owned(), dir: top.join("target/guest") };
     fs::create_dir_all(&guest.dir).context("making target/guest")?;
     guest.prepare()?;
+    let limit = Duration::from_secs(args.limit_s);
+    if args.relay {
+        return relay::run(&guest, limit);
+    }
     let script = if args.command.is_empty() {
         // Made here: the guest has no network to make them with, and the tree is read-only there.
         image::busybox_with_attack();
@@ -72,7 +86,9 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
     } else {
         args.command.join(" ")
     };
-    let status = guest.boot(&script, Duration::from_secs(args.limit_s))?;
+    let [own, next] = guest.kernels();
+    let machine = Machine { kernel: if args.next { &next } else { &own }, cpu: "" };
+    let status = guest.boot(&machine, &script, limit)?;
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
@@ -81,14 +97,6 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
 /// Emulated on a machine that has more to do, a clock may run ahead of a test: one that fails beside
 /// others is run once more by itself, which is told, and counts if it fails again.
 fn test_script(top: &Path, filter: &str) -> Result<String> {
-    let built = Command::new("cargo")
-        .args(["test", "--release", "--locked", "--no-run", "--package", "dormouse-tests"])
-        .args(["--message-format=json-render-diagnostics"])
-        .current_dir(top)
-        .stderr(Stdio::inherit())
-        .output()
-        .context("starting cargo")?;
-    ensure!(built.status.success(), "the tests do not compile");
     let mut script = String::from(
         "run() {\n\
          echo \"   Running $1 in the guest\"\n\
@@ -104,12 +112,10 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
          }\n\
          tests() {\n",
     );
-    for message in cargo_metadata::Message::parse_stream(built.stdout.as_slice()) {
-        let cargo_metadata::Message::CompilerArtifact(artifact) = message? else { continue };
-        let Some(program) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
+    for (name, program) in test_programs(top, &[])? {
         let listed = Command::new(&program).args(["--list", filter]).output()?;
         if String::from_utf8_lossy(&listed.stdout).contains(": test") {
-            let name = artifact.target.name;
+            let program = program.display();
             script.push_str(&format!("run {name} {program} {filter}\n"));
         }
     }
@@ -124,102 +130,76 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
     Ok(script)
 }
 
+/// The whole-system tests' programs and their names, built: those of `which`, words of cargo's, or all.
+fn test_programs(top: &Path, which: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+    let built = Command::new("cargo")
+        .args(["test", "--release", "--locked", "--no-run", "--package", "dormouse-tests"])
+        .args(["--message-format=json-render-diagnostics"])
+        .args(which)
+        .current_dir(top)
+        .stderr(Stdio::inherit())
+        .output()
+        .context("starting cargo")?;
+    ensure!(built.status.success(), "the tests do not compile");
+    let mut programs = Vec::new();
+    for message in cargo_metadata::Message::parse_stream(built.stdout.as_slice()) {
+        let cargo_metadata::Message::CompilerArtifact(artifact) = message? else { continue };
+        let Some(program) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
+        programs.push((artifact.target.name, program.into_std_path_buf()));
+    }
+    Ok(programs)
+}
+
 struct Guest {
     top: PathBuf,
     dir: PathBuf,
 }
 
+/// What a boot is of.
+struct Machine<'g> {
+    kernel: &'g Kernel,
+    /// Further words about its CPU, such as `,-avx2`.
+    cpu: &'g str,
+}
+
 impl Guest {
-    fn kernel(&self) -> PathBuf {
-        self.dir.join("kernel")
+    /// Its kernels: the one it is tested under, and a newer one.
+    fn kernels(&self) -> [Kernel; 2] {
+        [Kernel::own(&self.dir), Kernel::next(&self.dir)]
     }
 
     fn image(&self) -> PathBuf {
         self.dir.join("root.img")
     }
 
-    /// Makes kernel and image unless they are there and of this recipe.
+    /// Makes kernels and image unless they are there and of this recipe.
     fn prepare(&self) -> Result<()> {
-        let recipe = format!("{RECIPE} {KERNEL} {}", PACKAGES.join(" "));
+        let recipe = format!("{RECIPE} {META} {NEXT_SUITE} {}", PACKAGES.join(" "));
         let mark = self.dir.join("recipe");
         if fs::read_to_string(&mark).is_ok_and(|made| made == recipe) {
             return Ok(());
         }
-        println!("guest: making the kernel and the disk, once");
-        self.download_kernel().context("downloading the kernel")?;
+        println!("guest: making the kernels and the disk, once");
+        for kernel in self.kernels() {
+            kernel.download().context("downloading a kernel")?;
+        }
         self.make_image().context("making the guest's disk")?;
         fs::write(&mark, recipe).context("writing the mark")
-    }
-
-    /// Downloads and unpacks the kernel with an apt configuration of our own, which differs from
-    /// the machine's in one thing: it knows the -backports suite.
-    fn download_kernel(&self) -> Result<()> {
-        let apt = self.dir.join("apt");
-        fs::create_dir_all(apt.join("lists/partial"))?;
-        fs::create_dir_all(apt.join("cache/archives/partial"))?;
-        let (_, archive) = debian::sources();
-        let suite = debian::suite();
-        let keys = "/usr/share/keyrings/debian-archive-keyring.gpg";
-        fs::write(
-            apt.join("sources.list"),
-            format!("deb [signed-by={keys}] {archive} {suite}-backports main\n"),
-        )?;
-        let place = apt.display();
-        fs::write(
-            apt.join("apt.conf"),
-            format!(
-                "Dir::Etc::sourcelist \"{place}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
-                 Dir::State::lists \"{place}/lists\";\nDir::Cache \"{place}/cache\";\n\
-                 APT::Sandbox::User \"root\";\n"
-            ),
-        )?;
-        let tool = |program: &str, arguments: &[&str]| {
-            let mut command = Command::new(program);
-            command.args(arguments).env("APT_CONFIG", apt.join("apt.conf")).current_dir(&apt);
-            said(command)
-        };
-        tool("apt-get", &["update", "-qq"])?;
-        let depends = tool("apt-cache", &["depends", KERNEL])?;
-        let package = depends
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
-            .with_context(|| format!("{KERNEL} depends on no kernel"))?;
-        let package = format!("linux-image-{package}");
-        tool("apt-get", &["download", "-qq", &package])?;
-        let files: Vec<PathBuf> = fs::read_dir(&apt)?.flatten().map(|e| e.path()).collect();
-        let deb = files.iter().find(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with(&package) && name.ends_with(".deb")
-        });
-        let deb = deb.context("apt-get has downloaded nothing")?;
-        let _ = fs::remove_dir_all(self.kernel()); // ignored: it may be absent
-        let mut unpack = Command::new("dpkg");
-        unpack.arg("-x").arg(deb).arg(self.kernel());
-        said(unpack)?;
-        fs::remove_dir_all(&apt)?;
-        Ok(())
-    }
-
-    /// The version of the unpacked kernel.
-    fn version(&self) -> Result<String> {
-        let modules = self.kernel().join("lib/modules");
-        let entry = fs::read_dir(&modules)?.next().context("a kernel without modules")??;
-        Ok(entry.file_name().to_string_lossy().into_owned())
     }
 
     fn make_image(&self) -> Result<()> {
         let tree = self.dir.join("tree");
         let _ = fs::remove_dir_all(&tree); // ignored: it may be absent
         debian::bootstrap(PACKAGES, &tree, &[]);
-        let version = self.version()?;
-        let modules = self.kernel().join("lib/modules").join(&version);
         fs::create_dir_all(tree.join("lib/modules"))?;
-        let mut copy = Command::new("cp");
-        copy.arg("-a").arg(modules).arg(tree.join("lib/modules/"));
-        said(copy)?;
-        let mut depmod = Command::new("chroot");
-        depmod.arg(&tree).args(["depmod", &version]);
-        said(depmod)?;
+        for kernel in self.kernels() {
+            let mut copy = Command::new("cp");
+            copy.arg("-a").arg(kernel.modules()?).arg(tree.join("lib/modules/"));
+            said(copy)?;
+            let mut depmod = Command::new("chroot");
+            depmod.arg(&tree).args(["depmod", &kernel.version()?]);
+            said(depmod)?;
+        }
         write_tree(&tree)?;
         let image = self.image();
         let _ = fs::remove_file(&image); // ignored: it may be absent
@@ -232,7 +212,7 @@ impl Guest {
     }
 
     /// Boots, runs the script and returns its status.
-    fn boot(&self, script: &str, limit: Duration) -> Result<i32> {
+    fn boot(&self, machine: &Machine<'_>, script: &str, limit: Duration) -> Result<i32> {
         let path = |name: &str| self.dir.join(name);
         let text = |name: &str| path(name).display().to_string();
         let head = format!(
@@ -260,7 +240,6 @@ impl Guest {
             ensure!(waited.elapsed() < Duration::from_secs(10), "virtiofsd opens no socket");
             thread::sleep(Duration::from_millis(20));
         }
-        let vmlinuz = self.kernel().join("boot").join(format!("vmlinuz-{}", self.version()?));
         // What Debian's kernel does against attackers and mistakes costs more than the tests do.
         let kernel_line = format!(
             "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off init_on_alloc=0 \
@@ -271,7 +250,8 @@ impl Guest {
         let mut qemu = Command::new("qemu-system-x86_64");
         // Without cx16 the kernel takes a slow path that emulation runs faster than the fast one;
         // without la57 it walks four levels of page tables, not five.
-        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-la57"])
+        let cpu = format!("max,-cx16,-la57{}", machine.cpu);
+        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", &cpu])
             .args(["-smp", "2", "-m", "4G", "-no-reboot", "-nodefaults", "-display", "none"])
             .args(["-object", "memory-backend-memfd,id=memory,size=4G,share=on"])
             .args(["-numa", "node,memdev=memory"])
@@ -291,7 +271,7 @@ impl Guest {
             .args(["-device", "virtserialport,chardev=status"])
             .args(["-device", "virtio-rng-pci"])
             .arg("-kernel")
-            .arg(vmlinuz)
+            .arg(machine.kernel.image()?)
             .args(["-append", &kernel_line])
             .env("TMPDIR", &self.dir)
             .stdin(Stdio::null());
