@@ -55,7 +55,6 @@ pub(crate) enum Intent {
 #[derive(Debug)]
 pub(crate) struct Doing {
     path: PathBuf,
-    #[expect(dead_code, reason = "held, not read")]
     lock: Lock,
 }
 
@@ -74,7 +73,7 @@ impl Engine {
         let _making = Lock::share(&self.places().pending())?;
         let doing = Doing { lock: Lock::take_new(&path)?, path };
         let text = serde_json::to_vec(intent).expect("names are written as text");
-        fs::write(&doing.path, text).map_err(Error::file("cannot write", &doing.path))?;
+        doing.lock.write(&text, &doing.path)?;
         Ok(doing)
     }
 
