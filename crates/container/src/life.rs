@@ -708,7 +708,7 @@ impl Engine {
     /// The layers of a stopped container as a mount. The caller holds the container's lock.
     pub(crate) fn assemble_stopped(&self, config: &Config) -> Result<OwnedFd> {
         let userns = crate::start::user_namespace(config.ids)?;
-        self.assemble(config, userns.as_fd())
+        Ok(self.assemble(config, userns.as_fd())?.root)
     }
 
     /// Gives the host back what this instance took from it: keeper, mounts, network, control groups.

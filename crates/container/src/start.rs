@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use dormouse_image::{Lower, Store, Volume, assemble};
+use dormouse_image::{Assembled, Lower, Store, Volume, assemble};
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::capability::{self, Set};
 use dormouse_kernel::cgroup::Cgroup;
@@ -259,7 +259,8 @@ impl Engine {
             pidfd::user_namespace(newborn.pidfd.as_fd())
                 .map_err(Error::call("cannot open the container's user namespace"))?
         };
-        let root = self.assemble(config, userns.as_fd())?;
+        // What it was made from is let go of at the end.
+        let Assembled { root, clones: _clones } = self.assemble(config, userns.as_fd())?;
         let account = Accounts::read(root.as_fd()).find(&config.process.user)?;
         let streams = self.streams(config, &account, io)?;
         let mut plan = Plan::new();
@@ -308,6 +309,8 @@ impl Engine {
                 let console = kept.console.as_ref().map(AsFd::as_fd);
                 let checked = || from.map_or(Ok(()), Comeback::checked);
                 traced.conduct(restore, console, checked)?;
+                // Its callers have waited; what is left to do here has not.
+                std::thread::yield_now();
             }
         }
         Ok(Running {
@@ -366,7 +369,7 @@ impl Engine {
     }
 
     /// The layers of a container as one mount that is attached nowhere.
-    pub(crate) fn assemble(&self, config: &Config, userns: BorrowedFd<'_>) -> Result<OwnedFd> {
+    pub(crate) fn assemble(&self, config: &Config, userns: BorrowedFd<'_>) -> Result<Assembled> {
         let lower = self.lower(&config.root)?;
         let (upper, work) = Store::open_upper(&self.dir(&config.id))?;
         let volume = Volume { upper: &upper, work: &work, volatile: config.auto_remove };

@@ -49,7 +49,7 @@ pub use digest::{Digest, ObjectId};
 pub use error::{ImageError, Result};
 pub use ingest::{Expect, Import, Ingested, NewImage};
 pub use maintain::{Damage, Prune, Pruned};
-pub use mount::{Layer, Lower, Volume, assemble};
+pub use mount::{Assembled, Layer, Lower, Volume, assemble};
 pub use progress::{Progress, Silent};
 pub use save::{Blob, Compression, SaveFormat};
 pub use store::{Image, ImageId, LayerRef, Metadata, Store};

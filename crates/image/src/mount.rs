@@ -26,6 +26,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
+use dormouse_kernel::CallError;
 use dormouse_kernel::mount::{self as calls, FsContext, MountAttr, OverlayLayer};
 use dormouse_model::IdMap;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
@@ -259,6 +260,16 @@ pub struct Volume<'a> {
     pub volatile: bool,
 }
 
+/// A root that was put together.
+#[derive(Debug)]
+pub struct Assembled {
+    /// The mount, attached nowhere.
+    pub root: OwnedFd,
+    /// Mounts that it was made from and does not need any more. To let go of one waits for a grace
+    /// period of RCU, some 60 us: for when nobody waits.
+    pub clones: Vec<OwnedFd>,
+}
+
 /// Makes a root filesystem: an overlay of `lower` and, where there is one, a writable volume as a
 /// detached mount, `nodev`. The lower layers are idmapped with `userns`, the user
 /// namespace of the container; upper and work are not, and are owned by the container's ids on the
@@ -269,7 +280,7 @@ pub fn assemble(
     lower: &Lower,
     userns: Option<BorrowedFd<'_>>,
     volume: Option<Volume<'_>>,
-) -> Result<OwnedFd> {
+) -> Result<Assembled> {
     if let ([only], None) = (&lower.layers[..], volume) {
         // Nothing to lay over one another.
         let mount = calls::clone_tree(only.dir.as_fd(), "", false).step("clone the root")?;
@@ -279,10 +290,10 @@ pub fn assemble(
         let attr = MountAttr::RDONLY | MountAttr::NODEV;
         calls::set_attr(mount.as_fd(), false, attr, MountAttr::empty())
             .step("make the root read-only")?;
-        return Ok(mount);
+        return Ok(Assembled { root: mount, clones: Vec::new() });
     }
     // KERNEL(6.15): before, making an overlay uses up the clones; so each attempt has its own.
-    let build = |options: &[(&str, Option<&str>)]| {
+    let build = |options: &[(&str, Option<&str>)]| -> std::result::Result<Assembled, CallError> {
         let mut clones = Vec::new();
         for layer in &lower.layers {
             clones.push(match (userns, layer.data_only) {
@@ -306,7 +317,8 @@ pub fn assemble(
         let pair = volume.map(|v| (v.upper.as_fd(), v.work.as_fd()));
         let volatile = volume.is_some_and(|v| v.volatile).then_some(("volatile", None));
         let options: Vec<_> = options.iter().copied().chain(volatile).collect();
-        calls::overlay(&layers, pair, &options)
+        let root = calls::overlay(&layers, pair, &options)?;
+        Ok(Assembled { root, clones: clones.into_iter().flatten().collect() })
     };
     const ON: Option<&str> = Some("on");
     let all = [("metacopy", ON), ("redirect_dir", ON), ("index", ON), ("xino", ON)];
@@ -318,20 +330,21 @@ pub fn assemble(
         }
         (result, _) => result,
     };
-    let root = result.step("lay the layers over one another")?;
+    let assembled: Assembled = result.step("lay the layers over one another")?;
+    let root = &assembled.root;
     calls::set_attr(root.as_fd(), false, MountAttr::NODEV, MountAttr::empty())
         .step("forbid device nodes in the root")?;
     if volume.is_some() {
         // LIMIT of overlayfs: it mounts read-only, and says so only in the kernel's log, when it
         // cannot use the work directory.
-        let stat = rustix::fs::fstatvfs(&root).at("ask for the state of", "the root")?;
+        let stat = rustix::fs::fstatvfs(root).at("ask for the state of", "the root")?;
         if stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
             let what = "the writable layer cannot be written: overlayfs mounted it read-only \
                         (its file system is full, read-only, or cannot be an upper layer)";
             return Err(Fault::Busy { what: what.to_owned() }.into());
         }
     }
-    Ok(root)
+    Ok(assembled)
 }
 
 /// The merged view of a container's files for reading, with nothing mounted anywhere.
