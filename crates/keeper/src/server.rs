@@ -8,7 +8,7 @@
 //! unsettled     ended, their spawner has yet to say    logs      files kept under a bound
 //!               that it has cleaned up           custody  what sleeping containers left here
 //!                                                alarms   when they are woken uncalled
-//! queue         errands: containers to be settled or woken by a process of ours, 4 at once
+//! queue         errands: containers to be settled or woken by a process of ours, 4 of each at once
 //! ```
 //!
 //! **The end of a child.** It is reaped; a first process's exit file is written (before anybody is
@@ -59,7 +59,8 @@ use crate::newborn::Heritage;
 use crate::tiny::Outside;
 use crate::{Failed, Step};
 
-/// LIMIT: processes on errands at once.
+/// LIMIT: processes at once that settle, and as many that wake: those may have to wait for memory,
+/// which the others give back.
 const ERRANDS_MAX: usize = 4;
 /// How long it stays with nothing to do.
 const IDLE: Duration = Duration::from_secs(1);
@@ -98,6 +99,12 @@ struct Unsettled {
 enum Errand {
     Settle(Id),
     Wake(Id, Why),
+}
+
+impl Errand {
+    fn is_wake(self) -> bool {
+        matches!(self, Self::Wake(..))
+    }
 }
 
 /// Why a container is woken.
@@ -298,7 +305,8 @@ impl Server {
         let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
         let custody = self.custody.next();
         let alarm = self.alarms.next();
-        let next = [look, idle, queue, custody, alarm, self.deaf_until];
+        let spare = self.lacks_a_spare().then_some(self.next_spare);
+        let next = [look, idle, queue, custody, alarm, spare, self.deaf_until];
         let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
@@ -735,12 +743,11 @@ impl Server {
     }
 
     fn start_errands(&mut self) {
-        while self.errands.len() < ERRANDS_MAX
-            && let Some(errand) = self.queue.front().copied()
-        {
+        while let Some(at) = self.next_errand() {
+            let errand = self.queue[at];
             match self.run_errand(errand) {
                 Ok(pid) => {
-                    self.queue.pop_front();
+                    self.queue.remove(at);
                     self.errands.insert(pid, errand);
                 }
                 // No process can be made now: it stays in the queue.
@@ -749,17 +756,33 @@ impl Server {
         }
     }
 
+    /// The place in the queue of the first errand of whose kind there are not too many.
+    fn next_errand(&self) -> Option<usize> {
+        let wakes = self.errands.values().filter(|errand| errand.is_wake()).count();
+        let has_room = |is_wake: bool| {
+            let count = if is_wake { wakes } else { self.errands.len() - wakes };
+            count < ERRANDS_MAX
+        };
+        let (wake, settle) = (has_room(true), has_room(false));
+        self.queue.iter().position(|errand| if errand.is_wake() { wake } else { settle })
+    }
+
     /// Somebody is ready to wake whoever is called next, as long as somebody sleeps.
     fn keep_a_spare(&mut self) {
+        let now = Instant::now();
         if self.custody.is_empty() {
             self.spare = None;
-        } else if self.spare.is_none()
-            && self.next_spare <= Instant::now()
-            && !self.parts.wake.is_empty()
-        {
+        } else if self.lacks_a_spare() && self.next_spare <= now {
             // Where none can be made now whoever is called waits a little longer.
             self.spare = self.make_spare().ok();
+            self.next_spare = if self.spare.is_some() { now } else { now + IDLE };
         }
+    }
+
+    /// Somebody sleeps, and nobody is ready, nor at work with waking already.
+    fn lacks_a_spare(&self) -> bool {
+        let is_wanted = !self.custody.is_empty() && !self.parts.wake.is_empty();
+        is_wanted && self.spare.is_none() && self.errands.is_empty()
     }
 
     fn make_spare(&self) -> Result<Spare, Errno> {
