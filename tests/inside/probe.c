@@ -1,7 +1,7 @@
 /* Small servers and callers for tests of networks: probe NAME ARGUMENT...
  *
  * who ADDRESS PORT       TCP server: tells every caller the address it is seen with
- * count ADDRESS PORT     TCP server: numbers its callers
+ * count ADDRESS PORT [KIB]  TCP server: numbers its callers; has so much memory of its own
  * stream ADDRESS PORT    TCP server: a process for each caller, who asks as often as he likes for the
  *                        next N bytes of an endless sequence ("<N\n"), or sends them (">N\n") and is
  *                        told "good" if they are
@@ -104,6 +104,15 @@ static void tell_number(int caller, const char *peer)
 
 static int count(char **args)
 {
+	if (args[2]) {
+		/* No two words are alike, so that nothing that looks for equal pages finds any. */
+		size_t words = strtoul(args[2], NULL, 10) * 1024 / sizeof(uint64_t);
+		uint64_t *memory = malloc(words * sizeof(*memory));
+		if (!memory)
+			return fail("malloc");
+		for (size_t n = 0; n < words; n++)
+			memory[n] = (n + 1) * 0x9e3779b97f4a7c15u;
+	}
 	return serve(args, tell_number);
 }
 

@@ -66,7 +66,7 @@ impl Engine {
     /// Errors: [`ErrorKind::Busy`](crate::ErrorKind::Busy) for one that is paused; one that cannot be
     /// frozen within 10 s goes on.
     pub fn drowse(&self, id: &ContainerId) -> Result<Option<Drowsed>> {
-        self.drowse_as(id, None)
+        self.drowse_as(id, None, Why::Operator)
     }
 
     /// The same, if it is still idle where that is why.
@@ -74,6 +74,7 @@ impl Engine {
         &self,
         id: &ContainerId,
         idle: Option<&Idle>,
+        why: Why,
     ) -> Result<Option<Drowsed>> {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -101,7 +102,6 @@ impl Engine {
             let _ = cgroup.thaw();
             return Err(e);
         }
-        let why = if idle.is_some() { Why::Idle } else { Why::Operator };
         let reason = [("reason", why.as_str().to_owned())];
         self.record("drowsy", id.as_str(), config.name.as_str(), &reason);
         // ORDER: from here on whoever calls wakes it, and does not wait for the rest.

@@ -217,13 +217,18 @@ impl Engine {
 
     /// The ids of all containers, in no order.
     pub fn ids(&self) -> Result<Vec<ContainerId>> {
-        let dir = self.places.containers();
-        let mut ids = Vec::new();
-        for entry in fs::read_dir(&dir).map_err(Error::file("cannot list", &dir))? {
-            let entry = entry.map_err(Error::file("cannot list", &dir))?;
-            ids.extend(entry.file_name().to_str().and_then(|n| n.parse().ok()));
-        }
-        Ok(ids)
+        ids_in(&self.places.containers())
+    }
+
+    /// The ids of containers that have processes, or are about to, in no order.
+    pub fn started(&self) -> Result<Vec<ContainerId>> {
+        ids_in(&self.places.running())
+    }
+
+    /// How many bytes the checkpoint of an asleep container has; 0 where it is awake.
+    pub fn asleep_bytes(&self, id: &ContainerId) -> u64 {
+        let files = fs::read_dir(self.asleep_dir(id)).into_iter().flatten().flatten();
+        files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
     }
 
     /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
@@ -553,6 +558,16 @@ impl Engine {
         }
         Ok(swept)
     }
+}
+
+/// The ids that are names in a directory.
+fn ids_in(dir: &Path) -> Result<Vec<ContainerId>> {
+    let mut ids = Vec::new();
+    for entry in fs::read_dir(dir).map_err(Error::file("cannot list", dir))? {
+        let entry = entry.map_err(Error::file("cannot list", dir))?;
+        ids.extend(entry.file_name().to_str().and_then(|n| n.parse().ok()));
+    }
+    Ok(ids)
 }
 
 /// A fresh id.

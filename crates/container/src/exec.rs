@@ -14,6 +14,7 @@ use dormouse_launch::{Kind, Plan, Spawn};
 use dormouse_model::{ContainerId, State};
 use rustix::fs::{Mode, OFlags};
 
+use crate::admission::Admitted;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::idle::Why;
@@ -38,9 +39,7 @@ impl Engine {
     /// Runs another process in a running container. With a terminal the caller gets the master side;
     /// it is not kept by anyone else.
     pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
-        let lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let look = self.look_locked(&config)?;
+        let Admitted { lock, config, look, leave } = self.lock_to_wake(id)?;
         match (look.state, look.init) {
             (State::Asleep, _) => self.wake_locked(&config, Why::Operator)?.detach(),
             (State::Drowsy, Some(init)) => self.rouse(&config, init, Why::Operator)?,
@@ -50,7 +49,7 @@ impl Engine {
         if init.paused {
             return Err(self.not(&config, State::Paused, "unpause it first"));
         }
-        drop(lock);
+        drop((lock, leave));
         let mut process = exec.process;
         if process.env.is_empty() {
             process.env.clone_from(&config.process.env);

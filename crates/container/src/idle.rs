@@ -33,6 +33,8 @@ pub enum Why {
     Called,
     /// A timer of it rings.
     Timer,
+    /// Others need its memory.
+    Memory,
     /// The keeper that would have heard of callers was killed.
     Keeper,
 }
@@ -85,6 +87,7 @@ impl Why {
             Self::Idle => "idle",
             Self::Called => "called",
             Self::Timer => "timer",
+            Self::Memory => "memory",
             Self::Keeper => "keeper",
         }
     }
@@ -94,6 +97,14 @@ impl Why {
         match word {
             Some("timer") => Self::Timer,
             _ => Self::Called,
+        }
+    }
+
+    /// The reason behind the daemon's word.
+    pub fn of_daemon(word: &str) -> Self {
+        match word {
+            "memory" => Self::Memory,
+            _ => Self::Idle,
         }
     }
 }
@@ -172,12 +183,12 @@ impl Engine {
         Ok(waits)
     }
 
-    /// Puts a container to sleep that is idle, or has it become drowsy.
-    pub fn fall_asleep(&self, id: &ContainerId, idle: &Idle, tier: Tier) -> Fell {
+    /// Puts a container to sleep, or has it become drowsy, if it is still idle where that is why.
+    pub fn fall_asleep(&self, id: &ContainerId, idle: Option<&Idle>, tier: Tier, why: Why) -> Fell {
         let began = Instant::now();
         let fell = match tier {
-            Tier::Asleep => self.sleep_as(id, Some(idle)).map(|done| done.is_some()),
-            Tier::Drowsy => self.drowse_as(id, Some(idle)).map(|done| done.is_some()),
+            Tier::Asleep => self.sleep_as(id, idle, why).map(|done| done.is_some()),
+            Tier::Drowsy => self.drowse_as(id, idle, why).map(|done| done.is_some()),
         };
         let took_us = began.elapsed().as_micros() as u64;
         match fell {

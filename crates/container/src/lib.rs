@@ -38,6 +38,7 @@
 //! LIB/custody                       the keeper that holds what sleeping containers left
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
+//! RUN/gate.sock                     where the daemon says whether there is memory for one that wakes
 //! RUN/shared/ID/                    its /dev, /dev/shm, tmpfs: directories of one tmpfs
 //! ```
 //!
@@ -56,6 +57,7 @@
 //! and is repeated until nothing is left.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod archive;
 mod checkpoint;
 mod custody;
@@ -76,6 +78,7 @@ mod spec;
 mod start;
 mod user;
 
+pub use admission::{Answer, Asker, Gate, Heard, TOLD_EVERY};
 pub use checkpoint::{Checkpoint, CheckpointOptions, From, Made};
 pub use drowsy::Drowsed;
 pub use engine::{Created, Engine};

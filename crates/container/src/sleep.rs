@@ -39,6 +39,7 @@ use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
 use dormouse_model::{Config, ContainerId, NetMode, State};
 
+use crate::admission::Admitted;
 use crate::checkpoint::{Check, Comeback};
 use crate::disk::{self, Durable};
 use crate::engine::Engine;
@@ -64,7 +65,7 @@ impl Engine {
     /// Errors: [`Refused`](dormouse_checkpoint::Error::Refused) names what cannot be saved, and
     /// nothing was stopped; [`ErrorKind::Busy`] while somebody waits for the container's end.
     pub fn sleep(&self, id: &ContainerId) -> Result<Option<Figures>> {
-        self.sleep_as(id, None)
+        self.sleep_as(id, None, Why::Operator)
     }
 
     /// The same, if it is still idle where that is why.
@@ -72,6 +73,7 @@ impl Engine {
         &self,
         id: &ContainerId,
         idle: Option<&Idle>,
+        why: Why,
     ) -> Result<Option<Figures>> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -114,7 +116,6 @@ impl Engine {
         // ORDER: the keeper has written down the end, or it would do so in what is removed now.
         self.exit_of(id, &init)?;
         self.doze(&config)?;
-        let why = if idle.is_some() { Why::Idle } else { Why::Operator };
         self.record("sleep", id.as_str(), config.name.as_str(), &reason(why));
         Ok(Some(written.figures))
     }
@@ -128,9 +129,7 @@ impl Engine {
 
     /// Wakes a container; one that runs is awake already.
     pub fn wake(&self, id: &ContainerId, why: Why) -> Result<()> {
-        let _lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let look = self.look_locked(&config)?;
+        let Admitted { lock: _lock, config, look, leave: _leave } = self.lock_to_wake(id)?;
         if let (State::Drowsy, Some(init)) = (look.state, &look.init) {
             return self.rouse(&config, init.clone(), why);
         }

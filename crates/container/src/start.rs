@@ -44,6 +44,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use dormouse_checkpoint::load::Traced;
 
+use crate::admission::Admitted;
 use crate::checkpoint::Comeback;
 use crate::disk;
 use crate::engine::{Created, Engine};
@@ -148,9 +149,7 @@ impl Engine {
 
     /// Starts a container that is not running.
     pub fn start(&self, id: &ContainerId, io: Stdio) -> Result<Running> {
-        let _lock = self.lock(id)?;
-        let config = self.config(id)?;
-        let look = self.look_locked(&config)?;
+        let Admitted { lock: _lock, config, look, leave: _leave } = self.lock_to_wake(id)?;
         if look.state == State::Drowsy {
             return Err(self.not(&config, look.state, "wake it: it is started already"));
         }

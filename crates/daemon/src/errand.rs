@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use dormouse_container::{Fell, Idle, Tier};
+use dormouse_container::{Fell, Idle, Tier, Why};
 use dormouse_model::ContainerId;
 
 /// One of them.
@@ -18,29 +18,34 @@ use dormouse_model::ContainerId;
 pub(crate) struct Errand {
     pub(crate) id: ContainerId,
     pub(crate) tier: Tier,
+    pub(crate) why: Why,
     child: Child,
     said: ChildStdout,
 }
 
 impl Errand {
-    /// Starts it; `command` is the program and its arguments up to the id.
+    /// Starts it; `command` is the program and its arguments up to the id. Without `idle` it sleeps
+    /// whatever it does.
     pub(crate) fn start(
         command: &[OsString],
         id: &ContainerId,
-        idle: &Idle,
+        idle: Option<&Idle>,
         tier: Tier,
+        why: Why,
     ) -> std::io::Result<Self> {
         let mut words = command.iter();
         let program = words.next().ok_or(std::io::ErrorKind::NotFound)?;
-        let numbers = [idle.quiet.as_millis() as u64, idle.used_ns, idle.worth.as_millis() as u64];
         let mut command = Command::new(program);
-        command.args(words).arg(id.as_str()).args(numbers.map(|n| n.to_string()));
-        command.arg(tier.as_str());
+        command.args(words).args([id.as_str(), tier.as_str(), why.as_str()]);
+        if let Some(Idle { quiet, used_ns, worth }) = idle {
+            let numbers = [quiet.as_millis() as u64, *used_ns, worth.as_millis() as u64];
+            command.args(numbers.map(|n| n.to_string()));
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         // What ends the daemon at a terminal lets it come to its end.
         let mut child = command.process_group(0).spawn()?;
         let said = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-        Ok(Self { id: id.clone(), tier, child, said })
+        Ok(Self { id: id.clone(), tier, why, child, said })
     }
 
     /// Readable when it has come to its end.

@@ -1,4 +1,4 @@
-//! The daemon: containers that are idle fall asleep.
+//! The daemon: containers that are idle fall asleep, and those that wake are let in as memory allows.
 //!
 //! It is one more caller of the engine, and no container depends on it: killed, it leaves containers
 //! that do not fall asleep until it runs again; those that sleep are woken by the keeper. It holds no
@@ -8,6 +8,8 @@
 //! events (LIB/events) ----> which containers run and fall asleep by themselves
 //! cpu.stat of one, when its time has come ([`watch`]) ----> idle ----> a process of ours ([`errand`])
 //!                                                                        puts it to sleep
+//! RUN/gate.sock <---- who is about to wake one ([`gate`]) ----> leave, when there is room ([`room`]):
+//!                                                               a process of ours puts others to sleep
 //! ```
 //!
 //! **What costs what.** A container that does not fall asleep by itself costs nothing. One that does
@@ -24,7 +26,10 @@
 #![forbid(unsafe_code)]
 
 mod errand;
+mod gate;
 mod notify;
+mod room;
+mod settings;
 mod watch;
 
 use std::cmp::Reverse;
@@ -33,10 +38,11 @@ use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Engine, Error as EngineError, Fell, Follow, Idle, Places, Tier};
-use dormouse_kernel::cgroup::{CgroupError, CpuTime};
+use dormouse_container::{Engine, Error as EngineError, Fell, Follow, Idle, Places, Tier, Why};
+use dormouse_kernel::cgroup::{CgroupError, CpuTime, MemoryInUse};
 use dormouse_model::ContainerId;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -44,10 +50,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
 use errand::Errand;
+use gate::Gate;
+use room::Choice;
+pub use settings::Memory;
 use watch::Watch;
 
 /// How often all containers are gone through.
 const GO_THROUGH: Duration = Duration::from_secs(600);
+/// How many of them at once: whoever wakes one does not wait for more.
+const GO_THROUGH_AT_ONCE: usize = 32;
 /// How often events are looked for where nobody tells of them.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -64,6 +75,14 @@ pub enum Error {
     /// The control groups are not where they should be.
     #[error("cannot find the CPU time of containers")]
     Cgroup(#[from] CgroupError),
+    /// `config.toml` is not as it should be.
+    #[error("{}: {what}", path.display())]
+    Settings {
+        /// Which it is.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A step failed.
     #[error("cannot {step}")]
     Step {
@@ -82,8 +101,9 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error 
     move |source| Error::Step { step, source: source.into() }
 }
 
-/// Runs until it is asked to end.
-pub fn run(places: Places) -> Result<()> {
+/// Runs until it is asked to end. Without `memory` it is what `config.toml` says.
+pub fn run(places: Places, memory: Option<Memory>) -> Result<()> {
+    let memory = memory.map_or_else(|| Memory::read(&places.etc.join("config.toml")), Ok)?;
     let engine = Engine::open(places)?;
     let _alone = alone(&engine)?;
     // ORDER: before anything is looked at, so that no signal ends it in the middle.
@@ -91,8 +111,9 @@ pub fn run(places: Places) -> Result<()> {
     signals.thread_block().map_err(step("block signals"))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).map_err(step("receive signals"))?;
-    let mut daemon = Daemon::new(engine)?;
+    let mut daemon = Daemon::new(engine, memory)?;
     daemon.go_through()?;
+    while daemon.go_on() {}
     notify::tell("READY=1");
     say("ready");
     daemon.serve(&signals)?;
@@ -126,6 +147,8 @@ struct Heard {
     is_over: bool,
     /// The keeper has ended.
     is_orphaned: bool,
+    /// Somebody has come to the gate, or has gone.
+    is_at_gate: bool,
     /// Errands that have, by their places.
     ended: Vec<usize>,
 }
@@ -143,12 +166,26 @@ struct Daemon {
     errands_max: usize,
     command: Vec<OsString>,
     next_round: Instant,
+    /// Those that are still to be gone through.
+    round: Vec<ContainerId>,
     /// Who hears of those who call what sleeps; readable when it has ended.
     keeper: Option<OwnedFd>,
+    /// Where those wait who wake containers; none where nobody is to wait.
+    gate: Option<Gate>,
+}
+
+/// The gate, where there is to be one and memory is counted.
+fn gate(engine: &Engine, memory: Memory) -> Result<Option<Gate>> {
+    let Memory::Bytes(bytes) = memory else { return Ok(None) };
+    let Some(in_use) = MemoryInUse::below(&engine.places().cgroup)? else {
+        say("nobody waits for memory: this host has no memory controller");
+        return Ok(None);
+    };
+    Ok(Some(Gate::open(engine, in_use, bytes)?))
 }
 
 impl Daemon {
-    fn new(engine: Engine) -> Result<Self> {
+    fn new(engine: Engine, memory: Memory) -> Result<Self> {
         // ORDER: from here on no event is missed; then all containers are gone through.
         let told = told(&engine).inspect_err(|e| say(&format!("looks for events: {e}"))).ok();
         let events = engine.follow()?;
@@ -162,21 +199,30 @@ impl Daemon {
             errands_max: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
             command: engine.internal("sleep")?,
             next_round: Instant::now(),
+            round: Vec::new(),
             keeper: None,
+            gate: gate(&engine, memory)?,
             engine,
         })
     }
 
-    /// Looks which containers run and fall asleep by themselves, all of them.
+    /// Begins to look which containers run and fall asleep by themselves, all of them.
     fn go_through(&mut self) -> Result<()> {
         self.next_round = Instant::now() + GO_THROUGH;
         self.sweep();
-        for id in self.engine.ids()? {
+        self.round = self.engine.ids()?;
+        Ok(())
+    }
+
+    /// Goes on with that. False where it has come to its end.
+    fn go_on(&mut self) -> bool {
+        let rest = self.round.len().saturating_sub(GO_THROUGH_AT_ONCE);
+        for id in self.round.split_off(rest) {
             if !self.watches.contains_key(&id) {
                 self.consider(id);
             }
         }
-        Ok(())
+        !self.round.is_empty()
     }
 
     /// Where the keeper was killed nobody listens for those who sleep; where a command was, something
@@ -204,6 +250,9 @@ impl Daemon {
                 None
             }
         };
+        if let Some(gate) = &mut self.gate {
+            gate.room().may_sleep(&id, policy.is_some_and(|policy| policy.asleep.is_some()));
+        }
         let Some(policy) = policy else {
             self.watches.remove(&id);
             return;
@@ -220,16 +269,21 @@ impl Daemon {
     fn serve(&mut self, signals: &SignalFd) -> Result<()> {
         loop {
             self.look_at_those_that_are_due();
+            self.mind_the_gate();
             if self.next_round <= Instant::now() {
                 self.go_through()?;
             }
-            let Heard { is_told, is_over, is_orphaned, ended } = self.wait(signals)?;
+            self.go_on();
+            let Heard { is_told, is_over, is_orphaned, is_at_gate, ended } = self.wait(signals)?;
             if is_over {
                 return Ok(());
             }
             if is_orphaned {
                 self.keeper = None;
                 self.sweep();
+            }
+            if is_at_gate {
+                self.mind_the_gate();
             }
             // ORDER: from the back, so that the places of the others stay.
             for place in ended.into_iter().rev() {
@@ -248,7 +302,9 @@ impl Daemon {
         let free = self.errands.len() < self.errands_max;
         let due = self.queue.peek().filter(|_| free).map(|Reverse((due, _))| *due);
         let events = self.told.is_none().then(|| now + LOOK);
-        let next = due.into_iter().chain(events).fold(self.next_round, Instant::min);
+        let gate = self.gate.as_ref().map(Gate::next);
+        let next = due.into_iter().chain(events).chain(gate).fold(self.next_round, Instant::min);
+        let next = if self.round.is_empty() { next } else { now };
         let left = next.saturating_duration_since(now);
         // Not before it is due.
         let left = left + Duration::from_micros(100);
@@ -257,7 +313,9 @@ impl Daemon {
         let first = [Some(signals.as_fd()), told.map(AsFd::as_fd), keeper.map(AsFd::as_fd)];
         let first: Vec<BorrowedFd<'_>> = first.into_iter().flatten().collect();
         let errands = first.len();
-        let watched = first.into_iter().chain(self.errands.iter().map(Errand::as_fd));
+        let at_gate = self.gate.iter().flat_map(Gate::fds);
+        let watched =
+            first.into_iter().chain(self.errands.iter().map(Errand::as_fd)).chain(at_gate);
         let mut fds: Vec<PollFd<'_>> =
             watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut fds, Some(&left)) {
@@ -269,6 +327,7 @@ impl Daemon {
             is_over: is_ready[0],
             is_told: told.is_some() && is_ready[1],
             is_orphaned: keeper.is_some() && is_ready[errands - 1],
+            is_at_gate: is_ready[errands + self.errands.len()..].contains(&true),
             ended: (0..self.errands.len()).filter(|n| is_ready[errands + n]).collect(),
         })
     }
@@ -295,7 +354,7 @@ impl Daemon {
                 let idle = watch.look(now, used_ns);
                 self.queue.push(Reverse((watch.due, id.clone())));
                 if let Some((tier, idle)) = idle {
-                    self.put_to_sleep(id, &idle, tier);
+                    self.put_to_sleep(id, Some(&idle), tier, Why::Idle);
                 }
             }
             Err(e) => {
@@ -305,23 +364,34 @@ impl Daemon {
         }
     }
 
-    fn put_to_sleep(&mut self, id: ContainerId, idle: &Idle, tier: Tier) {
-        match Errand::start(&self.command, &id, idle, tier) {
+    /// Lets those in for whom there is room, and has others sleep for those for whom there is none.
+    fn mind_the_gate(&mut self) {
+        let Some(gate) = &mut self.gate else { return };
+        for Choice { id, idle } in gate.serve(&self.engine, &self.cpu) {
+            self.put_to_sleep(id, idle.as_ref(), Tier::Asleep, Why::Memory);
+        }
+    }
+
+    fn put_to_sleep(&mut self, id: ContainerId, idle: Option<&Idle>, tier: Tier, why: Why) {
+        match Errand::start(&self.command, &id, idle, tier, why) {
             Ok(errand) => {
                 self.errands.push(errand);
+                if let Some(gate) = &mut self.gate {
+                    gate.room().leaves(&id);
+                }
                 if let Some(watch) = self.watches.get_mut(&id) {
                     watch.is_falling = true;
                 }
             }
             Err(e) => {
-                let why = format!("no process can be made: {e}");
-                self.fell(&id, Fell::Awake { why }, tier);
+                let reason = format!("no process can be made: {e}");
+                self.fell(&id, Fell::Awake { why: reason }, tier, why);
             }
         }
     }
 
     fn ended(&mut self, errand: Errand) {
-        let (id, tier) = (errand.id.clone(), errand.tier);
+        let (id, tier, reason) = (errand.id.clone(), errand.tier, errand.why);
         let fell = errand.finish();
         if let Some(watch) = self.watches.get_mut(&id) {
             watch.is_falling = false;
@@ -329,11 +399,18 @@ impl Daemon {
         if matches!(fell, Fell::Awake { .. }) {
             self.sweep(); // it may have been killed in the middle of it
         }
-        self.fell(&id, fell, tier);
+        self.fell(&id, fell, tier, reason);
     }
 
-    fn fell(&mut self, id: &ContainerId, fell: Fell, tier: Tier) {
+    fn fell(&mut self, id: &ContainerId, fell: Fell, tier: Tier, reason: Why) {
         let now = Instant::now();
+        if let Some(gate) = &mut self.gate {
+            match fell {
+                Fell::Asleep { .. } | Fell::Gone => gate.room().left(now, id.clone()),
+                Fell::Ran | Fell::Drowsy { .. } => gate.room().stays(now, id, false),
+                Fell::Awake { .. } => gate.room().stays(now, id, true),
+            }
+        }
         // It was frozen since.
         let used_ns = self.cpu.of(id.as_str()).ok().flatten();
         let policy = self.engine.policy(id).ok().flatten();
@@ -349,7 +426,9 @@ impl Daemon {
             Fell::Gone => return self.consider(id.clone()),
             Fell::Ran => watch.ran(now),
             Fell::Awake { why } => {
-                if watch.refused(now, &why, tier)
+                // The gate asks sooner than the idle time has come, and then the idle may still be tried.
+                if reason == Why::Idle
+                    && watch.refused(now, &why, tier)
                     && let Ok(config) = self.engine.config(id)
                 {
                     let reason = [("reason", why)];

@@ -5,10 +5,18 @@ use anyhow::Result;
 use crate::command::Global;
 
 /// Let containers fall asleep that are idle (--sleep-after, --drowsy-after), until SIGTERM
+///
+/// And those that wake wait until there is memory for them: others with --sleep-after sleep meanwhile,
+/// the least used first.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Args {}
+pub(crate) struct Args {
+    /// Memory for all that is awake, or 'off'; by default what config.toml says under [daemon], or
+    /// three quarters of the host's
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<dormouse_daemon::Memory>,
+}
 
-pub(crate) fn run(global: &Global, _: Args) -> Result<u8> {
-    dormouse_daemon::run(global.places())?;
+pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
+    dormouse_daemon::run(global.places(), args.memory)?;
     Ok(0)
 }

@@ -33,18 +33,22 @@ enum What {
     /// Make the sockets at which asleep containers are called, and give them to the keeper; reads
     /// their ids from standard input
     Listen,
-    /// Put a container to sleep, or have it become drowsy, if it has not run; prints what came of it
+    /// Put a container to sleep, or have it become drowsy, if it has not run; prints what came of
+    /// it
     Sleep {
         /// Its id
         id: String,
-        /// For how long it has not run
-        quiet_ms: u64,
-        /// The CPU time it had used then
-        used_ns: u64,
-        /// From how long on a sleep is worth it
-        worth_ms: u64,
         /// How far: drowsy, asleep
         tier: String,
+        /// Why: idle, memory
+        why: String,
+        /// For how long it has not run; without it and the rest it sleeps whatever it does
+        #[arg(requires = "worth_ms")]
+        quiet_ms: Option<u64>,
+        /// The CPU time it had used then
+        used_ns: Option<u64>,
+        /// From how long on a sleep is worth it
+        worth_ms: Option<u64>,
     },
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
@@ -80,11 +84,14 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             global.engine()?.wake(&id.parse()?, Why::of_keeper(why.as_deref()))?;
             Ok(0)
         }
-        What::Sleep { id, quiet_ms, used_ns, worth_ms, tier } => {
-            let tier: Tier = tier.parse()?;
-            let (quiet, worth) = (Duration::from_millis(quiet_ms), Duration::from_millis(worth_ms));
-            let idle = Idle { quiet, used_ns, worth };
-            let fell = global.engine()?.fall_asleep(&id.parse()?, &idle, tier);
+        What::Sleep { id, tier, why, quiet_ms, used_ns, worth_ms } => {
+            let (tier, why): (Tier, _) = (tier.parse()?, Why::of_daemon(&why));
+            let times = quiet_ms.zip(worth_ms).zip(used_ns);
+            let idle = times.map(|((quiet, worth), used_ns)| {
+                let [quiet, worth] = [quiet, worth].map(Duration::from_millis);
+                Idle { quiet, used_ns, worth }
+            });
+            let fell = global.engine()?.fall_asleep(&id.parse()?, idle.as_ref(), tier, why);
             output::json_line(&fell)?;
             Ok(0)
         }

@@ -1,6 +1,6 @@
-//! The CPU time of containers, for who asks often: nothing is held open and nothing is made.
+//! CPU time and memory of containers, for who asks often: nothing is held open and nothing is made.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::error::CgroupError;
 use super::mounts::Mounts;
@@ -8,7 +8,7 @@ use super::stats::field;
 use super::{Controllers, check_name};
 use crate::proc;
 
-/// `cpu.stat` of v2 has some 300 bytes.
+/// `cpu.stat` of v2 has some 300 bytes, `memory.stat` 2,000.
 const LARGEST_FILE_BYTES: usize = 64 << 10;
 
 /// Where the CPU time of the containers below one parent is counted.
@@ -41,15 +41,70 @@ impl CpuTime {
     pub fn of(&self, name: &str) -> Result<Option<u64>, CgroupError> {
         check_name(name)?;
         let file = if self.is_v2 { "cpu.stat" } else { "cpuacct.usage" };
-        let path = self.parent.join(name).join(file);
-        let text = match proc::read_text(&path, LARGEST_FILE_BYTES) {
-            // It may also be removed between the open and the read.
-            Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENODEV) => return Ok(None),
-            text => text.map_err(CgroupError::Read)?,
-        };
+        let Some(text) = read(&self.parent.join(name).join(file))? else { return Ok(None) };
         Ok(Some(match self.is_v2 {
             true => field(&text, "usage_usec").saturating_mul(1_000),
             false => text.trim().parse().unwrap_or(0),
         }))
+    }
+}
+
+/// Where the memory of the containers below one parent is counted.
+#[derive(Debug, Clone)]
+pub struct MemoryInUse {
+    parent: PathBuf,
+    is_v2: bool,
+}
+
+impl MemoryInUse {
+    /// Looks where cgroups are mounted; `parent` need not be there. `None` where nobody counts memory.
+    pub fn below(parent: &str) -> Result<Option<Self>, CgroupError> {
+        check_name(parent)?;
+        let mounts = Mounts::find()?;
+        let v1 = mounts.v1.into_iter().find(|(c, _)| c.contains(Controllers::MEMORY));
+        if let Some((_, v1)) = v1 {
+            return Ok(Some(Self { parent: v1.join(parent), is_v2: false }));
+        }
+        let Some(v2) = mounts.v2 else { return Ok(None) };
+        let offered = read(&v2.join("cgroup.controllers"))?.unwrap_or_default();
+        let is_counted = offered.split_whitespace().any(|word| word == "memory");
+        Ok(is_counted.then(|| Self { parent: v2.join(parent), is_v2: true }))
+    }
+
+    /// What a container has of the memory that only its sleep, or swap, gives back: pages of its
+    /// processes and of tmpfs, and what the kernel has for them, in bytes. Page cache is not among it.
+    /// `None` where it has no cgroup.
+    pub fn of(&self, name: &str) -> Result<Option<u64>, CgroupError> {
+        check_name(name)?;
+        self.in_dir(&self.parent.join(name))
+    }
+
+    /// The same of all of them; 0 where there is none.
+    pub fn of_all(&self) -> Result<u64, CgroupError> {
+        Ok(self.in_dir(&self.parent)?.unwrap_or(0))
+    }
+
+    fn in_dir(&self, dir: &Path) -> Result<Option<u64>, CgroupError> {
+        let Some(stat) = read(&dir.join("memory.stat"))? else { return Ok(None) };
+        let sum = |names: &[&str]| names.iter().map(|name| field(&stat, name)).sum::<u64>();
+        if !self.is_v2 {
+            let kernel = read(&dir.join("memory.kmem.usage_in_bytes"))?;
+            let kernel = kernel.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+            return Ok(Some(sum(&["total_rss", "total_shmem"]) + kernel));
+        }
+        // KERNEL(5.18): `kernel`; before, its larger parts.
+        let kernel = match sum(&["kernel"]) {
+            0 => sum(&["kernel_stack", "pagetables", "slab"]),
+            kernel => kernel,
+        };
+        Ok(Some(sum(&["anon", "shmem"]) + kernel))
+    }
+}
+
+/// A file of a cgroup, which may also be removed between the open and the read.
+fn read(path: &Path) -> Result<Option<String>, CgroupError> {
+    match proc::read_text(path, LARGEST_FILE_BYTES) {
+        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ENODEV) => Ok(None),
+        text => text.map(Some).map_err(CgroupError::Read),
     }
 }

@@ -1,0 +1,248 @@
+//! Where there is memory for some, those that wake wait for it, and others sleep meanwhile.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use dormouse_testkit::{Host, slowness, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Containers, how many of them fit, and how much memory each has of its own.
+const ALL: usize = 12;
+const FIT: usize = 4;
+const KIB: usize = 8192;
+/// Four have room with what the kernel has of them; five would not, with their own memory alone.
+const MEMORY: &str = "39m";
+
+fn soon() -> Duration {
+    Duration::from_secs(20) * slowness()
+}
+
+/// A daemon that is killed with its test.
+struct Daemon(Child);
+
+impl Daemon {
+    #[track_caller]
+    fn start(host: &Host, options: &[&str]) -> Self {
+        let mut command = host.dormouse(&[&["daemon"], options].concat());
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
+        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+        let line = lines.next().expect("it says something").expect("in UTF-8");
+        assert!(line.contains("ready"), "{line}");
+        // Whatever it says later is for whoever looks at the test's output.
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
+        Self(child)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).expect("it is our child");
+    }
+
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Servers that number their callers, each with memory of its own, all asleep.
+#[track_caller]
+fn sleepers(host: &Host, options: &[&str]) -> Vec<String> {
+    let names: Vec<String> = (0..ALL).map(|n| format!("c{n}")).collect();
+    for name in &names {
+        let run = [&["run", "-d", "--name", name, "--sleep-after", "3600s"], options].concat();
+        let kib = KIB.to_string();
+        let serve = ["busybox", "probe", "count", "0.0.0.0", "80", &kib];
+        host.dm(&[&run[..], &serve].concat()).ok();
+        host.wait_inside(name, "netstat -ltn | grep -q ':80 '");
+        host.dm(&["sleep", name]).ok();
+    }
+    names.iter().map(|name| format!("{}:80", host.address_of(name))).collect()
+}
+
+/// Those that have processes, or are about to, or had them until now.
+fn awake(host: &Host) -> Vec<String> {
+    let dir = std::fs::read_dir(host.root().join("run/c"));
+    let entries = dir.into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Asks a server; the number it gives its caller, and how long that took.
+fn ask(address: &str) -> (u32, Duration) {
+    let begin = Instant::now();
+    let mut stream = TcpStream::connect(address).expect("whoever calls is never refused");
+    stream.set_read_timeout(Some(soon())).expect("a limit can be set");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("it is answered in time");
+    let number = said.trim().strip_prefix("call ").and_then(|number| number.parse().ok());
+    (number.unwrap_or_else(|| panic!("it said '{said}'")), begin.elapsed())
+}
+
+/// One of all, the first as often as the second and third together and so on: number n with weight
+/// 1/(n+1).
+fn zipf(random: &mut u64) -> usize {
+    *random ^= *random << 13;
+    *random ^= *random >> 7;
+    *random ^= *random << 17;
+    let sum: f64 = (1..=ALL).map(|n| 1.0 / n as f64).sum();
+    let mut at = (*random >> 11) as f64 / (1u64 << 53) as f64 * sum;
+    for n in 0..ALL {
+        at -= 1.0 / (n + 1) as f64;
+        if at < 0.0 {
+            return n;
+        }
+    }
+    ALL - 1
+}
+
+/// Who calls at random until it is enough.
+struct Callers {
+    enough: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Vec<(usize, u32, Duration)>>>,
+}
+
+impl Callers {
+    fn start(host: &Host, addresses: &[String], count: u64) -> Self {
+        let enough = Arc::new(AtomicBool::new(false));
+        let call = |n: u64| {
+            let (enough, addresses) = (Arc::clone(&enough), addresses.to_vec());
+            host.in_network(move || {
+                let (mut random, mut heard) = (0x9e37_79b9_7f4a_7c15 ^ ((n + 1) << 20), Vec::new());
+                while !enough.load(Ordering::Relaxed) {
+                    let whom = zipf(&mut random);
+                    let (number, took) = ask(&addresses[whom]);
+                    heard.push((whom, number, took));
+                    thread::sleep(Duration::from_millis(5));
+                }
+                heard
+            })
+        };
+        let threads = (0..count).map(call).collect();
+        Self { enough, threads }
+    }
+
+    /// Ends them. Every server has numbered its callers without a gap, so each was heard once.
+    #[track_caller]
+    fn end(self) -> Vec<(usize, u32, Duration)> {
+        self.enough.store(true, Ordering::Relaxed);
+        let threads = self.threads.into_iter();
+        let all: Vec<_> = threads.flat_map(|it| it.join().expect("all were answered")).collect();
+        let mut numbers: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+        all.iter().for_each(|(whom, number, _)| numbers.entry(*whom).or_default().push(*number));
+        for (whom, mut numbers) in numbers {
+            numbers.sort_unstable();
+            let expected: Vec<u32> = (1..=numbers.len() as u32).collect();
+            assert_eq!(numbers, expected, "c{whom}");
+        }
+        all
+    }
+}
+
+#[test]
+fn never_more_are_awake_than_fit_and_all_are_answered() {
+    let host = Host::with_busybox();
+    let addresses = sleepers(&host, &[]);
+    let ids: Vec<String> = (0..ALL)
+        .map(|n| host.inspect(&format!("c{n}"))["id"].as_str().expect("it has one").to_owned())
+        .collect();
+    let _daemon = Daemon::start(&host, &["--memory", MEMORY]);
+    let callers = Callers::start(&host, &addresses, 3);
+    let (mut samples, mut most) = (0, 0);
+    let mut times = vec![0; ALL];
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(12) * slowness().min(4) {
+        let now = awake(&host);
+        most = most.max(now.len());
+        samples += 1;
+        for (n, id) in ids.iter().enumerate() {
+            times[n] += usize::from(now.contains(id));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    let heard = callers.end();
+    let longest = heard.iter().map(|(_, _, took)| *took).max().expect("somebody called");
+    let share = |n: usize| times[n] as f64 / f64::from(samples);
+    let shares: Vec<String> = (0..ALL).map(|n| format!("{:.2}", share(n))).collect();
+    println!("{} calls, longest {longest:?}, awake {}", heard.len(), shares.join(" "));
+    assert!(most <= FIT, "{most} were awake at once");
+    assert!(most > 1, "it fits more than one");
+    let asked = |n: usize| heard.iter().filter(|(whom, ..)| *whom == n).count();
+    assert!((0..ALL).all(|n| asked(n) > 0), "all were called, {} times", heard.len());
+    let seldom = (ALL / 2..ALL).map(share).sum::<f64>() / (ALL / 2) as f64;
+    assert!(share(0) > 0.5 && share(0) > seldom * 1.5, "the most popular sleeps too much");
+    let slept = host.dm(&["events", "--no-stream", "--json"]).ok();
+    assert!(slept.contains("\"reason\":\"memory\""), "they sleep for the others' sake");
+}
+
+#[test]
+fn without_its_daemon_all_are_woken_and_another_makes_room_again() {
+    let host = Host::with_busybox();
+    let etc = host.root().join("etc");
+    std::fs::create_dir_all(&etc).expect("it can be made");
+    std::fs::write(etc.join("config.toml"), format!("[daemon]\nmemory = \"{MEMORY}\"\n"))
+        .expect("it can be written");
+    let addresses = sleepers(&host, &[]);
+    let mut daemon = Daemon::start(&host, &[]);
+    let callers = Callers::start(&host, &addresses, 6);
+    thread::sleep(Duration::from_secs(3));
+    assert!(awake(&host).len() <= FIT);
+    // Whoever waits just then is woken all the same.
+    daemon.kill();
+    assert!(wait_until(soon(), || awake(&host).len() > FIT), "nobody minds the gate");
+    let daemon = Daemon::start(&host, &[]);
+    assert!(wait_until(soon(), || awake(&host).len() <= FIT), "room is made");
+    // One that does not answer is as good as none: callers wait no longer than for that.
+    daemon.signal(Signal::STOP);
+    thread::sleep(Duration::from_secs(1));
+    callers.end();
+}
+
+#[test]
+fn what_may_not_sleep_keeps_nobody_out_for_ever() {
+    let host = Host::with_busybox();
+    let addresses = sleepers(&host, &[]);
+    for n in 0..FIT {
+        host.dm(&["update", "--never-sleep", &format!("c{n}")]).ok();
+    }
+    let _daemon = Daemon::start(&host, &["--memory", MEMORY]);
+    let ask_all = || {
+        let addresses = addresses.clone();
+        let asked = host.in_network(move || addresses.iter().map(|it| ask(it).0).max());
+        asked.join().expect("all were answered")
+    };
+    assert_eq!(ask_all(), Some(1));
+    assert!(wait_until(soon(), || awake(&host).len() <= FIT + 1), "the others take turns");
+    assert_eq!(ask_all(), Some(2));
+    for n in 0..FIT {
+        assert_eq!(host.state_of(&format!("c{n}")), "running");
+    }
+    // An operator's wake waits in the same line, and who waits can be stopped.
+    host.dm(&["wake", "c9"]).ok();
+    host.dm(&["stop", "c9"]).ok();
+    assert_eq!(host.state_of("c9"), "stopped");
+}
+
+#[test]
+fn an_amount_that_is_none_is_refused() {
+    let host = Host::with_busybox();
+    let error = host.dm(&["daemon", "--memory", "most"]);
+    assert!(error.status != 0 && error.stderr.contains("most"), "{error}");
+    let etc = host.root().join("etc");
+    std::fs::create_dir_all(&etc).expect("it can be made");
+    std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"most\"\n").expect("written");
+    let error = host.dm(&["daemon"]);
+    assert!(error.status != 0 && error.stderr.contains("config.toml"), "{error}");
+    std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"off\"\n").expect("written");
+    let _daemon = Daemon::start(&host, &[]);
+    assert!(!host.root().join("run/gate.sock").exists(), "nobody waits");
+}
