@@ -7,8 +7,9 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -285,6 +286,20 @@ impl Bench {
         command
     }
 
+    /// Our daemon, once it says that it is ready.
+    pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
+        let mut command = self.dormouse();
+        let mut child = command.arg("daemon").args(options).stderr(Stdio::piped()).spawn()?;
+        let mut said = BufReader::new(child.stderr.take().context("it is piped")?);
+        let daemon = Daemon(child);
+        let mut line = String::new();
+        said.read_line(&mut line)?;
+        ensure!(line.contains("ready"), "the daemon says: {line}");
+        // Read on, or it would wait for somebody who does.
+        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        Ok(daemon)
+    }
+
     /// Where a container of ours can be called.
     pub fn address(&self, name: &str, port: u16) -> Result<std::net::SocketAddr> {
         let text = ok(self.dormouse().args(["inspect", "--json", name]))?;
@@ -322,6 +337,17 @@ impl Bench {
 /// The hierarchies in which the floor program makes a group, below `floor-bench`.
 pub const FLOOR_CGROUPS: [&str; 7] =
     ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio", "unified"];
+
+/// Our daemon, which ends when this is dropped.
+pub struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
 
 /// What lies on a tmpfs.
 const RUNTIME: [&str; 2] = ["root/run", Bench::STATE];

@@ -1,5 +1,6 @@
 //! How long a caller waits for the first byte: from a server that is awake, and from one that is
-//! asleep, in turn.
+//! asleep, in turn: as it is, without the process that stands by to wake whoever is called, and with a
+//! daemon that is asked for leave.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin wake -- --rounds 100
@@ -19,6 +20,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use dormouse_benches::{Bench, Times, figure, installed, ok, promise};
 use dormouse_testkit::wait_until;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// Options.
 #[derive(Parser)]
@@ -30,6 +32,9 @@ struct Options {
 
 /// LIMIT: how long an answer may take before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a server sleeps at least: by then whoever stands by is ready.
+const GETS_READY: Duration = Duration::from_millis(50);
 
 /// A server, and what it is asked.
 struct Server {
@@ -97,6 +102,30 @@ impl Server {
     }
 }
 
+/// How a server is found by who asks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arm {
+    Awake,
+    Asleep,
+    /// Nobody stands by: a process is made for this caller.
+    Alone,
+    /// A daemon says whether there is memory for it, which there is.
+    Gate,
+}
+
+impl Arm {
+    const ALL: [Self; 4] = [Self::Awake, Self::Asleep, Self::Alone, Self::Gate];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Awake => "awake",
+            Self::Asleep => "asleep",
+            Self::Alone => "asleep, nobody stands by",
+            Self::Gate => "asleep, with leave of the daemon",
+        }
+    }
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
@@ -105,18 +134,19 @@ fn main() -> Result<()> {
             eprintln!("  SKIPPED: {}: {} is not installed", server.name, server.needs);
             continue;
         }
-        let (awake, asleep) = measure(&bench, server, options.rounds)
+        let all = measure(&bench, server, options.rounds)
             .with_context(|| format!("{} does not answer", server.name))?;
-        for (state, times) in [("awake", &awake), ("asleep", &asleep)] {
+        for (arm, times) in Arm::ALL.into_iter().zip(&all) {
             let more = serde_json::json!({
                 "rounds": options.rounds, "p50_ms": times.median_ms(), "p99_ms": times.at(0.99),
                 "min_ms": times.at(0.0), "max_ms": times.at(1.0),
             });
-            let name = format!("{}, {state}: first byte", server.name);
+            let name = format!("{}, {}: first byte", server.name, arm.name());
             eprintln!("  {name}: p50 {:.2} ms, p99 {:.2} ms", times.median_ms(), times.at(0.99));
             figure("wake", &name, times.median_ms(), "ms", more);
         }
         if n == 0 {
+            let asleep = &all[Arm::Asleep as usize];
             promise("p50 of the first byte of one that sleeps, in ms", asleep.median_ms(), 5.0);
             promise("p99 of the first byte of one that sleeps, in ms", asleep.at(0.99), 25.0);
         }
@@ -124,16 +154,58 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn measure(bench: &Bench, server: &Server, rounds: usize) -> Result<(Times, Times)> {
+fn measure(bench: &Bench, server: &Server, rounds: usize) -> Result<Vec<Times>> {
     const NAME: &str = "server";
     let address = server.start(bench, NAME)?;
     ensure!(wait_until(PATIENCE, || server.ask(address).is_ok()), "not even once");
-    let (mut awake, mut asleep) = (Vec::new(), Vec::new());
+    let mut all: Vec<Vec<Duration>> = Arm::ALL.map(|_| Vec::new()).into();
     for _ in 0..rounds {
-        awake.push(server.ask(address)?);
-        ok(bench.dormouse().args(["sleep", NAME]))?;
-        asleep.push(server.ask(address)?);
+        for (arm, times) in Arm::ALL.into_iter().zip(&mut all) {
+            times.push(round(bench, server, NAME, address, arm)?);
+        }
     }
     ok(bench.dormouse().args(["rm", "--force", NAME]))?;
-    Ok((Times::new(awake), Times::new(asleep)))
+    Ok(all.into_iter().map(Times::new).collect())
+}
+
+fn round(
+    bench: &Bench,
+    server: &Server,
+    name: &str,
+    address: SocketAddr,
+    arm: Arm,
+) -> Result<Duration> {
+    if arm == Arm::Awake {
+        return server.ask(address);
+    }
+    let daemon = (arm == Arm::Gate).then(|| bench.daemon(&[])).transpose()?;
+    ok(bench.dormouse().args(["sleep", name]))?;
+    let stands_by = || stands_by(bench);
+    ensure!(wait_until(PATIENCE, || stands_by().is_some()), "nobody stands by");
+    std::thread::sleep(GETS_READY);
+    if arm == Arm::Alone
+        && let Some(pid) = stands_by()
+    {
+        // The next one is not made within a second.
+        kill_process(pid, Signal::KILL)?;
+        ensure!(wait_until(PATIENCE, || stands_by().is_none()), "it does not end");
+    }
+    let took = server.ask(address);
+    drop(daemon);
+    took
+}
+
+/// The process of the keeper's that waits to be told whom to wake.
+fn stands_by(bench: &Bench) -> Option<Pid> {
+    let root = bench.path("root");
+    let is_it = |line: &[u8]| {
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let ends = words.ends_with(&[b"internal", b"wake", b"-", b""]);
+        ends && words.contains(&root.as_os_str().as_encoded_bytes())
+    };
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut found =
+        pids.filter(|pid| std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|it| is_it(&it)));
+    found.next().and_then(Pid::from_raw)
 }
