@@ -158,7 +158,7 @@ fn never_more_are_awake_than_fit_and_all_are_answered() {
     let _daemon = Daemon::start(&host, &["--memory", MEMORY]);
     let callers = Callers::start(&host, &addresses, 3);
     let (mut samples, mut most) = (0, 0);
-    let mut times = vec![0; ALL];
+    let mut times = [0; ALL];
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(12) * slowness().min(4) {
         let now = awake(&host);

@@ -36,6 +36,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a server sleeps at least: by then whoever stands by is ready.
 const GETS_READY: Duration = Duration::from_millis(50);
 
+/// After how long one that stood by and was killed is made up for, with the next sleep.
+const MADE_UP_FOR: Duration = Duration::from_millis(1100);
+
 /// A server, and what it is asked.
 struct Server {
     name: &'static str,
@@ -107,14 +110,14 @@ impl Server {
 enum Arm {
     Awake,
     Asleep,
-    /// Nobody stands by: a process is made for this caller.
-    Alone,
     /// A daemon says whether there is memory for it, which there is.
     Gate,
+    /// Nobody stands by: a process is made for this caller.
+    Alone,
 }
 
 impl Arm {
-    const ALL: [Self; 4] = [Self::Awake, Self::Asleep, Self::Alone, Self::Gate];
+    const ALL: [Self; 4] = [Self::Awake, Self::Asleep, Self::Gate, Self::Alone];
 
     fn name(self) -> &'static str {
         match self {
@@ -186,12 +189,14 @@ fn round(
     if arm == Arm::Alone
         && let Some(pid) = stands_by()
     {
-        // The next one is not made within a second.
         kill_process(pid, Signal::KILL)?;
         ensure!(wait_until(PATIENCE, || stands_by().is_none()), "it does not end");
     }
     let took = server.ask(address);
     drop(daemon);
+    if arm == Arm::Alone {
+        std::thread::sleep(MADE_UP_FOR);
+    }
     took
 }
 

@@ -79,19 +79,24 @@ pub(crate) struct Admitted {
 impl Engine {
     /// Takes the lock of a container and looks at it; where it sleeps, once there is room for it.
     pub(crate) fn lock_to_wake(&self, id: &ContainerId) -> Result<Admitted> {
-        let look = |lock, leave| -> Result<Admitted> {
+        let look = |leave| -> Result<Admitted> {
+            let lock = self.lock(id)?;
             let config = self.config(id)?;
             let look = self.look_locked(&config)?;
             Ok(Admitted { lock, config, look, leave })
         };
-        let found = look(self.lock(id)?, None)?;
-        if found.look.state != State::Asleep {
+        // The answer comes while the rest is looked at.
+        let may_sleep = self.asleep_dir(id).exists();
+        let asked = may_sleep.then(|| ask(&self.places().run, id)).flatten();
+        let found = look(None)?;
+        let Some(gate) = asked.filter(|_| found.look.state == State::Asleep) else {
             return Ok(found);
+        };
+        if heard(&gate, RecvFlags::DONTWAIT) == Ok(Some(Answer::Go)) {
+            return Ok(Admitted { leave: Some(Leave(gate)), ..found });
         }
-        let Some(asked) = ask(&self.places().run, id) else { return Ok(found) };
         drop(found);
-        let leave = wait(asked);
-        look(self.lock(id)?, leave)
+        look(wait(gate))
     }
 }
 
@@ -108,14 +113,19 @@ fn ask(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
 /// Waits for leave; `None` when nobody is there any more.
 fn wait(gate: OwnedFd) -> Option<Leave> {
     loop {
-        let mut word = [0; WORD_BYTES_MAX];
-        match recv(&gate, &mut word, RecvFlags::empty()) {
-            Ok((n, _)) if word[..n] == *Answer::Go.word() => return Some(Leave(gate)),
-            Ok((n, _)) if word[..n] == *Answer::Wait.word() => {}
-            Err(Errno::INTR) => {}
-            _ => return None,
+        match heard(&gate, RecvFlags::empty()) {
+            Ok(Some(Answer::Go)) => return Some(Leave(gate)),
+            Ok(Some(Answer::Wait)) | Err(Errno::INTR) => {}
+            Ok(None) | Err(_) => return None,
         }
     }
+}
+
+/// What the gate says; `None` where it is gone, or says what nobody understands.
+fn heard(gate: &OwnedFd, flags: RecvFlags) -> rustix::io::Result<Option<Answer>> {
+    let mut word = [0; WORD_BYTES_MAX];
+    let (n, _) = recv(gate, &mut word, flags)?;
+    Ok([Answer::Wait, Answer::Go].into_iter().find(|answer| word[..n] == *answer.word()))
 }
 
 fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {

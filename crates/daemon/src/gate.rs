@@ -169,9 +169,9 @@ impl Gate {
             if !self.room.knows(id) && !self.room.has_room(now, bytes) {
                 break;
             }
-            self.room.admit(now, id.clone(), may_sleep(engine, id), bytes);
             guest.has_leave = true;
             guest.asker.tell(Answer::Go);
+            self.room.admit(now, id.clone(), may_sleep(engine, id), bytes);
         }
         for guest in self.guests.iter_mut().filter(|guest| !guest.has_leave && guest.id.is_some()) {
             if now - guest.told >= TOLD_EVERY {
