@@ -819,7 +819,9 @@ impl Server {
         let words = program.iter().map(CString::as_c_str).chain(more.iter().copied());
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
-        let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
+        // ORDER: it waits for execve: until then the child has copies of all that is in custody, and a
+        // socket that is let go of meanwhile would still listen.
+        let args = CloneArgs { flags: CloneFlags::VFORK, into_cgroup: None };
         // SAFETY: there is one thread, and the child neither allocates nor locks until execve.
         match unsafe { kernel::clone3(&args) }? {
             Cloned::Parent { pid, pidfd: _ } => Ok(pid),
