@@ -8,6 +8,7 @@
 //! Files on their way count against the sender's limit, unless he has CAP_SYS_ADMIN; the
 //! search for cycles among them looks at unix sockets only, and there are few.
 
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_launch::wire;
@@ -21,7 +22,14 @@ pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
 
 /// All that is parked. Keys are the caller's, and unique.
 #[derive(Debug, Default)]
-pub(crate) struct Lots(Vec<Lot>);
+pub(crate) struct Lots {
+    lots: HashMap<u32, Lot>,
+    /// Where each bundle is.
+    places: HashMap<u64, u32>,
+    /// Lots that are not full.
+    free: BTreeSet<u32>,
+    number: u32,
+}
 
 #[derive(Debug)]
 struct Lot {
@@ -34,23 +42,41 @@ struct Lot {
 impl Lots {
     /// Parks copies of some descriptors.
     pub(crate) fn park(&mut self, key: u64, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        let at = match self.0.iter().position(|lot| lot.bundles.len() < BUNDLES) {
-            Some(at) => at,
-            None => {
-                self.0.push(Lot::new()?);
-                self.0.len() - 1
-            }
+        let number = match self.free.first() {
+            Some(number) => *number,
+            None => self.make()?,
         };
-        self.0[at].put(key, fds)
+        let lot = self.lots.get_mut(&number).ok_or(Errno::NOENT)?;
+        lot.put(key, fds)?;
+        if lot.bundles.len() == BUNDLES {
+            self.free.remove(&number);
+        }
+        self.places.insert(key, number);
+        Ok(())
+    }
+
+    /// One more lot, which is empty.
+    fn make(&mut self) -> Result<u32, Errno> {
+        let lot = Lot::new()?;
+        while self.lots.contains_key(&self.number) {
+            self.number = self.number.wrapping_add(1);
+        }
+        self.lots.insert(self.number, lot);
+        self.free.insert(self.number);
+        Ok(self.number)
     }
 
     /// Takes a bundle out, in the order in which it was put together.
     pub(crate) fn take(&mut self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
-        let found = self.0.iter().position(|lot| lot.bundles.contains(&key));
-        let at = found.ok_or(Errno::NOENT)?;
-        let bundle = self.0[at].take(key)?;
-        if self.0[at].bundles.is_empty() {
-            self.0.swap_remove(at);
+        let number = *self.places.get(&key).ok_or(Errno::NOENT)?;
+        let lot = self.lots.get_mut(&number).ok_or(Errno::NOENT)?;
+        let bundle = lot.take(key)?;
+        self.places.remove(&key);
+        if lot.bundles.is_empty() {
+            self.lots.remove(&number);
+            self.free.remove(&number);
+        } else {
+            self.free.insert(number);
         }
         Ok(bundle)
     }
@@ -104,7 +130,7 @@ mod tests {
                 [key + 1, key + 2].map(|n| eventfd(n as u32, EventfdFlags::CLOEXEC).unwrap());
             lots.park(key, &[pair[0].as_fd(), pair[1].as_fd()]).unwrap();
         }
-        assert_eq!(lots.0.len(), 3);
+        assert_eq!(lots.lots.len(), 3);
         for n in 0..count {
             let key = n * 7 % count; // each once: 7 does not divide the count
             let fds = lots.take(key).unwrap();
@@ -118,7 +144,7 @@ mod tests {
                 .collect();
             assert_eq!(said, [key + 1, key + 2]);
         }
-        assert!(lots.0.is_empty());
+        assert!(lots.lots.is_empty() && lots.places.is_empty() && lots.free.is_empty());
         assert_eq!(lots.take(1).unwrap_err(), Errno::NOENT);
     }
 }
