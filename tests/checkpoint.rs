@@ -277,6 +277,22 @@ fn vm_clones_go_on_by_themselves() {
     }
 }
 
+/// Generators of random numbers keep what they must not share with a child in memory that a fork wipes.
+#[test]
+fn vm_a_clone_has_nothing_of_what_a_fork_wipes() {
+    let host = host();
+    start(&host, "wipe", &["--net", "none"]);
+    wait_for_line(&host, "wipe", "ready 0");
+    host.dm(&["clone", "--name", "awake", "wipe"]).ok();
+    host.dm(&["clone", "--asleep", "--name", "late", "wipe"]).ok();
+    host.dm(&["sleep", "wipe"]).ok();
+    host.dm(&["wake", "wipe", "late"]).ok();
+    for (name, state) in [("wipe", 7), ("awake", 0), ("late", 0)] {
+        go_on(&host, name, 0);
+        wait_for_line(&host, name, &format!("state {state}"));
+    }
+}
+
 /// The image of one host on another: the very same, by its id.
 fn carry_image(from: &Host, to: &Host) {
     let file = from.dir().join("image.tar").display().to_string();

@@ -555,6 +555,15 @@ fn sleep_and_wake_killed_anywhere() {
 }
 
 #[test]
+fn clone_asleep_killed_anywhere() {
+    const TEMPLATE: Words =
+        &["run", "-d", "--name", "t", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
+    let after = &[REMOVE, &["rm", "--force", "t"], PRUNE];
+    let command = &["clone", "--asleep", "--name", "x", "t"];
+    Verb { before: &[TEMPLATE], command, states: &["none", "asleep"], after }.survives();
+}
+
+#[test]
 fn drowsy_and_wake_killed_anywhere() {
     let states = &["running", "drowsy"];
     Verb { before: &[SERVE], command: DROWSE, states, after: &[EXEC, WAKE, REMOVE] }.survives();

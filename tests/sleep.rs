@@ -20,7 +20,12 @@ fn counting(options: &[&str]) -> Host {
 /// Calls it from the host at its own address.
 #[track_caller]
 fn call(host: &Host) -> String {
-    let address = host.address_of("x");
+    call_one(host, "x")
+}
+
+#[track_caller]
+fn call_one(host: &Host, name: &str) -> String {
+    let address = host.address_of(name);
     let mut said = None;
     // Only the first call may come before it listens.
     wait_until(Duration::from_secs(10) * slowness(), || {
@@ -38,6 +43,18 @@ fn call(host: &Host) -> String {
 fn put_to_sleep(host: &Host) {
     host.dm(&["sleep", "x"]).ok();
     assert_eq!(host.state_of("x"), "asleep");
+}
+
+/// Kills who hears callers.
+#[track_caller]
+fn kill_keeper(host: &Host) {
+    let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
+    let (keeper, _) = keeper.expect("somebody sleeps");
+    let pid = rustix::process::Pid::from_raw(keeper as i32).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
+    // It is gone when it has let go of everything.
+    let is_gone = || host.processes().iter().all(|(pid, _)| *pid != keeper);
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
 }
 
 /// Processes of the container, as the host sees them.
@@ -61,6 +78,41 @@ fn vm_whoever_calls_wakes_it_and_is_answered() {
         assert_eq!(said.ok().trim(), format!("call {}", 3 + round * 2));
     }
     assert!(host.dm(&["ps"]).ok().contains("Up"));
+}
+
+#[test]
+fn vm_clones_that_come_to_be_asleep_go_on_by_themselves() {
+    let host = counting(&["-p", "8080:80"]);
+    assert_eq!(call(&host), "call 1");
+    host.dm(&["exec", "x", "sh", "-c", "echo of x >/file"]).ok();
+    let clones = ["c-1", "c-2", "c-3"];
+    let made = host.dm(&["clone", "--asleep", "-n", "3", "--name", "c", "x"]).ok();
+    assert_eq!(made.lines().collect::<Vec<_>>(), clones);
+    assert_eq!(call(&host), "call 2", "the other goes on");
+    assert_eq!(inside(&host).len(), 1, "nobody else has a process");
+    clones.iter().for_each(|name| assert_eq!(host.state_of(name), "asleep"));
+    // What it came from is not needed any more.
+    host.dm(&["rm", "--force", "x"]).ok();
+    kill_keeper(&host);
+    for (n, name) in clones.iter().enumerate() {
+        assert_eq!(call_one(&host, name), "call 2", "{name}");
+        assert_eq!(host.state_of(name), "running");
+        assert_eq!(host.dm(&["exec", name, "cat", "/file"]).ok(), "of x");
+        assert_eq!(inside(&host).len(), n + 1);
+    }
+    host.dm(&["sleep", "c-1", "c-2", "c-3"]).ok();
+    assert_eq!(inside(&host), []);
+    host.dm(&["wake", "c-3"]).ok();
+    for name in clones {
+        assert_eq!(call_one(&host, name), "call 3", "{name}");
+    }
+    host.dm(&["clone", "--asleep", "--name", "d", "c-2"]).ok();
+    assert_eq!(call_one(&host, "d"), "call 4");
+    // One that was never woken goes like any other.
+    host.dm(&["clone", "--asleep", "--name", "e", "c-2"]).ok();
+    host.dm(&["rm", "--force", "e"]).ok();
+    let taken = host.dm(&["clone", "--asleep", "--name", "d", "c-2"]);
+    assert!(taken.status != 0 && taken.stderr.contains("'d'"), "{taken}");
 }
 
 #[test]
@@ -305,13 +357,7 @@ fn vm_a_killed_keeper_costs_open_connections_only() {
     lost.hear(10, |_| {});
     let started = host.inspect("x")["started"].clone();
     put_to_sleep(&host);
-    let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
-    let (keeper, _) = keeper.expect("somebody sleeps");
-    let pid = rustix::process::Pid::from_raw(keeper as i32).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
-    // It is gone when it has let go of everything.
-    let is_gone = || host.processes().iter().all(|(pid, _)| *pid != keeper);
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
+    kill_keeper(&host);
     let ended = lost.stream.read(&mut [0]);
     assert!(matches!(ended, Ok(0) | Err(_)), "it is told: {ended:?}");
     // The next command, whichever it is, makes the rest again.

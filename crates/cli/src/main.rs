@@ -28,6 +28,7 @@
 //! RFC 3339 in UTC. Fields are only ever added.
 #![forbid(unsafe_code)]
 
+mod bulk;
 mod command;
 mod copy;
 mod create;

@@ -4,6 +4,7 @@ use anyhow::{Result, bail};
 use dormouse_container::Engine;
 use dormouse_model::{ContainerId, State};
 
+use crate::bulk::Bulk;
 use crate::{fail, output};
 
 /// Containers by name, id, or the beginning of an id.
@@ -26,8 +27,10 @@ impl Targets {
         fits: fn(State) -> bool,
         mut f: impl FnMut(&ContainerId) -> Result<()>,
     ) -> Result<u8> {
-        let mut done = |id: &ContainerId, name: &str| {
-            f(id)?;
+        let mut done = |id: &ContainerId, name: &str, bulk: &Bulk| {
+            let done = f(id);
+            bulk.done(1);
+            done?;
             output::line(name)
         };
         if self.all {
@@ -36,11 +39,13 @@ impl Targets {
             }
             let all = engine.list()?;
             let all: Vec<_> = all.iter().filter(|d| fits(d.state)).collect();
-            return Ok(fail::for_each(&all, |d| done(&d.config.id, d.config.id.as_str())));
+            let bulk = Bulk::new("containers", all.len());
+            return Ok(fail::for_each(&all, |d| done(&d.config.id, d.config.id.as_str(), &bulk)));
         }
         if self.names.is_empty() {
             bail!("no container was given: name some, or --all");
         }
-        Ok(fail::for_each(&self.names, |name| done(&engine.find(name)?, name)))
+        let bulk = Bulk::new("containers", self.names.len());
+        Ok(fail::for_each(&self.names, |name| done(&engine.find(name)?, name, &bulk)))
     }
 }

@@ -96,6 +96,8 @@ pub(crate) struct Comeback {
     pub(crate) since: Option<InitRecord>,
     /// Addresses that are others now.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
+    /// It was saved of another container, which goes on by itself.
+    pub(crate) beside: bool,
     /// A connection to the keeper, where there is one already.
     pub(crate) keeper: Cell<Option<Keeper>>,
 }
@@ -125,10 +127,17 @@ impl Check {
 
 impl Comeback {
     /// Of a checkpoint whose contents are known to be whole, for a container that was not asleep.
-    fn verified(reader: Reader, addresses: Vec<(IpAddr, IpAddr)>) -> Self {
-        let reader = Arc::new(reader);
-        let (held, keeper) = (Vec::new(), Cell::default());
-        Self { reader, check: None, held, wakes: false, since: None, addresses, keeper }
+    fn verified(reader: Reader) -> Self {
+        Self {
+            reader: Arc::new(reader),
+            check: None,
+            held: Vec::new(),
+            wakes: false,
+            since: None,
+            addresses: Vec::new(),
+            beside: false,
+            keeper: Cell::default(),
+        }
     }
 
     /// Checks contents that are soon checked.
@@ -277,7 +286,7 @@ impl Engine {
         }
         reader.verify()?;
         self.settle_locked(&config, false)?;
-        let comeback = Comeback::verified(reader, Vec::new());
+        let comeback = Comeback::verified(reader);
         let running = self.start_restored(&config, &comeback)?;
         // Their silence has ended; where nothing was quiet there is none.
         let _ = fs::remove_file(self.quiet_mark(id));
@@ -295,6 +304,15 @@ impl Engine {
         root: RootSource,
         checkpoint: &Path,
     ) -> Result<Running> {
+        let reader = self.template(other, checkpoint)?;
+        let created = self.create(like(other, name, addresses, root))?;
+        let addresses = moved(other, &created.config);
+        let comeback = Comeback { addresses, beside: true, ..Comeback::verified(reader) };
+        self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
+    }
+
+    /// A checkpoint that clones can be made from, whose contents are whole.
+    pub(crate) fn template(&self, other: &Config, checkpoint: &Path) -> Result<Reader> {
         if !other.anonymous_volumes.is_empty() {
             return Err(Error::Invalid(format!(
                 "'{}' has volumes that were made for it alone, which two cannot have: name them",
@@ -303,48 +321,13 @@ impl Engine {
         }
         let reader = Reader::open(checkpoint)?;
         reader.verify()?;
-        if let Some(found) = connection_outside(reader.records(), &other.net) {
-            return Err(Error::Invalid(format!(
+        match connection_outside(reader.records(), &other.net) {
+            Some(found) => Err(Error::Invalid(format!(
                 "'{}' has a TCP connection with {found}, which two cannot have",
                 other.name
-            )));
+            ))),
+            None => Ok(reader),
         }
-        let own_name = other.hostname != other.id.short();
-        let other_one = other.clone();
-        let created = self.create(Create {
-            name,
-            root,
-            image: None,
-            process: other_one.process,
-            security: other_one.security,
-            hostname: own_name.then_some(other_one.hostname),
-            domainname: other_one.domainname,
-            mounts: other_one.mounts,
-            anonymous_volumes: Vec::new(),
-            net: other_one.net,
-            addresses,
-            // Ports of the host lead to the other.
-            publish: Vec::new(),
-            extra_hosts: other_one.extra_hosts,
-            dns: other_one.dns,
-            limits: other_one.limits,
-            restart: other_one.restart,
-            sleep: other_one.sleep,
-            drowsy: other_one.drowsy,
-            auto_remove: other_one.auto_remove,
-            read_only: other_one.read_only,
-            init: other_one.init,
-            systemd: other_one.systemd,
-            stop_signal: other_one.stop_signal,
-            stop_timeout_s: other_one.stop_timeout_s,
-            labels: other_one.labels,
-            sysctls: other_one.sysctls,
-            wide_ids: other.ids.wide,
-            log_max_bytes: other.log_max_bytes,
-        })?;
-        let pairs = other.addresses.iter().copied().zip(created.config.addresses.iter().copied());
-        let comeback = Comeback::verified(reader, pairs.collect());
-        self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 
     /// The checkpoints of a container, oldest first.
@@ -498,6 +481,7 @@ impl Engine {
             held: from.held.iter().map(|(number, _)| *number).collect(),
             console: config.process.terminal,
             addresses: from.addresses.clone(),
+            beside: from.beside,
             // Time goes on for what sleeps, and stands still for what was saved.
             passed_ns: match from.wakes {
                 true => from.reader.records().about.passed_ns(),
@@ -539,6 +523,48 @@ impl Engine {
         });
         Ok(restore)
     }
+}
+
+/// What a container like another one is.
+pub(crate) fn like(other: &Config, name: Name, addresses: Vec<IpAddr>, root: RootSource) -> Create {
+    let own_name = other.hostname != other.id.short();
+    let other = other.clone();
+    Create {
+        name,
+        root,
+        image: None,
+        process: other.process,
+        security: other.security,
+        hostname: own_name.then_some(other.hostname),
+        domainname: other.domainname,
+        mounts: other.mounts,
+        anonymous_volumes: Vec::new(),
+        net: other.net,
+        addresses,
+        // Ports of the host lead to the other.
+        publish: Vec::new(),
+        extra_hosts: other.extra_hosts,
+        dns: other.dns,
+        limits: other.limits,
+        restart: other.restart,
+        sleep: other.sleep,
+        drowsy: other.drowsy,
+        auto_remove: other.auto_remove,
+        read_only: other.read_only,
+        init: other.init,
+        systemd: other.systemd,
+        stop_signal: other.stop_signal,
+        stop_timeout_s: other.stop_timeout_s,
+        labels: other.labels,
+        sysctls: other.sysctls,
+        wide_ids: other.ids.wide,
+        log_max_bytes: other.log_max_bytes,
+    }
+}
+
+/// The addresses of a clone in the place of the other's.
+pub(crate) fn moved(other: &Config, clone: &Config) -> Vec<(IpAddr, IpAddr)> {
+    other.addresses.iter().copied().zip(clone.addresses.iter().copied()).collect()
 }
 
 /// Whom a connection is with that is not the container's alone.

@@ -7,21 +7,21 @@
 //! as before. Open connections are lost: their peers have heard so already, and the container hears
 //! it when it wakes.
 //!
-//! **In its name.** A socket belongs to a container by the control group of whoever makes it, so a
-//! process of its own (`dormouse internal listen`) enters group and network of one container after the
-//! other, which are there for that moment, makes its sockets and gives them away. One process for many:
-//! after a reboot all that slept sleep again at once.
+//! **In its name.** A socket belongs to a container by the control group of whoever makes it. A process
+//! of its own (`dormouse internal listen`) is in the keeper's group, which the network takes for that of
+//! one container after the other, and in their networks; it makes their sockets and gives them away. One
+//! process for many: after a reboot all that slept sleep again at once. Clones that come to be asleep
+//! ([`crate::unborn`]) have theirs from the same.
 //!
 //! ORDER: `LIB/custody` is written when all are held. Whoever is killed before leaves it naming the
 //! keeper that is gone, and the next command does all again.
 
-use std::collections::HashMap;
 use std::fs;
-use std::io::Write as _;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
@@ -29,17 +29,19 @@ use dormouse_checkpoint::save::{HeldFile, Wakes};
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{pidfd, proc, process};
 use dormouse_launch::{Keeper, LaunchError};
-use dormouse_model::{Config, ContainerId, NetMode, State};
+use dormouse_model::{Config, ContainerId, Name, NetMode, State};
+use dormouse_network::Domain;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Durable, Lock};
-use crate::engine::{Engine, own_program};
+use crate::engine::{CONFIG, Engine, own_program};
 use crate::error::{Error, Result};
 use crate::idle::{Why, alarm_ms};
-use crate::start::Net;
+use crate::sleep::ASLEEP;
+use crate::unborn::Origin;
 
-/// LIMIT: for how many containers one process listens, whose locks are held meanwhile.
+/// LIMIT: for how many containers the locks are held at a time.
 const BATCH: usize = 128;
 
 /// What is said of one that is heard again.
@@ -71,6 +73,173 @@ impl Custodian {
     fn lives(&self) -> bool {
         proc::boot_id().is_ok_and(|boot| boot == self.boot)
             && pidfd::open_exactly(self.pid, self.start_time).is_ok_and(pidfd::is_alive)
+    }
+}
+
+/// Has sockets made in the name of containers that have no processes, by a process of ours: it says of
+/// each whether it is done.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    child: Child,
+    /// Dropped first: then it ends.
+    asked: Option<ChildStdin>,
+    told: BufReader<ChildStdout>,
+}
+
+impl Listener {
+    /// ORDER: the keeper is there.
+    pub(crate) fn start(engine: &Engine) -> Result<Self> {
+        let own = own_program()?;
+        let mut command = Command::new(&own);
+        command.args(engine.places().arguments()).args(["internal", "listen"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().map_err(Error::file("cannot run", &own))?;
+        let (asked, told) = (child.stdin.take(), child.stdout.take());
+        let told = BufReader::new(told.expect("it has a pipe there"));
+        Ok(Self { child, asked, told })
+    }
+
+    /// Makes the sockets of the asleep container that is made in this directory, whom the domain knows
+    /// ([`Engine::announce`]), and has the keeper hold them.
+    pub(crate) fn listen(&mut self, engine: &Engine, dir: &Path) -> Result<()> {
+        let early = || Error::Invalid("what was to listen has ended early".into());
+        let below = dir.strip_prefix(&engine.places().lib).map_err(|_| early())?;
+        let mut asked = self.asked.as_ref().ok_or_else(early)?;
+        let line = format!("{}\n", below.display());
+        asked.write_all(line.as_bytes()).map_err(|_| early())?;
+        let mut said = String::new();
+        self.told.read_line(&mut said).map_err(|_| early())?;
+        match said.trim_end() {
+            HEARD => Ok(()),
+            "" => Err(early()),
+            why => Err(Error::Invalid(why.to_owned())),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        drop(self.asked.take());
+        let _ = self.child.wait(); // it has told all that there was to tell
+    }
+}
+
+/// Who makes sockets again, and who holds them.
+struct Hearing {
+    keeper: Keeper,
+    listener: Listener,
+    _in_use: Lock,
+}
+
+impl Hearing {
+    fn begin(engine: &Engine) -> Result<Self> {
+        let _in_use = engine.in_use()?;
+        let keeper = engine.keeper()?;
+        Ok(Self { keeper, listener: Listener::start(engine)?, _in_use })
+    }
+}
+
+/// Where this process stands: in the keeper's cgroup, and in one network after the other.
+///
+/// A socket is the container's that its maker's cgroup belongs to at that moment, and keeps that cgroup
+/// from being freed for as long as it is there. The keeper's is there anyway, so the network lends it to
+/// the one whose sockets are made ([`dormouse_network::Network::lend`]).
+struct Stand<'e> {
+    engine: &'e Engine,
+    home: OwnedFd,
+    cgroup: Option<(OwnedFd, u64)>,
+    /// In which domain this process is, if not at home.
+    domain: Option<Domain>,
+    /// What was read last: clones have one checkpoint.
+    last: Option<((u64, u64), Reader)>,
+}
+
+impl<'e> Stand<'e> {
+    fn take(engine: &'e Engine) -> Result<Self> {
+        let cgroup = engine.cgroups()?.keeper_v2()?;
+        if let Some((dir, _)) = &cgroup {
+            let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+            rustix::fs::openat(dir, "cgroup.procs", flags, Mode::empty())
+                .map_err(std::io::Error::from)
+                .and_then(|procs| fs::File::from(procs).write_all(b"0"))
+                .map_err(Error::file("cannot enter", "cgroup.procs"))?;
+        }
+        let home = fs::File::open("/proc/self/ns/net");
+        let home = home.map_err(Error::file("cannot open", "/proc/self/ns/net"))?.into();
+        Ok(Self { engine, home, cgroup, domain: None, last: None })
+    }
+
+    fn listen(&mut self, dir: &Path, keeper: &mut Keeper) -> Result<()> {
+        let config: Option<Config> = disk::read_json(&dir.join(CONFIG))?;
+        let config = config.ok_or_else(|| Error::NoContainer(dir.display().to_string()))?;
+        let asleep = dir.join(ASLEEP);
+        let origin = Origin::of(&asleep)?;
+        let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
+        self.read(&asleep)?;
+        let _alone = match &config.net {
+            NetMode::None => None,
+            NetMode::Host => {
+                self.enter(None)?;
+                None
+            }
+            NetMode::Address { domain } => {
+                self.enter(Some(domain))?;
+                Some(self.stand_for(&config)?)
+            }
+        };
+        let (_, reader) = self.last.as_ref().expect("it was read just now");
+        let held = match config.net {
+            NetMode::None => Vec::new(),
+            _ => load::outside_sockets(reader.records(), &addresses)?,
+        };
+        let wakes = Wakes { readable: true, writable: false };
+        let held = held.into_iter().map(|(object, file)| HeldFile { object, file, wakes });
+        self.engine.hold_with(keeper, &config.id, held.collect(), false, 0)?;
+        match alarm_ms(reader.records()) {
+            Some(after_ms) => Ok(keeper.set_alarm(config.id.as_str(), after_ms)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens a checkpoint, if it is another than the last.
+    fn read(&mut self, asleep: &Path) -> Result<()> {
+        let records = asleep.join("records");
+        let meta = fs::metadata(&records).map_err(Error::file("cannot look at", &records))?;
+        let identity = (meta.dev(), meta.ino());
+        if self.last.as_ref().is_none_or(|(last, _)| *last != identity) {
+            self.last = Some((identity, Reader::open(asleep)?));
+        }
+        Ok(())
+    }
+
+    /// Enters a domain, or goes home.
+    fn enter(&mut self, domain: Option<&Name>) -> Result<()> {
+        if self.domain.as_ref().map(|there| &there.name) == domain {
+            return Ok(());
+        }
+        let go = |netns: BorrowedFd<'_>| {
+            process::setns(netns, CloneFlags::NEWNET)
+                .map_err(Error::call("cannot enter the container's network"))
+        };
+        // ORDER: home first: the network is asked from there.
+        go(self.home.as_fd())?;
+        self.domain = None;
+        if let Some(name) = domain {
+            let there = self.engine.network()?.domain(name)?;
+            go(there.netns.as_fd())?;
+            self.domain = Some(there);
+        }
+        Ok(())
+    }
+
+    /// Makes sockets in the name of a container from now on, and nobody else does as long as the lock is
+    /// held.
+    fn stand_for(&self, config: &Config) -> Result<Lock> {
+        let alone = Lock::take_new(&self.engine.places().run.join("listen.lock"))?;
+        if let (Some((_, cgroup)), Some(domain)) = (&self.cgroup, &self.domain) {
+            self.engine.network()?.lend(domain, *cgroup, &config.addresses)?;
+        }
+        Ok(alone)
     }
 }
 
@@ -115,7 +284,7 @@ impl Engine {
         if !gone()? {
             return Ok(0);
         }
-        let mut keeper = None;
+        let mut hearing = None;
         let mut count = 0;
         let mut ids = self.ids()?;
         ids.retain(|id| self.is_drowsy(id) || self.asleep_dir(id).exists());
@@ -129,7 +298,7 @@ impl Engine {
                     _ => busy.push(id),
                 }
             }
-            count += self.listen_again(&sleepers, &mut keeper)?;
+            count += self.listen_again(&sleepers, &mut hearing)?;
         }
         for id in busy {
             let lock = match self.lock(id) {
@@ -137,10 +306,10 @@ impl Engine {
                 other => other?,
             };
             let sleeper = self.found_orphaned(id, lock);
-            count += self.listen_again(sleeper.as_slice(), &mut keeper)?;
+            count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
-        match &mut keeper {
-            Some(keeper) => {
+        match &mut hearing {
+            Some(Hearing { keeper, .. }) => {
                 disk::write_json(&self.custodian(), &Custodian::of(keeper)?, Durable::No)?;
             }
             None => match fs::remove_file(self.custodian()) {
@@ -182,140 +351,58 @@ impl Engine {
 
     /// Makes the sockets of some sleepers again, and gives them to a keeper. Gives how many sleepers are
     /// heard again.
-    ///
-    /// ORDER: as in a start, `RUN/c/ID` is made first and removed last: where it is, this was
-    /// interrupted, and whoever wakes the container clears away.
-    fn listen_again(&self, sleepers: &[Sleeper], keeper: &mut Option<Keeper>) -> Result<usize> {
+    fn listen_again(&self, sleepers: &[Sleeper], hearing: &mut Option<Hearing>) -> Result<usize> {
         if sleepers.is_empty() {
             return Ok(0);
         }
         // Here and not earlier: where nobody sleeps nobody has to be started.
-        let keeper = match keeper {
-            Some(keeper) => keeper,
-            none => none.insert(self.keeper()?),
+        let hearing = match hearing {
+            Some(hearing) => hearing,
+            none => none.insert(Hearing::begin(self)?),
         };
-        let _in_use = self.in_use()?;
-        let mut results: HashMap<ContainerId, Result<()>> = HashMap::new();
-        let mut ready = Vec::new();
-        for Sleeper { config, .. } in sleepers {
-            match self.make_room(config, keeper) {
-                Ok(()) => ready.push(config),
-                Err(e) => drop(results.insert(config.id.clone(), Err(e))),
-            }
-        }
-        results.extend(self.listen_elsewhere(&ready)?);
         let mut count = 0;
         for Sleeper { config, .. } in sleepers {
-            let silent = || Err(Error::Invalid("what was to listen has ended early".into()));
-            let listens = results.remove(&config.id).unwrap_or_else(silent);
-            let listens = listens.and_then(|()| self.publish_ports(config));
-            match listens.and(self.doze(config)) {
+            match self.listen_again_for(config, hearing) {
                 Ok(()) => count += 1,
-                Err(e) => {
-                    let _ = self.doze(config);
-                    self.lost(&config.id, config.name.as_str(), &e);
-                }
+                Err(e) => self.lost(&config.id, config.name.as_str(), &e),
             }
         }
         Ok(count)
     }
 
-    /// Group and network of a container, for who makes its sockets.
-    fn make_room(&self, config: &Config, keeper: &mut Keeper) -> Result<()> {
-        self.doze(config)?;
-        keeper.let_go(config.id.as_str())?;
-        let run_dir = self.run_dir(&config.id);
-        let made = fs::DirBuilder::new().mode(0o700).create(&run_dir);
-        made.map_err(Error::file("cannot make directory", run_dir))?;
-        if let Net::Domain(domain) = &self.find_network(config)? {
-            let cgroup = self.cgroups()?.create(config.id.as_str(), &config.limits)?;
-            self.enter_domain(config, &cgroup, domain)?;
-        }
-        Ok(())
+    fn listen_again_for(&self, config: &Config, hearing: &mut Hearing) -> Result<()> {
+        self.doze(config)?; // what an interrupted wake has left
+        hearing.keeper.let_go(config.id.as_str())?;
+        self.announce(config)?;
+        hearing.listener.listen(self, &self.dir(&config.id))?;
+        self.publish_ports(config)
     }
 
-    /// Has one process listen for all of them, and tell of each.
-    fn listen_elsewhere(&self, ready: &[&Config]) -> Result<HashMap<ContainerId, Result<()>>> {
-        if ready.is_empty() {
-            return Ok(HashMap::new());
-        }
-        let own = own_program()?;
-        let mut command = Command::new(&own);
-        command.args(self.places().arguments()).args(["internal", "listen"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().map_err(Error::file("cannot run", &own))?;
-        // Those of other networks are entered last: nobody leaves them again.
-        let by_network =
-            |host| ready.iter().filter(move |config| (config.net == NetMode::Host) == host);
-        let ids = by_network(true).chain(by_network(false));
-        let ids: String = ids.map(|config| format!("{}\n", config.id)).collect();
-        if let Some(mut stdin) = child.stdin.take() {
-            let _ = stdin.write_all(ids.as_bytes()); // it tells of those that it has read
-        }
-        let output = child.wait_with_output().map_err(Error::file("cannot run", &own))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let result = |line: &str| {
-            let (id, said) = line.split_once(' ')?;
-            let said = if said == HEARD { Ok(()) } else { Err(Error::Invalid(said.to_owned())) };
-            Some((id.parse().ok()?, said))
-        };
-        Ok(text.lines().filter_map(result).collect())
-    }
-
-    /// Makes the sockets at which asleep containers are called, and gives them to the keeper; `told`
-    /// gets a line of each. For a process of its own, which becomes part of one after the other.
+    /// Makes the sockets at which asleep containers are called, and gives them to the keeper. For a
+    /// process of its own ([`Listener`]): reads directories below LIB, and `told` gets a line for each.
     pub fn listen_for(
         &self,
-        ids: impl Iterator<Item = ContainerId>,
-        mut told: impl FnMut(String),
+        asked: impl Iterator<Item = String>,
+        mut told: impl FnMut(&str),
     ) -> Result<()> {
-        // ORDER: first: a keeper that had to be started would be part of a container too.
+        // ORDER: first: a keeper that had to be started would be started in the name of somebody.
         let mut keeper = Keeper::connect(&self.places().run)?.ok_or(LaunchError::KeeperGone)?;
-        for id in ids {
-            told(match self.listen_for_one(&id, &mut keeper) {
-                Ok(()) => format!("{id} {HEARD}"),
-                Err(e) => format!("{id} {}", crate::idle::told(&e).replace('\n', " ")),
-            });
+        let mut stand = Stand::take(self)?;
+        for dir in asked {
+            match stand.listen(&self.places().lib.join(dir), &mut keeper) {
+                Ok(()) => told(HEARD),
+                Err(e) => told(&crate::idle::told(&e).replace('\n', " ")),
+            }
         }
-        Ok(())
+        self.end_lending()
     }
 
-    fn listen_for_one(&self, id: &ContainerId, keeper: &mut Keeper) -> Result<()> {
-        let config = self.config(id)?;
-        let reader = Reader::open(&self.asleep_dir(id))?;
-        let held = match &config.net {
-            NetMode::None => Vec::new(),
-            NetMode::Host => load::outside_sockets(reader.records())?,
-            NetMode::Address { domain } => {
-                let domain = self.network()?.domain(domain)?;
-                self.enter_cgroup(id)?;
-                process::setns(domain.netns.as_fd(), CloneFlags::NEWNET)
-                    .map_err(Error::call("cannot enter the container's network"))?;
-                load::outside_sockets(reader.records())?
-            }
-        };
-        let wakes = Wakes { readable: true, writable: false };
-        let held = held.into_iter().map(|(object, file)| HeldFile { object, file, wakes });
-        self.hold_with(keeper, id, held.collect(), false, 0)?;
-        match alarm_ms(reader.records()) {
-            Some(after_ms) => Ok(keeper.set_alarm(id.as_str(), after_ms)?),
+    /// Nobody makes sockets for others any more.
+    pub(crate) fn end_lending(&self) -> Result<()> {
+        match self.cgroups()?.keeper_v2()? {
+            Some((_, id)) => Ok(self.network()?.end_lending(id)?),
             None => Ok(()),
         }
-    }
-
-    /// Moves this process into the v2 group of a container.
-    fn enter_cgroup(&self, id: &ContainerId) -> Result<()> {
-        let cgroup = self.cgroups()?.find(id.as_str())?;
-        let dir: Option<OwnedFd> = match cgroup {
-            Some(cgroup) => cgroup.placement()?.v2,
-            None => None,
-        };
-        let dir = dir.ok_or_else(|| Error::NoContainer(id.short().to_owned()))?;
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        rustix::fs::openat(&dir, "cgroup.procs", flags, Mode::empty())
-            .map_err(std::io::Error::from)
-            .and_then(|procs| fs::File::from(procs).write_all(b"0"))
-            .map_err(Error::file("cannot enter", "cgroup.procs"))
     }
 
     fn custodian(&self) -> PathBuf {

@@ -1,9 +1,9 @@
 //! The engine itself: finding, creating and removing containers.
 
-use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use dormouse_image::{Image, Store};
 use dormouse_kernel::cgroup::Hierarchy;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::event::{self, Event, Follow, now_unix_ms};
 use crate::life::{InitRecord, exit_from};
 use crate::name::Names;
-use crate::pending::Intent;
+use crate::pending::{Intent, New};
 use crate::place::Places;
 use crate::slot::Slots;
 use crate::spec::Create;
@@ -41,9 +41,9 @@ pub struct Engine {
     places: Places,
     pub(crate) names: Names,
     pub(crate) slots: Slots,
-    store: OnceCell<Store>,
-    network: OnceCell<Network>,
-    cgroups: OnceCell<Hierarchy>,
+    store: OnceLock<Store>,
+    network: OnceLock<Network>,
+    cgroups: OnceLock<Hierarchy>,
 }
 
 impl Engine {
@@ -56,9 +56,9 @@ impl Engine {
             places,
             names,
             slots,
-            store: OnceCell::new(),
-            network: OnceCell::new(),
-            cgroups: OnceCell::new(),
+            store: OnceLock::new(),
+            network: OnceLock::new(),
+            cgroups: OnceLock::new(),
         };
         engine.recover_after_boot()?;
         let _ = engine.finish_interrupted(); // tried again by every command; `prune` tells why
@@ -75,7 +75,7 @@ impl Engine {
         if self.store.get().is_none() {
             let (lib, run) = (self.places.lib.join("images"), self.places.run.join("images"));
             let store = Store::open(&lib, &run)?;
-            let _ = self.store.set(store); // single-threaded: nobody set it meanwhile
+            let _ = self.store.set(store); // two are as good as one
         }
         Ok(self.store.get().expect("set above"))
     }
@@ -188,7 +188,7 @@ impl Engine {
     pub(crate) fn write_config(&self, dir: &Path, config: &Config) -> Result<()> {
         // A container that is removed when it stops does not outlive a boot either way.
         let durable = if config.auto_remove { Durable::No } else { Durable::Yes };
-        disk::write_json(&dir.join(CONFIG), config, durable)
+        write_config_as(dir, config, durable)
     }
 
     /// Finds a container by its name, its id, or the start of its id.
@@ -246,20 +246,45 @@ impl Engine {
         create: Create,
         fill: impl FnOnce(&Config, &Path) -> Result<()>,
     ) -> Result<Created> {
+        let (config, new) = self.draft(create, |config, dir| {
+            fill(config, dir)?;
+            self.write_config(dir, config)
+        })?;
+        match self.publish(&config, &new) {
+            Ok(()) => Ok(Created { config, lock: new.lock }),
+            Err(e) => {
+                let _ = self.abandon(&config.id, &config.name, &new); // the first error is the one to tell
+                Err(e)
+            }
+        }
+    }
+
+    /// Makes all of a container but that it is there for others: `fill` puts the rest into its
+    /// directory, its record last.
+    pub(crate) fn draft(
+        &self,
+        create: Create,
+        fill: impl FnOnce(&Config, &Path) -> Result<()>,
+    ) -> Result<(Config, New)> {
         let id = new_id()?;
         crate::spec::validate(&create)?;
         let new = self.begin(&id)?;
         let name = create.name.clone();
         match self.create_in(&new.dir, &id, create, fill) {
-            Ok(config) => {
-                self.record("create", id.as_str(), config.name.as_str(), &[]);
-                Ok(Created { config, lock: new.lock })
-            }
+            Ok(config) => Ok((config, new)),
             Err(e) => {
                 let _ = self.abandon(&id, &name, &new); // the first error is the one to tell
                 Err(e)
             }
         }
+    }
+
+    /// From now on the container is there for everybody.
+    pub(crate) fn publish(&self, config: &Config, new: &New) -> Result<()> {
+        let dir = self.dir(&config.id);
+        fs::rename(&new.dir, &dir).map_err(Error::file("cannot publish", &dir))?;
+        self.record("create", config.id.as_str(), config.name.as_str(), &[]);
+        Ok(())
     }
 
     fn create_in(
@@ -317,9 +342,6 @@ impl Engine {
         };
         Store::create_upper(new, &ids, &self.lower(&config.root)?)?;
         fill(&config, new)?;
-        self.write_config(new, &config)?;
-        let dir = self.dir(id);
-        fs::rename(new, &dir).map_err(Error::file("cannot publish", &dir))?;
         Ok(config)
     }
 
@@ -568,6 +590,11 @@ fn ids_in(dir: &Path) -> Result<Vec<ContainerId>> {
         ids.extend(entry.file_name().to_str().and_then(|n| n.parse().ok()));
     }
     Ok(ids)
+}
+
+/// Writes what a container is, as sure as that.
+pub(crate) fn write_config_as(dir: &Path, config: &Config, durable: Durable) -> Result<()> {
+    disk::write_json(&dir.join(CONFIG), config, durable)
 }
 
 /// A fresh id.

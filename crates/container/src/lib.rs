@@ -29,6 +29,7 @@
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
 //! LIB/containers/ID/asleep/         the same of a container that sleeps; that it is there says so
+//! LIB/containers/ID/asleep/origin.json    it never ran, and goes on from where another was
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
 //! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
@@ -76,6 +77,7 @@ mod sleep;
 mod slot;
 mod spec;
 mod start;
+mod unborn;
 mod user;
 
 pub use admission::{Answer, Asker, Gate, Heard, TOLD_EVERY};
@@ -89,6 +91,7 @@ pub use life::{Details, Exit, Logs, Root};
 pub use place::Places;
 pub use spec::{Create, Exec, Stdio, Stream, Update};
 pub use start::Running;
+pub use unborn::Unborn;
 pub use user::{Account, Accounts};
 
 pub use dormouse_kernel::ErrorKind;

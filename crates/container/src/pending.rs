@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::Lock;
 use crate::engine::{Engine, new_id};
 use crate::error::{Error, Result};
+use crate::sleep::ASLEEP;
 
 /// A create in progress: its directory, locked.
 #[derive(Debug)]
@@ -150,10 +151,20 @@ impl Engine {
 
     /// Gives back what a create that failed has taken.
     pub(crate) fn abandon(&self, id: &ContainerId, name: &Name, new: &New) -> Result<()> {
+        self.unlisten(id, &new.dir)?;
         self.network()?.release(id)?;
         self.names.release(name, id)?;
         self.slots.release_all(id)?;
         remove_tree(&new.dir)
+    }
+
+    /// Takes back what is called in the name of a container that was to come to be asleep.
+    fn unlisten(&self, id: &ContainerId, dir: &Path) -> Result<()> {
+        if !dir.join(ASLEEP).exists() {
+            return Ok(());
+        }
+        self.no_longer_called(id)?;
+        Ok(self.network()?.leave(id)?)
     }
 
     /// Gives back all that a container which is not whole has taken, its directory last. `config` is
@@ -179,6 +190,7 @@ impl Engine {
                 }
             }
             None => {
+                self.unlisten(id, dir)?;
                 self.names.release_all(id)?;
                 self.slots.release_all(id)?;
                 self.network()?.release(id)?;

@@ -48,7 +48,10 @@ use crate::idle::{Idle, Why};
 use crate::life::{Exit, InitRecord, Look};
 use crate::pending::{Intent, remove_tree};
 use crate::start::Running;
+use crate::unborn::Origin;
 
+/// What the directory of a checkpoint is called whose container is asleep.
+pub(crate) const ASLEEP: &str = "asleep";
 /// The signal that ends what falls asleep.
 const SIGKILL: i32 = 9;
 /// An event that is held beside sockets, or in their place: the keeper has to know of a container that
@@ -168,9 +171,11 @@ impl Engine {
             }
         }
         let since = self.slept(&config.id)?;
-        let (wakes, addresses) = (true, Vec::new());
+        let origin = Origin::of(&self.asleep_dir(&config.id))?;
+        let (wakes, beside) = (true, origin.is_some());
+        let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
         let keeper = Cell::new(Some(keeper));
-        let comeback = Comeback { reader, check, held, wakes, since, addresses, keeper };
+        let comeback = Comeback { reader, check, held, wakes, since, addresses, beside, keeper };
         let _doing = self.intend(&config.id, &Intent::Sleep)?;
         let mut running = self.start_restored(config, &comeback)?;
         // ORDER: now: what the container closes is closed when nobody else has it open.
@@ -310,6 +315,6 @@ impl Engine {
 
     /// The checkpoint of an asleep container: it is asleep where this is and no process.
     pub(crate) fn asleep_dir(&self, id: &ContainerId) -> PathBuf {
-        self.dir(id).join("asleep")
+        self.dir(id).join(ASLEEP)
     }
 }

@@ -716,8 +716,12 @@ impl Engine {
             )
         })?;
         network.enter(domain, &config.id, v2, &config.addresses)?;
+        self.name_in_domain(config, domain)
+    }
+
+    pub(crate) fn name_in_domain(&self, config: &Config, domain: &Domain) -> Result<()> {
         let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
-        Ok(network.hosts_add(domain, &config.id, &names, &config.addresses)?)
+        Ok(self.network()?.hosts_add(domain, &config.id, &names, &config.addresses)?)
     }
 
     pub(crate) fn publish_ports(&self, config: &Config) -> Result<()> {
@@ -741,10 +745,7 @@ impl Engine {
         if !self.look(config)?.is_alive() {
             return Ok(());
         }
-        let network = self.network()?;
-        let domain = network.domain(domain)?;
-        let names = [config.name.as_str(), config.hostname.as_str(), config.id.short()];
-        Ok(network.hosts_add(&domain, &config.id, &names, &config.addresses)?)
+        self.name_in_domain(config, &self.network()?.domain(domain)?)
     }
 
     pub(crate) fn update_addresses(

@@ -69,6 +69,14 @@ pub struct Domain {
     hold: File,
 }
 
+/// Addresses that lead to a domain.
+struct Led {
+    plan: Plan,
+    numbers: Vec<u32>,
+    /// The container is known by it on the packet path.
+    first: u32,
+}
+
 /// Networking on one set of directories.
 #[derive(Debug)]
 pub struct Network {
@@ -401,6 +409,50 @@ impl Network {
         cgroup_v2_id: u64,
         addresses: &[IpAddr],
     ) -> Result<()> {
+        let led = self.route(domain, id, addresses)?;
+        let first = led.first;
+        let store = self.store()?;
+        let mut record = store.record(first)?;
+        let old = std::mem::replace(&mut record.cgroup, cgroup_v2_id);
+        store.set_record(first, record)?;
+        drop(store); // ORDER: the lock of the domains comes before that of the table
+        let members = self.members(domain, &led.plan)?;
+        if old != cgroup_v2_id && old != 0 && members.index_of(old)? == Some(first) {
+            members.leave(old)?; // of a life whose end nobody saw
+        }
+        self.add_further(&led)?;
+        // ORDER: last: with it the container's first socket may come.
+        members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
+        Ok(())
+    }
+
+    /// Leads addresses to the domain of a container that has no processes.
+    pub fn announce(&self, domain: &Domain, id: &ContainerId, addresses: &[IpAddr]) -> Result<()> {
+        let led = self.route(domain, id, addresses)?;
+        self.add_further(&led)
+    }
+
+    /// Has what processes in a cgroup that is no container's make be the sockets of one that was
+    /// [announced](Self::announce), until it is lent for another. One at a time: a lock is the caller's.
+    pub fn lend(&self, domain: &Domain, cgroup_v2_id: u64, addresses: &[IpAddr]) -> Result<()> {
+        let plan = self.store()?.plan;
+        let first = numbers(&plan, addresses)?.first().copied();
+        let first = first.ok_or_else(|| Error::NoAddress("one that sleeps".into()))?;
+        let members = self.members(domain, &plan)?;
+        Ok(members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?)
+    }
+
+    /// Ends what [`lend`](Self::lend) has begun. The sockets stay whose they are.
+    pub fn end_lending(&self, cgroup_v2_id: u64) -> Result<()> {
+        let Some(store) = self.existing_store()? else { return Ok(()) };
+        if let Some(programs) = self.find_programs(&store.plan)? {
+            programs.members()?.leave(cgroup_v2_id)?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the addresses are the container's and lead to its domain.
+    fn route(&self, domain: &Domain, id: &ContainerId, addresses: &[IpAddr]) -> Result<Led> {
         let store = self.store()?;
         let plan = store.plan;
         let numbers = numbers(&plan, addresses)?;
@@ -408,36 +460,35 @@ impl Network {
         for number in &numbers {
             store.claim(&domain.name, id, *number)?;
         }
-        let mut record = store.record(first)?;
-        let old = std::mem::replace(&mut record.cgroup, cgroup_v2_id);
-        store.set_record(first, record)?;
         let holding = Holding { version: 1, domain: domain.name.clone(), numbers: numbers.clone() };
         if store.holding(id)?.as_ref() != Some(&holding) {
             store.set_holding(id, &holding)?; // forgotten in a power cut
         }
         drop(store); // ORDER: the lock of the domains comes before that of the table
-        let members = match self.known_members(&domain.ready)? {
-            Some(members) => members,
-            None => self.programs(&plan)?.members()?,
-        };
-        if old != cgroup_v2_id && old != 0 && members.index_of(old)? == Some(first) {
-            members.leave(old)?; // of a life whose end nobody saw
-        }
         for number in &numbers {
             let chunk = number / CHUNK;
             if !domain.ready.chunks.contains(&chunk) {
                 self.add_chunk_routes(domain, &plan, chunk)?;
             }
         }
-        if let [_, more @ ..] = &numbers[..]
-            && !more.is_empty()
-        {
-            let programs = self.programs(&plan)?;
-            more.iter().try_for_each(|number| programs.add(*number, first))?;
+        Ok(Led { plan, numbers, first })
+    }
+
+    /// All but the first lead to the first.
+    fn add_further(&self, led: &Led) -> Result<()> {
+        let [_, further @ ..] = &led.numbers[..] else { return Ok(()) };
+        if further.is_empty() {
+            return Ok(());
         }
-        // ORDER: last: with it the container's first socket may come.
-        members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
-        Ok(())
+        let programs = self.programs(&led.plan)?;
+        Ok(further.iter().try_for_each(|number| programs.add(*number, led.first))?)
+    }
+
+    fn members(&self, domain: &Domain, plan: &Plan) -> Result<Members> {
+        match self.known_members(&domain.ready)? {
+            Some(members) => Ok(members),
+            None => Ok(self.programs(plan)?.members()?),
+        }
     }
 
     /// The container has no processes any more: its name is forgotten, its addresses stay its own.

@@ -138,6 +138,7 @@ impl Comeback {
             held: Vec::new(),
             console: process.terminal,
             addresses: Vec::new(),
+            beside: false,
             passed_ns: 0,
         };
         let mut restore = load::prepare(&self.reader, &allowed)?;

@@ -31,6 +31,9 @@ pub struct Allowed {
     pub console: bool,
     /// Addresses that were another container's, and its own in their place.
     pub addresses: Vec<(IpAddr, IpAddr)>,
+    /// It goes on beside the one that was saved, as a child beside its parent: memory that is wiped by
+    /// a fork (MADV_WIPEONFORK), where generators of random numbers keep their state, is empty.
+    pub beside: bool,
     /// Time that has passed for its timers and waits since it was saved; none where time has stood
     /// still for it.
     pub passed_ns: u64,
@@ -173,6 +176,7 @@ mod tests {
             no_new_privileges: true,
             console: false,
             addresses: Vec::new(),
+            beside: false,
             passed_ns: 0,
         };
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };

@@ -7,7 +7,7 @@ use super::Plan;
 use crate::error::Result;
 use crate::format::check::USER_END;
 use crate::format::{
-    Area, Backing, Memory, PAGE_BYTES, Process, Run, SharedMemory, SystemVMemory, Thing,
+    Area, Backing, Memory, PAGE_BYTES, Process, Records, Run, SharedMemory, SystemVMemory, Thing,
 };
 use crate::inject::program::{Arg, Call, Sequence};
 use crate::vdso::Bent;
@@ -95,6 +95,12 @@ fn write_object(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, object: 
     let args = [pid.into(), from.into(), one, to.into(), one, none];
     sequence.call(what.clone(), Call::new(libc::SYS_process_vm_writev, args));
     protect(sequence, (libc::PROT_READ | libc::PROT_EXEC) as u32);
+}
+
+/// Takes away what a fork would.
+pub(super) fn wipe(records: &mut Records) {
+    let areas = records.memories.iter_mut().flat_map(|memory| &mut memory.areas);
+    areas.filter(|area| area.has("wf")).for_each(|area| area.runs.clear());
 }
 
 /// Access that an area has while it is filled.

@@ -128,6 +128,9 @@ pub enum Wanted {
 pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let mut records = reader.records().clone();
     socket::move_to(&mut records, &allowed.addresses);
+    if allowed.beside {
+        memory::wipe(&mut records);
+    }
     records.let_pass(allowed.passed_ns);
     fits_here(&records.about)?;
     let read = |area: &Area, range| contents(reader.pages(), area, range);

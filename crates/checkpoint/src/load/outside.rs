@@ -4,6 +4,7 @@
 //! They are what [`super::socket::listener`] and [`super::udp::make`] have the container make, for
 //! whoever holds them while it sleeps.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
@@ -11,18 +12,23 @@ use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
 use super::file::SETTABLE;
+use super::socket::moved;
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Listener, Records, SocketOption, Thing, UdpSocket};
 
-/// Makes all of them; each with the number of its object ([`super::Allowed::held`]).
+/// Makes all of them; each with the number of its object ([`super::Allowed::held`]). `addresses` are
+/// those of [`super::Allowed::addresses`].
 ///
 /// What had been received by a socket of the same name and not read is lost.
-pub fn outside_sockets(records: &Records) -> Result<Vec<(u32, OwnedFd)>> {
+pub fn outside_sockets(
+    records: &Records,
+    addresses: &[(IpAddr, IpAddr)],
+) -> Result<Vec<(u32, OwnedFd)>> {
     let mut all = Vec::new();
     for (index, object) in (0..).zip(&records.objects) {
         let made = match &object.thing {
-            Thing::Listener(it) => listener(it),
-            Thing::UdpSocket(it) => udp(it),
+            Thing::Listener(it) => listener(it, addresses),
+            Thing::UdpSocket(it) => udp(it, addresses),
             // A connection that nobody holds is over.
             _ => continue,
         };
@@ -35,7 +41,7 @@ pub fn outside_sockets(records: &Records) -> Result<Vec<(u32, OwnedFd)>> {
     Ok(all)
 }
 
-fn listener(it: &Listener) -> std::result::Result<OwnedFd, Errno> {
+fn listener(it: &Listener, addresses: &[(IpAddr, IpAddr)]) -> std::result::Result<OwnedFd, Errno> {
     let socket = new(it.v6, SocketType::STREAM)?;
     let reuse = |value: i32| SocketOption {
         level: libc::SOL_SOCKET,
@@ -45,7 +51,7 @@ fn listener(it: &Listener) -> std::result::Result<OwnedFd, Errno> {
     // Connections of its last life may still be fading away under its address.
     set(&socket, &reuse(1))?;
     it.options.iter().try_for_each(|option| set(&socket, option))?;
-    bind(&socket, &it.address)?;
+    bind(&socket, &moved(it.address, addresses))?;
     listen(&socket, it.backlog)?;
     if !it.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
         set(&socket, &reuse(0))?;
@@ -53,14 +59,14 @@ fn listener(it: &Listener) -> std::result::Result<OwnedFd, Errno> {
     flags(socket, it.flags)
 }
 
-fn udp(it: &UdpSocket) -> std::result::Result<OwnedFd, Errno> {
+fn udp(it: &UdpSocket, addresses: &[(IpAddr, IpAddr)]) -> std::result::Result<OwnedFd, Errno> {
     let socket = new(it.v6, SocketType::DGRAM)?;
     it.options.iter().try_for_each(|option| set(&socket, option))?;
     if let Some(address) = &it.address {
-        bind(&socket, address)?;
+        bind(&socket, &moved(*address, addresses))?;
     }
     if let Some(peer) = &it.peer {
-        connect(&socket, peer)?;
+        connect(&socket, &moved(*peer, addresses))?;
     }
     flags(socket, it.flags)
 }

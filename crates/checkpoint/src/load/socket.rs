@@ -94,10 +94,16 @@ pub fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
             _ => continue,
         };
         for address in all {
-            let own = addresses.iter().find(|(other, _)| *other == address.ip());
-            if let Some((_, own)) = own {
-                address.set_ip(*own);
-            }
+            *address = moved(*address, addresses);
         }
     }
+}
+
+/// What takes the place of an address.
+pub(super) fn moved(mut address: SocketAddr, addresses: &[(IpAddr, IpAddr)]) -> SocketAddr {
+    let own = addresses.iter().find(|(other, _)| *other == address.ip());
+    if let Some((_, own)) = own {
+        address.set_ip(*own);
+    }
+    address
 }

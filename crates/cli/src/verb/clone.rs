@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use dormouse_container::{CheckpointOptions, Engine, From};
 use dormouse_image::Commit;
-use dormouse_model::{Config, ContainerId, RootSource, State};
+use dormouse_model::{Config, ContainerId, Name, RootSource, State};
 
+use crate::bulk::Bulk;
 use crate::command::Global;
 use crate::{image, layers, output};
 
@@ -16,6 +17,8 @@ use crate::{image, layers, output};
 ///
 /// Each has its own name, ids and addresses, the files of the other as they are at that moment, and
 /// its processes with their memory and open files. Ports of the host stay with the other.
+///
+/// With --asleep no process is made: whoever calls one, or 'wake', has it go on from there.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How many
@@ -24,6 +27,9 @@ pub(crate) struct Args {
     /// What to call it; several get -1, -2, ... behind it
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
+    /// Have them sleep until somebody calls
+    #[arg(long)]
+    asleep: bool,
     /// A checkpoint of a stopped container, the last unless given
     #[arg(long, value_name = "N")]
     number: Option<u32>,
@@ -47,7 +53,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let config = engine.config(&id)?;
     let stem = args.name.unwrap_or_else(|| format!("{}-clone", config.name));
     let template = template(&engine, &id, &config, args.number)?;
-    let made = all(&engine, &config, &template, &stem, args.count);
+    let names = names(&stem, args.count)?;
+    let made = match args.asleep {
+        true => all_asleep(&engine, &config, &template, names),
+        false => all(&engine, &config, &template, &names),
+    };
     if let Some(number) = template.made {
         let removed = engine.remove_checkpoint(&id, number);
         made?;
@@ -58,18 +68,47 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     Ok(0)
 }
 
-fn all(
+/// What clones are called.
+fn names(stem: &str, count: u32) -> Result<Vec<Name>> {
+    let name = |n| if count == 1 { stem.to_owned() } else { format!("{stem}-{n}") };
+    (1..=count).map(|n| Ok(name(n).parse()?)).collect()
+}
+
+fn all(engine: &Engine, config: &Config, template: &Template, names: &[Name]) -> Result<()> {
+    let bulk = Bulk::new("cloning", names.len());
+    for name in names {
+        one(engine, config, template, name, Vec::new())?;
+        bulk.done(1);
+    }
+    Ok(())
+}
+
+fn all_asleep(
     engine: &Engine,
     config: &Config,
     template: &Template,
-    stem: &str,
-    count: u32,
+    names: Vec<Name>,
 ) -> Result<()> {
-    for n in 1..=count {
-        let name = if count == 1 { stem.to_owned() } else { format!("{stem}-{n}") };
-        one(engine, config, template, &name, Vec::new())?;
+    let bulk = Bulk::new("cloning", names.len());
+    let told = |names: Vec<Name>| {
+        bulk.done(names.len());
+        output::print(names.iter().map(|name| format!("{name}\n")).collect::<String>())
+    };
+    let mut unborn = engine.unborn(config, root(config, template)?, &template.checkpoint)?;
+    for name in names {
+        let said = format!("cannot make '{name}'");
+        told(unborn.make(name, Vec::new()).context(said)?)?;
     }
-    Ok(())
+    told(unborn.publish()?)
+}
+
+/// The root of a clone.
+fn root(config: &Config, template: &Template) -> Result<RootSource> {
+    let reference = match &config.root {
+        RootSource::Image { reference, .. } => reference.clone(),
+        RootSource::Directory(_) => "clone".parse()?,
+    };
+    Ok(RootSource::Image { reference, id: template.image.clone() })
 }
 
 /// A new container from a checkpoint and files.
@@ -77,19 +116,15 @@ fn one(
     engine: &Engine,
     config: &Config,
     template: &Template,
-    name: &str,
+    name: &Name,
     addresses: Vec<IpAddr>,
 ) -> Result<()> {
-    let reference = match &config.root {
-        RootSource::Image { reference, .. } => reference.clone(),
-        RootSource::Directory(_) => "clone".parse()?,
-    };
-    let root = RootSource::Image { reference, id: template.image.clone() };
+    let root = root(config, template)?;
     let clone = engine
-        .clone_of(config, name.parse()?, addresses, root, &template.checkpoint)
+        .clone_of(config, name.clone(), addresses, root, &template.checkpoint)
         .with_context(|| format!("cannot make '{name}'"))?;
     clone.detach();
-    output::line(name)
+    output::line(name.as_str())
 }
 
 /// What `restore --name` does: a new container from a checkpoint of one that has stopped.
@@ -105,7 +140,7 @@ pub(crate) fn restore(
         bail!("'{}' is {state}: clone it as it is, or stop it first", config.name);
     }
     let template = Template { checkpoint, made: None, image: keep_files(engine, config)? };
-    one(engine, config, &template, name, addresses)
+    one(engine, config, &template, &name.parse()?, addresses)
 }
 
 /// A checkpoint and the files that belong to it. ORDER: the files are kept while nothing runs that

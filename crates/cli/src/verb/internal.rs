@@ -31,7 +31,7 @@ enum What {
         why: Option<String>,
     },
     /// Make the sockets at which asleep containers are called, and give them to the keeper; reads
-    /// their ids from standard input
+    /// their directories from standard input
     Listen,
     /// Put a container to sleep, or have it become drowsy, if it has not run; prints what came of
     /// it
@@ -96,9 +96,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             Ok(0)
         }
         What::Listen => {
-            let lines = std::io::stdin().lines().map_while(Result::ok);
-            let ids = lines.filter_map(|line| line.trim().parse().ok());
-            global.engine_alone()?.listen_for(ids, |line| drop(output::line(&line)))?;
+            let asked = std::io::stdin().lines().map_while(Result::ok);
+            global.engine_alone()?.listen_for(asked, |line| drop(output::line(line)))?;
             Ok(0)
         }
         What::Tidy => {

@@ -407,6 +407,15 @@ impl Hierarchy {
         Ok(dirs)
     }
 
+    /// The same cgroup in the v2 hierarchy alone: its directory, O_PATH, and the id that BPF programs
+    /// see.
+    pub fn keeper_v2(&self) -> Result<Option<(OwnedFd, u64)>, CgroupError> {
+        let Some(v2) = &self.0.v2 else { return Ok(None) };
+        let dir = v2.parent.child_or_make(KEEPER).map_err(CgroupError::Make)?;
+        let id = dir.inode().map_err(CgroupError::Open)?;
+        Ok(Some((dir.copy().map_err(CgroupError::Open)?, id)))
+    }
+
     /// Removes the parent from every hierarchy. A caller that is itself in the keeper's cgroup, as
     /// the program that a keeper becomes at its end is, leaves it first, for the hierarchy's root.
     ///
