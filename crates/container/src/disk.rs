@@ -59,12 +59,23 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::file("cannot read", path)(e)),
     };
-    let mut text = Vec::with_capacity(4096);
-    let read = (&mut file).take(RECORD_BYTES_MAX + 1).read_to_end(&mut text);
-    if read.map_err(Error::file("cannot read", path))? as u64 > RECORD_BYTES_MAX {
+    // Nearly all are small, and nobody writes into them: less than there is room for is all.
+    let mut some = [0; 4096];
+    let read = file.read(&mut some).map_err(Error::file("cannot read", path))?;
+    let mut text = Vec::new();
+    let text = match some.get(..read) {
+        Some(all) if read < some.len() => all,
+        _ => {
+            text.extend_from_slice(&some);
+            let more = (&mut file).take(RECORD_BYTES_MAX).read_to_end(&mut text);
+            more.map_err(Error::file("cannot read", path))?;
+            &text[..]
+        }
+    };
+    if text.len() as u64 > RECORD_BYTES_MAX {
         return Err(Error::Corrupt { path: path.into(), what: "it is too large".into() });
     }
-    serde_json::from_slice(&text)
+    serde_json::from_slice(text)
         .map(Some)
         .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })
 }

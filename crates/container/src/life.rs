@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,9 @@ const DOOMED_WAIT: Duration = Duration::from_secs(5);
 
 /// How long the kernel may take to have the child of a keeper that was killed reaped by another.
 const REAP_WAIT: Duration = Duration::from_millis(500);
+
+/// So few containers are looked at by one thread.
+const PART_MIN: usize = 200;
 
 /// How often somebody who waits for the end of an asleep container looks at it.
 const ASLEEP_LOOK: Duration = Duration::from_millis(100);
@@ -91,6 +95,8 @@ pub(crate) struct Look {
     /// The record of its first process, also when that has ended and is not settled yet.
     pub(crate) init: Option<InitRecord>,
     pub(crate) exit: Option<Exit>,
+    /// When its checkpoint was published, if it has one to wake from.
+    pub(crate) asleep_unix_ms: Option<i64>,
 }
 
 impl Look {
@@ -146,12 +152,15 @@ impl Engine {
         // the other way round, both could be missed, and an exit be called unknown.
         let read_init = || disk::read_json(&self.run_dir(&config.id).join("init.json"));
         let mut init: Option<InitRecord> = read_init()?;
-        let asleep =
-            init.as_ref().is_none_or(|init| init.sleeping) && self.asleep_dir(&config.id).exists();
+        let may_sleep = init.as_ref().is_none_or(|init| init.sleeping);
+        let asleep_unix_ms = may_sleep.then(|| self.asleep_since(&config.id)).flatten();
+        let asleep = asleep_unix_ms.is_some();
         if init.is_none() && !asleep {
             init = read_init()?; // it may have woken in between
         }
-        let exit = disk::read_json(&self.dir(&config.id).join("exit.json"))?;
+        // How one that sleeps ended before is of no interest.
+        let read_exit = || disk::read_json(&self.dir(&config.id).join("exit.json"));
+        let exit = if asleep && init.is_none() { None } else { read_exit()? };
         let state = match (&init, &exit) {
             (Some(init), _) if is_alive(init) => match init.drowsy_unix_ms {
                 _ if init.paused => State::Paused,
@@ -162,7 +171,7 @@ impl Engine {
             (None, None) => State::Created,
             _ => State::Stopped,
         };
-        Ok(Look { state, init, exit })
+        Ok(Look { state, init, exit, asleep_unix_ms })
     }
 
     /// The same for who holds the container's lock: a process whose start or wake was interrupted, and
@@ -187,7 +196,7 @@ impl Engine {
         let init = look.init.as_ref();
         let pid = init.filter(|_| look.is_alive()).map(|i| i.pid);
         let (slept, asleep_unix_ms) = match look.state {
-            State::Asleep => (self.slept(id)?, self.asleep_since(id)),
+            State::Asleep => (self.slept(id)?, look.asleep_unix_ms),
             State::Drowsy => (None, init.and_then(|init| init.drowsy_unix_ms)),
             _ => (None, None),
         };
@@ -203,18 +212,28 @@ impl Engine {
     /// All containers, oldest first. One that is being removed is left out; one whose record is
     /// damaged is an error, named.
     pub fn list(&self) -> Result<Vec<Details>> {
-        let mut all = Vec::new();
-        for id in self.ids()? {
-            match self.inspect(&id) {
-                Ok(details) => all.push(details),
-                Err(Error::NoContainer(_)) => {}
-                Err(e) => return Err(e),
+        let ids = self.ids()?;
+        // Of ten thousand each costs a few system calls: all processors take part.
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let part = ids.len().div_ceil(cpus).max(PART_MIN);
+        let mut all = std::thread::scope(|scope| {
+            let look = |ids| move || self.details(ids);
+            let parts: Vec<_> = ids.chunks(part).map(|ids| scope.spawn(look(ids))).collect();
+            let mut all = Vec::with_capacity(ids.len());
+            for part in parts {
+                all.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
             }
-        }
+            Ok::<_, Error>(all)
+        })?;
         all.sort_by(|a, b| {
             (a.config.created_unix_s, &a.config.id).cmp(&(b.config.created_unix_s, &b.config.id))
         });
         Ok(all)
+    }
+
+    fn details(&self, ids: &[ContainerId]) -> Result<Vec<Details>> {
+        let details = ids.iter().map(|id| self.inspect(id));
+        details.filter(|details| !matches!(details, Err(Error::NoContainer(_)))).collect()
     }
 
     /// Its control groups, while it runs.
@@ -763,6 +782,7 @@ impl Engine {
         if left.next().is_some() {
             return Ok(false);
         }
+        self.end_lending()?;
         self.network()?.remove_unused()?;
         self.network()?.remove_none()?;
         self.images()?.unmount_all()?;
