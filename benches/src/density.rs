@@ -1,21 +1,31 @@
-//! How many containers sleep on one machine, what each of them costs, and whether every one of them
-//! still answers.
+//! How many containers run, are drowsy or sleep on one machine, what each of them costs, and whether every
+//! one of them still answers.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin density -- --steps 100,300,1000
+//! cargo run --release -p dormouse-benches --bin density -- --by asleep --steps 1000,3000,10000
+//! cargo run --release -p dormouse-benches --bin density -- --tier running --steps 1000
 //! ```
 //!
-//! Each container is started (or cloned from the first, with `--by clone`), is told a number that it
-//! fills its memory with, and is put to sleep. At every step the memory of the machine is compared with
-//! that before the first, by kind. At the end each is asked once, in random order, and has to answer
-//! with its own number and with every page as it was.
+//! Each is a small server with an address, a user namespace and the filter of the house. How it comes to
+//! be and what is in its memory depends on `--by`:
+//!
+//! - `run`: started on its own, told a number that it fills its memory with, then put to sleep or left;
+//! - `clone`: the same, cloned from one that runs, many by one command;
+//! - `asleep`: cloned so that it comes to be asleep (`clone --asleep`). It has what the other has until it
+//!   is woken, and is told its number then: what is measured before is without memory of its own.
+//!
+//! At every step the memory of the machine is compared with that before the first, by kind. At the end
+//! each is asked once, in random order, and has to answer with its own number and with every page as it
+//! was. With `--again` all sleep once more after that, now with memory of their own.
 //!
 //! It ends by itself, and says why, when memory, process ids or time run out.
 #![forbid(unsafe_code)]
 
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -34,6 +44,9 @@ struct Options {
     /// How each comes to be.
     #[arg(long, value_enum, default_value = "run")]
     by: By,
+    /// What becomes of it.
+    #[arg(long, value_enum, default_value = "asleep")]
+    tier: Tier,
     /// Memory of each that is its own, in kB.
     #[arg(long, default_value_t = 64)]
     heap_kb: u64,
@@ -43,6 +56,9 @@ struct Options {
     /// The keeper is killed when all sleep: how long until a command has all of them heard again.
     #[arg(long)]
     lose_keeper: bool,
+    /// When all were asked all sleep again, memory is looked at, and all are asked again.
+    #[arg(long)]
+    again: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -51,6 +67,25 @@ enum By {
     Run,
     /// `dormouse clone` of the first.
     Clone,
+    /// `dormouse clone --asleep` of the first.
+    Asleep,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Tier {
+    Running,
+    Drowsy,
+    Asleep,
+}
+
+impl Tier {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Drowsy => "drowsy",
+            Self::Asleep => "asleep",
+        }
+    }
 }
 
 /// LIMIT: below this much available memory no further container is made.
@@ -60,9 +95,13 @@ const PIDS_MIN: u64 = 2000;
 /// LIMIT: how long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
+/// So many are made and put to sleep by one command, and looked at as one.
+const CHUNK: usize = 100;
+/// So many caches of the kernel are named.
+const CACHES: usize = 16;
 
 /// Memory of the machine by kind, in kB.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Memory {
     available: u64,
     slab: u64,
@@ -74,6 +113,8 @@ struct Memory {
     ours: u64,
     /// What the containers' directories take on disk.
     disk: u64,
+    /// The kernel's caches.
+    caches: BTreeMap<String, u64>,
 }
 
 impl Memory {
@@ -94,7 +135,8 @@ impl Memory {
             kernel_stack: field("KernelStack:"),
             percpu: field("Percpu:"),
             ours: ours_kb(bench),
-            disk: disk_kb(&bench.path("root/lib/containers")),
+            disk: Disk::default().kb(&bench.path("root/lib/containers")),
+            caches: caches_kb(),
         }
     }
 
@@ -104,8 +146,16 @@ impl Memory {
             let kb = (now as f64 - then as f64) / count as f64;
             (kb * 1000.0).round() / 1000.0
         };
+        let mut caches: Vec<(&String, f64)> = self
+            .caches
+            .iter()
+            .map(|(name, kb)| (name, each(*kb, before.caches.get(name).copied().unwrap_or(0))))
+            .collect();
+        caches.sort_by(|a, b| b.1.total_cmp(&a.1));
+        caches.truncate(CACHES);
         serde_json::json!({
             "containers": count,
+            "caches_kb": caches.into_iter().map(|(n, kb)| (n.clone(), kb.into())).collect::<serde_json::Map<_, _>>(),
             "available_kb": each(before.available, self.available),
             "slab_kb": each(self.slab, before.slab),
             "slab_unreclaimable_kb": each(self.slab_unreclaimable, before.slab_unreclaimable),
@@ -121,59 +171,38 @@ impl Memory {
 fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(options.steps.is_sorted() && options.steps.first() > Some(&0), "steps must grow");
+    let sleeps = options.tier == Tier::Asleep;
+    ensure!(sleeps || options.by != By::Asleep, "--by asleep makes what is asleep");
+    ensure!(sleeps || !(options.lose_keeper || options.again), "that is for what is asleep");
     let bench = Bench::new()?;
     // The domain, the keeper and the shared mounts are there before anything is counted.
-    let template = Sleeper::new(&bench, &options, None, 0)?;
-    if options.by == By::Run {
-        template.put_to_sleep(&bench)?; // only what runs is cloned
+    let (port, heap) = (PORT.to_string(), options.heap_kb.to_string());
+    ok(bench.dormouse().args(["run", "-d", "--name", TEMPLATE, "bench", "serve", &port, &heap]))?;
+    let template =
+        Sleeper { name: TEMPLATE.into(), number: 0, address: bench.address(TEMPLATE, PORT)? };
+    template.told()?;
+    // What there is when the first one sleeps (a process that is ready to wake it) is counted for none.
+    ok(bench.dormouse().args(["run", "-d", "--name", FIRST, "bench", "serve", &port, &heap]))?;
+    if options.tier != Tier::Running {
+        put_there(&bench, options.tier, &[FIRST.into()])?;
     }
     let before = Memory::now(&bench);
-    let until = Instant::now() + Duration::from_secs(options.seconds);
-    let mut sleepers = Vec::new();
-    let (mut made, mut slept) = (Vec::new(), Vec::new());
-    let mut kernel_kb = Line { name: "unreclaimable slab", points: Vec::new() };
-    let mut disk = Line { name: "disk", points: Vec::new() };
-    let mut last = 0.0;
-    let mut end = None;
-    for step in &options.steps {
-        while end.is_none() && sleepers.len() < *step {
-            let n = sleepers.len() + 1;
-            let start = Instant::now();
-            let sleeper = Sleeper::new(&bench, &options, Some(&template), n)?;
-            made.push(start.elapsed());
-            let start = Instant::now();
-            sleeper.put_to_sleep(&bench)?;
-            slept.push(start.elapsed());
-            sleepers.push(sleeper);
-            if n.is_multiple_of(50) {
-                eprint!("\r  {n} asleep ");
-                end = exhausted(until);
-            }
-        }
-        if sleepers.is_empty() {
-            break;
-        }
-        let count = sleepers.len();
-        let each = Memory::now(&bench).each(&before, count);
-        eprintln!("\r  {count} asleep, each: {each}");
-        let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
-        last = value("slab_unreclaimable_kb") + value("our_processes_kb") + value("percpu_kb");
-        kernel_kb.points.push((count as f64, value("slab_unreclaimable_kb")));
-        disk.points.push((count as f64, value("disk_kb")));
-        figure("density", "memory of one that sleeps", last, "kB", each);
-        if end.is_some() {
-            break;
-        }
-    }
+    let mut ramp = Ramp { bench, options, sleepers: Vec::new(), made: Vec::new(), put: Vec::new() };
+    let end = ramp.climb(&before)?;
+    let Ramp { bench, options, mut sleepers, made, put } = ramp;
+    let (count, tier) = (sleepers.len(), options.tier.as_str());
     if let Some(why) = &end {
-        eprintln!("  ended at {}: {why}", sleepers.len());
+        eprintln!("  ended at {count}: {why}");
     }
-    let count = sleepers.len();
-    let part = (count / 10).max(1);
-    for (what, times) in [("making one", &made), ("putting one to sleep", &slept)] {
+    ensure!(count > 0, "nothing was made");
+    for (what, times) in [("making one", &made), ("putting one there", &put)] {
+        let part = (times.len() / 10).max(1);
+        let Some(from) = times.len().checked_sub(part).filter(|_| !times.is_empty()) else {
+            continue;
+        };
         let first = Times::new(times[..part].to_vec()).median_ms();
-        let last = Times::new(times[count - part..].to_vec()).median_ms();
-        eprintln!("  {what}: first {part} {first:.1} ms, last {part} {last:.1} ms (medians)");
+        let last = Times::new(times[from..].to_vec()).median_ms();
+        eprintln!("  {what}: first tenth {first:.2} ms, last tenth {last:.2} ms");
         let more = serde_json::json!({ "containers": count, "first_ms": first, "last_ms": last });
         figure("density", &format!("{what}, last/first"), last / first, "ratio", more);
     }
@@ -184,26 +213,179 @@ fn main() -> Result<()> {
         let more = serde_json::json!({ "containers": count, "all_ms": ms });
         figure("density", "heard again after the loss of the keeper", each, "ms each", more);
     }
-    let answers = ask_all(&mut sleepers)?;
-    let more = serde_json::json!({
-        "containers": count, "p50_ms": answers.median_ms(), "p99_ms": answers.at(0.99),
-        "max_ms": answers.at(1.0), "ended": end,
-    });
-    figure(
-        "density",
-        "asked once each, in random order: first byte",
-        answers.median_ms(),
-        "ms",
-        more,
-    );
-    eprintln!(
-        "  all {count} answered as themselves: p50 {:.2} ms, p99 {:.2} ms",
-        answers.median_ms(),
-        answers.at(0.99)
-    );
-    promise("memory of one that sleeps, in kB", last, 8472.0 / 1024.0);
-    let axes = ["containers that sleep", "kB each"];
-    plot("density", "What one more sleeping container costs", axes, &[kernel_kb, disk])
+    shuffle(&mut sleepers);
+    // What came to be asleep has no number yet.
+    let tells = options.by == By::Asleep;
+    answers(&mut sleepers, tier, tells, &end)?;
+    if options.again {
+        put_there(&bench, options.tier, &names_of(&sleepers))?;
+        let each = Memory::now(&bench).each(&before, count);
+        eprintln!("  {count} asleep again, each: {each}");
+        let kb = kernel_and_ours_kb(&each);
+        figure("density", "memory of one that sleeps again", kb, "kB", each);
+        shuffle(&mut sleepers);
+        answers(&mut sleepers, tier, false, &end)?;
+    }
+    Ok(())
+}
+
+/// What clones are made from.
+const TEMPLATE: &str = "template";
+/// Who is there before anything is counted, as the others will be.
+const FIRST: &str = "first";
+
+/// More and more containers.
+struct Ramp {
+    bench: Bench,
+    options: Options,
+    sleepers: Vec<Sleeper>,
+    /// How long one took to be made, and to be put to sleep, on average of those that one command did.
+    made: Vec<Duration>,
+    put: Vec<Duration>,
+}
+
+impl Ramp {
+    /// Gives why it ended early, if so.
+    fn climb(&mut self, before: &Memory) -> Result<Option<String>> {
+        let until = Instant::now() + Duration::from_secs(self.options.seconds);
+        let mut kernel_kb = Line { name: "unreclaimable slab", points: Vec::new() };
+        let mut disk = Line { name: "disk", points: Vec::new() };
+        let (mut last, mut end) = (f64::NAN, None);
+        for step in self.options.steps.clone() {
+            while end.is_none() && self.sleepers.len() < step {
+                self.more(CHUNK.min(step - self.sleepers.len()))?;
+                eprint!("\r  {} are {} ", self.sleepers.len(), self.options.tier.as_str());
+                end = exhausted(until);
+            }
+            let count = self.sleepers.len();
+            let (start, cpu) = (Instant::now(), children_cpu_ms());
+            let listed = list(&self.bench)?.len();
+            ensure!(listed == count + 2, "{listed} are listed of {count} and two");
+            let took = start.elapsed().as_secs_f64() * 1e3;
+            let cpu = children_cpu_ms() - cpu;
+            eprintln!("\r  {count}: ps --all takes {took:.0} ms, {cpu} of the processors");
+            let more = serde_json::json!({ "containers": count, "cpu_ms": cpu });
+            figure("density", "ps --all --json", took, "ms", more);
+            let each = Memory::now(&self.bench).each(before, count);
+            eprintln!("  {count} {}, each: {each}", self.options.tier.as_str());
+            let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
+            last = kernel_and_ours_kb(&each);
+            kernel_kb.points.push((count as f64, value("slab_unreclaimable_kb")));
+            disk.points.push((count as f64, value("disk_kb")));
+            figure("density", &format!("memory of one {}", self.what()), last, "kB", each);
+            if end.is_some() {
+                break;
+            }
+        }
+        if self.options.tier == Tier::Asleep {
+            promise("memory of one that sleeps, in kB", last, 8472.0 / 1024.0);
+            let axes = ["containers that sleep", "kB each"];
+            plot("density", "What one more sleeping container costs", axes, &[kernel_kb, disk])?;
+        }
+        Ok(end)
+    }
+
+    fn what(&self) -> String {
+        let by = match self.options.by {
+            By::Run => "run",
+            By::Clone => "cloned",
+            By::Asleep => "cloned asleep",
+        };
+        format!("{}, {by}", self.options.tier.as_str())
+    }
+
+    fn more(&mut self, count: usize) -> Result<()> {
+        let first = self.sleepers.len() + 1;
+        let stem = format!("d{first}");
+        let names: Vec<String> = match self.options.by {
+            By::Run => (first..first + count).map(|n| format!("d{n}")).collect(),
+            _ => (1..=count).map(|n| format!("{stem}-{n}")).collect(),
+        };
+        let start = Instant::now();
+        match self.options.by {
+            By::Run => {
+                let (port, heap) = (PORT.to_string(), self.options.heap_kb.to_string());
+                for name in &names {
+                    let run = ["run", "-d", "--name", name, "bench", "serve", &port, &heap];
+                    ok(self.bench.dormouse().args(run))?;
+                }
+            }
+            by => {
+                let mut clone = self.bench.dormouse();
+                // One is not numbered.
+                let (count, stem) = match &names[..] {
+                    [only] => ("1".to_owned(), only.as_str()),
+                    _ => (count.to_string(), stem.as_str()),
+                };
+                clone.args(["clone", "-n", &count, "--name", stem]);
+                clone.args((by == By::Asleep).then_some("--asleep"));
+                ok(clone.arg(TEMPLATE))?;
+            }
+        }
+        self.made.push(start.elapsed() / count as u32);
+        let addresses = addresses(&self.bench, &names)?;
+        let made = names.into_iter().zip(addresses).zip(first..);
+        let made = made.map(|((name, address), number)| Sleeper { name, number, address });
+        self.sleepers.extend(made);
+        if self.options.by == By::Asleep {
+            return Ok(());
+        }
+        let made = &self.sleepers[first - 1..];
+        made.iter().try_for_each(Sleeper::told)?;
+        if self.options.tier != Tier::Running {
+            let took = put_there(&self.bench, self.options.tier, &names_of(made))?;
+            self.put.push(took / count as u32);
+        }
+        Ok(())
+    }
+}
+
+/// Has containers sleep, or be drowsy.
+fn put_there(bench: &Bench, tier: Tier, names: &[String]) -> Result<Duration> {
+    let start = Instant::now();
+    for some in names.chunks(CHUNK) {
+        let mut sleep = bench.dormouse();
+        sleep.arg("sleep").args((tier == Tier::Drowsy).then_some("--drowsy"));
+        ok(sleep.args(some))?;
+    }
+    Ok(start.elapsed())
+}
+
+fn names_of(sleepers: &[Sleeper]) -> Vec<String> {
+    sleepers.iter().map(|sleeper| sleeper.name.clone()).collect()
+}
+
+/// What each costs in memory that the kernel cannot take back, and in ours.
+fn kernel_and_ours_kb(each: &serde_json::Value) -> f64 {
+    let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
+    value("slab_unreclaimable_kb") + value("our_processes_kb") + value("percpu_kb")
+}
+
+/// All there is.
+fn list(bench: &Bench) -> Result<Vec<serde_json::Value>> {
+    Ok(serde_json::from_str(&ok(bench.dormouse().args(["ps", "--all", "--json"]))?)?)
+}
+
+/// Time that the processors have spent for what has run for us (proc(5), cutime and cstime).
+fn children_cpu_ms() -> u64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = behind.split_whitespace().skip(13).take(2);
+    ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10
+}
+
+/// Where these containers can be called.
+fn addresses(bench: &Bench, names: &[String]) -> Result<Vec<SocketAddr>> {
+    let text = ok(bench.dormouse().args(["inspect", "--json"]).args(names))?;
+    let records = serde_json::Deserializer::from_str(&text).into_iter();
+    let records: Vec<serde_json::Value> = records.collect::<Result<_, _>>()?;
+    let of = |record: &serde_json::Value| {
+        let address: IpAddr = record["address"].as_str()?.parse().ok()?;
+        Some((record["name"].as_str()?.to_owned(), SocketAddr::new(address, PORT)))
+    };
+    let all: HashMap<String, SocketAddr> = records.iter().filter_map(of).collect();
+    let found = names.iter().map(|name| all.get(name).copied());
+    found.map(|address| address.context("one has no address")).collect()
 }
 
 /// Kills who hears callers, and has the next command bring all of them back.
@@ -240,7 +422,7 @@ fn exhausted(until: Instant) -> Option<String> {
     (Instant::now() > until).then(|| "time is up".into())
 }
 
-/// One container, and the number that it was told.
+/// One container, and the number that it is told.
 struct Sleeper {
     name: String,
     number: usize,
@@ -248,32 +430,11 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    fn new(
-        bench: &Bench,
-        options: &Options,
-        template: Option<&Self>,
-        number: usize,
-    ) -> Result<Self> {
-        let name = format!("d{number}");
-        match (options.by, template) {
-            (By::Clone, Some(template)) => {
-                ok(bench.dormouse().args(["clone", "--name", &name, &template.name]))?;
-            }
-            _ => {
-                let (port, heap) = (PORT.to_string(), options.heap_kb.to_string());
-                let run = ["run", "-d", "--name", &name, "bench", "serve", &port, &heap];
-                ok(bench.dormouse().args(run))?;
-            }
-        }
-        let address = bench.address(&name, PORT)?;
-        let sleeper = Self { name, number, address };
-        let told = || sleeper.say(&format!("S {number}\n")).is_ok();
-        ensure!(wait_until(PATIENCE, told), "{} does not listen", sleeper.name);
-        Ok(sleeper)
-    }
-
-    fn put_to_sleep(&self, bench: &Bench) -> Result<()> {
-        ok(bench.dormouse().args(["sleep", &self.name])).map(drop)
+    /// Tells one its number as soon as it listens.
+    fn told(&self) -> Result<()> {
+        let told = || self.say(&format!("S {}\n", self.number)).is_ok();
+        ensure!(wait_until(PATIENCE, told), "{} does not listen", self.name);
+        Ok(())
     }
 
     /// Says a line; what is said to it must be its own number and that all is whole. Gives the time
@@ -295,8 +456,8 @@ impl Sleeper {
     }
 }
 
-/// Asks each once, in an order that is random, and the same every time.
-fn ask_all(sleepers: &mut [Sleeper]) -> Result<Times> {
+/// An order that is random, and the same every time.
+fn shuffle(sleepers: &mut [Sleeper]) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for n in (1..sleepers.len()).rev() {
         // xorshift64
@@ -305,10 +466,24 @@ fn ask_all(sleepers: &mut [Sleeper]) -> Result<Times> {
         state ^= state << 17;
         sleepers.swap(n, (state % (n as u64 + 1)) as usize);
     }
+}
+
+/// Asks each once, or tells it its number, and says how long they took.
+fn answers(sleepers: &mut [Sleeper], tier: &str, tells: bool, end: &Option<String>) -> Result<()> {
     let ask = |sleeper: &Sleeper| {
-        sleeper.say("Q\n").with_context(|| format!("{} does not answer as itself", sleeper.name))
+        let line = if tells { format!("S {}\n", sleeper.number) } else { "Q\n".into() };
+        sleeper.say(&line).with_context(|| format!("{} does not answer as itself", sleeper.name))
     };
-    Ok(Times::new(sleepers.iter().map(ask).collect::<Result<_>>()?))
+    let answers = Times::new(sleepers.iter().map(ask).collect::<Result<_>>()?);
+    let (count, p50, p99) = (sleepers.len(), answers.median_ms(), answers.at(0.99));
+    let more = serde_json::json!({
+        "containers": count, "tier": tier, "told_then": tells, "p50_ms": p50, "p99_ms": p99,
+        "max_ms": answers.at(1.0), "ended": end,
+    });
+    figure("density", "asked once each, in random order: first byte", p50, "ms", more);
+    let how = if tells { ", told their number then" } else { "" };
+    eprintln!("  all {count} answered as themselves{how}: p50 {p50:.2} ms, p99 {p99:.2} ms");
+    Ok(())
 }
 
 /// Resident memory of our processes that outlive a command, of this benchmark's only.
@@ -323,13 +498,35 @@ fn ours_kb(bench: &Bench) -> u64 {
     all.into_iter().filter_map(|(pid, _)| resident(pid)).sum()
 }
 
-/// What lies below a directory, in kB of disk.
-fn disk_kb(dir: &Path) -> u64 {
-    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let own = fs::symlink_metadata(dir).map_or(0, |meta| meta.blocks() / 2);
-    let below = entries.map(|entry| match entry.file_type() {
-        Ok(kind) if kind.is_dir() => disk_kb(&entry.path()),
-        _ => entry.metadata().map_or(0, |meta| meta.blocks() / 2),
-    });
-    own + below.sum::<u64>()
+/// The kernel's caches by name (slabinfo(5)), in kB.
+fn caches_kb() -> BTreeMap<String, u64> {
+    let text = fs::read_to_string("/proc/slabinfo").unwrap_or_default();
+    let of = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+        // Pages of a slab, and slabs.
+        Some(((*words.first()?).to_owned(), number(5)? * number(14)? * 4))
+    };
+    text.lines().skip(2).filter_map(of).collect()
+}
+
+/// What directories take on disk; a file with several names counts once.
+#[derive(Default)]
+struct Disk(std::collections::HashSet<u64>);
+
+impl Disk {
+    fn kb(&mut self, dir: &Path) -> u64 {
+        let own = fs::symlink_metadata(dir).map_or(0, |meta| meta.blocks() / 2);
+        let mut all = own;
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            all += match (entry.file_type(), entry.metadata()) {
+                (Ok(kind), _) if kind.is_dir() => self.kb(&entry.path()),
+                (_, Ok(meta)) if meta.nlink() == 1 || self.0.insert(meta.ino()) => {
+                    meta.blocks() / 2
+                }
+                _ => 0,
+            };
+        }
+        all
+    }
 }
