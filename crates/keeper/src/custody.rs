@@ -7,10 +7,11 @@
 //! of ours, which takes the descriptors out and lets go of them, so the waiting caller is the first
 //! whom the container accepts.
 //!
-//! **Parked.** A process has so many descriptors and no more (RLIMIT_NOFILE). From half of that on,
-//! whatever more containers leave here is parked ([`crate::lot`]), with an epoll set of its own among
-//! it: that set is in the keeper's, so the keeper hears of it, and a set whose last descriptor is
-//! closed is in no other any more. What is asked for is taken out first, and watched as it was.
+//! **Parked.** A process has so many descriptors and no more (RLIMIT_NOFILE), and each clone copies all
+//! of them. From a few hundred, or half of what it may have, on whatever more containers leave here is
+//! parked ([`crate::lot`]), with an epoll set of its own among it: that set is in the keeper's, so the
+//! keeper hears of it, and a set whose last descriptor is closed is in no other any more. What is asked
+//! for is taken out first, and watched as it was.
 //!
 //! LIMIT: a container that leaves more descriptors than one message carries is not parked.
 
