@@ -199,6 +199,21 @@ fn vm_an_asleep_container_is_stopped_and_removed_as_others_are() {
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
 }
 
+/// Its first process does not listen to the signal that asks it to end.
+#[test]
+fn vm_put_to_sleep_while_it_is_being_stopped_it_stops() {
+    let host = counting(&[]);
+    assert_eq!(call(&host), "call 1");
+    let mut stop = host.dormouse(&["stop", "--time", "60", "x"]).spawn().expect("it starts");
+    let record = host.root().join("run/c/*/init.json");
+    let look = format!("grep -q '\"stopping\":true' {}", record.display());
+    let is_asked = || host.sh(&look).status == 0;
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is_asked));
+    host.dm(&["sleep", "x"]).ok();
+    assert!(stop.wait().expect("it ends").success());
+    assert_eq!(host.state_of("x"), "stopped");
+}
+
 #[test]
 fn vm_what_cannot_sleep_says_why_and_goes_on() {
     let host = counting(&[]);

@@ -405,11 +405,12 @@ impl Engine {
             other => other?,
         };
         let config = self.config(id)?;
-        if !ended {
-            let look = self.look(&config)?;
-            if look.is_alive() {
-                self.kill_locked(&config, &look)?;
-            }
+        let look = self.look_locked(&config)?;
+        // Who has been put to sleep meanwhile has ended, and would come back.
+        if look.state == State::Asleep {
+            self.end_sleep(&config)?;
+        } else if !ended && look.is_alive() {
+            self.kill_locked(&config, &look)?;
         }
         self.settle_locked(&config, true)?;
         drop(lock);
