@@ -168,26 +168,27 @@ fn big_sshd_with_a_session() {
 fn big_vim_in_a_terminal() {
     let host = host();
     host.dm(&["run", "-dt", "--name", "a", "software", "vim.tiny", "/root/text"]).ok();
-    let attach = || {
+    let attach = |text: &str| {
         let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
         terminal.send("\u{c}"); // it draws its screen
+        terminal.expect(text);
         terminal.expect("~");
         terminal
     };
-    let mut expected = String::new();
+    let mut text = String::new();
     for round in 0..rounds() {
-        let mut terminal = attach();
-        terminal.send(&format!("Gofor the {round}. time\u{1b}:redraw!\r"));
-        terminal.expect(&format!("for the {round}. time"));
-        expected += &format!("for the {round}. time\n");
+        let mut terminal = attach(&text);
+        text = format!("for the {round}. time");
+        terminal.send(&format!("S{text}\u{1b}:redraw!\r"));
+        terminal.expect(&text);
         terminal.send("\u{10}\u{11}");
         assert_eq!(terminal.wait(), 0);
         disturb(&host, round);
     }
-    let mut terminal = attach();
+    let mut terminal = attach(&text);
     terminal.send(":wq\r");
     assert_eq!(terminal.wait(), 0);
-    let text = host.dir().join("text");
-    host.dm(&["cp", "a:/root/text", text.to_str().expect("UTF-8")]).ok();
-    assert_eq!(std::fs::read_to_string(text).expect("it was written").trim_start(), expected);
+    let copy = host.dir().join("text");
+    host.dm(&["cp", "a:/root/text", copy.to_str().expect("UTF-8")]).ok();
+    assert_eq!(std::fs::read_to_string(copy).expect("it was written").trim_end(), text);
 }

@@ -193,6 +193,9 @@ fn survey(subject: &Subject, tree: &[tree::Seen]) -> Result<object::Found> {
     for process in tree {
         let before = (survey.found.refusals.len(), survey.found.passing);
         let looked = survey.process(process);
+        if looked.is_ok() && survey.found.refusals.len() == before.0 {
+            continue;
+        }
         // Nothing stands still yet: what has ended meanwhile keeps nobody from anything.
         if process.has_ended() {
             survey.found.refusals.truncate(before.0);
