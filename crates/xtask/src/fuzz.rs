@@ -157,7 +157,8 @@ impl House {
 
     fn build(&self) -> Result<()> {
         let status = Command::new("cargo")
-            .args(["build", "--release", "--locked", "--package", "dormouse-fuzz"])
+            .args(["build", "--release", "--locked"])
+            .args(["--package", "dormouse-fuzz", "--features", "fuzzing"])
             .env("RUSTC_WORKSPACE_WRAPPER", self.top.join("fuzz/rustc"))
             .current_dir(&self.top)
             .status()
