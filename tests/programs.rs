@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
+use dormouse_testkit::{Host, Terminal, image, slowness, ssh, wait_until};
 
 /// LIMIT: how long one step may take, and the rest of the work after the last round.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -55,10 +55,10 @@ fn disturb(host: &Host, round: usize) {
     }
 }
 
-/// Goes round while the client works, which wakes the server every time.
+/// Goes round while there is work, which wakes the server every time.
 #[track_caller]
-fn go_round(host: &Host) {
-    wait_for_log(host, "c", "begun");
+fn go_round(host: &Host, worker: &str) {
+    wait_for_log(host, worker, "begun");
     for round in 0..rounds() {
         disturb(host, round);
         host.wait_for_state("a", "running");
@@ -86,7 +86,7 @@ fn serve(server: &[&str], client: &[&str]) {
     let host = host();
     start(&host, "a", server);
     start(&host, "c", client);
-    go_round(&host);
+    go_round(&host, "c");
     stop(&host, "c");
 }
 
@@ -117,7 +117,7 @@ fn big_postgresql_under_pgbench() {
     start(&host, "a", &["bash", "/programs/postgresql.sh"]);
     let seconds = (4 + rounds()).to_string();
     start(&host, "c", &["bash", "/programs/pgbench.sh", &seconds]);
-    go_round(&host);
+    go_round(&host, "c");
     ends_well(&host, "c");
 }
 
@@ -125,12 +125,7 @@ fn big_postgresql_under_pgbench() {
 fn big_make_with_four_compilers() {
     let host = host();
     start(&host, "a", &["bash", "/programs/make.sh"]);
-    wait_for_log(&host, "a", "begun");
-    for round in 0..rounds() {
-        disturb(&host, round);
-        host.wait_for_state("a", "running");
-        std::thread::sleep(Duration::from_millis(round as u64 * 37 % 200));
-    }
+    go_round(&host, "a");
     stop(&host, "a");
 }
 
@@ -138,21 +133,7 @@ fn big_make_with_four_compilers() {
 #[test]
 fn big_sshd_with_a_session() {
     let host = host();
-    let keys = host.dir().join("keys");
-    std::fs::create_dir(&keys).expect("made");
-    let bind = format!("{}:/keys", keys.display());
-    // The key is made in a container, so that the host needs no ssh of its own.
-    let make = ["run", "--rm", "-v", &bind, "software", "ssh-keygen", "-q", "-N", "", "-f"];
-    host.dm(&[&make[..], &["/keys/key"]].concat()).ok();
-    let serve = "mkdir -p /run/sshd /root/.ssh && ssh-keygen -A >/dev/null && \
-                 cp /keys/key.pub /root/.ssh/authorized_keys && exec /usr/sbin/sshd -D -e";
-    let run = ["run", "-d", "--name", "a", "-v", &bind, "--mount", "type=devpts,target=/dev/pts"];
-    host.dm(&[&run[..], &["software", "sh", "-c", serve]].concat()).ok();
-    host.wait_inside("a", "ss -tln | grep -q :22");
-    let ssh = ["run", "--rm", "-it", "-v", &bind, "software", "ssh", "-tt", "-i", "/keys/key"];
-    let options = ["-o", "StrictHostKeyChecking=no", "root@a"];
-    let mut terminal = Terminal::spawn(&host.dormouse(&[&ssh[..], &options].concat()));
-    terminal.expect("# ");
+    let mut terminal = ssh::log_in(&host, &["--mount", "type=devpts,target=/dev/pts"]);
     terminal.send("kept=value; n=0\n");
     for round in 0..rounds() {
         disturb(&host, round);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use dormouse_testkit::{Host, Terminal, image, wait_until};
+use dormouse_testkit::{Host, image, ssh, wait_until};
 
 /// A host with the image and one container, called `a`, that runs `words`.
 #[track_caller]
@@ -112,21 +112,7 @@ fn big_systemd_reaches_its_target_and_shuts_down() {
 fn big_sshd_gives_a_terminal_that_is_resized() {
     let host = Host::new();
     host.import(&image::software(), "software");
-    // The key is made in a container, so that the host needs no ssh of its own.
-    let keys = host.dir().join("keys");
-    std::fs::create_dir(&keys).expect("made");
-    let bind = format!("{}:/keys", keys.display());
-    let make = ["run", "--rm", "-v", &bind, "software", "ssh-keygen", "-q", "-N", "", "-f"];
-    host.dm(&[&make[..], &["/keys/key"]].concat()).ok();
-    let serve = "mkdir -p /run/sshd /root/.ssh && ssh-keygen -A >/dev/null && \
-                 cp /keys/key.pub /root/.ssh/authorized_keys && exec /usr/sbin/sshd -D -e";
-    let words = ["run", "-d", "-t", "--name", "a", "-v", &bind, "software", "sh", "-c", serve];
-    host.dm(&words).ok();
-    host.wait_inside("a", "ss -tln | grep -q :22");
-    let ssh = ["run", "--rm", "-it", "-v", &bind, "software", "ssh", "-tt", "-i", "/keys/key"];
-    let options = ["-o", "StrictHostKeyChecking=no", "root@a"];
-    let mut terminal = Terminal::spawn(&host.dormouse(&[&ssh[..], &options].concat()));
-    terminal.expect("# ");
+    let mut terminal = ssh::log_in(&host, &["-t"]);
     terminal.send("tty; stty size\n");
     terminal.expect("/dev/pts/");
     terminal.expect("24 80");

@@ -20,6 +20,7 @@ mod led;
 pub mod leftover;
 mod process;
 mod registry;
+pub mod ssh;
 mod terminal;
 
 pub use host::Host;
