@@ -16,6 +16,9 @@ use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
 mod relay;
 
+/// What a boot is called that was none.
+const OTHER_BOOT: &str = "0b00b1e5-0000-4000-8000-000000000000";
+
 /// How often each workload goes round: once where all is emulated.
 fn rounds() -> usize {
     if slowness() == 1 { 3 } else { 1 }
@@ -511,7 +514,7 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
     host.dm(&["checkpoint", "clock"]).ok();
     std::thread::sleep(Duration::from_millis(1100));
     let id = host.dir().join("boot_id");
-    fs::write(&id, "0b00b1e5-0000-4000-8000-000000000000\n").expect("it can be written");
+    fs::write(&id, format!("{OTHER_BOOT}\n")).expect("it can be written");
     let place = "/proc/sys/kernel/random/boot_id";
     host.sh(&format!("mount --bind {} {place}", id.display())).ok();
     host.dm(&["restore", "clock"]).ok();
@@ -565,6 +568,7 @@ fn vm_another_kernels_shared_object_comes_along() {
         rewrite(&newest(&host, "vdso"), |records| {
             let image = &mut records.about.vdso_image.0;
             *image.last_mut().expect("the kernel has one") ^= 1 << round;
+            records.about.boot_id = OTHER_BOOT.into();
             records.about.vdso = blake3::hash(image).to_hex().to_string();
         });
         host.dm(&["restore", "vdso"]).ok();
@@ -579,7 +583,10 @@ fn vm_another_kernels_shared_object_comes_along() {
 fn vm_a_cpu_that_lacks_something_is_refused_by_its_name() {
     let host = host();
     let dir = checkpointed(&host);
-    rewrite(&dir, |records| records.about.cpu.push("of_tomorrow".into()));
+    rewrite(&dir, |records| {
+        records.about.boot_id = OTHER_BOOT.into();
+        records.about.cpu.push("of_tomorrow".into());
+    });
     let out = host.dm(&["restore", "memory"]);
     assert!(out.stderr.contains("this CPU lacks of_tomorrow, which"), "{out}");
     rewrite(&dir, |records| {

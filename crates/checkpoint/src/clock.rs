@@ -73,11 +73,16 @@ pub(crate) fn now(offsets: Offsets) -> Result<Offsets> {
     })
 }
 
+/// Whether the host has not been started since a checkpoint was made: kernel and CPU are the same.
+pub(crate) fn is_same_boot(about: &About) -> Result<bool> {
+    let boot_id = dormouse_kernel::proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
+    Ok(boot_id == about.boot_id)
+}
+
 /// The offsets with which the clocks of a checkpoint go on here; `None` where a process that is made
 /// here has them anyway.
-pub(crate) fn here(about: &About) -> Result<Option<Offsets>> {
-    let boot_id = dormouse_kernel::proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
-    let wanted = if boot_id == about.boot_id {
+pub(crate) fn here(about: &About, is_same_boot: bool) -> Result<Option<Offsets>> {
+    let wanted = if is_same_boot {
         Offsets { monotonic_ns: about.monotonic_offset_ns, boottime_ns: about.boottime_offset_ns }
     } else {
         elsewhere(about, now(Offsets::default())?, crate::save::now_unix_ms())

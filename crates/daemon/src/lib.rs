@@ -282,6 +282,7 @@ impl Daemon {
                 self.keeper = None;
                 self.sweep();
             }
+            // Before what else has happened: somebody's caller waits for the answer.
             if is_at_gate {
                 self.mind_the_gate();
             }

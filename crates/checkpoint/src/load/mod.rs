@@ -132,9 +132,14 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
         memory::wipe(&mut records);
     }
     records.let_pass(allowed.passed_ns);
-    fits_here(&records.about)?;
-    let read = |area: &Area, range| contents(reader.pages(), area, range);
-    let objects = vdso::bend(&mut records, Object::here().as_ref(), read)?;
+    let is_same_boot = clock::is_same_boot(&records.about)?;
+    let mut objects = vec![None; records.memories.len()];
+    // Whoever wakes does not wait for what cannot have changed.
+    if !is_same_boot {
+        fits_here(&records.about)?;
+        let read = |area: &Area, range| contents(reader.pages(), area, range);
+        objects = vdso::bend(&mut records, Object::here().as_ref(), read)?;
+    }
     let is_foreign = objects.iter().any(Option::is_some);
     credentials::check(&records, allowed)?;
     filter::check(&records, allowed)?;
@@ -169,7 +174,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     };
     let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
     let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + 64) as u32;
-    let clocks = clock::here(&records.about)?;
+    let clocks = clock::here(&records.about, is_same_boot)?;
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     plan.moves_clocks = clocks.is_some();
     plan.objects = objects;
