@@ -5,9 +5,9 @@
 //! in the same boot keeps the offsets it had. In another boot, or on another host, CLOCK_MONOTONIC goes
 //! on from where it was saved, as after a suspend, and CLOCK_BOOTTIME has counted the time in between.
 
-use std::fs;
 use std::io::ErrorKind;
 
+use dormouse_kernel::proc;
 use rustix::time::ClockId;
 
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ impl Offsets {
     /// Those of a process, by `/proc/PID/timens_offsets`; `self` is one, too.
     pub(crate) fn of(pid: impl std::fmt::Display) -> Result<Self> {
         let path = format!("/proc/{pid}/timens_offsets");
-        match fs::read_to_string(&path) {
+        match proc::whole_text(&path) {
             Ok(text) => Ok(Self::parse(&text)),
             // KERNEL(5.6): one without time namespaces adds nothing.
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self::default()),
@@ -75,7 +75,7 @@ pub(crate) fn now(offsets: Offsets) -> Result<Offsets> {
 
 /// Whether the host has not been started since a checkpoint was made: kernel and CPU are the same.
 pub(crate) fn is_same_boot(about: &About) -> Result<bool> {
-    let boot_id = dormouse_kernel::proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let boot_id = proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
     Ok(boot_id == about.boot_id)
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::pidfd;
+use dormouse_kernel::{pidfd, proc};
 use rustix::thread::LinkNameSpaceType;
 
 use crate::error::{Error, Result as Outcome};
@@ -61,7 +61,7 @@ fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
     let mut all = Vec::new();
     for name in [protocol.to_owned(), format!("{protocol}6")] {
         // A host may be without IPv6.
-        let text = std::fs::read_to_string(format!("/proc/thread-self/net/{name}"));
+        let text = proc::whole_text(format!("/proc/thread-self/net/{name}"));
         let text = text.unwrap_or_default();
         all.extend(text.lines().filter_map(line).filter(|(inode, _)| inodes.contains(inode)));
     }

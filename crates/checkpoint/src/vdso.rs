@@ -36,6 +36,7 @@ use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use dormouse_kernel::proc;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, Sym};
 use object::{Endianness, elf};
@@ -94,7 +95,7 @@ struct Maps(String);
 
 impl Maps {
     fn of(pid: impl std::fmt::Display) -> Option<Self> {
-        fs::read_to_string(format!("/proc/{pid}/maps")).ok().map(Self)
+        proc::whole_text(format!("/proc/{pid}/maps")).ok().map(Self)
     }
 
     /// Ranges of addresses by their names, which may be empty.

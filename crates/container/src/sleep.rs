@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse_checkpoint::format::Reader;
+use dormouse_checkpoint::format::{Reader, Writer};
 use dormouse_checkpoint::save::{self, Figures, HeldFile, Subject};
 use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
@@ -100,9 +100,10 @@ impl Engine {
         let hold = config.net != NetMode::None;
         let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
         let subject = Subject { hold, quiet, ..self.subject(&config)? };
-        let mut stopped = save::stop(&subject)?;
         self.forget_sleep(&config)?; // what a sleep left that was interrupted
-        let written = stopped.write(&subject, &self.asleep_dir(id))?;
+        let writer = Writer::begin(&self.asleep_dir(id))?;
+        let mut stopped = save::stop(&subject)?;
+        let written = stopped.write(&subject, writer)?;
         disk::write_json(&self.asleep_dir(id).join("init.json"), &init, Durable::No)?;
         let held = self.hold(&config, written.held, written.is_busy);
         if let Err(e) = held.and_then(|()| self.set_alarm(&config, written.next_ring, idle)) {

@@ -13,7 +13,7 @@ const PAGE: usize = 16 * 1024;
 pub fn read(path: impl AsRef<Path>, max_bytes: usize) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let file = File::open(path).explain("open", || path.display().to_string())?;
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(max_bytes.min(PAGE) + 1);
     // LIMIT: one byte more is asked for, to know that the file ends.
     file.take(max_bytes as u64 + 1)
         .read_to_end(&mut bytes)
@@ -23,6 +23,15 @@ pub fn read(path: impl AsRef<Path>, max_bytes: usize) -> Result<Vec<u8>> {
         return Err(CallError::new("read", arguments, libc::EFBIG));
     }
     Ok(bytes)
+}
+
+/// The whole of a file of the kernel's as text. Such files have no size, so [`std::fs::read_to_string`]
+/// would look for one and then ask for thirty bytes, and thirty more: this asks twice.
+pub fn whole_text(path: impl AsRef<Path>) -> std::io::Result<String> {
+    let mut bytes = Vec::with_capacity(PAGE);
+    // Without a limit [`File`] looks for the size.
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    String::from_utf8(bytes).map_err(|e| std::io::Error::new(std::io::ErrorKind::InvalidData, e))
 }
 
 /// The same as text; EILSEQ when it is not UTF-8.

@@ -116,7 +116,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
 pub(super) fn oom_score(pid: u32, wanted: i32) -> Result<()> {
     let path = format!("/proc/{pid}/oom_score_adj");
     let step = || -> std::io::Result<()> {
-        let now: i32 = std::fs::read_to_string(&path)?.trim().parse().unwrap_or(0);
+        let now: i32 = dormouse_kernel::proc::whole_text(&path)?.trim().parse().unwrap_or(0);
         if wanted > now { std::fs::write(&path, wanted.to_string()) } else { Ok(()) }
     };
     step().map_err(Error::file("cannot set", &path))

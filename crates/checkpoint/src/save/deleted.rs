@@ -9,7 +9,6 @@ use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 
 use super::file;
 use super::object::{Survey, Why};
-use super::thread::Maps;
 use super::tree::Seen;
 use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
 
@@ -45,7 +44,7 @@ pub(crate) fn object(
         return Err(format!("the deleted file '{name}', which gives privileges (set-user-id)"));
     }
     let place = place(seen, name, open)?;
-    let maps = Maps::read(seen.pid);
+    let maps = seen.maps();
     let (uid, gid) = maps.owner(stat.st_uid, stat.st_gid);
     let mut deleted = Deleted {
         place,
@@ -92,7 +91,7 @@ fn memory_file(
         return Err(format!("the memory '{name}' of huge pages (hugetlb), which is not saved yet"));
     }
     let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| failed(e.into()))?;
-    let (uid, gid) = Maps::read(seen.pid).owner(stat.st_uid, stat.st_gid);
+    let (uid, gid) = seen.maps().owner(stat.st_uid, stat.st_gid);
     let index = survey.add(Thing::MemoryFile(MemoryFile {
         name: name.to_owned(),
         mode: stat.st_mode & !PRIVILEGES,

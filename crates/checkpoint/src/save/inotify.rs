@@ -8,6 +8,8 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
 
+use dormouse_kernel::proc;
+
 use super::file;
 use super::object::{Open, Survey, Why};
 use crate::format::{Inotify, Thing, Watch};
@@ -76,7 +78,7 @@ fn watch(line: &str) -> Option<Told> {
 /// Names of inodes, as the first process sees them.
 fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), String> {
     let mut names: HashMap<(u64, u64), String> = HashMap::new();
-    let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let mut left = ENTRIES_MAX;
     for (device, place) in table.lines().filter_map(mount) {
         let missing = |names: &HashMap<_, _>| {

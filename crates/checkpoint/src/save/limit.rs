@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
-use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers};
+use dormouse_kernel::{Errno, proc};
 use rustix::time::ClockId;
 
 use super::signal;
@@ -111,7 +111,7 @@ pub struct Wait {
 /// stopped.
 pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
     let wait = |tid: &u32| {
-        let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+        let text = proc::whole_text(format!("/proc/{tid}/syscall")).ok()?;
         let (call, ns) = given(&text, |address, part_ns| time_at(seen.pid, address, part_ns))?;
         let (_, call) = CALLS.iter().find(|(number, _)| *number == call)?;
         let (pid, process) = (seen.inner, seen.name());

@@ -10,8 +10,8 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, PageRun};
+use dormouse_kernel::{Errno, proc};
 use rustix::fs::SeekFrom;
 
 use super::object::{Found, Survey, Why};
@@ -36,7 +36,7 @@ const BATCH_BYTES: u64 = 4 << 20;
 /// The areas of a process, without contents.
 pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
     let path = format!("/proc/{}/smaps", seen.pid);
-    let text = match fs::read_to_string(&path) {
+    let text = match proc::whole_text(&path) {
         Ok(text) => text,
         // It has ended since it was found.
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(Memory::default()),

@@ -161,35 +161,61 @@ pub struct Wakes {
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
-    Ok(look(subject)?.1.refusals)
+    Ok(look(subject)?.found.refusals)
 }
 
 /// How often something that would refuse is looked at before it does. Nothing stands still yet: whoever
 /// is made or ends between two looks may seem to be somebody outside.
 const LOOKS: usize = 4;
 
-fn look(subject: &Subject) -> Result<(Vec<tree::Seen>, object::Found)> {
+/// What a look found while everything ran.
+struct Look {
+    tree: Vec<tree::Seen>,
+    found: object::Found,
+    tables: Option<system_v::Tables>,
+}
+
+fn look(subject: &Subject) -> Result<Look> {
     let mut looks = 1;
+    let mut tables = None;
     loop {
         let tree = tree::look(subject)?;
-        let found = survey(subject, &tree)?;
+        if let (Some(first), true, true) = (tree.first(), subject.own_ipc, tables.is_none()) {
+            tables = system_v::Tables::open(first)?;
+        }
+        let found = survey(subject, &tree, tables.as_ref())?;
         if found.refusals.is_empty() || looks == LOOKS {
-            return Ok((tree, found));
+            return Ok(Look { tree, found, tables });
         }
         looks += 1;
     }
 }
 
-fn survey(subject: &Subject, tree: &[tree::Seen]) -> Result<object::Found> {
-    let mut survey = Survey::new(subject);
+/// Looks at what belongs to no process.
+fn of_nobody(
+    survey: &mut Survey<'_>,
+    tree: &[tree::Seen],
+    tables: Option<&system_v::Tables>,
+) -> Result<()> {
     survey.outsiders(tree);
-    if let Some(first) = tree.first() {
-        if subject.own_ipc {
-            ipc::check(&mut survey, first);
-            system_v::find(&mut survey, first)?;
-        }
-        tmpfs::find(&mut survey, first);
+    let Some(first) = tree.first() else { return Ok(()) };
+    if let Some(tables) = tables {
+        system_v::find(survey, first, tables)?;
     }
+    tmpfs::find(survey, first);
+    Ok(())
+}
+
+fn survey(
+    subject: &Subject,
+    tree: &[tree::Seen],
+    tables: Option<&system_v::Tables>,
+) -> Result<object::Found> {
+    let mut survey = Survey::new(subject);
+    if let (Some(first), true) = (tree.first(), subject.own_ipc) {
+        ipc::check(&mut survey, first);
+    }
+    of_nobody(&mut survey, tree, tables)?;
     for process in tree {
         let before = (survey.found.refusals.len(), survey.found.passing);
         let looked = survey.process(process);
@@ -218,11 +244,11 @@ pub fn waits(subject: &Subject) -> Result<Vec<Wait>> {
 /// Errors: [`Error::Refused`] names what cannot; nothing was stopped then. [`Error::Passing`], when all
 /// of that would pass in a moment.
 pub fn stop(subject: &Subject) -> Result<Stopped> {
-    let (tree, found) = look(subject)?;
+    let Look { tree, found, tables } = look(subject)?;
     refused(found).map(drop)?;
     // ORDER: what takes long and can be done beforehand is.
-    let blocks = thread::Blocks::for_waiting(&tree);
-    tree::stop(subject, blocks, host::Host::look()?)
+    let (blocks, host) = (thread::Blocks::for_waiting(&tree), host::Host::look()?);
+    tree::stop(subject, tree::Before { blocks, host, tables })
 }
 
 /// How long what passes in a moment is waited for: connections that are being accepted or ended.
@@ -236,8 +262,9 @@ const PASSES_WITHIN: Duration = Duration::from_secs(1);
 pub fn save(subject: &Subject, place: &Path, go_on: bool) -> Result<(Option<Stopped>, Figures)> {
     let began = Instant::now();
     loop {
-        let saved = stop(subject).and_then(|mut stopped| {
-            let draft = stopped.read(subject, place)?;
+        let saved = Writer::begin(place).and_then(|writer| {
+            let mut stopped = stop(subject)?;
+            let draft = stopped.read(subject, writer)?;
             let stopped = (!go_on).then_some(stopped);
             Ok((stopped, draft.publish()?.figures))
         });
@@ -286,23 +313,17 @@ impl Draft {
 }
 
 impl Stopped {
-    /// Reads everything and publishes it as the directory `place`. The processes stay stopped.
-    pub fn write(&mut self, subject: &Subject, place: &Path) -> Result<Written> {
-        self.read(subject, place)?.publish()
+    /// Reads everything and publishes it. The processes stay stopped. To begin the checkpoint before
+    /// they are stops them for a shorter time.
+    pub fn write(&mut self, subject: &Subject, writer: Writer) -> Result<Written> {
+        self.read(subject, writer)?.publish()
     }
 
-    /// Reads everything; it will be the directory `place`. The processes stay stopped.
-    fn read(&mut self, subject: &Subject, place: &Path) -> Result<Draft> {
+    /// Reads everything. The processes stay stopped.
+    fn read(&mut self, subject: &Subject, mut writer: Writer) -> Result<Draft> {
         let began = Instant::now();
-        let mut writer = Writer::begin(place)?;
         let mut survey = Survey::new(subject);
-        survey.outsiders(self.processes());
-        if let Some(first) = self.processes().first() {
-            if subject.own_ipc {
-                system_v::find(&mut survey, first)?;
-            }
-            tmpfs::find(&mut survey, first);
-        }
+        of_nobody(&mut survey, self.processes(), self.before.tables.as_ref())?;
         let blocks = self.take_blocks();
         let mut known = memory::Known::default();
         let mut processes = Vec::new();
@@ -324,7 +345,7 @@ impl Stopped {
         terminal::contents(&mut found)?;
         tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
-        let about = host::about(subject, &self.host)?;
+        let about = host::about(subject, &self.before.host)?;
         let (objects, held) = (found.objects, found.held);
         let at_work = processes.iter().filter(|p| p.ended.is_none() && p.stopped.is_none());
         let is_busy = at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));

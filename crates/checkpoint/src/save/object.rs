@@ -4,11 +4,12 @@
 //! says so, among those that look alike. Things that open files are about (a pipe, a pair of
 //! sockets, shared memory) are objects of their own, known by inode.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use dormouse_kernel::call;
+use dormouse_kernel::{call, proc};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::Stat;
 
@@ -116,6 +117,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
+    /// Where its first process is, once somebody asks.
+    pub(crate) home: OnceCell<Option<super::process::Home>>,
     /// Copies of what nobody has open who was looked at: as long as the survey, since their numbers
     /// are compared.
     on_their_way: Vec<OwnedFd>,
@@ -151,6 +154,7 @@ impl<'s> Survey<'s> {
             segments: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            home: OnceCell::new(),
             on_their_way: Vec::new(),
         }
     }
@@ -168,7 +172,7 @@ impl<'s> Survey<'s> {
                 continue;
             }
             // It may have ended since.
-            let Ok(fields) = dormouse_kernel::proc::fields(*pid) else { continue };
+            let Ok(fields) = proc::fields(*pid) else { continue };
             if fields.field("State").is_some_and(|s| s.starts_with(['Z', 'X'])) {
                 continue;
             }
@@ -263,7 +267,7 @@ impl<'s> Survey<'s> {
     ) -> std::result::Result<Option<Open<'p>>, Why> {
         let pid = process.pid;
         let Ok(link) = fs::read_link(format!("/proc/{pid}/fd/{number}")) else { return Ok(None) };
-        let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
+        let info = proc::whole_text(format!("/proc/{pid}/fdinfo/{number}"));
         let Ok(info) = info else { return Ok(None) }; // closed meanwhile
         let Some(handle) = &process.pidfd else { return Ok(None) };
         let copy = match dormouse_kernel::pidfd::copy_descriptor(handle, number as i32) {
@@ -286,7 +290,7 @@ impl<'s> Survey<'s> {
         let number = copy.as_raw_fd();
         let link = fs::read_link(format!("/proc/self/fd/{number}")).map_err(|e| failed(&e))?;
         let info =
-            fs::read_to_string(format!("/proc/self/fdinfo/{number}")).map_err(|e| failed(&e))?;
+            proc::whole_text(format!("/proc/self/fdinfo/{number}")).map_err(|e| failed(&e))?;
         let stat = rustix::fs::fstat(&copy).map_err(|e| failed(&e))?;
         let link = link.to_string_lossy().into_owned();
         let (number, index) = (number as u32, self.found.objects.len());

@@ -1,10 +1,11 @@
 //! Processes: what their threads share, and what they were put together from.
 
+use std::cell::LazyCell;
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use dormouse_kernel::Errno;
-use dormouse_kernel::call;
+use dormouse_kernel::{Errno, call, proc};
 
 use super::object::{Survey, Surveyed};
 use super::tree::Seen;
@@ -27,28 +28,14 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
     if seen.tids.iter().any(|tid| waits_in_vfork(seen.pid, *tid)) {
         refuse("it waits for a child that was made by vfork and has not executed yet");
     }
-    // One number per pid namespace: its own must be the container's.
-    let depth = |pid: u32| dormouse_kernel::proc::fields(pid).map(|f| f.pids().len());
-    if depth(survey.subject.init).is_ok_and(|d| d != seen.fields.pids().len()) {
-        refuse("it is in a pid namespace of its own, which is not saved yet");
-    }
-    let own = |name: &str| {
-        let link = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
-        link(seen.pid) != link(survey.subject.init)
-    };
-    for name in ["user", "mnt", "ipc", "uts", "net", "cgroup", "time"] {
-        if own(name) {
-            let why = format!("it is in a {name} namespace of its own, which is not saved yet");
+    // The first is where the container is.
+    if seen.pid != seen.first {
+        for why in elsewhere(seen, survey) {
             survey.found.refusals.push(seen.refuse("", why));
         }
     }
-    let groups = |pid: u32| fs::read(format!("/proc/{pid}/cgroup")).ok();
-    if groups(seen.pid) != groups(survey.subject.init) {
-        let why = "it is in a control group inside, which is not saved yet";
-        survey.found.refusals.push(seen.refuse("", why));
-    }
     // Its limits are gone when it has ended meanwhile, and it then needs nothing.
-    let limits = limits(seen.pid).unwrap_or_default();
+    let limits = LazyCell::new(|| limits(seen.pid).unwrap_or_default());
     if let Err(why) = schedule::check(seen, &limits) {
         survey.found.refusals.push(seen.refuse("", why));
     }
@@ -62,13 +49,54 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
     }
 }
 
+/// Where a process is: what of it all processes of a container have in common.
+#[derive(Debug)]
+pub(crate) struct Home {
+    /// How many pid namespaces are around it.
+    depth: usize,
+    namespaces: [Option<PathBuf>; NAMESPACES.len()],
+    cgroups: Option<String>,
+}
+
+const NAMESPACES: [&str; 7] = ["user", "mnt", "ipc", "uts", "net", "cgroup", "time"];
+
+impl Home {
+    fn of(pid: u32, fields: &proc::Fields) -> Self {
+        Self {
+            depth: fields.pids().len(),
+            namespaces: NAMESPACES.map(|name| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()),
+            cgroups: proc::whole_text(format!("/proc/{pid}/cgroup")).ok(),
+        }
+    }
+}
+
+/// In what respects a process is elsewhere than the first.
+fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> Vec<String> {
+    let first = survey.home.get_or_init(|| {
+        Some(Home::of(seen.first, &proc::fields(seen.first).ok()?)) // it may have ended
+    });
+    let Some(first) = first else { return Vec::new() };
+    let own = Home::of(seen.pid, &seen.fields);
+    let of_its_own =
+        |name: &str| format!("it is in a {name} namespace of its own, which is not saved yet");
+    let mut all = Vec::new();
+    // One number per pid namespace.
+    all.extend((own.depth != first.depth).then(|| of_its_own("pid")));
+    let pairs = own.namespaces.iter().zip(&first.namespaces).zip(NAMESPACES);
+    all.extend(pairs.filter(|((own, first), _)| own != first).map(|(_, name)| of_its_own(name)));
+    if own.cgroups != first.cgroups {
+        all.push("it is in a control group inside, which is not saved yet".into());
+    }
+    all
+}
+
 /// How long a child that was made by vfork is given to execute: most do at once.
 const VFORK_PATIENCE: (u32, Duration) = (20, Duration::from_millis(5));
 
 /// Whether a thread waits for such a child, out of which nothing takes it but the child's end.
 fn waits_in_vfork(pid: u32, tid: u32) -> bool {
     let waits = || {
-        let wchan = || fs::read_to_string(format!("/proc/{pid}/task/{tid}/wchan"));
+        let wchan = || proc::whole_text(format!("/proc/{pid}/task/{tid}/wchan"));
         let is_deaf = thread::stat_field(pid, tid, 3).is_some_and(|state| state == "D");
         is_deaf && wchan().is_ok_and(|w| w.contains("clone") || w.contains("fork"))
     };
@@ -111,7 +139,7 @@ pub(crate) fn record(
     record.directory = surveyed.directory;
     record.root.clone_from(&surveyed.root);
     record.limits = limits(seen.pid)?;
-    let adj = fs::read_to_string(format!("/proc/{}/oom_score_adj", seen.pid));
+    let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
     for tid in &seen.tids {
         record.threads.push(thread::record(seen, *tid, blocks, house_filters)?);
@@ -144,7 +172,7 @@ const LIMITS: [(&str, u32); 16] = [
 
 fn limits(pid: u32) -> Result<Vec<Limit>> {
     let path = format!("/proc/{pid}/limits");
-    let text = fs::read_to_string(&path).map_err(Error::file("cannot read", path))?;
+    let text = proc::whole_text(&path).map_err(Error::file("cannot read", path))?;
     let value = |word: Option<&str>| match word {
         Some("unlimited") => Some(u64::MAX),
         Some(word) => word.parse().ok(),
@@ -265,7 +293,7 @@ fn ask(
     record.timers = timer::posix(seen).unwrap_or_default(); // refused before where it cannot be
     for posix in &mut record.timers {
         (posix.interval_ns, posix.value_ns) = posix_time(remote, scratch, posix.id)?;
-        let inner = |tid: u32| dormouse_kernel::proc::fields(tid).ok()?.pids().last().copied();
+        let inner = |tid: u32| proc::fields(tid).ok()?.pids().last().copied();
         posix.tid = inner(posix.tid).unwrap_or(seen.inner);
     }
     let prctl = |remote: &mut Remote, request: i32| {
@@ -314,8 +342,9 @@ pub(crate) fn find(pid: u32, start: u64, bytes: u64) -> Option<u64> {
 }
 
 fn layout(pid: u32, brk: u64) -> Result<Layout> {
+    let stat = thread::stat(pid, pid);
     let field = |n| {
-        let text = thread::stat_field(pid, pid, n);
+        let text = stat.as_ref().and_then(|stat| stat.field(n));
         text.and_then(|t| t.parse::<u64>().ok()).ok_or(Errno::BADMSG)
     };
     let all = || -> std::result::Result<Layout, Errno> {

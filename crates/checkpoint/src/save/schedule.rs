@@ -3,9 +3,7 @@
 //! CAP_SYS_NICE of the host is nothing that a container has, so a thread is restored by what it may
 //! itself: what only somebody outside can have given it is refused.
 
-use std::fs;
-
-use dormouse_kernel::{Errno, call};
+use dormouse_kernel::{Errno, call, proc};
 
 use super::object::Why;
 use super::tree::Seen;
@@ -48,7 +46,7 @@ fn bound_to(tid: u32) -> Result<Vec<u32>, Errno> {
     let mut mask = [0u64; CPUS_MAX as usize / 64];
     call::affinity(tid, &mut mask)?;
     let has = |cpu: &u32| mask[*cpu as usize / 64] & 1 << (cpu % 64) != 0;
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let online = proc::whole_text("/sys/devices/system/cpu/online").unwrap_or_default();
     if !online.is_empty() && cpus(&online).all(|cpu| has(&cpu)) {
         return Ok(Vec::new());
     }

@@ -6,11 +6,12 @@
 //!
 //! LIMIT: what a process would take back when it ends (SEM_UNDO) is told by nobody, and is not.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{pidfd, system_v};
+use dormouse_kernel::{pidfd, proc, system_v};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
 
@@ -40,19 +41,62 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
+/// The tables of an ipc namespace: they stay those of whoever opened them, and can be read again.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    namespace: OwnedFd,
+    files: [File; TABLES.len()],
+}
+
+const TABLES: [&str; 3] = ["shm", "sem", "msg"];
+
+impl Tables {
+    /// Opens those of a process, unless it has ended.
+    pub(crate) fn open(first: &Seen) -> Result<Option<Self>> {
+        let Some(handle) = &first.pidfd else { return Ok(None) };
+        let namespace = pidfd::namespace(handle, Namespace::Ipc);
+        let namespace = namespace.map_err(|e| Error::Elsewhere(e.to_string()))?;
+        let files = inside(&namespace, || {
+            let [memory, semaphores, queues] =
+                TABLES.map(|name| File::open(format!("/proc/sysvipc/{name}")).map_err(errno));
+            Ok([memory?, semaphores?, queues?])
+        });
+        let files = files.map_err(Error::of("open the tables of System V", first.pid))?;
+        Ok(Some(Self { namespace, files }))
+    }
+
+    /// Whether there is any object now: a table without has one line.
+    fn has_rows(&self) -> std::result::Result<bool, Errno> {
+        let mut start = [0; 1024]; // the longest heading has some 200 bytes
+        let has = |file: &File| {
+            let read = file.read_at(&mut start, 0).map_err(errno)?;
+            let lines = start[..read].split(|byte| *byte == b'\n');
+            Ok(lines.filter(|line| !line.is_empty()).count() > 1)
+        };
+        let all: std::result::Result<Vec<bool>, Errno> = self.files.iter().map(has).collect();
+        Ok(all?.contains(&true))
+    }
+}
+
+fn errno(e: std::io::Error) -> Errno {
+    e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
 /// Finds all of them, with what they hold. Contents of memory are read later, if at all.
-pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) -> Result<()> {
-    let Some(handle) = &first.pidfd else { return Ok(()) };
-    let namespace = pidfd::namespace(handle, Namespace::Ipc);
-    let namespace = namespace.map_err(|e| Error::Elsewhere(e.to_string()))?;
-    let maps = Maps::read(first.pid);
-    let found = inside(&namespace, || {
-        let mut all = memory(&maps)?;
-        all.extend(semaphores(&maps)?.into_iter().map(|thing| (thing, None)));
-        all.extend(queues(&maps)?.into_iter().map(|thing| (thing, None)));
+pub(super) fn find(survey: &mut Survey<'_>, first: &Seen, tables: &Tables) -> Result<()> {
+    let failed = |e| Error::of("read the objects of System V", first.pid)(e);
+    // To go there takes a thread: most containers have none of these.
+    if !tables.has_rows().map_err(failed)? {
+        return Ok(());
+    }
+    let maps = first.maps();
+    let found = inside(&tables.namespace, || {
+        let mut all = memory(maps)?;
+        all.extend(semaphores(maps)?.into_iter().map(|thing| (thing, None)));
+        all.extend(queues(maps)?.into_iter().map(|thing| (thing, None)));
         Ok(all)
     });
-    let found = found.map_err(Error::of("read the objects of System V", first.pid))?;
+    let found = found.map_err(failed)?;
     for (thing, file) in found {
         let id = match &thing {
             Thing::SystemVMemory(memory) => Some(memory.head.id),
@@ -67,9 +111,8 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) -> Result<()> {
 
 /// The rows of a table, without the headings.
 fn rows(name: &str) -> std::result::Result<Vec<Vec<i64>>, Errno> {
-    let text = fs::read_to_string(format!("/proc/sysvipc/{name}"));
-    let text = text.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
-    Ok(text.lines().skip(1).filter_map(row).collect())
+    let text = proc::whole_text(format!("/proc/sysvipc/{name}"));
+    Ok(text.map_err(errno)?.lines().skip(1).filter_map(row).collect())
 }
 
 /// Reads `KEY ID MODE ...`, the mode in octal.

@@ -44,7 +44,15 @@ const SPURIOUS: [i64; 9] = [
 
 /// What ptrace and procfs tell of a thread; no call is made in it yet.
 pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32) -> Result<Thread> {
-    let fields = proc::fields(tid).map_err(|_| Error::of("look at a thread", tid)(Errno::SRCH))?;
+    let other;
+    let fields = match tid == seen.pid {
+        true => &seen.fields, // read when all stood still
+        false => {
+            let gone = |_| Error::of("look at a thread", tid)(Errno::SRCH);
+            other = proc::fields(tid).map_err(gone)?;
+            &other
+        }
+    };
     let step = |step| Error::of(step, tid);
     let mut extended = vec![0; 16 << 10];
     let used =
@@ -65,9 +73,9 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32)
         pending: signal::pending(tid, false)?,
         robust_list: call::robust_list(tid).map_err(step("read the robust list"))?,
         rseq,
-        filters: filters(tid, &fields, house_filters)
+        filters: filters(tid, fields, house_filters)
             .map_err(step("read the system call filters"))?,
-        credentials: credentials(seen, &fields),
+        credentials: credentials(seen, fields),
         nice,
         restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
         time_limit: limit::of(seen.pid, tid).map_err(step("read the registers"))?,
@@ -95,15 +103,29 @@ fn filters(tid: u32, fields: &proc::Fields, house: u32) -> std::result::Result<V
 
 /// What personality(2) was told, by a thread or its ancestors.
 pub(crate) fn personality(pid: u32, tid: u32) -> u32 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/personality"));
+    let text = proc::whole_text(format!("/proc/{pid}/task/{tid}/personality"));
     text.ok().and_then(|t| u32::from_str_radix(t.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Field `number` (as proc(5) counts) of a task's stat.
+/// A task's stat (proc_pid_stat(5)).
+pub(crate) struct Stat(String);
+
+/// Reads it.
+pub(crate) fn stat(pid: u32, tid: u32) -> Option<Stat> {
+    proc::whole_text(format!("/proc/{pid}/task/{tid}/stat")).ok().map(Stat)
+}
+
+impl Stat {
+    /// Field `number`, as the manual counts, from the third on.
+    pub(crate) fn field(&self, number: usize) -> Option<&str> {
+        let rest = self.0.rsplit_once(')')?.1;
+        rest.split_ascii_whitespace().nth(number.checked_sub(3)?)
+    }
+}
+
+/// One field of it.
 pub(crate) fn stat_field(pid: u32, tid: u32, number: usize) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
-    let rest = text.rsplit_once(')')?.1;
-    rest.split_ascii_whitespace().nth(number.checked_sub(3)?).map(str::to_owned)
+    stat(pid, tid)?.field(number).map(str::to_owned)
 }
 
 /// Registers and mask, and what only calls in the thread itself tell.
@@ -179,7 +201,7 @@ impl Blocks {
 
 /// Whether a thread is in a call that ends with a time (proc_pid_syscall(5)).
 fn waits_for_time(tid: u32) -> bool {
-    let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
+    let text = proc::whole_text(format!("/proc/{tid}/syscall")).unwrap_or_default();
     let mut words = text.split_ascii_whitespace();
     let call = words.next().and_then(|number| number.parse::<i64>().ok());
     let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
@@ -276,7 +298,7 @@ fn restart(
 }
 
 fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
-    let maps = Maps::read(seen.pid);
+    let maps = seen.maps();
     let ids = |field: &str, map: &[(u32, u32, u32)]| {
         let mut all = [0; 4];
         let words = fields.field(field).unwrap_or_default().split_ascii_whitespace();
@@ -306,6 +328,7 @@ pub(super) fn inside_ids(pid: u32, uid: u32, gid: u32) -> (u32, u32) {
 }
 
 /// The ids of a user namespace: first inside, first outside, how many.
+#[derive(Debug)]
 pub(crate) struct Maps {
     uids: Vec<(u32, u32, u32)>,
     gids: Vec<(u32, u32, u32)>,
@@ -314,7 +337,7 @@ pub(crate) struct Maps {
 impl Maps {
     pub(crate) fn read(pid: u32) -> Self {
         let read = |name: &str| {
-            let text = std::fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            let text = proc::whole_text(format!("/proc/{pid}/{name}")).unwrap_or_default();
             let row = |line: &str| {
                 let mut numbers = line.split_ascii_whitespace().map(|n| n.parse().ok());
                 Some((numbers.next()??, numbers.next()??, numbers.next()??))

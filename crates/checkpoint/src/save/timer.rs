@@ -1,6 +1,6 @@
 //! Timers: descriptors (timerfd) and POSIX timers.
 
-use std::fs;
+use dormouse_kernel::proc;
 
 use super::object::{Open, Survey, Why};
 use super::tree::Seen;
@@ -40,7 +40,7 @@ fn pair_ns(text: &str) -> Option<u64> {
 /// The POSIX timers of a process, as `/proc/PID/timers` tells; how long until they ring is asked
 /// of the process itself.
 pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Why> {
-    let text = fs::read_to_string(format!("/proc/{}/timers", seen.pid)).unwrap_or_default();
+    let text = proc::whole_text(format!("/proc/{}/timers", seen.pid)).unwrap_or_default();
     let mut all = Vec::new();
     for line in text.lines() {
         let Some((name, value)) = line.split_once(':') else { continue };

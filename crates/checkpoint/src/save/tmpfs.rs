@@ -36,11 +36,11 @@ pub(crate) fn place(pid: u32, target: &str) -> std::result::Result<OwnedFd, Errn
 
 /// Finds what is in each, and refuses what cannot be saved. Contents are read later.
 pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
-    let maps = Maps::read(first.pid);
+    let maps = first.maps();
     for target in survey.subject.memory.clone() {
         let nodes = &survey.subject.nodes;
         let (names, entries) = (HashMap::new(), Vec::new());
-        let mut walk = Walk { maps: &maps, target: &target, nodes, names, entries };
+        let mut walk = Walk { maps, target: &target, nodes, names, entries };
         // One that is not mounted has nothing in it.
         let Ok(place) = place(first.pid, &target) else { continue };
         match walk.below(&place, "", 0) {

@@ -18,7 +18,8 @@ use rustix::fd::OwnedFd;
 
 use super::Subject;
 use super::host::Host;
-use super::thread::{self, Blocks};
+use super::system_v::Tables;
+use super::thread::{self, Blocks, Maps};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::inject::remote::EVENT_STOP;
 use crate::vdso;
@@ -54,6 +55,8 @@ pub struct Seen {
     pub(crate) pidfd: Option<OwnedFd>,
     /// Where it has the kernel's shared object, once somebody asks.
     objects: OnceCell<Vec<Range<u64>>>,
+    /// The ids of its user namespace, once somebody asks.
+    maps: OnceCell<Maps>,
 }
 
 impl Seen {
@@ -74,6 +77,11 @@ impl Seen {
         // Nothing there waits.
         let objects = || self.objects.get_or_init(|| vdso::all_of_process(self.pid));
         !thread::waits_by(&registers) && objects().iter().any(|o| o.contains(&registers.rip))
+    }
+
+    /// The ids of its user namespace.
+    pub(crate) fn maps(&self) -> &Maps {
+        self.maps.get_or_init(|| Maps::read(self.pid))
     }
 
     /// What `ps` shows.
@@ -101,7 +109,7 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
         let Some(seen) = look_at(pid, parent, subject.init)? else { continue };
         for tid in &seen.tids {
             let path = format!("/proc/{pid}/task/{tid}/children");
-            let text = fs::read_to_string(path).unwrap_or_default(); // ended meanwhile
+            let text = proc::whole_text(path).unwrap_or_default(); // ended meanwhile
             let children = text.split_ascii_whitespace().filter_map(|c| c.parse().ok());
             next.extend(children.map(|child| (child, seen.inner)));
         }
@@ -135,6 +143,7 @@ fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
         waited_in: HashMap::new(),
         pidfd,
         objects: OnceCell::new(),
+        maps: OnceCell::new(),
     }))
 }
 
@@ -147,9 +156,17 @@ pub struct Stopped {
     pub(super) connections: super::tcp::Held,
     processes: Vec<Seen>,
     held: Held,
-    blocks: Blocks,
-    pub(super) host: Host,
+    pub(super) before: Before,
     took: Duration,
+}
+
+/// What was looked at, or made ready, while everything ran.
+#[derive(Debug)]
+pub(super) struct Before {
+    pub(super) blocks: Blocks,
+    pub(super) host: Host,
+    /// Of its own ipc namespace.
+    pub(super) tables: Option<Tables>,
 }
 
 impl Stopped {
@@ -159,7 +176,7 @@ impl Stopped {
 
     /// What tells of waits, for whoever reads now.
     pub(crate) fn take_blocks(&mut self) -> Blocks {
-        std::mem::take(&mut self.blocks)
+        std::mem::take(&mut self.before.blocks)
     }
 
     pub(crate) fn took(&self) -> Duration {
@@ -208,11 +225,11 @@ impl Drop for Held {
 }
 
 /// Stops everything.
-pub(crate) fn stop(subject: &Subject, blocks: Blocks, host: Host) -> Outcome<Stopped> {
+pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
     let began = Instant::now();
     let (processes, held) = stop_all(|| look(subject), began + STOP_WITHIN)?;
     let connections = super::tcp::Held::default();
-    Ok(Stopped { connections, processes, held, blocks, host, took: began.elapsed() })
+    Ok(Stopped { connections, processes, held, before, took: began.elapsed() })
 }
 
 /// The processes of these ids, whosever children they are; each stands for itself, with its own root.
@@ -291,7 +308,7 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
         Err(e) => return Err(Error::of("seize a task", tid)(e)),
     }
     // ORDER: before it is taken out of its call.
-    let waits_in = || fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+    let waits_in = || proc::whole_text(format!("/proc/{tid}/wchan")).unwrap_or_default();
     held.tasks.insert(tid, Task { stopped: None, waited_in: waits_in() });
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
     let mut let_out = 0;
