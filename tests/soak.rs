@@ -67,10 +67,19 @@ struct Soak {
     chance: Chance,
     daemon: Option<Child>,
     all: Vec<One>,
+    /// What was done, the last being what is done now, and when.
+    steps: Vec<(Duration, String)>,
+    began: Instant,
 }
 
 impl Drop for Soak {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            for (when, step) in self.steps.iter().rev().take(30).rev() {
+                eprintln!("soak: {:9.3} s: {step}", when.as_secs_f64());
+            }
+            eprintln!("soak: {:9.3} s: this", self.began.elapsed().as_secs_f64());
+        }
         self.end_daemon(Signal::TERM);
     }
 }
@@ -94,7 +103,8 @@ impl Soak {
             let calls = (verb == "count").then_some(0);
             all.push(One { name, address, calls, caller: None, is_paused: false });
         }
-        let mut soak = Self { host, chance: Chance(seed), daemon: None, all };
+        let (chance, steps, began) = (Chance(seed), Vec::new(), Instant::now());
+        let mut soak = Self { host, chance, daemon: None, all, steps, began };
         soak.start_daemon();
         soak
     }
@@ -181,66 +191,71 @@ impl Soak {
         self.host.dm(words).ok();
     }
 
-    /// Something at random; what it was.
-    fn step(&mut self) -> String {
+    fn begin(&mut self, what: impl Into<String>) {
+        self.steps.push((self.began.elapsed(), what.into()));
+    }
+
+    /// Something at random.
+    fn step(&mut self) {
         let n = self.chance.below(self.all.len() as u64) as usize;
         let what = self.chance.below(100);
         let name = self.all[n].name.clone();
         if self.all[n].is_paused {
+            self.begin(format!("unpause {name}"));
             self.dm(&["unpause", &name]);
             self.all[n].is_paused = false;
-            return format!("unpause {name}");
+            return;
         }
         match what {
             0..=34 => {
+                self.begin(format!("call {name}"));
                 self.call(n);
-                format!("call {name}")
             }
             35..=54 => {
+                self.begin(format!("sleep {name}"));
                 self.dm(&["sleep", &name]);
-                format!("sleep {name}")
             }
             55..=69 => {
+                self.begin(format!("drowse {name}"));
                 self.dm(&["sleep", "--drowsy", &name]);
-                format!("drowse {name}")
             }
             70..=76 => {
+                self.begin(format!("wake {name}"));
                 self.dm(&["wake", &name]);
-                format!("wake {name}")
             }
             77..=83 => {
+                self.begin(format!("exec {name}"));
                 assert_eq!(self.host.dm(&["exec", &name, "echo", "here"]).ok(), "here");
-                format!("exec {name}")
             }
             84..=87 => {
+                self.begin(format!("pause {name}"));
                 self.dm(&["wake", &name]);
                 // It may fall asleep again before it is paused: then it says so.
                 let out = self.host.dm(&["pause", &name]);
                 assert!(out.status == 0 || out.stderr.contains("asleep"), "{out}");
                 self.all[n].is_paused = out.status == 0;
-                format!("pause {name}")
             }
             88..=91 => {
+                self.begin(format!("restart {name}"));
                 if let Some(calls) = &mut self.all[n].calls {
                     *calls = 0;
                 }
                 self.all[n].caller = None;
                 self.dm(&["stop", "--time", "0", &name]);
                 self.dm(&["start", &name]);
-                format!("restart {name}")
             }
             92..=94 => {
+                self.begin("wait");
                 std::thread::sleep(Duration::from_millis(200 + self.chance.below(1200)));
-                "wait".into()
             }
             95..=97 => {
+                self.begin("kill the keeper");
                 self.kill_keeper();
-                "kill the keeper".into()
             }
             _ => {
+                self.begin("kill the daemon");
                 self.end_daemon(Signal::KILL);
                 self.start_daemon();
-                "kill the daemon".into()
             }
         }
     }
@@ -251,6 +266,7 @@ impl Soak {
             if std::mem::take(&mut self.all[n].is_paused) {
                 self.dm(&["unpause", &self.all[n].name]);
             }
+            self.begin(format!("call {}", self.all[n].name));
             self.call(n);
             let state = self.host.state_of(&self.all[n].name);
             assert!(["running", "drowsy", "asleep"].contains(&state.as_str()), "{state}");
@@ -279,22 +295,21 @@ fn soak(time: Duration, seed: u64) {
     eprintln!("soak: seed {seed}, {} s", time.as_secs());
     let mut soak = Soak::new(seed);
     let begin = Instant::now();
-    let mut steps = Vec::new();
     let mut first = None;
     while begin.elapsed() < time {
-        steps.push(soak.step());
+        soak.step();
         if first.is_none() && begin.elapsed() > time / 3 {
             first = Some(soak.take_stock());
         }
     }
     let last = soak.take_stock();
     let kinds: std::collections::BTreeMap<&str, usize> =
-        steps.iter().fold(Default::default(), |mut all, step| {
+        soak.steps.iter().fold(Default::default(), |mut all, (_, step)| {
             *all.entry(step.split(' ').next().unwrap_or_default()).or_default() += 1;
             all
         });
     let first = first.unwrap_or(last);
-    eprintln!("soak: {} steps: {kinds:?}; first {first:?}, last {last:?}", steps.len());
+    eprintln!("soak: {} steps: {kinds:?}; first {first:?}, last {last:?}", soak.steps.len());
     for (which, (before, after)) in ["keeper", "daemon"].iter().zip(first.into_iter().zip(last)) {
         let of = format!("{which}, seed {seed}: {before:?}, then {after:?}");
         // One that was started just now has not opened what it needs at times.

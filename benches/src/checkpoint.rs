@@ -35,10 +35,10 @@ struct Options {
     #[arg(long)]
     criu: Option<PathBuf>,
     /// Sizes of memory, in megabytes.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128, 1024])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 128, 1024, 4096])]
     megabytes: Vec<u32>,
     /// Numbers of processes.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 500])]
     processes: Vec<u32>,
 }
 
@@ -73,6 +73,9 @@ fn main() -> Result<()> {
     ok(bench.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
     // The peer wants a tmpfs for what it knows of the kernel, or finds it out at every run.
     ok(Command::new("mount").args(["-t", "tmpfs", "bench", "/run"]))?;
+    // Children of the peer's server are left to us when it ends.
+    let this = rustix::process::getpid();
+    rustix::process::set_child_subreaper(Some(this)).context("becoming a subreaper")?;
     let mut all: Vec<Box<dyn Contender>> = vec![Box::new(Dormouse { bench: &bench })];
     let program = options.criu.clone().unwrap_or_else(|| "criu".into());
     match Command::new(&program).arg("--version").output() {
@@ -261,7 +264,7 @@ impl Contender for Criu {
 
     fn save(&mut self) -> Result<Duration> {
         ok(self.command("dump").arg("-t").arg(self.pid.to_string()))?;
-        reap();
+        reap()?;
         frozen(&fs::read(self.dir.join("stats-dump")).context("stats-dump")?)
     }
 
@@ -274,19 +277,28 @@ impl Contender for Criu {
     }
 
     fn end(&mut self) -> Result<()> {
-        ok(Command::new("kill").args(["-9", &self.pid.to_string()]))?;
+        // All of them: it began a session, and so a process group.
+        ok(Command::new("kill").args(["-9", "--", &format!("-{}", self.pid)]))?;
         let began = Instant::now();
         while ask(SocketAddr::from(([127, 0, 0, 1], 7000))).is_ok() {
             ensure!(began.elapsed() < Duration::from_secs(5), "it does not end");
         }
-        reap();
-        Ok(())
+        reap()?;
+        // What it holds of the page cache would be missing to the others.
+        Ok(fs::remove_dir_all(&self.dir)?)
     }
 }
 
-/// Takes note of all children that have ended: whoever is restored as our child needs its number.
-fn reap() {
-    while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+/// Waits until all children have ended, ours and those that were left to us: whoever is restored
+/// needs their numbers.
+fn reap() -> Result<()> {
+    loop {
+        match rustix::process::wait(rustix::process::WaitOptions::empty()) {
+            Ok(_) => {}
+            Err(rustix::io::Errno::CHILD) => return Ok(()),
+            Err(e) => return Err(e.into()),
+        }
+    }
 }
 
 /// `freezing_time` and `frozen_time` of CRIU's statistics: a magic number, a length, and a message of
