@@ -16,6 +16,8 @@
 mod bundle;
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::thread;
@@ -554,6 +556,42 @@ fn sleep_and_wake_killed_anywhere() {
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
 }
 
+/// Whoever wakes a container has its sockets in hand. When the keeper is killed then, they go to its
+/// successor, and with them who has called since.
+#[test]
+fn who_calls_while_the_keeper_is_killed_in_the_middle_of_a_wake_is_answered() {
+    let host = Host::with_busybox();
+    let (mut connected, mut number) = (0, 0);
+    loop {
+        host.dm(SERVE).ok();
+        let address: std::net::SocketAddr =
+            format!("{}:80", host.address_of("x")).parse().expect("an address");
+        host.dm(SLEEP).ok();
+        let keeper = keeper_of(&host).expect("it holds the socket");
+        let Some((mut led, call)) = lead_to(&host, WAKE, number) else { break };
+        signal(keeper, Signal::KILL);
+        let soon = Duration::from_secs(10) * slowness();
+        assert!(wait_until(soon, || keeper_of(&host) != Some(keeper)));
+        let caller = host.in_network(move || TcpStream::connect_timeout(&address, soon));
+        let caller = caller.join().expect("it does not panic");
+        while led.next_step().is_some() {}
+        host.dm(&["ps"]).ok();
+        // Nobody listens before whoever wakes has the socket, and after it is back nobody has to know.
+        if let Ok(mut caller) = caller {
+            connected += 1;
+            let what = format!("connected at step {number}, {call}");
+            caller.set_read_timeout(Some(soon)).expect("a limit can be set");
+            caller.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap_or_else(|e| panic!("{what}: {e}"));
+            let mut first = [0];
+            caller.read_exact(&mut first).unwrap_or_else(|e| panic!("{what}: {e}"));
+        }
+        host.dm(EXEC).ok();
+        host.dm(REMOVE).ok();
+        number += 1;
+    }
+    assert!(connected > 0, "in {number} steps nobody could connect");
+}
+
 #[test]
 fn clone_asleep_killed_anywhere() {
     const TEMPLATE: Words =
@@ -772,25 +810,30 @@ fn oci_runtimes_killed_at_any_time_compared() {
             std::os::unix::process::CommandExt::process_group(&mut command, 0);
             let began = std::time::Instant::now();
             let mut child = command.spawn().expect("it starts");
+            let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid");
             if let Some(limit) = limit {
                 thread::sleep(limit);
-                let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-                let _ = rustix::process::kill_process_group(group.expect("a pid"), Signal::KILL);
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
             child.wait().expect("it ends");
+            // The runtime may still be in its last system call.
+            let is_gone = || rustix::process::test_kill_process_group(group).is_err();
+            assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
             began.elapsed()
         };
         let whole = take(None);
         bundled.run(OCI_DELETE).ok();
-        let (mut half, mut undeleted, mut left) = (0, 0, 0);
+        let (mut unlisted, mut half, mut undeleted, mut left) = (0, 0, 0, 0);
         for kill in 0..KILLS {
             take(Some(whole * kill / KILLS));
             thread::sleep(HELD);
-            bundled.run(&["list"]).ok();
+            unlisted += usize::from(bundled.run(&["list"]).status != 0);
             half += usize::from(bundled.state() == "none" && !bundled.oci.left().is_empty());
             undeleted += usize::from(bundled.run(OCI_DELETE).status != 0);
-            thread::sleep(HELD);
-            if !bundled.oci.left().is_empty() {
+            // A group or a process that is about to go may take a moment on a busy machine.
+            let nothing = || bundled.oci.left().is_empty();
+            if !wait_until(HELD * 20 * slowness(), nothing) {
+                eprintln!("{}: {:?}", program.display(), bundled.oci.left());
                 left += 1;
                 let name = bundled.bundle.read()["linux"]["cgroupsPath"].to_string();
                 let name = name.trim_matches(['"', '/']);
@@ -803,8 +846,9 @@ fn oci_runtimes_killed_at_any_time_compared() {
             }
         }
         println!(
-            "{}: of {KILLS} kills in {whole:?}: {half} left something of no container, {undeleted} \
-             could not be deleted, {left} left something behind for good",
+            "{}: of {KILLS} kills in {whole:?}: after {unlisted} there was no list, {half} left \
+             something of no container, {undeleted} could not be deleted, {left} left something \
+             behind for good",
             program.display()
         );
     }

@@ -135,7 +135,10 @@ impl Soak {
         self.all.iter_mut().for_each(|one| one.caller = None);
         let Some(keeper) = self.keeper() else { return };
         let pid = Pid::from_raw(keeper as i32).expect("a pid");
-        kill_process(pid, Signal::KILL).expect("it lives");
+        match kill_process(pid, Signal::KILL) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {} // it ended just now
+            Err(e) => panic!("the keeper cannot be killed: {e}"),
+        }
         let is_gone = || self.host.processes().iter().all(|(pid, _)| *pid != keeper);
         assert!(wait_until(soon(), is_gone));
     }

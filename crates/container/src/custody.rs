@@ -27,7 +27,7 @@ use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::save::{HeldFile, Wakes};
 use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::{pidfd, proc, process};
+use dormouse_kernel::{ErrorKind, pidfd, proc, process};
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, ContainerId, Name, NetMode, State};
 use dormouse_network::Domain;
@@ -38,7 +38,7 @@ use crate::disk::{self, Durable, Lock};
 use crate::engine::{CONFIG, Engine, own_program};
 use crate::error::{Error, Result};
 use crate::idle::{Why, alarm_ms};
-use crate::sleep::ASLEEP;
+use crate::sleep::{ASLEEP, NO_SOCKET};
 use crate::unborn::Origin;
 
 /// LIMIT: for how many containers the locks are held at a time.
@@ -345,7 +345,7 @@ impl Engine {
         }
     }
 
-    fn lost(&self, id: &ContainerId, name: &str, why: &dyn std::fmt::Display) {
+    pub(crate) fn lost(&self, id: &ContainerId, name: &str, why: &dyn std::fmt::Display) {
         self.record("sleep", id.as_str(), name, &[("custody", format!("lost: {why}"))]);
     }
 
@@ -372,9 +372,14 @@ impl Engine {
 
     fn listen_again_for(&self, config: &Config, hearing: &mut Hearing) -> Result<()> {
         self.doze(config)?; // what an interrupted wake has left
-        hearing.keeper.let_go(config.id.as_str())?;
-        self.announce(config)?;
-        hearing.listener.listen(self, &self.dir(&config.id))?;
+        let given = hearing.keeper.take(config.id.as_str(), NO_SOCKET);
+        if matches!(&given, Err(e) if e.kind() == ErrorKind::NotFound) {
+            hearing.keeper.let_go(config.id.as_str())?;
+            self.announce(config)?;
+            hearing.listener.listen(self, &self.dir(&config.id))?;
+        }
+        // Otherwise who could not wake it has given its sockets back ([`Engine::hold_again`]), or it has
+        // none.
         self.publish_ports(config)
     }
 

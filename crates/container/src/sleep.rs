@@ -26,13 +26,13 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dormouse_checkpoint::format::{Reader, Writer};
-use dormouse_checkpoint::save::{self, Figures, HeldFile, Subject};
+use dormouse_checkpoint::save::{self, Figures, HeldFile, Subject, Wakes};
 use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
 use dormouse_launch::protocol::watch;
@@ -56,7 +56,7 @@ pub(crate) const ASLEEP: &str = "asleep";
 const SIGKILL: i32 = 9;
 /// An event that is held beside sockets, or in their place: the keeper has to know of a container that
 /// has none all the same.
-const NO_SOCKET: u32 = u32::MAX;
+pub(crate) const NO_SOCKET: u32 = u32::MAX;
 
 fn reason(why: Why) -> [(&'static str, String); 1] {
     [("reason", why.as_str().to_owned())]
@@ -156,10 +156,24 @@ impl Engine {
         if state != State::Asleep {
             return Err(self.not(config, state, "only a sleeping container is woken"));
         }
+        let mut held = Vec::new();
+        let woken = self.wake_with(config, &mut held, why);
+        if woken.is_err() {
+            self.hold_again(config, held);
+        }
+        woken
+    }
+
+    /// Wakes a container with what is held of it. Where that fails `held` is what it had from the keeper.
+    fn wake_with(
+        &self,
+        config: &Config,
+        held: &mut Vec<(u32, OwnedFd)>,
+        why: Why,
+    ) -> Result<Running> {
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
         let check = Some(Check::begin(&reader));
         let mut keeper = self.keeper()?;
-        let mut held = Vec::new();
         for (number, object) in (0..).zip(&reader.records().objects) {
             if !object.thing.is_called_from_outside() {
                 continue;
@@ -175,16 +189,44 @@ impl Engine {
         let origin = Origin::of(&self.asleep_dir(&config.id))?;
         let (wakes, beside) = (true, origin.is_some());
         let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
-        let keeper = Cell::new(Some(keeper));
-        let comeback = Comeback { reader, check, held, wakes, since, addresses, beside, keeper };
         let _doing = self.intend(&config.id, &Intent::Sleep)?;
-        let mut running = self.start_restored(config, &comeback)?;
-        // ORDER: now: what the container closes is closed when nobody else has it open.
-        drop(comeback);
+        let (keeper, sockets) = (Cell::new(Some(keeper)), std::mem::take(held));
+        let comeback =
+            Comeback { reader, check, held: sockets, wakes, since, addresses, beside, keeper };
+        let mut running = match self.start_restored(config, &comeback) {
+            // ORDER: now: what the container closes is closed when nobody else has it open.
+            Ok(running) => {
+                drop(comeback);
+                running
+            }
+            Err(e) => {
+                *held = comeback.held;
+                return Err(e);
+            }
+        };
         self.unmark(config, disk::read_json(&self.run_dir(&config.id).join("init.json"))?)?;
         self.forget_sleep_with(config, Some(&mut running.keeper))?;
         self.record("wake", config.id.as_str(), config.name.as_str(), &reason(why));
         Ok(running)
+    }
+
+    /// Gives what was held of one that did not come back to the keeper, where that is another by now: who
+    /// has called since waits in these very sockets. It has itself woken once more.
+    fn hold_again(&self, config: &Config, held: Vec<(u32, OwnedFd)>) {
+        let give = || -> Result<()> {
+            let Some((first, _)) = held.first() else { return Ok(()) };
+            let mut keeper = self.keeper()?;
+            match keeper.take(config.id.as_str(), *first) {
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                other => return Ok(other.map(drop)?), // it has them
+            }
+            let wakes = Wakes { readable: true, writable: false };
+            let file = |(object, file)| HeldFile { object, file, wakes };
+            self.hold_with(&mut keeper, &config.id, held.into_iter().map(file).collect(), true, 0)
+        };
+        if let Err(e) = give() {
+            self.lost(&config.id, config.name.as_str(), &e);
+        }
     }
 
     /// ORDER: all run; then they are no longer marked; then what they came from goes. Also for what
