@@ -4,6 +4,7 @@
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin density -- --steps 100,300,1000
 //! cargo run --release -p dormouse-benches --bin density -- --by asleep --steps 1000,3000,10000
+//! cargo run --release -p dormouse-benches --bin density -- --by asleep --memory 1g --steps 1000,3000
 //! cargo run --release -p dormouse-benches --bin density -- --tier running --steps 1000
 //! ```
 //!
@@ -17,7 +18,9 @@
 //!
 //! At every step the memory of the machine is compared with that before the first, by kind. At the end
 //! each is asked once, in random order, and has to answer with its own number and with every page as it
-//! was. With `--again` all sleep once more after that, now with memory of their own.
+//! was. With `--memory` the daemon has so much for all that is awake: it lets in whoever is asked, and puts
+//! others to sleep in their place. Without it all are awake in the end. With `--again` all sleep once more
+//! after that, now with memory of their own.
 //!
 //! It ends by itself, and says why, when memory, process ids or time run out.
 #![forbid(unsafe_code)]
@@ -27,12 +30,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
+use std::panic::resume_unwind;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
-use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
+use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise, shuffle};
 use dormouse_testkit::{leftover, wait_until};
 
 /// Options.
@@ -59,6 +64,25 @@ struct Options {
     /// When all were asked all sleep again, memory is looked at, and all are asked again.
     #[arg(long)]
     again: bool,
+    /// Memory for all that is awake while they are asked, as the daemon takes it: 1g.
+    #[arg(long)]
+    memory: Option<String>,
+    /// How many ask at once.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    askers: u32,
+}
+
+impl Options {
+    /// Starts one.
+    fn run(&self, bench: &Bench, name: &str) -> Result<()> {
+        let (port, heap) = (PORT.to_string(), self.heap_kb.to_string());
+        let mut run = bench.dormouse();
+        run.args(["run", "-d", "--name", name]);
+        // Whoever never falls asleep by itself gives nobody its place; none has so much time here.
+        run.args(self.memory.is_some().then_some("--sleep-after=24h"));
+        ok(run.args(["bench", "serve", &port, &heap]))?;
+        Ok(())
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -97,6 +121,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 /// So many are made and put to sleep by one command, and looked at as one.
 const CHUNK: usize = 100;
+/// How often it is looked how many are awake.
+const LOOK: Duration = Duration::from_millis(50);
 /// So many caches of the kernel are named.
 const CACHES: usize = 16;
 
@@ -173,16 +199,16 @@ fn main() -> Result<()> {
     ensure!(options.steps.is_sorted() && options.steps.first() > Some(&0), "steps must grow");
     let sleeps = options.tier == Tier::Asleep;
     ensure!(sleeps || options.by != By::Asleep, "--by asleep makes what is asleep");
-    ensure!(sleeps || !(options.lose_keeper || options.again), "that is for what is asleep");
+    let for_asleep = options.lose_keeper || options.again || options.memory.is_some();
+    ensure!(sleeps || !for_asleep, "that is for what is asleep");
     let bench = Bench::new()?;
     // The domain, the keeper and the shared mounts are there before anything is counted.
-    let (port, heap) = (PORT.to_string(), options.heap_kb.to_string());
-    ok(bench.dormouse().args(["run", "-d", "--name", TEMPLATE, "bench", "serve", &port, &heap]))?;
+    options.run(&bench, TEMPLATE)?;
     let template =
         Sleeper { name: TEMPLATE.into(), number: 0, address: bench.address(TEMPLATE, PORT)? };
     template.told()?;
     // What there is when the first one sleeps (a process that is ready to wake it) is counted for none.
-    ok(bench.dormouse().args(["run", "-d", "--name", FIRST, "bench", "serve", &port, &heap]))?;
+    options.run(&bench, FIRST)?;
     if options.tier != Tier::Running {
         put_there(&bench, options.tier, &[FIRST.into()])?;
     }
@@ -190,7 +216,7 @@ fn main() -> Result<()> {
     let mut ramp = Ramp { bench, options, sleepers: Vec::new(), made: Vec::new(), put: Vec::new() };
     let end = ramp.climb(&before)?;
     let Ramp { bench, options, mut sleepers, made, put } = ramp;
-    let (count, tier) = (sleepers.len(), options.tier.as_str());
+    let count = sleepers.len();
     if let Some(why) = &end {
         eprintln!("  ended at {count}: {why}");
     }
@@ -213,18 +239,20 @@ fn main() -> Result<()> {
         let more = serde_json::json!({ "containers": count, "all_ms": ms });
         figure("density", "heard again after the loss of the keeper", each, "ms each", more);
     }
-    shuffle(&mut sleepers);
+    // An order that is random, and the same every time.
+    let mut random = 0x9e37_79b9_7f4a_7c15;
+    shuffle(&mut sleepers, &mut random);
     // What came to be asleep has no number yet.
     let tells = options.by == By::Asleep;
-    answers(&mut sleepers, tier, tells, &end)?;
+    answers(&bench, &options, &sleepers, tells, &end)?;
     if options.again {
         put_there(&bench, options.tier, &names_of(&sleepers))?;
         let each = Memory::now(&bench).each(&before, count);
         eprintln!("  {count} asleep again, each: {each}");
         let kb = kernel_and_ours_kb(&each);
         figure("density", "memory of one that sleeps again", kb, "kB", each);
-        shuffle(&mut sleepers);
-        answers(&mut sleepers, tier, false, &end)?;
+        shuffle(&mut sleepers, &mut random);
+        answers(&bench, &options, &sleepers, false, &end)?;
     }
     Ok(())
 }
@@ -304,10 +332,8 @@ impl Ramp {
         let start = Instant::now();
         match self.options.by {
             By::Run => {
-                let (port, heap) = (PORT.to_string(), self.options.heap_kb.to_string());
                 for name in &names {
-                    let run = ["run", "-d", "--name", name, "bench", "serve", &port, &heap];
-                    ok(self.bench.dormouse().args(run))?;
+                    self.options.run(&self.bench, name)?;
                 }
             }
             by => {
@@ -456,34 +482,79 @@ impl Sleeper {
     }
 }
 
-/// An order that is random, and the same every time.
-fn shuffle(sleepers: &mut [Sleeper]) {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for n in (1..sleepers.len()).rev() {
-        // xorshift64
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        sleepers.swap(n, (state % (n as u64 + 1)) as usize);
-    }
-}
-
 /// Asks each once, or tells it its number, and says how long they took.
-fn answers(sleepers: &mut [Sleeper], tier: &str, tells: bool, end: &Option<String>) -> Result<()> {
+fn answers(
+    bench: &Bench,
+    options: &Options,
+    sleepers: &[Sleeper],
+    tells: bool,
+    end: &Option<String>,
+) -> Result<()> {
+    let daemon = options.memory.as_deref().map(|memory| bench.daemon(&["--memory", memory]));
+    let daemon = daemon.transpose()?;
+    let (begin, count) = (Instant::now(), sleepers.len());
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let ask = |sleeper: &Sleeper| {
         let line = if tells { format!("S {}\n", sleeper.number) } else { "Q\n".into() };
         sleeper.say(&line).with_context(|| format!("{} does not answer as itself", sleeper.name))
     };
-    let answers = Times::new(sleepers.iter().map(ask).collect::<Result<_>>()?);
-    let (count, p50, p99) = (sleepers.len(), answers.median_ms(), answers.at(0.99));
+    let asker = || -> Result<Vec<(usize, Duration)>> {
+        let mut times = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(sleeper) = sleepers.get(at) else { break };
+            let asked = ask(sleeper).inspect_err(|_| is_over.store(true, Ordering::Relaxed));
+            times.push((at, asked?));
+            if (at + 1).is_multiple_of(CHUNK) {
+                eprint!("\r  {} have answered ", at + 1);
+            }
+        }
+        Ok(times)
+    };
+    let awake_max = AtomicUsize::new(0);
+    let mut times = std::thread::scope(|scope| {
+        let askers: Vec<_> = (0..options.askers).map(|_| scope.spawn(asker)).collect();
+        let look = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                awake_max.fetch_max(awake(bench), Ordering::Relaxed);
+                std::thread::sleep(LOOK);
+            }
+        });
+        let asked = askers.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+        let asked = asked.collect::<Result<Vec<_>>>();
+        is_over.store(true, Ordering::Relaxed);
+        look.join().unwrap_or_else(|it| resume_unwind(it));
+        asked.map(|all| all.concat())
+    })?;
+    let took_s = begin.elapsed().as_secs_f64();
+    drop(daemon);
+    times.sort_unstable_by_key(|(at, _)| *at);
+    let times: Vec<Duration> = times.into_iter().map(|(_, time)| time).collect();
+    let part = (count / 10).max(1);
+    let [first, last] = [&times[..part], &times[count - part..]]
+        .map(|times| Times::new(times.to_vec()).median_ms());
+    let (awake, awake_max) = (awake(bench), awake_max.into_inner());
+    let answers = Times::new(times);
+    let (p50, p99, per_s) = (answers.median_ms(), answers.at(0.99), count as f64 / took_s);
     let more = serde_json::json!({
-        "containers": count, "tier": tier, "told_then": tells, "p50_ms": p50, "p99_ms": p99,
-        "max_ms": answers.at(1.0), "ended": end,
+        "containers": count, "tier": options.tier.as_str(), "told_then": tells, "p50_ms": p50,
+        "p99_ms": p99, "max_ms": answers.at(1.0), "per_s": per_s, "askers": options.askers,
+        "memory": options.memory, "awake_max": awake_max, "awake": awake, "first_ms": first,
+        "last_ms": last, "ended": end,
     });
     figure("density", "asked once each, in random order: first byte", p50, "ms", more);
     let how = if tells { ", told their number then" } else { "" };
-    eprintln!("  all {count} answered as themselves{how}: p50 {p50:.2} ms, p99 {p99:.2} ms");
+    eprintln!(
+        "\r  all {count} answered as themselves{how}: p50 {p50:.2} ms, p99 {p99:.2} ms, {per_s:.0} a \
+         second; first tenth {first:.2} ms, last tenth {last:.2} ms; {awake_max} were awake at most, \
+         {awake} are"
+    );
     Ok(())
+}
+
+/// How many have processes, or are about to.
+fn awake(bench: &Bench) -> usize {
+    fs::read_dir(bench.path("root/run/c")).map_or(0, Iterator::count)
 }
 
 /// Resident memory of our processes that outlive a command, of this benchmark's only.

@@ -10,11 +10,16 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use dormouse_kernel::process::{CloneFlags, unshare};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
 
 /// One contender: a name and the command of each turn.
 pub struct Arm {
@@ -42,6 +47,16 @@ impl Times {
     pub fn new(mut times: Vec<Duration>) -> Self {
         times.sort();
         Self(times)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The middle one, in milliseconds.
@@ -186,13 +201,32 @@ pub fn promise(text: &str, value: f64, limit: f64) {
 /// process and what it starts live in network and mount namespaces that play the host. What belongs
 /// below `/run` on a host lies on a tmpfs here too: ours in `root/run`, that of others in
 /// [`Bench::STATE`].
+///
+/// Ended by a signal it leaves nothing either.
 pub struct Bench {
     /// Everything is below; gone when dropped.
     pub dir: tempfile::TempDir,
-    /// Where our programs and the C programs are.
+    place: Place,
+    watch: Option<Watch>,
+}
+
+/// What is made for a benchmark, to be taken away again.
+#[derive(Debug, Clone)]
+struct Place {
+    dir: PathBuf,
+    /// Where our programs are.
     bin: PathBuf,
     disk: Disk,
 }
+
+/// A thread that cleans up when a signal ends this process.
+struct Watch {
+    handle: Handle,
+    thread: JoinHandle<()>,
+}
+
+/// How many places there are: the last one that is cleaned up ends the process.
+static PLACES: AtomicUsize = AtomicUsize::new(0);
 
 /// What a benchmark's directory lies on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,7 +274,10 @@ impl Bench {
             // The loop device keeps the file, which has no name when this returns.
             ok(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()))?;
         }
-        let bench = Self { dir, bin, disk };
+        let place = Place { dir: dir.path().to_owned(), bin, disk };
+        // ORDER: it lives in the namespaces that were made above.
+        let watch = Watch::begin(place.clone())?;
+        let bench = Self { dir, place, watch: Some(watch) };
         for runtime in RUNTIME {
             fs::create_dir_all(bench.path(runtime))?;
             ok(Command::new("mount").args(["-t", "tmpfs", "bench"]).arg(bench.path(runtime)))?;
@@ -254,12 +291,12 @@ impl Bench {
             std::os::unix::fs::symlink("busybox", root.join("bin").join(name))?;
         }
         fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n")?;
-        for program in ["floor", "calls", "serve"] {
+        for program in ["floor", "calls", "serve", "tick"] {
             let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("floor/{program}.c"));
             let to = bench.path(program);
             ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&to).arg(source))?;
         }
-        for program in ["calls", "serve"] {
+        for program in ["calls", "serve", "tick"] {
             fs::copy(bench.path(program), root.join("bin").join(program))?;
         }
         ok(bench.dormouse().args(["import", "--name", "bench"]).arg(&root))?;
@@ -276,14 +313,12 @@ impl Bench {
 
     /// Our command, on a root of its own.
     pub fn dormouse(&self) -> Command {
-        self.dormouse_in(&self.path("root"))
+        self.place.dormouse()
     }
 
     /// Our command on another root, where nothing runs: only what is below it has to be removed.
     pub fn dormouse_in(&self, root: &Path) -> Command {
-        let mut command = Command::new(self.bin.join("dormouse"));
-        command.arg("--root").arg(root);
-        command
+        self.place.dormouse_in(root)
     }
 
     /// Our daemon, once it says that it is ready.
@@ -343,8 +378,7 @@ pub struct Daemon(Child);
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.0);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let _ = self.0.wait();
     }
 }
@@ -354,6 +388,62 @@ const RUNTIME: [&str; 2] = ["root/run", Bench::STATE];
 
 impl Drop for Bench {
     fn drop(&mut self) {
+        // Where a signal has come first this never returns.
+        if let Some(Watch { handle, thread }) = self.watch.take() {
+            handle.close();
+            let _ = thread.join();
+        }
+        self.place.clean();
+        PLACES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Watch {
+    fn begin(place: Place) -> Result<Self> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot hear signals")?;
+        let handle = signals.handle();
+        PLACES.fetch_add(1, Ordering::Relaxed);
+        let thread = std::thread::spawn(move || {
+            let Some(signal) = signals.forever().next() else { return };
+            eprintln!("\ncleaning up below {}", place.dir.display());
+            end_children();
+            place.clean();
+            let _ = fs::remove_dir_all(&place.dir); // nobody would hear of it
+            if PLACES.fetch_sub(1, Ordering::Relaxed) == 1 {
+                std::process::exit(128 + signal);
+            }
+        });
+        Ok(Self { handle, thread })
+    }
+}
+
+/// Ends what this process has started, so that nobody makes more while it is cleaned up.
+fn end_children() {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let pids: Vec<i32> =
+        lists.flat_map(|list| list.split(' ').flat_map(str::parse).collect::<Vec<_>>()).collect();
+    for pid in pids.into_iter().filter_map(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM); // it may have ended just now
+    }
+}
+
+impl Place {
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    fn dormouse(&self) -> Command {
+        self.dormouse_in(&self.path("root"))
+    }
+
+    fn dormouse_in(&self, root: &Path) -> Command {
+        let mut command = Command::new(self.bin.join("dormouse"));
+        command.arg("--root").arg(root);
+        command
+    }
+
+    fn clean(&self) {
         for hierarchy in FLOOR_CGROUPS {
             let _ = fs::remove_dir(format!("/sys/fs/cgroup/{hierarchy}/floor-bench")); // if made
         }
@@ -369,13 +459,13 @@ impl Drop for Bench {
             matches!((ended, gone), (Ok(a), Ok(b)) if a.status.success() && b.status.success())
         });
         if !cleaned {
-            eprintln!("cannot clean up below {}", self.dir.path().display());
+            eprintln!("cannot clean up below {}", self.dir.display());
         }
         for runtime in RUNTIME {
             let _ = Command::new("umount").arg("--lazy").arg(self.path(runtime)).status();
         }
         if self.disk == Disk::Journaled {
-            let _ = Command::new("umount").arg("--lazy").arg(self.dir.path()).status();
+            let _ = Command::new("umount").arg("--lazy").arg(&self.dir).status();
         }
     }
 }
@@ -429,6 +519,17 @@ pub fn ok(command: &mut Command) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?}: {}: {}", output.status, text.trim());
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Puts things into an order that only looks like chance (xorshift64): from the same `state`, which is
+/// not 0, it is the same every time.
+pub fn shuffle<T>(all: &mut [T], state: &mut u64) {
+    for n in (1..all.len()).rev() {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        all.swap(n, (*state % (n as u64 + 1)) as usize);
+    }
 }
 
 /// Whether a program is installed.

@@ -7,7 +7,9 @@
 //! Some clients ask one server after the other, number n with a probability of 1/n^alpha, each request
 //! a connection of its own. The daemon has memory for a part of the servers; the others sleep, and are
 //! woken by whoever asks them, when another one sleeps in their place. The reference has memory for all
-//! of them, in the same run, before and after. Denali (OSDI 2002), figures 8 to 11.
+//! of them, in the same run, before and after. On the way to that many servers it is measured how many
+//! requests fewer of them answer, with memory for all and for `--fit` of them. Denali (OSDI 2002), figures 8
+//! to 11.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -35,6 +37,12 @@ struct Options {
     /// How long each point is measured.
     #[arg(long, default_value_t = 4)]
     seconds: u64,
+    /// How many have room where not all have.
+    #[arg(long, default_value_t = 10)]
+    fit: usize,
+    /// From how many servers on it is measured how many requests they answer, twice as many each time.
+    #[arg(long, default_value_t = 5)]
+    from: usize,
 }
 
 /// LIMIT: how long an answer may take before the benchmark gives up.
@@ -95,15 +103,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
     let mut all = Vec::new();
-    for n in 0..options.servers {
-        let name = format!("s{n}");
-        let mut run = bench.dormouse();
-        run.args(["run", "-d", "--sleep-after", "3600s", "--name", &name, "bench", "serve", "80"]);
-        ok(run.arg(options.kib.to_string()))?;
-        all.push(bench.address(&name, 80)?);
-    }
-    let answers = || all.iter().all(|address| ask(*address).is_ok());
-    ensure!(wait_until(PATIENCE, answers), "not all of them answer");
+    against_their_number(&bench, &options, &mut all)?;
     let mut lines = Vec::new();
     for alpha in ALPHAS {
         let before = point(&bench, &options, &all, alpha, 1.0)?;
@@ -128,6 +128,54 @@ fn main() -> Result<()> {
         lines.into_iter().map(|(name, points)| Line { name: name.leak(), points }).collect();
     let title = format!("{} servers, memory for some of them", options.servers);
     plot("zipf", &title, ["part of them that has room", "requests, of all in memory"], &lines)
+}
+
+/// Starts more servers, up to so many.
+fn start(bench: &Bench, options: &Options, all: &mut Vec<SocketAddr>, count: usize) -> Result<()> {
+    for n in all.len()..count {
+        let name = format!("s{n}");
+        let mut run = bench.dormouse();
+        run.args(["run", "-d", "--sleep-after", "3600s", "--name", &name, "bench", "serve", "80"]);
+        ok(run.arg(options.kib.to_string()))?;
+        all.push(bench.address(&name, 80)?);
+    }
+    let answers = || all.iter().all(|address| ask(*address).is_ok());
+    ensure!(wait_until(PATIENCE, answers), "not all of them answer");
+    Ok(())
+}
+
+/// Starts the servers, and draws how many requests so many of them answer on the way.
+fn against_their_number(bench: &Bench, options: &Options, all: &mut Vec<SocketAddr>) -> Result<()> {
+    let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    let counts = std::iter::successors(Some(options.from.max(1)), |count| Some(count * 2));
+    let counts = counts.take_while(|count| *count < options.servers).chain([options.servers]);
+    for count in counts {
+        start(bench, options, all, count)?;
+        let arms =
+            ALPHAS.map(|alpha| (format!("alpha {alpha}, room for {}", options.fit), alpha, false));
+        // With room for all of them nobody is asked for what nobody has: who is popular hardly matters.
+        for (name, alpha, all_fit) in
+            [("room for all".to_owned(), 1.0, true)].into_iter().chain(arms)
+        {
+            let part = if all_fit { 1.0 } else { (options.fit as f64 / count as f64).min(1.0) };
+            let found = point(bench, options, all, alpha, part)?;
+            let what = format!("{count} servers, {name}");
+            eprintln!("  {what}: {:.0} requests/s, {} wakes", found.requests_per_s, found.wakes);
+            let more = serde_json::json!({
+                "servers": count, "kib": options.kib, "clients": options.clients, "alpha": alpha,
+                "wakes": found.wakes, "p50_ms": found.times.median_ms(), "p99_ms": found.times.at(0.99),
+            });
+            figure("zipf", &format!("{what}: requests"), found.requests_per_s, "1/s", more);
+            let place = (count as f64, found.requests_per_s);
+            match lines.iter_mut().find(|(line, _)| *line == name) {
+                Some((_, points)) => points.push(place),
+                None => lines.push((name, vec![place])),
+            }
+        }
+    }
+    let drawn = lines.iter().map(|(name, points)| Line { name, points: points.clone() });
+    let title = format!("More and more servers, memory for {} of them", options.fit);
+    plot("zipf-servers", &title, ["servers", "requests a second"], &drawn.collect::<Vec<_>>())
 }
 
 fn tell(options: &Options, alpha: f64, part: f64, found: &Point, resident: f64) {

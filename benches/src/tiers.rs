@@ -1,0 +1,162 @@
+//! How long a caller waits for the first byte of one that is awake, drowsy or asleep, while others work.
+//!
+//! ```sh
+//! cargo run --release -p dormouse-benches --bin tiers -- --servers 20 --rounds 50 --busy 0,1,2,4
+//! ```
+//!
+//! Some containers that never stop working run beside the servers, from none to more than there are
+//! processors. In each round all servers are put where the tier says, and then asked one after the other, in
+//! random order. Denali (OSDI 2002) asks the same of its swapped-out servers in section 6.4.
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use dormouse_benches::{Bench, Line, Times, figure, ok, plot};
+use dormouse_testkit::wait_until;
+
+/// Options.
+#[derive(Parser)]
+struct Options {
+    /// How many servers.
+    #[arg(long, default_value_t = 20)]
+    servers: usize,
+    /// How often each is asked at each point.
+    #[arg(long, default_value_t = 50)]
+    rounds: usize,
+    /// How many work meanwhile, ascending.
+    #[arg(long, value_delimiter = ',', default_value = "0,1,2,4")]
+    busy: Vec<usize>,
+    /// Memory of each server, in kB.
+    #[arg(long, default_value_t = 64)]
+    kib: u64,
+}
+
+/// LIMIT: how long an answer may take before the benchmark gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Until whoever wakes them is there, and nothing of the sleep is left to be done.
+const SETTLES: Duration = Duration::from_millis(50);
+
+/// Where a server is when it is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tier {
+    Awake,
+    Drowsy,
+    Asleep,
+}
+
+impl Tier {
+    const ALL: [Self; 3] = [Self::Awake, Self::Drowsy, Self::Asleep];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Awake => "awake",
+            Self::Drowsy => "drowsy",
+            Self::Asleep => "asleep",
+        }
+    }
+
+    /// Puts all servers there.
+    fn put(self, bench: &Bench, names: &[String]) -> Result<()> {
+        let more: &[&str] = match self {
+            Self::Awake => return Ok(()),
+            Self::Drowsy => &["--drowsy"],
+            Self::Asleep => &[],
+        };
+        ok(bench.dormouse().arg("sleep").args(more).args(names))?;
+        std::thread::sleep(SETTLES);
+        Ok(())
+    }
+}
+
+fn ask(address: SocketAddr) -> Result<Duration> {
+    let begin = Instant::now();
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"Q\n")?;
+    ensure!(stream.read(&mut [0])? == 1, "no answer");
+    let took = begin.elapsed();
+    // It is idle when it has hung up.
+    stream.read_to_end(&mut Vec::new())?;
+    Ok(took)
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
+    let bench = Bench::new()?;
+    let kib = options.kib.to_string();
+    let names: Vec<String> = (0..options.servers).map(|n| format!("s{n}")).collect();
+    let mut all = Vec::new();
+    for name in &names {
+        ok(bench.dormouse().args(["run", "-d", "--name", name, "bench", "serve", "80", &kib]))?;
+        all.push(bench.address(name, 80)?);
+    }
+    let answers = || all.iter().all(|address| ask(*address).is_ok());
+    ensure!(wait_until(PATIENCE, answers), "not all of them answer");
+    let parts = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
+    let mut lines: Vec<(Tier, &str, Vec<(f64, f64)>)> = Vec::new();
+    let mut working = 0;
+    for busy in &options.busy {
+        for n in working..*busy {
+            let name = format!("busy{n}");
+            let work = ["bench", "sh", "-c", "while :; do :; done"];
+            ok(bench.dormouse().args(["run", "-d", "--name", &name]).args(work))?;
+        }
+        working = *busy;
+        let times = measure(&bench, &names, &all, options.rounds)?;
+        for (tier, times) in Tier::ALL.into_iter().zip(times) {
+            tell(&options, *busy, tier, &times);
+            for (name, part) in parts {
+                let point = (*busy as f64, times.at(part));
+                match lines.iter_mut().find(|(of, what, _)| (*of, *what) == (tier, name)) {
+                    Some((.., points)) => points.push(point),
+                    None => lines.push((tier, name, vec![point])),
+                }
+            }
+        }
+    }
+    let names: Vec<String> =
+        lines.iter().map(|(tier, part, _)| format!("{} {part}", tier.name())).collect();
+    let drawn = lines.into_iter().zip(&names).filter(|((tier, ..), _)| *tier != Tier::Awake);
+    let drawn: Vec<Line<'_>> = drawn.map(|((.., points), name)| Line { name, points }).collect();
+    let title = format!("First byte of one of {} servers", options.servers);
+    plot("tiers", &title, ["containers that work meanwhile", "ms"], &drawn)
+}
+
+fn tell(options: &Options, busy: usize, tier: Tier, times: &Times) {
+    let (p50, p99, p999) = (times.median_ms(), times.at(0.99), times.at(0.999));
+    let name = format!("{}, {busy} work: first byte", tier.name());
+    eprintln!("  {name}: p50 {p50:.2} ms, p99 {p99:.2} ms, p99.9 {p999:.2} ms");
+    let more = serde_json::json!({
+        "servers": options.servers, "rounds": options.rounds, "asked": times.len(),
+        "p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": times.at(1.0),
+    });
+    figure("tiers", &name, p50, "ms", more);
+}
+
+/// Asks all of them in each tier, in turn.
+fn measure(
+    bench: &Bench,
+    names: &[String],
+    all: &[SocketAddr],
+    rounds: usize,
+) -> Result<Vec<Times>> {
+    let mut times: Vec<Vec<Duration>> = Tier::ALL.map(|_| Vec::new()).into();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut order: Vec<usize> = (0..all.len()).collect();
+    for _ in 0..rounds {
+        for (tier, times) in Tier::ALL.into_iter().zip(&mut times) {
+            dormouse_benches::shuffle(&mut order, &mut random);
+            tier.put(bench, names)?;
+            for n in &order {
+                let asked = ask(all[*n]);
+                times.push(asked.with_context(|| format!("{} does not answer", names[*n]))?);
+            }
+        }
+    }
+    Ok(times.into_iter().map(Times::new).collect())
+}
