@@ -200,12 +200,12 @@ fn round(
     took
 }
 
-/// The process of the keeper's that waits to be told whom to wake.
+/// The keeper's process that wakes whom it is told to.
 fn stands_by(bench: &Bench) -> Option<Pid> {
     let root = bench.path("root");
     let is_it = |line: &[u8]| {
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        let ends = words.ends_with(&[b"internal", b"wake", b"-", b""]);
+        let ends = words.ends_with(&[b"internal", b"wake", b""]);
         ends && words.contains(&root.as_os_str().as_encoded_bytes())
     };
     let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();

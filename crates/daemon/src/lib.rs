@@ -18,7 +18,7 @@
 //! program at every switch of tasks: docs/decisions/0010.
 //!
 //! **What it may miss.** Events are lines of a file that is followed by inotify(7). A full disk loses
-//! some, so every ten minutes all containers are gone through, as at the start.
+//! some, so every ten minutes all that are awake are gone through, as at the start.
 //!
 //! **Its end.** On SIGTERM or SIGINT it starts nothing more, waits for the processes it has
 //! started, and ends. After SIGKILL those finish by themselves: each is a verb of its own, under the
@@ -34,7 +34,6 @@ mod watch;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
-use std::ffi::OsString;
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -49,13 +48,13 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
-use errand::Errand;
+use errand::{Errand, Hands};
 use gate::Gate;
 use room::Choice;
 pub use settings::Memory;
 use watch::Watch;
 
-/// How often all containers are gone through.
+/// How often all containers that are awake are gone through.
 const GO_THROUGH: Duration = Duration::from_secs(600);
 /// How many of them at once: whoever wakes one does not wait for more.
 const GO_THROUGH_AT_ONCE: usize = 32;
@@ -164,7 +163,7 @@ struct Daemon {
     queue: BinaryHeap<Reverse<(Instant, ContainerId)>>,
     errands: Vec<Errand>,
     errands_max: usize,
-    command: Vec<OsString>,
+    hands: Hands,
     next_round: Instant,
     /// Those that are still to be gone through.
     round: Vec<ContainerId>,
@@ -196,8 +195,10 @@ impl Daemon {
             watches: HashMap::new(),
             queue: BinaryHeap::new(),
             errands: Vec::new(),
-            errands_max: std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8)),
-            command: engine.internal("sleep")?,
+            // Half of each is waiting for the disk and for the end of processes.
+            errands_max: std::thread::available_parallelism()
+                .map_or(4, |n| (n.get() * 2).clamp(4, 8)),
+            hands: Hands::new(engine.internal("sleep")?),
             next_round: Instant::now(),
             round: Vec::new(),
             keeper: None,
@@ -206,11 +207,11 @@ impl Daemon {
         })
     }
 
-    /// Begins to look which containers run and fall asleep by themselves, all of them.
+    /// Begins to look which containers fall asleep by themselves, all that are awake.
     fn go_through(&mut self) -> Result<()> {
         self.next_round = Instant::now() + GO_THROUGH;
         self.sweep();
-        self.round = self.engine.ids()?;
+        self.round = self.engine.started()?;
         Ok(())
     }
 
@@ -274,6 +275,7 @@ impl Daemon {
                 self.go_through()?;
             }
             self.go_on();
+            self.hands.rest(Instant::now());
             let Heard { is_told, is_over, is_orphaned, is_at_gate, ended } = self.wait(signals)?;
             if is_over {
                 return Ok(());
@@ -304,7 +306,8 @@ impl Daemon {
         let due = self.queue.peek().filter(|_| free).map(|Reverse((due, _))| *due);
         let events = self.told.is_none().then(|| now + LOOK);
         let gate = self.gate.as_ref().map(Gate::next);
-        let next = due.into_iter().chain(events).chain(gate).fold(self.next_round, Instant::min);
+        let times = due.into_iter().chain(events).chain(gate).chain(self.hands.next());
+        let next = times.fold(self.next_round, Instant::min);
         let next = if self.round.is_empty() { next } else { now };
         let left = next.saturating_duration_since(now);
         // Not before it is due.
@@ -374,7 +377,7 @@ impl Daemon {
     }
 
     fn put_to_sleep(&mut self, id: ContainerId, idle: Option<&Idle>, tier: Tier, why: Why) {
-        match Errand::start(&self.command, &id, idle, tier, why) {
+        match self.hands.start(&id, idle, tier, why) {
             Ok(errand) => {
                 self.errands.push(errand);
                 if let Some(gate) = &mut self.gate {
@@ -393,7 +396,7 @@ impl Daemon {
 
     fn ended(&mut self, errand: Errand) {
         let (id, tier, reason) = (errand.id.clone(), errand.tier, errand.why);
-        let fell = errand.finish();
+        let fell = self.hands.finish(Instant::now(), errand);
         if let Some(watch) = self.watches.get_mut(&id) {
             watch.is_falling = false;
         }
@@ -459,9 +462,9 @@ impl Daemon {
         Ok(())
     }
 
-    fn finish(self) {
+    fn finish(mut self) {
         for errand in self.errands {
-            errand.finish();
+            self.hands.finish(Instant::now(), errand);
         }
     }
 }

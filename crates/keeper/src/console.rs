@@ -73,8 +73,6 @@ impl Console {
 /// Logs that are kept under a bound.
 #[derive(Debug)]
 pub struct Logs {
-    /// Whose.
-    pub id: Id,
     /// Paths on the host.
     pub paths: Box<[Box<str>]>,
     /// Bytes on disk for each.
@@ -127,11 +125,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let root = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap();
-        let logs = Logs {
-            id: Id::new(b"a").unwrap(),
-            paths: [path.to_str().unwrap().into()].into(),
-            bound_bytes: 64 << 10,
-        };
+        let logs = Logs { paths: [path.to_str().unwrap().into()].into(), bound_bytes: 64 << 10 };
         let mut options = std::fs::OpenOptions::new();
         let mut file = options.create(true).append(true).open(&path).unwrap();
         for i in 0..20_000 {

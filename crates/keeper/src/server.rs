@@ -18,11 +18,12 @@
 //! namespace. So what follows the end of a container happens once at least, whoever is killed when.
 //!
 //! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
-//! alarm rings, `WAKE... ID called` or `WAKE... ID timer` is run, which takes them and has them let go.
-//! If it did not, they are watched again a second later. As long as somebody sleeps a *spare* `WAKE... -`
-//! is there: a process that has got ready, reads id and reason from its standard input when there is
-//! one to wake, and ends when it has woken that container. A caller does not wait for what a process
-//! does before it can do anything.
+//! alarm rings, a *waker* takes them and has them let go. If it did not, they are watched again a second
+//! later. A waker is a process `WAKE...` that has got ready, reads lines `ID called` or `ID timer` from its
+//! standard input, and answers each with a byte when that container is awake; it ends when its input does.
+//! As long as somebody sleeps one is there, so that a caller does not wait for what a process does before
+//! it can do anything; more are made when more are called at once, and end when they have had nothing to
+//! do for a second.
 //!
 //! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
 //! answers are never waited for: a client that does not read loses its connection.
@@ -31,10 +32,11 @@
 //! it takes the lock that clients start keepers under, looks once more for a client, unlinks its
 //! socket and becomes the tidy program, which takes down what no container needs any more.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, CString};
 use std::io::Write;
 use std::mem::MaybeUninit;
+use std::ops::Bound;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -116,26 +118,26 @@ enum Why {
 
 impl Why {
     /// The word that stands behind the id.
-    fn word(self) -> &'static CStr {
+    fn word(self) -> &'static str {
         match self {
-            Self::Called => c"called",
-            Self::Timer => c"timer",
+            Self::Called => "called",
+            Self::Timer => "timer",
         }
     }
 }
 
-/// A process that waits to be told which container it is to wake.
+/// A process that wakes one container after the other, as it is told.
 #[derive(Debug)]
-struct Spare {
+struct Waker {
     pid: u32,
     /// The other end of its standard input. It ends when this is closed.
     told: OwnedFd,
 }
 
-impl Spare {
+impl Waker {
     /// Tells it whom to wake; one that has ended meanwhile does not hear it.
     fn tell(&self, id: Id, why: Why) -> bool {
-        let line = format!("{} {}\n", id.as_str(), why.word().to_string_lossy());
+        let line = format!("{} {}\n", id.as_str(), why.word());
         rustix::net::send(&self.told, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
     }
 }
@@ -153,7 +155,7 @@ pub struct Parts {
     pub heritage: Heritage,
     /// Program and arguments that settle; the id is appended.
     pub settle: Vec<CString>,
-    /// Program and arguments that wake; the id and why are appended.
+    /// Program and arguments that wake whoever they are told of.
     pub wake: Vec<CString>,
     /// Program and arguments that the keeper becomes at its end.
     pub tidy: Vec<CString>,
@@ -167,23 +169,29 @@ pub struct Server {
     serial: u64,
     connections: HashMap<u64, OwnedFd>,
     children: HashMap<u32, Child>,
+    /// The first process of each container.
+    firsts: HashMap<Id, u32>,
     waiters: Vec<(u32, u64)>,
     unsettled: Vec<Unsettled>,
     consoles: HashMap<u64, Console>,
     stdins: HashMap<Id, OwnedFd>,
-    logs: Vec<Logs>,
+    logs: BTreeMap<Id, Logs>,
     custody: Custody,
     alarms: Alarms,
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Errand>,
-    spare: Option<Spare>,
-    /// No spare is made before: one has ended that nobody had told anything.
-    next_spare: Instant,
+    /// By serial number.
+    wakers: HashMap<u64, Waker>,
+    /// None is made before to be there when somebody calls: one has ended that had nothing to do.
+    next_waker: Instant,
+    /// When one was at work last.
+    woken: Instant,
     deaf_until: Option<Instant>,
     next_look: Instant,
     idle_since: Option<Instant>,
     ending: bool,
-    log_turn: usize,
+    /// Whose logs were looked at last.
+    log_turn: Option<Id>,
 }
 
 /// A request for a newborn, with its descriptors in their places.
@@ -251,22 +259,24 @@ impl Server {
             serial: FIRST_SERIAL,
             connections: HashMap::new(),
             children: HashMap::new(),
+            firsts: HashMap::new(),
             waiters: Vec::new(),
             unsettled: Vec::new(),
             consoles: HashMap::new(),
             stdins: HashMap::new(),
-            logs: Vec::new(),
+            logs: BTreeMap::new(),
             custody: Custody::new(open_max()),
             alarms: Alarms::default(),
             queue: VecDeque::new(),
             errands: HashMap::new(),
-            spare: None,
-            next_spare: Instant::now(),
+            wakers: HashMap::new(),
+            next_waker: Instant::now(),
+            woken: Instant::now(),
             deaf_until: None,
             next_look: Instant::now(),
             idle_since: None,
             ending: false,
-            log_turn: 0,
+            log_turn: None,
         })
     }
 
@@ -309,8 +319,10 @@ impl Server {
         let queue = (!self.queue.is_empty() && self.errands.is_empty()).then(|| now + AGAIN);
         let custody = self.custody.next();
         let alarm = self.alarms.next();
-        let spare = self.lacks_a_spare().then_some(self.next_spare);
-        let next = [look, idle, queue, custody, alarm, spare, self.deaf_until];
+        let waker = self.lacks_a_waker().then_some(self.next_waker);
+        let is_more = self.at_rest().count() > usize::from(!self.custody.is_empty());
+        let rest = is_more.then(|| self.woken + IDLE);
+        let next = [look, idle, queue, custody, alarm, waker, rest, self.deaf_until];
         let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
@@ -336,8 +348,8 @@ impl Server {
         }
         if self.errands.is_empty() {
             self.start_errands();
-            self.keep_a_spare();
         }
+        self.keep_a_waker(now);
         if self.ending {
             // ORDER: who asked is still connected and sees our end only when we are gone; nobody
             // else is.
@@ -358,14 +370,15 @@ impl Server {
     }
 
     fn look_after_logs(&mut self) {
-        if self.log_turn >= self.logs.len() {
-            self.log_turn = 0;
-        }
-        let end = self.logs.len().min(self.log_turn + LOOK_AT);
-        for logs in &self.logs[self.log_turn..end] {
+        let behind = self.log_turn.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let some = self.logs.range((behind, Bound::Unbounded)).take(LOOK_AT);
+        let mut looked = 0;
+        for (id, logs) in some {
             logs.trim(&self.parts.outside.root);
+            looked += 1;
+            // The next time from the first one on, where these are the last.
+            self.log_turn = (looked == LOOK_AT).then_some(*id);
         }
-        self.log_turn = end;
     }
 
     /// A terminal that nobody held open may be in use again: a getty opens and closes it.
@@ -442,6 +455,9 @@ impl Server {
                 self.hung_up(serial);
             }
             return;
+        }
+        if self.wakers.contains_key(&serial) {
+            return self.hear_waker(serial);
         }
         if let Some(id) = self.custody.called(serial) {
             self.queue.push_back(Errand::Wake(id, Why::Called));
@@ -522,6 +538,9 @@ impl Server {
                         let (id, kind, settle) = (spawn.id, spawn.kind, spawn.settle);
                         let child = Child { id, connection: serial, kind, settle };
                         self.children.insert(born.pid, child);
+                        if kind == Kind::Init {
+                            self.firsts.insert(id, born.pid);
+                        }
                         let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
                         (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
                     }
@@ -545,9 +564,8 @@ impl Server {
                 done()
             }
             Request::KeepLogs { id, bound_bytes, paths } => {
-                self.logs.retain(|logs| logs.id != id);
                 let paths = paths.into_iter().map(String::into_boxed_str).collect();
-                self.logs.push(Logs { id, paths, bound_bytes });
+                self.logs.insert(id, Logs { paths, bound_bytes });
                 done()
             }
             Request::AttachConsole { id } => self.attach_console(serial, id),
@@ -612,11 +630,11 @@ impl Server {
     }
 
     fn hold(&mut self, serial: u64, id: Id, key: u32, watch: u8, fds: Vec<OwnedFd>) -> Answer {
-        let first = self.children.iter().find(|(_, c)| c.id == id && c.kind == Kind::Init);
-        let awaited = first.is_some_and(|(pid, child)| {
+        let first = self.firsts.get(&id);
+        let awaited = first.and_then(|pid| self.children.get(pid)).is_some_and(|child| {
             let spawner =
                 child.connection != serial && self.connections.contains_key(&child.connection);
-            spawner || self.waiters.iter().any(|(waited, _)| waited == pid)
+            spawner || self.waiters.iter().any(|(waited, _)| Some(waited) == first)
         });
         if awaited && watch & watch::STAYS == 0 {
             return refused(Errno::BUSY, "hold what somebody who waits for its end would miss");
@@ -665,8 +683,7 @@ impl Server {
         let Some(console) = self.consoles.get_mut(&serial) else { return };
         let _ = epoll::delete(&self.epoll, &console.master);
         console.hung_up = true;
-        let alive = |child: &Child| child.kind == Kind::Init && child.id == console.id;
-        if !self.children.values().any(alive) {
+        if !self.firsts.contains_key(&console.id) {
             self.consoles.remove(&serial);
         }
     }
@@ -679,13 +696,9 @@ impl Server {
             console.id != id
         });
         self.stdins.remove(&id);
-        let root = &self.parts.outside.root;
-        self.logs.retain(|logs| {
-            if logs.id == id {
-                logs.trim(root);
-            }
-            logs.id != id
-        });
+        if let Some(logs) = self.logs.remove(&id) {
+            logs.trim(&self.parts.outside.root);
+        }
     }
 
     fn reap(&mut self) {
@@ -699,7 +712,10 @@ impl Server {
     fn ended(&mut self, pid: u32, status: i32) {
         if let Some(errand) = self.errands.remove(&pid) {
             match errand {
-                Errand::Wake(id, _) => self.custody.came_back(id),
+                Errand::Wake(id, _) => {
+                    self.dismiss(|waker| waker.pid == pid);
+                    self.custody.came_back(id);
+                }
                 // Killed in the middle of it: what is not done yet is done by the next one.
                 Errand::Settle(_) if code_of(status).1 == libc::SIGKILL => {
                     self.queue.push_back(errand);
@@ -708,14 +724,17 @@ impl Server {
             }
             return self.start_errands();
         }
-        if self.spare.take_if(|spare| spare.pid == pid).is_some() {
-            self.next_spare = Instant::now() + IDLE;
+        if self.dismiss(|waker| waker.pid == pid) {
+            self.next_waker = Instant::now() + IDLE;
         }
         let Some(child) = self.children.remove(&pid) else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (code, signal) = code_of(status);
         let ended = Ended { code, signal, finished_unix_ms: now.as_millis() as i64 };
         if child.kind == Kind::Init {
+            if self.firsts.get(&child.id) == Some(&pid) {
+                self.firsts.remove(&child.id);
+            }
             self.forget(child.id);
             // Without its directory the container is being removed, and nobody will ask.
             let _ = write_exit_file(&self.parts.run, child.id, pid, ended);
@@ -771,56 +790,111 @@ impl Server {
         self.queue.iter().position(|errand| if errand.is_wake() { wake } else { settle })
     }
 
-    /// Somebody is ready to wake whoever is called next, as long as somebody sleeps.
-    fn keep_a_spare(&mut self) {
-        let now = Instant::now();
-        if self.custody.is_empty() {
-            self.spare = None;
-        } else if self.lacks_a_spare() && self.next_spare <= now {
-            // Where none can be made now whoever is called waits a little longer.
-            self.spare = self.make_spare().ok();
-            self.next_spare = if self.spare.is_some() { now } else { now + IDLE };
+    /// Wakers that have nothing to do, by their serial numbers.
+    fn at_rest(&self) -> impl Iterator<Item = (u64, &Waker)> {
+        let rests = |(_, waker): &(&u64, &Waker)| !self.errands.contains_key(&waker.pid);
+        self.wakers.iter().filter(rests).map(|(serial, waker)| (*serial, waker))
+    }
+
+    /// One is there as long as somebody sleeps, and the others end when there is no more for them to do.
+    fn keep_a_waker(&mut self, now: Instant) {
+        let kept = match self.woken + IDLE <= now {
+            true => usize::from(!self.custody.is_empty()),
+            false => usize::MAX,
+        };
+        let spare: Vec<u32> = self.at_rest().skip(kept).map(|(_, waker)| waker.pid).collect();
+        self.dismiss(|waker| spare.contains(&waker.pid));
+        if self.lacks_a_waker() && self.next_waker <= now && self.make_waker().is_err() {
+            // Whoever is called waits a little longer.
+            self.next_waker = now + IDLE;
         }
     }
 
-    /// Somebody sleeps, and nobody is ready, nor at work with waking already.
-    fn lacks_a_spare(&self) -> bool {
+    /// Somebody sleeps, and nobody is there to wake, nor at work with something else.
+    fn lacks_a_waker(&self) -> bool {
         let is_wanted = !self.custody.is_empty() && !self.parts.wake.is_empty();
-        is_wanted && self.spare.is_none() && self.errands.is_empty()
+        is_wanted && self.wakers.is_empty() && self.errands.is_empty()
     }
 
-    fn make_spare(&self) -> Result<Spare, Errno> {
+    /// One more, which is told whom to wake under this number.
+    fn make_waker(&mut self) -> Result<u64, Errno> {
         use rustix::net::{AddressFamily, SocketType, socketpair};
         let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
         let (input, told) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
-        let pid = self.run_program(&self.parts.wake, &[c"-"], Some(input.as_fd()))?;
-        Ok(Spare { pid, told })
+        let pid = self.run_program(&self.parts.wake, None, Some(input.as_fd()))?;
+        self.serial += 1;
+        // One that cannot be watched ends again, for it is not told anything.
+        self.watch(told.as_fd(), self.serial)?;
+        self.wakers.insert(self.serial, Waker { pid, told });
+        Ok(self.serial)
     }
 
-    /// Runs an errand: by the spare process, or by a program in the host's mount namespace.
-    fn run_errand(&mut self, errand: Errand) -> Result<u32, Errno> {
-        let (program, id, why) = match errand {
-            Errand::Settle(id) => (&self.parts.settle, id, None),
-            Errand::Wake(id, why) => (&self.parts.wake, id, Some(why)),
-        };
-        let told = |spare: &Spare| why.is_some_and(|why| spare.tell(id, why));
-        let spare = why.and_then(|_| self.spare.take()).filter(told);
-        if let Some(spare) = spare {
-            return Ok(spare.pid);
+    /// Has wakers end. Whether there was one.
+    fn dismiss(&mut self, which: impl Fn(&Waker) -> bool) -> bool {
+        let before = self.wakers.len();
+        let epoll = &self.epoll;
+        self.wakers.retain(|_, waker| {
+            let goes = which(waker);
+            if goes {
+                // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
+                let _ = epoll::delete(epoll, &waker.told);
+            }
+            !goes
+        });
+        self.wakers.len() < before
+    }
+
+    /// It has woken whom it was told to, or has ended.
+    fn hear_waker(&mut self, serial: u64) {
+        let Some(Waker { pid, told }) = self.wakers.get(&serial) else { return };
+        let pid = *pid;
+        match rustix::net::recv(told, &mut [0; 1], RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Ok((1, _)) => {
+                self.woken = Instant::now();
+                if let Some(Errand::Wake(id, _)) = self.errands.remove(&pid) {
+                    self.custody.came_back(id);
+                }
+                self.start_errands();
+            }
+            // What it was at is over when it is reaped.
+            _ => {
+                self.dismiss(|waker| waker.pid == pid);
+                if !self.errands.contains_key(&pid) {
+                    self.next_waker = Instant::now() + IDLE;
+                }
+            }
         }
-        let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
-        let words: Vec<&CStr> = std::iter::once(id.as_c_str()).chain(why.map(Why::word)).collect();
-        self.run_program(program, &words, None)
     }
 
-    /// Runs a program in the host's mount namespace, with some more words.
+    /// Runs an errand: by a waker, or by a program in the host's mount namespace.
+    fn run_errand(&mut self, errand: Errand) -> Result<u32, Errno> {
+        match errand {
+            Errand::Settle(id) => {
+                let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
+                self.run_program(&self.parts.settle, Some(&id), None)
+            }
+            Errand::Wake(id, why) => {
+                self.woken = Instant::now();
+                let ready = self.at_rest().find(|(_, waker)| waker.tell(id, why));
+                if let Some((_, waker)) = ready {
+                    return Ok(waker.pid);
+                }
+                let serial = self.make_waker()?;
+                let waker = self.wakers.get(&serial).ok_or(Errno::SRCH)?;
+                waker.tell(id, why).then_some(waker.pid).ok_or(Errno::SRCH)
+            }
+        }
+    }
+
+    /// Runs a program in the host's mount namespace, with one more word.
     fn run_program(
         &self,
         program: &[CString],
-        more: &[&CStr],
+        more: Option<&CStr>,
         input: Option<BorrowedFd<'_>>,
     ) -> Result<u32, Errno> {
-        let words = program.iter().map(CString::as_c_str).chain(more.iter().copied());
+        let words = program.iter().map(CString::as_c_str).chain(more);
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
         // ORDER: it waits for execve: until then the child has copies of all that is in custody, and a

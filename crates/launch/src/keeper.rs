@@ -43,7 +43,8 @@ pub struct KeeperStart {
     /// Program and arguments that settle a container whose spawner is gone; the id is appended.
     /// Empty: nothing is settled.
     pub settle: Vec<OsString>,
-    /// Program and arguments that wake a container; the id and why (`called`, `timer`) are appended.
+    /// Program and arguments that wake containers: it reads a line `ID WHY` (`called`, `timer`) for each
+    /// from its standard input, a socket, and answers with a byte when that one is awake.
     pub wake: Vec<OsString>,
     /// Program and arguments that the keeper becomes when it ends, after it has let go of its
     /// socket, in the host's mount namespace. Empty: it just ends.

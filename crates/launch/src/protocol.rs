@@ -114,7 +114,7 @@ fn open(bytes: &[u8]) -> Result<(u16, Fields<'_>), Malformed> {
 
 /// The id of a container, kept without allocation: letters and digits, 64 at most, so that it is a
 /// single path component.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id {
     length: u8,
     bytes: [u8; 64],

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use dormouse_container::{Idle, Tier, Why};
+use rustix::net::SendFlags;
 
 use crate::command::{Global, whole};
 use crate::output;
@@ -23,33 +24,17 @@ enum What {
         /// Its id
         id: String,
     },
-    /// Wake a container that somebody calls
-    Wake {
-        /// Its id; - to get ready and read it and why from standard input
-        id: String,
-        /// Why: called, timer
-        why: Option<String>,
-    },
+    /// Wake containers that somebody calls; reads their ids and why (called, timer) from standard
+    /// input, a socket, and answers there
+    Wake,
     /// Make the sockets at which asleep containers are called, and give them to the keeper; reads
     /// their directories from standard input
     Listen,
-    /// Put a container to sleep, or have it become drowsy, if it has not run; prints what came of
-    /// it
-    Sleep {
-        /// Its id
-        id: String,
-        /// How far: drowsy, asleep
-        tier: String,
-        /// Why: idle, memory
-        why: String,
-        /// For how long it has not run; without it and the rest it sleeps whatever it does
-        #[arg(requires = "worth_ms")]
-        quiet_ms: Option<u64>,
-        /// The CPU time it had used then
-        used_ns: Option<u64>,
-        /// From how long on a sleep is worth it
-        worth_ms: Option<u64>,
-    },
+    /// Put containers to sleep, or have them become drowsy, if they have not run; reads a line for
+    /// each from standard input and prints what came of it: id, how far (drowsy, asleep), why (idle,
+    /// memory), and unless it is to sleep whatever it does for how many ms it has not run, the CPU
+    /// time in ns that it had used then, from how many ms on a sleep is worth it
+    Sleep,
     /// Take away what containers share if none runs; the keeper asks for it at its end
     Tidy,
     /// Give back everything that a reboot would, which is refused while a container runs
@@ -69,30 +54,37 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             engine.settle(&id.parse()?)?;
             Ok(0)
         }
-        What::Wake { id, .. } if id == "-" => {
+        What::Wake => {
             let engine = global.engine_alone()?;
             engine.get_ready();
-            let mut told = String::new();
-            std::io::stdin().read_line(&mut told).context("cannot read whom to wake")?;
-            let mut words = told.split_ascii_whitespace();
-            if let Some(id) = words.next() {
+            let mut lines = std::io::stdin().lines();
+            while let Some(line) = lines.next().transpose().context("cannot read whom to wake")? {
+                let mut words = line.split_ascii_whitespace();
+                let id = words.next().unwrap_or_default();
                 engine.wake(&id.parse()?, Why::of_keeper(words.next()))?;
+                let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
+                rustix::net::send(keeper, b"\n", flags).context("cannot tell the keeper")?;
             }
             Ok(0)
         }
-        What::Wake { id, why } => {
-            global.engine()?.wake(&id.parse()?, Why::of_keeper(why.as_deref()))?;
-            Ok(0)
-        }
-        What::Sleep { id, tier, why, quiet_ms, used_ns, worth_ms } => {
-            let (tier, why): (Tier, _) = (tier.parse()?, Why::of_daemon(&why));
-            let times = quiet_ms.zip(worth_ms).zip(used_ns);
-            let idle = times.map(|((quiet, worth), used_ns)| {
-                let [quiet, worth] = [quiet, worth].map(Duration::from_millis);
-                Idle { quiet, used_ns, worth }
-            });
-            let fell = global.engine()?.fall_asleep(&id.parse()?, idle.as_ref(), tier, why);
-            output::json_line(&fell)?;
+        What::Sleep => {
+            let engine = global.engine()?;
+            for line in std::io::stdin().lines() {
+                let line = line.context("cannot read who is to sleep")?;
+                let words: Vec<&str> = line.split_ascii_whitespace().collect();
+                let [id, tier, why, numbers @ ..] = &words[..] else { bail!("not enough: {line}") };
+                let idle = match numbers {
+                    [quiet, used, worth] => Some(Idle {
+                        quiet: Duration::from_millis(quiet.parse()?),
+                        used_ns: used.parse()?,
+                        worth: Duration::from_millis(worth.parse()?),
+                    }),
+                    _ => None,
+                };
+                let (tier, why): (Tier, _) = (tier.parse()?, Why::of_daemon(why));
+                let fell = engine.fall_asleep(&id.parse()?, idle.as_ref(), tier, why);
+                output::json_line(&fell)?;
+            }
             Ok(0)
         }
         What::Listen => {
