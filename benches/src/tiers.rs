@@ -1,4 +1,5 @@
-//! How long a caller waits for the first byte of one that is awake, drowsy or asleep, while others work.
+//! How long a caller waits for the first byte of one that is awake, swapped out, drowsy or asleep, while others
+//! work.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin tiers -- --servers 20 --rounds 50 --busy 0,1,2,4
@@ -6,17 +7,24 @@
 //!
 //! Some containers that never stop working run beside the servers, from none to more than there are
 //! processors. In each round all servers are put where the tier says, and then asked one after the other, in
-//! random order. Denali (OSDI 2002) asks the same of its swapped-out servers in section 6.4.
+//! random order. Denali (OSDI 2002) asks the same of its swapped-out servers in section 6.4. Swapped out is what a
+//! host does without us: it runs, and all that the kernel takes of its memory is in a swap file, which is
+//! made for that.
 #![forbid(unsafe_code)]
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use dormouse_benches::{Bench, Line, Times, figure, ok, plot};
 use dormouse_testkit::wait_until;
+use rustix::io::Errno;
 
 /// Options.
 #[derive(Parser)]
@@ -44,16 +52,18 @@ const SETTLES: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tier {
     Awake,
+    Swapped,
     Drowsy,
     Asleep,
 }
 
 impl Tier {
-    const ALL: [Self; 3] = [Self::Awake, Self::Drowsy, Self::Asleep];
+    const ALL: [Self; 4] = [Self::Awake, Self::Swapped, Self::Drowsy, Self::Asleep];
 
     fn name(self) -> &'static str {
         match self {
             Self::Awake => "awake",
+            Self::Swapped => "swapped out",
             Self::Drowsy => "drowsy",
             Self::Asleep => "asleep",
         }
@@ -63,12 +73,64 @@ impl Tier {
     fn put(self, bench: &Bench, names: &[String]) -> Result<()> {
         let more: &[&str] = match self {
             Self::Awake => return Ok(()),
+            Self::Swapped => return names.iter().try_for_each(|name| swap_out(bench, name)),
             Self::Drowsy => &["--drowsy"],
             Self::Asleep => &[],
         };
         ok(bench.dormouse().arg("sleep").args(more).args(names))?;
         std::thread::sleep(SETTLES);
         Ok(())
+    }
+}
+
+/// Has the kernel take what it can of a container's memory.
+fn swap_out(bench: &Bench, name: &str) -> Result<()> {
+    let shown = ok(bench.dormouse().args(["inspect", "--json", name]))?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    let pid = shown.get(0).unwrap_or(&shown)["pid"].as_u64().context("it has no process")?;
+    let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let of = |controller: &str| {
+        let mut rows = table.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        rows.find(|(names, _)| names.split(',').any(|n| n == controller)).map(|row| row.1)
+    };
+    let top = Path::new("/sys/fs/cgroup");
+    let taken = match (of("memory"), of("")) {
+        // memory.txt of cgroup-v1.
+        (Some(path), _) => {
+            fs::write(top.join("memory").join(&path[1..]).join("memory.force_empty"), "0")
+        }
+        // It says EAGAIN where there was less than that.
+        (None, Some(path)) => fs::write(top.join(&path[1..]).join("memory.reclaim"), "1G"),
+        (None, None) => return Ok(()),
+    };
+    match taken {
+        Err(e) => match Errno::from_io_error(&e) {
+            Some(Errno::AGAIN | Errno::BUSY) => Ok(()),
+            _ => Err(e.into()),
+        },
+        Ok(()) => Ok(()),
+    }
+}
+
+/// A swap file; no more in use when dropped.
+struct Swap(PathBuf);
+
+impl Swap {
+    fn on(bench: &Bench) -> Result<Self> {
+        let path = bench.path("swap");
+        ok(Command::new("fallocate").args(["-l", "1G"]).arg(&path))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        ok(Command::new("mkswap").arg(&path))?;
+        ok(Command::new("swapon").arg(&path))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        if let Err(e) = ok(Command::new("swapoff").arg(&self.0)) {
+            eprintln!("{e:#}");
+        }
     }
 }
 
@@ -88,6 +150,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
     let bench = Bench::new()?;
+    let _swap = Swap::on(&bench)?;
     let kib = options.kib.to_string();
     let names: Vec<String> = (0..options.servers).map(|n| format!("s{n}")).collect();
     let mut all = Vec::new();
