@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpgid};
 use serde_json::{Value, json};
 
 /// Options.
@@ -74,8 +76,7 @@ fn main() -> Result<()> {
     // The peer wants a tmpfs for what it knows of the kernel, or finds it out at every run.
     ok(Command::new("mount").args(["-t", "tmpfs", "bench", "/run"]))?;
     // Children of the peer's server are left to us when it ends.
-    let this = rustix::process::getpid();
-    rustix::process::set_child_subreaper(Some(this)).context("becoming a subreaper")?;
+    set_child_subreaper(Some(getpid())).context("becoming a subreaper")?;
     let mut all: Vec<Box<dyn Contender>> = vec![Box::new(Dormouse { bench: &bench })];
     let program = options.criu.clone().unwrap_or_else(|| "criu".into());
     match Command::new(&program).arg("--version").output() {
@@ -237,6 +238,19 @@ impl Criu {
         command.args(["--manage-cgroups=ignore", "-v0"]);
         command
     }
+
+    /// Waits until all of its processes have ended, which are ours or were left to us: whoever is
+    /// restored needs their numbers.
+    fn reap(&self) -> Result<()> {
+        let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no pid")?;
+        loop {
+            match waitpgid(group, WaitOptions::empty()) {
+                Ok(_) => {}
+                Err(Errno::CHILD) => return Ok(()),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
 }
 
 impl Contender for Criu {
@@ -264,7 +278,7 @@ impl Contender for Criu {
 
     fn save(&mut self) -> Result<Duration> {
         ok(self.command("dump").arg("-t").arg(self.pid.to_string()))?;
-        reap()?;
+        self.reap()?;
         frozen(&fs::read(self.dir.join("stats-dump")).context("stats-dump")?)
     }
 
@@ -283,21 +297,9 @@ impl Contender for Criu {
         while ask(SocketAddr::from(([127, 0, 0, 1], 7000))).is_ok() {
             ensure!(began.elapsed() < Duration::from_secs(5), "it does not end");
         }
-        reap()?;
+        self.reap()?;
         // What it holds of the page cache would be missing to the others.
         Ok(fs::remove_dir_all(&self.dir)?)
-    }
-}
-
-/// Waits until all children have ended, ours and those that were left to us: whoever is restored
-/// needs their numbers.
-fn reap() -> Result<()> {
-    loop {
-        match rustix::process::wait(rustix::process::WaitOptions::empty()) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::CHILD) => return Ok(()),
-            Err(e) => return Err(e.into()),
-        }
     }
 }
 
