@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
+#include <sys/sem.h>
 #include <linux/futex.h>
 
 #define KINDS 8
@@ -53,7 +54,7 @@ static void *wait_in(void *arg) {
 }
 
 /* Waits that end by their limit, LIMIT seconds after they began. */
-#define LIMITED 5
+#define LIMITED 9
 #define LIMIT 4
 static double began[LIMITED], ended[LIMITED];
 static volatile double away;
@@ -63,6 +64,13 @@ static void *wait_until(void *arg) {
 	struct timespec t = {LIMIT, 0};
 	struct timeval v = {LIMIT, 0};
 	struct pollfd p = {pipes[0][0], 0, 0};
+	struct epoll_event e;
+	struct sembuf take = {0, -1, 0};
+	int epoll = epoll_create1(0), semaphore = semget(IPC_PRIVATE, 1, 0600);
+	sigset_t mask;
+	sigemptyset(&mask);
+	sigaddset(&mask, SIGRTMIN + 6);
+	must(epoll >= 0 && semaphore >= 0);
 	began[n] = now();
 	switch (n) {
 	case 0: must(poll(&p, 1, LIMIT * 1000) == 0); break;
@@ -70,8 +78,15 @@ static void *wait_until(void *arg) {
 	case 2: must(nanosleep(&t, 0) == 0); break;
 	case 3: must(clock_nanosleep(CLOCK_BOOTTIME, 0, &t, 0) == 0); break;
 	case 4: must(select(0, 0, 0, 0, &v) == 0); break;
+	case 5: must(epoll_wait(epoll, &e, 1, LIMIT * 1000) == 0); break;
+	case 6: must(epoll_pwait2(epoll, &e, 1, &t, 0) == 0); break;
+	case 7: must(sigtimedwait(&mask, 0, &t) == -1 && errno == EAGAIN); break;
+	case 8: must(semtimedop(semaphore, &take, 1, &t) == -1 && errno == EAGAIN); break;
 	}
 	ended[n] = now();
+	/* What the program gave the kernel to read is as it was. */
+	must(t.tv_sec == LIMIT && t.tv_nsec == 0);
+	must(semctl(semaphore, 0, IPC_RMID) == 0);
 	return 0;
 }
 
@@ -93,6 +108,7 @@ int main(void) {
 	sigset_t mask;
 	sigemptyset(&mask);
 	sigaddset(&mask, SIGRTMIN + 5);
+	sigaddset(&mask, SIGRTMIN + 6);
 	pthread_sigmask(SIG_BLOCK, &mask, 0);
 	for (long n = 0; n < KINDS; n++)
 		must(pipe(pipes[n]) == 0 && pthread_create(&threads[n], 0, wait_in, (void *)n) == 0);

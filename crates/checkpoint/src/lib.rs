@@ -45,6 +45,7 @@ pub mod format;
 mod inject;
 pub mod load;
 mod quiet;
+mod remaining;
 pub mod save;
 mod stack;
 mod vdso;

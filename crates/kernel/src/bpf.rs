@@ -58,6 +58,11 @@ impl Insn {
         Self::new(0x79, dst, src, offset, 0)
     }
 
+    /// `*(u64 *)(dst + offset) = src`
+    pub(crate) const fn store_wide(dst: u8, offset: i16, src: u8) -> Self {
+        Self::new(0x7b, dst, src, offset, 0)
+    }
+
     /// `r0 = helper(r1, r2, r3, r4, r5)`
     pub(crate) const fn call(helper: i32) -> Self {
         Self::new(0x85, 0, 0, 0, helper)

@@ -30,12 +30,12 @@ pub mod probe;
 pub mod proc;
 pub mod process;
 pub mod resolve;
-pub mod restart;
 pub mod rlimit;
 pub mod scale;
 pub mod seccomp;
 pub mod sysctl;
 pub mod system_v;
+pub mod wait;
 pub mod weaken;
 
 pub use error::{CallError, ErrorKind};

@@ -8,8 +8,7 @@
 //! nothing: the clocks have gone on.
 //!
 //! LIMIT: limits of sockets (`SO_RCVTIMEO`) and of POSIX message queues are not known; a wait under
-//! one begins again when the container wakes for another reason. A wait in epoll_wait(2),
-//! sigtimedwait(2), semtimedop(2) or io_getevents(2) that is not over yet begins again as a whole.
+//! one begins again when the container wakes for another reason.
 
 use rustix::time::ClockId;
 
@@ -69,7 +68,7 @@ impl Records {
     }
 
     /// Takes `ns` from what is left of all timers and waits. After it [`Thread::time_limit`] is only
-    /// there where memory has to say what is left.
+    /// there where a register or memory has to say what is left.
     pub fn let_pass(&mut self, ns: u64) {
         for object in &mut self.objects {
             if let Thing::Timer(timer) = &mut object.thing {
@@ -161,15 +160,18 @@ fn pass_thread(thread: &mut Thread, ns: u64) {
     {
         restart.remaining_ns = restart.remaining_ns.map(|left| left.saturating_sub(ns));
     }
-    let Some(limit) = thread.time_limit.take().filter(|_| ns != 0) else { return };
+    let Some(limit) = thread.time_limit.take() else { return };
     let left_ns = limit.left_ns.saturating_sub(ns);
-    if limit.at.is_some() {
-        thread.time_limit = Some(TimeLimit { left_ns, ..limit });
-    } else if left_ns == 0
-        && let Some(returned) = over(limit.call)
-    {
-        thread.registers.rax = returned as u64;
-        thread.registers.orig_rax = u64::MAX;
+    match over(limit.call).filter(|_| left_ns == 0) {
+        Some(returned) => {
+            thread.registers.rax = returned as u64;
+            thread.registers.orig_rax = u64::MAX;
+        }
+        // The kernel has written it to memory as of when the call was interrupted.
+        None if limit.begins_anew() || limit.at.is_some() && ns != 0 => {
+            thread.time_limit = Some(TimeLimit { left_ns, ..limit });
+        }
+        None => {}
     }
 }
 
@@ -264,6 +266,12 @@ mod tests {
         epoll.processes[0].threads[0].registers.rax = 77;
         epoll.let_pass(9);
         assert_eq!(rax(&epoll), 77, "it is not over and begins again");
+        let left = |records: &Records| {
+            records.processes[0].threads[0].time_limit.as_ref().map(|limit| limit.left_ns)
+        };
+        assert_eq!(left(&epoll), Some(1), "with what is left");
+        epoll.let_pass(0);
+        assert_eq!(left(&epoll), Some(1), "also where no time has passed");
         let mut signals = waiting(libc::SYS_rt_sigtimedwait, 10, None);
         signals.let_pass(10);
         assert_eq!(rax(&signals), -i64::from(libc::EAGAIN));

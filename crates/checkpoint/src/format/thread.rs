@@ -103,3 +103,10 @@ pub struct TimeLimit {
     #[serde(default)]
     pub microseconds: bool,
 }
+
+impl TimeLimit {
+    /// It waits for some time, of which only this record says what is left.
+    pub(crate) fn begins_anew(&self) -> bool {
+        self.at.is_none() && self.call != libc::SYS_clock_nanosleep
+    }
+}

@@ -16,7 +16,7 @@ use super::{Restore, file, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
-use crate::vdso;
+use crate::{remaining, vdso};
 
 /// A newborn that is traced. It dies when this is dropped before [`Traced::conduct`] is done.
 #[derive(Debug)]
@@ -432,12 +432,13 @@ fn become_thread(
             registers.orig_rax = u64::MAX;
         }
     }
-    if let Some(limit) = &thread.time_limit
-        && let Some(address) = limit.at
-    {
-        let part_ns = if limit.microseconds { 1_000 } else { 1 };
-        let left = [limit.left_ns / 1_000_000_000, limit.left_ns % 1_000_000_000 / part_ns];
-        call::write_memory(tid, address, left.map(u64::to_ne_bytes).as_flattened())?;
+    if let Some(limit) = &thread.time_limit {
+        if let Some(address) = limit.at {
+            let part_ns = if limit.microseconds { 1_000 } else { 1 };
+            let left = [limit.left_ns / 1_000_000_000, limit.left_ns % 1_000_000_000 / part_ns];
+            call::write_memory(tid, address, left.map(u64::to_ne_bytes).as_flattened())?;
+        }
+        registers = remaining::begin_again(tid, registers, limit);
     }
     call::set_extended_state(tid, &extended(tid, thread)?)?;
     remote.finish(&registers, thread.mask)

@@ -180,7 +180,7 @@ pub fn stand_still(mut pids: impl FnMut() -> Vec<u32>) -> Result<Still> {
     }
     // ORDER: what takes long and can be done beforehand is.
     let blocks = Blocks::for_waiting(&before);
-    let (processes, held) = tree::stop_group(pids)?;
+    let (processes, held) = tree::stop_group(pids, &blocks)?;
     Ok(Still { processes, stale, blocks, _held: held })
 }
 
@@ -197,7 +197,7 @@ impl Still {
                 let Some(registers) = gone(call::registers(*tid)).map_err(failed)? else {
                     continue;
                 };
-                is_busy |= seen.stopped.is_none() && !waits(tid, &registers)?;
+                is_busy |= seen.stopped.is_none() && !waits(seen, *tid, &registers)?;
                 let failed = Error::of("read the time of a call", *tid);
                 sooner(gone(thread::waits_ns(seen, *tid, &self.blocks)).map_err(failed)?.flatten());
             }
@@ -259,10 +259,10 @@ fn gone<T>(answer: std::result::Result<T, Errno>) -> std::result::Result<Option<
 }
 
 /// Whether a stopped thread waits; a call that would fail for no reason begins again.
-fn waits(tid: &u32, registers: &call::Registers) -> Result<bool> {
-    let again = thread::begin_again(*registers);
+fn waits(seen: &Seen, tid: u32, registers: &call::Registers) -> Result<bool> {
+    let again = thread::going_on(seen, tid, *registers);
     if again != *registers {
-        call::set_registers(*tid, &again).map_err(Error::of("set the registers", *tid))?;
+        call::set_registers(tid, &again).map_err(Error::of("set the registers", tid))?;
     }
     Ok(thread::waits_by(&again))
 }

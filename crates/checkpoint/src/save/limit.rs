@@ -2,19 +2,20 @@
 //!
 //! Calls whose limit the kernel keeps to itself are in [`super::thread`]. Of the others, some have what
 //! is left written into memory by the kernel when they are interrupted, some name a moment, and the
-//! rest would wait for the whole time again: of what they have waited is known only how long the
-//! container as a whole has been quiet.
+//! rest would wait for the whole time again: when they would have ended was found out before they were
+//! interrupted ([`super::thread::Asleep`]). LIMIT: where the kernel does not tell, what they have waited
+//! is at least for how long the container as a whole has been quiet.
 
 use std::time::Duration;
 
 use dormouse_kernel::call::{self, Registers};
-use dormouse_kernel::{Errno, proc};
+use dormouse_kernel::proc;
 use rustix::time::ClockId;
 
 use super::signal;
 use super::thread::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
 use super::tree::Seen;
-use crate::format::{Thread, TimeLimit};
+use crate::format::TimeLimit;
 
 /// Reads seconds and so many nanoseconds; as nanoseconds.
 pub(super) fn time_at(pid: u32, address: u64, part_ns: u64) -> Option<u64> {
@@ -36,10 +37,25 @@ fn now_ns(clock: u64) -> Option<u64> {
     Some(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
 }
 
-/// The time limit of the call that a stopped thread is in, where the call begins again.
-pub(super) fn of(pid: u32, tid: u32) -> std::result::Result<Option<TimeLimit>, Errno> {
-    let time = |address, part_ns| time_at(pid, address, part_ns);
-    Ok(limit_of(&begin_again(call::registers(tid)?), time, now_ns))
+/// The time limit of the call that a stopped thread is in, by its registers, where the call begins
+/// again. None of its container's tasks has run in the last `quiet`, as far as is known.
+pub(super) fn of(
+    seen: &Seen,
+    tid: u32,
+    registers: &Registers,
+    quiet: Duration,
+) -> Option<TimeLimit> {
+    let time = |address, part_ns| time_at(seen.pid, address, part_ns);
+    let mut limit = limit_of(&begin_again(*registers), time, now_ns)?;
+    if limit.begins_anew() {
+        let end_ns = seen.sleeps_until_ns.get(&tid).copied();
+        let left_ns = match end_ns.zip(now_ns(libc::CLOCK_MONOTONIC as u64)) {
+            Some((end_ns, now_ns)) => end_ns.saturating_sub(now_ns),
+            None => limit.left_ns.saturating_sub(quiet.as_nanos() as u64),
+        };
+        limit.left_ns = limit.left_ns.min(left_ns);
+    }
+    Some(limit)
 }
 
 /// The same by registers. `time` reads one of the thread's in the unit given, `now_ns` a clock.
@@ -121,7 +137,7 @@ pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
 }
 
 /// The call of a thread and the time it was given, by a line `NUMBER ARGUMENT... STACK PLACE`.
-fn given(line: &str, time: impl Fn(u64, u64) -> Option<u64>) -> Option<(i64, u64)> {
+pub(super) fn given(line: &str, time: impl Fn(u64, u64) -> Option<u64>) -> Option<(i64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let call: i64 = words.next()?.parse().ok()?;
     let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
@@ -141,15 +157,6 @@ fn given(line: &str, time: impl Fn(u64, u64) -> Option<u64>) -> Option<(i64, u64
         }
     };
     Some((call, ns))
-}
-
-/// Takes what a thread has waited already from a limit that the kernel does not count for us.
-pub(super) fn waited(thread: &mut Thread, quiet: Duration) {
-    let names_a_moment = |limit: &&mut TimeLimit| limit.call == libc::SYS_clock_nanosleep;
-    if let Some(limit) = thread.time_limit.as_mut().filter(|l| l.at.is_none() && !names_a_moment(l))
-    {
-        limit.left_ns = limit.left_ns.saturating_sub(quiet.as_nanos() as u64);
-    }
 }
 
 #[cfg(test)]

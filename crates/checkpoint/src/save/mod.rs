@@ -330,8 +330,7 @@ impl Stopped {
         let mut memories = Vec::new();
         for seen in self.processes() {
             let surveyed = survey.process(seen)?;
-            let mut record = process::record(seen, &surveyed, &blocks, subject.filters)?;
-            record.threads.iter_mut().for_each(|t| limit::waited(t, subject.quiet));
+            let mut record = process::record(seen, &surveyed, &blocks, subject)?;
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());

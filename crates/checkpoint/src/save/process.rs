@@ -9,7 +9,7 @@ use dormouse_kernel::{Errno, call, proc};
 
 use super::object::{Survey, Surveyed};
 use super::tree::Seen;
-use super::{file, schedule, signal, thread, timer};
+use super::{Subject, file, schedule, signal, thread, timer};
 use crate::error::{Error, Result};
 use crate::format::check::PERSONALITIES;
 use crate::format::{Layout, Limit, Memory, Process};
@@ -114,7 +114,7 @@ pub(crate) fn record(
     seen: &Seen,
     surveyed: &Surveyed,
     blocks: &thread::Blocks,
-    house_filters: u32,
+    subject: &Subject,
 ) -> Result<Process> {
     let id = |field| seen.innermost(field).unwrap_or(0);
     let mut record = Process {
@@ -142,7 +142,7 @@ pub(crate) fn record(
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
     for tid in &seen.tids {
-        record.threads.push(thread::record(seen, *tid, blocks, house_filters)?);
+        record.threads.push(thread::record(subject, seen, *tid, blocks)?);
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)
@@ -202,13 +202,13 @@ pub(crate) fn inside(
         let scratch = match Scratch::map(pid, &mut remote) {
             Ok(scratch) => scratch,
             Err(e) => {
-                give_back(remote)?;
+                give_back(seen, pid, remote)?;
                 return Err(e);
             }
         };
         let asked = ask(seen, record, &mut remote, scratch);
         let unmapped = scratch.unmap(&mut remote);
-        give_back(remote)?;
+        give_back(seen, pid, remote)?;
         unmapped.and(asked)
     };
     let brk = step().map_err(Error::of("make calls in the memory", pid))?;
@@ -226,8 +226,8 @@ pub(crate) fn inside(
 }
 
 /// Gives a task its registers back, so that it goes on as if it had not been stopped.
-fn give_back(remote: Remote) -> std::result::Result<(), Errno> {
-    let (registers, mask) = (thread::begin_again(remote.registers()), remote.mask());
+fn give_back(seen: &Seen, tid: u32, remote: Remote) -> std::result::Result<(), Errno> {
+    let (registers, mask) = (thread::going_on(seen, tid, remote.registers()), remote.mask());
     remote.finish(&registers, mask)
 }
 
@@ -244,7 +244,7 @@ pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Err
         let asked = timers(seen, &mut remote, scratch);
         scratch.unmap(&mut remote).and(asked)
     });
-    give_back(remote)?;
+    give_back(seen, pid, remote)?;
     asked
 }
 
@@ -317,7 +317,7 @@ fn threads_inside(
         let asked = thread::inside(record, &mut remote, scratch);
         scratch.unmap(&mut remote).and(asked)
     });
-    give_back(remote)?;
+    give_back(seen, tid, remote)?;
     asked
 }
 

@@ -5,23 +5,26 @@
 //! the thread's way back. Two kinds do not:
 //!
 //! - some calls (epoll_wait(2), sigtimedwait(2), ...) then fail with EINTR, which programs see:
-//!   signal(7), "even in the absence of signal handlers". They are made to begin again;
+//!   signal(7), "even in the absence of signal handlers". They are made to begin again, with what is
+//!   left of their time ([`crate::remaining`]), which is asked for before they are stopped;
 //! - calls with a time limit that the kernel keeps to itself (nanosleep(2), poll(2), futex(2)) go
 //!   on by restart_syscall(2), which only the same task can. Their rest of the time is kept.
 
 use std::cell::OnceCell;
+use std::time::Duration;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers};
 use dormouse_kernel::proc;
-use dormouse_kernel::restart::RestartBlocks;
+use dormouse_kernel::wait::Waits;
 use rustix::time::ClockId;
 
 use super::tree::Seen;
-use super::{limit, schedule, signal};
+use super::{Subject, limit, schedule, signal};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Credentials, Filter, Restart, Rseq, Thread};
 use crate::inject::remote::{Remote, Scratch};
+use crate::remaining;
 
 pub(super) const ERESTARTSYS: i64 = 512;
 pub(super) const ERESTARTNOHAND: i64 = 514;
@@ -43,7 +46,7 @@ const SPURIOUS: [i64; 9] = [
 ];
 
 /// What ptrace and procfs tell of a thread; no call is made in it yet.
-pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32) -> Result<Thread> {
+pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) -> Result<Thread> {
     let other;
     let fields = match tid == seen.pid {
         true => &seen.fields, // read when all stood still
@@ -64,6 +67,7 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32)
         length_bytes: rseq.length_bytes,
         signature: rseq.signature,
     });
+    let registers = call::registers(tid).map_err(step("read the registers"))?;
     let inner = fields.pids().last().copied().unwrap_or(0);
     let nice = stat_field(seen.pid, tid, 19).and_then(|n| n.parse().ok()).unwrap_or(0);
     Ok(Thread {
@@ -73,12 +77,12 @@ pub(crate) fn record(seen: &Seen, tid: u32, blocks: &Blocks, house_filters: u32)
         pending: signal::pending(tid, false)?,
         robust_list: call::robust_list(tid).map_err(step("read the robust list"))?,
         rseq,
-        filters: filters(tid, fields, house_filters)
+        filters: filters(tid, fields, subject.filters)
             .map_err(step("read the system call filters"))?,
         credentials: credentials(seen, fields),
         nice,
         restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
-        time_limit: limit::of(seen.pid, tid).map_err(step("read the registers"))?,
+        time_limit: limit::of(seen, tid, &registers, subject.quiet),
         schedule: schedule::of(tid).map_err(step("look at the scheduling"))?,
         personality: personality(seen.pid, tid),
         ..Thread::default()
@@ -150,6 +154,14 @@ pub(crate) fn inside(
     Ok(())
 }
 
+/// Registers with which a stopped thread, whose registers these are, is to go on from where it is: a
+/// call that would fail for no reason begins again, with what is left of its time.
+pub(super) fn going_on(seen: &Seen, tid: u32, registers: Registers) -> Registers {
+    let limit = limit::of(seen, tid, &registers, Duration::ZERO);
+    let again = begin_again(registers);
+    limit.map_or(again, |limit| remaining::begin_again(tid, again, &limit))
+}
+
 /// Registers with which a call that would fail for no reason begins again.
 pub(crate) fn begin_again(registers: Registers) -> Registers {
     let was_interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
@@ -159,28 +171,37 @@ pub(crate) fn begin_again(registers: Registers) -> Registers {
     registers
 }
 
-/// Restart blocks, once somebody needs them: loading the program takes some 20 ms.
+/// What tells of waits, once somebody needs it: loading the program takes some 20 ms.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks(OnceCell<Option<RestartBlocks>>);
+pub(crate) struct Blocks(OnceCell<Option<Waits>>);
 
 impl Blocks {
     /// Loads the program while everything runs, if a thread waits for a time now. One that begins to
     /// before it is stopped has it loaded then.
     pub(crate) fn for_waiting(processes: &[Seen]) -> Self {
         let blocks = Self::default();
-        if processes.iter().flat_map(|seen| &seen.tids).any(|tid| waits_for_time(*tid)) {
+        if processes.iter().flat_map(|seen| &seen.tids).any(|tid| timed_call(*tid).is_some()) {
             blocks.load();
         }
         blocks
     }
 
-    fn load(&self) -> Option<&RestartBlocks> {
-        self.0.get_or_init(|| RestartBlocks::load().ok()).as_ref()
+    fn load(&self) -> Option<&Waits> {
+        self.0.get_or_init(|| Waits::load().ok()).as_ref()
+    }
+
+    /// How a thread that nobody has stopped yet sleeps in a call that begins again, if that is known
+    /// without loading anything.
+    pub(super) fn asleep(&self, tid: u32) -> Option<Asleep> {
+        let waits = self.0.get()?.as_ref()?;
+        timed_call(tid).filter(|call| SPURIOUS.contains(call))?;
+        let wait = waits.of(tid).ok()?;
+        Some(Asleep { until_ns: wait.sleeps_until_ns?, switches: wait.switches })
     }
 
     /// What is left of the time of a call that was interrupted; `None` where nobody tells.
     fn left_ns(&self, tid: u32, call: i64, clock: u64) -> Option<u64> {
-        let block = self.load()?.of(tid).ok()?;
+        let block = self.load()?.of(tid).ok()?.restart;
         // A relative sleep by CLOCK_REALTIME is one by CLOCK_MONOTONIC; time of a CPU is none.
         let clock = match clock as i32 {
             libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC => ClockId::Monotonic,
@@ -199,19 +220,45 @@ impl Blocks {
     }
 }
 
-/// Whether a thread is in a call that ends with a time (proc_pid_syscall(5)).
-fn waits_for_time(tid: u32) -> bool {
+/// A thread that sleeps for some time at most, as it was before it was stopped.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asleep {
+    until_ns: u64,
+    switches: u64,
+}
+
+impl Asleep {
+    /// Until when, by CLOCK_MONOTONIC, if it is the same sleep that the thread was taken out of: since
+    /// then it has waited for nothing but its tracer.
+    pub(super) fn until_ns(self, tid: u32) -> Option<u64> {
+        let now = proc::fields(tid).ok()?.number("voluntary_ctxt_switches")?;
+        (now == self.switches + 1).then_some(self.until_ns)
+    }
+}
+
+/// LIMIT: of a call that begins again the time is only asked for where it was given more than this:
+/// less is no more than what a checkpoint takes.
+const SHORT_NS: u64 = 100_000_000;
+
+/// The call that a thread is in, if it ends with a time that the kernel knows and the thread does not
+/// (proc_pid_syscall(5)).
+fn timed_call(tid: u32) -> Option<i64> {
     let text = proc::whole_text(format!("/proc/{tid}/syscall")).unwrap_or_default();
     let mut words = text.split_ascii_whitespace();
-    let call = words.next().and_then(|number| number.parse::<i64>().ok());
+    let call = words.next()?.parse::<i64>().ok()?;
     let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
     let mut arguments = words.map(|word| argument(word).unwrap_or(0));
-    match call {
-        Some(libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_restart_syscall) => true,
-        Some(libc::SYS_poll) => arguments.nth(2).is_some_and(|timeout_ms| timeout_ms as i32 > 0),
-        Some(libc::SYS_futex) => arguments.nth(3).is_some_and(|time| time != 0),
+    let is_timed = match call {
+        libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_restart_syscall => true,
+        libc::SYS_poll => arguments.nth(2).is_some_and(|timeout_ms| timeout_ms as i32 > 0),
+        libc::SYS_futex => arguments.nth(3).is_some_and(|time| time != 0),
+        call if SPURIOUS.contains(&call) => {
+            let time = |address, part_ns| limit::time_at(tid, address, part_ns);
+            limit::given(&text, time).is_some_and(|(_, given_ns)| given_ns > SHORT_NS)
+        }
         _ => false,
-    }
+    };
+    is_timed.then_some(call)
 }
 
 /// Whether a thread that was stopped waited for something in the kernel, and goes on to. Registers
@@ -236,7 +283,8 @@ pub(super) fn waits_ns(
     blocks: &Blocks,
 ) -> std::result::Result<Option<u64>, Errno> {
     let left = goes_on(seen, tid, blocks)?.and_then(|restart| restart.remaining_ns);
-    Ok(left.or(limit::of(seen.pid, tid)?.map(|limit| limit.left_ns)))
+    let limit = limit::of(seen, tid, &call::registers(tid)?, Duration::ZERO);
+    Ok(left.or(limit.map(|limit| limit.left_ns)))
 }
 
 /// How the call that a stopped thread is in goes on, where only the thread itself could restart it.
@@ -250,7 +298,7 @@ fn goes_on(seen: &Seen, tid: u32, blocks: &Blocks) -> std::result::Result<Option
 /// The same by registers. `timespec` reads one of the thread's; `left` asks the kernel what is left
 /// of the time of a call, by a clock.
 ///
-/// LIMIT: where the kernel does not tell ([`RestartBlocks`]) the whole time begins again, but for a
+/// LIMIT: where the kernel does not tell ([`Waits`]) the whole time begins again, but for a
 /// nanosleep with somewhere to put what is left.
 ///
 /// A call that was restarted once is restart_syscall(2) by its number, and by its arguments what it

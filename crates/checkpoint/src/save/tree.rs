@@ -51,6 +51,8 @@ pub struct Seen {
     pub(crate) stopped: Option<i32>,
     /// Where in the kernel its threads waited before they were stopped.
     pub(crate) waited_in: HashMap<u32, String>,
+    /// When the sleep ends, by CLOCK_MONOTONIC, that its threads were in.
+    pub(crate) sleeps_until_ns: HashMap<u32, u64>,
     /// Itself; none where it has ended.
     pub(crate) pidfd: Option<OwnedFd>,
     /// Where it has the kernel's shared object, once somebody asks.
@@ -141,6 +143,7 @@ fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
         tids,
         stopped: None,
         waited_in: HashMap::new(),
+        sleeps_until_ns: HashMap::new(),
         pidfd,
         objects: OnceCell::new(),
         maps: OnceCell::new(),
@@ -206,6 +209,8 @@ struct Task {
     stopped: Option<i32>,
     /// Where in the kernel it waited.
     waited_in: String,
+    /// When the sleep ends, by CLOCK_MONOTONIC, that it was taken out of.
+    sleeps_until_ns: Option<u64>,
 }
 
 /// Tasks that were seized. They go on when it is dropped.
@@ -227,7 +232,7 @@ impl Drop for Held {
 /// Stops everything.
 pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
     let began = Instant::now();
-    let (processes, held) = stop_all(|| look(subject), began + STOP_WITHIN)?;
+    let (processes, held) = stop_all(|| look(subject), &before.blocks, began + STOP_WITHIN)?;
     let connections = super::tcp::Held::default();
     Ok(Stopped { connections, processes, held, before, took: began.elapsed() })
 }
@@ -243,7 +248,10 @@ pub(crate) fn look_at_all(pids: Vec<u32>) -> Outcome<Vec<Seen>> {
 
 /// Stops all processes of these ids, and what `pids` finds later, but for threads that somebody else
 /// traces: they are that one's.
-pub(crate) fn stop_group(mut pids: impl FnMut() -> Vec<u32>) -> Outcome<(Vec<Seen>, Held)> {
+pub(crate) fn stop_group(
+    mut pids: impl FnMut() -> Vec<u32>,
+    blocks: &Blocks,
+) -> Outcome<(Vec<Seen>, Held)> {
     let look = || {
         let mut all = look_at_all(pids())?;
         let traced = |tid: &u32| {
@@ -253,7 +261,7 @@ pub(crate) fn stop_group(mut pids: impl FnMut() -> Vec<u32>) -> Outcome<(Vec<See
         all.iter_mut().for_each(|seen| seen.tids.retain(|tid| !traced(tid)));
         Ok(all)
     };
-    stop_all(look, Instant::now() + STOP_WITHIN)
+    stop_all(look, blocks, Instant::now() + STOP_WITHIN)
 }
 
 /// The calling thread: a tracer is one.
@@ -264,6 +272,7 @@ fn own_tid() -> u32 {
 /// Stops what `look` finds, until it finds nothing new: what stands still makes nothing.
 fn stop_all(
     mut look: impl FnMut() -> Outcome<Vec<Seen>>,
+    blocks: &Blocks,
     deadline: Instant,
 ) -> Outcome<(Vec<Seen>, Held)> {
     let mut held = Held::default();
@@ -276,15 +285,16 @@ fn stop_all(
                     continue;
                 }
                 is_new = true;
-                seize(*tid, &mut held, seen, deadline)?;
+                seize(*tid, &mut held, seen, blocks, deadline)?;
             }
         }
         if !is_new {
             for seen in &mut processes {
                 seen.stopped = held.tasks.get(&seen.pid).and_then(|task| task.stopped);
                 for tid in &seen.tids {
-                    let waited_in = held.tasks.get(tid).map(|task| task.waited_in.clone());
-                    seen.waited_in.insert(*tid, waited_in.unwrap_or_default());
+                    let Some(task) = held.tasks.get(tid) else { continue };
+                    seen.waited_in.insert(*tid, task.waited_in.clone());
+                    seen.sleeps_until_ns.extend(task.sleeps_until_ns.map(|end| (*tid, end)));
                 }
             }
             return Ok((processes, held));
@@ -292,7 +302,13 @@ fn stop_all(
     }
 }
 
-fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<()> {
+fn seize(
+    tid: u32,
+    held: &mut Held,
+    seen: &Seen,
+    blocks: &Blocks,
+    deadline: Instant,
+) -> Outcome<()> {
     let options = TraceOptions::SUSPEND_SECCOMP | TraceOptions::SYSGOOD;
     match call::seize(tid, options) {
         Ok(()) => {}
@@ -309,7 +325,8 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
     }
     // ORDER: before it is taken out of its call.
     let waits_in = || proc::whole_text(format!("/proc/{tid}/wchan")).unwrap_or_default();
-    held.tasks.insert(tid, Task { stopped: None, waited_in: waits_in() });
+    held.tasks.insert(tid, Task { waited_in: waits_in(), ..Task::default() });
+    let asleep = blocks.asleep(tid);
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
     let mut let_out = 0;
     loop {
@@ -320,7 +337,7 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
                     let_out += 1;
                     call::resume(tid, 0).map_err(Error::of("resume a task", tid))?;
                     std::thread::sleep(Duration::from_micros(20));
-                    held.tasks.insert(tid, Task { stopped: None, waited_in: waits_in() });
+                    held.tasks.insert(tid, Task { waited_in: waits_in(), ..Task::default() });
                     match call::interrupt(tid) {
                         Ok(()) | Err(Errno::SRCH) => continue, // the next stop tells that it ended
                         Err(e) => return Err(Error::of("interrupt a task", tid)(e)),
@@ -328,6 +345,7 @@ fn seize(tid: u32, held: &mut Held, seen: &Seen, deadline: Instant) -> Outcome<(
                 }
                 if let Some(task) = held.tasks.get_mut(&tid) {
                     task.stopped = is_job_control.then_some(signal);
+                    task.sleeps_until_ns = asleep.and_then(|asleep| asleep.until_ns(tid));
                 }
                 return Ok(());
             }

@@ -4,7 +4,7 @@
 use super::{Probed, Scratch, Why, lack};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::btf::{Btf, FUNC, TYPEDEF};
-use crate::restart::RestartBlocks;
+use crate::wait::Waits;
 
 fn table(scratch: &Scratch) -> Result<&Btf, Why> {
     let read = || Btf::read().map_err(|e| e.to_string());
@@ -48,7 +48,7 @@ pub(super) fn lsm(scratch: &Scratch) -> Probed {
 }
 
 pub(super) fn task_iterator(_: &Scratch) -> Probed {
-    let blocks = RestartBlocks::load()?;
-    blocks.of(rustix::process::getpid().as_raw_nonzero().get() as u32)?;
+    let waits = Waits::load()?;
+    waits.of(rustix::process::getpid().as_raw_nonzero().get() as u32)?;
     Ok(String::new())
 }

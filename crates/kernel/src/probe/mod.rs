@@ -434,7 +434,7 @@ static FEATURES: &[Feature] = &[
     feature(
         "BPF: iterator over a task",
         "6.1",
-        "checkpoints: how long an interrupted poll, futex or nanosleep has to wait",
+        "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait",
         ("the whole time again", "a wait with a limit takes longer, by what it had waited"),
         btf::task_iterator,
     ),
