@@ -1,5 +1,6 @@
-/* What a parent and its children share since they were made, and what each has written since; and
- * memory that was touched and is zero. */
+/* What a parent and its children share since they were made, what each has written since, and what is
+ * only the children's: it is shared afterwards as it was before; and memory that was touched and is
+ * zero. */
 #include "workload.h"
 
 #define PAGES 2048
@@ -9,18 +10,63 @@ static uint64_t expected(int page, int who, int round) {
 	return page % 64 == 7 ? page * 1000003ull + who * 97 + round : page * 1000003ull;
 }
 
+/* How much of the area at an address is its own, in kB: of what several have, each has its part. */
+static long own_kb(void *area) {
+	char line[512];
+	unsigned long start, end;
+	long kb = -1;
+	int is_it = 0;
+	FILE *file = fopen("/proc/self/smaps", "r");
+	must(file != NULL);
+	while (fgets(line, sizeof line, file) != NULL) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			is_it = (unsigned long)area >= start && (unsigned long)area < end;
+		if (is_it && sscanf(line, "Pss: %ld", &kb) == 1)
+			break;
+	}
+	fclose(file);
+	must(kb >= 0);
+	return kb;
+}
+
+/* An area by itself: the kernel makes one of those that touch. */
+static uint64_t *area(void) {
+	char *memory = mmap(0, (PAGES + 1) * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(memory != MAP_FAILED && mprotect(memory + PAGES * 4096, 4096, PROT_NONE) == 0);
+	return (uint64_t *)memory;
+}
+
+/* The parent has written all of it since, and unmapped the second half. */
+static uint64_t *theirs;
+
 static void check(uint64_t *memory, uint64_t *zeros, int who, int round) {
 	for (int n = 0; n < PAGES; n++) {
 		must(memory[n * 512] == expected(n, who, round));
 		must(memory[n * 512 + 511] == (uint64_t)n);
 		must(zeros[n * 512] == 0);
+		if (who != 0)
+			must(theirs[n * 512] == n * 7ull);
+		else if (n < PAGES / 2)
+			must(theirs[n * 512] == n * 7ull + 1);
 	}
+	/* Four share the one, three of them the other. */
+	long most = PAGES * 4 / 4 + PAGES / 64 * 4 * 2 + 200;
+	long kb = own_kb(memory);
+	if (kb > most)
+		say("%d has %ld kB to itself, of %ld at most", who, kb, most);
+	must(kb <= most);
+	kb = who == 0 ? 0 : own_kb(theirs);
+	most = PAGES * 4 / 3 + 200;
+	if (kb > most)
+		say("%d has %ld kB to itself, of %ld at most", who, kb, most);
+	must(kb <= most);
 }
 
 int main(void) {
-	uint64_t *memory = mmap(0, PAGES * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	uint64_t *zeros = mmap(0, PAGES * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t *memory = area(), *zeros = area();
+	theirs = area();
 	for (int n = 0; n < PAGES; n++) {
+		theirs[n * 512] = n * 7ull;
 		memory[n * 512] = n * 1000003ull, memory[n * 512 + 511] = n;
 		zeros[n * 512] = 1;
 	}
@@ -44,6 +90,9 @@ int main(void) {
 	}
 	for (int n = 7; n < PAGES; n += 64)
 		memory[n * 512] = expected(n, 0, 0);
+	must(munmap(theirs + PAGES / 2 * 512, PAGES / 2 * 4096) == 0);
+	for (int n = 0; n < PAGES / 2; n++)
+		theirs[n * 512] = n * 7ull + 1;
 	char c;
 	for (int who = 1; who < 4; who++)
 		must(read(answer[who][0], &c, 1) == 1);

@@ -1,9 +1,11 @@
 //! Memory: the old goes, areas are mapped where they were, contents are read into them.
 //!
 //! Areas of a process's own are anonymous again, as they were: their pages are read from `pages`,
-//! never mapped from it, which programs would notice (madvise(2), mremap(2), growth).
+//! never mapped from it, which programs would notice (madvise(2), mremap(2), growth). What it shares
+//! with others since fork(2) is there already ([`super::inherit`]), and stays.
 
 use super::Plan;
+use super::inherit::{self, Sheet};
 use crate::error::Result;
 use crate::format::check::USER_END;
 use crate::format::{
@@ -12,7 +14,7 @@ use crate::format::{
 use crate::inject::program::{Arg, Call, Sequence};
 use crate::vdso::Bent;
 
-const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 /// Bytes that one preadv(2) reads at most: the kernel's limit is just below 2 GiB.
 const READ_BYTES_MAX: u64 = 1 << 30;
 /// Pieces of one preadv(2) at most.
@@ -45,26 +47,37 @@ pub(super) fn make_shared(
     Ok(())
 }
 
-/// The memory of one process.
+/// The memory of one process, which has inherited what is on the sheet.
 pub(super) fn restore(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     record: &Process,
+    inherited: &Sheet,
 ) -> Result<()> {
     let records = plan.records;
     let Some(number) = record.memory else { return Ok(()) };
     let Some(memory) = records.memories.get(number) else { return Ok(()) };
     let pid = record.pid;
-    let clear = format!("the old memory of process {pid}");
-    sequence.call(clear.clone(), munmap(0, plan.work));
-    sequence.call(clear, munmap(plan.work_end, USER_END));
-    for area in &memory.areas {
-        map(plan, sequence, pid, area)?;
+    let parts: Vec<Vec<(u64, u64)>> = memory.areas.iter().map(|a| inherited.parts(a)).collect();
+    let kept = || parts.iter().flatten().copied();
+    let work = (plan.work, plan.work_end);
+    for (start, end) in
+        inherit::gaps(kept(), 0, work.0).into_iter().chain(inherit::gaps(kept(), work.1, USER_END))
+    {
+        sequence.call(format!("the old memory of process {pid}"), munmap(start, end));
     }
-    let runs = memory.areas.iter().flat_map(|a| a.runs.iter().map(|r| (r.address, r)));
-    read(plan, sequence, &format!("the contents of the memory of process {pid}"), runs);
-    for area in &memory.areas {
-        protect(sequence, pid, area);
+    for (area, parts) in memory.areas.iter().zip(&parts) {
+        let what = format!("memory at {:x} of process {pid}", area.start);
+        for (start, end) in inherit::gaps(parts.iter().copied(), area.start, area.end) {
+            map(plan, sequence, &what, &part(area, start, end, !parts.is_empty()))?;
+        }
+        if !parts.is_empty() {
+            advise(sequence, &what, area);
+        }
+    }
+    contents(plan, sequence, pid, memory, &inherited.pages(&kept().collect::<Vec<_>>()));
+    for (area, parts) in memory.areas.iter().zip(&parts) {
+        protect(sequence, pid, area, !parts.is_empty());
     }
     if let Some(object) = plan.objects.get_mut(number).and_then(Option::take) {
         write_object(plan, sequence, pid, &object);
@@ -75,6 +88,30 @@ pub(super) fn restore(
         sequence.call("the kernel's shared object", Call::new(libc::SYS_arch_prctl, args));
     }
     layout(plan, sequence, memory)
+}
+
+/// Reads what of a process's memory is not there already, and gives up what is and was not.
+fn contents(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    pid: u32,
+    memory: &Memory,
+    there: &[Run],
+) {
+    let what = format!("the contents of the memory of process {pid}");
+    let all = memory.areas.iter().flat_map(|area| &area.runs);
+    if there.is_empty() {
+        return read(plan, sequence, &what, all.map(|run| (run.address, run)));
+    }
+    let all: Vec<Run> = all.cloned().collect();
+    for run in inherit::elsewhere_than(there, &all) {
+        let bytes = run.pages * PAGE_BYTES;
+        let args = [run.address.into(), bytes.into(), Arg::from(libc::MADV_DONTNEED)];
+        let what = format!("memory that process {pid} has not any more");
+        sequence.call(what, Call::new(libc::SYS_madvise, args));
+    }
+    let own = inherit::other_than(&all, there);
+    read(plan, sequence, &what, own.iter().map(|run| (run.address, run)));
 }
 
 /// Writes the shared object of another kernel to its place.
@@ -108,8 +145,27 @@ fn first_access(area: &Area) -> u32 {
     if area.runs.is_empty() { area.access } else { area.access | READ_WRITE }
 }
 
-fn map(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, area: &Area) -> Result<()> {
-    let what = format!("memory at {:x} of process {pid}", area.start);
+/// A part of an area, for which that is enough to be mapped.
+fn part(area: &Area, start: u64, end: u64, is_inherited: bool) -> Area {
+    let skipped = start - area.start;
+    let backing = match area.backing {
+        Backing::Anonymous => Backing::Anonymous,
+        Backing::Private { object, offset } => {
+            Backing::Private { object, offset: offset + skipped }
+        }
+        Backing::Shared { object, offset } => Backing::Shared { object, offset: offset + skipped },
+    };
+    let access = if is_inherited { READ_WRITE } else { first_access(area) };
+    Area { start, end, access, backing, flags: area.flags.clone(), runs: Vec::new() }
+}
+
+/// Maps an area, without contents.
+pub(super) fn map(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    area: &Area,
+) -> Result<()> {
     let mut flags = libc::MAP_FIXED;
     if area.has("gd") {
         flags |= libc::MAP_GROWSDOWN;
@@ -117,7 +173,7 @@ fn map(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, area: &Area) -> R
     if area.has("nr") {
         flags |= libc::MAP_NORESERVE;
     }
-    let access = first_access(area);
+    let access = area.access;
     let (start, bytes) = (area.start, area.bytes());
     let call = match area.backing {
         Backing::Anonymous => {
@@ -150,15 +206,15 @@ fn map(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, area: &Area) -> R
             },
         },
     };
-    sequence.call(what.clone(), call);
+    sequence.call(what, call);
     if area.has("dp") {
         // KERNEL(6.11): another of the kind. Before that it is memory like any other.
         const MAP_DROPPABLE: i32 = 8;
         let flags = flags | MAP_DROPPABLE | libc::MAP_ANONYMOUS;
         let call = mmap(start, bytes, access, flags, Arg::from(-1), 0);
-        sequence.call(what.clone(), call.lenient());
+        sequence.call(what, call.lenient());
     }
-    advise(sequence, &what, area);
+    advise(sequence, what, area);
     Ok(())
 }
 
@@ -191,10 +247,11 @@ fn advise(sequence: &mut Sequence, what: &str, area: &Area) {
     }
 }
 
-fn protect(sequence: &mut Sequence, pid: u32, area: &Area) {
+fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool) {
     let what = format!("the access to memory at {:x} of process {pid}", area.start);
     let is_moved = matches!(area.backing, Backing::Shared { .. });
-    if first_access(area) != area.access || is_moved {
+    let access = if is_inherited { READ_WRITE } else { first_access(area) };
+    if access != area.access || is_moved {
         let args = [area.start.into(), area.bytes().into(), area.access.into()];
         sequence.call(what.clone(), Call::new(libc::SYS_mprotect, args));
     }
@@ -205,7 +262,7 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area) {
 }
 
 /// Reads runs of pages to addresses, as few calls as there can be.
-fn read<'a>(
+pub(super) fn read<'a>(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! first process    objects, each into a cell; shared memory; then everybody:
-//! `born`           sessions; children, by clone3 with the id they had
+//! `born`           what children inherit; sessions; children, by clone3 with the id they had
 //! `led`            process groups are made
 //! `joined`         and joined; helpers and zombies end
 //! `whole`          memory, working directory, handlers, threads, descriptors
@@ -31,6 +31,7 @@ mod descriptor;
 mod event;
 mod file;
 mod filter;
+mod inherit;
 mod inotify;
 mod lock;
 mod memfd;

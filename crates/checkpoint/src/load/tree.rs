@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 
+use super::inherit::Inheritance;
 use super::{Plan, memory, object, process, terminal, thread};
 use crate::error::{Error, Result};
 use crate::format::Process;
@@ -31,6 +32,7 @@ struct Node {
 /// The sequences of all processes and threads, the first process's first.
 pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     let nodes = nodes(plan)?;
+    let inheritance = inheritance(plan, &nodes)?;
     // Threads come behind the processes.
     let mut next_thread = nodes.len();
     let mut threads = Vec::new();
@@ -41,12 +43,13 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
             process::begin(plan, &mut sequence)?;
             object::make_all(plan, &mut sequence)?;
         }
+        inheritance.fill_in(plan, &mut sequence, n)?;
         born(plan, &mut sequence, &nodes, node)?;
         let record = node.record.map(|r| &plan.records.processes[r]);
         match record {
             Some(record) if record.ended.is_none() => {
                 reap_helpers(&mut sequence, &nodes, node);
-                memory::restore(plan, &mut sequence, record)?;
+                memory::restore(plan, &mut sequence, record, inheritance.sheet(n))?;
                 let made = process::restore(plan, &mut sequence, record, next_thread)?;
                 next_thread += made.len();
                 threads.extend(made);
@@ -61,6 +64,31 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     }
     all.extend(threads);
     Ok(all)
+}
+
+/// What processes have from those who make them.
+fn inheritance(plan: &Plan<'_>, nodes: &[Node]) -> Result<Inheritance> {
+    if nodes.len() == 1 {
+        return Ok(Inheritance::default());
+    }
+    let mut makers = vec![None; nodes.len()];
+    makers[0] = Some(0);
+    let mut next = vec![0];
+    while let Some(maker) = next.pop() {
+        for child in nodes[maker].before.iter().chain(&nodes[maker].after) {
+            if makers[*child].is_none() {
+                makers[*child] = Some(maker);
+                next.push(*child);
+            }
+        }
+    }
+    let makers: Option<Vec<usize>> = makers.into_iter().collect();
+    let makers = makers.ok_or_else(|| {
+        let text = "it has processes that come from each other, or from nobody";
+        Error::damaged("section 'process'", text)
+    })?;
+    let records: Vec<Option<usize>> = nodes.iter().map(|node| node.record).collect();
+    Ok(Inheritance::find(plan.records, &makers, &records))
 }
 
 fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
