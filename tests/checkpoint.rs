@@ -236,6 +236,37 @@ workloads! {
     vm_terminals: "terminal", "-t";
 }
 
+/// Huge pages of the machine, for as long as a test needs them.
+struct HugePages(String);
+
+impl HugePages {
+    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+
+    fn more(pages: u64) -> Option<Self> {
+        let read = || fs::read_to_string(Self::COUNT).expect("the kernel has them");
+        let before = Self(read());
+        let wanted = before.0.trim().parse::<u64>().expect("a number") + pages;
+        fs::write(Self::COUNT, wanted.to_string()).expect("root may");
+        (read().trim() == wanted.to_string()).then_some(before)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        fs::write(Self::COUNT, &self.0).expect("root may");
+    }
+}
+
+#[test]
+fn vm_memory_of_huge_pages() {
+    let Some(_pages) = HugePages::more(16) else {
+        return eprintln!("SKIPPED: there are no 16 huge pages in one piece");
+    };
+    let host = host();
+    round_trip(&host, "hugetlb", &["--net", "none"]);
+    run_on(&host, "hugetlb", &["--net", "none"]);
+}
+
 /// What goes on as new containers, from one that runs and from a checkpoint of one that does not.
 #[test]
 fn vm_clones_go_on_by_themselves() {

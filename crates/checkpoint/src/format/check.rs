@@ -204,6 +204,11 @@ fn check_area(area: &Area, records: &Records, page_count: u64) -> Found {
     runs(&area.runs, area.start, area.end, page_count)?;
     match area.backing {
         Backing::Anonymous => Ok(()),
+        Backing::Huge { page_bytes } => {
+            huge_page(page_bytes)?;
+            let whole = [area.start, area.end].iter().all(|at| at.is_multiple_of(page_bytes));
+            ensure(whole, || "not of whole pages".into())
+        }
         Backing::Private { object: n, offset } => {
             ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
             ensure(matches!(object(n, records)?, Thing::File(_) | Thing::Device(_)), || {
@@ -227,6 +232,12 @@ fn check_area(area: &Area, records: &Records, page_count: u64) -> Found {
             }
         }
     }
+}
+
+/// LIMIT: bytes of a huge page, of any architecture.
+fn huge_page(bytes: u64) -> Found {
+    let known = bytes.is_power_of_two() && (64 << 10..=16 << 30).contains(&bytes);
+    ensure(known, || "the size of its pages".into())
 }
 
 fn runs(runs: &[Run], start: u64, end: u64, page_count: u64) -> Found {
@@ -265,6 +276,11 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             ensure(file.mode & libc::S_IFMT == libc::S_IFREG, || "its mode".into())?;
             ensure(file.mode & 0o7000 == 0 && file.seals <= 0x3f, || "its mode or seals".into())?;
             ensure(file.bytes <= FILE_BYTES_MAX, || "its length".into())?;
+            if let Some(page_bytes) = file.huge_page_bytes {
+                huge_page(page_bytes)?;
+                let whole = file.bytes.is_multiple_of(page_bytes) && file.bytes <= 1 << 46;
+                ensure(whole, || "its length".into())?;
+            }
             runs(&file.runs, 0, file.bytes.next_multiple_of(PAGE_BYTES), page_count)
         }
         Thing::Device(device) => {
@@ -425,8 +441,16 @@ pub(crate) mod tests {
             records(&all).unwrap_err().to_string()
         };
         type Case = (fn(&mut Records), &'static str);
-        let cases: [Case; 9] = [
+        let cases: [Case; 11] = [
             (|r| r.processes[0].memory = Some(1), "no memory"),
+            (
+                |r| r.memories[0].areas[0].backing = Backing::Huge { page_bytes: 2 << 20 },
+                "not of whole pages",
+            ),
+            (
+                |r| r.memories[0].areas[0].backing = Backing::Huge { page_bytes: 0 },
+                "the size of its pages",
+            ),
             (|r| r.processes[0].directory = Some(7), "object 7"),
             (|r| r.processes[0].threads[0].tid = 2, "first thread"),
             (|r| r.memories[0].areas[0].runs[0].pages = 2, "pages at 100000"),
@@ -536,7 +560,17 @@ pub(crate) mod tests {
         let memory = |mode: u32, seals: u32, name: &str| {
             let (name, runs) = (name.to_owned(), Vec::new());
             let (uid, gid, bytes) = (0, 0, 0);
-            said(&[Thing::MemoryFile(MemoryFile { name, mode, uid, gid, bytes, seals, runs })])
+            let huge_page_bytes = None;
+            said(&[Thing::MemoryFile(MemoryFile {
+                name,
+                mode,
+                uid,
+                gid,
+                bytes,
+                huge_page_bytes,
+                seals,
+                runs,
+            })])
         };
         assert_eq!(memory(libc::S_IFREG | 0o777, 0x3f, "a"), "");
         assert!(memory(libc::S_IFREG | 0o4777, 0, "a").contains("its mode"));

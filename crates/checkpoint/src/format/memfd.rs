@@ -17,6 +17,9 @@ pub struct MemoryFile {
     pub gid: u32,
     /// Its length.
     pub bytes: u64,
+    /// Bytes of its pages, where they are huge (MFD_HUGETLB).
+    #[serde(default)]
+    pub huge_page_bytes: Option<u64>,
     /// `F_SEAL_*`.
     pub seals: u32,
     /// Its contents; addresses are offsets. The last page may be longer than the file.

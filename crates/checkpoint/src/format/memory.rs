@@ -73,6 +73,11 @@ impl Area {
 pub enum Backing {
     /// Its own memory.
     Anonymous,
+    /// Its own memory, of huge pages (mmap(2), MAP_HUGETLB).
+    Huge {
+        /// Bytes of a page.
+        page_bytes: u64,
+    },
     /// A file, each process having its own changes.
     Private {
         /// The file, an object.

@@ -35,7 +35,8 @@ impl Kind {
         let file = match area.backing {
             Backing::Anonymous => None,
             Backing::Private { object, offset } => Some((object, offset.wrapping_sub(area.start))),
-            Backing::Shared { .. } => return None,
+            // LIMIT: of huge pages each has its own.
+            Backing::Huge { .. } | Backing::Shared { .. } => return None,
         };
         let flags = area.flags.iter().filter(|f| OF_A_KIND.contains(&f.as_str())).cloned();
         // What the kernel may drop has no contents.

@@ -2,7 +2,7 @@
 //! file, as a mapping that may be written to is in its way; others when everybody has mapped it, as
 //! one against future writing leaves those mappings alone that are there.
 
-use super::{Plan, deleted};
+use super::{Plan, deleted, memory};
 use crate::error::Result;
 use crate::format::{MemoryFile, Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
@@ -11,6 +11,8 @@ const SEAL_SEAL: u32 = libc::F_SEAL_SEAL as u32;
 const SEAL_WRITE: u32 = libc::F_SEAL_WRITE as u32;
 /// KERNEL(6.3): that it may be executed is said when it is made.
 const MFD_EXEC: u32 = 0x10;
+/// Its pages are huge; how large is said as to mmap(2).
+const MFD_HUGETLB: u32 = 4;
 
 pub(super) fn make(
     plan: &mut Plan<'_>,
@@ -24,10 +26,16 @@ pub(super) fn make(
     let name = plan.builder.text(file.name.as_bytes());
     let can_be_sealed = file.seals != SEAL_SEAL;
     let sealing = if can_be_sealed { libc::MFD_ALLOW_SEALING } else { 0 };
-    let flags = libc::MFD_CLOEXEC | sealing | MFD_EXEC;
+    let huge = file
+        .huge_page_bytes
+        .map_or(0, |bytes| MFD_HUGETLB | bytes.trailing_zeros() << libc::MAP_HUGE_SHIFT);
+    let flags = libc::MFD_CLOEXEC | sealing | MFD_EXEC | huge;
     let create = Call::new(libc::SYS_memfd_create, [name.into(), flags.into()]);
     sequence.call_into(what.clone(), cell, create);
-    deleted::fill(plan, sequence, &what, cell, file.bytes, &file.runs);
+    match file.huge_page_bytes {
+        None => deleted::fill(plan, sequence, &what, cell, file.bytes, &file.runs),
+        Some(bytes) => memory::fill_huge(plan, sequence, &what, file, (cell, bytes)),
+    }
     let owner = [cell.into(), file.uid.into(), file.gid.into()];
     sequence.call(what.clone(), Call::new(libc::SYS_fchown, owner));
     let mode = [cell.into(), Arg::from(file.mode & 0o777)];

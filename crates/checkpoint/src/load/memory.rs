@@ -9,9 +9,10 @@ use super::inherit::{self, Sheet};
 use crate::error::Result;
 use crate::format::check::USER_END;
 use crate::format::{
-    Area, Backing, Memory, PAGE_BYTES, Process, Records, Run, SharedMemory, SystemVMemory, Thing,
+    Area, Backing, Memory, MemoryFile, PAGE_BYTES, Process, Records, Run, SharedMemory,
+    SystemVMemory, Thing,
 };
-use crate::inject::program::{Arg, Call, Sequence};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::vdso::Bent;
 
 pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
@@ -149,7 +150,7 @@ fn first_access(area: &Area) -> u32 {
 fn part(area: &Area, start: u64, end: u64, is_inherited: bool) -> Area {
     let skipped = start - area.start;
     let backing = match area.backing {
-        Backing::Anonymous => Backing::Anonymous,
+        Backing::Anonymous | Backing::Huge { .. } => area.backing.clone(),
         Backing::Private { object, offset } => {
             Backing::Private { object, offset: offset + skipped }
         }
@@ -178,6 +179,10 @@ pub(super) fn map(
     let call = match area.backing {
         Backing::Anonymous => {
             let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            mmap(start, bytes, access, flags, Arg::from(-1), 0)
+        }
+        Backing::Huge { page_bytes } => {
+            let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | huge(page_bytes);
             mmap(start, bytes, access, flags, Arg::from(-1), 0)
         }
         Backing::Private { object, offset } => {
@@ -216,6 +221,33 @@ pub(super) fn map(
     }
     advise(sequence, what, area);
     Ok(())
+}
+
+/// What mmap(2) is told of huge pages.
+fn huge(page_bytes: u64) -> i32 {
+    libc::MAP_HUGETLB | (page_bytes.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT
+}
+
+/// Fills a file that is memory of huge pages, which cannot be written to: through a mapping.
+pub(super) fn fill_huge(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    file: &MemoryFile,
+    (cell, page_bytes): (Cell, u64),
+) {
+    let length = Call::new(libc::SYS_ftruncate, [cell.into(), file.bytes.into()]);
+    sequence.call(what, length);
+    if file.runs.is_empty() {
+        return;
+    }
+    let at = plan.shared_end.next_multiple_of(page_bytes);
+    plan.shared_end = at.saturating_add(file.bytes);
+    // Not more of the host's pages than it had.
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+    sequence.call(what, mmap(at, file.bytes, READ_WRITE, flags, cell.into(), 0));
+    read(plan, sequence, what, file.runs.iter().map(|run| (at + run.address, run)));
+    sequence.call(what, munmap(at, at + file.bytes));
 }
 
 /// Attaches memory of System V, over what is there.

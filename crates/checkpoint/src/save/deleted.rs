@@ -18,6 +18,8 @@ const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
 const SUFFIX: &str = " (deleted)";
 /// What it puts before the name of a file that is memory.
 const MEMORY: &str = "/memfd:";
+/// What it calls memory of huge pages that is of no file.
+pub(super) const HUGE_MEMORY: &str = "/anon_hugepage (deleted)";
 
 /// The object that holds what an open file without a name is about. `open` leads to it: any
 /// descriptor of ours, also one that only names a place.
@@ -33,6 +35,9 @@ pub(crate) fn object(
         return Ok(*index);
     }
     let name = link.strip_suffix(SUFFIX).unwrap_or(link);
+    if link == HUGE_MEMORY {
+        return memory_file(survey, seen, name.trim_start_matches('/'), stat, open);
+    }
     if let Some(name) = name.strip_prefix(MEMORY) {
         return memory_file(survey, seen, name, stat, open);
     }
@@ -87,9 +92,8 @@ fn memory_file(
     let path = format!("/proc/self/fd/{}", open.as_raw_fd());
     let failed = |e: std::io::Error| format!("the memory '{name}', which cannot be read: {e}");
     let file = File::open(path).map_err(failed)?;
-    if rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == HUGETLBFS) {
-        return Err(format!("the memory '{name}' of huge pages (hugetlb), which is not saved yet"));
-    }
+    let of = rustix::fs::fstatfs(&file).map_err(|e| failed(e.into()))?;
+    let huge_page_bytes = (of.f_type as u64 == HUGETLBFS).then_some(of.f_bsize as u64);
     let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| failed(e.into()))?;
     let (uid, gid) = seen.maps().owner(stat.st_uid, stat.st_gid);
     let index = survey.add(Thing::MemoryFile(MemoryFile {
@@ -98,6 +102,7 @@ fn memory_file(
         uid,
         gid,
         bytes: stat.st_size as u64,
+        huge_page_bytes,
         seals: seals.bits(),
         runs: Vec::new(),
     }));

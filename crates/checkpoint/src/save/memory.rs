@@ -23,8 +23,7 @@ use crate::format::{Area, Backing, Bytes, Memory, PAGE_BYTES, Run, SharedMemory,
 /// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
 const KEPT: [&str; 10] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp"];
 /// Flags of areas that are not memory, or are somebody's. The texts follow "memory that is".
-const REFUSED: [(&str, &str); 5] = [
-    ("ht", "of huge pages (hugetlb), which is not saved yet"),
+const REFUSED: [(&str, &str); 4] = [
     ("um", "watched by a userfaultfd"),
     ("uw", "watched by a userfaultfd"),
     ("io", "a device's"),
@@ -70,6 +69,7 @@ struct Mapping<'t> {
     offset: u64,
     inode: u64,
     name: &'t str,
+    page_bytes: u64,
     flags: Vec<&'t str>,
 }
 
@@ -79,6 +79,11 @@ fn mappings(text: &str) -> Vec<Mapping<'_>> {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
             if let Some(last) = all.last_mut() {
                 last.flags = flags.split_ascii_whitespace().collect();
+            }
+        } else if let Some(size) = line.strip_prefix("KernelPageSize:") {
+            let kb = size.trim().trim_end_matches(" kB").parse::<u64>().ok();
+            if let (Some(last), Some(kb)) = (all.last_mut(), kb) {
+                last.page_bytes = kb << 10;
             }
         } else if let Some(mapping) = head(line) {
             all.push(mapping);
@@ -104,6 +109,7 @@ fn head(line: &str) -> Option<Mapping<'_>> {
         offset: u64::from_str_radix(offset, 16).ok()?,
         inode: inode.parse().ok()?,
         name,
+        page_bytes: PAGE_BYTES,
         flags: Vec::new(),
     })
 }
@@ -136,6 +142,9 @@ fn backing(
         ["", "[heap]", "[stack]"].contains(&mapping.name) || mapping.name.starts_with("[anon:");
     if mapping.inode == 0 && is_plain && !shared {
         return Ok(Backing::Anonymous);
+    }
+    if mapping.name == deleted::HUGE_MEMORY && !shared {
+        return Ok(Backing::Huge { page_bytes: mapping.page_bytes });
     }
     if mapping.name.starts_with('[') && !mapping.name.starts_with("[anon_shmem:") {
         return Err(format!("{}, which is not saved", mapping.name));
@@ -186,19 +195,24 @@ fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<us
 
 /// Reads the contents of all objects that have any.
 pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
-    for (index, file) in std::mem::take(&mut found.contents) {
+    for (index, contents) in std::mem::take(&mut found.contents) {
         let thing = &mut found.objects[index].thing;
         let (bytes, runs) = match thing {
             Thing::SharedMemory(memory) => (memory.bytes, &mut memory.runs),
             Thing::SystemVMemory(memory) => {
                 (memory.bytes.next_multiple_of(PAGE_BYTES), &mut memory.runs)
             }
+            Thing::MemoryFile(file) if file.huge_page_bytes.is_some() => {
+                let failed = Error::file("cannot read the contents of", &file.name);
+                file.runs = huge_runs(&contents, file.bytes, writer).map_err(failed)??;
+                continue;
+            }
             Thing::MemoryFile(file) => (deleted::whole_pages(file.bytes), &mut file.runs),
             Thing::Deleted(deleted) => (deleted::whole_pages(deleted.bytes), &mut deleted.runs),
             _ => continue,
         };
-        let failed = Error::file("cannot read the contents of", thing_name(&file));
-        *runs = file_runs(&file, bytes, writer).map_err(failed)??;
+        let failed = Error::file("cannot read the contents of", thing_name(&contents));
+        *runs = file_runs(&contents, bytes, writer).map_err(failed)??;
     }
     Ok(())
 }
@@ -236,6 +250,24 @@ pub(super) fn file_runs(
                 return Ok(Err(e));
             }
             at += length;
+        }
+    }
+    Ok(Ok(runs))
+}
+
+/// The same of memory of huge pages, which does not tell where its holes are: they are zeros.
+fn huge_runs(file: &File, bytes: u64, writer: &mut Writer) -> std::io::Result<Result<Vec<Run>>> {
+    let mut runs = Vec::new();
+    let mut buffer = vec![0; BATCH_BYTES as usize];
+    for at in (0..bytes).step_by(BATCH_BYTES as usize) {
+        let part = &mut buffer[..(bytes - at).min(BATCH_BYTES) as usize];
+        file.read_exact_at(part, at)?;
+        let pages = (at..).step_by(PAGE_BYTES as usize).zip(part.chunks(PAGE_BYTES as usize));
+        for (address, page) in pages.filter(|(_, page)| *page != ZEROS) {
+            note(&mut runs, address, writer.next_page());
+            if let Err(e) = writer.append(page) {
+                return Ok(Err(e));
+            }
         }
     }
     Ok(Ok(runs))
@@ -339,7 +371,8 @@ impl Batch<'_> {
         // Pages that are next to each other are written at once.
         let mut new = 0..0;
         for (place, shared) in std::mem::take(&mut self.places).into_iter().zip(shared) {
-            let is_anonymous = areas[place.area].backing == Backing::Anonymous;
+            let is_anonymous =
+                matches!(areas[place.area].backing, Backing::Anonymous | Backing::Huge { .. });
             for (address, is_shared) in (place.address..).step_by(PAGE_BYTES as usize).zip(shared) {
                 let at = buffer.len() - rest.len();
                 let (page, later) = rest.split_at(PAGE_BYTES as usize);
@@ -444,13 +477,14 @@ mod tests {
         let text = "00400000-00452000 r-xp 00001000 08:02 173521      /usr/bin/a b\n\
                     Size:     328 kB\nVmFlags: rd ex mr mw me\n\
                     7ffd0000-7ffd2000 rw-p 00000000 00:00 0                          [stack]\n\
-                    VmFlags: rd wr gd\n\
+                    KernelPageSize:     2048 kB\nVmFlags: rd wr gd\n\
                     10000-11000 rw-p 00000000 00:00 0 \nVmFlags: rd wr\n";
         let all = mappings(text);
         assert_eq!(all.len(), 3);
         assert_eq!((all[0].start, all[0].offset, all[0].inode), (0x40_0000, 0x1000, 173_521));
         assert_eq!(all[0].name, "/usr/bin/a b");
         assert_eq!((all[1].name, all[1].flags.as_slice()), ("[stack]", &["rd", "wr", "gd"][..]));
-        assert_eq!(all[2].name, "");
+        assert_eq!((all[2].name, all[2].page_bytes), ("", PAGE_BYTES));
+        assert_eq!(all[1].page_bytes, 2 << 20);
     }
 }
