@@ -205,6 +205,7 @@ workloads! {
     vm_advice_about_memory: "advice";
     vm_pidfds: "pidfd";
     vm_watches_of_files: "inotify";
+    vm_marks_of_files: "fanotify", "--cap-add", "SYS_ADMIN";
     vm_filters_of_its_own: "filter";
     vm_files_that_are_memory: "memfd";
     vm_stopped_processes: "stopped";

@@ -343,6 +343,11 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             ensure(inotify.watches.len() <= 1 << 20, || "its watches".into())?;
             ensure(inotify.watches.iter().all(sound), || "a watch".into())
         }
+        Thing::Fanotify(fanotify) => {
+            let sound = |m: &super::Mark| path(&m.path) && m.flags & !super::Mark::FLAGS == 0;
+            ensure(fanotify.marks.len() <= 1 << 20, || "its marks".into())?;
+            ensure(fanotify.marks.iter().all(sound), || "a mark".into())
+        }
         Thing::Epoll(epoll) => ensure(epoll.items.len() <= 1 << 20, || "its items".into()),
         Thing::SharedMemory(memory) => {
             let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;

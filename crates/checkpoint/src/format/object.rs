@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Deleted, Device, Epoll, Event, External, File, Inotify, Listener, MemoryFile, Netlink, PidFd,
-    Pipe, PipeEnd, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores,
-    TcpSocket, Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
+    Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener, MemoryFile,
+    Netlink, PidFd, Pipe, PipeEnd, SharedMemory, SignalFd, SystemVMemory, SystemVQueue,
+    SystemVSemaphores, TcpSocket, Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -69,6 +69,8 @@ pub enum Thing {
     PidFd(PidFd),
     /// inotify(7).
     Inotify(Inotify),
+    /// fanotify(7).
+    Fanotify(Fanotify),
     /// epoll(7).
     Epoll(Epoll),
     /// Files that are kept in memory.
@@ -111,6 +113,7 @@ impl Thing {
             | Self::Timer(_)
             | Self::Signal(_)
             | Self::Inotify(_)
+            | Self::Fanotify(_)
             | Self::Epoll(_) => true,
             Self::Deleted(_)
             | Self::MemoryFile(_)
@@ -128,7 +131,10 @@ impl Thing {
     /// Whether it is whole when it is made, and nothing of it is done by those who have it open.
     pub(crate) fn needs_no_owner(&self) -> bool {
         self.may_be_on_its_way()
-            && !matches!(self, Self::TerminalSide(_) | Self::Inotify(_) | Self::Epoll(_))
+            && !matches!(
+                self,
+                Self::TerminalSide(_) | Self::Inotify(_) | Self::Fanotify(_) | Self::Epoll(_)
+            )
     }
 
     /// What people call it.
@@ -153,6 +159,7 @@ impl Thing {
             Self::Signal(_) => "signalfd",
             Self::PidFd(_) => "pidfd",
             Self::Inotify(_) => "inotify",
+            Self::Fanotify(_) => "fanotify",
             Self::Epoll(_) => "epoll",
             Self::Tmpfs(_) => "files in memory",
             Self::SystemVMemory(_) => "System V shared memory",

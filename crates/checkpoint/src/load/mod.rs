@@ -29,6 +29,7 @@ mod credentials;
 mod deleted;
 mod descriptor;
 mod event;
+mod fanotify;
 mod file;
 mod filter;
 mod inherit;

@@ -1,8 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, file, inotify, memfd, memory, netlink, pipe, socket, tcp, terminal,
-    timer, udp, unix,
+    Plan, deleted, event, fanotify, file, inotify, memfd, memory, netlink, pipe, socket, tcp,
+    terminal, timer, udp, unix,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -55,6 +55,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
             // By whoever has it, when the process is born.
             Thing::PidFd(_) => None,
+            Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
             Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
             Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
             Thing::SharedMemory(it) => {

@@ -1,8 +1,8 @@
 //! Processes: what their threads share.
 
 use super::{
-    NICE, NOFILE, Plan, RTPRIO, descriptor, event, file, filter, inotify, lock, memfd, signal,
-    thread, timer,
+    NICE, NOFILE, Plan, RTPRIO, descriptor, event, fanotify, file, filter, inotify, lock, memfd,
+    signal, thread, timer,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
@@ -88,6 +88,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
     lock::of_process(plan, sequence, record);
     memfd::seal(plan, sequence, record);
     inotify::watch(plan, sequence, record);
+    fanotify::watch(plan, sequence, record);
     signal::forget_children(plan, sequence);
     signal::pending(plan, sequence, record.pid, None, &record.pending);
     timer::posix(plan, sequence, record);

@@ -65,18 +65,20 @@ fn watch(line: &str) -> Option<Told> {
         line.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix(':'))
     };
     let hex = |name| u64::from_str_radix(field(name)?, 16).ok();
-    // The kernel's own form of a device: 12 bits of major number above 20 of minor.
-    let device = hex("sdev")?;
-    let device = rustix::fs::makedev((device >> 20) as u32, (device & 0xf_ffff) as u32);
     Some(Told {
         number: field("wd")?.parse().ok()?,
         mask: hex("mask")? as u32,
-        of: (device, hex("ino")?),
+        of: (device(hex("sdev")?), hex("ino")?),
     })
 }
 
+/// A device from the kernel's own form of it: 12 bits of major number above 20 of minor.
+pub(super) fn device(number: u64) -> u64 {
+    rustix::fs::makedev((number >> 20) as u32, (number & 0xf_ffff) as u32)
+}
+
 /// Names of inodes, as the first process sees them.
-fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), String> {
+pub(super) fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), String> {
     let mut names: HashMap<(u64, u64), String> = HashMap::new();
     let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
     let mut left = ENTRIES_MAX;

@@ -19,6 +19,7 @@
 mod deleted;
 mod drowsy;
 mod event;
+mod fanotify;
 mod file;
 mod host;
 mod inotify;

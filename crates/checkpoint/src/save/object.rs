@@ -15,8 +15,8 @@ use rustix::fs::Stat;
 
 use super::tree::Seen;
 use super::{
-    HeldFile, Subject, Wakes, event, file, inotify, lock, memory, pidfd, pipe, socket, tcp,
-    terminal, timer, unix,
+    HeldFile, Subject, Wakes, event, fanotify, file, inotify, lock, memory, pidfd, pipe, socket,
+    tcp, terminal, timer, unix,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -84,6 +84,7 @@ const KINDS: &[Kind] = &[
     Kind { is: event::is_epoll, save: event::epoll },
     Kind { is: pidfd::is_pidfd, save: pidfd::save },
     Kind { is: inotify::is_inotify, save: inotify::save },
+    Kind { is: fanotify::is_fanotify, save: fanotify::save },
     Kind { is: timer::is_timer, save: timer::save },
     Kind { is: terminal::is_terminal, save: terminal::save },
     Kind { is: file::is_device, save: file::device },

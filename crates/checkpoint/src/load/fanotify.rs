@@ -1,0 +1,52 @@
+//! Watches by fanotify(7): added at the end, when nothing of a restore touches a file any more.
+
+use super::Plan;
+use crate::error::Result;
+use crate::format::{Fanotify, Process, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    fanotify: &Fanotify,
+) -> Result<Cell> {
+    let cell = plan.cell()?;
+    let args = [fanotify.flags.into(), fanotify.event_flags.into()];
+    sequence.call_into(what, cell, Call::new(libc::SYS_fanotify_init, args));
+    Ok(cell)
+}
+
+/// The marks of those that this process is the first to have.
+pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    let records = plan.records;
+    for (index, object) in records.objects.iter().enumerate() {
+        let Thing::Fanotify(fanotify) = &object.thing else { continue };
+        let mut all = records.processes.iter().flat_map(|p| {
+            p.descriptors.iter().filter(|d| d.object == index).map(|d| (p.pid, d.number))
+        });
+        let Some((_, number)) = all.next().filter(|(pid, _)| *pid == record.pid) else { continue };
+        for mark in &fanotify.marks {
+            let what = format!("the mark of '{}' by descriptor {number}", mark.path);
+            let path = plan.builder.text(mark.path.as_bytes());
+            let add = |flags: u32, mask: u64| {
+                let flags = libc::FAN_MARK_ADD | flags;
+                let at = Arg::from(libc::AT_FDCWD);
+                let args = [number.into(), flags.into(), mask.into(), at, path.into()];
+                Call::new(libc::SYS_fanotify_mark, args)
+            };
+            let evictable = mark.flags & libc::FAN_MARK_EVICTABLE;
+            if mark.mask != 0 {
+                sequence.call(what.clone(), add(evictable, mark.mask));
+            }
+            if mark.ignored != 0 {
+                let way = match mark.flags & libc::FAN_MARK_IGNORE {
+                    0 => libc::FAN_MARK_IGNORED_MASK,
+                    ignore => ignore,
+                };
+                let survives = mark.flags & libc::FAN_MARK_IGNORED_SURV_MODIFY;
+                sequence.call(what, add(evictable | way | survives, mark.ignored));
+            }
+        }
+    }
+}

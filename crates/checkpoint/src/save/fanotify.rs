@@ -1,0 +1,99 @@
+//! Watches by fanotify(7): fdinfo tells the flags of the group, and of each mark the inode.
+//!
+//! Root of a user namespace may mark files and directories, and be told of them by name and handle.
+//! KERNEL(5.13): before, nobody in a container could.
+
+use std::collections::HashMap;
+
+use rustix::fs::FileType;
+
+use super::object::{Open, Survey, Why};
+use super::{file, inotify};
+use crate::format::{Fanotify, Mark, Thing};
+
+pub(crate) fn is_fanotify(open: &Open<'_>) -> bool {
+    open.link == "anon_inode:[fanotify]"
+}
+
+/// A mark as fdinfo tells it, by device and inode.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    of: (u64, u64),
+    flags: u32,
+    mask: u64,
+    ignored: u64,
+}
+
+pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
+        return Err("a fanotify with events that nobody has read, which are not saved".into());
+    }
+    let too_little = "a fanotify of which the kernel tells too little";
+    let mut lines = open.info.lines().filter(|line| line.starts_with("fanotify "));
+    let head = lines.next().ok_or(too_little)?;
+    let (flags, event_flags) =
+        hex(head, "flags").zip(hex(head, "event-flags")).ok_or(too_little)?;
+    let all: Vec<&str> = lines.collect();
+    if all.iter().any(|line| hex(line, "ino").is_none()) {
+        return Err("a fanotify that marks a mount or a file system, which is not saved".into());
+    }
+    let told: Option<Vec<Told>> = all.iter().map(|line| mark(line)).collect();
+    let told = told.ok_or(too_little)?;
+    let mut names = HashMap::new();
+    if !told.is_empty() {
+        let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
+        names = inotify::find(open.process.first, &wanted);
+    }
+    let mark = |told: Told| {
+        let (device, inode) = told.of;
+        let path = names.get(&told.of).cloned().ok_or_else(|| {
+            format!(
+                "a fanotify that marks inode {inode} of device {device:x}, whose name is not found"
+            )
+        })?;
+        let stat = file::lookup(open.process.first, &path).and_then(rustix::fs::fstat);
+        let is_directory =
+            stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
+        // The kernel adds it to marks of files too, and may not take it for them.
+        let kept = if is_directory { u64::MAX } else { !libc::FAN_EVENT_ON_CHILD };
+        let (mask, ignored) = (told.mask & kept, told.ignored & kept);
+        Ok(Mark { path, flags: told.flags, mask, ignored })
+    };
+    // The kernel tells the latest first.
+    let marks = told.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Why>>()?;
+    let waits = if open.flags() & libc::O_NONBLOCK as u32 == 0 { 0 } else { libc::FAN_NONBLOCK };
+    let flags = flags as u32 & !(libc::FAN_NONBLOCK | libc::FAN_CLOEXEC) | waits;
+    Ok(Thing::Fanotify(Fanotify { flags, event_flags: event_flags as u32, marks }))
+}
+
+fn hex(line: &str, name: &str) -> Option<u64> {
+    let mut words = line.split_ascii_whitespace();
+    let text = words.find_map(|word| word.strip_prefix(name)?.strip_prefix(':'))?;
+    u64::from_str_radix(text, 16).ok()
+}
+
+/// Reads `fanotify ino:9e7e sdev:800013 mflags:0 mask:2 ignored_mask:0 ...`.
+fn mark(line: &str) -> Option<Told> {
+    Some(Told {
+        of: (inotify::device(hex(line, "sdev")?), hex(line, "ino")?),
+        flags: hex(line, "mflags")? as u32,
+        mask: hex(line, "mask")?,
+        ignored: hex(line, "ignored_mask")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_read() {
+        let line = "fanotify ino:988014 sdev:fe00000 mflags:40 mask:8000022 ignored_mask:20 \
+                    fhandle-bytes:8 fhandle-type:1 f_handle:14809800d35e6d89";
+        let of = (rustix::fs::makedev(254, 0), 0x98_8014);
+        let told = Told { of, flags: 0x40, mask: 0x800_0022, ignored: 0x20 };
+        assert_eq!(mark(line), Some(told));
+        assert_eq!(mark("fanotify mnt_id:21 mflags:0 mask:3b ignored_mask:0"), None);
+        assert_eq!(hex("fanotify flags:202 event-flags:8002", "flags"), Some(0x202));
+    }
+}
