@@ -237,6 +237,37 @@ workloads! {
     vm_terminals: "terminal", "-t";
 }
 
+/// The init of the house is made anew, and does again what it is for.
+#[test]
+fn vm_an_init_is_there_again() {
+    let host = host();
+    round_trip(&host, "tree", &["--net", "none", "--init"]);
+    run_on(&host, "tree", &["--net", "none", "--init"]);
+    round_trip(&host, "terminal", &["--net", "none", "--init", "-t"]);
+    let script = "trap 'exit 3' TERM; (sleep 1000 &); (setsid sleep 1000 &); \
+                  while :; do sleep 0.1; done";
+    for user in ["0", "1000"] {
+        let words = ["run", "-d", "--init", "--user", user, "--name", "a", "workloads"];
+        host.dm(&[&words[..], &["sh", "-c", script]].concat()).ok();
+        let of_init = ["exec", "a", "sh", "-c", "grep -l '^PPid:.1$' /proc/[0-9]*/status | wc -l"];
+        let are_three = || host.dm(&of_init).stdout.trim() == "3";
+        assert!(wait_until(Duration::from_secs(10) * slowness(), are_three));
+        host.dm(&["checkpoint", "a"]).ok();
+        host.dm(&["restore", "a"]).ok();
+        assert!(are_three(), "user {user}: {}", host.dm(&of_init));
+        host.dm(&["sleep", "a"]).ok();
+        host.dm(&["wake", "a"]).ok();
+        assert!(are_three(), "user {user}: {}", host.dm(&of_init));
+        assert_eq!(host.dm(&["exec", "a", "cat", "/proc/1/comm"]).ok(), "dormouse-init");
+        let rights = "grep -E '^(Uid|CapEff|CapPrm):' /proc/1/status /proc/2/status | \
+                      cut -d: -f2- | sort | uniq | wc -l";
+        assert_eq!(host.dm(&["exec", "a", "sh", "-c", rights]).ok(), "3", "as its program");
+        host.dm(&["stop", "a"]).ok();
+        assert_eq!(host.dm(&["wait", "a"]).ok(), "3");
+        host.dm(&["rm", "a"]).ok();
+    }
+}
+
 /// Huge pages of the machine, for as long as a test needs them.
 struct HugePages(String);
 

@@ -424,6 +424,7 @@ impl Engine {
             id: config.id.to_string(),
             name: config.name.to_string(),
             init: init.pid,
+            has_init: config.init,
             pids,
             outside,
             memory: Self::memory(config),
@@ -451,9 +452,6 @@ impl Engine {
             let (process, what) = (String::new(), String::new());
             all.push(Refusal { pid: 0, process, what, why });
         };
-        if config.init {
-            refuse("its first process is the init of the house (--init), not saved yet".into());
-        }
         if config.systemd {
             refuse("its first process is a systemd, which is not saved yet".into());
         }
@@ -471,6 +469,7 @@ impl Engine {
         let security = &config.security;
         let granted = start::granted(security)?;
         let allowed = Allowed {
+            has_init: config.init,
             capabilities: granted.bits(),
             uid: account.uid,
             gid: account.gid,
@@ -512,6 +511,10 @@ impl Engine {
         start::plan_rlimits(plan, security)?;
         plan.sync();
         start::plan_confinement(plan, config, security, granted);
+        if config.init {
+            let (ids, masks) = start::identity(account, granted);
+            plan.init_as(&ids, &masks);
+        }
         let program = restore.program();
         plan.follow(Follow {
             memory: start::clone_fd(program.memory().as_fd())?,

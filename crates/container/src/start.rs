@@ -303,8 +303,14 @@ impl Engine {
             None => newborn.go().map_err(|e| exec_error(&config.process, e))?,
             Some(restore) => {
                 // ORDER: traced, then let go: it dies with us until it is whole.
-                let traced = Traced::seize(pid)?;
-                newborn.go()?;
+                let mut traced = Traced::seize(pid)?;
+                if config.init {
+                    newborn.release()?;
+                    traced = traced.leave_init()?;
+                    newborn.watch()?;
+                } else {
+                    newborn.go()?;
+                }
                 let console = kept.console.as_ref().map(AsFd::as_fd);
                 let checked = || from.map_or(Ok(()), Comeback::checked);
                 traced.conduct(restore, console, checked)?;
@@ -935,6 +941,21 @@ fn plan_process(plan: &mut Plan, config: &Config, account: &Account, io: Io) -> 
     plan_exec(plan, config, process, account)
 }
 
+/// Who a program is, and what it may do.
+pub(crate) fn identity(account: &Account, granted: Set) -> (Ids, CapabilityMasks) {
+    let ids = Ids { uid: account.uid, gid: account.gid, groups: account.groups.clone() };
+    // As execve(2) would leave it: root has what is granted, others have nothing (capabilities(7)).
+    let own = if account.uid == 0 { granted } else { Set::empty() };
+    let masks = CapabilityMasks {
+        bounding: granted.bits(),
+        effective: own.bits(),
+        permitted: own.bits(),
+        inheritable: 0,
+        ambient: 0,
+    };
+    (ids, masks)
+}
+
 /// Working directory, credentials, capabilities, filter: the last steps before execve, and for
 /// `exec` the same.
 pub(crate) fn plan_identity(
@@ -947,16 +968,9 @@ pub(crate) fn plan_identity(
     let cwd = if process.cwd.is_empty() { "/" } else { &process.cwd };
     let granted = granted(security)?;
     plan.chdir(cwd, true);
-    plan.credentials(&Ids { uid: account.uid, gid: account.gid, groups: account.groups.clone() });
-    // As execve(2) would leave it: root has what is granted, others have nothing (capabilities(7)).
-    let own = if account.uid == 0 { granted } else { Set::empty() };
-    plan.capabilities(&CapabilityMasks {
-        bounding: granted.bits(),
-        effective: own.bits(),
-        permitted: own.bits(),
-        inheritable: 0,
-        ambient: 0,
-    });
+    let (ids, masks) = identity(account, granted);
+    plan.credentials(&ids);
+    plan.capabilities(&masks);
     plan_confinement(plan, config, security, granted);
     Ok(())
 }

@@ -15,15 +15,53 @@ use crate::call;
 /// All signals.
 const ALL: u64 = u64::MAX;
 
+/// Who the init is.
+#[derive(Debug, Clone, Copy)]
+pub struct Own {
+    /// User and group, where they are not those that it has.
+    pub ids: Option<(u32, u32)>,
+    /// Its capabilities, the same.
+    pub capabilities: Option<CapabilityMasks>,
+}
+
+impl Own {
+    /// From the data of its operation; none where there is none.
+    pub fn read(data: &[u8]) -> Result<Option<Self>, Errno> {
+        if data.is_empty() {
+            return Ok(None);
+        }
+        let mut numbers = [0; 5];
+        for (number, bytes) in numbers.iter_mut().zip(data.chunks_exact(8)) {
+            *number = u64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::BADMSG)?);
+        }
+        let [uid, gid, effective, permitted, inheritable] = numbers;
+        let id = |number: u64| u32::try_from(number).map_err(|_| Errno::BADMSG);
+        if data.len() != 40 {
+            return Err(Errno::BADMSG);
+        }
+        Ok(Some(Self {
+            ids: Some((id(uid)?, id(gid)?)),
+            capabilities: Some(CapabilityMasks { effective, permitted, inheritable }),
+        }))
+    }
+
+    /// Becomes that, for good.
+    fn take_on(&self) -> Result<(), Errno> {
+        if let Some((uid, gid)) = self.ids {
+            kernel::set_groups(&[])?;
+            kernel::set_gid(gid)?;
+            kernel::set_uid(uid)?;
+        }
+        self.capabilities.map_or(Ok(()), kernel::capset)
+    }
+}
+
 /// Forks; returns in the program, and in the init never.
 ///
 /// ORDER: signals are blocked before the fork, so that none is lost: a blocked signal is queued
 /// even for the first process of a pid namespace, which the kernel protects from those it does not
 /// handle.
-pub fn become_init(
-    arguments: call::Arguments,
-    capabilities: Option<CapabilityMasks>,
-) -> Result<(), Errno> {
+pub fn become_init(arguments: call::Arguments, own: &Own) -> Result<(), Errno> {
     call::block_signals(ALL)?;
     // SAFETY: there is one thread; the child goes on as a newborn, without allocation or locks.
     let pid = match unsafe { call::fork() } {
@@ -31,17 +69,18 @@ pub fn become_init(
             // A process group of its own, in the foreground of the terminal if there is one;
             // SIGTTOU is blocked still.
             let _ = rustix::process::setpgid(None, None);
-            let own = rustix::process::getpid();
+            let group = rustix::process::getpid();
             // SAFETY: standard input is open or the call fails.
             let input = unsafe { std::os::fd::BorrowedFd::borrow_raw(0) };
-            let _ = rustix::termios::tcsetpgrp(input, own);
+            let _ = rustix::termios::tcsetpgrp(input, group);
             return call::block_signals(0);
         }
         other => other?,
     };
     let _ = kernel::set_name(c"dormouse-init");
-    if let Some(masks) = capabilities {
-        let _ = kernel::capset(masks);
+    // Whoever would be more than it should be is nobody: the kernel takes the program along.
+    if own.take_on().is_err() {
+        kernel::exit(125);
     }
     // SAFETY: this process holds nothing any more; its arguments are nobody's.
     unsafe {

@@ -429,7 +429,10 @@ impl Newborn {
             }
             Code::Init => {
                 self.seal()?;
-                crate::init::become_init(self.heritage.arguments, self.capabilities)
+                let own = crate::init::Own::read(plan.data(op).map_err(damaged)?)?;
+                let own =
+                    own.unwrap_or(crate::init::Own { ids: None, capabilities: self.capabilities });
+                crate::init::become_init(self.heritage.arguments, &own)
             }
             Code::Exec | Code::Follow => Err(Errno::NOSYS),
         }

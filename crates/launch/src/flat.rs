@@ -106,7 +106,8 @@ codes! {
     NoNewPrivs = 26, "set no_new_privs";
     /// Loads `a` instructions of the filter at `text`.
     Seccomp = 27, "load the system call filter";
-    /// A tiny init of ours stays as this process; the program is its child.
+    /// A tiny init of ours stays as this process; the program is its child. Where there is data: its
+    /// user and group, effective, permitted and inheritable capabilities, 8 bytes each.
     Init = 28, "start the init process";
     /// execve: candidates at `text`, argv table at `a`, envp table at `b`.
     Exec = 29, "execute";

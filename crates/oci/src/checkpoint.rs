@@ -101,6 +101,7 @@ impl Runtime {
             id: record.id.clone(),
             name: record.id.clone(),
             init: record.pid,
+            has_init: false,
             pids: self.tree(record)?.pids()?,
             outside: outside.collect(),
             memory: memory(&spec.mounts),

@@ -127,6 +127,7 @@ impl Comeback {
         let user = &process.user;
         let granted = process::capabilities(process.capabilities.as_ref())?;
         let allowed = Allowed {
+            has_init: false,
             // What execve(2) could give a program of root's, or keep.
             capabilities: granted.bounding | granted.inheritable | granted.ambient,
             uid: user.uid,

@@ -90,7 +90,9 @@ fn processes(records: &Records) -> Found {
     let tasks: usize = all.iter().map(|p| p.threads.len().max(1)).sum();
     ensure(tasks <= TASKS_MAX, || format!("{tasks} tasks"))?;
     let first = all.first().ok_or("there is none")?;
-    ensure(first.pid == 1 && first.parent == 0, || "the first is not the first".into())?;
+    let has_init = records.has_init();
+    let is_first = (first.pid, first.parent) == if has_init { (2, 1) } else { (1, 0) };
+    ensure(is_first, || "the first is not the first".into())?;
     ensure(first.ended.is_none(), || "the first has ended".into())?;
     let mut tids = HashSet::new();
     let mut born: HashMap<u32, bool> = HashMap::new();
@@ -98,7 +100,10 @@ fn processes(records: &Records) -> Found {
         let pid = process.pid;
         let said = |what: String| format!("process {pid}: {what}");
         ensure(pid > 0 && pid < NUMBER_MAX, || said("no process id".into()))?;
-        let parent_lives = pid == 1 || born.get(&process.parent) == Some(&true);
+        let is_of_init = has_init && process.parent == 1;
+        let parent_lives =
+            pid == first.pid || is_of_init || born.get(&process.parent) == Some(&true);
+        ensure(pid != 1 || !has_init, || said("in the place of the init".into()))?;
         ensure(parent_lives, || said(format!("its parent {} is not there", process.parent)))?;
         ensure(born.insert(pid, process.ended.is_none()).is_none(), || said("twice".into()))?;
         let ids = [process.session, process.group];
@@ -466,7 +471,7 @@ pub(crate) mod tests {
                 "its own",
             ),
             (|r| r.pages.bytes = 8192 << 20, "another number"),
-            (|r| r.processes[0].pid = 2, "not the first"),
+            (|r| r.processes[0].pid = 3, "not the first"),
         ];
         for (change, text) in cases {
             let said = bad(change);

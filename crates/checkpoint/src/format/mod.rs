@@ -116,6 +116,18 @@ pub struct Records {
     pub pages: Pages,
 }
 
+/// The id of the program, where the first process is the init of the house, which is not saved: the
+/// kernel gives the first child of a pid namespace this one.
+pub(crate) const PROGRAM_OF_AN_INIT: u32 = 2;
+
+impl Records {
+    /// Its first process is the init of the house, which is made anew by whoever restores; the first
+    /// record is that of its program.
+    pub fn has_init(&self) -> bool {
+        self.processes.first().is_some_and(|first| first.pid == PROGRAM_OF_AN_INIT)
+    }
+}
+
 /// How long `pages` is, and what it holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pages {

@@ -47,6 +47,34 @@ impl Traced {
         Ok(Self { pid, of_one_thread: PhantomData })
     }
 
+    /// Waits until the newborn, which was let go, has become an init: its child is the newborn from here
+    /// on, and the init, which is ours, nobody's business. A newborn that has failed before tells why.
+    pub fn leave_init(self) -> Result<Self> {
+        let (mut child, mut is_born) = (None, false);
+        loop {
+            let (tid, stop) = call::wait_stop(None).map_err(Error::call("wait for an init"))?;
+            let go_on = |signal| call::resume(tid, signal).map_err(Error::of("resume a task", tid));
+            match stop {
+                Stop::Ended(_) if tid == self.pid => return Ok(self),
+                Stop::Ended(_) => return Err(Error::Ended("as the program of an init".into())),
+                // ORDER: it goes on when its parent is known to have made it: from then on its stops
+                // are those of a restore.
+                Stop::Event(EVENT_STOP, _) if tid != self.pid => is_born = true,
+                Stop::Event(EVENT_STOP, _) | Stop::Call => go_on(0)?,
+                Stop::Signal(signal) => go_on(signal)?,
+                Stop::Event(..) => {
+                    let made = call::event_message(tid);
+                    child = Some(made.map_err(Error::of("look at a child of", tid))? as u32);
+                    call::detach(tid, 0).map_err(Error::of("let go of a task", tid))?;
+                }
+            }
+            if let Some(pid) = child.filter(|_| is_born) {
+                call::resume(pid, 0).map_err(Error::of("resume a task", pid))?;
+                return Ok(Self { pid, ..self });
+            }
+        }
+    }
+
     /// Leads the newborn, which was let go, and all it makes through the restore.
     ///
     /// `console` is the master of its terminal, where it has one. `checked` is asked whether the

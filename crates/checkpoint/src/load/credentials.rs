@@ -10,6 +10,8 @@ use crate::inject::program::{Arg, Call, Sequence};
 /// What the configuration of a container gives its processes.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
+    /// Its first process is the init of the house.
+    pub has_init: bool,
     /// Capabilities, as a mask (capabilities(7)).
     pub capabilities: u64,
     /// The user its first process runs as, inside.
@@ -166,6 +168,7 @@ mod tests {
     #[test]
     fn records_only_narrow_what_the_configuration_gives() {
         let allowed = Allowed {
+            has_init: false,
             capabilities: SETUID | 1,
             uid: 0,
             gid: 0,

@@ -129,6 +129,11 @@ pub enum Wanted {
 /// have.
 pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let mut records = reader.records().clone();
+    if records.has_init() != allowed.has_init {
+        let (was, is) = if allowed.has_init { ("without", "with") } else { ("with", "without") };
+        let text = format!("it was made of a container {was} --init, and this one is {is}");
+        return Err(Error::Elsewhere(text));
+    }
     socket::move_to(&mut records, &allowed.addresses);
     if allowed.beside {
         memory::wipe(&mut records);
@@ -177,6 +182,11 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
     let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
     let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + 64) as u32;
     let clocks = clock::here(&records.about, is_same_boot)?;
+    if clocks.is_some() && allowed.has_init {
+        // It stays in the time namespace of its host, and children of exec with it.
+        let text = "its clocks began with another boot, and an --init has only this one's";
+        return Err(Error::Elsewhere(text.into()));
+    }
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     plan.moves_clocks = clocks.is_some();
     plan.objects = objects;

@@ -29,6 +29,9 @@ struct Node {
     session: u32,
 }
 
+/// The session and process group of an init, which has no record.
+const OF_INIT: u32 = 1;
+
 /// The sequences of all processes and threads, the first process's first.
 pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     let nodes = nodes(plan)?;
@@ -104,23 +107,33 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
             group: record.group,
             before: Vec::new(),
             after: Vec::new(),
-            born_in: 0,
+            // A program is born in the session of its init.
+            born_in: if plan.records.has_init() { OF_INIT } else { 0 },
             session: record.session,
         });
     }
     // Who made it, for those that can be made by their parent.
-    let mut helpers: HashMap<(u32, usize), usize> = HashMap::new();
+    let mut helpers = Helpers::new();
     for n in 1..processes.len() {
         let record = &processes[n];
-        let parent = by_pid[&record.parent];
+        let Some(parent) = by_pid.get(&record.parent).copied() else {
+            // Of an init. Who leads a session may have been born in any.
+            let session = if nodes[n].leads_session { OF_INIT } else { record.session };
+            let orphan = (record, None, session);
+            let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, orphan)?;
+            nodes[n].born_in = session;
+            nodes[helper].after.push(n);
+            continue;
+        };
         nodes[n].born_in = nodes[parent].session;
         if nodes[n].leads_session || record.session == nodes[parent].session {
             nodes[parent].after.push(n);
         } else if record.session == nodes[parent].born_in {
             nodes[n].born_in = record.session;
             nodes[parent].before.push(n);
-        } else if parent == 0 || processes[parent].subreaper {
-            let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, (n, parent))?;
+        } else if parent == 0 && !plan.records.has_init() || processes[parent].subreaper {
+            let orphan = (record, Some(parent), record.session);
+            let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, orphan)?;
             nodes[n].born_in = record.session;
             nodes[helper].after.push(n);
         } else {
@@ -138,26 +151,32 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
             node.group = 0;
         }
     }
-    lead_groups(&mut nodes, &by_pid, &helpers);
+    lead_groups(plan, &mut nodes, &by_pid, &helpers);
     Ok(nodes)
 }
 
-/// The one that makes a process which the first process, or a subreaper, shall adopt: a zombie that
-/// led the session, or a helper in its place, or a helper below the leader that still lives.
+/// Helpers by the session that they make children in, and who adopts those.
+type Helpers = HashMap<(u32, Option<usize>), usize>;
+
+/// The one that makes a process which the first process, or a subreaper, or an init (`None`) shall
+/// adopt: a zombie that led the session, or a helper in its place, or a helper below the leader that
+/// still lives.
 fn adopted(
     plan: &mut Plan<'_>,
     nodes: &mut Vec<Node>,
     by_pid: &HashMap<u32, usize>,
-    helpers: &mut HashMap<(u32, usize), usize>,
-    (orphan, parent): (usize, usize),
+    helpers: &mut Helpers,
+    (record, parent, session): (&Process, Option<usize>, u32),
 ) -> Result<usize> {
-    let record = &plan.records.processes[orphan];
-    let session = record.session;
     if let Some(helper) = helpers.get(&(session, parent)) {
         return Ok(*helper);
     }
     let leader = by_pid.get(&session).copied();
-    if leader.is_some_and(|leader| adopter(plan, by_pid, leader) != parent) {
+    let is_of_init = plan.records.has_init() && session == OF_INIT;
+    if is_of_init && parent.is_some()
+        || parent.is_none() && plan.records.processes[0].subreaper
+        || leader.is_some_and(|leader| adopter(plan, by_pid, leader) != parent)
+    {
         return Err(Error::Elsewhere(format!(
             "process {} ({}) was adopted by one who would not adopt it again",
             record.pid, record.name
@@ -167,20 +186,25 @@ fn adopted(
     let helper = match leader {
         Some(leader) if is_zombie(leader) => leader,
         _ => {
-            let maker = leader.unwrap_or(parent);
-            let pid = if leader.is_some() { plan.fresh_pid() } else { session };
+            let maker = leader.or(parent).unwrap_or(0);
+            let leads_session = leader.is_none() && !is_of_init;
+            let pid = if leads_session { session } else { plan.fresh_pid() };
             nodes.push(Node {
                 pid,
                 record: None,
-                leads_session: leader.is_none(),
+                leads_session,
                 group: 0,
                 before: Vec::new(),
                 after: Vec::new(),
-                born_in: nodes[maker].session,
+                born_in: if is_of_init { OF_INIT } else { nodes[maker].session },
                 session,
             });
             let helper = nodes.len() - 1;
-            nodes[maker].after.push(helper);
+            // In the session of the init only before the program has one of its own.
+            match is_of_init && nodes[maker].leads_session {
+                true => nodes[maker].before.push(helper),
+                false => nodes[maker].after.push(helper),
+            }
             helper
         }
     };
@@ -188,30 +212,33 @@ fn adopted(
     Ok(helper)
 }
 
-/// Who gets the children of a process when it ends.
-fn adopter(plan: &Plan<'_>, by_pid: &HashMap<u32, usize>, of: usize) -> usize {
+/// Who gets the children of a process when it ends; `None` is an init.
+fn adopter(plan: &Plan<'_>, by_pid: &HashMap<u32, usize>, of: usize) -> Option<usize> {
     let processes = &plan.records.processes;
     let mut at = of;
     // Parents come before their children, so this ends.
     while at != 0 {
-        at = by_pid.get(&processes[at].parent).copied().unwrap_or(0);
+        at = by_pid.get(&processes[at].parent).copied()?;
         if processes[at].subreaper {
-            break;
+            return Some(at);
         }
     }
-    at
+    (!plan.records.has_init()).then_some(0)
 }
 
 /// Helpers for process groups whose leader has ended.
 fn lead_groups(
+    plan: &Plan<'_>,
     nodes: &mut Vec<Node>,
     by_pid: &HashMap<u32, usize>,
-    helpers: &HashMap<(u32, usize), usize>,
+    helpers: &Helpers,
 ) {
     let mut led: Vec<u32> = Vec::new();
     for n in 0..nodes.len() {
         let (group, session) = (nodes[n].group, nodes[n].session);
-        let is_led = group == 0 || by_pid.contains_key(&group) || led.contains(&group);
+        let is_of_init = plan.records.has_init() && group == OF_INIT;
+        let is_led =
+            group == 0 || is_of_init || by_pid.contains_key(&group) || led.contains(&group);
         // Whoever stands in for a session's leader leads its group too.
         if is_led || helpers.keys().any(|(session, _)| *session == group) {
             continue;
@@ -278,10 +305,12 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
         sequence.call(what, set_group(node.group));
     }
     sequence.stage("joined");
-    if leads {
+    let is_first = node.pid == plan.records.processes[0].pid;
+    // An init has no group in the foreground; its program says which has.
+    if leads || is_first && node.session == OF_INIT {
         terminal::foreground(plan, sequence, node.session);
     }
-    if node.pid == 1 {
+    if is_first {
         terminal::settle(plan, sequence)?;
     }
     Ok(())

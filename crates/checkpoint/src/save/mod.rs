@@ -83,6 +83,8 @@ pub struct Subject {
     pub name: String,
     /// Its first process, by the host's id.
     pub init: u32,
+    /// That is the init of the house, which is made anew and not saved.
+    pub has_init: bool,
     /// All processes of its cgroup, by the host's ids.
     pub pids: Vec<u32>,
     /// Its standard streams and what else is the engine's.

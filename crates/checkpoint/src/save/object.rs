@@ -169,7 +169,8 @@ impl<'s> Survey<'s> {
     /// Processes of the cgroup that are not of the tree.
     pub(crate) fn outsiders(&mut self, tree: &[Seen]) {
         for pid in &self.subject.pids {
-            if tree.iter().any(|seen| seen.pid == *pid) {
+            let is_init = self.subject.has_init && *pid == self.subject.init;
+            if is_init || tree.iter().any(|seen| seen.pid == *pid) {
                 continue;
             }
             // It may have ended since.

@@ -106,21 +106,33 @@ impl Seen {
 pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
     let mut all = Vec::new();
     let mut next = vec![(subject.init, 0)];
+    if subject.has_init {
+        // The oldest is its program. Those that have ended it is about to reap.
+        next = children(subject.init, subject.init).rev().map(|child| (child, 1)).collect();
+        next.retain(|(child, _)| proc::status(*child).is_ok_and(|status| !status.is_zombie()));
+    }
     while let Some((pid, parent)) = next.pop() {
         // It may end while it is looked at.
         let Some(seen) = look_at(pid, parent, subject.init)? else { continue };
         for tid in &seen.tids {
-            let path = format!("/proc/{pid}/task/{tid}/children");
-            let text = proc::whole_text(path).unwrap_or_default(); // ended meanwhile
-            let children = text.split_ascii_whitespace().filter_map(|c| c.parse().ok());
-            next.extend(children.map(|child| (child, seen.inner)));
+            next.extend(children(pid, *tid).map(|child| (child, seen.inner)));
         }
         all.push(seen);
     }
-    if all.first().is_none_or(|first| first.is_zombie) {
+    let is_first =
+        |first: &Seen| !first.is_zombie && first.inner == 1 + u32::from(subject.has_init);
+    if !all.first().is_some_and(is_first) {
         return Err(Error::of("look at the first process", subject.init)(Errno::SRCH));
     }
     Ok(all)
+}
+
+/// The children of a thread, the oldest first.
+fn children(pid: u32, tid: u32) -> impl DoubleEndedIterator<Item = u32> {
+    // It may have ended meanwhile.
+    let text = proc::whole_text(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+    let all: Vec<u32> = text.split_ascii_whitespace().filter_map(|c| c.parse().ok()).collect();
+    all.into_iter()
 }
 
 fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
