@@ -114,6 +114,9 @@ impl Tier {
 
 /// LIMIT: below this much available memory no further container is made.
 const AVAILABLE_KB_MIN: u64 = 5 << 20;
+/// LIMIT: below this much room on the disk none is made, and nobody is asked: each that was told its number
+/// leaves memory of its own there.
+const DISK_KB_MIN: u64 = 2 << 20;
 /// LIMIT: so many process ids stay free.
 const PIDS_MIN: u64 = 2000;
 /// LIMIT: how long an answer may take.
@@ -283,7 +286,7 @@ impl Ramp {
             while end.is_none() && self.sleepers.len() < step {
                 self.more(CHUNK.min(step - self.sleepers.len()))?;
                 eprint!("\r  {} are {} ", self.sleepers.len(), self.options.tier.as_str());
-                end = exhausted(until);
+                end = exhausted(&self.bench, until);
             }
             let count = self.sleepers.len();
             let (start, cpu) = (Instant::now(), children_cpu_ms());
@@ -430,7 +433,12 @@ fn lose_keeper(bench: &Bench) -> Result<Duration> {
 }
 
 /// Why no further container is made, if so.
-fn exhausted(until: Instant) -> Option<String> {
+fn exhausted(bench: &Bench, until: Instant) -> Option<String> {
+    let disk =
+        rustix::fs::statvfs(bench.dir.path()).map_or(u64::MAX, |it| it.f_bavail * it.f_frsize);
+    if disk >> 10 < DISK_KB_MIN {
+        return Some(format!("{} MB are left on the disk", disk >> 20));
+    }
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find(|l| l.starts_with("MemAvailable:")).unwrap_or_default();
     let available: u64 =
@@ -493,6 +501,7 @@ fn answers(
     let daemon = options.memory.as_deref().map(|memory| bench.daemon(&["--memory", memory]));
     let daemon = daemon.transpose()?;
     let (begin, count) = (Instant::now(), sleepers.len());
+    let never = begin + Duration::from_secs(86_400);
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let ask = |sleeper: &Sleeper| {
         let line = if tells { format!("S {}\n", sleeper.number) } else { "Q\n".into() };
@@ -507,6 +516,10 @@ fn answers(
             times.push((at, asked?));
             if (at + 1).is_multiple_of(CHUNK) {
                 eprint!("\r  {} have answered ", at + 1);
+                if let Some(why) = exhausted(bench, never) {
+                    is_over.store(true, Ordering::Relaxed);
+                    bail!("of {count} {} have answered when it ended: {why}", at + 1);
+                }
             }
         }
         Ok(times)

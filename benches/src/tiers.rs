@@ -134,6 +134,15 @@ impl Drop for Swap {
     }
 }
 
+/// One line of the plot.
+struct Drawn {
+    tier: Tier,
+    /// How far up the times it is.
+    part: f64,
+    name: String,
+    points: Vec<(f64, f64)>,
+}
+
 fn ask(address: SocketAddr) -> Result<Duration> {
     let begin = Instant::now();
     let mut stream = TcpStream::connect(address)?;
@@ -160,8 +169,15 @@ fn main() -> Result<()> {
     }
     let answers = || all.iter().all(|address| ask(*address).is_ok());
     ensure!(wait_until(PATIENCE, answers), "not all of them answer");
-    let parts = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
-    let mut lines: Vec<(Tier, &str, Vec<(f64, f64)>)> = Vec::new();
+    let of_tier = |tier: Tier| {
+        let parts = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
+        parts.map(|(name, part)| {
+            let name = format!("{} {name}", tier.name());
+            Drawn { tier, part, name, points: Vec::new() }
+        })
+    };
+    let drawn = Tier::ALL.into_iter().filter(|tier| *tier != Tier::Awake);
+    let mut lines: Vec<Drawn> = drawn.flat_map(of_tier).collect();
     let mut working = 0;
     for busy in &options.busy {
         for n in working..*busy {
@@ -171,21 +187,16 @@ fn main() -> Result<()> {
         }
         working = *busy;
         let times = measure(&bench, &names, &all, options.rounds)?;
-        for (tier, times) in Tier::ALL.into_iter().zip(times) {
-            tell(&options, *busy, tier, &times);
-            for (name, part) in parts {
-                let point = (*busy as f64, times.at(part));
-                match lines.iter_mut().find(|(of, what, _)| (*of, *what) == (tier, name)) {
-                    Some((.., points)) => points.push(point),
-                    None => lines.push((tier, name, vec![point])),
-                }
-            }
+        for (tier, times) in Tier::ALL.into_iter().zip(&times) {
+            tell(&options, *busy, tier, times);
+        }
+        for Drawn { tier, part, points, .. } in &mut lines {
+            points.push((*busy as f64, times[*tier as usize].at(*part)));
         }
     }
-    let names: Vec<String> =
-        lines.iter().map(|(tier, part, _)| format!("{} {part}", tier.name())).collect();
-    let drawn = lines.into_iter().zip(&names).filter(|((tier, ..), _)| *tier != Tier::Awake);
-    let drawn: Vec<Line<'_>> = drawn.map(|((.., points), name)| Line { name, points }).collect();
+    let lines = lines.iter();
+    let drawn: Vec<Line<'_>> =
+        lines.map(|it| Line { name: &it.name, points: it.points.clone() }).collect();
     let title = format!("First byte of one of {} servers", options.servers);
     plot("tiers", &title, ["containers that work meanwhile", "ms"], &drawn)
 }
