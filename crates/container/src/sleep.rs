@@ -128,6 +128,7 @@ impl Engine {
     /// Nothing of it has to succeed now.
     pub fn get_ready(&self) {
         let _ = (self.cgroups(), self.images(), self.network());
+        let _ = (crate::start::hidden(), dormouse_kernel::capability::all());
         dormouse_kernel::process::map_own_program();
     }
 
@@ -171,9 +172,11 @@ impl Engine {
         held: &mut Vec<(u32, OwnedFd)>,
         why: Why,
     ) -> Result<Running> {
+        // It wakes up while the checkpoint is read.
+        let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
         let check = Some(Check::begin(&reader));
-        let mut keeper = self.keeper()?;
+        let mut keeper = self.keeper_called(calling)?;
         for (number, object) in (0..).zip(&reader.records().objects) {
             if !object.thing.is_called_from_outside() {
                 continue;

@@ -24,6 +24,7 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use dormouse_image::{Assembled, Lower, Store, Volume, assemble};
 use dormouse_kernel::call::CloneFlags;
@@ -220,37 +221,41 @@ impl Engine {
         failures: u32,
         from: Option<&Comeback>,
     ) -> Result<Running> {
-        // Two processors, where there are two: the keeper wakes up while the cgroups are made, and
+        // Two processors, where there are two: the keeper wakes up while the first cgroup is made, and
         // clones while the rest is.
         let at_hand = from.and_then(|from| from.keeper.take());
         let calling = match at_hand {
             Some(_) => None,
             None => Keeper::call(&self.places().run)?,
         };
-        let cgroup = self.cgroups()?.create(config.id.as_str(), &config.limits)?;
-        if config.systemd {
-            cgroup.delegate(config.ids.base, config.ids.base)?;
-        }
         let net = self.find_network(config)?;
         if from.is_none() {
             self.end_quiet_in(config, &net)?;
         }
-        let placement = cgroup.placement()?;
         let map = config.ids.to_proc_text();
         let (flags, maps) = (namespaces(), (map.clone(), map));
-        let mut keeper = at_hand.map_or_else(|| self.keeper_called(calling), Ok)?;
-        let expected = keeper.expect(Spawn {
-            netns: net.netns().map(clone_fd).transpose()?,
-            cgroup: placement.v2,
-            id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
-            proc: true,
-            settle: true,
-            ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
-        })?;
+        let (cgroup, (mut keeper, expected)) =
+            self.cgroups()?.create_with(config.id.as_str(), &config.limits, |cgroup| {
+                let mut keeper = at_hand.map_or_else(|| self.keeper_called(calling), Ok)?;
+                let expected = keeper.expect(Spawn {
+                    netns: net.netns().map(clone_fd).transpose()?,
+                    cgroup,
+                    id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
+                    proc: true,
+                    settle: true,
+                    ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
+                })?;
+                Ok::<_, Error>((keeper, expected))
+            })?;
+        if config.systemd {
+            cgroup.delegate(config.ids.base, config.ids.base)?;
+        }
+        let placement = cgroup.placement()?;
         if let Net::Domain(domain) = &net {
             self.enter_domain(config, &cgroup, domain)?;
         }
         let shared = self.shared_dirs(config)?;
+        let mounts = self.host_mounts(config, &net, &shared)?;
         let mut newborn = keeper.born(expected)?;
         let userns = if weakened("user-namespace") {
             user_namespace(config.ids)? // the ids of files stay as they are
@@ -271,7 +276,7 @@ impl Engine {
             plan.oom_score_adj(adj);
         }
         let proc = newborn.take_proc();
-        self.plan_root(&mut plan, config, Given { root, proc, net: &net, userns, shared })?;
+        self.plan_root(&mut plan, config, Given { root, proc, mounts, userns, shared })?;
         let restore = match from {
             None => {
                 plan_process(&mut plan, config, &account, streams.io)?;
@@ -394,8 +399,28 @@ impl Engine {
         }
     }
 
+    /// What of the host's and of its own directories a container sees, whoever it is inside.
+    fn host_mounts(&self, config: &Config, net: &Net, shared: &Path) -> Result<HostMounts> {
+        let no_exec = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+        let mut sys_attr = no_exec;
+        sys_attr.set(MountAttr::RDONLY, !weakened("read-only-sys"));
+        let systemd = || -> Result<[OwnedFd; 2]> {
+            let run = clone_dir(&shared.join("run"), MountAttr::NOSUID | MountAttr::NODEV)?;
+            Ok([run, clone_dir(&shared.join("lock"), no_exec)?])
+        };
+        let is_masked = !config.security.privileged && !weakened("masked-paths");
+        Ok(HostMounts {
+            dev: clone_dir(&shared.join("dev"), MountAttr::NOSUID | MountAttr::NOEXEC)?,
+            shm: clone_dir(&shared.join("shm"), no_exec)?,
+            sys: clone_of(net.sys(), Path::new(""), sys_attr)?,
+            systemd: config.systemd.then(systemd).transpose()?,
+            names: self.name_mounts(config, net, shared)?,
+            masks: is_masked.then(|| masks(shared)).transpose()?,
+        })
+    }
+
     /// Everything that is mounted before the program starts.
-    fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given<'_>) -> Result<()> {
+    fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given) -> Result<()> {
         let shared = given.shared;
         plan.become_root();
         let mut own = CloneFlags::empty();
@@ -411,10 +436,10 @@ impl Engine {
             let proc = plan.fd(proc);
             plan.proc(proc, "/proc");
         }
-        let dev = plan.fd(clone_dir(&shared.join("dev"), MountAttr::NOSUID | MountAttr::NOEXEC)?);
+        let HostMounts { dev, shm, sys, systemd, names, masks } = given.mounts;
+        let dev = plan.fd(dev);
         plan.attach(dev, "/dev", TargetKind::PlainDir, true);
-        let shm_attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
-        let shm = plan.fd(clone_dir(&shared.join("shm"), shm_attr)?);
+        let shm = plan.fd(shm);
         plan.attach(shm, "/dev/shm", TargetKind::PlainDir, false);
         // The host's own is not for the container's user namespace to mount.
         if !weakened("ipc-namespace") {
@@ -423,22 +448,20 @@ impl Engine {
         if needs_devpts(config) {
             plan.devpts("/dev/pts", Some(TTY_GROUP));
         }
-        let mut sys_attr = shm_attr;
-        sys_attr.set(MountAttr::RDONLY, !weakened("read-only-sys"));
-        let sys = clone_of(given.net.sys(), Path::new(""), sys_attr)?;
         let sys = plan.fd(sys);
         plan.attach(sys, "/sys", TargetKind::PlainDir, true);
-        if config.systemd {
-            let run =
-                plan.fd(clone_dir(&shared.join("run"), MountAttr::NOSUID | MountAttr::NODEV)?);
+        if let Some([run, lock]) = systemd {
+            let run = plan.fd(run);
             plan.attach(run, "/run", TargetKind::Dir, true);
             // Debian's systemd ends at once if this is no mount and it may not mount one itself.
-            let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
-            let lock = plan.fd(clone_dir(&shared.join("lock"), attr)?);
+            let lock = plan.fd(lock);
             plan.attach(lock, "/run/lock", TargetKind::Dir, true);
             plan.cgroup2("/sys/fs/cgroup");
         }
-        self.plan_names(plan, config, given.net, &shared)?;
+        for (tree, target) in names {
+            let fd = plan.fd(tree);
+            plan.attach(fd, target, TargetKind::File, true);
+        }
         for (n, mount) in config.mounts.iter().enumerate() {
             self.plan_mount(
                 plan,
@@ -448,8 +471,9 @@ impl Engine {
                 given.userns.as_fd(),
             )?;
         }
-        if !config.security.privileged && !weakened("masked-paths") {
-            mask(plan, &shared)?;
+        if let Some([null, empty]) = masks {
+            let (null, empty) = (plan.fd(null), plan.fd(empty));
+            plan.mask(null, empty, hidden());
         }
         // Without its own namespace a container has no name to set but the host's.
         if !weakened("uts-namespace") {
@@ -538,18 +562,23 @@ impl Engine {
         Ok(path)
     }
 
-    /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`.
-    fn plan_names(&self, plan: &mut Plan, config: &Config, net: &Net, shared: &Path) -> Result<()> {
+    /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`, and where they go.
+    fn name_mounts(
+        &self,
+        config: &Config,
+        net: &Net,
+        shared: &Path,
+    ) -> Result<Vec<(OwnedFd, &'static str)>> {
+        let mut all = Vec::with_capacity(3);
         let taken = |path: &str| config.mounts.iter().any(|m| m.target == path);
-        let mut bind = |from: &Path, to: &str| -> Result<()> {
+        let mut bind = |from: &Path, to: &'static str| -> Result<()> {
             if taken(to) {
                 return Ok(());
             }
             let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
             let tree = mount::clone_with(CWD, from, attr)
                 .map_err(|e| Error::Rootfs(from.to_path_buf(), e))?;
-            let fd = plan.fd(tree);
-            plan.attach(fd, to, TargetKind::File, true);
+            all.push((tree, to));
             Ok(())
         };
         let own = |name: &str, text: String| -> Result<PathBuf> {
@@ -597,7 +626,7 @@ impl Engine {
             let text = config.dns.iter().map(|ip| format!("nameserver {ip}\n")).collect();
             bind(&own("resolv.conf", text)?, "/etc/resolv.conf")?;
         }
-        Ok(())
+        Ok(all)
     }
 
     /// The container's directories of the shared tmpfs, made anew.
@@ -805,13 +834,26 @@ impl Net {
 }
 
 /// What the root of a container is put together from.
-struct Given<'a> {
+struct Given {
     root: OwnedFd,
     proc: Option<OwnedFd>,
-    net: &'a Net,
+    mounts: HostMounts,
     userns: OwnedFd,
     /// Its directories of the shared tmpfs.
     shared: PathBuf,
+}
+
+/// Mounts that are attached nowhere yet and need nothing of the newborn's: made while it is being born.
+struct HostMounts {
+    dev: OwnedFd,
+    shm: OwnedFd,
+    sys: OwnedFd,
+    /// `/run` and `/run/lock`, where systemd is to find them.
+    systemd: Option<[OwnedFd; 2]>,
+    /// Files of names, and where they go.
+    names: Vec<(OwnedFd, &'static str)>,
+    /// A file and a directory that hide others.
+    masks: Option<[OwnedFd; 2]>,
 }
 
 /// What the keeper holds of a container and its starter uses.
@@ -1071,9 +1113,9 @@ pub(crate) fn exec_error(process: &Process, e: LaunchError) -> Error {
     }
 }
 
-/// Hides what user namespaces do not hide: files of `/proc` and `/sys` that tell about the host.
-/// What only root may read or write needs no mask, for nobody in a container is that root.
-fn mask(plan: &mut Plan, shared: &Path) -> Result<()> {
+/// What user namespaces do not hide: files of `/proc` and `/sys` that tell about the host, as far as this
+/// one has them. What only root may read or write needs no mask, for nobody in a container is that root.
+pub(crate) fn hidden() -> &'static [&'static str] {
     const HIDDEN: [&str; 12] = [
         "/proc/kcore",
         "/proc/keys",
@@ -1088,14 +1130,17 @@ fn mask(plan: &mut Plan, shared: &Path) -> Result<()> {
         "/proc/asound",
         "/sys/firmware",
     ];
-    let there: Vec<&str> = HIDDEN.iter().copied().filter(|p| Path::new(p).exists()).collect();
+    static THERE: OnceLock<Vec<&str>> = OnceLock::new();
+    THERE.get_or_init(|| HIDDEN.into_iter().filter(|path| Path::new(path).exists()).collect())
+}
+
+/// A file and a directory in the place of what is hidden.
+fn masks(shared: &Path) -> Result<[OwnedFd; 2]> {
     let attr = MountAttr::NOSUID | MountAttr::NOEXEC | MountAttr::RDONLY;
-    let null = plan.fd(clone_dir(&shared.join("dev/null"), attr)?);
+    let null = clone_dir(&shared.join("dev/null"), attr)?;
     let empty = shared.join("empty");
     fs::create_dir(&empty).map_err(Error::file("cannot make directory", &empty))?;
-    let empty = plan.fd(clone_dir(&empty, attr)?);
-    plan.mask(null, empty, &there);
-    Ok(())
+    Ok([null, clone_dir(&empty, attr)?])
 }
 
 /// A mount of a directory of the host, attached nowhere.

@@ -1,6 +1,7 @@
 //! Capabilities: root's power in pieces (capabilities(7)).
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use dormouse_model::Invalid;
 
@@ -184,11 +185,14 @@ pub fn default_set() -> Set {
 ///
 /// A capability that is newer than the kernel can't be given to anybody.
 pub fn all() -> Set {
-    let last = crate::proc::read_text("/proc/sys/kernel/cap_last_cap", 16).ok();
-    let last = last.and_then(|text| text.trim().parse().ok());
-    // Without procfs: what every supported kernel has.
-    let last = last.unwrap_or(Capability::CheckpointRestore as u32);
-    Set(u64::MAX >> (63 - last.min(63)))
+    static ALL: OnceLock<Set> = OnceLock::new();
+    *ALL.get_or_init(|| {
+        let last = crate::proc::read_text("/proc/sys/kernel/cap_last_cap", 16).ok();
+        let last = last.and_then(|text| text.trim().parse().ok());
+        // Without procfs: what every supported kernel has.
+        let last = last.unwrap_or(Capability::CheckpointRestore as u32);
+        Set(u64::MAX >> (63 - last.min(63)))
+    })
 }
 
 /// The effective capabilities of the calling thread.

@@ -306,16 +306,42 @@ impl Hierarchy {
     /// made; what was made is removed again when a later step fails. Errors with kind `Exists` if
     /// any of its directories is there: [`find`](Self::find) and remove it first.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
-        match self.create_once(name, limits) {
+        let (cgroup, ()) = self.create_with(name, limits, |_| Ok::<_, CgroupError>(()))?;
+        Ok(cgroup)
+    }
+
+    /// The same. `meanwhile` is called as soon as the first process can be cloned into its v2 cgroup,
+    /// which it is given where there is one; the rest is made after that, and in force before
+    /// [`Cgroup::placement`] can be asked.
+    pub fn create_with<T, E: From<CgroupError>>(
+        &self,
+        name: &str,
+        limits: &Limits,
+        meanwhile: impl FnOnce(Option<OwnedFd>) -> Result<T, E>,
+    ) -> Result<(Cgroup, T), E> {
+        let (mut cgroup, settings) = match self.begin(name, limits) {
             // Another process removed the empty parent between our opening and using it.
             Err(CgroupError::Make(e)) if e.errno() == libc::ENOENT => {
-                Self::open(&self.0.parent)?.create_once(name, limits)
+                Self::open(&self.0.parent)?.begin(name, limits)
             }
             other => other,
+        }?;
+        let made = cgroup.v2_dir().map_err(E::from).and_then(|v2| {
+            let done = meanwhile(v2)?;
+            cgroup.make_rest(limits).and_then(|()| cgroup.apply(&settings))?;
+            Ok(done)
+        });
+        match made {
+            Ok(done) => Ok((cgroup, done)),
+            Err(error) => {
+                cgroup.unmake();
+                Err(error)
+            }
         }
     }
 
-    fn create_once(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
+    /// Makes the v2 cgroup of a container; without v2, all of it.
+    fn begin(&self, name: &str, limits: &Limits) -> Result<(Cgroup, Vec<Setting>), CgroupError> {
         check_name(name)?;
         let settings = limit::plan(limits, self, MemoryV1::UNLIMITED)?;
         if settings.iter().any(|s| s.controller == Controllers::CPUSET)
@@ -330,24 +356,11 @@ impl Hierarchy {
             v1: Vec::with_capacity(self.0.v1.len()),
             v2: None,
         };
-        let made = self.make_all(&mut cgroup, limits).and_then(|()| cgroup.apply(&settings));
-        if let Err(error) = made {
-            cgroup.unmake();
-            return Err(error);
+        match &self.0.v2 {
+            Some(v2) => cgroup.v2 = Some(v2.parent.make(name).map_err(CgroupError::Make)?),
+            None => cgroup.make_rest(limits).inspect_err(|_| cgroup.unmake())?,
         }
-        Ok(cgroup)
-    }
-
-    fn make_all(&self, cgroup: &mut Cgroup, limits: &Limits) -> Result<(), CgroupError> {
-        if let Some(v2) = &self.0.v2 {
-            cgroup.v2 = Some(v2.parent.make(&cgroup.name).map_err(CgroupError::Make)?);
-        }
-        for v1 in self.own_v1(limits) {
-            let parent = v1.parent(&self.0.parent).map_err(CgroupError::Parent)?;
-            let dir = parent.make(&cgroup.name).map_err(CgroupError::Make)?;
-            cgroup.v1.push((v1.controllers, dir));
-        }
-        Ok(())
+        Ok((cgroup, settings))
     }
 
     /// The cgroups of a container, as far as they are there; `None` where none is.
@@ -707,6 +720,20 @@ impl Cgroup {
             libc::EBUSY,
         );
         Err(CgroupError::Set { limit: "memory", source: call })
+    }
+
+    /// Makes what is not there yet: its directories of v1.
+    fn make_rest(&mut self, limits: &Limits) -> Result<(), CgroupError> {
+        if !self.v1.is_empty() {
+            return Ok(());
+        }
+        let hierarchy = self.hierarchy.clone();
+        for v1 in hierarchy.own_v1(limits) {
+            let parent = v1.parent(&hierarchy.0.parent).map_err(CgroupError::Parent)?;
+            let dir = parent.make(&self.name).map_err(CgroupError::Make)?;
+            self.v1.push((v1.controllers, dir));
+        }
+        Ok(())
     }
 
     fn apply(&self, settings: &[Setting]) -> Result<(), CgroupError> {
