@@ -112,6 +112,8 @@ fn vm_sockets_of_a_shared_stack() {
     round_trip(&host, "udp", &[]);
     round_trip(&host, "tcp", &[]);
     run_on(&host, "tcp", &[]);
+    round_trip(&host, "backlog", &[]);
+    run_on(&host, "backlog", &[]);
 }
 
 /// Somebody outside, who checks every byte that is answered and hears of nothing else.
@@ -149,6 +151,53 @@ fn vm_a_caller_from_outside_does_not_notice() {
         go_on(&host, "tcp", round);
     }
     wait_for_line(&host, "tcp", "ok");
+}
+
+/// Somebody outside who has connected, and whose connection waits until it is accepted: by a server
+/// that is stopped, goes on, comes back, and sleeps.
+#[test]
+fn vm_a_caller_whom_nobody_has_accepted_is_answered() {
+    let host = host();
+    let serve = "probe count 0.0.0.0 80 & echo $! >/pid; wait";
+    host.dm(&["run", "-d", "--name", "x", "workloads", "sh", "-c", serve]).ok();
+    host.wait_inside("x", "test -s /pid");
+    let address = host.address_of("x");
+    let connect = || {
+        let address = address.clone();
+        let caller = host.in_network(move || TcpStream::connect((address, 80)));
+        let caller = caller.join().expect("no panic").expect("it listens");
+        let patience = Some(Duration::from_secs(20) * slowness());
+        caller.set_read_timeout(patience).expect("it is a socket");
+        caller
+    };
+    let hear = |mut caller: TcpStream| {
+        let mut said = String::new();
+        caller.read_to_string(&mut said).expect("it is answered");
+        said.trim().to_owned()
+    };
+    let kill = |signal: &str| {
+        host.dm(&["exec", "x", "sh", "-c", &format!("kill -{signal} $(cat /pid)")]).ok()
+    };
+    assert_eq!(hear(connect()), "call 1");
+    for round in 0..rounds() {
+        kill("STOP");
+        let callers = [connect(), connect()];
+        host.dm(&["checkpoint", "--leave-running", "x"]).ok();
+        host.dm(&["checkpoint", "x"]).ok();
+        let late = round % 2 == 1;
+        if late {
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        host.dm(&["restore", "x"]).ok();
+        // Who sleeps is woken by those who wait.
+        host.dm(&["sleep", "x"]).ok();
+        let wakes = || host.state_of("x") == "running";
+        assert!(wait_until(Duration::from_secs(20) * slowness(), wakes));
+        kill("CONT");
+        for (n, caller) in callers.into_iter().enumerate() {
+            assert_eq!(hear(caller), format!("call {}", 2 + round * 2 + n));
+        }
+    }
 }
 
 /// Nobody waits for ever for a container that never comes back.
@@ -227,6 +276,7 @@ workloads! {
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_tcp_connections: "tcp";
+    vm_connections_that_wait: "backlog";
     vm_credentials: "credential";
     vm_schedules: "schedule";
     vm_deleted_files: "deleted";

@@ -23,6 +23,7 @@ const PROG_BY_ID: i32 = 13;
 const MAP_BY_ID: i32 = 14;
 const INFO: i32 = 15;
 const PROG_QUERY: i32 = 16;
+const LINK_CREATE: i32 = 28;
 const PROG_BIND_MAP: i32 = 35;
 
 /// The part of `union bpf_attr` that one command reads. The kernel takes the rest as zero.
@@ -343,6 +344,17 @@ pub fn attach_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<()> {
     unsafe { bpf(PROG_ATTACH, &mut attr) }
         .map_err(|e| CallError::new("bpf", format!("PROG_ATTACH, TCX, device {ifindex}"), e))?;
     Ok(())
+}
+
+/// The same until what this returns is closed.
+pub fn link_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<OwnedFd> {
+    // Program, device, hook, flags; no other program to be before or behind, any revision.
+    let hook = libbpf_rs::libbpf_sys::BPF_TCX_INGRESS;
+    let mut attr = [program.as_raw_fd() as u32, ifindex, hook, 0, 0, 0, 0, 0];
+    // SAFETY: BPF_LINK_CREATE reads words and a descriptor, no pointer.
+    let link = unsafe { bpf(LINK_CREATE, &mut attr) }
+        .map_err(|e| CallError::new("bpf", format!("LINK_CREATE, TCX, device {ifindex}"), e))?;
+    Ok(owned(link))
 }
 
 /// Ids of the programs attached to this very cgroup (Linux 4.15).

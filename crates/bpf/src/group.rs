@@ -142,6 +142,12 @@ impl Description {
         self.load(constants, &|_| true, None).map(drop)
     }
 
+    /// Loads all programs and their maps, to be attached elsewhere and to go when they are dropped.
+    pub fn load_alone(&self) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
+        let loaded = self.load(&[], &|_| true, None)?;
+        Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
+    }
+
     /// Loads one program around the maps of an attached group, to be attached elsewhere.
     pub fn load_one(
         &self,

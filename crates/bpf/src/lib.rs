@@ -14,5 +14,6 @@ pub mod address;
 pub mod call;
 mod error;
 pub mod group;
+pub mod handshake;
 
 pub use error::BpfError;

@@ -37,6 +37,7 @@
 //! a checkpoint says about credentials and limits only narrows what the configuration gives.
 #![deny(unsafe_code)]
 
+mod accept;
 mod clock;
 mod diff;
 mod error;
@@ -44,6 +45,7 @@ pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
 mod inject;
 pub mod load;
+mod packet;
 mod quiet;
 mod remaining;
 pub mod save;

@@ -1,5 +1,6 @@
 //! The network stack of a container, looked at from inside it.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,15 +21,6 @@ pub(crate) fn of(pid: u32) -> Outcome<OwnedFd> {
         .map_err(|e| Error::Elsewhere(e.to_string()))
 }
 
-/// Does something in the network namespace of a process.
-pub(crate) fn inside<T: Send>(
-    pid: u32,
-    act: impl FnOnce() -> Result<T, Errno> + Send,
-) -> Result<T, Errno> {
-    let netns = pidfd::open(pid).and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Net));
-    inside_of(&netns.map_err(|e| Errno::from_raw_os_error(e.errno()))?, act)
-}
-
 /// Does something in a network namespace: a thread enters it, and never comes back.
 pub(crate) fn inside_of<T: Send>(
     netns: &OwnedFd,
@@ -44,39 +36,72 @@ pub(crate) fn inside_of<T: Send>(
     })
 }
 
+/// Both addresses of a socket of a protocol, as the kernel has them.
+pub(crate) fn address(netns: &OwnedFd, protocol: &str, inode: u64) -> Result<Option<Ends>, Errno> {
+    inside_of(netns, || Ok(address_here(protocol, inode)))
+}
+
+/// The same in the stack of the calling thread.
+pub(crate) fn address_here(protocol: &str, inode: u64) -> Option<Ends> {
+    look(protocol, &[inode]).first().map(|(_, ends)| *ends)
+}
+
 /// Where the kernel has a UDP socket, whatever its owner is told.
-pub(crate) fn udp_address(pid: u32, socket: &OwnedFd) -> Result<SocketAddr, Errno> {
+pub(crate) fn udp_address(netns: &OwnedFd, socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let inode = rustix::fs::fstat(socket)?.st_ino;
-    let found = inside(pid, || Ok(look("udp", &[inode])))?;
-    found.first().map(|(_, [own, _])| *own).ok_or(Errno::NOENT)
+    address(netns, "udp", inode)?.map(|[own, _]| own).ok_or(Errno::NOENT)
 }
 
 /// Both addresses of TCP connections, by inode, as the kernel has them.
-pub(crate) fn tcp_addresses(netns: &OwnedFd, inodes: &[u64]) -> Result<Vec<(u64, Ends)>, Errno> {
-    inside_of(netns, || Ok(look("tcp", inodes)))
+pub(crate) fn tcp_addresses(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u64, Ends>, Errno> {
+    inside_of(netns, || Ok(look("tcp", inodes).into_iter().collect()))
+}
+
+/// How many bytes a TCP connection in the stack of the calling thread has received that nobody has
+/// read, if it is there; the end of its peer counts as one.
+pub(crate) fn received_here(ends: &Ends) -> Option<u32> {
+    let is = |line: &Line| line.ends == *ends;
+    lines("tcp").into_iter().find(is).map(|line| line.received)
 }
 
 /// Reads `/proc/net/PROTOCOL` and its other for IPv6 in the namespace of the thread that calls.
 fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
+    let all = lines(protocol).into_iter().filter(|line| inodes.contains(&line.inode));
+    all.map(|line| (line.inode, line.ends)).collect()
+}
+
+/// A socket in the table of its protocol.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    ends: Ends,
+    /// Bytes that nobody has read.
+    received: u32,
+    /// 0 where nobody has it open.
+    inode: u64,
+}
+
+fn lines(protocol: &str) -> Vec<Line> {
     let mut all = Vec::new();
     for name in [protocol.to_owned(), format!("{protocol}6")] {
         // A host may be without IPv6.
         let text = proc::whole_text(format!("/proc/thread-self/net/{name}"));
         let text = text.unwrap_or_default();
-        all.extend(text.lines().filter_map(line).filter(|(inode, _)| inodes.contains(inode)));
+        all.extend(text.lines().filter_map(line));
     }
     all
 }
 
 /// Reads `SL: LOCAL REMOTE ST TX:RX TR:WHEN RETRANSMITS UID TIMEOUT INODE ...`.
-fn line(line: &str) -> Option<(u64, Ends)> {
+fn line(line: &str) -> Option<Line> {
     let mut words = line.split_ascii_whitespace().skip(1);
-    let addresses = [address(words.next()?)?, address(words.next()?)?];
-    Some((words.nth(6)?.parse().ok()?, addresses))
+    let ends = [parse(words.next()?)?, parse(words.next()?)?];
+    let (_, received) = words.nth(1)?.split_once(':')?;
+    let received = u32::from_str_radix(received, 16).ok()?;
+    Some(Line { ends, received, inode: words.nth(4)?.parse().ok()? })
 }
 
 /// Reads `0100007F:1F90`, words of 32 bits as the processor has them.
-fn address(text: &str) -> Option<SocketAddr> {
+fn parse(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
     let word = |at: usize| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -98,13 +123,13 @@ mod tests {
 
     #[test]
     fn a_line_of_the_socket_table_is_read() {
-        let text = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000 \
+        let text = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000011 00:00000000 00000000 \
                     1000 0 12345 1 0000000000000000";
-        let expected = ["127.0.0.1:8080".parse().unwrap(), "0.0.0.0:0".parse().unwrap()];
-        assert_eq!(line(text), Some((12345, expected)));
+        let ends = ["127.0.0.1:8080".parse().unwrap(), "0.0.0.0:0".parse().unwrap()];
+        assert_eq!(line(text), Some(Line { ends, received: 17, inode: 12345 }));
         let mapped = "0000000000000000FFFF00000200000A:0050";
-        assert_eq!(address(mapped), Some("10.0.0.2:80".parse().unwrap()));
+        assert_eq!(parse(mapped), Some("10.0.0.2:80".parse().unwrap()));
         assert_eq!(line("  sl  local_address rem_address"), None);
-        assert_eq!(address("01:2"), None);
+        assert_eq!(parse("01:2"), None);
     }
 }

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{Reader, Records, Thing};
+use dormouse_checkpoint::format::{Reader, Records};
 use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
@@ -572,13 +572,9 @@ pub(crate) fn moved(other: &Config, clone: &Config) -> Vec<(IpAddr, IpAddr)> {
 
 /// Whom a connection is with that is not the container's alone.
 pub(crate) fn connection_outside(records: &Records, net: &NetMode) -> Option<SocketAddr> {
-    let connections = records.objects.iter().filter_map(|o| match &o.thing {
-        Thing::TcpSocket(socket) => socket.connection.as_ref(),
-        _ => None,
-    });
     // Both ends in a stack of its own are its own, too.
     let is_inside = |peer: IpAddr| *net == NetMode::None && peer.is_loopback();
-    connections.map(|c| c.peer).find(|peer| !is_inside(peer.ip()))
+    records.connections().map(|c| c.peer).find(|peer| !is_inside(peer.ip()))
 }
 
 /// A standard stream by the name it was saved under.

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use dormouse_checkpoint::format::{Reader, Thing};
+use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load::{self, Allowed, Traced, Wanted};
 use dormouse_kernel::weakened;
 use dormouse_launch::{Follow, Newborn, Plan};
@@ -78,11 +78,7 @@ impl Comeback {
             return Err(Error::Usage(why));
         }
         let reader = Reader::open(&dir)?;
-        let has_connection = |object: &dormouse_checkpoint::format::Object| match &object.thing {
-            Thing::TcpSocket(socket) => socket.connection.is_some(),
-            _ => false,
-        };
-        let connections = reader.records().objects.iter().any(has_connection);
+        let connections = reader.records().connections().next().is_some();
         if connections && !restore.connections {
             let why = "it has TCP connections, which come back with --tcp-established only";
             return Err(Error::Usage(why.into()));

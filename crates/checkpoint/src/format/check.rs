@@ -328,10 +328,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             let is_terminal = matches!(object(side.terminal, records)?, Thing::Terminal(_));
             ensure(is_terminal, || "of no terminal".into())
         }
-        Thing::Listener(listener) => {
-            socket::options(&listener.options)?;
-            ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())
-        }
+        Thing::Listener(listener) => socket::listener(listener),
         Thing::Netlink(netlink) => socket::netlink(netlink),
         Thing::Event(_) | Thing::Timer(_) | Thing::Signal(_) => Ok(()),
         Thing::PidFd(pidfd) => {

@@ -77,7 +77,7 @@ pub use read::{Reader, Section};
 pub use schedule::Schedule;
 pub use signal::{Action, AlternateStack, IntervalTimer, Signal};
 pub(crate) use socket::OPTIONS;
-pub use socket::{Listener, SocketOption};
+pub use socket::{Listener, SocketOption, Waiting};
 pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores};
 pub use tcp::{Connection, TcpSocket, TcpState};
 pub use terminal::{Terminal, TerminalSide};

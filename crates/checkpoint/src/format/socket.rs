@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::Bytes;
+use super::{Bytes, Connection};
 
 /// One option of a socket (setsockopt(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,4 +102,16 @@ pub struct Listener {
     pub options: Vec<SocketOption>,
     /// `O_*`.
     pub flags: u32,
+    /// Connections that it has not accepted, the oldest first.
+    #[serde(default)]
+    pub waiting: Vec<Waiting>,
+}
+
+/// A connection that nobody has accepted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// This side's address, as the kernel has it.
+    pub address: SocketAddr,
+    /// The connection, with the peer's address as the kernel has it. Nothing was sent.
+    pub connection: Connection,
 }

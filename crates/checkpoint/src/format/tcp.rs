@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bytes, SocketOption};
+use super::{Bytes, Records, SocketOption, Thing};
 
 /// A TCP socket that does not listen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct TcpSocket {
     /// its owner, the peer of one that nobody holds any more has hung up.
     #[serde(default)]
     pub held: bool,
+    /// It had a connection, which is over: there is nothing to read, and the peer has hung up.
+    #[serde(default)]
+    pub over: bool,
     /// Options that are not as in a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,
@@ -32,6 +35,8 @@ pub struct TcpSocket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TcpState {
+    /// Being made: we have asked, and nobody has answered. Of these nothing but the peer is known.
+    SynSent,
     /// Open in both directions.
     Established,
     /// We have said that we end, and the peer does not know yet.
@@ -40,6 +45,27 @@ pub enum TcpState {
     FinWait2,
     /// The peer has said that it ends.
     CloseWait,
+    /// So have we, after it, and it does not know yet.
+    LastAck,
+    /// So have we, before we knew, and it does not know yet.
+    Closing,
+}
+
+impl TcpState {
+    /// Whether the peer has said that it ends.
+    pub(crate) fn peer_has_ended(self) -> bool {
+        matches!(self, Self::CloseWait | Self::LastAck | Self::Closing)
+    }
+
+    /// Whether we have said so.
+    pub(crate) fn has_ended(self) -> bool {
+        self == Self::FinWait2 || self.end_waits()
+    }
+
+    /// Whether we have, and the peer does not know yet.
+    pub(crate) fn end_waits(self) -> bool {
+        matches!(self, Self::FinWait1 | Self::LastAck | Self::Closing)
+    }
 }
 
 /// A TCP connection, as its owner and its peer know it (tcp(7), TCP_REPAIR).
@@ -77,4 +103,18 @@ pub struct Connection {
     /// SO_BUF_LOCK: which of them the program has set.
     #[serde(default)]
     pub buffers_locked: u8,
+}
+
+impl Records {
+    /// All TCP connections, those that nobody has accepted, too.
+    pub fn connections(&self) -> impl Iterator<Item = &Connection> {
+        self.objects.iter().flat_map(|object| {
+            let (own, waiting) = match &object.thing {
+                Thing::TcpSocket(socket) => (socket.connection.as_ref(), &[][..]),
+                Thing::Listener(listener) => (None, &listener.waiting[..]),
+                _ => (None, &[][..]),
+            };
+            own.into_iter().chain(waiting.iter().map(|one| &one.connection))
+        })
+    }
 }

@@ -40,7 +40,6 @@ mod memory;
 mod netlink;
 mod object;
 mod outside;
-mod packet;
 mod pidfd;
 mod pipe;
 mod process;

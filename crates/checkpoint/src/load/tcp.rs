@@ -5,7 +5,8 @@
 //! with its own identity, and the engine takes copies while all processes wait. In order:
 //!
 //! 1. all connections are put together in repair mode, in which nothing is sent ([`restore`]);
-//! 2. the silence that was kept for them ends, and they are let go: what was not sent is sent, and
+//! 2. connections that nobody has accepted are put where they waited ([`crate::accept`]);
+//! 3. the silence that was kept for them ends, and they are let go: what was not sent is sent, and
 //!    each peer hears a word ([`Connections::go`]). No process of the container runs yet.
 //!
 //! The addresses that a record names are asked for like any other: the programs of address mode
@@ -15,9 +16,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call, pidfd};
+use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
-use super::packet::{self, Payload};
 use super::{Plan, Restore, Wanted, file, socket, udp};
 use crate::error::{Error, Result};
 use crate::format::{Connection, TcpSocket, TcpState, Thing};
@@ -26,7 +27,7 @@ use crate::save::tcp::{
     BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,
     SEND_QUEUE, TIMESTAMP,
 };
-use crate::{quiet, stack};
+use crate::{accept, packet, quiet, stack};
 
 pub(super) fn make(
     plan: &mut Plan<'_>,
@@ -46,8 +47,8 @@ pub(super) fn make(
         let [at, length] = socket::address(plan, address);
         sequence.call(what, Call::new(libc::SYS_bind, [cell.into(), at, length]));
     }
-    if tcp.held {
-        // Nobody holds it any more. To whoever reads it the peer has hung up: so says the kernel of
+    if tcp.held || tcp.over {
+        // Its connection is nowhere. To whoever reads it the peer has hung up: so says the kernel of
         // a socket that is shut, though it never had a peer (and refuses the call all the same).
         let args = [cell.into(), Arg::from(libc::SHUT_RDWR)];
         sequence.call(what, Call::new(libc::SYS_shutdown, args).lenient());
@@ -60,6 +61,8 @@ pub(super) fn make(
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     sockets: Vec<(OwnedFd, usize)>,
+    /// Sockets that listen, to which connections are to be put.
+    listening: Vec<(OwnedFd, usize)>,
 }
 
 /// Does what only the engine may, to sockets that the first process has made: it puts connections
@@ -70,6 +73,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
         let is_needed = match &object.thing {
             Thing::TcpSocket(tcp) => tcp.connection.is_some(),
             Thing::UdpSocket(udp) => !udp.received.is_empty(),
+            Thing::Listener(listener) => !listener.waiting.is_empty(),
             _ => false,
         };
         // What was held has its queue.
@@ -92,6 +96,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
                 })?;
                 connections.sockets.push((copy, index));
             }
+            Thing::Listener(_) => connections.listening.push((copy, index)),
             _ => {}
         }
     }
@@ -111,13 +116,19 @@ fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
 impl Connections {
     /// Ends the silence and lets them go.
     pub(super) fn go(self, pid: u32, restore: &Restore) -> Result<()> {
+        // ORDER: while it is quiet: neither the peers nor the kernel has an answer to disagree with.
+        for (copy, index) in &self.listening {
+            let Thing::Listener(it) = &restore.records.objects[*index].thing else { continue };
+            stack::inside_of(&stack::of(pid)?, || Ok(accept::put(copy, &it.waiting)))
+                .map_err(Error::call("enter the container's network namespace"))??;
+        }
         if let Some(id) = &restore.quiet {
             quiet::end(&stack::of(pid)?, id)?;
         }
         for (copy, index) in &self.sockets {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
-            go_on(copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+            go_on(pid, copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
         }
         Ok(())
     }
@@ -137,6 +148,10 @@ fn put_together(
     let set = |name, value: i32| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
     let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
     set(REPAIR, 1).map_err(at("repair mode"))?;
+    if it.state == TcpState::SynSent {
+        // It asks once more when all are let go.
+        return rustix::net::bind(socket, &own).map_err(at("bind"));
+    }
     // The same bytes in other pieces take more room than they did, for as long as they wait.
     const MORE: u32 = 1 << 20;
     general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 + MORE).map_err(at("its buffer"))?;
@@ -159,7 +174,7 @@ fn put_together(
     }
     set(REPAIR_QUEUE, NO_QUEUE).map_err(at("its queue"))?;
     let mut window = it.window;
-    if it.state == TcpState::CloseWait {
+    if it.state.peer_has_ended() {
         // What the peer's end took of it comes with that end, below.
         window[3] = window[3].wrapping_add(1);
         window[4] = window[4].wrapping_sub(1);
@@ -167,7 +182,11 @@ fn put_together(
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
     call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
         .map_err(at("its window"))?;
-    end_of_peer(pid, socket, it).map_err(at("the end of its peer"))
+    match it.state {
+        // When we have ended as well, which comes first.
+        TcpState::Closing => Ok(()),
+        _ => end_of_peer(pid, socket, it).map_err(at("the end of its peer")),
+    }
 }
 
 /// What both sides have agreed upon when they met.
@@ -210,29 +229,36 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 
 /// The peer's part of an end, which came once and comes once more.
 fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
-    const FIN: u8 = 1;
-    const ACK: u8 = 16;
+    use accept::{ACKNOWLEDGES, FIN};
     let (flags, acknowledged) = match it.state {
-        TcpState::Established | TcpState::FinWait1 => return Ok(()),
-        TcpState::CloseWait => (FIN | ACK, it.sent_sequence),
-        TcpState::FinWait2 => (ACK, it.sent_sequence.wrapping_add(1)),
+        TcpState::SynSent | TcpState::Established | TcpState::FinWait1 => return Ok(()),
+        TcpState::CloseWait | TcpState::LastAck | TcpState::Closing => {
+            (FIN | ACKNOWLEDGES, it.sent_sequence)
+        }
+        TcpState::FinWait2 => (ACKNOWLEDGES, it.sent_sequence.wrapping_add(1)),
     };
     let inode = rustix::fs::fstat(socket)?.st_ino;
     let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
     let found = stack::tcp_addresses(&netns, &[inode])?;
-    let (_, [own, peer]) = found.first().copied().ok_or(Errno::NOTCONN)?;
-    let window = it.window[1] >> it.scales.map_or(0, |(sent, _)| sent.min(14));
-    let window = window.min(0xffff) as u16;
-    let sequence = it.received_sequence;
-    packet::send(pid, &[(peer, own, Payload::Tcp { sequence, acknowledged, flags, window })])
+    let [own, peer] = found.get(&inode).copied().ok_or(Errno::NOTCONN)?;
+    let segment = accept::segment(it, it.received_sequence, acknowledged, flags, &[]);
+    packet::send(&netns, &[(peer, own, segment)])
 }
 
-fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
+fn go_on(
+    pid: u32,
+    socket: &OwnedFd,
+    tcp: &TcpSocket,
+    it: &Connection,
+) -> std::result::Result<(), Errno> {
     let fd = socket.as_fd();
     call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
     // Repair mode shares every address while it lasts, and none afterwards.
     for option in tcp.options.iter().filter(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
         call::set_socket_option(fd, option.level, option.name, &option.value.0)?;
+    }
+    if it.state == TcpState::SynSent {
+        return ask(socket, tcp, it);
     }
     write(socket, &it.unsent.0)?;
     // socket(7): the kernel doubles what it is told.
@@ -240,8 +266,21 @@ fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Res
     general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 / 2)?;
     general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 / 2)?;
     general(BUFFER_LOCK, u32::from(it.buffers_locked))?;
-    if it.state == TcpState::FinWait1 {
+    if it.state.end_waits() {
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
+    if it.state == TcpState::Closing {
+        end_of_peer(pid, socket, it)?;
+    }
     Ok(())
+}
+
+/// Begins to make a connection, and waits for nobody.
+fn ask(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
+    let flags = OFlags::from_bits_retain(tcp.flags);
+    rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    match rustix::net::connect(socket, &it.peer) {
+        Ok(()) | Err(Errno::INPROGRESS) => rustix::fs::fcntl_setfl(socket, flags),
+        Err(e) => Err(e),
+    }
 }

@@ -6,11 +6,11 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::Errno;
 
-use super::packet::{self, Payload};
 use super::{Plan, file, socket};
 use crate::error::Result;
 use crate::format::UdpSocket;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::packet::{self, Payload};
 use crate::stack;
 
 pub(super) fn make(
@@ -42,7 +42,8 @@ pub(super) fn make(
 
 /// Fills the queue of a socket, of which `copy` is a descriptor of ours.
 pub(super) fn fill(pid: u32, copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
-    let is = stack::udp_address(pid, copy)?;
+    let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
+    let is = stack::udp_address(&netns, copy)?;
     let packets = udp.received.iter().map(|datagram| {
         let from = datagram.from;
         let loopback = match from.ip().to_canonical() {
@@ -55,5 +56,5 @@ pub(super) fn fill(pid: u32, copy: &OwnedFd, udp: &UdpSocket) -> std::result::Re
         let from = if reads_as_it_is { from } else { packet::sender(from, to) };
         (from, to, Payload::Udp(&datagram.data.0))
     });
-    packet::send(pid, &packets.collect::<Vec<_>>())
+    packet::send(&netns, &packets.collect::<Vec<_>>())
 }

@@ -134,6 +134,8 @@ pub(crate) struct Found {
     pub(crate) passing: usize,
     /// Connections that are read when all stand still.
     pub(crate) connections: Vec<super::tcp::Met>,
+    /// Connections that nobody has accepted, which are taken out then.
+    pub(crate) queues: Vec<super::tcp::Queue>,
     /// Open files to be held.
     pub(crate) held: Vec<HeldFile>,
     /// Objects whose contents are to be read: which, and from what.

@@ -44,14 +44,9 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     let number = |at: usize| info[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
     const LISTEN: u8 = 10;
     match info[0] {
+        // Whoever holds it has its queue.
         LISTEN if number(24) == 0 || survey.subject.hold => {}
-        LISTEN => {
-            let waiting = number(24);
-            return Err(survey.passing(format!(
-                "a TCP socket with {waiting} connections that it has not accepted, which are not \
-                 saved yet"
-            )));
-        }
+        LISTEN => tcp::queue(survey, open, number(24))?,
         state => return tcp::save(survey, open, domain, state),
     }
     let address = getsockname(&open.copy).map_err(failed)?;
@@ -63,5 +58,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         backlog: number(28).min(i32::MAX as u32) as i32,
         options,
         flags: open.flags(),
+        // Read when everything stands still.
+        waiting: Vec::new(),
     }))
 }

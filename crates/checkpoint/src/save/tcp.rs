@@ -11,6 +11,8 @@
 //! Of a container that is [held](super::Subject::hold) nothing is read at all: the connection stays
 //! what it is, with somebody else as its owner.
 
+use std::collections::HashMap;
+use std::mem::take;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -23,8 +25,9 @@ use super::object::{Found, Open, Survey, Why};
 use super::option;
 use super::{Subject, Wakes};
 use crate::error::{Error, Result as Outcome};
-use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing};
-use crate::{quiet, stack};
+use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing, Waiting};
+use crate::stack::{self, Ends};
+use crate::{accept, packet, quiet};
 
 /// Options of tcp(7) that only repair mode has.
 pub(crate) const REPAIR: i32 = 19;
@@ -48,6 +51,35 @@ pub(crate) struct Met {
     inode: u64,
 }
 
+/// A socket that listens, at which connections wait that nobody has accepted.
+pub(crate) struct Queue {
+    object: usize,
+    listener: OwnedFd,
+}
+
+/// Takes note of `waiting` connections at a socket that listens, if they can be saved.
+pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> Result<(), Why> {
+    let many = format!("a TCP socket with {waiting} connections that it has not accepted");
+    if !survey.subject.connections {
+        let why = format!("{many}, which are saved with --tcp-established only");
+        return Err(survey.passing(why));
+    }
+    // What came with the first packet may be accepted before there is a connection.
+    if call::int_option(open.copy.as_fd(), libc::IPPROTO_TCP, libc::TCP_FASTOPEN) != Ok(0) {
+        let why = format!("{many}, perhaps with their first packet (TCP_FASTOPEN), not saved yet");
+        return Err(survey.passing(why));
+    }
+    let netns = stack::of(open.process.pid).map_err(|e| e.to_string())?;
+    let supported = stack::inside_of(&netns, || Ok(accept::supported()));
+    if let Err(why) = supported.map_err(|e| format!("a TCP socket: {e}"))? {
+        let why = format!("{many}, which could not be given back (Linux 6.9 can): {why}");
+        return Err(survey.passing(why));
+    }
+    let listener = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
+    survey.found.queues.push(Queue { object: open.index, listener });
+    Ok(())
+}
+
 pub(super) fn save(
     survey: &mut Survey<'_>,
     open: &Open<'_>,
@@ -63,6 +95,7 @@ pub(super) fn save(
             address: None,
             connection: None,
             held: true,
+            over: false,
             options: Vec::new(),
         }));
     }
@@ -72,22 +105,14 @@ pub(super) fn save(
     if upper.is_ok_and(|length| length > 0) {
         return Err("a TCP connection that the kernel encrypts (TLS), not saved yet".into());
     }
-    // Numbers of states: include/net/tcp_states.h.
     let state = match state {
+        CLOSED if is_or_was_connected(&open.copy, state).map_err(failed)? => {
+            return over(survey, open, domain);
+        }
         CLOSED => None,
-        1 => Some(TcpState::Established),
-        4 => Some(TcpState::FinWait1),
-        5 => Some(TcpState::FinWait2),
-        8 => Some(TcpState::CloseWait),
-        2 | 3 => {
-            let why = "a TCP connection that is being made, which is not saved yet";
-            return Err(survey.passing(why.into()));
-        }
-        9 | 11 => {
-            let why = "a TCP connection that both sides end just now, not saved yet";
-            return Err(survey.passing(why.into()));
-        }
-        other => return Err(format!("a TCP connection in state {other}, which is not saved yet")),
+        other => Some(known(other).ok_or_else(|| {
+            survey.passing("a TCP connection that both sides make just now, not saved yet".into())
+        })?),
     };
     if state.is_some() && !survey.subject.connections {
         return Err("a TCP connection, which is saved with --tcp-established only".into());
@@ -97,28 +122,17 @@ pub(super) fn save(
     let connection = match state {
         None => None,
         Some(state) => {
-            let peer = getpeername(&open.copy).map_err(failed)?;
-            let peer = peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?;
+            let peer = match state {
+                TcpState::SynSent => asked(open, address).map_err(failed)?,
+                _ => {
+                    let peer = getpeername(&open.copy).map_err(failed)?;
+                    peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?
+                }
+            };
             let copy = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
             let (object, inode) = (open.index, open.stat.st_ino);
             survey.found.connections.push(Met { object, copy, inode });
-            // The rest is filled in when it may be read.
-            Some(Connection {
-                state,
-                peer,
-                sent: Bytes::default(),
-                unsent: Bytes::default(),
-                sent_sequence: 0,
-                received: Bytes::default(),
-                received_sequence: 0,
-                segment_bytes: 0,
-                scales: None,
-                selective: false,
-                timestamp: None,
-                window: [0; 5],
-                buffers_bytes: (0, 0),
-                buffers_locked: 0,
-            })
+            Some(unread(state, peer))
         }
     };
     Ok(Thing::TcpSocket(TcpSocket {
@@ -127,12 +141,85 @@ pub(super) fn save(
         address: Some(address).filter(|a| a.port() != 0),
         connection,
         held: false,
+        over: false,
         options,
     }))
 }
 
+/// A connection of which everything else is filled in when it may be read.
+fn unread(state: TcpState, peer: SocketAddr) -> Connection {
+    Connection {
+        state,
+        peer,
+        sent: Bytes::default(),
+        unsent: Bytes::default(),
+        sent_sequence: 0,
+        received: Bytes::default(),
+        received_sequence: 0,
+        segment_bytes: 0,
+        scales: None,
+        selective: false,
+        timestamp: None,
+        window: [0; 5],
+        buffers_bytes: (0, 0),
+        buffers_locked: 0,
+    }
+}
+
 /// Number of the state of a socket without a connection (include/net/tcp_states.h).
 const CLOSED: u8 = 7;
+
+/// A state by its number (include/net/tcp_states.h).
+fn known(state: u8) -> Option<TcpState> {
+    match state {
+        1 => Some(TcpState::Established),
+        2 => Some(TcpState::SynSent),
+        4 => Some(TcpState::FinWait1),
+        5 => Some(TcpState::FinWait2),
+        8 => Some(TcpState::CloseWait),
+        9 => Some(TcpState::LastAck),
+        11 => Some(TcpState::Closing),
+        _ => None,
+    }
+}
+
+/// A socket whose connection is over.
+fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a TCP socket: {e}");
+    let is_wrong = ready(&open.copy).map_err(failed)?.contains(PollFlags::ERR);
+    if is_wrong || rustix::io::ioctl_fionread(&open.copy).map_err(failed)? != 0 {
+        let why = "a TCP connection that is over, of which somebody has still to read what was \
+                   received or what was wrong, not saved yet";
+        return Err(survey.passing(why.into()));
+    }
+    let socket = open.copy.as_fd();
+    Ok(Thing::TcpSocket(TcpSocket {
+        v6: domain == AddressFamily::INET6,
+        flags: open.flags(),
+        address: None,
+        connection: None,
+        held: false,
+        over: true,
+        options: option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?,
+    }))
+}
+
+/// Whom a connection that is being made is to be with. Nothing tells its owner, but the kernel's table
+/// does, where loopback addresses may be others than those he knows.
+fn asked(open: &Open<'_>, own: SocketAddr) -> Result<SocketAddr, Errno> {
+    let netns = stack::of(open.process.pid).map_err(|_| Errno::SRCH)?;
+    let inode = open.stat.st_ino;
+    let [is, peer] =
+        stack::tcp_addresses(&netns, &[inode])?.remove(&inode).ok_or(Errno::NOTCONN)?;
+    let told = packet::told(peer, is, own);
+    // As a socket of that family has it.
+    match (own, told) {
+        (SocketAddr::V6(_), SocketAddr::V4(v4)) => {
+            Ok(SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()))
+        }
+        _ => Ok(told),
+    }
+}
 
 /// Whether a socket has a connection, or had one whose end its owner may not know yet.
 fn is_or_was_connected(socket: &OwnedFd, state: u8) -> Result<bool, Errno> {
@@ -167,25 +254,78 @@ pub(crate) struct Held {
     netns: Option<OwnedFd>,
     id: String,
     sockets: Vec<OwnedFd>,
+    /// Those that nobody had accepted, by the socket at which they waited.
+    taken: Vec<Taken>,
     /// Their processes are gone, and they are to be closed without a word.
     stay: bool,
+}
+
+/// Connections that were taken out of a queue.
+#[derive(Debug)]
+struct Taken {
+    listener: OwnedFd,
+    sockets: Vec<OwnedFd>,
+}
+
+impl Taken {
+    /// What they are, in their order. Those that their peers have reset are none.
+    fn read(&self, addresses: &HashMap<u64, Ends>) -> Result<Vec<Waiting>, Errno> {
+        let mut all = Vec::new();
+        for socket in &self.sockets {
+            let inode = rustix::fs::fstat(socket)?.st_ino;
+            let Some([address, peer]) = addresses.get(&inode).copied() else { continue };
+            let mut connection = unread(TcpState::Established, peer);
+            match read(socket, &mut connection) {
+                Err(Errno::CONNRESET) => {}
+                other => other.map(|()| all.push(Waiting { address, connection }))?,
+            }
+        }
+        Ok(all)
+    }
+
+    /// Puts them back.
+    fn put_back(self, netns: &OwnedFd) -> Outcome<()> {
+        let inodes: Vec<u64> = self.sockets.iter().filter_map(inode).collect();
+        let addresses = stack::tcp_addresses(netns, &inodes);
+        let addresses = addresses.map_err(Error::call("look at its TCP connections"))?;
+        for socket in &self.sockets {
+            let repair = call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR, 1);
+            repair.map_err(Error::call("hold a TCP connection"))?;
+        }
+        let all = self.read(&addresses).map_err(Error::call("read a TCP connection"))?;
+        // ORDER: closed without a word, before they are there again.
+        drop(self.sockets);
+        let put = stack::inside_of(netns, || Ok(accept::put(&self.listener, &all)));
+        put.map_err(Error::call("enter the container's network namespace"))?
+    }
+}
+
+fn inode(socket: &OwnedFd) -> Option<u64> {
+    rustix::fs::fstat(socket).ok().map(|stat| stat.st_ino)
 }
 
 impl Held {
     /// Takes hold of all connections that were met, and reads them into their records.
     pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
-        let met = std::mem::take(&mut found.connections);
-        if met.is_empty() {
+        let (met, queues) = (take(&mut found.connections), take(&mut found.queues));
+        if met.is_empty() && queues.is_empty() {
             return Ok(());
         }
-        let netns = stack::of(subject.init)?;
-        let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
-        let addresses = stack::tcp_addresses(&netns, &inodes);
-        let addresses = addresses.map_err(Error::call("look at its TCP connections"))?;
-        let ends: Vec<stack::Ends> = addresses.into_iter().map(|(_, ends)| ends).collect();
-        quiet::begin(&netns, &subject.id, &ends)?;
         self.id.clone_from(&subject.id);
-        self.netns = Some(netns);
+        let netns = &*self.netns.insert(stack::of(subject.init)?);
+        let mut objects = Vec::new();
+        for Queue { object, listener } in queues {
+            let sockets = accept::take(&listener);
+            let sockets = sockets.map_err(Error::call("take a TCP connection out of its queue"))?;
+            objects.push(object);
+            self.taken.push(Taken { listener, sockets });
+        }
+        let taken = self.taken.iter().flat_map(|taken| &taken.sockets);
+        let inodes: Vec<u64> = met.iter().map(|m| m.inode).chain(taken.filter_map(inode)).collect();
+        let addresses = stack::tcp_addresses(netns, &inodes);
+        let addresses = addresses.map_err(Error::call("look at its TCP connections"))?;
+        let ends: Vec<Ends> = addresses.values().copied().collect();
+        quiet::begin(netns, &subject.id, &ends)?;
         for one in &met {
             let copy = rustix::io::fcntl_dupfd_cloexec(&one.copy, 0);
             let copy = copy.map_err(Error::call("keep a TCP connection"))?;
@@ -198,12 +338,22 @@ impl Held {
             let Some(connection) = &mut socket.connection else { continue };
             read(&one.copy, connection).map_err(Error::call("read a TCP connection"))?;
         }
+        for (taken, object) in self.taken.iter().zip(objects) {
+            for socket in &taken.sockets {
+                let repair = call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR, 1);
+                repair.map_err(Error::call("hold a TCP connection"))?;
+            }
+            let all = taken.read(&addresses).map_err(Error::call("read a TCP connection"))?;
+            if let Thing::Listener(listener) = &mut found.objects[object].thing {
+                listener.waiting = all;
+            }
+        }
         Ok(())
     }
 
     /// How many they are.
     pub(super) fn count(&self) -> usize {
-        self.sockets.len()
+        self.sockets.len() + self.taken.iter().map(|taken| taken.sockets.len()).sum::<usize>()
     }
 
     /// Their processes are gone: they are closed without a word, and the silence stays.
@@ -216,6 +366,12 @@ impl Drop for Held {
     fn drop(&mut self) {
         if self.stay {
             return;
+        }
+        if let Some(netns) = &self.netns {
+            for taken in self.taken.drain(..) {
+                // They were taken by the same means.
+                let _ = taken.put_back(netns);
+            }
         }
         for socket in &self.sockets {
             // It was put into that mode, so it leaves it.
@@ -236,13 +392,10 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     let mut info = [0; 32];
     call::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
     // It may have changed since it was looked at; what it is now holds.
-    connection.state = match info[0] {
-        1 => TcpState::Established,
-        4 => TcpState::FinWait1,
-        5 => TcpState::FinWait2,
-        8 => TcpState::CloseWait,
-        _ => return Err(Errno::CONNRESET),
-    };
+    connection.state = known(info[0]).ok_or(Errno::CONNRESET)?;
+    if connection.state == TcpState::SynSent {
+        return Ok(());
+    }
     // struct tcp_info: tcpi_options, and two scales of 4 bits.
     let agreed = |bit: u8| info[5] & bit != 0;
     connection.scales = agreed(4).then_some((info[6] & 15, info[6] >> 4));
@@ -253,15 +406,15 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     set(REPAIR_QUEUE, RECEIVE_QUEUE)?;
     let sequence = option(QUEUE_SEQUENCE)? as u32;
     // The end that the peer has said takes a number.
-    let peer_ended = u32::from(connection.state == TcpState::CloseWait);
+    let peer_ended = u32::from(connection.state.peer_has_ended());
     connection.received_sequence = sequence.wrapping_sub(peer_ended);
     connection.received = peek(socket, rustix::io::ioctl_fionread(socket)? as usize)?;
 
     set(REPAIR_QUEUE, SEND_QUEUE)?;
     let sequence = option(QUEUE_SEQUENCE)? as u32;
     // So does ours, and it waits like a byte until the peer knows.
-    let ended = matches!(connection.state, TcpState::FinWait1 | TcpState::FinWait2);
-    let end_waits = u32::from(connection.state == TcpState::FinWait1);
+    let ended = connection.state.has_ended();
+    let end_waits = u32::from(connection.state.end_waits());
     let (waiting, unsent) = call::send_queue(fd)?;
     let (waiting, unsent) = (waiting.saturating_sub(end_waits), unsent.saturating_sub(end_waits));
     let mut sent = peek(socket, waiting as usize)?;

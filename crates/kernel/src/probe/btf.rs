@@ -19,6 +19,13 @@ pub(super) fn present(scratch: &Scratch) -> Probed {
     }
 }
 
+pub(super) fn request_socket(scratch: &Scratch) -> Probed {
+    match table(scratch)?.find(FUNC, "bpf_sk_assign_tcp_reqsk") {
+        Some(_) => Ok(String::new()),
+        None => lack("the kernel has no bpf_sk_assign_tcp_reqsk"),
+    }
+}
+
 fn load(scratch: &Scratch, kind: ProgramType, attach: AttachType, what: (u32, &str)) -> Probed {
     let id = table(scratch)?.find(what.0, what.1);
     let Some(id) = id else { return lack(format!("the kernel has no {}", what.1)) };

@@ -439,6 +439,16 @@ static FEATURES: &[Feature] = &[
         btf::task_iterator,
     ),
     feature(
+        "BPF: bpf_sk_assign_tcp_reqsk",
+        "6.9",
+        "connections that nobody has accepted come back from a checkpoint",
+        (
+            "waiting a second until they are",
+            "a container with such connections is not checkpointed; it sleeps",
+        ),
+        btf::request_socket,
+    ),
+    feature(
         "BPF: LSM",
         "5.7",
         "the barrier: a second lock by container",

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
 use crate::format::{
-    Datagram, Netlink, OPTIONS, Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket,
-    UnixMessage, UnixPeer, UnixSocket,
+    Connection, Datagram, Listener, Netlink, OPTIONS, Records, SocketOption, TcpSocket, TcpState,
+    Thing, UdpSocket, UnixMessage, UnixPeer, UnixSocket, Waiting,
 };
 
 pub(super) fn options(options: &[SocketOption]) -> Found {
@@ -31,6 +31,23 @@ pub(super) fn udp(udp: &UdpSocket) -> Found {
     })
 }
 
+pub(super) fn listener(listener: &Listener) -> Found {
+    options(&listener.options)?;
+    ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())?;
+    ensure(listener.waiting.len() <= WAITING_MAX, || "too many wait".into())?;
+    for Waiting { address, connection: it } in &listener.waiting {
+        let fits = listener.v6 || address.is_ipv4();
+        ensure(fits && it.peer.is_ipv4() == address.is_ipv4(), || "who waits".into())?;
+        let is_new = it.sent.0.is_empty() && it.unsent.0.is_empty();
+        let is_open = [TcpState::Established, TcpState::CloseWait].contains(&it.state);
+        ensure(is_new && is_open, || "what was said to who waits".into())?;
+        connection(it)?;
+    }
+    Ok(())
+}
+
+/// LIMIT: connections that wait at one socket.
+const WAITING_MAX: usize = 1 << 16;
 /// LIMIT: bytes of one buffer of a connection.
 const BUFFER_MAX: u32 = 64 << 20;
 
@@ -38,8 +55,16 @@ pub(super) fn tcp(tcp: &TcpSocket) -> Found {
     options(&tcp.options)?;
     ensure(tcp.address.iter().all(|a| fits(tcp.v6, a)), || "its address".into())?;
     let Some(it) = &tcp.connection else { return Ok(()) };
-    ensure(!tcp.held, || "a connection that is saved and held".into())?;
+    ensure(!tcp.held && !tcp.over, || "a connection that is saved and held".into())?;
     ensure(tcp.address.is_some() && fits(tcp.v6, &it.peer), || "its peer".into())?;
+    connection(it)
+}
+
+fn connection(it: &Connection) -> Found {
+    if it.state == TcpState::SynSent {
+        let is_empty = [&it.sent, &it.unsent, &it.received].iter().all(|bytes| bytes.0.is_empty());
+        return ensure(is_empty, || "what it holds".into());
+    }
     let (sent, received) = (it.sent.0.len() + it.unsent.0.len(), it.received.0.len());
     ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "what it holds".into())?;
     let all_known = it.state != TcpState::FinWait2 || sent == 0;
@@ -258,8 +283,9 @@ mod tests {
             let mut it = connection.clone();
             change(&mut it);
             let (connection, options) = (Some(it), Vec::new());
-            let held = false;
-            let mut socket = TcpSocket { v6: false, flags: 0, address, connection, held, options };
+            let (held, over) = (false, false);
+            let mut socket =
+                TcpSocket { v6: false, flags: 0, address, connection, held, over, options };
             let said = tcp(&socket).err().unwrap_or_default();
             assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
             socket.held = true;

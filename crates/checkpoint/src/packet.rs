@@ -18,23 +18,22 @@ use crate::{quiet, stack};
 
 /// What is above IP.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Payload<'d> {
+pub(crate) enum Payload<'d> {
     Udp(&'d [u8]),
-    /// A segment without data.
-    Tcp {
-        sequence: u32,
-        acknowledged: u32,
-        flags: u8,
-        window: u16,
-    },
+    Tcp { sequence: u32, acknowledged: u32, flags: u8, window: u16, data: &'d [u8] },
 }
 
 /// Sender, receiver, and what is sent.
-pub(super) type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
+pub(crate) type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
 
-/// Sends packets in the network namespace of a process.
-pub(super) fn send(pid: u32, packets: &[Packet<'_>]) -> Result<(), Errno> {
-    stack::inside(pid, || packets.iter().try_for_each(send_one))
+/// Sends packets in a network namespace.
+pub(crate) fn send(netns: &OwnedFd, packets: &[Packet<'_>]) -> Result<(), Errno> {
+    stack::inside_of(netns, || send_here(packets))
+}
+
+/// Sends packets in the network namespace of the calling thread.
+pub(crate) fn send_here(packets: &[Packet<'_>]) -> Result<(), Errno> {
+    packets.iter().try_for_each(send_one)
 }
 
 fn raw(family: AddressFamily) -> Result<OwnedFd, Errno> {
@@ -111,12 +110,13 @@ fn above(from: u16, to: u16, payload: &Payload<'_>) -> Option<Vec<u8>> {
             bytes.extend([0, 0]);
             bytes.extend(*data);
         }
-        Payload::Tcp { sequence, acknowledged, flags, window } => {
+        Payload::Tcp { sequence, acknowledged, flags, window, data } => {
             bytes.extend(sequence.to_be_bytes());
             bytes.extend(acknowledged.to_be_bytes());
             bytes.extend([5 << 4, *flags]);
             bytes.extend(window.to_be_bytes());
             bytes.extend([0; 4]);
+            bytes.extend(*data);
         }
     }
     Some(bytes)
@@ -152,7 +152,7 @@ impl Sum {
 /// Where containers share a stack (address mode) each has loopback addresses of its own, by the
 /// arithmetic of the address programs, and reads them as 127.0.0.1 and ::1: what came from there
 /// must come from there again.
-pub(super) fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
+pub(crate) fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
     let ip = match (from.ip().to_canonical(), to.ip().to_canonical()) {
         (IpAddr::V4(from), IpAddr::V4(to)) if from.is_loopback() && to.is_loopback() => {
             let (asked, own) = (from.to_bits() & 0xff_ffff, to.to_bits() & 0xff_ffc0);
@@ -163,6 +163,22 @@ pub(super) fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
         (from, _) => from,
     };
     SocketAddr::new(ip, from.port())
+}
+
+/// The same the other way: what the owner of a socket is told of a peer, by the kernel's addresses
+/// of the peer and of the socket, and what the owner is told of the latter.
+pub(crate) fn told(peer: SocketAddr, own: SocketAddr, own_told: SocketAddr) -> SocketAddr {
+    let is_translated = own.ip().to_canonical() != own_told.ip().to_canonical();
+    let ip = match peer.ip().to_canonical() {
+        IpAddr::V4(ip) if is_translated && ip.is_loopback() => {
+            IpAddr::V4(Ipv4Addr::from_bits(0x7f00_0000 | ip.to_bits() & 0x3f))
+        }
+        IpAddr::V6(ip) if is_translated && own.ip() == IpAddr::V6(ip) => {
+            IpAddr::V6(Ipv6Addr::LOCALHOST)
+        }
+        ip => ip,
+    };
+    SocketAddr::new(ip, peer.port())
 }
 
 #[cfg(test)]
@@ -189,7 +205,12 @@ mod tests {
     fn loopback_is_the_containers_own() {
         let own: SocketAddr = "127.0.1.65:9".parse().unwrap();
         assert_eq!(sender("127.0.0.2:7".parse().unwrap(), own), "127.0.1.66:7".parse().unwrap());
+        let told_own: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        assert_eq!(
+            told("127.0.1.66:7".parse().unwrap(), own, told_own),
+            "127.0.0.2:7".parse().unwrap()
+        );
         let far: SocketAddr = "192.0.2.1:9".parse().unwrap();
-        assert_eq!(sender(far, own), far);
+        assert_eq!((sender(far, own), told(far, own, told_own)), (far, far));
     }
 }

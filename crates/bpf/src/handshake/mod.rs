@@ -1,0 +1,132 @@
+//! Connections that wait to be accepted, made without their peers; see `handshake.bpf.c`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::CallError;
+
+use crate::call::{self, Map};
+use crate::error::BpfError;
+use crate::group::Description;
+
+static GROUP: Description = Description {
+    name: "handshake",
+    object: include_bytes!(concat!(env!("OUT_DIR"), "/handshake.o")),
+    programs: &[],
+    anchor: PROGRAM,
+    maps: &[MAP],
+    about: MAP,
+};
+
+const PROGRAM: &str = "dm_handshake_in";
+const MAP: &str = "dm_handshake";
+
+/// The loopback device is the first of every network namespace.
+const LOOPBACK: u32 = 1;
+
+/// Smallest segments that the kernel takes for agreed upon, by IPv4 and IPv6.
+const SEGMENTS_MIN_BYTES: (u16, u16) = (536, 1220);
+
+/// What both sides of a connection agreed upon when they met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Agreed {
+    /// Where the socket listens.
+    pub listener: SocketAddr,
+    /// The connection is by IPv6.
+    pub is_v6: bool,
+    /// The mark of the packet that ends the handshake.
+    pub mark: u32,
+    /// Largest segment that the peer takes, in bytes.
+    pub segment_bytes: u16,
+    /// Window scales, of what is sent and of what is received.
+    pub scales: Option<(u8, u8)>,
+    /// Selective acknowledgements.
+    pub selective: bool,
+    /// What our clock of time stamps says.
+    pub timestamp: Option<u32>,
+}
+
+impl Agreed {
+    /// `struct dm_handshake` of record.h.
+    fn record(&self) -> [u8; 36] {
+        let least = if self.is_v6 { SEGMENTS_MIN_BYTES.1 } else { SEGMENTS_MIN_BYTES.0 };
+        let (sent, received) = self.scales.unwrap_or_default();
+        let mut record = [0; 36];
+        record[..4].copy_from_slice(&self.mark.to_ne_bytes());
+        record[4..8].copy_from_slice(&self.timestamp.unwrap_or(0).to_ne_bytes());
+        record[8..10].copy_from_slice(&self.segment_bytes.max(least).to_ne_bytes());
+        record[10..15].copy_from_slice(&[
+            sent,
+            received,
+            self.scales.is_some().into(),
+            self.selective.into(),
+            self.timestamp.is_some().into(),
+        ]);
+        match self.listener.ip().to_canonical() {
+            IpAddr::V4(ip) => record[16..20].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => {
+                record[15] = 1;
+                record[16..32].copy_from_slice(&ip.octets());
+            }
+        }
+        record[32..34].copy_from_slice(&self.listener.port().to_be_bytes());
+        record
+    }
+}
+
+/// The program, attached to the loopback device of a network namespace until this is dropped.
+#[derive(Debug)]
+pub struct Handshakes {
+    agreed: Map,
+    _attached: OwnedFd,
+}
+
+/// Whether this kernel takes the program (Linux 6.9).
+pub fn supported() -> Result<(), BpfError> {
+    GROUP.supported(&[])
+}
+
+impl Handshakes {
+    /// Attaches the program in the calling thread's network namespace.
+    pub fn attach() -> Result<Self, BpfError> {
+        let missing = |name: &str| BpfError::Missing { object: GROUP.name, name: name.into() };
+        let (mut maps, programs) = GROUP.load_alone()?;
+        let program = programs.first().ok_or_else(|| missing(PROGRAM))?;
+        let attached = call::link_to_device(LOOPBACK, program.as_fd())
+            .map_err(|source| BpfError::Attach { program: PROGRAM, source })?;
+        let agreed = maps.pop().ok_or_else(|| missing(MAP))?;
+        Ok(Self { agreed, _attached: attached })
+    }
+
+    /// Says what was agreed upon in the handshake whose end comes next.
+    pub fn agree(&self, agreed: &Agreed) -> Result<(), CallError> {
+        self.agreed.set(&0u32.to_ne_bytes(), &agreed.record())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_kernel_takes_the_program() {
+        supported().unwrap();
+    }
+
+    #[test]
+    fn what_was_agreed_upon_is_as_the_program_reads_it() {
+        let agreed = Agreed {
+            listener: "[::ffff:1.2.3.4]:5".parse().unwrap(),
+            is_v6: true,
+            mark: 1,
+            segment_bytes: 500,
+            scales: Some((3, 4)),
+            selective: false,
+            timestamp: Some(2),
+        };
+        let [low, high] = 1220u16.to_ne_bytes();
+        let record = agreed.record();
+        assert_eq!(record[..16], [1, 0, 0, 0, 2, 0, 0, 0, low, high, 3, 4, 1, 0, 1, 0]);
+        assert_eq!((&record[16..20], &record[32..]), (&[1, 2, 3, 4][..], &[0, 5, 0, 0][..]));
+    }
+}
