@@ -273,6 +273,7 @@ workloads! {
     vm_netlink_sockets: "netlink";
     vm_udp_sockets: "udp";
     vm_objects_of_system_v: "system_v";
+    vm_posix_message_queues: "mqueue";
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_tcp_connections: "tcp";
@@ -361,6 +362,7 @@ fn vm_clones_go_on_by_themselves() {
         ("lock", &["--net", "none"]),
         ("memfd", &["--net", "none"]),
         ("inotify", &["--net", "none"]),
+        ("mqueue", &["--net", "none"]),
         ("listener", &[]),
     ] {
         start(&host, name, more);
@@ -918,10 +920,10 @@ fn vm_objects_of_the_ipc_namespace_are_named() {
     host.dm(&["run", "-d", "--name", "a", "--net", "none", "workloads", "/bin/sysv"]).ok();
     wait_for_line(&host, "a", "ready 0");
     let out = host.dm(&["explain", "a"]);
-    assert!(out.status == 1 && out.stdout.contains("POSIX message queues"), "{out}");
+    assert!(out.status == 1 && out.stdout.contains("(mq_notify)"), "{out}");
     assert!(!out.stdout.contains("System V"), "{out}");
     let out = host.dm(&["checkpoint", "a"]);
-    assert!(out.status != 0 && out.stderr.contains("POSIX message queues"), "{out}");
+    assert!(out.status != 0 && out.stderr.contains("(mq_notify)"), "{out}");
     assert_eq!(host.state_of("a"), "running");
 }
 

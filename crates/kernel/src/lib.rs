@@ -23,6 +23,7 @@ pub mod cgroup;
 pub mod cpu;
 pub mod error;
 pub mod mount;
+pub mod mqueue;
 pub mod namespace;
 pub mod nft;
 pub mod pidfd;

@@ -4,6 +4,7 @@
 //! A checksum says only that nobody changed a checkpoint by accident. These checks are what the
 //! load side relies on: it indexes, adds and multiplies with numbers that passed here.
 
+mod mqueue;
 mod socket;
 mod system_v;
 mod tmpfs;
@@ -320,6 +321,13 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         }
         Thing::SystemVSemaphores(set) => system_v::semaphores(set),
         Thing::SystemVQueue(queue) => system_v::queue(queue),
+        Thing::MessageQueue(queue) => mqueue::queue(queue),
+        Thing::OpenQueue(open) => {
+            let is_queue = matches!(object(open.queue, records)?, Thing::MessageQueue(_));
+            ensure(is_queue, || "of no queue".into())?;
+            let known = (libc::O_ACCMODE | libc::O_NONBLOCK) as u32;
+            ensure(open.flags & !known == 0, || "its flags".into())
+        }
         Thing::TcpSocket(tcp) => socket::tcp(tcp),
         Thing::UdpSocket(udp) => socket::udp(udp),
         Thing::UnixSocket(socket) => socket::unix(n, socket, records),

@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener, MemoryFile,
-    Netlink, PidFd, Pipe, PipeEnd, SharedMemory, SignalFd, SystemVMemory, SystemVQueue,
-    SystemVSemaphores, TcpSocket, Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
+    MessageQueue, Netlink, OpenQueue, PidFd, Pipe, PipeEnd, SharedMemory, SignalFd, SystemVMemory,
+    SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket,
+    UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -81,6 +82,10 @@ pub enum Thing {
     SystemVSemaphores(SystemVSemaphores),
     /// A queue of messages of System V.
     SystemVQueue(SystemVQueue),
+    /// A POSIX message queue; open ones are objects of their own.
+    MessageQueue(MessageQueue),
+    /// An open POSIX message queue.
+    OpenQueue(OpenQueue),
     /// Memory that is shared without a file.
     SharedMemory(SharedMemory),
 }
@@ -109,6 +114,7 @@ impl Thing {
             | Self::TcpSocket(_)
             | Self::UdpSocket(_)
             | Self::Netlink(_)
+            | Self::OpenQueue(_)
             | Self::Event(_)
             | Self::Timer(_)
             | Self::Signal(_)
@@ -124,6 +130,7 @@ impl Thing {
             | Self::SystemVMemory(_)
             | Self::SystemVSemaphores(_)
             | Self::SystemVQueue(_)
+            | Self::MessageQueue(_)
             | Self::SharedMemory(_) => false,
         }
     }
@@ -165,6 +172,8 @@ impl Thing {
             Self::SystemVMemory(_) => "System V shared memory",
             Self::SystemVSemaphores(_) => "System V semaphores",
             Self::SystemVQueue(_) => "System V message queue",
+            Self::MessageQueue(_) => "message queue",
+            Self::OpenQueue(_) => "open message queue",
             Self::SharedMemory(_) => "shared memory",
         }
     }

@@ -37,6 +37,7 @@ mod inotify;
 mod lock;
 mod memfd;
 mod memory;
+mod mqueue;
 mod netlink;
 mod object;
 mod outside;

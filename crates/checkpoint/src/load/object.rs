@@ -1,8 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, fanotify, file, inotify, memfd, memory, netlink, pipe, socket, tcp,
-    terminal, timer, udp, unix,
+    Plan, deleted, event, fanotify, file, inotify, memfd, memory, mqueue, netlink, pipe, socket,
+    tcp, terminal, timer, udp, unix,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -50,6 +50,12 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
             Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
             Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
+            // Whoever has it open takes it from here.
+            Thing::MessageQueue(it) => {
+                mqueue::make(plan, sequence, what, index, it)?;
+                None
+            }
+            Thing::OpenQueue(_) => None,
             Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
             Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
             Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),

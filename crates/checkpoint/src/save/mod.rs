@@ -23,10 +23,10 @@ mod fanotify;
 mod file;
 mod host;
 mod inotify;
-mod ipc;
 mod limit;
 mod lock;
 mod memory;
+mod mqueue;
 mod netlink;
 mod object;
 mod option;
@@ -202,6 +202,9 @@ fn of_nobody(
 ) -> Result<()> {
     survey.outsiders(tree);
     let Some(first) = tree.first() else { return Ok(()) };
+    if survey.subject.own_ipc {
+        mqueue::find(survey, first)?;
+    }
     if let Some(tables) = tables {
         system_v::find(survey, first, tables)?;
     }
@@ -215,9 +218,6 @@ fn survey(
     tables: Option<&system_v::Tables>,
 ) -> Result<object::Found> {
     let mut survey = Survey::new(subject);
-    if let (Some(first), true) = (tree.first(), subject.own_ipc) {
-        ipc::check(&mut survey, first);
-    }
     of_nobody(&mut survey, tree, tables)?;
     for process in tree {
         let before = (survey.found.refusals.len(), survey.found.passing);
@@ -345,6 +345,7 @@ impl Stopped {
         let mut found = refused(survey.finish(self.processes()))?;
         self.connections.read(subject, &mut found)?;
         terminal::contents(&mut found)?;
+        mqueue::contents(&mut found)?;
         tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject, &self.before.host)?;

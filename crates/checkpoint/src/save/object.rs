@@ -15,8 +15,8 @@ use rustix::fs::Stat;
 
 use super::tree::Seen;
 use super::{
-    HeldFile, Subject, Wakes, event, fanotify, file, inotify, lock, memory, pidfd, pipe, socket,
-    tcp, terminal, timer, unix,
+    HeldFile, Subject, Wakes, event, fanotify, file, inotify, lock, memory, mqueue, pidfd, pipe,
+    socket, tcp, terminal, timer, unix,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -88,6 +88,7 @@ const KINDS: &[Kind] = &[
     Kind { is: timer::is_timer, save: timer::save },
     Kind { is: terminal::is_terminal, save: terminal::save },
     Kind { is: file::is_device, save: file::device },
+    Kind { is: mqueue::is_queue, save: mqueue::save },
     Kind { is: file::is_file, save: file::save },
 ];
 
@@ -114,6 +115,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// Shared memory of System V, by id.
     pub(crate) segments: HashMap<i32, usize>,
+    /// POSIX message queues, by device and inode.
+    pub(crate) message_queues: HashMap<(u64, u64), usize>,
     /// Terminals by their number.
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
@@ -140,6 +143,8 @@ pub(crate) struct Found {
     pub(crate) held: Vec<HeldFile>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
+    /// POSIX message queues, to be read when all stand still.
+    pub(crate) message_queues: Vec<(usize, OwnedFd)>,
     /// Terminals, through which something may be on its way.
     pub(crate) terminals: Vec<terminal::Sides>,
 }
@@ -155,6 +160,7 @@ impl<'s> Survey<'s> {
             unix: unix::Known::new(),
             shared: HashMap::new(),
             segments: HashMap::new(),
+            message_queues: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
             home: OnceCell::new(),

@@ -1,0 +1,66 @@
+//! Whether records of POSIX message queues can be true.
+
+use super::{CONTENT_MAX, Found, ensure};
+use crate::format::{MessageQueue, QueuedMessage};
+
+/// The kernel's own limits on messages of a queue, bytes of one, and priorities.
+const MESSAGES_MAX: u64 = 1 << 16;
+const MESSAGE_BYTES_MAX: u64 = 16 << 20;
+const PRIORITIES: u32 = 1 << 15;
+
+pub(super) fn queue(queue: &MessageQueue) -> Found {
+    let is_name = |name: &String| {
+        let is_text = !name.is_empty() && name.len() < 256 && !name.contains(['/', '\0']);
+        is_text && ![".", ".."].contains(&name.as_str())
+    };
+    ensure(queue.name.as_ref().is_none_or(is_name), || "its name".into())?;
+    ensure(queue.mode <= 0o777, || "its mode".into())?;
+    let most = (1..=MESSAGES_MAX).contains(&queue.messages_max);
+    let bytes = (1..=MESSAGE_BYTES_MAX).contains(&queue.message_bytes);
+    ensure(most && bytes, || "its size".into())?;
+    let fits = |one: &QueuedMessage| {
+        one.data.0.len() as u64 <= queue.message_bytes && one.priority < PRIORITIES
+    };
+    let all: usize = queue.messages.iter().map(|one| one.data.0.len()).sum();
+    let sound = queue.messages.len() as u64 <= queue.messages_max && all <= CONTENT_MAX;
+    ensure(sound && queue.messages.iter().all(fits), || "its messages".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Bytes;
+
+    #[test]
+    fn queues_that_cannot_be_are_refused() {
+        let with = |change: fn(&mut MessageQueue)| {
+            let message = QueuedMessage { priority: 3, data: Bytes(vec![0; 8]) };
+            let mut it = MessageQueue {
+                name: Some("a".into()),
+                mode: 0o600,
+                uid: 0,
+                gid: 0,
+                messages_max: 1,
+                message_bytes: 8,
+                messages: vec![message],
+            };
+            change(&mut it);
+            queue(&it).err().unwrap_or_default()
+        };
+        type Case = (fn(&mut MessageQueue), &'static str);
+        let cases: [Case; 8] = [
+            (|_| {}, ""),
+            (|q| q.name = None, ""),
+            (|q| q.name = Some("../a".into()), "its name"),
+            (|q| q.mode = 0o4600, "its mode"),
+            (|q| q.messages_max = 0, "its size"),
+            (|q| q.message_bytes = 7, "its messages"),
+            (|q| q.messages[0].priority = 1 << 15, "its messages"),
+            (|q| q.messages.push(q.messages[0].clone()), "its messages"),
+        ];
+        for (change, text) in cases {
+            let said = with(change);
+            assert!(said.contains(text) && said.is_empty() == text.is_empty(), "{text}: {said}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! POSIX message queues: made by the first process with what was in them, and opened as often as
+//! they were. Those that were removed get a name for that long.
+
+use super::{Plan, object};
+use crate::error::Result;
+use crate::format::{MessageQueue, Thing};
+use crate::inject::program::{Arg, Call, Sequence};
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    index: usize,
+    queue: &MessageQueue,
+) -> Result<()> {
+    let name = queue.name.clone().unwrap_or_else(|| format!(".dormouse-{index}"));
+    let what = format!("{what} '/{name}'");
+    let name = Arg::from(plan.builder.text(name.as_bytes()));
+    // struct mq_attr: flags, the most messages, the most bytes of one; the rest is not read.
+    let most = [0, queue.messages_max, queue.message_bytes, 0, 0, 0, 0, 0];
+    let most = plan.builder.numbers(&most);
+    let made = plan.cell()?;
+    let how = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let args = [name, Arg::from(how), Arg::from(queue.mode), most.into()];
+    sequence.call_into(what.clone(), made, Call::new(libc::SYS_mq_open, args));
+    for message in &queue.messages {
+        let data = plan.builder.data(&message.data.0);
+        let length = Arg::Number(message.data.0.len() as u64);
+        let args = [made.into(), data.into(), length, message.priority.into()];
+        sequence.call(what.clone(), Call::new(libc::SYS_mq_timedsend, args));
+    }
+    let records = plan.records;
+    for (n, other) in records.objects.iter().enumerate() {
+        let Thing::OpenQueue(open) = &other.thing else { continue };
+        if open.queue != index {
+            continue;
+        }
+        let cell = plan.cell()?;
+        let args = [name, Arg::from(open.flags | libc::O_CLOEXEC as u32)];
+        sequence.call_into(what.clone(), cell, Call::new(libc::SYS_mq_open, args));
+        plan.cells[n] = Some(object::lift(plan, sequence, &what, cell)?);
+    }
+    // ORDER: whoever it belongs to may have kept others out.
+    let owner = [made.into(), queue.uid.into(), queue.gid.into()];
+    sequence.call(what.clone(), Call::new(libc::SYS_fchown, owner));
+    let mode = [made.into(), queue.mode.into()];
+    sequence.call(what.clone(), Call::new(libc::SYS_fchmod, mode));
+    if queue.name.is_none() {
+        sequence.call(what.clone(), Call::new(libc::SYS_mq_unlink, [name]));
+    }
+    Ok(())
+}

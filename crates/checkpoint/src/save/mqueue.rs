@@ -1,0 +1,154 @@
+//! POSIX message queues: those with a name, from their filesystem, and those that somebody has open.
+//!
+//! Nothing but receiving a message tells what it says. So when everything stands still all messages
+//! of a queue are received, and sent again at once, in the same order; nobody waits at it then. A
+//! process that is told of a message (mq_notify(3)) would be told of that one, and what it is told
+//! nobody else can know: a queue with such a process is refused.
+//!
+//! LIMIT: whoever is killed in between (some 10 us) takes messages along.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{mqueue, pidfd};
+use rustix::fs::{Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::object::{Found, Open, Survey, Why};
+use super::system_v::inside;
+use super::thread::Maps;
+use super::tree::Seen;
+use crate::error::{Error, Refusal, Result as Outcome};
+use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
+
+/// Finds those that have a name.
+pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) -> Outcome<()> {
+    let Some(handle) = &first.pidfd else { return Ok(()) };
+    let namespace = pidfd::namespace(handle, Namespace::Ipc);
+    let namespace = namespace.map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let opened = inside(&namespace, named);
+    let opened = opened.map_err(Error::of("open the message queues", first.pid))?;
+    for (name, queue) in opened {
+        if let Err(why) = add(survey, first, Some(name), queue) {
+            let (pid, process, what) = (0, String::new(), String::new());
+            survey.found.refusals.push(Refusal { pid, process, what, why });
+        }
+    }
+    Ok(())
+}
+
+/// Opens every queue of the calling thread's ipc namespace.
+fn named() -> Result<Vec<(String, OwnedFd)>, Errno> {
+    let directory = mqueue::directory()?;
+    let mut all = Vec::new();
+    for entry in Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if [c".", c".."].contains(&name) {
+            continue;
+        }
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&directory, name, flags, Mode::empty()) {
+            Ok(queue) => all.push((name.to_str().map_err(|_| Errno::ILSEQ)?.to_owned(), queue)),
+            Err(Errno::NOENT) => {} // removed meanwhile
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(all)
+}
+
+pub(super) fn is_queue(open: &Open<'_>) -> bool {
+    let is_there = |f: rustix::fs::StatFs| f.f_type as u64 == mqueue::MAGIC;
+    FileType::from_raw_mode(open.stat.st_mode) == FileType::RegularFile
+        && rustix::fs::fstatfs(&open.copy).is_ok_and(is_there)
+}
+
+pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a message queue: {e}");
+    let flags = open.flags() & (libc::O_ACCMODE | libc::O_NONBLOCK) as u32;
+    let identity = (open.stat.st_dev, open.stat.st_ino);
+    let queue = match survey.message_queues.get(&identity) {
+        Some(queue) => *queue,
+        None if open.stat.st_nlink != 0 => {
+            return Err("a message queue that is not of its container's own ipc namespace".into());
+        }
+        None => {
+            // Its own may be for writing only.
+            let path = format!("/proc/self/fd/{}", open.copy.as_raw_fd());
+            let access = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let queue = rustix::fs::open(path, access, Mode::empty()).map_err(failed)?;
+            add(survey, open.process, None, queue)?
+        }
+    };
+    Ok(Thing::OpenQueue(OpenQueue { queue, flags }))
+}
+
+fn add(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    name: Option<String>,
+    queue: OwnedFd,
+) -> Result<usize, Why> {
+    let called = match &name {
+        Some(name) => format!("the message queue '/{name}'"),
+        None => "a message queue that was removed".to_owned(),
+    };
+    let failed = |e: Errno| format!("{called}: {e}");
+    if tells_somebody(&queue).map_err(failed)? {
+        return Err(format!("{called}, of whose messages a process is told (mq_notify)"));
+    }
+    let stat = rustix::fs::fstat(&queue).map_err(failed)?;
+    let attributes = mqueue::attributes(queue.as_fd()).map_err(failed)?;
+    let (uid, gid) = Maps::read(seen.pid).owner(stat.st_uid, stat.st_gid);
+    let index = survey.add(Thing::MessageQueue(MessageQueue {
+        name,
+        mode: stat.st_mode & 0o777,
+        uid,
+        gid,
+        messages_max: attributes.messages_max,
+        message_bytes: attributes.message_bytes,
+        messages: Vec::new(),
+    }));
+    survey.message_queues.insert((stat.st_dev, stat.st_ino), index);
+    survey.found.message_queues.push((index, queue));
+    Ok(index)
+}
+
+/// Whether a process is told when something comes, by `QSIZE:N NOTIFY:N SIGNO:N NOTIFY_PID:N`.
+fn tells_somebody(queue: &OwnedFd) -> Result<bool, Errno> {
+    let mut buffer = [0; 128];
+    let length = rustix::io::pread(queue, &mut buffer, 0)?;
+    let text = String::from_utf8_lossy(&buffer[..length]);
+    let pid = text.split("NOTIFY_PID:").nth(1).map(str::trim);
+    Ok(pid.ok_or(Errno::BADMSG)? != "0")
+}
+
+/// Reads what is in all of them. Everything stands still.
+pub(super) fn contents(found: &mut Found) -> Outcome<()> {
+    for (index, queue) in &found.message_queues {
+        let Thing::MessageQueue(record) = &mut found.objects[*index].thing else { continue };
+        let (messages, read) = take(queue, record.message_bytes as usize);
+        for one in &messages {
+            let sent = mqueue::send(queue.as_fd(), &one.data.0, one.priority);
+            sent.map_err(Error::call("put back a message of a queue"))?;
+        }
+        read.map_err(Error::call("read a message queue"))?;
+        record.messages = messages;
+    }
+    Ok(())
+}
+
+/// Takes all messages out; those that were, whatever came of it.
+fn take(queue: &OwnedFd, most_bytes: usize) -> (Vec<QueuedMessage>, Result<(), Errno>) {
+    let mut buffer = vec![0; most_bytes];
+    let mut all = Vec::new();
+    loop {
+        match mqueue::receive(queue.as_fd(), &mut buffer) {
+            Ok((length, priority)) => {
+                all.push(QueuedMessage { priority, data: Bytes(buffer[..length].to_vec()) });
+            }
+            Err(Errno::AGAIN) => return (all, Ok(())),
+            Err(e) => return (all, Err(e)),
+        }
+    }
+}
