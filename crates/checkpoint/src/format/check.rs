@@ -321,6 +321,8 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         }
         Thing::SystemVSemaphores(set) => system_v::semaphores(set),
         Thing::SystemVQueue(queue) => system_v::queue(queue),
+        Thing::RawSocket(raw) => socket::raw(raw),
+        Thing::PacketSocket(packet) => socket::packet(packet),
         Thing::MessageQueue(queue) => mqueue::queue(queue),
         Thing::OpenQueue(open) => {
             let is_queue = matches!(object(open.queue, records)?, Thing::MessageQueue(_));

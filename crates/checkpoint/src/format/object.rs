@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener, MemoryFile,
-    MessageQueue, Netlink, OpenQueue, PidFd, Pipe, PipeEnd, SharedMemory, SignalFd, SystemVMemory,
-    SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket,
-    UnixSocket,
+    MessageQueue, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd, RawSocket, SharedMemory,
+    SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide,
+    TimerFd, Tmpfs, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -58,6 +58,10 @@ pub enum Thing {
     TcpSocket(TcpSocket),
     /// A UDP socket.
     UdpSocket(UdpSocket),
+    /// A raw socket, or one for echo requests.
+    RawSocket(RawSocket),
+    /// A packet socket.
+    PacketSocket(PacketSocket),
     /// A netlink socket.
     Netlink(Netlink),
     /// eventfd(2).
@@ -113,6 +117,8 @@ impl Thing {
             | Self::Listener(_)
             | Self::TcpSocket(_)
             | Self::UdpSocket(_)
+            | Self::RawSocket(_)
+            | Self::PacketSocket(_)
             | Self::Netlink(_)
             | Self::OpenQueue(_)
             | Self::Event(_)
@@ -160,6 +166,8 @@ impl Thing {
             Self::Listener(_) => "TCP socket that listens",
             Self::TcpSocket(_) => "TCP socket",
             Self::UdpSocket(_) => "UDP socket",
+            Self::RawSocket(_) => "raw socket",
+            Self::PacketSocket(_) => "packet socket",
             Self::Netlink(_) => "netlink socket",
             Self::Event(_) => "eventfd",
             Self::Timer(_) => "timerfd",

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Bytes, Connection};
+use super::{Bytes, Connection, Thing};
 
 /// One option of a socket (setsockopt(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,8 +17,17 @@ pub struct SocketOption {
     pub value: Bytes,
 }
 
+/// Of raw(7), by the same number for ICMP and ICMPv6.
+const ICMP_FILTER: i32 = 1;
+/// Of packet(7).
+const PACKET_ORIGDEV: i32 = 9;
+const PACKET_VNET_HDR: i32 = 15;
+const PACKET_IGNORE_OUTGOING: i32 = 23;
+/// LIMIT: instructions of a packet filter.
+const INSTRUCTIONS_MAX: usize = 4096;
+
 /// Options that are saved, and the only ones that are restored: level, number, bytes of the value.
-pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
+pub(crate) const OPTIONS: [(i32, i32, usize); 72] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR, 4),
     (libc::SOL_SOCKET, libc::SO_REUSEPORT, 4),
     (libc::SOL_SOCKET, libc::SO_DONTROUTE, 4),
@@ -39,6 +48,7 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
     (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 4),
     (libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 4),
     (libc::SOL_SOCKET, libc::SO_PEEK_OFF, 4),
+    (libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 4),
     (libc::IPPROTO_IP, libc::IP_TOS, 4),
     (libc::IPPROTO_IP, libc::IP_TTL, 4),
     (libc::IPPROTO_IP, libc::IP_PKTINFO, 4),
@@ -49,6 +59,7 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
     (libc::IPPROTO_IP, libc::IP_FREEBIND, 4),
     (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, 4),
     (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 4),
+    (libc::IPPROTO_IP, libc::IP_HDRINCL, 4),
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 4),
     (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 4),
     (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, 4),
@@ -57,6 +68,9 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
     (libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 4),
     (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 4),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 4),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 4),
+    (libc::IPPROTO_IPV6, libc::IPV6_CHECKSUM, 4),
+    (libc::IPPROTO_IPV6, libc::IPV6_HDRINCL, 4),
     (libc::IPPROTO_TCP, libc::TCP_NODELAY, 4),
     (libc::IPPROTO_TCP, libc::TCP_CORK, 4),
     (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 4),
@@ -69,6 +83,17 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
     (libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 4),
     (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 4),
     (libc::IPPROTO_TCP, libc::TCP_CONGESTION, 16),
+    (libc::SOL_RAW, ICMP_FILTER, 4),
+    (libc::SOL_ICMPV6, ICMP_FILTER, 32),
+    (libc::SOL_PACKET, libc::PACKET_AUXDATA, 4),
+    (libc::SOL_PACKET, PACKET_ORIGDEV, 4),
+    (libc::SOL_PACKET, libc::PACKET_VERSION, 4),
+    (libc::SOL_PACKET, libc::PACKET_RESERVE, 4),
+    (libc::SOL_PACKET, libc::PACKET_LOSS, 4),
+    (libc::SOL_PACKET, PACKET_VNET_HDR, 4),
+    (libc::SOL_PACKET, libc::PACKET_TIMESTAMP, 4),
+    (libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 4),
+    (libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 4),
     (libc::SOL_NETLINK, libc::NETLINK_PKTINFO, 4),
     (libc::SOL_NETLINK, libc::NETLINK_BROADCAST_ERROR, 4),
     (libc::SOL_NETLINK, libc::NETLINK_NO_ENOBUFS, 4),
@@ -78,9 +103,27 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 56] = [
 ];
 
 impl SocketOption {
-    /// Whether it is one of [`OPTIONS`], with a value of that length.
+    /// A packet filter, of 8 bytes an instruction.
+    pub(crate) fn filter(code: Vec<u8>) -> Self {
+        Self { level: libc::SOL_SOCKET, name: libc::SO_ATTACH_FILTER, value: Bytes(code) }
+    }
+
+    pub(crate) fn is_filter(&self) -> bool {
+        self.is(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER)
+    }
+
+    /// Whether it is about a packet filter, and has its turn when everything has been received that is
+    /// to be.
+    pub(crate) fn is_about_filter(&self) -> bool {
+        self.is_filter() || self.is(libc::SOL_SOCKET, libc::SO_LOCK_FILTER)
+    }
+
+    /// Whether it is one of [`OPTIONS`], with a value of that length, or a filter.
     pub(crate) fn is_known(&self) -> bool {
-        OPTIONS.contains(&(self.level, self.name, self.value.0.len()))
+        let length = self.value.0.len();
+        let is_code = length.is_multiple_of(8) && (1..=INSTRUCTIONS_MAX).contains(&(length / 8));
+        let is_option = OPTIONS.contains(&(self.level, self.name, length));
+        is_option || self.is_filter() && is_code
     }
 
     /// Whether it is this option.
@@ -114,4 +157,20 @@ pub struct Waiting {
     pub address: SocketAddr,
     /// The connection, with the peer's address as the kernel has it. Nothing was sent.
     pub connection: Connection,
+}
+
+impl Thing {
+    /// Options of a socket.
+    pub(crate) fn socket_options(&self) -> &[SocketOption] {
+        match self {
+            Self::Listener(socket) => &socket.options,
+            Self::TcpSocket(socket) => &socket.options,
+            Self::UdpSocket(socket) => &socket.options,
+            Self::RawSocket(socket) => &socket.options,
+            Self::PacketSocket(socket) => &socket.options,
+            Self::UnixSocket(socket) => &socket.options,
+            Self::Netlink(socket) => &socket.options,
+            _ => &[],
+        }
+    }
 }

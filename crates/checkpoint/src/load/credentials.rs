@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::Plan;
 use crate::error::{Error, Result};
-use crate::format::{Credentials, Records, Thread};
+use crate::format::{Credentials, Records, Thing, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// What the configuration of a container gives its processes.
@@ -42,11 +42,25 @@ pub struct Allowed {
 }
 
 const SYS_CHROOT: u64 = 1 << 18;
+const NET_RAW: u64 = 1 << 13;
 const SETGID: u64 = 1 << 6;
 const SETUID: u64 = 1 << 7;
 
 /// Refuses what the configuration could not have led to.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
+    for (n, object) in records.objects.iter().enumerate() {
+        let is_raw = match &object.thing {
+            Thing::RawSocket(raw) => raw.socket_type == libc::SOCK_RAW,
+            Thing::PacketSocket(_) => true,
+            _ => false,
+        };
+        if is_raw && allowed.capabilities & NET_RAW == 0 {
+            return Err(Error::Elsewhere(format!(
+                "object {n} is a {}, which the container's configuration does not allow (NET_RAW)",
+                object.thing.name()
+            )));
+        }
+    }
     for process in &records.processes {
         // Who chooses the root of a set-user-id program is its master.
         if let Some(root) = process.root.as_ref().filter(|_| allowed.capabilities & SYS_CHROOT == 0)

@@ -44,6 +44,7 @@ mod outside;
 mod pidfd;
 mod pipe;
 mod process;
+mod raw;
 mod schedule;
 mod signal;
 mod socket;

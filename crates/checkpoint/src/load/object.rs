@@ -1,8 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, fanotify, file, inotify, memfd, memory, mqueue, netlink, pipe, socket,
-    tcp, terminal, timer, udp, unix,
+    Plan, deleted, event, fanotify, file, inotify, memfd, memory, mqueue, netlink, pipe, raw,
+    socket, tcp, terminal, timer, udp, unix,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -49,6 +49,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
             Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
+            Thing::RawSocket(it) => Some(raw::make(plan, sequence, what, it)?),
+            Thing::PacketSocket(it) => Some(raw::packet(plan, sequence, what, it)?),
             Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
             // Whoever has it open takes it from here.
             Thing::MessageQueue(it) => {

@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
 
 use super::file::SETTABLE;
-use super::socket::moved;
+use super::socket::{attach_filter, moved};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Listener, Records, SocketOption, Thing, UdpSocket};
 
@@ -51,6 +51,7 @@ fn listener(it: &Listener, addresses: &[(IpAddr, IpAddr)]) -> std::result::Resul
     // Connections of its last life may still be fading away under its address.
     set(&socket, &reuse(1))?;
     it.options.iter().try_for_each(|option| set(&socket, option))?;
+    attach_filter(&socket, &it.options)?;
     bind(&socket, &moved(it.address, addresses))?;
     listen(&socket, it.backlog)?;
     if !it.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
@@ -62,6 +63,7 @@ fn listener(it: &Listener, addresses: &[(IpAddr, IpAddr)]) -> std::result::Resul
 fn udp(it: &UdpSocket, addresses: &[(IpAddr, IpAddr)]) -> std::result::Result<OwnedFd, Errno> {
     let socket = new(it.v6, SocketType::DGRAM)?;
     it.options.iter().try_for_each(|option| set(&socket, option))?;
+    attach_filter(&socket, &it.options)?;
     if let Some(address) = &it.address {
         bind(&socket, &moved(*address, addresses))?;
     }
@@ -77,6 +79,9 @@ fn new(v6: bool, kind: SocketType) -> std::result::Result<OwnedFd, Errno> {
 }
 
 fn set(socket: &OwnedFd, option: &SocketOption) -> std::result::Result<(), Errno> {
+    if option.is_about_filter() {
+        return Ok(());
+    }
     call::set_socket_option(socket.as_fd(), option.level, option.name, &option.value.0)
 }
 

@@ -1,6 +1,9 @@
 //! Sockets: made in the container's own cgroup and network, so that its identity is theirs.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::{Errno, call};
 
 use super::{Plan, file};
 use crate::error::Result;
@@ -14,10 +17,55 @@ pub(super) fn option(
     cell: Cell,
     option: &SocketOption,
 ) {
+    if option.is_about_filter() {
+        return;
+    }
+    set(plan, sequence, what, cell, option);
+}
+
+fn set(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    option: &SocketOption,
+) {
     let at = plan.builder.data(&option.value.0);
     let length = option.value.0.len() as u64;
     let args = [cell.into(), option.level.into(), option.name.into(), at.into(), length.into()];
     sequence.call(what, Call::new(libc::SYS_setsockopt, args));
+}
+
+/// Gives a socket its packet filter, which [`option`] does not.
+pub(super) fn filter(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    options: &[SocketOption],
+) {
+    for one in options.iter().filter(|one| one.is_about_filter()) {
+        let mut one = one.clone();
+        if one.is_filter() {
+            // struct sock_fprog: how many instructions, and where.
+            let code = plan.builder.data(&one.value.0);
+            let instructions = one.value.0.len() as u64 / 8;
+            one.value = Bytes([instructions, code].map(u64::to_ne_bytes).concat());
+        }
+        set(plan, sequence, what, cell, &one);
+    }
+}
+
+/// The same by a copy of ours.
+pub(super) fn attach_filter(
+    socket: &OwnedFd,
+    options: &[SocketOption],
+) -> std::result::Result<(), Errno> {
+    let mut all = options.iter().filter(|one| one.is_about_filter());
+    all.try_for_each(|one| match one.is_filter() {
+        true => call::attach_filter(socket.as_fd(), &one.value.0),
+        false => call::set_socket_option(socket.as_fd(), one.level, one.name, &one.value.0),
+    })
 }
 
 /// `struct sockaddr_in` or `sockaddr_in6`.

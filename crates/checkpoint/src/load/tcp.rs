@@ -19,9 +19,9 @@ use dormouse_kernel::{Errno, call, pidfd};
 use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
-use super::{Plan, Restore, Wanted, file, socket, udp};
+use super::{Plan, Restore, Wanted, file, raw, socket, udp};
 use crate::error::{Error, Result};
-use crate::format::{Connection, TcpSocket, TcpState, Thing};
+use crate::format::{Connection, SocketOption, TcpSocket, TcpState, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::save::tcp::{
     BUFFER_LOCK, NO_QUEUE, QUEUE_SEQUENCE, RECEIVE_QUEUE, REPAIR, REPAIR_QUEUE, REPAIR_WINDOW,
@@ -61,6 +61,8 @@ pub(super) fn make(
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     sockets: Vec<(OwnedFd, usize)>,
+    /// Sockets with a packet filter.
+    filtered: Vec<(OwnedFd, usize)>,
     /// Sockets that listen, to which connections are to be put.
     listening: Vec<(OwnedFd, usize)>,
 }
@@ -70,20 +72,27 @@ pub(super) struct Connections {
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     let mut connections = Connections::default();
     for (index, object) in restore.records.objects.iter().enumerate() {
-        let is_needed = match &object.thing {
-            Thing::TcpSocket(tcp) => tcp.connection.is_some(),
-            Thing::UdpSocket(udp) => !udp.received.is_empty(),
-            Thing::Listener(listener) => !listener.waiting.is_empty(),
-            _ => false,
-        };
+        let is_filtered = has_filter(&object.thing);
+        let is_needed = is_filtered
+            || match &object.thing {
+                Thing::TcpSocket(tcp) => tcp.connection.is_some(),
+                Thing::UdpSocket(udp) => !udp.received.is_empty(),
+                Thing::PacketSocket(_) => true,
+                Thing::Listener(listener) => !listener.waiting.is_empty(),
+                _ => false,
+            };
         // What was held has its queue.
         if !is_needed || restore.wants.contains(&Wanted::Held(index as u32)) {
             continue;
         }
         let copy = copy(pid, restore, index)?;
         let name = object.thing.name();
+        if is_filtered {
+            let again = copy.try_clone().map_err(|e| Error::Elsewhere(e.to_string()))?;
+            connections.filtered.push((again, index));
+        }
         match &object.thing {
-            Thing::UdpSocket(udp) => {
+            Thing::UdpSocket(udp) if !udp.received.is_empty() => {
                 udp::fill(pid, &copy, udp).map_err(|source| {
                     let what = format!("object {index} ({name})");
                     Error::Restore { what, call: "its queue".into(), source }
@@ -96,11 +105,24 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
                 })?;
                 connections.sockets.push((copy, index));
             }
-            Thing::Listener(_) => connections.listening.push((copy, index)),
+            Thing::PacketSocket(packet) => raw::hear(pid, &copy, packet).map_err(|source| {
+                let device = packet.device.as_deref().unwrap_or("every device");
+                let what = format!("object {index} ({name} at {device})");
+                Error::Restore { what, call: "bind".into(), source }
+            })?,
+            Thing::Listener(it) if !it.waiting.is_empty() => {
+                connections.listening.push((copy, index));
+            }
             _ => {}
         }
     }
     Ok(connections)
+}
+
+/// Whether it has a packet filter that the program has not given it.
+fn has_filter(thing: &Thing) -> bool {
+    let is_given = matches!(thing, Thing::RawSocket(_) | Thing::PacketSocket(_));
+    !is_given && thing.socket_options().iter().any(SocketOption::is_about_filter)
 }
 
 /// A copy of ours of a socket that the first process has made.
@@ -129,6 +151,11 @@ impl Connections {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
             go_on(pid, copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+        }
+        // ORDER: all has been received that was, whatever they keep out from now on.
+        for (copy, index) in &self.filtered {
+            let options = restore.records.objects[*index].thing.socket_options();
+            socket::attach_filter(copy, options).map_err(Error::call("attach a packet filter"))?;
         }
         Ok(())
     }

@@ -17,6 +17,7 @@
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
 mod deleted;
+mod diag;
 mod drowsy;
 mod event;
 mod fanotify;
@@ -33,6 +34,7 @@ mod option;
 mod pidfd;
 mod pipe;
 mod process;
+mod raw;
 mod schedule;
 mod signal;
 mod socket;

@@ -22,10 +22,12 @@ pub(super) fn read(
     let failed = |e: Errno| format!("a socket whose options cannot be read: {e}");
     let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol);
     let new = new.map_err(failed)?;
-    // As many instructions as it has; a program of another kind (eBPF) is not told.
-    if call::socket_option(socket, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut []) != Ok(0) {
-        return Err("a socket with a packet filter, which is not saved yet".into());
-    }
+    let filter = match call::packet_filter(socket) {
+        Err(Errno::ACCESS) => {
+            return Err("a socket with a packet filter of eBPF, which is not saved yet".into());
+        }
+        other => other.map_err(failed)?,
+    };
     let mut device = [0; 16];
     let bound = call::socket_option(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut device);
     if domain != AddressFamily::UNIX && bound.map_err(failed)? != 0 {
@@ -33,6 +35,9 @@ pub(super) fn read(
     }
     let locked = call::int_option(socket, libc::SOL_SOCKET, BUFFER_LOCK).unwrap_or(0);
     let mut options = Vec::new();
+    if !filter.is_empty() {
+        options.push(SocketOption::filter(filter));
+    }
     for (level, name, length) in OPTIONS {
         let buffer = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(1),

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, getsockname, sockopt};
 
 use super::object::{Open, Survey, Why};
-use super::{netlink, option, tcp, udp, unix};
+use super::{netlink, option, raw, tcp, udp, unix};
 use crate::format::{Listener, Thing};
 
 pub(crate) fn is_socket(open: &Open<'_>) -> bool {
@@ -20,7 +20,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         AddressFamily::UNIX => unix::save(survey, open),
         AddressFamily::INET | AddressFamily::INET6 => inet(survey, open, domain),
         AddressFamily::NETLINK => netlink::save(open),
-        AddressFamily::PACKET => Err("a packet socket, which is not saved yet".into()),
+        AddressFamily::PACKET => raw::packet(open),
         other => Err(format!("a socket of family {}, which is not saved yet", other.as_raw())),
     }
 }
@@ -33,7 +33,9 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     match (kind, protocol) {
         (SocketType::STREAM, libc::IPPROTO_TCP) => {}
         (SocketType::DGRAM, libc::IPPROTO_UDP) => return udp::save(open, domain),
-        (SocketType::RAW, _) => return Err("a raw socket, which is not saved yet".into()),
+        (SocketType::RAW, _) | (SocketType::DGRAM, libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6) => {
+            return raw::save(open, domain, kind, protocol);
+        }
         _ => return Err(format!("a socket of protocol {protocol}, which is not saved yet")),
     }
     let mut info = [0; 32];

@@ -19,13 +19,14 @@ use dormouse_kernel::pidfd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags,
-    SocketFlags, SocketType, netlink, recvmsg, sockopt,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg,
+    sockopt,
 };
 
+use super::diag::u32_at;
 use super::object::{Open, Survey, Why};
 use super::tree::Seen;
-use super::{file, option, thread};
+use super::{diag, file, option, thread};
 use crate::error::Refusal;
 use crate::format::{Bytes, Thing, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
 use crate::inject::peek::before_last_write;
@@ -419,65 +420,29 @@ fn ask(pid: u32) -> Result<HashMap<u64, Said>, Why> {
 }
 
 fn dump() -> Result<HashMap<u64, Said>, Errno> {
-    const BY_FAMILY: u16 = 20;
-    const REQUEST_DUMP: u16 = 0x301;
     /// UDIAG_SHOW_NAME, _VFS, _PEER, _ICONS, _RQLEN.
     const SHOW: u32 = 0x1f;
-    const DONE: u16 = 3;
-    const ERROR: u16 = 2;
-    let socket = rustix::net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        Some(netlink::SOCK_DIAG),
-    )?;
-    let mut request = Vec::with_capacity(40);
-    request.extend_from_slice(&40u32.to_ne_bytes());
-    request.extend_from_slice(&BY_FAMILY.to_ne_bytes());
-    request.extend_from_slice(&REQUEST_DUMP.to_ne_bytes());
-    request.extend_from_slice(&[0; 8]);
-    request.extend_from_slice(&[libc::AF_UNIX as u8, 0, 0, 0]);
+    // struct unix_diag_req: family, states, inode, what to show, a cookie.
+    let mut request = vec![libc::AF_UNIX as u8, 0, 0, 0];
     for word in [u32::MAX, 0, SHOW, u32::MAX, u32::MAX] {
-        request.extend_from_slice(&word.to_ne_bytes());
+        request.extend(word.to_ne_bytes());
     }
-    rustix::net::send(&socket, &request, SendFlags::empty())?;
     let mut all = HashMap::new();
-    let mut buffer = vec![0u8; 64 << 10];
-    loop {
-        let (n, _) = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty())?;
-        let mut rest = &buffer[..n];
-        while let (Some(length), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
-            let length = length as usize;
-            if kind == DONE {
-                return Ok(all);
-            }
-            if kind == ERROR || length < 32 || length > rest.len() {
-                return Err(Errno::BADMSG);
-            }
-            let (inode, said) = said(&rest[..length]).ok_or(Errno::BADMSG)?;
-            all.insert(u64::from(inode), said);
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
+    diag::dump(&request, |answer| {
+        let (inode, said) = said(answer)?;
+        all.insert(u64::from(inode), said);
+        Some(())
+    })?;
+    Ok(all)
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at + 2).map(|b| u16::from_ne_bytes([b[0], b[1]]))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
-}
-
-/// Reads one message: `struct nlmsghdr`, `struct unix_diag_msg`, attributes.
-fn said(message: &[u8]) -> Option<(u32, Said)> {
+/// Reads one answer: `struct unix_diag_msg`, attributes.
+fn said(answer: &[u8]) -> Option<(u32, Said)> {
     const LISTEN: u8 = 10;
-    let mut said = Said { listens: *message.get(18)? == LISTEN, ..Said::default() };
-    let inode = u32_at(message, 20)?;
-    let mut at = 32;
-    while let (Some(size), Some(kind)) = (u16_at(message, at), u16_at(message, at + 2)) {
-        let size = usize::from(size).max(4);
-        let value = message.get(at + 4..at + size)?;
+    const HEAD_BYTES: usize = 16;
+    let mut said = Said { listens: *answer.get(2)? == LISTEN, ..Said::default() };
+    let inode = u32_at(answer, 4)?;
+    for (kind, value) in diag::attributes(answer.get(HEAD_BYTES..)?)? {
         match kind {
             0 => said.name = value.to_vec(),
             1 => said.file = u32_at(value, 0),
@@ -487,7 +452,6 @@ fn said(message: &[u8]) -> Option<(u32, Said)> {
             6 => said.shut = *value.first()?,
             _ => {}
         }
-        at += size.next_multiple_of(4);
     }
     Some((inode, said))
 }
@@ -498,9 +462,9 @@ mod tests {
 
     #[test]
     fn a_message_of_sock_diag_is_read_or_refused() {
-        let mut message = vec![0; 32];
-        message[18] = 10;
-        message[20] = 7;
+        let mut message = vec![0; 16];
+        message[2] = 10;
+        message[4] = 7;
         let attributes: [(u16, &[u8]); 4] = [
             (0, b"/run/a"),
             (2, &[9, 0, 0, 0]),
@@ -523,7 +487,7 @@ mod tests {
         };
         assert_eq!(said(&message), Some((7, expected)));
         // A size beyond the end.
-        message[32] = 200;
+        message[16] = 200;
         assert_eq!(said(&message), None);
     }
 }

@@ -79,3 +79,51 @@ pub fn set_int_option(
 ) -> Result<(), Errno> {
     set_socket_option(socket, level, name, &value.to_ne_bytes())
 }
+
+/// The packet filter of a socket (SO_GET_FILTER, Linux 3.8), 8 bytes an instruction; empty where it has
+/// none. EACCES: it has a program of another kind.
+pub fn packet_filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
+    /// BPF_MAXINSNS.
+    const INSTRUCTIONS_MAX: usize = 4096;
+    let mut buffer = vec![0; INSTRUCTIONS_MAX * 8];
+    // Told and answered in instructions; no filter is longer than the buffer.
+    let instructions = socket_option(socket, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut buffer)?;
+    buffer.truncate(instructions * 8);
+    Ok(buffer)
+}
+
+/// Gives a socket a packet filter (SO_ATTACH_FILTER), of 8 bytes an instruction.
+pub fn attach_filter(socket: BorrowedFd<'_>, code: &[u8]) -> Result<(), Errno> {
+    #[repr(C)]
+    struct Program {
+        instructions: u16,
+        code: *const u8,
+    }
+    let instructions = u16::try_from(code.len() / 8).map_err(|_| Errno::INVAL)?;
+    let program = Program { instructions, code: code.as_ptr() };
+    // SAFETY: the kernel reads one struct sock_fprog, and as many instructions as it says from code,
+    // which holds as many.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            &raw const program,
+            size_of::<Program>(),
+        )
+    })
+    .map(drop)
+}
+
+/// bind(2) of a packet socket (packet(7)) to a protocol and a device, of which 0 is every one.
+pub fn bind_packet(socket: BorrowedFd<'_>, protocol: u16, device: u32) -> Result<(), Errno> {
+    // struct sockaddr_ll: family, protocol in network order, device; the rest is not read.
+    let mut address = [0u8; size_of::<libc::sockaddr_ll>()];
+    address[..2].copy_from_slice(&(libc::AF_PACKET as u16).to_ne_bytes());
+    address[2..4].copy_from_slice(&protocol.to_be_bytes());
+    address[4..8].copy_from_slice(&device.to_ne_bytes());
+    let (fd, at) = (socket.as_raw_fd(), address.as_ptr());
+    // SAFETY: pointer and length describe the address, which the kernel only reads.
+    check(unsafe { libc::syscall(libc::SYS_bind, fd, at, address.len()) }).map(drop)
+}

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
 use crate::format::{
-    Connection, Datagram, Listener, Netlink, OPTIONS, Records, SocketOption, TcpSocket, TcpState,
-    Thing, UdpSocket, UnixMessage, UnixPeer, UnixSocket, Waiting,
+    Connection, Datagram, Listener, Netlink, OPTIONS, PacketMembership, PacketSocket, RawSocket,
+    Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket, UnixMessage, UnixPeer,
+    UnixSocket, Waiting,
 };
 
 pub(super) fn options(options: &[SocketOption]) -> Found {
@@ -73,6 +74,35 @@ fn connection(it: &Connection) -> Found {
     ensure(it.scales.is_none_or(|(a, b)| a <= 14 && b <= 14), || "its window scales".into())?;
     let buffers = it.buffers_bytes.0.max(it.buffers_bytes.1) <= BUFFER_MAX;
     ensure(buffers && it.buffers_locked <= 3, || "its buffers".into())
+}
+
+pub(super) fn raw(raw: &RawSocket) -> Found {
+    options(&raw.options)?;
+    let echo = if raw.v6 { libc::IPPROTO_ICMPV6 } else { libc::IPPROTO_ICMP };
+    let is_known = match raw.socket_type {
+        libc::SOCK_RAW => (0..256).contains(&raw.protocol),
+        libc::SOCK_DGRAM => raw.protocol == echo,
+        _ => false,
+    };
+    ensure(is_known, || "its type".into())?;
+    let mut addresses = raw.address.iter().chain(&raw.peer);
+    ensure(addresses.all(|a| fits(raw.v6, a)), || "its address".into())
+}
+
+/// LIMIT: memberships of a packet socket.
+const MEMBERSHIPS_MAX: usize = 4096;
+
+pub(super) fn packet(packet: &PacketSocket) -> Found {
+    options(&packet.options)?;
+    let known = [libc::SOCK_RAW, libc::SOCK_DGRAM].contains(&packet.socket_type);
+    ensure(known, || "its type".into())?;
+    let is_device = |name: &String| (1..16).contains(&name.len()) && !name.contains('\0');
+    ensure(packet.device.as_ref().is_none_or(is_device), || "its device".into())?;
+    let sound = |one: &PacketMembership| is_device(&one.device) && one.address.0.len() <= 8;
+    let memberships = &packet.memberships;
+    ensure(memberships.len() <= MEMBERSHIPS_MAX && memberships.iter().all(sound), || {
+        "what devices do for it".into()
+    })
 }
 
 /// LIMIT: groups of a netlink socket, and the number of one.

@@ -1,0 +1,209 @@
+//! Raw sockets, those for echo requests, and packet sockets: what they hear and say, not what they
+//! have heard and nobody has read, which is lost, as packets may be.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::os::fd::AsFd;
+
+use dormouse_kernel::call;
+use rustix::io::Errno;
+use rustix::net::netdevice::index_to_name;
+use rustix::net::{
+    AddressFamily, Protocol, SocketType, getpeername, getsockname, ipproto, sockopt,
+};
+
+use super::object::{Open, Why};
+use super::{diag, option};
+use crate::format::{Bytes, PacketMembership, PacketSocket, RawSocket, Thing};
+use crate::stack;
+
+pub(super) fn save(
+    open: &Open<'_>,
+    domain: AddressFamily,
+    kind: SocketType,
+    protocol: i32,
+) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a raw socket: {e}");
+    let of = match kind {
+        SocketType::RAW => NonZeroU32::new(protocol as u32).map(Protocol::from_raw),
+        // Not everybody may make one for echo requests; its options are those of any other.
+        _ => Some(ipproto::UDP),
+    };
+    let options = option::read(open.copy.as_fd(), domain, kind, of)?;
+    let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
+    let is_bound = match kind {
+        SocketType::RAW => !address.ip().is_unspecified(), // its port is the protocol
+        _ => address.port() != 0,
+    };
+    let peer = match getpeername(&open.copy) {
+        Ok(peer) => peer.map(SocketAddr::try_from).transpose().map_err(failed)?,
+        // So says the kernel, too, of one that is connected to port 0.
+        Err(Errno::NOTCONN) => connected(open, kind).map_err(failed)?,
+        Err(e) => return Err(failed(e)),
+    };
+    Ok(Thing::RawSocket(RawSocket {
+        v6: domain == AddressFamily::INET6,
+        socket_type: kind.as_raw() as i32,
+        protocol,
+        flags: open.flags(),
+        address: Some(address).filter(|_| is_bound),
+        peer,
+        options,
+    }))
+}
+
+/// Whom it is connected to, by the kernel's table.
+fn connected(open: &Open<'_>, kind: SocketType) -> Result<Option<SocketAddr>, Errno> {
+    let table = if kind == SocketType::RAW { "raw" } else { "icmp" };
+    let netns = stack::of(open.process.pid).map_err(|_| Errno::SRCH)?;
+    let ends = stack::address(&netns, table, open.stat.st_ino)?;
+    Ok(ends.map(|[_, peer]| peer).filter(|peer| !peer.ip().is_unspecified()))
+}
+
+/// What sock_diag(7) says of a packet socket.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    socket_type: u8,
+    protocol: u16,
+    /// The number of the device it is bound to.
+    device: u32,
+    /// Number of a device, kind, address.
+    memberships: Vec<(u32, u16, Vec<u8>)>,
+    has_ring: bool,
+    has_fanout: bool,
+}
+
+pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Why> {
+    let failed = |e: Errno| format!("a packet socket: {e}");
+    let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
+    if ![SocketType::RAW, SocketType::DGRAM].contains(&kind) {
+        return Err("a packet socket of type SOCK_PACKET, which is not saved yet".into());
+    }
+    let netns = stack::of(open.process.pid).map_err(|e| format!("a packet socket: {e}"))?;
+    let (inode, copy) = (open.stat.st_ino, &open.copy);
+    let looked = stack::inside_of(&netns, || {
+        let Some(said) = ask(inode)? else { return Ok(None) };
+        let name = |index| index_to_name(copy, index);
+        let device = if said.device == 0 { None } else { Some(name(said.device)?) };
+        let mut memberships = Vec::new();
+        for (index, kind, address) in &said.memberships {
+            let (device, address) = (name(*index)?, Bytes(address.clone()));
+            memberships.push(PacketMembership { device, kind: *kind, address });
+        }
+        Ok(Some((said, device, memberships)))
+    });
+    let (said, device, memberships) =
+        looked.map_err(failed)?.ok_or("a packet socket of another network namespace")?;
+    if said.has_ring {
+        return Err(
+            "a packet socket with a ring in shared memory (PACKET_RX_RING, PACKET_TX_RING), \
+                    which is not saved yet"
+                .into(),
+        );
+    }
+    let fanout = said.has_fanout.then(|| fanout(open)).transpose().map_err(failed)?;
+    const BY_PROGRAM: u32 = 6;
+    if fanout.is_some_and(|fanout| fanout >> 16 & 0xff >= BY_PROGRAM) {
+        return Err("a packet socket of a group that a program deals out to (PACKET_FANOUT), \
+                    which is not saved yet"
+            .into());
+    }
+    Ok(Thing::PacketSocket(PacketSocket {
+        socket_type: kind.as_raw() as i32,
+        protocol: said.protocol,
+        device,
+        flags: open.flags(),
+        memberships,
+        fanout,
+        options: option::read(open.copy.as_fd(), AddressFamily::PACKET, kind, None)?,
+    }))
+}
+
+/// The group it belongs to: id, type and flags.
+fn fanout(open: &Open<'_>) -> Result<u32, Errno> {
+    const FANOUT: i32 = 18;
+    Ok(call::int_option(open.copy.as_fd(), libc::SOL_PACKET, FANOUT)? as u32)
+}
+
+/// Asks for the packet socket with that inode in the calling thread's network namespace.
+fn ask(inode: u64) -> Result<Option<Said>, Errno> {
+    /// PACKET_SHOW_INFO, _MCLIST, _RING_CFG, _FANOUT.
+    const SHOW: u32 = 0xf;
+    // struct packet_diag_req: family, protocol, inode, what to show, a cookie.
+    let mut request = vec![libc::AF_PACKET as u8, 0, 0, 0];
+    for word in [0, SHOW, u32::MAX, u32::MAX] {
+        request.extend(word.to_ne_bytes());
+    }
+    let mut found = None;
+    diag::dump(&request, |answer| {
+        if u64::from(diag::u32_at(answer, 4)?) == inode {
+            found = Some(said(answer)?);
+        }
+        Some(())
+    })?;
+    Ok(found)
+}
+
+/// Reads `struct packet_diag_msg` and its attributes.
+fn said(answer: &[u8]) -> Option<Said> {
+    const HEAD_BYTES: usize = 16;
+    let mut said = Said {
+        socket_type: *answer.get(1)?,
+        protocol: diag::u16_at(answer, 2)?,
+        ..Said::default()
+    };
+    for (kind, value) in diag::attributes(answer.get(HEAD_BYTES..)?)? {
+        match kind {
+            // struct packet_diag_info begins with the device.
+            0 => said.device = diag::u32_at(value, 0)?,
+            // struct packet_diag_mclist: device, count, kind, length, 32 bytes of an address.
+            1 => {
+                for one in value.chunks_exact(44) {
+                    let length = usize::from(diag::u16_at(one, 10)?);
+                    let address = one[12..].get(..length)?.to_vec();
+                    said.memberships.push((diag::u32_at(one, 0)?, diag::u16_at(one, 8)?, address));
+                }
+            }
+            2 | 3 => said.has_ring = true,
+            4 => said.has_fanout = true,
+            _ => {}
+        }
+    }
+    Some(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_about_a_packet_socket_is_read_or_refused() {
+        let mut answer = vec![libc::AF_PACKET as u8, 3, 3, 0];
+        answer.extend([0; 12]);
+        let mut attribute = |kind: u16, value: &[u8]| {
+            answer.extend((value.len() as u16 + 4).to_ne_bytes());
+            answer.extend(kind.to_ne_bytes());
+            answer.extend(value);
+        };
+        attribute(0, &[7, 0, 0, 0, 0, 0, 0, 0]);
+        let mut membership = [0; 44];
+        membership[0] = 7;
+        membership[8] = 1;
+        membership[10] = 6;
+        membership[12] = 9;
+        attribute(1, &membership);
+        attribute(4, &[0; 4]);
+        let expected = Said {
+            socket_type: 3,
+            protocol: 3,
+            device: 7,
+            memberships: vec![(7, 1, vec![9, 0, 0, 0, 0, 0])],
+            has_ring: false,
+            has_fanout: true,
+        };
+        assert_eq!(said(&answer), Some(expected));
+        // A length beyond the address.
+        answer[16 + 12 + 4 + 10] = 33;
+        assert_eq!(said(&answer), None);
+    }
+}
