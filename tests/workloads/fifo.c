@@ -1,4 +1,5 @@
-/* Pipes with a name: with data, both sides, in two processes, and who waits to open one. */
+/* Pipes with a name: with data, both sides, in two processes, and who waits to open one; with data
+ * and nobody who reads; whose name is gone. */
 #include "workload.h"
 
 int main(void) {
@@ -23,8 +24,23 @@ int main(void) {
 		must(fd >= 0 && read(fd, &c, 1) == 1 && c == 'w');
 		_exit(7);
 	}
+	must(mkfifo("/unread", 0600) == 0 && mkfifo("/gone", 0604) == 0);
+	int unread = open("/unread", O_RDONLY | O_NONBLOCK), gone = open("/gone", O_RDWR);
+	int unread_writer = open("/unread", O_WRONLY), gone_reader = open("/gone", O_RDONLY);
+	must(unread_writer >= 0 && gone >= 0 && gone_reader >= 0);
+	must(write(unread_writer, "unread", 6) == 6 && close(unread) == 0);
+	must(chown("/gone", 5, 6) == 0 && unlink("/gone") == 0);
 	for (int round = 0; round < ROUNDS; round++) {
+		must(write(gone, "of no name", 10) == 10);
 		ready(round);
+		unread = open("/unread", O_RDONLY | O_NONBLOCK);
+		char found[16];
+		must(unread >= 0 && read(unread, found, 16) == 6 && memcmp(found, "unread", 6) == 0);
+		must(write(unread_writer, "unread", 6) == 6 && close(unread) == 0);
+		must(read(gone_reader, found, 16) == 10 && memcmp(found, "of no name", 10) == 0);
+		struct stat s;
+		must(access("/gone", F_OK) == -1 && fstat(gone, &s) == 0 && s.st_nlink == 0);
+		must(s.st_uid == 5 && s.st_gid == 6 && (s.st_mode & 07777) == 0604);
 		char text[16] = "", c;
 		must(read(reader, text, 16) == 4 && memcmp(text, "kept", 4) == 0);
 		must(read(reader, text, 16) == -1 && errno == EAGAIN);

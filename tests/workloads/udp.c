@@ -1,5 +1,6 @@
 /* UDP sockets: bound, connected, not bound at all, of both families, with datagrams that nobody has
- * read: from sockets that live, that are closed, and that are connected; with options. */
+ * read: from sockets that live, that are closed, and that are connected; with options; with an error
+ * of which nobody was told yet. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -81,7 +82,19 @@ int main(void) {
 		gone = udp(AF_INET6, 5011);
 		send_to(gone, AF_INET6, 5002, "six");
 		close(gone);
+		/* Nobody is there, which the next call would tell. */
+		int told[2], families[2] = {AF_INET, AF_INET6};
+		for (int n = 0; n < 2; n++) {
+			told[n] = udp(families[n], 5020 + n);
+			must(connect(told[n], (void *)&a, address(&a, families[n], 5999)) == 0);
+			must(write(told[n], "x", 1) == 1);
+		}
 		ready(round);
+		for (int n = 0; n < 2; n++) {
+			must(recv(told[n], big, 1, MSG_DONTWAIT) == -1 && errno == ECONNREFUSED);
+			must(recv(told[n], big, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+			close(told[n]);
+		}
 		hears(four, "from another", AF_INET, 5001);
 		hears(four, "connected", AF_INET, own);
 		hears(four, big, AF_INET, 5010);

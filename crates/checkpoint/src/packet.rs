@@ -20,11 +20,44 @@ use crate::{quiet, stack};
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Payload<'d> {
     Udp(&'d [u8]),
-    Tcp { sequence: u32, acknowledged: u32, flags: u8, window: u16, data: &'d [u8] },
+    /// A datagram from the receiver to the sender, of nothing, did not arrive.
+    Unreachable {
+        code: u8,
+    },
+    Tcp {
+        sequence: u32,
+        acknowledged: u32,
+        flags: u8,
+        window: u16,
+        data: &'d [u8],
+    },
 }
 
 /// Sender, receiver, and what is sent.
 pub(crate) type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
+
+/// Has a connected UDP socket be told an error by the message of ICMP that leads to it.
+pub(crate) fn fail(netns: &OwnedFd, socket: &OwnedFd, error: i32) -> Result<(), Errno> {
+    let inode = rustix::fs::fstat(socket)?.st_ino;
+    let [own, peer] = stack::address(netns, "udp", inode)?.ok_or(Errno::NOTCONN)?;
+    let code = unreachable(error, own.is_ipv6()).ok_or(Errno::OPNOTSUPP)?;
+    send(netns, &[(peer, own, Payload::Unreachable { code })])
+}
+
+/// The code of "destination unreachable" that means an error (RFC 792, RFC 4443).
+fn unreachable(error: i32, v6: bool) -> Option<u8> {
+    const BY_FOUR: [(i32, u8); 6] = [
+        (libc::ECONNREFUSED, 3),
+        (libc::ENOPROTOOPT, 2),
+        (libc::ENETUNREACH, 6),
+        (libc::EHOSTDOWN, 7),
+        (libc::ENONET, 8),
+        (libc::EHOSTUNREACH, 10),
+    ];
+    const BY_SIX: [(i32, u8); 2] = [(libc::ECONNREFUSED, 4), (libc::EACCES, 1)];
+    let known = if v6 { &BY_SIX[..] } else { &BY_FOUR[..] };
+    known.iter().find(|(known, _)| *known == error).map(|(_, code)| *code)
+}
 
 /// Sends packets in a network namespace.
 pub(crate) fn send(netns: &OwnedFd, packets: &[Packet<'_>]) -> Result<(), Errno> {
@@ -65,8 +98,10 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
     let protocol = match payload {
         Payload::Udp(_) => libc::IPPROTO_UDP as u8,
         Payload::Tcp { .. } => libc::IPPROTO_TCP as u8,
+        Payload::Unreachable { .. } if to.is_ipv6() => libc::IPPROTO_ICMPV6 as u8,
+        Payload::Unreachable { .. } => libc::IPPROTO_ICMP as u8,
     };
-    let mut above = above(from.port(), to.port(), payload)?;
+    let mut above = above(from, to, payload)?;
     let length = u16::try_from(above.len()).ok()?;
     let mut bytes = Vec::with_capacity(above.len() + 40);
     let mut sum = Sum::default();
@@ -94,21 +129,34 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
     }
     sum.add(&[0, protocol]);
     sum.add(&length.to_be_bytes());
+    let at = match payload {
+        Payload::Udp(_) => 6,
+        Payload::Tcp { .. } => 16,
+        Payload::Unreachable { .. } => {
+            if to.is_ipv4() {
+                sum = Sum::default(); // of the message alone
+            }
+            2
+        }
+    };
     sum.add(&above);
-    let at = if matches!(payload, Payload::Udp(_)) { 6 } else { 16 };
     above[at..at + 2].copy_from_slice(&sum.checksum().to_be_bytes());
     bytes.extend(above);
     Some(bytes)
 }
 
-fn above(from: u16, to: u16, payload: &Payload<'_>) -> Option<Vec<u8>> {
-    let mut bytes = from.to_be_bytes().to_vec();
-    bytes.extend(to.to_be_bytes());
+fn above(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec<u8>> {
+    let mut bytes = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     match payload {
         Payload::Udp(data) => {
             bytes.extend(u16::try_from(data.len() + 8).ok()?.to_be_bytes());
             bytes.extend([0, 0]);
             bytes.extend(*data);
+        }
+        Payload::Unreachable { code } => {
+            let kind = if to.is_ipv6() { 1 } else { 3 };
+            bytes = vec![kind, *code, 0, 0, 0, 0, 0, 0];
+            bytes.extend(packet(to, from, &Payload::Udp(&[]))?);
         }
         Payload::Tcp { sequence, acknowledged, flags, window, data } => {
             bytes.extend(sequence.to_be_bytes());

@@ -300,7 +300,9 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             let packets: u64 = pipe.packets.iter().map(|n| u64::from(*n)).sum();
             let whole = pipe.packets.is_empty() || packets == pipe.content.0.len() as u64;
             ensure(whole && !pipe.packets.contains(&0), || "its packets".into())?;
-            ensure(pipe.path.as_deref().is_none_or(path), || "its path".into())
+            ensure(pipe.path.as_deref().is_none_or(path), || "its path".into())?;
+            let sound = |fifo: &super::DeletedFifo| fifo.mode <= 0o777 && pipe.path.is_some();
+            ensure(pipe.deleted.as_ref().is_none_or(sound), || "its mode".into())
         }
         Thing::PipeEnd(end) => {
             ensure(matches!(object(end.pipe, records)?, Thing::Pipe(_)), || "of no pipe".into())
@@ -599,6 +601,7 @@ pub(crate) mod tests {
                 content: Bytes(vec![0; 5]),
                 packets: packets.to_vec(),
                 path: path.map(str::to_owned),
+                deleted: None,
             })])
         };
         assert_eq!(pipe(&[2, 3], Some("/fifo")), "");

@@ -74,7 +74,7 @@ pub use mqueue::{MessageQueue, OpenQueue, QueuedMessage};
 pub use netlink::Netlink;
 pub use object::{Descriptor, Object, Thing};
 pub use pidfd::PidFd;
-pub use pipe::{Pipe, PipeEnd};
+pub use pipe::{DeletedFifo, Pipe, PipeEnd};
 pub use process::{Credentials, Limit, Process};
 pub use raw::{PacketMembership, PacketSocket, RawSocket};
 pub use read::{Reader, Section};

@@ -17,6 +17,20 @@ pub struct Pipe {
     /// Its path inside, where it has a name.
     #[serde(default)]
     pub path: Option<String>,
+    /// The name is gone. The directory of `path` is there, and nothing in it by that name.
+    #[serde(default)]
+    pub deleted: Option<DeletedFifo>,
+}
+
+/// What a fifo without a name is like.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeletedFifo {
+    /// Permission bits.
+    pub mode: u32,
+    /// Its owner, by the ids inside.
+    pub uid: u32,
+    /// Its group, the same way.
+    pub gid: u32,
 }
 
 /// An open end of a pipe.

@@ -22,6 +22,9 @@ pub struct UdpSocket {
     /// What it has received and not read.
     #[serde(default)]
     pub received: Vec<Datagram>,
+    /// What went wrong, of which nobody was told yet (SO_ERROR).
+    #[serde(default)]
+    pub error: Option<i32>,
     /// Options that are not as in a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,

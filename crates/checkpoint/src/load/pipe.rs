@@ -3,7 +3,7 @@
 
 use super::{Plan, file, object};
 use crate::error::Result;
-use crate::format::{Pipe, Thing};
+use crate::format::{DeletedFifo, Pipe, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn make(
@@ -17,8 +17,16 @@ pub(super) fn make(
         None => anonymous(plan, sequence, what)?,
         // Never waits for the other end, being both.
         Some(path) => {
+            if let Some(fifo) = &pipe.deleted {
+                name(plan, sequence, what, path, fifo);
+            }
             let flags = (libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOFOLLOW) as u32;
             let both = file::open(plan, sequence, &format!("{what} '{path}'"), path, flags)?;
+            if pipe.deleted.is_some() {
+                let text = plan.builder.text(path.as_bytes());
+                let args = [Arg::from(libc::AT_FDCWD), text.into(), Arg::Number(0)];
+                sequence.call(what, Call::new(libc::SYS_unlinkat, args));
+            }
             (both, both)
         }
     };
@@ -46,6 +54,17 @@ pub(super) fn make(
         plan.cells[n] = Some(cell);
     }
     Ok(())
+}
+
+/// Makes a fifo that has lost its name, by a name for this moment.
+fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, path: &str, fifo: &DeletedFifo) {
+    let (here, text) = (Arg::from(libc::AT_FDCWD), Arg::from(plan.builder.text(path.as_bytes())));
+    let made = [here, text, Arg::from(libc::S_IFIFO | 0o600), Arg::Number(0)];
+    sequence.call(what, Call::new(libc::SYS_mknodat, made));
+    let nofollow = Arg::from(libc::AT_SYMLINK_NOFOLLOW);
+    let owner = [here, text, fifo.uid.into(), fifo.gid.into(), nofollow];
+    sequence.call(what, Call::new(libc::SYS_fchownat, owner));
+    sequence.call(what, Call::new(libc::SYS_fchmodat, [here, text, fifo.mode.into()]));
 }
 
 /// Reader and writer of a new pipe.

@@ -76,7 +76,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
         let is_needed = is_filtered
             || match &object.thing {
                 Thing::TcpSocket(tcp) => tcp.connection.is_some(),
-                Thing::UdpSocket(udp) => !udp.received.is_empty(),
+                Thing::UdpSocket(udp) => !udp.received.is_empty() || udp.error.is_some(),
                 Thing::PacketSocket(_) => true,
                 Thing::Listener(listener) => !listener.waiting.is_empty(),
                 _ => false,
@@ -92,7 +92,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
             connections.filtered.push((again, index));
         }
         match &object.thing {
-            Thing::UdpSocket(udp) if !udp.received.is_empty() => {
+            Thing::UdpSocket(udp) => {
                 udp::fill(pid, &copy, udp).map_err(|source| {
                     let what = format!("object {index} ({name})");
                     Error::Restore { what, call: "its queue".into(), source }

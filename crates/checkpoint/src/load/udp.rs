@@ -40,9 +40,12 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Fills the queue of a socket, of which `copy` is a descriptor of ours.
+/// Fills the queue of a socket, and says what went wrong with it, of which `copy` is a descriptor of ours.
 pub(super) fn fill(pid: u32, copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
     let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
+    if udp.received.is_empty() && udp.error.is_none() {
+        return Ok(());
+    }
     let is = stack::udp_address(&netns, copy)?;
     let packets = udp.received.iter().map(|datagram| {
         let from = datagram.from;
@@ -56,5 +59,6 @@ pub(super) fn fill(pid: u32, copy: &OwnedFd, udp: &UdpSocket) -> std::result::Re
         let from = if reads_as_it_is { from } else { packet::sender(from, to) };
         (from, to, Payload::Udp(&datagram.data.0))
     });
-    packet::send(&netns, &packets.collect::<Vec<_>>())
+    packet::send(&netns, &packets.collect::<Vec<_>>())?;
+    udp.error.map_or(Ok(()), |error| packet::fail(&netns, copy, error))
 }

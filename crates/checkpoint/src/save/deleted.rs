@@ -112,7 +112,7 @@ fn memory_file(
 }
 
 /// A directory of the same file system: the one it was in, or the first above that is there.
-fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
+pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
     let mount_of = |fd: BorrowedFd<'_>| {
         let found = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
         Some(found.stx_mnt_id)

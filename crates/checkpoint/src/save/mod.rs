@@ -348,6 +348,8 @@ impl Stopped {
         self.connections.read(subject, &mut found)?;
         terminal::contents(&mut found)?;
         mqueue::contents(&mut found)?;
+        pipe::contents(&mut found)?;
+        udp::contents(&mut found, subject)?;
         tmpfs::contents(&mut found, subject.init, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject, &self.before.host)?;

@@ -143,6 +143,10 @@ pub(crate) struct Found {
     pub(crate) held: Vec<HeldFile>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
+    /// Fifos that nobody has open to read, to be read when all stand still, with an end that writes.
+    pub(crate) fifos: Vec<(usize, OwnedFd)>,
+    /// UDP sockets of which somebody is to be told an error, to be read then.
+    pub(crate) in_error: Vec<(usize, OwnedFd)>,
     /// POSIX message queues, to be read when all stand still.
     pub(crate) message_queues: Vec<(usize, OwnedFd)>,
     /// Terminals, through which something may be on its way.

@@ -1,15 +1,17 @@
 //! Pipes: ends are open files, the pipe between them is known by its inode, be it one of the
 //! kernel's own or a fifo's.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::pipe::SpliceFlags;
 
-use super::file;
-use super::object::{Open, Survey, Why};
-use crate::error::Refusal;
-use crate::format::{Bytes, Pipe, PipeEnd, Thing};
+use super::object::{Found, Open, Survey, Why};
+use super::thread::Maps;
+use super::{deleted, file};
+use crate::error::{Error, Refusal, Result as Outcome};
+use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
 
 /// What was seen of one pipe.
 #[derive(Debug, Default)]
@@ -37,12 +39,12 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let pipe = match survey.pipes.get(&identity) {
         Some(ends) => ends.pipe,
         None => {
-            let path = name(open)?;
+            let (path, deleted) = name(open)?;
             let capacity = rustix::pipe::fcntl_getpipe_size(&open.copy);
             let capacity_bytes = capacity.map_err(|e| format!("a pipe: {e}"))? as u32;
             let (content, packets) = (Bytes::default(), Vec::new());
             let has_name = path.is_some();
-            let pipe = Pipe { capacity_bytes, content, packets, path };
+            let pipe = Pipe { capacity_bytes, content, packets, path, deleted };
             let index = survey.add(Thing::Pipe(pipe));
             let what = format!("descriptor {}", open.number);
             let first = Some(open.process.refuse(what, ""));
@@ -64,18 +66,28 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     Ok(Thing::PipeEnd(PipeEnd { pipe, writes, flags }))
 }
 
-/// The path of a pipe that has a name: by which it is there, and in the container's own layer, so
-/// that nobody else can have it open.
-fn name(open: &Open<'_>) -> Result<Option<String>, Why> {
+/// The path of a pipe that has a name, or had one: in the container's own layer, so that nobody else
+/// can have it open.
+fn name(open: &Open<'_>) -> Result<(Option<String>, Option<DeletedFifo>), Why> {
     if open.link.starts_with("pipe:[") {
-        return Ok(None);
+        return Ok((None, None));
     }
-    file::is_there(open.process, &open.link, &open.stat)?;
     let root = rustix::fs::stat(format!("/proc/{}/root", open.process.first));
-    if root.is_ok_and(|root| root.st_dev == open.stat.st_dev) {
-        return Ok(Some(open.link.clone()));
+    if !root.is_ok_and(|root| root.st_dev == open.stat.st_dev) {
+        let fifo = &open.link;
+        return Err(format!("the fifo '{fifo}' on a volume, which others may have open, too"));
     }
-    Err(format!("the fifo '{}' on a volume, which others may have open, too", open.link))
+    if open.stat.st_nlink != 0 {
+        file::is_there(open.process, &open.link, &open.stat)?;
+        return Ok((Some(open.link.clone()), None));
+    }
+    let was = open.link.trim_end_matches(" (deleted)");
+    let place = deleted::place(open.process, was, open.copy.as_fd())?;
+    let stat = &open.stat;
+    let (uid, gid) = Maps::read(open.process.pid).owner(stat.st_uid, stat.st_gid);
+    let deleted = DeletedFifo { mode: stat.st_mode & 0o777, uid, gid };
+    let path = format!("{}/.dormouse-{}", place.trim_end_matches('/'), open.index);
+    Ok((Some(path), Some(deleted)))
 }
 
 /// Contents, and pipes whose other end is outside.
@@ -89,10 +101,9 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
                 if open_elsewhere { Err(outside("writes")) } else { content(reader) }
             }
             // Somebody may come and read.
-            (None, Some(writer)) if ends.has_name => {
-                let waiting = rustix::io::ioctl_fionread(writer).unwrap_or(0);
-                let why = "a fifo with something in it that nobody has open to read, not saved yet";
-                if waiting == 0 { Ok(Content::default()) } else { Err(why.into()) }
+            (None, Some(_)) if ends.has_name => {
+                survey.found.fifos.extend(ends.writer.map(|writer| (ends.pipe, writer)));
+                continue;
             }
             (None, Some(writer)) if !is_hung_up(writer, PollFlags::ERR) => Err(outside("reads")),
             // Nobody will ever read it.
@@ -110,6 +121,22 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
             }
         }
     }
+}
+
+/// Reads fifos that nobody has open to read. Everything stands still: whoever waits for a reader would
+/// take us for one.
+pub(super) fn contents(found: &mut Found) -> Outcome<()> {
+    for (index, writer) in &found.fifos {
+        let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let reader = rustix::fs::open(path, flags, Mode::empty());
+        let reader = reader.map_err(Error::call("open a fifo to look into it"))?;
+        let read = content(&reader).map_err(Error::Elsewhere)?;
+        if let Thing::Pipe(pipe) = &mut found.objects[*index].thing {
+            (pipe.content, pipe.packets) = (Bytes(read.0), read.1);
+        }
+    }
+    Ok(())
 }
 
 /// Bytes, and where they are packets their lengths.

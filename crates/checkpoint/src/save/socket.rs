@@ -32,7 +32,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     let kind = sockopt::socket_type(&open.copy).map_err(failed)?;
     match (kind, protocol) {
         (SocketType::STREAM, libc::IPPROTO_TCP) => {}
-        (SocketType::DGRAM, libc::IPPROTO_UDP) => return udp::save(open, domain),
+        (SocketType::DGRAM, libc::IPPROTO_UDP) => return udp::save(survey, open, domain),
         (SocketType::RAW, _) | (SocketType::DGRAM, libc::IPPROTO_ICMP | libc::IPPROTO_ICMPV6) => {
             return raw::save(open, domain, kind, protocol);
         }

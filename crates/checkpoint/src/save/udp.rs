@@ -4,16 +4,26 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, ReturnFlags, SocketType, getpeername, getsockname, ipproto, recvmsg,
 };
 
-use super::object::{Open, Why};
-use super::option;
+use super::object::{Found, Open, Survey, Why};
+use super::{Subject, option};
+use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Datagram, Thing, UdpSocket};
+use crate::{packet, stack};
 
-pub(super) fn save(open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
+/// What no socket can be sent once more.
+const UNKNOWN: &str = "a UDP socket with a datagram of unknown origin";
+
+pub(super) fn save(
+    survey: &mut Survey<'_>,
+    open: &Open<'_>,
+    domain: AddressFamily,
+) -> Result<Thing, Why> {
     let failed = |e: Errno| format!("a UDP socket: {e}");
     let socket = open.copy.as_fd();
     let options = option::read(socket, domain, SocketType::DGRAM, Some(ipproto::UDP))?;
@@ -26,15 +36,60 @@ pub(super) fn save(open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why>
         Err(Errno::NOTCONN) => None,
         Err(e) => return Err(failed(e)),
     };
-    let received = queue(&open.copy).map_err(failed)?;
+    let in_error = is_in_error(&open.copy).map_err(failed)?;
+    let received = match in_error {
+        // Whoever looks into its queue is told.
+        true => Some(Vec::new()),
+        false => queue(&open.copy).map_err(failed)?,
+    };
+    if in_error && !survey.subject.hold {
+        let option = |level, name| call::int_option(socket, level, name) == Ok(1);
+        if option(libc::IPPROTO_IP, libc::IP_RECVERR)
+            || option(libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+        {
+            return Err("a UDP socket with errors in a queue (IP_RECVERR), not saved yet".into());
+        }
+        let copy = open.copy.try_clone().map_err(|e| format!("a UDP socket: {e}"))?;
+        survey.found.in_error.push((open.index, copy));
+    }
     Ok(Thing::UdpSocket(UdpSocket {
         v6: domain == AddressFamily::INET6,
         flags: open.flags(),
         address: Some(address).filter(|a| a.port() != 0),
         peer,
-        received: received.ok_or("a UDP socket with a datagram of unknown origin")?,
+        received: received.ok_or(UNKNOWN)?,
+        error: None,
         options,
     }))
+}
+
+/// Whether the next who asks is told that something went wrong.
+fn is_in_error(socket: &OwnedFd) -> Result<bool, Errno> {
+    let mut polled = [PollFd::new(socket, PollFlags::empty())];
+    rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
+    Ok(polled[0].revents().contains(PollFlags::ERR))
+}
+
+/// Reads sockets of which somebody is to be told an error. Everything stands still: who asks has been
+/// told, and what has told it comes once more.
+pub(super) fn contents(found: &mut Found, subject: &Subject) -> Outcome<()> {
+    if found.in_error.is_empty() {
+        return Ok(());
+    }
+    let netns = stack::of(subject.init)?;
+    for (index, socket) in &found.in_error {
+        let Thing::UdpSocket(record) = &mut found.objects[*index].thing else { continue };
+        let read = (|| -> Result<_, Errno> {
+            let error = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)?;
+            let received = queue(socket);
+            packet::fail(&netns, socket, error)?;
+            Ok((error, received?))
+        })();
+        let (error, received) = read.map_err(Error::call("read the error of a UDP socket"))?;
+        record.error = Some(error);
+        record.received = received.ok_or_else(|| Error::Elsewhere(UNKNOWN.into()))?;
+    }
+    Ok(())
 }
 
 /// What it has received. A datagram of nothing is shown once to those who only look, and never

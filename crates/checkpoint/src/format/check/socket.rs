@@ -24,6 +24,10 @@ pub(super) fn udp(udp: &UdpSocket) -> Found {
     options(&udp.options)?;
     let mut addresses = udp.address.iter().chain(&udp.peer);
     ensure(addresses.all(|a| fits(udp.v6, a)), || "its address".into())?;
+    let has_one = udp.error.is_none() || udp.address.is_some() && udp.peer.is_some();
+    ensure(has_one && udp.error.is_none_or(|error| (1..4096).contains(&error)), || {
+        "its error".into()
+    })?;
     let bytes: usize = udp.received.iter().map(|d| d.data.0.len()).sum();
     let sound = |d: &Datagram| fits(udp.v6, &d.from) && d.data.0.len() < 65_508;
     let sound = bytes <= CONTENT_MAX && udp.received.iter().all(sound);
@@ -323,8 +327,8 @@ mod tests {
         }
         let datagram = |bytes| Datagram { from: own, data: Bytes(vec![0; bytes]) };
         let with = |v6, address, received| {
-            let (peer, options) = (None, Vec::new());
-            udp(&UdpSocket { v6, flags: 0, address, peer, received, options })
+            let (peer, error, options) = (None, None, Vec::new());
+            udp(&UdpSocket { v6, flags: 0, address, peer, received, error, options })
         };
         assert!(with(false, address, vec![datagram(9)]).is_ok());
         assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any");
