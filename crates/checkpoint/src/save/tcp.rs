@@ -111,7 +111,9 @@ pub(super) fn save(
         }
         CLOSED => None,
         other => Some(known(other).ok_or_else(|| {
-            survey.passing("a TCP connection that both sides make just now, not saved yet".into())
+            survey.passing(
+                "a TCP connection that both sides make or end at once, not saved yet".into(),
+            )
         })?),
     };
     if state.is_some() && !survey.subject.connections {
@@ -178,7 +180,6 @@ fn known(state: u8) -> Option<TcpState> {
         5 => Some(TcpState::FinWait2),
         8 => Some(TcpState::CloseWait),
         9 => Some(TcpState::LastAck),
-        11 => Some(TcpState::Closing),
         _ => None,
     }
 }
