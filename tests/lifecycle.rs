@@ -13,6 +13,22 @@ fn vm_run_prints_and_returns_the_status_of_the_program() {
 }
 
 #[test]
+fn vm_nothing_that_a_caller_has_open_stays_open() {
+    let host = Host::with_busybox();
+    let file = host.dir().join("lock");
+    let script = format!("exec 9> {}; exec \"$0\" \"$@\"", file.display());
+    let words = ["run", "-d", "busybox", "sleep", "1000"];
+    let command = host.dormouse_under(&["sh", "-c", &script], &words);
+    dormouse_testkit::run(command, b"", Duration::from_secs(60)).ok();
+    for (pid, line) in host.processes() {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let links = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        let found: Vec<_> = links.filter(|link| *link == file).collect();
+        assert!(found.is_empty(), "{pid} {line} has the file of its caller open");
+    }
+}
+
+#[test]
 fn vm_rootfs_runs_without_an_image() {
     let host = Host::new();
     // Not where it was made: the guest has that from its host, and its ids cannot be mapped.

@@ -35,6 +35,8 @@ pub mod server;
 pub mod tiny;
 mod tree;
 
+pub use call::close_from;
+
 /// Copies of descriptors that this process was started with, from number `first` on. Those are
 /// nobody's in this process: it neither closes nor uses them.
 ///

@@ -88,6 +88,10 @@ fn wipe_arguments() {
 }
 
 fn start() -> Result<(), String> {
+    // What whoever runs the first container happens to have open (a lock of a shell script) would stay
+    // open for as long as any container is there.
+    // SAFETY: nobody has opened anything yet, and the standard streams stay.
+    unsafe { dormouse_keeper::close_from(3) }.map_err(|e| format!("close what is open: {e}"))?;
     let all = arguments()?;
     wipe_arguments();
     kernel::reset_signals().map_err(|e| format!("reset its signals: {e}"))?;
