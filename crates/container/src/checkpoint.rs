@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dormouse_checkpoint::format::{Reader, Records};
-use dormouse_checkpoint::load::{self, Allowed, Restore, Wanted};
+use dormouse_checkpoint::load::{self, Allowed, Lazy, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_launch::{Follow, Keeper, Plan};
@@ -29,6 +29,7 @@ use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, 
 use crate::archive;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::later::Later;
 use crate::life::InitRecord;
 use crate::spec::Create;
 use crate::start::{self, Running};
@@ -100,6 +101,8 @@ pub(crate) struct Comeback {
     pub(crate) beside: bool,
     /// A connection to the keeper, where there is one already.
     pub(crate) keeper: Cell<Option<Keeper>>,
+    /// What of its memory comes when it runs.
+    pub(crate) later: Option<Later>,
 }
 
 /// The contents of a checkpoint are compared with their checksums while everything else is done: no
@@ -116,12 +119,26 @@ pub(crate) enum Check {
 const SMALL_BYTES: u64 = 512 << 10;
 
 impl Check {
-    pub(crate) fn begin(reader: &Arc<Reader>) -> Self {
-        if reader.records().pages.bytes <= SMALL_BYTES {
+    /// Of what is read before anything runs.
+    pub(crate) fn begin(reader: &Arc<Reader>, later: Option<&Later>) -> Self {
+        let lazy = later.map(|later| later.lazy.clone());
+        let bytes = match &lazy {
+            Some(lazy) => lazy.at_once_bytes(),
+            None => reader.records().pages.bytes,
+        };
+        if bytes <= SMALL_BYTES {
             return Self::Small(Cell::new(false));
         }
         let reader = Arc::clone(reader);
-        Self::Begun(RefCell::new(Some(std::thread::spawn(move || reader.verify()))))
+        let check = move || verify(&reader, lazy.as_ref());
+        Self::Begun(RefCell::new(Some(std::thread::spawn(check))))
+    }
+}
+
+fn verify(reader: &Reader, lazy: Option<&Lazy>) -> dormouse_checkpoint::Result<()> {
+    match lazy {
+        Some(lazy) => lazy.verify(reader),
+        None => reader.verify(),
     }
 }
 
@@ -137,13 +154,16 @@ impl Comeback {
             addresses: Vec::new(),
             beside: false,
             keeper: Cell::default(),
+            later: None,
         }
     }
 
     /// Checks contents that are soon checked.
     pub(crate) fn check_small(&self) -> dormouse_checkpoint::Result<()> {
         match &self.check {
-            Some(Check::Small(done)) if !done.replace(true) => self.reader.verify(),
+            Some(Check::Small(done)) if !done.replace(true) => {
+                verify(&self.reader, self.later.as_ref().map(|later| &later.lazy))
+            }
             _ => Ok(()),
         }
     }
@@ -163,6 +183,7 @@ impl Engine {
     /// Everything that keeps a running container from being saved, by name; nothing is stopped.
     pub fn explain(&self, id: &ContainerId) -> Result<Vec<Refusal>> {
         let config = self.config(id)?;
+        self.filled(id)?;
         let subject = self.subject(&config)?;
         let mut refusals = self.refusals(&config)?;
         refusals.extend(save::explain(&subject)?);
@@ -258,6 +279,7 @@ impl Engine {
         if found.0.drowsy_unix_ms.is_some() {
             return Err(self.not(config, State::Drowsy, "wake it first"));
         }
+        self.filled(&config.id)?;
         let refusals = self.refusals(config)?;
         if !refusals.is_empty() {
             return Err(CheckpointError::Refused(refusals).into());
@@ -284,9 +306,14 @@ impl Engine {
                 "the checkpoint is of container {whose}, whose files this container does not have"
             )));
         }
-        reader.verify()?;
+        let later = self.later(id, &reader);
+        if later.is_none() {
+            reader.verify()?;
+        }
         self.settle_locked(&config, false)?;
-        let comeback = Comeback::verified(reader);
+        let mut comeback = Comeback::verified(reader);
+        comeback.check = later.as_ref().map(|_| Check::begin(&comeback.reader, later.as_ref()));
+        comeback.later = later;
         let running = self.start_restored(&config, &comeback)?;
         // Their silence has ended; where nothing was quiet there is none.
         let _ = fs::remove_file(self.quiet_mark(id));
@@ -307,7 +334,8 @@ impl Engine {
         let reader = self.template(other, checkpoint)?;
         let created = self.create(like(other, name, addresses, root))?;
         let addresses = moved(other, &created.config);
-        let comeback = Comeback { addresses, beside: true, ..Comeback::verified(reader) };
+        let later = self.later(&created.config.id, &reader);
+        let comeback = Comeback { addresses, beside: true, later, ..Comeback::verified(reader) };
         self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 
@@ -487,7 +515,8 @@ impl Engine {
                 false => 0,
             },
         };
-        let mut restore = load::prepare(&from.reader, &allowed)?;
+        let mut restore =
+            load::prepare(&from.reader, &allowed, from.later.as_ref().map(|later| &later.lazy))?;
         if self.quiet_mark(&config.id).exists() {
             restore.end_quiet(config.id.as_str());
         }
@@ -495,6 +524,10 @@ impl Engine {
         let descriptors = restore.wants().iter().map(|wanted| match wanted {
             Wanted::Pages => Ok(load::pages_of(&from.reader)?),
             Wanted::Outside(name) => outside(&log, name),
+            Wanted::Userfaults => {
+                let later = from.later.as_ref().expect("only who has the device chooses so");
+                start::clone_fd(later.device.as_fd())
+            }
             Wanted::Held(number) => {
                 let held = from.held.iter().find(|(one, _)| one == number);
                 let (_, socket) = held.expect("only what is held is wanted");

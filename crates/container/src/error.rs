@@ -36,6 +36,9 @@ pub enum Error {
     /// Something of the container has run, so it does not fall asleep by itself.
     #[error("container '{0}' has run again")]
     NotIdle(String),
+    /// Its memory is still coming from its checkpoint.
+    #[error("the memory of container {0} is still being read from its checkpoint: try again later")]
+    Filling(String),
     /// What is to be made relies on something that is not here.
     #[error("{0}")]
     Missing(String),
@@ -128,7 +131,7 @@ impl Error {
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,
-            Self::State { .. } | Self::NotIdle(_) => ErrorKind::Busy,
+            Self::State { .. } | Self::NotIdle(_) | Self::Filling(_) => ErrorKind::Busy,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::NoIds => ErrorKind::Limit,

@@ -30,7 +30,8 @@ pub struct Event {
     pub id: String,
     /// Its name at that time.
     pub name: String,
-    /// More, by kind: `exit_code` of `die`, `signal` of `kill`, `reason` of `sleep`, `drowsy` and
+    /// More, by kind: `exit_code` of `die`, and `reason` where its checkpoint turned out to be damaged;
+    /// `signal` of `kill`, `reason` of `sleep`, `drowsy` and
     /// `wake` (`operator idle called timer keeper`) and of `awake`: why one that is idle does not fall asleep, ...
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,

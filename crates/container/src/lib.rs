@@ -69,6 +69,7 @@ mod error;
 mod event;
 mod exec;
 mod idle;
+mod later;
 mod life;
 mod name;
 mod pending;

@@ -584,7 +584,9 @@ impl Engine {
             self.write_exit(&config.id, &exit)?;
         }
         let code = exit.code.map_or_else(|| "unknown".to_owned(), |c| c.to_string());
-        self.record("die", config.id.as_str(), config.name.as_str(), &[("exit_code", code)]);
+        let mut more = vec![("exit_code", code)];
+        more.extend(self.fill_failure(&config.id).map(|why| ("reason", why)));
+        self.record("die", config.id.as_str(), config.name.as_str(), &more);
         self.tear_down_with(&config.id, Some(config), cgroup)?;
         if config.auto_remove && finally {
             self.remove_files(&config.id, Some(config), true)?;

@@ -175,7 +175,8 @@ impl Engine {
         // It wakes up while the checkpoint is read.
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
-        let check = Some(Check::begin(&reader));
+        let later = self.later(&config.id, &reader);
+        let check = Some(Check::begin(&reader, later.as_ref()));
         let mut keeper = self.keeper_called(calling)?;
         for (number, object) in (0..).zip(&reader.records().objects) {
             if !object.thing.is_called_from_outside() {
@@ -194,8 +195,17 @@ impl Engine {
         let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
         let _doing = self.intend(&config.id, &Intent::Sleep)?;
         let (keeper, sockets) = (Cell::new(Some(keeper)), std::mem::take(held));
-        let comeback =
-            Comeback { reader, check, held: sockets, wakes, since, addresses, beside, keeper };
+        let comeback = Comeback {
+            reader,
+            check,
+            held: sockets,
+            wakes,
+            since,
+            addresses,
+            beside,
+            keeper,
+            later,
+        };
         let mut running = match self.start_restored(config, &comeback) {
             // ORDER: now: what the container closes is closed when nobody else has it open.
             Ok(running) => {

@@ -43,7 +43,8 @@ use dormouse_model::{
 use dormouse_network::Domain;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
-use dormouse_checkpoint::load::Traced;
+use dormouse_checkpoint::Error as CheckpointError;
+use dormouse_checkpoint::load::{Sources, Traced};
 
 use crate::admission::Admitted;
 use crate::checkpoint::Comeback;
@@ -318,7 +319,19 @@ impl Engine {
                 }
                 let console = kept.console.as_ref().map(AsFd::as_fd);
                 let checked = || from.map_or(Ok(()), Comeback::checked);
-                traced.conduct(restore, console, checked)?;
+                let mut fill = |sources: Sources| match from
+                    .and_then(|from| from.later.as_ref().zip(Some(&from.reader)))
+                {
+                    None => Err("nobody has been asked to".to_owned()),
+                    Some((later, reader)) => self
+                        .fill(&mut keeper, &config.id, (later, reader), pidfd.as_fd(), &sources)
+                        .map_err(|e| e.to_string()),
+                };
+                let conducted = traced.conduct(restore, console, checked, &mut fill);
+                conducted.map_err(|e| match self.fill_failure(&config.id) {
+                    None => e,
+                    Some(what) => CheckpointError::Damaged { part: "pages".into(), what },
+                })?;
                 // Its callers have waited; what is left to do here has not.
                 std::thread::yield_now();
             }

@@ -115,6 +115,18 @@ pub unsafe fn close_from(first: c_int) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) }).map(drop)
 }
 
+/// close_range(2): closes descriptors from `first` to `last`, if any. KERNEL(5.9).
+///
+/// # Safety
+/// Nobody uses them afterwards.
+pub unsafe fn close_range(first: c_int, last: c_int) -> Result<(), Errno> {
+    if first > last {
+        return Ok(());
+    }
+    // SAFETY: only integers are passed; the rest is the caller's promise.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).map(drop)
+}
+
 /// close_range(2) with CLOSE_RANGE_CLOEXEC: execve closes descriptors from `first` on.
 /// KERNEL(5.11).
 pub fn close_on_exec_from(first: c_int) -> Result<(), Errno> {

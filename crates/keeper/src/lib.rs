@@ -27,6 +27,7 @@ pub mod birth;
 mod call;
 pub mod console;
 mod custody;
+mod fill;
 mod init;
 mod lot;
 pub mod newborn;

@@ -8,6 +8,7 @@
 //! unsettled     ended, their spawner has yet to say    logs      files kept under a bound
 //!               that it has cleaned up           custody  what sleeping containers left here
 //!                                                alarms   when they are woken uncalled
+//! fills         memory of containers that is being filled while they run
 //! queue         errands: containers to be settled or woken by a process of ours, 4 of each at once
 //! ```
 //!
@@ -44,7 +45,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use dormouse_launch::keeper::{LOCK, SOCKET};
 use dormouse_launch::protocol::{
-    Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status, watch, with,
+    DESCRIPTORS_MAX, Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
+    watch, with,
 };
 use dormouse_launch::{EXIT_FILE, wire};
 use rustix::event::{Timespec, epoll};
@@ -57,6 +59,7 @@ use crate::birth;
 use crate::call;
 use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
+use crate::fill::{self, Fill};
 use crate::newborn::Heritage;
 use crate::tiny::Outside;
 use crate::{Failed, Step};
@@ -178,6 +181,9 @@ pub struct Server {
     logs: BTreeMap<Id, Logs>,
     custody: Custody,
     alarms: Alarms,
+    fills: HashMap<u64, Fill>,
+    /// What nobody fills any more, until the container has ended.
+    lost: Vec<Fill>,
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Errand>,
     /// By serial number.
@@ -267,6 +273,8 @@ impl Server {
             logs: BTreeMap::new(),
             custody: Custody::new(open_max()),
             alarms: Alarms::default(),
+            fills: HashMap::new(),
+            lost: Vec::new(),
             queue: VecDeque::new(),
             errands: HashMap::new(),
             wakers: HashMap::new(),
@@ -309,6 +317,7 @@ impl Server {
             && self.errands.is_empty()
             && self.queue.is_empty()
             && self.custody.is_empty()
+            && self.fills.is_empty()
     }
 
     fn timeout(&mut self) -> Option<Timespec> {
@@ -459,6 +468,9 @@ impl Server {
         if self.wakers.contains_key(&serial) {
             return self.hear_waker(serial);
         }
+        if let Some(fill) = self.fills.remove(&serial) {
+            return self.filled(fill);
+        }
         if let Some(id) = self.custody.called(serial) {
             self.queue.push_back(Errand::Wake(id, Why::Called));
             return self.start_errands();
@@ -468,7 +480,7 @@ impl Server {
         let mut fds = Vec::new();
         let (reply, fds) = match wire::receive(sock, &mut bytes, RecvFlags::DONTWAIT, |fd| {
             // LIMIT: no message has more.
-            if fds.len() < 8 {
+            if fds.len() < DESCRIPTORS_MAX {
                 fds.push(fd);
             }
         }) {
@@ -590,9 +602,16 @@ impl Server {
                 done()
             }
             Request::Alarm { id, after_ms } => self.set_alarm(id, after_ms),
+            Request::Fill { id, .. } => {
+                match Fill::begin(id, fds).and_then(|fill| self.watch_fill(fill)) {
+                    Ok(()) => done(),
+                    Err(e) => refused(e, "have memory filled"),
+                }
+            }
             Request::End => {
                 let alone = self.connections.len() == 1 && self.unsettled.is_empty();
-                let free = self.children.is_empty() && self.errands.is_empty();
+                let free =
+                    self.children.is_empty() && self.errands.is_empty() && self.fills.is_empty();
                 if !(alone && free && self.queue.is_empty() && self.custody.is_empty()) {
                     return Some(refused(Errno::BUSY, "end while there is something to keep"));
                 }
@@ -645,6 +664,23 @@ impl Server {
         match self.custody.hold(&self.epoll, self.serial, id, Held { key, watch, fd }) {
             Ok(()) => done(),
             Err(e) => refused(e, "watch what it is to hold"),
+        }
+    }
+
+    fn watch_fill(&mut self, fill: Fill) -> Result<(), Errno> {
+        self.serial += 1;
+        self.watch(fill.alive(), self.serial)?;
+        self.fills.insert(self.serial, fill);
+        Ok(())
+    }
+
+    /// Nobody is at it any more. What cannot be watched is known at its end.
+    fn filled(&mut self, mut fill: Fill) {
+        let _ = epoll::delete(&self.epoll, fill.alive());
+        match fill.ended() {
+            fill::Ended::Done => {}
+            fill::Ended::Again => drop(self.watch_fill(fill)),
+            fill::Ended::Lost => self.lost.push(fill),
         }
     }
 
@@ -735,6 +771,7 @@ impl Server {
             if self.firsts.get(&child.id) == Some(&pid) {
                 self.firsts.remove(&child.id);
             }
+            self.lost.retain(|fill| fill.id != child.id);
             self.forget(child.id);
             // Without its directory the container is being removed, and nobody will ask.
             let _ = write_exit_file(&self.parts.run, child.id, pid, ended);

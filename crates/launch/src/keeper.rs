@@ -22,7 +22,8 @@ use rustix::net::{
 };
 
 use crate::protocol::{
-    Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status, with,
+    Ended, FILL_DESCRIPTORS, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
+    with,
 };
 use crate::{ExitStatus, LaunchError, Newborn, wire};
 
@@ -455,6 +456,19 @@ impl Keeper {
     /// Has a container woken after so many milliseconds, of which something is held.
     pub fn set_alarm(&mut self, container: &str, after_ms: u64) -> Result<(), LaunchError> {
         self.done(&Request::Alarm { id: id(container)?, after_ms }, &[])
+    }
+
+    /// Has memory of a container filled by processes of its own, as [`crate::fill`] says: the file, the
+    /// contents, the first process, where is written what was touched, and the address spaces.
+    pub fn fill(
+        &mut self,
+        container: &str,
+        given: [BorrowedFd<'_>; FILL_DESCRIPTORS],
+        sources: &[OwnedFd],
+    ) -> Result<(), LaunchError> {
+        let request = Request::Fill { id: id(container)?, sources: sources.len() as u8 };
+        let fds: Vec<_> = given.into_iter().chain(sources.iter().map(AsFd::as_fd)).collect();
+        self.done(&request, &fds)
     }
 
     /// Lets the keeper drop console, standard input and logs of a container.

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod exit;
+pub mod fill;
 pub mod flat;
 pub mod keeper;
 mod newborn;

@@ -14,6 +14,8 @@
 //! To the keeper: [`Request`]; from it: [`Reply`]. To the newborn: [`ToNewborn`]; from it:
 //! [`FromNewborn`], 16 bytes that are written without allocation.
 
+use crate::fill::SOURCES_MAX;
+
 /// First field of every message.
 pub const MAGIC: u32 = u32::from_ne_bytes(*b"DMK1");
 /// The version of the protocol; older and newer ones are refused.
@@ -24,6 +26,11 @@ pub const MESSAGE_MAX_BYTES: usize = 8192;
 pub const MAP_MAX_BYTES: usize = 2048;
 /// LIMIT: longest path of a log.
 pub const PATH_MAX_BYTES: usize = 4095;
+
+/// Descriptors that come with [`Request::Fill`] before those of address spaces.
+pub const FILL_DESCRIPTORS: usize = 4;
+/// LIMIT: descriptors that come with one message to the keeper.
+pub const DESCRIPTORS_MAX: usize = FILL_DESCRIPTORS + SOURCES_MAX;
 
 /// Not a message of this protocol. The text says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -289,6 +296,15 @@ pub enum Request {
         /// From now.
         after_ms: u64,
     },
+    /// Memory of the container is to be filled while it runs. Descriptors: the file of
+    /// [`crate::fill`], the contents, its first process, where it is written what was touched, and so
+    /// many address spaces.
+    Fill {
+        /// The container.
+        id: Id,
+        /// Address spaces.
+        sources: u8,
+    },
     /// End now. `Refused(EBUSY)` while there is something to keep.
     End,
 }
@@ -348,6 +364,11 @@ impl Request {
                 put_u64(&mut out, *after_ms);
                 out
             }
+            Self::Fill { id, sources } => {
+                let mut out = with_id(16, id);
+                out.push(*sources);
+                out
+            }
         }
     }
 
@@ -392,6 +413,13 @@ impl Request {
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
             15 => Self::Alarm { id: fields.id()?, after_ms: fields.u64()? },
+            16 => {
+                let (id, sources) = (fields.id()?, fields.u8()?);
+                if !(1..=SOURCES_MAX).contains(&usize::from(sources)) {
+                    return Err(Malformed("too many address spaces"));
+                }
+                Self::Fill { id, sources }
+            }
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
@@ -404,6 +432,7 @@ impl Request {
             Self::Spawn(spawn) => spawn.descriptors(),
             Self::KeepConsole { .. } => 2,
             Self::KeepStdin { .. } | Self::Hold { .. } => 1,
+            Self::Fill { sources, .. } => FILL_DESCRIPTORS + usize::from(*sources),
             _ => 0,
         }
     }

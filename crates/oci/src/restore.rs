@@ -138,7 +138,7 @@ impl Comeback {
             beside: false,
             passed_ns: 0,
         };
-        let mut restore = load::prepare(&self.reader, &allowed)?;
+        let mut restore = load::prepare(&self.reader, &allowed, None)?;
         if self.connections {
             restore.end_quiet(&self.reader.records().about.container);
         }
@@ -150,6 +150,7 @@ impl Comeback {
             Wanted::Pages => Ok(load::pages_of(&self.reader)?),
             Wanted::Outside(name) => stream(streams.as_ref(), name),
             Wanted::Held(_) => Err(Error::Usage("nothing was held".into())),
+            Wanted::Userfaults => Err(Error::Usage("all memory is read at once".into())),
         };
         let descriptors = restore.wants().iter().map(descriptor).collect::<Result<Vec<_>>>()?;
         plan.sync();
@@ -202,5 +203,7 @@ pub(crate) fn conduct(
         Ok(checked) => checked,
         Err(panic) => std::panic::resume_unwind(panic),
     };
-    Ok(traced.conduct(restore, console, checked)?)
+    // Nobody of ours stays: all memory is read at once.
+    let mut fill = |_| Err("nobody fills it".to_owned());
+    Ok(traced.conduct(restore, console, checked, &mut fill)?)
 }

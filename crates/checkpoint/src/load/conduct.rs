@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::{Errno, proc};
 
+use super::lazy::{self, Sources};
 use super::tcp::{self, Connections};
 use super::{Restore, file, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
@@ -79,14 +80,17 @@ impl Traced {
     ///
     /// `console` is the master of its terminal, where it has one. `checked` is asked whether the
     /// contents are whole ([`crate::format::Reader::verify`]), when all are read and nothing runs.
+    /// `fill` has memory filled from now on, where the restore leaves that to others
+    /// ([`super::Lazy`]); its error is a text.
     pub fn conduct(
         self,
         restore: &Restore,
         console: Option<BorrowedFd<'_>>,
         checked: impl FnOnce() -> Result<()>,
+        fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
     ) -> Result<()> {
         let mut tasks = HashMap::from([(self.pid, At::Running)]);
-        let led = lead(self.pid, &mut tasks, restore, console);
+        let led = lead(self.pid, &mut tasks, restore, console, fill);
         let led = led.and_then(|connections| checked().map(|()| connections));
         // ORDER: whole, but not let go: a failure until here leaves connections quiet, and no peer
         // has heard of it.
@@ -122,6 +126,7 @@ fn lead(
     tasks: &mut HashMap<u32, At>,
     restore: &Restore,
     console: Option<BorrowedFd<'_>>,
+    fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
 ) -> Result<Connections> {
     let mut connections = Connections::default();
     loop {
@@ -142,6 +147,13 @@ fn lead(
         }
         if stage == "born" {
             type_again(restore, console)?;
+        }
+        if stage == lazy::STAGE {
+            // ORDER: before anybody makes a thread, or does anything else with its memory.
+            let filled = fill(lazy::take(restore, &by_inner(tasks)?)?);
+            filled.map_err(|why| {
+                Error::Elsewhere(format!("its memory cannot be filled while it runs: {why}"))
+            })?;
         }
         for (tid, at) in tasks.iter_mut() {
             call::resume(*tid, 0).map_err(Error::of("resume a task", *tid))?;
@@ -303,12 +315,7 @@ fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
 /// control has stopped: they stop again at once, children before their parents, who are told of it
 /// while they cannot hear.
 fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
-    let mut by_inner = HashMap::new();
-    for tid in tasks.keys() {
-        let fields =
-            proc::fields(*tid).map_err(|_| Error::of("look at a task", *tid)(Errno::SRCH))?;
-        by_inner.insert(fields.pids().last().copied().unwrap_or(0), *tid);
-    }
+    let by_inner = by_inner(tasks)?;
     let processes = &restore.records.processes;
     let alive = || processes.iter().rev().filter(|p| p.ended.is_none());
     for process in alive().filter(|p| p.stopped.is_some()) {
@@ -320,6 +327,17 @@ fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
         last.extend(become_process(&by_inner, restore, process)?);
     }
     let_go(&last)
+}
+
+/// Tasks by their ids inside.
+fn by_inner(tasks: &HashMap<u32, At>) -> Result<HashMap<u32, u32>> {
+    let mut by_inner = HashMap::new();
+    for tid in tasks.keys() {
+        let fields =
+            proc::fields(*tid).map_err(|_| Error::of("look at a task", *tid)(Errno::SRCH))?;
+        by_inner.insert(fields.pids().last().copied().unwrap_or(0), *tid);
+    }
+    Ok(by_inner)
 }
 
 fn let_go(tids: &[u32]) -> Result<()> {

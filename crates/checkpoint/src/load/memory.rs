@@ -76,7 +76,16 @@ pub(super) fn restore(
             advise(sequence, &what, area);
         }
     }
-    contents(plan, sequence, pid, memory, &inherited.pages(&kept().collect::<Vec<_>>()));
+    match plan.lazy.at_once(number) {
+        // It has inherited nothing ([`super::lazy`]).
+        Some(runs) => {
+            let what = format!("the contents of the memory of process {pid}");
+            read(plan, sequence, &what, runs.iter().map(|r| (r.address, r)));
+        }
+        None => {
+            contents(plan, sequence, pid, memory, &inherited.pages(&kept().collect::<Vec<_>>()));
+        }
+    }
     for (area, parts) in memory.areas.iter().zip(&parts) {
         protect(sequence, pid, area, !parts.is_empty());
     }

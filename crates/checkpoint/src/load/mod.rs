@@ -11,6 +11,7 @@
 //! `born`           what children inherit; sessions; children, by clone3 with the id they had
 //! `led`            process groups are made
 //! `joined`         and joined; helpers and zombies end
+//! `mapped`         memory; only where some of it comes later ([`Lazy`])
 //! `whole`          memory, working directory, handlers, threads, descriptors
 //! `done`           epoll items, timers, pending signals, limits, credentials
 //! conductor        unmaps the program, sets registers, lets go
@@ -34,6 +35,7 @@ mod file;
 mod filter;
 mod inherit;
 mod inotify;
+mod lazy;
 mod lock;
 mod memfd;
 mod memory;
@@ -76,6 +78,8 @@ use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
 use crate::vdso::{self, Bent, Object};
 pub use conduct::Traced;
 pub use credentials::Allowed;
+use lazy::Making;
+pub use lazy::{Lazy, Piece, Sources};
 pub use outside::outside_sockets;
 pub use socket::move_to;
 
@@ -111,6 +115,9 @@ pub struct Restore {
     clocks: Option<Offsets>,
     /// It comes from another kernel, to whose shared object it has addresses.
     is_foreign: bool,
+    /// Memory that is filled while they run, and where the numbers of its descriptors are.
+    lazy: Option<Lazy>,
+    lazy_cells: Vec<Cell>,
 }
 
 /// A descriptor that must come along, in this order.
@@ -122,13 +129,17 @@ pub enum Wanted {
     Outside(String),
     /// The open file that was held of this object.
     Held(u32),
+    /// `/dev/userfaultfd`, for memory that is filled while they run.
+    Userfaults,
 }
 
 /// Turns a checkpoint into a restore.
 ///
+/// What `lazy` says is not read: whoever leads it fills it ([`Traced::conduct`]).
+///
 /// Errors: [`Error::Elsewhere`] where this host or this configuration lacks what the processes
 /// have.
-pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
+pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Result<Restore> {
     let mut records = reader.records().clone();
     if records.has_init() != allowed.has_init {
         let (was, is) = if allowed.has_init { ("without", "with") } else { ("with", "without") };
@@ -167,6 +178,9 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
             wants.push(Wanted::Held(*number));
         }
     }
+    if lazy.is_some() {
+        wants.push(Wanted::Userfaults);
+    }
     // A sender that is gone is played by a socket of its own.
     let queued: usize = records
         .objects
@@ -181,7 +195,8 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
         matches!(records.objects[d.object].thing, Thing::PidFd(_)) // within, as was checked
     };
     let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
-    let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + 64) as u32;
+    let lazily = lazy.map_or(0, |lazy| lazy.processes().len());
+    let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + lazily + 64) as u32;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
         // It stays in the time namespace of its host, and children of exec with it.
@@ -189,12 +204,14 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
         return Err(Error::Elsewhere(text.into()));
     }
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
+    plan.lazy = Making::new(&mut plan, lazy)?;
     plan.moves_clocks = clocks.is_some();
     plan.objects = objects;
     let sequences = tree::sequences(&mut plan)?;
     let pages = reader.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
+    let lazy_cells = plan.lazy.cells();
     let shared_end = plan.shared_end;
     let work_end = plan.work_end;
     let program = plan.builder.finish(sequences).map_err(Error::call("lay out the restore"))?;
@@ -213,6 +230,8 @@ pub fn prepare(reader: &Reader, allowed: &Allowed) -> Result<Restore> {
         quiet: None,
         clocks,
         is_foreign,
+        lazy: lazy.cloned(),
+        lazy_cells,
     })
 }
 
@@ -285,6 +304,8 @@ struct Plan<'r> {
     moves_clocks: bool,
     /// Shared objects of other kernels that come along, by memory.
     objects: Vec<Option<Bent>>,
+    /// Memory that is filled while they run.
+    lazy: Making,
 }
 
 impl<'r> Plan<'r> {
@@ -298,11 +319,13 @@ impl<'r> Plan<'r> {
         let mut builder = Builder::new(work, cells);
         let (mut outside, mut held) = (HashMap::new(), HashMap::new());
         let mut pages = None;
+        let mut lazy = Making::default();
         // ORDER: the first cells are filled by the newborn, in the order of what it was given.
         for wanted in wants {
             let cell = builder.cell().ok_or_else(too_many)?;
             match wanted {
                 Wanted::Pages => pages = Some(cell),
+                Wanted::Userfaults => lazy.device = Some(cell),
                 Wanted::Outside(name) => {
                     outside.insert(name.clone(), cell);
                 }
@@ -334,6 +357,7 @@ impl<'r> Plan<'r> {
             free_pid,
             moves_clocks: false,
             objects: Vec::new(),
+            lazy,
         })
     }
 

@@ -97,7 +97,7 @@ pub(super) fn lift(
 /// The same for what came along.
 fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
     let given = plan.outside.values().chain(plan.held.values()).copied();
-    let given: Vec<Cell> = std::iter::once(plan.pages).chain(given).collect();
+    let given: Vec<Cell> = [plan.pages].into_iter().chain(plan.lazy.device).chain(given).collect();
     for cell in given {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));

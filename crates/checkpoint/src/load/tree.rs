@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use super::inherit::Inheritance;
-use super::{Plan, memory, object, process, terminal, thread};
+use super::{Plan, lazy, memory, object, process, terminal, thread};
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
@@ -53,6 +53,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
             Some(record) if record.ended.is_none() => {
                 reap_helpers(&mut sequence, &nodes, node);
                 memory::restore(plan, &mut sequence, record, inheritance.sheet(n))?;
+                lazy::make(plan, &mut sequence, record);
                 let made = process::restore(plan, &mut sequence, record, next_thread)?;
                 next_thread += made.len();
                 threads.extend(made);

@@ -13,6 +13,7 @@ mod socket;
 mod task;
 mod terminal;
 mod trace;
+mod userfault;
 
 pub use file::*;
 pub use memory::*;
@@ -23,6 +24,7 @@ pub use socket::*;
 pub use task::*;
 pub use terminal::*;
 pub use trace::*;
+pub use userfault::*;
 
 use crate::Errno;
 

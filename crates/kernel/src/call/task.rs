@@ -10,11 +10,13 @@ use super::check;
 use crate::Errno;
 
 bitflags::bitflags! {
-    /// Flags of clone3(2), unshare(2) and setns(2); the last two take the `NEW` ones.
+    /// Flags of clone3(2), unshare(2) and setns(2); the last two take the `NEW` ones alone.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct CloneFlags: u64 {
         /// A time namespace for children. KERNEL(5.6).
         const NEWTIME = 0x80;
+        /// Both have one table of descriptors.
+        const FILES = 0x400;
         /// The parent is stopped until the child execs or ends.
         const VFORK = 0x4000;
         /// The child's parent is the caller's: they become siblings. EINVAL for a pid namespace's

@@ -273,6 +273,13 @@ static FEATURES: &[Feature] = &[
         task::pagemap_scan,
     ),
     feature(
+        "/dev/userfaultfd",
+        "6.1",
+        "restoring: large memory comes when it is touched",
+        ("all of it is read before anything runs", "0.6 s and more for each GB"),
+        task::userfault,
+    ),
+    feature(
         "tracing past a filter",
         "4.3",
         "calls of a checkpoint or a restore that a container must not make itself",

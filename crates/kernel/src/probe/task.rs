@@ -191,6 +191,12 @@ pub(super) fn page_out(_: &Scratch) -> Probed {
     Ok(String::new())
 }
 
+pub(super) fn userfault(_: &Scratch) -> Probed {
+    let device = own_file("/dev/userfaultfd")?;
+    call::userfault_begin(call::userfault_new(device.as_fd())?.as_fd())?;
+    Ok(String::new())
+}
+
 pub(super) fn pidfd_namespace(_: &Scratch) -> Probed {
     let child = child(&CloneArgs::default(), forever)?;
     call::pidfd_get_namespace(child.pidfd.as_fd(), Namespace::User)?;

@@ -1,0 +1,381 @@
+//! What of memory comes only when it is touched (userfaultfd(2)).
+//!
+//! Chosen are large anonymous areas of restores that have much in them; everything else is read before
+//! anything runs, as is what threads need at once (stack, thread-local storage) and what was touched
+//! after an earlier restore. Each process makes a descriptor of its address space when its memory is
+//! mapped, and waits; the conductor takes it, has the areas watched, and gives it to whoever fills them
+//! ([`Sources`]). From there on nobody, the restore itself included, sees a page of theirs that is not
+//! filled.
+//!
+//! Left out are areas that a fork treats in a way of its own, locked ones, and stacks that grow; and, for
+//! now, containers of several processes, which inherit memory from each other ([`super::inherit`]).
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::{call, pidfd};
+
+use super::{Plan, Restore};
+use crate::error::{Error, Result};
+use crate::format::{
+    Area, Backing, CHUNK_BYTES, PAGE_BYTES, Process, Reader, Records, Run, Thing, TmpfsKind,
+};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// Areas with fewer pages are not worth it.
+const AREA_PAGES_MIN: u64 = 64;
+/// Nor are restores with less of them.
+const BYTES_MIN: u64 = 4 << 20;
+/// Flags of areas that are read at once.
+const AT_ONCE: [&str; 5] = ["gd", "lo", "dc", "wf", "dp"];
+/// The stage at which all have mapped their memory.
+pub(super) const STAGE: &str = "mapped";
+
+/// Contents that are filled in later.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// Of which of [`Lazy::processes`].
+    pub source: usize,
+    /// First address.
+    pub start: u64,
+    /// The address after the last.
+    pub end: u64,
+    /// Where in `pages`, in bytes.
+    pub offset: u64,
+}
+
+/// Descriptors of the address spaces, in the order of [`Lazy::processes`].
+pub type Sources = Vec<OwnedFd>;
+
+/// The choice.
+#[derive(Debug, Clone)]
+pub struct Lazy {
+    parts: Vec<Part>,
+    /// Whether each chunk of `pages` holds something that is read at once.
+    at_once: Vec<bool>,
+}
+
+/// Of one process.
+#[derive(Debug, Clone)]
+struct Part {
+    pid: u32,
+    memory: usize,
+    /// Begin and length of each area.
+    areas: Vec<(u64, u64)>,
+    later: Vec<Run>,
+    at_once: Vec<Run>,
+}
+
+impl Part {
+    fn pages(&self) -> u64 {
+        self.later.iter().map(|run| run.pages).sum()
+    }
+}
+
+impl Lazy {
+    /// Chooses, for `most` processes at most. `touched` says which parts, of `around` bytes (a power of
+    /// two), of whose memory are wanted at once: processes by their ids, and first addresses. `None`
+    /// where all is read at once.
+    pub fn choose(
+        records: &Records,
+        most: usize,
+        touched: &[(u32, u64)],
+        around: u64,
+    ) -> Option<Self> {
+        let alive = || records.processes.iter().filter(|p| p.ended.is_none());
+        // What several have had since a fork is there when it is read ([`super::inherit`]).
+        if alive().count() != 1 {
+            return None;
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for process in alive() {
+            parts.extend(part(records, process, touched, around.max(PAGE_BYTES)));
+        }
+        parts.sort_by_key(|part| std::cmp::Reverse(part.pages()));
+        parts.truncate(most);
+        let bytes: u64 = parts.iter().map(|part| part.pages() * PAGE_BYTES).sum();
+        if bytes < BYTES_MIN {
+            return None;
+        }
+        let at_once = at_once(records, &parts);
+        Some(Self { parts, at_once })
+    }
+
+    /// Processes whose memory it is, by their ids inside.
+    pub fn processes(&self) -> Vec<u32> {
+        self.parts.iter().map(|part| part.pid).collect()
+    }
+
+    /// What is filled in later.
+    pub fn pieces(&self) -> Vec<Piece> {
+        let of = |(source, part): (usize, &Part)| {
+            let piece = move |run: &Run| {
+                let end = run.address + run.pages * PAGE_BYTES;
+                Piece { source, start: run.address, end, offset: run.first * PAGE_BYTES }
+            };
+            part.later.iter().map(piece).collect::<Vec<_>>()
+        };
+        self.parts.iter().enumerate().flat_map(of).collect()
+    }
+
+    /// Bytes that [`Lazy::verify`] looks at.
+    pub fn at_once_bytes(&self) -> u64 {
+        self.at_once.iter().filter(|at_once| **at_once).count() as u64 * CHUNK_BYTES
+    }
+
+    /// Compares what is read at once with its checksums; the rest is whoever fills it's to check.
+    ///
+    /// Errors: as of [`Reader::verify`].
+    pub fn verify(&self, reader: &Reader) -> Result<()> {
+        reader.verify_some(|chunk| self.at_once.get(chunk).is_none_or(|at_once| *at_once))
+    }
+}
+
+fn is_eligible(area: &Area) -> bool {
+    let pages: u64 = area.runs.iter().map(|run| run.pages).sum();
+    area.backing == Backing::Anonymous
+        && pages >= AREA_PAGES_MIN
+        && !AT_ONCE.iter().any(|flag| area.has(flag))
+}
+
+fn part(records: &Records, process: &Process, touched: &[(u32, u64)], around: u64) -> Option<Part> {
+    let number = process.memory?;
+    let memory = records.memories.get(number)?;
+    // Where its threads go on.
+    let own = process.threads.iter().flat_map(|thread| {
+        let rseq = thread.rseq.as_ref().map_or(0, |rseq| rseq.address);
+        [thread.registers.rsp, thread.registers.rip, thread.registers.fs_base, rseq]
+    });
+    let others = touched.iter().filter(|(pid, _)| *pid == process.pid).map(|(_, start)| *start);
+    let wanted: HashSet<u64> = own.chain(others).map(|address| address & !(around - 1)).collect();
+    let (mut areas, mut later, mut at_once) = (Vec::new(), Vec::new(), Vec::new());
+    for area in &memory.areas {
+        if !is_eligible(area) {
+            at_once.extend(area.runs.iter().cloned());
+            continue;
+        }
+        areas.push((area.start, area.bytes()));
+        for run in &area.runs {
+            split(run, &wanted, around, &mut later, &mut at_once);
+        }
+    }
+    (!later.is_empty()).then_some(Part { pid: process.pid, memory: number, areas, later, at_once })
+}
+
+/// Divides a run between what is filled in later and what is wanted.
+fn split(
+    run: &Run,
+    wanted: &HashSet<u64>,
+    around: u64,
+    later: &mut Vec<Run>,
+    at_once: &mut Vec<Run>,
+) {
+    let end = run.address + run.pages * PAGE_BYTES;
+    let mut at = run.address;
+    let mut last: Option<(bool, Run)> = None;
+    let mut put = |is_wanted: bool, run: Run| match is_wanted {
+        true => at_once.push(run),
+        false => later.push(run),
+    };
+    while at < end {
+        let next = (at & !(around - 1)).saturating_add(around).min(end);
+        let is_wanted = wanted.contains(&(at & !(around - 1)));
+        let pages = (next - at) / PAGE_BYTES;
+        match &mut last {
+            Some((was, last)) if *was == is_wanted => last.pages += pages,
+            _ => {
+                let first = run.first + (at - run.address) / PAGE_BYTES;
+                let next = (is_wanted, Run { address: at, pages, first });
+                if let Some((was, run)) = last.replace(next) {
+                    put(was, run);
+                }
+            }
+        }
+        at = next;
+    }
+    if let Some((was, run)) = last {
+        put(was, run);
+    }
+}
+
+/// Which chunks hold more than what is filled in later.
+fn at_once(records: &Records, parts: &[Part]) -> Vec<bool> {
+    let page_count = (records.pages.bytes / PAGE_BYTES) as usize;
+    let range = |run: &Run| run.first as usize..(run.first + run.pages) as usize; // within, as was checked
+    let mut is_later = vec![false; page_count];
+    parts.iter().flat_map(|part| &part.later).for_each(|run| is_later[range(run)].fill(true));
+    // One page may be of several.
+    let lazy: HashMap<usize, &Part> = parts.iter().map(|part| (part.memory, part)).collect();
+    for (number, memory) in records.memories.iter().enumerate() {
+        match lazy.get(&number) {
+            Some(part) => part.at_once.iter().for_each(|run| is_later[range(run)].fill(false)),
+            None => {
+                let runs = memory.areas.iter().flat_map(|area| &area.runs);
+                runs.for_each(|run| is_later[range(run)].fill(false));
+            }
+        }
+    }
+    for object in &records.objects {
+        let mut read = |runs: &[Run]| runs.iter().for_each(|run| is_later[range(run)].fill(false));
+        match &object.thing {
+            Thing::SharedMemory(memory) => read(&memory.runs),
+            Thing::SystemVMemory(memory) => read(&memory.runs),
+            Thing::MemoryFile(file) => read(&file.runs),
+            Thing::Deleted(file) => read(&file.runs),
+            Thing::Tmpfs(tree) => tree.entries.iter().for_each(|entry| {
+                if let TmpfsKind::File { runs, .. } = &entry.what {
+                    read(runs);
+                }
+            }),
+            _ => {}
+        }
+    }
+    let chunk = (CHUNK_BYTES / PAGE_BYTES) as usize;
+    is_later.chunks(chunk).map(|pages| pages.iter().any(|is_later| !is_later)).collect()
+}
+
+/// What the sequences know of it.
+#[derive(Debug, Default)]
+pub(super) struct Making {
+    /// The device, of which descriptors come.
+    pub(super) device: Option<Cell>,
+    /// By memory: what is read at once.
+    at_once: HashMap<usize, Vec<Run>>,
+    /// Where the numbers of descriptors are, in the order of the parts.
+    cells: Vec<Cell>,
+    /// By memory.
+    cell_of: HashMap<usize, Cell>,
+}
+
+impl Making {
+    pub(super) fn new(plan: &mut Plan<'_>, lazy: Option<&Lazy>) -> Result<Self> {
+        let mut making = Self { device: plan.lazy.device, ..Self::default() };
+        for part in lazy.iter().flat_map(|lazy| &lazy.parts) {
+            let cell = plan.cell()?;
+            making.cells.push(cell);
+            making.cell_of.insert(part.memory, cell);
+            making.at_once.insert(part.memory, part.at_once.clone());
+        }
+        Ok(making)
+    }
+
+    /// What is read of a memory at once, where that is not all.
+    pub(super) fn at_once(&self, memory: usize) -> Option<Vec<Run>> {
+        self.at_once.get(&memory).cloned()
+    }
+
+    pub(super) fn cells(&self) -> Vec<Cell> {
+        self.cells.clone()
+    }
+}
+
+/// A process, all of whose memory is mapped, makes a descriptor of it and waits until that was taken.
+pub(super) fn make(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    let Some(device) = plan.lazy.device else { return };
+    let own = record.memory.and_then(|memory| plan.lazy.cell_of.get(&memory)).copied();
+    let what = format!("the memory of process {} that comes when it is touched", record.pid);
+    if let Some(cell) = own {
+        let args = [device.into(), Arg::Number(call::USERFAULTFD_NEW), call::NEW_FLAGS.into()];
+        sequence.call_into(what.clone(), cell, Call::new(libc::SYS_ioctl, args));
+    }
+    sequence.stage(STAGE);
+    if let Some(cell) = own {
+        sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
+    }
+}
+
+/// Takes the descriptors and has the areas watched; all processes wait. `by_inner` gives tasks by their
+/// ids inside.
+pub(super) fn take(restore: &Restore, by_inner: &HashMap<u32, u32>) -> Result<Sources> {
+    let mut sources = Sources::new();
+    let parts = restore.lazy.iter().flat_map(|lazy| &lazy.parts);
+    for (part, cell) in parts.zip(&restore.lazy_cells) {
+        let pid = by_inner.get(&part.pid).copied();
+        let pid = pid.ok_or_else(|| Error::Ended(format!("process {} is gone", part.pid)))?;
+        let number = restore.program.value(*cell);
+        let number = number.map_err(Error::of("find the memory", pid))?;
+        let source = pidfd::open(pid)
+            .and_then(|pidfd| pidfd::copy_descriptor(&pidfd, number))
+            .map_err(|e| Error::Elsewhere(e.to_string()))?;
+        call::userfault_begin(source.as_fd()).map_err(Error::of("watch the memory", pid))?;
+        for (start, bytes) in &part.areas {
+            let registered = call::userfault_register(source.as_fd(), *start, *bytes);
+            registered.map_err(Error::of("watch an area of the memory", pid))?;
+        }
+        sources.push(source);
+    }
+    Ok(sources)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::check::tests::small;
+
+    const P: u64 = PAGE_BYTES;
+    const AROUND: u64 = 16 * P;
+
+    /// A process with a large area between two small ones.
+    fn large() -> Records {
+        let mut records = small();
+        let area = |start: u64, pages: u64, first| Area {
+            start: start * P,
+            end: (start + pages * 2) * P,
+            access: 3,
+            backing: Backing::Anonymous,
+            flags: Vec::new(),
+            runs: vec![Run { address: start * P, pages, first }],
+        };
+        records.memories[0].areas = vec![area(16, 4, 0), area(64, 2000, 4), area(8192, 4, 2004)];
+        records.pages.bytes = 2008 * P;
+        records
+    }
+
+    #[test]
+    fn each_page_comes_once_from_its_place() {
+        let records = large();
+        let pid = records.processes[0].pid;
+        let touched = [(pid, 80 * P), (pid, 96 * P), (pid, 2048 * P), (pid + 1, 160 * P)];
+        let lazy = Lazy::choose(&records, 16, &touched, AROUND).unwrap();
+        assert_eq!(lazy.processes(), [pid]);
+        let mut places: Vec<(u64, u64, bool)> = Vec::new();
+        for piece in lazy.pieces() {
+            let pages = (piece.end - piece.start) / P;
+            places.extend((0..pages).map(|n| (piece.start / P + n, piece.offset / P + n, true)));
+        }
+        for run in &lazy.parts[0].at_once {
+            places.extend((0..run.pages).map(|n| (run.address / P + n, run.first + n, false)));
+        }
+        places.sort_unstable();
+        let later = |page: u64| !(80..112).contains(&page) && !(2048..2064).contains(&page);
+        let expected = (16..20).map(|n| (n, n - 16, false));
+        let expected = expected.chain((64..2064).map(|n| (n, n - 60, later(n))));
+        let expected = expected.chain((8192..8196).map(|n| (n, n - 6188, false)));
+        assert_eq!(places, expected.collect::<Vec<_>>());
+        // 256 pages are a chunk: the first and the last two hold what is read at once.
+        assert_eq!(lazy.at_once, [true, false, false, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn a_page_that_is_also_elsewhere_is_checked_at_once() {
+        let mut records = large();
+        records.memories[0].areas[2].runs[0].first = 1000;
+        let lazy = Lazy::choose(&records, 16, &[], AROUND).unwrap();
+        assert_eq!(lazy.at_once.iter().filter(|at_once| **at_once).count(), 3);
+        assert!(lazy.at_once[1000 / 256]);
+    }
+
+    #[test]
+    fn what_is_small_or_of_a_kind_of_its_own_is_read_at_once() {
+        assert!(Lazy::choose(&small(), 16, &[], AROUND).is_none());
+        for flag in AT_ONCE {
+            let mut records = large();
+            records.memories[0].areas[1].flags.push(flag.into());
+            assert!(Lazy::choose(&records, 16, &[], AROUND).is_none(), "{flag}");
+        }
+        let mut records = large();
+        records.memories[0].areas[1].runs[0].pages = BYTES_MIN / P - 1;
+        assert!(Lazy::choose(&records, 16, &[], AROUND).is_none());
+        assert!(Lazy::choose(&large(), 0, &[], AROUND).is_none());
+    }
+}

@@ -1,0 +1,134 @@
+//! Memory that comes while its processes run already.
+//!
+//! A restore, or a wake, of much memory does not wait until all of it is read: large areas are filled
+//! by two small processes of the keeper's (`dormouse_keeper`, `fill`), what somebody waits for first,
+//! and are memory like any other afterwards ([why](../../../docs/decisions/0015-lazy-memory.md)).
+//!
+//! `RUN/c/ID/fill` is the file by which they know what to do ([`dormouse_launch::fill`]). It is locked
+//! until all is filled; who saves the container, or pushes its memory out, waits for that. In
+//! `LIB/containers/ID/touched` is what was waited for: the next restore reads that before anything
+//! runs. It may say anything; it only chooses when something is read.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use dormouse_checkpoint::format::{CHUNK_BYTES, Reader};
+use dormouse_checkpoint::load::{self, Lazy, Sources};
+use dormouse_kernel::call;
+use dormouse_launch::Keeper;
+use dormouse_launch::fill::{self, AROUND_BYTES, Job, Piece, SOURCES_MAX};
+use dormouse_model::ContainerId;
+use rustix::fs::{FlockOperation, OFlags};
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+
+/// How long somebody waits for memory to be filled.
+const FILLED_WITHIN: Duration = Duration::from_secs(60);
+
+/// What of a restore comes later, and what that takes.
+#[derive(Debug)]
+pub(crate) struct Later {
+    pub(crate) lazy: Lazy,
+    /// Descriptors of address spaces come of it.
+    pub(crate) device: OwnedFd,
+    touched: File,
+}
+
+impl Engine {
+    /// What of a checkpoint may come later; `None` where all of it is read at once, because there is
+    /// little or the kernel cannot.
+    pub(crate) fn later(&self, id: &ContainerId, reader: &Reader) -> Option<Later> {
+        // Most have little.
+        Lazy::choose(reader.records(), SOURCES_MAX, &[], AROUND_BYTES)?;
+        let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok()?;
+        let own = call::userfault_new(device.as_fd()).ok()?;
+        call::userfault_begin(own.as_fd()).ok()?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let touched =
+            options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(self.dir(id).join("touched"));
+        let touched = touched.ok()?;
+        let places: Vec<(u32, u64)> =
+            fill::read_touched(&touched).iter().map(|t| (t.pid, t.start)).collect();
+        let lazy = Lazy::choose(reader.records(), SOURCES_MAX, &places, AROUND_BYTES)?;
+        Some(Later { lazy, device: device.into(), touched })
+    }
+
+    /// Has the memory filled from now on.
+    pub(crate) fn fill(
+        &self,
+        keeper: &mut Keeper,
+        id: &ContainerId,
+        (later, reader): (&Later, &Reader),
+        first: BorrowedFd<'_>,
+        sources: &Sources,
+    ) -> Result<()> {
+        let path = self.fill_path(id);
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let job = Job {
+            bytes: reader.records().pages.bytes,
+            chunk_bytes: CHUNK_BYTES,
+            checksums: reader.checksums()?,
+            processes: later.lazy.processes(),
+        };
+        let written = || -> io::Result<File> {
+            let file = options.open(&path)?;
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            job.write(&file, &pieces(&later.lazy))?;
+            Ok(file)
+        };
+        let file = written().map_err(Error::file("cannot write", &path))?;
+        let pages = load::pages_of(reader)?;
+        let given = [file.as_fd(), pages.as_fd(), first, later.touched.as_fd()];
+        Ok(keeper.fill(id.as_str(), given, sources)?)
+    }
+
+    /// Waits until all memory of a container is there.
+    ///
+    /// Errors: [`Error::Filling`] where that takes too long.
+    pub(crate) fn filled(&self, id: &ContainerId) -> Result<()> {
+        let path = self.fill_path(id);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(Error::file("cannot open", path)(e)),
+        };
+        let began = Instant::now();
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(Error::file("cannot lock", path)(e.into())),
+            }
+            if began.elapsed() > FILLED_WITHIN {
+                return Err(Error::Filling(id.as_str().to_owned()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Why a container was ended by those who filled its memory, if it was.
+    pub(crate) fn fill_failure(&self, id: &ContainerId) -> Option<String> {
+        fill::reason(&File::open(self.fill_path(id)).ok()?).ok()?
+    }
+
+    fn fill_path(&self, id: &ContainerId) -> PathBuf {
+        self.run_dir(id).join("fill")
+    }
+}
+
+fn pieces(lazy: &Lazy) -> Vec<Piece> {
+    let piece = |p: load::Piece| Piece {
+        source: p.source as i64,
+        start: p.start,
+        end: p.end,
+        offset: p.offset,
+    };
+    lazy.pieces().into_iter().map(piece).collect()
+}

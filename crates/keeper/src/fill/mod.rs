@@ -1,0 +1,654 @@
+//! Fills the memory of a container that runs already, from its checkpoint (userfaultfd(2)).
+//!
+//! Two processes for each restore, for as long as it takes. The *filler* serves whoever waits for a
+//! page, 64 kB around it at once, and fills the rest meanwhile; the *second* does nothing but wait for
+//! the filler's end. Both have one table of descriptors and one file, in which is what is left to
+//! do ([`dormouse_launch::fill`]): when the filler is killed the second takes its place and makes
+//! another second, and when the second is killed the filler makes another. So
+//!
+//! - whoever of the two is killed, nothing is lost. What the kernel has said is read straight into
+//!   the shared file, and what it gives (the descriptor of a child, after fork(2)) is in the shared
+//!   table: there is no moment in which only one of them knows;
+//! - the keeper has the descriptors, too. When both are killed it begins again, unless a process has
+//!   forked meanwhile, since it has no descriptor of the child: then the container is ended;
+//! - when the keeper is killed, the two go on. LIMIT: all three at the same moment: the kernel gives
+//!   zeros for what is missing then, and nobody is left to end the container.
+//!
+//! **What is true.** A page of [`Left`] has never been there since the restore, or is there already:
+//! the kernel never fills one twice (EEXIST). What happens to the memory is told before it takes
+//! effect, and no page is filled before that has been read (EAGAIN). So the list is on record after
+//! each such event, while pages that were filled are taken off it at leisure.
+//!
+//! **Contents** are compared with their BLAKE3, a chunk at a time, before any of it is given to a
+//! process. Where they are not what they were, the container is ended.
+
+mod left;
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned, UserfaultEvent};
+use dormouse_launch::fill::{self, AROUND_BYTES, Job, TOUCHED_MAX, Touched, head, list_bytes};
+use dormouse_launch::protocol::{FILL_DESCRIPTORS, Id};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
+use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+
+use crate::call;
+use left::Left;
+
+/// LIMIT: how often the keeper begins again when both are killed.
+const BEGINS_MAX: u32 = 3;
+/// How long whoever was served has for asking again, before the rest is gone on with.
+const MORE_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
+/// LIMIT: chunks that are kept in memory.
+const CHUNKS_KEPT: usize = 4;
+/// LIMIT: how long a page is tried for that the container's memory limit has no room for.
+const MEMORY_WITHIN: Duration = Duration::from_secs(20);
+/// How long the container may take to end.
+const END_WITHIN: Duration = Duration::from_secs(20);
+/// After so many bytes what is left is put on record, though nothing has happened.
+const RECORD_BYTES: u64 = 16 << 20;
+/// The range in which all mappings are.
+const ALL: (u64, u64) = (1 << 16, 0x7fff_ffff_f000);
+
+/// Memory that is being filled, as the keeper sees it.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    pub(crate) id: Id,
+    given: Given,
+    /// Hung up when nobody fills any more.
+    alive: OwnedFd,
+    begins: u32,
+}
+
+/// What those who fill are given.
+#[derive(Debug)]
+struct Given {
+    file: File,
+    pages: File,
+    /// The first process of the container.
+    first: OwnedFd,
+    touched: File,
+    sources: Vec<OwnedFd>,
+}
+
+/// What became of it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// All is filled, or the container is gone.
+    Done,
+    /// Others are at it.
+    Again,
+    /// Nobody can: the container was ended.
+    Lost,
+}
+
+impl Fill {
+    /// Has it filled by processes of their own.
+    pub(crate) fn begin(id: Id, fds: Vec<OwnedFd>) -> Result<Self, Errno> {
+        let mut fds = fds.into_iter();
+        let [Some(file), Some(pages), Some(first), Some(touched)]: [_; FILL_DESCRIPTORS] =
+            std::array::from_fn(|_| fds.next())
+        else {
+            return Err(Errno::BADMSG);
+        };
+        let (file, pages, touched) = (file.into(), pages.into(), File::from(touched));
+        let given = Given { file, pages, first, touched, sources: fds.collect() };
+        let alive = start(&given)?;
+        Ok(Self { id, given, alive, begins: 1 })
+    }
+
+    pub(crate) fn alive(&self) -> BorrowedFd<'_> {
+        self.alive.as_fd()
+    }
+
+    /// Those who filled have ended.
+    pub(crate) fn ended(&mut self) -> Ended {
+        if fill::number(&self.given.file, head::DONE).is_ok_and(|done| done != 0) {
+            return Ended::Done;
+        }
+        self.begins += 1;
+        if self.begins <= BEGINS_MAX
+            && let Ok(alive) = start(&self.given)
+        {
+            self.alive = alive;
+            return Ended::Again;
+        }
+        let why = "whoever filled its memory was killed, again and again";
+        let _ = fill::give_reason(&self.given.file, why);
+        let _ = pidfd_send_signal(&self.given.first, Signal::KILL);
+        Ended::Lost
+    }
+}
+
+/// Makes a process that fills. Gives what hangs up when it and all that it makes have ended.
+fn start(given: &Given) -> Result<OwnedFd, Errno> {
+    let (alive, living) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
+    // SAFETY: the keeper has one thread, so no lock is held by another.
+    match unsafe { kernel::clone3(&args) }? {
+        Cloned::Child => {
+            let own = [&given.file, &given.pages, &given.touched].map(AsRawFd::as_raw_fd);
+            let more = given.sources.iter().chain([&given.first, &living]).map(AsRawFd::as_raw_fd);
+            close_all_but(own.into_iter().chain(more).collect());
+            // ORDER: what the keeper lets go of is open nowhere else, from here on.
+            let code = match rustix::io::write(&living, &[0]) {
+                Ok(1) => live(given, true),
+                _ => 1,
+            };
+            kernel::exit(code)
+        }
+        Cloned::Parent { .. } => {
+            drop(living);
+            match rustix::io::retry_on_intr(|| rustix::io::read(&alive, &mut [0]))? {
+                1 => Ok(alive),
+                _ => Err(Errno::CHILD),
+            }
+        }
+    }
+}
+
+/// In a new process: it has copies of all that the keeper has.
+fn close_all_but(mut kept: Vec<RawFd>) {
+    kept.sort_unstable();
+    let mut first = 3;
+    for number in kept {
+        // SAFETY: this process uses none but those that are kept, and never drops the others.
+        let _ = unsafe { call::close_range(first, number - 1) };
+        first = number + 1;
+    }
+    // SAFETY: as above.
+    let _ = unsafe { call::close_range(first, i32::MAX) };
+}
+
+/// What each of them does, from the begin or when it takes the other's place.
+fn live(given: &Given, is_first: bool) -> i32 {
+    let Ok(head) = Head::map(&given.file) else { return 1 };
+    let _ = rustix::thread::set_name(c"dormouse-fill");
+    let mut filler = match Filler::load(given, &head, is_first) {
+        Ok(filler) => filler,
+        Err(why) => return give_up(given, &head, &why),
+    };
+    match filler.run() {
+        Ok(()) => {
+            filler.record_touched();
+            head.set(head::DONE, 1);
+            0
+        }
+        Err(why) => give_up(given, &head, &why),
+    }
+}
+
+/// The other one of the two.
+struct Second {
+    pidfd: OwnedFd,
+    /// The filler, by which the second knows of its end: their table is one.
+    _filler: OwnedFd,
+}
+
+/// Makes a second, which does not return.
+fn make_second(given: &Given, head: &Head) -> Result<Second, Errno> {
+    let filler = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let flags = CloneFlags::FILES | CloneFlags::PARENT;
+    // SAFETY: this process has one thread. The second closes nothing, since the table is one.
+    match unsafe { kernel::clone3(&CloneArgs { flags, into_cgroup: None }) }? {
+        Cloned::Parent { pidfd, .. } => Ok(Second { pidfd, _filler: filler }),
+        Cloned::Child => {
+            let _ = rustix::thread::set_name(c"dormouse-wait");
+            has_ended(filler.as_fd(), None);
+            let is_done = head.get(head::DONE) != 0;
+            kernel::exit(if is_done { 0 } else { live(given, false) })
+        }
+    }
+}
+
+/// Whether a process has ended, within a time; `None` waits for it.
+fn has_ended(pidfd: BorrowedFd<'_>, within: Option<Duration>) -> bool {
+    let time = within.map(|within| Timespec {
+        tv_sec: within.as_secs() as i64,
+        tv_nsec: i64::from(within.subsec_nanos()),
+    });
+    let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+    rustix::io::retry_on_intr(|| poll(&mut fds, time.as_ref())).is_ok_and(|ready| ready > 0)
+}
+
+/// Ends the container: it must not go on with memory that is wrong.
+///
+/// ORDER: descriptors stay open until all its processes are gone, since who waits for a page would be
+/// given zeros otherwise.
+fn give_up(given: &Given, head: &Head, why: &str) -> i32 {
+    let _ = fill::give_reason(&given.file, why);
+    let _ = pidfd_send_signal(&given.first, Signal::KILL);
+    has_ended(given.first.as_fd(), Some(END_WITHIN));
+    head.set(head::DONE, 1);
+    1
+}
+
+/// The first page of the file, as all see it.
+struct Head(*mut u64);
+
+impl Head {
+    const BYTES: usize = 4096;
+
+    fn map(file: &File) -> Result<Self, Errno> {
+        use rustix::mm::{MapFlags, ProtFlags, mlock, mmap};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a place, so nothing is mapped over.
+        let at =
+            unsafe { mmap(std::ptr::null_mut(), Self::BYTES, access, MapFlags::SHARED, file, 0) }?;
+        // So that the kernel, which writes to it, never has to wait for it.
+        // SAFETY: it was mapped just now.
+        let _ = unsafe { mlock(at, Self::BYTES) };
+        Ok(Self(at.cast()))
+    }
+
+    fn get(&self, place: usize) -> u64 {
+        // SAFETY: a place is one of `head`, all within the page, which is never unmapped.
+        unsafe { self.0.add(place).read_volatile() }
+    }
+
+    fn set(&self, place: usize, value: u64) {
+        // SAFETY: as above.
+        unsafe { self.0.add(place).write_volatile(value) }
+    }
+
+    /// Reads a message into the head, so that it is there whoever is killed.
+    fn receive(&self, source: i64, fd: RawFd) -> Result<(), Errno> {
+        self.set(head::SENDER, source.cast_unsigned());
+        self.set(head::MESSAGE, 0);
+        // SAFETY: as above; a message is four numbers.
+        let n = unsafe { libc::read(fd, self.0.add(head::MESSAGE).cast(), kernel::MESSAGE_BYTES) };
+        match n {
+            0.. => Ok(()),
+            // SAFETY: the location is valid for the life of the thread.
+            _ => Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() })),
+        }
+    }
+
+    fn message(&self) -> Option<UserfaultEvent> {
+        UserfaultEvent::decode(std::array::from_fn(|n| self.get(head::MESSAGE + n)))
+    }
+}
+
+/// Why memory cannot be filled.
+type Why = String;
+
+/// Whoever fills.
+struct Filler<'g> {
+    given: &'g Given,
+    head: &'g Head,
+    job: Job,
+    left: Left,
+    /// Address spaces of children, by their descriptors.
+    children: Vec<RawFd>,
+    second: Option<Second>,
+    /// Chunks that are right, the one used last at the end.
+    chunks: Vec<(u64, Vec<u8>)>,
+    touched: Vec<Touched>,
+    /// Bytes that were filled since the list was put on record.
+    unrecorded: u64,
+    /// Where a list may be written: begin and length of either place, and the end of the file.
+    places: [(u64, u64); 2],
+    end: u64,
+}
+
+impl<'g> Filler<'g> {
+    /// Goes on where the file says.
+    fn load(given: &'g Given, head: &'g Head, is_first: bool) -> Result<Self, Why> {
+        let read = |e: std::io::Error| format!("what is left of its memory cannot be read: {e}");
+        let job = Job::read(&given.file).map_err(read)?;
+        if job.processes.len() != given.sources.len() {
+            return Err("the address spaces to be filled are not as many as were announced".into());
+        }
+        let side = (head.get(head::STATE) & 1) as usize;
+        let (at, count) = (head.get(head::LISTS + side * 2), head.get(head::LISTS + side * 2 + 1));
+        let left = Left::new(job.read_list(&given.file, at, count).map_err(read)?);
+        let end = given.file.metadata().map_err(read)?.len().next_multiple_of(4096);
+        let mut places = [(end, 0); 2];
+        places[side] = (at, list_bytes(count as usize));
+        let chunks = Vec::with_capacity(CHUNKS_KEPT);
+        let (children, touched) = (Vec::new(), Vec::new());
+        let (second, unrecorded) = (None, 0);
+        let mut filler = Self {
+            given,
+            head,
+            job,
+            left,
+            children,
+            second,
+            chunks,
+            touched,
+            unrecorded,
+            places,
+            end,
+        };
+        let is_followed = head.get(head::STATE) & 2 != 0;
+        let message = head.message().filter(|_| !is_followed);
+        let has_forked = matches!(message, Some(UserfaultEvent::Fork(_)));
+        if is_first && (has_forked || head.get(head::FORKED) != 0) {
+            return Err(
+                "both who filled its memory were killed after one of its processes forked, \
+                        and nobody else has the child's"
+                    .into(),
+            );
+        }
+        let mut children: Vec<i64> = filler.left.pieces().iter().map(|p| p.source).collect();
+        children.retain(|source| *source < 0);
+        children.dedup();
+        filler.children = children.into_iter().map(number_of).collect();
+        let sender = head.get(head::SENDER).cast_signed();
+        match message {
+            // Whoever waits for it asks again, below.
+            None | Some(UserfaultEvent::Fault(_)) => filler.settle(),
+            Some(event) => filler.follow(sender, event)?,
+        }
+        filler.wake_all();
+        Ok(filler)
+    }
+
+    /// Until nothing is left.
+    fn run(&mut self) -> Result<(), Why> {
+        loop {
+            self.serve()?;
+            let Some(next) = self.left.next() else { return Ok(()) };
+            self.copy(next.source, next.start..next.end.min(next.start + AROUND_BYTES))?;
+            if self.unrecorded > RECORD_BYTES {
+                self.put_on_record(false)?;
+            }
+        }
+    }
+
+    /// All that is asked for now. The second is looked after, too.
+    fn serve(&mut self) -> Result<(), Why> {
+        let mut within = Timespec { tv_sec: 0, tv_nsec: 0 };
+        loop {
+            self.close_children()?;
+            let sources = 0..self.given.sources.len() as i64;
+            let all: Vec<i64> =
+                sources.chain(self.children.iter().map(|fd| source_of(*fd))).collect();
+            let borrowed: Vec<BorrowedFd<'_>> =
+                all.iter().map(|s| borrow(self.given, *s)).collect();
+            let mut fds: Vec<PollFd<'_>> =
+                borrowed.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            if let Some(second) = &self.second {
+                fds.push(PollFd::new(&second.pidfd, PollFlags::IN));
+            }
+            let polled = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&within)));
+            polled.map_err(|e| format!("its memory cannot be listened to: {e}"))?;
+            let is_ready = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
+            let lacks_second = fds.get(all.len()).is_none_or(is_ready);
+            let ready: Vec<i64> =
+                all.iter().zip(&fds).filter(|(_, fd)| is_ready(fd)).map(|(s, _)| *s).collect();
+            if lacks_second {
+                // Where none can be made now there is none for a while.
+                self.second = make_second(self.given, self.head).ok();
+            }
+            let mut has_heard = false;
+            for source in ready {
+                has_heard |= self.hear(source)?;
+            }
+            if !has_heard {
+                return Ok(());
+            }
+            within = MORE_WITHIN;
+        }
+    }
+
+    /// Reads one message, and does what it asks. Whether there was one.
+    fn hear(&mut self, source: i64) -> Result<bool, Why> {
+        match self.head.receive(source, self.number(source)) {
+            // Too many descriptors: it can be read again when some are closed.
+            Err(Errno::AGAIN | Errno::INTR | Errno::MFILE | Errno::NFILE) => return Ok(false),
+            Err(e) => return Err(format!("what becomes of its memory cannot be heard: {e}")),
+            Ok(()) => {}
+        }
+        match self.head.message() {
+            Some(UserfaultEvent::Fault(address)) => self.fault(source, address)?,
+            Some(event) => self.follow(source, event)?,
+            None => return Err("the kernel says something else of its memory".into()),
+        }
+        Ok(true)
+    }
+
+    /// What happened to a range, on record before the kernel is asked for more.
+    fn follow(&mut self, source: i64, event: UserfaultEvent) -> Result<(), Why> {
+        match event {
+            UserfaultEvent::Fault(_) => {}
+            UserfaultEvent::Removed(range) | UserfaultEvent::Unmapped(range) => {
+                self.left.cut(source, range);
+            }
+            UserfaultEvent::Moved { from, to, bytes } => self.left.moved(source, from, to, bytes),
+            UserfaultEvent::Fork(child) => {
+                self.head.set(head::FORKED, 1);
+                self.left.forked(source, source_of(child));
+                self.children.push(child);
+            }
+        }
+        self.put_on_record(true)
+    }
+
+    /// Somebody waits for a page.
+    fn fault(&mut self, source: i64, address: u64) -> Result<(), Why> {
+        if self.left.find(source, address).is_some() {
+            self.note(source, address);
+        }
+        loop {
+            let Some(piece) = self.left.find(source, address) else {
+                if self.zero(source, address)? {
+                    return Ok(());
+                }
+                continue;
+            };
+            let around = address & !(AROUND_BYTES - 1);
+            let range = piece.start.max(around)..piece.end.min(around + AROUND_BYTES);
+            // Of its chunk alone.
+            let offset = piece.offset + (address - piece.start);
+            let back = (offset % self.job.chunk_bytes).min(address - range.start);
+            let ahead = self.job.chunk_bytes - offset % self.job.chunk_bytes;
+            self.copy(source, address - back..range.end.min(address + ahead))?;
+        }
+    }
+
+    /// A page that nobody fills is one of zeros. Whether it is there.
+    fn zero(&mut self, source: i64, address: u64) -> Result<bool, Why> {
+        let fd = borrow(self.given, source);
+        match kernel::userfault_zero(fd, address, 4096) {
+            Ok(()) => Ok(true),
+            Err((_, Errno::AGAIN)) => {
+                self.let_happen(source)?;
+                Ok(false)
+            }
+            // It is there, or nothing is: whoever waits will see.
+            Err((_, Errno::EXIST | Errno::NOENT | Errno::FAULT | Errno::INVAL)) => {
+                let _ = kernel::userfault_wake(fd, address, 4096);
+                Ok(true)
+            }
+            Err((_, Errno::SRCH)) => {
+                self.left.forget(source);
+                Ok(true)
+            }
+            Err((_, e)) => Err(format!("a page of zeros cannot be given to it: {e}")),
+        }
+    }
+
+    /// Fills a range of one piece, to the end of a chunk at most, as far as it can.
+    fn copy(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Why> {
+        let Some(piece) = self.left.find(source, range.start) else { return Ok(()) };
+        let offset = piece.offset + (range.start - piece.start);
+        let (number, within) = (offset / self.job.chunk_bytes, offset % self.job.chunk_bytes);
+        let bytes = (range.end - range.start).min(self.job.chunk_bytes - within) as usize;
+        let slot = self.chunk(number)?;
+        let fd = borrow(self.given, source);
+        let pages = &self.chunks[slot].1[within as usize..][..bytes];
+        let (mut done, mut most) = (0, bytes);
+        let mut lacks_since: Option<Instant> = None;
+        let (mut waits, mut gone) = (false, None);
+        while done < bytes && !waits {
+            let now = &pages[done..bytes.min(done + most)];
+            let Err((part, errno)) = kernel::userfault_copy(fd, range.start + done as u64, now)
+            else {
+                done += now.len();
+                continue;
+            };
+            done += part as usize;
+            match errno {
+                Errno::AGAIN => waits = part == 0,
+                Errno::EXIST => done += 4096,
+                // The range is in two mappings by now; a page is in one, or in none.
+                Errno::NOENT if now.len() > 4096 => most = 4096,
+                // It may have moved just now, which the kernel says to whoever asks again (EAGAIN).
+                Errno::NOENT if gone != Some(done) => gone = Some(done),
+                Errno::NOENT => done += 4096,
+                Errno::SRCH => {
+                    self.left.forget(source);
+                    return Ok(());
+                }
+                Errno::NOMEM if lacks_since.is_none_or(|since| since.elapsed() < MEMORY_WITHIN) => {
+                    lacks_since.get_or_insert_with(Instant::now);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                e => return Err(format!("its memory cannot be filled: {e}")),
+            }
+        }
+        self.left.cut(source, range.start..range.start + done as u64);
+        self.unrecorded += done as u64;
+        if waits { self.let_happen(source) } else { Ok(()) }
+    }
+
+    /// Something happens to the memory, and nothing is filled before it has.
+    fn let_happen(&mut self, source: i64) -> Result<(), Why> {
+        if !self.hear(source)? {
+            // It has been heard of, and whoever does it has yet to go on.
+            rustix::thread::sched_yield();
+        }
+        Ok(())
+    }
+
+    /// Where in the cache a chunk is, which is right.
+    fn chunk(&mut self, number: u64) -> Result<usize, Why> {
+        if let Some(at) = self.chunks.iter().position(|(n, _)| *n == number) {
+            let found = self.chunks.remove(at);
+            self.chunks.push(found);
+            return Ok(self.chunks.len() - 1);
+        }
+        let at = number * self.job.chunk_bytes;
+        let length = self.job.chunk_bytes.min(self.job.bytes - at) as usize;
+        let mut chunk = match self.chunks.len() {
+            CHUNKS_KEPT.. => self.chunks.remove(0).1,
+            _ => Vec::new(),
+        };
+        chunk.resize(length, 0);
+        let read = self.given.pages.read_exact_at(&mut chunk, at);
+        read.map_err(|e| format!("its checkpoint cannot be read any more: {e}"))?;
+        // Within, as every piece of a list is.
+        if blake3::hash(&chunk).as_bytes() != &self.job.checksums[number as usize] {
+            return Err(format!(
+                "its checkpoint is damaged: pages: chunk {number} of its memory is not what it was"
+            ));
+        }
+        self.chunks.push((number, chunk));
+        Ok(self.chunks.len() - 1)
+    }
+
+    /// Writes down what is left; `is_followed` says that the message in the head is part of it.
+    fn put_on_record(&mut self, is_followed: bool) -> Result<(), Why> {
+        let list = self.left.pieces();
+        let other = 1 - (self.head.get(head::STATE) & 1) as usize;
+        let bytes = list_bytes(list.len());
+        if bytes > self.places[other].1 {
+            let room = (bytes * 2).next_multiple_of(4096);
+            self.places[other] = (self.end, room);
+            self.end += room;
+        }
+        let (at, _) = self.places[other];
+        fill::write_list(&self.given.file, at, &list)
+            .map_err(|e| format!("what is left of its memory cannot be written down: {e}"))?;
+        self.head.set(head::LISTS + other * 2, at);
+        self.head.set(head::LISTS + other * 2 + 1, list.len() as u64);
+        // ORDER: one write says that this list counts, and that the message is part of it.
+        self.head.set(head::STATE, other as u64 | u64::from(is_followed) << 1);
+        if is_followed {
+            self.settle();
+        }
+        self.unrecorded = 0;
+        Ok(())
+    }
+
+    /// The message needs nothing more. ORDER: gone, before the word that it was followed.
+    fn settle(&self) {
+        self.head.set(head::MESSAGE, 0);
+        self.head.set(head::STATE, self.head.get(head::STATE) & 1);
+    }
+
+    /// Whoever waits for a page asks again.
+    fn wake_all(&self) {
+        let sources = 0..self.given.sources.len() as i64;
+        for source in sources.chain(self.children.iter().map(|fd| source_of(*fd))) {
+            let _ = kernel::userfault_wake(borrow(self.given, source), ALL.0, ALL.1 - ALL.0);
+        }
+    }
+
+    /// Children that lack nothing have memory like any other. ORDER: off the record, then closed.
+    fn close_children(&mut self) -> Result<(), Why> {
+        let left = &self.left;
+        let all = std::mem::take(&mut self.children).into_iter();
+        let (lack, whole): (Vec<RawFd>, _) = all.partition(|fd| left.has(source_of(*fd)));
+        self.children = lack;
+        if whole.is_empty() {
+            return Ok(());
+        }
+        self.put_on_record(false)?;
+        for fd in whole {
+            // SAFETY: the kernel made it for us, and nothing names it any more.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        Ok(())
+    }
+
+    fn number(&self, source: i64) -> RawFd {
+        borrow(self.given, source).as_raw_fd()
+    }
+
+    /// For the next restore, which reads it before anything runs.
+    fn note(&mut self, source: i64, address: u64) {
+        let process = usize::try_from(source).ok().and_then(|n| self.job.processes.get(n));
+        if let (Some(pid), true) = (process, self.touched.len() < TOUCHED_MAX) {
+            self.touched.push(Touched { pid: *pid, start: address & !(AROUND_BYTES - 1) });
+        }
+    }
+
+    /// What was touched this time, then what was before.
+    fn record_touched(&mut self) {
+        if self.touched.is_empty() {
+            return;
+        }
+        self.touched.extend(fill::read_touched(&self.given.touched));
+        let mut seen = std::collections::HashSet::new();
+        self.touched.retain(|touched| seen.insert((touched.pid, touched.start)));
+        // Without it the next restore is slower.
+        let _ = fill::write_touched(&self.given.touched, &self.touched);
+    }
+}
+
+/// What a descriptor of a child's is called in lists.
+fn source_of(fd: RawFd) -> i64 {
+    -1 - i64::from(fd)
+}
+
+fn number_of(source: i64) -> RawFd {
+    (-1 - source) as RawFd
+}
+
+/// The descriptor of an address space.
+fn borrow(given: &Given, source: i64) -> BorrowedFd<'_> {
+    match usize::try_from(source) {
+        // A list has no number beyond, as was checked when it was read.
+        Ok(n) => given.sources[n].as_fd(),
+        // SAFETY: the kernel made it for us; it is closed when nothing names it any more.
+        Err(_) => unsafe { BorrowedFd::borrow_raw(number_of(source)) },
+    }
+}

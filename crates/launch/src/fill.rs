@@ -1,0 +1,338 @@
+//! What is said to those who fill memory while its processes run already, and what they say to each
+//! other: one file, which outlives each of them.
+//!
+//! ```text
+//! 0      head      64-bit numbers (`head`), shared by all who map this page
+//! 2048   reason    why the container was ended, as text
+//! 4096   job       numbers, ids of processes, then the BLAKE3 of each chunk of `pages`
+//! ...    lists     what is left to fill; the head says which one counts
+//! ```
+//!
+//! The engine writes it, with a lock (flock(2)) on the open file that it gives to the keeper, who has
+//! it [filled](crate::Keeper::fill). The lock is free when all is filled: whoever waits for that takes
+//! it. Everything is checked by whoever reads it, though only root writes it.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// First number of the job.
+const MAGIC: u64 = u64::from_ne_bytes(*b"DMFILL01");
+/// Where the reason begins, and the most it is, in bytes.
+const REASON_AT: u64 = 2048;
+const REASON_BYTES: usize = 1024;
+/// Where the job begins.
+const JOB_AT: u64 = 4096;
+/// Numbers of the job, before the checksums.
+const JOB_NUMBERS: usize = 5;
+const CHECKSUM_BYTES: u64 = 32;
+/// Numbers of one [`Piece`].
+const PIECE_NUMBERS: usize = 4;
+const PIECE_BYTES: u64 = PIECE_NUMBERS as u64 * 8;
+/// LIMIT: pieces of a list that is read.
+const PIECES_MAX: u64 = 1 << 22;
+/// LIMIT: chunks of `pages`, of a megabyte each.
+const CHUNKS_MAX: u64 = 1 << 24;
+/// LIMIT: address spaces that are filled by one.
+pub const SOURCES_MAX: usize = 16;
+
+/// Places in the head, in 64-bit numbers.
+pub mod head {
+    /// Bit 0: which list counts. Bit 1: the message was followed in it.
+    pub const STATE: usize = 0;
+    /// Offset and number of pieces of the one list, then of the other.
+    pub const LISTS: usize = 1;
+    /// Whose message it is, as in [`super::Piece::source`].
+    pub const SENDER: usize = 5;
+    /// The message that was read last (ioctl_userfaultfd(2)), four numbers.
+    pub const MESSAGE: usize = 6;
+    /// Not 0 when there is nothing left to do.
+    pub const DONE: usize = 10;
+    /// Not 0 when a process has forked: only those who fill have descriptors of its children.
+    pub const FORKED: usize = 11;
+}
+
+/// Memory that is to be filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Of which address space: the number of a descriptor that came with the job, or the negative of
+    /// one (and of 1) that somebody who fills was given by the kernel.
+    pub source: i64,
+    /// First address.
+    pub start: u64,
+    /// The address after the last.
+    pub end: u64,
+    /// Where in `pages` its contents are, in bytes.
+    pub offset: u64,
+}
+
+/// What is the same for all who fill.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// Length of `pages`.
+    pub bytes: u64,
+    /// Bytes of each of its chunks but the last.
+    pub chunk_bytes: u64,
+    /// BLAKE3 of each.
+    pub checksums: Vec<[u8; 32]>,
+    /// Whose the address spaces are that come with it: ids of processes, inside.
+    pub processes: Vec<u32>,
+}
+
+fn bad(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn numbers(file: &File, at: u64, count: usize) -> io::Result<Vec<u64>> {
+    let mut bytes = vec![0; count * 8];
+    file.read_exact_at(&mut bytes, at)?;
+    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // eight by the slice
+    Ok(bytes.chunks_exact(8).map(number).collect())
+}
+
+fn write_numbers(file: &File, at: u64, numbers: &[u64]) -> io::Result<()> {
+    file.write_all_at(
+        numbers.iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>().as_slice(),
+        at,
+    )
+}
+
+impl Job {
+    /// Writes a new file, with the first list.
+    pub fn write(&self, file: &File, left: &[Piece]) -> io::Result<()> {
+        let all = [
+            MAGIC,
+            self.bytes,
+            self.chunk_bytes,
+            self.checksums.len() as u64,
+            self.processes.len() as u64,
+        ];
+        let ids = self.processes.iter().map(|pid| u64::from(*pid));
+        write_numbers(file, JOB_AT, &all.into_iter().chain(ids).collect::<Vec<_>>())?;
+        file.write_all_at(self.checksums.as_flattened(), self.checksums_at())?;
+        let at = self.lists_at();
+        write_list(file, at, left)?;
+        // ORDER: last, so that a file that was cut says that nothing is to be done.
+        write_numbers(file, head::LISTS as u64 * 8, &[at, left.len() as u64])
+    }
+
+    /// Reads one.
+    pub fn read(file: &File) -> io::Result<Self> {
+        let all = numbers(file, JOB_AT, JOB_NUMBERS)?;
+        let &[magic, bytes, chunk_bytes, chunks, sources] = all.as_slice() else {
+            return Err(bad("it is cut"));
+        };
+        let whole = magic == MAGIC && chunks <= CHUNKS_MAX && sources <= SOURCES_MAX as u64;
+        let fits = (1..=1 << 30).contains(&chunk_bytes) && bytes.div_ceil(chunk_bytes) == chunks;
+        if !whole || !fits {
+            return Err(bad("it is not of this kind"));
+        }
+        let ids = numbers(file, JOB_AT + JOB_NUMBERS as u64 * 8, sources as usize)?;
+        let processes = ids.into_iter().map(|id| id as u32).collect();
+        let mut job = Self { bytes, chunk_bytes, checksums: Vec::new(), processes };
+        let mut checksums = vec![[0; 32]; chunks as usize];
+        file.read_exact_at(checksums.as_flattened_mut(), job.checksums_at())?;
+        job.checksums = checksums;
+        Ok(job)
+    }
+
+    fn checksums_at(&self) -> u64 {
+        JOB_AT + (JOB_NUMBERS + self.processes.len()) as u64 * 8
+    }
+
+    /// Where the first list is.
+    pub fn lists_at(&self) -> u64 {
+        let checksums = self.checksums.len() as u64 * CHECKSUM_BYTES;
+        (self.checksums_at() + checksums).next_multiple_of(4096)
+    }
+
+    /// Reads a list; every piece of it is whole pages of `pages`.
+    pub fn read_list(&self, file: &File, at: u64, count: u64) -> io::Result<Vec<Piece>> {
+        if count > PIECES_MAX {
+            return Err(bad("a list is too long"));
+        }
+        let all = numbers(file, at, count as usize * PIECE_NUMBERS)?;
+        let mut pieces = Vec::with_capacity(count as usize);
+        for fields in all.chunks_exact(PIECE_NUMBERS) {
+            let [source, start, end, offset] = [fields[0], fields[1], fields[2], fields[3]];
+            let piece = Piece { source: source.cast_signed(), start, end, offset };
+            let bytes =
+                end.checked_sub(start).ok_or_else(|| bad("a piece ends before it begins"))?;
+            let is_within = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+            if !is_within || (start | end | offset) % 4096 != 0 {
+                return Err(bad("a piece is beyond the end"));
+            }
+            if piece.source >= self.processes.len() as i64 {
+                return Err(bad("a piece is of nobody's"));
+            }
+            pieces.push(piece);
+        }
+        Ok(pieces)
+    }
+}
+
+/// Bytes of a list.
+pub fn list_bytes(count: usize) -> u64 {
+    count as u64 * PIECE_BYTES
+}
+
+/// Writes a list.
+pub fn write_list(file: &File, at: u64, left: &[Piece]) -> io::Result<()> {
+    let fields = |p: &Piece| [p.source.cast_unsigned(), p.start, p.end, p.offset];
+    write_numbers(file, at, left.iter().map(fields).collect::<Vec<_>>().as_flattened())
+}
+
+/// One number of the head, by its place.
+pub fn number(file: &File, place: usize) -> io::Result<u64> {
+    Ok(numbers(file, place as u64 * 8, 1)?[0])
+}
+
+/// Says why the container was ended.
+pub fn give_reason(file: &File, why: &str) -> io::Result<()> {
+    let mut end = why.len().min(REASON_BYTES - 1);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    file.write_all_at(&[&why.as_bytes()[..end], &[0]].concat(), REASON_AT)
+}
+
+/// Why the container was ended, where it was.
+pub fn reason(file: &File) -> io::Result<Option<String>> {
+    let mut bytes = [0; REASON_BYTES];
+    file.read_exact_at(&mut bytes, REASON_AT)?;
+    let text = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    Ok((!text.is_empty()).then(|| String::from_utf8_lossy(text).into_owned()))
+}
+
+/// Bytes around an address that are filled together.
+pub const AROUND_BYTES: u64 = 64 << 10;
+/// LIMIT: places in a record of what was touched: 32 MB.
+pub const TOUCHED_MAX: usize = 512;
+/// First number of such a record.
+const TOUCHED_MAGIC: u64 = u64::from_ne_bytes(*b"DMTOUCH1");
+
+/// [`AROUND_BYTES`] of a process's memory, the process by its id inside, that somebody waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Touched {
+    /// The process.
+    pub pid: u32,
+    /// The first address.
+    pub start: u64,
+}
+
+/// Writes what was touched, the most important first, over what the file holds.
+///
+/// A record that is cut or damaged is none: it is worth time, not truth.
+pub fn write_touched(file: &File, touched: &[Touched]) -> io::Result<()> {
+    let touched = &touched[..touched.len().min(TOUCHED_MAX)];
+    let places = touched.iter().flat_map(|t| [u64::from(t.pid), t.start]);
+    let all = [TOUCHED_MAGIC, touched.len() as u64].into_iter().chain(places);
+    let mut bytes: Vec<u8> = all.flat_map(u64::to_ne_bytes).collect();
+    let checksum = blake3::hash(&bytes);
+    bytes.extend_from_slice(checksum.as_bytes());
+    file.set_len(bytes.len() as u64)?;
+    file.write_all_at(&bytes, 0)
+}
+
+/// What such a record holds; nothing where it is none.
+pub fn read_touched(file: &File) -> Vec<Touched> {
+    const HEAD_BYTES: usize = 16;
+    const PLACE_BYTES: usize = 16;
+    let most = HEAD_BYTES + TOUCHED_MAX * PLACE_BYTES + CHECKSUM_BYTES as usize;
+    let mut bytes = Vec::new();
+    let length = file.metadata().map_or(0, |meta| meta.len());
+    if length <= most as u64 {
+        bytes.resize(length as usize, 0);
+    }
+    let is_read = file.read_exact_at(&mut bytes, 0).is_ok();
+    let Some((all, checksum)) = bytes.split_last_chunk::<32>().filter(|_| is_read) else {
+        return Vec::new();
+    };
+    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // eight by the slice
+    let all_numbers: Vec<u64> = all.chunks_exact(8).map(number).collect();
+    match all_numbers.split_first_chunk::<2>() {
+        Some(([TOUCHED_MAGIC, count], places))
+            if blake3::hash(all).as_bytes() == checksum && *count * 2 == places.len() as u64 =>
+        {
+            let place = |p: &[u64]| Touched { pid: p[0] as u32, start: p[1] & !(AROUND_BYTES - 1) };
+            places.chunks_exact(2).map(place).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> (Job, Vec<Piece>) {
+        let piece = |source, start: u64, pages: u64, offset| Piece {
+            source,
+            start,
+            end: start + pages * 4096,
+            offset,
+        };
+        let job = Job {
+            bytes: 3 << 20,
+            chunk_bytes: 1 << 20,
+            checksums: vec![[1; 32], [2; 32], [3; 32]],
+            processes: vec![1, 7],
+        };
+        (job, vec![piece(0, 0x7f00_0000_0000, 256, 0), piece(1, 4096, 512, 1 << 20)])
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let (job, left) = job();
+        let file = tempfile::tempfile().unwrap();
+        job.write(&file, &left).unwrap();
+        assert_eq!(Job::read(&file).unwrap(), job);
+        let at = number(&file, head::LISTS).unwrap();
+        let count = number(&file, head::LISTS + 1).unwrap();
+        assert_eq!(job.read_list(&file, at, count).unwrap(), left);
+        assert_eq!(reason(&file).unwrap(), None);
+        give_reason(&file, "page 7 is damaged").unwrap();
+        assert_eq!(reason(&file).unwrap().unwrap(), "page 7 is damaged");
+    }
+
+    #[test]
+    fn what_was_touched_is_read_or_is_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(read_touched(&file), []);
+        let touched: Vec<Touched> =
+            (0..9).map(|n| Touched { pid: 1, start: n * AROUND_BYTES }).collect();
+        write_touched(&file, &touched).unwrap();
+        write_touched(&file, &touched[..7]).unwrap();
+        assert_eq!(read_touched(&file), &touched[..7]);
+        let length = file.metadata().unwrap().len();
+        for at in 0..length {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+            assert_eq!(read_touched(&file), [], "byte {at}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+        file.set_len(length - 1).unwrap();
+        assert_eq!(read_touched(&file), []);
+        let many = vec![touched[0]; TOUCHED_MAX + 1];
+        write_touched(&file, &many).unwrap();
+        assert_eq!(read_touched(&file).len(), TOUCHED_MAX);
+    }
+
+    #[test]
+    fn pieces_that_are_none_are_refused() {
+        let (job, left) = job();
+        let file = tempfile::tempfile().unwrap();
+        for bad in [
+            Piece { end: 0, ..left[0] },
+            Piece { start: left[0].start + 1, ..left[0] },
+            Piece { offset: 3 << 20, ..left[0] },
+            Piece { offset: u64::MAX - 4095, ..left[0] },
+            Piece { source: 2, ..left[0] },
+        ] {
+            write_list(&file, job.lists_at(), &[bad]).unwrap();
+            assert!(job.read_list(&file, job.lists_at(), 1).is_err(), "{bad:?}");
+        }
+        assert!(job.read_list(&file, job.lists_at(), u64::MAX / 64).is_err());
+    }
+}

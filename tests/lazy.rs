@@ -1,0 +1,230 @@
+//! Memory that comes when it is touched: whatever happens to it, and to those who fill it, a program
+//! finds what it had. The workload says so itself; here those who fill are held and killed.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dormouse_launch::fill::{head, number};
+use dormouse_testkit::{Host, slowness, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{flip, host, wait_for_line};
+
+/// Enough that it is not all there before somebody is stopped.
+const MEGABYTES: &str = "MB=192";
+
+/// Those who fill, and the keeper.
+const FILLER: &str = "dormouse-fill";
+const SECOND: &str = "dormouse-wait";
+const KEEPER: &str = "dormouse-keepe"; // as much as the kernel keeps of it
+
+fn named(host: &Host, name: &str) -> Vec<Pid> {
+    let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let is_it = |(pid, _): &(u32, String)| comm(*pid).trim().starts_with(name);
+    let found = host.processes().into_iter().filter(is_it);
+    found.filter_map(|(pid, _)| Pid::from_raw(pid as i32)).collect()
+}
+
+fn signal(pids: &[Pid], signal: Signal) {
+    for pid in pids {
+        let _ = kill_process(*pid, signal); // one that has ended by itself needs none
+    }
+}
+
+/// Starts the workload and checkpoints it.
+fn saved(host: &Host, rounds: usize) {
+    let rounds = format!("ROUNDS={rounds}");
+    let words = ["--env", MEGABYTES, "--env", &rounds, "workloads", "/bin/lazy"];
+    host.dm(&[&["run", "-d", "--name", "lazy"], &words[..]].concat()).ok();
+    wait_for_line(host, "lazy", "ready 0");
+    host.dm(&["checkpoint", "lazy"]).ok();
+}
+
+fn go(host: &Host, round: usize) {
+    let out = host.dm(&["exec", "lazy", "touch", &format!("/go-{round}")]);
+    assert!(out.status == 0 || out.status == 137, "{out}");
+}
+
+fn is_right(host: &Host) {
+    wait_for_line(host, "lazy", "ok");
+    host.dm(&["rm", "--force", "lazy"]).ok();
+}
+
+/// Brings it back and holds whoever fills its memory, until that has been seen to be in time.
+fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
+    for _ in 0..10 {
+        host.dm(&["restore", "lazy"]).ok();
+        let filler = named(host, FILLER);
+        signal(&filler, Signal::STOP);
+        let second = named(host, SECOND);
+        let left = fs::metadata(fill_file(host)).is_ok() && !filler.is_empty();
+        let file = File::open(fill_file(host)).expect("much of it comes later");
+        if left && number(&file, head::DONE).expect("it is read") == 0 && !second.is_empty() {
+            return (filler, second);
+        }
+        signal(&filler, Signal::CONT);
+        host.dm(&["kill", "lazy"]).ok();
+        host.wait_for_state("lazy", "stopped");
+    }
+    panic!("all its memory was there each time");
+}
+
+fn fill_file(host: &Host) -> PathBuf {
+    let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
+    host.root().join("run/c").join(id).join("fill")
+}
+
+/// Until nobody fills any more.
+fn wait_until_filled(host: &Host) {
+    let is_over = || named(host, FILLER).is_empty() && named(host, SECOND).is_empty();
+    assert!(wait_until(Duration::from_secs(60) * slowness(), is_over));
+}
+
+#[test]
+fn vm_memory_that_comes_when_it_is_touched() {
+    let host = host();
+    saved(&host, 3);
+    for round in 0..3 {
+        host.dm(&["restore", "lazy"]).ok();
+        assert!(fill_file(&host).exists(), "all of it was read at once");
+        go(&host, round);
+        if round < 2 {
+            wait_for_line(&host, "lazy", &format!("ready {}", round + 1));
+            host.dm(&["checkpoint", "lazy"]).ok();
+        }
+    }
+    is_right(&host);
+    wait_until_filled(&host);
+}
+
+#[test]
+fn vm_whoever_saves_it_waits_until_all_of_it_is_there() {
+    let host = host();
+    saved(&host, 1);
+    let (filler, _) = held(&host);
+    let mut waits = host.dormouse(&["checkpoint", "lazy"]).spawn().expect("it runs");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(waits.try_wait().expect("it is ours").is_none(), "it waits");
+    signal(&filler, Signal::CONT);
+    assert!(waits.wait().expect("it is ours").success());
+    host.dm(&["restore", "lazy"]).ok();
+    host.dm(&["sleep", "lazy"]).ok();
+    host.dm(&["wake", "lazy"]).ok();
+    host.dm(&["sleep", "--drowsy", "lazy"]).ok();
+    host.dm(&["wake", "lazy"]).ok();
+    assert_eq!(host.dm(&["explain", "lazy"]).status, 0);
+    go(&host, 0);
+    is_right(&host);
+}
+
+#[test]
+fn vm_whoever_fills_memory_may_be_killed() {
+    let host = host();
+    for victims in [
+        &[FILLER][..],
+        &[SECOND],
+        &[KEEPER],
+        &[FILLER, KEEPER],
+        &[SECOND, KEEPER],
+        &[FILLER, SECOND],
+    ] {
+        saved(&host, 1);
+        let (filler, _) = held(&host);
+        // All at once: the second takes the filler's place as soon as it can.
+        let all: Vec<Vec<Pid>> = victims.iter().map(|victim| named(&host, victim)).collect();
+        assert!(all.iter().all(|pids| !pids.is_empty()), "{victims:?}: {all:?}");
+        signal(&all.concat(), Signal::KILL);
+        signal(&filler, Signal::CONT);
+        go(&host, 0);
+        is_right(&host);
+        wait_until_filled(&host);
+    }
+}
+
+/// Again and again, in the middle of whatever happens.
+#[test]
+fn vm_whoever_fills_memory_may_be_killed_at_any_time() {
+    let host = host();
+    saved(&host, 1);
+    host.dm(&["restore", "lazy"]).ok();
+    let mut killed = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| go(&host, 0));
+        for n in 0.. {
+            let filler = named(&host, FILLER);
+            if filler.is_empty() && named(&host, SECOND).is_empty() {
+                break;
+            }
+            signal(&filler, Signal::KILL);
+            killed += filler.len();
+            std::thread::sleep(Duration::from_micros(3_000 + 1_371 * (n % 7)));
+        }
+    });
+    assert!(killed > 2, "{killed}");
+    is_right(&host);
+}
+
+#[test]
+fn vm_when_nobody_can_fill_memory_any_more_the_container_ends() {
+    let host = host();
+    saved(&host, 1);
+    for attempt in 0.. {
+        assert!(attempt < 10, "all its memory was there before it forked");
+        let (filler, second) = held(&host);
+        let file = File::open(fill_file(&host)).expect("it is there");
+        std::thread::scope(|scope| {
+            scope.spawn(|| host.dm(&["exec", "lazy", "touch", "/go-0"]));
+            // Its child is made when that has been read.
+            signal(&filler, Signal::CONT);
+            let has_forked = || number(&file, head::FORKED).is_ok_and(|forked| forked != 0);
+            wait_until(Duration::from_secs(5) * slowness(), has_forked);
+            signal(&[&filler[..], &second[..]].concat(), Signal::STOP);
+            signal(&[filler, second].concat(), Signal::KILL);
+        });
+        host.wait_for_state("lazy", "stopped");
+        let events = host.dm(&["events", "--no-stream"]).stdout;
+        let log = host.dm(&["logs", "lazy"]).stdout;
+        let is_ok = log.lines().any(|line| line == "ok");
+        if events.contains("nobody else has the child's") {
+            assert!(!is_ok, "it went on:\n{log}");
+            break;
+        }
+        assert!(is_ok, "{log}\n{events}");
+        host.dm(&["exec", "lazy", "rm", "/go-0"]);
+    }
+}
+
+#[test]
+fn vm_damaged_memory_ends_the_container() {
+    let host = host();
+    saved(&host, 1);
+    let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
+    let pages = host.root().join("lib/containers").join(id).join("checkpoints/1/pages");
+    let length = fs::metadata(&pages).expect("it is there").len();
+    flip(&pages, length / 2);
+    // It may be found before or after its processes go on.
+    let out = host.dm(&["restore", "lazy"]);
+    assert!(out.status == 0 || out.stderr.contains("damaged"), "{out}");
+    host.wait_for_state("lazy", "stopped");
+    if out.status == 0 {
+        let events = host.dm(&["events", "--no-stream"]).stdout;
+        assert!(events.contains("is not what it was"), "{events}");
+    }
+    flip(&pages, length / 2);
+    host.dm(&["restore", "lazy"]).ok();
+    go(&host, 0);
+    is_right(&host);
+}
+
+#[test]
+fn vm_clones_of_large_memory_go_on_by_themselves() {
+    let host = host();
+    saved(&host, 1);
+    host.dm(&["clone", "--name", "other", "lazy"]).ok();
+    host.dm(&["exec", "other", "touch", "/go-0"]);
+    wait_for_line(&host, "other", "ok");
+    host.dm(&["restore", "lazy"]).ok();
+    go(&host, 0);
+    is_right(&host);
+}
