@@ -1,5 +1,6 @@
 /* What is checkpointed: a server that answers a byte with a byte at TCP port 7000, with so many
- * megabytes of memory of its own and so many processes.
+ * megabytes of memory of its own and so many processes. For a 't' it writes to a megabyte of that first,
+ * in 16 pieces from everywhere.
  *
  *     server MEGABYTES PROCESSES
  *
@@ -34,7 +35,12 @@ int main(int count, char **words) {
 	for (;;) {
 		char byte;
 		int caller = accept(listener, 0, 0);
-		if (caller >= 0 && read(caller, &byte, 1) == 1 && write(caller, &byte, 1) == 1)
+		if (caller < 0 || read(caller, &byte, 1) != 1)
+			byte = 0;
+		for (size_t piece = 0; byte == 't' && piece < 16; piece++)
+			for (size_t n = 0; n < 16; n++)
+				memory[(bytes / 16 * piece / 4096 + n) * 512 + 1]++;
+		if (byte != 0 && write(caller, &byte, 1) == 1)
 			memory[0]++;
 		close(caller);
 	}

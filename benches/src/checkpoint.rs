@@ -53,6 +53,17 @@ struct Measured {
     save: Vec<Duration>,
     /// The command that restores, and a byte there and back.
     restore: Vec<Duration>,
+    /// The same when it is done a second time, where what was touched the first time is known.
+    again: Vec<Duration>,
+}
+
+/// What is asked of the server.
+#[derive(Clone, Copy)]
+struct Load {
+    megabytes: u32,
+    processes: u32,
+    /// The answer takes a megabyte of its memory.
+    touches: bool,
 }
 
 /// Whoever saves and restores.
@@ -87,49 +98,53 @@ fn main() -> Result<()> {
         }
         Err(e) => eprintln!("{}: {e}: its arm is left out", program.display()),
     }
-    compare(&mut all, options.rounds, 0, 1)?;
+    let plain = |megabytes, processes| Load { megabytes, processes, touches: false };
+    let small = compare(&mut all, options.rounds, plain(0, 1))?;
+    let large = Load { megabytes: 200, processes: 1, touches: true };
+    let large = compare(&mut all, options.rounds, large)?;
+    if let (Some(small), Some(large)) = (small.first(), large.first()) {
+        promise("200 MB of which 1 is touched, ms more than nothing", large - small, 5.0);
+    }
     let few = (options.rounds / 3).max(2);
     let mut curves = Vec::new();
     for megabytes in &options.megabytes {
-        let times = compare(&mut all, few, *megabytes, 1)?;
+        let times = compare(&mut all, few, plain(*megabytes, 1))?;
         curves.push((f64::from(*megabytes), times));
     }
     draw(&all, &curves)?;
     for processes in options.processes.iter().filter(|n| **n > 1) {
-        compare(&mut all, few, 0, *processes)?;
+        compare(&mut all, few, plain(0, *processes))?;
     }
     Ok(())
 }
 
 /// One server, by all in turns; the medians of restore, in order.
-fn compare(
-    all: &mut [Box<dyn Contender + '_>],
-    rounds: usize,
-    megabytes: u32,
-    processes: u32,
-) -> Result<Vec<f64>> {
+fn compare(all: &mut [Box<dyn Contender + '_>], rounds: usize, load: Load) -> Result<Vec<f64>> {
+    let Load { megabytes, processes, touches } = load;
     let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
     for _ in 0..rounds {
         for (one, measured) in all.iter_mut().zip(&mut measured) {
             let name = one.name();
-            turn(&mut **one, megabytes, processes, measured)
-                .with_context(|| format!("{name} failed"))?;
+            turn(&mut **one, load, measured).with_context(|| format!("{name} failed"))?;
         }
     }
-    eprintln!("\nserver with {megabytes} MB, {processes} processes (ms)");
+    let touched = if touches { ", of which 1 is touched" } else { "" };
+    eprintln!("\nserver with {megabytes} MB{touched}, {processes} processes (ms)");
     eprintln!("  {:<10} {:<8} {:>9} {:>9} {:>9}", "", "", "median", "min", "p95");
     let mut medians = Vec::new();
     for (one, measured) in all.iter().zip(measured) {
         let mut of_one = Vec::new();
         for (what, times) in
             [("frozen", measured.frozen), ("save", measured.save), ("restore", measured.restore)]
+                .into_iter()
+                .chain(touches.then_some(("again", measured.again)))
         {
             let times = Times::new(times);
             let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
             eprintln!("  {:<10} {what:<8} {median:>9.2} {min:>9.2} {p95:>9.2}", one.name());
             let more = json!({
-                "megabytes": megabytes, "processes": processes, "min_ms": min, "p95_ms": p95,
-                "rounds": rounds,
+                "megabytes": megabytes, "processes": processes, "touches": touches,
+                "min_ms": min, "p95_ms": p95, "rounds": rounds,
             });
             figure("checkpoint", &format!("{} {what}", one.name()), median, "ms", more);
             of_one.push(median);
@@ -146,19 +161,22 @@ fn compare(
         {
             promise(&format!("{what}, of CRIU's"), ours / criu, limit);
         }
+        if touches {
+            promise(
+                "restore with a record of what was touched, of CRIU's",
+                ours[3] / criu[3],
+                0.25,
+            );
+        }
     }
     Ok(medians.iter().map(|of_one| of_one[2]).collect())
 }
 
-fn turn(
-    one: &mut dyn Contender,
-    megabytes: u32,
-    processes: u32,
-    measured: &mut Measured,
-) -> Result<()> {
+fn turn(one: &mut dyn Contender, load: Load, measured: &mut Measured) -> Result<()> {
+    let Load { megabytes, processes, touches } = load;
     let address = one.start(megabytes, processes)?;
     let began = Instant::now();
-    while ask(address).is_err() {
+    while ask(address, b'x').is_err() {
         ensure!(began.elapsed() < Duration::from_secs(30), "it never answers");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -166,21 +184,29 @@ fn turn(
     let frozen = one.save()?;
     measured.save.push(began.elapsed());
     measured.frozen.push(frozen);
-    let began = Instant::now();
-    one.restore()?;
-    ask(address).context("it does not answer")?;
-    measured.restore.push(began.elapsed());
+    let question = if touches { b't' } else { b'x' };
+    let restored = |one: &mut dyn Contender| {
+        let began = Instant::now();
+        one.restore()?;
+        ask(address, question).context("it does not answer")?;
+        anyhow::Ok(began.elapsed())
+    };
+    measured.restore.push(restored(one)?);
+    if touches {
+        one.save()?;
+        measured.again.push(restored(one)?);
+    }
     one.end()
 }
 
 /// A byte there and back.
-fn ask(address: SocketAddr) -> Result<()> {
+fn ask(address: SocketAddr, byte: u8) -> Result<()> {
     let mut caller = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
     caller.set_read_timeout(Some(Duration::from_secs(5)))?;
-    caller.write_all(b"x")?;
+    caller.write_all(&[byte])?;
     let mut answer = [0];
     caller.read_exact(&mut answer)?;
-    ensure!(&answer == b"x", "it answers something else");
+    ensure!(answer == [byte], "it answers something else");
     Ok(())
 }
 
@@ -294,7 +320,7 @@ impl Contender for Criu {
         // All of them: it began a session, and so a process group.
         ok(Command::new("kill").args(["-9", "--", &format!("-{}", self.pid)]))?;
         let began = Instant::now();
-        while ask(SocketAddr::from(([127, 0, 0, 1], 7000))).is_ok() {
+        while ask(SocketAddr::from(([127, 0, 0, 1], 7000)), b'x').is_ok() {
             ensure!(began.elapsed() < Duration::from_secs(5), "it does not end");
         }
         self.reap()?;
