@@ -235,6 +235,37 @@ fn a_daemon_that_is_killed_is_missed_by_nobody_and_another_takes_over() {
     assert_eq!(call(&host, "x"), "call 2");
 }
 
+/// Also one that is killed while it is given what its predecessor had; no command is needed for that.
+#[test]
+fn a_keeper_that_is_killed_again_and_again_is_made_up_for() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    host.dm(&[&["run", "-d", "--name", "x"], COUNT].concat()).ok();
+    let address = host.address_of("x");
+    call(&host, "x");
+    let keeper = |not: u32| {
+        let all = host.processes().into_iter().filter(|(_, line)| line.contains("keeper"));
+        all.map(|(pid, _)| pid).find(|pid| *pid != not)
+    };
+    for round in 0..12 {
+        host.dm(&["sleep", "x"]).ok();
+        let mut last = 0;
+        for _ in 0..=round % 4 {
+            assert!(wait_until(soon(), || keeper(last).is_some()), "nobody has custody");
+            last = keeper(last).unwrap_or(last);
+            let pid = Pid::from_raw(last as i32).expect("a pid");
+            let _ = kill_process(pid, Signal::KILL); // it may have ended just now
+            thread::sleep(Duration::from_millis(round % 5));
+        }
+        let answers = || {
+            let mut probe = host.command(image::probe());
+            probe.args(["ask", &address, "80"]);
+            run(probe, b"", soon()).status == 0
+        };
+        assert!(wait_until(soon(), answers), "nobody hears its callers in round {round}");
+    }
+}
+
 /// Asks somebody who is there; nobody of ours is started for it.
 #[track_caller]
 fn ask(host: &Host, address: &str, port: &str) -> String {

@@ -262,6 +262,12 @@ impl Engine {
         Ok(here.and_then(|it| pidfd::open_exactly(it.pid, it.start_time).ok()))
     }
 
+    /// Whether the keeper that had custody has ended, and nobody has taken it back since.
+    pub fn is_orphaned(&self) -> Result<bool> {
+        let custodian = disk::read_json::<Custodian>(&self.custodian())?;
+        Ok(custodian.is_some_and(|custodian| !custodian.lives()))
+    }
+
     /// Finishes what commands that were killed have left undone, and takes custody back.
     pub fn recover(&self) -> Result<()> {
         self.finish_interrupted()?;
@@ -273,15 +279,11 @@ impl Engine {
     ///
     /// One for which it fails sleeps on, and a command wakes it.
     pub fn take_custody_back(&self) -> Result<usize> {
-        let gone = || -> Result<bool> {
-            let custodian = disk::read_json::<Custodian>(&self.custodian())?;
-            Ok(custodian.is_some_and(|custodian| !custodian.lives()))
-        };
-        if !gone()? {
+        if !self.is_orphaned()? {
             return Ok(0);
         }
         let _alone = Lock::take_new(&self.places().run.join("custody.lock"))?;
-        if !gone()? {
+        if !self.is_orphaned()? {
             return Ok(0);
         }
         let mut hearing = None;

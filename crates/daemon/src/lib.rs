@@ -54,6 +54,8 @@ use room::Choice;
 pub use settings::Memory;
 use watch::Watch;
 
+/// After a sweep in the middle of which the keeper was killed.
+const SWEEP_AGAIN: Duration = Duration::from_millis(100);
 /// How often all containers that are awake are gone through.
 const GO_THROUGH: Duration = Duration::from_secs(600);
 /// How many of them at once: whoever wakes one does not wait for more.
@@ -169,6 +171,8 @@ struct Daemon {
     round: Vec<ContainerId>,
     /// Who hears of those who call what sleeps; readable when it has ended.
     keeper: Option<OwnedFd>,
+    /// When to sweep again: it has ended where its end could not be heard.
+    next_sweep: Option<Instant>,
     /// Where those wait who wake containers; none where nobody is to wait.
     gate: Option<Gate>,
 }
@@ -202,6 +206,7 @@ impl Daemon {
             next_round: Instant::now(),
             round: Vec::new(),
             keeper: None,
+            next_sweep: None,
             gate: gate(&engine, memory)?,
             engine,
         })
@@ -229,15 +234,23 @@ impl Daemon {
     /// Where the keeper was killed nobody listens for those who sleep; where a command was, something
     /// may be frozen.
     fn sweep(&mut self) {
+        self.keeper = None;
+        self.next_sweep = None;
         if let Err(e) = self.engine.recover() {
             say(&format!("cannot finish what was interrupted: {e}"));
         }
         self.find_keeper();
     }
 
+    /// Finds the keeper, whose end is heard then. One that was killed before that, such as in the middle of
+    /// a sweep, is made up for by another.
     fn find_keeper(&mut self) {
-        if self.keeper.is_none() {
-            self.keeper = self.engine.custodian_handle().ok().flatten();
+        if self.keeper.is_some() {
+            return;
+        }
+        self.keeper = self.engine.custodian_handle().ok().flatten();
+        if self.keeper.is_none() && self.engine.is_orphaned().is_ok_and(|orphaned| orphaned) {
+            self.next_sweep.get_or_insert(Instant::now() + SWEEP_AGAIN);
         }
     }
 
@@ -280,8 +293,7 @@ impl Daemon {
             if is_over {
                 return Ok(());
             }
-            if is_orphaned {
-                self.keeper = None;
+            if is_orphaned || self.next_sweep.is_some_and(|when| when <= Instant::now()) {
                 self.sweep();
             }
             // Before what else has happened: somebody's caller waits for the answer.
@@ -307,6 +319,7 @@ impl Daemon {
         let events = self.told.is_none().then(|| now + LOOK);
         let gate = self.gate.as_ref().map(Gate::next);
         let times = due.into_iter().chain(events).chain(gate).chain(self.hands.next());
+        let times = times.chain(self.next_sweep);
         let next = times.fold(self.next_round, Instant::min);
         let next = if self.round.is_empty() { next } else { now };
         let left = next.saturating_duration_since(now);
