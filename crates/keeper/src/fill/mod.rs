@@ -66,14 +66,16 @@ pub(crate) struct Fill {
 }
 
 /// What those who fill are given.
+///
+/// ORDER: dropped in this order: who waits for the lock of the file finds memory that nobody watches.
 #[derive(Debug)]
 struct Given {
+    sources: Vec<OwnedFd>,
     file: File,
     pages: File,
     /// The first process of the container.
     first: OwnedFd,
     touched: File,
-    sources: Vec<OwnedFd>,
 }
 
 /// What became of it.
@@ -177,6 +179,11 @@ fn live(given: &Given, is_first: bool) -> i32 {
         Ok(()) => {
             filler.record_touched();
             head.set(head::DONE, 1);
+            // ORDER: before the file, as the keeper does it.
+            for source in given.sources.iter().map(AsRawFd::as_raw_fd) {
+                // SAFETY: it is done, so neither of the two uses them any more, nor drops them.
+                let _ = unsafe { call::close_range(source, source) };
+            }
             0
         }
         Err(why) => give_up(given, &head, &why),
