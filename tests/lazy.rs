@@ -54,7 +54,7 @@ fn is_right(host: &Host) {
 /// Brings it back and holds whoever fills its memory, until that has been seen to be in time.
 fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
     for _ in 0..10 {
-        host.dm(&["restore", "lazy"]).ok();
+        host.dm(&["restore", "--lazy", "lazy"]).ok();
         let filler = named(host, FILLER);
         signal(&filler, Signal::STOP);
         let second = named(host, SECOND);
@@ -82,11 +82,11 @@ fn wait_until_filled(host: &Host) {
 }
 
 #[test]
-fn vm_memory_that_comes_when_it_is_touched() {
+fn memory_that_comes_when_it_is_touched() {
     let host = host();
     saved(&host, 3);
     for round in 0..3 {
-        host.dm(&["restore", "lazy"]).ok();
+        host.dm(&["restore", "--lazy", "lazy"]).ok();
         // Later on much of it may be known to be wanted at once.
         assert!(round > 0 || fill_file(&host).exists(), "all of it was read at once");
         go(&host, round);
@@ -100,7 +100,7 @@ fn vm_memory_that_comes_when_it_is_touched() {
 }
 
 #[test]
-fn vm_whoever_saves_it_waits_until_all_of_it_is_there() {
+fn whoever_saves_it_waits_until_all_of_it_is_there() {
     let host = host();
     saved(&host, 1);
     let (filler, _) = held(&host);
@@ -109,7 +109,7 @@ fn vm_whoever_saves_it_waits_until_all_of_it_is_there() {
     assert!(waits.try_wait().expect("it is ours").is_none(), "it waits");
     signal(&filler, Signal::CONT);
     assert!(waits.wait().expect("it is ours").success());
-    host.dm(&["restore", "lazy"]).ok();
+    host.dm(&["restore", "--lazy", "lazy"]).ok();
     host.dm(&["sleep", "lazy"]).ok();
     host.dm(&["wake", "lazy"]).ok();
     host.dm(&["sleep", "--drowsy", "lazy"]).ok();
@@ -120,7 +120,7 @@ fn vm_whoever_saves_it_waits_until_all_of_it_is_there() {
 }
 
 #[test]
-fn vm_whoever_fills_memory_may_be_killed() {
+fn whoever_fills_memory_may_be_killed() {
     let host = host();
     for victims in [
         &[FILLER][..],
@@ -145,10 +145,10 @@ fn vm_whoever_fills_memory_may_be_killed() {
 
 /// Again and again, in the middle of whatever happens.
 #[test]
-fn vm_whoever_fills_memory_may_be_killed_at_any_time() {
+fn whoever_fills_memory_may_be_killed_at_any_time() {
     let host = host();
     saved(&host, 1);
-    host.dm(&["restore", "lazy"]).ok();
+    host.dm(&["restore", "--lazy", "lazy"]).ok();
     let mut killed = 0;
     std::thread::scope(|scope| {
         scope.spawn(|| go(&host, 0));
@@ -170,7 +170,7 @@ fn vm_whoever_fills_memory_may_be_killed_at_any_time() {
 }
 
 #[test]
-fn vm_when_nobody_can_fill_memory_any_more_the_container_ends() {
+fn when_nobody_can_fill_memory_any_more_the_container_ends() {
     let host = host();
     saved(&host, 1);
     for attempt in 0.. {
@@ -202,7 +202,7 @@ fn vm_when_nobody_can_fill_memory_any_more_the_container_ends() {
 }
 
 #[test]
-fn vm_damaged_memory_ends_the_container() {
+fn damaged_memory_ends_the_container() {
     let host = host();
     saved(&host, 1);
     let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
@@ -210,7 +210,7 @@ fn vm_damaged_memory_ends_the_container() {
     let length = fs::metadata(&pages).expect("it is there").len();
     flip(&pages, length / 2);
     // It may be found before or after its processes go on.
-    let out = host.dm(&["restore", "lazy"]);
+    let out = host.dm(&["restore", "--lazy", "lazy"]);
     assert!(out.status == 0 || out.stderr.contains("damaged"), "{out}");
     host.wait_for_state("lazy", "stopped");
     if out.status == 0 {
@@ -218,19 +218,19 @@ fn vm_damaged_memory_ends_the_container() {
         assert!(events.contains("is not what it was"), "{events}");
     }
     flip(&pages, length / 2);
-    host.dm(&["restore", "lazy"]).ok();
+    host.dm(&["restore", "--lazy", "lazy"]).ok();
     go(&host, 0);
     is_right(&host);
 }
 
 #[test]
-fn vm_clones_of_large_memory_go_on_by_themselves() {
+fn clones_of_large_memory_go_on_by_themselves() {
     let host = host();
     saved(&host, 1);
     host.dm(&["clone", "--name", "other", "lazy"]).ok();
     host.dm(&["exec", "other", "touch", "/go-0"]);
     wait_for_line(&host, "other", "ok");
-    host.dm(&["restore", "lazy"]).ok();
+    host.dm(&["restore", "--lazy", "lazy"]).ok();
     go(&host, 0);
     is_right(&host);
 }

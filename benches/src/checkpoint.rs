@@ -240,7 +240,7 @@ impl Contender for Dormouse<'_> {
     }
 
     fn restore(&mut self) -> Result<()> {
-        ok(self.bench.dormouse().args(["restore", "a"])).map(drop)
+        ok(self.bench.dormouse().args(["restore", "--lazy", "a"])).map(drop)
     }
 
     fn end(&mut self) -> Result<()> {

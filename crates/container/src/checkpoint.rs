@@ -288,7 +288,9 @@ impl Engine {
     }
 
     /// Brings the processes of a stopped container back.
-    pub fn restore(&self, id: &ContainerId, from: &From) -> Result<Running> {
+    ///
+    /// What is large of their memory may be `lazy`: it comes while they run.
+    pub fn restore(&self, id: &ContainerId, from: &From, lazy: bool) -> Result<Running> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         let look = self.look(&config)?;
@@ -306,7 +308,7 @@ impl Engine {
                 "the checkpoint is of container {whose}, whose files this container does not have"
             )));
         }
-        let later = self.later(id, &reader);
+        let later = if lazy { self.later(id, &reader) } else { None };
         if later.is_none() {
             reader.verify()?;
         }
@@ -334,8 +336,7 @@ impl Engine {
         let reader = self.template(other, checkpoint)?;
         let created = self.create(like(other, name, addresses, root))?;
         let addresses = moved(other, &created.config);
-        let later = self.later(&created.config.id, &reader);
-        let comeback = Comeback { addresses, beside: true, later, ..Comeback::verified(reader) };
+        let comeback = Comeback { addresses, beside: true, ..Comeback::verified(reader) };
         self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 

@@ -175,8 +175,7 @@ impl Engine {
         // It wakes up while the checkpoint is read.
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
-        let later = self.later(&config.id, &reader);
-        let check = Some(Check::begin(&reader, later.as_ref()));
+        let check = Some(Check::begin(&reader, None));
         let mut keeper = self.keeper_called(calling)?;
         for (number, object) in (0..).zip(&reader.records().objects) {
             if !object.thing.is_called_from_outside() {
@@ -204,7 +203,7 @@ impl Engine {
             addresses,
             beside,
             keeper,
-            later,
+            later: None,
         };
         let mut running = match self.start_restored(config, &comeback) {
             // ORDER: now: what the container closes is closed when nobody else has it open.

@@ -21,6 +21,7 @@ use super::host::Host;
 use super::system_v::Tables;
 use super::thread::{self, Blocks, Maps};
 use crate::error::{Error, Refusal, Result as Outcome};
+use crate::format::PROGRAM_OF_AN_INIT;
 use crate::inject::remote::EVENT_STOP;
 use crate::vdso;
 
@@ -119,9 +120,16 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
         }
         all.push(seen);
     }
-    let is_first =
-        |first: &Seen| !first.is_zombie && first.inner == 1 + u32::from(subject.has_init);
-    if !all.first().is_some_and(is_first) {
+    let first = all.first().filter(|first| !first.is_zombie);
+    // KERNEL(6.17): before, whoever makes procfs for the container has the second number.
+    if let Some(program) =
+        first.filter(|first| subject.has_init && first.inner != PROGRAM_OF_AN_INIT)
+    {
+        let why = "the init of the house (--init) has made it with another number than 2, as before \
+                   Linux 6.17, which is not saved yet";
+        return Err(Error::Refused(vec![program.refuse("", why)]));
+    }
+    if first.is_none_or(|first| first.inner != 1 + u32::from(subject.has_init)) {
         return Err(Error::of("look at the first process", subject.init)(Errno::SRCH));
     }
     Ok(all)

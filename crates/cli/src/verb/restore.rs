@@ -25,6 +25,10 @@ pub(crate) struct Args {
     /// Address that the new container is to have, IPv4 or IPv6
     #[arg(long, alias = "ip6", value_name = "ADDRESS", requires = "name")]
     ip: Vec<IpAddr>,
+    /// Large memory comes while it runs already (userfaultfd); experimental: under Linux 6.12 a process
+    /// was seen to find other contents than its own
+    #[arg(long, conflicts_with = "name")]
+    lazy: bool,
     /// Name or id
     #[arg(value_name = "CONTAINER")]
     container: String,
@@ -49,7 +53,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             clone::restore(&engine, &engine.config(&id)?, checkpoint, &name, args.ip)?;
         }
         None => {
-            engine.restore(&id, &from)?.detach();
+            engine.restore(&id, &from, args.lazy)?.detach();
             output::line(&args.container)?;
         }
     }

@@ -84,7 +84,7 @@ pub(crate) fn import(engine: &Engine, args: &Import) -> Result<()> {
         .import_checkpoint(&mut input, &*progress, |saved| create.merge_saved(saved, &here))
         .with_context(|| format!("cannot import '{path}'"))?;
     if args.start {
-        engine.restore(&made.id, &From::Last)?.detach();
+        engine.restore(&made.id, &From::Last, false)?.detach();
     }
     output::line(made.name.as_str())
 }
