@@ -279,7 +279,7 @@ workloads! {
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
-    vm_connections_that_begin_and_end: "ending";
+    vm_connections_that_have_ended: "ending";
     vm_raw_and_packet_sockets: "raw", "--cap-add", "NET_RAW";
     vm_credentials: "credential";
     vm_schedules: "schedule";

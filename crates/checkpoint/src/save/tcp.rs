@@ -112,7 +112,8 @@ pub(super) fn save(
         CLOSED => None,
         other => Some(known(other).ok_or_else(|| {
             survey.passing(
-                "a TCP connection that both sides make or end at once, not saved yet".into(),
+                "a TCP connection that is being made, or ended by both sides just now, not saved yet"
+                    .into(),
             )
         })?),
     };
@@ -175,11 +176,9 @@ const CLOSED: u8 = 7;
 fn known(state: u8) -> Option<TcpState> {
     match state {
         1 => Some(TcpState::Established),
-        2 => Some(TcpState::SynSent),
         4 => Some(TcpState::FinWait1),
         5 => Some(TcpState::FinWait2),
         8 => Some(TcpState::CloseWait),
-        9 => Some(TcpState::LastAck),
         _ => None,
     }
 }
