@@ -1,6 +1,6 @@
 //! Memory that comes while its processes run already.
 //!
-//! A restore, or a wake, of much memory does not wait until all of it is read: large areas are filled
+//! `restore --lazy` of much memory does not wait until all of it is read: large areas are filled
 //! by two small processes of the keeper's (`dormouse_keeper`, `fill`), what somebody waits for first,
 //! and are memory like any other afterwards ([why](../../../docs/decisions/0015-lazy-memory.md)).
 //!

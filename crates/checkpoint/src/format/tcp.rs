@@ -35,8 +35,6 @@ pub struct TcpSocket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TcpState {
-    /// Being made: we have asked, and nobody has answered. Of these nothing but the peer is known.
-    SynSent,
     /// Open in both directions.
     Established,
     /// We have said that we end, and the peer does not know yet.
@@ -45,16 +43,12 @@ pub enum TcpState {
     FinWait2,
     /// The peer has said that it ends.
     CloseWait,
-    /// So have we, after it, and it does not know yet.
-    LastAck,
-    /// So have we, before we knew, and it does not know yet.
-    Closing,
 }
 
 impl TcpState {
     /// Whether the peer has said that it ends.
     pub(crate) fn peer_has_ended(self) -> bool {
-        matches!(self, Self::CloseWait | Self::LastAck | Self::Closing)
+        self == Self::CloseWait
     }
 
     /// Whether we have said so.
@@ -64,7 +58,7 @@ impl TcpState {
 
     /// Whether we have, and the peer does not know yet.
     pub(crate) fn end_waits(self) -> bool {
-        matches!(self, Self::FinWait1 | Self::LastAck | Self::Closing)
+        self == Self::FinWait1
     }
 }
 

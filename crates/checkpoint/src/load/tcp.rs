@@ -16,7 +16,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call, pidfd};
-use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
 use super::{Plan, Restore, Wanted, file, raw, socket, udp};
@@ -150,7 +149,7 @@ impl Connections {
         for (copy, index) in &self.sockets {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
-            go_on(pid, copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+            go_on(copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
         }
         // ORDER: all has been received that was, whatever they keep out from now on.
         for (copy, index) in &self.filtered {
@@ -175,10 +174,6 @@ fn put_together(
     let set = |name, value: i32| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
     let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
     set(REPAIR, 1).map_err(at("repair mode"))?;
-    if it.state == TcpState::SynSent {
-        // It asks once more when all are let go.
-        return rustix::net::bind(socket, &own).map_err(at("bind"));
-    }
     // The same bytes in other pieces take more room than they did, for as long as they wait.
     const MORE: u32 = 1 << 20;
     general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 + MORE).map_err(at("its buffer"))?;
@@ -209,11 +204,7 @@ fn put_together(
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
     call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
         .map_err(at("its window"))?;
-    match it.state {
-        // When we have ended as well, which comes first.
-        TcpState::Closing => Ok(()),
-        _ => end_of_peer(pid, socket, it).map_err(at("the end of its peer")),
-    }
+    end_of_peer(pid, socket, it).map_err(at("the end of its peer"))
 }
 
 /// What both sides have agreed upon when they met.
@@ -258,10 +249,8 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     use accept::{ACKNOWLEDGES, FIN};
     let (flags, acknowledged) = match it.state {
-        TcpState::SynSent | TcpState::Established | TcpState::FinWait1 => return Ok(()),
-        TcpState::CloseWait | TcpState::LastAck | TcpState::Closing => {
-            (FIN | ACKNOWLEDGES, it.sent_sequence)
-        }
+        TcpState::Established | TcpState::FinWait1 => return Ok(()),
+        TcpState::CloseWait => (FIN | ACKNOWLEDGES, it.sent_sequence),
         TcpState::FinWait2 => (ACKNOWLEDGES, it.sent_sequence.wrapping_add(1)),
     };
     let inode = rustix::fs::fstat(socket)?.st_ino;
@@ -272,20 +261,12 @@ fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Resu
     packet::send(&netns, &[(peer, own, segment)])
 }
 
-fn go_on(
-    pid: u32,
-    socket: &OwnedFd,
-    tcp: &TcpSocket,
-    it: &Connection,
-) -> std::result::Result<(), Errno> {
+fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
     let fd = socket.as_fd();
     call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
     // Repair mode shares every address while it lasts, and none afterwards.
     for option in tcp.options.iter().filter(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
         call::set_socket_option(fd, option.level, option.name, &option.value.0)?;
-    }
-    if it.state == TcpState::SynSent {
-        return ask(socket, tcp, it);
     }
     write(socket, &it.unsent.0)?;
     // socket(7): the kernel doubles what it is told.
@@ -296,18 +277,5 @@ fn go_on(
     if it.state.end_waits() {
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
-    if it.state == TcpState::Closing {
-        end_of_peer(pid, socket, it)?;
-    }
     Ok(())
-}
-
-/// Begins to make a connection, and waits for nobody.
-fn ask(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
-    let flags = OFlags::from_bits_retain(tcp.flags);
-    rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
-    match rustix::net::connect(socket, &it.peer) {
-        Ok(()) | Err(Errno::INPROGRESS) => rustix::fs::fcntl_setfl(socket, flags),
-        Err(e) => Err(e),
-    }
 }

@@ -27,7 +27,7 @@ use super::{Subject, Wakes};
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing, Waiting};
 use crate::stack::{self, Ends};
-use crate::{accept, packet, quiet};
+use crate::{accept, quiet};
 
 /// Options of tcp(7) that only repair mode has.
 pub(crate) const REPAIR: i32 = 19;
@@ -125,13 +125,8 @@ pub(super) fn save(
     let connection = match state {
         None => None,
         Some(state) => {
-            let peer = match state {
-                TcpState::SynSent => asked(open, address).map_err(failed)?,
-                _ => {
-                    let peer = getpeername(&open.copy).map_err(failed)?;
-                    peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?
-                }
-            };
+            let peer = getpeername(&open.copy).map_err(failed)?;
+            let peer = peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?;
             let copy = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
             let (object, inode) = (open.index, open.stat.st_ino);
             survey.found.connections.push(Met { object, copy, inode });
@@ -202,23 +197,6 @@ fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         over: true,
         options: option::read(socket, domain, SocketType::STREAM, Some(ipproto::TCP))?,
     }))
-}
-
-/// Whom a connection that is being made is to be with. Nothing tells its owner, but the kernel's table
-/// does, where loopback addresses may be others than those he knows.
-fn asked(open: &Open<'_>, own: SocketAddr) -> Result<SocketAddr, Errno> {
-    let netns = stack::of(open.process.pid).map_err(|_| Errno::SRCH)?;
-    let inode = open.stat.st_ino;
-    let [is, peer] =
-        stack::tcp_addresses(&netns, &[inode])?.remove(&inode).ok_or(Errno::NOTCONN)?;
-    let told = packet::told(peer, is, own);
-    // As a socket of that family has it.
-    match (own, told) {
-        (SocketAddr::V6(_), SocketAddr::V4(v4)) => {
-            Ok(SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()))
-        }
-        _ => Ok(told),
-    }
 }
 
 /// Whether a socket has a connection, or had one whose end its owner may not know yet.
@@ -393,9 +371,6 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     call::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
     // It may have changed since it was looked at; what it is now holds.
     connection.state = known(info[0]).ok_or(Errno::CONNRESET)?;
-    if connection.state == TcpState::SynSent {
-        return Ok(());
-    }
     // struct tcp_info: tcpi_options, and two scales of 4 bits.
     let agreed = |bit: u8| info[5] & bit != 0;
     connection.scales = agreed(4).then_some((info[6] & 15, info[6] >> 4));

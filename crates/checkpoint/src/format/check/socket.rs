@@ -66,10 +66,6 @@ pub(super) fn tcp(tcp: &TcpSocket) -> Found {
 }
 
 fn connection(it: &Connection) -> Found {
-    if it.state == TcpState::SynSent {
-        let is_empty = [&it.sent, &it.unsent, &it.received].iter().all(|bytes| bytes.0.is_empty());
-        return ensure(is_empty, || "what it holds".into());
-    }
     let (sent, received) = (it.sent.0.len() + it.unsent.0.len(), it.received.0.len());
     ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "what it holds".into())?;
     let all_known = it.state != TcpState::FinWait2 || sent == 0;
