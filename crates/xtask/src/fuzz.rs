@@ -1,10 +1,11 @@
 //! The fuzzers: every reader of outside data against libFuzzer, `cargo xtask fuzz`.
 //!
-//! A target is a file in `fuzz/targets`. Our crates are compiled for it with the coverage counters and
-//! comparison traces of LLVM, which every rustc has (`fuzz/rustc`), so no other toolchain is needed;
-//! memory errors are not looked for by a sanitizer, since the readers hold no `unsafe`. What a run may
-//! take is bounded: memory, the time of one input, its length. How values that are compared come closer to
-//! each other is followed for a part of the time only: it finds what counters do not, four times slower.
+//! A target is a file in `fuzz/targets`. Our crates are compiled for it with the coverage counters of
+//! LLVM, which every rustc has (`fuzz/rustc`), so no other toolchain is needed; memory errors are not
+//! looked for by a sanitizer, since the readers hold no `unsafe`. What a run may take is bounded: memory,
+//! the time of one input, its length. With `--compares` a second program runs for a part of the time, in
+//! which every comparison is traced and how close its sides come to each other is followed
+//! (`fuzz/rustc-compares`): it finds what counters do not, ten times slower.
 //!
 //! ```text
 //!   fuzz/corpus/TARGET.tar       inputs that together reach all that was ever reached, minimized
@@ -35,8 +36,8 @@ const INPUT_BYTES_MAX: u32 = 16 << 10;
 const MEMORY_MIB_MAX: u32 = 512;
 /// LIMIT: seconds for one input.
 const INPUT_SECONDS_MAX: u32 = 5;
-/// The part of a run's time in which compared values are followed: one of so many.
-const PART_THAT_FOLLOWS_VALUES: u64 = 5;
+/// The part of a run's time in which comparisons are followed: one of so many.
+const PART_THAT_FOLLOWS_COMPARISONS: u64 = 5;
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 /// Options of `cargo xtask fuzz`.
 #[derive(Args)]
@@ -50,6 +51,9 @@ pub struct FuzzArgs {
     /// How many targets run side by side.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// A fifth of the time goes to programs that trace comparisons; they are compiled for it.
+    #[arg(long)]
+    compares: bool,
     /// Adds the runs to the ledger and what they found out to the corpus.
     #[arg(long)]
     record: bool,
@@ -73,6 +77,33 @@ impl std::ops::Add for Count {
     }
 }
 
+/// What the programs of a target were compiled to tell.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// How often each edge was gone along.
+    Counters,
+    /// And what was compared with what.
+    Compares,
+}
+
+impl Kind {
+    /// The compiler in `fuzz`.
+    fn compiler(self) -> &'static str {
+        match self {
+            Self::Counters => "rustc",
+            Self::Compares => "rustc-compares",
+        }
+    }
+
+    /// Where its programs are, in `target/fuzz`.
+    fn dir(self) -> &'static str {
+        match self {
+            Self::Counters => "counters",
+            Self::Compares => "compares",
+        }
+    }
+}
+
 /// How one run ended.
 struct Run {
     count: Count,
@@ -88,7 +119,10 @@ pub fn run(top: &Path, args: &FuzzArgs) -> Result<ExitCode> {
     }
     let wanted: Vec<&String> =
         all.iter().filter(|name| args.targets.is_empty() || args.targets.contains(name)).collect();
-    house.build()?;
+    if args.compares {
+        house.build(&all, Kind::Compares)?;
+    }
+    house.build(&all, Kind::Counters)?;
     let queue = Mutex::new(wanted.iter());
     let ledger = Mutex::new(house.ledger()?);
     let runs: Mutex<BTreeMap<&str, Run>> = Mutex::default();
@@ -103,7 +137,7 @@ pub fn run(top: &Path, args: &FuzzArgs) -> Result<ExitCode> {
                 if most == Some(0) {
                     continue;
                 }
-                let run = house.fuzz(name, args.seconds, most)?;
+                let run = house.fuzz(name, args, most)?;
                 let mut ledger = ledger.lock().expect("no holder panics");
                 ledger.insert((*name).clone(), so_far + run.count);
                 if args.record {
@@ -142,8 +176,8 @@ impl House {
         self.work().join("found")
     }
 
-    fn program(&self, name: &str) -> PathBuf {
-        self.top.join("target").join(TRIPLE).join("release").join(format!("fuzz-{name}"))
+    fn program(&self, name: &str, kind: Kind) -> PathBuf {
+        self.work().join(kind.dir()).join(name)
     }
 
     fn corpus_file(&self, name: &str) -> PathBuf {
@@ -163,45 +197,56 @@ impl House {
         Ok(names)
     }
 
-    fn build(&self) -> Result<()> {
+    /// Compiles all targets. Cargo has one place for the programs of both kinds, and makes those anew
+    /// whose compiler has another name than the time before: each kind is kept in a place of its own.
+    fn build(&self, targets: &[String], kind: Kind) -> Result<()> {
         let status = Command::new("cargo")
             .args(["build", "--release", "--locked"])
             .args(["--package", "dormouse-fuzz", "--features", "fuzzing"])
-            .env("RUSTC_WORKSPACE_WRAPPER", self.top.join("fuzz/rustc"))
+            .env("RUSTC_WORKSPACE_WRAPPER", self.top.join("fuzz").join(kind.compiler()))
             .current_dir(&self.top)
             .status()
             .context("starting cargo")?;
         ensure!(status.success(), "the fuzzers do not compile");
+        let built = self.top.join("target").join(TRIPLE).join("release");
+        fs::create_dir_all(self.work().join(kind.dir()))?;
+        for name in targets {
+            let program = self.program(name, kind);
+            let _ = fs::remove_file(&program); // of another build, or none
+            fs::copy(built.join(format!("fuzz-{name}")), &program)
+                .with_context(|| format!("keeping {}", program.display()))?;
+        }
         Ok(())
     }
 
     /// Runs one target, beginning with the kept corpus, so long and so often at most.
-    fn fuzz(&self, name: &str, seconds: u64, most: Option<u64>) -> Result<Run> {
+    fn fuzz(&self, name: &str, args: &FuzzArgs, most: Option<u64>) -> Result<Run> {
         let corpus = self.work().join("corpus").join(name);
         fs::create_dir_all(&corpus)?;
         if let Ok(file) = fs::File::open(self.corpus_file(name)) {
             tar::Archive::new(file).unpack(&corpus).context("unpacking the corpus")?;
         }
         fs::create_dir_all(self.found())?;
-        let following = seconds.div_ceil(PART_THAT_FOLLOWS_VALUES);
-        let mut run = self.leg(name, following, most, true)?;
-        let most = most.map(|most| most.saturating_sub(run.count.executions));
-        if run.clean && seconds > following && most != Some(0) {
-            let rest = self.leg(name, seconds - following, most, false)?;
-            run = Run { count: run.count + rest.count, clean: rest.clean };
+        let following =
+            if args.compares { args.seconds.div_ceil(PART_THAT_FOLLOWS_COMPARISONS) } else { 0 };
+        let mut legs =
+            vec![(Kind::Compares, following), (Kind::Counters, args.seconds - following)];
+        legs.retain(|(_, seconds)| *seconds > 0);
+        let mut run = Run { count: Count::default(), clean: true };
+        for (kind, seconds) in legs {
+            let most = most.map(|most| most.saturating_sub(run.count.executions));
+            if run.clean && most != Some(0) {
+                let leg = self.leg(name, kind, seconds, most)?;
+                run = Run { count: run.count + leg.count, clean: leg.clean };
+            }
         }
         Ok(run)
     }
 
     /// One process of a run.
-    fn leg(
-        &self,
-        name: &str,
-        seconds: u64,
-        most: Option<u64>,
-        follows_values: bool,
-    ) -> Result<Run> {
-        let mut child = Command::new(self.program(name))
+    fn leg(&self, name: &str, kind: Kind, seconds: u64, most: Option<u64>) -> Result<Run> {
+        let follows_values = matches!(kind, Kind::Compares);
+        let mut child = Command::new(self.program(name, kind))
             .arg(self.work().join("corpus").join(name))
             .arg(format!("-max_total_time={seconds}"))
             .arg(format!("-max_len={INPUT_BYTES_MAX}"))
@@ -255,7 +300,7 @@ impl House {
     fn keep_corpus(&self, name: &str) -> Result<()> {
         let all = self.work().join("corpus").join(name);
         let least = tempfile::tempdir_in(self.work())?;
-        let status = Command::new(self.program(name))
+        let status = Command::new(self.program(name, Kind::Counters))
             .args(["-merge=1", "-rss_limit_mb=2048"])
             .arg(least.path())
             .arg(&all)
