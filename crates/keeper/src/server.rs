@@ -20,7 +20,7 @@
 //!
 //! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
 //! alarm rings, a *waker* takes them and has them let go. If it did not, they are watched again a second
-//! later. A waker is a process `WAKE...` that has got ready, reads lines `ID called` or `ID timer` from its
+//! later; if it was killed, another one is told at once. A waker is a process `WAKE...` that has got ready, reads lines `ID called` or `ID timer` from its
 //! standard input, and answers each with a byte when that container is awake; it ends when its input does.
 //! As long as somebody sleeps one is there, so that a caller does not wait for what a process does before
 //! it can do anything; more are made when more are called at once, and end when they have had nothing to
@@ -103,12 +103,16 @@ struct Unsettled {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Errand {
     Settle(Id),
-    Wake(Id, Why),
+    Wake { id: Id, why: Why, is_second: bool },
 }
 
 impl Errand {
+    fn wake(id: Id, why: Why) -> Self {
+        Self::Wake { id, why, is_second: false }
+    }
+
     fn is_wake(self) -> bool {
-        matches!(self, Self::Wake(..))
+        matches!(self, Self::Wake { .. })
     }
 }
 
@@ -351,7 +355,7 @@ impl Server {
         self.custody.watch_again(&self.epoll, now);
         while let Some(id) = self.alarms.rung(now) {
             if self.custody.tell(id) {
-                self.queue.push_back(Errand::Wake(id, Why::Timer));
+                self.queue.push_back(Errand::wake(id, Why::Timer));
                 self.start_errands();
             }
         }
@@ -472,7 +476,7 @@ impl Server {
             return self.filled(fill);
         }
         if let Some(id) = self.custody.called(serial) {
-            self.queue.push_back(Errand::Wake(id, Why::Called));
+            self.queue.push_back(Errand::wake(id, Why::Called));
             return self.start_errands();
         }
         let Some(sock) = self.connections.get(&serial) else { return };
@@ -598,7 +602,8 @@ impl Server {
             Request::LetGo { id } => {
                 self.custody.let_go(&self.epoll, id);
                 self.alarms.let_go(id);
-                self.queue.retain(|errand| !matches!(errand, Errand::Wake(of, _) if *of == id));
+                self.queue
+                    .retain(|errand| !matches!(errand, Errand::Wake { id: of, .. } if *of == id));
                 done()
             }
             Request::Alarm { id, after_ms } => self.set_alarm(id, after_ms),
@@ -747,15 +752,20 @@ impl Server {
 
     fn ended(&mut self, pid: u32, status: i32) {
         if let Some(errand) = self.errands.remove(&pid) {
+            let is_killed = code_of(status).1 == libc::SIGKILL;
             match errand {
-                Errand::Wake(id, _) => {
+                // Killed in the middle of it, or before it had begun: what is not done yet is done by the
+                // next one. A wake is tried at once a second time, no third: it may be what there is no
+                // memory for.
+                Errand::Wake { id, why, is_second: false } if is_killed && self.custody.has(id) => {
+                    self.dismiss(|waker| waker.pid == pid);
+                    self.queue.push_back(Errand::Wake { id, why, is_second: true });
+                }
+                Errand::Wake { id, .. } => {
                     self.dismiss(|waker| waker.pid == pid);
                     self.custody.came_back(id);
                 }
-                // Killed in the middle of it: what is not done yet is done by the next one.
-                Errand::Settle(_) if code_of(status).1 == libc::SIGKILL => {
-                    self.queue.push_back(errand);
-                }
+                Errand::Settle(_) if is_killed => self.queue.push_back(errand),
                 Errand::Settle(_) => {}
             }
             return self.start_errands();
@@ -889,7 +899,7 @@ impl Server {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Ok((1, _)) => {
                 self.woken = Instant::now();
-                if let Some(Errand::Wake(id, _)) = self.errands.remove(&pid) {
+                if let Some(Errand::Wake { id, .. }) = self.errands.remove(&pid) {
                     self.custody.came_back(id);
                 }
                 self.start_errands();
@@ -911,7 +921,7 @@ impl Server {
                 let id = CString::new(id.as_str()).map_err(|_| Errno::INVAL)?;
                 self.run_program(&self.parts.settle, Some(&id), None)
             }
-            Errand::Wake(id, why) => {
+            Errand::Wake { id, why, .. } => {
                 self.woken = Instant::now();
                 let ready = self.at_rest().find(|(_, waker)| waker.tell(id, why));
                 if let Some((_, waker)) = ready {
