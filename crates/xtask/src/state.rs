@@ -28,7 +28,7 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
     let log = match &args.log {
         Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
         None => {
-            let words = ["test", "--release", "--locked", "-p", "dormouse-tests", "--test"];
+            let words = ["test", "--release", "--locked", "--workspace", "--test"];
             let mut command = Command::new("cargo");
             command.current_dir(top).args(words).args([
                 "checkpoint",

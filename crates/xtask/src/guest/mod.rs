@@ -132,8 +132,10 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
 
 /// The whole-system tests' programs and their names, built: those of `which`, words of cargo's, or all.
 fn test_programs(top: &Path, which: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+    let which = if which.is_empty() { &["--tests"] } else { which };
     let built = Command::new("cargo")
-        .args(["test", "--release", "--locked", "--no-run", "--package", "dormouse-tests"])
+        // With the features of all packages together, as `./test build` has compiled them.
+        .args(["test", "--release", "--locked", "--no-run", "--workspace"])
         .args(["--message-format=json-render-diagnostics"])
         .args(which)
         .current_dir(top)
@@ -145,6 +147,9 @@ fn test_programs(top: &Path, which: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     for message in cargo_metadata::Message::parse_stream(built.stdout.as_slice()) {
         let cargo_metadata::Message::CompilerArtifact(artifact) = message? else { continue };
         let Some(program) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
+        if !artifact.target.src_path.starts_with(top.join("tests")) {
+            continue;
+        }
         programs.push((artifact.target.name, program.into_std_path_buf()));
     }
     Ok(programs)
