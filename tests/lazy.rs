@@ -34,9 +34,15 @@ fn signal(pids: &[Pid], signal: Signal) {
 
 /// Starts the workload and checkpoints it.
 fn saved(host: &Host, rounds: usize) {
+    saved_with(host, rounds, &[]);
+}
+
+fn saved_with(host: &Host, rounds: usize, more: &[&str]) {
     let rounds = format!("ROUNDS={rounds}");
-    let words = ["--env", MEGABYTES, "--env", &rounds, "workloads", "/bin/lazy"];
-    host.dm(&[&["run", "-d", "--name", "lazy"], &words[..]].concat()).ok();
+    let words = ["--env", MEGABYTES, "--env", &rounds];
+    let program = ["workloads", "/bin/lazy"];
+    let run = ["run", "-d", "--name", "lazy"];
+    host.dm(&[&run[..], &words, more, &program].concat()).ok();
     wait_for_line(host, "lazy", "ready 0");
     host.dm(&["checkpoint", "lazy"]).ok();
 }
@@ -83,8 +89,18 @@ fn wait_until_filled(host: &Host) {
 
 #[test]
 fn memory_that_comes_when_it_is_touched() {
+    comes_when_it_is_touched(&[]);
+}
+
+/// What was touched before is read at once, which must not bring zeros for what is beside it.
+#[test]
+fn huge_pages_that_come_when_they_are_touched() {
+    comes_when_it_is_touched(&["--env", "HUGE=1"]);
+}
+
+fn comes_when_it_is_touched(more: &[&str]) {
     let host = host();
-    saved(&host, 3);
+    saved_with(&host, 3, more);
     for round in 0..3 {
         host.dm(&["restore", "--lazy", "lazy"]).ok();
         // Later on much of it may be known to be wanted at once.

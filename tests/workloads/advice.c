@@ -1,5 +1,6 @@
 /* What a process has told the kernel about its memory: advice, locks, stacks that grow. */
 #include "workload.h"
+#include <sys/prctl.h>
 
 #define AREAS 8
 #define SIZE 16384
@@ -55,8 +56,21 @@ int main(void) {
 		flags_of(areas[n], before[n], sizeof before[n]);
 	must(strstr(before[0], "dc") && strstr(before[1], "dd") && strstr(before[2], "wf"));
 	must(strstr(before[6], "lo") && strstr(before[7], "gd"));
+	/* No huge pages of the kernel's choice for this process, but for its child. */
+	must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
+	int ends[2];
+	must(pipe(ends) == 0);
+	pid_t other = fork();
+	must(other >= 0);
+	if (other == 0) {
+		char word;
+		must(prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0) == 0 && close(ends[1]) == 0);
+		must(read(ends[0], &word, 1) == 0);
+		_exit(prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 0 ? 7 : 8);
+	}
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
+		must(prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1);
 		for (int n = 0; n < AREAS; n++) {
 			flags_of(areas[n], after, sizeof after);
 			if (strcmp(after, before[n]))
@@ -74,5 +88,7 @@ int main(void) {
 		}
 		must(waitpid(child, &status, 0) == child && WEXITSTATUS(status) == 5);
 	}
+	int status;
+	must(close(ends[1]) == 0 && waitpid(other, &status, 0) == other && WEXITSTATUS(status) == 7);
 	ok();
 }

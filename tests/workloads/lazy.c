@@ -1,5 +1,5 @@
 /* Much memory, to which everything happens that may while it is not all there yet: whoever fills it
- * must follow. MB says how much it is. */
+ * must follow. MB says how much it is; with HUGE it wants huge pages. */
 #include "workload.h"
 #include <pthread.h>
 
@@ -153,6 +153,9 @@ int main(void) {
 	heap_pages = pages / 8;
 	memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(memory != MAP_FAILED);
+	/* Where the kernel gives more than a page at once, what comes later must not be taken for there. */
+	if (getenv("HUGE") != NULL)
+		must(madvise(memory, bytes, MADV_HUGEPAGE) == 0 || errno == EINVAL);
 	moved = mmap(0, 1024 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(moved != MAP_FAILED && munmap(moved, 1024 * PAGE) == 0);
 	fill(memory, 0, pages);

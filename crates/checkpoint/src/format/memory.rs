@@ -17,6 +17,10 @@ pub struct Memory {
     pub program: Option<usize>,
     /// Where the kernel's shared object and its data are mapped, and how long both are together.
     pub vdso: Option<(u64, u64)>,
+    /// That it is to have no transparent huge pages (PR_SET_THP_DISABLE(2const)). Not there in what older
+    /// versions wrote.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_huge_pages: bool,
 }
 
 /// `struct prctl_mm_map`, less what needs a descriptor or a pointer (PR_SET_MM(2const)).

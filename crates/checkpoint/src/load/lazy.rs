@@ -273,6 +273,7 @@ impl Making {
 pub(super) fn make(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
     let Some(device) = plan.lazy.device else { return };
     let own = record.memory.and_then(|memory| plan.lazy.cell_of.get(&memory)).copied();
+    let memory = record.memory.and_then(|memory| plan.records.memories.get(memory));
     let what = format!("the memory of process {} that comes when it is touched", record.pid);
     if let Some(cell) = own {
         let args = [device.into(), Arg::Number(call::USERFAULTFD_NEW), call::NEW_FLAGS.into()];
@@ -280,7 +281,10 @@ pub(super) fn make(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
     }
     sequence.stage(STAGE);
     if let Some(cell) = own {
-        sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
+        sequence.call(what.clone(), Call::new(libc::SYS_close, [cell.into()]));
+        if !memory.is_some_and(|memory| memory.no_huge_pages) {
+            sequence.call(what, super::memory::disable_huge_pages(false));
+        }
     }
 }
 

@@ -76,9 +76,16 @@ pub(super) fn restore(
             advise(sequence, &what, area);
         }
     }
+    if memory.no_huge_pages {
+        sequence.call(format!("the huge pages of process {pid}"), disable_huge_pages(true));
+    }
     match plan.lazy.at_once(number) {
         // It has inherited nothing ([`super::lazy`]).
         Some(runs) => {
+            // ORDER: a huge page would be there as a whole, with zeros for what comes later. Until the area is
+            // watched, which keeps them away.
+            let what = format!("the huge pages of process {pid}");
+            sequence.call(what, disable_huge_pages(true));
             let what = format!("the contents of the memory of process {pid}");
             read(plan, sequence, &what, runs.iter().map(|r| (r.address, r)));
         }
@@ -122,6 +129,13 @@ fn contents(
     }
     let own = inherit::other_than(&all, there);
     read(plan, sequence, &what, own.iter().map(|run| (run.address, run)));
+}
+
+/// Whether a process has transparent huge pages (PR_SET_THP_DISABLE(2const)). LIMIT: that only those are wanted
+/// that were asked for (Linux 6.18) cannot be seen from outside, and is lost.
+pub(super) fn disable_huge_pages(disabled: bool) -> Call {
+    let args = [Arg::from(libc::PR_SET_THP_DISABLE), Arg::Number(disabled.into())];
+    Call::new(libc::SYS_prctl, args)
 }
 
 /// Writes the shared object of another kernel to its place.

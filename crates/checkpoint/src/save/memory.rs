@@ -41,7 +41,8 @@ pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(Memory::default()),
         Err(e) => return Err(Error::file("cannot read", path)(e)),
     };
-    let mut memory = Memory::default();
+    let no_huge_pages = seen.fields.number("THP_enabled") == Some(0);
+    let mut memory = Memory { no_huge_pages, ..Memory::default() };
     for mapping in mappings(&text) {
         match mapping.name {
             "[vsyscall]" => {}

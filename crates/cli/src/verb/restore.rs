@@ -25,8 +25,7 @@ pub(crate) struct Args {
     /// Address that the new container is to have, IPv4 or IPv6
     #[arg(long, alias = "ip6", value_name = "ADDRESS", requires = "name")]
     ip: Vec<IpAddr>,
-    /// Large memory comes while it runs already (userfaultfd); experimental: under Linux 6.12 a process
-    /// was seen to find other contents than its own
+    /// Large memory comes while it runs already, what is touched first (userfaultfd(2))
     #[arg(long, conflicts_with = "name")]
     lazy: bool,
     /// Name or id
