@@ -438,6 +438,14 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_reads_is_written_as_it_was() {
+        let spec: Spec = parse(br#"{"vm":2650000e-061}"#).unwrap();
+        let written = serde_json::to_vec(&spec).unwrap();
+        let again: Spec = parse(&written).unwrap();
+        assert_eq!(serde_json::to_vec(&again).unwrap(), written);
+    }
+
+    #[test]
     fn a_deep_document_is_refused() {
         let text = format!("{{\"vm\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
         assert!(parse::<Spec>(text.as_bytes()).is_err());
