@@ -204,10 +204,8 @@ fn of_nobody(
 ) -> Result<()> {
     survey.outsiders(tree);
     let Some(first) = tree.first() else { return Ok(()) };
-    if survey.subject.own_ipc {
-        mqueue::find(survey, first)?;
-    }
     if let Some(tables) = tables {
+        mqueue::find(survey, first, tables)?;
         system_v::find(survey, first, tables)?;
     }
     tmpfs::find(survey, first);

@@ -9,24 +9,20 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{mqueue, pidfd};
+use dormouse_kernel::mqueue;
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::object::{Found, Open, Survey, Why};
-use super::system_v::inside;
+use super::system_v::Tables;
 use super::thread::Maps;
 use super::tree::Seen;
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
 
 /// Finds those that have a name.
-pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) -> Outcome<()> {
-    let Some(handle) = &first.pidfd else { return Ok(()) };
-    let namespace = pidfd::namespace(handle, Namespace::Ipc);
-    let namespace = namespace.map_err(|e| Error::Elsewhere(e.to_string()))?;
-    let opened = inside(&namespace, named);
+pub(super) fn find(survey: &mut Survey<'_>, first: &Seen, tables: &Tables) -> Outcome<()> {
+    let opened = named(tables.queues());
     let opened = opened.map_err(Error::of("open the message queues", first.pid))?;
     for (name, queue) in opened {
         if let Err(why) = add(survey, first, Some(name), queue) {
@@ -37,18 +33,17 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) -> Outcome<()> {
     Ok(())
 }
 
-/// Opens every queue of the calling thread's ipc namespace.
-fn named() -> Result<Vec<(String, OwnedFd)>, Errno> {
-    let directory = mqueue::directory()?;
+/// Opens every queue of a directory.
+fn named(directory: &OwnedFd) -> Result<Vec<(String, OwnedFd)>, Errno> {
     let mut all = Vec::new();
-    for entry in Dir::read_from(&directory)? {
+    for entry in Dir::read_from(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         if [c".", c".."].contains(&name) {
             continue;
         }
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        match rustix::fs::openat(&directory, name, flags, Mode::empty()) {
+        match rustix::fs::openat(directory, name, flags, Mode::empty()) {
             Ok(queue) => all.push((name.to_str().map_err(|_| Errno::ILSEQ)?.to_owned(), queue)),
             Err(Errno::NOENT) => {} // removed meanwhile
             Err(e) => return Err(e),

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::call::Namespace;
-use dormouse_kernel::{pidfd, proc, system_v};
+use dormouse_kernel::{mqueue, pidfd, proc, system_v};
 use rustix::io::Errno;
 use rustix::thread::LinkNameSpaceType;
 
@@ -41,11 +41,13 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
-/// The tables of an ipc namespace: they stay those of whoever opened them, and can be read again.
+/// The tables of an ipc namespace, and the directory of its POSIX message queues: they stay those of
+/// whoever opened them, and can be read again.
 #[derive(Debug)]
 pub(crate) struct Tables {
     namespace: OwnedFd,
     files: [File; TABLES.len()],
+    queues: OwnedFd,
 }
 
 const TABLES: [&str; 3] = ["shm", "sem", "msg"];
@@ -59,10 +61,16 @@ impl Tables {
         let files = inside(&namespace, || {
             let [memory, semaphores, queues] =
                 TABLES.map(|name| File::open(format!("/proc/sysvipc/{name}")).map_err(errno));
-            Ok([memory?, semaphores?, queues?])
+            Ok(([memory?, semaphores?, queues?], mqueue::directory()?))
         });
-        let files = files.map_err(Error::of("open the tables of System V", first.pid))?;
-        Ok(Some(Self { namespace, files }))
+        let (files, queues) =
+            files.map_err(Error::of("open the tables of its ipc namespace", first.pid))?;
+        Ok(Some(Self { namespace, files, queues }))
+    }
+
+    /// The directory of the POSIX message queues.
+    pub(super) fn queues(&self) -> &OwnedFd {
+        &self.queues
     }
 
     /// Whether there is any object now: a table without has one line.
