@@ -126,3 +126,13 @@ fn big_a_thousand_containers_come_and_go() {
     let same = || counts(&host) == before;
     assert!(wait_until(Duration::from_secs(30), same), "{before:?} became {:?}", counts(&host));
 }
+
+/// Where somebody was killed while the keeper was noted that holds what sleeping containers have.
+#[test]
+fn vm_a_note_that_was_half_written_is_gone_after_the_next_command() {
+    let host = Host::with_busybox();
+    let half = host.root().join("lib/custody.new");
+    std::fs::write(&half, b"{\"pid\":").expect("there is a directory");
+    host.dm(&["ps"]).ok();
+    assert!(!half.exists());
+}

@@ -250,7 +250,35 @@ impl Engine {
     pub(crate) fn note_custody(&self, keeper: &mut Keeper) -> Result<()> {
         match disk::read_json::<Custodian>(&self.custodian())? {
             Some(_) => Ok(()),
-            None => disk::write_json(&self.custodian(), &Custodian::of(keeper)?, Durable::No),
+            None => {
+                // ORDER: alone: two would make the same new file.
+                let _alone = self.lock_custody()?;
+                match disk::read_json::<Custodian>(&self.custodian())? {
+                    Some(_) => Ok(()),
+                    None => {
+                        disk::write_json(&self.custodian(), &Custodian::of(keeper)?, Durable::No)
+                    }
+                }
+            }
+        }
+    }
+
+    fn lock_custody(&self) -> Result<Lock> {
+        Lock::take_new(&self.places().run.join("custody.lock"))
+    }
+
+    /// Removes what somebody has left who was killed while noting a keeper.
+    fn finish_noting(&self) -> Result<()> {
+        let new = self.custodian().with_extension("new");
+        if !new.exists() {
+            return Ok(());
+        }
+        let _alone = self.lock_custody()?;
+        match fs::remove_file(&new) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(Error::file("cannot remove", new)(e))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -279,10 +307,11 @@ impl Engine {
     ///
     /// One for which it fails sleeps on, and a command wakes it.
     pub fn take_custody_back(&self) -> Result<usize> {
+        self.finish_noting()?;
         if !self.is_orphaned()? {
             return Ok(0);
         }
-        let _alone = Lock::take_new(&self.places().run.join("custody.lock"))?;
+        let _alone = self.lock_custody()?;
         if !self.is_orphaned()? {
             return Ok(0);
         }
