@@ -20,11 +20,11 @@
 //!
 //! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
 //! alarm rings, a *waker* takes them and has them let go. If it did not, they are watched again a second
-//! later; if it was killed, another one is told at once. A waker is a process `WAKE...` that has got ready, reads lines `ID called` or `ID timer` from its
-//! standard input, and answers each with a byte when that container is awake; it ends when its input does.
-//! As long as somebody sleeps one is there, so that a caller does not wait for what a process does before
-//! it can do anything; more are made when more are called at once, and end when they have had nothing to
-//! do for a second.
+//! later; if it was killed, another one is told at once. A waker is a process `WAKE...` that has got
+//! ready, reads lines `ID called` or `ID timer` from its standard input, and answers each with a byte when
+//! that container is awake; it ends when its input does. As long as somebody sleeps one is there, so that
+//! a caller does not wait for what a process does before it can do anything; more are made when more are
+//! called at once, and end when they have had nothing to do for a second.
 //!
 //! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
 //! answers are never waited for: a client that does not read loses its connection.
