@@ -81,6 +81,18 @@ fn fill_file(host: &Host) -> PathBuf {
     host.root().join("run/c").join(id).join("fill")
 }
 
+/// What has happened, once that it has ended is told: its state says so first.
+fn events_with_its_end(host: &Host) -> String {
+    host.wait_for_state("lazy", "stopped");
+    let mut events = String::new();
+    let is_told = wait_until(Duration::from_secs(10) * slowness(), || {
+        events = host.dm(&["events", "--no-stream"]).stdout;
+        events.rfind(" die ") > events.rfind(" restore ")
+    });
+    assert!(is_told, "{events}");
+    events
+}
+
 /// Until nobody fills any more.
 fn wait_until_filled(host: &Host) {
     let is_over = || named(host, FILLER).is_empty() && named(host, SECOND).is_empty();
@@ -202,8 +214,7 @@ fn when_nobody_can_fill_memory_any_more_the_container_ends() {
             signal(&[&filler[..], &second[..]].concat(), Signal::STOP);
             signal(&[filler, second].concat(), Signal::KILL);
         });
-        host.wait_for_state("lazy", "stopped");
-        let events = host.dm(&["events", "--no-stream"]).stdout;
+        let events = events_with_its_end(&host);
         let log = host.dm(&["logs", "lazy"]).stdout;
         let is_ok = log.lines().any(|line| line == "ok");
         // LIMIT: the child may find zeros before, and then the workload ends by itself.
@@ -230,7 +241,7 @@ fn damaged_memory_ends_the_container() {
     assert!(out.status == 0 || out.stderr.contains("damaged"), "{out}");
     host.wait_for_state("lazy", "stopped");
     if out.status == 0 {
-        let events = host.dm(&["events", "--no-stream"]).stdout;
+        let events = events_with_its_end(&host);
         assert!(events.contains("is not what it was"), "{events}");
     }
     flip(&pages, length / 2);
