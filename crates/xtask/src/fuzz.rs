@@ -30,8 +30,13 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-/// Bytes of an input at most: every reader's interesting sizes are below.
+/// Bytes of an input at most: every reader's limits are below.
 const INPUT_BYTES_MAX: u32 = 16 << 10;
+/// Bytes of a short one: enough for every structure there is.
+const SHORT_BYTES_MAX: u32 = 1 << 10;
+/// The part of a run's time in which inputs may be long, which takes five times as long for each: one of
+/// so many.
+const PART_WITH_LONG_INPUTS: u64 = 4;
 /// LIMIT: memory of a fuzzer; a reader that takes more from so small an input is broken.
 const MEMORY_MIB_MAX: u32 = 512;
 /// LIMIT: seconds for one input.
@@ -227,16 +232,21 @@ impl House {
             tar::Archive::new(file).unpack(&corpus).context("unpacking the corpus")?;
         }
         fs::create_dir_all(self.found())?;
-        let following =
-            if args.compares { args.seconds.div_ceil(PART_THAT_FOLLOWS_COMPARISONS) } else { 0 };
-        let mut legs =
-            vec![(Kind::Compares, following), (Kind::Counters, args.seconds - following)];
-        legs.retain(|(_, seconds)| *seconds > 0);
+        let part = |divisor: u64| args.seconds.div_ceil(divisor);
+        let following = if args.compares { part(PART_THAT_FOLLOWS_COMPARISONS) } else { 0 };
+        let long = part(PART_WITH_LONG_INPUTS);
+        let short = args.seconds.saturating_sub(following + long);
+        let mut legs = vec![
+            (Kind::Compares, following, INPUT_BYTES_MAX),
+            (Kind::Counters, long, INPUT_BYTES_MAX),
+            (Kind::Counters, short, SHORT_BYTES_MAX),
+        ];
+        legs.retain(|(_, seconds, _)| *seconds > 0);
         let mut run = Run { count: Count::default(), clean: true };
-        for (kind, seconds) in legs {
+        for (kind, seconds, bytes_max) in legs {
             let most = most.map(|most| most.saturating_sub(run.count.executions));
             if run.clean && most != Some(0) {
-                let leg = self.leg(name, kind, seconds, most)?;
+                let leg = self.leg(name, kind, seconds, bytes_max, most)?;
                 run = Run { count: run.count + leg.count, clean: leg.clean };
             }
         }
@@ -244,12 +254,19 @@ impl House {
     }
 
     /// One process of a run.
-    fn leg(&self, name: &str, kind: Kind, seconds: u64, most: Option<u64>) -> Result<Run> {
+    fn leg(
+        &self,
+        name: &str,
+        kind: Kind,
+        seconds: u64,
+        bytes_max: u32,
+        most: Option<u64>,
+    ) -> Result<Run> {
         let follows_values = matches!(kind, Kind::Compares);
         let mut child = Command::new(self.program(name, kind))
             .arg(self.work().join("corpus").join(name))
             .arg(format!("-max_total_time={seconds}"))
-            .arg(format!("-max_len={INPUT_BYTES_MAX}"))
+            .arg(format!("-max_len={bytes_max}"))
             .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
             .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
             .arg(format!("-artifact_prefix={}/{name}-", self.found().display()))
