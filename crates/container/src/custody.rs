@@ -251,20 +251,21 @@ impl Engine {
         match disk::read_json::<Custodian>(&self.custodian())? {
             Some(_) => Ok(()),
             None => {
-                // ORDER: alone: two would make the same new file.
-                let _alone = self.lock_custody()?;
+                let own = Custodian::of(keeper)?;
+                let _alone = self.lock_note()?;
                 match disk::read_json::<Custodian>(&self.custodian())? {
                     Some(_) => Ok(()),
-                    None => {
-                        disk::write_json(&self.custodian(), &Custodian::of(keeper)?, Durable::No)
-                    }
+                    None => disk::write_json(&self.custodian(), &own, Durable::No),
                 }
             }
         }
     }
 
-    fn lock_custody(&self) -> Result<Lock> {
-        Lock::take_new(&self.places().run.join("custody.lock"))
+    /// Whoever changes the note is alone: two would make the same new file.
+    ///
+    /// ORDER: the innermost lock. It is taken by who has a container's, which who takes custody back waits for.
+    fn lock_note(&self) -> Result<Lock> {
+        Lock::take_new(&self.places().run.join("note.lock"))
     }
 
     /// Removes what somebody has left who was killed while noting a keeper.
@@ -273,13 +274,8 @@ impl Engine {
         if !new.exists() {
             return Ok(());
         }
-        let _alone = self.lock_custody()?;
-        match fs::remove_file(&new) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::file("cannot remove", new)(e))
-            }
-            _ => Ok(()),
-        }
+        let _alone = self.lock_note()?;
+        disk::remove(&new)
     }
 
     /// The keeper that has custody, to be waited for: readable when it has ended. `None` where it has
@@ -311,7 +307,7 @@ impl Engine {
         if !self.is_orphaned()? {
             return Ok(0);
         }
-        let _alone = self.lock_custody()?;
+        let _alone = Lock::take_new(&self.places().run.join("custody.lock"))?;
         if !self.is_orphaned()? {
             return Ok(0);
         }
@@ -339,16 +335,12 @@ impl Engine {
             let sleeper = self.found_orphaned(id, lock);
             count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
-        match &mut hearing {
-            Some(Hearing { keeper, .. }) => {
-                disk::write_json(&self.custodian(), &Custodian::of(keeper)?, Durable::No)?;
-            }
-            None => match fs::remove_file(self.custodian()) {
-                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(Error::file("cannot remove", self.custodian())(e));
-                }
-                _ => {}
-            },
+        let next =
+            hearing.as_mut().map(|hearing| Custodian::of(&mut hearing.keeper)).transpose()?;
+        let _note = self.lock_note()?;
+        match next {
+            Some(next) => disk::write_json(&self.custodian(), &next, Durable::No)?,
+            None => disk::remove(&self.custodian())?,
         }
         Ok(count)
     }

@@ -45,6 +45,16 @@ pub(crate) fn write(path: &Path, bytes: &[u8], durable: Durable) -> Result<()> {
     })
 }
 
+/// Removes a file; one that is not there is fine.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::file("cannot remove", path)(e))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes a record as JSON, see [`write`].
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: Durable) -> Result<()> {
     let text = serde_json::to_vec(value)
