@@ -76,16 +76,15 @@ pub(super) fn restore(
             advise(sequence, &what, area);
         }
     }
-    if memory.no_huge_pages {
+    let at_once = plan.lazy.at_once(number);
+    if memory.no_huge_pages || at_once.is_some() {
+        // ORDER: before anything is read, where more comes later: a huge page would be there as a whole, with
+        // zeros for that. Until the areas are watched, which keeps them away.
         sequence.call(format!("the huge pages of process {pid}"), disable_huge_pages(true));
     }
-    match plan.lazy.at_once(number) {
+    match at_once {
         // It has inherited nothing ([`super::lazy`]).
         Some(runs) => {
-            // ORDER: a huge page would be there as a whole, with zeros for what comes later. Until the area is
-            // watched, which keeps them away.
-            let what = format!("the huge pages of process {pid}");
-            sequence.call(what, disable_huge_pages(true));
             let what = format!("the contents of the memory of process {pid}");
             read(plan, sequence, &what, runs.iter().map(|r| (r.address, r)));
         }
