@@ -755,12 +755,7 @@ impl Engine {
         // The keeper may be at it already.
         let _alone = disk::Lock::take_new(&self.places().run.join("use.lock"))?;
         self.tidy_alone()?;
-        match fs::remove_file(self.places().run.join("boot")) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                Err(Error::file("cannot remove", self.places().run.join("boot"))(e))
-            }
-            _ => Ok(()),
-        }
+        disk::remove(&self.places().run.join("boot"))
     }
 
     /// Held while a container starts: what containers share stays.
