@@ -39,6 +39,8 @@ struct Sleeper {
     parked: Option<(u64, Vec<Parked>)>,
     /// Somebody has called, and nobody is told again before this is over.
     is_called: bool,
+    /// It is no longer wanted, and could not be taken out to be closed: no number was left.
+    is_let_go: bool,
 }
 
 /// One descriptor.
@@ -110,6 +112,9 @@ impl Custody {
             && self.open >= self.open_max
         {
             let _ = self.park(epoll, last); // where that cannot be done now it stays open
+        }
+        if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
+            self.let_go(epoll, id);
         }
         self.fetch(epoll, id)?;
         if self.find(id, held.key).is_some() {
@@ -191,7 +196,14 @@ impl Custody {
     /// ORDER: out of the epoll set, then closed: the container has the same open file, which would
     /// stay in the set for as long as it lives.
     pub(crate) fn let_go(&mut self, epoll: &OwnedFd, id: Id) {
-        let _ = self.fetch(epoll, id); // what cannot be taken out is closed where it is
+        let _ = self.fetch(epoll, id);
+        if let Some(sleeper) = self.sleepers.get_mut(&id)
+            && sleeper.parked.is_some()
+        {
+            (sleeper.is_let_go, sleeper.is_called) = (true, true);
+            self.again.push_back((Instant::now() + AGAIN, id));
+            return;
+        }
         for (token, held) in self.sleepers.remove(&id).into_iter().flat_map(|s| s.held) {
             self.open -= 1;
             if self.tokens.remove(&token).is_some() {
@@ -215,12 +227,12 @@ impl Custody {
 
     /// Whether something is held of a container.
     pub(crate) fn has(&self, id: Id) -> bool {
-        self.sleepers.contains_key(&id)
+        self.sleepers.get(&id).is_some_and(|sleeper| !sleeper.is_let_go)
     }
 
     /// The process that was to wake a container has ended; if it is still here, it has failed.
     pub(crate) fn came_back(&mut self, id: Id) {
-        if self.sleepers.contains_key(&id) {
+        if self.has(id) {
             self.again.push_back((Instant::now() + AGAIN, id));
         }
     }
@@ -233,6 +245,10 @@ impl Custody {
     pub(crate) fn watch_again(&mut self, epoll: &OwnedFd, now: Instant) {
         while self.next().is_some_and(|at| at <= now) {
             let Some((_, id)) = self.again.pop_front() else { return };
+            if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
+                self.let_go(epoll, id);
+                continue;
+            }
             let _ = self.fetch(epoll, id); // it is tried again when somebody calls
             let Some(sleeper) = self.sleepers.get_mut(&id) else { continue };
             sleeper.is_called = false;

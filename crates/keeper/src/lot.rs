@@ -1,9 +1,11 @@
 //! Descriptors that are open though nobody has them: parked in the queues of sockets.
 //!
 //! A descriptor that was sent (unix(7), SCM_RIGHTS) and not received yet is an open file without a
-//! number: it counts against no RLIMIT_NOFILE. What belongs together is one message, a *bundle*; a
-//! *lot* is a pair of sockets whose queue holds some of them. To take one out, those before it are
-//! received and sent again, behind it; so a lot is small.
+//! number: it counts against no RLIMIT_NOFILE. What belongs together is a *bundle*; a *lot* is a pair of
+//! sockets with one message in its queue, of all that its bundles have. A message takes 4 kB of the kernel,
+//! however few descriptors it has (Linux 6.10 and later keep `struct scm_fp_list` as it was allocated), so
+//! several containers share one. To add to a lot or to take from it, it is received and what stays is
+//! sent again; so a lot is small.
 //!
 //! Files on their way count against the sender's limit, unless he has CAP_SYS_ADMIN; the
 //! search for cycles among them looks at unix sockets only, and there are few.
@@ -15,8 +17,10 @@ use dormouse_launch::wire;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 
-/// LIMIT: bundles in one lot, of which half are moved on average to take one.
-const BUNDLES: usize = 32;
+/// LIMIT: bundles in one lot.
+const BUNDLES: usize = 16;
+/// LIMIT: descriptors of a lot, but where one bundle has more: all are received and sent to take one.
+const SHARED: usize = 64;
 /// LIMIT: descriptors of a bundle.
 pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
 
@@ -26,7 +30,7 @@ pub(crate) struct Lots {
     lots: HashMap<u32, Lot>,
     /// Where each bundle is.
     places: HashMap<u64, u32>,
-    /// Lots that are not full.
+    /// Lots that may have room.
     free: BTreeSet<u32>,
     number: u32,
 }
@@ -35,24 +39,34 @@ pub(crate) struct Lots {
 struct Lot {
     entrance: OwnedFd,
     exit: OwnedFd,
-    /// Keys of its bundles, in the order of the queue.
-    bundles: Vec<u64>,
+    /// Keys of its bundles and how many descriptors each has, in the order of the message.
+    bundles: Vec<(u64, usize)>,
 }
 
 impl Lots {
     /// Parks copies of some descriptors.
     pub(crate) fn park(&mut self, key: u64, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        let number = match self.free.first() {
-            Some(number) => *number,
+        let number = match self.with_room(fds.len()) {
+            Some(number) => number,
             None => self.make()?,
         };
         let lot = self.lots.get_mut(&number).ok_or(Errno::NOENT)?;
         lot.put(key, fds)?;
-        if lot.bundles.len() == BUNDLES {
+        if !lot.has_room(1) {
             self.free.remove(&number);
         }
         self.places.insert(key, number);
         Ok(())
+    }
+
+    /// A lot with room for so many. One that has not is not looked at again until something is taken out.
+    fn with_room(&mut self, count: usize) -> Option<u32> {
+        let number = *self.free.first()?;
+        if self.lots.get(&number).is_some_and(|lot| lot.has_room(count)) {
+            return Some(number);
+        }
+        self.free.remove(&number);
+        None
     }
 
     /// One more lot, which is empty.
@@ -86,31 +100,54 @@ impl Lot {
     fn new() -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (entrance, exit) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok(Self { entrance, exit, bundles: Vec::with_capacity(BUNDLES) })
+        Ok(Self { entrance, exit, bundles: Vec::new() })
+    }
+
+    fn has_room(&self, count: usize) -> bool {
+        let held: usize = self.bundles.iter().map(|(_, count)| count).sum();
+        self.bundles.is_empty() || self.bundles.len() < BUNDLES && held + count <= SHARED
     }
 
     fn put(&mut self, key: u64, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        // One byte: a message of none would be the end.
-        wire::send(&self.entrance, &[0], fds, SendFlags::DONTWAIT)?;
-        self.bundles.push(key);
+        let held = self.copies()?;
+        let all: Vec<BorrowedFd<'_>> =
+            held.iter().map(AsFd::as_fd).chain(fds.iter().copied()).collect();
+        self.replace(&all)?;
+        self.bundles.push((key, fds.len()));
         Ok(())
     }
 
     fn take(&mut self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
-        loop {
-            let mut fds = Vec::new();
-            match wire::receive(&self.exit, &mut [0], RecvFlags::DONTWAIT, |fd| fds.push(fd)) {
-                // LIMIT: with no number left some of it is lost, and its owner makes it again.
-                Ok(_) | Err(Errno::MSGSIZE) => {}
-                Err(e) => return Err(e),
-            }
-            let first = self.bundles.remove(0); // it was there: the queue had one more
-            if first == key {
-                return Ok(fds);
-            }
-            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            self.put(first, &borrowed)?;
+        let at = self.bundles.iter().position(|(of, _)| *of == key).ok_or(Errno::NOENT)?;
+        let first: usize = self.bundles[..at].iter().map(|(_, count)| count).sum();
+        let mut rest = self.copies()?;
+        let bundle: Vec<OwnedFd> = rest.drain(first..first + self.bundles[at].1).collect();
+        self.replace(&rest.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+        self.bundles.remove(at);
+        Ok(bundle)
+    }
+
+    /// Copies of all that it has. EMSGSIZE where there are not as many numbers left: nothing is lost then.
+    fn copies(&self) -> Result<Vec<OwnedFd>, Errno> {
+        let mut fds = Vec::new();
+        if !self.bundles.is_empty() {
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            wire::receive(&self.exit, &mut [0], flags, |fd| fds.push(fd))?;
         }
+        Ok(fds)
+    }
+
+    /// Has these instead.
+    fn replace(&mut self, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        if !fds.is_empty() {
+            // One byte: a message of none would be the end.
+            wire::send(&self.entrance, &[0], fds, SendFlags::DONTWAIT)?;
+        }
+        if !self.bundles.is_empty() {
+            // ORDER: the new one is there. Whoever has no room for descriptors has the kernel close them.
+            rustix::net::recv(&self.exit, &mut [0; 1], RecvFlags::DONTWAIT)?;
+        }
+        Ok(())
     }
 }
 
@@ -130,7 +167,7 @@ mod tests {
                 [key + 1, key + 2].map(|n| eventfd(n as u32, EventfdFlags::CLOEXEC).unwrap());
             lots.park(key, &[pair[0].as_fd(), pair[1].as_fd()]).unwrap();
         }
-        assert_eq!(lots.lots.len(), 3);
+        assert_eq!(lots.lots.len(), 3, "each is full but the last");
         for n in 0..count {
             let key = n * 7 % count; // each once: 7 does not divide the count
             let fds = lots.take(key).unwrap();
