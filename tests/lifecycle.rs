@@ -263,3 +263,28 @@ fn vm_no_process_of_ours_stands_beside_a_running_container() {
     assert_eq!(all.len() - others.len(), 3, "{all:?}");
     assert!(others.len() <= 1, "one keeper for all of them: {others:?}");
 }
+
+#[test]
+fn vm_a_start_waits_for_whoever_has_files_of_the_last_run_open() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "1000"]).ok();
+    let open = |host: &Host| {
+        let pid = host.inspect("x")["pid"].as_u64().expect("it runs");
+        let file = std::fs::File::open(format!("/proc/{pid}/root/etc/passwd"));
+        let file = file.expect("the image has it");
+        host.dm(&["stop", "--time", "0", "x"]).ok();
+        file
+    };
+    let file = open(&host);
+    let closing = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(file);
+    });
+    host.dm(&["start", "x"]).ok();
+    closing.join().expect("it does not panic");
+    let file = open(&host);
+    let said = host.dm(&["start", "x"]).fails();
+    assert!(said.contains("still in use"), "{said}");
+    drop(file);
+    host.dm(&["start", "x"]).ok();
+}

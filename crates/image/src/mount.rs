@@ -25,6 +25,7 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use dormouse_kernel::CallError;
 use dormouse_kernel::mount::{self as calls, FsContext, MountAttr, OverlayLayer};
@@ -219,6 +220,7 @@ impl Store {
 /// The error numbers asked for here, which are the same on every Linux.
 mod libc_errno {
     pub(super) const ENOTBLK: i32 = rustix::io::Errno::NOTBLK.raw_os_error();
+    pub(super) const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
     pub(super) const ENODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
     pub(super) const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
     pub(super) const EOPNOTSUPP: i32 = rustix::io::Errno::OPNOTSUPP.raw_os_error();
@@ -270,12 +272,18 @@ pub struct Assembled {
     pub clones: Vec<OwnedFd>,
 }
 
+/// LIMIT: how long a volume may be in use as it was before. When a container has ended its root may stay for a
+/// moment: whoever reads `/proc/PID/cmdline` or the like of one of its processes while that ends has its
+/// memory, and the files that are mapped there, until he is done. `diff` and `cp` have it for as long as they run.
+const IN_USE_WAIT: Duration = Duration::from_secs(2);
+
 /// Makes a root filesystem: an overlay of `lower` and, where there is one, a writable volume as a
 /// detached mount, `nodev`. The lower layers are idmapped with `userns`, the user
 /// namespace of the container; upper and work are not, and are owned by the container's ids on the
 /// host. Without a volume the root is read-only.
 ///
-/// Fails with ESTALE when the volume was used over another image.
+/// Fails with ESTALE when the volume was used over another image. Waits for [`IN_USE_WAIT`] where the volume is
+/// still in use.
 pub fn assemble(
     lower: &Lower,
     userns: Option<BorrowedFd<'_>>,
@@ -323,7 +331,24 @@ pub fn assemble(
     const ON: Option<&str> = Some("on");
     let all = [("metacopy", ON), ("redirect_dir", ON), ("index", ON), ("xino", ON)];
     let few = [("metacopy", ON), ("redirect_dir", ON)];
-    let result = match (build(if volume.is_some() { &all } else { &few }), volume) {
+    let options: &[_] = if volume.is_some() { &all } else { &few };
+    let until = Instant::now() + IN_USE_WAIT;
+    let mut pause = Duration::from_millis(1);
+    let first = loop {
+        match build(options) {
+            Err(e) if e.errno() == libc_errno::EBUSY && volume.is_some() => {
+                if Instant::now() > until {
+                    let what = "the writable layer is still in use: a process outside has files of the \
+                                container open, or its working directory there (see lsof(8), fuser(1))";
+                    return Err(Fault::Busy { what: what.to_owned() }.into());
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(50));
+            }
+            result => break result,
+        }
+    };
+    let result = match (first, volume) {
         // A file system below that cannot be found again by handle, or numbers inodes in 64 bits.
         (Err(e), Some(_)) if matches!(e.errno(), libc_errno::EINVAL | libc_errno::EOPNOTSUPP) => {
             build(&few).map_err(|_| e)
