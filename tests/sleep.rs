@@ -402,3 +402,55 @@ fn vm_who_follows_its_log_waits_while_it_sleeps() {
     host.dm(&["stop", "x"]).ok();
     assert!(follower.wait().expect("it was started").success());
 }
+
+/// What `ps` shows of a container is what `inspect` shows of it.
+#[track_caller]
+fn is_listed_as_it_is(host: &Host, names: &[&str]) {
+    let list: serde_json::Value =
+        serde_json::from_str(&host.dm(&["ps", "--all", "--json"]).ok()).expect("ps prints JSON");
+    let list = list.as_array().expect("a list");
+    for name in names {
+        let listed = list.iter().find(|one| one["name"] == *name).expect("it is listed");
+        let inspected = host.inspect(name);
+        for (key, value) in listed.as_object().expect("an object") {
+            assert_eq!(*value, inspected[key], "{key} of {name}");
+        }
+    }
+}
+
+#[test]
+fn vm_of_many_that_sleep_the_list_is_true_whatever_becomes_of_them() {
+    let host = counting(&[]);
+    assert_eq!(call(&host), "call 1");
+    host.dm(&["clone", "--asleep", "-n", "120", "--name", "c", "x"]).ok();
+    host.dm(&["create", "--name", "new", "busybox", "true"]).ok();
+    assert_eq!(host.dm(&["run", "--name", "old", "busybox", "sh", "-c", "exit 3"]).status, 3);
+    thread::sleep(Duration::from_millis(1100)); // what was changed just now is not kept
+    let kept = host.root().join("lib/list");
+    assert!(!kept.exists());
+    let names = ["x", "c-1", "c-2", "c-3", "c-4", "c-120", "new", "old"];
+    is_listed_as_it_is(&host, &names);
+    let text = std::fs::read_to_string(&kept).expect("it was worth keeping");
+    assert!(text.lines().count() > 120, "{} lines", text.lines().count());
+    is_listed_as_it_is(&host, &names);
+    // Each change, by itself.
+    assert_eq!(call_one(&host, "c-1"), "call 2");
+    host.dm(&["rename", "c-2", "renamed"]).ok();
+    host.dm(&["rm", "--force", "c-3"]).ok();
+    host.dm(&["stop", "c-4"]).ok();
+    host.dm(&["start", "new"]).ok();
+    host.dm(&["wait", "new"]).ok();
+    host.dm(&["sleep", "x"]).ok();
+    is_listed_as_it_is(&host, &["x", "c-1", "renamed", "c-4", "c-120", "new", "old"]);
+    assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok().lines().count(), 122);
+    host.dm(&["sleep", "c-1"]).ok();
+    is_listed_as_it_is(&host, &["c-1"]);
+    // Of what is in the file nothing is believed that does not fit.
+    let wrong = text.replace("\"asleep\"", "\"awake\"").replace("{\"id\"", "\0{\"id\"");
+    for damaged in [&text[..text.len() / 2], &wrong, "", "containers 0\nx"] {
+        std::fs::write(&kept, damaged).expect("the directory is ours");
+        is_listed_as_it_is(&host, &["x", "c-1", "renamed", "c-4", "c-120", "new", "old"]);
+    }
+    host.dm(&["rm", "--force", "--all"]).ok();
+    assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
+}

@@ -289,14 +289,22 @@ impl Ramp {
                 end = exhausted(&self.bench, until);
             }
             let count = self.sleepers.len();
-            let (start, cpu) = (Instant::now(), children_cpu_ms());
-            let listed = list(&self.bench)?.len();
-            ensure!(listed == count + 2, "{listed} are listed of {count} and two");
-            let took = start.elapsed().as_secs_f64() * 1e3;
-            let cpu = children_cpu_ms() - cpu;
-            eprintln!("\r  {count}: ps --all takes {took:.0} ms, {cpu} of the processors");
-            let more = serde_json::json!({ "containers": count, "cpu_ms": cpu });
-            figure("density", "ps --all --json", took, "ms", more);
+            // The first looks at all that have come to be since, and what it has seen is there for the others.
+            for which in ["first", "next"] {
+                let (start, cpu) = (Instant::now(), children_cpu_ms());
+                let listed = ok(self.bench.dormouse().args(["ps", "--all", "--json"]))?;
+                let took = start.elapsed().as_secs_f64() * 1e3;
+                let cpu = children_cpu_ms() - cpu;
+                let listed: Vec<serde::de::IgnoredAny> = serde_json::from_str(&listed)?;
+                let listed = listed.len();
+                ensure!(listed == count + 2, "{listed} are listed of {count} and two");
+                eprintln!(
+                    "\r  {count}: the {which} ps --all takes {took:.0} ms, {cpu} of the processors"
+                );
+                let more =
+                    serde_json::json!({ "containers": count, "cpu_ms": cpu, "which": which });
+                figure("density", &format!("ps --all --json, {which}"), took, "ms", more);
+            }
             let each = Memory::now(&self.bench).each(before, count);
             eprintln!("  {count} {}, each: {each}", self.options.tier.as_str());
             let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
@@ -388,11 +396,6 @@ fn names_of(sleepers: &[Sleeper]) -> Vec<String> {
 fn kernel_and_ours_kb(each: &serde_json::Value) -> f64 {
     let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
     value("slab_unreclaimable_kb") + value("our_processes_kb") + value("percpu_kb")
-}
-
-/// All there is.
-fn list(bench: &Bench) -> Result<Vec<serde_json::Value>> {
-    Ok(serde_json::from_str(&ok(bench.dormouse().args(["ps", "--all", "--json"]))?)?)
 }
 
 /// Time that the processors have spent for what has run for us (proc(5), cutime and cstime).

@@ -40,7 +40,7 @@ impl Targets {
             let all = engine.list()?;
             let all: Vec<_> = all.iter().filter(|d| fits(d.state)).collect();
             let bulk = Bulk::new("containers", all.len());
-            return Ok(fail::for_each(&all, |d| done(&d.config.id, d.config.id.as_str(), &bulk)));
+            return Ok(fail::for_each(&all, |d| done(&d.id, d.id.as_str(), &bulk)));
         }
         if self.names.is_empty() {
             bail!("no container was given: name some, or --all");

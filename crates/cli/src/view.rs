@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use dormouse_container::Details;
+use dormouse_container::Listed;
 use dormouse_model::{Config, NetMode, Publish, RootSource, Sleep, State};
 use serde::Serialize;
 
@@ -91,19 +91,18 @@ pub(crate) struct Inspect<'a> {
 }
 
 impl<'a> Summary<'a> {
-    pub(crate) fn of(d: &'a Details) -> Self {
-        let c = &d.config;
-        let ended = d.exit.as_ref().filter(|_| !is_alive(d.state));
+    pub(crate) fn of(c: &'a Listed) -> Self {
+        let ended = c.exit.as_ref().filter(|_| !is_alive(c.state));
         Self {
             id: c.id.as_str(),
             name: c.name.as_str(),
-            image: image(c),
+            image: image(&c.root),
             image_id: match &c.root {
                 RootSource::Image { id, .. } => Some(id),
                 RootSource::Directory(_) => None,
             },
-            state: d.state.as_str(),
-            pid: d.pid,
+            state: c.state.as_str(),
+            pid: c.pid,
             address: c.addresses.first().copied(),
             addresses: &c.addresses,
             network: match c.net {
@@ -116,14 +115,14 @@ impl<'a> Summary<'a> {
                 _ => None,
             },
             ports: c.publish.iter().map(Port::from).collect(),
-            command: &c.process.args,
+            command: &c.args,
             labels: &c.labels,
             created: rfc3339(c.created_unix_s.saturating_mul(1000)),
-            started: d.started_unix_ms.map(rfc3339),
-            asleep: d.asleep_unix_ms.map(rfc3339),
+            started: c.started_unix_ms.map(rfc3339),
+            asleep: c.asleep_unix_ms.map(rfc3339),
             finished: ended.map(|e| rfc3339(e.finished_unix_ms)),
             exit_code: ended.and_then(|e| e.code),
-            oom_killed: d.exit.as_ref().is_some_and(|e| e.oom_killed),
+            oom_killed: c.exit.as_ref().is_some_and(|e| e.oom_killed),
         }
     }
 }
@@ -145,23 +144,23 @@ pub(crate) fn sleep(config: &Config) -> String {
 }
 
 /// The image's name, or the directory of `--rootfs`.
-pub(crate) fn image(config: &Config) -> String {
-    match &config.root {
+pub(crate) fn image(root: &RootSource) -> String {
+    match root {
         RootSource::Image { reference, .. } => reference.to_string(),
         RootSource::Directory(dir) => dir.display().to_string(),
     }
 }
 
 /// `Up 3 minutes`, `Exited (0) 2 hours ago`.
-pub(crate) fn status(d: &Details) -> String {
+pub(crate) fn status(c: &Listed) -> String {
     let ago = |ms: i64| span(now_ms() - ms);
-    if let (State::Asleep, Some(since)) = (d.state, d.asleep_unix_ms) {
+    if let (State::Asleep, Some(since)) = (c.state, c.asleep_unix_ms) {
         return format!("Asleep {}", ago(since));
     }
-    if let (State::Drowsy, Some(since)) = (d.state, d.asleep_unix_ms) {
+    if let (State::Drowsy, Some(since)) = (c.state, c.asleep_unix_ms) {
         return format!("Drowsy {}", ago(since));
     }
-    match (d.state, d.started_unix_ms, &d.exit) {
+    match (c.state, c.started_unix_ms, &c.exit) {
         (State::Running, Some(started), _) => format!("Up {}", ago(started)),
         (State::Paused, Some(started), _) => format!("Up {} (paused)", ago(started)),
         (State::Stopped, _, Some(exit)) => {
@@ -178,15 +177,15 @@ pub(crate) fn status(d: &Details) -> String {
 }
 
 /// `*:8080->80/tcp, ...`
-pub(crate) fn ports(config: &Config) -> String {
+pub(crate) fn ports(ports: &[Publish]) -> String {
     let port = |p: &Publish| {
         let p = Port::from(p);
         format!("{}->{}", p.host(), p.container())
     };
-    config.publish.iter().map(port).collect::<Vec<_>>().join(", ")
+    ports.iter().map(port).collect::<Vec<_>>().join(", ")
 }
 
 /// `10.136.0.1, fd00::1`
-pub(crate) fn addresses(config: &Config) -> String {
-    config.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+pub(crate) fn addresses(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }

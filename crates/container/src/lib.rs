@@ -36,6 +36,7 @@
 //! LIB/ids/slots, owners             one bit per slot of host ids, and whose it is
 //! LIB/volumes/NAME/                 named volumes
 //! LIB/events                        one JSON line per event
+//! LIB/list                          what lists showed, as long as it holds
 //! LIB/custody                       the keeper that holds what sleeping containers left
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
@@ -71,6 +72,7 @@ mod exec;
 mod idle;
 mod later;
 mod life;
+mod list;
 mod name;
 mod pending;
 mod place;
@@ -89,6 +91,7 @@ pub use error::{Error, Result};
 pub use event::{Event, Follow};
 pub use idle::{Fell, Idle, Policy, Tier, Why};
 pub use life::{Details, Exit, Logs, Root};
+pub use list::Listed;
 pub use place::Places;
 pub use spec::{Create, Exec, Stdio, Stream, Update};
 pub use start::Running;

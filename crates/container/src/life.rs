@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -29,9 +28,6 @@ const DOOMED_WAIT: Duration = Duration::from_secs(5);
 
 /// How long the kernel may take to have the child of a keeper that was killed reaped by another.
 const REAP_WAIT: Duration = Duration::from_millis(500);
-
-/// So few containers are looked at by one thread.
-const PART_MIN: usize = 200;
 
 /// How often somebody who waits for the end of an asleep container looks at it.
 const ASLEEP_LOOK: Duration = Duration::from_millis(100);
@@ -207,33 +203,6 @@ impl Engine {
             _ => look.exit,
         };
         Ok(Details { config, state: look.state, pid, started_unix_ms, asleep_unix_ms, exit })
-    }
-
-    /// All containers, oldest first. One that is being removed is left out; one whose record is
-    /// damaged is an error, named.
-    pub fn list(&self) -> Result<Vec<Details>> {
-        let ids = self.ids()?;
-        // Of ten thousand each costs a few system calls: all processors take part.
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let part = ids.len().div_ceil(cpus).max(PART_MIN);
-        let mut all = std::thread::scope(|scope| {
-            let look = |ids| move || self.details(ids);
-            let parts: Vec<_> = ids.chunks(part).map(|ids| scope.spawn(look(ids))).collect();
-            let mut all = Vec::with_capacity(ids.len());
-            for part in parts {
-                all.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
-            }
-            Ok::<_, Error>(all)
-        })?;
-        all.sort_by(|a, b| {
-            (a.config.created_unix_s, &a.config.id).cmp(&(b.config.created_unix_s, &b.config.id))
-        });
-        Ok(all)
-    }
-
-    fn details(&self, ids: &[ContainerId]) -> Result<Vec<Details>> {
-        let details = ids.iter().map(|id| self.inspect(id));
-        details.filter(|details| !matches!(details, Err(Error::NoContainer(_)))).collect()
     }
 
     /// Its control groups, while it runs.

@@ -153,7 +153,7 @@ fn tell(made: &Made, as_json: bool) -> Result<()> {
 fn list(engine: &Engine, name: Option<&str>) -> Result<()> {
     let ids = match name {
         Some(name) => vec![engine.find(name)?],
-        None => engine.list()?.into_iter().map(|d| d.config.id).collect(),
+        None => engine.list()?.into_iter().map(|d| d.id).collect(),
     };
     let mut table = Table::new(["CONTAINER", "N", "CREATED", "PROCESSES", "SIZE", "STATE"]);
     for id in ids {

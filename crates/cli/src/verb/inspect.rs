@@ -1,7 +1,7 @@
 //! `dormouse inspect`
 
 use anyhow::{Context, Result};
-use dormouse_container::{Details, Engine, Error};
+use dormouse_container::{Details, Engine, Error, Listed};
 use dormouse_image::Image;
 use serde::Serialize;
 
@@ -63,7 +63,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     Ok(fail::for_each(&args.names, |name| {
         if kind != Some("image") {
             match engine.find(name) {
-                Ok(id) => return container(&engine, &engine.inspect(&id)?, args.json),
+                Ok(id) => return container(&engine, engine.inspect(&id)?, args.json),
                 Err(Error::NoContainer(_)) if kind.is_none() => {}
                 Err(e) => return Err(e.into()),
             }
@@ -78,13 +78,13 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }))
 }
 
-fn container(engine: &Engine, d: &Details, json: bool) -> Result<()> {
-    let c = &d.config;
+fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
+    let (c, shown) = (&d.config.clone(), Listed::from(d));
     let logs = engine.logs(&c.id)?;
     if json {
         let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
         return output::json(&Inspect {
-            summary: Summary::of(d),
+            summary: Summary::of(&shown),
             logs: logs.map(|p| p.display().to_string()).collect(),
             config: c,
         });
@@ -93,12 +93,12 @@ fn container(engine: &Engine, d: &Details, json: bool) -> Result<()> {
     let mut rows = vec![
         ("id", c.id.to_string()),
         ("name", c.name.to_string()),
-        ("image", view::image(c)),
-        ("state", view::status(d)),
+        ("image", view::image(&c.root)),
+        ("state", view::status(&shown)),
         ("sleep", view::sleep(c)),
-        ("pid", d.pid.map_or_else(String::new, |p| p.to_string())),
-        ("addresses", view::addresses(c)),
-        ("ports", view::ports(c)),
+        ("pid", shown.pid.map_or_else(String::new, |p| p.to_string())),
+        ("addresses", view::addresses(&c.addresses)),
+        ("ports", view::ports(&c.publish)),
         ("command", c.process.args.join(" ")),
         ("directory", c.process.cwd.clone()),
         ("user", c.process.user.0.clone()),

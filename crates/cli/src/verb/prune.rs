@@ -48,8 +48,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let mut containers = Vec::new();
     if args.containers {
         for d in engine.list()?.into_iter().filter(|d| d.state == State::Stopped) {
-            engine.remove(&d.config.id, false, true)?;
-            containers.push(d.config.id.to_string());
+            engine.remove(&d.id, false, true)?;
+            containers.push(d.id.to_string());
         }
     }
     let mut volumes = Vec::new();

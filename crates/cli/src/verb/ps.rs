@@ -1,7 +1,7 @@
 //! `dormouse ps`
 
 use anyhow::{Result, bail};
-use dormouse_container::Details;
+use dormouse_container::Listed;
 
 use crate::command::Global;
 use crate::option::key_value;
@@ -64,17 +64,16 @@ impl Filter {
         })
     }
 
-    fn fits(&self, d: &Details) -> bool {
-        let c = &d.config;
+    fn fits(&self, c: &Listed) -> bool {
         match self {
             Self::Name(text) => c.name.as_str().contains(text.as_str()),
             Self::Id(digits) => c.id.as_str().starts_with(digits.as_str()),
-            Self::State(state) => d.state.as_str() == state,
+            Self::State(state) => c.state.as_str() == state,
             Self::Label(key, value) => {
                 c.labels.get(key).is_some_and(|v| value.as_ref().is_none_or(|w| v == w))
             }
             Self::Image(name) => {
-                let image = view::image(c);
+                let image = view::image(&c.root);
                 image == *name || image.rsplit_once(':').is_some_and(|(n, _)| n == name)
             }
         }
@@ -87,18 +86,18 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     // Who asks for a state gets the containers in that state.
     let all = args.all || filters.iter().any(|f| matches!(f, Filter::State(_)));
     let mut list = global.engine()?.list()?;
-    list.retain(|d| (all || is_alive(d.state)) && filters.iter().all(|f| f.fits(d)));
-    list.sort_by_key(|d| std::cmp::Reverse(d.config.created_unix_s));
+    list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
+    list.reverse();
     if args.json {
         output::json(&list.iter().map(Summary::of).collect::<Vec<_>>())?;
         return Ok(0);
     }
-    let id = |d: &Details| match args.no_trunc {
-        true => d.config.id.to_string(),
-        false => d.config.id.short().to_owned(),
+    let id = |c: &Listed| match args.no_trunc {
+        true => c.id.to_string(),
+        false => c.id.short().to_owned(),
     };
     if args.quiet {
-        output::print(list.iter().map(|d| id(d) + "\n").collect::<String>())?;
+        output::print(list.iter().map(|c| id(c) + "\n").collect::<String>())?;
         return Ok(0);
     }
     let short = |text: &str, max| if args.no_trunc { text.to_owned() } else { cut(text, max) };
@@ -112,17 +111,16 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         "ADDRESS",
         "PORTS",
     ]);
-    for d in &list {
-        let c = &d.config;
+    for c in &list {
         table.row([
-            id(d),
+            id(c),
             c.name.to_string(),
-            short(&view::image(c), 40),
-            short(&c.process.args.join(" "), 24),
+            short(&view::image(&c.root), 40),
+            short(&c.args.join(" "), 24),
             format!("{} ago", span(now_ms() - c.created_unix_s * 1000)),
-            view::status(d),
-            short(&view::addresses(c), 40),
-            short(&view::ports(c), 40),
+            view::status(c),
+            short(&view::addresses(&c.addresses), 40),
+            short(&view::ports(&c.publish), 40),
         ]);
     }
     table.print()?;

@@ -84,7 +84,7 @@ fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<(ContainerId
     if names.is_empty() {
         let has_processes = |s: State| matches!(s, State::Running | State::Paused | State::Drowsy);
         for d in engine.list()?.into_iter().filter(|d| has_processes(d.state)) {
-            list.push((d.config.id.clone(), d.config.name.to_string()));
+            list.push((d.id, d.name.to_string()));
         }
     } else {
         for name in names {
