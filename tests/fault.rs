@@ -606,7 +606,9 @@ fn drowsy_and_wake_killed_anywhere() {
     let states = &["running", "drowsy"];
     Verb { before: &[SERVE], command: DROWSE, states, after: &[EXEC, WAKE, REMOVE] }.survives();
     let before = &[SERVE, DROWSE];
-    Verb { before, command: WAKE, states, after: &[WAKE, EXEC, REMOVE] }.survives();
+    let verb = Verb { before, command: WAKE, states, after: &[WAKE, EXEC, REMOVE] };
+    verb.survives();
+    verb.survives_its_keeper();
     let states = &["running", "drowsy", "asleep"];
     Verb { before, command: SLEEP, states, after: &[WAKE, EXEC, REMOVE] }.survives();
 }

@@ -271,10 +271,10 @@ impl Engine {
         let was_drowsy = init.drowsy_unix_ms.take().is_some();
         init.paused = false;
         self.write_init(&config.id, init)?;
-        if was_drowsy {
-            self.no_longer_called(&config.id)?;
-        }
-        Ok(self.cgroup(config)?.thaw()?)
+        let let_go = if was_drowsy { self.no_longer_called(&config.id) } else { Ok(()) };
+        // By the record it runs: nobody else would have it go on.
+        self.cgroup(config)?.thaw()?;
+        let_go
     }
 
     /// What an interrupted pause or its end has left: frozen only if that is on record, and if `stays`.

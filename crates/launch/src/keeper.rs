@@ -448,9 +448,12 @@ impl Keeper {
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
-    /// Lets the keeper drop all that it holds of a container.
+    /// Lets the keeper drop all that it holds of a container. One that is gone holds nothing.
     pub fn let_go(&mut self, container: &str) -> Result<(), LaunchError> {
-        self.done(&Request::LetGo { id: id(container)? }, &[])
+        match self.done(&Request::LetGo { id: id(container)? }, &[]) {
+            Err(LaunchError::KeeperGone) => Ok(()),
+            done => done,
+        }
     }
 
     /// Has a container woken after so many milliseconds, of which something is held.
