@@ -221,6 +221,11 @@ const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
 const SERVE: Words =
     &["run", "-d", "--name", "x", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
+/// With so much memory that it comes back after its processes.
+const SERVE_LARGE: Words =
+    &["run", "-d", "--name", "x", "busybox", "probe", "count", "0.0.0.0", "80", "16000"];
+/// Until it listens: one that is at work when it falls asleep is woken at once.
+const ASK: Words = &["exec", "x", "sh", "-c", "until probe ask 127.0.0.1 80; do :; done"];
 const SLEEP: Words = &["sleep", "x"];
 const DROWSE: Words = &["sleep", "--drowsy", "x"];
 const WAKE: Words = &["wake", "x"];
@@ -554,6 +559,15 @@ fn sleep_and_wake_killed_anywhere() {
     let states = &["asleep", "stopped"];
     let command = &["stop", "x"];
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
+}
+
+/// Its memory comes when it is touched, and has to be there when it is put to sleep again.
+#[test]
+fn wake_of_much_memory_killed_anywhere() {
+    let (states, after) = (&["running", "asleep"], &[WAKE, EXEC, SLEEP, WAKE, REMOVE]);
+    let verb = Verb { before: &[SERVE_LARGE, ASK, SLEEP], command: WAKE, states, after };
+    verb.survives();
+    verb.survives_its_keeper();
 }
 
 /// Whoever wakes a container has its sockets in hand. When the keeper is killed then, they go to its

@@ -32,19 +32,62 @@ fn signal(pids: &[Pid], signal: Signal) {
     }
 }
 
-/// Starts the workload and checkpoints it.
-fn saved(host: &Host, rounds: usize) {
-    saved_with(host, rounds, &[]);
+/// How it goes and comes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Checkpoint,
+    Sleep,
 }
 
-fn saved_with(host: &Host, rounds: usize, more: &[&str]) {
+impl Way {
+    fn go(self, host: &Host) {
+        let verb = match self {
+            Self::Checkpoint => "checkpoint",
+            Self::Sleep => "sleep",
+        };
+        host.dm(&[verb, "lazy"]).ok();
+    }
+
+    fn back(self, host: &Host) -> dormouse_testkit::Output {
+        match self {
+            Self::Checkpoint => host.dm(&["restore", "--lazy", "lazy"]),
+            Self::Sleep => host.dm(&["wake", "lazy"]),
+        }
+    }
+
+    /// Back from where it was before, all of whose memory has come.
+    fn again(self, host: &Host) {
+        match self {
+            Self::Checkpoint => {
+                host.dm(&["kill", "lazy"]).ok();
+                host.wait_for_state("lazy", "stopped");
+            }
+            Self::Sleep => self.go(host),
+        }
+    }
+
+    /// Where its checkpoint is, below its directory.
+    fn place(self) -> &'static str {
+        match self {
+            Self::Checkpoint => "checkpoints/1",
+            Self::Sleep => "asleep",
+        }
+    }
+}
+
+/// Starts the workload and checkpoints it.
+fn saved(host: &Host, rounds: usize) {
+    saved_with(host, Way::Checkpoint, rounds, &[]);
+}
+
+fn saved_with(host: &Host, way: Way, rounds: usize, more: &[&str]) {
     let rounds = format!("ROUNDS={rounds}");
     let words = ["--env", MEGABYTES, "--env", &rounds];
     let program = ["workloads", "/bin/lazy"];
     let run = ["run", "-d", "--name", "lazy"];
     host.dm(&[&run[..], &words, more, &program].concat()).ok();
     wait_for_line(host, "lazy", "ready 0");
-    host.dm(&["checkpoint", "lazy"]).ok();
+    way.go(host);
 }
 
 fn go(host: &Host, round: usize) {
@@ -59,8 +102,12 @@ fn is_right(host: &Host) {
 
 /// Brings it back and holds whoever fills its memory, until that has been seen to be in time.
 fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
+    held_on(host, Way::Checkpoint)
+}
+
+fn held_on(host: &Host, way: Way) -> (Vec<Pid>, Vec<Pid>) {
     for _ in 0..10 {
-        host.dm(&["restore", "--lazy", "lazy"]).ok();
+        way.back(host).ok();
         let filler = named(host, FILLER);
         signal(&filler, Signal::STOP);
         let second = named(host, SECOND);
@@ -70,8 +117,7 @@ fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
             return (filler, second);
         }
         signal(&filler, Signal::CONT);
-        host.dm(&["kill", "lazy"]).ok();
-        host.wait_for_state("lazy", "stopped");
+        way.again(host);
     }
     panic!("all its memory was there each time");
 }
@@ -87,7 +133,7 @@ fn events_with_its_end(host: &Host) -> String {
     let mut events = String::new();
     let is_told = wait_until(Duration::from_secs(10) * slowness(), || {
         events = host.dm(&["events", "--no-stream"]).stdout;
-        events.rfind(" die ") > events.rfind(" restore ")
+        events.rfind(" die ") > events.rfind(" restore ").max(events.rfind(" wake "))
     });
     assert!(is_told, "{events}");
     events
@@ -101,26 +147,33 @@ fn wait_until_filled(host: &Host) {
 
 #[test]
 fn memory_that_comes_when_it_is_touched() {
-    comes_when_it_is_touched(&[]);
+    comes_when_it_is_touched(Way::Checkpoint, &[]);
+}
+
+/// Who sleeps is woken so.
+#[test]
+fn memory_of_one_that_slept_comes_when_it_is_touched() {
+    comes_when_it_is_touched(Way::Sleep, &[]);
 }
 
 /// What was touched before is read at once, which must not bring zeros for what is beside it.
 #[test]
 fn huge_pages_that_come_when_they_are_touched() {
-    comes_when_it_is_touched(&["--env", "HUGE=1"]);
+    comes_when_it_is_touched(Way::Checkpoint, &["--env", "HUGE=1"]);
+    comes_when_it_is_touched(Way::Sleep, &["--env", "HUGE=1"]);
 }
 
-fn comes_when_it_is_touched(more: &[&str]) {
+fn comes_when_it_is_touched(way: Way, more: &[&str]) {
     let host = host();
-    saved_with(&host, 3, more);
+    saved_with(&host, way, 3, more);
     for round in 0..3 {
-        host.dm(&["restore", "--lazy", "lazy"]).ok();
+        way.back(&host).ok();
         // Later on much of it may be known to be wanted at once.
         assert!(round > 0 || fill_file(&host).exists(), "all of it was read at once");
         go(&host, round);
         if round < 2 {
             wait_for_line(&host, "lazy", &format!("ready {}", round + 1));
-            host.dm(&["checkpoint", "lazy"]).ok();
+            way.go(&host);
         }
     }
     is_right(&host);
@@ -149,6 +202,15 @@ fn whoever_saves_it_waits_until_all_of_it_is_there() {
 
 #[test]
 fn whoever_fills_memory_may_be_killed() {
+    may_be_killed(Way::Checkpoint);
+}
+
+#[test]
+fn whoever_fills_memory_of_one_that_slept_may_be_killed() {
+    may_be_killed(Way::Sleep);
+}
+
+fn may_be_killed(way: Way) {
     let host = host();
     for victims in [
         &[FILLER][..],
@@ -158,8 +220,8 @@ fn whoever_fills_memory_may_be_killed() {
         &[SECOND, KEEPER],
         &[FILLER, SECOND],
     ] {
-        saved(&host, 1);
-        let (filler, _) = held(&host);
+        saved_with(&host, way, 1, &[]);
+        let (filler, _) = held_on(&host, way);
         // All at once: the second takes the filler's place as soon as it can.
         let all: Vec<Vec<Pid>> = victims.iter().map(|victim| named(&host, victim)).collect();
         assert!(all.iter().all(|pids| !pids.is_empty()), "{victims:?}: {all:?}");
@@ -228,12 +290,43 @@ fn when_nobody_can_fill_memory_any_more_the_container_ends() {
     }
 }
 
+/// What was missing is zeros then, which it may have found: nobody saves that, and nobody is left to
+/// wait for it.
+#[test]
+fn when_the_keeper_is_killed_with_them_the_container_ends() {
+    let host = host();
+    let ways = [(Way::Checkpoint, &["ps"][..]), (Way::Sleep, &["ps"]), (Way::Sleep, &[])];
+    for (way, next) in ways {
+        saved_with(&host, way, 1, &[]);
+        let (filler, second) = held_on(&host, way);
+        let keeper = named(&host, KEEPER);
+        // ORDER: nobody takes another's place.
+        signal(&second, Signal::STOP);
+        signal(&keeper, Signal::STOP);
+        signal(&[filler, second, keeper].concat(), Signal::KILL);
+        if next.is_empty() {
+            // Whoever would save it finds out as well.
+            let note = host.root().join("lib/custody");
+            fs::remove_file(note).expect("a keeper is on record");
+            let out = host.dm(&["sleep", "lazy"]);
+            assert!(out.status != 0 && out.stderr.contains("was ended"), "{out}");
+            host.dm(&["start", "lazy"]).ok();
+        } else {
+            host.dm(next).ok();
+        }
+        assert_ne!(host.state_of("lazy"), "asleep", "{way:?}");
+        let events = host.dm(&["events", "--no-stream"]).stdout;
+        let last = events.lines().rfind(|line| line.contains(" die ")).unwrap_or_default();
+        assert!(last.contains("and the keeper, too"), "{way:?}, {next:?}: {events}");
+        host.dm(&["rm", "--force", "lazy"]).ok();
+    }
+}
+
 #[test]
 fn damaged_memory_ends_the_container() {
     let host = host();
     saved(&host, 1);
-    let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
-    let pages = host.root().join("lib/containers").join(id).join("checkpoints/1/pages");
+    let pages = pages(&host, Way::Checkpoint);
     let length = fs::metadata(&pages).expect("it is there").len();
     flip(&pages, length / 2);
     // It may be found before or after its processes go on.
@@ -248,6 +341,34 @@ fn damaged_memory_ends_the_container() {
     host.dm(&["restore", "--lazy", "lazy"]).ok();
     go(&host, 0);
     is_right(&host);
+}
+
+/// Found before anything runs it sleeps on, and comes back when it is whole again; found later it is
+/// ended.
+#[test]
+fn damaged_memory_of_one_that_sleeps_is_told() {
+    let host = host();
+    saved_with(&host, Way::Sleep, 1, &[]);
+    let pages = pages(&host, Way::Sleep);
+    let length = fs::metadata(&pages).expect("it is there").len();
+    flip(&pages, length / 2);
+    let out = host.dm(&["wake", "lazy"]);
+    if out.status == 0 {
+        let events = events_with_its_end(&host);
+        assert!(events.contains("is not what it was"), "{events}");
+        return;
+    }
+    assert!(out.stderr.contains("damaged"), "{out}");
+    assert_eq!(host.state_of("lazy"), "asleep");
+    flip(&pages, length / 2);
+    host.dm(&["wake", "lazy"]).ok();
+    go(&host, 0);
+    is_right(&host);
+}
+
+fn pages(host: &Host, way: Way) -> PathBuf {
+    let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
+    host.root().join("lib/containers").join(id).join(way.place()).join("pages")
 }
 
 #[test]

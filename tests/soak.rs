@@ -97,8 +97,15 @@ impl Soak {
                 2 => &["--drowsy-after", "300ms", "--sleep-after", "1s"],
                 _ => &[],
             };
+            // So much of one with 4 MB and more comes back when it is touched.
+            let memory: &[&str] = match n {
+                1 | 4 => &["24000"],
+                2 => &["6000"],
+                _ => &[],
+            };
             let first = [&["run", "-d", "--name", &name], policy].concat();
-            host.dm(&[&first[..], &["busybox", "probe", verb, "0.0.0.0", "80"]].concat()).ok();
+            let serve = ["busybox", "probe", verb, "0.0.0.0", "80"];
+            host.dm(&[&first[..], &serve, memory].concat()).ok();
             let address = host.address_of(&name);
             let calls = (verb == "count").then_some(0);
             all.push(One { name, address, calls, caller: None, is_paused: false });
@@ -315,8 +322,9 @@ fn soak(time: Duration, seed: u64) {
     eprintln!("soak: {} steps: {kinds:?}; first {first:?}, last {last:?}", soak.steps.len());
     for (which, (before, after)) in ["keeper", "daemon"].iter().zip(first.into_iter().zip(last)) {
         let of = format!("{which}, seed {seed}: {before:?}, then {after:?}");
-        // One that was started just now has not opened what it needs at times.
-        assert!(after.descriptors <= before.descriptors.max(20) + 4, "{of}");
+        // One that was started just now has not opened what it needs at times; and the daemon may have
+        // four that put containers to sleep, each behind two descriptors.
+        assert!(after.descriptors <= before.descriptors.max(20) + 8, "{of}");
         assert!(after.kib <= before.kib.max(2048) + 1024, "{of}");
     }
 }

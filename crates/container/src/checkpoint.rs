@@ -183,7 +183,7 @@ impl Engine {
     /// Everything that keeps a running container from being saved, by name; nothing is stopped.
     pub fn explain(&self, id: &ContainerId) -> Result<Vec<Refusal>> {
         let config = self.config(id)?;
-        self.filled(id)?;
+        self.filled(&config)?;
         let subject = self.subject(&config)?;
         let mut refusals = self.refusals(&config)?;
         refusals.extend(save::explain(&subject)?);
@@ -279,7 +279,7 @@ impl Engine {
         if found.0.drowsy_unix_ms.is_some() {
             return Err(self.not(config, State::Drowsy, "wake it first"));
         }
-        self.filled(&config.id)?;
+        self.filled(config)?;
         let refusals = self.refusals(config)?;
         if !refusals.is_empty() {
             return Err(CheckpointError::Refused(refusals).into());

@@ -314,7 +314,7 @@ impl Engine {
         let mut hearing = None;
         let mut count = 0;
         let mut ids = self.ids()?;
-        ids.retain(|id| self.is_drowsy(id) || self.asleep_dir(id).exists());
+        ids.retain(|id| self.is_drowsy(id) || self.asleep_dir(id).exists() || self.has_fill(id));
         let mut busy = Vec::new();
         for some in ids.chunks(BATCH) {
             let mut sleepers = Vec::new();
@@ -346,14 +346,22 @@ impl Engine {
     }
 
     /// A container that may have lost who heard its callers: one that is drowsy goes on, one that sleeps
-    /// is given back. What fails for one is told of, and stops no other.
+    /// is given back, one whose memory nobody fills any more is ended. What fails for one is told of, and
+    /// stops no other.
     fn found_orphaned(&self, id: &ContainerId, lock: Lock) -> Option<Sleeper> {
         let find = || -> Result<Option<Config>> {
             let config = self.config(id)?;
             let look = self.look_locked(&config)?;
+            let is_alive = look.is_alive();
             if let (State::Drowsy, Some(init)) = (look.state, look.init) {
                 self.rouse(&config, init, Why::Keeper)?;
                 return Ok(None);
+            }
+            if is_alive {
+                match self.not_unfilled(&config) {
+                    Ok(()) | Err(Error::Unfilled(_)) => {}
+                    Err(e) => return Err(e),
+                }
             }
             self.settle_locked(&config, false)?;
             let sleeps = self.look(&config)?.state == State::Asleep;

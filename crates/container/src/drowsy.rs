@@ -87,7 +87,7 @@ impl Engine {
             return Err(self.not(&config, State::Paused, "unpause it first"));
         }
         idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
-        self.filled(id)?;
+        self.filled(&config)?;
         let cgroup = self.cgroup(&config)?;
         let mut keeper = self.keeper()?;
         self.note_custody(&mut keeper)?;

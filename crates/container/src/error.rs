@@ -39,6 +39,9 @@ pub enum Error {
     /// Its memory is still coming from its checkpoint.
     #[error("the memory of container {0} is still being read from its checkpoint: try again later")]
     Filling(String),
+    /// Part of its memory will never come: the container was ended.
+    #[error("container {0} was ended: whoever read its memory from its checkpoint was killed")]
+    Unfilled(String),
     /// What is to be made relies on something that is not here.
     #[error("{0}")]
     Missing(String),
@@ -132,6 +135,7 @@ impl Error {
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,
             Self::State { .. } | Self::NotIdle(_) | Self::Filling(_) => ErrorKind::Busy,
+            Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,
             Self::NoIds => ErrorKind::Limit,

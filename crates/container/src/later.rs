@@ -1,13 +1,15 @@
 //! Memory that comes while its processes run already.
 //!
-//! `restore --lazy` of much memory does not wait until all of it is read: large areas are filled
-//! by two small processes of the keeper's (`dormouse_keeper`, `fill`), what somebody waits for first,
-//! and are memory like any other afterwards ([why](../../../docs/decisions/0015-lazy-memory.md)).
+//! Wake, and `restore --lazy`, of much memory does not wait until all of it is read: large areas are
+//! filled by two small processes of the keeper's (`dormouse_keeper`, `fill`), what somebody waits for
+//! first, and are memory like any other afterwards ([why](../../../docs/decisions/0015-lazy-memory.md)).
 //!
 //! `RUN/c/ID/fill` is the file by which they know what to do ([`dormouse_launch::fill`]). It is locked
-//! until all is filled; who saves the container, or pushes its memory out, waits for that. In
-//! `LIB/containers/ID/touched` is what was waited for: the next restore reads that before anything
-//! runs. It may say anything; it only chooses when something is read.
+//! until all is filled; who saves the container, or pushes its memory out, waits for that. Where it is not
+//! locked and does not say that all was filled, those two and the keeper were killed: what was missing
+//! has become zeros. Whoever finds that ends the container. In
+//! `LIB/containers/ID/touched` is what was waited for: the next wake or restore reads that before
+//! anything runs. It may say anything; it only chooses when something is read.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,14 +20,15 @@ use std::time::{Duration, Instant};
 
 use dormouse_checkpoint::format::{CHUNK_BYTES, Reader};
 use dormouse_checkpoint::load::{self, Lazy, Sources};
-use dormouse_kernel::call;
+use dormouse_kernel::{call, pidfd};
 use dormouse_launch::Keeper;
-use dormouse_launch::fill::{self, AROUND_BYTES, Job, Piece, SOURCES_MAX};
-use dormouse_model::ContainerId;
+use dormouse_launch::fill::{self, AROUND_BYTES, Job, Piece, SOURCES_MAX, head};
+use dormouse_model::{Config, ContainerId};
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::sleep::SIGKILL;
 
 /// How long somebody waits for memory to be filled.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
@@ -83,6 +86,8 @@ impl Engine {
             job.write(&file, &pieces(&later.lazy))?;
             Ok(file)
         };
+        // Who finds that it was killed looks whether all was filled.
+        self.note_custody(keeper)?;
         let file = written().map_err(Error::file("cannot write", &path))?;
         let pages = load::pages_of(reader)?;
         let given = [file.as_fd(), pages.as_fd(), first, later.touched.as_fd()];
@@ -91,26 +96,74 @@ impl Engine {
 
     /// Waits until all memory of a container is there.
     ///
-    /// Errors: [`Error::Filling`] where that takes too long.
-    pub(crate) fn filled(&self, id: &ContainerId) -> Result<()> {
-        let path = self.fill_path(id);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(Error::file("cannot open", path)(e)),
-        };
+    /// Errors: [`Error::Filling`] where that takes too long; [`Error::Unfilled`] where some of it never
+    /// will be: the container was ended.
+    pub(crate) fn filled(&self, config: &Config) -> Result<()> {
+        let Some(file) = self.fill_file(&config.id)? else { return Ok(()) };
         let began = Instant::now();
         loop {
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
-                Ok(()) => return Ok(()),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(Error::file("cannot lock", path)(e.into())),
+            match self.is_filled(config, &file)? {
+                Some(true) => return Ok(()),
+                Some(false) => return self.end_unfilled(config, &file),
+                None => {}
             }
             if began.elapsed() > FILLED_WITHIN {
-                return Err(Error::Filling(id.as_str().to_owned()));
+                return Err(Error::Filling(config.name.to_string()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// The same now, for who holds the container's lock: nothing where it is being filled.
+    pub(crate) fn not_unfilled(&self, config: &Config) -> Result<()> {
+        let Some(file) = self.fill_file(&config.id)? else { return Ok(()) };
+        match self.is_filled(config, &file)? {
+            Some(false) => self.end_unfilled(config, &file),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether all of it was filled; `None` as long as somebody is at it.
+    fn is_filled(&self, config: &Config, file: &File) -> Result<Option<bool>> {
+        let what = |e: io::Error| Error::file("cannot look at", self.fill_path(&config.id))(e);
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(None),
+            Err(e) => return Err(what(e.into())),
+        }
+        match fill::number(file, head::DONE) {
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None), // it is made just now
+            done => Ok(Some(done.map_err(what)? != 0)),
+        }
+    }
+
+    /// Ends a container that must not go on: nobody fills its memory any more.
+    fn end_unfilled(&self, config: &Config, file: &File) -> Result<()> {
+        // The first reason is the one to tell.
+        if !fill::reason(file).is_ok_and(|told| told.is_some()) {
+            let why = "whoever filled its memory was killed, and the keeper, too";
+            fill::give_reason(file, why)
+                .map_err(Error::file("cannot write", self.fill_path(&config.id)))?;
+        }
+        let (_, first) = self.alive(config)?;
+        let _ = pidfd::send_signal(first.as_fd(), SIGKILL); // it may be gone already
+        let ended = pidfd::wait(first.as_fd(), Some(FILLED_WITHIN));
+        ended.map_err(Error::call("cannot wait for the container"))?;
+        Err(Error::Unfilled(config.name.to_string()))
+    }
+
+    fn fill_file(&self, id: &ContainerId) -> Result<Option<File>> {
+        let path = self.fill_path(id);
+        match File::options().read(true).write(true).open(&path) {
+            Ok(file) => Ok(Some(file)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(Error::file("cannot open", path)(e)),
+        }
+    }
+
+    /// Whether memory of a container comes, or came, since it was started.
+    pub(crate) fn has_fill(&self, id: &ContainerId) -> bool {
+        self.fill_path(id).exists()
     }
 
     /// Why a container was ended by those who filled its memory, if it was.

@@ -53,7 +53,7 @@ use crate::unborn::Origin;
 /// What the directory of a checkpoint is called whose container is asleep.
 pub(crate) const ASLEEP: &str = "asleep";
 /// The signal that ends what falls asleep.
-const SIGKILL: i32 = 9;
+pub(crate) const SIGKILL: i32 = 9;
 /// An event that is held beside sockets, or in their place: the keeper has to know of a container that
 /// has none all the same.
 pub(crate) const NO_SOCKET: u32 = u32::MAX;
@@ -175,7 +175,8 @@ impl Engine {
         // It wakes up while the checkpoint is read.
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
-        let check = Some(Check::begin(&reader, None));
+        let later = self.later(&config.id, &reader);
+        let check = Some(Check::begin(&reader, later.as_ref()));
         let mut keeper = self.keeper_called(calling)?;
         for (number, object) in (0..).zip(&reader.records().objects) {
             if !object.thing.is_called_from_outside() {
@@ -203,7 +204,7 @@ impl Engine {
             addresses,
             beside,
             keeper,
-            later: None,
+            later,
         };
         let mut running = match self.start_restored(config, &comeback) {
             // ORDER: now: what the container closes is closed when nobody else has it open.

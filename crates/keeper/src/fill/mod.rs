@@ -12,7 +12,7 @@
 //! - the keeper has the descriptors, too. When both are killed it begins again, unless a process has
 //!   forked meanwhile, since it has no descriptor of the child: then the container is ended;
 //! - when the keeper is killed, the two go on. LIMIT: all three at the same moment: the kernel gives
-//!   zeros for what is missing then, and nobody is left to end the container.
+//!   zeros for what is missing then, until the next command or the daemon ends the container.
 //!
 //! **What is true.** A page of [`Left`] has never been there since the restore, or is there already:
 //! the kernel never fills one twice (EEXIST). What happens to the memory is told before it takes
