@@ -58,16 +58,19 @@ impl Drop for Daemon {
 /// Servers that number their callers, each with memory of its own, all asleep.
 #[track_caller]
 fn sleepers(host: &Host, options: &[&str]) -> Vec<String> {
-    let names: Vec<String> = (0..ALL).map(|n| format!("c{n}")).collect();
-    for name in &names {
-        let run = [&["run", "-d", "--name", name, "--sleep-after", "3600s"], options].concat();
-        let kib = KIB.to_string();
-        let serve = ["busybox", "probe", "count", "0.0.0.0", "80", &kib];
-        host.dm(&[&run[..], &serve].concat()).ok();
-        host.wait_inside(name, "netstat -ltn | grep -q ':80 '");
-        host.dm(&["sleep", name]).ok();
-    }
-    names.iter().map(|name| format!("{}:80", host.address_of(name))).collect()
+    (0..ALL).map(|n| sleeper(host, &format!("c{n}"), options)).collect()
+}
+
+/// One of them; its address.
+#[track_caller]
+fn sleeper(host: &Host, name: &str, options: &[&str]) -> String {
+    let run = [&["run", "-d", "--name", name, "--sleep-after", "3600s"], options].concat();
+    let kib = KIB.to_string();
+    let serve = ["busybox", "probe", "count", "0.0.0.0", "80", &kib];
+    host.dm(&[&run[..], &serve].concat()).ok();
+    host.wait_inside(name, "netstat -ltn | grep -q ':80 '");
+    host.dm(&["sleep", name]).ok();
+    format!("{}:80", host.address_of(name))
 }
 
 /// Those that have processes, or are about to, or had them until now.
@@ -230,6 +233,28 @@ fn what_may_not_sleep_keeps_nobody_out_for_ever() {
     host.dm(&["wake", "c9"]).ok();
     host.dm(&["stop", "c9"]).ok();
     assert_eq!(host.state_of("c9"), "stopped");
+}
+
+#[test]
+fn who_has_more_weight_is_let_in_first() {
+    let host = Host::with_busybox();
+    let light = sleeper(&host, "light", &[]);
+    let heavy = sleeper(&host, "heavy", &["--cpu-weight", "10000"]);
+    // For one of them.
+    let daemon = Daemon::start(&host, &["--memory", "12m"]);
+    // Both stand in the line before it looks.
+    daemon.signal(Signal::STOP);
+    let callers = [light, heavy].map(|address| {
+        let caller = host.in_network(move || {
+            ask(&address);
+            Instant::now()
+        });
+        thread::sleep(Duration::from_millis(300) * slowness());
+        caller
+    });
+    daemon.signal(Signal::CONT);
+    let [light, heavy] = callers.map(|caller| caller.join().expect("each is answered"));
+    assert!(heavy < light, "by {:?}", heavy - light);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! The gatekeeper: whoever wakes a container waits here until there is memory for it.
 //!
 //! First come, first served: those that come later wait behind the first, however little they need, so
-//! nobody waits for ever. For the first ones in the line others are put to sleep ([`crate::room`] says
+//! nobody waits for ever. Who has more of the processors by its record (`--cpu-weight`) has so much to do in
+//! time: twice the weight stands before those who came a quarter of a second earlier, and no weight before
+//! those who came some seconds earlier. For the first ones in the line others are put to sleep ([`crate::room`] says
 //! which), by the same processes that put the idle to sleep.
 //!
 //! **Looks.** What is awake is what has a directory below `RUN/c`; each has its CPU time and its memory
@@ -29,6 +31,10 @@ const LOOK_SHARES: [u32; 3] = [1000, 100, 10];
 const GLANCES: Duration = Duration::from_secs(2);
 /// LIMIT: for how many of those that wait room is made at once, and how many are put to sleep for it.
 const AT_ONCE: usize = 4;
+/// How much earlier one has come, as it were, with twice the weight of another.
+const TWICE: Duration = Duration::from_millis(250);
+/// The weight of one that says nothing of it (cgroups(7)).
+const WEIGHT: f64 = 100.0;
 /// After how long it is told that somebody waits.
 const LONG: Duration = Duration::from_secs(2);
 
@@ -40,7 +46,19 @@ struct Guest {
     id: Option<ContainerId>,
     has_leave: bool,
     since: Instant,
+    /// Where it stands in the line: when it has come, or earlier where it has more weight.
+    place: Instant,
     told: Instant,
+}
+
+/// Where one with a weight stands that comes now.
+fn place(now: Instant, weight: Option<u32>) -> Instant {
+    let doublings = weight.map_or(0.0, |weight| (f64::from(weight) / WEIGHT).log2());
+    let ahead = TWICE.mul_f64(doublings.abs());
+    match doublings < 0.0 {
+        true => now + ahead,
+        false => now.checked_sub(ahead).unwrap_or(now),
+    }
 }
 
 /// All of it.
@@ -49,7 +67,7 @@ pub(crate) struct Gate {
     door: Door,
     memory: MemoryInUse,
     room: Room,
-    /// In the order in which they came.
+    /// In their order.
     guests: Vec<Guest>,
     looked: Instant,
     look_took: Duration,
@@ -114,13 +132,16 @@ impl Gate {
     pub(crate) fn serve(&mut self, engine: &Engine, cpu: &CpuTime) -> Vec<Choice> {
         let now = Instant::now();
         while let Some(asker) = self.door.accept() {
-            let guest = Guest { asker, id: None, has_leave: false, since: now, told: now };
+            let (id, has_leave, since) = (None, false, now);
+            let guest = Guest { asker, id, has_leave, since, place: now, told: now };
             self.guests.push(guest);
         }
         let room = &mut self.room;
         self.guests.retain_mut(|guest| match guest.asker.hear() {
             Heard::Nothing => true,
             Heard::Wakes(id) => {
+                let config = engine.config(&id).ok();
+                guest.place = place(guest.since, config.and_then(|it| it.limits.cpu_weight));
                 guest.id = Some(id);
                 true
             }
@@ -131,6 +152,7 @@ impl Gate {
                 false
             }
         });
+        self.guests.sort_by_key(|guest| guest.place);
         if self.glanced + GLANCES <= now {
             self.glanced = now;
             self.is_tight = self.memory.of_all().is_ok_and(|all| self.room.is_tight_with(all));
@@ -157,7 +179,7 @@ impl Gate {
         (self.looked, self.look_took) = (Instant::now(), now.elapsed());
     }
 
-    /// ORDER: who came first has leave first.
+    /// ORDER: who stands before another has leave first.
     fn give_leave(&mut self, now: Instant, engine: &Engine) {
         for guest in self.guests.iter_mut().filter(|guest| !guest.has_leave) {
             let Some(id) = &guest.id else { continue };
@@ -215,4 +237,23 @@ impl Gate {
 /// Whether a container may be put to sleep: it does fall asleep by itself.
 pub(crate) fn may_sleep(engine: &Engine, id: &ContainerId) -> bool {
     engine.config(id).is_ok_and(|config| config.sleep.after().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_more_weight_stands_before_those_who_came_a_little_earlier() {
+        let now = Instant::now() + Duration::from_secs(60);
+        let later = |ms| now + Duration::from_millis(ms);
+        assert_eq!(place(now, None), now);
+        assert_eq!(place(now, Some(100)), now, "as one that says nothing");
+        assert!(place(later(200), Some(200)) < place(now, None));
+        assert!(place(later(300), Some(200)) > place(now, None), "not before who waits for long");
+        assert!(place(now, Some(50)) > place(later(200), None));
+        assert!(place(now, Some(50)) < place(later(300), None));
+        let most = Duration::from_secs(2);
+        assert!(place(now, Some(10_000)) > now - most && place(now, Some(1)) < now + most);
+    }
 }
