@@ -1,11 +1,12 @@
 //! Containers fall asleep by themselves when they are idle, and wake when a timer of theirs rings.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dormouse_testkit::{Host, image, run, slowness, wait_until};
+use dormouse_testkit::{Host, dormouse, image, run, slowness, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -30,7 +31,11 @@ struct Daemon(Child);
 impl Daemon {
     #[track_caller]
     fn start(host: &Host) -> Self {
-        let mut command = host.dormouse(&["daemon"]);
+        Self::of(host.dormouse(&["daemon"]))
+    }
+
+    #[track_caller]
+    fn of(mut command: Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let line = lines.next().expect("it says something").expect("in UTF-8");
@@ -264,6 +269,41 @@ fn a_keeper_that_is_killed_again_and_again_is_made_up_for() {
         };
         assert!(wait_until(soon(), answers), "nobody hears its callers in round {round}");
     }
+}
+
+/// An upgrade replaces the file of a program that runs on.
+#[test]
+fn a_daemon_goes_on_with_the_program_that_took_its_place() {
+    let host = Host::with_busybox();
+    let own = host.dir().join("own");
+    fs::create_dir(&own).expect("it can be made");
+    for name in ["dormouse", "dormouse-keeper"] {
+        fs::copy(dormouse().with_file_name(name), own.join(name)).expect("it can be copied");
+    }
+    let program = own.join("dormouse");
+    let mut command = host.command(&program);
+    command.arg("--root").arg(host.root()).arg("daemon");
+    let _daemon = Daemon::of(command);
+    host.dm(&[&["run", "-d", "--name", "x"], COUNT].concat()).ok();
+    let address = host.address_of("x");
+    assert_eq!(call(&host, "x"), "call 1");
+    host.dm(&["sleep", "x"]).ok();
+    let next = own.join("next");
+    fs::copy(&program, &next).and_then(|_| fs::rename(&next, &program)).expect("it is replaced");
+    let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
+    let (keeper, _) = keeper.expect("it holds the socket");
+    kill_process(Pid::from_raw(keeper as i32).expect("a pid"), Signal::KILL).expect("it runs");
+    // No command comes: what hears of the caller is started by the daemon.
+    let mut said = String::new();
+    let answers = || {
+        let mut probe = host.command(image::probe());
+        probe.args(["ask", &address, "80"]);
+        let out = run(probe, b"", soon());
+        said = out.stdout;
+        out.status == 0
+    };
+    assert!(wait_until(soon(), answers), "nobody wakes it");
+    assert_eq!(said.trim(), "call 2");
 }
 
 /// Asks somebody who is there; nobody of ours is started for it.

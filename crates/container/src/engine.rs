@@ -1,7 +1,8 @@
 //! The engine itself: finding, creating and removing containers.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -617,9 +618,13 @@ pub(crate) fn new_id() -> Result<ContainerId> {
     Ok(ContainerId::from_bytes(bytes))
 }
 
-/// The program we are.
+/// The program we are, or what stands in its place since an upgrade.
 pub(crate) fn own_program() -> Result<PathBuf> {
-    fs::read_link("/proc/self/exe").map_err(Error::file("cannot read", "/proc/self/exe"))
+    let read = fs::read_link("/proc/self/exe");
+    let own = read.map_err(Error::file("cannot read", "/proc/self/exe"))?;
+    // What a file that was removed is called (proc_pid_exe(5)).
+    let before = own.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    Ok(before.map_or_else(|| own.clone(), |before| OsStr::from_bytes(before).into()))
 }
 
 /// The keeper's program: beside our own, or where packages put it.
