@@ -54,6 +54,8 @@ use crate::unborn::Origin;
 pub(crate) const ASLEEP: &str = "asleep";
 /// The signal that ends what falls asleep.
 pub(crate) const SIGKILL: i32 = 9;
+/// LIMIT: so many sockets are asked for before the first is there.
+const AHEAD_MAX: usize = 32;
 /// An event that is held beside sockets, or in their place: the keeper has to know of a container that
 /// has none all the same.
 pub(crate) const NO_SOCKET: u32 = u32::MAX;
@@ -178,22 +180,27 @@ impl Engine {
         let later = self.later(&config.id, &reader);
         let check = Some(Check::begin(&reader, later.as_ref()));
         let mut keeper = self.keeper_called(calling)?;
-        for (number, object) in (0..).zip(&reader.records().objects) {
-            if !object.thing.is_called_from_outside() {
-                continue;
-            }
-            match keeper.take(config.id.as_str(), number) {
+        let id = config.id.as_str();
+        let called = (0..).zip(&reader.records().objects);
+        let called = called.filter(|(_, object)| object.thing.is_called_from_outside());
+        let called: Vec<u32> = called.map(|(number, _)| number).collect();
+        let ahead = called.len().min(AHEAD_MAX);
+        called[..ahead].iter().try_for_each(|number| keeper.ask_for(id, *number))?;
+        // The keeper looks for them meanwhile.
+        let since = self.slept(&config.id)?;
+        let origin = Origin::of(&self.asleep_dir(&config.id))?;
+        let (wakes, beside) = (true, origin.is_some());
+        let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
+        let _doing = self.intend(&config.id, &Intent::Sleep)?;
+        for (place, number) in called.into_iter().enumerate() {
+            let taken = if place < ahead { keeper.taken() } else { keeper.take(id, number) };
+            match taken {
                 Ok(socket) => held.push((number, socket)),
                 // A keeper of a later life: the socket is made again.
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => return Err(e.into()),
             }
         }
-        let since = self.slept(&config.id)?;
-        let origin = Origin::of(&self.asleep_dir(&config.id))?;
-        let (wakes, beside) = (true, origin.is_some());
-        let addresses = origin.map(|origin| origin.addresses).unwrap_or_default();
-        let _doing = self.intend(&config.id, &Intent::Sleep)?;
         let (keeper, sockets) = (Cell::new(Some(keeper)), std::mem::take(held));
         let comeback = Comeback {
             reader,

@@ -444,7 +444,20 @@ impl Keeper {
 
     /// What was given by [`Keeper::hold`]. ENOENT where this keeper was never given it.
     pub fn take(&mut self, container: &str, key: u32) -> Result<OwnedFd, LaunchError> {
-        let (_, fds) = self.ask(&Request::Take { id: id(container)?, key }, &[])?;
+        self.ask_for(container, key)?;
+        self.taken()
+    }
+
+    /// Asks for it, for who has something else to do until [`Keeper::taken`].
+    ///
+    /// LIMIT: the keeper leaves who does not hear some hundred of its answers.
+    pub fn ask_for(&mut self, container: &str, key: u32) -> Result<(), LaunchError> {
+        self.say(&Request::Take { id: id(container)?, key }, &[])
+    }
+
+    /// What was asked for first and was not given yet.
+    pub fn taken(&mut self) -> Result<OwnedFd, LaunchError> {
+        let (_, fds) = self.answer()?;
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
