@@ -335,8 +335,12 @@ impl Engine {
             let sleeper = self.found_orphaned(id, lock);
             count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
-        let next =
-            hearing.as_mut().map(|hearing| Custodian::of(&mut hearing.keeper)).transpose()?;
+        let next = match &mut hearing {
+            Some(hearing) => Some(Custodian::of(&mut hearing.keeper)?),
+            // Whoever fell asleep meanwhile has found the note of the one that is gone.
+            None => Keeper::connect(&self.places().run)?
+                .and_then(|mut keeper| Custodian::of(&mut keeper).ok()),
+        };
         let _note = self.lock_note()?;
         match next {
             Some(next) => disk::write_json(&self.custodian(), &next, Durable::No)?,
