@@ -57,6 +57,23 @@ fn kill_keeper(host: &Host) {
     assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
 }
 
+/// Kills who hears callers, and who has copies.
+#[track_caller]
+fn kill_both(host: &Host) {
+    let ours = |line: &str| line.contains("dormouse-keeper") || line.contains("dormouse-vault");
+    let both = || host.processes().into_iter().filter(|(_, line)| ours(line));
+    let pids: Vec<u32> = both().map(|(pid, _)| pid).collect();
+    assert_eq!(pids.len(), 2, "somebody sleeps");
+    for signal in [rustix::process::Signal::STOP, rustix::process::Signal::KILL] {
+        for pid in &pids {
+            let pid = rustix::process::Pid::from_raw(*pid as i32).expect("a pid");
+            rustix::process::kill_process(pid, signal).expect("it lives");
+        }
+    }
+    let is_gone = || both().count() == 0;
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
+}
+
 /// Processes of the container, as the host sees them.
 fn inside(host: &Host) -> Vec<(u32, String)> {
     host.processes().into_iter().filter(|(_, command)| command.contains("probe")).collect()
@@ -274,7 +291,13 @@ impl Caller {
     /// Connects from the host's network, as soon as somebody listens.
     #[track_caller]
     fn new(host: &Host) -> Self {
-        let address = format!("{}:80", host.address_of("x"));
+        Self::of(host, &host.address_of("x"))
+    }
+
+    /// The same of who knows where, without a command.
+    #[track_caller]
+    fn of(host: &Host, address: &str) -> Self {
+        let address = format!("{address}:80");
         let connected = host.in_network(move || {
             let mut found = None;
             wait_until(Duration::from_secs(10) * slowness(), || {
@@ -364,7 +387,38 @@ fn vm_a_transfer_goes_on_though_it_is_put_to_sleep_in_the_middle() {
 }
 
 #[test]
-fn vm_a_killed_keeper_costs_open_connections_only() {
+fn vm_a_killed_keeper_costs_nothing() {
+    let host = Host::with_busybox();
+    let serve = ["run", "-d", "--name", "x", "busybox", "probe"];
+    host.dm(&[&serve[..], &["stream", "0.0.0.0", "80"]].concat()).ok();
+    let address = host.address_of("x");
+    let mut caller = Caller::new(&host);
+    caller.hear(10, |_| {});
+    for round in 0..3 {
+        put_to_sleep(&host);
+        thread::sleep(Duration::from_millis(100)); // what it has left is whole a moment later
+        kill_keeper(&host);
+        // Who comes now is answered by the kernel, and waits; who was there is not told anything.
+        let mut next = Caller::of(&host, &address);
+        caller.stream.set_nonblocking(true).expect("a socket");
+        let said = caller.stream.read(&mut [0]).map_err(|e| e.kind());
+        assert_eq!(said, Err(std::io::ErrorKind::WouldBlock), "{round}");
+        caller.stream.set_nonblocking(false).expect("a socket");
+        if round == 1 {
+            // The next command has both heard again; else it is found asleep.
+            assert_eq!(host.state_of("x"), "asleep");
+        } else {
+            host.dm(&["ps"]).ok();
+        }
+        next.tell(5);
+        next.hear(5, |_| {});
+        caller.tell(10);
+        caller.hear(10, |_| {});
+    }
+}
+
+#[test]
+fn vm_keeper_and_vault_killed_cost_open_connections_only() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "-p", "8080:80", "busybox", "probe"];
     host.dm(&[&serve[..], &["stream", "0.0.0.0", "80"]].concat()).ok();
@@ -372,7 +426,8 @@ fn vm_a_killed_keeper_costs_open_connections_only() {
     lost.hear(10, |_| {});
     let started = host.inspect("x")["started"].clone();
     put_to_sleep(&host);
-    kill_keeper(&host);
+    // The one that was told of the end of the other would make it again.
+    kill_both(&host);
     let ended = lost.stream.read(&mut [0]);
     assert!(matches!(ended, Ok(0) | Err(_)), "it is told: {ended:?}");
     // The next command, whichever it is, makes the rest again.

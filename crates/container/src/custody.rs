@@ -1,10 +1,11 @@
 //! Who has custody of what sleeping containers left behind, and what becomes of it when nobody has.
 //!
 //! `LIB/custody` names the keeper that holds it: boot, pid, start time. Every command looks at that one
-//! small file first. Where that keeper is gone, killed or with the last boot, the sockets went with it:
+//! small file first. Where that keeper was killed, the next one has from the vault what the first had, and is
+//! told when to ring. Where that is gone as well, or with the last boot, the sockets went with it:
 //! they are made once more from the checkpoints, with the same addresses and options, and given to a
 //! keeper that lives. From then on a caller wakes the container
-//! as before. Open connections are lost: their peers have heard so already, and the container hears
+//! as before. Open connections are lost then: their peers have heard so already, and the container hears
 //! it when it wakes.
 //!
 //! **In its name.** A socket belongs to a container by the control group of whoever makes it. A process
@@ -27,7 +28,7 @@ use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
 use dormouse_checkpoint::save::{HeldFile, Wakes};
 use dormouse_kernel::call::CloneFlags;
-use dormouse_kernel::{ErrorKind, pidfd, proc, process};
+use dormouse_kernel::{pidfd, proc, process};
 use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, ContainerId, Name, NetMode, State};
 use dormouse_network::Domain;
@@ -38,7 +39,7 @@ use crate::disk::{self, Durable, Lock};
 use crate::engine::{CONFIG, Engine, own_program};
 use crate::error::{Error, Result};
 use crate::idle::{Why, alarm_ms};
-use crate::sleep::{ASLEEP, NO_SOCKET};
+use crate::sleep::ASLEEP;
 use crate::unborn::Origin;
 
 /// LIMIT: for how many containers the locks are held at a time.
@@ -335,6 +336,7 @@ impl Engine {
             let sleeper = self.found_orphaned(id, lock);
             count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
+        self.let_go_of_others()?;
         let next = match &mut hearing {
             Some(hearing) => Some(Custodian::of(&mut hearing.keeper)?),
             // Whoever fell asleep meanwhile has found the note of the one that is gone.
@@ -347,6 +349,23 @@ impl Engine {
             None => disk::remove(&self.custodian())?,
         }
         Ok(count)
+    }
+
+    /// Has the keeper forget containers that run: of one that was killed while it fell asleep or woke, the
+    /// vault may know what it no longer leaves there.
+    fn let_go_of_others(&self) -> Result<()> {
+        let Some(mut keeper) = Keeper::connect(&self.places().run)? else { return Ok(()) };
+        for id in self.started()? {
+            if !keeper.holds(id.as_str())? {
+                continue;
+            }
+            // Whoever has the lock lets go of it, or is about to hold it.
+            let lock = Lock::try_take(&self.dir(&id))?;
+            if lock.is_some() && !self.is_drowsy(&id) && !self.asleep_dir(&id).exists() {
+                keeper.let_go(id.as_str())?;
+            }
+        }
+        Ok(())
     }
 
     /// A container that may have lost who heard its callers: one that is drowsy goes on, one that sleeps
@@ -407,14 +426,19 @@ impl Engine {
 
     fn listen_again_for(&self, config: &Config, hearing: &mut Hearing) -> Result<()> {
         self.doze(config)?; // what an interrupted wake has left
-        let given = hearing.keeper.take(config.id.as_str(), NO_SOCKET);
-        if matches!(&given, Err(e) if e.kind() == ErrorKind::NotFound) {
-            hearing.keeper.let_go(config.id.as_str())?;
-            self.announce(config)?;
-            hearing.listener.listen(self, &self.dir(&config.id))?;
+        match hearing.keeper.holds(config.id.as_str())? {
+            // From the vault, or from somebody who could not wake it ([`Engine::hold_again`]).
+            true => {
+                let reader = Reader::open(&self.asleep_dir(&config.id))?;
+                if let Some(after_ms) = alarm_ms(reader.records()) {
+                    hearing.keeper.set_alarm(config.id.as_str(), after_ms)?;
+                }
+            }
+            false => {
+                self.announce(config)?;
+                hearing.listener.listen(self, &self.dir(&config.id))?;
+            }
         }
-        // Otherwise who could not wake it has given its sockets back ([`Engine::hold_again`]), or it has
-        // none.
         self.publish_ports(config)
     }
 

@@ -115,6 +115,53 @@ pub unsafe fn close_from(first: c_int) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) }).map(drop)
 }
 
+/// Does something under another real uid (setresuid(2)); as itself where that uid cannot be had, as in a user
+/// namespace that does not know it. What else it may do stays as it was: effective and saved uid do.
+pub(crate) fn as_user<T>(uid: u32, does: impl FnOnce() -> T) -> T {
+    let real = rustix::process::getuid().as_raw();
+    // SAFETY: only integers are passed.
+    let set = |uid: u32| check(unsafe { libc::syscall(libc::SYS_setresuid, uid, -1, -1) });
+    let is_other = set(uid).is_ok();
+    let done = does();
+    if is_other && set(real).is_err() {
+        // The effective uid may always become the real one.
+        std::process::abort();
+    }
+    done
+}
+
+/// A socket whose messages come back to it, and to which nobody else can send (unix(7)).
+pub(crate) fn self_connected() -> Result<OwnedFd, Errno> {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname,
+        socket_with,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let sock = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+    // The kernel finds a name for it, in the network namespace.
+    bind(&sock, &SocketAddrUnix::new_unnamed())?;
+    connect(&sock, &getsockname(&sock)?)?;
+    Ok(sock)
+}
+
+/// Closes all descriptors but these and the standard streams.
+///
+/// # Errors
+/// As close_range(2).
+pub(crate) fn close_all_but(kept: [BorrowedFd<'_>; 2]) -> Result<(), Errno> {
+    let mut kept = kept.map(|fd| fd.as_raw_fd());
+    kept.sort_unstable();
+    let mut first = 3;
+    for fd in kept {
+        // SAFETY: as below.
+        unsafe { close_range(first, fd - 1) }?;
+        first = fd + 1;
+    }
+    // SAFETY: whoever calls is a process that has just been cloned, and never returns to where the owners of
+    // the others are.
+    unsafe { close_from(first) }
+}
+
 /// close_range(2): closes descriptors from `first` to `last`, if any. KERNEL(5.9).
 ///
 /// # Safety

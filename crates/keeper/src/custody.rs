@@ -8,25 +8,32 @@
 //! whom the container accepts.
 //!
 //! **Parked.** A process has so many descriptors and no more (RLIMIT_NOFILE), and each clone copies all
-//! of them. From a few hundred, or half of what it may have, on whatever more containers leave here is
-//! parked ([`crate::lot`]), with an epoll set of its own among it: that set is in the keeper's, so the
-//! keeper hears of it, and a set whose last descriptor is closed is in no other any more. What is asked
-//! for is taken out first, and watched as it was.
+//! of them. So what a container has left here is parked ([`crate::lot`]) as soon as it is whole: when
+//! the next one leaves something, or after a moment. An epoll set of its own is among it: that set is in the
+//! keeper's, so the keeper hears of it, and a set whose last descriptor is closed is in no other any more.
+//! What is asked for is taken out first, and watched as it was.
 //!
-//! LIMIT: a container that leaves more descriptors than one message carries is not parked.
+//! What is parked outlives the keeper, in the vault ([`crate::vault`]): the next keeper finds it there.
+//!
+//! LIMIT: a container that leaves more descriptors than one message carries is not parked, and one that is
+//! woken is not while that lasts: the vault does not have them.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dormouse_launch::protocol::{Id, watch};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use crate::lot::{DESCRIPTORS, Lots};
+use crate::lot::{DESCRIPTORS, Found, Lots};
+use crate::vault::Vault;
 
 /// How soon one that could not be woken is tried again, while somebody calls.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// After so long a container has left all that it has.
+const WHOLE: Duration = Duration::from_millis(5);
 
 /// The bit of the number of an epoll set that is parked; the others are those of its first descriptor.
 const SET: u64 = 1 << 63;
@@ -71,12 +78,8 @@ pub(crate) struct Custody {
     sleepers: HashMap<Id, Sleeper>,
     tokens: HashMap<u64, Id>,
     lots: Lots,
-    /// Descriptors that are open here.
-    open: usize,
-    /// With how many begins the parking.
-    open_max: usize,
-    /// Who has left something last.
-    last: Option<Id>,
+    /// Who has left something last, and is not parked yet, and when it is.
+    last: Option<(Instant, Id)>,
     /// Those that are watched again, and when, soonest first.
     again: VecDeque<(Instant, Id)>,
 }
@@ -88,10 +91,64 @@ fn watched(token: u64, held: &Held) -> (epoll::EventData, epoll::EventFlags) {
     (epoll::EventData::new_u64(token), flags)
 }
 
+/// What stands beside the descriptors of a container that are parked: its id, and key and watch of each.
+fn label(id: Id, held: &[Numbered]) -> Vec<u8> {
+    let text = id.as_str().as_bytes();
+    let mut label = vec![text.len() as u8];
+    label.extend_from_slice(text);
+    for (_, Held { key, watch, .. }) in held {
+        label.extend_from_slice(&key.to_ne_bytes());
+        label.push(*watch);
+    }
+    label
+}
+
+fn read_label(label: &[u8]) -> Option<(Id, Vec<(u32, u8)>)> {
+    let (length, rest) = label.split_first()?;
+    let (id, rest) = rest.split_at_checked(usize::from(*length))?;
+    let (held, left) = rest.as_chunks::<5>();
+    let one = |[a, b, c, d, watch]: &[u8; 5]| (u32::from_ne_bytes([*a, *b, *c, *d]), *watch);
+    left.is_empty().then_some((Id::new(id).ok()?, held.iter().map(one).collect()))
+}
+
 impl Custody {
-    /// Custody that keeps some `open_max` descriptors open.
-    pub(crate) fn new(open_max: usize) -> Self {
-        Self { open_max, ..Self::default() }
+    /// Custody of what a keeper before has left in the vault. `next` gives a number that is nobody's.
+    pub(crate) fn restore(epoll: &OwnedFd, vault: Vault, mut next: impl FnMut() -> u64) -> Self {
+        let mut custody = Self::default();
+        let (sleepers, tokens) = (&mut custody.sleepers, &mut custody.tokens);
+        custody.lots.restore(vault, |Found { label, fds }| {
+            let (id, held) = read_label(label).ok_or(Errno::BADMSG)?;
+            if held.len() + 1 != fds.len() || sleepers.contains_key(&id) {
+                return Err(Errno::BADMSG);
+            }
+            let number = next() | SET;
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+            epoll::add(epoll, &fds[0], epoll::EventData::new_u64(number), flags)?;
+            let parked = held.into_iter().map(|(key, watch)| Parked { token: next(), key, watch });
+            let parked = Some((number, parked.collect()));
+            sleepers.insert(id, Sleeper { parked, ..Sleeper::default() });
+            tokens.insert(number, id);
+            Ok(number)
+        });
+        custody
+    }
+
+    /// Readable when the vault has ended.
+    pub(crate) fn vault(&self) -> Option<BorrowedFd<'_>> {
+        self.lots.vault()
+    }
+
+    pub(crate) fn lose_vault(&mut self) {
+        self.lots.lose_vault();
+    }
+
+    /// Has a vault made where there is none. Whether one was made.
+    pub(crate) fn secure(&mut self) -> bool {
+        let is_new = !self.is_empty() && self.lots.vault().is_none();
+        if is_new {
+            self.lots.secure();
+        }
+        is_new
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -107,12 +164,10 @@ impl Custody {
         held: Held,
     ) -> Result<(), Errno> {
         // One container after the other leaves what it has: the last one is whole now.
-        let last = self.last.replace(id).filter(|last| *last != id);
-        if let Some(last) = last
-            && self.open >= self.open_max
-        {
-            let _ = self.park(epoll, last); // where that cannot be done now it stays open
+        if self.last.is_some_and(|(_, last)| last != id) {
+            self.park_last(epoll);
         }
+        self.last = Some((Instant::now() + WHOLE, id));
         if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
             self.let_go(epoll, id);
         }
@@ -126,16 +181,21 @@ impl Custody {
             self.tokens.insert(token, id);
         }
         self.sleepers.entry(id).or_default().held.push((token, held));
-        self.open += 1;
         Ok(())
+    }
+
+    fn park_last(&mut self, epoll: &OwnedFd) {
+        if let Some((_, last)) = self.last.take() {
+            let _ = self.park(epoll, last); // where that cannot be done now it stays open
+        }
     }
 
     /// Parks what a container has left here, all of it.
     fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
         let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
         let Some((first, _)) = sleeper.held.first() else { return Ok(()) };
-        let (number, count) = (first | SET, sleeper.held.len());
-        if sleeper.is_called || count + 1 > DESCRIPTORS {
+        let number = first | SET;
+        if sleeper.is_called || sleeper.held.len() + 1 > DESCRIPTORS {
             return Ok(());
         }
         let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -146,7 +206,8 @@ impl Custody {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         epoll::add(epoll, &own, epoll::EventData::new_u64(number), flags)?;
         let fds = std::iter::once(&own).chain(sleeper.held.iter().map(|(_, held)| &held.fd));
-        self.lots.park(number, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
+        let label = label(id, &sleeper.held);
+        self.lots.park(number, &label, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
         // ORDER: parked, and heard of by the one set; then out of the other.
         let held = std::mem::take(&mut sleeper.held);
         for (token, held) in &held {
@@ -158,7 +219,6 @@ impl Custody {
         let parked = parked.map(|(token, Held { key, watch, .. })| Parked { token, key, watch });
         sleeper.parked = Some((number, parked.collect()));
         self.tokens.insert(number, id);
-        self.open -= count;
         Ok(())
     }
 
@@ -178,7 +238,6 @@ impl Custody {
                 self.tokens.insert(token, id);
             }
             sleeper.held.push((token, held));
-            self.open += 1;
         }
         Ok(())
     }
@@ -205,7 +264,6 @@ impl Custody {
             return;
         }
         for (token, held) in self.sleepers.remove(&id).into_iter().flat_map(|s| s.held) {
-            self.open -= 1;
             if self.tokens.remove(&token).is_some() {
                 let _ = epoll::delete(epoll, &held.fd); // it is in the set, or nothing is lost
             }
@@ -237,13 +295,22 @@ impl Custody {
         }
     }
 
-    /// When [`Custody::watch_again`] has something to do.
+    /// When [`Custody::look`] has something to do.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.again.front().map(|(at, _)| *at)
+        let again = self.again.front().map(|(at, _)| *at);
+        again.into_iter().chain(self.last.map(|(at, _)| at)).min()
     }
 
-    pub(crate) fn watch_again(&mut self, epoll: &OwnedFd, now: Instant) {
-        while self.next().is_some_and(|at| at <= now) {
+    /// What time brings.
+    pub(crate) fn look(&mut self, epoll: &OwnedFd, now: Instant) {
+        if self.last.is_some_and(|(at, _)| at <= now) {
+            self.park_last(epoll);
+        }
+        self.watch_again(epoll, now);
+    }
+
+    fn watch_again(&mut self, epoll: &OwnedFd, now: Instant) {
+        while self.again.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, id)) = self.again.pop_front() else { return };
             if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
                 self.let_go(epoll, id);
@@ -283,7 +350,7 @@ mod tests {
     fn of_many_sleepers_the_one_that_is_called_is_named() {
         const COUNT: usize = 100;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        let mut custody = Custody::new(20);
+        let mut custody = Custody::default();
         let mut serial = 0;
         let mut next = || {
             serial += 1;
@@ -299,7 +366,12 @@ mod tests {
                 custody.hold(&epoll, next(), id(n), Held { key, watch, fd }).unwrap();
             }
         }
-        assert!(custody.open <= 22, "{} are open", custody.open);
+        let open =
+            |custody: &Custody| custody.sleepers.values().map(|it| it.held.len()).sum::<usize>();
+        assert_eq!(open(&custody), 2, "the last is not whole yet");
+        assert!(custody.next().is_some());
+        custody.look(&epoll, Instant::now() + WHOLE);
+        assert_eq!((open(&custody), custody.next()), (0, None));
         assert_eq!(called(&mut custody, &epoll), [], "nobody has called yet");
         for n in [77, 3, 99, 50] {
             rustix::io::write(&callers[n], &1u64.to_ne_bytes()).unwrap();
@@ -317,9 +389,24 @@ mod tests {
         rustix::io::write(&callers[60], &1u64.to_ne_bytes()).unwrap();
         assert_eq!(called(&mut custody, &epoll), [id(60)]);
         custody.came_back(id(60));
-        custody.watch_again(&epoll, Instant::now() + AGAIN * 2);
+        custody.look(&epoll, Instant::now() + AGAIN * 2);
         assert_eq!(called(&mut custody, &epoll), [id(60)]);
         (0..COUNT).for_each(|n| custody.let_go(&epoll, id(n)));
-        assert!(custody.is_empty() && custody.tokens.is_empty() && custody.open == 0);
+        assert!(custody.is_empty() && custody.tokens.is_empty() && open(&custody) == 0);
+    }
+    #[test]
+    fn a_label_says_what_was_left() {
+        let fd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let held = [
+            (1, Held { key: 7, watch: 3, fd: fd() }),
+            (2, Held { key: u32::MAX, watch: 0, fd: fd() }),
+        ];
+        let text = label(id(5), &held);
+        assert_eq!(read_label(&text), Some((id(5), vec![(7, 3), (u32::MAX, 0)])));
+        assert_eq!(read_label(&label(id(5), &[])), Some((id(5), vec![])));
+        for cut in 0..text.len() {
+            let read = read_label(&text[..cut]);
+            assert!(read.is_none_or(|(of, held)| of == id(5) && held.len() < 2), "{cut}");
+        }
     }
 }

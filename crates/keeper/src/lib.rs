@@ -35,6 +35,7 @@ mod program;
 pub mod server;
 pub mod tiny;
 mod tree;
+pub mod vault;
 
 pub use call::close_from;
 

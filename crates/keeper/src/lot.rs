@@ -1,28 +1,43 @@
 //! Descriptors that are open though nobody has them: parked in the queues of sockets.
 //!
 //! A descriptor that was sent (unix(7), SCM_RIGHTS) and not received yet is an open file without a
-//! number: it counts against no RLIMIT_NOFILE. What belongs together is a *bundle*; a *lot* is a pair of
-//! sockets with one message in its queue, of all that its bundles have. A message takes 4 kB of the kernel,
-//! however few descriptors it has (Linux 6.10 and later keep `struct scm_fp_list` as it was allocated), so
-//! several containers share one. To add to a lot or to take from it, it is received and what stays is
-//! sent again; so a lot is small.
+//! number: it counts against no RLIMIT_NOFILE. What belongs together is a *bundle*, with a label; a *lot* is
+//! a socket that is connected to itself, with one message in its queue, of all that its bundles have. A
+//! message takes 4 kB of the kernel, however few descriptors it has (Linux 6.10 and later keep
+//! `struct scm_fp_list` as it was allocated), so several containers share one. To add to a lot or to take
+//! from it, it is received and what stays is sent again; so a lot is small. Nobody else can send to it:
+//! a datagram socket takes from whom it is connected to.
 //!
-//! Files on their way count against the sender's limit, unless he has CAP_SYS_ADMIN; the
-//! search for cycles among them looks at unix sockets only, and there are few.
+//! **The vault** ([`crate::vault`]) has a copy of each lot's socket: whatever becomes of this process, the
+//! queues stay, and the next keeper finds in the labels what they are.
+//!
+//! Files on their way count against the sender's limit, unless he has CAP_SYS_ADMIN, and against everybody
+//! else's of the same user: they are sent under a user of their own ([`UID`]). The search for cycles among
+//! them looks at unix sockets only, and there are few.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_launch::wire;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::call;
+use crate::vault::Vault;
+
+/// Under whose real uid it is sent: nobody's, below the ids of containers and above those of a host.
+pub(crate) const UID: u32 = 524_287;
 
 /// LIMIT: bundles in one lot.
-const BUNDLES: usize = 16;
+const BUNDLES: usize = 32;
 /// LIMIT: descriptors of a lot, but where one bundle has more: all are received and sent to take one.
-const SHARED: usize = 64;
+const SHARED: usize = 96;
 /// LIMIT: descriptors of a bundle.
 pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
+/// LIMIT: bytes of a message: the labels of its bundles.
+const MESSAGE: usize = 4096;
+/// Bytes before a label: how long it is (2), and how many descriptors it is of.
+const HEAD: usize = 3;
 
 /// All that is parked. Keys are the caller's, and unique.
 #[derive(Debug, Default)]
@@ -33,25 +48,80 @@ pub(crate) struct Lots {
     /// Lots that may have room.
     free: BTreeSet<u32>,
     number: u32,
+    vault: Vault,
 }
 
 #[derive(Debug)]
 struct Lot {
-    entrance: OwnedFd,
-    exit: OwnedFd,
+    sock: OwnedFd,
     /// Keys of its bundles and how many descriptors each has, in the order of the message.
     bundles: Vec<(u64, usize)>,
 }
 
+/// A bundle that the last keeper has parked.
+#[derive(Debug)]
+pub(crate) struct Found<'l> {
+    pub(crate) label: &'l [u8],
+    pub(crate) fds: &'l [OwnedFd],
+}
+
 impl Lots {
+    /// What the vault has of a keeper that is gone. `name` gives each bundle its key.
+    pub(crate) fn restore(
+        &mut self,
+        vault: Vault,
+        mut name: impl FnMut(Found<'_>) -> Result<u64, Errno>,
+    ) {
+        self.vault = vault;
+        for (number, sock) in self.vault.take_stock() {
+            self.number = self.number.max(number.wrapping_add(1));
+            match Lot::found(sock, &mut name) {
+                Ok(lot) => {
+                    self.places.extend(lot.bundles.iter().map(|(key, _)| (*key, number)));
+                    if lot.has_room(1) {
+                        self.free.insert(number);
+                    }
+                    self.lots.insert(number, lot);
+                }
+                // Empty, or not to be read: whose that was is heard again as after a reboot.
+                Err(_) => self.vault.forget(number),
+            }
+        }
+    }
+
+    /// Readable when the vault has ended.
+    pub(crate) fn vault(&self) -> Option<BorrowedFd<'_>> {
+        self.vault.watched()
+    }
+
+    pub(crate) fn lose_vault(&mut self) {
+        self.vault.lose();
+    }
+
+    /// Has a vault made, where there is none.
+    pub(crate) fn secure(&mut self) {
+        if self.vault.is_there() {
+            return;
+        }
+        self.vault.make();
+        for (number, lot) in &self.lots {
+            self.vault.keep(*number, lot.sock.as_fd());
+        }
+    }
+
     /// Parks copies of some descriptors.
-    pub(crate) fn park(&mut self, key: u64, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    pub(crate) fn park(
+        &mut self,
+        key: u64,
+        label: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Errno> {
         let number = match self.with_room(fds.len()) {
             Some(number) => number,
             None => self.make()?,
         };
         let lot = self.lots.get_mut(&number).ok_or(Errno::NOENT)?;
-        lot.put(key, fds)?;
+        lot.put(key, label, fds)?;
         if !lot.has_room(1) {
             self.free.remove(&number);
         }
@@ -71,10 +141,11 @@ impl Lots {
 
     /// One more lot, which is empty.
     fn make(&mut self) -> Result<u32, Errno> {
-        let lot = Lot::new()?;
+        let lot = Lot { sock: call::self_connected()?, bundles: Vec::new() };
         while self.lots.contains_key(&self.number) {
             self.number = self.number.wrapping_add(1);
         }
+        self.vault.keep(self.number, lot.sock.as_fd());
         self.lots.insert(self.number, lot);
         self.free.insert(self.number);
         Ok(self.number)
@@ -89,6 +160,7 @@ impl Lots {
         if lot.bundles.is_empty() {
             self.lots.remove(&number);
             self.free.remove(&number);
+            self.vault.forget(number);
         } else {
             self.free.insert(number);
         }
@@ -97,10 +169,25 @@ impl Lots {
 }
 
 impl Lot {
-    fn new() -> Result<Self, Errno> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (entrance, exit) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok(Self { entrance, exit, bundles: Vec::new() })
+    /// One of a keeper before.
+    fn found(
+        sock: OwnedFd,
+        name: &mut impl FnMut(Found<'_>) -> Result<u64, Errno>,
+    ) -> Result<Self, Errno> {
+        let (labels, fds) = peek(&sock)?;
+        let (mut labels, mut fds) = (&labels[..], &fds[..]);
+        let mut bundles = Vec::new();
+        while !labels.is_empty() {
+            let (head, rest) = labels.split_at_checked(HEAD).ok_or(Errno::BADMSG)?;
+            let (length, count) =
+                (usize::from(head[0]) | usize::from(head[1]) << 8, head[2].into());
+            let label;
+            (label, labels) = rest.split_at_checked(length).ok_or(Errno::BADMSG)?;
+            let own;
+            (own, fds) = fds.split_at_checked(count).ok_or(Errno::BADMSG)?;
+            bundles.push((name(Found { label, fds: own })?, count));
+        }
+        Ok(Self { sock, bundles })
     }
 
     fn has_room(&self, count: usize) -> bool {
@@ -108,11 +195,17 @@ impl Lot {
         self.bundles.is_empty() || self.bundles.len() < BUNDLES && held + count <= SHARED
     }
 
-    fn put(&mut self, key: u64, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        let held = self.copies()?;
+    fn put(&mut self, key: u64, label: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        let (mut labels, held) = self.copies()?;
+        let [low, high, ..] = label.len().to_le_bytes();
+        labels.extend_from_slice(&[low, high, fds.len() as u8]); // as many as a message has at most
+        labels.extend_from_slice(label);
+        if labels.len() > MESSAGE {
+            return Err(Errno::MSGSIZE);
+        }
         let all: Vec<BorrowedFd<'_>> =
             held.iter().map(AsFd::as_fd).chain(fds.iter().copied()).collect();
-        self.replace(&all)?;
+        self.replace(&labels, &all)?;
         self.bundles.push((key, fds.len()));
         Ok(())
     }
@@ -120,35 +213,47 @@ impl Lot {
     fn take(&mut self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
         let at = self.bundles.iter().position(|(of, _)| *of == key).ok_or(Errno::NOENT)?;
         let first: usize = self.bundles[..at].iter().map(|(_, count)| count).sum();
-        let mut rest = self.copies()?;
+        let (mut labels, mut rest) = self.copies()?;
         let bundle: Vec<OwnedFd> = rest.drain(first..first + self.bundles[at].1).collect();
-        self.replace(&rest.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+        let length =
+            |at: usize| HEAD + usize::from(labels[at]) + (usize::from(labels[at + 1]) << 8);
+        let begin = (0..at).fold(0, |begin, _| begin + length(begin));
+        let end = begin + length(begin);
+        labels.drain(begin..end);
+        self.replace(&labels, &rest.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
         self.bundles.remove(at);
         Ok(bundle)
     }
 
-    /// Copies of all that it has. EMSGSIZE where there are not as many numbers left: nothing is lost then.
-    fn copies(&self) -> Result<Vec<OwnedFd>, Errno> {
-        let mut fds = Vec::new();
-        if !self.bundles.is_empty() {
-            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            wire::receive(&self.exit, &mut [0], flags, |fd| fds.push(fd))?;
+    /// Labels of all that it has, and copies.
+    fn copies(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+        match self.bundles.is_empty() {
+            true => Ok(Default::default()),
+            false => peek(&self.sock),
         }
-        Ok(fds)
     }
 
     /// Has these instead.
-    fn replace(&mut self, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        if !fds.is_empty() {
-            // One byte: a message of none would be the end.
-            wire::send(&self.entrance, &[0], fds, SendFlags::DONTWAIT)?;
+    fn replace(&mut self, labels: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        if !labels.is_empty() {
+            call::as_user(UID, || wire::send(&self.sock, labels, fds, SendFlags::DONTWAIT))?;
         }
         if !self.bundles.is_empty() {
             // ORDER: the new one is there. Whoever has no room for descriptors has the kernel close them.
-            rustix::net::recv(&self.exit, &mut [0; 1], RecvFlags::DONTWAIT)?;
+            rustix::net::recv(&self.sock, &mut [0; 1], RecvFlags::DONTWAIT)?;
         }
         Ok(())
     }
+}
+
+/// What the first message of a lot has, which stays. EMSGSIZE where there are not as many numbers left:
+/// nothing is lost then.
+fn peek(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+    let (mut labels, mut fds) = (vec![0; MESSAGE], Vec::new());
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let length = wire::receive(sock, &mut labels, flags, |fd| fds.push(fd))?;
+    labels.truncate(length);
+    Ok((labels, fds))
 }
 
 #[cfg(test)]
@@ -165,7 +270,8 @@ mod tests {
             // Two of each, which say the key and the one after it.
             let pair =
                 [key + 1, key + 2].map(|n| eventfd(n as u32, EventfdFlags::CLOEXEC).unwrap());
-            lots.park(key, &[pair[0].as_fd(), pair[1].as_fd()]).unwrap();
+            let label = vec![key as u8; key as usize]; // of none, too
+            lots.park(key, &label, &[pair[0].as_fd(), pair[1].as_fd()]).unwrap();
         }
         assert_eq!(lots.lots.len(), 3, "each is full but the last");
         for n in 0..count {

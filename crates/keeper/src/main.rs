@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::server::{Parts, Server, listen};
 use dormouse_keeper::tiny;
+use dormouse_keeper::vault::Vault;
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use rustix::fs::{Mode, OFlags};
 
@@ -105,6 +106,7 @@ fn start() -> Result<(), String> {
     }
     heritage.oom_score_adj = lower_oom_score();
     let listener = listen(&run).map_err(|e| e.to_string())?;
+    let vault = Vault::open(&run).map_err(|e| format!("make the vault's socket: {e}"))?;
     // Any directory will do as the place of a mount that nobody else sees; this one is there.
     let outside = tiny::enter(&all.run).map_err(|e| e.to_string())?;
     let (_, hard) = heritage.nofile;
@@ -115,7 +117,7 @@ fn start() -> Result<(), String> {
         null.map_err(|e| format!("open /dev/null: {e}"))?
     };
     let (settle, wake, tidy) = (all.settle, all.wake, all.tidy);
-    let parts = Parts { run, listener, outside, heritage, settle, wake, tidy };
+    let parts = Parts { run, listener, vault, outside, heritage, settle, wake, tidy };
     let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup }) } {

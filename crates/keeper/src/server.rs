@@ -20,7 +20,8 @@
 //!
 //! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
 //! alarm rings, a *waker* takes them and has them let go. If it did not, they are watched again a second
-//! later; if it was killed, another one is told at once. A waker is a process `WAKE...` that has got
+//! later; if it was killed, another one is told at once. Who holds them, should the keeper be killed, is the
+//! [`crate::vault`]. A waker is a process `WAKE...` that has got
 //! ready, reads lines `ID called` or `ID timer` from its standard input, and answers each with a byte when
 //! that container is awake; it ends when its input does. As long as somebody sleeps one is there, so that
 //! a caller does not wait for what a process does before it can do anything; more are made when more are
@@ -62,6 +63,7 @@ use crate::custody::{Custody, Held};
 use crate::fill::{self, Fill};
 use crate::newborn::Heritage;
 use crate::tiny::Outside;
+use crate::vault::Vault;
 use crate::{Failed, Step};
 
 /// LIMIT: processes at once that settle, and as many that wake: those may have to wait for memory,
@@ -80,7 +82,8 @@ const CHILD_SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
-const FIRST_SERIAL: u64 = 2;
+const VAULT: u64 = 2;
+const FIRST_SERIAL: u64 = 3;
 
 /// A process that lives.
 #[derive(Debug)]
@@ -156,6 +159,8 @@ pub struct Parts {
     pub run: OwnedFd,
     /// The listening socket.
     pub listener: OwnedFd,
+    /// What a keeper before has left.
+    pub vault: Vault,
     /// What it holds of the world outside.
     pub outside: Outside,
     /// What its newborns inherit.
@@ -230,16 +235,6 @@ pub fn code_of(status: i32) -> (i32, i32) {
     }
 }
 
-/// LIMIT: so many descriptors of sleeping containers stay open at most: clone(2) copies all there are, and
-/// the newborn closes them, 0.6 us each here.
-const OPEN_MAX: usize = 512;
-
-/// How many descriptors of sleeping containers stay open: what is left is for those that run.
-fn open_max() -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.map_or(OPEN_MAX, |limit| (limit as usize / 2).min(OPEN_MAX))
-}
-
 type Answer = (Reply, Vec<OwnedFd>);
 
 fn refused(errno: Errno, step: impl Into<String>) -> Answer {
@@ -252,7 +247,7 @@ fn done() -> Answer {
 
 impl Server {
     /// A keeper that listens. SIGCHLD is blocked from here on.
-    pub fn new(parts: Parts) -> Result<Self, Failed> {
+    pub fn new(mut parts: Parts) -> Result<Self, Failed> {
         call::block_signals(CHILD_SIGNAL).step("block a signal")?;
         let signals = call::signal_fd(CHILD_SIGNAL).step("listen for signals")?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).step("make an epoll set")?;
@@ -262,11 +257,17 @@ impl Server {
         };
         add(parts.listener.as_fd(), LISTENER)?;
         add(signals.as_fd(), SIGNALS)?;
+        let mut serial = FIRST_SERIAL;
+        let custody = Custody::restore(&epoll, std::mem::take(&mut parts.vault), || {
+            serial += 1;
+            serial
+        });
+        custody.vault().map_or(Ok(()), |vault| add(vault, VAULT))?;
         Ok(Self {
             parts,
             epoll,
             signals,
-            serial: FIRST_SERIAL,
+            serial,
             connections: HashMap::new(),
             children: HashMap::new(),
             firsts: HashMap::new(),
@@ -275,7 +276,7 @@ impl Server {
             consoles: HashMap::new(),
             stdins: HashMap::new(),
             logs: BTreeMap::new(),
-            custody: Custody::new(open_max()),
+            custody,
             alarms: Alarms::default(),
             fills: HashMap::new(),
             lost: Vec::new(),
@@ -306,6 +307,7 @@ impl Server {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     SIGNALS => self.reap(),
+                    VAULT => self.lose_vault(),
                     serial => self.serve(serial, event.flags),
                 }
             }
@@ -352,7 +354,11 @@ impl Server {
             self.look_after_logs();
             self.look_after_consoles();
         }
-        self.custody.watch_again(&self.epoll, now);
+        self.custody.look(&self.epoll, now);
+        if self.custody.secure() {
+            // One that cannot be watched is missed by whoever tells it something.
+            let _ = self.custody.vault().map(|vault| self.watch(vault, VAULT));
+        }
         while let Some(id) = self.alarms.rung(now) {
             if self.custody.tell(id) {
                 self.queue.push_back(Errand::wake(id, Why::Timer));
@@ -376,6 +382,15 @@ impl Server {
         }
         let over = self.is_idle() && self.idle_since.is_some_and(|since| since + IDLE <= now);
         over && self.end()
+    }
+
+    /// It says nothing: it has ended.
+    fn lose_vault(&mut self) {
+        if let Some(vault) = self.custody.vault() {
+            // ORDER: as with a waker.
+            let _ = epoll::delete(&self.epoll, vault);
+        }
+        self.custody.lose_vault();
     }
 
     fn has_to_look(&self) -> bool {
@@ -421,6 +436,7 @@ impl Server {
                     return false;
                 }
                 let _ = rustix::fs::unlinkat(&self.parts.run, SOCKET, AtFlags::empty());
+                Vault::leave(&self.parts.run);
                 true
             }
             // The directory has been removed, and with it the socket.
@@ -599,6 +615,8 @@ impl Server {
                 Ok(fd) => (Reply::Attached, vec![fd]),
                 Err(e) => refused(e, "find what it holds of a sleeping container"),
             },
+            Request::Holds { id } if self.custody.has(id) => done(),
+            Request::Holds { .. } => refused(Errno::NOENT, "find a sleeping container"),
             Request::LetGo { id } => {
                 self.custody.let_go(&self.epoll, id);
                 self.alarms.let_go(id);

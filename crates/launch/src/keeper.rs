@@ -461,7 +461,16 @@ impl Keeper {
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
-    /// Lets the keeper drop all that it holds of a container. One that is gone holds nothing.
+    /// Whether it holds something of a container.
+    pub fn holds(&mut self, container: &str) -> Result<bool, LaunchError> {
+        match self.done(&Request::Holds { id: id(container)? }, &[]) {
+            Err(LaunchError::Refused { source, .. }) if source == Errno::NOENT => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+
+    /// Lets the keeper drop all that it holds of a container. Of one that is gone the vault has it, until the
+    /// next finds that its container runs.
     pub fn let_go(&mut self, container: &str) -> Result<(), LaunchError> {
         match self.done(&Request::LetGo { id: id(container)? }, &[]) {
             Err(LaunchError::KeeperGone) => Ok(()),

@@ -283,6 +283,11 @@ pub enum Request {
         /// What it was called.
         key: u32,
     },
+    /// Whether something is held of a container. `Refused(ENOENT)` where nothing is.
+    Holds {
+        /// The container.
+        id: Id,
+    },
     /// Lets go of all that is held of a container.
     LetGo {
         /// The container.
@@ -359,6 +364,7 @@ impl Request {
             }
             Self::Take { id, key } => with_key(13, id, *key),
             Self::LetGo { id } => with_id(14, id),
+            Self::Holds { id } => with_id(17, id),
             Self::Alarm { id, after_ms } => {
                 let mut out = with_id(15, id);
                 put_u64(&mut out, *after_ms);
@@ -412,6 +418,7 @@ impl Request {
             12 => Self::Hold { id: fields.id()?, key: fields.u32()?, watch: fields.u8()? },
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
+            17 => Self::Holds { id: fields.id()? },
             15 => Self::Alarm { id: fields.id()?, after_ms: fields.u64()? },
             16 => {
                 let (id, sources) = (fields.id()?, fields.u8()?);

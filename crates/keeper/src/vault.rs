@@ -1,0 +1,286 @@
+//! The vault: a second process that has copies of what the keeper parks, and parses nothing.
+//!
+//! Each lot ([`crate::lot`]) is one socket with its descriptors in the queue. The vault has a copy of each of
+//! these sockets, by a number: one of 32 sleeping containers or so. If the keeper is killed, whoever
+//! calls a sleeping container goes on to be answered by the kernel, and open connections stay open; the next
+//! keeper asks the vault for the sockets and finds in their queues what there was.
+//!
+//! It is forked when something is parked for the first time. It has the listening socket `RUN/vault.sock`,
+//! to which keepers connect, and a connection to the keeper that is there. It ends when nobody is connected
+//! and it has nothing. A keeper whose vault was killed makes another one; who kills both at once costs open
+//! connections, and no container.
+//!
+//! ```text
+//! vault -> keeper   once, when it has connected: the listening socket; then all sockets, each with its
+//!                   number; then a message of one byte
+//! keeper -> vault   number and socket: keep it; number alone: forget it
+//! ```
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_launch::wire;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, Mode};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+
+use crate::call;
+
+/// Its socket in the runtime directory.
+pub(crate) const SOCKET: &str = "vault.sock";
+/// LIMIT: sockets in one message.
+const PART: usize = 128;
+/// LIMIT: how long either waits for the other to take a message.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The vault, as the keeper sees it.
+#[derive(Debug, Default)]
+pub struct Vault {
+    listener: Option<OwnedFd>,
+    sock: Option<OwnedFd>,
+}
+
+impl Vault {
+    /// Connects to the vault of a keeper that is gone, or makes the socket for one of our own.
+    ///
+    /// ORDER: while `/proc` can be reached.
+    pub fn open(run: &OwnedFd) -> Result<Self, Errno> {
+        // A name of 108 bytes at most fits into an address; this one is always short.
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd()))?;
+        let flags = SocketFlags::CLOEXEC;
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let sock = rustix::net::socket_with(family, kind, flags, None)?;
+        if rustix::net::connect(&sock, &address).is_ok() {
+            set_patience(&sock)?;
+            return Ok(Self { listener: None, sock: Some(sock) });
+        }
+        Self::leave(run);
+        let listener = rustix::net::socket_with(family, kind, flags, None)?;
+        let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let bound = rustix::net::bind(&listener, &address);
+        rustix::process::umask(before);
+        bound?;
+        rustix::net::listen(&listener, 1)?;
+        Ok(Self { listener: Some(listener), sock: None })
+    }
+
+    /// Takes its socket away: nobody needs it any more.
+    pub(crate) fn leave(run: &OwnedFd) {
+        let _ = rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()); // there may be none
+    }
+
+    /// What it has of the keeper before.
+    pub(crate) fn take_stock(&mut self) -> Vec<(u32, OwnedFd)> {
+        let all = self.sock.as_ref().map(stock);
+        match all {
+            None => Vec::new(),
+            Some(Ok((listener, all))) => {
+                self.listener = Some(listener);
+                all
+            }
+            Some(Err(_)) => {
+                self.sock = None;
+                Vec::new()
+            }
+        }
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.sock.is_some()
+    }
+
+    /// Readable when it has ended.
+    pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
+        self.sock.as_ref().map(AsFd::as_fd)
+    }
+
+    /// It has ended.
+    pub(crate) fn lose(&mut self) {
+        self.sock = None;
+    }
+
+    /// Makes one, which has nothing.
+    pub(crate) fn make(&mut self) {
+        let Some(listener) = &self.listener else { return };
+        self.sock = fork(listener).ok(); // whoever parks next tries again
+    }
+
+    pub(crate) fn keep(&mut self, number: u32, sock: BorrowedFd<'_>) {
+        self.tell(number, &[sock]);
+    }
+
+    pub(crate) fn forget(&mut self, number: u32) {
+        self.tell(number, &[]);
+    }
+
+    fn tell(&mut self, number: u32, fds: &[BorrowedFd<'_>]) {
+        let Some(sock) = &self.sock else { return };
+        if wire::send(sock, &number.to_ne_bytes(), fds, SendFlags::empty()).is_err() {
+            self.sock = None;
+        }
+    }
+}
+
+fn set_patience(sock: &OwnedFd) -> Result<(), Errno> {
+    sockopt::set_socket_timeout(sock, sockopt::Timeout::Send, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(sock, sockopt::Timeout::Recv, Some(PATIENCE))
+}
+
+/// Reads what the vault says to who has connected.
+fn stock(sock: &OwnedFd) -> Result<(OwnedFd, Vec<(u32, OwnedFd)>), Errno> {
+    let mut bytes = [0; PART * 4];
+    let mut listener = None;
+    wire::receive(sock, &mut bytes, RecvFlags::empty(), |fd| listener = Some(fd))?;
+    let mut all = Vec::new();
+    loop {
+        let mut fds = Vec::new();
+        let length = wire::receive(sock, &mut bytes, RecvFlags::empty(), |fd| fds.push(fd))?;
+        let (numbers, rest) = bytes[..length].as_chunks();
+        if !rest.is_empty() {
+            return Ok((listener.ok_or(Errno::BADMSG)?, all));
+        }
+        if fds.is_empty() || fds.len() != numbers.len() {
+            return Err(Errno::BADMSG);
+        }
+        all.extend(numbers.iter().map(|number| u32::from_ne_bytes(*number)).zip(fds));
+    }
+}
+
+/// Gives the keeper's end of the connection.
+fn fork(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let (keeper, own) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+    set_patience(&keeper)?;
+    set_patience(&own)?;
+    let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
+    // SAFETY: there is one thread, so the child may do all that the parent may.
+    match unsafe { kernel::clone3(&args) }? {
+        Cloned::Parent { .. } => Ok(keeper),
+        Cloned::Child => {
+            let _ = rustix::process::setsid();
+            let _ = kernel::set_name(c"dormouse-vault");
+            // ORDER: nothing but these two: what sleeping containers left here would stay open. The parent's
+            // owners of the rest are not used any more in this process, nor dropped.
+            let closed = call::close_all_but([listener.as_fd(), own.as_fd()]);
+            if closed.is_ok() {
+                serve(listener, own);
+            }
+            kernel::exit(0)
+        }
+    }
+}
+
+/// The vault itself.
+fn serve(listener: &OwnedFd, keeper: OwnedFd) {
+    let mut keeper = Some(keeper);
+    let mut stock = HashMap::new();
+    while keeper.is_some() || !stock.is_empty() {
+        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        fds.extend(keeper.as_ref().map(|sock| PollFd::new(sock, PollFlags::IN)));
+        let ready = poll(&mut fds, None);
+        let [comes, says] = [0, 1].map(|n| fds.get(n).is_some_and(|fd| !fd.revents().is_empty()));
+        if ready.is_err() {
+            continue;
+        }
+        // ORDER: all that a keeper has said before it was killed, then who comes next.
+        if says || comes {
+            keeper = keeper.filter(|sock| hear(sock, &mut stock));
+        }
+        if comes && let Ok(sock) = accept(listener) {
+            keeper = tell(&sock, listener, &stock).is_ok().then_some(sock).or(keeper);
+        }
+    }
+}
+
+/// All that the keeper has said by now. False when it is gone.
+fn hear(sock: &OwnedFd, stock: &mut HashMap<u32, OwnedFd>) -> bool {
+    loop {
+        let (mut number, mut given) = ([0; 4], None);
+        match wire::receive(sock, &mut number, RecvFlags::DONTWAIT, |fd| given = Some(fd)) {
+            Ok(4) => {}
+            Err(Errno::AGAIN) => return true,
+            Ok(0) => return false,
+            Ok(_) | Err(Errno::MSGSIZE) => continue,
+            Err(_) => return false,
+        }
+        let number = u32::from_ne_bytes(number);
+        match given {
+            Some(fd) => stock.insert(number, fd),
+            None => stock.remove(&number),
+        };
+    }
+}
+
+fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
+    let sock = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?;
+    if !sockopt::socket_peercred(&sock)?.uid.is_root() {
+        return Err(Errno::PERM);
+    }
+    set_patience(&sock)?;
+    Ok(sock)
+}
+
+/// Says all to a keeper that has come.
+fn tell(sock: &OwnedFd, listener: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Result<(), Errno> {
+    wire::send(sock, &[0], &[listener.as_fd()], SendFlags::empty())?;
+    let all: Vec<(&u32, &OwnedFd)> = stock.iter().collect();
+    for part in all.chunks(PART) {
+        let numbers: Vec<u8> = part.iter().flat_map(|(number, _)| number.to_ne_bytes()).collect();
+        let fds: Vec<BorrowedFd<'_>> = part.iter().map(|(_, fd)| fd.as_fd()).collect();
+        wire::send(sock, &numbers, &fds, SendFlags::empty())?;
+    }
+    wire::send(sock, &[0], &[], SendFlags::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_outlives_who_gave_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
+        let run = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();
+        let mut first = Vault::open(&run).unwrap();
+        assert!(first.take_stock().is_empty() && !first.is_there());
+        // A thread in the place of the process: this one has more than one.
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
+        let (keeper, own) = pair.unwrap();
+        let listener = first.listener.take().unwrap();
+        let vault = std::thread::spawn(move || serve(&listener, own));
+        first.sock = Some(keeper);
+        // More than one message.
+        let count = PART as u32 * 2 + 3;
+        for number in 0..count {
+            let fd = eventfd(number + 1, EventfdFlags::CLOEXEC).unwrap();
+            first.keep(number, fd.as_fd());
+        }
+        first.forget(7);
+        drop(first);
+        for round in 0..2 {
+            let mut next = Vault::open(&run).unwrap();
+            let mut all = next.take_stock();
+            all.sort_by_key(|(number, _)| *number);
+            let numbers: Vec<u32> = all.iter().map(|(number, _)| *number).collect();
+            assert!(numbers.into_iter().eq((0..count).filter(|number| *number != 7)), "{round}");
+            if round == 1 {
+                let (number, fd) = &all[100];
+                let mut bytes = [0; 8];
+                rustix::io::read(fd, &mut bytes).unwrap();
+                assert_eq!(u64::from_ne_bytes(bytes), u64::from(number + 1), "it is the very file");
+                all.iter().for_each(|(number, _)| next.forget(*number));
+            }
+        }
+        // With nothing left it ends.
+        vault.join().unwrap();
+        assert!(!Vault::open(&run).unwrap().is_there());
+    }
+}
