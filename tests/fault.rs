@@ -91,6 +91,7 @@ fn processes() -> Vec<(u32, String, u32)> {
 }
 
 const KEEPER: &str = "dormouse-keeper";
+const VAULT: &str = "dormouse-vault";
 
 /// Processes that a keeper has cloned and that are no program yet.
 fn newborns(keeper: u32) -> Vec<u32> {
@@ -141,13 +142,15 @@ impl Counts {
         list(&host.root(), &mut files);
         // These come and go with the keeper, which outlives what it keeps for a moment; locks are
         // made when they are first needed, and stay.
-        let not_counted = ["/keeper.sock", "/lib/custody", ".lock"];
+        let not_counted = ["/keeper.sock", "/vault.sock", "/lib/custody", ".lock"];
         files.retain(|path| not_counted.iter().all(|end| !path.ends_with(end)));
         let mut cgroups = Vec::new();
         host.cgroups().iter().for_each(|dir| list_dirs(dir, &mut cgroups));
         let mut processes = processes_of(host, &cgroups);
-        if let Some(keeper) = processes.iter().position(|line| *line == format!("[{KEEPER}]")) {
-            processes.remove(keeper);
+        for one in [KEEPER, VAULT] {
+            if let Some(at) = processes.iter().position(|line| *line == format!("[{one}]")) {
+                processes.remove(at);
+            }
         }
         processes.sort();
         let mut mounts = host.mounts();

@@ -141,7 +141,9 @@ impl Engine {
             return self.rouse(&config, init.clone(), why);
         }
         if look.is_alive() {
-            return self.stay_awake(&config, look.init);
+            self.stay_awake(&config, look.init)?;
+            // A keeper that has it from the vault, and from a time when it slept, would call again and again.
+            return self.no_longer_called(id);
         }
         self.wake_found(&config, look, why).map(Running::detach)
     }
@@ -268,6 +270,7 @@ impl Engine {
     fn hold(&self, config: &Config, held: Vec<HeldFile>, is_busy: bool) -> Result<()> {
         let mut keeper = self.keeper()?;
         self.note_custody(&mut keeper)?;
+        keeper.let_go(config.id.as_str())?; // what was interrupted has left
         self.hold_with(&mut keeper, &config.id, held, is_busy, 0)
     }
 

@@ -142,13 +142,9 @@ impl Custody {
         self.lots.lose_vault();
     }
 
-    /// Has a vault made where there is none. Whether one was made.
+    /// Has a vault made where there is none and something for it. Whether one was made.
     pub(crate) fn secure(&mut self) -> bool {
-        let is_new = !self.is_empty() && self.lots.vault().is_none();
-        if is_new {
-            self.lots.secure();
-        }
-        is_new
+        self.lots.secure()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -98,15 +98,15 @@ impl Lots {
         self.vault.lose();
     }
 
-    /// Has a vault made, where there is none.
-    pub(crate) fn secure(&mut self) {
-        if self.vault.is_there() {
-            return;
+    /// Has a vault made where there is none and something for it. Whether one was made.
+    pub(crate) fn secure(&mut self) -> bool {
+        if self.lots.is_empty() || self.vault.is_there() || !self.vault.make() {
+            return false;
         }
-        self.vault.make();
         for (number, lot) in &self.lots {
             self.vault.keep(*number, lot.sock.as_fd());
         }
+        true
     }
 
     /// Parks copies of some descriptors.

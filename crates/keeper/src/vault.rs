@@ -6,9 +6,9 @@
 //! keeper asks the vault for the sockets and finds in their queues what there was.
 //!
 //! It is forked when something is parked for the first time. It has the listening socket `RUN/vault.sock`,
-//! to which keepers connect, and a connection to the keeper that is there. It ends when nobody is connected
-//! and it has nothing. A keeper whose vault was killed makes another one; who kills both at once costs open
-//! connections, and no container.
+//! to which keepers connect, and a connection to the keeper that is there. It ends when it has had nothing for
+//! a second. A keeper whose vault has ended makes another one when it has something for it; who kills both at
+//! once costs open connections, and no container.
 //!
 //! ```text
 //! vault -> keeper   once, when it has connected: the listening socket; then all sockets, each with its
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use dormouse_launch::wire;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 use rustix::net::{
@@ -35,6 +35,8 @@ use crate::call;
 pub(crate) const SOCKET: &str = "vault.sock";
 /// LIMIT: sockets in one message.
 const PART: usize = 128;
+/// How long it stays with nothing.
+const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// LIMIT: how long either waits for the other to take a message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -104,10 +106,10 @@ impl Vault {
         self.sock = None;
     }
 
-    /// Makes one, which has nothing.
-    pub(crate) fn make(&mut self) {
-        let Some(listener) = &self.listener else { return };
-        self.sock = fork(listener).ok(); // whoever parks next tries again
+    /// Makes one, which has nothing. False where that cannot be done now.
+    pub(crate) fn make(&mut self) -> bool {
+        self.sock = self.listener.as_ref().and_then(|listener| fork(listener).ok());
+        self.is_there()
     }
 
     pub(crate) fn keep(&mut self, number: u32, sock: BorrowedFd<'_>) {
@@ -179,13 +181,15 @@ fn fork(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
 fn serve(listener: &OwnedFd, keeper: OwnedFd) {
     let mut keeper = Some(keeper);
     let mut stock = HashMap::new();
-    while keeper.is_some() || !stock.is_empty() {
+    loop {
         let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
         fds.extend(keeper.as_ref().map(|sock| PollFd::new(sock, PollFlags::IN)));
-        let ready = poll(&mut fds, None);
+        let ready = poll(&mut fds, stock.is_empty().then_some(&IDLE));
         let [comes, says] = [0, 1].map(|n| fds.get(n).is_some_and(|fd| !fd.revents().is_empty()));
-        if ready.is_err() {
-            continue;
+        match ready {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(_) => continue,
         }
         // ORDER: all that a keeper has said before it was killed, then who comes next.
         if says || comes {
