@@ -79,14 +79,56 @@ global_asm!(
     ".popsection",
 );
 
+global_asm!(
+    ".pushsection .rodata.dormouse_follower, \"a\"",
+    ".balign 16",
+    "dormouse_follower_start:",
+    // From the call at rbx to the end of all, at r13.
+    "2: cmp rbx, r13",
+    "je 3f",
+    "mov rax, qword ptr [rbx]",
+    "mov rdi, qword ptr [rbx + 8]",
+    "mov rsi, qword ptr [rbx + 16]",
+    "mov rdx, qword ptr [rbx + 24]",
+    "mov r10, qword ptr [rbx + 32]",
+    "mov r8, qword ptr [rbx + 40]",
+    "mov r9, qword ptr [rbx + 48]",
+    "syscall",
+    "mov qword ptr [rbx + 56], rax",
+    "add rbx, 64",
+    "jmp 2b",
+    // Waits for nothing, which only a tracer ends: ppoll(NULL, 0, NULL, NULL).
+    "3: mov eax, 271",
+    "xor edi, edi",
+    "xor esi, esi",
+    "xor edx, edx",
+    "xor r10d, r10d",
+    "syscall",
+    "jmp 3b",
+    "dormouse_follower_end:",
+    ".popsection",
+);
+
 /// The interpreter's bytes.
 pub(crate) fn interpreter() -> &'static [u8] {
     unsafe extern "C" {
         static dormouse_interpreter_start: u8;
         static dormouse_interpreter_end: u8;
     }
-    let (start, end) = (&raw const dormouse_interpreter_start, &raw const dormouse_interpreter_end);
-    // SAFETY: both labels stand in one section, the second after the first, and what is between
-    // them is never written.
+    between(&raw const dormouse_interpreter_start, &raw const dormouse_interpreter_end)
+}
+
+/// The bytes of what makes the calls of a [`super::script::Script`], one after the other.
+pub(crate) fn follower() -> &'static [u8] {
+    unsafe extern "C" {
+        static dormouse_follower_start: u8;
+        static dormouse_follower_end: u8;
+    }
+    between(&raw const dormouse_follower_start, &raw const dormouse_follower_end)
+}
+
+fn between(start: *const u8, end: *const u8) -> &'static [u8] {
+    // SAFETY: both are labels of one section, the second after the first, and what is between them is
+    // never written.
     unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) }
 }

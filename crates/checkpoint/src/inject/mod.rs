@@ -1,4 +1,5 @@
-//! Machine code: the interpreter of restore programs, and calls made in another task.
+//! Machine code: the interpreter of restore programs, and calls made in another task, one by one
+//! ([`remote`]) or many at once ([`script`]).
 //!
 //! The one place of this crate with `unsafe` and with knowledge of x86_64.
 
@@ -6,3 +7,4 @@ mod blob;
 pub(crate) mod peek;
 pub(crate) mod program;
 pub(crate) mod remote;
+pub(crate) mod script;

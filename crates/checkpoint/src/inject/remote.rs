@@ -9,8 +9,14 @@
 //! signal handling, so a task is brought to a stop there ([`Remote::finish`]) before it gets its
 //! own registers back.
 
+use std::ops::Range;
+use std::time::Duration;
+
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers, Stop};
+
+/// So many looks are sooner done than a sleep.
+const LOOKS_AT_ONCE: u32 = 50;
 
 /// PTRACE_EVENT_STOP.
 pub(crate) const EVENT_STOP: i32 = 128;
@@ -48,13 +54,52 @@ impl Remote {
         number: i64,
         args: [u64; N],
     ) -> Result<u64, Errno> {
-        self.enter(number, args)?;
-        self.step_to_call()?;
-        let returned = call::registers(self.tid)?.rax as i64;
+        let returned = self.call_raw(number, args)? as i64;
         if (-4095..0).contains(&returned) {
             return Err(Errno::from_raw_os_error(-returned as i32));
         }
         Ok(returned as u64)
+    }
+
+    /// The same; an error of the call's is what it has returned.
+    pub(crate) fn call_raw<const N: usize>(
+        &mut self,
+        number: i64,
+        args: [u64; N],
+    ) -> Result<u64, Errno> {
+        self.enter(number, args)?;
+        self.step_to_call()?;
+        Ok(call::registers(self.tid)?.rax)
+    }
+
+    /// Has the task follow a script ([`super::script`]) until it is done, and stops it.
+    pub(crate) fn follow(
+        &mut self,
+        code: u64,
+        calls: Range<u64>,
+        is_done: impl Fn() -> Result<bool, Errno>,
+    ) -> Result<(), Errno> {
+        let (rbx, r13) = (calls.start, calls.end);
+        let (rip, orig_rax) = (code, u64::MAX);
+        call::set_registers(self.tid, &Registers { rip, rbx, r13, orig_rax, ..self.registers })?;
+        call::resume(self.tid, 0)?;
+        let mut looks = 0u32;
+        while !is_done()? {
+            match call::poll_stop(self.tid)? {
+                None => {}
+                // A group stop that was on its way: the task goes on all the same.
+                Some(Stop::Event(EVENT_STOP, _)) => call::resume(self.tid, 0)?,
+                Some(Stop::Ended(_)) => return Err(Errno::SRCH),
+                Some(_) => return Err(Errno::INTR),
+            }
+            looks += 1;
+            match looks {
+                0..LOOKS_AT_ONCE => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(20)),
+            }
+        }
+        call::interrupt(self.tid)?;
+        self.until_event_stop()
     }
 
     /// Brings the task to the entry of a call.
@@ -140,27 +185,11 @@ impl Scratch {
         remote.call(libc::SYS_munmap, [self.address, Self::BYTES]).map(drop)
     }
 
-    /// What it holds at its begin.
-    pub(crate) fn read(&self, bytes: &mut [u8]) -> Result<(), Errno> {
-        let places = [(self.address, bytes.len() as u64)];
-        match call::read_memory(self.pid, bytes, &places)? {
-            n if n == bytes.len() => Ok(()),
-            _ => Err(Errno::FAULT),
-        }
-    }
-
     /// Writes to its begin.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         match call::write_memory(self.pid, self.address, bytes)? {
             n if n == bytes.len() => Ok(()),
             _ => Err(Errno::FAULT),
         }
-    }
-
-    /// The first number.
-    pub(crate) fn number(&self) -> Result<u64, Errno> {
-        let mut bytes = [0; 8];
-        self.read(&mut bytes)?;
-        Ok(u64::from_ne_bytes(bytes))
     }
 }

@@ -194,10 +194,10 @@ impl Still {
             for tid in &seen.tids {
                 // One that ends meanwhile waits for nothing.
                 let failed = Error::of("read the registers", *tid);
-                let Some(registers) = gone(call::registers(*tid)).map_err(failed)? else {
+                let Some(registers) = gone(thread::go_on(seen, *tid)).map_err(failed)? else {
                     continue;
                 };
-                is_busy |= seen.stopped.is_none() && !waits(seen, *tid, &registers)?;
+                is_busy |= seen.stopped.is_none() && !thread::waits_by(&registers);
                 let failed = Error::of("read the time of a call", *tid);
                 sooner(gone(thread::waits_ns(seen, *tid, &self.blocks)).map_err(failed)?.flatten());
             }
@@ -256,15 +256,6 @@ fn gone<T>(answer: std::result::Result<T, Errno>) -> std::result::Result<Option<
         Err(Errno::SRCH) => Ok(None),
         other => other.map(Some),
     }
-}
-
-/// Whether a stopped thread waits; a call that would fail for no reason begins again.
-fn waits(seen: &Seen, tid: u32, registers: &call::Registers) -> Result<bool> {
-    let again = thread::going_on(seen, tid, *registers);
-    if again != *registers {
-        call::set_registers(tid, &again).map_err(Error::of("set the registers", tid))?;
-    }
-    Ok(thread::waits_by(&again))
 }
 
 /// Calls are made in 64-bit code only.

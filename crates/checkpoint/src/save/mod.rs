@@ -11,8 +11,8 @@
 //!
 //! Nothing is left in the processes: a page that holds results of calls is unmapped, registers and
 //! signal masks are given back. When this program is killed in the middle the kernel lets the
-//! tasks go on. LIMIT: a task in which a call is being made at that very moment (some 10 us each)
-//! goes on in the middle of it.
+//! tasks go on. LIMIT: a task in which calls are being made at that very moment (some 0.2 ms of
+//! each) goes on in the middle of them.
 //!
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 

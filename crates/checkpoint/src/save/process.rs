@@ -12,8 +12,9 @@ use super::tree::Seen;
 use super::{Subject, file, schedule, signal, thread, timer};
 use crate::error::{Error, Result};
 use crate::format::check::PERSONALITIES;
-use crate::format::{Layout, Limit, Memory, Process};
-use crate::inject::remote::{Remote, Scratch};
+use crate::format::{Layout, Limit, Memory, Process, Thread};
+use crate::inject::remote::Remote;
+use crate::inject::script::{Answers, Script};
 use crate::vdso;
 
 /// Refuses what of a process itself cannot be saved.
@@ -198,18 +199,10 @@ pub(crate) fn inside(
     let gadget = gadget(pid, &memory).ok_or(Errno::NOEXEC);
     let gadget = gadget.map_err(Error::of("find a system call instruction in the memory", pid))?;
     let mut step = || -> std::result::Result<u64, Errno> {
-        let mut remote = Remote::begin(pid, gadget)?;
-        let scratch = match Scratch::map(pid, &mut remote) {
-            Ok(scratch) => scratch,
-            Err(e) => {
-                give_back(seen, pid, remote)?;
-                return Err(e);
-            }
-        };
-        let asked = ask(seen, record, &mut remote, scratch);
-        let unmapped = scratch.unmap(&mut remote);
-        give_back(seen, pid, remote)?;
-        unmapped.and(asked)
+        let mut script = Script::default();
+        let answer = ask(seen, record, &mut script);
+        let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
+        answer(record, &answers)
     };
     let brk = step().map_err(Error::of("make calls in the memory", pid))?;
     for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
@@ -225,8 +218,26 @@ pub(crate) fn inside(
     Ok(memory)
 }
 
+/// Makes calls in a thread, whose registers and mask go into its record.
+fn run(
+    seen: &Seen,
+    tid: u32,
+    gadget: u64,
+    script: &Script,
+    record: Option<&mut Thread>,
+) -> std::result::Result<Answers, Errno> {
+    let mut remote = Remote::begin(tid, gadget)?;
+    if let Some(record) = record {
+        record.mask = remote.mask();
+        record.registers = thread::begin_again(remote.registers());
+    }
+    let answers = script.run(seen.pid, &mut remote);
+    give_back(seen, tid, remote)?;
+    answers
+}
+
 /// Gives a task its registers back, so that it goes on as if it had not been stopped.
-fn give_back(seen: &Seen, tid: u32, remote: Remote) -> std::result::Result<(), Errno> {
+pub(super) fn give_back(seen: &Seen, tid: u32, remote: Remote) -> std::result::Result<(), Errno> {
     let (registers, mask) = (thread::going_on(seen, tid, remote.registers()), remote.mask());
     remote.finish(&registers, mask)
 }
@@ -239,86 +250,81 @@ pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Err
     let Some(gadget) = object.and_then(|o| find(pid, o.start, o.end - o.start)) else {
         return Ok(None);
     };
-    let mut remote = Remote::begin(pid, gadget)?;
-    let asked = Scratch::map(pid, &mut remote).and_then(|scratch| {
-        let asked = timers(seen, &mut remote, scratch);
-        scratch.unmap(&mut remote).and(asked)
-    });
-    give_back(seen, pid, remote)?;
-    asked
-}
-
-fn timers(
-    seen: &Seen,
-    remote: &mut Remote,
-    scratch: Scratch,
-) -> std::result::Result<Option<u64>, Errno> {
+    let mut script = Script::default();
+    let intervals = signal::interval_timers(&mut script);
+    let posix = timer::posix(seen).unwrap_or_default();
+    let rest = posix.iter().map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
+    let answers = run(seen, pid, gadget, &script, None)?;
     const REAL: u32 = 0;
-    let intervals = signal::interval_timers(remote, scratch)?;
-    let real = intervals.into_iter().find(|timer| timer.which == REAL);
+    let real = intervals(&answers)?.into_iter().find(|timer| timer.which == REAL);
     let mut next = real.map(|timer| timer.value_us.saturating_mul(1000));
-    for posix in timer::posix(seen).unwrap_or_default() {
-        let (_, value_ns) = posix_time(remote, scratch, posix.id)?;
+    for rest in rest {
+        let (_, value_ns) = rest(&answers)?;
         next = next.into_iter().chain((value_ns != 0).then_some(value_ns)).min();
     }
     Ok(next)
 }
 
-/// Interval and rest of a POSIX timer.
+/// Asks for interval and rest of a POSIX timer.
 fn posix_time(
-    remote: &mut Remote,
-    scratch: Scratch,
+    script: &mut Script,
     id: i32,
-) -> std::result::Result<(u64, u64), Errno> {
-    remote.call(libc::SYS_timer_gettime, [id as u64, scratch.address])?;
-    let mut bytes = [0; 32];
-    scratch.read(&mut bytes)?;
-    let [interval_s, interval_ns, value_s, value_ns] = signal::numbers(&bytes);
-    let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
-    Ok((ns(interval_s, interval_ns), ns(value_s, value_ns)))
+) -> impl FnOnce(&Answers) -> std::result::Result<(u64, u64), Errno> + use<> {
+    let to = script.room(32);
+    let asked = script.call(libc::SYS_timer_gettime, [id.into(), to.into()]);
+    move |answers| {
+        answers.returned(asked)?;
+        let [interval_s, interval_ns, value_s, value_ns] = answers.numbers(to);
+        let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
+        Ok((ns(interval_s, interval_ns), ns(value_s, value_ns)))
+    }
 }
 
-/// Asks the first thread for its own and the process's state; gives the end of the heap.
+/// Asks the first thread for its own and the process's state; the answer gives the end of the heap.
 fn ask(
     seen: &Seen,
     record: &mut Process,
-    remote: &mut Remote,
-    scratch: Scratch,
-) -> std::result::Result<u64, Errno> {
-    if let Some(first) = record.threads.first_mut() {
-        thread::inside(first, remote, scratch)?;
-    }
-    record.actions = signal::actions(seen, remote, scratch)?;
-    record.interval_timers = signal::interval_timers(remote, scratch)?;
+    script: &mut Script,
+) -> impl FnOnce(&mut Process, &Answers) -> std::result::Result<u64, Errno> + use<> {
+    let inside = thread::inside(script);
+    let actions = signal::actions(seen, script);
+    let intervals = signal::interval_timers(script);
     record.timers = timer::posix(seen).unwrap_or_default(); // refused before where it cannot be
     for posix in &mut record.timers {
-        (posix.interval_ns, posix.value_ns) = posix_time(remote, scratch, posix.id)?;
         let inner = |tid: u32| proc::fields(tid).ok()?.pids().last().copied();
         posix.tid = inner(posix.tid).unwrap_or(seen.inner);
     }
-    let prctl = |remote: &mut Remote, request: i32| {
-        remote.call(libc::SYS_prctl, [request as u64, scratch.address, 0, 0, 0])
-    };
-    record.dumpable = prctl(remote, libc::PR_GET_DUMPABLE)?;
-    scratch.write(&[0; 8])?;
-    prctl(remote, libc::PR_GET_CHILD_SUBREAPER)?;
-    record.subreaper = scratch.number()? != 0;
-    remote.call(libc::SYS_brk, [0])
+    let rest = record.timers.iter().map(|timer| posix_time(script, timer.id)).collect::<Vec<_>>();
+    let dumpable = thread::prctl(script, libc::PR_GET_DUMPABLE);
+    let (subreaper_to, subreaper) = thread::prctl_to(script, libc::PR_GET_CHILD_SUBREAPER);
+    let brk = script.call(libc::SYS_brk, [0.into()]);
+    move |record, answers| {
+        if let Some(first) = record.threads.first_mut() {
+            inside(first, answers)?;
+        }
+        record.actions = actions(answers)?;
+        record.interval_timers = intervals(answers)?;
+        for (posix, rest) in record.timers.iter_mut().zip(rest) {
+            (posix.interval_ns, posix.value_ns) = rest(answers)?;
+        }
+        record.dumpable = answers.returned(dumpable)?;
+        answers.returned(subreaper)?;
+        let [is_subreaper] = answers.numbers(subreaper_to);
+        record.subreaper = is_subreaper != 0;
+        answers.returned(brk)
+    }
 }
 
 fn threads_inside(
     seen: &Seen,
     tid: u32,
-    record: &mut crate::format::Thread,
+    record: &mut Thread,
     gadget: u64,
 ) -> std::result::Result<(), Errno> {
-    let mut remote = Remote::begin(tid, gadget)?;
-    let asked = Scratch::map(seen.pid, &mut remote).and_then(|scratch| {
-        let asked = thread::inside(record, &mut remote, scratch);
-        scratch.unmap(&mut remote).and(asked)
-    });
-    give_back(seen, tid, remote)?;
-    asked
+    let mut script = Script::default();
+    let inside = thread::inside(&mut script);
+    let answers = run(seen, tid, gadget, &script, Some(record))?;
+    inside(record, &answers)
 }
 
 /// The address of a `syscall` instruction: in the kernel's own object, or anywhere in code.

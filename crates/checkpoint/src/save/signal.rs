@@ -6,28 +6,32 @@ use dormouse_kernel::call;
 use super::tree::Seen;
 use crate::error::{Error, Result};
 use crate::format::{Action, AlternateStack, Bytes, IntervalTimer, Signal};
-use crate::inject::remote::{Remote, Scratch};
+use crate::inject::script::{Answers, Arg, Script};
 
-/// Actions that are not the default: those of which `/proc/PID/status` says so are asked for.
+/// Asks for actions that are not the default: those of which `/proc/PID/status` says so.
 pub(crate) fn actions(
     seen: &Seen,
-    remote: &mut Remote,
-    scratch: Scratch,
-) -> std::result::Result<Vec<Action>, Errno> {
+    script: &mut Script,
+) -> impl FnOnce(&Answers) -> std::result::Result<Vec<Action>, Errno> + use<> {
     let mask = |field: &str| seen.fields.mask(field).unwrap_or(u64::MAX);
     let set = mask("SigCgt") | mask("SigIgn");
-    let mut all = Vec::new();
+    let mut asked = Vec::new();
     for signal in (1..=64).filter(|s| set & (1u64 << (s - 1)) != 0) {
         if signal == libc::SIGKILL || signal == libc::SIGSTOP {
             continue;
         }
-        remote.call(libc::SYS_rt_sigaction, [signal as u64, 0, scratch.address, 8])?;
-        let mut bytes = [0; 32];
-        scratch.read(&mut bytes)?;
-        let [handler, flags, restorer, mask] = numbers(&bytes);
-        all.push(Action { signal, handler, flags, restorer, mask });
+        let to = script.room(32);
+        let args = [Arg::from(signal), 0.into(), to.into(), 8.into()];
+        asked.push((signal, script.call(libc::SYS_rt_sigaction, args), to));
     }
-    Ok(all)
+    move |answers| {
+        let action = |(signal, made, to)| {
+            answers.returned(made)?;
+            let [handler, flags, restorer, mask] = answers.numbers(to);
+            Ok(Action { signal, handler, flags, restorer, mask })
+        };
+        asked.into_iter().map(action).collect()
+    }
 }
 
 /// The first numbers of 64 bits.
@@ -39,41 +43,46 @@ pub(crate) fn numbers<const N: usize>(bytes: &[u8]) -> [u64; N] {
     all
 }
 
-/// The alternate stack of a thread.
+/// Asks for the alternate stack of a thread.
 pub(crate) fn alternate_stack(
-    remote: &mut Remote,
-    scratch: Scratch,
-) -> std::result::Result<Option<AlternateStack>, Errno> {
-    remote.call(libc::SYS_sigaltstack, [0, scratch.address])?;
-    let mut bytes = [0; 24];
-    scratch.read(&mut bytes)?;
-    let [address, flags, length_bytes] = numbers(&bytes);
-    // Whether the thread runs on it follows from its stack pointer.
-    let flags = flags as u32 & !(libc::SS_ONSTACK as u32);
-    let disabled = flags & libc::SS_DISABLE as u32 != 0;
-    Ok((!disabled).then_some(AlternateStack { address, flags, length_bytes }))
+    script: &mut Script,
+) -> impl FnOnce(&Answers) -> std::result::Result<Option<AlternateStack>, Errno> + use<> {
+    let to = script.room(24);
+    let asked = script.call(libc::SYS_sigaltstack, [0.into(), to.into()]);
+    move |answers| {
+        answers.returned(asked)?;
+        let [address, flags, length_bytes] = answers.numbers(to);
+        // Whether the thread runs on it follows from its stack pointer.
+        let flags = flags as u32 & !(libc::SS_ONSTACK as u32);
+        let disabled = flags & libc::SS_DISABLE as u32 != 0;
+        Ok((!disabled).then_some(AlternateStack { address, flags, length_bytes }))
+    }
 }
 
-/// The timers of setitimer(2) that run.
+/// Asks for the timers of setitimer(2) that run.
 pub(crate) fn interval_timers(
-    remote: &mut Remote,
-    scratch: Scratch,
-) -> std::result::Result<Vec<IntervalTimer>, Errno> {
-    let mut all = Vec::new();
-    for which in 0..3u32 {
-        remote.call(libc::SYS_getitimer, [u64::from(which), scratch.address])?;
-        let mut bytes = [0; 32];
-        scratch.read(&mut bytes)?;
-        let [interval_s, interval_us, value_s, value_us] = numbers(&bytes);
-        let us = |s: u64, us: u64| s.saturating_mul(1_000_000).saturating_add(us);
-        let timer = IntervalTimer {
-            which,
-            value_us: us(value_s, value_us),
-            interval_us: us(interval_s, interval_us),
-        };
-        all.extend((timer.value_us != 0).then_some(timer));
+    script: &mut Script,
+) -> impl FnOnce(&Answers) -> std::result::Result<Vec<IntervalTimer>, Errno> + use<> {
+    let asked = [0u32, 1, 2].map(|which| {
+        let to = script.room(32);
+        let args = [Arg::from(u64::from(which)), to.into()];
+        (which, script.call(libc::SYS_getitimer, args), to)
+    });
+    move |answers| {
+        let mut all = Vec::new();
+        for (which, made, to) in asked {
+            answers.returned(made)?;
+            let [interval_s, interval_us, value_s, value_us] = answers.numbers(to);
+            let us = |s: u64, us: u64| s.saturating_mul(1_000_000).saturating_add(us);
+            let timer = IntervalTimer {
+                which,
+                value_us: us(value_s, value_us),
+                interval_us: us(interval_s, interval_us),
+            };
+            all.extend((timer.value_us != 0).then_some(timer));
+        }
+        Ok(all)
     }
-    Ok(all)
 }
 
 /// Signals that wait: for the process (`shared`) or for one thread.

@@ -23,7 +23,7 @@ use super::tree::Seen;
 use super::{Subject, limit, schedule, signal};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Credentials, Filter, Restart, Rseq, Thread};
-use crate::inject::remote::{Remote, Scratch};
+use crate::inject::script::{Answers, Made, Room, Script};
 use crate::remaining;
 
 pub(super) const ERESTARTSYS: i64 = 512;
@@ -132,26 +132,40 @@ pub(crate) fn stat_field(pid: u32, tid: u32, number: usize) -> Option<String> {
     stat(pid, tid)?.field(number).map(str::to_owned)
 }
 
-/// Registers and mask, and what only calls in the thread itself tell.
+/// Asks for what only calls in the thread itself tell.
 pub(crate) fn inside(
-    thread: &mut Thread,
-    remote: &mut Remote,
-    scratch: Scratch,
-) -> std::result::Result<(), Errno> {
-    thread.mask = remote.mask();
-    thread.registers = begin_again(remote.registers());
-    thread.alternate_stack = signal::alternate_stack(remote, scratch)?;
-    const GET_TID_ADDRESS: u64 = 40;
-    remote.call(libc::SYS_prctl, [GET_TID_ADDRESS, scratch.address, 0, 0, 0])?;
-    thread.tid_address = scratch.number()?;
-    scratch.write(&[0; 8])?;
-    remote.call(libc::SYS_prctl, [libc::PR_GET_PDEATHSIG as u64, scratch.address, 0, 0, 0])?;
-    thread.parent_death_signal = scratch.number()? as i32;
-    let bits = remote.call(libc::SYS_prctl, [libc::PR_GET_SECUREBITS as u64, 0, 0, 0, 0])?;
-    thread.credentials.securebits = bits;
-    let slack = [libc::PR_GET_TIMERSLACK as u64, 0, 0, 0, 0];
-    thread.schedule.timer_slack_ns = remote.call(libc::SYS_prctl, slack)?;
-    Ok(())
+    script: &mut Script,
+) -> impl FnOnce(&mut Thread, &Answers) -> std::result::Result<(), Errno> + use<> {
+    const GET_TID_ADDRESS: i32 = 40;
+    let stack = signal::alternate_stack(script);
+    let (tid_to, tid_address) = prctl_to(script, GET_TID_ADDRESS);
+    let (death_to, death_signal) = prctl_to(script, libc::PR_GET_PDEATHSIG);
+    let bits = prctl(script, libc::PR_GET_SECUREBITS);
+    let slack = prctl(script, libc::PR_GET_TIMERSLACK);
+    move |thread, answers| {
+        thread.alternate_stack = stack(answers)?;
+        answers.returned(tid_address)?;
+        [thread.tid_address] = answers.numbers(tid_to);
+        answers.returned(death_signal)?;
+        let [signal] = answers.numbers(death_to);
+        thread.parent_death_signal = signal as i32;
+        thread.credentials.securebits = answers.returned(bits)?;
+        thread.schedule.timer_slack_ns = answers.returned(slack)?;
+        Ok(())
+    }
+}
+
+/// Asks prctl(2) for what it returns.
+pub(super) fn prctl(script: &mut Script, request: i32) -> Made {
+    let args = [request.into(), 0.into(), 0.into(), 0.into(), 0.into()];
+    script.call(libc::SYS_prctl, args)
+}
+
+/// Asks prctl(2) for what it writes.
+pub(super) fn prctl_to(script: &mut Script, request: i32) -> (Room, Made) {
+    let to = script.room(8);
+    let args = [request.into(), to.into(), 0.into(), 0.into(), 0.into()];
+    (to, script.call(libc::SYS_prctl, args))
 }
 
 /// Registers with which a stopped thread, whose registers these are, is to go on from where it is: a
@@ -160,6 +174,16 @@ pub(super) fn going_on(seen: &Seen, tid: u32, registers: Registers) -> Registers
     let limit = limit::of(seen, tid, &registers, Duration::ZERO);
     let again = begin_again(registers);
     limit.map_or(again, |limit| remaining::begin_again(tid, again, &limit))
+}
+
+/// Has a stopped thread go on from where it is, as by [`going_on`]; gives its registers.
+pub(super) fn go_on(seen: &Seen, tid: u32) -> std::result::Result<Registers, Errno> {
+    let registers = call::registers(tid)?;
+    let again = going_on(seen, tid, registers);
+    if again != registers {
+        call::set_registers(tid, &again)?;
+    }
+    Ok(again)
 }
 
 /// Registers with which a call that would fail for no reason begins again.

@@ -1,0 +1,260 @@
+//! Several calls made in another task with one stop for all.
+//!
+//! ```text
+//! 0      code, without a stack
+//! 4096   calls of 64 bytes: number, six arguments, what it returned
+//! ...    room for what calls write to memory, zeros
+//! ```
+//!
+//! Memory is never writable and code at once. When all calls are made the code waits in the kernel, with
+//! all signals blocked, where the tracer's interrupt ends it: no signal is needed to tell of the end. Where
+//! memory may not become code (PR_SET_MDWE(2const), a policy of the host's) the same calls are made one by
+//! one ([`Remote::call`]).
+
+use dormouse_kernel::{Errno, call};
+
+use super::blob::follower;
+use super::remote::Remote;
+
+const PAGE_BYTES: u64 = 4096;
+const CALL_BYTES: u64 = 64;
+/// What a call has returned that was not made: no call does.
+const NOT_YET: u64 = i64::MIN as u64;
+
+/// Calls that are to be made.
+#[derive(Debug, Default)]
+pub(crate) struct Script {
+    calls: Vec<(i64, [Arg; 6])>,
+    room_bytes: u64,
+}
+
+/// An argument.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Arg {
+    Number(u64),
+    /// The address of what the call writes.
+    To(Room),
+}
+
+impl From<u64> for Arg {
+    fn from(value: u64) -> Self {
+        Self::Number(value)
+    }
+}
+
+impl From<i32> for Arg {
+    fn from(value: i32) -> Self {
+        Self::Number(i64::from(value) as u64)
+    }
+}
+
+impl From<Room> for Arg {
+    fn from(room: Room) -> Self {
+        Self::To(room)
+    }
+}
+
+/// Memory for what a call writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room(u64);
+
+/// A call of a script.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made(usize);
+
+/// What calls have returned and written.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    returned: Vec<u64>,
+    room: Vec<u8>,
+}
+
+impl Script {
+    /// Adds a call.
+    pub(crate) fn call<const N: usize>(&mut self, number: i64, args: [Arg; N]) -> Made {
+        let mut all = [Arg::Number(0); 6];
+        all[..N].copy_from_slice(&args);
+        self.calls.push((number, all));
+        Made(self.calls.len() - 1)
+    }
+
+    /// Memory for one of them, zeros before.
+    pub(crate) fn room(&mut self, bytes: u64) -> Room {
+        let room = Room(self.room_bytes);
+        self.room_bytes += bytes.next_multiple_of(16);
+        room
+    }
+
+    /// Makes all calls. Nothing is left of it in the task but what they did.
+    pub(crate) fn run(&self, pid: u32, remote: &mut Remote) -> Result<Answers, Errno> {
+        let calls_bytes = self.calls.len() as u64 * CALL_BYTES;
+        let bytes = PAGE_BYTES + (calls_bytes + self.room_bytes).next_multiple_of(PAGE_BYTES);
+        let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let args = [0, bytes, data as u64, kind as u64, u64::MAX, 0];
+        let base = remote.call(libc::SYS_mmap, args)?;
+        let answers = self.write(pid, base).and_then(|()| {
+            match remote.call(libc::SYS_mprotect, [base, PAGE_BYTES, code as u64]) {
+                Ok(_) => self.at_once(pid, remote, base),
+                Err(_) => self.one_by_one(pid, remote, base),
+            }
+        });
+        remote.call(libc::SYS_munmap, [base, bytes])?;
+        answers
+    }
+
+    fn room_at(&self, base: u64) -> u64 {
+        base + PAGE_BYTES + self.calls.len() as u64 * CALL_BYTES
+    }
+
+    /// A call's number and arguments, where all is mapped at `base`.
+    fn numbers(&self, (number, args): &(i64, [Arg; 6]), base: u64) -> (i64, [u64; 6]) {
+        let number_of = |arg: Arg| match arg {
+            Arg::Number(value) => value,
+            Arg::To(Room(offset)) => self.room_at(base) + offset,
+        };
+        (*number, args.map(number_of))
+    }
+
+    /// Writes code and calls.
+    fn write(&self, pid: u32, base: u64) -> Result<(), Errno> {
+        let mut all = follower().to_vec();
+        all.resize(PAGE_BYTES as usize, 0);
+        for one in &self.calls {
+            let (number, args) = self.numbers(one, base);
+            all.extend(number.to_ne_bytes());
+            all.extend(args.map(u64::to_ne_bytes).as_flattened());
+            all.extend(NOT_YET.to_ne_bytes());
+        }
+        match call::write_memory(pid, base, &all)? {
+            n if n == all.len() => Ok(()),
+            _ => Err(Errno::FAULT),
+        }
+    }
+
+    fn at_once(&self, pid: u32, remote: &mut Remote, base: u64) -> Result<Answers, Errno> {
+        let calls_at = base + PAGE_BYTES;
+        let Some(last) = (self.calls.len() as u64).checked_sub(1) else {
+            return Ok(Answers { returned: Vec::new(), room: Vec::new() });
+        };
+        let done_at = calls_at + last * CALL_BYTES + CALL_BYTES - 8;
+        remote.follow(base, calls_at..self.room_at(base), || {
+            let mut number = [0; 8];
+            read(pid, done_at, &mut number)?;
+            Ok(u64::from_ne_bytes(number) != NOT_YET)
+        })?;
+        let mut calls = vec![0; self.calls.len() * CALL_BYTES as usize];
+        read(pid, calls_at, &mut calls)?;
+        let number = |call: &[u8]| call.last_chunk().map_or(NOT_YET, |n| u64::from_ne_bytes(*n));
+        let returned = calls.chunks_exact(CALL_BYTES as usize).map(number).collect();
+        Ok(Answers { returned, room: self.read_room(pid, base)? })
+    }
+
+    fn one_by_one(&self, pid: u32, remote: &mut Remote, base: u64) -> Result<Answers, Errno> {
+        let mut returned = Vec::new();
+        for one in &self.calls {
+            let (number, args) = self.numbers(one, base);
+            returned.push(remote.call_raw(number, args)?);
+        }
+        Ok(Answers { returned, room: self.read_room(pid, base)? })
+    }
+
+    fn read_room(&self, pid: u32, base: u64) -> Result<Vec<u8>, Errno> {
+        let mut room = vec![0; self.room_bytes as usize];
+        read(pid, self.room_at(base), &mut room)?;
+        Ok(room)
+    }
+}
+
+impl Answers {
+    /// What a call has returned.
+    pub(crate) fn returned(&self, Made(number): Made) -> Result<u64, Errno> {
+        let returned = self.returned.get(number).map_or(0, |value| value.cast_signed());
+        match returned {
+            -4095..0 => Err(Errno::from_raw_os_error(-returned as i32)),
+            returned => Ok(returned.cast_unsigned()),
+        }
+    }
+
+    /// The numbers of 64 bits that calls have written.
+    pub(crate) fn numbers<const N: usize>(&self, Room(offset): Room) -> [u64; N] {
+        let mut all = [0; N];
+        let bytes = self.room.get(offset as usize..).unwrap_or_default();
+        for (number, eight) in all.iter_mut().zip(bytes.as_chunks().0) {
+            *number = u64::from_ne_bytes(*eight);
+        }
+        all
+    }
+}
+
+fn read(pid: u32, address: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let places = [(address, bytes.len() as u64)];
+    match call::read_memory(pid, bytes, &places)? {
+        n if n == bytes.len() => Ok(()),
+        _ => Err(Errno::FAULT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use dormouse_kernel::call::TraceOptions;
+
+    use super::*;
+    use crate::inject::remote::EVENT_STOP;
+
+    /// A process of ours that sleeps, stopped, and where it has a `syscall` instruction.
+    fn stopped() -> (std::process::Child, Remote) {
+        let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = child.id();
+        // Until it is that program: its own object is elsewhere than ours.
+        let is_there = || std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|c| c == b"sleep\n");
+        while !is_there() {
+            std::thread::yield_now();
+        }
+        call::seize(pid, TraceOptions::SYSGOOD).unwrap();
+        call::interrupt(pid).unwrap();
+        while !matches!(call::wait_stop(Some(pid)), Ok((_, call::Stop::Event(EVENT_STOP, _)))) {}
+        let object = crate::vdso::of_process(pid).unwrap();
+        let gadget = crate::save::find(pid, object.start, object.end - object.start).unwrap();
+        (child, Remote::begin(pid, gadget).unwrap())
+    }
+
+    #[test]
+    fn calls_are_made_at_once_and_one_by_one_with_the_same_answers() {
+        let (mut child, mut remote) = stopped();
+        let pid = child.id();
+        let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();
+        let before = maps();
+        let mut script = Script::default();
+        let own = script.call(libc::SYS_getpid, []);
+        let bad = script.call(libc::SYS_close, [Arg::from(-1)]);
+        let room = script.room(16);
+        let name = [Arg::from(libc::PR_GET_NAME), room.into(), 0.into(), 0.into(), 0.into()];
+        script.call(libc::SYS_prctl, name);
+        let more: Vec<Room> = (0..100).map(|_| script.room(16)).collect();
+        for (n, room) in more.iter().enumerate() {
+            let args = [Arg::from(n as i32 % 3), (*room).into()];
+            script.call(libc::SYS_getitimer, args);
+        }
+        let data = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let args = [0, 64 << 10, data as u64, kind as u64, u64::MAX, 0];
+        let base = remote.call(libc::SYS_mmap, args).unwrap();
+        let slow = script.one_by_one(pid, &mut remote, base).unwrap();
+        remote.call(libc::SYS_munmap, [base, 64 << 10]).unwrap();
+        for answers in [slow, script.run(pid, &mut remote).unwrap()] {
+            assert_eq!(answers.returned(own), Ok(u64::from(pid)));
+            assert_eq!(answers.returned(bad), Err(Errno::BADF));
+            assert_eq!(answers.numbers::<1>(room)[0].to_ne_bytes(), *b"sleep\0\0\0");
+            assert!(more.iter().all(|room| answers.numbers(*room) == [0, 0]));
+        }
+        assert_eq!(maps(), before, "nothing is left of it");
+        let (registers, mask) = (remote.registers(), remote.mask());
+        remote.finish(&registers, mask).unwrap();
+        child.kill().unwrap();
+        while !matches!(call::wait_stop(Some(pid)), Ok((_, call::Stop::Ended(_))) | Err(_)) {}
+    }
+}
