@@ -117,6 +117,28 @@ fn vm_sockets_of_a_shared_stack() {
     run_on(&host, "backlog", &[]);
 }
 
+#[test]
+fn vm_large_memory_that_is_written_to_while_it_is_copied() {
+    let host = host();
+    round_trip(&host, "ahead", &[]);
+    // A checkpoint of one that goes on is of one moment, however much is written in the next.
+    start(&host, "ahead", &[]);
+    for round in 0..rounds() {
+        wait_for_line(&host, "ahead", &format!("ready {round}"));
+        let said = host.dm(&["checkpoint", "--json", "--leave-running", "ahead"]).ok();
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let us = |name: &str| said[name].as_u64().unwrap_or_default();
+        assert!(us("ahead_us") > 0, "nothing was copied ahead: {said}");
+        assert!(us("pause_us") >= us("ahead_us") + us("stop_us") + us("read_us"), "{said}");
+        host.dm(&["kill", "ahead"]).ok();
+        host.dm(&["wait", "ahead"]).ok();
+        host.dm(&["restore", "ahead"]).ok();
+        go_on(&host, "ahead", round);
+    }
+    wait_for_line(&host, "ahead", "ok");
+    host.dm(&["rm", "--force", "ahead"]).ok();
+}
+
 /// Somebody outside, who checks every byte that is answered and hears of nothing else.
 #[test]
 fn vm_a_caller_from_outside_does_not_notice() {

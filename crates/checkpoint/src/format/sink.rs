@@ -5,17 +5,22 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
+
+use dormouse_kernel::call;
 
 use super::{CHUNK_BYTES, PAGE_BYTES, Pages};
 use crate::error::{Error, Result};
 
 /// From so many bytes on a thread is worth it.
 const LARGE_BYTES: u64 = 4 << 20;
+/// So many bytes at a time are given to the disk, which is then done with most when all is written.
+const TO_DISK_BYTES: u64 = 8 << 20;
 /// LIMIT: appended pieces that wait for the thread.
-const WAITING: usize = 2;
+const WAITING: usize = 4;
 
 /// Appends pages to a file.
 #[derive(Debug)]
@@ -123,8 +128,14 @@ impl Worker {
         let (full, pieces) = sync_channel::<Vec<u8>>(WAITING);
         let (give_back, free) = channel();
         let done = std::thread::spawn(move || {
+            let mut given = 0;
             for piece in pieces {
                 hashed.append(&piece)?;
+                if hashed.bytes - given >= TO_DISK_BYTES {
+                    // Where that cannot be done all is written in the end.
+                    let _ = call::begin_to_write(hashed.file.as_fd(), given, hashed.bytes - given);
+                    given = hashed.bytes;
+                }
                 let _ = give_back.send(piece); // nobody needs it when all is appended
             }
             Ok(hashed)

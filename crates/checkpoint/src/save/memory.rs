@@ -7,13 +7,15 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use dormouse_kernel::call::{self, PageRun};
+use dormouse_kernel::call::{self, PageRun, Scan};
 use dormouse_kernel::{Errno, proc};
 use rustix::fs::SeekFrom;
 
+use super::ahead::Copied;
 use super::object::{Found, Survey, Why};
 use super::tree::Seen;
 use super::{deleted, file};
@@ -29,8 +31,8 @@ const REFUSED: [(&str, &str); 4] = [
     ("io", "a device's"),
     ("pf", "a device's"),
 ];
-/// Bytes that are copied at a time.
-const BATCH_BYTES: u64 = 4 << 20;
+/// Bytes that are copied at a time: what stays in a processor's cache until it is written.
+const BATCH_BYTES: u64 = 1 << 20;
 
 /// The areas of a process, without contents.
 pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
@@ -62,10 +64,10 @@ pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
     Ok(memory)
 }
 
-/// One entry of smaps.
-struct Mapping<'t> {
-    start: u64,
-    end: u64,
+/// One entry of smaps, or of maps, which has no flags.
+pub(super) struct Mapping<'t> {
+    pub(super) start: u64,
+    pub(super) end: u64,
     access: &'t str,
     offset: u64,
     inode: u64,
@@ -74,7 +76,16 @@ struct Mapping<'t> {
     flags: Vec<&'t str>,
 }
 
-fn mappings(text: &str) -> Vec<Mapping<'_>> {
+impl Mapping<'_> {
+    /// A process's own memory, of pages of the usual size.
+    pub(super) fn is_anonymous(&self) -> bool {
+        let is_plain =
+            ["", "[heap]", "[stack]"].contains(&self.name) || self.name.starts_with("[anon:");
+        self.inode == 0 && is_plain && !self.access.ends_with('s')
+    }
+}
+
+pub(super) fn mappings(text: &str) -> Vec<Mapping<'_>> {
     let mut all: Vec<Mapping<'_>> = Vec::new();
     for line in text.lines() {
         if let Some(flags) = line.strip_prefix("VmFlags:") {
@@ -121,7 +132,9 @@ fn area(
     mapping: &Mapping<'_>,
 ) -> std::result::Result<Area, Why> {
     let has = |flag: &str| mapping.flags.contains(&flag);
-    if let Some((_, why)) = REFUSED.iter().find(|(flag, _)| has(flag)) {
+    let noted = || survey.ahead.is_some_and(|a| a.notes(seen, mapping.start..mapping.end));
+    let mut refused = REFUSED.iter().filter(|(flag, _)| has(flag));
+    if let Some((_, why)) = refused.find(|(flag, _)| *flag != "uw" || !noted()) {
         return Err((*why).to_owned());
     }
     let access = mapping.access.bytes().zip([b'r', b'w', b'x']).enumerate();
@@ -139,9 +152,7 @@ fn backing(
     mapping: &Mapping<'_>,
     shared: bool,
 ) -> std::result::Result<Backing, Why> {
-    let is_plain =
-        ["", "[heap]", "[stack]"].contains(&mapping.name) || mapping.name.starts_with("[anon:");
-    if mapping.inode == 0 && is_plain && !shared {
+    if mapping.is_anonymous() {
         return Ok(Backing::Anonymous);
     }
     if mapping.name == deleted::HUGE_MEMORY && !shared {
@@ -283,10 +294,12 @@ pub(crate) struct Known {
     buffer: Vec<u8>,
 }
 
-/// Reads the contents of a stopped process's own pages.
+/// Reads the contents of a stopped process's own pages, but for those that were copied ahead and that
+/// nobody has written to since.
 pub(crate) fn contents(
     seen: &Seen,
     mut memory: Memory,
+    ahead: Option<&Copied>,
     known: &mut Known,
     writer: &mut Writer,
 ) -> Result<Memory> {
@@ -294,43 +307,58 @@ pub(crate) fn contents(
         fs::read(format!("/proc/{}/auxv", seen.pid))
             .map_err(Error::file("cannot read", format!("/proc/{}/auxv", seen.pid)))?,
     );
-    let path = format!("/proc/{}/pagemap", seen.pid);
-    let pagemap = File::open(&path).map_err(Error::file("cannot open", path))?;
-    let mut batch = Batch { seen, pagemap: &pagemap, places: Vec::new(), bytes: 0 };
+    let pagemap = pagemap(seen.pid)?;
+    let mut batch = Batch::new(seen, &pagemap);
     for n in 0..memory.areas.len() {
         let area = &memory.areas[n];
         // What the kernel may drop may hold what must not come back twice (vgetrandom).
         if matches!(area.backing, Backing::Shared { .. }) || area.has("dp") {
             continue;
         }
-        for run in own_pages(&pagemap, area.start, area.end)
-            .map_err(Error::of("find the pages in memory", seen.pid))?
-        {
-            let mut at = run.start;
-            while at < run.end {
-                let bytes = (run.end - at).min(BATCH_BYTES - batch.bytes);
-                batch.places.push(Place { area: n, address: at, bytes });
-                batch.bytes += bytes;
-                at += bytes;
-                if batch.bytes == BATCH_BYTES || batch.places.len() == 1024 {
-                    batch.save(&mut memory.areas, known, writer)?;
-                }
+        let all = own_pages(&pagemap, Scan::Look, area.start, area.end)
+            .map_err(Error::of("find the pages in memory", seen.pid))?;
+        let ahead = ahead.filter(|_| area.backing == Backing::Anonymous);
+        for run in all {
+            let clean = ahead.filter(|_| run.is_clean());
+            let Some(ahead) = clean else {
+                batch.add(n, run.start..run.end, &mut memory.areas, known, writer)?;
+                continue;
+            };
+            memory.areas[n].runs.extend(ahead.runs_within(run.start..run.end));
+            for rest in ahead.missing_from(run.start..run.end) {
+                batch.add(n, rest, &mut memory.areas, known, writer)?;
             }
         }
     }
     batch.save(&mut memory.areas, known, writer)?;
+    for area in &mut memory.areas {
+        area.runs.sort_unstable_by_key(|run| run.address);
+    }
     Ok(memory)
 }
 
-fn own_pages(pagemap: &File, start: u64, end: u64) -> std::result::Result<Vec<PageRun>, Errno> {
+pub(super) fn pagemap(pid: u32) -> Result<File> {
+    let path = format!("/proc/{pid}/pagemap");
+    File::open(&path).map_err(Error::file("cannot open", path))
+}
+
+/// Runs of a process's own pages, each all clean or not.
+pub(super) fn own_pages(
+    pagemap: &File,
+    scan: Scan,
+    start: u64,
+    end: u64,
+) -> std::result::Result<Vec<PageRun>, Errno> {
     let mut all: Vec<PageRun> = Vec::new();
     let mut buffer = [PageRun::default(); 512];
     let mut at = start;
     while at < end {
-        let (count, walked) = call::scan_own_pages(pagemap.as_fd(), at, end, &mut buffer)?;
+        let (count, walked) = call::scan_own_pages(pagemap.as_fd(), scan, at, end, &mut buffer)?;
         for run in &buffer[..count] {
             match all.last_mut() {
-                Some(last) if last.end == run.start => last.end = run.end,
+                Some(last) if last.end == run.start && last.is_clean() == run.is_clean() => {
+                    last.end = run.end;
+                }
                 _ => all.push(*run),
             }
         }
@@ -342,6 +370,9 @@ fn own_pages(pagemap: &File, start: u64, end: u64) -> std::result::Result<Vec<Pa
     Ok(all)
 }
 
+/// LIMIT: places of one process_vm_readv(2).
+const PLACES_MAX: usize = 1024;
+
 /// A part of an area that is to be copied.
 struct Place {
     area: usize,
@@ -350,7 +381,7 @@ struct Place {
 }
 
 /// What is copied at a time.
-struct Batch<'p> {
+pub(super) struct Batch<'p> {
     seen: &'p Seen,
     pagemap: &'p File,
     places: Vec<Place>,
@@ -360,14 +391,62 @@ struct Batch<'p> {
 /// A page that was never written shows this.
 const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-impl Batch<'_> {
+impl<'p> Batch<'p> {
+    pub(super) fn new(seen: &'p Seen, pagemap: &'p File) -> Self {
+        Self { seen, pagemap, places: Vec::new(), bytes: 0 }
+    }
+
+    /// Gathers a range of an area, and saves whatever is enough.
+    fn add(
+        &mut self,
+        area: usize,
+        range: Range<u64>,
+        areas: &mut [Area],
+        known: &mut Known,
+        writer: &mut Writer,
+    ) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            at += self.gather(area, at..range.end);
+            if self.bytes == BATCH_BYTES || self.places.len() == PLACES_MAX {
+                self.save(areas, known, writer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gathers what there is room for, and gives how many bytes.
+    pub(super) fn gather(&mut self, area: usize, range: Range<u64>) -> u64 {
+        let bytes = (range.end - range.start).min(BATCH_BYTES - self.bytes);
+        self.places.push(Place { area, address: range.start, bytes });
+        self.bytes += bytes;
+        bytes
+    }
+
     /// Copies what was gathered, and writes what is not known yet.
     fn save(&mut self, areas: &mut [Area], known: &mut Known, writer: &mut Writer) -> Result<()> {
+        let shared = self.read(known)?;
+        self.write(shared, areas, known, writer)
+    }
+
+    /// Copies what was gathered; gives which pages of each place somebody else has, too.
+    pub(super) fn read(&mut self, known: &mut Known) -> Result<Vec<Vec<bool>>> {
         let shared = |place: &Place| shared_pages(self.pagemap, place.address, place.bytes);
         let shared = self.places.iter().map(shared).collect::<std::result::Result<Vec<_>, _>>();
         let shared = shared.map_err(Error::of("find the pages in memory", self.seen.pid))?;
-        let mut buffer = std::mem::take(&mut known.buffer);
-        self.copy(&mut buffer, shared.iter().flatten().any(|is_shared| *is_shared))?;
+        self.copy(&mut known.buffer, shared.iter().flatten().any(|is_shared| *is_shared))?;
+        Ok(shared)
+    }
+
+    /// Writes what was copied and is not known yet.
+    pub(super) fn write(
+        &mut self,
+        shared: Vec<Vec<bool>>,
+        areas: &mut [Area],
+        known: &mut Known,
+        writer: &mut Writer,
+    ) -> Result<()> {
+        let buffer = std::mem::take(&mut known.buffer);
         let mut rest = &buffer[..];
         // Pages that are next to each other are written at once.
         let mut new = 0..0;

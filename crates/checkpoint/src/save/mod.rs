@@ -1,6 +1,7 @@
 //! From processes to records: [`save`] is all of it but the first.
 //!
 //! 1. [`explain`]: everything that has no record is found by looking, with nothing stopped.
+//!    Where memory is large it is copied then, while they run (`ahead`).
 //! 2. [`stop`]: every task of the container is seized and interrupted, again and again until a look
 //!    finds no new one; tasks that stand still make none.
 //! 3. `Stopped::read`: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
@@ -16,6 +17,7 @@
 //!
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
+mod ahead;
 mod deleted;
 mod diag;
 mod drowsy;
@@ -54,6 +56,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Records, Writer};
+use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
 use object::Survey;
@@ -120,12 +123,21 @@ pub struct Figures {
     pub bytes: u64,
     /// TCP connections, which are kept quiet until they are back.
     pub connections: usize,
+    /// For how long everything stood still before, so that large memory could be copied ahead.
+    pub ahead: Duration,
     /// Until everything stood still.
     pub stop: Duration,
     /// From there until all was read: they could go on.
     pub read: Duration,
     /// From there until all was written, checked, on the disk, and had its name.
     pub publish: Duration,
+}
+
+impl Figures {
+    /// For how long everything stood still, before it might have gone on.
+    pub fn pause(&self) -> Duration {
+        self.ahead + self.stop + self.read
+    }
 }
 
 /// A checkpoint that was written.
@@ -166,7 +178,7 @@ pub struct Wakes {
 
 /// Everything that keeps this container from being saved, by name. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
-    Ok(look(subject)?.found.refusals)
+    Ok(look(subject, None)?.found.refusals)
 }
 
 /// How often something that would refuse is looked at before it does. Nothing stands still yet: whoever
@@ -180,7 +192,7 @@ struct Look {
     tables: Option<system_v::Tables>,
 }
 
-fn look(subject: &Subject) -> Result<Look> {
+fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
     let mut looks = 1;
     let mut tables = None;
     loop {
@@ -188,7 +200,7 @@ fn look(subject: &Subject) -> Result<Look> {
         if let (Some(first), true, true) = (tree.first(), subject.own_ipc, tables.is_none()) {
             tables = system_v::Tables::open(first)?;
         }
-        let found = survey(subject, &tree, tables.as_ref())?;
+        let found = survey(subject, ahead, &tree, tables.as_ref())?;
         if found.refusals.is_empty() || looks == LOOKS {
             return Ok(Look { tree, found, tables });
         }
@@ -214,10 +226,11 @@ fn of_nobody(
 
 fn survey(
     subject: &Subject,
+    ahead: Option<&Ahead>,
     tree: &[tree::Seen],
     tables: Option<&system_v::Tables>,
 ) -> Result<object::Found> {
-    let mut survey = Survey::new(subject);
+    let mut survey = Survey::new(subject, ahead);
     of_nobody(&mut survey, tree, tables)?;
     for process in tree {
         let before = (survey.found.refusals.len(), survey.found.passing);
@@ -247,11 +260,17 @@ pub fn waits(subject: &Subject) -> Result<Vec<Wait>> {
 /// Errors: [`Error::Refused`] names what cannot; nothing was stopped then. [`Error::Passing`], when all
 /// of that would pass in a moment.
 pub fn stop(subject: &Subject) -> Result<Stopped> {
-    let Look { tree, found, tables } = look(subject)?;
+    let (_, before) = ready(subject, None)?;
+    tree::stop(subject, before)
+}
+
+/// Looks at a container that has nothing that cannot be saved. ORDER: what takes long and can be done
+/// before it is stopped is.
+fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<tree::Seen>, tree::Before)> {
+    let Look { tree, found, tables } = look(subject, ahead)?;
     refused(found).map(drop)?;
-    // ORDER: what takes long and can be done beforehand is.
     let (blocks, host) = (thread::Blocks::for_waiting(&tree), host::Host::look()?);
-    tree::stop(subject, tree::Before { blocks, host, tables })
+    Ok((tree, tree::Before { blocks, host, tables }))
 }
 
 /// How long what passes in a moment is waited for: connections that are being accepted or ended.
@@ -265,10 +284,18 @@ const PASSES_WITHIN: Duration = Duration::from_secs(1);
 pub fn save(subject: &Subject, place: &Path, go_on: bool) -> Result<(Option<Stopped>, Figures)> {
     let began = Instant::now();
     loop {
-        let saved = Writer::begin(place).and_then(|writer| {
-            let mut stopped = stop(subject)?;
-            let draft = stopped.read(subject, writer)?;
+        let saved = Writer::begin(place).and_then(|mut writer| {
+            let (tree, mut before) = ready(subject, None)?;
+            let mut known = memory::Known::default();
+            let ahead = ahead::copy(subject, &tree, &before.blocks, &mut known, &mut writer)?;
+            if ahead.is_some() {
+                (_, before) = ready(subject, ahead.as_ref())?; // they have run since
+            }
+            let mut stopped = tree::stop(subject, before)?;
+            let draft = stopped.read(subject, ahead.as_ref(), known, writer)?;
             let stopped = (!go_on).then_some(stopped);
+            // ORDER: they go on; to take the protection away takes a while.
+            drop(ahead);
             Ok((stopped, draft.publish()?.figures))
         });
         match saved {
@@ -319,16 +346,21 @@ impl Stopped {
     /// Reads everything and publishes it. The processes stay stopped. To begin the checkpoint before
     /// they are stops them for a shorter time.
     pub fn write(&mut self, subject: &Subject, writer: Writer) -> Result<Written> {
-        self.read(subject, writer)?.publish()
+        self.read(subject, None, memory::Known::default(), writer)?.publish()
     }
 
-    /// Reads everything. The processes stay stopped.
-    fn read(&mut self, subject: &Subject, mut writer: Writer) -> Result<Draft> {
+    /// Reads everything that was not copied ahead. The processes stay stopped.
+    fn read(
+        &mut self,
+        subject: &Subject,
+        ahead: Option<&Ahead>,
+        mut known: memory::Known,
+        mut writer: Writer,
+    ) -> Result<Draft> {
         let began = Instant::now();
-        let mut survey = Survey::new(subject);
+        let mut survey = Survey::new(subject, ahead);
         of_nobody(&mut survey, self.processes(), self.before.tables.as_ref())?;
         let blocks = self.take_blocks();
-        let mut known = memory::Known::default();
         let mut processes = Vec::new();
         let mut memories = Vec::new();
         for seen in self.processes() {
@@ -337,7 +369,8 @@ impl Stopped {
             if record.ended.is_none() {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());
-                memories.push(memory::contents(seen, memory, &mut known, &mut writer)?);
+                let copied = ahead.and_then(|ahead| ahead.of(seen));
+                memories.push(memory::contents(seen, memory, copied, &mut known, &mut writer)?);
             }
             processes.push(record);
         }
@@ -359,6 +392,7 @@ impl Stopped {
             threads: processes.iter().map(|p| p.threads.len()).sum(),
             bytes: writer.bytes(),
             connections: self.connections.count(),
+            ahead: ahead.map_or(Duration::ZERO, Ahead::took),
             stop: self.took(),
             read: began.elapsed(),
             publish: Duration::ZERO,

@@ -13,6 +13,7 @@ use dormouse_kernel::{call, proc};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::Stat;
 
+use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
     HeldFile, Subject, Wakes, event, fanotify, file, inotify, lock, memory, mqueue, pidfd, pipe,
@@ -107,6 +108,8 @@ pub(crate) struct Surveyed {
 /// All objects of a container, as far as they were looked at.
 pub(crate) struct Survey<'s> {
     pub(crate) subject: &'s Subject,
+    /// Memory that was copied ahead.
+    pub(crate) ahead: Option<&'s Ahead>,
     pub(crate) found: Found,
     open_files: HashMap<Key, Vec<(u32, u32, usize)>>,
     pub(crate) named: HashMap<(String, u32), usize>,
@@ -154,9 +157,10 @@ pub(crate) struct Found {
 }
 
 impl<'s> Survey<'s> {
-    pub(crate) fn new(subject: &'s Subject) -> Self {
+    pub(crate) fn new(subject: &'s Subject, ahead: Option<&'s Ahead>) -> Self {
         Self {
             subject,
+            ahead,
             found: Found::default(),
             open_files: HashMap::new(),
             named: HashMap::new(),

@@ -257,6 +257,11 @@ pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
     Ok(Stopped { connections, processes, held, before, took: began.elapsed() })
 }
 
+/// Stops everything, as [`stop`], for whoever lets it go again at once.
+pub(super) fn stop_for_a_moment(subject: &Subject, blocks: &Blocks) -> Outcome<(Vec<Seen>, Held)> {
+    stop_all(|| look(subject), blocks, Instant::now() + STOP_WITHIN)
+}
+
 /// The processes of these ids, whosever children they are; each stands for itself, with its own root.
 pub(crate) fn look_at_all(pids: Vec<u32>) -> Outcome<Vec<Seen>> {
     let mut all = Vec::new();

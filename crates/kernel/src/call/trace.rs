@@ -399,8 +399,19 @@ pub struct PageRun {
     pub categories: u64,
 }
 
+impl PageRun {
+    /// Nobody has written to these pages since they were protected ([`Scan::Protect`]).
+    pub fn is_clean(&self) -> bool {
+        self.categories & (page::WATCHED | page::WRITTEN) == page::WATCHED
+    }
+}
+
 /// Kinds of pages (`PAGE_IS_*`).
 pub mod page {
+    /// Writes to it are noted ([`super::super::userfault_note_writes`]).
+    pub const WATCHED: u64 = 1;
+    /// Not protected: written to since it was, or never protected.
+    pub const WRITTEN: u64 = 1 << 1;
     /// Of a file, or of memory that is shared.
     pub const FILE: u64 = 1 << 2;
     /// In memory.
@@ -411,11 +422,21 @@ pub mod page {
     pub const ZERO: u64 = 1 << 5;
 }
 
+/// What a scan does with the pages it finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scan {
+    /// Nothing.
+    Look,
+    /// Protects them: the next write to one is noted. EPERM where writes are not.
+    Protect,
+}
+
 /// PAGEMAP_SCAN over `start..end` of the process whose pagemap this is: runs of pages that are
 /// present or swapped, and neither of a file nor the page of zeros. Gives how many runs were found
 /// and the address to go on from. KERNEL(6.7).
 pub fn scan_own_pages(
     pagemap: BorrowedFd<'_>,
+    scan: Scan,
     start: u64,
     end: u64,
     runs: &mut [PageRun],
@@ -438,8 +459,15 @@ pub fn scan_own_pages(
     }
     /// `_IOWR('f', 16, struct pm_scan_arg)`.
     const PAGEMAP_SCAN: u64 = 0xc060_6610;
+    const WP_MATCHING: u64 = 1;
+    const CHECK_WPASYNC: u64 = 2;
+    let flags = match scan {
+        Scan::Look => 0,
+        Scan::Protect => WP_MATCHING | CHECK_WPASYNC,
+    };
     let mut args = Args {
         size: size_of::<Args>() as u64,
+        flags,
         start,
         end,
         vec: runs.as_mut_ptr() as u64,
@@ -447,7 +475,7 @@ pub fn scan_own_pages(
         category_inverted: page::FILE | page::ZERO,
         category_mask: page::FILE | page::ZERO,
         category_any_of_mask: page::PRESENT | page::SWAPPED,
-        return_mask: page::PRESENT | page::SWAPPED,
+        return_mask: page::WATCHED | page::WRITTEN,
         ..Args::default()
     };
     // SAFETY: the structure and the array it points to outlive the call and are as long as said.

@@ -82,6 +82,37 @@ pub fn userfault_register(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<
     check(unsafe { libc::ioctl(fd.as_raw_fd(), REGISTER, register.as_mut_ptr()) }.into()).map(drop)
 }
 
+/// Flags of userfaultfd(2) for [`userfault_note_writes`], which needs no privilege: faults of the
+/// kernel's are not for whoever reads the descriptor, and nobody reads it. KERNEL(5.11).
+pub const NOTE_FLAGS: u64 = NEW_FLAGS | 1;
+
+/// A descriptor of the caller's own address space, with [`NOTE_FLAGS`].
+pub fn userfault_noting() -> Result<OwnedFd, Errno> {
+    // SAFETY: only integers are passed.
+    let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, NOTE_FLAGS) })?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Has writes to protected pages noted ([`super::Scan`]), by a descriptor that was just made: nobody
+/// waits for anybody. EINVAL where the kernel cannot. KERNEL(6.7).
+pub fn userfault_note_writes(fd: BorrowedFd<'_>) -> Result<(), Errno> {
+    const VERSION: u64 = 0xAA;
+    const WRITE_PROTECTION: u64 = 1;
+    const WITHOUT_WAITING: u64 = 1 << 15;
+    let mut api = [VERSION, WRITE_PROTECTION | WITHOUT_WAITING, 0];
+    // SAFETY: the structure has three numbers, and is ours.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), API, api.as_mut_ptr()) }.into()).map(drop)
+}
+
+/// Has writes to a range of whole areas noted from then on when its pages are protected.
+pub fn userfault_register_writes(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<(), Errno> {
+    const WRITES: u64 = 2;
+    let mut register = [start, bytes, WRITES, 0];
+    // SAFETY: the structure has four numbers, and is ours; the range is of another's memory.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), REGISTER, register.as_mut_ptr()) }.into()).map(drop)
+}
+
 /// Fills pages from `to` on that are not there, and wakes who waits for them. Gives how many bytes,
 /// or how many and what the next page met: EEXIST where it is there, ENOENT where nothing is
 /// registered (any more), EAGAIN while an event waits to be read, ESRCH where all of the memory is

@@ -280,6 +280,13 @@ static FEATURES: &[Feature] = &[
         task::userfault,
     ),
     feature(
+        "noting writes without waiting (UFFD_FEATURE_WP_ASYNC)",
+        "6.7",
+        "copying large memory before its processes are stopped",
+        ("all of it is copied while they stand still", "a pause of 0.5 s and more for each GB"),
+        task::note_writes,
+    ),
+    feature(
         "tracing past a filter",
         "4.3",
         "calls of a checkpoint or a restore that a container must not make itself",

@@ -152,7 +152,8 @@ pub(super) fn pagemap_scan(_: &Scratch) -> Probed {
     let here = [1u8; 8192];
     let start = std::hint::black_box(&here).as_ptr() as u64 & !4095;
     let mut runs = [call::PageRun::default(); 4];
-    match call::scan_own_pages(pagemap.as_fd(), start, start + 4096, &mut runs)? {
+    let scan = call::Scan::Look;
+    match call::scan_own_pages(pagemap.as_fd(), scan, start, start + 4096, &mut runs)? {
         (1.., _) => Ok(String::new()),
         _ => lack("it finds nothing"),
     }
@@ -194,6 +195,11 @@ pub(super) fn page_out(_: &Scratch) -> Probed {
 pub(super) fn userfault(_: &Scratch) -> Probed {
     let device = own_file("/dev/userfaultfd")?;
     call::userfault_begin(call::userfault_new(device.as_fd())?.as_fd())?;
+    Ok(String::new())
+}
+
+pub(super) fn note_writes(_: &Scratch) -> Probed {
+    call::userfault_note_writes(call::userfault_noting()?.as_fd())?;
     Ok(String::new())
 }
 

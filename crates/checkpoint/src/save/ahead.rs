@@ -1,0 +1,320 @@
+//! Large memory, copied while its processes run.
+//!
+//! Pages of large areas are protected from being written, so that nobody waits: the kernel takes the
+//! protection of a page away with the first write to it, and that is the note of it (userfaultfd(2),
+//! UFFD_FEATURE_WP_ASYNC). Then all are copied. When the processes have been stopped only those that
+//! were written to since are copied again (PAGEMAP_SCAN): the time for which they stand still grows
+//! with what they write, and hardly with what they have.
+//!
+//! ORDER: a page that is copied while somebody writes to it is half old and half new, and is written
+//! to, so it is copied again. What a page was protected from is known to the kernel alone: areas that
+//! are unmapped, moved or made anew since, and copies by fork(2), are not, and are read as ever.
+//!
+//! A write that had begun before is not noted: read(2) past the page cache writes to memory that it has
+//! pinned. So all stand still for a moment between protection and copy, in which nobody is in the middle
+//! of a call. What the kernel does for one that stands still goes on, so memory of one that has an
+//! io_uring is not copied ahead.
+//!
+//! What was copied twice is twice in `pages`, where nothing leads to the first. LIMIT: one time
+//! around, however much is written meanwhile.
+//!
+//! The descriptor is of the process's own address space, so the process makes it, and stands still for a
+//! moment for that, too. It is ours as soon as it is there, and closed when all was read: nothing is
+//! protected then. KERNEL(6.7): before, everything is copied while all stand still.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use dormouse_kernel::call::{self, Scan};
+use dormouse_kernel::{Errno, pidfd, proc};
+use rustix::fd::{AsFd, OwnedFd};
+
+use super::memory::{self, Batch, Known};
+use super::tree::{self, Seen};
+use super::{Subject, object, process, thread};
+use crate::error::{Error, Result};
+use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
+use crate::inject::remote::Remote;
+use crate::vdso;
+
+/// A process with less memory of its own is copied sooner than stopped twice.
+const LARGE_BYTES: u64 = 16 << 20;
+/// The same for areas.
+const LARGE_AREA_BYTES: u64 = 1 << 20;
+
+/// What was copied ahead, by process.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    of: HashMap<u32, Copied>,
+    took: Duration,
+}
+
+/// What was copied of one process.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    /// While it is alive nobody else has its id.
+    process: OwnedFd,
+    pagemap: File,
+    /// Closed, nothing is protected any more.
+    _notes: OwnedFd,
+    /// Where writes are noted.
+    noted: Vec<Range<u64>>,
+    /// What was copied, by address.
+    covered: Vec<Range<u64>>,
+    /// The same, but for pages of zeros.
+    runs: Vec<Run>,
+}
+
+/// Copies the memory of large processes; nothing, where there is none.
+pub(super) fn copy(
+    subject: &Subject,
+    tree: &[Seen],
+    blocks: &thread::Blocks,
+    known: &mut Known,
+    writer: &mut Writer,
+) -> Result<Option<Ahead>> {
+    let large: Vec<u32> = tree.iter().filter(|seen| is_large(seen)).map(|seen| seen.pid).collect();
+    if large.is_empty() {
+        return Ok(None);
+    }
+    let mut watched = Vec::new();
+    let first = for_a_moment(subject, blocks, |seen| {
+        if large.contains(&seen.pid) {
+            // What cannot be watched is copied later.
+            watched.extend(watch(&seen).ok().flatten().map(|copied| (seen, copied)));
+        }
+    })?;
+    let mut protected = Vec::new();
+    for (seen, copied) in watched {
+        let pages = copied.protect();
+        protected.push((seen, copied, pages));
+    }
+    let took = first + for_a_moment(subject, blocks, drop)?;
+    let mut of = HashMap::new();
+    for (seen, mut copied, pages) in protected {
+        copied.read(&seen, pages, known, writer)?;
+        of.insert(seen.pid, copied);
+    }
+    Ok(Some(Ahead { of, took }))
+}
+
+/// Does something with each process while all stand still; gives for how long they did.
+fn for_a_moment(
+    subject: &Subject,
+    blocks: &thread::Blocks,
+    mut act: impl FnMut(Seen),
+) -> Result<Duration> {
+    let began = Instant::now();
+    let (processes, held) = tree::stop_for_a_moment(subject, blocks)?;
+    for seen in processes.into_iter().filter(|seen| !seen.is_zombie) {
+        for tid in &seen.tids {
+            thread::go_on(&seen, *tid).map_err(Error::of("set the registers", *tid))?;
+        }
+        act(seen);
+    }
+    drop(held);
+    Ok(began.elapsed())
+}
+
+fn is_large(seen: &Seen) -> bool {
+    let kb = |name| seen.fields.number(name).unwrap_or(0);
+    let is_ring = |number: u32| {
+        let link = fs::read_link(format!("/proc/{}/fd/{number}", seen.pid));
+        link.is_ok_and(|link| link.as_os_str() == "anon_inode:[io_uring]")
+    };
+    let has_ring = || object::numbers(seen).map_or(true, |all| all.into_iter().any(is_ring));
+    kb("RssAnon") + kb("VmSwap") >= LARGE_BYTES >> 10 && !has_ring()
+}
+
+/// Has writes to the large areas of a stopped process noted, once they are protected.
+fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
+    let pid = seen.pid;
+    let text = proc::whole_text(format!("/proc/{pid}/maps")).map_err(|_| Errno::SRCH)?;
+    let all = memory::mappings(&text).into_iter();
+    let large = all.filter(|m| m.is_anonymous() && m.end - m.start >= LARGE_AREA_BYTES);
+    let large: Vec<Range<u64>> = large.map(|m| m.start..m.end).collect();
+    let object = vdso::of_process(pid);
+    let gadget = object.and_then(|o| process::find(pid, o.start, o.end - o.start));
+    let (Some(gadget), Some(handle), false) = (gadget, &seen.pidfd, large.is_empty()) else {
+        return Ok(None);
+    };
+    let mut remote = Remote::begin(pid, gadget)?;
+    let made = remote.call(libc::SYS_userfaultfd, [call::NOTE_FLAGS]).and_then(|number| {
+        let copy = pidfd::copy_descriptor(handle, number as i32);
+        remote.call(libc::SYS_close, [number])?;
+        copy.map_err(|e| Errno::from_raw_os_error(e.errno()))
+    });
+    process::give_back(seen, pid, remote)?;
+    let notes = made?;
+    call::userfault_note_writes(notes.as_fd())?;
+    // Not what is watched by a descriptor of its own.
+    let register = |area: &Range<u64>| {
+        call::userfault_register_writes(notes.as_fd(), area.start, area.end - area.start).is_ok()
+    };
+    Ok(Some(Copied {
+        process: handle.try_clone().map_err(|_| Errno::MFILE)?,
+        pagemap: memory::pagemap(pid).map_err(|_| Errno::SRCH)?,
+        noted: large.into_iter().filter(register).collect(),
+        _notes: notes,
+        covered: Vec::new(),
+        runs: Vec::new(),
+    }))
+}
+
+impl Ahead {
+    /// For how long all stood still.
+    pub(super) fn took(&self) -> Duration {
+        self.took
+    }
+
+    /// Of a process that stands still.
+    pub(super) fn of(&self, seen: &Seen) -> Option<&Copied> {
+        self.of.get(&seen.pid).filter(|copied| pidfd::is_alive(&copied.process))
+    }
+
+    /// Whether it is we who have writes to this area of a process noted. Somebody else would have a
+    /// descriptor for that, which is refused for itself.
+    pub(super) fn notes(&self, seen: &Seen, area: Range<u64>) -> bool {
+        let is_within = |noted: &Range<u64>| noted.start < area.end && area.start < noted.end;
+        self.of(seen).is_some_and(|copied| copied.noted.iter().any(is_within))
+    }
+}
+
+impl Copied {
+    /// Protects all that there is of a process that runs, and gives what it is.
+    fn protect(&self) -> Vec<Range<u64>> {
+        // What was unmapped meanwhile has nothing that could be copied ahead.
+        let found = |area: &Range<u64>| {
+            memory::own_pages(&self.pagemap, Scan::Protect, area.start, area.end)
+        };
+        let all = self.noted.iter().flat_map(|area| found(area).unwrap_or_default());
+        all.map(|run| run.start..run.end).collect()
+    }
+
+    /// Copies pages of a process that runs. What is gone meanwhile, or cannot be read, is left out.
+    fn read(
+        &mut self,
+        seen: &Seen,
+        pages: Vec<Range<u64>>,
+        known: &mut Known,
+        writer: &mut Writer,
+    ) -> Result<()> {
+        let whole = 0..u64::MAX;
+        let mut areas = [Area {
+            start: whole.start,
+            end: whole.end,
+            access: 0,
+            backing: Backing::Anonymous,
+            flags: Vec::new(),
+            runs: Vec::new(),
+        }];
+        for range in pages {
+            let mut at = range.start;
+            while at < range.end {
+                let mut batch = Batch::new(seen, &self.pagemap);
+                let end = at + batch.gather(0, at..range.end);
+                let read = batch.read(known);
+                // ORDER: alive after it was read, so it was its memory and nobody else's.
+                if !pidfd::is_alive(&self.process) {
+                    return Ok(());
+                }
+                if let Ok(shared) = read {
+                    batch.write(shared, &mut areas, known, writer)?;
+                    cover(&mut self.covered, at..end);
+                }
+                at = end;
+            }
+        }
+        let [all] = areas;
+        self.runs = all.runs;
+        Ok(())
+    }
+
+    /// Where the contents of a range are, that nobody has written to.
+    pub(super) fn runs_within(&self, range: Range<u64>) -> impl Iterator<Item = Run> + '_ {
+        let end = |run: &Run| run.address + run.pages * PAGE_BYTES;
+        let first = self.runs.partition_point(|run| end(run) <= range.start);
+        let within = self.runs[first..].iter().take_while(move |run| run.address < range.end);
+        within.map(move |run| {
+            let (from, to) = (run.address.max(range.start), end(run).min(range.end));
+            let skipped = (from - run.address) / PAGE_BYTES;
+            Run { address: from, pages: (to - from) / PAGE_BYTES, first: run.first + skipped }
+        })
+    }
+
+    /// What of a range was not copied.
+    pub(super) fn missing_from(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let first = self.covered.partition_point(|covered| covered.end <= range.start);
+        let mut all = Vec::new();
+        let mut at = range.start;
+        for covered in self.covered[first..].iter().take_while(|c| c.start < range.end) {
+            if at < covered.start {
+                all.push(at..covered.start);
+            }
+            at = covered.end;
+        }
+        if at < range.end {
+            all.push(at..range.end);
+        }
+        all
+    }
+}
+
+fn cover(all: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match all.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => all.push(range),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied() -> Copied {
+        let file = || File::open("/dev/null").unwrap();
+        let mut covered = Vec::new();
+        for page in [1, 2, 3, 7, 8] {
+            cover(&mut covered, page * PAGE_BYTES..(page + 1) * PAGE_BYTES);
+        }
+        // The third is zeros.
+        let run = |page: u64, pages, first| Run { address: page * PAGE_BYTES, pages, first };
+        let runs = vec![run(1, 1, 10), run(2, 1, 30), run(7, 2, 40)];
+        Copied {
+            process: file().into(),
+            pagemap: file(),
+            _notes: file().into(),
+            noted: Vec::new(),
+            covered,
+            runs,
+        }
+    }
+
+    fn pages(range: Range<u64>) -> Range<u64> {
+        range.start * PAGE_BYTES..range.end * PAGE_BYTES
+    }
+
+    #[test]
+    fn what_was_not_copied_is_missing() {
+        let missing = |range| copied().missing_from(pages(range));
+        assert_eq!(missing(1..4), []);
+        assert_eq!(missing(0..10), [pages(0..1), pages(4..7), pages(9..10)]);
+        assert_eq!(missing(2..8), [pages(4..7)]);
+        assert_eq!(missing(4..6), [pages(4..6)]);
+        assert_eq!(missing(9..12), [pages(9..12)]);
+    }
+
+    #[test]
+    fn runs_are_cut_to_what_is_asked_for() {
+        let within = |range| {
+            let all = copied().runs_within(pages(range)).collect::<Vec<_>>();
+            all.iter().map(|r| (r.address / PAGE_BYTES, r.pages, r.first)).collect::<Vec<_>>()
+        };
+        assert_eq!(within(0..10), [(1, 1, 10), (2, 1, 30), (7, 2, 40)]);
+        assert_eq!(within(2..8), [(2, 1, 30), (7, 1, 40)]);
+        assert_eq!(within(8..9), [(8, 1, 41)]);
+        assert_eq!(within(3..7), []);
+    }
+}
