@@ -309,12 +309,10 @@ impl Engine {
             )));
         }
         let later = if lazy { self.later(id, &reader) } else { None };
-        if later.is_none() {
-            reader.verify()?;
-        }
         self.settle_locked(&config, false)?;
         let mut comeback = Comeback::verified(reader);
-        comeback.check = later.as_ref().map(|_| Check::begin(&comeback.reader, later.as_ref()));
+        // Nobody runs before it is done, and it is damaged most seldom.
+        comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
         let running = self.start_restored(&config, &comeback)?;
         // Their silence has ended; where nothing was quiet there is none.

@@ -16,8 +16,11 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::vdso::Bent;
 
 pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
-/// Bytes that one preadv(2) reads at most: the kernel's limit is just below 2 GiB.
-const READ_BYTES_MAX: u64 = 1 << 30;
+/// Bytes that one preadv(2) reads at most.
+const READ_BYTES_MAX: u64 = 2 << 20;
+/// So many bytes are made in one go before they are read into: the kernel is then not interrupted by
+/// every page that is not there, and what it has just made is still in the processor's cache.
+const LARGE_BYTES: u64 = 1 << 20;
 /// Pieces of one preadv(2) at most.
 const PIECES_MAX: usize = 1024;
 
@@ -325,26 +328,33 @@ pub(super) fn read<'a>(
     let mut pieces: Vec<u64> = Vec::new();
     let (mut first, mut bytes) = (0, 0);
     let pages = plan.pages;
-    let mut flush = |plan: &mut Plan<'_>, pieces: &mut Vec<u64>, first: u64, bytes: u64| {
-        if bytes == 0 {
-            return;
-        }
-        let iov = plan.builder.numbers(pieces);
-        let count = pieces.len() as u64 / 2;
-        let args = [pages.into(), iov.into(), count.into(), Arg::Number(first), Arg::Number(0)];
-        sequence.call(what, Call::new(libc::SYS_preadv, args).returns(bytes));
-        pieces.clear();
-    };
+    let flush =
+        |plan: &mut Plan<'_>, sequence: &mut Sequence, pieces: &mut Vec<u64>, first, bytes| {
+            if bytes == 0 {
+                return;
+            }
+            let iov = plan.builder.numbers(pieces);
+            let count = pieces.len() as u64 / 2;
+            let args = [pages.into(), iov.into(), count.into(), Arg::Number(first), Arg::Number(0)];
+            sequence.call(what, Call::new(libc::SYS_preadv, args).returns(bytes));
+            pieces.clear();
+        };
     for (address, run) in runs {
         let (mut at, mut left) = (address, run.pages * PAGE_BYTES);
         let mut from = run.first * PAGE_BYTES;
         while left > 0 {
             let is_next = from == first + bytes;
             if !is_next || pieces.len() == PIECES_MAX * 2 || bytes == READ_BYTES_MAX {
-                flush(plan, &mut pieces, first, bytes);
+                flush(plan, sequence, &mut pieces, first, bytes);
                 (first, bytes) = (from, 0);
             }
             let now = left.min(READ_BYTES_MAX - bytes);
+            if now >= LARGE_BYTES {
+                // KERNEL(5.14): before, they are made as they are read.
+                const MADV_POPULATE_WRITE: i32 = 23;
+                let args = [at.into(), now.into(), Arg::from(MADV_POPULATE_WRITE)];
+                sequence.call(what, Call::new(libc::SYS_madvise, args).lenient());
+            }
             pieces.extend([at, now]);
             bytes += now;
             at += now;
@@ -352,7 +362,7 @@ pub(super) fn read<'a>(
             left -= now;
         }
     }
-    flush(plan, &mut pieces, first, bytes);
+    flush(plan, sequence, &mut pieces, first, bytes);
 }
 
 /// What the kernel shows of the layout: arguments, heap, program.
