@@ -6,10 +6,11 @@
 //! ```
 //!
 //! Times of commands are from their start to their end, and both programs are commands. *Frozen* is
-//! what each says of itself: from the first task that is stopped until all go on (ours: `--json`;
-//! CRIU: `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves
-//! and restores plain processes, without namespaces, a root, network or cgroups of their own, so it
-//! has less to do: namespaces made by `unshare` it refuses for what else is mounted here.
+//! what each says of itself: from the first task that is stopped until all go on, and for how long they
+//! were stopped before so that memory could be copied ahead (ours: `pause_us` of `--json`; CRIU:
+//! `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves and restores
+//! plain processes, without namespaces, a root, network or cgroups of their own, so it has less to do:
+//! namespaces made by `unshare` it refuses for what else is mounted here.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -103,7 +104,8 @@ fn main() -> Result<()> {
     let large = Load { megabytes: 200, processes: 1, touches: true };
     let large = compare(&mut all, options.rounds, large)?;
     if let (Some(small), Some(large)) = (small.first(), large.first()) {
-        promise("200 MB of which 1 is touched, ms more than nothing", large - small, 5.0);
+        let more = large.restore_ms - small.restore_ms;
+        promise("200 MB of which 1 is touched, ms more than nothing", more, 5.0);
     }
     let few = (options.rounds / 3).max(2);
     let mut curves = Vec::new();
@@ -111,15 +113,29 @@ fn main() -> Result<()> {
         let times = compare(&mut all, few, plain(*megabytes, 1))?;
         curves.push((f64::from(*megabytes), times));
     }
-    draw(&all, &curves)?;
-    for processes in options.processes.iter().filter(|n| **n > 1) {
-        compare(&mut all, few, plain(0, *processes))?;
+    draw(&all, "checkpoint", "MB of memory", &curves)?;
+    if let (Some((least, few)), Some((most, many))) = (curves.first(), curves.last())
+        && let (Some(few), Some(many)) = (few.first(), many.first())
+    {
+        let per_gb = (many.frozen_ms - few.frozen_ms) / (most - least) * 1024.0;
+        promise("frozen, ms more for each GB of memory", per_gb, 100.0);
     }
-    Ok(())
+    let mut curves = vec![(1.0, small)];
+    for processes in options.processes.iter().filter(|n| **n > 1) {
+        curves.push((f64::from(*processes), compare(&mut all, few, plain(0, *processes))?));
+    }
+    draw(&all, "checkpoint-processes", "processes", &curves)
 }
 
-/// One server, by all in turns; the medians of restore, in order.
-fn compare(all: &mut [Box<dyn Contender + '_>], rounds: usize, load: Load) -> Result<Vec<f64>> {
+/// Medians of one contender.
+#[derive(Clone, Copy)]
+struct Medians {
+    frozen_ms: f64,
+    restore_ms: f64,
+}
+
+/// One server, by all in turns.
+fn compare(all: &mut [Box<dyn Contender + '_>], rounds: usize, load: Load) -> Result<Vec<Medians>> {
     let Load { megabytes, processes, touches } = load;
     let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
     for _ in 0..rounds {
@@ -169,7 +185,8 @@ fn compare(all: &mut [Box<dyn Contender + '_>], rounds: usize, load: Load) -> Re
             );
         }
     }
-    Ok(medians.iter().map(|of_one| of_one[2]).collect())
+    let medians = medians.iter();
+    Ok(medians.map(|of_one| Medians { frozen_ms: of_one[0], restore_ms: of_one[2] }).collect())
 }
 
 fn turn(one: &mut dyn Contender, load: Load, measured: &mut Measured) -> Result<()> {
@@ -234,9 +251,9 @@ impl Contender for Dormouse<'_> {
     fn save(&mut self) -> Result<Duration> {
         let said = ok(self.bench.dormouse().args(["checkpoint", "--json", "a"]))?;
         let said: Value = serde_json::from_str(&said)?;
-        let us = |name: &str| said[name].as_u64().with_context(|| format!("no {name}"));
         // Without what makes it durable, which CRIU does not do.
-        Ok(Duration::from_micros(us("stop_us")? + us("read_us")?))
+        let us = said["pause_us"].as_u64().context("no pause_us")?;
+        Ok(Duration::from_micros(us))
     }
 
     fn restore(&mut self) -> Result<()> {
@@ -387,17 +404,23 @@ fn varint(rest: &mut &[u8]) -> Result<u64> {
     bail!("a number is too long")
 }
 
-/// Restores by size of memory.
-fn draw(all: &[Box<dyn Contender + '_>], curves: &[(f64, Vec<f64>)]) -> Result<()> {
-    let lines: Vec<Line<'_>> = all
-        .iter()
-        .enumerate()
-        .map(|(n, one)| Line {
+/// Draws how long each stood still, and until the first byte.
+fn draw(
+    all: &[Box<dyn Contender + '_>],
+    name: &str,
+    axis: &str,
+    curves: &[(f64, Vec<Medians>)],
+) -> Result<()> {
+    let lines = |of: fn(&Medians) -> f64| {
+        let line = |(n, one): (usize, &Box<dyn Contender + '_>)| Line {
             name: one.name(),
-            points: curves.iter().map(|(size, medians)| (*size, medians[n])).collect(),
-        })
-        .collect();
-    plot("checkpoint", "restore to first byte", ["MB of memory", "ms"], &lines)
+            points: curves.iter().map(|(at, medians)| (*at, of(&medians[n]))).collect(),
+        };
+        all.iter().enumerate().map(line).collect::<Vec<_>>()
+    };
+    plot(name, "restore to first byte", [axis, "ms"], &lines(|m| m.restore_ms))?;
+    let name = format!("{name}-pause");
+    plot(&name, "everything stands still", [axis, "ms"], &lines(|m| m.frozen_ms))
 }
 
 #[cfg(test)]
