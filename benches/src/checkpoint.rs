@@ -412,11 +412,9 @@ fn draw(
     curves: &[(f64, Vec<Medians>)],
 ) -> Result<()> {
     let lines = |of: fn(&Medians) -> f64| {
-        let line = |(n, one): (usize, &Box<dyn Contender + '_>)| Line {
-            name: one.name(),
-            points: curves.iter().map(|(at, medians)| (*at, of(&medians[n]))).collect(),
-        };
-        all.iter().enumerate().map(line).collect::<Vec<_>>()
+        let points = |n: usize| curves.iter().map(|(at, medians)| (*at, of(&medians[n]))).collect();
+        let names = all.iter().map(|one| one.name()).enumerate();
+        names.map(|(n, name)| Line { name, points: points(n) }).collect::<Vec<_>>()
     };
     plot(name, "restore to first byte", [axis, "ms"], &lines(|m| m.restore_ms))?;
     let name = format!("{name}-pause");
