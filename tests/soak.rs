@@ -97,10 +97,10 @@ impl Soak {
                 2 => &["--drowsy-after", "300ms", "--sleep-after", "1s"],
                 _ => &[],
             };
-            // So much of one with 4 MB and more comes back when it is touched.
+            // What is large comes back when it is touched.
             let memory: &[&str] = match n {
                 1 | 4 => &["24000"],
-                2 => &["6000"],
+                2 => &["10000"],
                 _ => &[],
             };
             let first = [&["run", "-d", "--name", &name], policy].concat();

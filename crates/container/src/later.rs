@@ -30,6 +30,10 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sleep::SIGKILL;
 
+/// With less than so much to read at all it is read at once when somebody wakes: making those who fill, and
+/// what they take of the processors meanwhile, costs as much.
+pub(crate) const WAKE_BYTES_MIN: u64 = 8 << 20;
+
 /// How long somebody waits for memory to be filled.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
 

@@ -45,6 +45,7 @@ use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::idle::{Idle, Why};
+use crate::later::WAKE_BYTES_MIN;
 use crate::life::{Exit, InitRecord, Look};
 use crate::pending::{Intent, remove_tree};
 use crate::start::Running;
@@ -179,7 +180,8 @@ impl Engine {
         // It wakes up while the checkpoint is read.
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
-        let later = self.later(&config.id, &reader);
+        let is_large = reader.records().pages.bytes >= WAKE_BYTES_MIN;
+        let later = if is_large { self.later(&config.id, &reader) } else { None };
         let check = Some(Check::begin(&reader, later.as_ref()));
         let mut keeper = self.keeper_called(calling)?;
         let id = config.id.as_str();
