@@ -13,6 +13,23 @@ static int poll_one(int epoll, uint64_t *data) {
 	return n;
 }
 
+static double realtime(void) {
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+/* Nothing but the kernel's own word says so, as long as nobody sets the clock. */
+static int is_cancelled_at_set(int timer) {
+	char path[64], text[512];
+	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", timer);
+	int fd = open(path, O_RDONLY);
+	ssize_t n = read(fd, text, sizeof text - 1);
+	must(n > 0 && close(fd) == 0);
+	text[n] = 0;
+	return strstr(text, "settime flags: 03") != NULL;
+}
+
 int main(void) {
 	int event = eventfd(5, EFD_NONBLOCK), semaphore = eventfd(3, EFD_SEMAPHORE | EFD_NONBLOCK);
 	int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
@@ -20,6 +37,11 @@ int main(void) {
 	must(timerfd_settime(timer, 0, &far, 0) == 0);
 	int rung = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
 	must(timerfd_settime(rung, 0, &near, 0) == 0);
+	/* One that only hears of the clock being set, and one that also rings, at a moment. */
+	int set = timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK), moment = timerfd_create(CLOCK_REALTIME, 0);
+	struct itimerspec never = {{0, 0}, {INT64_MAX, 0}}, later = {{60, 0}, {time(0) + 3600, 0}};
+	must(timerfd_settime(set, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &never, 0) == 0);
+	must(timerfd_settime(moment, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &later, 0) == 0);
 	nap(5);
 	sigset_t mask;
 	sigemptyset(&mask);
@@ -42,6 +64,12 @@ int main(void) {
 		must(write(semaphore, &value, 8) == 8);
 		must(timerfd_gettime(timer, &got) == 0 && got.it_value.tv_sec > 3500);
 		must(read(timer, &value, 8) == -1 && errno == EAGAIN);
+		must(read(set, &value, 8) == -1 && errno == EAGAIN && is_cancelled_at_set(set));
+		must(timerfd_gettime(set, &got) == 0 && got.it_value.tv_sec > 7000000000);
+		must(is_cancelled_at_set(moment) && timerfd_gettime(moment, &got) == 0);
+		double left = later.it_value.tv_sec - realtime();
+		double wrong = got.it_value.tv_sec + got.it_value.tv_nsec / 1e9 - left;
+		must(got.it_interval.tv_sec == 60 && wrong < 0.1 && wrong > -0.1);
 		if (round == ROUNDS - 1)
 			must(read(rung, &value, 8) == 8 && value == 1);
 		must(poll_one(inner, &data) == 0);

@@ -342,7 +342,12 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         }
         Thing::Listener(listener) => socket::listener(listener),
         Thing::Netlink(netlink) => socket::netlink(netlink),
-        Thing::Event(_) | Thing::Timer(_) | Thing::Signal(_) => Ok(()),
+        Thing::Event(_) | Thing::Signal(_) => Ok(()),
+        Thing::Timer(timer) => {
+            let can_be_set = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM];
+            let sound = timer.cancelled_at_set_ns.is_none() || can_be_set.contains(&timer.clock);
+            ensure(sound, || "its clock, which nobody sets".into())
+        }
         Thing::PidFd(pidfd) => {
             let is = |p: &Process| {
                 p.pid == pidfd.pid || p.threads.iter().any(|thread| thread.tid == pidfd.pid)

@@ -195,7 +195,14 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn timer(value_ns: u64, interval_ns: u64) -> TimerFd {
-        TimerFd { flags: 0, clock: libc::CLOCK_MONOTONIC, ticks: 0, value_ns, interval_ns }
+        TimerFd {
+            flags: 0,
+            clock: libc::CLOCK_MONOTONIC,
+            ticks: 0,
+            value_ns,
+            interval_ns,
+            cancelled_at_set_ns: None,
+        }
     }
 
     fn one_thread(thread: Thread) -> Records {

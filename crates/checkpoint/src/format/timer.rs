@@ -36,4 +36,13 @@ pub struct TimerFd {
     pub value_ns: u64,
     /// Between later rings; 0 for none.
     pub interval_ns: u64,
+    /// When it rings by CLOCK_REALTIME, where it is cancelled when that clock is set
+    /// (TFD_TIMER_CANCEL_ON_SET).
+    #[serde(default)]
+    pub cancelled_at_set_ns: Option<u64>,
+}
+
+impl TimerFd {
+    /// `TFD_TIMER_CANCEL_ON_SET`, which goes with `TFD_TIMER_ABSTIME`.
+    pub(crate) const CANCEL_ON_SET: u32 = 2;
 }

@@ -14,6 +14,9 @@ fn spec(interval_ns: u64, value_ns: u64) -> [u64; 4] {
 /// `_IOW('T', 0, __u64)`: how often a timerfd has rung. KERNEL(3.17), with CHECKPOINT_RESTORE.
 const SET_TICKS: u64 = 0x4008_5400;
 
+/// TFD_TIMER_ABSTIME.
+const ABSOLUTE: u32 = 1;
+
 pub(super) fn make(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -24,8 +27,12 @@ pub(super) fn make(
     let flags = timer.flags & libc::O_NONBLOCK as u32;
     let create = Call::new(libc::SYS_timerfd_create, [Arg::from(timer.clock), flags.into()]);
     sequence.call_into(what, cell, create);
-    let at = plan.builder.numbers(&spec(timer.interval_ns, timer.value_ns));
-    let args = [cell.into(), Arg::Number(0), at.into(), Arg::Number(0)];
+    let (how, value_ns) = match timer.cancelled_at_set_ns {
+        Some(moment_ns) => (ABSOLUTE | TimerFd::CANCEL_ON_SET, moment_ns),
+        None => (0, timer.value_ns),
+    };
+    let at = plan.builder.numbers(&spec(timer.interval_ns, value_ns));
+    let args = [cell.into(), how.into(), at.into(), Arg::Number(0)];
     if timer.value_ns != 0 {
         sequence.call(what, Call::new(libc::SYS_timerfd_settime, args));
     }

@@ -18,13 +18,15 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
             ticks: open.field("ticks")?.parse().ok()?,
             value_ns: pair_ns(open.field("it_value")?)?,
             interval_ns: pair_ns(open.field("it_interval")?)?,
+            cancelled_at_set_ns: None,
         })
     };
-    let timer: TimerFd = record().ok_or("a timerfd of which the kernel tells too little")?;
+    let mut timer: TimerFd = record().ok_or("a timerfd of which the kernel tells too little")?;
     let settime = open.field("settime flags").and_then(|f| u32::from_str_radix(f, 8).ok());
-    const CANCEL_ON_SET: u32 = 2;
-    if settime.unwrap_or(0) & CANCEL_ON_SET != 0 {
-        return Err("a timerfd that ends when the clock is set, which is not saved yet".into());
+    if settime.unwrap_or(0) & TimerFd::CANCEL_ON_SET != 0 {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        timer.cancelled_at_set_ns = Some(now_ns.saturating_add(timer.value_ns));
     }
     Ok(Thing::Timer(timer))
 }
