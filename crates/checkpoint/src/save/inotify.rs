@@ -31,9 +31,10 @@ struct Told {
     of: (u64, u64),
 }
 
-pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
-        return Err("an inotify with events that nobody has read, which are not saved".into());
+        let why = "an inotify with events that nobody has read, which are not saved";
+        return Err(survey.passing(why.into()));
     }
     let lines = open.info.lines().filter_map(|line| line.strip_prefix("inotify "));
     let told: Option<Vec<Told>> = lines.map(watch).collect();
@@ -66,7 +67,7 @@ fn watch(line: &str) -> Option<Told> {
     };
     let hex = |name| u64::from_str_radix(field(name)?, 16).ok();
     Some(Told {
-        number: field("wd")?.parse().ok()?,
+        number: hex("wd")? as u32,
         mask: hex("mask")? as u32,
         of: (device(hex("sdev")?), hex("ino")?),
     })
@@ -128,7 +129,7 @@ fn is(pid: u32, path: &str, of: (u64, u64)) -> bool {
 fn mount(line: &str) -> Option<(u64, String)> {
     let (before, after) = line.split_once(" - ")?;
     let kind = after.split_ascii_whitespace().next()?;
-    if ["proc", "sysfs", "cgroup", "cgroup2", "mqueue"].contains(&kind) {
+    if ["proc", "sysfs", "cgroup", "mqueue"].contains(&kind) {
         return None;
     }
     let mut words = before.split_ascii_whitespace().skip(2);
@@ -143,9 +144,9 @@ mod tests {
 
     #[test]
     fn watches_and_mounts_are_read() {
-        let line = "wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8";
+        let line = "wd:1f ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8";
         let of = (rustix::fs::makedev(8, 19), 0x9e7e);
-        assert_eq!(watch(line), Some(Told { number: 3, mask: 0x800_afce, of }));
+        assert_eq!(watch(line), Some(Told { number: 31, mask: 0x800_afce, of }));
         assert_eq!(watch("wd:3 ino:9e7e"), None);
         let line = "36 35 98:0 /x /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw";
         assert_eq!(mount(line), Some((rustix::fs::makedev(98, 0), "/mnt 2".into())));
