@@ -293,12 +293,14 @@ workloads! {
     vm_pairs_of_unix_sockets: "socketpair";
     vm_open_files_on_their_way: "rights";
     vm_unix_sockets: "unix";
+    vm_peers_of_unix_sockets: "peer";
     vm_netlink_sockets: "netlink";
     vm_udp_sockets: "udp";
     vm_objects_of_system_v: "system_v";
     vm_posix_message_queues: "mqueue";
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
+    vm_control_groups_inside: "cgroup", "--systemd", "always";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
     vm_connections_that_have_ended: "ending";

@@ -105,6 +105,53 @@ fn big_java_whose_code_is_compiled() {
     serve(&["java", "/programs/Server.java"], &["python3", "/programs/client.py"]);
 }
 
+/// systemd, with its journal, its bus, control groups, and a service that it listens for. In the end it
+/// goes on as another container, too, and manages its services as before.
+#[test]
+fn big_systemd_with_a_service_that_it_listens_for() {
+    let host = host();
+    host.import(&image::systemd(), "systemd");
+    let programs = format!("{}/programs:/programs:ro", env!("CARGO_MANIFEST_DIR"));
+    host.dm(&["run", "-d", "--name", "a", "-v", &programs, "systemd", "/sbin/init"]).ok();
+    let control = |name: &str, words: &[&str]| {
+        host.dm(&[&["exec", name, "systemctl", "--no-pager"], words].concat())
+    };
+    let is_up = |name: &str| control(name, &["is-system-running"]).stdout.trim() == "running";
+    let patience = PATIENCE * slowness();
+    assert!(wait_until(patience, || is_up("a")), "{}", control("a", &["status"]));
+    // LIMIT: it has a mount namespace of its own.
+    control("a", &["mask", "--now", "systemd-logind"]).ok();
+    control("a", &["link", "/programs/sums.service", "/programs/sums.socket"]).ok();
+    control("a", &["start", "sums.socket"]).ok();
+    start(&host, "c", &["python3", "/programs/client.py"]);
+    go_round(&host, "c");
+    let manages = |name: &str| {
+        assert!(is_up(name), "{}", control(name, &["status"]));
+        let units = ["is-active", "dbus", "systemd-journald", "sums.socket", "sums.service"];
+        control(name, &units).ok();
+        // What its processes say is still heard, and known to be theirs.
+        let say = ["exec", name, "systemd-run", "--wait", "-q", "-u", name, "echo", "still here"];
+        host.dm(&say).ok();
+        let heard = || host.dm(&["exec", name, "journalctl", "--no-pager", "-u", name]).stdout;
+        assert!(wait_until(patience, || heard().contains("still here")), "{}", heard());
+        let status = control(name, &["status", "sums.service"]).ok();
+        assert!(status.contains("/system.slice/sums.service"), "{status}");
+    };
+    manages("a");
+    stop(&host, "c");
+    control("a", &["stop", "sums.service"]).ok();
+    control("a", &["start", "sums.service"]).ok();
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "--name", "b", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    manages("b");
+    manages("a");
+    for name in ["a", "b"] {
+        host.dm_within(patience, &["stop", "--time", "60", name]).ok();
+        assert_eq!(host.dm(&["wait", name]).ok(), "0");
+    }
+}
+
 #[test]
 fn big_redis_with_writes_in_a_pipeline() {
     let words = ["--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""];

@@ -1,6 +1,9 @@
-"""See client.py. Four other threads count meanwhile, and no count is ever lost."""
+"""See client.py. Four other threads count meanwhile, and no count is ever lost.
+
+Where systemd listens for it (sums.socket), it is given the socket."""
 
 import os
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,4 +47,8 @@ class Handler(BaseHTTPRequestHandler):
 
 for _ in range(4):
     threading.Thread(target=count, daemon=True).start()
-ThreadingHTTPServer(("0.0.0.0", 80), Handler).serve_forever()
+is_given = "LISTEN_FDS" in os.environ
+server = ThreadingHTTPServer(("0.0.0.0", 80), Handler, bind_and_activate=not is_given)
+if is_given:
+    server.socket = socket.socket(fileno=3)
+server.serve_forever()

@@ -30,6 +30,11 @@ int main(void) {
 	must(chmod("/dev/shm/fifo", 0622) == 0);
 	put("/scratch/file", "of the configuration", 0644);
 	must(link("/dev/shm/plain", "/dev/shm/dir/inner/same") == 0);
+	/* One that somebody has open, a socket of nobody's, and what stands for nothing. */
+	int pipe = open("/dev/shm/fifo", O_RDWR | O_NONBLOCK);
+	must(pipe >= 0 && write(pipe, "waits", 5) == 5);
+	must(mknod("/dev/shm/socket", S_IFSOCK | 0600, 0) == 0);
+	must(mknod("/dev/shm/nothing", S_IFCHR | 0600, 0) == 0);
 	struct stat before, other, s;
 	must(stat("/dev/shm/plain", &before) == 0);
 	if (fork() == 0) {
@@ -56,6 +61,11 @@ int main(void) {
 		must(stat("/dev/shm/dir", &s) == 0 && (s.st_mode & 07777) == 0700);
 		must(stat("/dev/shm/dir/inner", &s) == 0 && (s.st_mode & 07777) == 01777);
 		must(stat("/dev/shm/fifo", &s) == 0 && s.st_mode == (S_IFIFO | 0622));
+		must(stat("/dev/shm/socket", &s) == 0 && s.st_mode == (S_IFSOCK | 0600));
+		must(stat("/dev/shm/nothing", &s) == 0 && S_ISCHR(s.st_mode) && s.st_rdev == 0);
+		char found[8];
+		must(read(pipe, found, 8) == 5 && memcmp(found, "waits", 5) == 0);
+		must(write(pipe, "waits", 5) == 5);
 	}
 	ok();
 }

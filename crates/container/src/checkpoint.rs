@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::format::{Reader, Records};
 use dormouse_checkpoint::load::{self, Allowed, Lazy, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
-use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_launch::{Follow, Keeper, Plan};
 use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, State};
 
@@ -185,9 +185,7 @@ impl Engine {
         let config = self.config(id)?;
         self.filled(&config)?;
         let subject = self.subject(&config)?;
-        let mut refusals = self.refusals(&config)?;
-        refusals.extend(save::explain(&subject)?);
-        Ok(refusals)
+        Ok(save::explain(&subject)?)
     }
 
     /// Saves the processes of a running container.
@@ -280,10 +278,6 @@ impl Engine {
             return Err(self.not(config, State::Drowsy, "wake it first"));
         }
         self.filled(config)?;
-        let refusals = self.refusals(config)?;
-        if !refusals.is_empty() {
-            return Err(CheckpointError::Refused(refusals).into());
-        }
         Ok(found)
     }
 
@@ -457,6 +451,7 @@ impl Engine {
             memory: Self::memory(config),
             nodes: Vec::new(),
             own_ipc: true,
+            cgroups: config.systemd,
             connections: true,
             filters: u32::from(start::is_filtered(&config.security)),
             hold: false,
@@ -469,20 +464,11 @@ impl Engine {
         let mounts = config.mounts.iter();
         let tmpfs = mounts.filter(|mount| matches!(mount.kind, MountKind::Tmpfs { .. }));
         let targets = tmpfs.map(|mount| mount.target.to_string());
-        std::iter::once("/dev/shm".to_owned()).chain(targets).collect()
-    }
-
-    /// What of a container as a whole cannot be saved.
-    fn refusals(&self, config: &Config) -> Result<Vec<Refusal>> {
-        let mut all = Vec::new();
-        let mut refuse = |why: String| {
-            let (process, what) = (String::new(), String::new());
-            all.push(Refusal { pid: 0, process, what, why });
+        let own: &[&str] = match config.systemd {
+            true => &["/dev/shm", "/run", "/run/lock"],
+            false => &["/dev/shm"],
         };
-        if config.systemd {
-            refuse("its first process is a systemd, which is not saved yet".into());
-        }
-        Ok(all)
+        own.iter().map(|target| (*target).to_owned()).chain(targets).collect()
     }
 
     /// The last part of a restore's plan, in the place of the program.
@@ -503,6 +489,7 @@ impl Engine {
             groups: account.groups.clone(),
             ids: if config.ids.wide { 65_536 } else { 32_767 },
             memory: Self::memory(config),
+            cgroups: config.systemd,
             no_new_privileges: security.no_new_privileges,
             held: from.held.iter().map(|(number, _)| *number).collect(),
             console: config.process.terminal,

@@ -107,6 +107,7 @@ impl Runtime {
             memory: memory(&spec.mounts),
             nodes: device::paths(&linux.devices),
             own_ipc: namespaces.makes("ipc"),
+            cgroups: false,
             connections: options.connections,
             filters: u32::from(linux.seccomp.is_some()),
             hold: false,

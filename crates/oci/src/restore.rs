@@ -131,6 +131,7 @@ impl Comeback {
             groups: user.additional_gids.clone(),
             ids: ids.count_from_zero(),
             memory: memory(&bundle.spec.mounts),
+            cgroups: false,
             no_new_privileges: process.no_new_privileges,
             held: Vec::new(),
             console: process.terminal,

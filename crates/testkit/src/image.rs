@@ -187,6 +187,12 @@ pub fn software() -> PathBuf {
     cached("software-2.tar", |path| debian::bootstrap(SOFTWARE, &as_tar(path), &[]))
 }
 
+/// A tar of a small Debian with systemd, dbus and python, some 190 MB.
+pub fn systemd() -> PathBuf {
+    let packages = ["systemd-sysv", "dbus", "python3"];
+    cached("systemd-1.tar", |path| debian::bootstrap(&packages, &as_tar(path), &[]))
+}
+
 /// `cached` gives partial names that end as the final ones do, so that tools see a tar.
 fn as_tar(path: &Path) -> PathBuf {
     assert_eq!(path.extension().and_then(|e| e.to_str()), Some("tar"));

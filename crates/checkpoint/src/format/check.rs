@@ -4,6 +4,7 @@
 //! A checksum says only that nobody changed a checkpoint by accident. These checks are what the
 //! load side relies on: it indexes, adds and multiplies with numbers that passed here.
 
+mod cgroup;
 mod mqueue;
 mod socket;
 mod system_v;
@@ -120,6 +121,8 @@ fn processes(records: &Records) -> Found {
 }
 
 fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) -> Found {
+    let has_groups = records.objects.iter().any(|o| matches!(o.thing, Thing::Cgroups(_)));
+    ensure(process.cgroup.is_none() || has_groups, || "in a control group of none".into())?;
     let memory = process.memory.and_then(|m| records.memories.get(m));
     ensure(memory.is_some(), || "no memory".into())?;
     ensure(process.threads.first().is_some_and(|t| t.tid == process.pid), || {
@@ -316,6 +319,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             }
             Ok(())
         }
+        Thing::Cgroups(cgroups) => cgroup::all(cgroups, records),
         Thing::SystemVMemory(memory) => {
             system_v::head(&memory.head)?;
             ensure((1..=1 << 46).contains(&memory.bytes), || "its length".into())?;

@@ -28,6 +28,7 @@
 
 mod about;
 pub mod archive;
+mod cgroup;
 pub mod check;
 mod deleted;
 mod event;
@@ -62,6 +63,8 @@ mod unix;
 mod write;
 
 pub use about::{About, StatePart};
+pub(crate) use cgroup::{CGROUPS_AT, SETTINGS};
+pub use cgroup::{Cgroup, Cgroups};
 pub use deleted::Deleted;
 pub use event::{Epoll, EpollItem, Event, SignalFd};
 pub use fanotify::{Fanotify, Mark};
@@ -89,7 +92,7 @@ pub use thread::{Filter, Restart, Rseq, Thread, TimeLimit};
 pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
 pub use udp::{Datagram, UdpSocket};
-pub use unix::{UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
+pub use unix::{PeerCredentials, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
 pub use write::Writer;
 
 use serde::{Deserialize, Serialize};

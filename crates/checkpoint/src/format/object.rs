@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener, MemoryFile,
-    MessageQueue, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd, RawSocket, SharedMemory,
-    SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal, TerminalSide,
-    TimerFd, Tmpfs, UdpSocket, UnixSocket,
+    Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener,
+    MemoryFile, MessageQueue, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd, RawSocket,
+    SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal,
+    TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
 };
 
 /// An open descriptor of a process.
@@ -80,6 +80,8 @@ pub enum Thing {
     Epoll(Epoll),
     /// Files that are kept in memory.
     Tmpfs(Tmpfs),
+    /// Control groups inside.
+    Cgroups(Cgroups),
     /// Shared memory of System V.
     SystemVMemory(SystemVMemory),
     /// Semaphores of System V.
@@ -133,6 +135,7 @@ impl Thing {
             | Self::Terminal(_)
             | Self::PidFd(_)
             | Self::Tmpfs(_)
+            | Self::Cgroups(_)
             | Self::SystemVMemory(_)
             | Self::SystemVSemaphores(_)
             | Self::SystemVQueue(_)
@@ -177,6 +180,7 @@ impl Thing {
             Self::Fanotify(_) => "fanotify",
             Self::Epoll(_) => "epoll",
             Self::Tmpfs(_) => "files in memory",
+            Self::Cgroups(_) => "control groups",
             Self::SystemVMemory(_) => "System V shared memory",
             Self::SystemVSemaphores(_) => "System V semaphores",
             Self::SystemVQueue(_) => "System V message queue",

@@ -44,6 +44,9 @@ pub struct Process {
     /// Its root, by its path from the container's, where it is another (chroot(2)).
     #[serde(default)]
     pub root: Option<String>,
+    /// Its control group, by its path below the container's own ([`super::Cgroups`]).
+    #[serde(default)]
+    pub cgroup: Option<String>,
     /// umask(2).
     #[serde(default)]
     pub umask: u32,

@@ -38,6 +38,10 @@ pub enum TmpfsKind {
     Directory,
     /// A pipe with a name.
     Fifo,
+    /// A unix socket; whoever has it bound binds it again.
+    Socket,
+    /// A device that is none (0, 0), which stands for what is not there.
+    Whiteout,
     /// A symbolic link.
     Link {
         /// Where it leads.

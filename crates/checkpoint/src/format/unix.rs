@@ -23,6 +23,10 @@ pub struct UnixSocket {
     /// What it has received and not read, a message each.
     #[serde(default)]
     pub received: Vec<UnixMessage>,
+    /// What SO_PEERCRED says of its other side; of a socket that listens, what it will say to those
+    /// who connect.
+    #[serde(default)]
+    pub peer_credentials: Option<PeerCredentials>,
     /// How it was shut down: 1 reads no more, 2 writes no more.
     #[serde(default)]
     pub shut: u8,
@@ -49,6 +53,9 @@ pub enum UnixPeer {
         listener: usize,
         /// Its place in the queue, from 0.
         place: u32,
+        /// Who has connected, as whoever accepts it will be told.
+        #[serde(default)]
+        by: Option<PeerCredentials>,
     },
     /// It was closed.
     Gone,
@@ -112,4 +119,21 @@ pub struct UnixMessage {
     /// Open files that come along (SCM_RIGHTS), objects.
     #[serde(default)]
     pub descriptors: Vec<usize>,
+    /// Who has sent it (SCM_CREDENTIALS), where that comes along.
+    #[serde(default)]
+    pub credentials: Option<PeerCredentials>,
+}
+
+/// Who somebody is to the other side of a unix socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerCredentials {
+    /// The process, inside. `None` is one that has ended: nobody can tell any more which it was.
+    pub pid: Option<u32>,
+    /// Its user, inside.
+    pub uid: u32,
+    /// Its group, inside.
+    pub gid: u32,
+    /// Its supplementary groups.
+    #[serde(default)]
+    pub groups: Vec<u32>,
 }

@@ -1,13 +1,95 @@
-//! Where the last write of a stream begins that a look at its queue shows.
+//! What waits in the queue of a unix socket, and where the last write of a stream begins that a look
+//! at it shows.
 //!
 //! recvmsg(2) with MSG_PEEK shows what several writes have left, and descriptors that came with one of
 //! them, as if they were one. But a write of which a part cannot be copied is left out as a whole: so a
 //! look that is given memory for all but the last byte, and then an address where there is none, ends
 //! with the write before the last.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use dormouse_kernel::Errno;
+
+/// One look at what a socket has received.
+#[derive(Debug)]
+pub(crate) struct Peeked {
+    pub(crate) bytes: usize,
+    /// `sun_path` of the sender's address.
+    pub(crate) from: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+    /// Process, user and group of the sender, as this process is told, where that comes along. The
+    /// process is 0 where the kernel knows none.
+    pub(crate) sender: Option<[u32; 3]>,
+    /// Nothing else comes along, and nothing was cut off.
+    pub(crate) is_whole: bool,
+}
+
+/// Looks at the next message, which stays where it is. Copies of its descriptors are made.
+pub(crate) fn message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Peeked, Errno> {
+    // As many descriptors as one message can have, and some of anything else.
+    let mut control = [0u64; 256];
+    let mut name = [0u8; 128];
+    let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: a msghdr of zeros is one without name and control.
+    let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
+    head.msg_name = name.as_mut_ptr().cast();
+    head.msg_namelen = name.len() as libc::socklen_t;
+    head.msg_iov = &raw mut piece;
+    head.msg_iovlen = 1;
+    head.msg_control = control.as_mut_ptr().cast();
+    head.msg_controllen = size_of_val(&control);
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the kernel writes to buffer, name and control, no more than their lengths say.
+    let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut head, flags) };
+    if bytes < 0 {
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        return Err(Errno::from_raw_os_error(errno.unwrap_or(libc::EIO)));
+    }
+    let from = name.get(size_of::<libc::sa_family_t>()..head.msg_namelen as usize);
+    let mut peeked = Peeked {
+        bytes: bytes as usize,
+        from: from.unwrap_or_default().to_vec(),
+        descriptors: Vec::new(),
+        sender: None,
+        is_whole: head.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) == 0,
+    };
+    let control: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let mut rest = &control[..control.len().min(head.msg_controllen)];
+    // struct cmsghdr: its length with this head, level, type; then data, filled up to 8 bytes.
+    while let Some((length, after)) = rest.split_first_chunk::<8>() {
+        let length = usize::from_ne_bytes(*length);
+        let Some(said) = after.get(..length.wrapping_sub(8)) else { break };
+        let word = |at: usize| {
+            let bytes = said.get(at..).and_then(|rest| rest.first_chunk());
+            bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+        };
+        match (word(0) as i32, word(4) as i32) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                for n in 0..said.len().saturating_sub(8) / 4 {
+                    // SAFETY: the kernel has made this descriptor for this call.
+                    let made = unsafe { OwnedFd::from_raw_fd(word(8 + n * 4) as i32) };
+                    peeked.descriptors.push(made);
+                }
+            }
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                peeked.sender = Some([word(8), word(12), word(16)]);
+            }
+            (libc::SOL_SOCKET, SCM_PIDFD) => {
+                // SAFETY: as above; a negative number is an error.
+                drop(
+                    (word(8) as i32 >= 0).then(|| unsafe { OwnedFd::from_raw_fd(word(8) as i32) }),
+                );
+                peeked.is_whole = false;
+            }
+            _ => peeked.is_whole = false,
+        }
+        rest = rest.get(length.next_multiple_of(8)..).unwrap_or_default();
+    }
+    Ok(peeked)
+}
+
+/// KERNEL(6.5): a pidfd of the sender.
+const SCM_PIDFD: i32 = 4;
 
 /// How many of the bytes that a look shows were written before the last write among them. `buffer` is
 /// of their number; what is left in it means nothing.
@@ -42,7 +124,10 @@ pub(crate) fn before_last_write(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Re
 mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    use rustix::net::sockopt::set_socket_passcred;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
     use super::*;
 
@@ -56,5 +141,28 @@ mod tests {
         assert_eq!(before_last_write(from.as_fd(), &mut [0; 13]), Ok(9));
         assert_eq!(before_last_write(from.as_fd(), &mut [0; 9]), Ok(6));
         assert_eq!(before_last_write(from.as_fd(), &mut [0; 1]), Ok(0));
+    }
+
+    #[test]
+    fn a_message_is_seen_with_all_that_comes_along() {
+        let (one, other) = UnixDatagram::pair().unwrap();
+        set_socket_passcred(&other, true).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let both = [one.as_fd(), other.as_fd()];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&both)));
+        let data = [std::io::IoSlice::new(b"data")];
+        rustix::net::sendmsg(&one, &data, &mut control, SendFlags::empty()).unwrap();
+        let mut buffer = [0; 16];
+        for _ in 0..2 {
+            let peeked = message(other.as_fd(), &mut buffer).unwrap();
+            assert_eq!((&buffer[..peeked.bytes], peeked.descriptors.len()), (&b"data"[..], 2));
+            let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+            let own = [std::process::id(), uid.as_raw(), gid.as_raw()];
+            assert_eq!((peeked.sender, peeked.is_whole), (Some(own), true));
+            assert!(peeked.from.is_empty());
+        }
+        let cut = message(other.as_fd(), &mut buffer[..3]).unwrap();
+        assert!(!cut.is_whole);
     }
 }

@@ -141,6 +141,11 @@ impl Sequence {
         self.calls.push((call, Then::Child(child), what.into()));
     }
 
+    /// Adds all of another.
+    pub(crate) fn append(&mut self, other: Self) {
+        self.calls.extend(other.calls);
+    }
+
     /// The end of a stage: everybody waits for everybody.
     pub(crate) fn stage(&mut self, name: &'static str) {
         let mut call = Call::new(0, []);

@@ -3,7 +3,7 @@
 //! ```text
 //! 0      code, without a stack
 //! 4096   calls of 64 bytes: number, six arguments, what it returned
-//! ...    room for what calls write to memory, zeros
+//! ...    room for what calls write to memory, zeros, and for what they read
 //! ```
 //!
 //! Memory is never writable and code at once. When all calls are made the code waits in the kernel, with
@@ -25,7 +25,8 @@ const NOT_YET: u64 = i64::MIN as u64;
 #[derive(Debug, Default)]
 pub(crate) struct Script {
     calls: Vec<(i64, [Arg; 6])>,
-    room_bytes: u64,
+    /// What is there before the calls are made.
+    room: Vec<u8>,
 }
 
 /// An argument.
@@ -80,15 +81,23 @@ impl Script {
 
     /// Memory for one of them, zeros before.
     pub(crate) fn room(&mut self, bytes: u64) -> Room {
-        let room = Room(self.room_bytes);
-        self.room_bytes += bytes.next_multiple_of(16);
+        let room = Room(self.room.len() as u64);
+        self.room.resize(self.room.len() + bytes.next_multiple_of(16) as usize, 0);
+        room
+    }
+
+    /// Memory for a number that one of them reads, and may change.
+    pub(crate) fn room_with(&mut self, number: u64) -> Room {
+        let room = self.room(8);
+        self.room[room.0 as usize..][..8].copy_from_slice(&number.to_ne_bytes());
         room
     }
 
     /// Makes all calls. Nothing is left of it in the task but what they did.
     pub(crate) fn run(&self, pid: u32, remote: &mut Remote) -> Result<Answers, Errno> {
         let calls_bytes = self.calls.len() as u64 * CALL_BYTES;
-        let bytes = PAGE_BYTES + (calls_bytes + self.room_bytes).next_multiple_of(PAGE_BYTES);
+        let bytes =
+            PAGE_BYTES + (calls_bytes + self.room.len() as u64).next_multiple_of(PAGE_BYTES);
         let (data, code) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_READ | libc::PROT_EXEC);
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let args = [0, bytes, data as u64, kind as u64, u64::MAX, 0];
@@ -126,6 +135,9 @@ impl Script {
             all.extend(args.map(u64::to_ne_bytes).as_flattened());
             all.extend(NOT_YET.to_ne_bytes());
         }
+        if self.room.iter().any(|byte| *byte != 0) {
+            all.extend_from_slice(&self.room);
+        }
         match call::write_memory(pid, base, &all)? {
             n if n == all.len() => Ok(()),
             _ => Err(Errno::FAULT),
@@ -160,7 +172,7 @@ impl Script {
     }
 
     fn read_room(&self, pid: u32, base: u64) -> Result<Vec<u8>, Errno> {
-        let mut room = vec![0; self.room_bytes as usize];
+        let mut room = vec![0; self.room.len()];
         read(pid, self.room_at(base), &mut room)?;
         Ok(room)
     }
@@ -234,6 +246,10 @@ mod tests {
         let room = script.room(16);
         let name = [Arg::from(libc::PR_GET_NAME), room.into(), 0.into(), 0.into(), 0.into()];
         script.call(libc::SYS_prctl, name);
+        let (to, length) = (script.room(8), script.room_with(8));
+        let level = [libc::SOL_SOCKET, libc::SO_PEERCRED].map(Arg::from);
+        let args = [Arg::from(-1), level[0], level[1], to.into(), length.into()];
+        script.call(libc::SYS_getsockopt, args);
         let more: Vec<Room> = (0..100).map(|_| script.room(16)).collect();
         for (n, room) in more.iter().enumerate() {
             let args = [Arg::from(n as i32 % 3), (*room).into()];
@@ -249,6 +265,7 @@ mod tests {
             assert_eq!(answers.returned(own), Ok(u64::from(pid)));
             assert_eq!(answers.returned(bad), Err(Errno::BADF));
             assert_eq!(answers.numbers::<1>(room)[0].to_ne_bytes(), *b"sleep\0\0\0");
+            assert_eq!(answers.numbers(length), [8], "a call that fails leaves it as it was");
             assert!(more.iter().all(|room| answers.numbers(*room) == [0, 0]));
         }
         assert_eq!(maps(), before, "nothing is left of it");

@@ -3,7 +3,7 @@
 //! Every process that a program makes is traced from birth, and killed when the conductor ends in
 //! whatever way before it lets go. A stage is over when everybody who lives has come to its end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -165,6 +165,8 @@ fn lead(
 /// Until everybody has come to the end of a stage; gives its name.
 fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> {
     let mut name = String::new();
+    // Who ends at once may be heard of before its maker is.
+    let (mut announced, mut ended) = (HashSet::new(), HashSet::new());
     loop {
         if !name.is_empty() && tasks.values().all(|at| *at == At::Waiting) {
             return Ok(name);
@@ -185,12 +187,19 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
             Stop::Event(..) => {
                 let child =
                     call::event_message(tid).map_err(Error::of("look at a child of", tid))?;
-                tasks.entry(child as u32).or_insert(At::Running);
+                let child = child as u32;
+                announced.insert(child);
+                if !ended.contains(&child) {
+                    tasks.entry(child).or_insert(At::Running);
+                }
                 go_on(0)?;
             }
             Stop::Call => go_on(0)?,
             Stop::Ended(status) => {
                 tasks.remove(&tid);
+                if !announced.contains(&tid) {
+                    ended.insert(tid);
+                }
                 // Helpers and zombies end as they should, others should not.
                 if tasks.is_empty() || libc::WIFSIGNALED(status) && !is_zombie(restore, status) {
                     return Err(Error::Ended(format!("wait status {status:x}")));

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::Plan;
 use crate::error::{Error, Result};
-use crate::format::{Credentials, Records, Thing, Thread};
+use crate::format::{Credentials, PeerCredentials, Records, Thing, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
 /// What the configuration of a container gives its processes.
@@ -24,6 +24,8 @@ pub struct Allowed {
     pub ids: u32,
     /// Directories inside that are kept in memory.
     pub memory: Vec<String>,
+    /// It may make control groups below its own.
+    pub cgroups: bool,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
     /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
@@ -114,6 +116,52 @@ fn check_thread(found: &Credentials, allowed: &Allowed) -> std::result::Result<(
     Ok(())
 }
 
+/// Who may be played before a peer: somebody whom the configuration could have led to, or else whom it
+/// says.
+pub(super) fn narrowed(who: &PeerCredentials, allowed: &Allowed) -> PeerCredentials {
+    let PeerCredentials { pid, uid, gid, groups } = who.clone();
+    let as_thread =
+        Credentials { uids: [uid; 4], gids: [gid; 4], groups, ..Credentials::default() };
+    match check_thread(&as_thread, allowed) {
+        Ok(()) => who.clone(),
+        Err(_) => {
+            let Allowed { uid, gid, groups, .. } = allowed.clone();
+            PeerCredentials { pid, uid, gid, groups }
+        }
+    }
+}
+
+/// Takes on the ids of somebody, and keeps all capabilities.
+pub(super) fn play(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    who: &PeerCredentials,
+) {
+    const NO_SETUID_FIXUP: u64 = 4;
+    sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [NO_SETUID_FIXUP, 0, 0, 0]));
+    set_ids(plan, sequence, what, who);
+}
+
+/// The end of that, for a process that goes on.
+pub(super) fn play_no_more(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) {
+    let root = PeerCredentials { pid: None, uid: 0, gid: 0, groups: Vec::new() };
+    set_ids(plan, sequence, what, &root);
+    sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [0; 4]));
+    // What it has open is its own to look at again.
+    sequence.call(what, prctl(libc::PR_SET_DUMPABLE, [1, 0, 0, 0]));
+}
+
+fn set_ids(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, who: &PeerCredentials) {
+    let groups: Vec<u8> = who.groups.iter().flat_map(|g| g.to_ne_bytes()).collect();
+    let at = plan.builder.data(&groups);
+    let count = who.groups.len() as u64;
+    sequence.call(what, Call::new(libc::SYS_setgroups, [count.into(), at.into()]));
+    let ids = |call, id: u32| Call::new(call, [id.into(), id.into(), id.into()]);
+    sequence.call(what, ids(libc::SYS_setresgid, who.gid));
+    sequence.call(what, ids(libc::SYS_setresuid, who.uid));
+}
+
 fn prctl(request: i32, args: [u64; 4]) -> Call {
     let [a, b, c, d] = args.map(Arg::Number);
     Call::new(libc::SYS_prctl, [Arg::from(request), a, b, c, d])
@@ -189,6 +237,7 @@ mod tests {
             groups: vec![],
             ids: 1000,
             memory: vec![],
+            cgroups: false,
             held: Vec::new(),
             no_new_privileges: true,
             console: false,

@@ -25,6 +25,7 @@
 //! user namespace and nobody outside. Credentials and limits of a record only narrow what
 //! [`Allowed`] says ([`credentials`]).
 
+mod cgroup;
 mod conduct;
 mod credentials;
 mod deleted;
@@ -71,7 +72,7 @@ use dormouse_kernel::cpu::{self, StateComponent};
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{
-    About, Area, Descriptor, PAGE_BYTES, Reader, Records, StatePart, Terminal, Thing,
+    About, Area, Cgroup, Descriptor, PAGE_BYTES, Reader, Records, StatePart, Terminal, Thing,
 };
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
@@ -196,7 +197,23 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     };
     let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
     let lazily = lazy.map_or(0, |lazy| lazy.processes().len());
-    let cells = (wants.len() + records.objects.len() * 4 + queued + pidfds + lazily + 64) as u32;
+    let cgroups: usize = records
+        .objects
+        .iter()
+        .map(|object| match &object.thing {
+            // Itself, who enters it, and what is written to it.
+            Thing::Cgroups(all) => {
+                let written = |g: &Cgroup| {
+                    let lines: usize = g.settings.iter().map(|(_, v)| v.lines().count()).sum();
+                    2 + g.hands_down.len() + lines
+                };
+                all.groups.iter().map(written).sum()
+            }
+            _ => 0,
+        })
+        .sum();
+    let made = records.objects.len() * 4 + queued + pidfds + cgroups;
+    let cells = (wants.len() + made + lazily + 64) as u32;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
         // It stays in the time namespace of its host, and children of exec with it.
@@ -291,6 +308,8 @@ struct Plan<'r> {
     held: HashMap<usize, Cell>,
     /// Numbers of objects while they wait for their place, by object.
     cells: Vec<Option<Cell>>,
+    /// Open control groups, by path.
+    cgroups: HashMap<String, Cell>,
     /// A side of each terminal, by object.
     terminals: HashMap<usize, Cell>,
     /// Where shared memory waits, by object.
@@ -306,6 +325,9 @@ struct Plan<'r> {
     objects: Vec<Option<Bent>>,
     /// Memory that is filled while they run.
     lazy: Making,
+    /// What others do who end at once, and the number of the first of these sequences.
+    stand_ins: Vec<Sequence>,
+    stand_ins_from: usize,
 }
 
 impl<'r> Plan<'r> {
@@ -350,6 +372,7 @@ impl<'r> Plan<'r> {
             outside,
             held,
             cells: vec![None; records.objects.len()],
+            cgroups: HashMap::new(),
             terminals: HashMap::new(),
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,
@@ -358,6 +381,8 @@ impl<'r> Plan<'r> {
             moves_clocks: false,
             objects: Vec::new(),
             lazy,
+            stand_ins: Vec::new(),
+            stand_ins_from: 0,
         })
     }
 
@@ -388,6 +413,18 @@ impl<'r> Plan<'r> {
         // The name is a link, and what it leads to is what it is.
         let flags = flags & !(libc::O_NOFOLLOW | libc::O_DIRECTORY) as u32;
         file::open(self, sequence, what, &format!("/proc/self/fd/{number}"), flags)
+    }
+
+    /// Has a process of that id follow a part, and waits for its end. It has a copy of everything, but
+    /// the descriptors are the same.
+    fn stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32, mut part: Sequence) {
+        part.call(what, Call::new(libc::SYS_exit_group, [Arg::Number(0)]));
+        let child = self.stand_ins_from + self.stand_ins.len();
+        self.stand_ins.push(part);
+        let call = tree::clone_with_pid(self, sequence, libc::CLONE_FILES as u64, (pid, None));
+        sequence.fork(what, child, call);
+        let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
+        sequence.call(what, Call::new(libc::SYS_wait4, wait));
     }
 
     /// A pid that nobody has.

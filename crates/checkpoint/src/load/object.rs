@@ -45,6 +45,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
             // By the engine, when there was nobody.
             Thing::Tmpfs(_) => None,
+            // Before all others.
+            Thing::Cgroups(_) => None,
             // By the engine, before anybody attaches memory.
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
@@ -102,6 +104,9 @@ fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));
     }
+    // What is opened may come to have any number but the one that is set aside ([`Plan::reopen`]).
+    let args = [plan.pages.into(), (plan.above - 1).into(), Arg::from(libc::O_CLOEXEC)];
+    sequence.call("a number that no process uses", Call::new(libc::SYS_dup3, args));
 }
 
 fn close_below(plan: &Plan<'_>, sequence: &mut Sequence) {

@@ -90,9 +90,9 @@ fn make(
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
         },
-        TmpfsKind::Fifo => {
-            afresh(&dir, name, || rustix::fs::mknodat(&dir, name, FileType::Fifo, private, 0))?;
-        }
+        TmpfsKind::Fifo => node(&dir, name, FileType::Fifo)?,
+        TmpfsKind::Socket => node(&dir, name, FileType::Socket)?,
+        TmpfsKind::Whiteout => node(&dir, name, FileType::CharacterDevice)?,
         TmpfsKind::Link { to } => afresh(&dir, name, || rustix::fs::symlinkat(to, &dir, name))?,
         TmpfsKind::File { bytes, runs } => {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -145,7 +145,11 @@ fn clear(
             _ if is_mounted => continue,
             FileType::CharacterDevice | FileType::BlockDevice => continue,
             FileType::Directory => {
-                clear(&open(&listing, name)?, &path, kept, depth + 1)?;
+                match open(&listing, name) {
+                    // Another part of the same memory is mounted there.
+                    Err(Errno::XDEV) => continue,
+                    inner => clear(&inner?, &path, kept, depth + 1)?,
+                }
                 if is_kept {
                     continue;
                 }
@@ -161,6 +165,11 @@ fn clear(
         }
     }
     Ok(())
+}
+
+fn node(dir: &OwnedFd, name: &str, kind: FileType) -> std::result::Result<(), Errno> {
+    let private = Mode::from_raw_mode(0o600);
+    afresh(dir, name, || rustix::fs::mknodat(dir, name, kind, private, 0))
 }
 
 /// Makes something in the place of what a start has put there.

@@ -10,10 +10,10 @@
 use std::collections::HashMap;
 
 use super::inherit::Inheritance;
-use super::{Plan, lazy, memory, object, process, terminal, thread};
+use super::{Plan, cgroup, lazy, memory, object, process, terminal, thread};
 use crate::error::{Error, Result};
 use crate::format::Process;
-use crate::inject::program::{Arg, Call, Sequence};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// A process to be made.
 struct Node {
@@ -36,14 +36,17 @@ const OF_INIT: u32 = 1;
 pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     let nodes = nodes(plan)?;
     let inheritance = inheritance(plan, &nodes)?;
-    // Threads come behind the processes.
+    // Threads come behind the processes, and stand-ins behind those.
     let mut next_thread = nodes.len();
+    let alive = plan.records.processes.iter().filter(|p| p.ended.is_none());
+    plan.stand_ins_from = nodes.len() + alive.map(|p| p.threads.len() - 1).sum::<usize>();
     let mut threads = Vec::new();
     let mut all = Vec::new();
     for (n, node) in nodes.iter().enumerate() {
         let mut sequence = Sequence::default();
         if n == 0 {
             process::begin(plan, &mut sequence)?;
+            cgroup::make_all(plan, &mut sequence)?;
             object::make_all(plan, &mut sequence)?;
         }
         inheritance.fill_in(plan, &mut sequence, n)?;
@@ -67,6 +70,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
         all.push(sequence);
     }
     all.extend(threads);
+    all.append(&mut plan.stand_ins);
     Ok(all)
 }
 
@@ -261,16 +265,39 @@ fn lead_groups(
     }
 }
 
+/// clone3(2) of a child with that id, in that control group.
+pub(super) fn clone_with_pid(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    mut flags: u64,
+    (pid, cgroup): (u32, Option<Cell>),
+) -> Call {
+    const INTO_CGROUP: u64 = 1 << 33;
+    const CGROUP_AT: u64 = 80;
+    if cgroup.is_some() {
+        flags |= INTO_CGROUP;
+    }
+    let ids = plan.builder.data(&pid.to_ne_bytes());
+    // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls,
+    // set_tid, set_tid_size, cgroup.
+    let args = [flags, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, ids, 1, 0];
+    let at = plan.builder.numbers(&args);
+    if let Some(cgroup) = cgroup {
+        // Its number is known only by then: a call writes it there.
+        let args = [cgroup.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
+        let what = format!("the control group of process {pid}");
+        sequence.call_to(what, at + CGROUP_AT, Call::new(libc::SYS_fcntl, args));
+    }
+    Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)])
+}
+
 /// Sessions, children, groups.
 fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) -> Result<()> {
     let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
-        let ids = plan.builder.data(&pid.to_ne_bytes());
-        // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size,
-        // tls, set_tid, set_tid_size, cgroup.
-        let args = [0, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, ids, 1, 0];
-        let at = plan.builder.numbers(&args);
-        let call = Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)]);
+        let record = nodes[child].record.map(|r| &plan.records.processes[r]);
+        let cgroup = record.and_then(|r| r.cgroup.as_ref()).and_then(|path| plan.cgroups.get(path));
+        let call = clone_with_pid(plan, sequence, 0, (pid, cgroup.copied()));
         sequence.fork(format!("process {pid}"), child, call);
     };
     let record = node.record.map(|r| &plan.records.processes[r]);

@@ -15,16 +15,21 @@
 //! Messages are sent when all sockets are there, since other sockets may come along with them; those of
 //! datagram sockets that have a name as soon as that leads to them.
 //!
-//! LIMIT: credentials of peers (SO_PEERCRED) are those of the first process for whatever was
-//! connected before.
+//! What a peer is told of whoever listened, connected, made a pair or sent (SO_PEERCRED,
+//! SCM_CREDENTIALS) is what the kernel knows of the process that made the call. So a *stand-in* with
+//! its id, user and groups makes it: a child of the first process that shares its descriptors, and ends
+//! before anybody with that id is born.
+//!
+//! LIMIT: a pidfd of a peer (SO_PEERPIDFD) is one of the stand-in, which has ended. Who had ended
+//! before has a number that nobody has.
 
 use std::collections::BTreeMap;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
-use super::{Plan, file, object, socket};
+use super::{Plan, credentials, file, object, socket};
 use crate::error::{Error, Result};
-use crate::format::{Records, Thing, UnixMessage, UnixName, UnixPeer, UnixSocket};
+use crate::format::{PeerCredentials, Records, Thing, UnixMessage, UnixName, UnixPeer, UnixSocket};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// What a file that is in the way is called meanwhile.
@@ -159,7 +164,10 @@ impl<'r> Work<'_, 'r> {
         let cells = [self.plan.cell()?, self.plan.cell()?];
         let at = self.plan.builder.pointer(cells[0]);
         let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0), at];
-        self.call(index, libc::SYS_socketpair, args);
+        self.act_as(index, self.all[&index].peer_credentials.as_ref(), |work| {
+            work.call(index, libc::SYS_socketpair, args);
+            Ok(())
+        })?;
         Ok(cells)
     }
 
@@ -180,6 +188,55 @@ impl<'r> Work<'_, 'r> {
 
     fn borrows(&self, index: usize) -> bool {
         self.all[&index].name.as_ref().is_some_and(|name| name.inherited)
+    }
+
+    /// Does something as somebody would, so that others are told it was they. As the first process where
+    /// nobody is known.
+    fn act_as(
+        &mut self,
+        index: usize,
+        who: Option<&PeerCredentials>,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let Some(who) = who.map(|who| credentials::narrowed(who, self.plan.allowed)) else {
+            return act(self);
+        };
+        let first = self.plan.records.processes[0].pid;
+        let is_root = (who.uid, who.gid) == (0, 0) && who.groups.is_empty();
+        if who.pid == Some(first) && is_root {
+            return act(self);
+        }
+        let what = self.what(index);
+        let is_taken = who.pid.is_some_and(|pid| pid <= first);
+        let outer = std::mem::take(self.sequence);
+        credentials::play(self.plan, self.sequence, &what, &who);
+        let done = act(self);
+        if is_taken {
+            credentials::play_no_more(self.plan, self.sequence, &what);
+        }
+        let part = std::mem::replace(self.sequence, outer);
+        done?;
+        if is_taken {
+            self.sequence.append(part);
+            return Ok(());
+        }
+        let pid = who.pid.unwrap_or_else(|| self.plan.fresh_pid());
+        self.plan.stand_in(self.sequence, &what, pid, part);
+        Ok(())
+    }
+
+    /// Has a socket listen, as whoever is said to have done so.
+    fn listen(
+        &mut self,
+        index: usize,
+        cell: Cell,
+        backlog: i32,
+        as_whom: Option<&PeerCredentials>,
+    ) -> Result<()> {
+        self.act_as(index, as_whom, |work| {
+            work.call(index, libc::SYS_listen, [cell.into(), Arg::from(backlog)]);
+            Ok(())
+        })
     }
 
     /// Pairs, and sockets that are made alone; not those that are accepted, and their makers.
@@ -295,7 +352,7 @@ impl<'r> Work<'_, 'r> {
                 let cell = work.socket(index)?;
                 work.under_a_name_that_is_gone(index, name, |work| {
                     work.bind(index, cell, &name.bytes.0);
-                    work.call(index, libc::SYS_listen, [cell.into(), Arg::Number(0)]);
+                    work.listen(index, cell, 0, work.accepted_by(index))?;
                     work.accept(index, cell, &name.bytes.0)
                 })?;
                 work.call(index, libc::SYS_close, [cell.into()]);
@@ -361,8 +418,7 @@ impl<'r> Work<'_, 'r> {
         let cell = self.plan.object(index)?;
         self.in_directory(index, name, |work| {
             if let Some(backlog) = record.backlog {
-                work.call(index, libc::SYS_listen, [cell.into(), Arg::from(backlog)]);
-                return work.connections(index, cell, name);
+                return work.connections(index, cell, name, backlog);
             }
             if record.socket_type == libc::SOCK_DGRAM && record.peer == UnixPeer::None {
                 work.datagrams(index, record, name)?;
@@ -371,29 +427,57 @@ impl<'r> Work<'_, 'r> {
         })
     }
 
+    /// Whom the other side of an accepted connection has met: whoever listened then.
+    fn accepted_by(&self, index: usize) -> Option<&'r PeerCredentials> {
+        match self.all[&index].peer {
+            UnixPeer::Socket { object } => self.all[&object].peer_credentials.as_ref(),
+            _ => None,
+        }
+    }
+
     /// The connections of a socket that listens: accepted ones, and those that wait, in order.
-    fn connections(&mut self, index: usize, cell: Cell, name: &UnixName) -> Result<()> {
+    fn connections(
+        &mut self,
+        index: usize,
+        cell: Cell,
+        name: &UnixName,
+        backlog: i32,
+    ) -> Result<()> {
+        let own = self.all[&index].peer_credentials.as_ref();
+        self.listen(index, cell, backlog, own)?;
+        let mut listens_as = own;
+        // Others may have listened there before.
+        let mut met_by = |work: &mut Self, who: Option<&'r PeerCredentials>| {
+            let is_as_before = who.is_none() || who == listens_as;
+            listens_as = who.or(listens_as);
+            if is_as_before { Ok(()) } else { work.listen(index, cell, backlog, who) }
+        };
         let mut waiting = BTreeMap::new();
         for other in self.indices() {
             let socket = self.all[&other];
-            if let UnixPeer::Waiting { listener, place } = socket.peer
-                && listener == index
+            if let UnixPeer::Waiting { listener, place, by } = &socket.peer
+                && *listener == index
             {
-                waiting.insert((place, other), other);
+                waiting.insert((*place, other), by.as_ref());
             }
             let borrows = socket.name.as_ref().is_some_and(|n| n.inherited)
                 && !self.is_made(other)
                 && socket.name.as_ref().and_then(|n| self.acceptor(n, socket.socket_type))
                     == Some(index);
             if borrows {
+                met_by(self, self.accepted_by(other))?;
                 self.accept(other, cell, &name.bytes.0)?;
             }
         }
-        for client in waiting.into_values() {
+        for ((_, client), by) in waiting {
             let cell = self.plan.object(client)?;
-            self.connect(client, cell, &name.bytes.0);
+            met_by(self, self.all[&client].peer_credentials.as_ref())?;
+            self.act_as(client, by, |work| {
+                work.connect(client, cell, &name.bytes.0);
+                Ok(())
+            })?;
         }
-        Ok(())
+        met_by(self, own)
     }
 
     /// Makes an accepted socket at one that listens by that name.
@@ -402,7 +486,10 @@ impl<'r> Work<'_, 'r> {
             UnixPeer::Socket { object } => self.plan.object(object)?,
             _ => self.socket(index)?,
         };
-        self.connect(index, client, name);
+        self.act_as(index, self.all[&index].peer_credentials.as_ref(), |work| {
+            work.connect(index, client, name);
+            Ok(())
+        })?;
         let accepted = self.plan.cell()?;
         let flags = Arg::from(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
         let args = [listener.into(), Arg::Number(0), Arg::Number(0), flags];
@@ -468,6 +555,17 @@ impl<'r> Work<'_, 'r> {
     }
 
     fn send(
+        &mut self,
+        index: usize,
+        from: Cell,
+        message: &UnixMessage,
+        to: Option<&[u8]>,
+    ) -> Result<()> {
+        let who = message.credentials.as_ref();
+        self.act_as(index, who, |work| work.send_as_is(index, from, message, to))
+    }
+
+    fn send_as_is(
         &mut self,
         index: usize,
         from: Cell,

@@ -68,7 +68,7 @@ pub(crate) fn object(
             let path = format!("/proc/self/fd/{}", open.as_raw_fd());
             let failed = |e| format!("the deleted file '{name}', which cannot be read: {e}");
             let file = File::open(path).map_err(failed)?;
-            deleted.attributes = attributes(&file, name)?;
+            deleted.attributes = attributes(&file, &format!("the deleted file '{name}'"))?;
             Some(file)
         }
         FileType::Directory => None,
@@ -131,8 +131,8 @@ pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<Str
 }
 
 /// Attributes of users. Others mean something to the kernel and cannot be set again from inside.
-fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Why> {
-    let failed = |e: rustix::io::Errno| format!("the deleted file '{name}': {e}");
+pub(super) fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Why> {
+    let failed = |e: rustix::io::Errno| format!("{name}: {e}");
     let mut names = vec![0u8; 64 << 10];
     let length = match rustix::fs::flistxattr(file, &mut names[..]) {
         Err(rustix::io::Errno::OPNOTSUPP) => 0,
@@ -142,7 +142,7 @@ fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Why> {
     for text in names[..length].split(|b| *b == 0).filter(|t| !t.is_empty()) {
         let text = String::from_utf8_lossy(text).into_owned();
         if !text.starts_with("user.") {
-            return Err(format!("the deleted file '{name}' with attribute '{text}', not saved"));
+            return Err(format!("{name} with attribute '{text}', not saved"));
         }
         let mut value = vec![0u8; 64 << 10];
         let length = rustix::fs::fgetxattr(file, text.as_str(), &mut value[..]).map_err(failed)?;

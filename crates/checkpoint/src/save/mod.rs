@@ -18,6 +18,7 @@
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
 mod ahead;
+mod cgroup;
 mod deleted;
 mod diag;
 mod drowsy;
@@ -100,6 +101,8 @@ pub struct Subject {
     pub nodes: Vec<String>,
     /// What is in its ipc namespace is its own, and goes with it.
     pub own_ipc: bool,
+    /// It may make control groups below its own.
+    pub cgroups: bool,
     /// TCP connections are saved; otherwise they are refused.
     pub connections: bool,
     /// System call filters that its configuration gives every process.
@@ -221,6 +224,7 @@ fn of_nobody(
         system_v::find(survey, first, tables)?;
     }
     tmpfs::find(survey, first);
+    cgroup::find(survey, first);
     Ok(())
 }
 

@@ -16,8 +16,8 @@ use rustix::fs::Stat;
 use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
-    HeldFile, Subject, Wakes, event, fanotify, file, inotify, lock, memory, mqueue, pidfd, pipe,
-    socket, tcp, terminal, timer, unix,
+    HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, lock, memory, mqueue, pidfd,
+    pipe, socket, tcp, terminal, timer, unix,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -101,6 +101,8 @@ pub(crate) struct Surveyed {
     pub(crate) leases: Vec<Lease>,
     pub(crate) directory: Option<usize>,
     pub(crate) root: Option<String>,
+    /// Its control group inside.
+    pub(crate) cgroup: Option<String>,
     /// Its memory, without contents.
     pub(crate) memory: Memory,
 }
@@ -115,6 +117,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) named: HashMap<(String, u32), usize>,
     pub(crate) pipes: HashMap<(u64, u64), pipe::Ends>,
     pub(crate) unix: unix::Known,
+    /// Peers of unix sockets, by object: the number that the container knows a process by.
+    pub(crate) peers: HashMap<usize, u32>,
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// Shared memory of System V, by id.
     pub(crate) segments: HashMap<i32, usize>,
@@ -124,6 +128,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
+    /// The control group below which others may have been made inside.
+    pub(crate) own_cgroup: Option<cgroup::Own>,
     /// Where its first process is, once somebody asks.
     pub(crate) home: OnceCell<Option<super::process::Home>>,
     /// Copies of what nobody has open who was looked at: as long as the survey, since their numbers
@@ -166,11 +172,13 @@ impl<'s> Survey<'s> {
             named: HashMap::new(),
             pipes: HashMap::new(),
             unix: unix::Known::new(),
+            peers: HashMap::new(),
             shared: HashMap::new(),
             segments: HashMap::new(),
             message_queues: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            own_cgroup: None,
             home: OnceCell::new(),
             on_their_way: Vec::new(),
         }
@@ -229,6 +237,7 @@ impl<'s> Survey<'s> {
             Ok(root) => surveyed.root = root,
             Err(why) => self.found.refusals.push(seen.refuse("root", why)),
         }
+        surveyed.cgroup = super::process::cgroup(seen.pid, self);
         let memory = memory::areas(self, seen)?;
         surveyed.memory = memory;
         Ok(surveyed)

@@ -9,7 +9,7 @@ use rustix::pipe::SpliceFlags;
 
 use super::object::{Found, Open, Survey, Why};
 use super::thread::Maps;
-use super::{deleted, file};
+use super::{deleted, file, tmpfs};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
 
@@ -39,7 +39,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let pipe = match survey.pipes.get(&identity) {
         Some(ends) => ends.pipe,
         None => {
-            let (path, deleted) = name(open)?;
+            let (path, deleted) = name(survey, open)?;
             let capacity = rustix::pipe::fcntl_getpipe_size(&open.copy);
             let capacity_bytes = capacity.map_err(|e| format!("a pipe: {e}"))? as u32;
             let (content, packets) = (Bytes::default(), Vec::new());
@@ -66,14 +66,25 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     Ok(Thing::PipeEnd(PipeEnd { pipe, writes, flags }))
 }
 
-/// The path of a pipe that has a name, or had one: in the container's own layer, so that nobody else
-/// can have it open.
-fn name(open: &Open<'_>) -> Result<(Option<String>, Option<DeletedFifo>), Why> {
+/// The path of a pipe that has a name, or had one: in the container's own layer or memory, so that
+/// nobody else can have it open.
+fn name(
+    survey: &Survey<'_>,
+    open: &Open<'_>,
+) -> Result<(Option<String>, Option<DeletedFifo>), Why> {
     if open.link.starts_with("pipe:[") {
         return Ok((None, None));
     }
-    let root = rustix::fs::stat(format!("/proc/{}/root", open.process.first));
-    if !root.is_ok_and(|root| root.st_dev == open.stat.st_dev) {
+    let first = open.process.first;
+    let root = rustix::fs::stat(format!("/proc/{first}/root"));
+    let is_in_memory = |target: &String| {
+        let below = open.link.strip_prefix(target.as_str()).is_some_and(|p| p.starts_with('/'));
+        let place = || tmpfs::place(first, target).and_then(rustix::fs::fstat);
+        below && place().is_ok_and(|place| place.st_dev == open.stat.st_dev)
+    };
+    let is_own = root.is_ok_and(|root| root.st_dev == open.stat.st_dev)
+        || survey.subject.memory.iter().any(is_in_memory);
+    if !is_own {
         let fifo = &open.link;
         return Err(format!("the fifo '{fifo}' on a volume, which others may have open, too"));
     }

@@ -9,7 +9,7 @@ use dormouse_kernel::{Errno, call, proc};
 
 use super::object::{Survey, Surveyed};
 use super::tree::Seen;
-use super::{Subject, file, schedule, signal, thread, timer};
+use super::{Subject, cgroup, file, schedule, signal, thread, timer, unix};
 use crate::error::{Error, Result};
 use crate::format::check::PERSONALITIES;
 use crate::format::{Layout, Limit, Memory, Process, Thread};
@@ -62,22 +62,38 @@ pub(crate) struct Home {
 const NAMESPACES: [&str; 7] = ["user", "mnt", "ipc", "uts", "net", "cgroup", "time"];
 
 impl Home {
-    fn of(pid: u32, fields: &proc::Fields) -> Self {
+    fn of(pid: u32, fields: &proc::Fields, own: Option<&cgroup::Own>) -> Self {
         Self {
             depth: fields.pids().len(),
             namespaces: NAMESPACES.map(|name| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()),
-            cgroups: proc::whole_text(format!("/proc/{pid}/cgroup")).ok(),
+            cgroups: cgroups(pid, own).map(|(_, others)| others),
         }
     }
+}
+
+/// The control group of a process below the container's own, where there may be others, and all its
+/// groups that are the same for everybody.
+fn cgroups(pid: u32, own: Option<&cgroup::Own>) -> Option<(Option<String>, String)> {
+    let text = proc::whole_text(format!("/proc/{pid}/cgroup")).ok()?;
+    match own {
+        Some(own) => own.split(&text).map(|(path, others)| (Some(path), others)),
+        None => Some((None, text)),
+    }
+}
+
+/// The control group of a process below the container's own.
+pub(crate) fn cgroup(pid: u32, survey: &Survey<'_>) -> Option<String> {
+    cgroups(pid, survey.own_cgroup.as_ref())?.0
 }
 
 /// In what respects a process is elsewhere than the first.
 fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> Vec<String> {
     let first = survey.home.get_or_init(|| {
-        Some(Home::of(seen.first, &proc::fields(seen.first).ok()?)) // it may have ended
+        let fields = proc::fields(seen.first).ok()?; // it may have ended
+        Some(Home::of(seen.first, &fields, survey.own_cgroup.as_ref()))
     });
     let Some(first) = first else { return Vec::new() };
-    let own = Home::of(seen.pid, &seen.fields);
+    let own = Home::of(seen.pid, &seen.fields, survey.own_cgroup.as_ref());
     let of_its_own =
         |name: &str| format!("it is in a {name} namespace of its own, which is not saved yet");
     let mut all = Vec::new();
@@ -86,7 +102,7 @@ fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> Vec<String> {
     let pairs = own.namespaces.iter().zip(&first.namespaces).zip(NAMESPACES);
     all.extend(pairs.filter(|((own, first), _)| own != first).map(|(_, name)| of_its_own(name)));
     if own.cgroups != first.cgroups {
-        all.push("it is in a control group inside, which is not saved yet".into());
+        all.push("it is in a control group of its own, which is not saved".into());
     }
     all
 }
@@ -139,6 +155,7 @@ pub(crate) fn record(
     record.leases = surveyed.leases.clone();
     record.directory = surveyed.directory;
     record.root.clone_from(&surveyed.root);
+    record.cgroup.clone_from(&surveyed.cgroup);
     record.limits = limits(seen.pid)?;
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
@@ -200,8 +217,10 @@ pub(crate) fn inside(
     let gadget = gadget.map_err(Error::of("find a system call instruction in the memory", pid))?;
     let mut step = || -> std::result::Result<u64, Errno> {
         let mut script = Script::default();
+        let peers = unix::ask_peers(survey, &record.descriptors, &mut script);
         let answer = ask(seen, record, &mut script);
         let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
+        peers(survey, &answers)?;
         answer(record, &answers)
     };
     let brk = step().map_err(Error::of("make calls in the memory", pid))?;

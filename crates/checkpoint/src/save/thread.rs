@@ -22,7 +22,7 @@ use rustix::time::ClockId;
 use super::tree::Seen;
 use super::{Subject, limit, schedule, signal};
 use crate::error::{Error, Result};
-use crate::format::{Bytes, Credentials, Filter, Restart, Rseq, Thread};
+use crate::format::{Bytes, Credentials, Filter, PeerCredentials, Restart, Rseq, Thread};
 use crate::inject::script::{Answers, Made, Room, Script};
 use crate::remaining;
 
@@ -391,6 +391,14 @@ fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
         no_new_privileges: fields.number("NoNewPrivs") == Some(1),
         filters: fields.number("Seccomp_filters").unwrap_or(0) as u32,
     }
+}
+
+/// Who a process is to the other side of a unix socket.
+pub(super) fn as_peer(seen: &Seen) -> PeerCredentials {
+    const EFFECTIVE: usize = 1;
+    let Credentials { uids, gids, groups, .. } = credentials(seen, &seen.fields);
+    let (uid, gid) = (uids[EFFECTIVE], gids[EFFECTIVE]);
+    PeerCredentials { pid: Some(seen.inner), uid, gid, groups }
 }
 
 /// The ids of a file as a process sees them.

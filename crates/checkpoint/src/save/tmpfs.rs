@@ -1,7 +1,7 @@
 //! What is in a tmpfs: read by the engine, through the root of the first process.
 //!
-//! Sockets are left out: whoever has one bound binds it again. So are devices that the configuration
-//! makes, and what is mounted over something. Other devices are refused.
+//! Devices that the configuration makes are left out, and what is mounted over something. Other devices
+//! are refused.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -126,8 +126,9 @@ impl Walk<'_> {
             let kind = FileType::from_raw_mode(stat.st_mode);
             let is_made = || self.nodes.iter().any(|node| *node == format!("{target}/{path}"));
             let what = match kind {
-                FileType::Socket => continue,
+                FileType::Socket => TmpfsKind::Socket,
                 FileType::CharacterDevice | FileType::BlockDevice if is_made() => continue,
+                FileType::CharacterDevice if stat.st_rdev == 0 => TmpfsKind::Whiteout,
                 FileType::Directory => TmpfsKind::Directory,
                 FileType::Fifo => TmpfsKind::Fifo,
                 FileType::Symlink => {

@@ -7,29 +7,30 @@
 //! in whose queues there are others, so this goes on until no new one is met.
 //!
 //! A connection that waits to be accepted is a socket that nobody has open: what was written into
-//! it can be read by nobody, so it must be empty.
+//! it can be read by nobody, so it must be empty, which is waited for a moment.
 
 use std::collections::HashMap;
 use std::fs;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::{self, Namespace};
 use dormouse_kernel::pidfd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg,
-    sockopt,
-};
+use rustix::net::{AddressFamily, sockopt};
 
 use super::diag::u32_at;
 use super::object::{Open, Survey, Why};
+use super::thread::{self, Maps};
 use super::tree::Seen;
-use super::{diag, file, option, thread};
+use super::{diag, file, option};
 use crate::error::Refusal;
-use crate::format::{Bytes, Thing, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
-use crate::inject::peek::before_last_write;
+use crate::format::{
+    Bytes, Descriptor, PeerCredentials, Thing, UnixFile, UnixMessage, UnixName, UnixPeer,
+    UnixSocket,
+};
+use crate::inject::peek::{Peeked, before_last_write, message};
+use crate::inject::script::{Answers, Script};
 
 /// Unix sockets that were met, by inode.
 pub(crate) type Known = HashMap<u64, Socket>;
@@ -89,9 +90,41 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         backlog: None,
         peer: UnixPeer::None,
         received: Vec::new(),
+        peer_credentials: None,
         shut: 0,
         options,
     }))
+}
+
+/// Has a stopped process say who the peers of its sockets are: of one that has ended, or that a stand-in
+/// was for, nobody outside its pid namespace is told the number.
+pub(super) fn ask_peers(
+    survey: &Survey<'_>,
+    descriptors: &[Descriptor],
+    script: &mut Script,
+) -> impl FnOnce(&mut Survey<'_>, &Answers) -> std::result::Result<(), Errno> + use<> {
+    // struct ucred: process, user, group.
+    const UCRED_BYTES: u64 = 12;
+    let mut asked = Vec::new();
+    for descriptor in descriptors {
+        let object = survey.found.objects.get(descriptor.object);
+        let is_unix = matches!(object.map(|object| &object.thing), Some(Thing::UnixSocket(_)));
+        if !is_unix || survey.peers.contains_key(&descriptor.object) {
+            continue;
+        }
+        let (to, length) = (script.room(16), script.room_with(UCRED_BYTES));
+        let (level, name) = (libc::SOL_SOCKET.into(), libc::SO_PEERCRED.into());
+        let args = [u64::from(descriptor.number).into(), level, name, to.into(), length.into()];
+        asked.push((descriptor.object, script.call(libc::SYS_getsockopt, args), to));
+    }
+    move |survey, answers| {
+        for (object, asked, to) in asked {
+            answers.returned(asked)?;
+            let [ids] = answers.numbers(to);
+            survey.peers.insert(object, ids as u32); // the first half
+        }
+        Ok(())
+    }
 }
 
 /// Everything that is known only when all sockets are.
@@ -110,13 +143,17 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
             continue;
         };
         // It is not told of where it was closed meanwhile; then nothing is stopped yet.
+        let peer = survey.peers.get(&socket.object).copied().filter(|pid| *pid != 0);
         let filled = match said.get(inode) {
-            Some(one) => fill(record, socket, one, &said, &known),
-            None => Err("a unix socket of another network namespace".into()),
+            Some(one) => fill(record, socket, one, (&said, &known), tree, peer),
+            None => Err(Refused::For("a unix socket of another network namespace".into())),
         };
-        if let Err(why) = filled {
-            survey.found.refusals.push(Refusal { why, ..socket.whose.clone() });
-        }
+        let why = match filled {
+            Ok(()) => continue,
+            Err(Refused::For(why)) => why,
+            Err(Refused::Passing(why)) => survey.passing(why),
+        };
+        survey.found.refusals.push(Refusal { why, ..socket.whose.clone() });
     }
     inherit(survey, &known);
 }
@@ -132,7 +169,7 @@ fn read_queues(survey: &mut Survey<'_>, tree: &[Seen]) -> Known {
         for (inode, mut socket) in new {
             let seen = tree.iter().find(|seen| seen.pid == socket.pid);
             socket.received = match seen {
-                Some(seen) => read_queue(survey, &socket, seen),
+                Some(seen) => read_queue(survey, &socket, seen, &Whose { tree, maps: seen.maps() }),
                 None => Err("a unix socket of a process that is gone".into()),
             };
             known.insert(inode, socket);
@@ -144,14 +181,15 @@ fn read_queue(
     survey: &mut Survey<'_>,
     socket: &Socket,
     seen: &Seen,
+    whose: &Whose<'_>,
 ) -> Result<Vec<UnixMessage>, Why> {
     let Thing::UnixSocket(record) = &survey.found.objects[socket.object].thing else {
         return Ok(Vec::new());
     };
     let failed = |e: Errno| format!("a unix socket whose queue cannot be read: {e}");
-    let queue = queue(&socket.copy, record.socket_type).map_err(failed)?.ok_or(
-        "a unix socket in whose queue something is on its way that is no data (credentials), which \
-         is not saved yet",
+    let queue = queue(&socket.copy, record.socket_type, whose).map_err(failed)?.ok_or(
+        "a unix socket in whose queue something is on its way that is no data (a pidfd, a label), \
+         which is not saved yet",
     )?;
     let mut all = Vec::new();
     for (mut message, descriptors) in queue {
@@ -166,22 +204,42 @@ fn read_queue(
     Ok(all)
 }
 
+/// Why a socket cannot be saved.
+enum Refused {
+    For(Why),
+    /// That passes by itself in a moment.
+    Passing(Why),
+}
+
+impl From<Why> for Refused {
+    fn from(why: Why) -> Self {
+        Self::For(why)
+    }
+}
+
 fn fill(
     record: &mut UnixSocket,
     socket: &Socket,
     said: &Said,
-    all: &HashMap<u64, Said>,
-    known: &Known,
-) -> Result<(), Why> {
+    (all, known): (&HashMap<u64, Said>, &Known),
+    tree: &[Seen],
+    peer: Option<u32>,
+) -> Result<(), Refused> {
     record.shut = said.shut & 3;
     record.name = name(socket, said)?;
+    if let Some(seen) = tree.iter().find(|seen| seen.pid == socket.pid) {
+        record.peer_credentials = Whose { tree, maps: seen.maps() }.of_peer(&socket.copy)?;
+        if let Some(who) = &mut record.peer_credentials {
+            who.pid = peer.or(who.pid);
+        }
+    }
     if said.listens {
         record.backlog = Some(said.queues.1.min(i32::MAX as u32) as i32);
         for inode in &said.waiting {
             if !known.contains_key(&u64::from(*inode)) {
-                return Err("a unix socket at which a connection waits that somebody outside the \
-                            container has made, or that was closed again"
-                    .into());
+                let why = "a unix socket at which a connection waits that somebody outside the \
+                           container has made, or that was closed again";
+                return Err(Refused::Passing(why.into()));
             }
         }
         return Ok(());
@@ -189,18 +247,23 @@ fn fill(
     record.peer = match said.peer {
         None => UnixPeer::None,
         Some(0) => match waits(socket, all, known) {
-            Some((listener, place)) if said.queues.1 == 0 => UnixPeer::Waiting { listener, place },
+            Some((listener, place)) if said.queues.1 == 0 => {
+                // Nobody can ask the side that waits: it was made by whoever has this one.
+                let by = tree.iter().find(|seen| seen.pid == socket.pid).map(thread::as_peer);
+                UnixPeer::Waiting { listener, place, by }
+            }
             Some(_) => {
-                return Err("a unix socket whose connection was not accepted yet and that has \
-                            written to it already, which is not saved yet"
-                    .into());
+                let why = "a unix socket whose connection was not accepted yet and that has written \
+                           to it already, which is not saved";
+                return Err(Refused::Passing(why.into()));
             }
             None => UnixPeer::Gone,
         },
         Some(peer) => match known.get(&u64::from(peer)) {
             Some(peer) => UnixPeer::Socket { object: peer.object },
             None => {
-                return Err(format!("a unix socket whose peer {peer} is outside the container"));
+                let why = format!("a unix socket whose peer {peer} is outside the container");
+                return Err(why.into());
             }
         },
     };
@@ -209,6 +272,52 @@ fn fill(
     }
     record.received.clone_from(socket.received.as_ref().map_err(Clone::clone)?);
     Ok(())
+}
+
+/// Tells who somebody is, as the container would be told.
+struct Whose<'s> {
+    tree: &'s [Seen],
+    maps: &'s Maps,
+}
+
+impl Whose<'_> {
+    /// From process, user and group outside. Nobody, where the kernel knows none, and of those who are
+    /// outside.
+    fn of(&self, [pid, uid, gid]: [u32; 3]) -> Option<PeerCredentials> {
+        let (uid, gid) = self.maps.owner(uid, gid);
+        let is_known = pid != 0 && uid != u32::MAX && gid != u32::MAX;
+        let pid = self.tree.iter().find(|seen| seen.pid == pid).map(|seen| seen.inner);
+        is_known.then_some(PeerCredentials { pid, uid, gid, groups: Vec::new() })
+    }
+
+    /// What SO_PEERCRED and SO_PEERGROUPS say.
+    fn of_peer(&self, socket: &OwnedFd) -> Result<Option<PeerCredentials>, Why> {
+        /// LIMIT: bytes of groups, of which there are 65,536 at most.
+        const GROUPS_BYTES_MAX: usize = 4 << 16;
+        const SO_PEERGROUPS: i32 = 59;
+        let failed = |e: Errno| format!("a unix socket that does not say who its peer is: {e}");
+        let mut bytes = [0; 12];
+        call::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &mut bytes)
+            .map_err(failed)?;
+        let word =
+            |n: usize| bytes[n * 4..][..4].iter().rev().fold(0, |w, b| w << 8 | u32::from(*b));
+        let Some(mut who) = self.of([word(0), word(1), word(2)]) else { return Ok(None) };
+        let mut groups = vec![0; 256];
+        let groups = loop {
+            let buffer = &mut groups[..];
+            match call::socket_option(socket.as_fd(), libc::SOL_SOCKET, SO_PEERGROUPS, buffer) {
+                Err(Errno::RANGE) if groups.len() < GROUPS_BYTES_MAX => {
+                    groups.resize(GROUPS_BYTES_MAX, 0);
+                }
+                Err(Errno::NODATA) => break &groups[..0],
+                got => break &groups[..got.map_err(failed)?],
+            }
+        };
+        let groups = groups.chunks_exact(4).filter_map(|g| g.try_into().ok());
+        let groups = groups.map(|g| self.maps.owner(0, u32::from_ne_bytes(g)).1);
+        who.groups = groups.filter(|gid| *gid != u32::MAX).collect();
+        Ok(Some(who))
+    }
 }
 
 /// At which socket a connection waits to be accepted, and as the how manieth.
@@ -307,7 +416,11 @@ type Received = (UnixMessage, Vec<OwnedFd>);
 
 /// What a socket has received, left there. `None` where something comes along that is neither data
 /// nor a descriptor.
-fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<Received>>, Errno> {
+fn queue(
+    socket: &OwnedFd,
+    socket_type: i32,
+    whose: &Whose<'_>,
+) -> Result<Option<Vec<Received>>, Errno> {
     let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let peek_at =
         |offset| call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset);
@@ -316,11 +429,11 @@ fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<Received>>, Er
     let mut buffer = vec![0; 1 << 20];
     let mut offset = 0;
     let result = loop {
-        match peek(socket, &mut buffer) {
+        match message(socket.as_fd(), &mut buffer) {
             // It was never connected (of streams), or never had a peer.
             Err(Errno::AGAIN | Errno::INVAL | Errno::NOTCONN) => break Ok(Some(all)),
             Err(e) => break Err(e),
-            Ok(Peeked { is_data: false, .. }) => break Ok(None),
+            Ok(Peeked { is_whole: false, .. }) => break Ok(None),
             Ok(got) if got.bytes == 0 && socket_type != libc::SOCK_DGRAM => break Ok(Some(all)),
             // They may have come with what is behind this.
             Ok(got) if got.bytes == buffer.len() && !got.descriptors.is_empty() => break Ok(None),
@@ -340,11 +453,12 @@ fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<Received>>, Er
                     Err(e) => break Err(e),
                 };
                 let is_datagram = socket_type == libc::SOCK_DGRAM;
-                let from = if is_datagram { got.from } else { Vec::new() };
+                let from = if is_datagram { name_of(&got.from) } else { &[] };
                 let message = |data: &[u8]| UnixMessage {
                     data: Bytes(data.to_vec()),
-                    from: Bytes(from.clone()),
+                    from: Bytes(from.to_vec()),
                     descriptors: Vec::new(),
+                    credentials: got.sender.and_then(|sender| whose.of(sender)),
                 };
                 if alone > 0 {
                     all.push((message(&data[..alone]), Vec::new()));
@@ -361,44 +475,11 @@ fn queue(socket: &OwnedFd, socket_type: i32) -> Result<Option<Vec<Received>>, Er
     result
 }
 
-/// One look at what a socket has received.
-struct Peeked {
-    bytes: usize,
-    from: Vec<u8>,
-    descriptors: Vec<OwnedFd>,
-    /// Nothing comes along but descriptors, and nothing was cut off.
-    is_data: bool,
-}
-
-fn peek(socket: &OwnedFd, buffer: &mut [u8]) -> Result<Peeked, Errno> {
-    // As many as one message can have, and credentials.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253), ScmCredentials(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut iov = [std::io::IoSliceMut::new(buffer)];
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(socket, &mut iov, &mut control, flags)?;
-    let mut peeked = Peeked {
-        bytes: got.bytes,
-        from: Vec::new(),
-        descriptors: Vec::new(),
-        is_data: !got.flags.intersects(ReturnFlags::CTRUNC | ReturnFlags::TRUNC),
-    };
-    let from = got.address.and_then(|a| rustix::net::SocketAddrUnix::try_from(a).ok());
-    peeked.from = from.map_or_else(Vec::new, |a| name_of(&a));
-    for message in control.drain() {
-        match message {
-            RecvAncillaryMessage::ScmRights(all) => peeked.descriptors.extend(all),
-            _ => peeked.is_data = false,
-        }
-    }
-    Ok(peeked)
-}
-
-fn name_of(address: &rustix::net::SocketAddrUnix) -> Vec<u8> {
-    match (address.path_bytes(), address.abstract_name()) {
-        (_, Some(name)) => [&[0], name].concat(),
-        (Some(path), _) => path.split(|b| *b == 0).next().unwrap_or_default().to_vec(),
-        (None, None) => Vec::new(),
+/// The bytes of a name that came along with a message.
+fn name_of(from: &[u8]) -> &[u8] {
+    match from.first() {
+        Some(0) => from,
+        _ => from.split(|b| *b == 0).next().unwrap_or_default(),
     }
 }
 

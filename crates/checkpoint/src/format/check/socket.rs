@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use super::{CONTENT_MAX, Found, NUMBER_MAX, TEXT_MAX, ensure, object};
 use crate::format::{
-    Connection, Datagram, Listener, Netlink, OPTIONS, PacketMembership, PacketSocket, RawSocket,
-    Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket, UnixMessage, UnixPeer,
-    UnixSocket, Waiting,
+    Connection, Datagram, Listener, Netlink, OPTIONS, PacketMembership, PacketSocket,
+    PeerCredentials, RawSocket, Records, SocketOption, TcpSocket, TcpState, Thing, UdpSocket,
+    UnixMessage, UnixPeer, UnixSocket, Waiting,
 };
 
 pub(super) fn options(options: &[SocketOption]) -> Found {
@@ -123,6 +123,13 @@ const UNIX_NAME_MAX: usize = 108;
 /// LIMIT: descriptors of one message (`SCM_MAX_FD`).
 const DESCRIPTORS_MAX: usize = 253;
 
+/// LIMIT: supplementary groups (`NGROUPS_MAX`).
+const PEER_GROUPS_MAX: usize = 1 << 16;
+
+fn peer_credentials(who: &PeerCredentials) -> bool {
+    who.pid.is_none_or(|pid| (1..NUMBER_MAX).contains(&pid)) && who.groups.len() <= PEER_GROUPS_MAX
+}
+
 pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Found {
     let known = [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET];
     ensure(known.contains(&socket.socket_type), || "its type".into())?;
@@ -133,6 +140,14 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     let sound = |m: &UnixMessage| !m.data.0.is_empty() && m.from.0.len() <= UNIX_NAME_MAX;
     let received = bytes <= CONTENT_MAX && socket.received.iter().all(sound);
     ensure(received, || "what it received".into())?;
+    let mut credentials = socket.received.iter().flat_map(|m| &m.credentials);
+    ensure(credentials.all(peer_credentials), || "who sent what it received".into())?;
+    let by = match &socket.peer {
+        UnixPeer::Waiting { by, .. } => by.as_ref(),
+        _ => None,
+    };
+    let mut credentials = socket.peer_credentials.iter().chain(by);
+    ensure(credentials.all(peer_credentials), || "who its peer is".into())?;
     for message in &socket.received {
         ensure(message.descriptors.len() <= DESCRIPTORS_MAX, || "descriptors".into())?;
         for n in &message.descriptors {
@@ -170,7 +185,7 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
             "what it received from nobody".into()
         }),
         UnixPeer::Gone => Ok(()),
-        UnixPeer::Waiting { listener, place } => {
+        UnixPeer::Waiting { listener, place, .. } => {
             ensure(other(listener)?.backlog.is_some() && place < NUMBER_MAX, || {
                 "it waits where nobody listens".into()
             })?;
@@ -207,12 +222,13 @@ mod tests {
             backlog,
             peer,
             received: Vec::new(),
+            peer_credentials: None,
             shut: 0,
             options: Vec::new(),
         };
         let mut one = socket(UnixPeer::Socket { object: 2 }, None, None);
         let (data, from) = (Bytes(vec![1]), Bytes::default());
-        one.received = vec![UnixMessage { data, from, descriptors: vec![0] }];
+        one.received = vec![UnixMessage { data, from, descriptors: vec![0], credentials: None }];
         let all = [
             one,
             socket(UnixPeer::Socket { object: 1 }, name(true), None),
@@ -229,6 +245,11 @@ mod tests {
     fn sockets_that_cannot_be_are_refused() {
         assert!(records(&sockets()).is_ok());
         type Case = (fn(&mut [&mut UnixSocket]), &'static str);
+        let who = |pid| Some(PeerCredentials { pid, uid: 0, gid: 0, groups: Vec::new() });
+        assert!(who(None).is_some_and(|who| peer_credentials(&who)));
+        assert!(who(Some(7)).is_some_and(|who| peer_credentials(&who)));
+        assert!(!who(Some(0)).is_some_and(|who| peer_credentials(&who)));
+        assert!(!who(Some(NUMBER_MAX)).is_some_and(|who| peer_credentials(&who)));
         let cases: [Case; 17] = [
             (|s| s[0].received[0].descriptors = vec![99], "object 99"),
             (|s| s[0].received[0].descriptors = vec![4], "which cannot be sent"),
@@ -238,8 +259,14 @@ mod tests {
             (|s| s[0].peer = UnixPeer::Socket { object: 99 }, "object 99"),
             (|s| s[0].peer = UnixPeer::Socket { object: 0 }, "its peer is none"),
             (|s| s[0].peer = UnixPeer::Socket { object: 3 }, "has another"),
-            (|s| s[0].peer = UnixPeer::Waiting { listener: 2, place: 0 }, "nobody listens"),
-            (|s| s[0].peer = UnixPeer::Waiting { listener: 3, place: u32::MAX }, "nobody listens"),
+            (
+                |s| s[0].peer = UnixPeer::Waiting { listener: 2, place: 0, by: None },
+                "nobody listens",
+            ),
+            (
+                |s| s[0].peer = UnixPeer::Waiting { listener: 3, place: u32::MAX, by: None },
+                "nobody listens",
+            ),
             (|s| s[0].received[0].data.0.clear(), "what it received"),
             (|s| s[0].received[0].from.0 = vec![b'a'; 200], "what it received"),
             (|s| s[1].name.as_mut().unwrap().bytes.0 = vec![b'a'; 200], "its name"),

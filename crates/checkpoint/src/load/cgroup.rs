@@ -1,0 +1,100 @@
+//! Control groups: made by the first process where they are mounted inside, before anybody else is
+//! born. It enters its own; everybody else is born in theirs (clone3(2), CLONE_INTO_CGROUP). A group that
+//! hands controllers down takes no process, so that comes when the first has left for its own.
+
+use super::{Plan, file, object};
+use crate::error::{Error, Result};
+use crate::format::{CGROUPS_AT, Cgroup, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// Makes all of them.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let records = plan.records;
+    let found = records.objects.iter().find_map(|object| match &object.thing {
+        Thing::Cgroups(cgroups) => Some(cgroups),
+        _ => None,
+    });
+    let Some(cgroups) = found else { return Ok(()) };
+    if !plan.allowed.cgroups {
+        let text = "it has control groups inside, and this container is given none (--systemd)";
+        return Err(Error::Elsewhere(text.into()));
+    }
+    for group in &cgroups.groups {
+        let cell = make(plan, sequence, group)?;
+        plan.cgroups.insert(group.path.clone(), cell);
+    }
+    if let Some(own) = &records.processes[0].cgroup {
+        write(plan, sequence, own, "cgroup.procs", "0")?;
+    }
+    for group in &cgroups.groups {
+        for controller in &group.hands_down {
+            let text = format!("+{controller}");
+            write(plan, sequence, &group.path, "cgroup.subtree_control", &text)?;
+        }
+        for (name, value) in &group.settings {
+            for line in value.lines() {
+                write(plan, sequence, &group.path, name, line)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn what(path: &str) -> String {
+    format!("the control group '{path}'")
+}
+
+fn place(path: &str) -> String {
+    format!("{CGROUPS_AT}/{path}")
+}
+
+/// Makes one, unless it is the container's own, and opens it.
+fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, group: &Cgroup) -> Result<Cell> {
+    let (what, place) = (what(&group.path), place(&group.path));
+    let at = plan.builder.text(place.as_bytes());
+    let here = Arg::from(libc::AT_FDCWD);
+    if !group.path.is_empty() {
+        let args = [here, at.into(), Arg::from(group.mode)];
+        sequence.call(what.clone(), Call::new(libc::SYS_mkdirat, args));
+        let args = [here, at.into(), Arg::from(group.mode), Arg::Number(0)];
+        sequence.call(what.clone(), Call::new(libc::SYS_fchmodat, args));
+        for (name, value) in &group.attributes {
+            let (name, length) = (plan.builder.text(name.as_bytes()), value.0.len() as u64);
+            let value = plan.builder.data(&value.0);
+            let args = [at.into(), name.into(), value.into(), length.into(), Arg::Number(0)];
+            sequence.call(what.clone(), Call::new(libc::SYS_setxattr, args));
+        }
+        let mut own = |name: &str, (uid, gid): (u32, u32)| {
+            if (uid, gid) != (0, 0) {
+                let at = plan.builder.text(format!("{place}{name}").as_bytes());
+                let args = [here, at.into(), uid.into(), gid.into(), Arg::Number(0)];
+                sequence.call(what.clone(), Call::new(libc::SYS_fchownat, args));
+            }
+        };
+        own("", group.owner);
+        for name in ["/cgroup.procs", "/cgroup.threads", "/cgroup.subtree_control"] {
+            own(name, group.manager);
+        }
+    }
+    let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+    let cell = file::open(plan, sequence, &what, &place, flags)?;
+    object::lift(plan, sequence, &what, cell)
+}
+
+/// Writes to a file of a group.
+fn write(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    path: &str,
+    name: &str,
+    text: &str,
+) -> Result<()> {
+    let what = format!("{} ({name})", what(path));
+    let place = format!("{}/{name}", place(path).trim_end_matches('/'));
+    let cell = file::open(plan, sequence, &what, &place, libc::O_WRONLY as u32)?;
+    let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
+    let args = [cell.into(), at.into(), bytes.into()];
+    sequence.call(what.clone(), Call::new(libc::SYS_write, args).returns(bytes));
+    sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
+    Ok(())
+}

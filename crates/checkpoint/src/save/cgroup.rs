@@ -1,0 +1,179 @@
+//! Control groups that processes have made below their container's own: read where they are mounted
+//! inside, through the root of the first process.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use dormouse_kernel::proc;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::object::Survey;
+use super::thread::Maps;
+use super::tree::Seen;
+use super::{deleted, file};
+use crate::error::Refusal;
+use crate::format::{CGROUPS_AT, Cgroup, Cgroups, SETTINGS, Thing};
+
+/// LIMIT: groups in each other.
+const DEPTH_MAX: usize = 32;
+
+/// The path of the container's own group, as this process sees it.
+#[derive(Debug)]
+pub(crate) struct Own(String);
+
+impl Own {
+    /// Where the file system begins that is mounted inside.
+    fn of(pid: u32) -> Option<Self> {
+        let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).ok()?;
+        // Mounts that lie above others come behind them (proc_pid_mountinfo(5)).
+        let mut lines = table.lines().rev().filter_map(|line| {
+            let (before, after) = line.split_once(" - ")?;
+            let words: Vec<&str> = before.split_ascii_whitespace().collect();
+            Some((*words.get(3)?, *words.get(4)?, after.split_ascii_whitespace().next()?))
+        });
+        let (root, _, kind) = lines.find(|(_, place, _)| *place == CGROUPS_AT)?;
+        (kind == "cgroup2").then(|| Self(root.trim_end_matches('/').to_owned()))
+    }
+
+    /// The path of a process's group below it, and all other groups of the process (version 1).
+    pub(crate) fn split(&self, groups: &str) -> Option<(String, String)> {
+        let (own, others): (Vec<&str>, Vec<&str>) =
+            groups.lines().partition(|line| line.starts_with("0::"));
+        let path = own.first()?.strip_prefix("0::")?.strip_prefix(self.0.as_str())?;
+        let path = match path.strip_prefix('/') {
+            Some(below) => below,
+            None if path.is_empty() => "",
+            None => return None,
+        };
+        Some((path.to_owned(), others.join("\n")))
+    }
+}
+
+/// Finds all of them, and refuses what cannot be saved.
+pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
+    if !survey.subject.cgroups {
+        return;
+    }
+    survey.own_cgroup = Own::of(first.pid);
+    if survey.own_cgroup.is_none() {
+        return;
+    }
+    let mut groups = Vec::new();
+    let walked = file::lookup(first.pid, CGROUPS_AT)
+        .map_err(|e| format!("'{CGROUPS_AT}': {e}"))
+        .and_then(|place| walk(&place, "", first.maps(), &mut groups));
+    match walked {
+        Ok(()) => drop(survey.add(Thing::Cgroups(Cgroups { groups }))),
+        Err(why) => survey.found.refusals.push(Refusal {
+            pid: 0,
+            process: String::new(),
+            what: String::new(),
+            why,
+        }),
+    }
+}
+
+fn walk(place: &OwnedFd, path: &str, maps: &Maps, groups: &mut Vec<Cgroup>) -> Result<(), String> {
+    let failed = |e: Errno| format!("the control group '{path}' cannot be read: {e}");
+    if path.split('/').count() > DEPTH_MAX {
+        return Err(format!("the control group '{path}' is too deep to be saved"));
+    }
+    let dir = open(place.as_fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
+    let dir = File::from(dir);
+    groups.push(group(&dir, path, maps)?);
+    for entry in rustix::fs::Dir::read_from(&dir).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let Ok(name) = entry.file_name().to_str() else {
+            return Err(format!("a control group in '{path}' whose name is no text"));
+        };
+        if entry.file_type() != rustix::fs::FileType::Directory || [".", ".."].contains(&name) {
+            continue;
+        }
+        let inner = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+        match open(dir.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY) {
+            Ok(child) => walk(&child, &inner, maps, groups)?,
+            // Removed meanwhile, while nothing is stopped yet.
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    Ok(())
+}
+
+fn group(dir: &File, path: &str, maps: &Maps) -> Result<Cgroup, String> {
+    let failed = |e: std::io::Error| format!("the control group '{path}' cannot be read: {e}");
+    let said = |name: &str| read(dir.as_fd(), name).map_err(|e| failed(e.into()));
+    if said("cgroup.type")?.is_some_and(|kind| kind.starts_with("threaded")) {
+        return Err(format!("the control group '{path}' has threads in it, not saved yet"));
+    }
+    let is_own = path.is_empty();
+    if !is_own && said("cgroup.freeze")?.is_some_and(|text| text != "0") {
+        return Err(format!("the control group '{path}' is frozen from inside, not saved yet"));
+    }
+    let mut settings = Vec::new();
+    for (name, usual) in SETTINGS.iter().filter(|_| !is_own) {
+        if let Some(value) = said(name)?.filter(|value| value != usual) {
+            settings.push(((*name).to_owned(), value));
+        }
+    }
+    let owner = |uid, gid| match maps.owner(uid, gid) {
+        // The engine's, for processes that were started later.
+        (u32::MAX, _) | (_, u32::MAX) => (0, 0),
+        owner => owner,
+    };
+    let stat = dir.metadata().map_err(failed)?;
+    let procs = open(dir.as_fd(), "cgroup.procs", OFlags::PATH).and_then(rustix::fs::fstat);
+    let procs = procs.map_err(|e| failed(e.into()))?;
+    let hands_down = said("cgroup.subtree_control")?.unwrap_or_default();
+    Ok(Cgroup {
+        path: path.to_owned(),
+        mode: stat.mode() & 0o777,
+        owner: owner(stat.uid(), stat.gid()),
+        manager: owner(procs.st_uid, procs.st_gid),
+        hands_down: hands_down.split_ascii_whitespace().map(str::to_owned).collect(),
+        settings,
+        attributes: deleted::attributes(dir, &format!("the control group '{path}'"))?,
+    })
+}
+
+/// What a file says, without the end of its last line; nothing where there is none.
+fn read(dir: BorrowedFd<'_>, name: &str) -> Result<Option<String>, Errno> {
+    let file = match open(dir, name, OFlags::RDONLY) {
+        Err(Errno::NOENT) => return Ok(None),
+        other => other?,
+    };
+    let mut text = String::new();
+    match fs::File::from(file).read_to_string(&mut text) {
+        Ok(_) => Ok(Some(text.trim_end().to_owned())),
+        // Removed meanwhile; or a file of what this group has not got.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::EOPNOTSUPP)) => Ok(None),
+        Err(e) => Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+    }
+}
+
+fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::openat2(dir, name, flags, Mode::empty(), how)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_known_by_its_path_below_the_containers_own() {
+        let own = Own("/house/a".into());
+        let split = |text| own.split(text);
+        let others = "9:cpu:/x\n1:name=systemd:/".to_owned();
+        let found = split("9:cpu:/x\n1:name=systemd:/\n0::/house/a/b.slice/c\n");
+        assert_eq!(found, Some(("b.slice/c".into(), others)));
+        assert_eq!(split("0::/house/a\n"), Some((String::new(), String::new())));
+        assert_eq!(split("0::/house/ab\n"), None);
+        assert_eq!(split("0::/\n"), None);
+        assert_eq!(Own(String::new()).split("0::/b\n"), Some(("b".into(), String::new())));
+    }
+}

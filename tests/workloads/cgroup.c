@@ -1,0 +1,118 @@
+/* Control groups inside: a tree with settings, attributes, owners and processes in it, whose events are
+ * watched, and into which others can be moved afterwards. */
+#include "workload.h"
+#include <sys/inotify.h>
+#include <sys/xattr.h>
+
+#define TOP "/sys/fs/cgroup/"
+
+static void put(const char *path, const char *text) {
+	int fd = open(path, O_WRONLY);
+	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
+}
+
+static int says(const char *path, const char *text) {
+	char found[4096];
+	int fd = open(path, O_RDONLY);
+	must(fd >= 0);
+	ssize_t n = read(fd, found, sizeof found - 1);
+	must(n >= 0 && close(fd) == 0);
+	found[n] = 0;
+	return strstr(found, text) != NULL;
+}
+
+static int is_in(pid_t pid, const char *group) {
+	char path[64], line[128];
+	snprintf(path, sizeof path, "/proc/%d/cgroup", pid);
+	snprintf(line, sizeof line, "0::/%s\n", group);
+	return says(path, line);
+}
+
+/* What has happened is told a moment later. */
+static void hear_all(int watches) {
+	char events[4096];
+	while (nap(50), read(watches, events, sizeof events) > 0)
+		;
+	must(errno == EAGAIN);
+}
+
+static pid_t child_in(const char *procs) {
+	int done[2];
+	char c;
+	must(pipe(done) == 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		put(procs, "0");
+		must(write(done[1], "", 1) == 1);
+		for (;;)
+			pause();
+	}
+	must(read(done[0], &c, 1) == 1 && close(done[0]) == 0 && close(done[1]) == 0);
+	return pid;
+}
+
+int main(void) {
+	char value[16];
+	struct stat s;
+	must(mkdir(TOP "first.scope", 0755) == 0 && mkdir(TOP "some.slice", 0755) == 0);
+	must(mkdir(TOP "some.slice/one.service", 0750) == 0);
+	must(mkdir(TOP "some.slice/two.service", 0755) == 0);
+	must(mkdir(TOP "some.slice/two.service/empty", 0755) == 0);
+	put(TOP "first.scope/cgroup.procs", "0");
+	put(TOP "some.slice/cgroup.max.depth", "5");
+	must(setxattr(TOP "some.slice/one.service", "user.id", "abc", 3, 0) == 0);
+	must(chown(TOP "some.slice/one.service", 1000, 1001) == 0);
+	must(chown(TOP "some.slice/one.service/cgroup.procs", 1000, 0) == 0);
+	/* Where there are controllers they are handed down, and limit something. */
+	int has_pids = says(TOP "cgroup.controllers", "pids");
+	if (has_pids) {
+		put(TOP "cgroup.subtree_control", "+pids");
+		put(TOP "some.slice/cgroup.subtree_control", "+pids");
+		put(TOP "some.slice/one.service/pids.max", "17");
+	}
+	pid_t one = child_in(TOP "some.slice/one.service/cgroup.procs");
+	pid_t two = child_in(TOP "some.slice/two.service/cgroup.procs");
+	int watches = inotify_init1(IN_NONBLOCK);
+	/* More than ten of them: their numbers are hexadecimal in procfs. */
+	for (int n = 0; n < 12; n++) {
+		int wd = inotify_add_watch(watches, TOP "some.slice/two.service/cgroup.events", IN_MODIFY);
+		must(wd == n + 1 && inotify_rm_watch(watches, wd) == 0);
+	}
+	int wd = inotify_add_watch(watches, TOP "some.slice/two.service/cgroup.events", IN_MODIFY);
+	must(wd == 13);
+	hear_all(watches);
+	int dir = open(TOP "some.slice", O_RDONLY | O_DIRECTORY);
+	must(dir >= 0);
+
+	for (int round = 0; round < ROUNDS; round++) {
+		ready(round);
+		must(is_in(getpid(), "first.scope") && is_in(one, "some.slice/one.service"));
+		must(is_in(two, "some.slice/two.service"));
+		must(says(TOP "some.slice/cgroup.max.depth", "5\n"));
+		must(says(TOP "some.slice/cgroup.max.descendants", "max"));
+		must(stat(TOP "some.slice/one.service", &s) == 0 && (s.st_mode & 0777) == 0750);
+		must(s.st_uid == 1000 && s.st_gid == 1001);
+		must(stat(TOP "some.slice/one.service/cgroup.procs", &s) == 0 && s.st_uid == 1000);
+		must(stat(TOP "some.slice/two.service/empty/cgroup.procs", &s) == 0 && s.st_uid == 0);
+		must(getxattr(TOP "some.slice/one.service", "user.id", value, sizeof value) == 3);
+		must(memcmp(value, "abc", 3) == 0);
+		must(faccessat(dir, "two.service/cgroup.events", R_OK, 0) == 0);
+		if (has_pids) {
+			must(says(TOP "some.slice/one.service/pids.max", "17\n"));
+			must(says(TOP "some.slice/two.service/pids.max", "max\n"));
+		}
+		/* The last process of a group ends, which is told, and another takes its place. */
+		struct inotify_event event;
+		hear_all(watches);
+		must(kill(two, SIGKILL) == 0 && waitpid(two, 0, 0) == two);
+		for (int n = 0; read(watches, &event, sizeof event) < 0; n++) {
+			must(errno == EAGAIN && n < 5000);
+			nap(1);
+		}
+		must(event.wd == wd && event.mask == IN_MODIFY);
+		must(says(TOP "some.slice/two.service/cgroup.events", "populated 0"));
+		two = child_in(TOP "some.slice/two.service/cgroup.procs");
+		hear_all(watches);
+	}
+	ok();
+}
