@@ -418,6 +418,21 @@ fn vm_a_killed_keeper_costs_nothing() {
 }
 
 #[test]
+fn vm_what_a_killed_keeper_has_left_is_in_nobodys_way() {
+    let host = counting(&[]);
+    for _ in 0..2 {
+        assert_eq!(call(&host), "call 1");
+        host.dm(&["sleep", "--drowsy", "x"]).ok();
+        thread::sleep(Duration::from_millis(100)); // what it has left is whole a moment later
+        kill_keeper(&host);
+        assert_eq!(host.state_of("x"), "running", "nobody would hear its callers");
+        // The same address and port, for which the vault had a socket.
+        host.dm(&["restart", "--time", "0", "x"]).ok();
+    }
+    assert_eq!(call(&host), "call 1");
+}
+
+#[test]
 fn vm_keeper_and_vault_killed_cost_open_connections_only() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "-p", "8080:80", "busybox", "probe"];

@@ -336,7 +336,7 @@ impl Engine {
             let sleeper = self.found_orphaned(id, lock);
             count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
-        self.let_go_of_others()?;
+        self.let_go_of_rest()?;
         let next = match &mut hearing {
             Some(hearing) => Some(Custodian::of(&mut hearing.keeper)?),
             // Whoever fell asleep meanwhile has found the note of the one that is gone.
@@ -351,21 +351,13 @@ impl Engine {
         Ok(count)
     }
 
-    /// Has the keeper forget containers that run: of one that was killed while it fell asleep or woke, the
-    /// vault may know what it no longer leaves there.
-    fn let_go_of_others(&self) -> Result<()> {
-        let Some(mut keeper) = Keeper::connect(&self.places().run)? else { return Ok(()) };
-        for id in self.started()? {
-            if !keeper.holds(id.as_str())? {
-                continue;
-            }
-            // Whoever has the lock lets go of it, or is about to hold it.
-            let lock = Lock::try_take(&self.dir(&id))?;
-            if lock.is_some() && !self.is_drowsy(&id) && !self.asleep_dir(&id).exists() {
-                keeper.let_go(id.as_str())?;
-            }
+    /// Has the keeper forget what it has from the vault and no sleeping container has left there: one that was
+    /// interrupted while it fell asleep or woke runs, or was stopped since, and would find its port taken.
+    fn let_go_of_rest(&self) -> Result<()> {
+        match self.places().run.join(dormouse_launch::keeper::VAULT).exists() {
+            true => Ok(self.keeper()?.let_go_unasked()?),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// A container that may have lost who heard its callers: one that is drowsy goes on, one that sleeps

@@ -46,6 +46,8 @@ struct Sleeper {
     parked: Option<(u64, Vec<Parked>)>,
     /// Somebody has called, and nobody is told again before this is over.
     is_called: bool,
+    /// It comes from the vault, and nobody has asked for it yet.
+    is_found: bool,
     /// It is no longer wanted, and could not be taken out to be closed: no number was left.
     is_let_go: bool,
 }
@@ -126,7 +128,7 @@ impl Custody {
             epoll::add(epoll, &fds[0], epoll::EventData::new_u64(number), flags)?;
             let parked = held.into_iter().map(|(key, watch)| Parked { token: next(), key, watch });
             let parked = Some((number, parked.collect()));
-            sleepers.insert(id, Sleeper { parked, ..Sleeper::default() });
+            sleepers.insert(id, Sleeper { parked, is_found: true, ..Sleeper::default() });
             tokens.insert(number, id);
             Ok(number)
         });
@@ -282,6 +284,19 @@ impl Custody {
     /// Whether something is held of a container.
     pub(crate) fn has(&self, id: Id) -> bool {
         self.sleepers.get(&id).is_some_and(|sleeper| !sleeper.is_let_go)
+    }
+
+    /// The same for somebody who knows that the container sleeps.
+    pub(crate) fn ask(&mut self, id: Id) -> bool {
+        if let Some(sleeper) = self.sleepers.get_mut(&id) {
+            sleeper.is_found = false;
+        }
+        self.has(id)
+    }
+
+    /// Containers of which something was found that nobody has asked for.
+    pub(crate) fn unasked(&self) -> Vec<Id> {
+        self.sleepers.iter().filter(|(_, sleeper)| sleeper.is_found).map(|(id, _)| *id).collect()
     }
 
     /// The process that was to wake a container has ended; if it is still here, it has failed.

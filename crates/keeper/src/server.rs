@@ -615,13 +615,16 @@ impl Server {
                 Ok(fd) => (Reply::Attached, vec![fd]),
                 Err(e) => refused(e, "find what it holds of a sleeping container"),
             },
-            Request::Holds { id } if self.custody.has(id) => done(),
-            Request::Holds { .. } => refused(Errno::NOENT, "find a sleeping container"),
+            Request::Holds { id } => match self.custody.ask(id) {
+                true => done(),
+                false => refused(Errno::NOENT, "find a sleeping container"),
+            },
+            Request::LetGoUnasked => {
+                self.custody.unasked().into_iter().for_each(|id| self.let_go(id));
+                done()
+            }
             Request::LetGo { id } => {
-                self.custody.let_go(&self.epoll, id);
-                self.alarms.let_go(id);
-                self.queue
-                    .retain(|errand| !matches!(errand, Errand::Wake { id: of, .. } if *of == id));
+                self.let_go(id);
                 done()
             }
             Request::Alarm { id, after_ms } => self.set_alarm(id, after_ms),
@@ -688,6 +691,12 @@ impl Server {
             Ok(()) => done(),
             Err(e) => refused(e, "watch what it is to hold"),
         }
+    }
+
+    fn let_go(&mut self, id: Id) {
+        self.custody.let_go(&self.epoll, id);
+        self.alarms.let_go(id);
+        self.queue.retain(|errand| !matches!(errand, Errand::Wake { id: of, .. } if *of == id));
     }
 
     fn watch_fill(&mut self, fill: Fill) -> Result<(), Errno> {

@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_launch::keeper::VAULT as SOCKET;
 use dormouse_launch::wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, Mode};
@@ -31,8 +32,6 @@ use rustix::net::{
 
 use crate::call;
 
-/// Its socket in the runtime directory.
-pub(crate) const SOCKET: &str = "vault.sock";
 /// LIMIT: sockets in one message.
 const PART: usize = 128;
 /// How long it stays with nothing.

@@ -29,6 +29,8 @@ use crate::{ExitStatus, LaunchError, Newborn, wire};
 
 /// Name of the socket in the runtime directory.
 pub const SOCKET: &str = "keeper.sock";
+/// Name of the vault's socket there: what a keeper holds of sleeping containers outlives it.
+pub const VAULT: &str = "vault.sock";
 /// Name of the lock in the runtime directory.
 pub const LOCK: &str = "keeper.lock";
 
@@ -467,6 +469,11 @@ impl Keeper {
             Err(LaunchError::Refused { source, .. }) if source == Errno::NOENT => Ok(false),
             other => other.map(|()| true),
         }
+    }
+
+    /// Lets the keeper drop what it has of a keeper before it and [`Keeper::holds`] was not asked of.
+    pub fn let_go_unasked(&mut self) -> Result<(), LaunchError> {
+        self.done(&Request::LetGoUnasked, &[])
     }
 
     /// Lets the keeper drop all that it holds of a container. Of one that is gone the vault has it, until the

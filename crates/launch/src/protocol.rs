@@ -288,6 +288,8 @@ pub enum Request {
         /// The container.
         id: Id,
     },
+    /// Lets go of all that this keeper has found in the vault and that `Holds` was not asked of since.
+    LetGoUnasked,
     /// Lets go of all that is held of a container.
     LetGo {
         /// The container.
@@ -365,6 +367,7 @@ impl Request {
             Self::Take { id, key } => with_key(13, id, *key),
             Self::LetGo { id } => with_id(14, id),
             Self::Holds { id } => with_id(17, id),
+            Self::LetGoUnasked => head(18),
             Self::Alarm { id, after_ms } => {
                 let mut out = with_id(15, id);
                 put_u64(&mut out, *after_ms);
@@ -419,6 +422,7 @@ impl Request {
             13 => Self::Take { id: fields.id()?, key: fields.u32()? },
             14 => Self::LetGo { id: fields.id()? },
             17 => Self::Holds { id: fields.id()? },
+            18 => Self::LetGoUnasked,
             15 => Self::Alarm { id: fields.id()?, after_ms: fields.u64()? },
             16 => {
                 let (id, sources) = (fields.id()?, fields.u8()?);
