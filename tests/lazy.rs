@@ -237,26 +237,32 @@ fn may_be_killed(way: Way) {
 #[test]
 fn whoever_fills_memory_may_be_killed_at_any_time() {
     let host = host();
-    saved(&host, 1);
-    host.dm(&["restore", "--lazy", "lazy"]).ok();
     let mut killed = 0;
-    std::thread::scope(|scope| {
-        scope.spawn(|| go(&host, 0));
-        for n in 0.. {
-            let (filler, second) = (named(&host, FILLER), named(&host, SECOND));
-            if filler.is_empty() && second.is_empty() {
-                break;
+    // On a busy machine it may all be there before somebody is killed often enough.
+    for round in 0.. {
+        assert!(round < 10, "killed {killed} times in {round} rounds");
+        saved(&host, 1);
+        host.dm(&["restore", "--lazy", "lazy"]).ok();
+        std::thread::scope(|scope| {
+            scope.spawn(|| go(&host, 0));
+            for n in 0.. {
+                let (filler, second) = (named(&host, FILLER), named(&host, SECOND));
+                if filler.is_empty() && second.is_empty() {
+                    break;
+                }
+                // Nobody is killed before somebody stands by: without both it ends, as is shown below.
+                if filler.len() == 1 && !second.is_empty() {
+                    signal(&filler, Signal::KILL);
+                    killed += 1;
+                }
+                std::thread::sleep(Duration::from_micros(3_000 + 1_371 * (n % 7)));
             }
-            // Nobody is killed before somebody stands by: without both it ends, as is shown below.
-            if filler.len() == 1 && !second.is_empty() {
-                signal(&filler, Signal::KILL);
-                killed += 1;
-            }
-            std::thread::sleep(Duration::from_micros(3_000 + 1_371 * (n % 7)));
+        });
+        is_right(&host);
+        if killed > 2 {
+            break;
         }
-    });
-    assert!(killed > 2, "{killed}");
-    is_right(&host);
+    }
 }
 
 #[test]

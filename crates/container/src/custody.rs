@@ -353,7 +353,7 @@ impl Engine {
 
     /// Has the keeper forget what it has from the vault and no sleeping container has left there: one that was
     /// interrupted while it fell asleep or woke runs, or was stopped since, and would find its port taken.
-    fn let_go_of_rest(&self) -> Result<()> {
+    pub(crate) fn let_go_of_rest(&self) -> Result<()> {
         match self.places().run.join(dormouse_launch::keeper::VAULT).exists() {
             true => Ok(self.keeper()?.let_go_unasked()?),
             false => Ok(()),

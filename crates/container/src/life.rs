@@ -718,6 +718,7 @@ impl Engine {
             self.settle_locked(&config, true)?;
             drop(lock);
         }
+        self.let_go_of_rest()?;
         if let Some(keeper) = Keeper::connect(&self.places().run)? {
             keeper.end()?;
         }

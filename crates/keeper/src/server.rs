@@ -82,8 +82,7 @@ const CHILD_SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
 
 const LISTENER: u64 = 0;
 const SIGNALS: u64 = 1;
-const VAULT: u64 = 2;
-const FIRST_SERIAL: u64 = 3;
+const FIRST_SERIAL: u64 = 2;
 
 /// A process that lives.
 #[derive(Debug)]
@@ -189,6 +188,8 @@ pub struct Server {
     stdins: HashMap<Id, OwnedFd>,
     logs: BTreeMap<Id, Logs>,
     custody: Custody,
+    /// The number of the vault: of each another one, for a newborn may have a copy of the last.
+    vault: u64,
     alarms: Alarms,
     fills: HashMap<u64, Fill>,
     /// What nobody fills any more, until the container has ended.
@@ -262,12 +263,14 @@ impl Server {
             serial += 1;
             serial
         });
-        custody.vault().map_or(Ok(()), |vault| add(vault, VAULT))?;
+        serial += 1;
+        custody.vault().map_or(Ok(()), |vault| add(vault, serial))?;
         Ok(Self {
             parts,
             epoll,
             signals,
             serial,
+            vault: serial,
             connections: HashMap::new(),
             children: HashMap::new(),
             firsts: HashMap::new(),
@@ -307,7 +310,6 @@ impl Server {
                 match event.data.u64() {
                     LISTENER => self.accept(),
                     SIGNALS => self.reap(),
-                    VAULT => self.lose_vault(),
                     serial => self.serve(serial, event.flags),
                 }
             }
@@ -357,7 +359,9 @@ impl Server {
         self.custody.look(&self.epoll, now);
         if self.custody.secure() {
             // One that cannot be watched is missed by whoever tells it something.
-            let _ = self.custody.vault().map(|vault| self.watch(vault, VAULT));
+            self.serial += 1;
+            self.vault = self.serial;
+            let _ = self.custody.vault().map(|vault| self.watch(vault, self.vault));
         }
         while let Some(id) = self.alarms.rung(now) {
             if self.custody.tell(id) {
@@ -382,15 +386,6 @@ impl Server {
         }
         let over = self.is_idle() && self.idle_since.is_some_and(|since| since + IDLE <= now);
         over && self.end()
-    }
-
-    /// It says nothing: it has ended.
-    fn lose_vault(&mut self) {
-        if let Some(vault) = self.custody.vault() {
-            // ORDER: as with a waker.
-            let _ = epoll::delete(&self.epoll, vault);
-        }
-        self.custody.lose_vault();
     }
 
     fn has_to_look(&self) -> bool {
@@ -437,6 +432,7 @@ impl Server {
                 }
                 let _ = rustix::fs::unlinkat(&self.parts.run, SOCKET, AtFlags::empty());
                 Vault::leave(&self.parts.run);
+                self.custody.lose_vault();
                 true
             }
             // The directory has been removed, and with it the socket.
@@ -478,6 +474,9 @@ impl Server {
     }
 
     fn serve(&mut self, serial: u64, flags: epoll::EventFlags) {
+        if serial == self.vault {
+            return self.custody.lose_vault(); // it says nothing: it has ended
+        }
         if let Some(console) = self.consoles.get(&serial) {
             let readable = flags.contains(epoll::EventFlags::IN);
             if console.attached.is_none() && (!readable || console.pump() == Pumped::HungUp) {

@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_kernel::pidfd;
 use dormouse_launch::keeper::VAULT as SOCKET;
 use dormouse_launch::wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +30,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
+use rustix::process::PidfdFlags;
 
 use crate::call;
 
@@ -36,6 +38,8 @@ use crate::call;
 const PART: usize = 128;
 /// How long it stays with nothing.
 const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// LIMIT: keepers that wait to be heard.
+const BACKLOG: i32 = 8;
 /// LIMIT: how long either waits for the other to take a message.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -43,7 +47,14 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct Vault {
     listener: Option<OwnedFd>,
-    sock: Option<OwnedFd>,
+    there: Option<There>,
+}
+
+/// One that lives.
+#[derive(Debug)]
+struct There {
+    sock: OwnedFd,
+    process: OwnedFd,
 }
 
 impl Vault {
@@ -58,7 +69,11 @@ impl Vault {
         let sock = rustix::net::socket_with(family, kind, flags, None)?;
         if rustix::net::connect(&sock, &address).is_ok() {
             set_patience(&sock)?;
-            return Ok(Self { listener: None, sock: Some(sock) });
+            // Whoever listened last: that is the vault itself.
+            let process = sockopt::socket_peercred(&sock)?.pid;
+            let process = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
+            let there = Some(There { sock, process });
+            return Ok(Self { listener: None, there });
         }
         Self::leave(run);
         let listener = rustix::net::socket_with(family, kind, flags, None)?;
@@ -66,8 +81,8 @@ impl Vault {
         let bound = rustix::net::bind(&listener, &address);
         rustix::process::umask(before);
         bound?;
-        rustix::net::listen(&listener, 1)?;
-        Ok(Self { listener: Some(listener), sock: None })
+        rustix::net::listen(&listener, BACKLOG)?;
+        Ok(Self { listener: Some(listener), there: None })
     }
 
     /// Takes its socket away: nobody needs it any more.
@@ -77,37 +92,43 @@ impl Vault {
 
     /// What it has of the keeper before.
     pub(crate) fn take_stock(&mut self) -> Vec<(u32, OwnedFd)> {
-        let all = self.sock.as_ref().map(stock);
+        let all = self.there.as_ref().map(|there| stock(&there.sock));
         match all {
             None => Vec::new(),
             Some(Ok((listener, all))) => {
                 self.listener = Some(listener);
                 all
             }
+            // What it has is listened for anew, when it is gone.
             Some(Err(_)) => {
-                self.sock = None;
+                self.lose();
                 Vec::new()
             }
         }
     }
 
     pub(crate) fn is_there(&self) -> bool {
-        self.sock.is_some()
+        self.there.is_some()
     }
 
     /// Readable when it has ended.
     pub(crate) fn watched(&self) -> Option<BorrowedFd<'_>> {
-        self.sock.as_ref().map(AsFd::as_fd)
+        self.there.as_ref().map(|there| there.sock.as_fd())
     }
 
-    /// It has ended.
+    /// It has ended, or does so now: beside another one it would hold what that does not know of, and answer
+    /// in its place.
     pub(crate) fn lose(&mut self) {
-        self.sock = None;
+        if let Some(There { process, .. }) = self.there.take() {
+            let _ = pidfd::send_signal(&process, libc::SIGKILL);
+            // What it had is closed then, and its control group empty.
+            let _ = pidfd::wait(&process, Some(PATIENCE));
+        }
     }
 
     /// Makes one, which has nothing. False where that cannot be done now.
     pub(crate) fn make(&mut self) -> bool {
-        self.sock = self.listener.as_ref().and_then(|listener| fork(listener).ok());
+        self.there = self.listener.as_ref().and_then(|listener| fork(listener).ok());
         self.is_there()
     }
 
@@ -120,9 +141,9 @@ impl Vault {
     }
 
     fn tell(&mut self, number: u32, fds: &[BorrowedFd<'_>]) {
-        let Some(sock) = &self.sock else { return };
+        let Some(There { sock, .. }) = &self.there else { return };
         if wire::send(sock, &number.to_ne_bytes(), fds, SendFlags::empty()).is_err() {
-            self.sock = None;
+            self.lose();
         }
     }
 }
@@ -152,8 +173,7 @@ fn stock(sock: &OwnedFd) -> Result<(OwnedFd, Vec<(u32, OwnedFd)>), Errno> {
     }
 }
 
-/// Gives the keeper's end of the connection.
-fn fork(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
+fn fork(listener: &OwnedFd) -> Result<There, Errno> {
     let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
     let (keeper, own) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
     set_patience(&keeper)?;
@@ -161,14 +181,15 @@ fn fork(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
     // SAFETY: there is one thread, so the child may do all that the parent may.
     match unsafe { kernel::clone3(&args) }? {
-        Cloned::Parent { .. } => Ok(keeper),
+        Cloned::Parent { pidfd, .. } => Ok(There { sock: keeper, process: pidfd }),
         Cloned::Child => {
             let _ = rustix::process::setsid();
             let _ = kernel::set_name(c"dormouse-vault");
             // ORDER: nothing but these two: what sleeping containers left here would stay open. The parent's
             // owners of the rest are not used any more in this process, nor dropped.
             let closed = call::close_all_but([listener.as_fd(), own.as_fd()]);
-            if closed.is_ok() {
+            // It is who listens from now on (unix(7), SO_PEERCRED).
+            if closed.is_ok() && rustix::net::listen(listener, BACKLOG).is_ok() {
                 serve(listener, own);
             }
             kernel::exit(0)
@@ -243,6 +264,7 @@ fn tell(sock: &OwnedFd, listener: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Re
 #[cfg(test)]
 mod tests {
     use rustix::event::{EventfdFlags, eventfd};
+    use rustix::process::getpid;
 
     use super::*;
 
@@ -256,10 +278,11 @@ mod tests {
         // A thread in the place of the process: this one has more than one.
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
-        let (keeper, own) = pair.unwrap();
+        let (sock, own) = pair.unwrap();
         let listener = first.listener.take().unwrap();
         let vault = std::thread::spawn(move || serve(&listener, own));
-        first.sock = Some(keeper);
+        let process = rustix::process::pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        first.there = Some(There { sock, process });
         // More than one message.
         let count = PART as u32 * 2 + 3;
         for number in 0..count {

@@ -259,6 +259,7 @@ mod tests {
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let args = [0, 64 << 10, data as u64, kind as u64, u64::MAX, 0];
         let base = remote.call(libc::SYS_mmap, args).unwrap();
+        script.write(pid, base).unwrap();
         let slow = script.one_by_one(pid, &mut remote, base).unwrap();
         remote.call(libc::SYS_munmap, [base, 64 << 10]).unwrap();
         for answers in [slow, script.run(pid, &mut remote).unwrap()] {

@@ -275,7 +275,7 @@ static FEATURES: &[Feature] = &[
     feature(
         "/dev/userfaultfd",
         "6.1",
-        "restoring: large memory comes when it is touched",
+        "waking and restoring: large memory comes when it is touched",
         ("all of it is read before anything runs", "0.6 s and more for each GB"),
         task::userfault,
     ),
