@@ -174,7 +174,8 @@ impl Lot {
         sock: OwnedFd,
         name: &mut impl FnMut(Found<'_>) -> Result<u64, Errno>,
     ) -> Result<Self, Errno> {
-        let (labels, fds) = peek(&sock)?;
+        let (labels, fds) = last(&sock)?;
+        send(&sock, &labels, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
         let (mut labels, mut fds) = (&labels[..], &fds[..]);
         let mut bundles = Vec::new();
         while !labels.is_empty() {
@@ -214,6 +215,9 @@ impl Lot {
         let at = self.bundles.iter().position(|(of, _)| *of == key).ok_or(Errno::NOENT)?;
         let first: usize = self.bundles[..at].iter().map(|(_, count)| count).sum();
         let (mut labels, mut rest) = self.copies()?;
+        if rest.len() != self.bundles.iter().map(|(_, count)| count).sum::<usize>() {
+            return Err(Errno::BADMSG);
+        }
         let bundle: Vec<OwnedFd> = rest.drain(first..first + self.bundles[at].1).collect();
         let length =
             |at: usize| HEAD + usize::from(labels[at]) + (usize::from(labels[at + 1]) << 8);
@@ -235,22 +239,44 @@ impl Lot {
 
     /// Has these instead.
     fn replace(&mut self, labels: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-        if !labels.is_empty() {
-            call::as_user(UID, || wire::send(&self.sock, labels, fds, SendFlags::DONTWAIT))?;
+        call::as_user(UID, || {
+            if !labels.is_empty() {
+                wire::send(&self.sock, labels, fds, SendFlags::DONTWAIT)?;
+            }
+            if !self.bundles.is_empty() {
+                // ORDER: the new one is there. Whoever has no room for descriptors has the kernel close them.
+                rustix::net::recv(&self.sock, &mut [0; 1], RecvFlags::DONTWAIT)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn send(sock: &OwnedFd, labels: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    call::as_user(UID, || wire::send(sock, labels, fds, SendFlags::DONTWAIT))
+}
+
+/// Takes all messages of a lot out and gives the last: a keeper that was killed in the middle of
+/// [`Lot::replace`] has left two.
+fn last(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+    let mut found = receive(sock, RecvFlags::DONTWAIT)?;
+    loop {
+        match receive(sock, RecvFlags::DONTWAIT) {
+            Ok(next) => found = next,
+            Err(Errno::AGAIN) => return Ok(found),
+            Err(e) => return Err(e),
         }
-        if !self.bundles.is_empty() {
-            // ORDER: the new one is there. Whoever has no room for descriptors has the kernel close them.
-            rustix::net::recv(&self.sock, &mut [0; 1], RecvFlags::DONTWAIT)?;
-        }
-        Ok(())
     }
 }
 
 /// What the first message of a lot has, which stays. EMSGSIZE where there are not as many numbers left:
 /// nothing is lost then.
 fn peek(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
+    receive(sock, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+}
+
+fn receive(sock: &OwnedFd, flags: RecvFlags) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let (mut labels, mut fds) = (vec![0; MESSAGE], Vec::new());
-    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let length = wire::receive(sock, &mut labels, flags, |fd| fds.push(fd))?;
     labels.truncate(length);
     Ok((labels, fds))
@@ -289,5 +315,26 @@ mod tests {
         }
         assert!(lots.lots.is_empty() && lots.places.is_empty() && lots.free.is_empty());
         assert_eq!(lots.take(1).unwrap_err(), Errno::NOENT);
+    }
+    #[test]
+    fn of_two_messages_the_last_is_true() {
+        let mut lot = Lot { sock: call::self_connected().unwrap(), bundles: Vec::new() };
+        let fds: Vec<OwnedFd> =
+            (1..=3).map(|n| eventfd(n, EventfdFlags::CLOEXEC).unwrap()).collect();
+        lot.put(1, b"one", &[fds[0].as_fd()]).unwrap();
+        lot.put(2, b"two", &[fds[1].as_fd(), fds[2].as_fd()]).unwrap();
+        // Killed while the first is taken: what stays is sent, and the old message is still there.
+        let (labels, _) = lot.copies().unwrap();
+        let second = &labels[HEAD + 3..];
+        send(&lot.sock, second, &[fds[1].as_fd(), fds[2].as_fd()]).unwrap();
+        let mut seen = Vec::new();
+        let mut found = Lot::found(lot.sock, &mut |found: Found<'_>| {
+            seen.push((found.label.to_vec(), found.fds.len()));
+            Ok(7)
+        });
+        let found = found.as_mut().unwrap();
+        assert_eq!((seen, &found.bundles[..]), (vec![(b"two".to_vec(), 2)], &[(7, 2)][..]));
+        assert_eq!(found.take(7).unwrap().len(), 2);
+        assert_eq!(peek(&found.sock).unwrap_err(), Errno::AGAIN, "nothing is left");
     }
 }
