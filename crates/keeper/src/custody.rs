@@ -119,18 +119,18 @@ impl Custody {
         let mut custody = Self::default();
         let (sleepers, tokens) = (&mut custody.sleepers, &mut custody.tokens);
         custody.lots.restore(vault, |Found { label, fds }| {
-            let (id, held) = read_label(label).ok_or(Errno::BADMSG)?;
+            let (id, held) = read_label(label)?;
             if held.len() + 1 != fds.len() || sleepers.contains_key(&id) {
-                return Err(Errno::BADMSG);
+                return None;
             }
             let number = next() | SET;
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
-            epoll::add(epoll, &fds[0], epoll::EventData::new_u64(number), flags)?;
+            epoll::add(epoll, &fds[0], epoll::EventData::new_u64(number), flags).ok()?;
             let parked = held.into_iter().map(|(key, watch)| Parked { token: next(), key, watch });
             let parked = Some((number, parked.collect()));
             sleepers.insert(id, Sleeper { parked, is_found: true, ..Sleeper::default() });
             tokens.insert(number, id);
-            Ok(number)
+            Some(number)
         });
         custody
     }

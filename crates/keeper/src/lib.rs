@@ -11,6 +11,7 @@
 //! tables in [`server`]; there are no locks. What it holds for a running container is an entry in a
 //! table: children need no pidfd, and only a terminal is polled.
 //!
+//! What sleeping containers left here outlives it, in a process of its own ([`vault`]).
 //! If it is killed, its children go on without it (no parent death signal); how they end is then
 //! unknown to later commands, unless the kernel tells (PIDFD_GET_INFO, KERNEL(6.15)). A new keeper
 //! can be started beside such orphans.

@@ -25,8 +25,9 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::call;
 use crate::vault::Vault;
 
-/// Under whose real uid it is sent: nobody's, below the ids of containers and above those of a host.
-pub(crate) const UID: u32 = 524_287;
+/// Under whose real uid it is sent: nobody's, above a host's own users and below subordinate ids
+/// (login.defs(5), SUB_UID_MIN).
+const UID: u32 = 99_999;
 
 /// LIMIT: bundles in one lot.
 const BUNDLES: usize = 32;
@@ -36,6 +37,8 @@ const SHARED: usize = 96;
 pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
 /// LIMIT: bytes of a message: the labels of its bundles.
 const MESSAGE: usize = 4096;
+/// The key of a bundle that nobody has.
+const NOBODYS: u64 = u64::MAX;
 /// Bytes before a label: how long it is (2), and how many descriptors it is of.
 const HEAD: usize = 3;
 
@@ -66,12 +69,9 @@ pub(crate) struct Found<'l> {
 }
 
 impl Lots {
-    /// What the vault has of a keeper that is gone. `name` gives each bundle its key.
-    pub(crate) fn restore(
-        &mut self,
-        vault: Vault,
-        mut name: impl FnMut(Found<'_>) -> Result<u64, Errno>,
-    ) {
+    /// What the vault has of a keeper that is gone. `name` gives each bundle its key; one that it gives none
+    /// is let go of.
+    pub(crate) fn restore(&mut self, vault: Vault, mut name: impl FnMut(Found<'_>) -> Option<u64>) {
         self.vault = vault;
         for (number, sock) in self.vault.take_stock() {
             self.number = self.number.max(number.wrapping_add(1));
@@ -172,12 +172,12 @@ impl Lot {
     /// One of a keeper before.
     fn found(
         sock: OwnedFd,
-        name: &mut impl FnMut(Found<'_>) -> Result<u64, Errno>,
+        name: &mut impl FnMut(Found<'_>) -> Option<u64>,
     ) -> Result<Self, Errno> {
         let (labels, fds) = last(&sock)?;
         send(&sock, &labels, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
         let (mut labels, mut fds) = (&labels[..], &fds[..]);
-        let mut bundles = Vec::new();
+        let mut all = Vec::new();
         while !labels.is_empty() {
             let (head, rest) = labels.split_at_checked(HEAD).ok_or(Errno::BADMSG)?;
             let (length, count) =
@@ -186,9 +186,17 @@ impl Lot {
             (label, labels) = rest.split_at_checked(length).ok_or(Errno::BADMSG)?;
             let own;
             (own, fds) = fds.split_at_checked(count).ok_or(Errno::BADMSG)?;
-            bundles.push((name(Found { label, fds: own })?, count));
+            all.push(Found { label, fds: own });
         }
-        Ok(Self { sock, bundles })
+        // ORDER: all can be read: whoever was named is here.
+        let bundle = |found: Found<'_>| (found.fds.len(), name(found).unwrap_or(NOBODYS));
+        let bundles = all.into_iter().map(bundle).map(|(count, key)| (key, count)).collect();
+        let mut lot = Self { sock, bundles };
+        while lot.bundles.iter().any(|(key, _)| *key == NOBODYS) && lot.take(NOBODYS).is_ok() {}
+        match lot.bundles.is_empty() {
+            true => Err(Errno::NOENT),
+            false => Ok(lot),
+        }
     }
 
     fn has_room(&self, count: usize) -> bool {
@@ -316,6 +324,7 @@ mod tests {
         assert!(lots.lots.is_empty() && lots.places.is_empty() && lots.free.is_empty());
         assert_eq!(lots.take(1).unwrap_err(), Errno::NOENT);
     }
+
     #[test]
     fn of_two_messages_the_last_is_true() {
         let mut lot = Lot { sock: call::self_connected().unwrap(), bundles: Vec::new() };
@@ -330,11 +339,30 @@ mod tests {
         let mut seen = Vec::new();
         let mut found = Lot::found(lot.sock, &mut |found: Found<'_>| {
             seen.push((found.label.to_vec(), found.fds.len()));
-            Ok(7)
+            Some(7)
         });
         let found = found.as_mut().unwrap();
         assert_eq!((seen, &found.bundles[..]), (vec![(b"two".to_vec(), 2)], &[(7, 2)][..]));
         assert_eq!(found.take(7).unwrap().len(), 2);
         assert_eq!(peek(&found.sock).unwrap_err(), Errno::AGAIN, "nothing is left");
+    }
+    #[test]
+    fn what_nobody_knows_is_let_go_of_and_the_rest_stays() {
+        let mut lot = Lot { sock: call::self_connected().unwrap(), bundles: Vec::new() };
+        let fds: Vec<OwnedFd> =
+            (1..=3).map(|n| eventfd(n, EventfdFlags::CLOEXEC).unwrap()).collect();
+        for (label, fd) in [b"one", b"two", b"six"].into_iter().zip(&fds) {
+            lot.put(1, label, &[fd.as_fd()]).unwrap();
+        }
+        let name = &mut |found: Found<'_>| (found.label == b"two").then_some(2);
+        let mut found = Lot::found(lot.sock, name).unwrap();
+        assert_eq!(found.bundles, [(2, 1)]);
+        let mut bytes = [0; 8];
+        rustix::io::read(&found.take(2).unwrap()[0], &mut bytes).unwrap();
+        assert_eq!(u64::from_ne_bytes(bytes), 2, "it is the very file");
+        // Labels that are cut give nobody a name.
+        send(&found.sock, &[9, 0, 1, b'x'], &[fds[0].as_fd()]).unwrap();
+        let named = Lot::found(found.sock, &mut |_| panic!("it cannot be read"));
+        assert_eq!(named.unwrap_err(), Errno::BADMSG);
     }
 }

@@ -20,8 +20,8 @@
 //!
 //! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
 //! alarm rings, a *waker* takes them and has them let go. If it did not, they are watched again a second
-//! later; if it was killed, another one is told at once. Who holds them, should the keeper be killed, is the
-//! [`crate::vault`]. A waker is a process `WAKE...` that has got
+//! later; if it was killed, another one is told at once. Should the keeper be killed, the [`crate::vault`]
+//! still has them. A waker is a process `WAKE...` that has got
 //! ready, reads lines `ID called` or `ID timer` from its standard input, and answers each with a byte when
 //! that container is awake; it ends when its input does. As long as somebody sleeps one is there, so that
 //! a caller does not wait for what a process does before it can do anything; more are made when more are

@@ -79,7 +79,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
 }
 
 fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
-    let (c, shown) = (&d.config.clone(), Listed::from(d));
+    let config = d.config.clone();
+    let (c, shown) = (&config, Listed::from(d));
     let logs = engine.logs(&c.id)?;
     if json {
         let logs = [Some(logs.stdout), logs.stderr].into_iter().flatten();
