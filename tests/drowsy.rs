@@ -1,6 +1,7 @@
 //! A drowsy container is frozen with all it has, and whoever calls wakes it: also what cannot be
 //! checkpointed.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use dormouse_testkit::{Host, Terminal, image, run, slowness, wait_until};
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -304,6 +306,34 @@ fn vm_what_cannot_sleep_becomes_drowsy_where_the_policy_allows_it() {
     // It stays awake when nobody wants it drowsy.
     host.dm(&["update", "--never-sleep", "x"]).ok();
     assert_eq!(host.inspect("x")["config"]["drowsy"], "never");
+}
+
+#[test]
+fn vm_nothing_is_frozen_on_its_way_in() {
+    let host = counting(&["--drowsy-after", "100ms"]);
+    assert_eq!(call(&host), "call 1");
+    let _daemon = Daemon::start(&host);
+    // Whenever it is on its way to be drowsy.
+    for round in 0..100 {
+        std::thread::sleep(Duration::from_micros(60_000 + 2_000 * (round % 50)));
+        assert_eq!(host.dm(&["exec", "x", "echo", "here"]).ok(), "here", "round {round}");
+    }
+    assert_ne!(reasons(&host, "drowsy"), [""; 0]);
+    // Somebody who takes for ever is waited for only so long, and named; then it goes as always.
+    host.dm(&["update", "--never-sleep", "x"]).ok();
+    host.dm(&["wake", "x"]).ok();
+    let id = host.inspect("x")["id"].as_str().expect("it has one").to_owned();
+    let lock =
+        File::create(host.root().join("run/c").join(id).join("exec.lock")).expect("it is there");
+    flock(&lock, FlockOperation::LockShared).expect("nobody has it alone");
+    for words in [&["sleep", "--drowsy", "x"][..], &["sleep", "x"], &["checkpoint", "x"]] {
+        let out = host.dm(words);
+        assert!(out.status != 0 && out.stderr.contains("does not run yet"), "{words:?}: {out}");
+        assert_eq!(host.state_of("x"), "running");
+    }
+    drop(lock);
+    drowse(&host);
+    assert_eq!(call(&host), "call 2");
 }
 
 /// Whether the kernel has it frozen, which no command of ours is asked.

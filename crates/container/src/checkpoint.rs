@@ -277,6 +277,7 @@ impl Engine {
         if found.0.drowsy_unix_ms.is_some() {
             return Err(self.not(config, State::Drowsy, "wake it first"));
         }
+        self.not_entered(config)?;
         self.filled(config)?;
         Ok(found)
     }

@@ -87,6 +87,7 @@ impl Engine {
             return Err(self.not(&config, State::Paused, "unpause it first"));
         }
         idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
+        self.not_entered(&config)?;
         self.filled(&config)?;
         let cgroup = self.cgroup(&config)?;
         let mut keeper = self.keeper()?;

@@ -36,6 +36,9 @@ pub enum Error {
     /// Something of the container has run, so it does not fall asleep by itself.
     #[error("container '{0}' has run again")]
     NotIdle(String),
+    /// A process has been on its way into it for long.
+    #[error("a process that `exec` starts in container {0} does not run yet: try again later")]
+    Entered(String),
     /// Its memory is still coming from its checkpoint.
     #[error("the memory of container {0} is still being read from its checkpoint: try again later")]
     Filling(String),
@@ -134,7 +137,9 @@ impl Error {
             | Self::NoCheckpoint { .. } => ErrorKind::NotFound,
             Self::Ambiguous(_) | Self::Invalid(_) => ErrorKind::Invalid,
             Self::NameTaken { .. } => ErrorKind::Exists,
-            Self::State { .. } | Self::NotIdle(_) | Self::Filling(_) => ErrorKind::Busy,
+            Self::State { .. } | Self::NotIdle(_) | Self::Entered(_) | Self::Filling(_) => {
+                ErrorKind::Busy
+            }
             Self::Unfilled(_) => ErrorKind::Corrupt,
             Self::CommandNotExecutable(_, e) | Self::Rootfs(_, e) => e.kind(),
             Self::Corrupt { .. } => ErrorKind::Corrupt,

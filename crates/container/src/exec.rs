@@ -5,18 +5,26 @@
 //! becomes the program. It is as confined as the first process: same capabilities, same filter. A
 //! process of the container can see it from its first moment, so it is not dumpable until execve
 //! and holds no descriptor of the host but those it was given.
+//!
+//! **On its way.** What is frozen or saved before it is the program that was asked for would stay so, and
+//! nobody would have it go on. So who starts it has a share of the lock `exec.lock` beside the record of the
+//! first process from before the container's own lock is given back until the program runs; the container
+//! becomes neither drowsy nor asleep meanwhile, and is not saved.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::resolve;
 use dormouse_launch::{Kind, Plan, Spawn};
-use dormouse_model::{ContainerId, State};
+use dormouse_model::{Config, ContainerId, State};
 use rustix::fs::{Mode, OFlags};
 
 use crate::admission::Admitted;
+use crate::disk::Lock;
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::idle::Why;
 use crate::life::Root;
 use crate::spec::Exec;
@@ -35,7 +43,35 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
     .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWTIME);
 
+/// LIMIT: how long it is waited for a process to have started.
+const STARTED_WITHIN: Duration = Duration::from_secs(2);
+
 impl Engine {
+    fn exec_lock(&self, id: &ContainerId) -> PathBuf {
+        self.run_dir(id).join("exec.lock")
+    }
+
+    /// Whether a process is on its way into a container. The caller holds the container's lock, so no other
+    /// sets out.
+    pub(crate) fn is_entered(&self, id: &ContainerId) -> Result<bool> {
+        let path = self.exec_lock(id);
+        Ok(path.exists() && Lock::try_take(&path)?.is_none())
+    }
+
+    /// Waits until nobody is on its way into a container. The caller holds the container's lock.
+    ///
+    /// Errors: [`Error::Entered`] where that takes too long.
+    pub(crate) fn not_entered(&self, config: &Config) -> Result<()> {
+        let until = Instant::now() + STARTED_WITHIN;
+        while self.is_entered(&config.id)? {
+            if Instant::now() > until {
+                return Err(Error::Entered(config.name.to_string()));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Runs another process in a running container. With a terminal the caller gets the master side;
     /// it is not kept by anyone else.
     pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
@@ -49,6 +85,7 @@ impl Engine {
         if init.paused {
             return Err(self.not(&config, State::Paused, "unpause it first"));
         }
+        let entering = Lock::take_shared(&self.exec_lock(id))?;
         drop((lock, leave));
         let mut process = exec.process;
         if process.env.is_empty() {
@@ -107,6 +144,7 @@ impl Engine {
         let console = newborn.ready().map_err(|e| exec_error(&process, e))?;
         let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
         newborn.go().map_err(|e| exec_error(&process, e))?;
+        drop(entering);
         let command = process.args.join(" ");
         self.record("exec", id.as_str(), config.name.as_str(), &[("command", command)]);
         Ok(Running::of_exec(id.clone(), pid, pidfd, console, keeper))

@@ -208,7 +208,7 @@ impl Engine {
     /// ORDER: under the container's lock, before anything is stopped.
     pub(crate) fn still_idle(&self, config: &Config, idle: &Idle) -> Result<()> {
         let used = CpuTime::below(&self.places().cgroup)?.of(config.id.as_str())?;
-        match used == Some(idle.used_ns) {
+        match used == Some(idle.used_ns) && !self.is_entered(&config.id)? {
             true => Ok(()),
             false => Err(Error::NotIdle(config.name.to_string())),
         }

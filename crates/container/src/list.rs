@@ -148,8 +148,11 @@ impl Engine {
         let mut all = std::thread::scope(|scope| {
             let (awake, kept) = (&awake, &kept);
             let glance = |ids| scope.spawn(move || self.glance(ids, awake, kept));
-            let parts: Vec<_> = ids.chunks(part).map(glance).collect();
-            let mut all = Vec::with_capacity(ids.len());
+            // What the others allocate they get page by page (malloc(3), arenas): the first part is ours.
+            let (ours, theirs) = ids.split_at(part.min(ids.len()));
+            let parts: Vec<_> = theirs.chunks(part).map(glance).collect();
+            let mut all = self.glance(ours, awake, kept)?;
+            all.reserve(theirs.len());
             for part in parts {
                 all.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
             }

@@ -89,7 +89,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
     list.reverse();
     if args.json {
-        output::json(&list.iter().map(Summary::of).collect::<Vec<_>>())?;
+        output::json(&output::Each(list.iter().map(Summary::of)))?;
         return Ok(0);
     }
     let id = |c: &Listed| match args.no_trunc {
