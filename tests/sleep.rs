@@ -520,3 +520,99 @@ fn vm_of_many_that_sleep_the_list_is_true_whatever_becomes_of_them() {
     host.dm(&["rm", "--force", "--all"]).ok();
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
 }
+
+/// A small disk, with a file on it that leaves as much room as is wanted.
+struct Disk {
+    ballast: std::path::PathBuf,
+    host: Host,
+}
+
+impl Disk {
+    fn new(mb: u32) -> Self {
+        let host = Host::new();
+        let (disk, lib) = (host.dir().join("disk"), host.root().join("lib"));
+        std::fs::create_dir_all(&lib).expect("made");
+        let (disk, at) = (disk.display(), lib.display());
+        host.sh(&format!(
+            "truncate -s {mb}M {disk} && mke2fs -q -t ext4 -m 0 {disk} && mount -o loop {disk} {at}"
+        ))
+        .ok();
+        host.import(&image::busybox(), "busybox");
+        Self { ballast: lib.join("ballast"), host }
+    }
+
+    fn free_kb(&self) -> u64 {
+        let script = format!(
+            "sync; df -k --output=avail {} | tail -n 1",
+            self.host.root().join("lib").display()
+        );
+        self.host.sh(&script).ok().trim().parse().expect("a number")
+    }
+
+    fn leave_kb(&self, kb: u64) {
+        self.clear();
+        let all = self.free_kb();
+        assert!(all >= kb, "{all} kB are free, not {kb}");
+        // What the ballast itself takes for where it lies is seen afterwards.
+        let (file, mut size) = (self.ballast.display(), all - kb);
+        while self.host.sh(&format!("fallocate -l {size}k {file}")).status != 0 {
+            size -= 4;
+        }
+    }
+
+    fn clear(&self) {
+        self.host.sh(&format!("rm -f {}", self.ballast.display())).ok();
+    }
+}
+
+#[test]
+fn vm_on_a_full_disk_it_runs_on_or_sleeps_and_nothing_is_left() {
+    let disk = Disk::new(64);
+    let host = &disk.host;
+    let memory_kb = 4096;
+    let words = ["run", "-d", "--name", "x", "busybox", "probe", "count", "0.0.0.0", "80"];
+    host.dm(&[&words[..], &[&memory_kb.to_string()]].concat()).ok();
+    let mut calls = 0;
+    let mut next = || {
+        calls += 1;
+        format!("call {calls}")
+    };
+    assert_eq!(call(host), next());
+    let room_kb = disk.free_kb();
+    let (mut done, mut failed) = (0, 0);
+    for kb in [0, 4, 8, 16, 32, 64, 128, 512, 2048, memory_kb, memory_kb + 64, memory_kb * 2] {
+        for verb in [
+            &["sleep", "x"][..],
+            &["checkpoint", "--leave-running", "x"],
+            &["clone", "--name", "y", "x"],
+        ] {
+            disk.leave_kb(kb);
+            let out = host.dm(verb);
+            let is_done = out.status == 0;
+            (done, failed) = (done + usize::from(is_done), failed + usize::from(!is_done));
+            let is_told = out.stderr.contains("No space left") || out.stderr.contains("no room");
+            assert!(is_done || is_told, "{verb:?} with {kb} kB: {out}");
+            let expected = if is_done && verb[0] == "sleep" { "asleep" } else { "running" };
+            assert_eq!(host.state_of("x"), expected, "{verb:?} with {kb} kB");
+            // Whoever sleeps on a full disk wakes there.
+            assert_eq!(call(host), next(), "{verb:?} with {kb} kB");
+            disk.clear();
+            match verb[0] {
+                "checkpoint" if is_done => drop(host.dm(&["checkpoint", "rm", "x", "1"]).ok()),
+                "clone" if is_done => drop(host.dm(&["rm", "--force", "y"]).ok()),
+                _ => {}
+            }
+            assert_eq!(
+                host.dm(&["ps", "--all", "--quiet"]).ok().lines().count(),
+                1,
+                "{verb:?} with {kb} kB"
+            );
+            let left_kb = room_kb.saturating_sub(disk.free_kb());
+            assert!(left_kb < 128, "{left_kb} kB are left by {verb:?} with {kb} kB");
+        }
+    }
+    assert!(done >= 3 && failed > 10, "{done} done, {failed} failed");
+    host.dm(&["rm", "--force", "x"]).ok();
+    host.dm(&["internal", "reset"]).ok();
+    host.sh(&format!("umount {}", host.root().join("lib").display())).ok();
+}
