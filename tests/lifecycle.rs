@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dormouse_testkit::{Host, wait_until};
+use dormouse_testkit::{Host, run, wait_until};
 
 #[test]
 fn vm_run_prints_and_returns_the_status_of_the_program() {
@@ -272,7 +272,8 @@ fn vm_a_start_waits_for_whoever_has_files_of_the_last_run_open() {
         let pid = host.inspect("x")["pid"].as_u64().expect("it runs");
         let file = std::fs::File::open(format!("/proc/{pid}/root/etc/passwd"));
         let file = file.expect("the image has it");
-        host.dm(&["stop", "--time", "0", "x"]).ok();
+        // Not `dm`, before which there may be an interlude.
+        run(host.dormouse(&["stop", "--time", "0", "x"]), b"", Duration::from_secs(20)).ok();
         file
     };
     let file = open(&host);

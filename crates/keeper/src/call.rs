@@ -174,6 +174,16 @@ pub unsafe fn close_range(first: c_int, last: c_int) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).map(drop)
 }
 
+/// close_range(2) with CLOSE_RANGE_UNSHARE: closes descriptors from `first` on in this process alone. Of a
+/// table that is shared no more than the others is copied. KERNEL(5.9).
+pub fn part_with_from(first: c_int) -> Result<(), Errno> {
+    // SAFETY: only integers are passed; whoever calls becomes another program.
+    check(unsafe {
+        libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
+    })
+    .map(drop)
+}
+
 /// close_range(2) with CLOSE_RANGE_CLOEXEC: execve closes descriptors from `first` on.
 /// KERNEL(5.11).
 pub fn close_on_exec_from(first: c_int) -> Result<(), Errno> {

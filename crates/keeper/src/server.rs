@@ -35,7 +35,7 @@
 //! socket and becomes the tidy program, which takes down what no container needs any more.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::io::Write;
 use std::mem::MaybeUninit;
 use std::ops::Bound;
@@ -43,7 +43,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::null;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_kernel::call::{self as kernel, CloneFlags};
 use dormouse_launch::keeper::{LOCK, SOCKET};
 use dormouse_launch::protocol::{
     DESCRIPTORS_MAX, Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
@@ -961,30 +961,42 @@ impl Server {
     }
 
     /// Runs a program in the host's mount namespace, with one more word.
+    ///
+    /// ORDER: it waits for execve(2). Until then the child has the memory of the keeper and its descriptors
+    /// with it: nothing of a table for a hundred thousand is copied, and nothing that is let go of
+    /// meanwhile is open elsewhere.
     fn run_program(
         &self,
         program: &[CString],
         more: Option<&CStr>,
         input: Option<BorrowedFd<'_>>,
     ) -> Result<u32, Errno> {
+        struct Becoming<'s> {
+            server: &'s Server,
+            program: &'s CString,
+            argv: &'s [*const libc::c_char],
+        }
+        extern "C" fn body(becoming: *mut c_void) -> c_int {
+            // SAFETY: it points to the caller's variable, who sleeps meanwhile.
+            let Becoming { server, program, argv } = unsafe { &*becoming.cast::<Becoming<'_>>() };
+            if rustix::process::setsid().is_ok() {
+                // SAFETY: the table ends with null, and its texts live in this process.
+                let _ = unsafe { server.become_program(program, argv, call::part_with_from) };
+            }
+            127
+        }
         let words = program.iter().map(CString::as_c_str).chain(more);
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
-        // ORDER: it waits for execve: until then the child has copies of all that is in custody, and a
-        // socket that is let go of meanwhile would still listen.
-        let args = CloneArgs { flags: CloneFlags::VFORK, into_cgroup: None };
-        // SAFETY: there is one thread, and the child neither allocates nor locks until execve.
-        match unsafe { kernel::clone3(&args) }? {
-            Cloned::Parent { pid, pidfd: _ } => Ok(pid),
-            Cloned::Child => {
-                let is_given = input.is_none_or(|fd| rustix::stdio::dup2_stdin(fd).is_ok());
-                if is_given && rustix::process::setsid().is_ok() {
-                    // SAFETY: the table ends with null, and its texts live in this process.
-                    let _ = unsafe { self.become_program(program, &argv) };
-                }
-                kernel::exit(127)
-            }
+        let mut becoming = Becoming { server: self, program, argv: &argv };
+        // It has the keeper's standard input, which is /dev/null like its standard output.
+        input.map_or(Ok(()), rustix::stdio::dup2_stdin)?;
+        // SAFETY: the body makes system calls only, and writes nothing.
+        let pid = unsafe { call::run_aside(body, (&raw mut becoming).cast()) };
+        if input.is_some() {
+            rustix::stdio::dup2_stdin(rustix::stdio::stdout())?;
         }
+        Ok(pid? as u32)
     }
 
     /// The last thing: this process becomes the tidy program, where there is one.
@@ -992,23 +1004,28 @@ impl Server {
         let Some(program) = self.parts.tidy.first() else { return Ok(()) };
         let argv: Vec<_> = self.parts.tidy.iter().map(|w| w.as_ptr()).chain([null()]).collect();
         // SAFETY: the table ends with null, and its texts live in this process.
-        let source = unsafe { self.become_program(program, &argv) };
+        let source = unsafe { self.become_program(program, &argv, call::close_on_exec_from) };
         Err(Failed { step: "become the tidy program", source })
     }
 
-    /// Becomes a program of the host, in its mount namespace and with what the keeper was given.
-    /// Returns only on failure; allocates nothing.
+    /// Becomes a program of the host, in its mount namespace and with what the keeper was given, but for
+    /// its descriptors from 3 on, with which `part` does away. Returns only on failure; allocates nothing.
     ///
     /// # Safety
     /// `argv` ends with null and points to C strings.
-    unsafe fn become_program(&self, program: &CString, argv: &[*const libc::c_char]) -> Errno {
+    unsafe fn become_program(
+        &self,
+        program: &CString,
+        argv: &[*const libc::c_char],
+        part: fn(c_int) -> Result<(), Errno>,
+    ) -> Errno {
         let path = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         let envp = [path.as_ptr(), null()];
         let outside = &self.parts.outside;
         let ready = kernel::setns(outside.mounts.as_fd(), CloneFlags::NEWNS)
             .and_then(|()| call::block_signals(0))
             .and_then(|()| self.parts.heritage.give_back(outside.proc.as_fd()))
-            .and_then(|()| call::close_on_exec_from(3));
+            .and_then(|()| part(3));
         match ready {
             // SAFETY: both tables end with null and point to texts that live.
             Ok(()) => unsafe { call::execve(program, argv.as_ptr(), envp.as_ptr()) },

@@ -170,19 +170,43 @@ impl Host {
     /// Runs `dormouse` with nothing on its standard input.
     #[track_caller]
     pub fn dm(&self, arguments: &[&str]) -> Output {
+        self.interlude();
         run(self.dormouse(arguments), b"", LIMIT)
     }
 
     /// Runs `dormouse` for at most `limit`.
     #[track_caller]
     pub fn dm_within(&self, limit: Duration, arguments: &[&str]) -> Output {
+        self.interlude();
         run(self.dormouse(arguments), b"", limit)
     }
 
     /// Runs `dormouse` with `input` on its standard input.
     #[track_caller]
     pub fn dm_with_input(&self, input: &[u8], arguments: &[&str]) -> Output {
+        self.interlude();
         run(self.dormouse(arguments), input, LIMIT)
+    }
+
+    /// Where `DORMOUSE_INTERLUDE` is set, all that run are saved, end, and come back from the checkpoint
+    /// before each command: any test is one of that as well. Who cannot be saved goes on, and it is told why.
+    #[track_caller]
+    fn interlude(&self) {
+        if std::env::var_os("DORMOUSE_INTERLUDE").is_none() {
+            return;
+        }
+        let dm = |arguments: &[&str]| run(self.dormouse(arguments), b"", LIMIT);
+        for id in dm(&["ps", "--quiet", "--filter", "state=running"]).stdout.lines() {
+            let to = self.dir().join("interlude");
+            let to = to.to_str().expect("UTF-8");
+            let saved = dm(&["checkpoint", "--to", to, id]);
+            if saved.status == 0 {
+                dm(&["restore", "--from", to, id]).ok();
+                fs::remove_dir_all(to).expect("it was made just now");
+            }
+            let what = if saved.status == 0 { "came back" } else { &saved.stderr };
+            eprintln!("interlude: {id}: {}", what.trim_end());
+        }
     }
 
     /// `inspect --json` of one container or image: the first record of what it prints.
