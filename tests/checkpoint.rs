@@ -113,6 +113,8 @@ fn vm_sockets_of_a_shared_stack() {
     round_trip(&host, "udp", &[]);
     round_trip(&host, "tcp", &[]);
     run_on(&host, "tcp", &[]);
+    round_trip(&host, "making", &[]);
+    round_trip(&host, "ending", &[]);
     round_trip(&host, "backlog", &[]);
     run_on(&host, "backlog", &[]);
 }
@@ -303,7 +305,8 @@ workloads! {
     vm_control_groups_inside: "cgroup", "--systemd", "always";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
-    vm_connections_that_have_ended: "ending";
+    vm_connections_that_are_being_made: "making";
+    vm_connections_that_have_ended: "ending", "--cap-add", "NET_RAW";
     vm_raw_and_packet_sockets: "raw", "--cap-add", "NET_RAW";
     vm_credentials: "credential";
     vm_schedules: "schedule";

@@ -35,6 +35,8 @@ pub struct TcpSocket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TcpState {
+    /// We have asked the peer, and it has not answered. Nothing is agreed upon.
+    SynSent,
     /// Open in both directions.
     Established,
     /// We have said that we end, and the peer does not know yet.
@@ -43,12 +45,16 @@ pub enum TcpState {
     FinWait2,
     /// The peer has said that it ends.
     CloseWait,
+    /// The peer has said that it ends, then we, and the peer does not know yet.
+    LastAck,
+    /// We have said that we end, then the peer, which does not know yet.
+    Closing,
 }
 
 impl TcpState {
     /// Whether the peer has said that it ends.
     pub(crate) fn peer_has_ended(self) -> bool {
-        self == Self::CloseWait
+        matches!(self, Self::CloseWait | Self::LastAck | Self::Closing)
     }
 
     /// Whether we have said so.
@@ -58,7 +64,7 @@ impl TcpState {
 
     /// Whether we have, and the peer does not know yet.
     pub(crate) fn end_waits(self) -> bool {
-        self == Self::FinWait1
+        matches!(self, Self::FinWait1 | Self::LastAck | Self::Closing)
     }
 }
 

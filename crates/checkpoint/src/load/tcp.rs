@@ -9,6 +9,10 @@
 //! 3. the silence that was kept for them ends, and they are let go: what was not sent is sent, and
 //!    each peer hears a word ([`Connections::go`]). No process of the container runs yet.
 //!
+//! One that was being made is begun again, from the same port and with the same first number: to a
+//! peer who has heard of it that is the same request, sent once more. Whoever waits for it in
+//! connect(2) goes on waiting.
+//!
 //! The addresses that a record names are asked for like any other: the programs of address mode
 //! refuse those that are not the container's.
 
@@ -16,6 +20,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call, pidfd};
+use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
 use super::{Plan, Restore, Wanted, file, raw, socket, udp};
@@ -149,7 +154,7 @@ impl Connections {
         for (copy, index) in &self.sockets {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
-            go_on(copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+            go_on(pid, copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
         }
         // ORDER: all has been received that was, whatever they keep out from now on.
         for (copy, index) in &self.filtered {
@@ -179,6 +184,16 @@ fn put_together(
     general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 + MORE).map_err(at("its buffer"))?;
     general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 + MORE).map_err(at("its buffer"))?;
     rustix::net::bind(socket, &own).map_err(at("bind"))?;
+    if it.state == TcpState::SynSent {
+        set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
+        // The request takes a number.
+        let first = it.sent_sequence.wrapping_sub(1);
+        set(QUEUE_SEQUENCE, first as i32).map_err(at("its sequence number"))?;
+        set(REPAIR_QUEUE, NO_QUEUE).map_err(at("its queue"))?;
+        // What it asks for goes by the room it has.
+        return set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
+            .map_err(at("its buffer"));
+    }
     let received = it.received_sequence.wrapping_sub(it.received.0.len() as u32);
     set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
     set(QUEUE_SEQUENCE, received as i32).map_err(at("its sequence number"))?;
@@ -204,7 +219,10 @@ fn put_together(
     let window: Vec<u8> = window.iter().flat_map(|word| word.to_ne_bytes()).collect();
     call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
         .map_err(at("its window"))?;
-    end_of_peer(pid, socket, it).map_err(at("the end of its peer"))
+    if it.state != TcpState::Closing {
+        peer_has_said_all(pid, socket, it).map_err(at("the end of its peer"))?;
+    }
+    Ok(())
 }
 
 /// What both sides have agreed upon when they met.
@@ -245,12 +263,32 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
     Ok(())
 }
 
+/// What came from the peer has come: its end, where that is known, and then there is as much room
+/// for more as there was.
+///
+/// ORDER: before a peer inside goes on, who would be told of more.
+fn peer_has_said_all(
+    pid: u32,
+    socket: &OwnedFd,
+    it: &Connection,
+) -> std::result::Result<(), Errno> {
+    end_of_peer(pid, socket, it)?;
+    set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
+}
+
+fn set_buffer(socket: &OwnedFd, option: i32, bytes: u32) -> std::result::Result<(), Errno> {
+    // socket(7): the kernel doubles what it is told.
+    call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, option, bytes as i32 / 2)
+}
+
 /// The peer's part of an end, which came once and comes once more.
 fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     use accept::{ACKNOWLEDGES, FIN};
     let (flags, acknowledged) = match it.state {
-        TcpState::Established | TcpState::FinWait1 => return Ok(()),
-        TcpState::CloseWait => (FIN | ACKNOWLEDGES, it.sent_sequence),
+        TcpState::SynSent | TcpState::Established | TcpState::FinWait1 => return Ok(()),
+        TcpState::CloseWait | TcpState::LastAck | TcpState::Closing => {
+            (FIN | ACKNOWLEDGES, it.sent_sequence)
+        }
         TcpState::FinWait2 => (ACKNOWLEDGES, it.sent_sequence.wrapping_add(1)),
     };
     let inode = rustix::fs::fstat(socket)?.st_ino;
@@ -261,7 +299,12 @@ fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Resu
     packet::send(&netns, &[(peer, own, segment)])
 }
 
-fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
+fn go_on(
+    pid: u32,
+    socket: &OwnedFd,
+    tcp: &TcpSocket,
+    it: &Connection,
+) -> std::result::Result<(), Errno> {
     let fd = socket.as_fd();
     call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
     // Repair mode shares every address while it lasts, and none afterwards.
@@ -269,13 +312,29 @@ fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Res
         call::set_socket_option(fd, option.level, option.name, &option.value.0)?;
     }
     write(socket, &it.unsent.0)?;
-    // socket(7): the kernel doubles what it is told.
-    let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
-    general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 / 2)?;
-    general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 / 2)?;
-    general(BUFFER_LOCK, u32::from(it.buffers_locked))?;
+    set_buffer(socket, libc::SO_SNDBUFFORCE, it.buffers_bytes.0)?;
     if it.state.end_waits() {
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
-    Ok(())
+    if it.state == TcpState::Closing {
+        peer_has_said_all(pid, socket, it)?; // after our end
+    }
+    let locked = i32::from(it.buffers_locked);
+    call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;
+    match it.state {
+        TcpState::SynSent => ask(socket, it.peer),
+        _ => Ok(()),
+    }
+}
+
+/// Asks for a connection, and does not wait for the answer.
+fn ask(socket: &OwnedFd, peer: SocketAddr) -> std::result::Result<(), Errno> {
+    let flags = rustix::fs::fcntl_getfl(socket)?;
+    rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;
+    let asked = rustix::net::connect(socket, &peer);
+    rustix::fs::fcntl_setfl(socket, flags)?;
+    match asked {
+        Err(Errno::INPROGRESS) => Ok(()),
+        other => other,
+    }
 }

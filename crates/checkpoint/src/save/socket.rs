@@ -42,14 +42,15 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     call::socket_option(open.copy.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)
         .map_err(failed)?;
     // struct tcp_info: of a socket that listens, tcpi_unacked (at 24) is how many wait to be
-    // accepted, tcpi_sacked (at 28) how many may.
+    // accepted, tcpi_sacked (at 28) how many may; of another, tcpi_unacked is how many segments nobody
+    // has acknowledged.
     let number = |at: usize| info[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
     const LISTEN: u8 = 10;
     match info[0] {
         // Whoever holds it has its queue.
         LISTEN if number(24) == 0 || survey.subject.hold => {}
         LISTEN => tcp::queue(survey, open, number(24))?,
-        state => return tcp::save(survey, open, domain, state),
+        state => return tcp::save(survey, open, domain, state, number(24)),
     }
     let address = getsockname(&open.copy).map_err(failed)?;
     let address = std::net::SocketAddr::try_from(address).map_err(failed)?;

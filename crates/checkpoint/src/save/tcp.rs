@@ -5,6 +5,10 @@
 //! everything stands still ([`Held`]): first all packets for them are dropped ([`crate::quiet`]),
 //! then all are put into repair mode, then all are read. Two ends in one container agree that way.
 //!
+//! LIMIT: one that has been answered, where there was no room any more for its last word, is made for
+//! its owner, and nobody's on the other side until that word comes again (listen(2), the backlog). If both
+//! are in one container it is reset when they come back.
+//!
 //! In repair mode a socket is closed without a word to its peer: what kills the processes keeps the
 //! mode and the silence; what lets them go on takes both back.
 //!
@@ -13,7 +17,7 @@
 
 use std::collections::HashMap;
 use std::mem::take;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call;
@@ -49,6 +53,7 @@ pub(crate) struct Met {
     object: usize,
     copy: OwnedFd,
     inode: u64,
+    is_being_made: bool,
 }
 
 /// A socket that listens, at which connections wait that nobody has accepted.
@@ -85,6 +90,7 @@ pub(super) fn save(
     open: &Open<'_>,
     domain: AddressFamily,
     state: u8,
+    in_flight: u32,
 ) -> Result<Thing, Why> {
     let failed = |e: Errno| format!("a TCP socket: {e}");
     let socket = open.copy.as_fd();
@@ -111,12 +117,17 @@ pub(super) fn save(
         }
         CLOSED => None,
         other => Some(known(other).ok_or_else(|| {
-            survey.passing(
-                "a TCP connection that is being made, or ended by both sides just now, not saved yet"
-                    .into(),
-            )
+            let why = "a TCP connection that was accepted before it is made (TCP_FASTOPEN), or that \
+                       both sides are making at once, not saved yet";
+            survey.passing(why.into())
         })?),
     };
+    // Besides the request there is only what comes along with it.
+    if state == Some(TcpState::SynSent) && in_flight > 1 {
+        let why = "a TCP connection that is being made, with data in its first packet \
+                   (TCP_FASTOPEN), not saved yet";
+        return Err(survey.passing(why.into()));
+    }
     if state.is_some() && !survey.subject.connections {
         return Err("a TCP connection, which is saved with --tcp-established only".into());
     }
@@ -125,11 +136,17 @@ pub(super) fn save(
     let connection = match state {
         None => None,
         Some(state) => {
-            let peer = getpeername(&open.copy).map_err(failed)?;
-            let peer = peer.ok_or(Errno::NOTCONN).and_then(SocketAddr::try_from).map_err(failed)?;
+            let peer = match state {
+                TcpState::SynSent => asked(survey, open, address)?,
+                _ => getpeername(&open.copy)
+                    .and_then(|peer| peer.ok_or(Errno::NOTCONN))
+                    .and_then(SocketAddr::try_from)
+                    .map_err(failed)?,
+            };
             let copy = open.copy.try_clone().map_err(|e| format!("a TCP socket: {e}"))?;
             let (object, inode) = (open.index, open.stat.st_ino);
-            survey.found.connections.push(Met { object, copy, inode });
+            let is_being_made = state == TcpState::SynSent;
+            survey.found.connections.push(Met { object, copy, inode, is_being_made });
             Some(unread(state, peer))
         }
     };
@@ -142,6 +159,29 @@ pub(super) fn save(
         over: false,
         options,
     }))
+}
+
+/// The peer of a connection that is being made, whom getpeername(2) does not tell yet.
+fn asked(survey: &mut Survey<'_>, open: &Open<'_>, own: SocketAddr) -> Result<SocketAddr, Why> {
+    let inode = open.stat.st_ino;
+    let netns = stack::of(open.process.pid).map_err(|e| e.to_string())?;
+    let all = stack::tcp_addresses(&netns, &[inode]);
+    let all = all.map_err(|e| format!("a TCP socket: {e}"))?;
+    let Some([_, peer]) = all.get(&inode).copied() else {
+        let why = "a TCP connection that is no longer being made";
+        return Err(survey.passing(why.into()));
+    };
+    Ok(match (own, peer) {
+        (SocketAddr::V6(own), peer) => {
+            let ip = match peer.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            // An address of a link means nothing without it; so did its own.
+            SocketAddrV6::new(ip, peer.port(), 0, own.scope_id()).into()
+        }
+        (SocketAddr::V4(_), peer) => peer,
+    })
 }
 
 /// A connection of which everything else is filled in when it may be read.
@@ -171,9 +211,12 @@ const CLOSED: u8 = 7;
 fn known(state: u8) -> Option<TcpState> {
     match state {
         1 => Some(TcpState::Established),
+        2 => Some(TcpState::SynSent),
         4 => Some(TcpState::FinWait1),
         5 => Some(TcpState::FinWait2),
         8 => Some(TcpState::CloseWait),
+        9 => Some(TcpState::LastAck),
+        11 => Some(TcpState::Closing),
         _ => None,
     }
 }
@@ -291,18 +334,29 @@ impl Held {
         }
         self.id.clone_from(&subject.id);
         let netns = &*self.netns.insert(stack::of(subject.init)?);
+        let look = Error::call("look at its TCP connections");
+        let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
+        let mut addresses = stack::tcp_addresses(netns, &inodes).map_err(look)?;
+        let mut ends: Vec<Ends> = addresses.values().copied().collect();
+        let asked = met.iter().filter(|m| m.is_being_made).filter_map(|m| addresses.get(&m.inode));
+        ends.extend(asked.map(|[own, peer]| [*peer, *own]));
         let mut objects = Vec::new();
-        for Queue { object, listener } in queues {
-            let sockets = accept::take(&listener);
-            let sockets = sockets.map_err(Error::call("take a TCP connection out of its queue"))?;
-            objects.push(object);
-            self.taken.push(Taken { listener, sockets });
+        if !queues.is_empty() {
+            // ORDER: a queue that is emptied has room. What asks from inside, and asks again, finds none.
+            quiet::begin(netns, &subject.id, &ends)?;
+            for Queue { object, listener } in queues {
+                let sockets = accept::take(&listener);
+                let sockets =
+                    sockets.map_err(Error::call("take a TCP connection out of its queue"))?;
+                objects.push(object);
+                self.taken.push(Taken { listener, sockets });
+            }
+            let taken = self.taken.iter().flat_map(|taken| &taken.sockets);
+            let inodes: Vec<u64> = taken.filter_map(inode).collect();
+            let look = Error::call("look at its TCP connections");
+            addresses = stack::tcp_addresses(netns, &inodes).map_err(look)?;
+            ends.extend(addresses.values());
         }
-        let taken = self.taken.iter().flat_map(|taken| &taken.sockets);
-        let inodes: Vec<u64> = met.iter().map(|m| m.inode).chain(taken.filter_map(inode)).collect();
-        let addresses = stack::tcp_addresses(netns, &inodes);
-        let addresses = addresses.map_err(Error::call("look at its TCP connections"))?;
-        let ends: Vec<Ends> = addresses.values().copied().collect();
         quiet::begin(netns, &subject.id, &ends)?;
         for one in &met {
             let copy = rustix::io::fcntl_dupfd_cloexec(&one.copy, 0);

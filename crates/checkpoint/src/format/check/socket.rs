@@ -70,6 +70,8 @@ fn connection(it: &Connection) -> Found {
     ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "what it holds".into())?;
     let all_known = it.state != TcpState::FinWait2 || sent == 0;
     ensure(all_known, || "what was sent behind its end".into())?;
+    let is_there = it.state != TcpState::SynSent || sent + received == 0;
+    ensure(is_there, || "what it holds before it is made".into())?;
     ensure((1..=65_535).contains(&it.segment_bytes), || "its segments".into())?;
     ensure(it.scales.is_none_or(|(a, b)| a <= 14 && b <= 14), || "its window scales".into())?;
     let buffers = it.buffers_bytes.0.max(it.buffers_bytes.1) <= BUFFER_MAX;
@@ -327,10 +329,11 @@ mod tests {
             buffers_locked: 0,
         };
         type Case = (fn(&mut Connection), &'static str);
-        let cases: [Case; 7] = [
+        let cases: [Case; 8] = [
             (|_| {}, ""),
             (|c| c.peer = "[::1]:5".parse().unwrap(), "its peer"),
             (|c| c.state = TcpState::FinWait2, "behind its end"),
+            (|c| c.state = TcpState::SynSent, "before it is made"),
             (|c| c.segment_bytes = 0, "its segments"),
             (|c| c.scales = Some((15, 0)), "its window scales"),
             (|c| c.buffers_bytes.1 = u32::MAX, "its buffers"),
