@@ -1,5 +1,5 @@
 /* Control groups inside: a tree with settings, attributes, owners and processes in it, whose events are
- * watched, and into which others can be moved afterwards. */
+ * watched, and into which others can be moved afterwards; one that is frozen, with what is in it. */
 #include "workload.h"
 #include <sys/inotify.h>
 #include <sys/xattr.h>
@@ -51,6 +51,46 @@ static pid_t child_in(const char *procs) {
 	return pid;
 }
 
+/* What those count who are frozen: one who works, and one who waits. */
+static volatile struct {
+	long works, waits;
+} *counts;
+
+static pid_t counting_in(const char *procs, int waits) {
+	pid_t pid = fork();
+	if (pid == 0) {
+		put(procs, "0");
+		for (;;) {
+			if (waits)
+				nap(20), counts->waits++;
+			else
+				counts->works++;
+		}
+	}
+	return pid;
+}
+
+static void goes_on(int goes) {
+	long works = counts->works, waits = counts->waits;
+	for (int n = 0; goes && (counts->works == works || counts->waits == waits); n++) {
+		must(n < 60000);
+		nap(1);
+	}
+	nap(goes ? 0 : 100);
+	must(goes || (counts->works == works && counts->waits == waits));
+}
+
+/* Freezes or thaws, and waits until it is so. */
+static void freeze(const char *text) {
+	char said[16];
+	snprintf(said, sizeof said, "frozen %s\n", text);
+	put(TOP "ice.slice/cgroup.freeze", text);
+	for (int n = 0; !says(TOP "ice.slice/cgroup.events", said); n++) {
+		must(n < 60000);
+		nap(1);
+	}
+}
+
 int main(void) {
 	char value[16];
 	struct stat s;
@@ -84,8 +124,26 @@ int main(void) {
 	int dir = open(TOP "some.slice", O_RDONLY | O_DIRECTORY);
 	must(dir >= 0);
 
+	counts = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	must(counts != MAP_FAILED);
+	must(mkdir(TOP "ice.slice", 0755) == 0 && mkdir(TOP "ice.slice/deep.service", 0755) == 0);
+	pid_t works = counting_in(TOP "ice.slice/deep.service/cgroup.procs", 0);
+	pid_t waits = counting_in(TOP "ice.slice/cgroup.procs", 1);
+
 	for (int round = 0; round < ROUNDS; round++) {
+		goes_on(1);
+		freeze("1");
+		goes_on(0);
+
 		ready(round);
+
+		must(is_in(works, "ice.slice/deep.service") && is_in(waits, "ice.slice"));
+		must(says(TOP "ice.slice/cgroup.freeze", "1\n"));
+		must(says(TOP "ice.slice/deep.service/cgroup.freeze", "0\n"));
+		goes_on(0);
+		freeze("1");
+		freeze("0");
+		goes_on(1);
 		must(is_in(getpid(), "first.scope") && is_in(one, "some.slice/one.service"));
 		must(is_in(two, "some.slice/two.service"));
 		must(says(TOP "some.slice/cgroup.max.depth", "5\n"));

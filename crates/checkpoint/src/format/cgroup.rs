@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Bytes;
+use super::{Bytes, Records, Thing};
 
 /// Where they are mounted, inside.
 pub(crate) const CGROUPS_AT: &str = "/sys/fs/cgroup";
@@ -41,6 +41,26 @@ pub struct Cgroups {
     pub groups: Vec<Cgroup>,
 }
 
+impl Records {
+    /// The control groups inside, where it may have any.
+    pub(crate) fn cgroups(&self) -> Option<&Cgroups> {
+        self.objects.iter().find_map(|object| match &object.thing {
+            Thing::Cgroups(cgroups) => Some(cgroups),
+            _ => None,
+        })
+    }
+}
+
+impl Cgroups {
+    /// Whether who is in this group stands still, for its own sake or that of one that it is in.
+    pub(crate) fn stands_still(&self, path: &str) -> bool {
+        let is_above = |above: &str| {
+            path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.groups.iter().any(|group| group.frozen && is_above(&group.path))
+    }
+}
+
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroup {
@@ -52,6 +72,9 @@ pub struct Cgroup {
     pub owner: (u32, u32),
     /// Who may put processes into it: the owner of `cgroup.procs` and its like.
     pub manager: (u32, u32),
+    /// Who is in it stands still until somebody inside says otherwise (`cgroup.freeze`).
+    #[serde(default)]
+    pub frozen: bool,
     /// The controllers that it hands down (`cgroup.subtree_control`).
     #[serde(default)]
     pub hands_down: Vec<String>,

@@ -1,20 +1,18 @@
 //! Control groups: made by the first process where they are mounted inside, before anybody else is
 //! born. It enters its own; everybody else is born in theirs (clone3(2), CLONE_INTO_CGROUP). A group that
-//! hands controllers down takes no process, so that comes when the first has left for its own.
+//! hands controllers down takes no process, so that comes when the first has left for its own. Groups
+//! that were frozen are frozen by the engine when everybody has registers and nobody runs.
 
 use super::{Plan, file, object};
 use crate::error::{Error, Result};
-use crate::format::{CGROUPS_AT, Cgroup, Thing};
+use crate::format::{CGROUPS_AT, Cgroup, Records};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::save;
 
 /// Makes all of them.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
-    let found = records.objects.iter().find_map(|object| match &object.thing {
-        Thing::Cgroups(cgroups) => Some(cgroups),
-        _ => None,
-    });
-    let Some(cgroups) = found else { return Ok(()) };
+    let Some(cgroups) = records.cgroups() else { return Ok(()) };
     if !plan.allowed.cgroups {
         let text = "it has control groups inside, and this container is given none (--systemd)";
         return Err(Error::Elsewhere(text.into()));
@@ -38,6 +36,12 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Freezes those that were frozen. `pid` is the first process; it and all others stand still.
+pub(super) fn freeze(pid: u32, records: &Records) -> Result<()> {
+    let Some(cgroups) = records.cgroups() else { return Ok(()) };
+    save::freeze(pid, cgroups).map_err(Error::call("freeze its control groups"))
 }
 
 fn what(path: &str) -> String {

@@ -13,7 +13,7 @@ use dormouse_kernel::{Errno, proc};
 
 use super::lazy::{self, Sources};
 use super::tcp::{self, Connections};
-use super::{Restore, file, process, system_v, tmpfs, unix};
+use super::{Restore, cgroup, file, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -95,7 +95,7 @@ impl Traced {
         // ORDER: whole, but not let go: a failure until here leaves connections quiet, and no peer
         // has heard of it.
         let went = led.and_then(|connections| connections.go(self.pid, restore));
-        match went.and_then(|()| finish(&tasks, restore)) {
+        match went.and_then(|()| finish(self.pid, &tasks, restore)) {
             Ok(()) => Ok(()),
             Err(e) => {
                 // The first process takes all others of its pid namespace along.
@@ -323,7 +323,7 @@ fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
 /// Registers, and off they go. ORDER: all are ready before the first is let go, but those that job
 /// control has stopped: they stop again at once, children before their parents, who are told of it
 /// while they cannot hear.
-fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
+fn finish(pid: u32, tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     let by_inner = by_inner(tasks)?;
     let processes = &restore.records.processes;
     let alive = || processes.iter().rev().filter(|p| p.ended.is_none());
@@ -335,6 +335,7 @@ fn finish(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     for process in alive().filter(|p| p.stopped.is_none()) {
         last.extend(become_process(&by_inner, restore, process)?);
     }
+    cgroup::freeze(pid, &restore.records)?;
     let_go(&last)
 }
 

@@ -31,6 +31,7 @@ use dormouse_kernel::call::{self, Scan};
 use dormouse_kernel::{Errno, pidfd, proc};
 use rustix::fd::{AsFd, OwnedFd};
 
+use super::cgroup::Thawed;
 use super::memory::{self, Batch, Known};
 use super::tree::{self, Seen};
 use super::{Subject, object, process, thread};
@@ -108,13 +109,14 @@ fn for_a_moment(
 ) -> Result<Duration> {
     let began = Instant::now();
     let (processes, held) = tree::stop_for_a_moment(subject, blocks)?;
+    let thawed = Thawed::thaw(subject, processes.first())?;
     for seen in processes.into_iter().filter(|seen| !seen.is_zombie) {
         for tid in &seen.tids {
             thread::go_on(&seen, *tid).map_err(Error::of("set the registers", *tid))?;
         }
         act(seen);
     }
-    drop(held);
+    drop((thawed, held));
     Ok(began.elapsed())
 }
 

@@ -1,8 +1,11 @@
 //! Control groups that processes have made below their container's own: read where they are mounted
 //! inside, through the root of the first process.
+//!
+//! Who is in a group that is frozen from inside can be stopped, and make no call then. So as long as
+//! everybody stands still such groups are [thawed](Thawed).
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
@@ -13,8 +16,8 @@ use rustix::io::Errno;
 use super::object::Survey;
 use super::thread::Maps;
 use super::tree::Seen;
-use super::{deleted, file};
-use crate::error::Refusal;
+use super::{Subject, deleted, file};
+use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{CGROUPS_AT, Cgroup, Cgroups, SETTINGS, Thing};
 
 /// LIMIT: groups in each other.
@@ -62,9 +65,10 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
         return;
     }
     let mut groups = Vec::new();
-    let walked = file::lookup(first.pid, CGROUPS_AT)
-        .map_err(|e| format!("'{CGROUPS_AT}': {e}"))
-        .and_then(|place| walk(&place, "", first.maps(), &mut groups));
+    let walked = walk_all(first, &mut |dir, path| {
+        groups.push(group(dir, path, first.maps())?);
+        Ok(())
+    });
     match walked {
         Ok(()) => drop(survey.add(Thing::Cgroups(Cgroups { groups }))),
         Err(why) => survey.found.refusals.push(Refusal {
@@ -76,14 +80,22 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     }
 }
 
-fn walk(place: &OwnedFd, path: &str, maps: &Maps, groups: &mut Vec<Cgroup>) -> Result<(), String> {
+/// What is done with each group: its directory, its path.
+type Each<'e> = dyn FnMut(&File, &str) -> Result<(), String> + 'e;
+
+fn walk_all(first: &Seen, each: &mut Each<'_>) -> Result<(), String> {
+    let place = file::lookup(first.pid, CGROUPS_AT);
+    walk(&place.map_err(|e| format!("'{CGROUPS_AT}': {e}"))?, "", each)
+}
+
+fn walk(place: &OwnedFd, path: &str, each: &mut Each<'_>) -> Result<(), String> {
     let failed = |e: Errno| format!("the control group '{path}' cannot be read: {e}");
     if path.split('/').count() > DEPTH_MAX {
         return Err(format!("the control group '{path}' is too deep to be saved"));
     }
     let dir = open(place.as_fd(), ".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
     let dir = File::from(dir);
-    groups.push(group(&dir, path, maps)?);
+    each(&dir, path)?;
     for entry in rustix::fs::Dir::read_from(&dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let Ok(name) = entry.file_name().to_str() else {
@@ -94,7 +106,7 @@ fn walk(place: &OwnedFd, path: &str, maps: &Maps, groups: &mut Vec<Cgroup>) -> R
         }
         let inner = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         match open(dir.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY) {
-            Ok(child) => walk(&child, &inner, maps, groups)?,
+            Ok(child) => walk(&child, &inner, each)?,
             // Removed meanwhile, while nothing is stopped yet.
             Err(Errno::NOENT) => {}
             Err(e) => return Err(failed(e)),
@@ -110,9 +122,6 @@ fn group(dir: &File, path: &str, maps: &Maps) -> Result<Cgroup, String> {
         return Err(format!("the control group '{path}' has threads in it, not saved yet"));
     }
     let is_own = path.is_empty();
-    if !is_own && said("cgroup.freeze")?.is_some_and(|text| text != "0") {
-        return Err(format!("the control group '{path}' is frozen from inside, not saved yet"));
-    }
     let mut settings = Vec::new();
     for (name, usual) in SETTINGS.iter().filter(|_| !is_own) {
         if let Some(value) = said(name)?.filter(|value| value != usual) {
@@ -133,10 +142,68 @@ fn group(dir: &File, path: &str, maps: &Maps) -> Result<Cgroup, String> {
         mode: stat.mode() & 0o777,
         owner: owner(stat.uid(), stat.gid()),
         manager: owner(procs.st_uid, procs.st_gid),
+        frozen: !is_own && said(FREEZE)?.is_some_and(|text| text != "0"),
         hands_down: hands_down.split_ascii_whitespace().map(str::to_owned).collect(),
         settings,
         attributes: deleted::attributes(dir, &format!("the control group '{path}'"))?,
     })
+}
+
+/// The file that says whether a group is frozen for its own sake.
+const FREEZE: &str = "cgroup.freeze";
+
+/// Groups that are thawed while all in them stand still. Dropped, they are frozen as before.
+///
+/// ORDER: dropped before anybody is let go. LIMIT: who watches `cgroup.events` inside hears of it; and
+/// when this program is killed they stay thawed.
+#[derive(Debug, Default)]
+pub(super) struct Thawed(Vec<File>);
+
+impl Thawed {
+    /// Thaws all groups inside that are frozen for their own sake. Everybody was stopped.
+    pub(super) fn thaw(subject: &Subject, first: Option<&Seen>) -> Outcome<Self> {
+        let mut thawed = Self::default();
+        let first = first.filter(|first| subject.cgroups && Own::of(first.pid).is_some());
+        let Some(first) = first else { return Ok(thawed) };
+        let walked = walk_all(first, &mut |dir, path| {
+            let failed = |e: Errno| format!("the control group '{path}' cannot be thawed: {e}");
+            let said = read(dir.as_fd(), FREEZE).map_err(failed)?;
+            if !path.is_empty() && said.is_some_and(|text| text != "0") {
+                thawed.0.push(set_freeze(dir.as_fd(), false).map_err(failed)?);
+            }
+            Ok(())
+        });
+        walked.map(|()| thawed).map_err(Error::Elsewhere)
+    }
+}
+
+impl Drop for Thawed {
+    fn drop(&mut self) {
+        for file in &mut self.0 {
+            let _ = file.write_all(b"1"); // it was thawed by the same means, or is gone
+        }
+    }
+}
+
+/// Freezes the groups inside that were frozen. `pid` is the first process, which stands still.
+pub(crate) fn freeze(pid: u32, cgroups: &Cgroups) -> Result<(), Errno> {
+    for group in cgroups.groups.iter().filter(|group| group.frozen) {
+        let place = file::lookup(pid, CGROUPS_AT)?;
+        let dir = open(place.as_fd(), &group.path, OFlags::PATH | OFlags::DIRECTORY)?;
+        set_freeze(dir.as_fd(), true)?;
+    }
+    Ok(())
+}
+
+fn set_freeze(dir: BorrowedFd<'_>, freeze: bool) -> Result<File, Errno> {
+    let file = open(dir, FREEZE, OFlags::WRONLY | OFlags::NONBLOCK)?;
+    // What lies there may be somebody's own.
+    const CGROUP2: i64 = 0x6367_7270;
+    if rustix::fs::fstatfs(&file)?.f_type != CGROUP2 {
+        return Err(Errno::NOTSUP);
+    }
+    rustix::io::write(&file, if freeze { b"1" } else { b"0" })?;
+    Ok(file.into())
 }
 
 /// What a file says, without the end of its last line; nothing where there is none.

@@ -63,6 +63,7 @@ pub use limit::Wait;
 use object::Survey;
 pub use tree::Stopped;
 
+pub(crate) use cgroup::freeze;
 pub(crate) use file::modified_ns;
 pub(crate) use host::now_unix_ms;
 pub(crate) use process::find;
@@ -364,6 +365,7 @@ impl Stopped {
         let began = Instant::now();
         let mut survey = Survey::new(subject, ahead);
         of_nobody(&mut survey, self.processes(), self.before.tables.as_ref())?;
+        self.thawed = cgroup::Thawed::thaw(subject, self.processes().first())?;
         let blocks = self.take_blocks();
         let mut processes = Vec::new();
         let mut memories = Vec::new();
@@ -389,11 +391,16 @@ impl Stopped {
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject, &self.before.host)?;
         let (objects, held) = (found.objects, found.held);
-        let at_work = processes.iter().filter(|p| p.ended.is_none() && p.stopped.is_none());
+        let records = Records { about, processes, memories, objects, ..Records::default() };
+        let cgroups = records.cgroups();
+        let is_frozen = |path: &String| cgroups.is_some_and(|all| all.stands_still(path));
+        let at_work = records.processes.iter().filter(|p| {
+            p.ended.is_none() && p.stopped.is_none() && !p.cgroup.as_ref().is_some_and(is_frozen)
+        });
         let is_busy = at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));
         let figures = Figures {
-            processes: processes.len(),
-            threads: processes.iter().map(|p| p.threads.len()).sum(),
+            processes: records.processes.len(),
+            threads: records.processes.iter().map(|p| p.threads.len()).sum(),
             bytes: writer.bytes(),
             connections: self.connections.count(),
             ahead: ahead.map_or(Duration::ZERO, Ahead::took),
@@ -401,7 +408,6 @@ impl Stopped {
             read: began.elapsed(),
             publish: Duration::ZERO,
         };
-        let records = Records { about, processes, memories, objects, ..Records::default() };
         Ok(Draft { writer, records, figures, held, is_busy, quiet: subject.quiet })
     }
 }

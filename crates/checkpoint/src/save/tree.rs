@@ -17,6 +17,7 @@ use dormouse_kernel::{Errno, pidfd};
 use rustix::fd::OwnedFd;
 
 use super::Subject;
+use super::cgroup::Thawed;
 use super::host::Host;
 use super::system_v::Tables;
 use super::thread::{self, Blocks, Maps};
@@ -178,6 +179,8 @@ pub struct Stopped {
     /// ORDER: dropped first: connections go on before those who use them.
     pub(super) connections: super::tcp::Held,
     processes: Vec<Seen>,
+    /// ORDER: frozen again before anybody goes on.
+    pub(super) thawed: Thawed,
     held: Held,
     pub(super) before: Before,
     took: Duration,
@@ -254,7 +257,8 @@ pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
     let began = Instant::now();
     let (processes, held) = stop_all(|| look(subject), &before.blocks, began + STOP_WITHIN)?;
     let connections = super::tcp::Held::default();
-    Ok(Stopped { connections, processes, held, before, took: began.elapsed() })
+    let thawed = Thawed::default();
+    Ok(Stopped { connections, processes, thawed, held, before, took: began.elapsed() })
 }
 
 /// Stops everything, as [`stop`], for whoever lets it go again at once.

@@ -27,7 +27,9 @@ pub(super) fn all(cgroups: &Cgroups, records: &Records) -> Found {
         let ids = [group.owner.0, group.owner.1, group.manager.0, group.manager.1];
         ensure(ids.iter().all(|id| *id != u32::MAX), || said("its owner"))?;
         settings(group).map_err(|what| said(&what))?;
-        ensure(!is_own || group.settings.is_empty(), || said("what its host has set"))?;
+        ensure(!is_own || group.settings.is_empty() && !group.frozen, || {
+            said("what its host has set")
+        })?;
     }
     let is_there = |p: &&Process| p.cgroup.as_deref().is_some_and(|path| paths.contains(path));
     let mut alive = records.processes.iter().filter(|p| p.ended.is_none());
@@ -75,6 +77,7 @@ mod tests {
             mode: 0o755,
             owner: (0, 0),
             manager: (0, 0),
+            frozen: false,
             hands_down: Vec::new(),
             settings: Vec::new(),
             attributes: Vec::new(),
@@ -95,7 +98,7 @@ mod tests {
     fn groups_that_cannot_be_are_refused() {
         assert!(records(&groups()).is_ok());
         type Case = (fn(&mut Vec<Cgroup>), &'static str);
-        let cases: [Case; 15] = [
+        let cases: [Case; 16] = [
             (|g| g[1].path = "../a".into(), "its place"),
             (|g| g[1].path = "/a.slice".into(), "its place"),
             (|g| g[1].path = "a.slice/.".into(), "its place"),
@@ -109,6 +112,7 @@ mod tests {
             (|g| g[2].settings[0].0 = "cgroup.procs".into(), "its settings"),
             (|g| g[2].settings[0].1.clear(), "its settings"),
             (|g| g[0].settings = g[2].settings.clone(), "its host"),
+            (|g| g[0].frozen = true, "its host"),
             (|g| g[2].attributes[0].0 = "trusted.id".into(), "its attributes"),
             (|g| drop(g.remove(2)), "is in none"),
         ];
