@@ -303,6 +303,7 @@ workloads! {
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_control_groups_inside: "cgroup", "--systemd", "always";
+    vm_names_of_their_own: "uts", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
     vm_connections_that_are_being_made: "making";

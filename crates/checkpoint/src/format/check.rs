@@ -167,6 +167,8 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
     ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
+    let is_uts = |n| object(n, records).map(|thing| matches!(thing, Thing::Uts(_)));
+    ensure(process.uts.map_or(Ok(true), is_uts)?, || "in no UTS namespace".into())?;
     let is_path = |root: &String| root.starts_with('/') && !root.contains('\0');
     ensure(process.root.as_ref().is_none_or(is_path), || "a root".into())?;
     object(process.directory.ok_or("no working directory")?, records).map(drop)
@@ -372,6 +374,12 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             ensure(fanotify.marks.iter().all(sound), || "a mark".into())
         }
         Thing::Epoll(epoll) => ensure(epoll.items.len() <= 1 << 20, || "its items".into()),
+        Thing::Uts(uts) => {
+            // LIMIT: __NEW_UTS_LEN
+            let sound = |name: &String| name.len() <= 64 && !name.contains('\0');
+            let names = [&uts.hostname, &uts.domainname];
+            ensure(names.into_iter().flatten().all(sound), || "a name".into())
+        }
         Thing::SharedMemory(memory) => {
             let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;
             ensure(sound, || "its length".into())?;
@@ -417,7 +425,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::format::{
         About, File, Inotify, LockKind, MemoryFile, Object, Pages, PidFd, Pipe, TerminalSide,
-        Thread, Watch,
+        Thread, Uts, Watch,
     };
 
     /// One process with one page of memory.
@@ -469,7 +477,7 @@ pub(crate) mod tests {
             records(&all).unwrap_err().to_string()
         };
         type Case = (fn(&mut Records), &'static str);
-        let cases: [Case; 11] = [
+        let cases: [Case; 12] = [
             (|r| r.processes[0].memory = Some(1), "no memory"),
             (
                 |r| r.memories[0].areas[0].backing = Backing::Huge { page_bytes: 2 << 20 },
@@ -480,6 +488,7 @@ pub(crate) mod tests {
                 "the size of its pages",
             ),
             (|r| r.processes[0].directory = Some(7), "object 7"),
+            (|r| r.processes[0].uts = Some(0), "no UTS namespace"),
             (|r| r.processes[0].threads[0].tid = 2, "first thread"),
             (|r| r.memories[0].areas[0].runs[0].pages = 2, "pages at 100000"),
             (|r| r.memories[0].areas[0].runs[0].first = 1, "not there"),
@@ -617,6 +626,10 @@ pub(crate) mod tests {
         assert!(pipe(&[2, 4], None).contains("packets"));
         assert!(pipe(&[5, 0], None).contains("packets"));
         assert!(pipe(&[], Some("../fifo")).contains("its path"));
+        let uts =
+            |name: &str| said(&[Thing::Uts(Uts { hostname: Some(name.into()), domainname: None })]);
+        assert_eq!(uts(&"a".repeat(64)), "");
+        assert!(uts(&"a".repeat(65)).contains("a name") && uts("a\0b").contains("a name"));
         let pidfd = |pid, flags| said(&[Thing::PidFd(PidFd { pid, flags })]);
         assert_eq!(pidfd(1, libc::O_NONBLOCK as u32), "");
         assert!(pidfd(77, 0).contains("not there") && pidfd(1, 1).contains("flags"));

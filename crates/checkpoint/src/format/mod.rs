@@ -60,6 +60,7 @@ mod timer;
 mod tmpfs;
 mod udp;
 mod unix;
+mod uts;
 mod write;
 
 pub use about::{About, StatePart};
@@ -93,6 +94,7 @@ pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
 pub use udp::{Datagram, UdpSocket};
 pub use unix::{PeerCredentials, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
+pub use uts::Uts;
 pub use write::Writer;
 
 use serde::{Deserialize, Serialize};

@@ -6,7 +6,7 @@ use super::{
     Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener,
     MemoryFile, MessageQueue, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd, RawSocket,
     SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal,
-    TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket,
+    TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket, Uts,
 };
 
 /// An open descriptor of a process.
@@ -94,6 +94,8 @@ pub enum Thing {
     OpenQueue(OpenQueue),
     /// Memory that is shared without a file.
     SharedMemory(SharedMemory),
+    /// A UTS namespace of some processes.
+    Uts(Uts),
 }
 
 impl Thing {
@@ -140,7 +142,8 @@ impl Thing {
             | Self::SystemVSemaphores(_)
             | Self::SystemVQueue(_)
             | Self::MessageQueue(_)
-            | Self::SharedMemory(_) => false,
+            | Self::SharedMemory(_)
+            | Self::Uts(_) => false,
         }
     }
 
@@ -187,6 +190,7 @@ impl Thing {
             Self::MessageQueue(_) => "message queue",
             Self::OpenQueue(_) => "open message queue",
             Self::SharedMemory(_) => "shared memory",
+            Self::Uts(_) => "UTS namespace",
         }
     }
 }

@@ -268,6 +268,8 @@ fn call_name(number: i64) -> String {
         (libc::SYS_rt_tgsigqueueinfo, "rt_tgsigqueueinfo"),
         (libc::SYS_rseq, "rseq"),
         (libc::SYS_write, "write"),
+        (libc::SYS_unshare, "unshare"),
+        (libc::SYS_setns, "setns"),
     ];
     let found = known.iter().find(|(n, _)| *n == number);
     found.map_or_else(|| format!("system call {number}"), |(_, name)| (*name).to_owned())

@@ -44,6 +44,7 @@ pub struct Allowed {
 }
 
 const SYS_CHROOT: u64 = 1 << 18;
+const SYS_ADMIN: u64 = 1 << 21;
 const NET_RAW: u64 = 1 << 13;
 const SETGID: u64 = 1 << 6;
 const SETUID: u64 = 1 << 7;
@@ -71,6 +72,13 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
             return Err(Error::Elsewhere(format!(
                 "process {pid} ({name}) has the root '{root}', which the container's configuration \
                  does not allow"
+            )));
+        }
+        if process.uts.is_some() && allowed.capabilities & SYS_ADMIN == 0 {
+            let (pid, name) = (process.pid, &process.name);
+            return Err(Error::Elsewhere(format!(
+                "process {pid} ({name}) has namespaces of its own, which the container's \
+                 configuration does not allow (SYS_ADMIN)"
             )));
         }
         for thread in &process.threads {

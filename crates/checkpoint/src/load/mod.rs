@@ -60,6 +60,7 @@ mod tmpfs;
 mod tree;
 mod udp;
 mod unix;
+mod uts;
 
 use std::collections::HashMap;
 use std::fs::{self, File};

@@ -2,7 +2,7 @@
 
 use super::{
     Plan, deleted, event, fanotify, file, inotify, memfd, memory, mqueue, netlink, pipe, raw,
-    socket, tcp, terminal, timer, udp, unix,
+    socket, tcp, terminal, timer, udp, unix, uts,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -68,6 +68,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
             Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
             Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
+            Thing::Uts(it) => Some(uts::make(plan, sequence, what, it)?),
             Thing::SharedMemory(it) => {
                 memory::make_shared(plan, sequence, index, it)?;
                 None

@@ -50,6 +50,7 @@ mod tmpfs;
 mod tree;
 mod udp;
 mod unix;
+mod uts;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

@@ -17,7 +17,7 @@ use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
     HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, lock, memory, mqueue, pidfd,
-    pipe, socket, tcp, terminal, timer, unix,
+    pipe, socket, tcp, terminal, timer, unix, uts,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -101,6 +101,8 @@ pub(crate) struct Surveyed {
     pub(crate) leases: Vec<Lease>,
     pub(crate) directory: Option<usize>,
     pub(crate) root: Option<String>,
+    /// Its UTS namespace, an object.
+    pub(crate) uts: Option<usize>,
     /// Its control group inside.
     pub(crate) cgroup: Option<String>,
     /// Its memory, without contents.
@@ -128,6 +130,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
+    /// UTS namespaces, by their links in procfs.
+    pub(crate) uts: HashMap<String, usize>,
     /// The control group below which others may have been made inside.
     pub(crate) own_cgroup: Option<cgroup::Own>,
     /// Where its first process is, once somebody asks.
@@ -178,6 +182,7 @@ impl<'s> Survey<'s> {
             message_queues: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            uts: HashMap::new(),
             own_cgroup: None,
             home: OnceCell::new(),
             on_their_way: Vec::new(),
@@ -217,8 +222,14 @@ impl<'s> Survey<'s> {
         if seen.is_zombie {
             return Ok(Surveyed::default());
         }
-        super::process::check(seen, self);
+        let apart = super::process::check(seen, self);
         let mut surveyed = Surveyed::default();
+        if let Some(link) = apart.uts {
+            match uts::object(self, seen, &link) {
+                Ok(index) => surveyed.uts = Some(index),
+                Err(why) => self.found.refusals.push(seen.refuse("", why)),
+            }
+        }
         for number in numbers(seen)? {
             match self.descriptor(seen, number, &mut surveyed) {
                 Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),

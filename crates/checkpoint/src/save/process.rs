@@ -2,7 +2,6 @@
 
 use std::cell::LazyCell;
 use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use dormouse_kernel::{Errno, call, proc};
@@ -17,8 +16,8 @@ use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
 use crate::vdso;
 
-/// Refuses what of a process itself cannot be saved.
-pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
+/// Refuses what of a process itself cannot be saved; tells which namespaces it has apart from the first.
+pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
     let mut refuse = |why: &str| survey.found.refusals.push(seen.refuse("", why));
     if seen.innermost("NSsid") == Some(0) || seen.innermost("NSpgid") == Some(0) {
         refuse("its session or process group is outside the container");
@@ -30,10 +29,15 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
         refuse("it waits for a child that was made by vfork and has not executed yet");
     }
     // The first is where the container is.
+    let mut apart = Apart::default();
     if seen.pid != seen.first {
-        for why in elsewhere(seen, survey) {
-            survey.found.refusals.push(seen.refuse("", why));
-        }
+        let refused;
+        (refused, apart) = elsewhere(seen, survey);
+        survey.found.refusals.extend(refused.into_iter().map(|why| seen.refuse("", why)));
+    }
+    if has_threads_apart(seen) {
+        let why = "it has a thread in namespaces of its own, which is not saved yet";
+        survey.found.refusals.push(seen.refuse("", why));
     }
     // Its limits are gone when it has ended meanwhile, and it then needs nothing.
     let limits = LazyCell::new(|| limits(seen.pid).unwrap_or_default());
@@ -48,6 +52,13 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
     if let Err(why) = timer::posix(seen) {
         survey.found.refusals.push(seen.refuse("", why));
     }
+    apart
+}
+
+/// Namespaces that a process is in and the first is not, by their links in procfs.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    pub(crate) uts: Option<String>,
 }
 
 /// Where a process is: what of it all processes of a container have in common.
@@ -55,17 +66,25 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) {
 pub(crate) struct Home {
     /// How many pid namespaces are around it.
     depth: usize,
-    namespaces: [Option<PathBuf>; NAMESPACES.len()],
+    namespaces: [Option<String>; NAMESPACES.len()],
     cgroups: Option<String>,
 }
 
 const NAMESPACES: [&str; 7] = ["user", "mnt", "ipc", "uts", "net", "cgroup", "time"];
 
+/// The links of the namespaces of a thread.
+fn namespaces(pid: u32, tid: u32) -> [Option<String>; NAMESPACES.len()] {
+    NAMESPACES.map(|name| {
+        let link = fs::read_link(format!("/proc/{pid}/task/{tid}/ns/{name}")).ok()?;
+        link.into_os_string().into_string().ok()
+    })
+}
+
 impl Home {
     fn of(pid: u32, fields: &proc::Fields, own: Option<&cgroup::Own>) -> Self {
         Self {
             depth: fields.pids().len(),
-            namespaces: NAMESPACES.map(|name| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()),
+            namespaces: namespaces(pid, pid),
             cgroups: cgroups(pid, own).map(|(_, others)| others),
         }
     }
@@ -86,25 +105,44 @@ pub(crate) fn cgroup(pid: u32, survey: &Survey<'_>) -> Option<String> {
     cgroups(pid, survey.own_cgroup.as_ref())?.0
 }
 
-/// In what respects a process is elsewhere than the first.
-fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> Vec<String> {
+/// In what respects a process is elsewhere than the first: what cannot be saved, and what can.
+fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
     let first = survey.home.get_or_init(|| {
         let fields = proc::fields(seen.first).ok()?; // it may have ended
         Some(Home::of(seen.first, &fields, survey.own_cgroup.as_ref()))
     });
-    let Some(first) = first else { return Vec::new() };
+    let Some(first) = first else { return Default::default() };
     let own = Home::of(seen.pid, &seen.fields, survey.own_cgroup.as_ref());
     let of_its_own =
         |name: &str| format!("it is in a {name} namespace of its own, which is not saved yet");
     let mut all = Vec::new();
     // One number per pid namespace.
     all.extend((own.depth != first.depth).then(|| of_its_own("pid")));
+    let mut apart = Apart::default();
     let pairs = own.namespaces.iter().zip(&first.namespaces).zip(NAMESPACES);
-    all.extend(pairs.filter(|((own, first), _)| own != first).map(|(_, name)| of_its_own(name)));
+    for ((own, _), name) in pairs.filter(|((own, first), _)| own != first) {
+        match name {
+            "uts" => apart.uts.clone_from(own),
+            _ => all.push(of_its_own(name)),
+        }
+    }
     if own.cgroups != first.cgroups {
         all.push("it is in a control group of its own, which is not saved".into());
     }
-    all
+    (all, apart)
+}
+
+/// Whether a thread is in other namespaces than its process. Only CAP_SYS_ADMIN leads there.
+fn has_threads_apart(seen: &Seen) -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let bound = seen.fields.field("CapBnd").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    if seen.tids.len() == 1 || bound.is_some_and(|mask| mask & SYS_ADMIN == 0) {
+        return false;
+    }
+    let own = namespaces(seen.pid, seen.pid);
+    let mut others = seen.tids.iter().map(|tid| namespaces(seen.pid, *tid));
+    // One that ends has none.
+    others.any(|other| other != own && other.iter().chain(&own).all(Option::is_some))
 }
 
 /// How long a child that was made by vfork is given to execute: most do at once.
@@ -155,6 +193,7 @@ pub(crate) fn record(
     record.leases = surveyed.leases.clone();
     record.directory = surveyed.directory;
     record.root.clone_from(&surveyed.root);
+    record.uts = surveyed.uts;
     record.cgroup.clone_from(&surveyed.cgroup);
     record.limits = limits(seen.pid)?;
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));

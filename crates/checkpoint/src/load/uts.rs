@@ -1,0 +1,36 @@
+//! UTS namespaces: each is made by a stand-in and entered by those who were in it.
+
+use super::{Plan, file};
+use crate::error::Result;
+use crate::format::{Process, Uts};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+pub(super) fn make(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    uts: &Uts,
+) -> Result<Cell> {
+    let mut part = Sequence::default();
+    part.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWUTS)]));
+    for (call, name) in
+        [(libc::SYS_sethostname, &uts.hostname), (libc::SYS_setdomainname, &uts.domainname)]
+    {
+        let Some(name) = name else { continue };
+        let at = plan.builder.data(name.as_bytes());
+        part.call(what, Call::new(call, [at.into(), Arg::Number(name.len() as u64)]));
+    }
+    let cell = file::open(plan, &mut part, what, "/proc/self/ns/uts", libc::O_RDONLY as u32)?;
+    let pid = plan.fresh_pid();
+    plan.stand_in(sequence, what, pid, part);
+    Ok(cell)
+}
+
+/// Has a process enter the one it was in. ORDER: before it has threads.
+pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let Some(uts) = record.uts else { return Ok(()) };
+    let what = format!("the UTS namespace of process {}", record.pid);
+    let args = [plan.object(uts)?.into(), Arg::from(libc::CLONE_NEWUTS)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! UTS namespaces: their names are asked for by a thread that enters them.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::pidfd;
+use rustix::io::Errno;
+use rustix::thread::LinkNameSpaceType;
+
+use super::object::{Survey, Why};
+use super::tree::Seen;
+use crate::format::{Thing, Uts};
+
+/// The object of the UTS namespace of a process, by its link in procfs, where that is not the first
+/// process's.
+pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result<usize, Why> {
+    if let Some(index) = survey.uts.get(link) {
+        return Ok(*index);
+    }
+    let first = pidfd::open(seen.first).map_err(|e| failed(&e))?;
+    let (container, own) = (names(&first)?, names(seen.pidfd.as_ref().unwrap_or(&first))?);
+    let other = |own: String, container: &str| (own != container).then_some(own);
+    let uts = Uts { hostname: other(own.0, &container.0), domainname: other(own.1, &container.1) };
+    let index = survey.add(Thing::Uts(uts));
+    survey.uts.insert(link.to_owned(), index);
+    Ok(index)
+}
+
+fn failed(e: &dyn std::fmt::Display) -> Why {
+    format!("a UTS namespace that cannot be asked for its names: {e}")
+}
+
+/// The names of host and domain as a process sees them.
+fn names(process: &OwnedFd) -> Result<(String, String), Why> {
+    let uts = pidfd::namespace(process, Namespace::Uts).map_err(|e| failed(&e))?;
+    // A thread of its own enters the namespace and never comes back.
+    let asked = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
+            rustix::thread::move_into_link_name_space(uts.as_fd(), kind)?;
+            let said = rustix::system::uname();
+            let text = |name: &std::ffi::CStr| name.to_str().map(str::to_owned);
+            text(said.nodename())
+                .and_then(|host| Ok((host, text(said.domainname())?)))
+                .map_err(|_| Errno::ILSEQ)
+        });
+        asked.join().unwrap_or(Err(Errno::IO))
+    });
+    asked.map_err(|e| failed(&e))
+}
