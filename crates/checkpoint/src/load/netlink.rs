@@ -1,4 +1,4 @@
-//! Netlink sockets: bound to their old port, and members of their old groups.
+//! Netlink sockets: bound to their old port, unless somebody else has it, and members of their old groups.
 
 use super::{Plan, file, socket};
 use crate::error::Result;
@@ -29,13 +29,16 @@ pub(super) fn make(
         bytes.extend(groups.to_ne_bytes());
         let at = plan.builder.data(&bytes);
         let args = [cell.into(), at.into(), Arg::Number(bytes.len() as u64)];
-        sequence.call(what, Call::new(call, args));
+        Call::new(call, args)
     };
     if it.port != 0 {
-        name(libc::SYS_bind, it.port, 0);
+        // In a stack that is shared another container may have it by now: the kernel gives another, as it
+        // would have at first. What is bound is not bound again.
+        sequence.call(what, name(libc::SYS_bind, it.port, 0).lenient());
+        sequence.call(what, name(libc::SYS_bind, 0, 0).lenient());
     }
     if it.peer != (0, 0) {
-        name(libc::SYS_connect, it.peer.0, it.peer.1);
+        sequence.call(what, name(libc::SYS_connect, it.peer.0, it.peer.1));
     }
     for group in &it.groups {
         let at = plan.builder.data(&group.to_ne_bytes());
