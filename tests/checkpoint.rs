@@ -303,6 +303,7 @@ workloads! {
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_control_groups_inside: "cgroup", "--systemd", "always";
+    vm_mounts_of_their_own: "mount", "--cap-add", "SYS_ADMIN";
     vm_names_of_their_own: "uts", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
@@ -395,6 +396,7 @@ fn vm_clones_go_on_by_themselves() {
         ("memfd", &["--net", "none"]),
         ("inotify", &["--net", "none"]),
         ("mqueue", &["--net", "none"]),
+        ("mount", &["--net", "none", "--cap-add", "SYS_ADMIN"]),
         ("listener", &[]),
     ] {
         start(&host, name, more);

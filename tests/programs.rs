@@ -105,8 +105,9 @@ fn big_java_whose_code_is_compiled() {
     serve(&["java", "/programs/Server.java"], &["python3", "/programs/client.py"]);
 }
 
-/// systemd, with its journal, its bus, control groups, and a service that it listens for. In the end it
-/// goes on as another container, too, and manages its services as before.
+/// systemd, with its journal, its bus, its logins, control groups, and a service that it listens for,
+/// which has mounts of its own as logind has. In the end it goes on as another container, too, and manages
+/// its services as before.
 #[test]
 fn big_systemd_with_a_service_that_it_listens_for() {
     let host = host();
@@ -119,16 +120,27 @@ fn big_systemd_with_a_service_that_it_listens_for() {
     let is_up = |name: &str| control(name, &["is-system-running"]).stdout.trim() == "running";
     let patience = PATIENCE * slowness();
     assert!(wait_until(patience, || is_up("a")), "{}", control("a", &["status"]));
-    // LIMIT: it has a mount namespace of its own.
-    control("a", &["mask", "--now", "systemd-logind"]).ok();
     control("a", &["link", "/programs/sums.service", "/programs/sums.socket"]).ok();
     control("a", &["start", "sums.socket"]).ok();
     start(&host, "c", &["python3", "/programs/client.py"]);
     go_round(&host, "c");
     let manages = |name: &str| {
         assert!(is_up(name), "{}", control(name, &["status"]));
-        let units = ["is-active", "dbus", "systemd-journald", "sums.socket", "sums.service"];
-        control(name, &units).ok();
+        let units = ["dbus", "systemd-journald", "systemd-logind", "sums.socket", "sums.service"];
+        control(name, &[&["is-active"], &units[..]].concat()).ok();
+        // Whoever keeps logins sees mounts of his own, and tells by the bus.
+        let logins =
+            ["exec", name, "loginctl", "--no-pager", "show-session", "-p", "NCurrentSessions"];
+        assert_eq!(host.dm(&logins).ok(), "NCurrentSessions=0");
+        let in_its_own = |script: &str| {
+            let script =
+                format!("nsenter -m -t $(systemctl show -P MainPID systemd-logind) {script}");
+            host.dm(&["exec", name, "sh", "-c", &script])
+        };
+        let out = in_its_own("touch /usr/new");
+        assert!(out.status != 0 && out.stderr.contains("Read-only"), "{out}");
+        in_its_own("touch /tmp/its-own").ok();
+        host.dm(&["exec", name, "test", "!", "-e", "/tmp/its-own"]).ok();
         // What its processes say is still heard, and known to be theirs.
         let say = ["exec", name, "systemd-run", "--wait", "-q", "-u", name, "echo", "still here"];
         host.dm(&say).ok();

@@ -451,6 +451,7 @@ impl Engine {
             outside,
             memory: Self::memory(config),
             nodes: Vec::new(),
+            mounts: Some(start::places(config)),
             own_ipc: true,
             cgroups: config.systemd,
             connections: true,

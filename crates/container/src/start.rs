@@ -974,6 +974,21 @@ fn plan_own_stack(plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
+/// Where something is mounted before the program starts.
+pub(crate) fn places(config: &Config) -> Vec<String> {
+    let mut all = vec!["/", "/proc", "/dev", "/dev/shm", "/dev/mqueue", "/sys"];
+    all.extend(["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]);
+    if needs_devpts(config) {
+        all.push("/dev/pts");
+    }
+    if config.systemd {
+        all.extend(["/run", "/run/lock", "/sys/fs/cgroup"]);
+    }
+    all.extend(hidden());
+    all.extend(config.mounts.iter().map(|mount| &*mount.target));
+    all.into_iter().map(str::to_owned).collect()
+}
+
 /// Whether a container has pseudo-terminals of its own from the start. Others get theirs with the
 /// first `exec --tty`.
 fn needs_devpts(config: &Config) -> bool {

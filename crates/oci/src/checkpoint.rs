@@ -106,6 +106,7 @@ impl Runtime {
             outside: outside.collect(),
             memory: memory(&spec.mounts),
             nodes: device::paths(&linux.devices),
+            mounts: None, // all others are refused ([`foreign_mounts`])
             own_ipc: namespaces.makes("ipc"),
             cgroups: false,
             connections: options.connections,

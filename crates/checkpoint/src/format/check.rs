@@ -5,6 +5,7 @@
 //! load side relies on: it indexes, adds and multiplies with numbers that passed here.
 
 mod cgroup;
+mod mount;
 mod mqueue;
 mod socket;
 mod system_v;
@@ -53,6 +54,7 @@ pub fn records(records: &Records) -> Result<()> {
         return Err(Error::damaged(part("page"), "checksums for another number of pages"));
     }
     let page_count = pages.bytes / PAGE_BYTES;
+    mount::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     about(&records.about).map_err(|what| Error::damaged(part("about"), what))?;
     for (n, memory) in records.memories.iter().enumerate() {
         check_memory(memory, records, page_count)
@@ -169,6 +171,8 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
     let is_uts = |n| object(n, records).map(|thing| matches!(thing, Thing::Uts(_)));
     ensure(process.uts.map_or(Ok(true), is_uts)?, || "in no UTS namespace".into())?;
+    let is_mounts = |n| object(n, records).map(|thing| matches!(thing, Thing::Mounts(_)));
+    ensure(process.mounts.map_or(Ok(true), is_mounts)?, || "in no mount namespace".into())?;
     let is_path = |root: &String| root.starts_with('/') && !root.contains('\0');
     ensure(process.root.as_ref().is_none_or(is_path), || "a root".into())?;
     object(process.directory.ok_or("no working directory")?, records).map(drop)
@@ -271,6 +275,10 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::File(file) => {
             ensure(path(&file.path), || "its path".into())?;
             file.locks.iter().try_for_each(check_lock)?;
+            if let Some(n) = file.namespace {
+                let found = matches!(object(n, records)?, Thing::Mounts(_));
+                ensure(found && file.deleted.is_none(), || "in no mount namespace".into())?;
+            }
             let Some(n) = file.deleted else { return Ok(()) };
             let is_kind = |mode: u32| mode & libc::S_IFMT == file.file_type;
             let found = match object(n, records)? {
@@ -314,6 +322,10 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         }
         Thing::Tmpfs(tmpfs) => {
             tmpfs::names(tmpfs)?;
+            if let Some(n) = tmpfs.namespace {
+                let found = matches!(object(n, records)?, Thing::Mounts(_));
+                ensure(found, || "in no mount namespace".into())?;
+            }
             for entry in &tmpfs.entries {
                 let TmpfsKind::File { bytes, runs: all } = &entry.what else { continue };
                 ensure(*bytes <= FILE_BYTES_MAX, || "a length".into())?;
@@ -374,6 +386,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             ensure(fanotify.marks.iter().all(sound), || "a mark".into())
         }
         Thing::Epoll(epoll) => ensure(epoll.items.len() <= 1 << 20, || "its items".into()),
+        Thing::Mounts(mounts) => mount::all(n, mounts, records),
         Thing::Uts(uts) => {
             // LIMIT: __NEW_UTS_LEN
             let sound = |name: &String| name.len() <= 64 && !name.contains('\0');
@@ -447,6 +460,7 @@ pub(crate) mod tests {
             modified_ns: 0,
             unchanged: false,
             deleted: None,
+            namespace: None,
             locks: Vec::new(),
         };
         let process = Process {

@@ -7,7 +7,7 @@ use super::Lock;
 /// A file or a directory, opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
-    /// Its path inside.
+    /// Its path inside, or in the mount namespace.
     pub path: String,
     /// `O_*`, without those that only open(2) looks at.
     pub flags: u32,
@@ -25,6 +25,9 @@ pub struct File {
     /// It has no name any more, or is memory: the object that it is about.
     #[serde(default)]
     pub deleted: Option<usize>,
+    /// The mount namespace that it was opened in, an object; none is the container's own.
+    #[serde(default)]
+    pub namespace: Option<usize>,
     /// Locks of this open file.
     #[serde(default)]
     pub locks: Vec<Lock>,

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener,
-    MemoryFile, MessageQueue, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd, RawSocket,
-    SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket, Terminal,
-    TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket, Uts,
+    MemoryFile, MessageQueue, Mounts, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd,
+    RawSocket, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket,
+    Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket, Uts,
 };
 
 /// An open descriptor of a process.
@@ -94,6 +94,8 @@ pub enum Thing {
     OpenQueue(OpenQueue),
     /// Memory that is shared without a file.
     SharedMemory(SharedMemory),
+    /// A mount namespace of some processes.
+    Mounts(Mounts),
     /// A UTS namespace of some processes.
     Uts(Uts),
 }
@@ -143,6 +145,7 @@ impl Thing {
             | Self::SystemVQueue(_)
             | Self::MessageQueue(_)
             | Self::SharedMemory(_)
+            | Self::Mounts(_)
             | Self::Uts(_) => false,
         }
     }
@@ -190,6 +193,7 @@ impl Thing {
             Self::MessageQueue(_) => "message queue",
             Self::OpenQueue(_) => "open message queue",
             Self::SharedMemory(_) => "shared memory",
+            Self::Mounts(_) => "mount namespace",
             Self::Uts(_) => "UTS namespace",
         }
     }

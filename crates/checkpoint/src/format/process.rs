@@ -47,6 +47,9 @@ pub struct Process {
     /// Its control group, by its path below the container's own ([`super::Cgroups`]).
     #[serde(default)]
     pub cgroup: Option<String>,
+    /// The mount namespace it is in, an object; none is the container's own.
+    #[serde(default)]
+    pub mounts: Option<usize>,
     /// The UTS namespace it is in, an object; none is the container's own.
     #[serde(default)]
     pub uts: Option<usize>,

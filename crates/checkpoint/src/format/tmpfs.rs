@@ -9,6 +9,9 @@ use super::Run;
 pub struct Tmpfs {
     /// The directory, inside: `/dev/shm`.
     pub target: String,
+    /// The mount namespace that it is in, an object; none is the container's own.
+    #[serde(default)]
+    pub namespace: Option<usize>,
     /// What is in it, directories before what is in them.
     pub entries: Vec<TmpfsEntry>,
 }

@@ -13,7 +13,7 @@ use dormouse_kernel::{Errno, proc};
 
 use super::lazy::{self, Sources};
 use super::tcp::{self, Connections};
-use super::{Restore, cgroup, file, process, system_v, tmpfs, unix};
+use super::{Restore, cgroup, file, mount, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -135,7 +135,11 @@ fn lead(
             system_v::remove(pid, restore)?;
             return Ok(connections);
         }
+        if stage == mount::STAGE {
+            tmpfs::restore_apart(pid, restore)?;
+        }
         if stage == "born" {
+            file::check_unchanged_apart(restore, pid)?;
             system_v::restore(pid, restore)?;
             connections = tcp::restore(pid, restore)?;
         }
@@ -270,6 +274,12 @@ fn call_name(number: i64) -> String {
         (libc::SYS_write, "write"),
         (libc::SYS_unshare, "unshare"),
         (libc::SYS_setns, "setns"),
+        (libc::SYS_open_tree, "open_tree"),
+        (libc::SYS_move_mount, "move_mount"),
+        (libc::SYS_mount_setattr, "mount_setattr"),
+        (libc::SYS_fsconfig, "fsconfig"),
+        (libc::SYS_fsmount, "fsmount"),
+        (libc::SYS_pivot_root, "pivot_root"),
     ];
     let found = known.iter().find(|(n, _)| *n == number);
     found.map_or_else(|| format!("system call {number}"), |(_, name)| (*name).to_owned())

@@ -63,6 +63,14 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                 object.thing.name()
             )));
         }
+        // Whoever makes them again has more than its processes.
+        let is_namespace = matches!(object.thing, Thing::Mounts(_) | Thing::Uts(_));
+        if is_namespace && allowed.capabilities & SYS_ADMIN == 0 {
+            return Err(Error::Elsewhere(format!(
+                "object {n} is a {}, which the container's configuration does not allow (SYS_ADMIN)",
+                object.thing.name()
+            )));
+        }
     }
     for process in &records.processes {
         // Who chooses the root of a set-user-id program is its master.
@@ -72,13 +80,6 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
             return Err(Error::Elsewhere(format!(
                 "process {pid} ({name}) has the root '{root}', which the container's configuration \
                  does not allow"
-            )));
-        }
-        if process.uts.is_some() && allowed.capabilities & SYS_ADMIN == 0 {
-            let (pid, name) = (process.pid, &process.name);
-            return Err(Error::Elsewhere(format!(
-                "process {pid} ({name}) has namespaces of its own, which the container's \
-                 configuration does not allow (SYS_ADMIN)"
             )));
         }
         for thread in &process.threads {
@@ -234,6 +235,7 @@ fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::{Object, Uts};
 
     #[test]
     fn records_only_narrow_what_the_configuration_gives() {
@@ -253,6 +255,13 @@ mod tests {
             beside: false,
             passed_ns: 0,
         };
+        let uts = Thing::Uts(Uts { hostname: None, domainname: None });
+        let objects = vec![Object { thing: uts }];
+        let apart = Records { objects, ..Records::default() };
+        let said = check(&apart, &allowed).map_err(|e| e.to_string());
+        assert!(said.is_err_and(|said| said.contains("SYS_ADMIN")));
+        let capabilities = allowed.capabilities | SYS_ADMIN;
+        assert!(check(&apart, &Allowed { capabilities, ..allowed.clone() }).is_ok());
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
         assert!(check_thread(&root, &allowed).is_ok());
         let other = Credentials { uids: [33; 4], ..root.clone() };

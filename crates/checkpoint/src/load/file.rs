@@ -2,9 +2,9 @@
 //!
 //! Paths are resolved by the process itself, below the container's root, as its own open would be.
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
 
-use super::{Plan, lock};
+use super::{Plan, Restore, lock};
 use crate::error::{Error, Result};
 use crate::format::{Device, External, File, Records, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -114,19 +114,36 @@ pub(super) fn check_unchanged(records: &Records, pid: u32) -> Result<()> {
     let root = root.map_err(Error::of("open the root", pid))?;
     for object in &records.objects {
         let Thing::File(file) = &object.thing else { continue };
-        if !file.unchanged {
+        if !file.unchanged || file.namespace.is_some() {
             continue;
         }
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let found = rustix::fs::openat2(&root, &file.path, flags, Mode::empty(), how)
             .and_then(rustix::fs::fstat);
-        let path = &file.path;
-        let stat = found.map_err(|e| Error::Elsewhere(format!("its file '{path}': {e}")))?;
-        let now = (stat.st_size as u64, crate::save::modified_ns(&stat));
-        if now != (file.bytes, file.modified_ns) {
-            let text = format!("its file '{path}', which is mapped, is another than it was");
-            return Err(Error::Elsewhere(text));
+        is_unchanged(file, found)?;
+    }
+    Ok(())
+}
+
+/// The same of those that were opened in mount namespaces of their own, which the first process has.
+pub(super) fn check_unchanged_apart(restore: &Restore, pid: u32) -> Result<()> {
+    for (object, cell) in restore.records.objects.iter().zip(&restore.cells) {
+        let (Thing::File(file), Some(cell)) = (&object.thing, cell) else { continue };
+        if file.unchanged && file.namespace.is_some() {
+            let number = restore.program.value(*cell).map_err(Error::call("read a number"))?;
+            is_unchanged(file, rustix::fs::stat(format!("/proc/{pid}/fd/{number}")))?;
         }
+    }
+    Ok(())
+}
+
+fn is_unchanged(file: &File, found: rustix::io::Result<Stat>) -> Result<()> {
+    let path = &file.path;
+    let stat = found.map_err(|e| Error::Elsewhere(format!("its file '{path}': {e}")))?;
+    let now = (stat.st_size as u64, crate::save::modified_ns(&stat));
+    if now != (file.bytes, file.modified_ns) {
+        let text = format!("its file '{path}', which is mapped, is another than it was");
+        return Err(Error::Elsewhere(text));
     }
     Ok(())
 }

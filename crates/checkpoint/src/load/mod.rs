@@ -7,6 +7,7 @@
 //! it. In order, with the stages at which everybody waits for everybody:
 //!
 //! ```text
+//! `memory`         only where mount namespaces of processes' own have files in memory
 //! first process    objects, each into a cell; shared memory; then everybody:
 //! `born`           what children inherit; sessions; children, by clone3 with the id they had
 //! `led`            process groups are made
@@ -40,6 +41,7 @@ mod lazy;
 mod lock;
 mod memfd;
 mod memory;
+mod mount;
 mod mqueue;
 mod netlink;
 mod object;
@@ -111,6 +113,8 @@ pub struct Restore {
     pages: File,
     /// Directories that the configuration has in memory.
     memory: Vec<String>,
+    /// What is in memory in mount namespaces inside, by object.
+    memories: HashMap<usize, Cell>,
     /// The container whose connections were kept quiet.
     quiet: Option<String>,
     /// What its clocks add to the host's, where that is not what the newborn's do.
@@ -198,7 +202,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     };
     let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
     let lazily = lazy.map_or(0, |lazy| lazy.processes().len());
-    let cgroups: usize = records
+    let others: usize = records
         .objects
         .iter()
         .map(|object| match &object.thing {
@@ -210,10 +214,12 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
                 };
                 all.groups.iter().map(written).sum()
             }
+            // Itself, and a copy or how it is made.
+            Thing::Mounts(all) => 2 * all.mounts.len(),
             _ => 0,
         })
         .sum();
-    let made = records.objects.len() * 4 + queued + pidfds + cgroups;
+    let made = records.objects.len() * 4 + queued + pidfds + others;
     let cells = (wants.len() + made + lazily + 64) as u32;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
@@ -229,6 +235,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     let pages = reader.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
+    let memories = std::mem::take(&mut plan.memories);
     let lazy_cells = plan.lazy.cells();
     let shared_end = plan.shared_end;
     let work_end = plan.work_end;
@@ -245,6 +252,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
         cells,
         pages,
         memory: allowed.memory.clone(),
+        memories,
         quiet: None,
         clocks,
         is_foreign,
@@ -311,6 +319,8 @@ struct Plan<'r> {
     cells: Vec<Option<Cell>>,
     /// Open control groups, by path.
     cgroups: HashMap<String, Cell>,
+    /// Where the number of what is in memory is, of mount namespaces inside, by object.
+    memories: HashMap<usize, Cell>,
     /// A side of each terminal, by object.
     terminals: HashMap<usize, Cell>,
     /// Where shared memory waits, by object.
@@ -374,6 +384,7 @@ impl<'r> Plan<'r> {
             held,
             cells: vec![None; records.objects.len()],
             cgroups: HashMap::new(),
+            memories: HashMap::new(),
             terminals: HashMap::new(),
             shared: HashMap::new(),
             shared_end: work + SHARED_AT,

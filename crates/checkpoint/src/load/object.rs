@@ -1,8 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, fanotify, file, inotify, memfd, memory, mqueue, netlink, pipe, raw,
-    socket, tcp, terminal, timer, udp, unix, uts,
+    Plan, deleted, event, fanotify, file, inotify, memfd, memory, mount, mqueue, netlink, pipe,
+    raw, socket, tcp, terminal, timer, udp, unix, uts,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -12,6 +12,7 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     lift_given(plan, sequence);
+    mount::make_all(plan, sequence)?;
     terminal::make_all(plan, sequence)?;
     for (index, object) in records.objects.iter().enumerate() {
         let what = format!("object {index} ({})", object.thing.name());
@@ -23,6 +24,9 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let made = match &object.thing {
             // Whoever holds what it is about makes it.
             Thing::File(it) if it.deleted.is_some() => None,
+            // In its namespace, before all others.
+            Thing::File(it) if it.namespace.is_some() => None,
+            Thing::Mounts(_) => None,
             Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
             Thing::MemoryFile(it) => {
                 memfd::make(plan, sequence, what, index, it)?;

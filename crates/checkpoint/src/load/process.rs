@@ -2,7 +2,7 @@
 
 use super::{
     NICE, NOFILE, Plan, RTPRIO, descriptor, event, fanotify, file, filter, inotify, lock, memfd,
-    signal, thread, timer, uts,
+    mount, signal, thread, timer, uts,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
@@ -59,6 +59,7 @@ pub(super) fn restore(
     next_thread: usize,
 ) -> Result<Vec<Sequence>> {
     let pid = record.pid;
+    mount::enter(plan, sequence, record)?;
     uts::enter(plan, sequence, record)?;
     if let Some(directory) = record.directory {
         let cell = plan.object(directory)?;

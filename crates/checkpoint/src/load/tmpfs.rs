@@ -17,41 +17,62 @@ use rustix::fs::{
 use super::Restore;
 use super::system_v::fill;
 use crate::error::{Error, Result};
-use crate::format::{Thing, TmpfsEntry, TmpfsKind};
+use crate::format::{Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use crate::save::{Maps, tmpfs_at};
 
 /// LIMIT: directories in each other.
 const DEPTH_MAX: usize = 64;
 
-/// Fills all of them.
+/// Fills all that the configuration has.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
     for object in &restore.records.objects {
         let Thing::Tmpfs(tmpfs) = &object.thing else { continue };
-        let failed = |path: &str| {
-            let path = format!("{}/{path}", tmpfs.target);
-            move |e: Errno| Error::file("cannot restore", path)(e.into())
-        };
+        if tmpfs.namespace.is_some() {
+            continue;
+        }
         if !restore.memory.contains(&tmpfs.target) {
             let text = format!("its '{}' is not in memory here", tmpfs.target);
             return Err(Error::Elsewhere(text));
         }
-        let maps = Maps::read(pid);
-        let place = tmpfs_at(pid, &tmpfs.target).map_err(failed(""))?;
+        let place = tmpfs_at(pid, &tmpfs.target).map_err(failed(tmpfs, ""))?;
         let kept: HashSet<&str> = tmpfs.entries.iter().map(|e| &*e.path).collect();
-        clear(&place, "", &kept, 0).map_err(failed(""))?;
-        as_root_of(&maps, || {
-            for entry in &tmpfs.entries {
-                make(&place, entry, &maps, &restore.pages).map_err(failed(&entry.path))?;
-            }
-            // What was made in a directory has changed its time.
-            for entry in tmpfs.entries.iter().rev().filter(|e| e.what == TmpfsKind::Directory) {
-                date(&place, entry).map_err(failed(&entry.path))?;
-            }
-            Ok(())
-        })
-        .map_err(failed(""))??;
+        clear(&place, "", &kept, 0).map_err(failed(tmpfs, ""))?;
+        fill_in(&place, tmpfs, &Maps::read(pid), &restore.pages)?;
     }
     Ok(())
+}
+
+/// Fills those that the first process has made for mount namespaces of processes' own.
+pub(super) fn restore_apart(pid: u32, restore: &Restore) -> Result<()> {
+    for (index, object) in restore.records.objects.iter().enumerate() {
+        let Thing::Tmpfs(tmpfs) = &object.thing else { continue };
+        let Some(cell) = restore.memories.get(&index) else { continue };
+        let number = restore.program.value(*cell).map_err(Error::call("read a number"))?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let place = rustix::fs::open(format!("/proc/{pid}/fd/{number}"), flags, Mode::empty());
+        let place = place.map_err(failed(tmpfs, ""))?;
+        fill_in(&place, tmpfs, &Maps::read(pid), &restore.pages)?;
+    }
+    Ok(())
+}
+
+fn failed(tmpfs: &Tmpfs, path: &str) -> impl FnOnce(Errno) -> Error + use<> {
+    let path = format!("{}/{path}", tmpfs.target);
+    move |e| Error::file("cannot restore", path)(e.into())
+}
+
+fn fill_in(place: &OwnedFd, tmpfs: &Tmpfs, maps: &Maps, pages: &File) -> Result<()> {
+    as_root_of(maps, || {
+        for entry in &tmpfs.entries {
+            make(place, entry, maps, pages).map_err(failed(tmpfs, &entry.path))?;
+        }
+        // What was made in a directory has changed its time.
+        for entry in tmpfs.entries.iter().rev().filter(|e| e.what == TmpfsKind::Directory) {
+            date(place, entry).map_err(failed(tmpfs, &entry.path))?;
+        }
+        Ok(())
+    })
+    .map_err(failed(tmpfs, ""))?
 }
 
 /// Does something as root of a container, with all rights that this process has: a tmpfs that was

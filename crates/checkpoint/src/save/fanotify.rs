@@ -24,7 +24,7 @@ struct Told {
     ignored: u64,
 }
 
-pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
+pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
         return Err("a fanotify with events that nobody has read, which are not saved".into());
     }
@@ -40,9 +40,10 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     let told: Option<Vec<Told>> = all.iter().map(|line| mark(line)).collect();
     let told = told.ok_or(too_little)?;
     let mut names = HashMap::new();
+    let witness = survey.mounts.witness(open.process);
     if !told.is_empty() {
         let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
-        names = inotify::find(open.process.first, &wanted);
+        names = inotify::find(witness, &wanted);
     }
     let mark = |told: Told| {
         let (device, inode) = told.of;
@@ -51,7 +52,7 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
                 "a fanotify that marks inode {inode} of device {device:x}, whose name is not found"
             )
         })?;
-        let stat = file::lookup(open.process.first, &path).and_then(rustix::fs::fstat);
+        let stat = file::lookup(witness, &path).and_then(rustix::fs::fstat);
         let is_directory =
             stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
         // The kernel adds it to marks of files too, and may not take it for them.

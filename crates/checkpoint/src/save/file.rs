@@ -75,6 +75,7 @@ fn found(
     if link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
+    let apart = survey.mounts.of_file(open);
     let file = File {
         path: link.to_owned(),
         flags: 0,
@@ -84,20 +85,25 @@ fn found(
         modified_ns: modified_ns(stat),
         unchanged: false,
         deleted: None,
+        namespace: apart.map(|(_, namespace)| namespace),
         locks: Vec::new(),
     };
     if is_deleted(link, stat) {
+        if apart.is_some() && file_type(stat) == FileType::Directory {
+            return Err(format!(
+                "the deleted directory '{link}' in a mount namespace of its own, not saved yet"
+            ));
+        }
         let deleted = deleted::object(survey, seen, link, stat, open)?;
-        return Ok(File { deleted: Some(deleted), ..file });
+        return Ok(File { deleted: Some(deleted), namespace: None, ..file });
     }
-    is_there(seen, link, stat)?;
+    is_there(apart.map_or(seen.first, |(witness, _)| witness), link, stat)?;
     Ok(file)
 }
 
-/// Whether a file is found by its name.
-pub(crate) fn is_there(seen: &Seen, link: &str, stat: &Stat) -> Result<(), Why> {
-    let there =
-        lookup(seen.first, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
+/// Whether a file is found by its name, below the root of a process.
+pub(crate) fn is_there(pid: u32, link: &str, stat: &Stat) -> Result<(), Why> {
+    let there = lookup(pid, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
     let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
     if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
         return Err(format!("'{link}', which by that name is another file now"));
@@ -125,7 +131,7 @@ pub(crate) fn lookup(pid: u32, path: &str) -> Result<OwnedFd, rustix::io::Errno>
 }
 
 /// The root of a process, where it is another than the container's (chroot(2)).
-pub(crate) fn root(seen: &Seen) -> Result<Option<String>, Why> {
+pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, Why> {
     let place = format!("/proc/{}/root", seen.pid);
     let link = fs::read_link(&place).map_err(|e| format!("it cannot be read: {e}"))?;
     let link = link.to_string_lossy().into_owned();
@@ -136,7 +142,7 @@ pub(crate) fn root(seen: &Seen) -> Result<Option<String>, Why> {
     if is_deleted(&link, &stat) {
         return Err(format!("'{link}': a root that is gone, which is not saved yet"));
     }
-    is_there(seen, &link, &stat)?;
+    is_there(survey.mounts.witness(seen), &link, &stat)?;
     Ok(Some(link))
 }
 
@@ -146,18 +152,19 @@ pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, W
     let link = fs::read_link(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
     let link = link.to_string_lossy().into_owned();
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    if let Some(index) = survey.named.get(&(link.clone(), flags)) {
-        return Ok(*index);
-    }
     let open = rustix::fs::open(at("cwd"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let open = open.map_err(|e| format!("it cannot be read: {e}"))?;
+    let namespace = survey.mounts.of_file(open.as_fd()).map(|(_, namespace)| namespace);
+    if let Some(index) = survey.named.get(&(link.clone(), flags, namespace)) {
+        return Ok(*index);
+    }
     let stat = rustix::fs::fstat(&open).map_err(|e| format!("it cannot be read: {e}"))?;
     let file = found(survey, seen, &link, &stat, open.as_fd())?;
     let is_named = file.deleted.is_none();
     let index = survey.add(Thing::File(File { flags, ..file }));
     // Several may have had one name, one after the other.
     if is_named {
-        survey.named.insert((link, flags), index);
+        survey.named.insert((link, flags, namespace), index);
     }
     Ok(index)
 }
@@ -182,12 +189,13 @@ pub(crate) fn mapped(
         true => format!("{:x}:{:x}", stat.st_dev, stat.st_ino),
         false => link.to_owned(),
     };
-    if let Some(index) = survey.named.get(&(name.clone(), flags)) {
+    let namespace = survey.mounts.of_file(open.as_fd()).map(|(_, namespace)| namespace);
+    if let Some(index) = survey.named.get(&(name.clone(), flags, namespace)) {
         return Ok(*index);
     }
     let file = found(survey, seen, link, &stat, open.as_fd())?;
     let unchanged = !writes && file.deleted.is_none();
     let index = survey.add(Thing::File(File { flags, unchanged, ..file }));
-    survey.named.insert((name, flags), index);
+    survey.named.insert((name, flags, namespace), index);
     Ok(index)
 }

@@ -44,7 +44,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let mut names = HashMap::new();
     if !told.is_empty() {
         let wanted: Vec<(u64, u64)> = told.iter().map(|t| t.of).collect();
-        names = find(open.process.first, &wanted);
+        names = find(survey.mounts.witness(open.process), &wanted);
     }
     let watch = |told: Told| {
         let path = names.get(&told.of).cloned();

@@ -30,6 +30,7 @@ mod inotify;
 mod limit;
 mod lock;
 mod memory;
+mod mount;
 mod mqueue;
 mod netlink;
 mod object;
@@ -101,6 +102,8 @@ pub struct Subject {
     pub memory: Vec<String>,
     /// Devices below these that its configuration makes again.
     pub nodes: Vec<String>,
+    /// Where its configuration mounts something; none where all is mounted by that.
+    pub mounts: Option<Vec<String>>,
     /// What is in its ipc namespace is its own, and goes with it.
     pub own_ipc: bool,
     /// It may make control groups below its own.
@@ -220,6 +223,7 @@ fn of_nobody(
     tables: Option<&system_v::Tables>,
 ) -> Result<()> {
     survey.outsiders(tree);
+    mount::find(survey, tree);
     let Some(first) = tree.first() else { return Ok(()) };
     if let Some(tables) = tables {
         mqueue::find(survey, first, tables)?;
@@ -388,7 +392,7 @@ impl Stopped {
         mqueue::contents(&mut found)?;
         pipe::contents(&mut found)?;
         udp::contents(&mut found, subject)?;
-        tmpfs::contents(&mut found, subject.init, &mut writer)?;
+        tmpfs::contents(&mut found, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject, &self.before.host)?;
         let (objects, held) = (found.objects, found.held);

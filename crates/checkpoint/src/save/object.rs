@@ -16,8 +16,8 @@ use rustix::fs::Stat;
 use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
-    HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, lock, memory, mqueue, pidfd,
-    pipe, socket, tcp, terminal, timer, unix, uts,
+    HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, lock, memory, mount, mqueue,
+    pidfd, pipe, socket, tcp, terminal, timer, unix, uts,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -101,6 +101,8 @@ pub(crate) struct Surveyed {
     pub(crate) leases: Vec<Lease>,
     pub(crate) directory: Option<usize>,
     pub(crate) root: Option<String>,
+    /// Its mount namespace, an object.
+    pub(crate) mounts: Option<usize>,
     /// Its UTS namespace, an object.
     pub(crate) uts: Option<usize>,
     /// Its control group inside.
@@ -116,7 +118,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) ahead: Option<&'s Ahead>,
     pub(crate) found: Found,
     open_files: HashMap<Key, Vec<(u32, u32, usize)>>,
-    pub(crate) named: HashMap<(String, u32), usize>,
+    /// Files by name and flags, and the mount namespace that they were opened in.
+    pub(crate) named: HashMap<(String, u32, Option<usize>), usize>,
     pub(crate) pipes: HashMap<(u64, u64), pipe::Ends>,
     pub(crate) unix: unix::Known,
     /// Peers of unix sockets, by object: the number that the container knows a process by.
@@ -130,6 +133,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
     /// What has lost its name, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
+    /// Mount namespaces but the container's own.
+    pub(crate) mounts: mount::Apart,
     /// UTS namespaces, by their links in procfs.
     pub(crate) uts: HashMap<String, usize>,
     /// The control group below which others may have been made inside.
@@ -154,6 +159,8 @@ pub(crate) struct Found {
     pub(crate) queues: Vec<super::tcp::Queue>,
     /// Open files to be held.
     pub(crate) held: Vec<HeldFile>,
+    /// Where files in memory are, by object.
+    pub(crate) memories: Vec<(usize, OwnedFd)>,
     /// Objects whose contents are to be read: which, and from what.
     pub(crate) contents: Vec<(usize, fs::File)>,
     /// Fifos that nobody has open to read, to be read when all stand still, with an end that writes.
@@ -182,6 +189,7 @@ impl<'s> Survey<'s> {
             message_queues: HashMap::new(),
             terminals: HashMap::new(),
             deleted: HashMap::new(),
+            mounts: mount::Apart::default(),
             uts: HashMap::new(),
             own_cgroup: None,
             home: OnceCell::new(),
@@ -193,6 +201,11 @@ impl<'s> Survey<'s> {
     pub(crate) fn add(&mut self, thing: Thing) -> usize {
         self.found.objects.push(Object { thing });
         self.found.objects.len() - 1
+    }
+
+    /// The place of an object whose record is made later: what it is made from may be objects too.
+    pub(crate) fn reserve(&mut self) -> usize {
+        self.add(placeholder())
     }
 
     /// Processes of the cgroup that are not of the tree.
@@ -224,9 +237,15 @@ impl<'s> Survey<'s> {
         }
         let apart = super::process::check(seen, self);
         let mut surveyed = Surveyed::default();
-        if let Some(link) = apart.uts {
-            match uts::object(self, seen, &link) {
-                Ok(index) => surveyed.uts = Some(index),
+        let mounts = apart.mounts.map(|link| match self.mounts.object(&link) {
+            Some(found) => found,
+            None => Err(self.passing("it has made a mount namespace just now".into())),
+        });
+        let mounts = mounts.transpose();
+        let uts = apart.uts.map(|link| uts::object(self, seen, &link)).transpose();
+        for (found, to) in [(mounts, &mut surveyed.mounts), (uts, &mut surveyed.uts)] {
+            match found {
+                Ok(index) => *to = index,
                 Err(why) => self.found.refusals.push(seen.refuse("", why)),
             }
         }
@@ -244,7 +263,7 @@ impl<'s> Survey<'s> {
             Ok(index) => surveyed.directory = Some(index),
             Err(why) => self.found.refusals.push(seen.refuse("working directory", why)),
         }
-        match file::root(seen) {
+        match file::root(self, seen) {
             Ok(root) => surveyed.root = root,
             Err(why) => self.found.refusals.push(seen.refuse("root", why)),
         }
@@ -281,8 +300,7 @@ impl<'s> Survey<'s> {
         let kind = KINDS.iter().find(|kind| (kind.is)(&open));
         let Some(kind) = kind else { return Err(unknown(&open.link)) };
         let index = open.index;
-        // The place is taken before the record is made: what it is made from may be objects too.
-        self.found.objects.push(Object { thing: placeholder() });
+        self.reserve();
         let thing = (kind.save)(self, &open)?;
         if self.subject.hold && thing.is_called_from_outside() {
             let failed = |e: std::io::Error| format!("it cannot be held: {e}");
@@ -345,8 +363,7 @@ impl<'s> Survey<'s> {
             None => {
                 let kind = KINDS.iter().find(|kind| (kind.is)(&open));
                 let kind = kind.ok_or_else(|| unknown(&open.link))?;
-                // The place is taken before the record is made, as above.
-                self.found.objects.push(Object { thing: placeholder() });
+                self.reserve();
                 (kind.save)(self, &open)?
             }
         };

@@ -89,7 +89,7 @@ fn name(
         return Err(format!("the fifo '{fifo}' on a volume, which others may have open, too"));
     }
     if open.stat.st_nlink != 0 {
-        file::is_there(open.process, &open.link, &open.stat)?;
+        file::is_there(first, &open.link, &open.stat)?;
         return Ok((Some(open.link.clone()), None));
     }
     let was = open.link.trim_end_matches(" (deleted)");

@@ -58,6 +58,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
 /// Namespaces that a process is in and the first is not, by their links in procfs.
 #[derive(Debug, Default)]
 pub(crate) struct Apart {
+    pub(crate) mounts: Option<String>,
     pub(crate) uts: Option<String>,
 }
 
@@ -122,6 +123,7 @@ fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
     let pairs = own.namespaces.iter().zip(&first.namespaces).zip(NAMESPACES);
     for ((own, _), name) in pairs.filter(|((own, first), _)| own != first) {
         match name {
+            "mnt" => apart.mounts.clone_from(own),
             "uts" => apart.uts.clone_from(own),
             _ => all.push(of_its_own(name)),
         }
@@ -193,6 +195,7 @@ pub(crate) fn record(
     record.leases = surveyed.leases.clone();
     record.directory = surveyed.directory;
     record.root.clone_from(&surveyed.root);
+    record.mounts = surveyed.mounts;
     record.uts = surveyed.uts;
     record.cgroup.clone_from(&surveyed.cgroup);
     record.limits = limits(seen.pid)?;

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
@@ -20,6 +20,9 @@ use crate::format::{PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
 
 /// LIMIT: directories in each other.
 const DEPTH_MAX: usize = 64;
+/// Only below a directory that is open, on the same mount, and never through a link.
+const BELOW: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
 /// A directory that is in memory, by its path inside, whatever links lead there: a tmpfs, or a part of
 /// one that is mounted by itself. KERNEL(5.8): statx(2) tells that
@@ -38,16 +41,12 @@ pub(crate) fn place(pid: u32, target: &str) -> std::result::Result<OwnedFd, Errn
 pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     let maps = first.maps();
     for target in survey.subject.memory.clone() {
-        let nodes = &survey.subject.nodes;
-        let (names, entries) = (HashMap::new(), Vec::new());
-        let mut walk = Walk { maps, target: &target, nodes, names, entries };
         // One that is not mounted has nothing in it.
         let Ok(place) = place(first.pid, &target) else { continue };
-        match walk.below(&place, "", 0) {
-            Ok(()) if walk.entries.is_empty() => {}
-            Ok(()) => {
-                let entries = walk.entries;
-                survey.add(Thing::Tmpfs(Tmpfs { target, entries }));
+        match entries(&place, &target, maps, &survey.subject.nodes) {
+            Ok(entries) if entries.is_empty() => {}
+            Ok(entries) => {
+                add(survey, Tmpfs { target, namespace: None, entries }, place);
             }
             Err(why) => survey.found.refusals.push(Refusal {
                 pid: 0,
@@ -59,16 +58,39 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     }
 }
 
+/// What is in one. `nodes` are devices that are made without it.
+pub(super) fn entries(
+    place: &OwnedFd,
+    target: &str,
+    maps: &Maps,
+    nodes: &[String],
+) -> std::result::Result<Vec<TmpfsEntry>, String> {
+    let (names, entries) = (HashMap::new(), Vec::new());
+    let mut walk = Walk { maps, target, nodes, names, entries };
+    walk.below(place, "", 0)?;
+    Ok(walk.entries)
+}
+
+/// Adds one that is at a place; gives its object.
+pub(super) fn add(survey: &mut Survey<'_>, tmpfs: Tmpfs, place: OwnedFd) -> usize {
+    let index = survey.add(Thing::Tmpfs(tmpfs));
+    survey.found.memories.push((index, place));
+    index
+}
+
 /// Reads the contents of all of them, which nobody changes any more.
-pub(super) fn contents(found: &mut Found, pid: u32, writer: &mut Writer) -> Result<()> {
-    for object in &mut found.objects {
-        let Thing::Tmpfs(tmpfs) = &mut object.thing else { continue };
+pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
+    for (index, place) in std::mem::take(&mut found.memories) {
+        let Thing::Tmpfs(tmpfs) = &mut found.objects[index].thing else { continue };
         for entry in &mut tmpfs.entries {
             let TmpfsKind::File { bytes, runs } = &mut entry.what else { continue };
             let path = format!("{}/{}", tmpfs.target, entry.path);
             let mut read = || {
-                let place = file::lookup(pid, &path)?;
-                let file = File::open(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+                let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+                // Another file may be mounted there, which was met as this one.
+                let how = BELOW.difference(ResolveFlags::NO_XDEV);
+                let open = rustix::fs::openat2(&place, &entry.path, flags, Mode::empty(), how)?;
+                let file = File::from(open);
                 memory::file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), writer)
             };
             *runs = read().map_err(Error::file("cannot read", &path))??;
@@ -98,11 +120,9 @@ impl Walk<'_> {
         if depth > DEPTH_MAX {
             return Err(format!("'{target}/{path}' is too deep to be saved"));
         }
-        // Opened by name only below a directory that is open, and never through a link.
         let open = |at: &OwnedFd, name: &std::ffi::CStr, flags: OFlags| {
-            let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
             let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            rustix::fs::openat2(at, name, flags, Mode::empty(), how)
+            rustix::fs::openat2(at, name, flags, Mode::empty(), BELOW)
         };
         let listing = open(place, c".", OFlags::RDONLY | OFlags::DIRECTORY).map_err(failed)?;
         let own = rustix::fs::fstat(&listing).map_err(failed)?.st_dev;

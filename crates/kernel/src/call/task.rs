@@ -15,6 +15,8 @@ bitflags::bitflags! {
     pub struct CloneFlags: u64 {
         /// A time namespace for children. KERNEL(5.6).
         const NEWTIME = 0x80;
+        /// Both have one root, working directory and umask; to unshare it gives the caller its own.
+        const FS = 0x200;
         /// Both have one table of descriptors.
         const FILES = 0x400;
         /// The parent is stopped until the child execs or ends.

@@ -44,7 +44,7 @@ mod tests {
         let with = |path: &str, mode, what: TmpfsKind| {
             let path = path.to_owned();
             let entry = TmpfsEntry { path, mode, uid: 0, gid: 0, modified_ns: 0, what };
-            names(&Tmpfs { target: "/dev/shm".into(), entries: vec![entry] })
+            names(&Tmpfs { target: "/dev/shm".into(), namespace: None, entries: vec![entry] })
         };
         let file = || TmpfsKind::File { bytes: 0, runs: Vec::new() };
         assert!(with("a/b", 0o644, file()).is_ok());

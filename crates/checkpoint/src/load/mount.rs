@@ -1,0 +1,234 @@
+//! Mount namespaces: each is made by a stand-in, whose rights are those of the container's own root, and
+//! entered by those who were in it.
+//!
+//! A stand-in has a copy of the container's mount namespace. In that it takes copies of what is mounted,
+//! which are private, and puts them together to a tree of their own, each below the descriptor of the one
+//! it is in; the tree becomes the root, and the copy goes. Then it opens what is open there: a file that
+//! was opened in a namespace leads nowhere else.
+//!
+//! What is in memory is made before, empty, and filled by the engine ([`super::tmpfs`]) at a stage of
+//! its own.
+
+use std::collections::HashMap;
+
+use super::{Plan, file, object};
+use crate::error::{Error, Result};
+use crate::format::{Mount, MountSource, Mounts, Process, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// The stage at which what is in memory is there, and empty.
+pub(super) const STAGE: &str = "memory";
+
+const FSCONFIG_SET_STRING: u64 = 1;
+const FSCONFIG_CMD_CREATE: u64 = 6;
+const FSOPEN_CLOEXEC: u64 = 1;
+const FSMOUNT_CLOEXEC: u64 = 1;
+const MOVE_FROM_EMPTY_PATH: u64 = 0x4;
+const MOVE_TO_EMPTY_PATH: u64 = 0x40;
+
+/// Copies of mounts for other namespaces, by namespace and number there.
+type Copies = HashMap<(usize, usize), Cell>;
+
+/// Makes all of them, and opens what is open there.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let records = plan.records;
+    let all = records.objects.iter().enumerate().filter_map(|(n, object)| match &object.thing {
+        Thing::Mounts(mounts) => Some((n, mounts)),
+        _ => None,
+    });
+    let all: Vec<(usize, &Mounts)> = all.collect();
+    let mut copies = Copies::new();
+    for (n, mounts) in &all {
+        for (number, mount) in mounts.mounts.iter().enumerate() {
+            let MountSource::Tmpfs { options, contents } = &mount.source else { continue };
+            let what = what(*n, mount);
+            let made = new(plan, sequence, &what, ("tmpfs", options), 0)?;
+            plan.memories.insert(*contents, made);
+            copies.insert((*n, number), made);
+        }
+    }
+    if !copies.is_empty() {
+        sequence.stage(STAGE);
+    }
+    for (n, mounts) in &all {
+        let mut part = Sequence::default();
+        let made = namespace(plan, &mut part, *n, mounts, &mut copies)?;
+        for (index, object) in records.objects.iter().enumerate() {
+            let Thing::File(it) = &object.thing else { continue };
+            if it.namespace != Some(*n) || it.deleted.is_some() {
+                continue;
+            }
+            let what = format!("object {index} (file)");
+            let open = file::make(plan, &mut part, &what, it)?;
+            plan.cells[index] = Some(object::lift(plan, &mut part, &what, open)?);
+        }
+        let what = format!("object {n} (mount namespace)");
+        let pid = plan.fresh_pid();
+        plan.stand_in(sequence, &what, pid, part);
+        plan.cells[*n] = Some(object::lift(plan, sequence, &what, made)?);
+    }
+    Ok(())
+}
+
+fn what(namespace: usize, mount: &Mount) -> String {
+    format!("object {namespace} (mount namespace), the mount at '{}'", mount.place)
+}
+
+/// Has the calling process make a mount namespace and enter it; gives what leads there.
+fn namespace(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    n: usize,
+    all: &Mounts,
+    copies: &mut Copies,
+) -> Result<Cell> {
+    let whole = format!("object {n} (mount namespace)");
+    let here = Arg::from(libc::AT_FDCWD);
+    part.call(&*whole, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNS)]));
+    let (top, none) = (Arg::from(plan.builder.text(b"/")), Arg::Number(0));
+    let private = [none, top, none, Arg::from(libc::MS_REC | libc::MS_PRIVATE), none];
+    part.call(&*whole, Call::new(libc::SYS_mount, private));
+    // ORDER: while there is a procfs.
+    let made = file::open(plan, part, &whole, "/proc/self/ns/mnt", libc::O_RDONLY as u32)?;
+    let mut own: Vec<Cell> = Vec::new();
+    for (number, mount) in all.mounts.iter().enumerate() {
+        let what = what(n, mount);
+        let what = what.as_str();
+        let cell = match &mount.source {
+            MountSource::Container { path } => copy(plan, part, what, here, path)?,
+            MountSource::Mount { namespace, mount, path } if *namespace == n => {
+                copy(plan, part, what, own[*mount].into(), path)?
+            }
+            MountSource::Mount { .. } | MountSource::Tmpfs { .. } => {
+                let copied = copies.get(&(n, number)).copied();
+                copied.ok_or_else(|| Error::damaged("section 'object'", "a mount of nothing"))?
+            }
+            MountSource::Proc { options } => {
+                new(plan, part, what, ("proc", options), mount.attributes)?
+            }
+        };
+        set(plan, part, what, cell, [mount.attributes, Mount::ALL_ATTRIBUTES, 0]);
+        let (to, place) = match mount.parent {
+            None => (here, "/"),
+            Some(parent) => (own[parent].into(), mount.place.as_str()),
+        };
+        let to_itself = if place.is_empty() { MOVE_TO_EMPTY_PATH } else { 0 };
+        let flags = Arg::Number(MOVE_FROM_EMPTY_PATH | to_itself);
+        let (empty, place) = (plan.builder.text(b""), plan.builder.text(place.as_bytes()));
+        let args = [cell.into(), empty.into(), to, place.into(), flags];
+        part.call(what, Call::new(libc::SYS_move_mount, args));
+        own.push(cell);
+    }
+    // Both are one place: the old root ends up on top of the new one, and is taken off it.
+    let dot = Arg::from(plan.builder.text(b"."));
+    part.call(&*whole, Call::new(libc::SYS_fchdir, [own[0].into()]));
+    part.call(&*whole, Call::new(libc::SYS_pivot_root, [dot, dot]));
+    part.call(&*whole, Call::new(libc::SYS_umount2, [dot, Arg::from(libc::MNT_DETACH)]));
+    part.call(&*whole, Call::new(libc::SYS_chdir, [top]));
+    copy_for_others(plan, part, n, &own, copies)?;
+    for (mount, cell) in all.mounts.iter().zip(own) {
+        let what = what(n, mount);
+        if mount.shared {
+            // ORDER: what is mounted below a mount that is shared is shared, too.
+            set(plan, part, &what, cell, [0, 0, libc::MS_SHARED]);
+        }
+        part.call(what, Call::new(libc::SYS_close, [cell.into()]));
+    }
+    Ok(made)
+}
+
+/// Copies of mounts that are in a namespace which is made later, too.
+fn copy_for_others(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    n: usize,
+    own: &[Cell],
+    copies: &mut Copies,
+) -> Result<()> {
+    let records = plan.records;
+    for (other, object) in records.objects.iter().enumerate().skip(n + 1) {
+        let Thing::Mounts(mounts) = &object.thing else { continue };
+        for (number, it) in mounts.mounts.iter().enumerate() {
+            let MountSource::Mount { namespace, mount, path } = &it.source else { continue };
+            if *namespace == n {
+                let what = what(other, it);
+                let made = copy(plan, part, &what, own[*mount].into(), path)?;
+                copies.insert((other, number), object::lift(plan, part, &what, made)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A copy of what is mounted at a path below a descriptor, attached nowhere.
+fn copy(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    what: &str,
+    from: Arg,
+    path: &str,
+) -> Result<Cell> {
+    const OPEN_TREE_CLONE: i32 = 1;
+    let itself = if path.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
+    let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_SYMLINK_NOFOLLOW | itself;
+    let (cell, path) = (plan.cell()?, plan.builder.text(path.as_bytes()));
+    let args = [from, path.into(), Arg::from(flags)];
+    part.call_into(what, cell, Call::new(libc::SYS_open_tree, args));
+    Ok(cell)
+}
+
+/// A new file system, mounted nowhere.
+fn new(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    what: &str,
+    (kind, options): (&str, &[(String, String)]),
+    attributes: u64,
+) -> Result<Cell> {
+    let context = plan.cell()?;
+    let name = Arg::from(plan.builder.text(kind.as_bytes()));
+    let open = [name, Arg::Number(FSOPEN_CLOEXEC)];
+    part.call_into(what, context, Call::new(libc::SYS_fsopen, open));
+    let source = [("source".to_owned(), kind.to_owned())];
+    for (name, value) in source.iter().chain(options) {
+        let name = plan.builder.text(name.as_bytes());
+        let value = plan.builder.text(value.as_bytes());
+        let set = Arg::Number(FSCONFIG_SET_STRING);
+        let args = [context.into(), set, name.into(), value.into(), Arg::Number(0)];
+        part.call(what, Call::new(libc::SYS_fsconfig, args));
+    }
+    let nothing = Arg::Number(0);
+    let create = [context.into(), Arg::Number(FSCONFIG_CMD_CREATE), nothing, nothing, nothing];
+    part.call(what, Call::new(libc::SYS_fsconfig, create));
+    let cell = plan.cell()?;
+    let args = [context.into(), Arg::Number(FSMOUNT_CLOEXEC), attributes.into()];
+    part.call_into(what, cell, Call::new(libc::SYS_fsmount, args));
+    part.call(what, Call::new(libc::SYS_close, [context.into()]));
+    Ok(cell)
+}
+
+/// mount_setattr(2) of one mount: what is set, what is cleared before, propagation.
+fn set(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    [set, clear, propagation]: [u64; 3],
+) {
+    let wanted = [set, clear, propagation, 0];
+    let (empty, at) = (plan.builder.text(b""), plan.builder.numbers(&wanted));
+    let length = std::mem::size_of_val(&wanted) as u64;
+    let itself = Arg::from(libc::AT_EMPTY_PATH);
+    let args = [cell.into(), empty.into(), itself, at.into(), length.into()];
+    part.call(what, Call::new(libc::SYS_mount_setattr, args));
+}
+
+/// Has a process enter the one it was in. ORDER: before it has threads; its working directory and root
+/// come later.
+pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let Some(mounts) = record.mounts else { return Ok(()) };
+    let what = format!("the mount namespace of process {}", record.pid);
+    let args = [plan.object(mounts)?.into(), Arg::from(libc::CLONE_NEWNS)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    Ok(())
+}

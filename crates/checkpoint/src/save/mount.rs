@@ -1,0 +1,446 @@
+//! Mount namespaces that processes have made for themselves: what mountinfo (proc_pid_mountinfo(5))
+//! says of each, and where what is mounted can be found when it is made again.
+//!
+//! A mount shows a part of a file system. It is found where the container has the same part by its
+//! configuration; in a mount that stands before it in its own namespace; or in another namespace that
+//! is made before. A tmpfs that is nowhere else is saved with what is in it, and a procfs has nothing of
+//! its own. All else is refused.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use dormouse_kernel::call::{self, CloneFlags};
+use dormouse_kernel::{mount as kernel_mount, pidfd, proc, process};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+
+use super::object::{Survey, Why};
+use super::tree::Seen;
+use super::{file, tmpfs};
+use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
+
+/// All mount namespaces but the container's own.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    /// By their links in procfs; or why one cannot be saved.
+    by_link: HashMap<String, Result<usize, Why>>,
+    all: Vec<Namespace>,
+    /// Of which one a mount is, by its id.
+    of_mounts: HashMap<u64, usize>,
+}
+
+#[derive(Debug)]
+struct Namespace {
+    /// A process whose root is the namespace's.
+    witness: u32,
+    object: usize,
+    rows: Vec<Row>,
+    /// The rows that the mounts of the record are of.
+    order: Vec<usize>,
+}
+
+impl Apart {
+    /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
+    pub(crate) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
+        let why = |why: &Why| format!("it is in a mount namespace of its own with {why}");
+        let found = self.by_link.get(link)?.as_ref();
+        Some(found.map(|n| self.all[*n].object).map_err(why))
+    }
+
+    /// The process from whose root names in a namespace are found, and the object; nothing where an open
+    /// file is of a mount of the container's own.
+    pub(crate) fn of_file(&self, open: BorrowedFd<'_>) -> Option<(u32, usize)> {
+        if self.all.is_empty() {
+            return None;
+        }
+        let of = &self.all[*self.of_mounts.get(&mount_of(open).ok()?)?];
+        Some((of.witness, of.object))
+    }
+
+    /// The process from whose root the paths of a process are found.
+    pub(crate) fn witness(&self, seen: &Seen) -> u32 {
+        let found = || self.by_link.get(&link(seen.pid)?)?.as_ref().ok();
+        let found = if self.all.is_empty() { None } else { found() };
+        found.map_or(seen.first, |n| self.all[*n].witness)
+    }
+}
+
+/// The id of the mount that something is of.
+fn mount_of(open: BorrowedFd<'_>) -> Result<u64, Errno> {
+    rustix::fs::statx(open, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map(|s| s.stx_mnt_id)
+}
+
+fn link(pid: u32) -> Option<String> {
+    fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()?.into_os_string().into_string().ok()
+}
+
+/// Finds all of them, and refuses what cannot be saved.
+pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
+    let Some(first) = tree.first() else { return };
+    let container = link(first.pid);
+    let mut groups: Vec<(String, Vec<&Seen>)> = Vec::new();
+    for seen in tree.iter().filter(|seen| !seen.is_zombie) {
+        // It may have ended meanwhile, while nothing is stopped yet.
+        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+            continue;
+        };
+        match groups.iter_mut().find(|(one, _)| *one == link) {
+            Some((_, members)) => members.push(seen),
+            None => groups.push((link, vec![seen])),
+        }
+    }
+    if groups.is_empty() {
+        return;
+    }
+    let Some(base) = Base::of(first.pid, survey.subject.mounts.as_deref()) else { return };
+    for (link, members) in groups {
+        let found = one(survey, &base, &members);
+        survey.mounts.by_link.insert(link, found);
+    }
+}
+
+/// Adds the mount namespace of some processes; gives its number.
+fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize, Why> {
+    // What a process is told of mounts are those below its root.
+    let is_at_the_top = |seen: &&&Seen| {
+        let root = fs::read_link(format!("/proc/{}/root", seen.pid));
+        root.is_ok_and(|root| root.as_os_str() == "/")
+    };
+    let witness = members.iter().find(is_at_the_top);
+    let witness = witness.ok_or("nobody at its root, which is not saved yet")?;
+    let rows = rows(witness.pid).ok_or("mounts of which the kernel tells too little")?;
+    let object = survey.reserve();
+    let (mounts, order) = namespace(survey, base, witness, object, &rows)?;
+    survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts });
+    let number = survey.mounts.all.len();
+    survey.mounts.of_mounts.extend(rows.iter().map(|row| (row.id, number)));
+    survey.mounts.all.push(Namespace { witness: witness.pid, object, rows, order });
+    Ok(number)
+}
+
+/// What the container has mounted.
+struct Base {
+    pid: u32,
+    rows: Vec<Row>,
+    /// The mounts that its configuration has made.
+    given: HashSet<u64>,
+}
+
+impl Base {
+    fn of(pid: u32, places: Option<&[String]>) -> Option<Self> {
+        let rows = rows(pid)?;
+        let given = match places {
+            None => rows.iter().map(|row| row.id).collect(),
+            Some(places) => {
+                let flags = OFlags::PATH | OFlags::CLOEXEC;
+                let root = format!("/proc/{pid}/root");
+                let root = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
+                let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+                let at = |path: &String| {
+                    let open = rustix::fs::openat2(&root, path, flags, Mode::empty(), how).ok()?;
+                    mount_of(open.as_fd()).ok()
+                };
+                places.iter().filter_map(at).collect()
+            }
+        };
+        Some(Self { pid, rows, given })
+    }
+
+    /// The path at which the container has the same part of a file system.
+    fn path(&self, wanted: &Row, inode: Option<(u64, u64)>) -> Option<String> {
+        self.rows.iter().find_map(|row| {
+            let below = wanted.part_of(row)?;
+            let is_alone = self.rows.iter().filter(|other| other.place == row.place).count() == 1;
+            if !is_alone || !self.given.contains(&row.id) {
+                return None;
+            }
+            let path = join(&row.place, below);
+            let open = file::lookup(self.pid, &path).ok()?;
+            let stat = rustix::fs::fstat(&open).ok()?;
+            let is_same = inode.is_none_or(|inode| inode == (stat.st_dev, stat.st_ino));
+            (mount_of(open.as_fd()) == Ok(row.id) && is_same).then_some(path)
+        })
+    }
+}
+
+/// A mount, as mountinfo tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Row {
+    id: u64,
+    parent: u64,
+    device: String,
+    /// The part of the file system.
+    root: String,
+    place: String,
+    /// `MOUNT_ATTR_*`; none where there is one that is not known.
+    attributes: Option<u64>,
+    /// Its peer group.
+    shared: Option<u64>,
+    /// It hears of others' mounts, or cannot be bound.
+    is_special: bool,
+    kind: String,
+    options: String,
+}
+
+impl Row {
+    fn read(line: &str) -> Option<Self> {
+        let (before, after) = line.split_once(" - ")?;
+        let mut words = before.split_ascii_whitespace();
+        let (id, parent) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let device = words.next()?.to_owned();
+        let (root, place) = (unescaped(words.next()?)?, unescaped(words.next()?)?);
+        let attributes = attributes(words.next()?);
+        let (mut shared, mut is_special) = (None, false);
+        for word in words {
+            match word.split_once(':') {
+                Some(("shared", group)) => shared = Some(group.parse().ok()?),
+                _ => is_special = true,
+            }
+        }
+        let mut words = after.splitn(3, ' ');
+        let (kind, _, options) = (words.next()?, words.next()?, words.next()?);
+        let (kind, options) = (kind.to_owned(), options.to_owned());
+        Some(Self {
+            id,
+            parent,
+            device,
+            root,
+            place,
+            attributes,
+            shared,
+            is_special,
+            kind,
+            options,
+        })
+    }
+
+    /// The path of what it shows below the root of another mount, if that shows it, too.
+    fn part_of<'r>(&'r self, other: &Self) -> Option<&'r str> {
+        if (&self.device, &self.kind) != (&other.device, &other.kind) {
+            return None;
+        }
+        below(&self.root, &other.root)
+    }
+}
+
+fn attributes(words: &str) -> Option<u64> {
+    let mut all = 0x20; // strictatime
+    for word in words.split(',') {
+        match word {
+            "ro" => all |= 0x1,
+            "nosuid" => all |= 0x2,
+            "nodev" => all |= 0x4,
+            "noexec" => all |= 0x8,
+            "noatime" => all = all & !0x20 | 0x10,
+            "relatime" => all &= !0x20,
+            "nodiratime" => all |= 0x80,
+            "nosymfollow" => all |= 0x20_0000,
+            // What is mapped stays so in a copy.
+            "rw" | "idmapped" => {}
+            _ => return None,
+        }
+    }
+    Some(all)
+}
+
+/// A path as it is, of one in which some bytes are octal numbers.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.get(..3).filter(|_| *byte == b'\\');
+        let number = digits.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        bytes.push(number.unwrap_or(*byte));
+        rest = if number.is_some() { &after[3..] } else { after };
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The part of a path below another; empty where they are the same.
+fn below<'p>(path: &'p str, above: &str) -> Option<&'p str> {
+    let rest = path.strip_prefix(above.trim_end_matches('/'))?;
+    match rest.strip_prefix('/') {
+        Some(rest) => Some(rest),
+        None => rest.is_empty().then_some(rest),
+    }
+}
+
+fn join(above: &str, below: &str) -> String {
+    if below.is_empty() {
+        above.to_owned()
+    } else {
+        format!("{}/{below}", above.trim_end_matches('/'))
+    }
+}
+
+fn rows(pid: u32) -> Option<Vec<Row>> {
+    let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).ok()?;
+    table.lines().map(Row::read).collect()
+}
+
+/// The rows of a namespace in the order in which they can be made: each behind the one it is in, and
+/// what is covered by another before that one.
+fn in_order(rows: &[Row]) -> Result<Vec<usize>, Why> {
+    let ids: HashSet<u64> = rows.iter().map(|row| row.id).collect();
+    let mut children: HashMap<u64, Vec<usize>> = HashMap::new();
+    let mut tops = Vec::new();
+    for (n, row) in rows.iter().enumerate() {
+        match ids.contains(&row.parent) && row.parent != row.id {
+            true => children.entry(row.parent).or_default().push(n),
+            false => tops.push(n),
+        }
+    }
+    let [top] = tops[..] else { return Err("more than one root, which is not saved yet".into()) };
+    let mut order = Vec::new();
+    let mut next = vec![top];
+    while let Some(n) = next.pop() {
+        order.push(n);
+        let mut inner = children.remove(&rows[n].id).unwrap_or_default();
+        // The last is the first to be taken.
+        inner.sort_by_key(|child| rows[*child].place.len());
+        next.extend(inner);
+    }
+    Ok(order)
+}
+
+/// The record of a namespace, and the rows that its mounts are of.
+fn namespace(
+    survey: &mut Survey<'_>,
+    base: &Base,
+    witness: &Seen,
+    object: usize,
+    rows: &[Row],
+) -> Result<(Vec<Mount>, Vec<usize>), Why> {
+    let order = in_order(rows)?;
+    let mut mounts: Vec<Mount> = Vec::new();
+    for (n, row) in order.iter().map(|n| &rows[*n]).enumerate() {
+        let said =
+            |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
+        let parent = order[..n].iter().position(|other| rows[*other].id == row.parent);
+        let place = match parent {
+            None if n == 0 && row.place == "/" => "",
+            None => return Err(said("that is out of reach")),
+            Some(parent) => below(&row.place, &rows[order[parent]].place)
+                .ok_or_else(|| said("that is out of reach"))?,
+        };
+        if row.root.ends_with("//deleted") {
+            return Err(said("of what was deleted"));
+        }
+        let attributes = row.attributes.ok_or_else(|| said("with an option that is not known"))?;
+        let peers = survey.mounts.all.iter().flat_map(|other| &other.rows).chain(&base.rows);
+        let peers = peers.chain(rows).filter(|other| other.shared == row.shared).count();
+        if row.is_special || row.shared.is_some() && peers > 1 {
+            return Err(said("that is shared with another"));
+        }
+        let source = source(survey, base, witness, (object, rows), (&order[..n], &mounts), row)?;
+        let place = place.to_owned();
+        mounts.push(Mount { parent, place, source, attributes, shared: row.shared.is_some() });
+    }
+    Ok((mounts, order))
+}
+
+/// Where what a mount shows is found when it is made again.
+fn source(
+    survey: &mut Survey<'_>,
+    base: &Base,
+    witness: &Seen,
+    (object, rows): (usize, &[Row]),
+    (order, mounts): (&[usize], &[Mount]),
+    row: &Row,
+) -> Result<MountSource, Why> {
+    let said = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
+    // Itself, unless something covers it.
+    let open = file::lookup(witness.pid, &row.place).ok();
+    let open = open.filter(|open| mount_of(open.as_fd()) == Ok(row.id));
+    let stat = open.as_ref().and_then(|open| rustix::fs::fstat(open).ok());
+    let inode = stat.map(|stat| (stat.st_dev, stat.st_ino));
+    if let Some(path) = base.path(row, inode) {
+        return Ok(MountSource::Container { path });
+    }
+    for (mount, other) in order.iter().map(|n| &rows[*n]).enumerate() {
+        let Some(path) = row.part_of(other).filter(|path| !is_covered(mounts, mount, path)) else {
+            continue;
+        };
+        return Ok(MountSource::Mount { namespace: object, mount, path: path.to_owned() });
+    }
+    // What another namespace has at the root of a mount nothing there covers.
+    for other in &survey.mounts.all {
+        let mut its = other.order.iter().map(|n| &other.rows[*n]).enumerate();
+        if let Some((mount, _)) = its.find(|(_, its)| row.part_of(its) == Some("")) {
+            let path = String::new();
+            return Ok(MountSource::Mount { namespace: other.object, mount, path });
+        }
+    }
+    let is_whole = row.root == "/" && !row.options.split(',').any(|option| option == "ro");
+    match row.kind.as_str() {
+        // What is in the container's own namespace is found there, or has come from inside.
+        _ if base.rows.iter().any(|other| other.device == row.device) => {
+            Err(said("of what was mounted in the container's own namespace or is covered there"))
+        }
+        "tmpfs" if is_whole => {
+            let stat = stat.ok_or_else(|| said("that is covered by another"))?;
+            let place = uncovered(witness, &row.place)
+                .map_err(|e| said(&format!("that cannot be looked at ({e})")))?;
+            let copied = rustix::fs::fstat(&place).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+            if copied != inode {
+                return Err(said("that was covered just now"));
+            }
+            let (uid, gid) = witness.maps().owner(stat.st_uid, stat.st_gid);
+            let mut kept = vec![
+                ("mode".to_owned(), format!("{:o}", stat.st_mode & 0o7777)),
+                ("uid".to_owned(), uid.to_string()),
+                ("gid".to_owned(), gid.to_string()),
+            ];
+            for option in row.options.split(',') {
+                match option.split_once('=') {
+                    Some((name @ ("size" | "nr_inodes"), value)) => {
+                        kept.push((name.to_owned(), value.to_owned()));
+                    }
+                    Some(("mode" | "uid" | "gid", _)) => {}
+                    None if ["rw", "inode32", "inode64"].contains(&option) => {}
+                    _ => return Err(said(&format!("with the option {option}"))),
+                }
+            }
+            let (target, namespace) = (row.place.clone(), Some(object));
+            let entries = tmpfs::entries(&place, &target, witness.maps(), &[])?;
+            let contents = tmpfs::add(survey, Tmpfs { target, namespace, entries }, place);
+            Ok(MountSource::Tmpfs { options: kept, contents })
+        }
+        "proc" if is_whole => {
+            let mut kept = Vec::new();
+            for option in row.options.split(',').filter(|option| *option != "rw") {
+                match option.split_once('=') {
+                    Some((name, value)) if PROC_OPTIONS.contains(&name) => {
+                        kept.push((name.to_owned(), value.to_owned()));
+                    }
+                    _ => return Err(said(&format!("with the option {option}"))),
+                }
+            }
+            Ok(MountSource::Proc { options: kept })
+        }
+        kind => Err(said(&format!("of {kind}"))),
+    }
+}
+
+/// What is mounted at a place in the namespace of a process, without what is mounted in it.
+fn uncovered(witness: &Seen, place: &str) -> dormouse_kernel::error::Result<OwnedFd> {
+    let handle = pidfd::open(witness.pid)?;
+    let mounts = pidfd::namespace(&handle, call::Namespace::Mount)?;
+    // A thread of its own enters the namespace and never comes back.
+    let copied = std::thread::scope(|scope| {
+        let copied = scope.spawn(|| {
+            process::unshare(CloneFlags::FS)?;
+            process::setns(mounts.as_fd(), CloneFlags::NEWNS)?;
+            kernel_mount::clone_tree(rustix::fs::CWD, place, false)
+        });
+        copied.join()
+    });
+    copied.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Whether a path below the root of a mount leads into another that is made before.
+fn is_covered(mounts: &[Mount], mount: usize, path: &str) -> bool {
+    let mut inner = mounts.iter().filter(|inner| inner.parent == Some(mount));
+    !path.is_empty() && inner.any(|inner| below(path, &inner.place).is_some())
+}
