@@ -188,6 +188,22 @@ fn never_more_are_awake_than_fit_and_all_are_answered() {
 }
 
 #[test]
+fn let_in_one_by_one_all_are_answered() {
+    let host = Host::with_busybox();
+    let addresses = sleepers(&host, &[]);
+    let _daemon = Daemon::start(&host, &["--memory", MEMORY, "--batch", "1"]);
+    let callers = Callers::start(&host, &addresses, 6);
+    let mut most = 0;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(6) {
+        most = most.max(awake(&host).len());
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert!(!callers.end().is_empty(), "somebody called");
+    assert!(most <= FIT, "{most} were awake at once");
+}
+
+#[test]
 fn without_its_daemon_all_are_woken_and_another_makes_room_again() {
     let host = Host::with_busybox();
     let etc = host.root().join("etc");
@@ -262,6 +278,8 @@ fn an_amount_that_is_none_is_refused() {
     let host = Host::with_busybox();
     let error = host.dm(&["daemon", "--memory", "most"]);
     assert!(error.status != 0 && error.stderr.contains("most"), "{error}");
+    let error = host.dm(&["daemon", "--batch", "0"]);
+    assert!(error.status != 0 && error.stderr.contains("from 1 to 64"), "{error}");
     let etc = host.root().join("etc");
     std::fs::create_dir_all(&etc).expect("it can be made");
     std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"most\"\n").expect("written");

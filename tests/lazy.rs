@@ -163,6 +163,33 @@ fn huge_pages_that_come_when_they_are_touched() {
     comes_when_it_is_touched(Way::Sleep, &["--env", "HUGE=1"]);
 }
 
+#[test]
+fn memory_comes_in_blocks_of_what_was_chosen() {
+    for block in ["4k", "1m"] {
+        let host = host();
+        choose(&host, block);
+        saved(&host, 1);
+        Way::Checkpoint.back(&host).ok();
+        let around = number(&File::open(fill_file(&host)).expect("it is filled"), head::AROUND);
+        let said = block.replace('k', "").replace("1m", "1024");
+        assert_eq!(around.expect("it is told"), said.parse::<u64>().expect("a number") * 1024);
+        go(&host, 0);
+        is_right(&host);
+    }
+    let host = host();
+    saved(&host, 1);
+    choose(&host, "5k");
+    let out = Way::Checkpoint.back(&host);
+    assert!(out.status != 0 && out.stderr.contains("5k"), "{out}");
+    assert_eq!(host.state_of("lazy"), "stopped");
+}
+
+fn choose(host: &Host, block: &str) {
+    let etc = host.root().join("etc");
+    fs::create_dir_all(&etc).expect("it can be made");
+    fs::write(etc.join("config.toml"), format!("[wake]\nblock = \"{block}\"\n")).expect("written");
+}
+
 fn comes_when_it_is_touched(way: Way, more: &[&str]) {
     let host = host();
     saved_with(&host, way, 3, more);

@@ -1,18 +1,24 @@
-/* A small server with memory of its own: serve PORT KB
+/* A small server with memory of its own: serve PORT KB [PERIOD_MS]
  *
  * Each caller sends one line, is answered by one, and is hung up on:
  *
  *   S NUMBER   its memory is filled with a sequence that begins with this number
  *   Q          the number, and whether every page still holds its part of the sequence
  *   T          the same of one MB, in 16 pieces
+ *   P          the same of 256 words, each in another part of the memory
+ *   L          how often its timer has rung since it was asked last, and how late it was at most, in us
+ *
+ * With a period it has a timer that rings as often, by the time limit of what it waits in.
  *
  * One process, one thread, statically linked. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 static unsigned long *memory, words, number;
@@ -41,11 +47,12 @@ static int is_right(unsigned long from, unsigned long to)
 	return 1;
 }
 
-static const char *check(int of_all)
+static const char *check(char what)
 {
-	const unsigned long pieces = 16, piece = (1 << 20) / pieces / sizeof(*memory);
+	const unsigned long pieces = what == 'P' ? 256 : 16;
+	const unsigned long piece = what == 'P' ? 1 : (1 << 20) / pieces / sizeof(*memory);
 	int is_whole = 1;
-	if (of_all || words < pieces * piece)
+	if ((what != 'T' && what != 'P') || words < pieces * piece)
 		is_whole = is_right(0, words);
 	else
 		for (unsigned long n = 0; n < pieces; n++)
@@ -53,12 +60,44 @@ static const char *check(int of_all)
 	return is_whole ? "whole" : "damaged";
 }
 
+static long long now_us(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
+}
+
+static unsigned long rings, late_us;
+
+/* Waits for a caller; the timer rings meanwhile. */
+static void wait_for_caller(int fd, long long period_us)
+{
+	static long long due_us;
+	struct pollfd one = { .fd = fd, .events = POLLIN };
+	if (!due_us)
+		due_us = now_us() + period_us;
+	for (;;) {
+		long long left_us = due_us - now_us();
+		if (left_us <= 0) {
+			rings++;
+			if ((unsigned long)-left_us > late_us)
+				late_us = (unsigned long)-left_us;
+			due_us += (-left_us / period_us + 1) * period_us;
+		} else if (poll(&one, 1, (int)((left_us + 999) / 1000)) > 0) {
+			return;
+		}
+	}
+}
+
 int main(int argc, char **argv)
 {
 	struct sockaddr_in own = { .sin_family = AF_INET };
 	int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
-	if (argc != 3)
+	long long period_us = 0;
+	if (argc != 3 && argc != 4)
 		return 2;
+	if (argc == 4)
+		period_us = atoll(argv[3]) * 1000;
 	words = strtoul(argv[2], NULL, 10) * 1024 / sizeof(*memory);
 	memory = malloc(words * sizeof(*memory));
 	own.sin_port = htons((unsigned short)atoi(argv[1]));
@@ -71,7 +110,10 @@ int main(int argc, char **argv)
 	for (;;) {
 		char line[64] = "";
 		size_t length = 0;
-		int caller = accept(fd, NULL, NULL);
+		int caller;
+		if (period_us > 0)
+			wait_for_caller(fd, period_us);
+		caller = accept(fd, NULL, NULL);
 		if (caller < 0)
 			continue;
 		while (length < sizeof(line) - 1 && !strchr(line, '\n')) {
@@ -82,8 +124,12 @@ int main(int argc, char **argv)
 		}
 		if (line[0] == 'S')
 			set(strtoul(line + 1, NULL, 10));
-		if (line[0] == 'S' || line[0] == 'Q' || line[0] == 'T')
-			dprintf(caller, "%lu %s\n", number, check(line[0] != 'T'));
+		if (line[0] && strchr("SQTP", line[0]))
+			dprintf(caller, "%lu %s\n", number, check(line[0]));
+		if (line[0] == 'L') {
+			dprintf(caller, "%lu %lu\n", rings, late_us);
+			rings = late_us = 0;
+		}
 		close(caller);
 	}
 }

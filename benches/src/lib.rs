@@ -6,6 +6,8 @@
 //! of two machines are never compared by mistake.
 #![forbid(unsafe_code)]
 
+pub mod farm;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -519,6 +521,12 @@ pub fn ok(command: &mut Command) -> Result<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?}: {}: {}", output.status, text.trim());
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The middle one of some numbers.
+pub fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Puts things into an order that only looks like chance (xorshift64): from the same `state`, which is

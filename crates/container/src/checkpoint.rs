@@ -303,7 +303,7 @@ impl Engine {
                 "the checkpoint is of container {whose}, whose files this container does not have"
             )));
         }
-        let later = if lazy { self.later(id, &reader) } else { None };
+        let later = if lazy { self.later(id, &reader)? } else { None };
         self.settle_locked(&config, false)?;
         let mut comeback = Comeback::verified(reader);
         // Nobody runs before it is done, and it is damaged most seldom.

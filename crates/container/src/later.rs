@@ -22,12 +22,13 @@ use dormouse_checkpoint::format::{CHUNK_BYTES, Reader};
 use dormouse_checkpoint::load::{self, Lazy, Sources};
 use dormouse_kernel::{call, pidfd};
 use dormouse_launch::Keeper;
-use dormouse_launch::fill::{self, AROUND_BYTES, Job, Piece, SOURCES_MAX, head};
+use dormouse_launch::fill::{self, Job, Piece, SOURCES_MAX, head};
 use dormouse_model::{Config, ContainerId};
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::settings;
 use crate::sleep::SIGKILL;
 
 /// With less than so much to read at all it is read at once when somebody wakes: making those who fill, and
@@ -44,14 +45,20 @@ pub(crate) struct Later {
     /// Descriptors of address spaces come of it.
     pub(crate) device: OwnedFd,
     touched: File,
+    around_bytes: u64,
 }
 
 impl Engine {
     /// What of a checkpoint may come later; `None` where all of it is read at once, because there is
     /// little or the kernel cannot.
-    pub(crate) fn later(&self, id: &ContainerId, reader: &Reader) -> Option<Later> {
+    pub(crate) fn later(&self, id: &ContainerId, reader: &Reader) -> Result<Option<Later>> {
+        let around_bytes = settings::block_bytes(&self.places().etc.join("config.toml"))?;
+        Ok(self.later_by(id, reader, around_bytes))
+    }
+
+    fn later_by(&self, id: &ContainerId, reader: &Reader, around_bytes: u64) -> Option<Later> {
         // Most have little.
-        Lazy::choose(reader.records(), SOURCES_MAX, &[], AROUND_BYTES)?;
+        Lazy::choose(reader.records(), SOURCES_MAX, &[], around_bytes)?;
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok()?;
         let own = call::userfault_new(device.as_fd()).ok()?;
         call::userfault_begin(own.as_fd()).ok()?;
@@ -62,8 +69,8 @@ impl Engine {
         let touched = touched.ok()?;
         let places: Vec<(u32, u64)> =
             fill::read_touched(&touched).iter().map(|t| (t.pid, t.start)).collect();
-        let lazy = Lazy::choose(reader.records(), SOURCES_MAX, &places, AROUND_BYTES)?;
-        Some(Later { lazy, device: device.into(), touched })
+        let lazy = Lazy::choose(reader.records(), SOURCES_MAX, &places, around_bytes)?;
+        Some(Later { lazy, device: device.into(), touched, around_bytes })
     }
 
     /// Has the memory filled from now on.
@@ -82,6 +89,7 @@ impl Engine {
             bytes: reader.records().pages.bytes,
             chunk_bytes: CHUNK_BYTES,
             checksums: reader.checksums()?,
+            around_bytes: later.around_bytes,
             processes: later.lazy.processes(),
         };
         let written = || -> io::Result<File> {

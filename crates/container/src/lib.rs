@@ -76,6 +76,7 @@ mod list;
 mod name;
 mod pending;
 mod place;
+mod settings;
 mod sleep;
 mod slot;
 mod spec;

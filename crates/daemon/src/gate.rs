@@ -19,6 +19,7 @@ use dormouse_container::{Answer, Asker, Engine, Gate as Door, Heard, TOLD_EVERY}
 use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
 use dormouse_model::ContainerId;
 
+use crate::Batch;
 use crate::room::{Choice, Need, PATIENCE, Room};
 
 /// How often all that is awake is looked at: at leisure, while there is little room, and while somebody
@@ -29,8 +30,6 @@ const LOOKS: [Duration; 3] =
 const LOOK_SHARES: [u32; 3] = [1000, 100, 10];
 /// How often it is looked how much all take together.
 const GLANCES: Duration = Duration::from_secs(2);
-/// LIMIT: for how many of those that wait room is made at once, and how many are put to sleep for it.
-const AT_ONCE: usize = 4;
 /// How much earlier one has come, as it were, with twice the weight of another.
 const TWICE: Duration = Duration::from_millis(250);
 /// The weight of one that says nothing of it (cgroups(7)).
@@ -67,6 +66,8 @@ pub(crate) struct Gate {
     door: Door,
     memory: MemoryInUse,
     room: Room,
+    /// For how many of those that wait room is made at once, and how many are put to sleep for it.
+    batch: usize,
     /// In their order.
     guests: Vec<Guest>,
     looked: Instant,
@@ -86,11 +87,13 @@ impl Gate {
         engine: &Engine,
         memory: MemoryInUse,
         room_bytes: u64,
+        batch: Batch,
     ) -> dormouse_container::Result<Self> {
         Ok(Self {
             door: Door::open(engine)?,
             memory,
             room: Room::of(room_bytes),
+            batch: batch.count(),
             guests: Vec::new(),
             looked: Instant::now(),
             look_took: Duration::ZERO,
@@ -214,7 +217,7 @@ impl Gate {
                 Some(since) if now - since < PATIENCE => Need::Now,
                 Some(_) => Need::Urgent,
             };
-            return self.room.choose(now, need, 0, AT_ONCE);
+            return self.room.choose(now, need, 0, self.batch);
         };
         let waits = now - since;
         if waits >= LONG && self.lamented.as_ref() != Some(&id) {
@@ -223,9 +226,9 @@ impl Gate {
             self.lamented = Some(id);
         }
         let needs = |id: &ContainerId| self.room.needs(id, || engine.asleep_bytes(id));
-        let wanted = self.waiting().take(AT_ONCE).map(|(_, id)| needs(id)).sum();
+        let wanted = self.waiting().take(self.batch).map(|(_, id)| needs(id)).sum();
         let need = if waits >= PATIENCE { Need::Urgent } else { Need::Now };
-        self.room.choose(now, need, wanted, AT_ONCE)
+        self.room.choose(now, need, wanted, self.batch)
     }
 
     /// Whose fate the daemon knows of.

@@ -51,7 +51,7 @@ use rustix::fs::inotify;
 use errand::{Errand, Hands};
 use gate::Gate;
 use room::Choice;
-pub use settings::Memory;
+pub use settings::{Batch, Memory, Settings};
 use watch::Watch;
 
 /// After a sweep in the middle of which the keeper was killed.
@@ -102,9 +102,9 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error 
     move |source| Error::Step { step, source: source.into() }
 }
 
-/// Runs until it is asked to end. Without `memory` it is what `config.toml` says.
-pub fn run(places: Places, memory: Option<Memory>) -> Result<()> {
-    let memory = memory.map_or_else(|| Memory::read(&places.etc.join("config.toml")), Ok)?;
+/// Runs until it is asked to end. What `said` says nothing of is what `config.toml` says.
+pub fn run(places: Places, said: Settings) -> Result<()> {
+    let settings = said.or(Settings::read(&places.etc.join("config.toml"))?);
     let engine = Engine::open(places)?;
     let _alone = alone(&engine)?;
     // ORDER: before anything is looked at, so that no signal ends it in the middle.
@@ -112,7 +112,7 @@ pub fn run(places: Places, memory: Option<Memory>) -> Result<()> {
     signals.thread_block().map_err(step("block signals"))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).map_err(step("receive signals"))?;
-    let mut daemon = Daemon::new(engine, memory)?;
+    let mut daemon = Daemon::new(engine, settings)?;
     daemon.go_through()?;
     while daemon.go_on() {}
     notify::tell("READY=1");
@@ -178,17 +178,17 @@ struct Daemon {
 }
 
 /// The gate, where there is to be one and memory is counted.
-fn gate(engine: &Engine, memory: Memory) -> Result<Option<Gate>> {
-    let Memory::Bytes(bytes) = memory else { return Ok(None) };
+fn gate(engine: &Engine, settings: Settings) -> Result<Option<Gate>> {
+    let Memory::Bytes(bytes) = settings.memory() else { return Ok(None) };
     let Some(in_use) = MemoryInUse::below(&engine.places().cgroup)? else {
         say("nobody waits for memory: this host has no memory controller");
         return Ok(None);
     };
-    Ok(Some(Gate::open(engine, in_use, bytes)?))
+    Ok(Some(Gate::open(engine, in_use, bytes, settings.batch())?))
 }
 
 impl Daemon {
-    fn new(engine: Engine, memory: Memory) -> Result<Self> {
+    fn new(engine: Engine, settings: Settings) -> Result<Self> {
         // ORDER: from here on no event is missed; then all containers are gone through.
         let told = told(&engine).inspect_err(|e| say(&format!("looks for events: {e}"))).ok();
         let events = engine.follow()?;
@@ -207,7 +207,7 @@ impl Daemon {
             round: Vec::new(),
             keeper: None,
             next_sweep: None,
-            gate: gate(&engine, memory)?,
+            gate: gate(&engine, settings)?,
             engine,
         })
     }

@@ -3,13 +3,14 @@
 //! ```toml
 //! [daemon]
 //! memory = "6g"   # for all that is awake; "off": nobody waits for memory
+//! batch = 4       # for how many that wait for memory others are put to sleep at once
 //! ```
 
 use std::path::Path;
 use std::str::FromStr;
 
 use dormouse_kernel::proc;
-use dormouse_model::parse_bytes;
+use dormouse_model::{Invalid, parse_bytes};
 use serde::Deserialize;
 
 use crate::{Error, Result};
@@ -24,13 +25,41 @@ pub enum Memory {
 }
 
 impl FromStr for Memory {
-    type Err = dormouse_model::Invalid;
+    type Err = Invalid;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         match text {
             "off" => Ok(Self::Off),
             size => parse_bytes(size).map(Self::Bytes),
         }
+    }
+}
+
+/// For how many of those that wait room is made at once, and how many are put to sleep for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch(u8);
+
+impl Batch {
+    /// LIMIT: so many are awake beside each other only to fall asleep.
+    const MAX: u8 = 64;
+
+    pub(crate) fn count(self) -> usize {
+        self.0.into()
+    }
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self(4)
+    }
+}
+
+impl FromStr for Batch {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let count = text.parse().ok().filter(|count| (1..=Self::MAX).contains(count));
+        count.map(Self).ok_or_else(|| Invalid::new("batch", text, "a number from 1 to 64"))
     }
 }
 
@@ -44,10 +73,20 @@ struct File {
 #[serde(deny_unknown_fields)]
 struct Section {
     memory: Option<String>,
+    batch: Option<i64>,
 }
 
-impl Memory {
-    /// Reads `config.toml`; three quarters of the host's memory where nothing is said.
+/// What was chosen; what is `None` is as it is where nobody says anything.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Three quarters of the host's memory.
+    pub memory: Option<Memory>,
+    /// Four.
+    pub batch: Option<Batch>,
+}
+
+impl Settings {
+    /// Reads `config.toml`.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = match std::fs::read_to_string(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -55,10 +94,26 @@ impl Memory {
         };
         let bad = |what: String| Error::Settings { path: path.into(), what };
         let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
-        match file.daemon.memory {
-            Some(memory) => memory.parse().map_err(|e: dormouse_model::Invalid| bad(e.to_string())),
-            None => Ok(of_host()),
-        }
+        let invalid = |e: Invalid| bad(e.to_string());
+        let Section { memory, batch } = file.daemon;
+        let batch = batch.map(|count| count.to_string().parse().map_err(invalid));
+        Ok(Self {
+            memory: memory.map(|memory| memory.parse().map_err(invalid)).transpose()?,
+            batch: batch.transpose()?,
+        })
+    }
+
+    /// What was said here, and elsewhere where nothing was.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self { memory: self.memory.or(other.memory), batch: self.batch.or(other.batch) }
+    }
+
+    pub(crate) fn memory(&self) -> Memory {
+        self.memory.unwrap_or_else(of_host)
+    }
+
+    pub(crate) fn batch(&self) -> Batch {
+        self.batch.unwrap_or_default()
     }
 }
 
@@ -81,5 +136,20 @@ mod tests {
         assert!("most".parse::<Memory>().is_err());
         let Memory::Bytes(bytes) = of_host() else { panic!("a host tells how much it has") };
         assert!(bytes > 64 << 20);
+    }
+
+    #[test]
+    fn what_the_command_says_counts_for_more_than_the_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "[daemon]\nmemory = \"2g\"\nbatch = 7\n").unwrap();
+        let said = Settings { batch: Some("1".parse().unwrap()), ..Settings::default() };
+        let both = said.or(Settings::read(file.path()).unwrap());
+        assert_eq!((both.memory(), both.batch().count()), (Memory::Bytes(2 << 30), 1));
+        assert_eq!(Settings::default().batch().count(), 4);
+        for bad in ["0", "65", "-1", "many", ""] {
+            assert!(bad.parse::<Batch>().is_err(), "{bad}");
+        }
+        std::fs::write(file.path(), "[daemon]\nbatch = 0\n").unwrap();
+        assert!(Settings::read(file.path()).unwrap_err().to_string().contains("batch"));
     }
 }

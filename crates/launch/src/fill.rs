@@ -50,6 +50,8 @@ pub mod head {
     pub const DONE: usize = 10;
     /// Not 0 when a process has forked: only those who fill have descriptors of its children.
     pub const FORKED: usize = 11;
+    /// Bytes around an address that are filled together; 0 is [`super::AROUND_BYTES`].
+    pub const AROUND: usize = 12;
 }
 
 /// Memory that is to be filled.
@@ -75,8 +77,15 @@ pub struct Job {
     pub chunk_bytes: u64,
     /// BLAKE3 of each.
     pub checksums: Vec<[u8; 32]>,
+    /// Bytes around an address that are filled together, [`is_around`].
+    pub around_bytes: u64,
     /// Whose the address spaces are that come with it: ids of processes, inside.
     pub processes: Vec<u32>,
+}
+
+/// Whether so many bytes may be filled together: whole pages, and all of a chunk at most.
+pub fn is_around(bytes: u64) -> bool {
+    bytes.is_power_of_two() && (4096..=1 << 20).contains(&bytes)
 }
 
 fn bad(what: &'static str) -> io::Error {
@@ -110,6 +119,7 @@ impl Job {
         let ids = self.processes.iter().map(|pid| u64::from(*pid));
         write_numbers(file, JOB_AT, &all.into_iter().chain(ids).collect::<Vec<_>>())?;
         file.write_all_at(self.checksums.as_flattened(), self.checksums_at())?;
+        write_numbers(file, head::AROUND as u64 * 8, &[self.around_bytes])?;
         let at = self.lists_at();
         write_list(file, at, left)?;
         // ORDER: last, so that a file that was cut says that nothing is to be done.
@@ -124,12 +134,16 @@ impl Job {
         };
         let whole = magic == MAGIC && chunks <= CHUNKS_MAX && sources <= SOURCES_MAX as u64;
         let fits = (1..=1 << 30).contains(&chunk_bytes) && bytes.div_ceil(chunk_bytes) == chunks;
-        if !whole || !fits {
+        let around_bytes = match number(file, head::AROUND)? {
+            0 => AROUND_BYTES,
+            around => around,
+        };
+        if !whole || !fits || !is_around(around_bytes) {
             return Err(bad("it is not of this kind"));
         }
         let ids = numbers(file, JOB_AT + JOB_NUMBERS as u64 * 8, sources as usize)?;
         let processes = ids.into_iter().map(|id| id as u32).collect();
-        let mut job = Self { bytes, chunk_bytes, checksums: Vec::new(), processes };
+        let mut job = Self { bytes, chunk_bytes, checksums: Vec::new(), around_bytes, processes };
         let mut checksums = vec![[0; 32]; chunks as usize];
         file.read_exact_at(checksums.as_flattened_mut(), job.checksums_at())?;
         job.checksums = checksums;
@@ -204,14 +218,14 @@ pub fn reason(file: &File) -> io::Result<Option<String>> {
     Ok((!text.is_empty()).then(|| String::from_utf8_lossy(text).into_owned()))
 }
 
-/// Bytes around an address that are filled together.
+/// Bytes around an address that are filled together where nobody says anything else.
 pub const AROUND_BYTES: u64 = 64 << 10;
-/// LIMIT: places in a record of what was touched: 32 MB.
+/// LIMIT: places in a record of what was touched: 32 MB of 64 kB each.
 pub const TOUCHED_MAX: usize = 512;
 /// First number of such a record.
 const TOUCHED_MAGIC: u64 = u64::from_ne_bytes(*b"DMTOUCH1");
 
-/// [`AROUND_BYTES`] of a process's memory, the process by its id inside, that somebody waited for.
+/// A part of a process's memory, the process by its id inside, that somebody waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Touched {
     /// The process.
@@ -254,7 +268,7 @@ pub fn read_touched(file: &File) -> Vec<Touched> {
         Some(([TOUCHED_MAGIC, count], places))
             if blake3::hash(all).as_bytes() == checksum && *count * 2 == places.len() as u64 =>
         {
-            let place = |p: &[u64]| Touched { pid: p[0] as u32, start: p[1] & !(AROUND_BYTES - 1) };
+            let place = |p: &[u64]| Touched { pid: p[0] as u32, start: p[1] };
             places.chunks_exact(2).map(place).collect()
         }
         _ => Vec::new(),
@@ -276,6 +290,7 @@ mod tests {
             bytes: 3 << 20,
             chunk_bytes: 1 << 20,
             checksums: vec![[1; 32], [2; 32], [3; 32]],
+            around_bytes: 4096,
             processes: vec![1, 7],
         };
         (job, vec![piece(0, 0x7f00_0000_0000, 256, 0), piece(1, 4096, 512, 1 << 20)])
@@ -287,6 +302,12 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         job.write(&file, &left).unwrap();
         assert_eq!(Job::read(&file).unwrap(), job);
+        for (written, read) in
+            [(0, Some(AROUND_BYTES)), (5000, None), (2048, None), (2 << 20, None)]
+        {
+            write_numbers(&file, head::AROUND as u64 * 8, &[written]).unwrap();
+            assert_eq!(Job::read(&file).ok().map(|job| job.around_bytes), read);
+        }
         let at = number(&file, head::LISTS).unwrap();
         let count = number(&file, head::LISTS + 1).unwrap();
         assert_eq!(job.read_list(&file, at, count).unwrap(), left);

@@ -14,9 +14,14 @@ pub(crate) struct Args {
     /// three quarters of the host's
     #[arg(long, value_name = "SIZE")]
     memory: Option<dormouse_daemon::Memory>,
+    /// For how many that wait for memory others are put to sleep at once, 1 to 64; by default what
+    /// config.toml says, or 4
+    #[arg(long, value_name = "N")]
+    batch: Option<dormouse_daemon::Batch>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    dormouse_daemon::run(global.places(), args.memory)?;
+    let Args { memory, batch } = args;
+    dormouse_daemon::run(global.places(), dormouse_daemon::Settings { memory, batch })?;
     Ok(0)
 }

@@ -1,7 +1,7 @@
 //! Fills the memory of a container that runs already, from its checkpoint (userfaultfd(2)).
 //!
 //! Two processes for each restore, for as long as it takes. The *filler* serves whoever waits for a
-//! page, 64 kB around it at once, and fills the rest meanwhile; the *second* does nothing but wait for
+//! page, what is around it at once (64 kB), and fills the rest meanwhile; the *second* does nothing but wait for
 //! the filler's end. Both have one table of descriptors and one file, in which is what is left to
 //! do ([`dormouse_launch::fill`]): when the filler is killed the second takes its place and makes
 //! another second, and when the second is killed the filler makes another. So
@@ -30,7 +30,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned, UserfaultEvent};
-use dormouse_launch::fill::{self, AROUND_BYTES, Job, TOUCHED_MAX, Touched, head, list_bytes};
+use dormouse_launch::fill::{self, Job, TOUCHED_MAX, Touched, head, list_bytes};
 use dormouse_launch::protocol::{FILL_DESCRIPTORS, Id};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -362,7 +362,7 @@ impl<'g> Filler<'g> {
         loop {
             self.serve()?;
             let Some(next) = self.left.next() else { return Ok(()) };
-            self.copy(next.source, next.start..next.end.min(next.start + AROUND_BYTES))?;
+            self.copy(next.source, next.start..next.end.min(next.start + self.job.around_bytes))?;
             if self.unrecorded > RECORD_BYTES {
                 self.put_on_record(false)?;
             }
@@ -450,8 +450,9 @@ impl<'g> Filler<'g> {
                 }
                 continue;
             };
-            let around = address & !(AROUND_BYTES - 1);
-            let range = piece.start.max(around)..piece.end.min(around + AROUND_BYTES);
+            let around_bytes = self.job.around_bytes;
+            let around = address & !(around_bytes - 1);
+            let range = piece.start.max(around)..piece.end.min(around + around_bytes);
             // Of its chunk alone.
             let offset = piece.offset + (address - piece.start);
             let back = (offset % self.job.chunk_bytes).min(address - range.start);
@@ -624,7 +625,8 @@ impl<'g> Filler<'g> {
     fn note(&mut self, source: i64, address: u64) {
         let process = usize::try_from(source).ok().and_then(|n| self.job.processes.get(n));
         if let (Some(pid), true) = (process, self.touched.len() < TOUCHED_MAX) {
-            self.touched.push(Touched { pid: *pid, start: address & !(AROUND_BYTES - 1) });
+            let start = address & !(self.job.around_bytes - 1);
+            self.touched.push(Touched { pid: *pid, start });
         }
     }
 

@@ -1,0 +1,169 @@
+//! How long a caller waits for the first byte of one that sleeps while others work, and whether it helps that
+//! the woken one, or those who wake it, have more of the processors meanwhile.
+//!
+//! ```sh
+//! cargo run --release -p dormouse-benches --bin boost -- --rounds 200 --busy 0,2,4
+//! ```
+//!
+//! A woken container is let run as any other that has not run for a while: the kernel puts it before those
+//! that have (EEVDF, since Linux 6.6). The arms give more: a hundred times the weight to the container, which
+//! is as much as there is, and a nice value of -10 to the keeper and its process that wakes. They take turns.
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use dormouse_benches::{Bench, Line, Times, figure, ok, plot};
+use dormouse_testkit::wait_until;
+use rustix::process::{Pid, setpriority_process};
+
+/// Options.
+#[derive(Parser)]
+struct Options {
+    /// How often each arm is asked at each point.
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+    /// How many work meanwhile, ascending.
+    #[arg(long, value_delimiter = ',', default_value = "0,2,4")]
+    busy: Vec<usize>,
+    /// Memory of the servers, in kB.
+    #[arg(long, default_value_t = 64)]
+    kib: u64,
+}
+
+/// LIMIT: how long an answer may take before the benchmark gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a server sleeps at least: by then whoever stands by is ready.
+const GETS_READY: Duration = Duration::from_millis(50);
+/// The nice value of those who wake, in the arm that has one.
+const NICE: i32 = -10;
+
+/// What is done for a woken one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arm {
+    Plain,
+    Weight,
+    Nice,
+}
+
+impl Arm {
+    const ALL: [Self; 3] = [Self::Plain, Self::Weight, Self::Nice];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "as it is",
+            Self::Weight => "weight 10000 of 100",
+            Self::Nice => "those who wake at nice -10",
+        }
+    }
+
+    fn server(self) -> &'static str {
+        match self {
+            Self::Plain | Self::Nice => "plain",
+            Self::Weight => "heavy",
+        }
+    }
+}
+
+fn ask(address: SocketAddr) -> Result<Duration> {
+    let begin = Instant::now();
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"Q\n")?;
+    ensure!(stream.read(&mut [0])? == 1, "no answer");
+    let took = begin.elapsed();
+    // It is idle when it has hung up.
+    stream.read_to_end(&mut Vec::new())?;
+    Ok(took)
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
+    let bench = Bench::new()?;
+    let kib = options.kib.to_string();
+    for (name, weight) in [("plain", "100"), ("heavy", "10000")] {
+        let run =
+            ["run", "-d", "--name", name, "--cpu-weight", weight, "bench", "serve", "80", &kib];
+        ok(bench.dormouse().args(run))?;
+        let address = bench.address(name, 80)?;
+        ensure!(wait_until(PATIENCE, || ask(address).is_ok()), "it does not answer");
+    }
+    let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    let mut working = 0;
+    for busy in &options.busy {
+        for n in working..*busy {
+            let name = format!("busy{n}");
+            let work = ["bench", "sh", "-c", "while :; do :; done"];
+            ok(bench.dormouse().args(["run", "-d", "--name", &name]).args(work))?;
+        }
+        working = *busy;
+        let mut all = Arm::ALL.map(|_| Vec::new());
+        for _ in 0..options.rounds {
+            for (arm, times) in Arm::ALL.into_iter().zip(&mut all) {
+                times.push(measure(&bench, arm)?);
+            }
+        }
+        for (arm, times) in Arm::ALL.into_iter().zip(all) {
+            let times = Times::new(times);
+            let (p50, p99) = (times.median_ms(), times.at(0.99));
+            let name = format!("{}, {busy} work: first byte", arm.name());
+            eprintln!("  {name}: p50 {p50:.2} ms, p99 {p99:.2} ms");
+            let more = serde_json::json!({
+                "rounds": options.rounds, "p50_ms": p50, "p99_ms": p99, "min_ms": times.at(0.0),
+                "max_ms": times.at(1.0),
+            });
+            figure("boost", &name, p50, "ms", more);
+            for (part, at) in [("p50", p50), ("p99", p99)] {
+                let (line, place) = (format!("{}, {part}", arm.name()), (*busy as f64, at));
+                match lines.iter_mut().find(|(name, _)| *name == line) {
+                    Some((_, points)) => points.push(place),
+                    None => lines.push((line, vec![place])),
+                }
+            }
+        }
+    }
+    let lines: Vec<Line<'_>> =
+        lines.iter().map(|(name, points)| Line { name, points: points.clone() }).collect();
+    let axes = ["containers that work meanwhile", "ms"];
+    plot("boost", "First byte of one that sleeps", axes, &lines)
+}
+
+fn measure(bench: &Bench, arm: Arm) -> Result<Duration> {
+    let address = bench.address(arm.server(), 80)?;
+    ok(bench.dormouse().args(["sleep", arm.server()]))?;
+    std::thread::sleep(GETS_READY);
+    let ours = if arm == Arm::Nice { ours(bench) } else { Vec::new() };
+    let renice = |nice| {
+        for pid in &ours {
+            let _ = setpriority_process(Some(*pid), nice); // it may have ended since
+        }
+    };
+    renice(NICE);
+    let took = ask(address);
+    renice(0);
+    took
+}
+
+/// The keeper, and its process that wakes whom it is told to.
+fn ours(bench: &Bench) -> Vec<Pid> {
+    let root = bench.path("root");
+    let wakes = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let ends = words.ends_with(&[b"internal", b"wake", b""]);
+        ends && words.contains(&root.as_os_str().as_encoded_bytes())
+    };
+    let parent = |pid: &i32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+    };
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let wakers: Vec<i32> = pids.filter(wakes).collect();
+    let keeper = wakers.first().and_then(parent);
+    wakers.into_iter().chain(keeper).filter_map(Pid::from_raw).collect()
+}

@@ -1,0 +1,198 @@
+//! Servers of a kind, memory for some of them, and callers who ask one after the other.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use dormouse_testkit::wait_until;
+
+use crate::{Bench, Daemon, Times, ok};
+
+/// LIMIT: how long an answer may take before a benchmark gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Until who is popular is known.
+const WARMS_UP: Duration = Duration::from_secs(1);
+/// What the kernel has of a server, in KiB.
+const KERNEL_KIB: u64 = 400;
+
+/// Servers with memory of their own, in the order of their popularity.
+pub struct Farm<'b> {
+    bench: &'b Bench,
+    kib: u64,
+    /// Where each can be called.
+    pub all: Vec<SocketAddr>,
+}
+
+/// Who asks: number n is asked with a probability of 1/n^alpha.
+#[derive(Debug, Clone, Copy)]
+pub struct Callers {
+    /// How many ask at once.
+    pub clients: usize,
+    /// How much more the popular are asked.
+    pub alpha: f64,
+    /// How long.
+    pub time: Duration,
+}
+
+/// What they came to.
+pub struct Asked {
+    /// Answers a second.
+    pub requests_per_s: f64,
+    /// How long each took.
+    pub times: Times,
+    /// How many servers were woken meanwhile.
+    pub wakes: usize,
+}
+
+impl<'b> Farm<'b> {
+    /// None yet, of so much memory each.
+    pub fn new(bench: &'b Bench, kib: u64) -> Self {
+        Self { bench, kib, all: Vec::new() }
+    }
+
+    /// What the server of this number is called.
+    pub fn name(number: usize) -> String {
+        format!("s{number}")
+    }
+
+    /// Starts more, up to so many.
+    pub fn grow(&mut self, count: usize) -> Result<()> {
+        self.grow_with(count, |_| None)
+    }
+
+    /// The same, some with a timer of their own that rings after so much time, again and again.
+    pub fn grow_with(
+        &mut self,
+        count: usize,
+        period: impl Fn(usize) -> Option<Duration>,
+    ) -> Result<()> {
+        let kib = self.kib.to_string();
+        for n in self.all.len()..count {
+            let name = Self::name(n);
+            let period = period(n).map(|period| period.as_millis().to_string());
+            let mut run = self.bench.dormouse();
+            run.args(["run", "-d", "--sleep-after", "3600s", "--name", &name]);
+            ok(run.args(["bench", "serve", "80", &kib]).args(period))?;
+            self.all.push(self.bench.address(&name, 80)?);
+        }
+        let answers = || self.all.iter().all(|address| ask(*address).is_ok());
+        ensure!(wait_until(PATIENCE, answers), "not all of them answer");
+        Ok(())
+    }
+
+    /// A daemon with memory for so many of them.
+    pub fn with_room_for(&self, fit: usize, options: &[&str]) -> Result<Daemon> {
+        // A sixteenth is kept free.
+        let kib = fit.max(1) as u64 * (self.kib + KERNEL_KIB) * 16 / 15 + 1;
+        self.bench.daemon(&[&["--memory", &format!("{kib}k")], options].concat())
+    }
+
+    /// Asks for a while, and for a moment before that.
+    pub fn ask(&self, callers: Callers) -> Result<Asked> {
+        callers.ask(&self.all, WARMS_UP)?;
+        let before = self.wakes()?;
+        let times = callers.ask(&self.all, callers.time)?;
+        let wakes = self.wakes()?.saturating_sub(before);
+        let requests_per_s = times.len() as f64 / callers.time.as_secs_f64();
+        Ok(Asked { requests_per_s, times: Times::new(times), wakes })
+    }
+
+    /// How many wakes there were.
+    fn wakes(&self) -> Result<usize> {
+        let text = std::fs::read_to_string(self.bench.path("root/lib/events"))?;
+        Ok(text.lines().filter(|line| line.contains("\"wake\"")).count())
+    }
+}
+
+impl Callers {
+    fn ask(self, all: &[SocketAddr], time: Duration) -> Result<Vec<Duration>> {
+        let is_over = AtomicBool::new(false);
+        let seed = AtomicUsize::new(0);
+        let client = || -> Result<Vec<Duration>> {
+            let number = seed.fetch_add(1, Ordering::Relaxed) as u64;
+            let mut ranks =
+                Ranks::new(0x9e37_79b9_7f4a_7c15 ^ (number << 20), all.len(), self.alpha);
+            let mut times = Vec::new();
+            while !is_over.load(Ordering::Relaxed) {
+                times.push(ask(all[ranks.next()])?);
+            }
+            Ok(times)
+        };
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..self.clients).map(|_| scope.spawn(client)).collect();
+            std::thread::sleep(time);
+            is_over.store(true, Ordering::Relaxed);
+            let mut all = Vec::new();
+            for client in clients {
+                let times = client.join().map_err(|_| anyhow!("a client panicked"))?;
+                all.extend(times.context("a request was lost")?);
+            }
+            Ok(all)
+        })
+    }
+}
+
+/// Asks a server whether its memory is whole: a connection, a word, the answer.
+pub fn ask(address: SocketAddr) -> Result<Duration> {
+    let begin = Instant::now();
+    let said = say(address, "Q")?;
+    ensure!(said.contains("whole"), "it said '{said}'");
+    Ok(begin.elapsed())
+}
+
+/// Says a word to a server (floor/serve.c); its answer.
+pub fn say(address: SocketAddr, word: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("{word}\n").as_bytes())?;
+    let mut said = String::new();
+    stream.read_to_string(&mut said)?;
+    Ok(said)
+}
+
+/// Numbers that only look like chance (xorshift64), and ranks by how likely they are.
+struct Ranks {
+    state: u64,
+    sums: Vec<f64>,
+}
+
+impl Ranks {
+    fn new(seed: u64, count: usize, alpha: f64) -> Self {
+        let mut sum = 0.0;
+        let sums = (1..=count).map(|n| {
+            sum += (n as f64).powf(-alpha);
+            sum
+        });
+        Self { state: seed | 1, sums: sums.collect() }
+    }
+
+    fn next(&mut self) -> usize {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        let part = (self.state >> 11) as f64 / (1u64 << 53) as f64;
+        let at = part * self.sums.last().copied().unwrap_or(0.0);
+        self.sums.partition_point(|sum| *sum <= at).min(self.sums.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_follow_zipfs_law() {
+        for alpha in [0.0, 1.0, 1.5] {
+            let mut ranks = Ranks::new(7, 10, alpha);
+            let mut counts = [0.0; 10];
+            (0..100_000).for_each(|_| counts[ranks.next()] += 1.0);
+            let sum: f64 = (1..=10).map(|n| f64::from(n).powf(-alpha)).sum();
+            for (n, count) in (1..=10).zip(counts) {
+                let expected = 100_000.0 * f64::from(n).powf(-alpha) / sum;
+                assert!((count / expected - 1.0_f64).abs() < 0.1, "alpha {alpha}, {n}: {count}");
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the operator can choose of a wake: `[wake]` in `config.toml`.
+//!
+//! ```toml
+//! [wake]
+//! block = "64k"   # of memory that comes when it is touched, so much at once: a power of two, 4k to 1m
+//! ```
+
+use std::path::Path;
+
+use dormouse_launch::fill::{AROUND_BYTES, is_around};
+use dormouse_model::parse_bytes;
+use serde::Deserialize;
+
+use crate::error::{Error, Result};
+
+#[derive(Deserialize, Default)]
+struct File {
+    #[serde(default)]
+    wake: Section,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct Section {
+    block: Option<String>,
+}
+
+/// How much of memory comes at once when some of it is touched, in bytes.
+pub(crate) fn block_bytes(path: &Path) -> Result<u64> {
+    let text = match std::fs::read_to_string(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(AROUND_BYTES),
+        text => text.map_err(Error::file("cannot read", path))?,
+    };
+    let bad = |what: String| Error::Invalid(format!("{}: {what}", path.display()));
+    let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let Some(block) = file.wake.block else { return Ok(AROUND_BYTES) };
+    let bytes = parse_bytes(&block).map_err(|e| bad(e.to_string()))?;
+    match is_around(bytes) {
+        true => Ok(bytes),
+        false => Err(bad(format!("block '{block}' is no power of two from 4k to 1m"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_a_power_of_two_of_pages() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let read = |text: &str| {
+            std::fs::write(file.path(), text).unwrap();
+            block_bytes(file.path())
+        };
+        assert_eq!(read("[daemon]\nmemory = \"off\"\n").unwrap(), AROUND_BYTES);
+        assert_eq!(read("[wake]\nblock = \"4k\"\n").unwrap(), 4096);
+        for bad in ["5k", "2k", "2m", "much"] {
+            let error = read(&format!("[wake]\nblock = \"{bad}\"\n")).unwrap_err();
+            assert!(error.to_string().contains(bad), "{error}");
+        }
+        assert!(read("[wake]\nblocks = \"4k\"\n").is_err());
+        assert_eq!(block_bytes(Path::new("/no/such/file")).unwrap(), AROUND_BYTES);
+    }
+}
