@@ -11,6 +11,9 @@
  * bind ADDRESS PORT      binds a TCP socket there and says so
  * ping NAME              an echo request and its answer, by the socket that needs no privilege
  * waits MS CALL...       waits so long by each of these calls at once, and tells how long it took
+ * local DIR              unix sockets DIR/stream and DIR/datagram, and a connection to DIR/outside: each line
+ *                        comes back with a number before it, each datagram is printed so, and so is the name
+ *                        of each file that comes to be in DIR/watched
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
  * but for those of the servers and of waits. */
@@ -27,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/inotify.h>
 #include <sys/ipc.h>
 #include <sys/select.h>
 #include <sys/sem.h>
@@ -34,6 +38,7 @@
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/timerfd.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -355,6 +360,72 @@ static int waits(char **args)
 	return 0;
 }
 
+static int local_socket(int type, struct sockaddr_un *own, const char *dir, const char *name)
+{
+	*own = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	snprintf(own->sun_path, sizeof(own->sun_path), "%s/%s", dir, name);
+	return socket(AF_UNIX, type, 0);
+}
+
+/* Whether somebody is still there. */
+static int answer_number(int fd, int is_connected)
+{
+	static int number;
+	char said[64], line[96];
+	ssize_t n = recv(fd, said, sizeof(said), 0);
+	if (n <= 0)
+		return 0;
+	n = snprintf(line, sizeof(line), "%d %.*s", ++number, (int)n, said);
+	if (!is_connected)
+		return puts(line) >= 0;
+	return send(fd, line, (size_t)n, MSG_NOSIGNAL) == n;
+}
+
+static int local(char **args)
+{
+	enum { LISTENER, DATAGRAM, WATCH, CONNECTIONS, MAX = 16 };
+	struct pollfd all[MAX];
+	struct sockaddr_un stream, datagram, outside;
+	int count = CONNECTIONS, listener = local_socket(SOCK_STREAM, &stream, args[0], "stream");
+	int receiver = local_socket(SOCK_DGRAM, &datagram, args[0], "datagram");
+	int caller = local_socket(SOCK_STREAM, &outside, args[0], "outside");
+	int watch = inotify_init();
+	char watched[128];
+	snprintf(watched, sizeof(watched), "%s/watched", args[0]);
+	if (connect(caller, (void *)&outside, sizeof(outside)) || inotify_add_watch(watch, watched, IN_CREATE) < 0)
+		return fail("outside");
+	if (bind(receiver, (void *)&datagram, sizeof(datagram)) ||
+	    bind(listener, (void *)&stream, sizeof(stream)) || listen(listener, MAX))
+		return fail("bind");
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	all[LISTENER] = (struct pollfd){ .fd = listener, .events = POLLIN };
+	all[DATAGRAM] = (struct pollfd){ .fd = receiver, .events = POLLIN };
+	all[WATCH] = (struct pollfd){ .fd = watch, .events = POLLIN };
+	all[count++] = (struct pollfd){ .fd = caller, .events = POLLIN };
+	for (;;) {
+		if (poll(all, (nfds_t)count, -1) < 0)
+			return fail("poll");
+		for (int n = count - 1; n >= CONNECTIONS; n--)
+			if (all[n].revents && !answer_number(all[n].fd, 1)) {
+				close(all[n].fd);
+				all[n] = all[--count];
+			}
+		if (all[DATAGRAM].revents)
+			answer_number(receiver, 0);
+		if (all[WATCH].revents) {
+			_Alignas(struct inotify_event) char events[4096];
+			ssize_t length = read(watch, events, sizeof(events));
+			for (char *at = events; at < events + length;) {
+				struct inotify_event *event = (void *)at;
+				printf("saw %s by watch %d\n", event->len ? event->name : "nothing", event->wd);
+				at += sizeof(*event) + event->len;
+			}
+		}
+		if (all[LISTENER].revents && count < MAX)
+			all[count++] = (struct pollfd){ .fd = accept(listener, NULL, NULL), .events = POLLIN };
+	}
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -363,7 +434,7 @@ int main(int argc, char **argv)
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
 		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping },
-		      { "waits", 2, waits } };
+		      { "waits", 2, waits }, { "local", 1, local } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -24,7 +24,7 @@ use dormouse_checkpoint::format::{Reader, Records};
 use dormouse_checkpoint::load::{self, Allowed, Lazy, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_launch::{Follow, Keeper, Plan};
-use dormouse_model::{Config, ContainerId, MountKind, Name, NetMode, RootSource, State};
+use dormouse_model::{Config, ContainerId, Mount, MountKind, Name, NetMode, RootSource, State};
 
 use crate::archive;
 use crate::engine::Engine;
@@ -186,6 +186,13 @@ impl Engine {
         self.filled(&config)?;
         let subject = self.subject(&config)?;
         Ok(save::explain(&subject)?)
+    }
+
+    /// The same of one that is to sleep, which takes less: what is called from outside is held.
+    pub fn explain_sleep(&self, id: &ContainerId) -> Result<Vec<Refusal>> {
+        let config = self.config(id)?;
+        self.filled(&config)?;
+        Ok(save::explain(&self.to_sleep(&config)?)?)
     }
 
     /// Saves the processes of a running container.
@@ -452,6 +459,7 @@ impl Engine {
             memory: Self::memory(config),
             nodes: Vec::new(),
             mounts: Some(start::places(config)),
+            volumes: Self::volumes(config),
             own_ipc: true,
             cgroups: config.systemd,
             connections: true,
@@ -459,6 +467,21 @@ impl Engine {
             hold: false,
             quiet: Duration::ZERO,
         })
+    }
+
+    /// What is saved of one that falls asleep: what is called from outside is held. A stack of its own,
+    /// which ends with its processes, nobody calls from outside.
+    pub(crate) fn to_sleep(&self, config: &Config) -> Result<Subject> {
+        Ok(Subject { hold: config.net != NetMode::None, ..self.subject(config)? })
+    }
+
+    /// Where a container has files of others.
+    fn volumes(config: &Config) -> Vec<String> {
+        let is_volume = |mount: &&Mount| match mount.kind {
+            MountKind::Bind { .. } | MountKind::Volume { .. } => true,
+            MountKind::Tmpfs { .. } | MountKind::Devpts => false,
+        };
+        config.mounts.iter().filter(is_volume).map(|mount| mount.target.to_string()).collect()
     }
 
     /// Directories of a container that are kept in memory.

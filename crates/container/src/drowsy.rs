@@ -146,7 +146,7 @@ impl Engine {
     /// The same for one that is about to fall asleep, if nothing of it is refused; returns when its
     /// threads wait where they did.
     pub(crate) fn rouse_to_sleep(&self, config: &Config, mut init: InitRecord) -> Result<()> {
-        let refusals = self.explain(&config.id)?;
+        let refusals = self.explain_sleep(&config.id)?;
         if !refusals.is_empty() {
             return Err(dormouse_checkpoint::Error::Refused(refusals).into());
         }

@@ -37,7 +37,7 @@ use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
-use dormouse_model::{Config, ContainerId, NetMode, State};
+use dormouse_model::{Config, ContainerId, State};
 
 use crate::admission::Admitted;
 use crate::checkpoint::{Check, Comeback};
@@ -99,10 +99,8 @@ impl Engine {
             self.rouse_to_sleep(&config, init)?;
         }
         let (mut init, process) = self.can_be_saved(&config)?;
-        // A stack of its own, which ends with its processes, nobody calls from outside.
-        let hold = config.net != NetMode::None;
         let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
-        let subject = Subject { hold, quiet, ..self.subject(&config)? };
+        let subject = Subject { quiet, ..self.to_sleep(&config)? };
         self.forget_sleep(&config)?; // what a sleep left that was interrupted
         let writer = Writer::begin(&self.asleep_dir(id))?;
         let mut stopped = save::stop(&subject)?;

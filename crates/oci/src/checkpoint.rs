@@ -107,6 +107,7 @@ impl Runtime {
             memory: memory(&spec.mounts),
             nodes: device::paths(&linux.devices),
             mounts: None, // all others are refused ([`foreign_mounts`])
+            volumes: Vec::new(),
             own_ipc: namespaces.makes("ipc"),
             cgroups: false,
             connections: options.connections,

@@ -649,7 +649,7 @@ pub(crate) mod tests {
         assert!(pidfd(77, 0).contains("not there") && pidfd(1, 1).contains("flags"));
         let watch = |number, path: &str| {
             let watches = vec![Watch { number, path: path.into(), mask: 2 }];
-            said(&[Thing::Inotify(Inotify { flags: 0, watches })])
+            said(&[Thing::Inotify(Inotify { flags: 0, watches, held: false })])
         };
         assert_eq!(watch(1, "/etc"), "");
         assert!(watch(0, "/etc").contains("a watch") && watch(1, "etc").contains("a watch"));

@@ -9,6 +9,9 @@ pub struct Inotify {
     pub flags: u32,
     /// What it watches.
     pub watches: Vec<Watch>,
+    /// All of that is on volumes, where others may change it, so it was held.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held: bool,
 }
 
 /// inotify_add_watch(2).

@@ -106,6 +106,8 @@ impl Thing {
         match self {
             Self::Listener(_) | Self::UdpSocket(_) => true,
             Self::TcpSocket(socket) => socket.held,
+            Self::UnixSocket(socket) => socket.held,
+            Self::Inotify(inotify) => inotify.held,
             _ => false,
         }
     }

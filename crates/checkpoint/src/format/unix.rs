@@ -33,6 +33,10 @@ pub struct UnixSocket {
     /// Options that are not as in a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,
+    /// Others outside may call it, so it was held. Who has to do without it makes it as it is told here: a
+    /// connection has no other side any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub held: bool,
 }
 
 /// The other side of a unix socket.

@@ -26,6 +26,10 @@ pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {
         let Thing::Inotify(inotify) = &object.thing else { continue };
+        // What was held has its watches, and tells what has happened meanwhile.
+        if plan.held.contains_key(&index) {
+            continue;
+        }
         let mut all = records.processes.iter().flat_map(|p| {
             p.descriptors.iter().filter(|d| d.object == index).map(|d| (p.pid, d.number))
         });

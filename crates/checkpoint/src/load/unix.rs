@@ -37,7 +37,9 @@ const ASIDE: &str = ".dormouse-aside";
 
 /// Makes all unix sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
-    let all = sockets(plan.records);
+    let mut all = sockets(plan.records);
+    // What was held is there, has its queue, and nobody inside speaks to it.
+    all.retain(|index, _| !plan.held.contains_key(index));
     let mut work = Work { plan, sequence, all, gone: Vec::new() };
     work.new_ones()?;
     work.live_names();

@@ -56,8 +56,9 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
             )
         })
     };
+    let held = !told.is_empty() && told.iter().all(|told| survey.is_volume(told.of.0));
     let watches = told.into_iter().map(watch).collect::<Result<Vec<Watch>, Why>>()?;
-    Ok(Thing::Inotify(Inotify { flags: open.flags() & libc::O_NONBLOCK as u32, watches }))
+    Ok(Thing::Inotify(Inotify { flags: open.flags() & libc::O_NONBLOCK as u32, watches, held }))
 }
 
 /// Reads `wd:3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 ...`.
@@ -126,7 +127,7 @@ fn is(pid: u32, path: &str, of: (u64, u64)) -> bool {
 
 /// Device and place of a line of mountinfo (proc_pid_mountinfo(5)); nothing of what the kernel makes
 /// up, where inodes are not what they were a moment ago.
-fn mount(line: &str) -> Option<(u64, String)> {
+pub(super) fn mount(line: &str) -> Option<(u64, String)> {
     let (before, after) = line.split_once(" - ")?;
     let kind = after.split_ascii_whitespace().next()?;
     if ["proc", "sysfs", "cgroup", "mqueue"].contains(&kind) {

@@ -104,6 +104,8 @@ pub struct Subject {
     pub nodes: Vec<String>,
     /// Where its configuration mounts something; none where all is mounted by that.
     pub mounts: Option<Vec<String>>,
+    /// Where files of others are mounted inside.
+    pub volumes: Vec<String>,
     /// What is in its ipc namespace is its own, and goes with it.
     pub own_ipc: bool,
     /// It may make control groups below its own.

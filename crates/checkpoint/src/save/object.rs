@@ -141,6 +141,8 @@ pub(crate) struct Survey<'s> {
     pub(crate) own_cgroup: Option<cgroup::Own>,
     /// Where its first process is, once somebody asks.
     pub(crate) home: OnceCell<Option<super::process::Home>>,
+    /// Devices of volumes, once somebody asks.
+    volumes: OnceCell<Vec<u64>>,
     /// Copies of what nobody has open who was looked at: as long as the survey, since their numbers
     /// are compared.
     on_their_way: Vec<OwnedFd>,
@@ -193,6 +195,7 @@ impl<'s> Survey<'s> {
             uts: HashMap::new(),
             own_cgroup: None,
             home: OnceCell::new(),
+            volumes: OnceCell::new(),
             on_their_way: Vec::new(),
         }
     }
@@ -391,6 +394,16 @@ impl<'s> Survey<'s> {
         why
     }
 
+    /// Whether a device is that of a volume, where others may call or change something while the processes
+    /// are gone, and what they call is to be held.
+    pub(crate) fn is_volume(&self, device: u64) -> bool {
+        let devices = self.volumes.get_or_init(|| match self.subject.hold {
+            true => volumes(self.subject),
+            false => Vec::new(),
+        });
+        devices.contains(&device)
+    }
+
     /// Ends the survey: what only all together tell.
     pub(crate) fn finish(mut self, tree: &[Seen]) -> Found {
         // ORDER: what is on its way through unix sockets may be an end of a pipe.
@@ -443,4 +456,13 @@ fn unknown(link: &str) -> Why {
         _ if link.starts_with("anon_inode:") => format!("{name}, which is not saved yet"),
         _ => format!("'{link}', which is not saved yet"),
     }
+}
+
+/// Devices of volumes, as the first process sees them.
+fn volumes(subject: &Subject) -> Vec<u64> {
+    let table = proc::whole_text(format!("/proc/{}/mountinfo", subject.init)).unwrap_or_default();
+    let mounts: Vec<(u64, String)> = table.lines().filter_map(inotify::mount).collect();
+    // What is mounted over one later is not ours.
+    let first = |place: &String| mounts.iter().find(|(_, other)| other == place);
+    subject.volumes.iter().filter_map(first).map(|(device, _)| *device).collect()
 }

@@ -262,7 +262,7 @@ pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     Ok(Wakes { readable: true, writable: unsent > 0 || !ready.contains(PollFlags::OUT) })
 }
 
-fn ready(socket: &OwnedFd) -> Result<PollFlags, Errno> {
+pub(super) fn ready(socket: &OwnedFd) -> Result<PollFlags, Errno> {
     let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
     let mut polled = [PollFd::new(socket, wanted)];
     rustix::event::poll(&mut polled, Some(&Timespec::default()))?;

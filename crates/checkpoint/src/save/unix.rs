@@ -8,6 +8,12 @@
 //!
 //! A connection that waits to be accepted is a socket that nobody has open: what was written into
 //! it can be read by nobody, so it must be empty, which is waited for a moment.
+//!
+//! **Called from outside.** Others come to a socket whose file is on a volume, and to one that is
+//! connected to them. Of a container that falls asleep such a socket is [held](super::Subject::hold): as it is,
+//! with its queue and whoever waits in it. Not one that others inside speak to: those are made again,
+//! and speak to one that is made again. LIMIT: nor one on the container's own files, which would keep
+//! these mounted.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,6 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::{self, Namespace};
 use dormouse_kernel::pidfd;
+use rustix::event::PollFlags;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, sockopt};
@@ -23,7 +30,7 @@ use super::diag::u32_at;
 use super::object::{Open, Survey, Why};
 use super::thread::{self, Maps};
 use super::tree::Seen;
-use super::{diag, file, option};
+use super::{HeldFile, Wakes, diag, file, option, tcp};
 use crate::error::Refusal;
 use crate::format::{
     Bytes, Descriptor, PeerCredentials, Thing, UnixFile, UnixMessage, UnixName, UnixPeer,
@@ -93,6 +100,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         peer_credentials: None,
         shut: 0,
         options,
+        held: false,
     }))
 }
 
@@ -138,24 +146,109 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
             return;
         }
     };
+    let mut refused = Vec::new();
     for (inode, socket) in &known {
-        let Thing::UnixSocket(record) = &mut survey.found.objects[socket.object].thing else {
+        let Thing::UnixSocket(mut record) = survey.found.objects[socket.object].thing.clone()
+        else {
             continue;
         };
         // It is not told of where it was closed meanwhile; then nothing is stopped yet.
         let peer = survey.peers.get(&socket.object).copied().filter(|pid| *pid != 0);
-        let filled = match said.get(inode) {
-            Some(one) => fill(record, socket, one, (&said, &known), tree, peer),
+        let elsewhere = || accepted_from_elsewhere(socket).filter(|_| survey.subject.hold);
+        let filled = match said.get(inode).cloned().or_else(elsewhere) {
+            Some(one) => fill(survey, &mut record, socket, &one, (&said, &known), tree, peer),
             None => Err(Refused::For("a unix socket of another network namespace".into())),
         };
-        let why = match filled {
-            Ok(()) => continue,
-            Err(Refused::For(why)) => why,
-            Err(Refused::Passing(why)) => survey.passing(why),
+        survey.found.objects[socket.object].thing = Thing::UnixSocket(record);
+        refused.extend(filled.err().map(|why| (socket, why)));
+    }
+    inherit(survey, &known);
+    for (inode, socket) in &known {
+        let waiting = said.get(inode).map_or(&[][..], |said| &said.waiting);
+        refused.extend(hold(survey, socket, waiting, &known).err().map(|why| (socket, why)));
+    }
+    for (socket, why) in refused {
+        let why = match why {
+            Refused::For(why) => why,
+            Refused::Passing(why) => survey.passing(why),
         };
         survey.found.refusals.push(Refusal { why, ..socket.whose.clone() });
     }
-    inherit(survey, &known);
+}
+
+/// An accepted connection belongs to the network namespace of whoever connected, where nobody tells us of
+/// it but itself.
+fn accepted_from_elsewhere(socket: &Socket) -> Option<Said> {
+    rustix::net::getpeername(&socket.copy).ok()?;
+    let own = rustix::net::getsockname(&socket.copy).ok()?;
+    let own = rustix::net::SocketAddrUnix::try_from(own).ok()?;
+    let path = own.path_bytes()?;
+    let found = file::lookup(socket.first, std::str::from_utf8(path).ok()?).ok()?;
+    let file = rustix::fs::fstat(&found).ok()?.st_ino as u32;
+    // Its peer is nobody of whom we have been told.
+    Some(Said { name: path.to_vec(), file: Some(file), peer: Some(u32::MAX), ..Said::default() })
+}
+
+/// Has one held that others outside may call.
+fn hold(
+    survey: &mut Survey<'_>,
+    socket: &Socket,
+    waiting: &[u32],
+    known: &Known,
+) -> Result<(), Refused> {
+    let objects = &mut survey.found.objects;
+    let of = |thing: &Thing| match thing {
+        Thing::UnixSocket(socket) => Some(socket.clone()),
+        _ => None,
+    };
+    let Some(record) = of(&objects[socket.object].thing).filter(|record| record.held) else {
+        return Ok(());
+    };
+    let is_connected = record.peer == UnixPeer::Gone;
+    let speaks = |other: &UnixSocket| match other.peer {
+        UnixPeer::Socket { object } => object == socket.object || is_accepted_by(other, &record),
+        UnixPeer::Waiting { listener, .. } => listener == socket.object,
+        UnixPeer::Gone => !other.held && is_accepted_by(other, &record),
+        UnixPeer::None => false,
+    };
+    let others = known.values().filter(|other| other.object != socket.object);
+    if others.filter_map(|other| of(&objects[other.object].thing)).any(|other| speaks(&other)) {
+        if is_connected {
+            let why = "a unix socket whose peer is outside the container, and to which others inside \
+                       speak";
+            return Err(Refused::For(why.into()));
+        }
+        if let Thing::UnixSocket(record) = &mut objects[socket.object].thing {
+            record.held = false;
+        }
+        return nobody_waits(waiting, known);
+    }
+    let failed =
+        |e: std::io::Error| Refused::For(format!("a unix socket that cannot be held: {e}"));
+    let file = socket.copy.try_clone().map_err(failed)?;
+    let ready = tcp::ready(&file).map_err(|e| failed(e.into()))?;
+    // Whoever finds no room waits for some.
+    let writable = is_connected && !ready.contains(PollFlags::OUT);
+    let wakes = Wakes { readable: true, writable };
+    survey.found.held.push(HeldFile { object: socket.object as u32, file, wakes });
+    Ok(())
+}
+
+/// Whether a connection has its name from a socket that listens.
+fn is_accepted_by(connection: &UnixSocket, listener: &UnixSocket) -> bool {
+    let name = |socket: &UnixSocket| socket.name.as_ref().map(|name| name.bytes.clone());
+    let inherits = connection.name.as_ref().is_some_and(|name| name.inherited);
+    listener.backlog.is_some() && inherits && name(connection) == name(listener)
+}
+
+/// Nobody outside waits at a socket that listens.
+fn nobody_waits(waiting: &[u32], known: &Known) -> Result<(), Refused> {
+    if waiting.iter().all(|inode| known.contains_key(&u64::from(*inode))) {
+        return Ok(());
+    }
+    let why = "a unix socket at which a connection waits that somebody outside the container has made, \
+               or that was closed again";
+    Err(Refused::Passing(why.into()))
 }
 
 /// Reads what all sockets have received, and meets those that are on their way.
@@ -218,6 +311,7 @@ impl From<Why> for Refused {
 }
 
 fn fill(
+    survey: &Survey<'_>,
     record: &mut UnixSocket,
     socket: &Socket,
     said: &Said,
@@ -226,7 +320,9 @@ fn fill(
     peer: Option<u32>,
 ) -> Result<(), Refused> {
     record.shut = said.shut & 3;
-    record.name = name(socket, said)?;
+    let (name, device) = name(socket, said)?;
+    record.name = name;
+    let is_reached = device.is_some_and(|device| survey.is_volume(device));
     if let Some(seen) = tree.iter().find(|seen| seen.pid == socket.pid) {
         record.peer_credentials = Whose { tree, maps: seen.maps() }.of_peer(&socket.copy)?;
         if let Some(who) = &mut record.peer_credentials {
@@ -235,14 +331,8 @@ fn fill(
     }
     if said.listens {
         record.backlog = Some(said.queues.1.min(i32::MAX as u32) as i32);
-        for inode in &said.waiting {
-            if !known.contains_key(&u64::from(*inode)) {
-                let why = "a unix socket at which a connection waits that somebody outside the \
-                           container has made, or that was closed again";
-                return Err(Refused::Passing(why.into()));
-            }
-        }
-        return Ok(());
+        record.held = is_reached;
+        return if is_reached { Ok(()) } else { nobody_waits(&said.waiting, known) };
     }
     record.peer = match said.peer {
         None => UnixPeer::None,
@@ -261,6 +351,17 @@ fn fill(
         },
         Some(peer) => match known.get(&u64::from(peer)) {
             Some(peer) => UnixPeer::Socket { object: peer.object },
+            None if survey.subject.hold && (record.name.is_none() || is_reached) => {
+                let queue = socket.received.as_ref().map_err(Clone::clone)?;
+                if queue.iter().any(|message| !message.descriptors.is_empty()) {
+                    let why = "a unix socket through which a descriptor of somebody outside is on its \
+                               way";
+                    return Err(Refused::Passing(why.into()));
+                }
+                record.held = true;
+                record.peer = UnixPeer::Gone;
+                return Ok(());
+            }
             None => {
                 let why = format!("a unix socket whose peer {peer} is outside the container");
                 return Err(why.into());
@@ -270,6 +371,8 @@ fn fill(
     if matches!(record.peer, UnixPeer::Waiting { .. }) {
         return Ok(());
     }
+    let is_datagram = record.socket_type == libc::SOCK_DGRAM;
+    record.held = is_reached && is_datagram && record.peer == UnixPeer::None;
     record.received.clone_from(socket.received.as_ref().map_err(Clone::clone)?);
     Ok(())
 }
@@ -330,16 +433,17 @@ fn waits(socket: &Socket, all: &HashMap<u64, Said>, known: &Known) -> Option<(us
     })
 }
 
-fn name(socket: &Socket, said: &Said) -> Result<Option<UnixName>, Why> {
+/// The name of a socket, and the device on which its file is.
+fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>), Why> {
     let bytes = match said.name.first() {
-        None => return Ok(None),
+        None => return Ok((None, None)),
         Some(0) => said.name.clone(),
         // The kernel counts the NUL at the end of a path.
         Some(_) => said.name.split(|b| *b == 0).next().unwrap_or_default().to_vec(),
     };
     let mut name = UnixName { bytes: Bytes(bytes), directory: None, file: None, inherited: false };
     if name.bytes.0[0] == 0 {
-        return Ok(Some(name));
+        return Ok((Some(name), None));
     }
     let path = name.path().ok_or("a unix socket whose path is no text")?.to_owned();
     let whole = if path.starts_with('/') {
@@ -362,11 +466,12 @@ fn name(socket: &Socket, said: &Said) -> Result<Option<UnixName>, Why> {
         let why = format!("a unix socket bound to '{whole}' below another root, not saved yet");
         return Err(why);
     }
+    let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
         let (uid, gid) = thread::inside_ids(socket.pid, stat.st_uid, stat.st_gid);
         UnixFile { mode: stat.st_mode & 0o777, uid, gid }
     });
-    Ok(Some(name))
+    Ok((Some(name), device))
 }
 
 /// Which connections have their name from the socket that accepted them. Of two ends, one was made

@@ -28,6 +28,10 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     }
     if refusals.is_empty() && !args.json {
         output::line("it can be checkpointed")?;
+    } else if !args.json && engine.explain_sleep(&id)?.is_empty() {
+        output::line(
+            "it can sleep all the same: what others outside are connected to is held meanwhile",
+        )?;
     }
     if !args.json {
         for wait in engine.stirs(&id)? {

@@ -227,6 +227,7 @@ mod tests {
             peer_credentials: None,
             shut: 0,
             options: Vec::new(),
+            held: false,
         };
         let mut one = socket(UnixPeer::Socket { object: 2 }, None, None);
         let (data, from) = (Bytes(vec![1]), Bytes::default());
