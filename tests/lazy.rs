@@ -182,6 +182,13 @@ fn memory_comes_in_blocks_of_what_was_chosen() {
     let out = Way::Checkpoint.back(&host);
     assert!(out.status != 0 && out.stderr.contains("5k"), "{out}");
     assert_eq!(host.state_of("lazy"), "stopped");
+    // Whoever is called does not wait for somebody to mend it.
+    let host = super::host();
+    saved_with(&host, Way::Sleep, 1, &[]);
+    choose(&host, "5k");
+    Way::Sleep.back(&host).ok();
+    go(&host, 0);
+    is_right(&host);
 }
 
 fn choose(host: &Host, block: &str) {

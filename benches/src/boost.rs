@@ -10,13 +10,11 @@
 //! is as much as there is, and a nice value of -10 to the keeper and its process that wakes. They take turns.
 #![forbid(unsafe_code)]
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Line, Times, figure, ok, plot};
+use dormouse_benches::{Bench, Line, Times, figure, first_byte, ok, plot};
 use dormouse_testkit::wait_until;
 use rustix::process::{Pid, setpriority_process};
 
@@ -68,18 +66,6 @@ impl Arm {
     }
 }
 
-fn ask(address: SocketAddr) -> Result<Duration> {
-    let begin = Instant::now();
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(b"Q\n")?;
-    ensure!(stream.read(&mut [0])? == 1, "no answer");
-    let took = begin.elapsed();
-    // It is idle when it has hung up.
-    stream.read_to_end(&mut Vec::new())?;
-    Ok(took)
-}
-
 fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
@@ -90,7 +76,7 @@ fn main() -> Result<()> {
             ["run", "-d", "--name", name, "--cpu-weight", weight, "bench", "serve", "80", &kib];
         ok(bench.dormouse().args(run))?;
         let address = bench.address(name, 80)?;
-        ensure!(wait_until(PATIENCE, || ask(address).is_ok()), "it does not answer");
+        ensure!(wait_until(PATIENCE, || first_byte(address).is_ok()), "it does not answer");
     }
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     let mut working = 0;
@@ -143,7 +129,7 @@ fn measure(bench: &Bench, arm: Arm) -> Result<Duration> {
         }
     };
     renice(NICE);
-    let took = ask(address);
+    let took = first_byte(address);
     renice(0);
     took
 }

@@ -9,7 +9,8 @@
 pub mod farm;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -513,6 +514,22 @@ pub struct Line<'a> {
     pub name: &'a str,
     /// x and y of its points.
     pub points: Vec<(f64, f64)>,
+}
+
+/// LIMIT: how long an answer may take before a benchmark gives up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long the first byte of a server of `serve` takes. It is idle again when this returns.
+pub fn first_byte(address: SocketAddr) -> Result<Duration> {
+    let begin = Instant::now();
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"Q\n")?;
+    ensure!(stream.read(&mut [0])? == 1, "no answer");
+    let took = begin.elapsed();
+    // It hangs up when it is done.
+    stream.read_to_end(&mut Vec::new())?;
+    Ok(took)
 }
 
 /// Runs a command that must succeed.

@@ -13,16 +13,15 @@
 #![forbid(unsafe_code)]
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Line, Times, figure, ok, plot};
+use dormouse_benches::{Bench, Line, Times, figure, first_byte, ok, plot};
 use dormouse_testkit::wait_until;
 use rustix::io::Errno;
 
@@ -143,18 +142,6 @@ struct Drawn {
     points: Vec<(f64, f64)>,
 }
 
-fn ask(address: SocketAddr) -> Result<Duration> {
-    let begin = Instant::now();
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(b"Q\n")?;
-    ensure!(stream.read(&mut [0])? == 1, "no answer");
-    let took = begin.elapsed();
-    // It is idle when it has hung up.
-    stream.read_to_end(&mut Vec::new())?;
-    Ok(took)
-}
-
 fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
@@ -167,7 +154,7 @@ fn main() -> Result<()> {
         ok(bench.dormouse().args(["run", "-d", "--name", name, "bench", "serve", "80", &kib]))?;
         all.push(bench.address(name, 80)?);
     }
-    let answers = || all.iter().all(|address| ask(*address).is_ok());
+    let answers = || all.iter().all(|address| first_byte(*address).is_ok());
     ensure!(wait_until(PATIENCE, answers), "not all of them answer");
     let of_tier = |tier: Tier| {
         let parts = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
@@ -227,7 +214,7 @@ fn measure(
             dormouse_benches::shuffle(&mut order, &mut random);
             tier.put(bench, names)?;
             for n in &order {
-                let asked = ask(all[*n]);
+                let asked = first_byte(all[*n]);
                 times.push(asked.with_context(|| format!("{} does not answer", names[*n]))?);
             }
         }

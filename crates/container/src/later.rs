@@ -22,7 +22,7 @@ use dormouse_checkpoint::format::{CHUNK_BYTES, Reader};
 use dormouse_checkpoint::load::{self, Lazy, Sources};
 use dormouse_kernel::{call, pidfd};
 use dormouse_launch::Keeper;
-use dormouse_launch::fill::{self, Job, Piece, SOURCES_MAX, head};
+use dormouse_launch::fill::{self, AROUND_BYTES, Job, Piece, SOURCES_MAX, head};
 use dormouse_model::{Config, ContainerId};
 use rustix::fs::{FlockOperation, OFlags};
 
@@ -54,6 +54,12 @@ impl Engine {
     pub(crate) fn later(&self, id: &ContainerId, reader: &Reader) -> Result<Option<Later>> {
         let around_bytes = settings::block_bytes(&self.places().etc.join("config.toml"))?;
         Ok(self.later_by(id, reader, around_bytes))
+    }
+
+    /// The same of one that somebody waits for: a setting that cannot be read keeps nobody out.
+    pub(crate) fn later_in_any_case(&self, id: &ContainerId, reader: &Reader) -> Option<Later> {
+        let chosen = settings::block_bytes(&self.places().etc.join("config.toml"));
+        self.later_by(id, reader, chosen.unwrap_or(AROUND_BYTES))
     }
 
     fn later_by(&self, id: &ContainerId, reader: &Reader, around_bytes: u64) -> Option<Later> {

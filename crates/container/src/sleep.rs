@@ -179,7 +179,7 @@ impl Engine {
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
         let is_large = reader.records().pages.bytes >= WAKE_BYTES_MIN;
-        let later = if is_large { self.later(&config.id, &reader)? } else { None };
+        let later = is_large.then(|| self.later_in_any_case(&config.id, &reader)).flatten();
         let check = Some(Check::begin(&reader, later.as_ref()));
         let mut keeper = self.keeper_called(calling)?;
         let id = config.id.as_str();
