@@ -6,6 +6,9 @@
 //! loaded from there. A process made by an operation that forks, or a thread without a stack,
 //! starts with the same registers and goes on at the operation that the fork names.
 //!
+//! Its labels are global, for whoever names them may be compiled into another object, and hidden, for
+//! nobody else shall.
+//!
 //! It stops, by a breakpoint, at the end of a stage and at a call that failed; whoever traces it
 //! sees from `rbx` where, and from `rax` why.
 
@@ -14,6 +17,8 @@ use std::arch::global_asm;
 global_asm!(
     ".pushsection .rodata.dormouse_interpreter, \"a\"",
     ".balign 16",
+    ".globl dormouse_interpreter_start",
+    ".hidden dormouse_interpreter_start",
     "dormouse_interpreter_start:",
     // Next operation.
     "2:",
@@ -75,6 +80,8 @@ global_asm!(
     "mov dword ptr [rcx], eax",
     "5: add rbx, 64",
     "jmp 2b",
+    ".globl dormouse_interpreter_end",
+    ".hidden dormouse_interpreter_end",
     "dormouse_interpreter_end:",
     ".popsection",
 );
@@ -82,6 +89,8 @@ global_asm!(
 global_asm!(
     ".pushsection .rodata.dormouse_follower, \"a\"",
     ".balign 16",
+    ".globl dormouse_follower_start",
+    ".hidden dormouse_follower_start",
     "dormouse_follower_start:",
     // From the call at rbx to the end of all, at r13.
     "2: cmp rbx, r13",
@@ -105,6 +114,8 @@ global_asm!(
     "xor r10d, r10d",
     "syscall",
     "jmp 3b",
+    ".globl dormouse_follower_end",
+    ".hidden dormouse_follower_end",
     "dormouse_follower_end:",
     ".popsection",
 );
