@@ -6,6 +6,7 @@
 //! cargo run --release -p dormouse-benches --bin density -- --by asleep --steps 1000,3000,10000
 //! cargo run --release -p dormouse-benches --bin density -- --by asleep --memory 1g --steps 1000,3000
 //! cargo run --release -p dormouse-benches --bin density -- --tier running --steps 1000
+//! cargo run --release -p dormouse-benches --bin density -- --by asleep --steps 3000 --nginx 30
 //! ```
 //!
 //! Each is a small server with an address, a user namespace and the filter of the house. How it comes to
@@ -21,6 +22,10 @@
 //! was. With `--memory` the daemon has so much for all that is awake: it lets in whoever is asked, and puts
 //! others to sleep in their place. Without it all are awake in the end. With `--again` all sleep once more
 //! after that, now with memory of their own.
+//!
+//! With `--nginx` so many of them are nginx with one worker, of an image of Debian's, spread evenly among the
+//! others. Its number is a file of its own, put by WebDAV and got again; it has its heap from the one
+//! that it is cloned from.
 //!
 //! It ends by itself, and says why, when memory, process ids or time run out.
 #![forbid(unsafe_code)]
@@ -67,6 +72,9 @@ struct Options {
     /// Memory for all that is awake while they are asked, as the daemon takes it: 1g.
     #[arg(long)]
     memory: Option<String>,
+    /// So many of the last step's are nginx.
+    #[arg(long, default_value_t = 0)]
+    nginx: usize,
     /// How many ask at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     askers: u32,
@@ -74,16 +82,60 @@ struct Options {
 
 impl Options {
     /// Starts one.
-    fn run(&self, bench: &Bench, name: &str) -> Result<()> {
+    fn run(&self, bench: &Bench, name: &str, server: Server) -> Result<()> {
         let (port, heap) = (PORT.to_string(), self.heap_kb.to_string());
         let mut run = bench.dormouse();
         run.args(["run", "-d", "--name", name]);
         // Whoever never falls asleep by itself gives nobody its place; none has so much time here.
         run.args(self.memory.is_some().then_some("--sleep-after=24h"));
-        ok(run.args(["bench", "serve", &port, &heap]))?;
+        ok(match server {
+            Server::Small => run.args(["bench", "serve", &port, &heap]),
+            Server::Nginx => run.args([NGINX_IMAGE, "sh", "-c", NGINX]),
+        })?;
         Ok(())
     }
+
+    /// How many of the first `count` are nginx.
+    fn nginx_of(&self, count: usize) -> usize {
+        self.steps.last().map_or(0, |last| self.nginx * count / last)
+    }
 }
+
+/// What runs in a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Server {
+    /// `floor/serve.c`.
+    Small,
+    Nginx,
+}
+
+impl Server {
+    /// What clones are made from.
+    fn template(self) -> &'static str {
+        match self {
+            Self::Small => "template",
+            Self::Nginx => "template-nginx",
+        }
+    }
+}
+
+/// A master and a worker, with one file that anybody may write.
+const NGINX: &str =
+    "mkdir /srv/bench && cat >/srv/nginx.conf <<'END' && exec nginx -c /srv/nginx.conf
+daemon off;
+user root;
+worker_processes 1;
+events { worker_connections 64; }
+http {
+    access_log off;
+    server {
+        listen 80;
+        root /srv/bench;
+        location / { dav_methods PUT; }
+    }
+}
+END";
+const NGINX_IMAGE: &str = "bench-nginx";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
@@ -204,21 +256,32 @@ fn main() -> Result<()> {
     ensure!(sleeps || options.by != By::Asleep, "--by asleep makes what is asleep");
     let for_asleep = options.lose_keeper || options.again || options.memory.is_some();
     ensure!(sleeps || !for_asleep, "that is for what is asleep");
+    // It may have to be fetched, which the network below cannot.
+    let nginx = (options.nginx > 0).then(dormouse_testkit::image::nginx);
     let bench = Bench::new()?;
     // The domain, the keeper and the shared mounts are there before anything is counted.
-    options.run(&bench, TEMPLATE)?;
-    let template =
-        Sleeper { name: TEMPLATE.into(), number: 0, address: bench.address(TEMPLATE, PORT)? };
-    template.told()?;
+    let mut servers = vec![Server::Small];
+    if let Some(nginx) = nginx {
+        ok(bench.dormouse().args(["import", "--name", NGINX_IMAGE]).arg(nginx))?;
+        servers.push(Server::Nginx);
+    }
+    for server in &servers {
+        let name = server.template();
+        options.run(&bench, name, *server)?;
+        let address = bench.address(name, PORT)?;
+        Sleeper { name: name.into(), server: *server, number: 0, address }.told()?;
+    }
     // What there is when the first one sleeps (a process that is ready to wake it) is counted for none.
-    options.run(&bench, FIRST)?;
+    options.run(&bench, FIRST, Server::Small)?;
     if options.tier != Tier::Running {
         put_there(&bench, options.tier, &[FIRST.into()])?;
     }
     let before = Memory::now(&bench);
-    let mut ramp = Ramp { bench, options, sleepers: Vec::new(), made: Vec::new(), put: Vec::new() };
+    let others = servers.len() + 1;
+    let (sleepers, made, put) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ramp = Ramp { bench, options, others, sleepers, made, put };
     let end = ramp.climb(&before)?;
-    let Ramp { bench, options, mut sleepers, made, put } = ramp;
+    let Ramp { bench, options, mut sleepers, made, put, .. } = ramp;
     let count = sleepers.len();
     if let Some(why) = &end {
         eprintln!("  ended at {count}: {why}");
@@ -260,8 +323,6 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What clones are made from.
-const TEMPLATE: &str = "template";
 /// Who is there before anything is counted, as the others will be.
 const FIRST: &str = "first";
 
@@ -269,6 +330,8 @@ const FIRST: &str = "first";
 struct Ramp {
     bench: Bench,
     options: Options,
+    /// How many there are that are not counted.
+    others: usize,
     sleepers: Vec<Sleeper>,
     /// How long one took to be made, and to be put to sleep, on average of those that one command did.
     made: Vec<Duration>,
@@ -297,7 +360,8 @@ impl Ramp {
                 let cpu = children_cpu_ms() - cpu;
                 let listed: Vec<serde::de::IgnoredAny> = serde_json::from_str(&listed)?;
                 let listed = listed.len();
-                ensure!(listed == count + 2, "{listed} are listed of {count} and two");
+                let others = self.others;
+                ensure!(listed == count + others, "{listed} are listed of {count} and {others}");
                 eprintln!(
                     "\r  {count}: the {which} ps --all takes {took:.0} ms, {cpu} of the processors"
                 );
@@ -333,46 +397,55 @@ impl Ramp {
         format!("{}, {by}", self.options.tier.as_str())
     }
 
+    /// Makes some more, of both kinds.
     fn more(&mut self, count: usize) -> Result<()> {
-        let first = self.sleepers.len() + 1;
-        let stem = format!("d{first}");
-        let names: Vec<String> = match self.options.by {
-            By::Run => (first..first + count).map(|n| format!("d{n}")).collect(),
-            _ => (1..=count).map(|n| format!("{stem}-{n}")).collect(),
-        };
+        let before = self.sleepers.len();
+        let nginx = self.options.nginx_of(before + count) - self.options.nginx_of(before);
         let start = Instant::now();
-        match self.options.by {
-            By::Run => {
-                for name in &names {
-                    self.options.run(&self.bench, name)?;
-                }
-            }
-            by => {
-                let mut clone = self.bench.dormouse();
-                // One is not numbered.
-                let (count, stem) = match &names[..] {
-                    [only] => ("1".to_owned(), only.as_str()),
-                    _ => (count.to_string(), stem.as_str()),
-                };
-                clone.args(["clone", "-n", &count, "--name", stem]);
-                clone.args((by == By::Asleep).then_some("--asleep"));
-                ok(clone.arg(TEMPLATE))?;
+        for (server, count) in [(Server::Small, count - nginx), (Server::Nginx, nginx)] {
+            if count > 0 {
+                self.make(server, count)?;
             }
         }
         self.made.push(start.elapsed() / count as u32);
-        let addresses = addresses(&self.bench, &names)?;
-        let made = names.into_iter().zip(addresses).zip(first..);
-        let made = made.map(|((name, address), number)| Sleeper { name, number, address });
-        self.sleepers.extend(made);
         if self.options.by == By::Asleep {
             return Ok(());
         }
-        let made = &self.sleepers[first - 1..];
+        let made = &self.sleepers[before..];
         made.iter().try_for_each(Sleeper::told)?;
         if self.options.tier != Tier::Running {
             let took = put_there(&self.bench, self.options.tier, &names_of(made))?;
             self.put.push(took / count as u32);
         }
+        Ok(())
+    }
+
+    fn make(&mut self, server: Server, count: usize) -> Result<()> {
+        let first = self.sleepers.len() + 1;
+        let stem = format!("d{first}");
+        let names: Vec<String> = match (self.options.by, count) {
+            (By::Run, _) => (first..first + count).map(|n| format!("d{n}")).collect(),
+            // One clone is not numbered.
+            (_, 1) => vec![stem.clone()],
+            _ => (1..=count).map(|n| format!("{stem}-{n}")).collect(),
+        };
+        match self.options.by {
+            By::Run => {
+                for name in &names {
+                    self.options.run(&self.bench, name, server)?;
+                }
+            }
+            by => {
+                let mut clone = self.bench.dormouse();
+                clone.args(["clone", "-n", &count.to_string(), "--name", &stem]);
+                clone.args((by == By::Asleep).then_some("--asleep"));
+                ok(clone.arg(server.template()))?;
+            }
+        }
+        let addresses = addresses(&self.bench, &names)?;
+        let made = names.into_iter().zip(addresses).zip(first..);
+        let made = made.map(|((name, address), number)| Sleeper { name, server, number, address });
+        self.sleepers.extend(made);
         Ok(())
     }
 }
@@ -462,6 +535,7 @@ fn exhausted(bench: &Bench, until: Instant) -> Option<String> {
 /// One container, and the number that it is told.
 struct Sleeper {
     name: String,
+    server: Server,
     number: usize,
     address: SocketAddr,
 }
@@ -469,24 +543,59 @@ struct Sleeper {
 impl Sleeper {
     /// Tells one its number as soon as it listens.
     fn told(&self) -> Result<()> {
-        let told = || self.say(&format!("S {}\n", self.number)).is_ok();
+        let told = || self.tell().is_ok();
         ensure!(wait_until(PATIENCE, told), "{} does not listen", self.name);
         Ok(())
     }
 
-    /// Says a line; what is said to it must be its own number and that all is whole. Gives the time
-    /// until the first byte.
-    fn say(&self, line: &str) -> Result<Duration> {
+    /// Tells it its number. Gives the time until the first byte.
+    fn tell(&self) -> Result<Duration> {
+        match self.server {
+            Server::Small => self.say(&format!("S {}\n", self.number), &self.whole()),
+            Server::Nginx => {
+                let number = self.number.to_string();
+                let length = number.len();
+                let put =
+                    format!("PUT /number HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{number}");
+                let took = self.say(&put, "")?;
+                self.ask()?;
+                Ok(took)
+            }
+        }
+    }
+
+    /// Asks it; what it says must be its own number, and that all is whole. Gives the time until the
+    /// first byte.
+    fn ask(&self) -> Result<Duration> {
+        match self.server {
+            Server::Small => self.say("Q\n", &self.whole()),
+            Server::Nginx => {
+                self.say("GET /number HTTP/1.0\r\n\r\n", &format!("\r\n\r\n{}", self.number))
+            }
+        }
+    }
+
+    fn whole(&self) -> String {
+        format!("{} whole\n", self.number)
+    }
+
+    /// Says something, and hears how its answer ends.
+    fn say(&self, what: &str, end: &str) -> Result<Duration> {
         let start = Instant::now();
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(line.as_bytes())?;
+        stream.write_all(what.as_bytes())?;
         let mut said = vec![0];
         stream.read_exact(&mut said)?;
         let took = start.elapsed();
         stream.read_to_end(&mut said)?;
         let said = String::from_utf8_lossy(&said);
-        if said.trim() != format!("{} whole", self.number) {
+        // Whole, but for how HTTP begins and goes on.
+        let is_right = match self.server {
+            Server::Small => said == end,
+            Server::Nginx => said.starts_with("HTTP/1.1 20") && said.ends_with(end),
+        };
+        if !is_right {
             bail!("{} says '{}'", self.name, said.trim());
         }
         Ok(took)
@@ -507,8 +616,8 @@ fn answers(
     let never = begin + Duration::from_secs(86_400);
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let ask = |sleeper: &Sleeper| {
-        let line = if tells { format!("S {}\n", sleeper.number) } else { "Q\n".into() };
-        sleeper.say(&line).with_context(|| format!("{} does not answer as itself", sleeper.name))
+        let asked = if tells { sleeper.tell() } else { sleeper.ask() };
+        asked.with_context(|| format!("{} does not answer as itself", sleeper.name))
     };
     let asker = || -> Result<Vec<(usize, Duration)>> {
         let mut times = Vec::new();
@@ -545,6 +654,8 @@ fn answers(
     let took_s = begin.elapsed().as_secs_f64();
     drop(daemon);
     times.sort_unstable_by_key(|(at, _)| *at);
+    let of_nginx = times.iter().filter(|(at, _)| sleepers[*at].server == Server::Nginx);
+    let of_nginx = Times::new(of_nginx.map(|(_, time)| *time).collect());
     let times: Vec<Duration> = times.into_iter().map(|(_, time)| time).collect();
     let part = (count / 10).max(1);
     let [first, last] = [&times[..part], &times[count - part..]]
@@ -556,7 +667,7 @@ fn answers(
         "containers": count, "tier": options.tier.as_str(), "told_then": tells, "p50_ms": p50,
         "p99_ms": p99, "max_ms": answers.at(1.0), "per_s": per_s, "askers": options.askers,
         "memory": options.memory, "awake_max": awake_max, "awake": awake, "first_ms": first,
-        "last_ms": last, "ended": end,
+        "last_ms": last, "ended": end, "nginx": of_nginx.len(),
     });
     figure("density", "asked once each, in random order: first byte", p50, "ms", more);
     let how = if tells { ", told their number then" } else { "" };
@@ -565,6 +676,12 @@ fn answers(
          second; first tenth {first:.2} ms, last tenth {last:.2} ms; {awake_max} were awake at most, \
          {awake} are"
     );
+    if !of_nginx.is_empty() {
+        let (count, p50, p99) = (of_nginx.len(), of_nginx.median_ms(), of_nginx.at(0.99));
+        let more = serde_json::json!({ "containers": count, "p50_ms": p50, "p99_ms": p99 });
+        figure("density", "asked once each, nginx: first byte", p50, "ms", more);
+        eprintln!("  nginx among them: {count}, p50 {p50:.2} ms, p99 {p99:.2} ms");
+    }
     Ok(())
 }
 
