@@ -9,7 +9,8 @@
 //! cargo run --release -p dormouse-benches --bin density -- --by asleep --steps 3000 --nginx 30
 //! ```
 //!
-//! Each is a small server with an address, a user namespace and the filter of the house. How it comes to
+//! Each is a small server with an address, a user namespace, the filter of the house, and limits to its memory,
+//! processes and share of the processors. How it comes to
 //! be and what is in its memory depends on `--by`:
 //!
 //! - `run`: started on its own, told a number that it fills its memory with, then put to sleep or left;
@@ -85,7 +86,7 @@ impl Options {
     fn run(&self, bench: &Bench, name: &str, server: Server) -> Result<()> {
         let (port, heap) = (PORT.to_string(), self.heap_kb.to_string());
         let mut run = bench.dormouse();
-        run.args(["run", "-d", "--name", name]);
+        run.args(["run", "-d", "--name", name]).args(CONTRACT);
         // Whoever never falls asleep by itself gives nobody its place; none has so much time here.
         run.args(self.memory.is_some().then_some("--sleep-after=24h"));
         ok(match server {
@@ -100,6 +101,9 @@ impl Options {
         self.steps.last().map_or(0, |last| self.nginx * count / last)
     }
 }
+
+/// What each may have. It has a memory cgroup of its own, then.
+const CONTRACT: [&str; 3] = ["--memory=256m", "--pids=64", "--cpu-weight=100"];
 
 /// What runs in a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
