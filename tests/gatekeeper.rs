@@ -285,6 +285,9 @@ fn an_amount_that_is_none_is_refused() {
     std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"most\"\n").expect("written");
     let error = host.dm(&["daemon"]);
     assert!(error.status != 0 && error.stderr.contains("config.toml"), "{error}");
+    std::fs::write(etc.join("config.toml"), "[wake]\nblock = \"5k\"\n").expect("written");
+    let error = host.dm(&["daemon"]);
+    assert!(error.status != 0 && error.stderr.contains("block '5k'"), "{error}");
     std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"off\"\n").expect("written");
     let _daemon = Daemon::start(&host, &[]);
     assert!(!host.root().join("run/gate.sock").exists(), "nobody waits");

@@ -343,7 +343,15 @@ fn when_the_keeper_is_killed_with_them_the_container_ends() {
         // ORDER: nobody takes another's place.
         signal(&second, Signal::STOP);
         signal(&keeper, Signal::STOP);
-        signal(&[filler, second, keeper].concat(), Signal::KILL);
+        let all = [filler, second, keeper].concat();
+        signal(&all, Signal::KILL);
+        // On a busy machine they end later, and who looks before finds a keeper.
+        let is_over = || {
+            let left = host.processes();
+            all.iter()
+                .all(|pid| left.iter().all(|(it, _)| *it != pid.as_raw_nonzero().get() as u32))
+        };
+        assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "{all:?}");
         if next.is_empty() {
             // Whoever would save it finds out as well.
             let note = host.root().join("lib/custody");

@@ -76,6 +76,9 @@ struct Options {
     /// So many of the last step's are nginx.
     #[arg(long, default_value_t = 0)]
     nginx: usize,
+    /// At most so many are asked, chosen at random; all, unless it is said.
+    #[arg(long)]
+    asks: Option<usize>,
     /// How many ask at once.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     askers: u32,
@@ -260,6 +263,8 @@ fn main() -> Result<()> {
     ensure!(sleeps || options.by != By::Asleep, "--by asleep makes what is asleep");
     let for_asleep = options.lose_keeper || options.again || options.memory.is_some();
     ensure!(sleeps || !for_asleep, "that is for what is asleep");
+    ensure!(options.asks != Some(0), "somebody is asked");
+    ensure!(options.asks.is_none() || !options.again, "all are asked before all sleep again");
     // It may have to be fetched, which the network below cannot.
     let nginx = (options.nginx > 0).then(dormouse_testkit::image::nginx);
     let bench = Bench::new()?;
@@ -312,6 +317,7 @@ fn main() -> Result<()> {
     // An order that is random, and the same every time.
     let mut random = 0x9e37_79b9_7f4a_7c15;
     shuffle(&mut sleepers, &mut random);
+    sleepers.truncate(options.asks.unwrap_or(usize::MAX));
     // What came to be asleep has no number yet.
     let tells = options.by == By::Asleep;
     answers(&bench, &options, &sleepers, tells, &end)?;
@@ -676,7 +682,7 @@ fn answers(
     figure("density", "asked once each, in random order: first byte", p50, "ms", more);
     let how = if tells { ", told their number then" } else { "" };
     eprintln!(
-        "\r  all {count} answered as themselves{how}: p50 {p50:.2} ms, p99 {p99:.2} ms, {per_s:.0} a \
+        "\r  all {count} asked answered as themselves{how}: p50 {p50:.2} ms, p99 {p99:.2} ms, {per_s:.0} a \
          second; first tenth {first:.2} ms, last tenth {last:.2} ms; {awake_max} were awake at most, \
          {awake} are"
     );

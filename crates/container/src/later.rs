@@ -49,6 +49,12 @@ pub(crate) struct Later {
 }
 
 impl Engine {
+    /// Whether what is chosen of wakes (`[wake]` in `config.toml`) can be read; a wake itself takes what
+    /// is chosen where nobody says anything rather than keep a caller out.
+    pub fn check_settings(&self) -> Result<()> {
+        settings::block_bytes(&self.places().etc.join("config.toml")).map(drop)
+    }
+
     /// What of a checkpoint may come later; `None` where all of it is read at once, because there is
     /// little or the kernel cannot.
     pub(crate) fn later(&self, id: &ContainerId, reader: &Reader) -> Result<Option<Later>> {

@@ -106,6 +106,7 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error 
 pub fn run(places: Places, said: Settings) -> Result<()> {
     let settings = said.or(Settings::read(&places.etc.join("config.toml"))?);
     let engine = Engine::open(places)?;
+    engine.check_settings()?;
     let _alone = alone(&engine)?;
     // ORDER: before anything is looked at, so that no signal ends it in the middle.
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
