@@ -231,6 +231,25 @@ fn vm_put_to_sleep_while_it_is_being_stopped_it_stops() {
     assert_eq!(host.state_of("x"), "stopped");
 }
 
+/// Its processes wait for each other, and one of them works at any time: whoever is stopped first waits for
+/// what another does before it is stopped, too.
+#[test]
+fn vm_one_at_work_is_awake_again_though_nobody_calls() {
+    let host = Host::with_busybox();
+    let ring = ["busybox", "probe", "ring", "12"];
+    let children = ["busybox", "sh", "-c", "while :; do sh -c 'true | true'; done"];
+    for words in [&ring[..], &children] {
+        host.dm(&[&["run", "-d", "--name", "x"], words].concat()).ok();
+        for _ in 0..(10 / slowness()).max(4) {
+            host.dm(&["sleep", "x"]).ok();
+            host.wait_for_state("x", "running");
+            host.dm(&["sleep", "--drowsy", "x"]).ok();
+            host.wait_for_state("x", "running");
+        }
+        host.dm(&["rm", "--force", "x"]).ok();
+    }
+}
+
 #[test]
 fn vm_what_cannot_sleep_says_why_and_goes_on() {
     let host = counting(&[]);

@@ -14,6 +14,7 @@
  * local DIR              unix sockets DIR/stream and DIR/datagram, and a connection to DIR/outside: each line
  *                        comes back with a number before it, each datagram is printed so, and so is the name
  *                        of each file that comes to be in DIR/watched
+ * ring COUNT             so many processes hand a byte round through pipes, without end
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
  * but for those of the servers and of waits. */
@@ -426,6 +427,30 @@ static int local(char **args)
 	}
 }
 
+/* One of them has work at any time, and all others wait. */
+static int ring(char **args)
+{
+	int count = atoi(args[0]), first[2], left, right[2];
+	char byte = 0;
+	if (count < 2 || pipe(first))
+		return fail("pipe");
+	for (left = first[0]; --count; left = right[0]) {
+		pid_t child;
+		if (pipe(right) || (child = fork()) < 0)
+			return fail("fork");
+		if (!child) {
+			while (read(left, &byte, 1) == 1 && write(right[1], &byte, 1) == 1)
+				;
+			return fail("pass on");
+		}
+	}
+	do {
+		if (write(first[1], &byte, 1) != 1)
+			return fail("pass on");
+	} while (read(left, &byte, 1) == 1);
+	return fail("read");
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -434,7 +459,7 @@ int main(int argc, char **argv)
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
 		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping },
-		      { "waits", 2, waits }, { "local", 1, local } };
+		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -2,7 +2,8 @@
 //!
 //! So it works for what no checkpoint holds, too: a process in a debugger, an io_uring, a child of
 //! `exec`. All threads are stopped for a moment, by which is known whether one was at work: its call
-//! would have come to its end, and the registers say that it waits instead. Then there are copies of
+//! would have come to its end, and the registers say that it waits instead, and it has not run since the
+//! first of them was stopped. Then there are copies of
 //! the descriptors through which something may come from outside, what of it each is watched for, and
 //! the time at which the first timer rings or the first wait is over.
 //!
@@ -35,7 +36,7 @@ pub struct Still {
     /// What was ready before, and nobody wanted to know.
     stale: HashSet<Key>,
     blocks: Blocks,
-    _held: tree::Held,
+    held: tree::Held,
 }
 
 /// What may wake it.
@@ -181,13 +182,13 @@ pub fn stand_still(mut pids: impl FnMut() -> Vec<u32>) -> Result<Still> {
     // ORDER: what takes long and can be done beforehand is.
     let blocks = Blocks::for_waiting(&before);
     let (processes, held) = tree::stop_group(pids, &blocks)?;
-    Ok(Still { processes, stale, blocks, _held: held })
+    Ok(Still { processes, stale, blocks, held })
 }
 
 impl Still {
     /// Finds out what may wake it.
     pub fn read(&mut self) -> Result<Calls> {
-        let mut is_busy = false;
+        let mut is_busy = self.held.have_worked;
         let mut next_ns = None;
         let mut sooner = |ns: Option<u64>| next_ns = next_ns.into_iter().chain(ns).min();
         for seen in &self.processes {

@@ -404,7 +404,8 @@ impl Stopped {
         let at_work = records.processes.iter().filter(|p| {
             p.ended.is_none() && p.stopped.is_none() && !p.cgroup.as_ref().is_some_and(is_frozen)
         });
-        let is_busy = at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));
+        let is_busy =
+            self.have_worked() || at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));
         let figures = Figures {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),

@@ -176,8 +176,11 @@ fn content(reader: &OwnedFd) -> Result<Content, Why> {
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(failed)?;
     rustix::pipe::fcntl_setpipe_size(&write, capacity).map_err(failed)?;
     // ORDER: one call, as tee always begins at the first byte.
-    let copied =
-        rustix::pipe::tee(reader, &write, waiting, SpliceFlags::NONBLOCK).map_err(failed)?;
+    let copied = match rustix::pipe::tee(reader, &write, waiting, SpliceFlags::NONBLOCK) {
+        // Nothing stands still yet, and somebody has read it since.
+        Err(rustix::io::Errno::AGAIN) => return Ok(Content::default()),
+        copied => copied.map_err(failed)?,
+    };
     let mut content = vec![0; copied];
     let (mut at, mut lengths) = (0, Vec::new());
     while at < copied {

@@ -209,6 +209,11 @@ impl Stopped {
         self.took
     }
 
+    /// Whether some have run while others stood still already, or have a signal to take.
+    pub(crate) fn have_worked(&self) -> bool {
+        self.held.have_worked
+    }
+
     /// Kills all tasks, none of which runs again: `kill` sends SIGKILL to every process. Returns
     /// when the last has ended.
     pub fn kill<E>(mut self, kill: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
@@ -240,6 +245,8 @@ struct Task {
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     tasks: HashMap<u32, Task>,
+    /// Some have run while others stood still already, or have a signal to take.
+    pub(crate) have_worked: bool,
     of_one_thread: PhantomData<*const ()>,
 }
 
@@ -298,6 +305,51 @@ fn own_tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
+/// How often threads have waited so far, by the host's ids (`voluntary_ctxt_switches` of proc_pid_status(5)),
+/// and who has a signal to take.
+///
+/// Tasks stop one after the other. Who has stopped waits, by its registers, for one that still runs, does what
+/// it is waited for, and waits itself, or ends, before it is stopped too. Then all wait, and yet there is
+/// work. Being stopped is one wait more: whoever has two has run in between.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Pulse {
+    waited: HashMap<u32, u64>,
+    has_signal: bool,
+}
+
+impl Pulse {
+    fn of(processes: &[Seen]) -> Self {
+        let mut pulse = Self::default();
+        for seen in processes.iter().filter(|seen| !seen.is_zombie) {
+            pulse.add(seen.pid, &seen.fields, seen.stopped);
+            for tid in seen.tids.iter().filter(|tid| **tid != seen.pid) {
+                // One that ends has no pulse, which is told from one that waits.
+                if let Ok(fields) = proc::fields(*tid) {
+                    pulse.add(*tid, &fields, seen.stopped);
+                }
+            }
+        }
+        pulse
+    }
+
+    fn add(&mut self, tid: u32, fields: &Fields, stopped: Option<i32>) {
+        let mask = |name| fields.mask(name).unwrap_or(0);
+        let pending = (mask("SigPnd") | mask("ShdPnd")) & !mask("SigBlk");
+        self.has_signal |= pending != 0 && stopped.is_none();
+        self.waited.insert(tid, fields.number("voluntary_ctxt_switches").unwrap_or(0));
+    }
+
+    /// Whether somebody has worked since it was `before`, until now that all are stopped.
+    fn has_worked(&self, before: &Self) -> bool {
+        let is_new = |tid: &u32| !before.waited.contains_key(tid);
+        let has_ended_or_run =
+            |(tid, waited): (&u32, &u64)| self.waited.get(tid).is_none_or(|now| *now > *waited + 1);
+        self.has_signal
+            || self.waited.keys().any(is_new)
+            || before.waited.iter().any(has_ended_or_run)
+    }
+}
+
 /// Stops what `look` finds, until it finds nothing new: what stands still makes nothing.
 fn stop_all(
     mut look: impl FnMut() -> Outcome<Vec<Seen>>,
@@ -305,8 +357,10 @@ fn stop_all(
     deadline: Instant,
 ) -> Outcome<(Vec<Seen>, Held)> {
     let mut held = Held::default();
+    let mut before = None;
     loop {
         let mut processes = look()?;
+        let before = before.get_or_insert_with(|| Pulse::of(&processes));
         let mut is_new = false;
         for seen in processes.iter().filter(|p| !p.is_zombie) {
             for tid in &seen.tids {
@@ -326,6 +380,7 @@ fn stop_all(
                     seen.sleeps_until_ns.extend(task.sleeps_until_ns.map(|end| (*tid, end)));
                 }
             }
+            held.have_worked = Pulse::of(&processes).has_worked(before);
             return Ok((processes, held));
         }
     }
