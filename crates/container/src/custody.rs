@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
@@ -44,6 +45,9 @@ use crate::unborn::Origin;
 
 /// LIMIT: for how many containers the locks are held at a time.
 const BATCH: usize = 128;
+
+/// How long a keeper that was killed may take to let go of all it has.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is said of one that is heard again.
 const HEARD: &str = "listens";
@@ -73,7 +77,12 @@ impl Custodian {
 
     fn lives(&self) -> bool {
         proc::boot_id().is_ok_and(|boot| boot == self.boot)
-            && pidfd::open_exactly(self.pid, self.start_time).is_ok_and(pidfd::is_alive)
+            && pidfd::open_exactly(self.pid, self.start_time).is_ok_and(|keeper| {
+                // One that was killed hears nobody any more, and is there until all it had is closed.
+                let ends = proc::status(self.pid).is_ok_and(|it| it.is_exiting);
+                !pidfd::wait(keeper, Some(if ends { ENDS_WITHIN } else { Duration::ZERO }))
+                    .is_ok_and(|ended| ended)
+            })
     }
 }
 

@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
 use crate::pending::{Intent, remove_tree};
+use crate::sleep::SIGKILL;
 use crate::spec::{Stdio, Update};
 
 /// LIMIT: how often a keeper is asked how a process ended that it has yet to reap.
@@ -304,7 +305,6 @@ impl Engine {
     pub fn kill(&self, id: &ContainerId, signal: i32) -> Result<()> {
         let lock = self.lock(id)?;
         let config = self.config(id)?;
-        const SIGKILL: i32 = 9;
         let look = self.look_locked(&config)?;
         if look.state == State::Asleep && signal == SIGKILL {
             return self.end_sleep(&config);
@@ -416,31 +416,37 @@ impl Engine {
             stopped: false,
         };
         let config = self.config(id)?;
-        let mut look = self.look(&config)?;
-        while look.state == State::Asleep {
-            std::thread::sleep(ASLEEP_LOOK);
-            look = self.look(&config)?;
-        }
-        let Some(init) = look.init.as_ref() else {
-            return Ok(look.exit.unwrap_or_else(unknown));
-        };
-        let keeper = Keeper::connect(&self.places().run)?;
-        if let Some(fd) = handle(init) {
-            // Subscribed before the exit, the keeper tells the status even of a container that is
-            // removed as soon as it ends.
-            let told = keeper.and_then(|mut keeper| keeper.wait(init.pid).ok());
-            let status = match told {
-                None => told_by_kernel(fd.as_fd())?,
-                told => told,
-            };
-            if let Some(status) = status {
-                return Ok(exit_from(init, Some(status)));
+        loop {
+            let mut look = self.look(&config)?;
+            while look.state == State::Asleep {
+                std::thread::sleep(ASLEEP_LOOK);
+                look = self.look(&config)?;
             }
-        }
-        match self.exit_of(id, init) {
-            Ok(exit) => Ok(exit),
-            Err(Error::NoContainer(_)) => Ok(unknown()),
-            Err(e) => Err(e),
+            let Some(init) = look.init.as_ref() else {
+                return Ok(look.exit.unwrap_or_else(unknown));
+            };
+            let keeper = Keeper::connect(&self.places().run)?;
+            let mut ended = None;
+            if let Some(fd) = handle(init) {
+                // Subscribed before the exit, the keeper tells the status even of a container that is
+                // removed as soon as it ends.
+                let told = keeper.and_then(|mut keeper| keeper.wait(init.pid).ok());
+                ended = match told {
+                    None => told_by_kernel(fd.as_fd())?,
+                    told => told,
+                };
+            }
+            let told = ended.map(|status| exit_from(init, Some(status)));
+            let exit = match told.map_or_else(|| self.exit_of(id, init), Ok) {
+                Err(Error::NoContainer(_)) => unknown(),
+                other => other?,
+            };
+            // Killed because it fell asleep, before anybody knew who waits.
+            let may_sleep = exit.code.is_none() || exit.signal == Some(SIGKILL);
+            if may_sleep && self.look(&config).is_ok_and(|it| it.state == State::Asleep) {
+                continue;
+            }
+            return Ok(exit);
         }
     }
 

@@ -56,7 +56,12 @@ pub struct Stat {
     /// When it was started, in clock ticks since boot. Together with the boot id and the pid it
     /// names one process for all time.
     pub start_time: u64,
+    /// It is about to end: it lets go of what it has.
+    pub is_exiting: bool,
 }
+
+/// Of the flags of a task, that it ends (`PF_EXITING` of the kernel's `linux/sched.h`).
+const EXITING: u32 = 4;
 
 impl Stat {
     /// Whether it has ended, and at most waits to be reaped.
@@ -72,7 +77,8 @@ impl Stat {
         Some(Self {
             state: fields.next()?.chars().next()?,
             ppid: fields.next()?.parse().ok()?,
-            start_time: fields.nth(17)?.parse().ok()?,
+            is_exiting: fields.nth(4)?.parse::<u32>().ok()? & EXITING != 0,
+            start_time: fields.nth(12)?.parse().ok()?,
         })
     }
 }
@@ -154,7 +160,7 @@ mod tests {
     #[test]
     fn hostile_program_name_fools_nobody() {
         let line = b"7 (a) Z 1 2 3) S 4 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 2\n";
-        let stat = Stat { state: 'S', ppid: 4, start_time: 777 };
+        let stat = Stat { state: 'S', ppid: 4, start_time: 777, is_exiting: false };
         assert_eq!(Stat::parse(line), Some(stat));
         assert_eq!(Stat::parse(b"7 (a"), None);
         assert_eq!(Stat::parse(b"7 (a) S 4 7"), None);
@@ -166,12 +172,13 @@ mod tests {
             name in proptest::collection::vec(proptest::num::u8::ANY, 0..16),
             ppid in 0u32..=u32::MAX,
             start_time in 0u64..=u64::MAX,
+            flags in 0u32..=u32::MAX,
         ) {
             let mut line = b"7 (".to_vec();
             line.extend(name);
-            line.extend(format!(") R {ppid} 1 1 0 -1 4 1 0 0 0 0 0 0 0 20 0 1 0 ").bytes());
+            line.extend(format!(") R {ppid} 1 1 0 -1 {flags} 1 0 0 0 0 0 0 0 20 0 1 0 ").bytes());
             line.extend(format!("{start_time} 1 2 3\n").bytes());
-            let stat = Stat { state: 'R', ppid, start_time };
+            let stat = Stat { state: 'R', ppid, start_time, is_exiting: flags & EXITING != 0 };
             proptest::prop_assert_eq!(Stat::parse(&line), Some(stat));
         }
 
