@@ -305,6 +305,9 @@ workloads! {
     vm_control_groups_inside: "cgroup", "--systemd", "always";
     vm_mounts_of_their_own: "mount", "--cap-add", "SYS_ADMIN";
     vm_names_of_their_own: "uts", "--cap-add", "SYS_ADMIN";
+    vm_ipc_namespaces_of_their_own: "ipc", "--cap-add", "SYS_ADMIN";
+    vm_network_namespaces_of_their_own: "net", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN";
+    vm_mounts_of_the_containers_own: "mounted", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
     vm_connections_that_are_being_made: "making";
@@ -959,6 +962,53 @@ fn vm_objects_of_the_ipc_namespace_are_named() {
     let out = host.dm(&["checkpoint", "a"]);
     assert!(out.status != 0 && out.stderr.contains("(mq_notify)"), "{out}");
     assert_eq!(host.state_of("a"), "running");
+}
+
+/// What of a namespace inside cannot be saved, and of what processes have mounted.
+#[test]
+fn vm_what_cannot_be_saved_of_namespaces_is_named() {
+    let host = host();
+    let words = ["run", "-d", "--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"];
+    let cases = [
+        (
+            "route",
+            "unshare -n sh -c 'ip link set lo up; ip route add 192.0.2.0/24 dev lo; ",
+            "with a route",
+        ),
+        (
+            "kind",
+            "mkdir /there; mount -t ramfs ramfs /there; sh -c '",
+            "a mount at '/there' of ramfs",
+        ),
+        ("user", "unshare -U sh -c '", "user namespace of its own"),
+    ];
+    for (name, script, why) in cases {
+        let script = format!("{script}touch /up; exec sleep 1000'; sleep 1000");
+        host.dm(&[&words[..], &["--name", name, "workloads", "sh", "-c", &script]].concat()).ok();
+        host.wait_inside(name, "test -e /up");
+        let out = host.dm(&["explain", name]);
+        assert!(out.status == 1 && out.stdout.contains(why), "{out}");
+        let out = host.dm(&["checkpoint", name]);
+        assert!(out.status != 0 && out.stderr.contains(why), "{out}");
+        assert_eq!(host.state_of(name), "running");
+        host.dm(&["kill", name]).ok();
+    }
+}
+
+/// The engine mounts a devpts for whoever comes with a terminal, which is none of the container's.
+#[test]
+fn vm_what_the_engine_has_mounted_for_a_terminal_is_no_hindrance() {
+    let host = host();
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "workloads", "sleep", "1000"]).ok();
+    let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-t", "a", "cat", "/proc/mounts"]));
+    terminal.expect("/dev/pts");
+    assert_eq!(terminal.wait(), 0);
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-t", "a", "cat", "/proc/mounts"]));
+    terminal.expect("/dev/pts");
+    assert_eq!(terminal.wait(), 0);
+    host.dm(&["rm", "--force", "a"]).ok();
 }
 
 /// Servers that people run, each asked before and after it was gone.

@@ -122,11 +122,14 @@ fn big_systemd_with_a_service_that_it_listens_for() {
     assert!(wait_until(patience, || is_up("a")), "{}", control("a", &["status"]));
     control("a", &["link", "/programs/sums.service", "/programs/sums.socket"]).ok();
     control("a", &["start", "sums.socket"]).ok();
+    let apart = ["-p", "PrivateNetwork=yes", "-p", "PrivateIPC=yes", "sleep", "100000"];
+    host.dm(&[&["exec", "a", "systemd-run", "-q", "-u", "apart"], &apart[..]].concat()).ok();
     start(&host, "c", &["python3", "/programs/client.py"]);
     go_round(&host, "c");
     let manages = |name: &str| {
         assert!(is_up(name), "{}", control(name, &["status"]));
-        let units = ["dbus", "systemd-journald", "systemd-logind", "sums.socket", "sums.service"];
+        let units =
+            ["dbus", "systemd-journald", "systemd-logind", "sums.socket", "sums.service", "apart"];
         control(name, &[&["is-active"], &units[..]].concat()).ok();
         // Whoever keeps logins sees mounts of his own, and tells by the bus.
         let logins =

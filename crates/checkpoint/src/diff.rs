@@ -228,7 +228,7 @@ fn page(file: &File, number: u64) -> Result<[u8; PAGE_BYTES as usize]> {
 mod tests {
     use super::*;
     use crate::format::check::tests::small;
-    use crate::format::{Descriptor, Device, Object, Run, Writer};
+    use crate::format::{Descriptor, Device, Run, Writer};
 
     fn reader(dir: &std::path::Path, name: &str, records: Records, fill: u8) -> Reader {
         let place = dir.join(name);
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(diff(&one, &reader(dir.path(), "same", small(), 1)).unwrap(), []);
         let mut records = small();
         let device = Device { name: "null".into(), flags: 0 };
-        records.objects.push(Object { thing: Thing::Device(device) });
+        records.objects.push(Thing::Device(device).into());
         let process = &mut records.processes[0];
         process.name = "b".into();
         process.descriptors.push(Descriptor { number: 3, object: 1, close_on_exec: false });

@@ -45,6 +45,8 @@ pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
 mod inject;
 pub mod load;
+mod loopback;
+mod netlink;
 mod packet;
 mod quiet;
 mod remaining;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::Errno;
-use dormouse_kernel::call::Namespace;
+use dormouse_kernel::call::{self, Namespace};
 use dormouse_kernel::{pidfd, proc};
 use rustix::thread::LinkNameSpaceType;
 
@@ -19,6 +19,11 @@ pub(crate) fn of(pid: u32) -> Outcome<OwnedFd> {
     pidfd::open(pid)
         .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Net))
         .map_err(|e| Error::Elsewhere(e.to_string()))
+}
+
+/// The network namespace of a socket.
+pub(crate) fn of_socket(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
+    call::network_of(socket.as_fd())
 }
 
 /// Does something in a network namespace: a thread enters it, and never comes back.

@@ -184,7 +184,7 @@ impl Engine {
         let mut keeper = self.keeper_called(calling)?;
         let id = config.id.as_str();
         let called = (0..).zip(&reader.records().objects);
-        let called = called.filter(|(_, object)| object.thing.is_called_from_outside());
+        let called = called.filter(|(_, object)| object.is_called_from_outside());
         let called: Vec<u32> = called.map(|(number, _)| number).collect();
         let ahead = called.len().min(AHEAD_MAX);
         called[..ahead].iter().try_for_each(|number| keeper.ask_for(id, *number))?;

@@ -45,6 +45,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use dormouse_checkpoint::Error as CheckpointError;
 use dormouse_checkpoint::load::{Sources, Traced};
+use dormouse_checkpoint::save::Places;
 
 use crate::admission::Admitted;
 use crate::checkpoint::Comeback;
@@ -974,12 +975,31 @@ fn plan_own_stack(plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
+/// Where something is mounted by the engine.
+pub(crate) fn places(config: &Config) -> Places {
+    let brings_others = |mount: &&Mount| match mount.kind {
+        MountKind::Bind { recursive, propagation, .. } => {
+            recursive || propagation != Propagation::Private
+        }
+        MountKind::Volume { .. } | MountKind::Tmpfs { .. } | MountKind::Devpts => false,
+    };
+    let trees = config.mounts.iter().filter(brings_others);
+    Places {
+        configured: configured(config),
+        trees: trees.map(|mount| mount.target.to_string()).collect(),
+        terminals: "/dev/pts".into(),
+    }
+}
+
 /// Where something is mounted before the program starts.
-pub(crate) fn places(config: &Config) -> Vec<String> {
+fn configured(config: &Config) -> Vec<String> {
     let mut all = vec!["/", "/proc", "/dev", "/dev/shm", "/dev/mqueue", "/sys"];
     all.extend(["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]);
     if needs_devpts(config) {
         all.push("/dev/pts");
+    }
+    if config.process.terminal && (config.systemd || config.init) {
+        all.push("/dev/console");
     }
     if config.systemd {
         all.extend(["/run", "/run/lock", "/sys/fs/cgroup"]);

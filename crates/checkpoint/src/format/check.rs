@@ -7,6 +7,7 @@
 mod cgroup;
 mod mount;
 mod mqueue;
+mod net;
 mod socket;
 mod system_v;
 mod tmpfs;
@@ -55,6 +56,7 @@ pub fn records(records: &Records) -> Result<()> {
     }
     let page_count = pages.bytes / PAGE_BYTES;
     mount::number(records).map_err(|what| Error::damaged(part("object"), what))?;
+    net::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     about(&records.about).map_err(|what| Error::damaged(part("about"), what))?;
     for (n, memory) in records.memories.iter().enumerate() {
         check_memory(memory, records, page_count)
@@ -62,7 +64,8 @@ pub fn records(records: &Records) -> Result<()> {
     }
     processes(records).map_err(|what| Error::damaged(part("process"), what))?;
     for (n, object) in records.objects.iter().enumerate() {
-        check_object(n, &object.thing, records, page_count).map_err(|what| {
+        let sound = check_object(n, &object.thing, records, page_count);
+        sound.and_then(|()| net::place(object, records)).map_err(|what| {
             let name = object.thing.name();
             Error::damaged(part("object"), format!("number {n} ({name}): {what}"))
         })?;
@@ -171,8 +174,16 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
     let is_uts = |n| object(n, records).map(|thing| matches!(thing, Thing::Uts(_)));
     ensure(process.uts.map_or(Ok(true), is_uts)?, || "in no UTS namespace".into())?;
-    let is_mounts = |n| object(n, records).map(|thing| matches!(thing, Thing::Mounts(_)));
+    let is_mounts = |n| object(n, records).map(|thing| matches!(thing, Thing::Mounts(m) if !m.own));
     ensure(process.mounts.map_or(Ok(true), is_mounts)?, || "in no mount namespace".into())?;
+    let is_ipc = |n| object(n, records).map(|thing| matches!(thing, Thing::Ipc(_)));
+    ensure(process.ipc.map_or(Ok(true), is_ipc)?, || "in no IPC namespace".into())?;
+    let is_net = |n| object(n, records).map(|thing| matches!(thing, Thing::Net(_)));
+    ensure(process.net.map_or(Ok(true), is_net)?, || "in no network namespace".into())?;
+    let areas = memory.map_or(&[][..], |memory| &memory.areas);
+    ensure(system_v::are_reached(areas, process.ipc, records), || {
+        "memory of another IPC namespace".into()
+    })?;
     let is_path = |root: &String| root.starts_with('/') && !root.contains('\0');
     ensure(process.root.as_ref().is_none_or(is_path), || "a root".into())?;
     object(process.directory.ok_or("no working directory")?, records).map(drop)
@@ -189,6 +200,12 @@ fn check_schedule(schedule: &Schedule) -> Found {
 
 fn object(n: usize, records: &Records) -> std::result::Result<&Thing, String> {
     records.objects.get(n).map(|o| &o.thing).ok_or_else(|| format!("object {n} is not there"))
+}
+
+/// Whether something is in an IPC namespace that is there; none is the container's own.
+fn in_ipc(namespace: Option<usize>, records: &Records) -> Found {
+    let Some(n) = namespace else { return Ok(()) };
+    ensure(matches!(object(n, records)?, Thing::Ipc(_)), || "in no IPC namespace".into())
 }
 
 fn check_memory(memory: &Memory, records: &Records, page_count: u64) -> Found {
@@ -335,15 +352,15 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         }
         Thing::Cgroups(cgroups) => cgroup::all(cgroups, records),
         Thing::SystemVMemory(memory) => {
-            system_v::head(&memory.head)?;
+            system_v::head(&memory.head, records)?;
             ensure((1..=1 << 46).contains(&memory.bytes), || "its length".into())?;
             runs(&memory.runs, 0, memory.bytes.next_multiple_of(PAGE_BYTES), page_count)
         }
-        Thing::SystemVSemaphores(set) => system_v::semaphores(set),
-        Thing::SystemVQueue(queue) => system_v::queue(queue),
+        Thing::SystemVSemaphores(set) => system_v::semaphores(set, records),
+        Thing::SystemVQueue(queue) => system_v::queue(queue, records),
         Thing::RawSocket(raw) => socket::raw(raw),
         Thing::PacketSocket(packet) => socket::packet(packet),
-        Thing::MessageQueue(queue) => mqueue::queue(queue),
+        Thing::MessageQueue(queue) => mqueue::queue(queue, records),
         Thing::OpenQueue(open) => {
             let is_queue = matches!(object(open.queue, records)?, Thing::MessageQueue(_));
             ensure(is_queue, || "of no queue".into())?;
@@ -393,6 +410,8 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             let names = [&uts.hostname, &uts.domainname];
             ensure(names.into_iter().flatten().all(sound), || "a name".into())
         }
+        Thing::Ipc(_) => Ok(()),
+        Thing::Net(it) => net::net(it),
         Thing::SharedMemory(memory) => {
             let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;
             ensure(sound, || "its length".into())?;
@@ -477,7 +496,7 @@ pub(crate) mod tests {
             about: About::default(),
             processes: vec![process],
             memories: vec![Memory { areas: vec![area], ..Memory::default() }],
-            objects: vec![Object { thing: Thing::File(file) }],
+            objects: vec![Thing::File(file).into()],
             pages: Pages { bytes: 4096, chunks: vec!["0".repeat(64)] },
         }
     }
@@ -536,7 +555,7 @@ pub(crate) mod tests {
             };
             change(&mut it);
             let mut all = small();
-            all.objects.push(Object { thing: Thing::Deleted(it) });
+            all.objects.push(Thing::Deleted(it).into());
             records(&all).err().map(|e| e.to_string()).unwrap_or_default()
         };
         type Case = (fn(&mut Deleted), &'static str);
@@ -578,7 +597,7 @@ pub(crate) mod tests {
     fn objects_that_cannot_be_are_refused() {
         let said = |things: &[Thing]| {
             let mut all = small();
-            all.objects.extend(things.iter().cloned().map(|thing| Object { thing }));
+            all.objects.extend(things.iter().cloned().map(Object::from));
             records(&all).err().map(|e| e.to_string()).unwrap_or_default()
         };
         let terminal = |change: fn(&mut Terminal)| {

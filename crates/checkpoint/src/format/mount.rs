@@ -1,4 +1,5 @@
-//! Mount namespaces (mount_namespaces(7)) that processes have made for themselves.
+//! Mount namespaces (mount_namespaces(7)) that processes have made for themselves, and what they have
+//! mounted in the container's own.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,14 +9,19 @@ pub struct Mounts {
     /// The root, then all others, each behind the one that it is in, in an order in which they can be
     /// made.
     pub mounts: Vec<Mount>,
+    /// It is the container's own. These are mounted there by processes, on top of what is mounted by the
+    /// configuration, and none is a root.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own: bool,
 }
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// The mount that it is in, by its number; none of the root.
+    /// The mount that it is in, by its number; none of the root, and in the container's own namespace.
     pub parent: Option<usize>,
-    /// Where, by the path below the root of that one; empty where it covers that root.
+    /// Where, by the path below the root of that one; empty where it covers that root. In the
+    /// container's own namespace the path from its root.
     pub place: String,
     /// What is mounted.
     pub source: MountSource,
@@ -50,6 +56,11 @@ pub enum MountSource {
         options: Vec<(String, String)>,
         /// What is in it, an object.
         contents: usize,
+    },
+    /// All message queues of an IPC namespace.
+    MessageQueues {
+        /// The namespace, an object.
+        namespace: usize,
     },
     /// A procfs of its own.
     Proc {

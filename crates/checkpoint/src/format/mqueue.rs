@@ -20,6 +20,9 @@ pub struct MessageQueue {
     pub messages_max: u64,
     /// How many bytes each has at most.
     pub message_bytes: u64,
+    /// The IPC namespace it is in, an object; none is the container's own.
+    #[serde(default)]
+    pub namespace: Option<usize>,
     /// What is in it, in the order in which it is received.
     #[serde(default)]
     pub messages: Vec<QueuedMessage>,

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Listener,
-    MemoryFile, MessageQueue, Mounts, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd,
+    Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Ipc, Listener,
+    MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd,
     RawSocket, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket,
     Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket, Uts,
 };
@@ -26,6 +26,23 @@ pub struct Object {
     /// What it is.
     #[serde(flatten)]
     pub thing: Thing,
+    /// The network namespace that a socket is in, an object; none is the container's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub net: Option<usize>,
+}
+
+impl Object {
+    /// Whether somebody outside the container may call it while its processes are gone. Nobody comes into
+    /// a network namespace inside.
+    pub fn is_called_from_outside(&self) -> bool {
+        self.net.is_none() && self.thing.is_called_from_outside()
+    }
+}
+
+impl From<Thing> for Object {
+    fn from(thing: Thing) -> Self {
+        Self { thing, net: None }
+    }
 }
 
 /// Kinds of objects. Each has a module of its name here, in `save` and in `load`.
@@ -98,11 +115,15 @@ pub enum Thing {
     Mounts(Mounts),
     /// A UTS namespace of some processes.
     Uts(Uts),
+    /// An IPC namespace of some processes.
+    Ipc(Ipc),
+    /// A network namespace of some processes.
+    Net(Net),
 }
 
 impl Thing {
     /// Whether somebody outside the container may call it while its processes are gone.
-    pub fn is_called_from_outside(&self) -> bool {
+    pub(crate) fn is_called_from_outside(&self) -> bool {
         match self {
             Self::Listener(_) | Self::UdpSocket(_) => true,
             Self::TcpSocket(socket) => socket.held,
@@ -148,7 +169,9 @@ impl Thing {
             | Self::MessageQueue(_)
             | Self::SharedMemory(_)
             | Self::Mounts(_)
-            | Self::Uts(_) => false,
+            | Self::Uts(_)
+            | Self::Ipc(_)
+            | Self::Net(_) => false,
         }
     }
 
@@ -197,6 +220,8 @@ impl Thing {
             Self::SharedMemory(_) => "shared memory",
             Self::Mounts(_) => "mount namespace",
             Self::Uts(_) => "UTS namespace",
+            Self::Ipc(_) => "IPC namespace",
+            Self::Net(_) => "network namespace",
         }
     }
 }

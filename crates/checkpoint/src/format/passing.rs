@@ -190,7 +190,7 @@ fn over(call: i64) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{IntervalTimer, Object};
+    use crate::format::IntervalTimer;
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -234,7 +234,7 @@ mod tests {
     fn the_first_of_all_rings_decides() {
         let mut records = one_thread(sleep(libc::SYS_nanosleep, [0; 6], 5 * SECOND));
         assert_eq!(records.next_ring_ns(0), Some(5 * SECOND));
-        records.objects.push(Object { thing: Thing::Timer(timer(2 * SECOND, SECOND / 2)) });
+        records.objects.push(Thing::Timer(timer(2 * SECOND, SECOND / 2)).into());
         assert_eq!(records.next_ring_ns(0), Some(2 * SECOND));
         assert_eq!(records.next_ring_ns(SECOND), Some(5 * SECOND), "nobody heard that one");
         let alarm = IntervalTimer { which: REAL, value_us: 3_000_000, interval_us: 0 };

@@ -53,6 +53,12 @@ pub struct Process {
     /// The UTS namespace it is in, an object; none is the container's own.
     #[serde(default)]
     pub uts: Option<usize>,
+    /// The IPC namespace it is in, an object; none is the container's own.
+    #[serde(default)]
+    pub ipc: Option<usize>,
+    /// The network namespace it is in, an object; none is the container's own.
+    #[serde(default)]
+    pub net: Option<usize>,
     /// umask(2).
     #[serde(default)]
     pub umask: u32,

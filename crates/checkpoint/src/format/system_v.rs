@@ -21,6 +21,9 @@ pub struct SystemVHead {
     pub creator_uid: u32,
     /// And in which group.
     pub creator_gid: u32,
+    /// The IPC namespace it is in, an object; none is the container's own.
+    #[serde(default)]
+    pub namespace: Option<usize>,
 }
 
 /// Shared memory (shmget(2)).

@@ -13,7 +13,7 @@ use dormouse_kernel::{Errno, proc};
 
 use super::lazy::{self, Sources};
 use super::tcp::{self, Connections};
-use super::{Restore, cgroup, file, mount, process, system_v, tmpfs, unix};
+use super::{Restore, cgroup, file, mount, net, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
 use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
@@ -129,18 +129,22 @@ fn lead(
     fill: &mut dyn FnMut(Sources) -> std::result::Result<(), String>,
 ) -> Result<Connections> {
     let mut connections = Connections::default();
+    let mut removed = system_v::Removed::default();
     loop {
         let stage = one_stage(tasks, restore)?;
         if stage == "done" {
-            system_v::remove(pid, restore)?;
+            removed.remove()?;
             return Ok(connections);
+        }
+        if stage == net::STAGE {
+            net::restore(pid, restore)?;
         }
         if stage == mount::STAGE {
             tmpfs::restore_apart(pid, restore)?;
         }
         if stage == "born" {
             file::check_unchanged_apart(restore, pid)?;
-            system_v::restore(pid, restore)?;
+            removed = system_v::restore(pid, restore)?;
             connections = tcp::restore(pid, restore)?;
         }
         if stage == "begin" {

@@ -45,6 +45,7 @@ pub struct Allowed {
 
 const SYS_CHROOT: u64 = 1 << 18;
 const SYS_ADMIN: u64 = 1 << 21;
+const NET_ADMIN: u64 = 1 << 12;
 const NET_RAW: u64 = 1 << 13;
 const SETGID: u64 = 1 << 6;
 const SETUID: u64 = 1 << 7;
@@ -63,8 +64,21 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                 object.thing.name()
             )));
         }
+        if let Thing::Net(net) = &object.thing
+            && !net.is_new()
+            && allowed.capabilities & NET_ADMIN == 0
+        {
+            return Err(Error::Elsewhere(format!(
+                "object {n} is a {} in which something was set up, which the container's configuration \
+                 does not allow (NET_ADMIN)",
+                object.thing.name()
+            )));
+        }
         // Whoever makes them again has more than its processes.
-        let is_namespace = matches!(object.thing, Thing::Mounts(_) | Thing::Uts(_));
+        let is_namespace = matches!(
+            object.thing,
+            Thing::Mounts(_) | Thing::Uts(_) | Thing::Ipc(_) | Thing::Net(_)
+        );
         if is_namespace && allowed.capabilities & SYS_ADMIN == 0 {
             return Err(Error::Elsewhere(format!(
                 "object {n} is a {}, which the container's configuration does not allow (SYS_ADMIN)",
@@ -235,7 +249,7 @@ fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Object, Uts};
+    use crate::format::{Net, Object, Uts};
 
     #[test]
     fn records_only_narrow_what_the_configuration_gives() {
@@ -256,12 +270,20 @@ mod tests {
             passed_ns: 0,
         };
         let uts = Thing::Uts(Uts { hostname: None, domainname: None });
-        let objects = vec![Object { thing: uts }];
+        let objects = vec![Object::from(uts)];
         let apart = Records { objects, ..Records::default() };
         let said = check(&apart, &allowed).map_err(|e| e.to_string());
         assert!(said.is_err_and(|said| said.contains("SYS_ADMIN")));
         let capabilities = allowed.capabilities | SYS_ADMIN;
         assert!(check(&apart, &Allowed { capabilities, ..allowed.clone() }).is_ok());
+        let net = |up| {
+            let objects = vec![Thing::Net(Net { up, ..Net::default() }).into()];
+            let apart = Records { objects, ..Records::default() };
+            let said = check(&apart, &Allowed { capabilities, ..allowed.clone() });
+            said.map_err(|e| e.to_string())
+        };
+        assert!(net(false).is_ok());
+        assert!(net(true).is_err_and(|said| said.contains("NET_ADMIN")));
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
         assert!(check_thread(&root, &allowed).is_ok());
         let other = Credentials { uids: [33; 4], ..root.clone() };

@@ -7,6 +7,7 @@
 //! it. In order, with the stages at which everybody waits for everybody:
 //!
 //! ```text
+//! `stacks`         only where there are network namespaces inside
 //! `memory`         only where mount namespaces of processes' own have files in memory
 //! first process    objects, each into a cell; shared memory; then everybody:
 //! `born`           what children inherit; sessions; children, by clone3 with the id they had
@@ -37,12 +38,14 @@ mod file;
 mod filter;
 mod inherit;
 mod inotify;
+mod ipc;
 mod lazy;
 mod lock;
 mod memfd;
 mod memory;
 mod mount;
 mod mqueue;
+mod net;
 mod netlink;
 mod object;
 mod outside;
@@ -70,6 +73,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
+use dormouse_kernel::Errno;
 use dormouse_kernel::cpu::{self, StateComponent};
 
 use crate::clock::{self, Offsets};
@@ -180,7 +184,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     }
     for number in &allowed.held {
         let object = records.objects.get(*number as usize);
-        if object.is_some_and(|object| object.thing.is_called_from_outside()) {
+        if object.is_some_and(|object| object.is_called_from_outside()) {
             wants.push(Wanted::Held(*number));
         }
     }
@@ -296,6 +300,12 @@ impl Restore {
         })
     }
 
+    /// The number of an object while all are the first process's.
+    fn number(&self, index: usize) -> std::result::Result<i32, Errno> {
+        let cell = self.cells.get(index).copied().flatten();
+        cell.ok_or(Errno::BADF).and_then(|cell| self.program.value(cell))
+    }
+
     /// What it restores.
     pub fn records(&self) -> &Records {
         &self.records
@@ -317,6 +327,8 @@ struct Plan<'r> {
     held: HashMap<usize, Cell>,
     /// Numbers of objects while they wait for their place, by object.
     cells: Vec<Option<Cell>>,
+    /// The network namespace of the object that is being made; none is the container's own.
+    stack: Option<usize>,
     /// Open control groups, by path.
     cgroups: HashMap<String, Cell>,
     /// Where the number of what is in memory is, of mount namespaces inside, by object.
@@ -383,6 +395,7 @@ impl<'r> Plan<'r> {
             outside,
             held,
             cells: vec![None; records.objects.len()],
+            stack: None,
             cgroups: HashMap::new(),
             memories: HashMap::new(),
             terminals: HashMap::new(),

@@ -6,6 +6,8 @@
 //! it is in; the tree becomes the root, and the copy goes. Then it opens what is open there: a file that
 //! was opened in a namespace leads nowhere else.
 //!
+//! What processes have mounted in the container's own namespace a stand-in mounts there, by its path.
+//!
 //! What is in memory is made before, empty, and filled by the engine ([`super::tmpfs`]) at a stage of
 //! its own.
 
@@ -40,19 +42,33 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     let mut copies = Copies::new();
     for (n, mounts) in &all {
         for (number, mount) in mounts.mounts.iter().enumerate() {
-            let MountSource::Tmpfs { options, contents } = &mount.source else { continue };
             let what = what(*n, mount);
-            let made = new(plan, sequence, &what, ("tmpfs", options), 0)?;
-            plan.memories.insert(*contents, made);
+            let made = match &mount.source {
+                MountSource::Tmpfs { options, contents } => {
+                    let made = new(plan, sequence, &what, ("tmpfs", options), 0)?;
+                    plan.memories.insert(*contents, made);
+                    made
+                }
+                MountSource::MessageQueues { namespace } => {
+                    queues(plan, sequence, &what, *namespace)?
+                }
+                _ => continue,
+            };
             copies.insert((*n, number), made);
         }
     }
-    if !copies.is_empty() {
+    if !plan.memories.is_empty() {
         sequence.stage(STAGE);
     }
     for (n, mounts) in &all {
         let mut part = Sequence::default();
-        let made = namespace(plan, &mut part, *n, mounts, &mut copies)?;
+        let made = match mounts.own {
+            true => {
+                own(plan, &mut part, *n, mounts, &mut copies)?;
+                None
+            }
+            false => Some(namespace(plan, &mut part, *n, mounts, &mut copies)?),
+        };
         for (index, object) in records.objects.iter().enumerate() {
             let Thing::File(it) = &object.thing else { continue };
             if it.namespace != Some(*n) || it.deleted.is_some() {
@@ -65,13 +81,107 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let what = format!("object {n} (mount namespace)");
         let pid = plan.fresh_pid();
         plan.stand_in(sequence, &what, pid, part);
-        plan.cells[*n] = Some(object::lift(plan, sequence, &what, made)?);
+        if let Some(made) = made {
+            plan.cells[*n] = Some(object::lift(plan, sequence, &what, made)?);
+        }
     }
     Ok(())
 }
 
 fn what(namespace: usize, mount: &Mount) -> String {
     format!("object {namespace} (mount namespace), the mount at '{}'", mount.place)
+}
+
+/// Has the calling process mount in the container's own namespace what was mounted there, in the same
+/// order.
+fn own(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    n: usize,
+    all: &Mounts,
+    copies: &mut Copies,
+) -> Result<()> {
+    let here = Arg::from(libc::AT_FDCWD);
+    // ORDER: before anything of it is covered.
+    let mut given = HashMap::new();
+    for (number, mount) in all.mounts.iter().enumerate() {
+        if let MountSource::Container { path } = &mount.source {
+            given.insert(number, copy(plan, part, &what(n, mount), here, path)?);
+        }
+    }
+    let mut own: Vec<Cell> = Vec::new();
+    for (number, mount) in all.mounts.iter().enumerate() {
+        let what = what(n, mount);
+        let cell = match given.get(&number) {
+            Some(cell) => *cell,
+            None => source(plan, part, (n, number), mount, &own, copies)?,
+        };
+        set(plan, part, &what, cell, [mount.attributes, Mount::ALL_ATTRIBUTES, 0]);
+        attach(plan, part, &what, cell, (here, &mount.place));
+        own.push(cell);
+    }
+    copy_for_others(plan, part, n, &own, copies)?;
+    share_and_close(plan, part, n, all, own);
+    Ok(())
+}
+
+/// What a mount shows, attached nowhere.
+fn source(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    (n, number): (usize, usize),
+    mount: &Mount,
+    own: &[Cell],
+    copies: &Copies,
+) -> Result<Cell> {
+    let what = what(n, mount);
+    let what = what.as_str();
+    match &mount.source {
+        MountSource::Container { path } => copy(plan, part, what, Arg::from(libc::AT_FDCWD), path),
+        MountSource::Mount { namespace, mount, path } if *namespace == n => {
+            copy(plan, part, what, own[*mount].into(), path)
+        }
+        MountSource::Mount { .. }
+        | MountSource::Tmpfs { .. }
+        | MountSource::MessageQueues { .. } => {
+            let copied = copies.get(&(n, number)).copied();
+            copied.ok_or_else(|| Error::damaged("section 'object'", "a mount of nothing"))
+        }
+        MountSource::Proc { options } => new(plan, part, what, ("proc", options), mount.attributes),
+    }
+}
+
+/// move_mount(2) to a place.
+fn attach(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    (to, place): (Arg, &str),
+) {
+    let to_itself = if place.is_empty() { MOVE_TO_EMPTY_PATH } else { 0 };
+    let flags = Arg::Number(MOVE_FROM_EMPTY_PATH | to_itself);
+    let (empty, place) = (plan.builder.text(b""), plan.builder.text(place.as_bytes()));
+    let args = [cell.into(), empty.into(), to, place.into(), flags];
+    part.call(what, Call::new(libc::SYS_move_mount, args));
+}
+
+/// What comes last of mounts that are made.
+fn share_and_close(
+    plan: &mut Plan<'_>,
+    part: &mut Sequence,
+    n: usize,
+    all: &Mounts,
+    own: Vec<Cell>,
+) {
+    for (mount, cell) in all.mounts.iter().zip(own) {
+        let what = what(n, mount);
+        if mount.shared {
+            // ORDER: what is mounted below a mount that is shared is shared, too.
+            set(plan, part, &what, cell, [0, 0, libc::MS_SHARED]);
+        }
+        part.call(what, Call::new(libc::SYS_close, [cell.into()]));
+    }
 }
 
 /// Has the calling process make a mount namespace and enter it; gives what leads there.
@@ -93,30 +203,13 @@ fn namespace(
     let mut own: Vec<Cell> = Vec::new();
     for (number, mount) in all.mounts.iter().enumerate() {
         let what = what(n, mount);
-        let what = what.as_str();
-        let cell = match &mount.source {
-            MountSource::Container { path } => copy(plan, part, what, here, path)?,
-            MountSource::Mount { namespace, mount, path } if *namespace == n => {
-                copy(plan, part, what, own[*mount].into(), path)?
-            }
-            MountSource::Mount { .. } | MountSource::Tmpfs { .. } => {
-                let copied = copies.get(&(n, number)).copied();
-                copied.ok_or_else(|| Error::damaged("section 'object'", "a mount of nothing"))?
-            }
-            MountSource::Proc { options } => {
-                new(plan, part, what, ("proc", options), mount.attributes)?
-            }
-        };
-        set(plan, part, what, cell, [mount.attributes, Mount::ALL_ATTRIBUTES, 0]);
-        let (to, place) = match mount.parent {
+        let cell = source(plan, part, (n, number), mount, &own, copies)?;
+        set(plan, part, &what, cell, [mount.attributes, Mount::ALL_ATTRIBUTES, 0]);
+        let to = match mount.parent {
             None => (here, "/"),
             Some(parent) => (own[parent].into(), mount.place.as_str()),
         };
-        let to_itself = if place.is_empty() { MOVE_TO_EMPTY_PATH } else { 0 };
-        let flags = Arg::Number(MOVE_FROM_EMPTY_PATH | to_itself);
-        let (empty, place) = (plan.builder.text(b""), plan.builder.text(place.as_bytes()));
-        let args = [cell.into(), empty.into(), to, place.into(), flags];
-        part.call(what, Call::new(libc::SYS_move_mount, args));
+        attach(plan, part, &what, cell, to);
         own.push(cell);
     }
     // Both are one place: the old root ends up on top of the new one, and is taken off it.
@@ -126,14 +219,7 @@ fn namespace(
     part.call(&*whole, Call::new(libc::SYS_umount2, [dot, Arg::from(libc::MNT_DETACH)]));
     part.call(&*whole, Call::new(libc::SYS_chdir, [top]));
     copy_for_others(plan, part, n, &own, copies)?;
-    for (mount, cell) in all.mounts.iter().zip(own) {
-        let what = what(n, mount);
-        if mount.shared {
-            // ORDER: what is mounted below a mount that is shared is shared, too.
-            set(plan, part, &what, cell, [0, 0, libc::MS_SHARED]);
-        }
-        part.call(what, Call::new(libc::SYS_close, [cell.into()]));
-    }
+    share_and_close(plan, part, n, all, own);
     Ok(made)
 }
 
@@ -175,6 +261,22 @@ fn copy(
     let args = [from, path.into(), Arg::from(flags)];
     part.call_into(what, cell, Call::new(libc::SYS_open_tree, args));
     Ok(cell)
+}
+
+/// The message queues of an IPC namespace, mounted nowhere by a stand-in that enters that.
+fn queues(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    namespace: usize,
+) -> Result<Cell> {
+    let mut part = Sequence::default();
+    let args = [plan.object(namespace)?.into(), Arg::from(libc::CLONE_NEWIPC)];
+    part.call(what, Call::new(libc::SYS_setns, args));
+    let made = new(plan, &mut part, what, ("mqueue", &[]), 0)?;
+    let pid = plan.fresh_pid();
+    plan.stand_in(sequence, what, pid, part);
+    object::lift(plan, sequence, what, made)
 }
 
 /// A new file system, mounted nowhere.

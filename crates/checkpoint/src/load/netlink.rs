@@ -1,6 +1,6 @@
 //! Netlink sockets: bound to their old port, unless somebody else has it, and members of their old groups.
 
-use super::{Plan, file, socket};
+use super::{Plan, file, net, socket};
 use crate::error::Result;
 use crate::format::Netlink;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -17,7 +17,7 @@ pub(super) fn make(
     let cell = plan.cell()?;
     let kind = it.socket_type | libc::SOCK_CLOEXEC;
     let args = [Arg::from(libc::AF_NETLINK), Arg::from(kind), Arg::from(it.protocol)];
-    sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    net::socket(plan, sequence, what, cell, args)?;
     for option in &it.options {
         socket::option(plan, sequence, what, cell, option);
     }

@@ -1,8 +1,8 @@
 //! Objects: made once, by the first process, before anybody else is there to inherit them.
 
 use super::{
-    Plan, deleted, event, fanotify, file, inotify, memfd, memory, mount, mqueue, netlink, pipe,
-    raw, socket, tcp, terminal, timer, udp, unix, uts,
+    Plan, deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink,
+    pipe, raw, socket, tcp, terminal, timer, udp, unix, uts,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -12,6 +12,8 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     lift_given(plan, sequence);
+    net::make_all(plan, sequence)?;
+    ipc::make_all(plan, sequence)?;
     mount::make_all(plan, sequence)?;
     terminal::make_all(plan, sequence)?;
     for (index, object) in records.objects.iter().enumerate() {
@@ -21,12 +23,13 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             plan.cells[index] = Some(*given);
             continue;
         }
+        plan.stack = object.net;
         let made = match &object.thing {
             // Whoever holds what it is about makes it.
             Thing::File(it) if it.deleted.is_some() => None,
             // In its namespace, before all others.
             Thing::File(it) if it.namespace.is_some() => None,
-            Thing::Mounts(_) => None,
+            Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) => None,
             Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
             Thing::MemoryFile(it) => {
                 memfd::make(plan, sequence, what, index, it)?;
@@ -58,6 +61,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::RawSocket(it) => Some(raw::make(plan, sequence, what, it)?),
             Thing::PacketSocket(it) => Some(raw::packet(plan, sequence, what, it)?),
             Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
+            Thing::MessageQueue(it) if it.namespace.is_some() => None,
             // Whoever has it open takes it from here.
             Thing::MessageQueue(it) => {
                 mqueue::make(plan, sequence, what, index, it)?;

@@ -2,7 +2,7 @@
 
 use super::{
     NICE, NOFILE, Plan, RTPRIO, descriptor, event, fanotify, file, filter, inotify, lock, memfd,
-    mount, signal, thread, timer, uts,
+    mount, net, signal, thread, timer, uts,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
@@ -61,6 +61,7 @@ pub(super) fn restore(
     let pid = record.pid;
     mount::enter(plan, sequence, record)?;
     uts::enter(plan, sequence, record)?;
+    net::enter(plan, sequence, record)?;
     if let Some(directory) = record.directory {
         let cell = plan.object(directory)?;
         let what = format!("the working directory of process {pid}");

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use dormouse_kernel::{Errno, call};
 use rustix::net::netdevice::name_to_index;
 
-use super::{Plan, file, socket};
+use super::{Plan, file, net, socket};
 use crate::error::Result;
 use crate::format::{PacketSocket, RawSocket};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -22,7 +22,7 @@ pub(super) fn make(
     let family = if raw.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = raw.socket_type | libc::SOCK_CLOEXEC;
     let args = [Arg::from(family), Arg::from(kind), Arg::from(raw.protocol)];
-    sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    net::socket(plan, sequence, what, cell, args)?;
     for option in &raw.options {
         socket::option(plan, sequence, what, cell, option);
     }
@@ -47,7 +47,7 @@ pub(super) fn packet(
     let kind = packet.socket_type | libc::SOCK_CLOEXEC;
     // Of no protocol it hears nothing.
     let args = [Arg::from(libc::AF_PACKET), Arg::from(kind), Arg::Number(0)];
-    sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    net::socket(plan, sequence, what, cell, args)?;
     for option in &packet.options {
         socket::option(plan, sequence, what, cell, option);
     }
@@ -57,13 +57,9 @@ pub(super) fn packet(
 }
 
 /// Has a packet socket, of which `copy` is a descriptor of ours, hear what it heard.
-pub(super) fn hear(
-    pid: u32,
-    copy: &OwnedFd,
-    packet: &PacketSocket,
-) -> std::result::Result<(), Errno> {
+pub(super) fn hear(copy: &OwnedFd, packet: &PacketSocket) -> std::result::Result<(), Errno> {
     const FANOUT: i32 = 18;
-    let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
+    let netns = stack::of_socket(copy)?;
     stack::inside_of(&netns, || {
         let socket = copy.as_fd();
         if packet.device.is_some() || packet.protocol != 0 {

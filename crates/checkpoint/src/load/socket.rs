@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
 
-use super::{Plan, file};
+use super::{Plan, file, net};
 use crate::error::Result;
 use crate::format::{Bytes, Listener, Records, SocketOption, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -106,7 +106,7 @@ pub(super) fn listener(
     let family = if listener.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let args =
         [Arg::from(family), Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC), Arg::Number(0)];
-    sequence.call_into(what.clone(), cell, Call::new(libc::SYS_socket, args));
+    net::socket(plan, sequence, &what, cell, args)?;
     // Connections of its last life may still be fading away under its address.
     let reuse = |value: i32| SocketOption {
         level: libc::SOL_SOCKET,
@@ -131,7 +131,7 @@ pub(super) fn listener(
 
 /// Has sockets that were bound to an address of another container bound to what takes its place.
 pub fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
-    for object in &mut records.objects {
+    for object in records.objects.iter_mut().filter(|object| object.net.is_none()) {
         let all: Vec<&mut SocketAddr> = match &mut object.thing {
             Thing::Listener(socket) => vec![&mut socket.address],
             Thing::TcpSocket(socket) => socket.address.iter_mut().collect(),

@@ -2,7 +2,7 @@
 //! them, before any process attaches memory; each gets the id it had.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::call::Namespace;
@@ -14,8 +14,12 @@ use crate::error::{Error, Result};
 use crate::format::{PAGE_BYTES, Run, SystemVHead, Thing};
 use crate::save::{Maps, system_v as namespace};
 
+/// Memory that goes with the last who detaches it: the namespaces that it is in, and its ids.
+#[derive(Debug, Default)]
+pub(super) struct Removed(Vec<(OwnedFd, i32)>);
+
 /// Makes all of them. All processes wait, and none has memory of its own yet.
-pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
+pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Removed> {
     let mut wanted = restore.records.objects.iter().enumerate().filter(|(_, object)| {
         let thing = &object.thing;
         matches!(
@@ -23,37 +27,58 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_)
         )
     });
-    let Some(first) = wanted.next() else { return Ok(()) };
-    let namespace = pidfd::open(pid)
-        .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
-        .map_err(|e| Error::Elsewhere(e.to_string()))?;
+    let mut removed = Removed::default();
+    let Some(first) = wanted.next() else { return Ok(removed) };
+    let elsewhere = |e: &dyn std::fmt::Display| Error::Elsewhere(e.to_string());
+    let handle = pidfd::open(pid).map_err(|e| elsewhere(&e))?;
+    let own = pidfd::namespace(&handle, Namespace::Ipc).map_err(|e| elsewhere(&e))?;
     let maps = Maps::read(pid);
     for (index, object) in std::iter::once(first).chain(wanted) {
         let thing = &object.thing;
-        let made = namespace::inside(&namespace, || make(thing, &maps, &restore.pages));
+        let inner;
+        let namespace = match head(thing).and_then(|head| head.namespace) {
+            None => &own,
+            // The first process has it open.
+            Some(n) => {
+                let number = restore.number(n).map_err(Error::of("find an IPC namespace", pid))?;
+                inner = pidfd::copy_descriptor(&handle, number).map_err(|e| elsewhere(&e))?;
+                &inner
+            }
+        };
+        let made = namespace::inside(namespace, || make(thing, &maps, &restore.pages));
         made.map_err(|source| Error::Restore {
             what: format!("object {index} ({})", thing.name()),
             call: "the engine's part".into(),
             source,
         })?;
+        if let Thing::SystemVMemory(memory) = thing
+            && memory.removed
+        {
+            let namespace = namespace.try_clone().map_err(|e| elsewhere(&e))?;
+            removed.0.push((namespace, memory.head.id));
+        }
     }
-    Ok(())
+    Ok(removed)
 }
 
-/// Memory that goes with the last who detaches it, when all have attached it.
-pub(super) fn remove(pid: u32, restore: &Restore) -> Result<()> {
-    for object in &restore.records.objects {
-        let Thing::SystemVMemory(memory) = &object.thing else { continue };
-        if !memory.removed {
-            continue;
+impl Removed {
+    /// Removes it, when all have attached it.
+    pub(super) fn remove(self) -> Result<()> {
+        for (namespace, id) in &self.0 {
+            namespace::inside(namespace, || system_v::remove_segment(*id))
+                .map_err(Error::call("remove shared memory"))?;
         }
-        let namespace = pidfd::open(pid)
-            .and_then(|pidfd| pidfd::namespace(&pidfd, Namespace::Ipc))
-            .map_err(|e| Error::Elsewhere(e.to_string()))?;
-        namespace::inside(&namespace, || system_v::remove_segment(memory.head.id))
-            .map_err(Error::of("remove shared memory", pid))?;
+        Ok(())
     }
-    Ok(())
+}
+
+fn head(thing: &Thing) -> Option<&SystemVHead> {
+    match thing {
+        Thing::SystemVMemory(memory) => Some(&memory.head),
+        Thing::SystemVSemaphores(set) => Some(&set.head),
+        Thing::SystemVQueue(queue) => Some(&queue.head),
+        _ => None,
+    }
 }
 
 /// Makes one, in the namespace of the thread that calls.

@@ -23,7 +23,7 @@ use dormouse_kernel::{Errno, call, pidfd};
 use rustix::fs::OFlags;
 use rustix::net::{SendFlags, Shutdown};
 
-use super::{Plan, Restore, Wanted, file, raw, socket, udp};
+use super::{Plan, Restore, Wanted, file, net, raw, socket, udp};
 use crate::error::{Error, Result};
 use crate::format::{Connection, SocketOption, TcpSocket, TcpState, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -43,7 +43,7 @@ pub(super) fn make(
     let family = if tcp.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
     let args = [Arg::from(family), kind, Arg::Number(0)];
-    sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    net::socket(plan, sequence, what, cell, args)?;
     for option in &tcp.options {
         socket::option(plan, sequence, what, cell, option);
     }
@@ -97,19 +97,19 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
         }
         match &object.thing {
             Thing::UdpSocket(udp) => {
-                udp::fill(pid, &copy, udp).map_err(|source| {
+                udp::fill(&copy, udp).map_err(|source| {
                     let what = format!("object {index} ({name})");
                     Error::Restore { what, call: "its queue".into(), source }
                 })?;
             }
             Thing::TcpSocket(TcpSocket { address: Some(own), connection: Some(it), .. }) => {
-                put_together(pid, &copy, *own, it).map_err(|(step, source)| {
+                put_together(&copy, *own, it).map_err(|(step, source)| {
                     let what = format!("object {index} ({name}, {own} to {})", it.peer);
                     Error::Restore { what, call: step.into(), source }
                 })?;
                 connections.sockets.push((copy, index));
             }
-            Thing::PacketSocket(packet) => raw::hear(pid, &copy, packet).map_err(|source| {
+            Thing::PacketSocket(packet) => raw::hear(&copy, packet).map_err(|source| {
                 let device = packet.device.as_deref().unwrap_or("every device");
                 let what = format!("object {index} ({name} at {device})");
                 Error::Restore { what, call: "bind".into(), source }
@@ -131,9 +131,7 @@ fn has_filter(thing: &Thing) -> bool {
 
 /// A copy of ours of a socket that the first process has made.
 fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
-    let cell = restore.cells.get(index).copied().flatten();
-    let number = cell.ok_or(Errno::BADF).and_then(|cell| restore.program.value(cell));
-    let number = number.map_err(Error::of("find a socket", pid))?;
+    let number = restore.number(index).map_err(Error::of("find a socket", pid))?;
     pidfd::open(pid)
         .and_then(|pidfd| pidfd::copy_descriptor(&pidfd, number))
         .map_err(|e| Error::Elsewhere(e.to_string()))
@@ -145,7 +143,8 @@ impl Connections {
         // ORDER: while it is quiet: neither the peers nor the kernel has an answer to disagree with.
         for (copy, index) in &self.listening {
             let Thing::Listener(it) = &restore.records.objects[*index].thing else { continue };
-            stack::inside_of(&stack::of(pid)?, || Ok(accept::put(copy, &it.waiting)))
+            stack::of_socket(copy)
+                .and_then(|netns| stack::inside_of(&netns, || Ok(accept::put(copy, &it.waiting))))
                 .map_err(Error::call("enter the container's network namespace"))??;
         }
         if let Some(id) = &restore.quiet {
@@ -154,7 +153,7 @@ impl Connections {
         for (copy, index) in &self.sockets {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
-            go_on(pid, copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+            go_on(copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
         }
         // ORDER: all has been received that was, whatever they keep out from now on.
         for (copy, index) in &self.filtered {
@@ -169,7 +168,6 @@ impl Connections {
 type Failed = (&'static str, Errno);
 
 fn put_together(
-    pid: u32,
     socket: &OwnedFd,
     own: SocketAddr,
     it: &Connection,
@@ -220,7 +218,7 @@ fn put_together(
     call::set_socket_option(fd, libc::IPPROTO_TCP, REPAIR_WINDOW, &window)
         .map_err(at("its window"))?;
     if it.state != TcpState::Closing {
-        peer_has_said_all(pid, socket, it).map_err(at("the end of its peer"))?;
+        peer_has_said_all(socket, it).map_err(at("the end of its peer"))?;
     }
     Ok(())
 }
@@ -267,12 +265,8 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
 /// for more as there was.
 ///
 /// ORDER: before a peer inside goes on, who would be told of more.
-fn peer_has_said_all(
-    pid: u32,
-    socket: &OwnedFd,
-    it: &Connection,
-) -> std::result::Result<(), Errno> {
-    end_of_peer(pid, socket, it)?;
+fn peer_has_said_all(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
+    end_of_peer(socket, it)?;
     set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
 }
 
@@ -282,7 +276,7 @@ fn set_buffer(socket: &OwnedFd, option: i32, bytes: u32) -> std::result::Result<
 }
 
 /// The peer's part of an end, which came once and comes once more.
-fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
+fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     use accept::{ACKNOWLEDGES, FIN};
     let (flags, acknowledged) = match it.state {
         TcpState::SynSent | TcpState::Established | TcpState::FinWait1 => return Ok(()),
@@ -292,19 +286,14 @@ fn end_of_peer(pid: u32, socket: &OwnedFd, it: &Connection) -> std::result::Resu
         TcpState::FinWait2 => (ACKNOWLEDGES, it.sent_sequence.wrapping_add(1)),
     };
     let inode = rustix::fs::fstat(socket)?.st_ino;
-    let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
+    let netns = stack::of_socket(socket)?;
     let found = stack::tcp_addresses(&netns, &[inode])?;
     let [own, peer] = found.get(&inode).copied().ok_or(Errno::NOTCONN)?;
     let segment = accept::segment(it, it.received_sequence, acknowledged, flags, &[]);
     packet::send(&netns, &[(peer, own, segment)])
 }
 
-fn go_on(
-    pid: u32,
-    socket: &OwnedFd,
-    tcp: &TcpSocket,
-    it: &Connection,
-) -> std::result::Result<(), Errno> {
+fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
     let fd = socket.as_fd();
     call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
     // Repair mode shares every address while it lasts, and none afterwards.
@@ -317,7 +306,7 @@ fn go_on(
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
     if it.state == TcpState::Closing {
-        peer_has_said_all(pid, socket, it)?; // after our end
+        peer_has_said_all(socket, it)?; // after our end
     }
     let locked = i32::from(it.buffers_locked);
     call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;

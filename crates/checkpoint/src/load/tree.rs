@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use super::inherit::Inheritance;
-use super::{Plan, cgroup, lazy, memory, object, process, terminal, thread};
+use super::{Plan, cgroup, ipc, lazy, memory, object, process, terminal, thread};
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -55,6 +55,7 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
         match record {
             Some(record) if record.ended.is_none() => {
                 reap_helpers(&mut sequence, &nodes, node);
+                ipc::enter(plan, &mut sequence, record)?;
                 memory::restore(plan, &mut sequence, record, inheritance.sheet(n))?;
                 lazy::make(plan, &mut sequence, record);
                 let made = process::restore(plan, &mut sequence, record, next_thread)?;

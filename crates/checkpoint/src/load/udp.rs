@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use dormouse_kernel::Errno;
 
-use super::{Plan, file, socket};
+use super::{Plan, file, net, socket};
 use crate::error::Result;
 use crate::format::UdpSocket;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -27,7 +27,7 @@ pub(super) fn make(
     let family = if udp.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = Arg::from(libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
     let args = [Arg::from(family), kind, Arg::Number(0)];
-    sequence.call_into(what.clone(), cell, Call::new(libc::SYS_socket, args));
+    net::socket(plan, sequence, &what, cell, args)?;
     for option in &udp.options {
         socket::option(plan, sequence, &what, cell, option);
     }
@@ -41,8 +41,8 @@ pub(super) fn make(
 }
 
 /// Fills the queue of a socket, and says what went wrong with it, of which `copy` is a descriptor of ours.
-pub(super) fn fill(pid: u32, copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
-    let netns = stack::of(pid).map_err(|_| Errno::SRCH)?;
+pub(super) fn fill(copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
+    let netns = stack::of_socket(copy)?;
     if udp.received.is_empty() && udp.error.is_none() {
         return Ok(());
     }

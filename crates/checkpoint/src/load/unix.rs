@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
-use super::{Plan, credentials, file, object, socket};
+use super::{Plan, credentials, file, net, object, socket};
 use crate::error::{Error, Result};
 use crate::format::{PeerCredentials, Records, Thing, UnixMessage, UnixName, UnixPeer, UnixSocket};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -155,7 +155,10 @@ impl<'r> Work<'_, 'r> {
         let cell = self.plan.cell()?;
         let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0)];
         let what = self.what(index);
-        self.sequence.call_into(what, cell, Call::new(libc::SYS_socket, args));
+        let net = self.net(index);
+        net::inside(self.plan, self.sequence, &what, net, |part| {
+            part.call_into(&*what, cell, Call::new(libc::SYS_socket, args));
+        })?;
         Ok(cell)
     }
 
@@ -166,7 +169,7 @@ impl<'r> Work<'_, 'r> {
         let cells = [self.plan.cell()?, self.plan.cell()?];
         let at = self.plan.builder.pointer(cells[0]);
         let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0), at];
-        self.act_as(index, self.all[&index].peer_credentials.as_ref(), |work| {
+        self.act_as_inside(index, self.all[&index].peer_credentials.as_ref(), |work| {
             work.call(index, libc::SYS_socketpair, args);
             Ok(())
         })?;
@@ -225,6 +228,36 @@ impl<'r> Work<'_, 'r> {
         let pid = who.pid.unwrap_or_else(|| self.plan.fresh_pid());
         self.plan.stand_in(self.sequence, &what, pid, part);
         Ok(())
+    }
+
+    /// The same in the network namespace of the socket: there is always a stand-in, then.
+    fn act_as_inside(
+        &mut self,
+        index: usize,
+        who: Option<&PeerCredentials>,
+        act: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let Some(net) = self.net(index) else { return self.act_as(index, who, act) };
+        let what = self.what(index);
+        let outer = std::mem::take(self.sequence);
+        let who = who.map(|who| credentials::narrowed(who, self.plan.allowed));
+        let entered = net::enter_one(self.plan, self.sequence, &what, net);
+        if let Some(who) = &who {
+            credentials::play(self.plan, self.sequence, &what, who);
+        }
+        let done = entered.and_then(|()| act(self));
+        let part = std::mem::replace(self.sequence, outer);
+        done?;
+        let first = self.plan.records.processes[0].pid;
+        let pid = who.and_then(|who| who.pid).filter(|pid| *pid > first);
+        let pid = pid.unwrap_or_else(|| self.plan.fresh_pid());
+        self.plan.stand_in(self.sequence, &what, pid, part);
+        Ok(())
+    }
+
+    /// The network namespace that a socket is in, unless it is the container's own.
+    fn net(&self, index: usize) -> Option<usize> {
+        self.plan.records.objects[index].net
     }
 
     /// Has a socket listen, as whoever is said to have done so.
@@ -347,7 +380,7 @@ impl<'r> Work<'_, 'r> {
             let Some(name) = self.all[&index].name.as_ref().filter(|name| name.inherited) else {
                 continue;
             };
-            if self.acceptor(name, self.all[&index].socket_type).is_some() {
+            if self.acceptor(index).is_some() {
                 continue;
             }
             self.in_directory(index, name, |work| {
@@ -365,14 +398,19 @@ impl<'r> Work<'_, 'r> {
     }
 
     /// The socket that listens at a name.
-    fn acceptor(&self, name: &UnixName, socket_type: i32) -> Option<usize> {
+    fn acceptor(&self, index: usize) -> Option<usize> {
+        let (socket_type, net) = (self.all[&index].socket_type, self.net(index));
+        let name = self.all[&index].name.as_ref()?;
+        // An abstract name is one of its network namespace.
+        let is_near = |other: usize| name.path().is_some() || self.net(other) == net;
         let listens = |socket: &UnixSocket| {
             let own = socket.name.as_ref().is_some_and(|n| {
                 (&n.bytes, &n.directory) == (&name.bytes, &name.directory) && !n.inherited
             });
             own && socket.backlog.is_some() && socket.socket_type == socket_type
         };
-        self.all.iter().find(|(_, socket)| listens(socket)).map(|(index, _)| *index)
+        let found = |(other, socket): &(&usize, &&UnixSocket)| listens(socket) && is_near(**other);
+        self.all.iter().find(found).map(|(index, _)| *index)
     }
 
     /// Makes room for a name that leads nowhere, and leaves what was there as it was.
@@ -464,8 +502,7 @@ impl<'r> Work<'_, 'r> {
             }
             let borrows = socket.name.as_ref().is_some_and(|n| n.inherited)
                 && !self.is_made(other)
-                && socket.name.as_ref().and_then(|n| self.acceptor(n, socket.socket_type))
-                    == Some(index);
+                && self.acceptor(other) == Some(index);
             if borrows {
                 met_by(self, self.accepted_by(other))?;
                 self.accept(other, cell, &name.bytes.0)?;

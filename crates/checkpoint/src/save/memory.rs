@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use dormouse_kernel::call::{self, PageRun, Scan};
-use dormouse_kernel::{Errno, proc};
-use rustix::fs::SeekFrom;
+use dormouse_kernel::{Errno, proc, system_v};
+use rustix::fs::{Mode, OFlags, SeekFrom};
 
 use super::ahead::Copied;
 use super::object::{Found, Survey, Why};
@@ -169,13 +169,21 @@ fn backing(
         return Ok(Backing::Shared { object, offset });
     }
     if shared && mapping.name.starts_with("/SYSV") {
-        // The kernel gives its file the id for an inode.
-        let object = survey.segments.get(&(mapping.inode as i32)).copied();
-        let object = object.ok_or("System V shared memory of another ipc namespace")?;
-        let bytes = match &survey.found.objects[object].thing {
-            Thing::SystemVMemory(memory) => memory.bytes.next_multiple_of(PAGE_BYTES),
-            _ => 0,
-        };
+        // Ids are a namespace's, and the file's inode has no other number.
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let handle = rustix::fs::open(&place, flags, Mode::empty())
+            .and_then(|file| system_v::handle_of(file.as_fd()));
+        let handle = handle.map_err(|e| format!("System V shared memory: {e}"))?;
+        let object = survey.segments.get(&handle).copied();
+        let ipc = survey.ipc.of_process(seen.pid);
+        let (object, bytes) = object
+            .and_then(|object| match &survey.found.objects[object].thing {
+                Thing::SystemVMemory(memory) if memory.head.namespace == ipc => {
+                    Some((object, memory.bytes.next_multiple_of(PAGE_BYTES)))
+                }
+                _ => None,
+            })
+            .ok_or("System V shared memory of another ipc namespace")?;
         if (offset, mapping.end - mapping.start) != (0, bytes) {
             return Err("a part of System V shared memory, which is not saved yet".into());
         }

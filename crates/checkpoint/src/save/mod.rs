@@ -27,11 +27,13 @@ mod fanotify;
 mod file;
 mod host;
 mod inotify;
+mod ipc;
 mod limit;
 mod lock;
 mod memory;
 mod mount;
 mod mqueue;
+mod net;
 mod netlink;
 mod object;
 mod option;
@@ -62,6 +64,7 @@ use crate::format::{Records, Writer};
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
+pub use mount::Places;
 use object::Survey;
 pub use tree::Stopped;
 
@@ -102,8 +105,8 @@ pub struct Subject {
     pub memory: Vec<String>,
     /// Devices below these that its configuration makes again.
     pub nodes: Vec<String>,
-    /// Where its configuration mounts something; none where all is mounted by that.
-    pub mounts: Option<Vec<String>>,
+    /// Where the engine mounts something; none where all is mounted by that.
+    pub mounts: Option<Places>,
     /// Where files of others are mounted inside.
     pub volumes: Vec<String>,
     /// What is in its ipc namespace is its own, and goes with it.
@@ -225,11 +228,14 @@ fn of_nobody(
     tables: Option<&system_v::Tables>,
 ) -> Result<()> {
     survey.outsiders(tree);
+    // ORDER: mounts may show their message queues.
+    ipc::find(survey, tree)?;
+    net::find(survey, tree);
     mount::find(survey, tree);
     let Some(first) = tree.first() else { return Ok(()) };
     if let Some(tables) = tables {
-        mqueue::find(survey, first, tables)?;
-        system_v::find(survey, first, tables)?;
+        mqueue::find(survey, first, tables, None)?;
+        system_v::find(survey, first, tables, None)?;
     }
     tmpfs::find(survey, first);
     cgroup::find(survey, first);
@@ -393,7 +399,7 @@ impl Stopped {
         terminal::contents(&mut found)?;
         mqueue::contents(&mut found)?;
         pipe::contents(&mut found)?;
-        udp::contents(&mut found, subject)?;
+        udp::contents(&mut found)?;
         tmpfs::contents(&mut found, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
         let about = host::about(subject, &self.before.host)?;

@@ -1,5 +1,6 @@
-//! Mount namespaces that processes have made for themselves: what mountinfo (proc_pid_mountinfo(5))
-//! says of each, and where what is mounted can be found when it is made again.
+//! Mount namespaces that processes have made for themselves, and what they have mounted in the container's
+//! own: what mountinfo (proc_pid_mountinfo(5)) says of each, and where what is mounted can be found when it
+//! is made again.
 //!
 //! A mount shows a part of a file system. It is found where the container has the same part by its
 //! configuration; in a mount that stands before it in its own namespace; or in another namespace that
@@ -12,15 +13,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use dormouse_kernel::call::{self, CloneFlags};
 use dormouse_kernel::{mount as kernel_mount, pidfd, proc, process};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 
 use super::object::{Survey, Why};
 use super::tree::Seen;
 use super::{file, tmpfs};
+use crate::error::Refusal;
 use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
 
-/// All mount namespaces but the container's own.
+/// All mount namespaces; of the container's own, what its processes have mounted.
 #[derive(Debug, Default)]
 pub(crate) struct Apart {
     /// By their links in procfs; or why one cannot be saved.
@@ -78,6 +80,12 @@ fn link(pid: u32) -> Option<String> {
 /// Finds all of them, and refuses what cannot be saved.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
+    let Some(base) = Base::of(first.pid, survey.subject.mounts.as_ref()) else { return };
+    // ORDER: others may show them.
+    if let Err(why) = own(survey, &base, first) {
+        let (pid, process, what) = (0, String::new(), String::new());
+        survey.found.refusals.push(Refusal { pid, process, what, why });
+    }
     let container = link(first.pid);
     let mut groups: Vec<(String, Vec<&Seen>)> = Vec::new();
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
@@ -90,10 +98,6 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
             None => groups.push((link, vec![seen])),
         }
     }
-    if groups.is_empty() {
-        return;
-    }
-    let Some(base) = Base::of(first.pid, survey.subject.mounts.as_deref()) else { return };
     for (link, members) in groups {
         let found = one(survey, &base, &members);
         survey.mounts.by_link.insert(link, found);
@@ -112,11 +116,63 @@ fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize,
     let rows = rows(witness.pid).ok_or("mounts of which the kernel tells too little")?;
     let object = survey.reserve();
     let (mounts, order) = namespace(survey, base, witness, object, &rows)?;
-    survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts });
+    survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts, own: false });
     let number = survey.mounts.all.len();
     survey.mounts.of_mounts.extend(rows.iter().map(|row| (row.id, number)));
     survey.mounts.all.push(Namespace { witness: witness.pid, object, rows, order });
     Ok(number)
+}
+
+/// Adds what processes have mounted in the container's own namespace, if they have.
+fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Why> {
+    if base.rows.iter().all(|row| base.is_made_anew(row)) {
+        return Ok(());
+    }
+    let object = survey.reserve();
+    let mut order: Vec<usize> = Vec::new();
+    let mut mounts = Vec::new();
+    for n in in_order(&base.rows)? {
+        let row = &base.rows[n];
+        if base.is_made_anew(row) {
+            continue;
+        }
+        let whole = |what: &str| {
+            format!(
+                "its processes have mounted {} at '{}' {what}, which is not saved yet",
+                row.kind, row.place
+            )
+        };
+        if row.root.ends_with("//deleted") {
+            return Err(whole("of what was deleted"));
+        }
+        let attributes = row.attributes.ok_or_else(|| whole("with an option that is not known"))?;
+        let peers = base.rows.iter().filter(|other| other.shared == row.shared).count();
+        if row.is_special || row.shared.is_some() && peers > 1 {
+            return Err(whole("that is shared with another"));
+        }
+        let source = source(survey, base, first, (object, &base.rows), (&order, &mounts), row)
+            .map_err(|why| format!("its processes have mounted something: {why}"))?;
+        let (parent, place) = (None, row.place.clone());
+        mounts.push(Mount { parent, place, source, attributes, shared: row.shared.is_some() });
+        order.push(n);
+    }
+    survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts, own: true });
+    let rows = base.rows.clone();
+    let number = survey.mounts.all.len();
+    survey.mounts.of_mounts.extend(order.iter().map(|n| (rows[*n].id, number)));
+    survey.mounts.all.push(Namespace { witness: first.pid, object, rows, order });
+    Ok(())
+}
+
+/// Where mounts of the container's own namespace are made by the engine.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    /// Where its configuration mounts something.
+    pub configured: Vec<String>,
+    /// Of these, where mounts of the host's may come along below.
+    pub trees: Vec<String>,
+    /// Where the engine may have mounted a devpts since, which it mounts again when it is needed.
+    pub terminals: String,
 }
 
 /// What the container has mounted.
@@ -125,26 +181,64 @@ struct Base {
     rows: Vec<Row>,
     /// The mounts that its configuration has made.
     given: HashSet<u64>,
+    /// What has come from the host with one of these, or is made when it is needed.
+    passed_by: HashSet<u64>,
 }
 
 impl Base {
-    fn of(pid: u32, places: Option<&[String]>) -> Option<Self> {
+    fn of(pid: u32, places: Option<&Places>) -> Option<Self> {
         let rows = rows(pid)?;
-        let given = match places {
-            None => rows.iter().map(|row| row.id).collect(),
-            Some(places) => {
-                let flags = OFlags::PATH | OFlags::CLOEXEC;
-                let root = format!("/proc/{pid}/root");
-                let root = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
-                let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-                let at = |path: &String| {
-                    let open = rustix::fs::openat2(&root, path, flags, Mode::empty(), how).ok()?;
-                    mount_of(open.as_fd()).ok()
-                };
-                places.iter().filter_map(at).collect()
-            }
+        let (mut given, mut passed_by) = (HashSet::new(), HashSet::new());
+        let Some(places) = places else {
+            given.extend(rows.iter().map(|row| row.id));
+            return Some(Self { pid, rows, given, passed_by });
         };
-        Some(Self { pid, rows, given })
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let root = format!("/proc/{pid}/root");
+        let root = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let at = |path: &String| {
+            // What is at the bottom there was the first.
+            if let Some(row) = rows.iter().find(|row| row.place == *path) {
+                return Some(row.id);
+            }
+            // A link may lead to the place.
+            let open = rustix::fs::openat2(&root, path, flags, Mode::empty(), how).ok()?;
+            let (at, wanted) = (AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
+            let said = rustix::fs::statx(&open, c"", at, wanted).ok()?;
+            if !said.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+                return None;
+            }
+            let mut row = rows.iter().find(|row| row.id == said.stx_mnt_id)?;
+            while let Some(below) = rows.iter().find(|other| {
+                other.id == row.parent && other.id != row.id && other.place == row.place
+            }) {
+                row = below;
+            }
+            Some(row.id)
+        };
+        given.extend(places.configured.iter().filter_map(at));
+        let is_theirs = |row: &Row| row.kind == "devpts" && row.place == places.terminals;
+        passed_by.extend(rows.iter().filter(|row| is_theirs(row)).map(|row| row.id));
+        let mut above: Vec<u64> = places.trees.iter().filter_map(at).collect();
+        while let Some(id) = above.pop() {
+            let inner = rows.iter().filter(|row| row.parent == id && !given.contains(&row.id));
+            let inner: Vec<u64> = inner.map(|row| row.id).collect();
+            passed_by.extend(&inner);
+            above.extend(inner);
+        }
+        Some(Self { pid, rows, given, passed_by })
+    }
+
+    /// Whether a start makes it, or nobody misses it.
+    fn is_made_anew(&self, row: &Row) -> bool {
+        self.given.contains(&row.id) || self.passed_by.contains(&row.id)
+    }
+
+    /// Whether what a mount shows at a path below its root is seen there.
+    fn is_seen(&self, row: &Row, below: &str) -> bool {
+        let open = file::lookup(self.pid, &join(&row.place, below));
+        open.is_ok_and(|open| mount_of(open.as_fd()) == Ok(row.id))
     }
 
     /// The path at which the container has the same part of a file system.
@@ -358,24 +452,35 @@ fn source(
     if let Some(path) = base.path(row, inode) {
         return Ok(MountSource::Container { path });
     }
+    let is_own = witness.pid == base.pid;
     for (mount, other) in order.iter().map(|n| &rows[*n]).enumerate() {
-        let Some(path) = row.part_of(other).filter(|path| !is_covered(mounts, mount, path)) else {
-            continue;
+        let is_there = |path: &&str| match is_own {
+            true => base.is_seen(other, path),
+            false => !is_covered(mounts, mount, path),
         };
+        let Some(path) = row.part_of(other).filter(is_there) else { continue };
         return Ok(MountSource::Mount { namespace: object, mount, path: path.to_owned() });
     }
-    // What another namespace has at the root of a mount nothing there covers.
+    // What another namespace has at the root of a mount nothing there covers; of what was mounted in the
+    // container's own all that is seen there.
     for other in &survey.mounts.all {
-        let mut its = other.order.iter().map(|n| &other.rows[*n]).enumerate();
-        if let Some((mount, _)) = its.find(|(_, its)| row.part_of(its) == Some("")) {
-            let path = String::new();
-            return Ok(MountSource::Mount { namespace: other.object, mount, path });
+        for (mount, its) in other.order.iter().map(|n| &other.rows[*n]).enumerate() {
+            let is_seen = |path: &&str| {
+                path.is_empty() || other.witness == base.pid && base.is_seen(its, path)
+            };
+            if let Some(path) = row.part_of(its).filter(is_seen) {
+                let (namespace, path) = (other.object, path.to_owned());
+                return Ok(MountSource::Mount { namespace, mount, path });
+            }
         }
     }
     let is_whole = row.root == "/" && !row.options.split(',').any(|option| option == "ro");
+    if let Some(namespace) = queues(survey, row) {
+        return Ok(MountSource::MessageQueues { namespace });
+    }
     match row.kind.as_str() {
         // What is in the container's own namespace is found there, or has come from inside.
-        _ if base.rows.iter().any(|other| other.device == row.device) => {
+        _ if !is_own && base.rows.iter().any(|other| other.device == row.device) => {
             Err(said("of what was mounted in the container's own namespace or is covered there"))
         }
         "tmpfs" if is_whole => {
@@ -421,6 +526,16 @@ fn source(
         }
         kind => Err(said(&format!("of {kind}"))),
     }
+}
+
+/// The IPC namespace inside whose message queues a mount shows.
+fn queues(survey: &Survey<'_>, row: &Row) -> Option<usize> {
+    if (row.kind.as_str(), row.root.as_str()) != ("mqueue", "/") {
+        return None;
+    }
+    let (major, minor) = row.device.split_once(':')?;
+    let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+    survey.ipc.of_queues(device)
 }
 
 /// What is mounted at a place in the namespace of a process, without what is mounted in it.

@@ -21,11 +21,16 @@ use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
 
 /// Finds those that have a name.
-pub(super) fn find(survey: &mut Survey<'_>, first: &Seen, tables: &Tables) -> Outcome<()> {
+pub(super) fn find(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    tables: &Tables,
+    namespace: Option<usize>,
+) -> Outcome<()> {
     let opened = named(tables.queues());
-    let opened = opened.map_err(Error::of("open the message queues", first.pid))?;
+    let opened = opened.map_err(Error::of("open the message queues", seen.pid))?;
     for (name, queue) in opened {
-        if let Err(why) = add(survey, first, Some(name), queue) {
+        if let Err(why) = add(survey, seen, Some(name), (queue, namespace)) {
             let (pid, process, what) = (0, String::new(), String::new());
             survey.found.refusals.push(Refusal { pid, process, what, why });
         }
@@ -72,7 +77,8 @@ pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
             let path = format!("/proc/self/fd/{}", open.copy.as_raw_fd());
             let access = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let queue = rustix::fs::open(path, access, Mode::empty()).map_err(failed)?;
-            add(survey, open.process, None, queue)?
+            let namespace = survey.ipc.of_queues(open.stat.st_dev);
+            add(survey, open.process, None, (queue, namespace))?
         }
     };
     Ok(Thing::OpenQueue(OpenQueue { queue, flags }))
@@ -82,7 +88,7 @@ fn add(
     survey: &mut Survey<'_>,
     seen: &Seen,
     name: Option<String>,
-    queue: OwnedFd,
+    (queue, namespace): (OwnedFd, Option<usize>),
 ) -> Result<usize, Why> {
     let called = match &name {
         Some(name) => format!("the message queue '/{name}'"),
@@ -102,6 +108,7 @@ fn add(
         gid,
         messages_max: attributes.messages_max,
         message_bytes: attributes.message_bytes,
+        namespace,
         messages: Vec::new(),
     }));
     survey.message_queues.insert((stat.st_dev, stat.st_ino), index);

@@ -16,8 +16,8 @@ use rustix::fs::Stat;
 use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
-    HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, lock, memory, mount, mqueue,
-    pidfd, pipe, socket, tcp, terminal, timer, unix, uts,
+    HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, ipc, lock, memory, mount,
+    mqueue, net, pidfd, pipe, socket, tcp, terminal, timer, unix, uts,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -35,6 +35,8 @@ pub(crate) struct Open<'p> {
     pub(crate) copy: OwnedFd,
     /// Its object will have this number.
     pub(crate) index: usize,
+    /// The network namespace that a socket is in, an object; none is the container's own.
+    pub(crate) net: Option<usize>,
 }
 
 impl Open<'_> {
@@ -105,6 +107,10 @@ pub(crate) struct Surveyed {
     pub(crate) mounts: Option<usize>,
     /// Its UTS namespace, an object.
     pub(crate) uts: Option<usize>,
+    /// Its IPC namespace, an object.
+    pub(crate) ipc: Option<usize>,
+    /// Its network namespace, an object.
+    pub(crate) net: Option<usize>,
     /// Its control group inside.
     pub(crate) cgroup: Option<String>,
     /// Its memory, without contents.
@@ -125,8 +131,8 @@ pub(crate) struct Survey<'s> {
     /// Peers of unix sockets, by object: the number that the container knows a process by.
     pub(crate) peers: HashMap<usize, u32>,
     pub(crate) shared: HashMap<(u64, u64), usize>,
-    /// Shared memory of System V, by id.
-    pub(crate) segments: HashMap<i32, usize>,
+    /// Shared memory of System V, by the handles of its files.
+    pub(crate) segments: HashMap<Vec<u8>, usize>,
     /// POSIX message queues, by device and inode.
     pub(crate) message_queues: HashMap<(u64, u64), usize>,
     /// Terminals by their number.
@@ -135,6 +141,10 @@ pub(crate) struct Survey<'s> {
     pub(crate) deleted: HashMap<(u64, u64), usize>,
     /// Mount namespaces but the container's own.
     pub(crate) mounts: mount::Apart,
+    /// IPC namespaces but the container's own.
+    pub(crate) ipc: ipc::Apart,
+    /// Network namespaces but the container's own.
+    pub(crate) nets: net::Apart,
     /// UTS namespaces, by their links in procfs.
     pub(crate) uts: HashMap<String, usize>,
     /// The control group below which others may have been made inside.
@@ -192,6 +202,8 @@ impl<'s> Survey<'s> {
             terminals: HashMap::new(),
             deleted: HashMap::new(),
             mounts: mount::Apart::default(),
+            ipc: ipc::Apart::default(),
+            nets: net::Apart::default(),
             uts: HashMap::new(),
             own_cgroup: None,
             home: OnceCell::new(),
@@ -202,7 +214,7 @@ impl<'s> Survey<'s> {
 
     /// A new object.
     pub(crate) fn add(&mut self, thing: Thing) -> usize {
-        self.found.objects.push(Object { thing });
+        self.found.objects.push(thing.into());
         self.found.objects.len() - 1
     }
 
@@ -245,8 +257,20 @@ impl<'s> Survey<'s> {
             None => Err(self.passing("it has made a mount namespace just now".into())),
         });
         let mounts = mounts.transpose();
+        let ipc = apart.ipc.map(|link| match self.ipc.object(&link) {
+            Some(found) => found,
+            None => Err(self.passing("it has made an IPC namespace just now".into())),
+        });
+        let ipc = ipc.transpose();
+        let net = apart.net.map(|link| match self.nets.object(&link) {
+            Some(found) => found,
+            None => Err(self.passing("it has made a network namespace just now".into())),
+        });
+        let net = net.transpose();
         let uts = apart.uts.map(|link| uts::object(self, seen, &link)).transpose();
-        for (found, to) in [(mounts, &mut surveyed.mounts), (uts, &mut surveyed.uts)] {
+        let places =
+            [&mut surveyed.mounts, &mut surveyed.uts, &mut surveyed.ipc, &mut surveyed.net];
+        for (found, to) in [mounts, uts, ipc, net].into_iter().zip(places) {
             match found {
                 Ok(index) => *to = index,
                 Err(why) => self.found.refusals.push(seen.refuse("", why)),
@@ -305,7 +329,7 @@ impl<'s> Survey<'s> {
         let index = open.index;
         self.reserve();
         let thing = (kind.save)(self, &open)?;
-        if self.subject.hold && thing.is_called_from_outside() {
+        if self.holds(&open) && thing.is_called_from_outside() {
             let failed = |e: std::io::Error| format!("it cannot be held: {e}");
             let wakes = match &thing {
                 Thing::TcpSocket(_) => tcp::wakes(&open.copy).map_err(|e| failed(e.into()))?,
@@ -314,7 +338,7 @@ impl<'s> Survey<'s> {
             let file = open.copy.try_clone().map_err(failed)?;
             self.found.held.push(HeldFile { object: index as u32, file, wakes });
         }
-        self.found.objects[index].thing = thing;
+        self.found.objects[index] = Object { thing, net: open.net };
         self.open_files.entry(key).or_default().push((seen.pid, number, index));
         found(index)
     }
@@ -336,7 +360,8 @@ impl<'s> Survey<'s> {
         };
         let stat = rustix::fs::fstat(&copy).map_err(|e| format!("it cannot be looked at: {e}"))?;
         let link = link.to_string_lossy().into_owned();
-        Ok(Some(Open { process, number, link, info, stat, copy, index: self.found.objects.len() }))
+        let (index, net) = (self.found.objects.len(), self.net_of(&link, &copy)?);
+        Ok(Some(Open { process, number, link, info, stat, copy, index, net }))
     }
 
     /// The object of an open file that is on its way to a process. `copy` is the same open file.
@@ -353,7 +378,8 @@ impl<'s> Survey<'s> {
         let stat = rustix::fs::fstat(&copy).map_err(|e| failed(&e))?;
         let link = link.to_string_lossy().into_owned();
         let (number, index) = (number as u32, self.found.objects.len());
-        let open = Open { process, number, link, info, stat, copy, index };
+        let net = self.net_of(&link, &copy)?;
+        let open = Open { process, number, link, info, stat, copy, index, net };
         let (own, key) = (std::process::id(), open.key());
         for (pid, other, index) in self.open_files.get(&key).into_iter().flatten() {
             let same = call::compare_files((own, number), (*pid, *other));
@@ -380,12 +406,22 @@ impl<'s> Survey<'s> {
             return Err(format!("{}, which nobody has open but who sent it", thing.name()));
         }
         match self.found.objects.get_mut(index) {
-            Some(place) => place.thing = thing,
-            None => self.found.objects.push(Object { thing }),
+            Some(place) => *place = Object { thing, net },
+            None => self.found.objects.push(Object { thing, net }),
         }
         self.open_files.entry(key).or_default().push((own, number, index));
         self.on_their_way.push(open.copy);
         Ok(index)
+    }
+
+    /// The network namespace of an open file, if it is a socket.
+    fn net_of(&self, link: &str, copy: &OwnedFd) -> std::result::Result<Option<usize>, Why> {
+        if link.starts_with("socket:[") { self.nets.of_socket(copy) } else { Ok(None) }
+    }
+
+    /// Whether an open file is held where it is called from outside.
+    pub(crate) fn holds(&self, open: &Open<'_>) -> bool {
+        self.subject.hold && open.net.is_none()
     }
 
     /// Why something cannot be saved just now, and can be in a moment.

@@ -60,6 +60,8 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
 pub(crate) struct Apart {
     pub(crate) mounts: Option<String>,
     pub(crate) uts: Option<String>,
+    pub(crate) ipc: Option<String>,
+    pub(crate) net: Option<String>,
 }
 
 /// Where a process is: what of it all processes of a container have in common.
@@ -125,6 +127,8 @@ fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
         match name {
             "mnt" => apart.mounts.clone_from(own),
             "uts" => apart.uts.clone_from(own),
+            "ipc" => apart.ipc.clone_from(own),
+            "net" => apart.net.clone_from(own),
             _ => all.push(of_its_own(name)),
         }
     }
@@ -197,6 +201,8 @@ pub(crate) fn record(
     record.root.clone_from(&surveyed.root);
     record.mounts = surveyed.mounts;
     record.uts = surveyed.uts;
+    record.ipc = surveyed.ipc;
+    record.net = surveyed.net;
     record.cgroup.clone_from(&surveyed.cgroup);
     record.limits = limits(seen.pid)?;
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));

@@ -55,7 +55,7 @@ pub(super) fn save(
 /// Whom it is connected to, by the kernel's table.
 fn connected(open: &Open<'_>, kind: SocketType) -> Result<Option<SocketAddr>, Errno> {
     let table = if kind == SocketType::RAW { "raw" } else { "icmp" };
-    let netns = stack::of(open.process.pid).map_err(|_| Errno::SRCH)?;
+    let netns = stack::of_socket(&open.copy)?;
     let ends = stack::address(&netns, table, open.stat.st_ino)?;
     Ok(ends.map(|[_, peer]| peer).filter(|peer| !peer.ip().is_unspecified()))
 }
@@ -79,7 +79,7 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Why> {
     if ![SocketType::RAW, SocketType::DGRAM].contains(&kind) {
         return Err("a packet socket of type SOCK_PACKET, which is not saved yet".into());
     }
-    let netns = stack::of(open.process.pid).map_err(|e| format!("a packet socket: {e}"))?;
+    let netns = stack::of_socket(&open.copy).map_err(failed)?;
     let (inode, copy) = (open.stat.st_ino, &open.copy);
     let looked = stack::inside_of(&netns, || {
         let Some(said) = ask(inode)? else { return Ok(None) };

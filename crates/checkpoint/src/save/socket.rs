@@ -48,7 +48,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     const LISTEN: u8 = 10;
     match info[0] {
         // Whoever holds it has its queue.
-        LISTEN if number(24) == 0 || survey.subject.hold => {}
+        LISTEN if number(24) == 0 || survey.holds(open) => {}
         LISTEN => tcp::queue(survey, open, number(24))?,
         state => return tcp::save(survey, open, domain, state, number(24)),
     }

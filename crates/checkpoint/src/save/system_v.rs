@@ -68,6 +68,11 @@ impl Tables {
         Ok(Some(Self { namespace, files, queues }))
     }
 
+    /// Where it was opened.
+    pub(super) fn namespace(&self) -> &OwnedFd {
+        &self.namespace
+    }
+
     /// The directory of the POSIX message queues.
     pub(super) fn queues(&self) -> &OwnedFd {
         &self.queues
@@ -91,13 +96,18 @@ fn errno(e: std::io::Error) -> Errno {
 }
 
 /// Finds all of them, with what they hold. Contents of memory are read later, if at all.
-pub(super) fn find(survey: &mut Survey<'_>, first: &Seen, tables: &Tables) -> Result<()> {
-    let failed = |e| Error::of("read the objects of System V", first.pid)(e);
+pub(super) fn find(
+    survey: &mut Survey<'_>,
+    seen: &Seen,
+    tables: &Tables,
+    namespace: Option<usize>,
+) -> Result<()> {
+    let failed = |e| Error::of("read the objects of System V", seen.pid)(e);
     // To go there takes a thread: most containers have none of these.
     if !tables.has_rows().map_err(failed)? {
         return Ok(());
     }
-    let maps = first.maps();
+    let maps = seen.maps();
     let found = inside(&tables.namespace, || {
         let mut all = memory(maps)?;
         all.extend(semaphores(maps)?.into_iter().map(|thing| (thing, None)));
@@ -105,13 +115,18 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen, tables: &Tables) -> Re
         Ok(all)
     });
     let found = found.map_err(failed)?;
-    for (thing, file) in found {
-        let id = match &thing {
-            Thing::SystemVMemory(memory) => Some(memory.head.id),
-            _ => None,
-        };
+    for (mut thing, file) in found {
+        match &mut thing {
+            Thing::SystemVMemory(SystemVMemory { head, .. })
+            | Thing::SystemVSemaphores(SystemVSemaphores { head, .. })
+            | Thing::SystemVQueue(SystemVQueue { head, .. }) => head.namespace = namespace,
+            _ => {}
+        }
         let index = survey.add(thing);
-        survey.segments.extend(id.map(|id| (id, index)));
+        if let Some(file) = &file {
+            let handle = system_v::handle_of(file.as_fd()).map_err(failed)?;
+            survey.segments.insert(handle, index);
+        }
         survey.found.contents.extend(file.map(|file| (index, file)));
     }
     Ok(())
@@ -137,7 +152,8 @@ fn head(row: &[i64], ids: usize, maps: &Maps) -> Option<SystemVHead> {
     let (uid, gid) = maps.owner(id(0)?, id(1)?);
     let (creator_uid, creator_gid) = maps.owner(id(2)?, id(3)?);
     let (key, mode) = (at(0)? as i32, at(2)? as u32);
-    Some(SystemVHead { id: at(1)? as i32, key, mode, uid, gid, creator_uid, creator_gid })
+    let (id, namespace) = (at(1)? as i32, None);
+    Some(SystemVHead { id, key, mode, uid, gid, creator_uid, creator_gid, namespace })
 }
 
 type Found = (Thing, Option<File>);

@@ -15,7 +15,7 @@
 //! Of a container that is [held](super::Subject::hold) nothing is read at all: the connection stays
 //! what it is, with somebody else as its owner.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem::take;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, OwnedFd};
@@ -74,7 +74,7 @@ pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> R
         let why = format!("{many}, perhaps with their first packet (TCP_FASTOPEN), not saved yet");
         return Err(survey.passing(why));
     }
-    let netns = stack::of(open.process.pid).map_err(|e| e.to_string())?;
+    let netns = stack::of_socket(&open.copy).map_err(|e| format!("a TCP socket: {e}"))?;
     let supported = stack::inside_of(&netns, || Ok(accept::supported()));
     if let Err(why) = supported.map_err(|e| format!("a TCP socket: {e}"))? {
         let why = format!("{many}, which could not be given back (Linux 6.9 can): {why}");
@@ -94,7 +94,7 @@ pub(super) fn save(
 ) -> Result<Thing, Why> {
     let failed = |e: Errno| format!("a TCP socket: {e}");
     let socket = open.copy.as_fd();
-    if survey.subject.hold && is_or_was_connected(&open.copy, state).map_err(failed)? {
+    if survey.holds(open) && is_or_was_connected(&open.copy, state).map_err(failed)? {
         return Ok(Thing::TcpSocket(TcpSocket {
             v6: domain == AddressFamily::INET6,
             flags: open.flags(),
@@ -170,7 +170,7 @@ pub(super) fn save(
 /// The peer of a connection that is being made, whom getpeername(2) does not tell yet.
 fn asked(survey: &mut Survey<'_>, open: &Open<'_>, own: SocketAddr) -> Result<SocketAddr, Why> {
     let inode = open.stat.st_ino;
-    let netns = stack::of(open.process.pid).map_err(|e| e.to_string())?;
+    let netns = stack::of_socket(&open.copy).map_err(|e| format!("a TCP socket: {e}"))?;
     let all = stack::tcp_addresses(&netns, &[inode]);
     let all = all.map_err(|e| format!("a TCP socket: {e}"))?;
     let Some([_, peer]) = all.get(&inode).copied() else {
@@ -294,6 +294,8 @@ pub(crate) struct Held {
     taken: Vec<Taken>,
     /// Their processes are gone, and they are to be closed without a word.
     stay: bool,
+    /// Those of network namespaces inside.
+    inner: Vec<Held>,
 }
 
 /// Connections that were taken out of a queue.
@@ -343,12 +345,41 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
 impl Held {
     /// Takes hold of all connections that were met, and reads them into their records.
     pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
-        let (met, queues) = (take(&mut found.connections), take(&mut found.queues));
-        if met.is_empty() && queues.is_empty() {
-            return Ok(());
+        type Group = (Vec<Met>, Vec<Queue>);
+        let mut groups: BTreeMap<Option<usize>, Group> = BTreeMap::new();
+        let net_of = |object: usize| found.objects[object].net;
+        for one in take(&mut found.connections) {
+            groups.entry(net_of(one.object)).or_default().0.push(one);
         }
+        for one in take(&mut found.queues) {
+            groups.entry(net_of(one.object)).or_default().1.push(one);
+        }
+        for (net, (met, queues)) in groups {
+            if net.is_none() {
+                self.read_of(stack::of(subject.init)?, subject, found, (met, queues))?;
+                continue;
+            }
+            let any = met.iter().map(|one| &one.copy).chain(queues.iter().map(|one| &one.listener));
+            let netns = any.map(stack::of_socket).next().unwrap_or(Err(Errno::BADF));
+            let netns = netns.map_err(Error::call("find the network namespace of a connection"))?;
+            self.inner.push(Self::default());
+            if let Some(inner) = self.inner.last_mut() {
+                inner.read_of(netns, subject, found, (met, queues))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of those of one network namespace.
+    fn read_of(
+        &mut self,
+        netns: OwnedFd,
+        subject: &Subject,
+        found: &mut Found,
+        (met, queues): (Vec<Met>, Vec<Queue>),
+    ) -> Outcome<()> {
         self.id.clone_from(&subject.id);
-        let netns = &*self.netns.insert(stack::of(subject.init)?);
+        let netns = &*self.netns.insert(netns);
         let look = Error::call("look at its TCP connections");
         let inodes: Vec<u64> = met.iter().map(|m| m.inode).collect();
         let mut addresses = stack::tcp_addresses(netns, &inodes).map_err(look)?;
@@ -400,12 +431,14 @@ impl Held {
 
     /// How many they are.
     pub(super) fn count(&self) -> usize {
-        self.sockets.len() + self.taken.iter().map(|taken| taken.sockets.len()).sum::<usize>()
+        let taken = self.taken.iter().map(|taken| taken.sockets.len()).sum::<usize>();
+        self.sockets.len() + taken + self.inner.iter().map(Self::count).sum::<usize>()
     }
 
     /// Their processes are gone: they are closed without a word, and the silence stays.
     pub(super) fn stay(&mut self) {
         self.stay = true;
+        self.inner.iter_mut().for_each(Self::stay);
     }
 }
 

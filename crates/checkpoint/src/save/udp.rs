@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 use super::object::{Found, Open, Survey, Why};
-use super::{Subject, option};
+use super::option;
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Datagram, Thing, UdpSocket};
 use crate::{packet, stack};
@@ -42,7 +42,7 @@ pub(super) fn save(
         true => Some(Vec::new()),
         false => queue(&open.copy).map_err(failed)?,
     };
-    if in_error && !survey.subject.hold {
+    if in_error && !survey.holds(open) {
         let option = |level, name| call::int_option(socket, level, name) == Ok(1);
         if option(libc::IPPROTO_IP, libc::IP_RECVERR)
             || option(libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
@@ -72,17 +72,13 @@ fn is_in_error(socket: &OwnedFd) -> Result<bool, Errno> {
 
 /// Reads sockets of which somebody is to be told an error. Everything stands still: who asks has been
 /// told, and what has told it comes once more.
-pub(super) fn contents(found: &mut Found, subject: &Subject) -> Outcome<()> {
-    if found.in_error.is_empty() {
-        return Ok(());
-    }
-    let netns = stack::of(subject.init)?;
+pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     for (index, socket) in &found.in_error {
         let Thing::UdpSocket(record) = &mut found.objects[*index].thing else { continue };
         let read = (|| -> Result<_, Errno> {
             let error = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ERROR)?;
             let received = queue(socket);
-            packet::fail(&netns, socket, error)?;
+            packet::fail(&stack::of_socket(socket)?, socket, error)?;
             Ok((error, received?))
         })();
         let (error, received) = read.map_err(Error::call("read the error of a UDP socket"))?;

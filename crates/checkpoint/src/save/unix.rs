@@ -33,7 +33,7 @@ use super::tree::Seen;
 use super::{HeldFile, Wakes, diag, file, option, tcp};
 use crate::error::Refusal;
 use crate::format::{
-    Bytes, Descriptor, PeerCredentials, Thing, UnixFile, UnixMessage, UnixName, UnixPeer,
+    Bytes, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixMessage, UnixName, UnixPeer,
     UnixSocket,
 };
 use crate::inject::peek::{Peeked, before_last_write, message};
@@ -139,8 +139,10 @@ pub(super) fn ask_peers(
 pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
     let known = read_queues(survey, tree);
     let Some(first) = known.values().next() else { return };
-    let said = match ask(first.pid) {
-        Ok(said) => said,
+    let inner = survey.nets.open().iter().map(ask_in);
+    let asked = inner.chain([ask(first.first)]).collect::<Result<Vec<_>, Why>>();
+    let said: HashMap<u64, Said> = match asked {
+        Ok(asked) => asked.into_iter().flatten().collect(),
         Err(why) => {
             survey.found.refusals.push(Refusal { why, ..first.whose.clone() });
             return;
@@ -479,30 +481,36 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
 /// that socket's, and one end alone that has a name was accepted.
 fn inherit(survey: &mut Survey<'_>, known: &Known) {
     let objects = &mut survey.found.objects;
-    let of = |thing: &Thing| match thing {
-        Thing::UnixSocket(socket) => socket.name.as_ref().map(|n| n.bytes.clone()),
+    // An abstract name is one of its network namespace.
+    let of = |object: &Object| match &object.thing {
+        Thing::UnixSocket(socket) => {
+            let bytes = socket.name.as_ref()?.bytes.clone();
+            let is_abstract = bytes.0.first() == Some(&0);
+            Some((object.net.filter(|_| is_abstract), bytes))
+        }
         _ => None,
     };
-    let listening: Vec<Bytes> = known
+    let listening: Vec<(Option<usize>, Bytes)> = known
         .values()
         .filter(|s| matches!(&objects[s.object].thing, Thing::UnixSocket(u) if u.backlog.is_some()))
-        .filter_map(|s| of(&objects[s.object].thing))
+        .filter_map(|s| of(&objects[s.object]))
         .collect();
     let mut inherited = Vec::new();
     for socket in known.values() {
         let Thing::UnixSocket(record) = &objects[socket.object].thing else { continue };
         let is_connection = record.socket_type != libc::SOCK_DGRAM && record.backlog.is_none();
-        let Some(name) = record.name.as_ref().filter(|_| is_connection) else { continue };
+        let own = of(&objects[socket.object]).filter(|_| is_connection);
+        let Some(name) = own else { continue };
         let others = match record.peer {
-            UnixPeer::Socket { object } => of(&objects[object].thing),
+            UnixPeer::Socket { object } => of(&objects[object]),
             UnixPeer::Gone => None,
             UnixPeer::None | UnixPeer::Waiting { .. } => continue,
         };
-        let is_listened_at = |name: &Bytes| listening.contains(name);
+        let is_listened_at = |name: &(Option<usize>, Bytes)| listening.contains(name);
         let is_accepted = match &others {
             None => true,
             Some(other) if is_listened_at(other) => false,
-            Some(_) => is_listened_at(&name.bytes),
+            Some(_) => is_listened_at(&name),
         };
         if is_accepted {
             inherited.push(socket.object);
@@ -593,6 +601,11 @@ fn ask(pid: u32) -> Result<HashMap<u64, Said>, Why> {
     let failed = |e: &dyn std::fmt::Display| format!("a unix socket: {e}");
     let handle = pidfd::open(pid).map_err(|e| failed(&e))?;
     let netns = pidfd::namespace(&handle, Namespace::Net).map_err(|e| failed(&e))?;
+    ask_in(&netns)
+}
+
+/// The same of a network namespace.
+fn ask_in(netns: &OwnedFd) -> Result<HashMap<u64, Said>, Why> {
     // A thread of its own enters the namespace and never comes back.
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| {

@@ -1,6 +1,6 @@
 //! Options of sockets by number (getsockopt(2), setsockopt(2)), for those who save sockets.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::check;
 use crate::Errno;
@@ -32,6 +32,17 @@ pub fn int_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> Result<i32, 
     let mut bytes = [0; 4];
     socket_option(socket, level, name, &mut bytes)?;
     Ok(i32::from_ne_bytes(bytes))
+}
+
+/// The network namespace that a socket is in (SIOCGSKNS, Linux 4.10), of whoever has CAP_NET_ADMIN over it.
+pub fn network_of(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const GET_NAMESPACE: u64 = 0x894c;
+    // SAFETY: the request takes nothing, and gives a new descriptor.
+    let fd = check(unsafe {
+        libc::syscall(libc::SYS_ioctl, socket.as_raw_fd(), GET_NAMESPACE, 0usize)
+    })?;
+    // SAFETY: the kernel has just made it for us alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
 /// setsockopt(2) of an option of any length.

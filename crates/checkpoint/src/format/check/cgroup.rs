@@ -69,7 +69,6 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
-    use crate::format::Object;
 
     fn groups() -> Records {
         let group = |path: &str| Cgroup {
@@ -90,7 +89,7 @@ mod tests {
         let mut records = small();
         records.processes[0].cgroup = Some("a.slice/b.service".into());
         let groups = vec![group(""), outer, inner];
-        records.objects.push(Object { thing: Thing::Cgroups(Cgroups { groups }) });
+        records.objects.push(Thing::Cgroups(Cgroups { groups }).into());
         records
     }
 

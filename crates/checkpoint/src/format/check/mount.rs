@@ -4,7 +4,9 @@
 use std::collections::HashSet;
 
 use super::{Found, TEXT_MAX, ensure, object};
-use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Records, TMPFS_OPTIONS, Thing};
+use crate::format::{
+    Mount, MountSource, Mounts, Object, PROC_OPTIONS, Records, TMPFS_OPTIONS, Thing,
+};
 
 /// LIMIT: mount namespaces inside, and mounts in all of them.
 const NAMESPACES_MAX: usize = 1024;
@@ -18,7 +20,13 @@ pub(super) fn number(records: &Records) -> Found {
     });
     let (namespaces, mounts) = counts.fold((0, 0), |(n, all), count| (n + 1, all + count));
     let fits = namespaces <= NAMESPACES_MAX && mounts <= MOUNTS_MAX;
-    ensure(fits, || format!("{namespaces} mount namespaces with {mounts} mounts"))
+    ensure(fits, || format!("{namespaces} mount namespaces with {mounts} mounts"))?;
+    let own = |object: &&Object| matches!(&object.thing, Thing::Mounts(mounts) if mounts.own);
+    let count = records.objects.iter().filter(own).count();
+    ensure(count <= 1, || format!("{count} mount namespaces of the container's own"))?;
+    let is_ipc = |object: &&Object| matches!(object.thing, Thing::Ipc(_));
+    let count = records.objects.iter().filter(is_ipc).count();
+    ensure(count <= NAMESPACES_MAX, || format!("{count} IPC namespaces"))
 }
 
 pub(super) fn all(n: usize, mounts: &Mounts, records: &Records) -> Found {
@@ -27,10 +35,11 @@ pub(super) fn all(n: usize, mounts: &Mounts, records: &Records) -> Found {
     for (number, mount) in mounts.mounts.iter().enumerate() {
         let said = |what: &str| format!("mount {number}: {what}");
         let is_placed = match mount.parent {
+            None if mounts.own => is_absolute(&mount.place),
             None => number == 0 && mount.place.is_empty(),
-            Some(parent) => parent < number,
+            Some(parent) => parent < number && is_below(&mount.place) && !mounts.own,
         };
-        ensure(is_placed && is_below(&mount.place), || said("its place"))?;
+        ensure(is_placed, || said("its place"))?;
         let atime = mount.attributes & 0x30;
         let known = mount.attributes & !Mount::ATTRIBUTES == 0 && atime != 0x30;
         ensure(known, || said("its attributes"))?;
@@ -44,10 +53,7 @@ pub(super) fn all(n: usize, mounts: &Mounts, records: &Records) -> Found {
 
 fn source((n, number): (usize, usize), source: &MountSource, records: &Records) -> Found {
     match source {
-        MountSource::Container { path } => {
-            let sound = path == "/" || path.strip_prefix('/').is_some_and(is_path);
-            ensure(sound, || "its path".into())
-        }
+        MountSource::Container { path } => ensure(is_absolute(path), || "its path".into()),
         MountSource::Mount { namespace, mount, path } => {
             let count = match object(*namespace, records)? {
                 Thing::Mounts(_) if *namespace == n => number,
@@ -63,6 +69,9 @@ fn source((n, number): (usize, usize), source: &MountSource, records: &Records) 
                 matches!(object(*contents, records)?, Thing::Tmpfs(t) if t.namespace == Some(n));
             ensure(is_its, || "what is in it".into())
         }
+        MountSource::MessageQueues { namespace } => {
+            ensure(matches!(object(*namespace, records)?, Thing::Ipc(_)), || "no queues".into())
+        }
         MountSource::Proc { options } => self::options(options, &PROC_OPTIONS),
     }
 }
@@ -72,6 +81,10 @@ fn options(options: &[(String, String)], known: &[&str]) -> Found {
         known.contains(&name.as_str()) && value.len() < 64 && !value.contains('\0')
     };
     ensure(options.len() <= known.len() && options.iter().all(sound), || "its options".into())
+}
+
+fn is_absolute(path: &str) -> bool {
+    path == "/" || path.strip_prefix('/').is_some_and(is_path)
 }
 
 fn is_below(path: &str) -> bool {
@@ -88,7 +101,7 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
-    use crate::format::{Object, Tmpfs};
+    use crate::format::Tmpfs;
 
     /// The first object is a file, the second what is in a tmpfs, the third a namespace.
     fn namespaces() -> Records {
@@ -112,8 +125,8 @@ mod tests {
         ];
         let mut records = small();
         let tmpfs = Tmpfs { target: "/tmp".into(), namespace: Some(2), entries: Vec::new() };
-        records.objects.push(Object { thing: Thing::Tmpfs(tmpfs) });
-        records.objects.push(Object { thing: Thing::Mounts(Mounts { mounts }) });
+        records.objects.push(Thing::Tmpfs(tmpfs).into());
+        records.objects.push(Thing::Mounts(Mounts { mounts, own: false }).into());
         records.processes[0].mounts = Some(2);
         records
     }
@@ -122,7 +135,7 @@ mod tests {
     fn mounts_that_cannot_be_are_refused() {
         assert!(records(&namespaces()).is_ok());
         type Case = (fn(&mut Vec<Mount>), &'static str);
-        let cases: [Case; 14] = [
+        let cases: [Case; 15] = [
             (|m| m.clear(), "no mounts"),
             (|m| m[0].parent = Some(0), "its place"),
             (|m| m[0].place = "a".into(), "its place"),
@@ -155,6 +168,7 @@ mod tests {
                 "its options",
             ),
             (|m| m[2].source = m[1].source.clone(), "in another, too"),
+            (|m| m[2].source = MountSource::MessageQueues { namespace: 0 }, "no queues"),
         ];
         for (change, text) in cases {
             let mut all = namespaces();
@@ -168,6 +182,17 @@ mod tests {
         let mut none = namespaces();
         none.processes[0].mounts = Some(1);
         assert!(records(&none).unwrap_err().to_string().contains("no mount namespace"));
+        let mut own = namespaces();
+        let Thing::Mounts(found) = &mut own.objects[2].thing else {
+            unreachable!("it is the third");
+        };
+        found.own = true;
+        // Nobody has entered the container's own.
+        assert!(records(&own).unwrap_err().to_string().contains("no mount namespace"));
+        own.processes[0].mounts = None;
+        assert!(records(&own).unwrap_err().to_string().contains("its place"));
+        own.objects.push(own.objects[2].clone());
+        assert!(records(&own).unwrap_err().to_string().contains("2 mount namespaces of"));
         let mut many = namespaces();
         let one = many.objects[2].clone();
         many.objects.extend(std::iter::repeat_n(one, NAMESPACES_MAX));

@@ -1,14 +1,15 @@
 //! Whether records of POSIX message queues can be true.
 
-use super::{CONTENT_MAX, Found, ensure};
-use crate::format::{MessageQueue, QueuedMessage};
+use super::{CONTENT_MAX, Found, ensure, in_ipc};
+use crate::format::{MessageQueue, QueuedMessage, Records};
 
 /// The kernel's own limits on messages of a queue, bytes of one, and priorities.
 const MESSAGES_MAX: u64 = 1 << 16;
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
 const PRIORITIES: u32 = 1 << 15;
 
-pub(super) fn queue(queue: &MessageQueue) -> Found {
+pub(super) fn queue(queue: &MessageQueue, records: &Records) -> Found {
+    in_ipc(queue.namespace, records)?;
     let is_name = |name: &String| {
         let is_text = !name.is_empty() && name.len() < 256 && !name.contains(['/', '\0']);
         is_text && ![".", ".."].contains(&name.as_str())
@@ -28,6 +29,7 @@ pub(super) fn queue(queue: &MessageQueue) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::small;
     use super::*;
     use crate::format::Bytes;
 
@@ -42,17 +44,19 @@ mod tests {
                 gid: 0,
                 messages_max: 1,
                 message_bytes: 8,
+                namespace: None,
                 messages: vec![message],
             };
             change(&mut it);
-            queue(&it).err().unwrap_or_default()
+            queue(&it, &small()).err().unwrap_or_default()
         };
         type Case = (fn(&mut MessageQueue), &'static str);
-        let cases: [Case; 8] = [
+        let cases: [Case; 9] = [
             (|_| {}, ""),
             (|q| q.name = None, ""),
             (|q| q.name = Some("../a".into()), "its name"),
             (|q| q.mode = 0o4600, "its mode"),
+            (|q| q.namespace = Some(0), "in no IPC namespace"),
             (|q| q.messages_max = 0, "its size"),
             (|q| q.message_bytes = 7, "its messages"),
             (|q| q.messages[0].priority = 1 << 15, "its messages"),

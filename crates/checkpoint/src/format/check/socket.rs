@@ -209,7 +209,7 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
-    use crate::format::{Bytes, Connection, Object, UnixName};
+    use crate::format::{Bytes, Connection, UnixName};
 
     /// A pair of sockets, of which the second was accepted at a third, which listens.
     fn sockets() -> Records {
@@ -238,9 +238,9 @@ mod tests {
             socket(UnixPeer::None, name(false), Some(5)),
         ];
         let mut records = small();
-        records.objects.extend(all.map(|s| Object { thing: Thing::UnixSocket(s) }));
+        records.objects.extend(all.map(|s| Thing::UnixSocket(s).into()));
         let memory = crate::format::SharedMemory { bytes: 4096, runs: Vec::new() };
-        records.objects.push(Object { thing: Thing::SharedMemory(memory) });
+        records.objects.push(Thing::SharedMemory(memory).into());
         records
     }
 

@@ -1,0 +1,105 @@
+//! Whether records of network namespaces can be true, and what is in them.
+
+use std::net::IpAddr;
+
+use super::{Found, TEXT_MAX, ensure, object};
+use crate::format::{Net, Object, Records, Thing};
+use crate::loopback;
+
+/// LIMIT: network namespaces inside, addresses of one, and its settings.
+const NAMESPACES_MAX: usize = 1024;
+const ADDRESSES_MAX: usize = 1024;
+const SETTINGS_MAX: usize = 1024;
+
+/// Whether there are no more than a program could have made.
+pub(super) fn number(records: &Records) -> Found {
+    let is_net = |object: &&Object| matches!(object.thing, Thing::Net(_));
+    let count = records.objects.iter().filter(is_net).count();
+    ensure(count <= NAMESPACES_MAX, || format!("{count} network namespaces"))
+}
+
+pub(super) fn net(net: &Net) -> Found {
+    let fits = |(ip, bits): &(IpAddr, u8)| *bits <= if ip.is_ipv4() { 32 } else { 128 };
+    let count = net.addresses.len();
+    let addresses = count <= ADDRESSES_MAX && net.addresses.iter().all(fits);
+    ensure(addresses, || "its addresses".into())?;
+    let sound = |(path, value): &(String, String)| {
+        loopback::is_setting(path) && value.len() < TEXT_MAX && !value.contains('\0')
+    };
+    let settings = net.settings.len() <= SETTINGS_MAX && net.settings.iter().all(sound);
+    ensure(settings, || "its settings".into())
+}
+
+/// Whether what is in a network namespace is a socket, and the namespace is there.
+pub(super) fn place(it: &Object, records: &Records) -> Found {
+    let Some(n) = it.net else { return Ok(()) };
+    ensure(matches!(object(n, records)?, Thing::Net(_)), || "in no network namespace".into())?;
+    let is_socket = matches!(
+        it.thing,
+        Thing::UnixSocket(_)
+            | Thing::Listener(_)
+            | Thing::TcpSocket(_)
+            | Thing::UdpSocket(_)
+            | Thing::RawSocket(_)
+            | Thing::PacketSocket(_)
+            | Thing::Netlink(_)
+    );
+    ensure(is_socket, || "in a network namespace, and no socket".into())?;
+    let is_held = match &it.thing {
+        Thing::TcpSocket(socket) => socket.held,
+        Thing::UnixSocket(socket) => socket.held,
+        _ => false,
+    };
+    ensure(!is_held, || "held in a network namespace, where nobody calls".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::records;
+    use super::super::tests::small;
+    use super::*;
+
+    #[test]
+    fn namespaces_that_cannot_be_are_refused() {
+        let said = |change: fn(&mut Records)| {
+            let mut all = small();
+            all.objects.push(Thing::Net(Net { up: true, ..Net::default() }).into());
+            all.processes[0].net = Some(1);
+            change(&mut all);
+            records(&all).err().map(|e| e.to_string()).unwrap_or_default()
+        };
+        fn its(records: &mut Records) -> &mut Net {
+            match &mut records.objects[1].thing {
+                Thing::Net(net) => net,
+                _ => unreachable!("it is the second"),
+            }
+        }
+        assert_eq!(said(|_| {}), "");
+        type Case = (fn(&mut Records), &'static str);
+        let cases: [Case; 7] = [
+            (|r| r.processes[0].net = Some(0), "in no network namespace"),
+            (|r| r.objects[0].net = Some(0), "in no network namespace"),
+            (|r| r.objects[0].net = Some(1), "no socket"),
+            (|r| its(r).addresses.push(("10.0.0.1".parse().unwrap(), 33)), "its addresses"),
+            (
+                |r| its(r).settings.push(("../kernel/core_pattern".into(), "x".into())),
+                "its settings",
+            ),
+            (
+                |r| its(r).settings.push(("ipv4/conf/eth0/forwarding".into(), "1".into())),
+                "its settings",
+            ),
+            (
+                |r| {
+                    let one = r.objects[1].clone();
+                    r.objects.extend(std::iter::repeat_n(one, NAMESPACES_MAX));
+                },
+                "1025 network namespaces",
+            ),
+        ];
+        for (change, text) in cases {
+            let said = said(change);
+            assert!(said.contains(text), "{text}: {said}");
+        }
+    }
+}

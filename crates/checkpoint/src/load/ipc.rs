@@ -1,0 +1,41 @@
+//! IPC namespaces: each is made by a stand-in, with its message queues, and entered by those who were in
+//! it. Objects of System V are the engine's part ([`super::system_v`]).
+
+use super::{Plan, file, mqueue, object};
+use crate::error::Result;
+use crate::format::{Process, Thing};
+use crate::inject::program::{Arg, Call, Sequence};
+
+/// Makes all of them. ORDER: before mounts, which may show their message queues.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let records = plan.records;
+    for (n, object) in records.objects.iter().enumerate() {
+        if !matches!(object.thing, Thing::Ipc(_)) {
+            continue;
+        }
+        let what = format!("object {n} (IPC namespace)");
+        let mut part = Sequence::default();
+        part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWIPC)]));
+        let made = file::open(plan, &mut part, &what, "/proc/self/ns/ipc", libc::O_RDONLY as u32)?;
+        for (index, object) in records.objects.iter().enumerate() {
+            let Thing::MessageQueue(queue) = &object.thing else { continue };
+            if queue.namespace == Some(n) {
+                let what = format!("object {index} ({})", object.thing.name());
+                mqueue::make(plan, &mut part, &what, index, queue)?;
+            }
+        }
+        let pid = plan.fresh_pid();
+        plan.stand_in(sequence, &what, pid, part);
+        plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);
+    }
+    Ok(())
+}
+
+/// Has a process enter the one it was in. ORDER: before it attaches memory.
+pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let Some(ipc) = record.ipc else { return Ok(()) };
+    let what = format!("the IPC namespace of process {}", record.pid);
+    let args = [plan.object(ipc)?.into(), Arg::from(libc::CLONE_NEWIPC)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! Network namespaces: each is made by a stand-in, filled by the engine, and entered by those who were in
+//! it. A socket is of the namespace in which it was made, whoever has it, so for each in one of these a
+//! stand-in enters that and makes it.
+
+use dormouse_kernel::pidfd;
+
+use super::{Plan, Restore, file, object};
+use crate::error::{Error, Result};
+use crate::format::{Process, Thing};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+use crate::{loopback, stack};
+
+/// The stage at which all are there, and empty.
+pub(super) const STAGE: &str = "stacks";
+
+/// Makes all of them. ORDER: before sockets.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let mut is_any = false;
+    for (n, object) in plan.records.objects.iter().enumerate() {
+        if !matches!(object.thing, Thing::Net(_)) {
+            continue;
+        }
+        is_any = true;
+        let what = format!("object {n} (network namespace)");
+        let mut part = Sequence::default();
+        part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNET)]));
+        let made = file::open(plan, &mut part, &what, "/proc/self/ns/net", libc::O_RDONLY as u32)?;
+        let pid = plan.fresh_pid();
+        plan.stand_in(sequence, &what, pid, part);
+        plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);
+    }
+    if is_any {
+        sequence.stage(STAGE);
+    }
+    Ok(())
+}
+
+/// Fills all of them. The first process waits, and nobody else is there.
+pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
+    let elsewhere = |e: &dyn std::fmt::Display| Error::Elsewhere(e.to_string());
+    for (n, object) in restore.records.objects.iter().enumerate() {
+        let Thing::Net(net) = &object.thing else { continue };
+        let number = restore.number(n).map_err(Error::of("find a network namespace", pid))?;
+        let netns = pidfd::open(pid).and_then(|handle| pidfd::copy_descriptor(&handle, number));
+        let netns = netns.map_err(|e| elsewhere(&e))?;
+        let built = stack::inside_of(&netns, || loopback::build(net));
+        let built = built.map_err(|source| Error::Restore {
+            what: format!("object {n} (network namespace)"),
+            call: "the engine's part".into(),
+            source,
+        })?;
+        built.map_err(|path| {
+            elsewhere(&format!("a network namespace inside cannot have the setting net/{path}"))
+        })?;
+    }
+    Ok(())
+}
+
+/// Has a part followed in a network namespace, if it is not to be in the container's own.
+pub(super) fn inside(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    net: Option<usize>,
+    call: impl FnOnce(&mut Sequence),
+) -> Result<()> {
+    let Some(net) = net else {
+        call(sequence);
+        return Ok(());
+    };
+    let mut part = Sequence::default();
+    enter_one(plan, &mut part, what, net)?;
+    call(&mut part);
+    let pid = plan.fresh_pid();
+    plan.stand_in(sequence, what, pid, part);
+    Ok(())
+}
+
+/// socket(2) of the object that is being made, in its network namespace.
+pub(super) fn socket(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    cell: Cell,
+    args: [Arg; 3],
+) -> Result<()> {
+    let net = plan.stack;
+    inside(plan, sequence, what, net, |part| {
+        part.call_into(what, cell, Call::new(libc::SYS_socket, args));
+    })
+}
+
+/// Has the calling process enter one.
+pub(super) fn enter_one(
+    plan: &Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    net: usize,
+) -> Result<()> {
+    let args = [plan.object(net)?.into(), Arg::from(libc::CLONE_NEWNET)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    Ok(())
+}
+
+/// Has a process enter the one it was in. ORDER: before it has threads.
+pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let Some(net) = record.net else { return Ok(()) };
+    enter_one(plan, sequence, &format!("the network namespace of process {}", record.pid), net)
+}

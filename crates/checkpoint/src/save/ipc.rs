@@ -1,0 +1,130 @@
+//! IPC namespaces: what is in each is looked for as in the container's own, through the tables that one
+//! of its processes sees.
+
+use std::collections::HashMap;
+use std::fs;
+
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::{Errno, proc, process};
+
+use super::object::{Survey, Why};
+use super::system_v::{Tables, inside};
+use super::tree::Seen;
+use super::{mqueue, system_v};
+use crate::error::Result as Outcome;
+use crate::format::{Ipc, Thing};
+
+/// All IPC namespaces but the container's own.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    /// By their links in procfs; or why one cannot be saved.
+    by_link: HashMap<String, Result<usize, Why>>,
+    /// By the devices of the file systems that their message queues are in.
+    by_device: HashMap<u64, usize>,
+}
+
+impl Apart {
+    /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
+    pub(super) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
+        let why = |why: &Why| format!("it is in an IPC namespace of its own {why}");
+        Some(self.by_link.get(link)?.as_ref().copied().map_err(why))
+    }
+
+    /// The object of the namespace of a process; nothing for the container's own.
+    pub(super) fn of_process(&self, pid: u32) -> Option<usize> {
+        if self.by_link.is_empty() {
+            return None;
+        }
+        self.by_link.get(&link(pid)?)?.as_ref().ok().copied()
+    }
+
+    /// The object of the namespace whose message queues are on a device.
+    pub(super) fn of_queues(&self, device: u64) -> Option<usize> {
+        self.by_device.get(&device).copied()
+    }
+}
+
+fn link(pid: u32) -> Option<String> {
+    fs::read_link(format!("/proc/{pid}/ns/ipc")).ok()?.into_os_string().into_string().ok()
+}
+
+/// Finds all of them, with what is in them.
+pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
+    let Some(first) = tree.first() else { return Ok(()) };
+    let container = link(first.pid);
+    for seen in tree.iter().filter(|seen| !seen.is_zombie) {
+        // It may have ended meanwhile, while nothing is stopped yet.
+        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+            continue;
+        };
+        if survey.ipc.by_link.contains_key(&link) {
+            continue;
+        }
+        let found = one(survey, seen)?;
+        survey.ipc.by_link.extend(found.map(|found| (link, found)));
+    }
+    Ok(())
+}
+
+/// Adds the namespace of a process, unless that has ended; gives its number.
+fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Why>>> {
+    let Some(tables) = Tables::open(seen)? else { return Ok(None) };
+    let failed = |e: Errno| format!("that cannot be looked at: {e}");
+    let known = limits(&tables).and_then(|changed| {
+        let device = rustix::fs::fstat(tables.queues())?.st_dev;
+        Ok((changed, device))
+    });
+    let (changed, device) = match known {
+        Ok(known) => known,
+        Err(e) => return Ok(Some(Err(failed(e)))),
+    };
+    if let Some(name) = changed {
+        return Ok(Some(Err(format!("whose {name} was changed, which is not saved yet"))));
+    }
+    let object = survey.add(Thing::Ipc(Ipc {}));
+    survey.ipc.by_device.insert(device, object);
+    mqueue::find(survey, seen, &tables, Some(object))?;
+    system_v::find(survey, seen, &tables, Some(object))?;
+    Ok(Some(Ok(object)))
+}
+
+/// Limits of an ipc namespace, below `/proc/sys` (sysvipc(7), mq_overview(7)).
+const LIMITS: [&str; 13] = [
+    "kernel/shmmax",
+    "kernel/shmall",
+    "kernel/shmmni",
+    "kernel/shm_rmid_forced",
+    "kernel/msgmax",
+    "kernel/msgmnb",
+    "kernel/msgmni",
+    "kernel/sem",
+    "fs/mqueue/queues_max",
+    "fs/mqueue/msg_max",
+    "fs/mqueue/msgsize_max",
+    "fs/mqueue/msg_default",
+    "fs/mqueue/msgsize_default",
+];
+
+/// A limit that is not as in a new namespace.
+fn limits(tables: &Tables) -> Result<Option<&'static str>, Errno> {
+    let values = || {
+        let value = |name| proc::whole_text(format!("/proc/sys/{name}"));
+        let read = LIMITS.iter().map(value).collect::<std::io::Result<Vec<String>>>();
+        read.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
+    };
+    let own = inside(tables.namespace(), values)?;
+    // A thread of its own makes a new one, which ends with it.
+    let new = std::thread::scope(|scope| {
+        let new = scope.spawn(|| {
+            let made = process::unshare(CloneFlags::NEWIPC);
+            made.map_err(|e| Errno::from_raw_os_error(e.errno()))?;
+            values()
+        });
+        new.join().unwrap_or(Err(Errno::IO))
+    })?;
+    Ok(LIMITS
+        .into_iter()
+        .zip(own.iter().zip(&new))
+        .find(|(_, (a, b))| a != b)
+        .map(|(name, _)| name))
+}

@@ -1,0 +1,116 @@
+//! Network namespaces: what each has, by [`crate::loopback`]; and which one a socket is in, by the number
+//! that the kernel gives every namespace (SO_NETNS_COOKIE, Linux 5.14).
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call::{self, Namespace};
+use dormouse_kernel::pidfd;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::object::{Survey, Why};
+use super::tree::Seen;
+use crate::format::Thing;
+use crate::{loopback, stack};
+
+const SO_NETNS_COOKIE: i32 = 71;
+
+/// All network namespaces but the container's own.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    /// By their links in procfs; or why one cannot be saved.
+    by_link: HashMap<String, Result<usize, Why>>,
+    /// By the kernel's numbers of them.
+    by_cookie: HashMap<u64, usize>,
+    /// The number of the container's own.
+    own: Option<u64>,
+    /// Open ones.
+    open: Vec<OwnedFd>,
+}
+
+impl Apart {
+    /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
+    pub(super) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
+        let why = |why: &Why| format!("it is in a network namespace of its own {why}");
+        Some(self.by_link.get(link)?.as_ref().copied().map_err(why))
+    }
+
+    /// All that can be saved.
+    pub(super) fn open(&self) -> &[OwnedFd] {
+        &self.open
+    }
+
+    /// The object of the namespace that a socket is in; nothing for the container's own.
+    pub(super) fn of_socket(&self, socket: &OwnedFd) -> Result<Option<usize>, Why> {
+        if self.by_link.is_empty() {
+            return Ok(None);
+        }
+        let found = cookie(socket).map_err(|e| format!("a socket: {e}"))?;
+        if self.own == Some(found) {
+            return Ok(None);
+        }
+        match self.by_cookie.get(&found) {
+            Some(object) => Ok(Some(*object)),
+            // An accepted connection is in that of whoever has connected, who may be outside.
+            None if is_unix(socket) => Ok(None),
+            None => Err("a socket of a network namespace that is not saved".into()),
+        }
+    }
+}
+
+fn is_unix(socket: &OwnedFd) -> bool {
+    rustix::net::sockopt::socket_domain(socket).is_ok_and(|family| family == AddressFamily::UNIX)
+}
+
+fn cookie(socket: &OwnedFd) -> Result<u64, Errno> {
+    let mut bytes = [0; 8];
+    call::socket_option(socket.as_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// The number of the namespace of the calling thread.
+fn cookie_here() -> Result<u64, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    cookie(&rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?)
+}
+
+fn link(pid: u32) -> Option<String> {
+    fs::read_link(format!("/proc/{pid}/ns/net")).ok()?.into_os_string().into_string().ok()
+}
+
+/// Finds all of them.
+pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
+    let Some(first) = tree.first() else { return };
+    let container = link(first.pid);
+    for seen in tree.iter().filter(|seen| !seen.is_zombie) {
+        // It may have ended meanwhile, while nothing is stopped yet.
+        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+            continue;
+        };
+        if survey.nets.by_link.contains_key(&link) {
+            continue;
+        }
+        let opened = |seen: &Seen| pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Net).ok();
+        let Some(netns) = opened(seen) else { continue };
+        if survey.nets.own.is_none() {
+            let own = opened(first).and_then(|own| stack::inside_of(&own, cookie_here).ok());
+            survey.nets.own = own;
+        }
+        let found = one(survey, netns);
+        survey.nets.by_link.insert(link, found);
+    }
+}
+
+/// Adds a namespace; gives its number.
+fn one(survey: &mut Survey<'_>, netns: OwnedFd) -> Result<usize, Why> {
+    let failed = |e: Errno| format!("that cannot be looked at: {e}");
+    let looked = stack::inside_of(&netns, || Ok((cookie_here()?, loopback::look()?)));
+    let (cookie, looked) = looked.map_err(failed)?;
+    let net = looked.map_err(|what| format!("{what}, which is not saved yet"))?;
+    let object = survey.add(Thing::Net(net));
+    survey.nets.by_cookie.insert(cookie, object);
+    survey.nets.open.push(netns);
+    Ok(object)
+}

@@ -1,0 +1,111 @@
+/* What processes mount in the container's own mount namespace: on top of what is there, on top of each
+ * other, and seen by somebody in another namespace, too. */
+#include "workload.h"
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
+
+static int ask[2], answer[2];
+
+static void put(const char *path, const char *text) {
+	int fd = open(path, O_CREAT | O_TRUNC | O_WRONLY, 0640);
+	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
+}
+
+static int says(const char *path, const char *text) {
+	char got[64] = "";
+	int fd = open(path, O_RDONLY);
+	if (fd < 0 || read(fd, got, sizeof got - 1) < 0)
+		return 0;
+	close(fd);
+	return strcmp(got, text) == 0;
+}
+
+static int denied(const char *path) {
+	return open(path, O_CREAT | O_WRONLY, 0600) == -1 && errno == EROFS;
+}
+
+/* How many mounts there are, here and in every round. */
+static int mounts(void) {
+	static char all[65536];
+	int fd = open("/proc/self/mountinfo", O_RDONLY), length = 0, n, count = 0;
+	must(fd >= 0);
+	while ((n = read(fd, all + length, sizeof all - length)) > 0)
+		length += n;
+	close(fd);
+	for (n = 0; n < length; n++)
+		count += all[n] == '\n';
+	return count;
+}
+
+static void is_as_it_was(void) {
+	struct statvfs s;
+	struct stat there;
+	must(says("/memory/file", "kept") && says("/memory/deep/other", "kept, too"));
+	must(statvfs("/memory", &s) == 0 && s.f_blocks * s.f_frsize == 1 << 20 && s.f_flag & ST_NOEXEC);
+	must(stat("/memory", &there) == 0 && (there.st_mode & 07777) == 01750);
+	must(says("/part/old", "old") && denied("/part/new") && says("/part/in/inner", "on top"));
+	must(says("/deep/other", "kept, too") && says("/proc/self/comm", "mounted\n"));
+	must(access("/other-proc/self", F_OK) == 0 && stat("/masked", &there) == 0);
+	must(S_ISCHR(there.st_mode));
+}
+
+static void serve(void) {
+	char c;
+	must(unshare(CLONE_NEWNS) == 0 && mount(0, "/", 0, MS_REC | MS_PRIVATE, 0) == 0);
+	must(mount("/memory/deep", "/only", 0, MS_BIND, 0) == 0);
+	/* Of what is covered there the other one has no use. */
+	must(umount("/dev/shm") == 0 && umount("/dev/shm") == 0);
+	while (read(ask[0], &c, 1) == 1) {
+		is_as_it_was();
+		must(says("/only/other", "kept, too"));
+		char path[] = "/only/0";
+		path[6] = c;
+		put(path, "by the other");
+		must(write(answer[1], &c, 1) == 1);
+	}
+	_exit(0);
+}
+
+int main(void) {
+	const char *places[] = {"/memory", "/data", "/data/in", "/part", "/deep", "/other-proc", "/only"};
+	for (int n = 0; n < 7; n++)
+		must(mkdir(places[n], 0755) == 0);
+	must(pipe(ask) == 0 && pipe(answer) == 0);
+	put("/data/old", "old");
+	put("/data/in/inner", "below");
+	put("/masked", "secret");
+	must(mount("memory", "/memory", "tmpfs", MS_NOEXEC | MS_NOSUID, "size=1m,mode=1750") == 0);
+	put("/memory/file", "kept");
+	must(mkdir("/memory/deep", 0700) == 0);
+	put("/memory/deep/other", "kept, too");
+	must(mount("/data", "/part", 0, MS_BIND, 0) == 0);
+	must(mount(0, "/part", 0, MS_REMOUNT | MS_BIND | MS_RDONLY, 0) == 0);
+	must(mount("top", "/part/in", "tmpfs", 0, 0) == 0);
+	put("/part/in/inner", "on top");
+	must(mount("/memory/deep", "/deep", 0, MS_BIND, 0) == 0);
+	must(mount("proc", "/other-proc", "proc", 0, 0) == 0);
+	must(mount("/dev/null", "/masked", 0, MS_BIND, 0) == 0);
+	must(mount("shm", "/dev/shm", "tmpfs", 0, 0) == 0);
+	put("/dev/shm/top", "of memory");
+	if (fork() == 0)
+		serve();
+	int held = open("/memory/file", O_RDWR), count = mounts();
+	must(held >= 0 && chdir("/memory/deep") == 0);
+	const char *mapped = mmap(0, 4096, PROT_READ, MAP_PRIVATE, held, 0);
+	must(mapped != MAP_FAILED);
+	for (int round = 0; round < ROUNDS; round++) {
+		char c = '0' + round, path[] = "/memory/deep/0", text[8] = "";
+		ready(round);
+		is_as_it_was();
+		must(mounts() == count && says("other", "kept, too") && says("/dev/shm/top", "of memory"));
+		must(pread(held, text, 4, 0) == 4 && strcmp(text, "kept") == 0 && mapped[0] == 'k');
+		must(write(ask[1], &c, 1) == 1 && read(answer[0], &c, 1) == 1);
+		path[13] = c;
+		must(says(path, "by the other"));
+	}
+	/* What is below is as it was. */
+	must(umount("/part/in") == 0 && umount("/part") == 0 && says("/data/in/inner", "below"));
+	must(umount("/masked") == 0 && says("/masked", "secret"));
+	ok();
+}
