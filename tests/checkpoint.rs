@@ -14,6 +14,7 @@ use std::time::Duration;
 use dormouse_checkpoint::format::{Reader, Records, Writer};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
+mod increment;
 mod lazy;
 mod relay;
 

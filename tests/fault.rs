@@ -573,6 +573,14 @@ fn wake_of_much_memory_killed_anywhere() {
     verb.survives_its_keeper();
 }
 
+/// What it had when it slept before is taken from there.
+#[test]
+fn sleep_of_one_that_was_woken_killed_anywhere() {
+    let (states, after) = (&["running", "asleep"], &[WAKE, EXEC, SLEEP, WAKE, REMOVE]);
+    Verb { before: &[SERVE_LARGE, ASK, SLEEP, WAKE, EXEC], command: SLEEP, states, after }
+        .survives();
+}
+
 /// Whoever wakes a container has its sockets in hand. When the keeper is killed then, they go to its
 /// successor, and with them who has called since.
 #[test]

@@ -9,10 +9,14 @@
 //! What is timed is connect(2), one request, and the first byte of the answer: awake that is the
 //! floor, asleep it is also a process of the keeper's, a start with all namespaces, and memory that
 //! comes back. Servers that are not installed here are left out, loudly.
+//!
+//! Beside it, of each: how long `sleep` takes the first time and the following ones, and how much is written
+//! then.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -179,6 +183,8 @@ fn main() -> Result<()> {
             eprintln!("  {name}: p50 {:.2} ms, p99 {:.2} ms", times.median_ms(), times.at(0.99));
             figure("wake", &name, times.median_ms(), "ms", more);
         }
+        measure_sleep(&bench, server)
+            .with_context(|| format!("{} cannot be put to sleep", server.name))?;
         if n == 0 {
             let asleep = &all[Arm::Asleep as usize];
             promise("p50 of the first byte of one that sleeps, in ms", asleep.median_ms(), 5.0);
@@ -200,6 +206,46 @@ fn measure(bench: &Bench, server: &Server, arms: &[Arm], rounds: usize) -> Resul
     }
     ok(bench.dormouse().args(["rm", "--force", NAME]))?;
     Ok(all.into_iter().map(Times::new).collect())
+}
+
+/// How often it is put to sleep again.
+const AGAIN: usize = 5;
+
+/// What it takes to put a server to sleep, the first time and when it was asked once since.
+fn measure_sleep(bench: &Bench, server: &Server) -> Result<()> {
+    const NAME: &str = "sleeper";
+    let address = server.start(bench, NAME)?;
+    ensure!(wait_until(PATIENCE, || server.ask(address).is_ok()), "not even once");
+    let shown = ok(bench.dormouse().args(["inspect", "--json", NAME]))?;
+    let shown: serde_json::Value = serde_json::from_str(&shown)?;
+    let id = shown.get(0).unwrap_or(&shown)["id"].as_str().context("it has no id")?.to_owned();
+    let place = bench.path("root/lib/containers").join(id).join("asleep");
+    let (mut times, mut megabytes) = (Vec::new(), Vec::new());
+    for _ in 0..=AGAIN {
+        let (began, at) = (Instant::now(), std::time::SystemTime::now());
+        ok(bench.dormouse().args(["sleep", NAME]))?;
+        times.push(began.elapsed());
+        let mut bytes = 0;
+        for file in std::fs::read_dir(&place)? {
+            let meta = file?.metadata()?;
+            // What it has from the time before is older.
+            if meta.modified()? + Duration::from_millis(20) >= at {
+                bytes += meta.blocks() * 512;
+            }
+        }
+        megabytes.push(bytes as f64 / f64::from(1 << 20));
+        server.ask(address)?;
+    }
+    ok(bench.dormouse().args(["rm", "--force", NAME]))?;
+    megabytes[1..].sort_by(f64::total_cmp);
+    let (first, again) = (times.remove(0).as_secs_f64() * 1e3, Times::new(times).median_ms());
+    let more = megabytes[1 + AGAIN / 2];
+    for (what, ms, megabytes) in [("", first, megabytes[0]), (" again", again, more)] {
+        let name = format!("{}: put to sleep{what}", server.name);
+        eprintln!("  {name}: {ms:.1} ms, {megabytes:.1} MB written");
+        figure("wake", &name, ms, "ms", serde_json::json!({ "written_mb": megabytes }));
+    }
+    Ok(())
 }
 
 fn round(

@@ -1,11 +1,9 @@
 //! What differs between two checkpoints of a container: what its processes have done in between.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use crate::error::{Error, Result};
-use crate::format::{Memory, PAGE_BYTES, Process, Reader, Records, Thing};
+use crate::format::{Memory, PAGE_BYTES, PageFiles, Process, Reader, Records, Thing};
 
 /// One thing that differs.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -172,8 +170,8 @@ fn areas(all: &mut Vec<Difference>, is: &Process, before: &Memory, after: &Memor
 fn pages(
     all: &mut Vec<Difference>,
     is: &Process,
-    (before, old): (&Memory, &File),
-    (after, new): (&Memory, &File),
+    (before, old): (&Memory, &PageFiles),
+    (after, new): (&Memory, &PageFiles),
 ) -> Result<()> {
     let (mut was, mut now) = (numbers(before).peekable(), numbers(after).peekable());
     let (mut changed, mut came, mut went, mut same) = (0u64, 0u64, 0u64, 0u64);
@@ -217,9 +215,10 @@ fn numbers(memory: &Memory) -> impl Iterator<Item = (u64, u64)> + '_ {
     runs.flat_map(|run| (0..run.pages).map(|n| (run.address + n * PAGE_BYTES, run.first + n)))
 }
 
-fn page(file: &File, number: u64) -> Result<[u8; PAGE_BYTES as usize]> {
+fn page(files: &PageFiles, number: u64) -> Result<[u8; PAGE_BYTES as usize]> {
     let mut page = [0; PAGE_BYTES as usize];
-    file.read_exact_at(&mut page, number * PAGE_BYTES)
+    files
+        .read_exact_at(&mut page, number * PAGE_BYTES)
         .map_err(Error::file("cannot read", "pages"))?;
     Ok(page)
 }

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use dormouse_checkpoint::Refusal;
-use dormouse_checkpoint::format::{Reader, Records};
+use dormouse_checkpoint::format::{Base, Reader, Records};
 use dormouse_checkpoint::load::{self, Allowed, Lazy, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_launch::{Follow, Keeper, Plan};
@@ -74,7 +74,7 @@ pub struct Checkpoint {
     pub number: u32,
     /// Where it is.
     pub path: PathBuf,
-    /// Bytes on disk.
+    /// Bytes on disk; files that others of the container have, too, are counted for each.
     pub bytes: u64,
     /// When it was made, in milliseconds since the epoch; `None` where it is damaged.
     pub created_unix_ms: Option<i64>,
@@ -250,7 +250,9 @@ impl Engine {
         let subject = self.subject(&config)?;
         // Who is to go on does so when all is read, unless something is done meanwhile.
         let goes_on = options.leave_running && meanwhile.is_none();
-        let (stopped, figures) = save::save(&subject, &path, goes_on)?;
+        // What goes elsewhere is the operator's, and has no file in common with ours.
+        let base = number.and_then(|_| self.earlier(id));
+        let (stopped, figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
         let is_done = meanwhile.is_none_or(|meanwhile| meanwhile(&path));
         if !is_done {
             archive::withdraw(&path)?;
@@ -273,6 +275,19 @@ impl Engine {
         let place = path.display().to_string();
         self.record("checkpoint", id.as_str(), config.name.as_str(), &[("path", place)]);
         Ok(Made { path, number, figures })
+    }
+
+    /// What need not be saved again of a container's memory, since its last checkpoint has it. One that is
+    /// damaged has nothing.
+    pub(crate) fn earlier(&self, id: &ContainerId) -> Option<Base> {
+        let last = self.numbers(id).ok().and_then(|all| all.last().copied());
+        let last = last.map(|number| self.checkpoints_dir(id).join(number.to_string()));
+        let made = |path: PathBuf| Some((fs::metadata(&path).ok()?.modified().ok()?, path));
+        let mut all: Vec<_> =
+            last.into_iter().chain([self.woken_dir(id)]).filter_map(made).collect();
+        all.sort();
+        let of = |(_, path): &(_, PathBuf)| Base::of(&Reader::open(path).ok()?).ok()?;
+        all.iter().rev().find_map(of)
     }
 
     /// The first process of a container that runs and of which, as a whole, nothing is refused.
@@ -533,7 +548,7 @@ impl Engine {
         }
         let log = self.dir(&config.id);
         let descriptors = restore.wants().iter().map(|wanted| match wanted {
-            Wanted::Pages => Ok(load::pages_of(&from.reader)?),
+            Wanted::Pages(part) => Ok(load::pages_of(&from.reader)?.swap_remove(*part)),
             Wanted::Outside(name) => outside(&log, name),
             Wanted::Userfaults => {
                 let later = from.later.as_ref().expect("only who has the device chooses so");

@@ -18,7 +18,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dormouse_checkpoint::format::{CHUNK_BYTES, Reader};
+use dormouse_checkpoint::format::{CHUNK_BYTES, PARTS_MAX, Reader};
 use dormouse_checkpoint::load::{self, Lazy, Sources};
 use dormouse_kernel::{call, pidfd};
 use dormouse_launch::Keeper;
@@ -34,6 +34,8 @@ use crate::sleep::SIGKILL;
 /// With less than so much to read at all it is read at once when somebody wakes: making those who fill, and
 /// what they take of the processors meanwhile, costs as much.
 pub(crate) const WAKE_BYTES_MIN: u64 = 8 << 20;
+
+const _: () = assert!(PARTS_MAX == fill::PARTS_MAX);
 
 /// How long somebody waits for memory to be filled.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
@@ -99,6 +101,7 @@ impl Engine {
         options.read(true).write(true).create(true).truncate(true).mode(0o600);
         let job = Job {
             bytes: reader.records().pages.bytes,
+            parts: reader.pages().lengths(),
             chunk_bytes: CHUNK_BYTES,
             checksums: reader.checksums()?,
             around_bytes: later.around_bytes,
@@ -114,8 +117,8 @@ impl Engine {
         self.note_custody(keeper)?;
         let file = written().map_err(Error::file("cannot write", &path))?;
         let pages = load::pages_of(reader)?;
-        let given = [file.as_fd(), pages.as_fd(), first, later.touched.as_fd()];
-        Ok(keeper.fill(id.as_str(), given, sources)?)
+        let given = [file.as_fd(), first, later.touched.as_fd()];
+        Ok(keeper.fill(id.as_str(), given, &pages, sources)?)
     }
 
     /// Waits until all memory of a container is there.

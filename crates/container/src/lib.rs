@@ -29,6 +29,7 @@
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
 //! LIB/containers/ID/asleep/         the same of a container that sleeps; that it is there says so
+//! LIB/containers/ID/woken/          the same of one that is awake again, until it sleeps or ends
 //! LIB/containers/ID/asleep/origin.json    it never ran, and goes on from where another was
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
 //! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile

@@ -600,6 +600,7 @@ impl Engine {
             keep(self.leave_network(id, config));
         }
         keep(remove_tree(&self.places().shared().join(id.as_str())));
+        keep(remove_tree(&self.woken_dir(id)));
         match first {
             None => remove_tree(&self.run_dir(id)),
             Some(e) => Err(e),

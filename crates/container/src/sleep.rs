@@ -20,6 +20,10 @@
 //! was killed, or never let go, is asleep, whoever finds it ([`Engine::settle_found`]); one that is not marked is not,
 //! and its checkpoint is of the past. A request that arrives meanwhile wakes it right after.
 //!
+//! **Again.** A large checkpoint is kept while the container is awake (`LIB/containers/ID/woken`), until it
+//! sleeps again or ends: what of its memory has not changed by then is not written a second time
+//! ([`dormouse_checkpoint::format::Base`]).
+//!
 //! LIMIT: only what can be checkpointed sleeps. A keeper that is killed lets go of the sockets: open
 //! connections are lost, the others are made again by the next command ([`crate::custody`]). After a
 //! reboot that is so, too; its clocks go on.
@@ -53,6 +57,9 @@ use crate::unborn::Origin;
 
 /// What the directory of a checkpoint is called whose container is asleep.
 pub(crate) const ASLEEP: &str = "asleep";
+/// The same when it is awake again: what it has in memory need not be written when it falls asleep the
+/// next time, where it has not changed.
+const WOKEN: &str = "woken";
 /// The signal that ends what falls asleep.
 pub(crate) const SIGKILL: i32 = 9;
 /// LIMIT: so many sockets are asked for before the first is there.
@@ -102,7 +109,7 @@ impl Engine {
         let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
         let subject = Subject { quiet, ..self.to_sleep(&config)? };
         self.forget_sleep(&config)?; // what a sleep left that was interrupted
-        let writer = Writer::begin(&self.asleep_dir(id))?;
+        let writer = Writer::begin_upon(&self.asleep_dir(id), self.earlier(id))?;
         let mut stopped = save::stop(&subject)?;
         let written = stopped.write(&subject, writer)?;
         disk::write_json(&self.asleep_dir(id).join("init.json"), &init, Durable::No)?;
@@ -227,7 +234,7 @@ impl Engine {
             }
         };
         self.unmark(config, disk::read_json(&self.run_dir(&config.id).join("init.json"))?)?;
-        self.forget_sleep_with(config, Some(&mut running.keeper))?;
+        self.no_longer_asleep(config, Some(&mut running.keeper), is_large)?;
         self.record("wake", config.id.as_str(), config.name.as_str(), &reason(why));
         Ok(running)
     }
@@ -315,6 +322,8 @@ impl Engine {
             self.network()?.doze(id)?;
         }
         remove_tree(&self.places().shared().join(id.as_str()))?;
+        // What it holds that is still needed is in the new one, too.
+        remove_tree(&self.woken_dir(id))?;
         remove_tree(&self.run_dir(id))
     }
 
@@ -347,11 +356,16 @@ impl Engine {
 
     /// Lets go of what an asleep container is made of, if it is one.
     pub(crate) fn forget_sleep(&self, config: &Config) -> Result<()> {
-        self.forget_sleep_with(config, None)
+        self.no_longer_asleep(config, None, false)
     }
 
-    /// The same for who has a connection to the keeper already.
-    fn forget_sleep_with(&self, config: &Config, keeper: Option<&mut Keeper>) -> Result<()> {
+    /// The same for who may have a connection to the keeper already. Its checkpoint may be `kept`.
+    fn no_longer_asleep(
+        &self,
+        config: &Config,
+        keeper: Option<&mut Keeper>,
+        is_kept: bool,
+    ) -> Result<()> {
         let dir = self.asleep_dir(&config.id);
         if !dir.exists() {
             return Ok(());
@@ -359,6 +373,11 @@ impl Engine {
         match keeper {
             Some(keeper) => keeper.let_go(config.id.as_str())?,
             None => self.no_longer_called(&config.id)?,
+        }
+        if is_kept {
+            let woken = self.woken_dir(&config.id);
+            remove_tree(&woken)?; // of a sleep that was killed
+            return fs::rename(&dir, &woken).map_err(Error::file("cannot put aside", &dir));
         }
         // Renamed first: half a checkpoint is none.
         let gone = dir.with_file_name(".asleep-gone");
@@ -377,6 +396,11 @@ impl Engine {
     pub(crate) fn asleep_since(&self, id: &ContainerId) -> Option<i64> {
         let published = fs::metadata(self.asleep_dir(id)).and_then(|meta| meta.modified()).ok()?;
         Some(published.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis() as i64)
+    }
+
+    /// The checkpoint from which a container was woken.
+    pub(crate) fn woken_dir(&self, id: &ContainerId) -> PathBuf {
+        self.dir(id).join(WOKEN)
     }
 
     /// The checkpoint of an asleep container: it is asleep where this is and no process.

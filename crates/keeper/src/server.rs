@@ -627,8 +627,8 @@ impl Server {
                 done()
             }
             Request::Alarm { id, after_ms } => self.set_alarm(id, after_ms),
-            Request::Fill { id, .. } => {
-                match Fill::begin(id, fds).and_then(|fill| self.watch_fill(fill)) {
+            Request::Fill { id, parts, .. } => {
+                match Fill::begin(id, parts, fds).and_then(|fill| self.watch_fill(fill)) {
                     Ok(()) => done(),
                     Err(e) => refused(e, "have memory filled"),
                 }

@@ -4,7 +4,7 @@
 //! ```text
 //! 0      head      64-bit numbers (`head`), shared by all who map this page
 //! 2048   reason    why the container was ended, as text
-//! 4096   job       numbers, ids of processes, then the BLAKE3 of each chunk of `pages`
+//! 4096   job       numbers, ids of processes, lengths of files of pages, then the BLAKE3 of each chunk
 //! ...    lists     what is left to fill; the head says which one counts
 //! ```
 //!
@@ -14,25 +14,28 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// First number of the job.
-const MAGIC: u64 = u64::from_ne_bytes(*b"DMFILL01");
+const MAGIC: u64 = u64::from_ne_bytes(*b"DMFILL02");
 /// Where the reason begins, and the most it is, in bytes.
 const REASON_AT: u64 = 2048;
 const REASON_BYTES: usize = 1024;
 /// Where the job begins.
 const JOB_AT: u64 = 4096;
 /// Numbers of the job, before the checksums.
-const JOB_NUMBERS: usize = 5;
+const JOB_NUMBERS: usize = 6;
 const CHECKSUM_BYTES: u64 = 32;
 /// Numbers of one [`Piece`].
 const PIECE_NUMBERS: usize = 4;
 const PIECE_BYTES: u64 = PIECE_NUMBERS as u64 * 8;
 /// LIMIT: pieces of a list that is read.
 const PIECES_MAX: u64 = 1 << 22;
-/// LIMIT: chunks of `pages`, of a megabyte each.
+/// LIMIT: chunks of pages, of a megabyte each.
 const CHUNKS_MAX: u64 = 1 << 24;
+/// LIMIT: files of pages.
+pub const PARTS_MAX: usize = 8;
 /// LIMIT: address spaces that are filled by one.
 pub const SOURCES_MAX: usize = 16;
 
@@ -64,16 +67,18 @@ pub struct Piece {
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// Where in `pages` its contents are, in bytes.
+    /// Where in the pages its contents are, in bytes.
     pub offset: u64,
 }
 
 /// What is the same for all who fill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Length of `pages`.
+    /// Where the last page ends.
     pub bytes: u64,
-    /// Bytes of each of its chunks but the last.
+    /// Lengths of the files of pages, each of which begins with a chunk.
+    pub parts: Vec<u64>,
+    /// Bytes of each chunk but the last of a file.
     pub chunk_bytes: u64,
     /// BLAKE3 of each.
     pub checksums: Vec<[u8; 32]>,
@@ -115,9 +120,11 @@ impl Job {
             self.chunk_bytes,
             self.checksums.len() as u64,
             self.processes.len() as u64,
+            self.parts.len() as u64,
         ];
         let ids = self.processes.iter().map(|pid| u64::from(*pid));
-        write_numbers(file, JOB_AT, &all.into_iter().chain(ids).collect::<Vec<_>>())?;
+        let more = ids.chain(self.parts.iter().copied());
+        write_numbers(file, JOB_AT, &all.into_iter().chain(more).collect::<Vec<_>>())?;
         file.write_all_at(self.checksums.as_flattened(), self.checksums_at())?;
         write_numbers(file, head::AROUND as u64 * 8, &[self.around_bytes])?;
         let at = self.lists_at();
@@ -129,10 +136,11 @@ impl Job {
     /// Reads one.
     pub fn read(file: &File) -> io::Result<Self> {
         let all = numbers(file, JOB_AT, JOB_NUMBERS)?;
-        let &[magic, bytes, chunk_bytes, chunks, sources] = all.as_slice() else {
+        let &[magic, bytes, chunk_bytes, chunks, sources, parts] = all.as_slice() else {
             return Err(bad("it is cut"));
         };
         let whole = magic == MAGIC && chunks <= CHUNKS_MAX && sources <= SOURCES_MAX as u64;
+        let whole = whole && (1..=PARTS_MAX as u64).contains(&parts);
         let fits = (1..=1 << 30).contains(&chunk_bytes) && bytes.div_ceil(chunk_bytes) == chunks;
         let around_bytes = match number(file, head::AROUND)? {
             0 => AROUND_BYTES,
@@ -141,9 +149,15 @@ impl Job {
         if !whole || !fits || !is_around(around_bytes) {
             return Err(bad("it is not of this kind"));
         }
-        let ids = numbers(file, JOB_AT + JOB_NUMBERS as u64 * 8, sources as usize)?;
+        let at = JOB_AT + JOB_NUMBERS as u64 * 8;
+        let ids = numbers(file, at, sources as usize)?;
+        let parts = numbers(file, at + sources * 8, parts as usize)?;
         let processes = ids.into_iter().map(|id| id as u32).collect();
-        let mut job = Self { bytes, chunk_bytes, checksums: Vec::new(), around_bytes, processes };
+        let checksums = Vec::new();
+        let mut job = Self { bytes, parts, chunk_bytes, checksums, around_bytes, processes };
+        if job.places().last().map(|part| part.end) != Some(bytes) {
+            return Err(bad("its files are of another length"));
+        }
         let mut checksums = vec![[0; 32]; chunks as usize];
         file.read_exact_at(checksums.as_flattened_mut(), job.checksums_at())?;
         job.checksums = checksums;
@@ -151,7 +165,19 @@ impl Job {
     }
 
     fn checksums_at(&self) -> u64 {
-        JOB_AT + (JOB_NUMBERS + self.processes.len()) as u64 * 8
+        JOB_AT + (JOB_NUMBERS + self.processes.len() + self.parts.len()) as u64 * 8
+    }
+
+    /// Where each file of pages is among all pages, in bytes.
+    pub fn places(&self) -> Vec<Range<u64>> {
+        let mut at: u64 = 0;
+        let place = |bytes: &u64| {
+            let start = at;
+            let end = start.saturating_add(*bytes);
+            at = end.checked_next_multiple_of(self.chunk_bytes).unwrap_or(u64::MAX);
+            start..end
+        };
+        self.parts.iter().map(place).collect()
     }
 
     /// Where the first list is.
@@ -160,7 +186,7 @@ impl Job {
         (self.checksums_at() + checksums).next_multiple_of(4096)
     }
 
-    /// Reads a list; every piece of it is whole pages of `pages`.
+    /// Reads a list; every piece of it is whole pages that are within the length of all.
     pub fn read_list(&self, file: &File, at: u64, count: u64) -> io::Result<Vec<Piece>> {
         if count > PIECES_MAX {
             return Err(bad("a list is too long"));
@@ -182,6 +208,14 @@ impl Job {
             pieces.push(piece);
         }
         Ok(pieces)
+    }
+}
+
+/// What a file of pages is called.
+pub fn part_name(number: usize) -> String {
+    match number {
+        0 => "pages".into(),
+        number => format!("pages.{number}"),
     }
 }
 
@@ -288,6 +322,7 @@ mod tests {
         };
         let job = Job {
             bytes: 3 << 20,
+            parts: vec![(1 << 20) - 4096, 2 << 20],
             chunk_bytes: 1 << 20,
             checksums: vec![[1; 32], [2; 32], [3; 32]],
             around_bytes: 4096,

@@ -491,15 +491,19 @@ impl Keeper {
     }
 
     /// Has memory of a container filled by processes of its own, as [`crate::fill`] says: the file, the
-    /// contents, the first process, where is written what was touched, and the address spaces.
+    /// first process, where is written what was touched, the files of the contents, and the address
+    /// spaces.
     pub fn fill(
         &mut self,
         container: &str,
         given: [BorrowedFd<'_>; FILL_DESCRIPTORS],
+        parts: &[OwnedFd],
         sources: &[OwnedFd],
     ) -> Result<(), LaunchError> {
-        let request = Request::Fill { id: id(container)?, sources: sources.len() as u8 };
-        let fds: Vec<_> = given.into_iter().chain(sources.iter().map(AsFd::as_fd)).collect();
+        let (id, more) = (id(container)?, parts.iter().chain(sources));
+        let (parts, sources) = (parts.len() as u8, sources.len() as u8);
+        let request = Request::Fill { id, parts, sources };
+        let fds: Vec<_> = given.into_iter().chain(more.map(AsFd::as_fd)).collect();
         self.done(&request, &fds)
     }
 

@@ -14,7 +14,7 @@
 //! To the keeper: [`Request`]; from it: [`Reply`]. To the newborn: [`ToNewborn`]; from it:
 //! [`FromNewborn`], 16 bytes that are written without allocation.
 
-use crate::fill::SOURCES_MAX;
+use crate::fill::{PARTS_MAX, SOURCES_MAX};
 
 /// First field of every message.
 pub const MAGIC: u32 = u32::from_ne_bytes(*b"DMK1");
@@ -27,10 +27,10 @@ pub const MAP_MAX_BYTES: usize = 2048;
 /// LIMIT: longest path of a log.
 pub const PATH_MAX_BYTES: usize = 4095;
 
-/// Descriptors that come with [`Request::Fill`] before those of address spaces.
-pub const FILL_DESCRIPTORS: usize = 4;
+/// Descriptors that come with [`Request::Fill`] before those of contents and address spaces.
+pub const FILL_DESCRIPTORS: usize = 3;
 /// LIMIT: descriptors that come with one message to the keeper.
-pub const DESCRIPTORS_MAX: usize = FILL_DESCRIPTORS + SOURCES_MAX;
+pub const DESCRIPTORS_MAX: usize = FILL_DESCRIPTORS + PARTS_MAX + SOURCES_MAX;
 
 /// Not a message of this protocol. The text says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -304,11 +304,13 @@ pub enum Request {
         after_ms: u64,
     },
     /// Memory of the container is to be filled while it runs. Descriptors: the file of
-    /// [`crate::fill`], the contents, its first process, where it is written what was touched, and so
-    /// many address spaces.
+    /// [`crate::fill`], its first process, where it is written what was touched, so many files of the
+    /// contents, and so many address spaces.
     Fill {
         /// The container.
         id: Id,
+        /// Files of the contents.
+        parts: u8,
         /// Address spaces.
         sources: u8,
     },
@@ -373,9 +375,9 @@ impl Request {
                 put_u64(&mut out, *after_ms);
                 out
             }
-            Self::Fill { id, sources } => {
+            Self::Fill { id, parts, sources } => {
                 let mut out = with_id(16, id);
-                out.push(*sources);
+                out.extend([*parts, *sources]);
                 out
             }
         }
@@ -425,11 +427,14 @@ impl Request {
             18 => Self::LetGoUnasked,
             15 => Self::Alarm { id: fields.id()?, after_ms: fields.u64()? },
             16 => {
-                let (id, sources) = (fields.id()?, fields.u8()?);
+                let (id, parts, sources) = (fields.id()?, fields.u8()?, fields.u8()?);
+                if !(1..=PARTS_MAX).contains(&usize::from(parts)) {
+                    return Err(Malformed("too many files of contents"));
+                }
                 if !(1..=SOURCES_MAX).contains(&usize::from(sources)) {
                     return Err(Malformed("too many address spaces"));
                 }
-                Self::Fill { id, sources }
+                Self::Fill { id, parts, sources }
             }
             _ => return Err(Malformed("it is of unknown kind")),
         };
@@ -443,7 +448,9 @@ impl Request {
             Self::Spawn(spawn) => spawn.descriptors(),
             Self::KeepConsole { .. } => 2,
             Self::KeepStdin { .. } | Self::Hold { .. } => 1,
-            Self::Fill { sources, .. } => FILL_DESCRIPTORS + usize::from(*sources),
+            Self::Fill { parts, sources, .. } => {
+                FILL_DESCRIPTORS + usize::from(*parts) + usize::from(*sources)
+            }
             _ => 0,
         }
     }

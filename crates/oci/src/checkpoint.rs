@@ -72,7 +72,7 @@ impl Runtime {
         let image = &options.image;
         fs::create_dir_all(image).map_err(Error::file("make directory", image))?;
         let place = Place::free(image)?;
-        let (stopped, figures) = save::save(&subject, &place.path, options.leave_running)?;
+        let (stopped, figures) = save::save(&subject, &place.path, None, options.leave_running)?;
         place.settle(image)?;
         let Some(stopped) = stopped else { return Ok(figures) };
         // ORDER: published above; now, and not before, the processes may go. With the first of a pid

@@ -148,7 +148,7 @@ impl Comeback {
             false => Some(process::own_streams(ids, user.uid)?),
         };
         let descriptor = |wanted: &Wanted| match wanted {
-            Wanted::Pages => Ok(load::pages_of(&self.reader)?),
+            Wanted::Pages(part) => Ok(load::pages_of(&self.reader)?.swap_remove(*part)),
             Wanted::Outside(name) => stream(streams.as_ref(), name),
             Wanted::Held(_) => Err(Error::Usage("nothing was held".into())),
             Wanted::Userfaults => Err(Error::Usage("all memory is read at once".into())),

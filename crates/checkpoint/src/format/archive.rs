@@ -13,8 +13,9 @@
 //! what comes in is checked while it comes: a part that was changed, cut or left out is refused by
 //! its name. Whatever it says is as little to be trusted as a checkpoint is ([`super`]).
 //!
-//! Parts of a checkpoint ([`pack`], [`unpack`]): `records` and `pages`, as the files of that name are.
-//! Others are the caller's.
+//! Parts of a checkpoint ([`pack`], [`unpack`]): `records` and `pages`, as the files of that name are
+//! where there is one file of pages; several become one, with zeros where one ends within a chunk. Others
+//! are the caller's.
 
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
@@ -336,12 +337,36 @@ fn broken(part: &str, error: io::Error) -> Error {
 /// Adds a checkpoint, whose contents are compared with their checksums on the way.
 pub fn pack<W: Write>(archive: &mut ArchiveWriter<W>, reader: &Reader) -> Result<()> {
     let failed = |e| Error::file("cannot write", ARCHIVE)(e);
+    let mut records = reader.records().clone();
+    records.pages = in_one_file(reader)?;
     let mut part = archive.part("records").map_err(failed)?;
-    part.write_all(&encode(reader.records())).map_err(failed)?;
+    part.write_all(&encode(&records)).map_err(failed)?;
     part.finish().map_err(failed)?;
     let mut part = archive.part("pages").map_err(failed)?;
-    reader.each_chunk(|chunk| part.write_all(chunk).map_err(failed))?;
+    let last = records.pages.chunks.len().saturating_sub(1);
+    let zeros = vec![0; CHUNK_BYTES as usize];
+    reader.each_chunk(|n, chunk| {
+        let more = if n == last { &[] } else { &zeros[chunk.len()..] };
+        part.write_all(chunk).and_then(|()| part.write_all(more)).map_err(failed)
+    })?;
     part.finish().map_err(failed)
+}
+
+/// Checksums of the pages of several files, as they are in one.
+fn in_one_file(reader: &Reader) -> Result<Pages> {
+    let Pages { bytes, mut chunks, .. } = reader.records().pages.clone();
+    let parts = reader.records().pages.parts();
+    let cut = parts.split_last().map_or(&[][..], |(_, before)| before);
+    for part in cut.iter().filter(|part| !part.end.is_multiple_of(CHUNK_BYTES)) {
+        let n = (part.end / CHUNK_BYTES) as usize;
+        reader.verify_some(|chunk| chunk == n)?;
+        let mut chunk = vec![0; CHUNK_BYTES as usize];
+        let at = n as u64 * CHUNK_BYTES;
+        let read = reader.pages().read_exact_at(&mut chunk[..(part.end - at) as usize], at);
+        read.map_err(Error::file("cannot read", "pages"))?;
+        chunks[n] = blake3::hash(&chunk).to_hex().to_string();
+    }
+    Ok(Pages { bytes, chunks, parts: Vec::new() })
 }
 
 /// Takes a checkpoint out of an archive: it becomes the directory `place` when everything is there
@@ -368,6 +393,7 @@ pub fn unpack<R: Read>(
     archive.end()?;
     let found = writer.pages()?;
     compare(&records, &found)?;
+    records.pages = found; // in one file, whatever they were in
     adapt(&mut records)?;
     check::records(&records)?;
     writer.publish(&records)

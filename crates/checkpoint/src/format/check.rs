@@ -17,8 +17,8 @@ use std::collections::{HashMap, HashSet};
 use dormouse_kernel::call::TERMIOS_BYTES;
 
 use super::{
-    About, Area, Backing, Bytes, Deleted, Filter, Lock, Memory, PAGE_BYTES, Process, Records, Run,
-    Schedule, Terminal, Thing, TmpfsKind,
+    About, Area, Backing, Bytes, Deleted, Filter, Lock, Memory, PAGE_BYTES, Pages, Process,
+    Records, Run, Schedule, Terminal, Thing, TmpfsKind,
 };
 use crate::clock::CLOCK_MAX_NS;
 use crate::error::{Error, Result};
@@ -50,21 +50,19 @@ pub const PERSONALITIES: u32 = 0x0ff6_0000 | 8;
 pub fn records(records: &Records) -> Result<()> {
     let part = |section: &str| format!("section '{section}'");
     let pages = &records.pages;
-    let chunks = pages.bytes.div_ceil(super::CHUNK_BYTES);
-    if !pages.bytes.is_multiple_of(PAGE_BYTES) || pages.chunks.len() as u64 != chunks {
+    if !pages.is_whole() {
         return Err(Error::damaged(part("page"), "checksums for another number of pages"));
     }
-    let page_count = pages.bytes / PAGE_BYTES;
     mount::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     net::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     about(&records.about).map_err(|what| Error::damaged(part("about"), what))?;
     for (n, memory) in records.memories.iter().enumerate() {
-        check_memory(memory, records, page_count)
+        check_memory(memory, records)
             .map_err(|what| Error::damaged(part("memory"), format!("number {n}: {what}")))?;
     }
     processes(records).map_err(|what| Error::damaged(part("process"), what))?;
     for (n, object) in records.objects.iter().enumerate() {
-        let sound = check_object(n, &object.thing, records, page_count);
+        let sound = check_object(n, &object.thing, records);
         sound.and_then(|()| net::place(object, records)).map_err(|what| {
             let name = object.thing.name();
             Error::damaged(part("object"), format!("number {n} ({name}): {what}"))
@@ -208,7 +206,7 @@ fn in_ipc(namespace: Option<usize>, records: &Records) -> Found {
     ensure(matches!(object(n, records)?, Thing::Ipc(_)), || "in no IPC namespace".into())
 }
 
-fn check_memory(memory: &Memory, records: &Records, page_count: u64) -> Found {
+fn check_memory(memory: &Memory, records: &Records) -> Found {
     let mut end = 0;
     ensure(memory.areas.len() <= 1 << 20, || "too many areas".into())?;
     for area in &memory.areas {
@@ -219,7 +217,7 @@ fn check_memory(memory: &Memory, records: &Records, page_count: u64) -> Found {
         ensure(inside, || said("overlaps another or nothing"))?;
         ensure(area.access <= 7, || said("access"))?;
         end = area.end;
-        check_area(area, records, page_count).map_err(|what| said(&what))?;
+        check_area(area, records).map_err(|what| said(&what))?;
     }
     if let Some((start, bytes)) = memory.vdso {
         let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
@@ -232,8 +230,8 @@ fn check_memory(memory: &Memory, records: &Records, page_count: u64) -> Found {
     }
 }
 
-fn check_area(area: &Area, records: &Records, page_count: u64) -> Found {
-    runs(&area.runs, area.start, area.end, page_count)?;
+fn check_area(area: &Area, records: &Records) -> Found {
+    runs(&area.runs, area.start, area.end, &records.pages)?;
     match area.backing {
         Backing::Anonymous => Ok(()),
         Backing::Huge { page_bytes } => {
@@ -272,21 +270,22 @@ fn huge_page(bytes: u64) -> Found {
     ensure(known, || "the size of its pages".into())
 }
 
-fn runs(runs: &[Run], start: u64, end: u64, page_count: u64) -> Found {
+fn runs(runs: &[Run], start: u64, end: u64, pages: &Pages) -> Found {
     let mut at = start;
     for run in runs {
         let bytes = run.pages.checked_mul(PAGE_BYTES).ok_or("too many pages")?;
         let run_end = run.address.checked_add(bytes).ok_or("too many pages")?;
         let fits = run.address.is_multiple_of(PAGE_BYTES) && run.address >= at && run_end <= end;
         ensure(fits && run.pages > 0, || format!("pages at {:x}", run.address))?;
-        let last = run.first.checked_add(run.pages);
-        ensure(last.is_some_and(|last| last <= page_count), || "pages that are not there".into())?;
+        let first = run.first.checked_mul(PAGE_BYTES);
+        let there = first.and_then(|first| Some(first..first.checked_add(bytes)?));
+        ensure(there.is_some_and(|all| pages.has(all)), || "pages that are not there".into())?;
         at = run_end;
     }
     Ok(())
 }
 
-fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> Found {
+fn check_object(n: usize, thing: &Thing, records: &Records) -> Found {
     let path = |path: &str| path.starts_with('/') && path.len() < TEXT_MAX && !path.contains('\0');
     match thing {
         Thing::File(file) => {
@@ -305,7 +304,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             };
             ensure(found, || "of nothing deleted".into())
         }
-        Thing::Deleted(deleted) => check_deleted(deleted, path, page_count),
+        Thing::Deleted(deleted) => check_deleted(deleted, path, &records.pages),
         Thing::MemoryFile(file) => {
             let name = &file.name;
             ensure(name.len() < 250 && !name.contains('\0'), || "its name".into())?;
@@ -317,7 +316,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
                 let whole = file.bytes.is_multiple_of(page_bytes) && file.bytes <= 1 << 46;
                 ensure(whole, || "its length".into())?;
             }
-            runs(&file.runs, 0, file.bytes.next_multiple_of(PAGE_BYTES), page_count)
+            runs(&file.runs, 0, file.bytes.next_multiple_of(PAGE_BYTES), &records.pages)
         }
         Thing::Device(device) => {
             let known = ["null", "zero", "full", "random", "urandom"];
@@ -346,7 +345,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
             for entry in &tmpfs.entries {
                 let TmpfsKind::File { bytes, runs: all } = &entry.what else { continue };
                 ensure(*bytes <= FILE_BYTES_MAX, || "a length".into())?;
-                runs(all, 0, bytes.next_multiple_of(PAGE_BYTES), page_count)?;
+                runs(all, 0, bytes.next_multiple_of(PAGE_BYTES), &records.pages)?;
             }
             Ok(())
         }
@@ -354,7 +353,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::SystemVMemory(memory) => {
             system_v::head(&memory.head, records)?;
             ensure((1..=1 << 46).contains(&memory.bytes), || "its length".into())?;
-            runs(&memory.runs, 0, memory.bytes.next_multiple_of(PAGE_BYTES), page_count)
+            runs(&memory.runs, 0, memory.bytes.next_multiple_of(PAGE_BYTES), &records.pages)
         }
         Thing::SystemVSemaphores(set) => system_v::semaphores(set, records),
         Thing::SystemVQueue(queue) => system_v::queue(queue, records),
@@ -415,12 +414,12 @@ fn check_object(n: usize, thing: &Thing, records: &Records, page_count: u64) -> 
         Thing::SharedMemory(memory) => {
             let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;
             ensure(sound, || "its length".into())?;
-            runs(&memory.runs, 0, memory.bytes, page_count)
+            runs(&memory.runs, 0, memory.bytes, &records.pages)
         }
     }
 }
 
-fn check_deleted(deleted: &Deleted, path: impl Fn(&str) -> bool, page_count: u64) -> Found {
+fn check_deleted(deleted: &Deleted, path: impl Fn(&str) -> bool, all: &Pages) -> Found {
     ensure(path(&deleted.place), || "its place".into())?;
     let kind = deleted.mode & libc::S_IFMT;
     ensure([libc::S_IFREG, libc::S_IFDIR].contains(&kind), || "no file".into())?;
@@ -432,7 +431,7 @@ fn check_deleted(deleted: &Deleted, path: impl Fn(&str) -> bool, page_count: u64
     ensure(deleted.attributes.iter().all(sound), || "its attributes".into())?;
     ensure(deleted.bytes <= FILE_BYTES_MAX, || "its length".into())?;
     let pages = deleted.bytes.next_multiple_of(PAGE_BYTES);
-    runs(&deleted.runs, 0, pages, page_count)
+    runs(&deleted.runs, 0, pages, all)
 }
 
 fn check_terminal(terminal: &Terminal, records: &Records) -> Found {
@@ -497,7 +496,7 @@ pub(crate) mod tests {
             processes: vec![process],
             memories: vec![Memory { areas: vec![area], ..Memory::default() }],
             objects: vec![Thing::File(file).into()],
-            pages: Pages { bytes: 4096, chunks: vec!["0".repeat(64)] },
+            pages: Pages { bytes: 4096, chunks: vec!["0".repeat(64)], parts: Vec::new() },
         }
     }
 
@@ -510,7 +509,7 @@ pub(crate) mod tests {
             records(&all).unwrap_err().to_string()
         };
         type Case = (fn(&mut Records), &'static str);
-        let cases: [Case; 12] = [
+        let cases: [Case; 15] = [
             (|r| r.processes[0].memory = Some(1), "no memory"),
             (
                 |r| r.memories[0].areas[0].backing = Backing::Huge { page_bytes: 2 << 20 },
@@ -531,6 +530,18 @@ pub(crate) mod tests {
                 "its own",
             ),
             (|r| r.pages.bytes = 8192 << 20, "another number"),
+            (|r| r.pages.parts = vec![4096, 4096], "another number"),
+            (|r| r.pages.parts = vec![0, u64::MAX - 4095], "another number"),
+            (
+                // Between the end of one file and the begin of the next.
+                |r| {
+                    let chunks = vec!["0".repeat(64); 2];
+                    let bytes = crate::format::CHUNK_BYTES + 4096;
+                    r.pages = Pages { bytes, chunks, parts: vec![4096; 2] };
+                    r.memories[0].areas[0].runs[0].first = 1;
+                },
+                "not there",
+            ),
             (|r| r.processes[0].pid = 3, "not the first"),
         ];
         for (change, text) in cases {

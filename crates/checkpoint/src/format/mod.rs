@@ -1,22 +1,30 @@
 //! What a checkpoint is on disk.
 //!
-//! A directory, mode 0700, of two files, mode 0600:
+//! A directory, mode 0700, of files, mode 0600:
 //!
 //! ```text
 //! records   "DORMCKPT"  u32 version  u32 sections
 //!           sections:   16 bytes name  u64 offset  u64 length  32 bytes BLAKE3
 //!           their bytes, JSON each, in the order of the table
 //!           32 bytes    BLAKE3 of everything before
-//! pages     contents of memory, 4,096 bytes a page, in the order in which areas name them
+//! pages     contents of memory, 4,096 bytes a page
+//! pages.1   more of them; up to `pages.7`
 //! ```
 //!
-//! Numbers are little-endian. The section `page` holds a BLAKE3 of every [`CHUNK_BYTES`] of `pages`,
+//! **Several files of pages** are numbered as if they were one: each begins where a chunk does, and
+//! pages between two of them are nobody's. All but the last are files of an earlier checkpoint of the
+//! same container, by hard links ([`Base`]): what is in them has not changed since and was not written
+//! again. No file is written to after it was published, so whoever removes, moves or damages one
+//! checkpoint does nothing to what another says.
+//!
+//! Numbers are little-endian. The section `page` holds a BLAKE3 of every [`CHUNK_BYTES`] of pages,
 //! so the last 32 bytes of `records` stand for all that a checkpoint is. Sections: `about`
 //! ([`About`]), `process` ([`Process`]), `memory` ([`Memory`]), `object` ([`Object`]), `page`
 //! ([`Pages`]).
 //!
 //! **Versions.** Fields and kinds are only added, each field with a default; a kind that a reader
-//! does not know is an error that names it. [`VERSION`] changes when an old reader would be wrong.
+//! does not know is an error that names it. [`VERSION`] changes when an old reader would be wrong; what
+//! such a one would read is written as [`VERSION_OF_ONE_FILE`] still.
 //!
 //! **Trust.** None: a checkpoint may come from anywhere. What is read is checked as a whole and per
 //! part ([`Reader`]), then every number that points to something ([`check`]), before anything is
@@ -28,6 +36,7 @@
 
 mod about;
 pub mod archive;
+mod base;
 mod cgroup;
 pub mod check;
 mod deleted;
@@ -44,6 +53,7 @@ mod mqueue;
 mod net;
 mod netlink;
 mod object;
+mod part;
 mod passing;
 mod pidfd;
 mod pipe;
@@ -67,6 +77,7 @@ mod uts;
 mod write;
 
 pub use about::{About, StatePart};
+pub use base::{Base, Of};
 pub(crate) use cgroup::{CGROUPS_AT, SETTINGS};
 pub use cgroup::{Cgroup, Cgroups};
 pub use deleted::Deleted;
@@ -84,6 +95,7 @@ pub use mqueue::{MessageQueue, OpenQueue, QueuedMessage};
 pub use net::Net;
 pub use netlink::Netlink;
 pub use object::{Descriptor, Object, Thing};
+pub use part::{PARTS_MAX, PageFiles, part_name};
 pub use pidfd::PidFd;
 pub use pipe::{DeletedFifo, Pipe, PipeEnd};
 pub use process::{Credentials, Limit, Process};
@@ -108,9 +120,11 @@ use serde::{Deserialize, Serialize};
 
 /// First bytes of `records`.
 pub const MAGIC: [u8; 8] = *b"DORMCKPT";
-/// The version that this code writes, and the only one it reads.
-pub const VERSION: u32 = 1;
-/// Bytes of `pages` under one checksum.
+/// The version that this code writes where there are several files of pages, the newest that it reads.
+pub const VERSION: u32 = 2;
+/// The version where there is one.
+pub const VERSION_OF_ONE_FILE: u32 = 1;
+/// Bytes of pages under one checksum.
 pub const CHUNK_BYTES: u64 = 1 << 20;
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
@@ -128,7 +142,7 @@ pub struct Records {
     pub memories: Vec<Memory>,
     /// Whatever descriptors, areas and other objects lead to.
     pub objects: Vec<Object>,
-    /// Checksums of `pages`.
+    /// Checksums of pages.
     pub pages: Pages,
 }
 
@@ -144,13 +158,16 @@ impl Records {
     }
 }
 
-/// How long `pages` is, and what it holds.
+/// How long the files of pages are, and what they hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pages {
-    /// Bytes of the file.
+    /// Where the last page ends, in bytes.
     pub bytes: u64,
-    /// BLAKE3 of every chunk, in hexadecimal; the last may be shorter.
+    /// BLAKE3 of every chunk, in hexadecimal; the last of a file may be shorter.
     pub chunks: Vec<String>,
+    /// Bytes of each file; nothing where there is one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<u64>,
 }
 
 /// Bytes, as base64 in records.

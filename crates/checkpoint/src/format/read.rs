@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use super::{CHUNK_BYTES, MAGIC, PAGE_BYTES, Records, SECTION_BYTES_MAX, VERSION, check};
+use super::{
+    CHUNK_BYTES, MAGIC, PAGE_BYTES, PageFiles, Records, SECTION_BYTES_MAX, VERSION,
+    VERSION_OF_ONE_FILE, check, part_name,
+};
 use crate::error::{Error, Result};
 
 /// A part of `records`.
@@ -45,8 +48,8 @@ impl Section {
 #[derive(Debug)]
 pub struct Reader {
     records: Records,
-    pages: File,
-    path: PathBuf,
+    pages: PageFiles,
+    dir: PathBuf,
 }
 
 impl Reader {
@@ -62,14 +65,19 @@ impl Reader {
             .read_to_end(&mut bytes)
             .map_err(Error::file("cannot read", &path))?;
         let records = decode(&bytes)?;
-        let path = dir.join("pages");
-        let pages = open(&path)?;
-        let length = pages.metadata().map_err(Error::file("cannot read", &path))?.len();
-        if length != records.pages.bytes {
-            let what = format!("{length} bytes where {} belong", records.pages.bytes);
-            return Err(Error::damaged("pages", what));
+        let mut files = Vec::new();
+        for (number, part) in records.pages.parts().into_iter().enumerate() {
+            let path = dir.join(part_name(number));
+            let file = open(&path)?;
+            let length = file.metadata().map_err(Error::file("cannot read", &path))?.len();
+            let expected = part.end - part.start;
+            if length != expected {
+                let what = format!("{length} bytes where {expected} belong");
+                return Err(Error::damaged(part_name(number), what));
+            }
+            files.push((part, file));
         }
-        Ok(Self { records, pages, path })
+        Ok(Self { records, pages: PageFiles::new(files), dir: dir.to_owned() })
     }
 
     /// The records.
@@ -77,12 +85,12 @@ impl Reader {
         &self.records
     }
 
-    /// The file `pages`.
-    pub fn pages(&self) -> &File {
+    /// The files of pages.
+    pub fn pages(&self) -> &PageFiles {
         &self.pages
     }
 
-    /// BLAKE3 of each [`CHUNK_BYTES`] of `pages`.
+    /// BLAKE3 of each [`CHUNK_BYTES`] of pages.
     pub fn checksums(&self) -> Result<Vec<[u8; 32]>> {
         let checksum = |text: &String| {
             let hash = blake3::Hash::from_hex(text).map(Into::into);
@@ -100,32 +108,38 @@ impl Reader {
 
     /// The same for chunks of which `which` says so, by their numbers.
     pub(crate) fn verify_some(&self, which: impl Fn(usize) -> bool) -> Result<()> {
-        self.each_chunk_of(which, |_| Ok(()))
+        self.each_chunk_of(which, |_, _| Ok(()))
     }
 
-    /// The same, and does something with each chunk that is right.
-    pub(crate) fn each_chunk(&self, act: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    /// The same, and does something with each chunk that is right, and its number.
+    pub(super) fn each_chunk(&self, act: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         self.each_chunk_of(|_| true, act)
     }
 
     fn each_chunk_of(
         &self,
         which: impl Fn(usize) -> bool,
-        mut act: impl FnMut(&[u8]) -> Result<()>,
+        mut act: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let Pages { bytes, chunks } = Pages::of(&self.records);
+        let chunks = &self.records.pages.chunks;
         let mut buffer = vec![0; CHUNK_BYTES as usize];
-        for (n, expected) in chunks.iter().enumerate().filter(|(n, _)| which(*n)) {
-            let at = n as u64 * CHUNK_BYTES;
-            let length = CHUNK_BYTES.min(bytes - at) as usize;
-            let chunk = &mut buffer[..length];
-            self.pages.read_exact_at(chunk, at).map_err(Error::file("cannot read", &self.path))?;
-            if blake3::hash(chunk).to_hex().as_str() != expected {
-                let first = at / PAGE_BYTES;
-                let whose = whose(&self.records, first, first + length as u64 / PAGE_BYTES);
-                return Err(Error::damaged("pages", whose));
+        for (number, (part, _)) in self.pages.parts().iter().enumerate() {
+            let first = (part.start / CHUNK_BYTES) as usize;
+            let end = part.end.div_ceil(CHUNK_BYTES) as usize;
+            for n in (first..end).filter(|n| which(*n)) {
+                let at = n as u64 * CHUNK_BYTES;
+                let length = CHUNK_BYTES.min(part.end - at) as usize;
+                let (chunk, name) = (&mut buffer[..length], part_name(number));
+                let read = self.pages.read_exact_at(chunk, at);
+                read.map_err(Error::file("cannot read", self.dir.join(&name)))?;
+                // As many checksums as was checked.
+                if blake3::hash(chunk).to_hex().as_str() != chunks[n] {
+                    let first = at / PAGE_BYTES;
+                    let whose = whose(&self.records, first, first + length as u64 / PAGE_BYTES);
+                    return Err(Error::damaged(name, whose));
+                }
+                act(n, chunk)?;
             }
-            act(chunk)?;
         }
         Ok(())
     }
@@ -143,17 +157,6 @@ pub(super) fn whose(records: &Records, first: u64, end: u64) -> String {
         }
     }
     "shared memory".into()
-}
-
-struct Pages<'r> {
-    bytes: u64,
-    chunks: &'r [String],
-}
-
-impl<'r> Pages<'r> {
-    fn of(records: &'r Records) -> Self {
-        Self { bytes: records.pages.bytes, chunks: &records.pages.chunks }
-    }
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -200,8 +203,8 @@ impl<'b> Table<'b> {
             return Err(head("it is no checkpoint"));
         }
         let version = number(8)?;
-        if version != VERSION {
-            let text = format!("format {version}, this program reads {VERSION}");
+        if ![VERSION_OF_ONE_FILE, VERSION].contains(&version) {
+            let text = format!("format {version}, this program reads {VERSION} and what is older");
             return Err(Error::Elsewhere(text));
         }
         let count = number(12)? as usize;

@@ -113,7 +113,8 @@ impl Sink {
         if !hashed.bytes.is_multiple_of(CHUNK_BYTES) {
             hashed.end_chunk();
         }
-        Ok(Pages { bytes: hashed.bytes, chunks: std::mem::take(&mut hashed.chunks) })
+        let chunks = std::mem::take(&mut hashed.chunks);
+        Ok(Pages { bytes: hashed.bytes, chunks, parts: Vec::new() })
     }
 
     /// It is on the disk.

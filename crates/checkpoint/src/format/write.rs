@@ -6,7 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::sink::Sink;
-use super::{MAGIC, PAGE_BYTES, Pages, Records, Section, VERSION};
+use super::{
+    Base, MAGIC, Of, PAGE_BYTES, Pages, Records, Section, VERSION, VERSION_OF_ONE_FILE, part_name,
+};
 use crate::error::{Error, Result};
 
 /// A checkpoint in the making. Dropped before [`Writer::publish`], it is removed.
@@ -14,12 +16,23 @@ use crate::error::{Error, Result};
 pub struct Writer {
     place: PathBuf,
     partial: PathBuf,
+    /// What is appended.
     pages: Sink,
+    /// What is there before it.
+    base: Option<Base>,
+    /// Bytes that were found there.
+    found_bytes: u64,
 }
 
 impl Writer {
     /// Begins a checkpoint that will be the directory `place`, which must not exist.
     pub fn begin(place: &Path) -> Result<Self> {
+        Self::begin_upon(place, None)
+    }
+
+    /// The same, of which what an earlier one has need not be written. Where its files cannot be had, as
+    /// they are on another disk, all is.
+    pub fn begin_upon(place: &Path, base: Option<Base>) -> Result<Self> {
         if place.exists() {
             let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
             return Err(Error::file("cannot make the checkpoint", place)(exists));
@@ -33,19 +46,32 @@ impl Writer {
             .mode(0o700)
             .create(&partial)
             .map_err(Error::file("cannot make directory", &partial))?;
-        let path = partial.join("pages");
+        let base = base.filter(|base| base.link_into(&partial));
+        let path = partial.join(part_name(base.as_ref().map_or(0, Base::parts)));
         let pages = Sink::new(path.clone(), create(&path)?);
-        Ok(Self { place: place.to_owned(), partial, pages })
+        Ok(Self { place: place.to_owned(), partial, pages, base, found_bytes: 0 })
     }
 
     /// Number of the next page.
     pub fn next_page(&self) -> u64 {
-        self.pages.bytes() / PAGE_BYTES
+        (self.base.as_ref().map_or(0, Base::end) + self.pages.bytes()) / PAGE_BYTES
     }
 
     /// Bytes that were appended.
-    pub fn bytes(&self) -> u64 {
+    pub fn new_bytes(&self) -> u64 {
         self.pages.bytes()
+    }
+
+    /// Bytes that were appended, or found.
+    pub fn bytes(&self) -> u64 {
+        self.pages.bytes() + self.found_bytes
+    }
+
+    /// The number of a page that need not be appended, since an earlier checkpoint has it.
+    pub fn find(&mut self, of: Of, address: u64, page: &[u8]) -> Option<u64> {
+        let found = self.base.as_mut()?.find(of, address, page)?;
+        self.found_bytes += PAGE_BYTES;
+        Some(found)
     }
 
     /// Appends whole pages. Where they cannot be written, that may be told by a later call.
@@ -53,9 +79,13 @@ impl Writer {
         self.pages.append(pages)
     }
 
-    /// Checksums of all that was appended.
+    /// Checksums of all that there is.
     pub fn pages(&mut self) -> Result<Pages> {
-        self.pages.pages()
+        let own = self.pages.pages()?;
+        Ok(match &self.base {
+            Some(base) => base.followed_by(own),
+            None => own,
+        })
     }
 
     /// Writes the records, makes everything durable and gives the checkpoint its name.
@@ -65,6 +95,10 @@ impl Writer {
         file.write_all(&encode(records)).map_err(Error::file("cannot write", &path))?;
         file.sync_all().map_err(Error::file("cannot write", &path))?;
         self.pages.make_durable()?;
+        if let (Some(base), 0) = (&self.base, self.pages.bytes()) {
+            let path = self.partial.join(part_name(base.parts()));
+            fs::remove_file(&path).map_err(Error::file("cannot remove", &path))?;
+        }
         let sync = |dir: &Path| {
             File::open(dir)
                 .and_then(|dir| dir.sync_all())
@@ -105,7 +139,8 @@ pub(crate) fn encode(records: &Records) -> Vec<u8> {
     ];
     let mut out = Vec::new();
     out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
+    let version = if pages.parts.is_empty() { VERSION_OF_ONE_FILE } else { VERSION };
+    out.extend_from_slice(&version.to_le_bytes());
     out.extend_from_slice(&(sections.len() as u32).to_le_bytes());
     let mut at = out.len() as u64 + sections.len() as u64 * 64;
     for (section, bytes) in &sections {

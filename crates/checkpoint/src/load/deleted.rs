@@ -70,11 +70,12 @@ pub(super) fn fill(
         let (mut at, mut left) = (run.address, run.pages * PAGE_BYTES);
         let mut from = run.first * PAGE_BYTES;
         while left > 0 {
-            let now = left.min(COPY_BYTES_MAX);
+            let (pages, place, room) = plan.contents_at(from);
+            let now = left.min(COPY_BYTES_MAX).min(room);
             let seek = [cell.into(), Arg::Number(at), Arg::from(libc::SEEK_SET)];
             sequence.call(what, Call::new(libc::SYS_lseek, seek).returns(at));
-            let offset = plan.builder.numbers(&[from]);
-            let args = [cell.into(), plan.pages.into(), offset.into(), now.into()];
+            let offset = plan.builder.numbers(&[place]);
+            let args = [cell.into(), pages.into(), offset.into(), now.into()];
             sequence.call(what, Call::new(libc::SYS_sendfile, args).returns(now));
             at += now;
             from += now;

@@ -326,29 +326,33 @@ pub(super) fn read<'a>(
     runs: impl Iterator<Item = (u64, &'a Run)>,
 ) {
     let mut pieces: Vec<u64> = Vec::new();
-    let (mut first, mut bytes) = (0, 0);
-    let pages = plan.pages;
-    let flush =
-        |plan: &mut Plan<'_>, sequence: &mut Sequence, pieces: &mut Vec<u64>, first, bytes| {
-            if bytes == 0 {
-                return;
-            }
-            let iov = plan.builder.numbers(pieces);
-            let count = pieces.len() as u64 / 2;
-            let args = [pages.into(), iov.into(), count.into(), Arg::Number(first), Arg::Number(0)];
-            sequence.call(what, Call::new(libc::SYS_preadv, args).returns(bytes));
-            pieces.clear();
-        };
+    let (mut from_file, mut first, mut bytes) = (plan.contents_at(0).0, 0, 0);
+    let flush = |plan: &mut Plan<'_>,
+                 sequence: &mut Sequence,
+                 pieces: &mut Vec<u64>,
+                 pages: Cell,
+                 first,
+                 bytes| {
+        if bytes == 0 {
+            return;
+        }
+        let iov = plan.builder.numbers(pieces);
+        let count = pieces.len() as u64 / 2;
+        let args = [pages.into(), iov.into(), count.into(), Arg::Number(first), Arg::Number(0)];
+        sequence.call(what, Call::new(libc::SYS_preadv, args).returns(bytes));
+        pieces.clear();
+    };
     for (address, run) in runs {
         let (mut at, mut left) = (address, run.pages * PAGE_BYTES);
         let mut from = run.first * PAGE_BYTES;
         while left > 0 {
-            let is_next = from == first + bytes;
+            let (file, place, room) = plan.contents_at(from);
+            let is_next = file == from_file && place == first + bytes;
             if !is_next || pieces.len() == PIECES_MAX * 2 || bytes == READ_BYTES_MAX {
-                flush(plan, sequence, &mut pieces, first, bytes);
-                (first, bytes) = (from, 0);
+                flush(plan, sequence, &mut pieces, from_file, first, bytes);
+                (from_file, first, bytes) = (file, place, 0);
             }
-            let now = left.min(READ_BYTES_MAX - bytes);
+            let now = left.min(READ_BYTES_MAX - bytes).min(room);
             if now >= LARGE_BYTES {
                 // KERNEL(5.14): before, they are made as they are read.
                 const MADV_POPULATE_WRITE: i32 = 23;
@@ -362,7 +366,7 @@ pub(super) fn read<'a>(
             left -= now;
         }
     }
-    flush(plan, sequence, &mut pieces, first, bytes);
+    flush(plan, sequence, &mut pieces, from_file, first, bytes);
 }
 
 /// What the kernel shows of the layout: arguments, heap, program.

@@ -71,7 +71,6 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::cpu::{self, StateComponent};
@@ -79,7 +78,8 @@ use dormouse_kernel::cpu::{self, StateComponent};
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{
-    About, Area, Cgroup, Descriptor, PAGE_BYTES, Reader, Records, StatePart, Terminal, Thing,
+    About, Area, Cgroup, Descriptor, PAGE_BYTES, PageFiles, Reader, Records, StatePart, Terminal,
+    Thing,
 };
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
@@ -114,7 +114,7 @@ pub struct Restore {
     /// Where the number of each object is while all are the first process's.
     cells: Vec<Option<Cell>>,
     /// The contents of memory.
-    pages: File,
+    pages: PageFiles,
     /// Directories that the configuration has in memory.
     memory: Vec<String>,
     /// What is in memory in mount namespaces inside, by object.
@@ -133,8 +133,8 @@ pub struct Restore {
 /// A descriptor that must come along, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
-    /// The contents of memory, readable.
-    Pages,
+    /// A part of the contents of memory, readable, by its number.
+    Pages(usize),
     /// What the engine called so when it was saved.
     Outside(String),
     /// The open file that was held of this object.
@@ -173,7 +173,8 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     credentials::check(&records, allowed)?;
     filter::check(&records, allowed)?;
     let work = hole(&records)?;
-    let mut wants = vec![Wanted::Pages];
+    let parts = records.pages.parts();
+    let mut wants: Vec<Wanted> = (0..parts.len()).map(Wanted::Pages).collect();
     for object in &records.objects {
         if let Thing::External(external) = &object.thing {
             let wanted = Wanted::Outside(external.name.clone());
@@ -320,8 +321,8 @@ struct Plan<'r> {
     /// The work area.
     work: u64,
     work_end: u64,
-    /// The contents of memory.
-    pages: Cell,
+    /// The contents of memory: which bytes of them each file has.
+    pages: Vec<(Range<u64>, Cell)>,
     outside: HashMap<String, Cell>,
     /// What was held, by object.
     held: HashMap<usize, Cell>,
@@ -363,13 +364,14 @@ impl<'r> Plan<'r> {
     ) -> Result<Self> {
         let mut builder = Builder::new(work, cells);
         let (mut outside, mut held) = (HashMap::new(), HashMap::new());
-        let mut pages = None;
+        let mut pages = Vec::new();
+        let parts = records.pages.parts();
         let mut lazy = Making::default();
         // ORDER: the first cells are filled by the newborn, in the order of what it was given.
         for wanted in wants {
             let cell = builder.cell().ok_or_else(too_many)?;
             match wanted {
-                Wanted::Pages => pages = Some(cell),
+                Wanted::Pages(part) => pages.push((parts[*part].clone(), cell)),
                 Wanted::Userfaults => lazy.device = Some(cell),
                 Wanted::Outside(name) => {
                     outside.insert(name.clone(), cell);
@@ -379,7 +381,6 @@ impl<'r> Plan<'r> {
                 }
             }
         }
-        let pages = pages.ok_or_else(too_many)?;
         let all = records.processes.iter();
         let above = all.clone().flat_map(|p| &p.descriptors).map(|d| d.number + 1).max();
         let tids = all.flat_map(|p| p.threads.iter().map(|t| t.tid).chain([p.pid]));
@@ -409,6 +410,14 @@ impl<'r> Plan<'r> {
             stand_ins: Vec::new(),
             stand_ins_from: 0,
         })
+    }
+
+    /// The file that some contents are in, where in it, and how many bytes follow there.
+    fn contents_at(&self, at: u64) -> (Cell, u64, u64) {
+        let part = self.pages.iter().find(|(part, _)| part.contains(&at));
+        // There is one for every page that is named, as was checked.
+        let (part, cell) = part.unwrap_or(&self.pages[0]);
+        (*cell, at - part.start, part.end.saturating_sub(at).max(PAGE_BYTES))
     }
 
     fn cell(&mut self) -> Result<Cell> {
@@ -491,7 +500,7 @@ fn fits_here(about: &About) -> Result<()> {
 }
 
 /// A part of what an area held.
-fn contents(pages: &File, area: &Area, range: Range<u64>) -> Result<Vec<u8>> {
+fn contents(pages: &PageFiles, area: &Area, range: Range<u64>) -> Result<Vec<u8>> {
     let mut all = vec![0; (range.end - range.start) as usize];
     for run in &area.runs {
         let start = run.address.max(range.start);
@@ -529,8 +538,9 @@ fn hole(records: &Records) -> Result<(u64, u64)> {
     Ok((best.0 + MARGIN, best.1 - 2 * MARGIN))
 }
 
-/// The contents of memory as a descriptor for [`Wanted::Pages`].
-pub fn pages_of(reader: &Reader) -> Result<OwnedFd> {
-    let copy = reader.pages().try_clone();
-    copy.map(OwnedFd::from).map_err(Error::file("cannot duplicate", "pages"))
+/// The contents of memory as descriptors, one for each part, in the order of [`Wanted::Pages`].
+pub fn pages_of(reader: &Reader) -> Result<Vec<OwnedFd>> {
+    let copy = |file: &File| file.try_clone().map(OwnedFd::from);
+    let all: std::io::Result<_> = reader.pages().files().map(copy).collect();
+    all.map_err(Error::file("cannot duplicate", "pages"))
 }

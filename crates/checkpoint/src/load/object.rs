@@ -108,13 +108,14 @@ pub(super) fn lift(
 /// The same for what came along.
 fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
     let given = plan.outside.values().chain(plan.held.values()).copied();
-    let given: Vec<Cell> = [plan.pages].into_iter().chain(plan.lazy.device).chain(given).collect();
+    let pages = plan.pages.iter().map(|(_, cell)| *cell);
+    let given: Vec<Cell> = pages.chain(plan.lazy.device).chain(given).collect();
     for cell in given {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));
     }
     // What is opened may come to have any number but the one that is set aside ([`Plan::reopen`]).
-    let args = [plan.pages.into(), (plan.above - 1).into(), Arg::from(libc::O_CLOEXEC)];
+    let args = [plan.contents_at(0).0.into(), (plan.above - 1).into(), Arg::from(libc::O_CLOEXEC)];
     sequence.call("a number that no process uses", Call::new(libc::SYS_dup3, args));
 }
 

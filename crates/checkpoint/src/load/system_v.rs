@@ -11,7 +11,7 @@ use dormouse_kernel::{Errno, pidfd};
 
 use super::Restore;
 use crate::error::{Error, Result};
-use crate::format::{PAGE_BYTES, Run, SystemVHead, Thing};
+use crate::format::{PAGE_BYTES, PageFiles, Run, SystemVHead, Thing};
 use crate::save::{Maps, system_v as namespace};
 
 /// Memory that goes with the last who detaches it: the namespaces that it is in, and its ids.
@@ -82,7 +82,7 @@ fn head(thing: &Thing) -> Option<&SystemVHead> {
 }
 
 /// Makes one, in the namespace of the thread that calls.
-fn make(thing: &Thing, maps: &Maps, pages: &File) -> std::result::Result<(), Errno> {
+fn make(thing: &Thing, maps: &Maps, pages: &PageFiles) -> std::result::Result<(), Errno> {
     match thing {
         Thing::SystemVMemory(memory) => {
             let size = memory.bytes as usize;
@@ -137,7 +137,7 @@ fn give(kind: SystemV, head: &SystemVHead, maps: &Maps) -> std::result::Result<(
     system_v::set_owner(kind, head.id, Owner { uid, gid, mode: head.mode })
 }
 
-pub(super) fn fill(file: &File, runs: &[Run], pages: &File) -> std::result::Result<(), Errno> {
+pub(super) fn fill(file: &File, runs: &[Run], pages: &PageFiles) -> std::result::Result<(), Errno> {
     let failed = |e: std::io::Error| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
     let length = rustix::fs::fstat(file.as_fd())?.st_size as u64;
     let mut page = vec![0; PAGE_BYTES as usize];

@@ -17,7 +17,7 @@ use rustix::fs::{
 use super::Restore;
 use super::system_v::fill;
 use crate::error::{Error, Result};
-use crate::format::{Thing, Tmpfs, TmpfsEntry, TmpfsKind};
+use crate::format::{PageFiles, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use crate::save::{Maps, tmpfs_at};
 
 /// LIMIT: directories in each other.
@@ -61,7 +61,7 @@ fn failed(tmpfs: &Tmpfs, path: &str) -> impl FnOnce(Errno) -> Error + use<> {
     move |e| Error::file("cannot restore", path)(e.into())
 }
 
-fn fill_in(place: &OwnedFd, tmpfs: &Tmpfs, maps: &Maps, pages: &File) -> Result<()> {
+fn fill_in(place: &OwnedFd, tmpfs: &Tmpfs, maps: &Maps, pages: &PageFiles) -> Result<()> {
     as_root_of(maps, || {
         for entry in &tmpfs.entries {
             make(place, entry, maps, pages).map_err(failed(tmpfs, &entry.path))?;
@@ -100,7 +100,7 @@ fn make(
     place: &OwnedFd,
     entry: &TmpfsEntry,
     maps: &Maps,
-    pages: &File,
+    pages: &PageFiles,
 ) -> std::result::Result<(), Errno> {
     let (dir, name) = parent(place, &entry.path)?;
     let mode = Mode::from_raw_mode(entry.mode & 0o7777);

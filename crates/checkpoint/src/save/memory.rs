@@ -20,7 +20,9 @@ use super::object::{Found, Survey, Why};
 use super::tree::Seen;
 use super::{deleted, file};
 use crate::error::{Error, Result};
-use crate::format::{Area, Backing, Bytes, Memory, PAGE_BYTES, Run, SharedMemory, Thing, Writer};
+use crate::format::{
+    Area, Backing, Bytes, Memory, Of, PAGE_BYTES, Run, SharedMemory, Thing, Writer,
+};
 
 /// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
 const KEPT: [&str; 10] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp"];
@@ -224,7 +226,8 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
             }
             Thing::MemoryFile(file) if file.huge_page_bytes.is_some() => {
                 let failed = Error::file("cannot read the contents of", &file.name);
-                file.runs = huge_runs(&contents, file.bytes, writer).map_err(failed)??;
+                let of = Of::Object(index);
+                file.runs = huge_runs(&contents, file.bytes, of, writer).map_err(failed)??;
                 continue;
             }
             Thing::MemoryFile(file) => (deleted::whole_pages(file.bytes), &mut file.runs),
@@ -232,7 +235,7 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
             _ => continue,
         };
         let failed = Error::file("cannot read the contents of", thing_name(&contents));
-        *runs = file_runs(&contents, bytes, writer).map_err(failed)??;
+        *runs = file_runs(&contents, bytes, Of::Object(index), writer).map_err(failed)??;
     }
     Ok(())
 }
@@ -246,6 +249,7 @@ fn thing_name(file: &File) -> String {
 pub(super) fn file_runs(
     file: &File,
     bytes: u64,
+    of: Of,
     writer: &mut Writer,
 ) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
@@ -257,8 +261,6 @@ pub(super) fn file_runs(
         };
         let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.next_multiple_of(PAGE_BYTES);
         let end = end.min(bytes);
-        let first = writer.next_page();
-        runs.push(Run { address: start, pages: (end - start) / PAGE_BYTES, first });
         at = start;
         while at < end {
             let length = (end - at).min(BATCH_BYTES);
@@ -266,7 +268,7 @@ pub(super) fn file_runs(
             buffer.resize(length as usize, 0); // what is behind the end of the file is zeros
             let n = file.read_at(&mut buffer, at)?;
             debug_assert!(n as u64 == length || at + n as u64 >= file.metadata()?.len());
-            if let Err(e) = writer.append(&buffer) {
+            if let Err(e) = put(&mut runs, of, at, &buffer, false, writer) {
                 return Ok(Err(e));
             }
             at += length;
@@ -276,21 +278,54 @@ pub(super) fn file_runs(
 }
 
 /// The same of memory of huge pages, which does not tell where its holes are: they are zeros.
-fn huge_runs(file: &File, bytes: u64, writer: &mut Writer) -> std::io::Result<Result<Vec<Run>>> {
+fn huge_runs(
+    file: &File,
+    bytes: u64,
+    of: Of,
+    writer: &mut Writer,
+) -> std::io::Result<Result<Vec<Run>>> {
     let mut runs = Vec::new();
     let mut buffer = vec![0; BATCH_BYTES as usize];
     for at in (0..bytes).step_by(BATCH_BYTES as usize) {
         let part = &mut buffer[..(bytes - at).min(BATCH_BYTES) as usize];
         file.read_exact_at(part, at)?;
-        let pages = (at..).step_by(PAGE_BYTES as usize).zip(part.chunks(PAGE_BYTES as usize));
-        for (address, page) in pages.filter(|(_, page)| *page != ZEROS) {
-            note(&mut runs, address, writer.next_page());
-            if let Err(e) = writer.append(page) {
-                return Ok(Err(e));
-            }
+        if let Err(e) = put(&mut runs, of, at, part, true, writer) {
+            return Ok(Err(e));
         }
     }
     Ok(Ok(runs))
+}
+
+/// Writes contents that begin at an address, but for pages that an earlier checkpoint has.
+fn put(
+    runs: &mut Vec<Run>,
+    of: Of,
+    start: u64,
+    contents: &[u8],
+    skips_zeros: bool,
+    writer: &mut Writer,
+) -> Result<()> {
+    // Pages that are next to each other are written at once.
+    let mut new = 0..0;
+    let places = (0..contents.len()).step_by(PAGE_BYTES as usize);
+    for (at, page) in places.zip(contents.chunks(PAGE_BYTES as usize)) {
+        if skips_zeros && page == ZEROS {
+            continue;
+        }
+        let address = start + at as u64;
+        let number = match writer.find(of, address, page) {
+            Some(known) => known,
+            None => {
+                if new.end != at {
+                    writer.append(&contents[std::mem::replace(&mut new, at..at)])?;
+                }
+                new.end = at + page.len();
+                writer.next_page() + (at - new.start) as u64 / PAGE_BYTES
+            }
+        };
+        note(runs, address, number);
+    }
+    writer.append(&contents[new])
 }
 
 /// What is kept from one process to the next.
@@ -456,6 +491,7 @@ impl<'p> Batch<'p> {
     ) -> Result<()> {
         let buffer = std::mem::take(&mut known.buffer);
         let mut rest = &buffer[..];
+        let of = Of::Process(self.seen.inner);
         // Pages that are next to each other are written at once.
         let mut new = 0..0;
         for (place, shared) in std::mem::take(&mut self.places).into_iter().zip(shared) {
@@ -469,9 +505,10 @@ impl<'p> Batch<'p> {
                     continue;
                 }
                 let next = writer.next_page() + new.len() as u64 / PAGE_BYTES;
+                let mut find = || writer.find(of, address, page).unwrap_or(next);
                 let number = match is_shared {
-                    true => *known.pages.entry(*blake3::hash(page).as_bytes()).or_insert(next),
-                    false => next,
+                    true => *known.pages.entry(*blake3::hash(page).as_bytes()).or_insert_with(find),
+                    false => find(),
                 };
                 if number == next && new.end == at {
                     new.end += page.len();

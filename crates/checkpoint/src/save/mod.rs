@@ -60,7 +60,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Records, Writer};
+use crate::format::{Base, Records, Writer};
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
@@ -134,6 +134,8 @@ pub struct Figures {
     pub threads: usize,
     /// Bytes of memory contents.
     pub bytes: u64,
+    /// Bytes of them that were written, as no earlier checkpoint had them.
+    pub new_bytes: u64,
     /// TCP connections, which are kept quiet until they are back.
     pub connections: usize,
     /// For how long everything stood still before, so that large memory could be copied ahead.
@@ -296,13 +298,18 @@ const PASSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Makes the directory `place` of a container's processes, and returns them with what it took: they
 /// stand still until they are dropped or killed. Those that are to `go_on` do so as soon as all is read,
-/// before it is on the disk.
+/// before it is on the disk. What an earlier checkpoint (`base`) has is not written again.
 ///
 /// Errors: as [`stop`], but what passes in a moment was waited for.
-pub fn save(subject: &Subject, place: &Path, go_on: bool) -> Result<(Option<Stopped>, Figures)> {
+pub fn save(
+    subject: &Subject,
+    place: &Path,
+    base: Option<&Base>,
+    go_on: bool,
+) -> Result<(Option<Stopped>, Figures)> {
     let began = Instant::now();
     loop {
-        let saved = Writer::begin(place).and_then(|mut writer| {
+        let saved = Writer::begin_upon(place, base.cloned()).and_then(|mut writer| {
             let (tree, mut before) = ready(subject, None)?;
             let mut known = memory::Known::default();
             let ahead = ahead::copy(subject, &tree, &before.blocks, &mut known, &mut writer)?;
@@ -416,6 +423,7 @@ impl Stopped {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),
             bytes: writer.bytes(),
+            new_bytes: writer.new_bytes(),
             connections: self.connections.count(),
             ahead: ahead.map_or(Duration::ZERO, Ahead::took),
             stop: self.took(),

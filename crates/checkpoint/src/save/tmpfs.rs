@@ -16,7 +16,7 @@ use super::object::{Found, Survey};
 use super::thread::Maps;
 use super::tree::Seen;
 use crate::error::{Error, Refusal, Result};
-use crate::format::{PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
+use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
 
 /// LIMIT: directories in each other.
 const DEPTH_MAX: usize = 64;
@@ -82,8 +82,9 @@ pub(super) fn add(survey: &mut Survey<'_>, tmpfs: Tmpfs, place: OwnedFd) -> usiz
 pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
     for (index, place) in std::mem::take(&mut found.memories) {
         let Thing::Tmpfs(tmpfs) = &mut found.objects[index].thing else { continue };
-        for entry in &mut tmpfs.entries {
+        for (n, entry) in tmpfs.entries.iter_mut().enumerate() {
             let TmpfsKind::File { bytes, runs } = &mut entry.what else { continue };
+            let of = Of::Entry(index, n);
             let path = format!("{}/{}", tmpfs.target, entry.path);
             let mut read = || {
                 let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -91,7 +92,7 @@ pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
                 let how = BELOW.difference(ResolveFlags::NO_XDEV);
                 let open = rustix::fs::openat2(&place, &entry.path, flags, Mode::empty(), how)?;
                 let file = File::from(open);
-                memory::file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), writer)
+                memory::file_runs(&file, bytes.next_multiple_of(PAGE_BYTES), of, writer)
             };
             *runs = read().map_err(Error::file("cannot read", &path))??;
         }

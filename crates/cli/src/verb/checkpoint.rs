@@ -140,6 +140,7 @@ fn tell(made: &Made, as_json: bool) -> Result<()> {
         return output::json_line(&json!({
             "path": made.path, "number": made.number, "processes": figures.processes,
             "threads": figures.threads, "bytes": figures.bytes,
+            "new_bytes": figures.new_bytes,
             "ahead_us": us(figures.ahead), "stop_us": us(figures.stop),
             "read_us": us(figures.read), "pause_us": us(figures.pause()),
             "publish_us": us(figures.publish),

@@ -72,7 +72,8 @@ pub(crate) struct Fill {
 struct Given {
     sources: Vec<OwnedFd>,
     file: File,
-    pages: File,
+    /// The contents, as [`Job::parts`] says.
+    pages: Vec<File>,
     /// The first process of the container.
     first: OwnedFd,
     touched: File,
@@ -91,14 +92,15 @@ pub(crate) enum Ended {
 
 impl Fill {
     /// Has it filled by processes of their own.
-    pub(crate) fn begin(id: Id, fds: Vec<OwnedFd>) -> Result<Self, Errno> {
+    pub(crate) fn begin(id: Id, parts: u8, fds: Vec<OwnedFd>) -> Result<Self, Errno> {
         let mut fds = fds.into_iter();
-        let [Some(file), Some(pages), Some(first), Some(touched)]: [_; FILL_DESCRIPTORS] =
+        let [Some(file), Some(first), Some(touched)]: [_; FILL_DESCRIPTORS] =
             std::array::from_fn(|_| fds.next())
         else {
             return Err(Errno::BADMSG);
         };
-        let (file, pages, touched) = (file.into(), pages.into(), File::from(touched));
+        let pages = fds.by_ref().take(usize::from(parts)).map(File::from).collect();
+        let (file, touched) = (file.into(), File::from(touched));
         let given = Given { file, pages, first, touched, sources: fds.collect() };
         let alive = start(&given)?;
         Ok(Self { id, given, alive, begins: 1 })
@@ -134,9 +136,10 @@ fn start(given: &Given) -> Result<OwnedFd, Errno> {
     // SAFETY: the keeper has one thread, so no lock is held by another.
     match unsafe { kernel::clone3(&args) }? {
         Cloned::Child => {
-            let own = [&given.file, &given.pages, &given.touched].map(AsRawFd::as_raw_fd);
+            let files = given.pages.iter().chain([&given.file, &given.touched]);
+            let own = files.map(AsRawFd::as_raw_fd);
             let more = given.sources.iter().chain([&given.first, &living]).map(AsRawFd::as_raw_fd);
-            close_all_but(own.into_iter().chain(more).collect());
+            close_all_but(own.chain(more).collect());
             // ORDER: what the keeper lets go of is open nowhere else, from here on.
             let code = match rustix::io::write(&living, &[0]) {
                 Ok(1) => live(given, true),
@@ -308,6 +311,9 @@ impl<'g> Filler<'g> {
     fn load(given: &'g Given, head: &'g Head, is_first: bool) -> Result<Self, Why> {
         let read = |e: std::io::Error| format!("what is left of its memory cannot be read: {e}");
         let job = Job::read(&given.file).map_err(read)?;
+        if job.parts.len() != given.pages.len() {
+            return Err("the files of its memory are not as many as were announced".into());
+        }
         if job.processes.len() != given.sources.len() {
             return Err("the address spaces to be filled are not as many as were announced".into());
         }
@@ -491,7 +497,8 @@ impl<'g> Filler<'g> {
         let bytes = (range.end - range.start).min(self.job.chunk_bytes - within) as usize;
         let slot = self.chunk(number)?;
         let fd = borrow(self.given, source);
-        let pages = &self.chunks[slot].1[within as usize..][..bytes];
+        let pages = self.chunks[slot].1.get(within as usize..within as usize + bytes);
+        let pages = pages.ok_or("what is left of its memory is beyond the end of a file")?;
         let (mut done, mut most) = (0, bytes);
         let mut lacks_since: Option<Instant> = None;
         let (mut waits, mut gone) = (false, None);
@@ -544,18 +551,23 @@ impl<'g> Filler<'g> {
             return Ok(self.chunks.len() - 1);
         }
         let at = number * self.job.chunk_bytes;
-        let length = self.job.chunk_bytes.min(self.job.bytes - at) as usize;
+        // One of a list ends within all of them, and may yet begin between two.
+        let places = self.job.places();
+        let part = places.iter().position(|part| part.contains(&at));
+        let part = part.ok_or("what is left of its memory is in no file")?;
+        let length = self.job.chunk_bytes.min(places[part].end - at) as usize;
         let mut chunk = match self.chunks.len() {
             CHUNKS_KEPT.. => self.chunks.remove(0).1,
             _ => Vec::new(),
         };
         chunk.resize(length, 0);
-        let read = self.given.pages.read_exact_at(&mut chunk, at);
+        let read = self.given.pages[part].read_exact_at(&mut chunk, at - places[part].start);
         read.map_err(|e| format!("its checkpoint cannot be read any more: {e}"))?;
         // Within, as every piece of a list is.
         if blake3::hash(&chunk).as_bytes() != &self.job.checksums[number as usize] {
             return Err(format!(
-                "its checkpoint is damaged: pages: chunk {number} of its memory is not what it was"
+                "its checkpoint is damaged: {}: chunk {number} of its memory is not what it was",
+                fill::part_name(part)
             ));
         }
         self.chunks.push((number, chunk));
