@@ -296,6 +296,7 @@ workloads! {
     vm_pairs_of_unix_sockets: "socketpair";
     vm_open_files_on_their_way: "rights";
     vm_unix_sockets: "unix";
+    vm_unix_connections_that_wait_and_were_written_to: "embryo";
     vm_peers_of_unix_sockets: "peer";
     vm_netlink_sockets: "netlink";
     vm_udp_sockets: "udp";
@@ -950,6 +951,19 @@ fn vm_a_parent_in_vfork_is_named_and_nothing_is_stopped() {
     assert_eq!(host.state_of("vfork"), "running");
     host.dm(&["exec", "vfork", "touch", "/go-0"]);
     wait_for_line(&host, "vfork", "ok");
+}
+
+/// Of what was written into a connection that nobody has accepted, all is saved or nothing.
+#[test]
+fn vm_a_descriptor_that_only_such_a_connection_has_is_named_and_nothing_is_stopped() {
+    let host = host();
+    start(&host, "embryo", &["--net", "none", "--env", "LOST=1"]);
+    wait_for_line(&host, "embryo", "ready 0");
+    let out = host.dm(&["checkpoint", "embryo"]);
+    assert!(out.status != 0 && out.stderr.contains("nobody has open any more"), "{out}");
+    assert_eq!(host.state_of("embryo"), "running");
+    host.dm(&["exec", "embryo", "touch", "/go-0"]);
+    wait_for_line(&host, "embryo", "ok");
 }
 
 #[test]

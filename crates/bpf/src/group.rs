@@ -301,7 +301,7 @@ struct Loaded {
 }
 
 /// The kernel keeps 15 bytes of a name.
-fn is_named(kept: &str, name: &str) -> bool {
+pub(crate) fn is_named(kept: &str, name: &str) -> bool {
     kept == &name[..name.len().min(15)]
 }
 

@@ -12,6 +12,7 @@
 pub mod abstract_unix;
 pub mod address;
 pub mod call;
+pub mod embryo;
 mod error;
 pub mod group;
 pub mod handshake;

@@ -135,7 +135,7 @@ fn describe(records: &Records, index: usize) -> String {
             _ => name.to_owned(),
         },
         Thing::UnixSocket(socket) => {
-            let bytes: usize = socket.received.iter().map(|m| m.data.0.len()).sum();
+            let bytes: usize = socket.on_its_way().map(|m| m.data.0.len()).sum();
             let path = socket.name.as_ref().map(|n| format!(" {n}")).unwrap_or_default();
             format!("{name}{path} with {bytes} bytes")
         }

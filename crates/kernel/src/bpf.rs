@@ -210,9 +210,9 @@ pub(crate) fn load(program: &Program<'_>) -> Result<OwnedFd> {
         .explain("bpf", || format!("PROG_LOAD, {:?} for {:?}", program.kind, program.attach))
 }
 
-/// Runs an iterator over tasks for one of them: what it writes is what is read from here.
-/// KERNEL(6.1): before, it would be run for all.
-pub(crate) fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
+/// Runs an iterator over tasks, or what they have, for one of them: what it writes is what is read from
+/// here (Documentation/bpf/bpf_iterators.rst). KERNEL(6.1): before, it would be run for all.
+pub fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
     struct Link {

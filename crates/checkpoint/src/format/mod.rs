@@ -112,7 +112,7 @@ pub use thread::{Filter, Restart, Rseq, Thread, TimeLimit};
 pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
 pub use udp::{Datagram, UdpSocket};
-pub use unix::{PeerCredentials, UnixFile, UnixMessage, UnixName, UnixPeer, UnixSocket};
+pub use unix::{PeerCredentials, UnixFile, UnixLeft, UnixMessage, UnixName, UnixPeer, UnixSocket};
 pub use uts::Uts;
 pub use write::Writer;
 

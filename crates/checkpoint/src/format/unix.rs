@@ -20,6 +20,9 @@ pub struct UnixSocket {
     /// Whom it speaks to.
     #[serde(default)]
     pub peer: UnixPeer,
+    /// Connections that wait to be accepted and whose other side was closed again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<UnixLeft>,
     /// What it has received and not read, a message each.
     #[serde(default)]
     pub received: Vec<UnixMessage>,
@@ -60,9 +63,25 @@ pub enum UnixPeer {
         /// Who has connected, as whoever accepts it will be told.
         #[serde(default)]
         by: Option<PeerCredentials>,
+        /// What was written into it already, a message each.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        sent: Vec<UnixMessage>,
     },
     /// It was closed.
     Gone,
+}
+
+/// A connection that waits to be accepted, and whose other side was closed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnixLeft {
+    /// Its place in the queue, from 0.
+    pub place: u32,
+    /// Who had connected.
+    #[serde(default)]
+    pub by: Option<PeerCredentials>,
+    /// What was written into it, a message each.
+    #[serde(default)]
+    pub sent: Vec<UnixMessage>,
 }
 
 /// The name of a unix socket.
@@ -79,6 +98,18 @@ pub struct UnixName {
     /// It was not bound itself, but accepted by a socket that was.
     #[serde(default)]
     pub inherited: bool,
+}
+
+impl UnixSocket {
+    /// All that is on its way from it or to it.
+    pub(crate) fn on_its_way(&self) -> impl Iterator<Item = &UnixMessage> {
+        let sent = match &self.peer {
+            UnixPeer::Waiting { sent, .. } => &sent[..],
+            _ => &[],
+        };
+        let left = self.left.iter().flat_map(|left| &left.sent);
+        self.received.iter().chain(sent).chain(left)
+    }
 }
 
 impl UnixName {

@@ -192,12 +192,12 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     if lazy.is_some() {
         wants.push(Wanted::Userfaults);
     }
-    // A sender that is gone is played by a socket of its own.
+    // A sender that is gone is played by a socket of its own, as is who has connected and left.
     let queued: usize = records
         .objects
         .iter()
         .map(|object| match &object.thing {
-            Thing::UnixSocket(socket) => socket.received.len(),
+            Thing::UnixSocket(socket) => socket.received.len() + socket.left.len() * 2,
             _ => 0,
         })
         .sum();

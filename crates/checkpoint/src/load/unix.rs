@@ -12,6 +12,9 @@
 //! A connection has its name from the socket that accepted it. So it is made by connecting to that
 //! socket and accepting; where that one is gone, to one in its place, for that moment.
 //!
+//! Who had connected and was closed before anybody accepted it is played by a socket that connects in
+//! its turn, and is closed when it has sent what the other had.
+//!
 //! Messages are sent when all sockets are there, since other sockets may come along with them; those of
 //! datagram sockets that have a name as soon as that leads to them.
 //!
@@ -29,7 +32,9 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 
 use super::{Plan, credentials, file, net, object, socket};
 use crate::error::{Error, Result};
-use crate::format::{PeerCredentials, Records, Thing, UnixMessage, UnixName, UnixPeer, UnixSocket};
+use crate::format::{
+    PeerCredentials, Records, Thing, UnixLeft, UnixMessage, UnixName, UnixPeer, UnixSocket,
+};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// What a file that is in the way is called meanwhile.
@@ -40,7 +45,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     let mut all = sockets(plan.records);
     // What was held is there, has its queue, and nobody inside speaks to it.
     all.retain(|index, _| !plan.held.contains_key(index));
-    let mut work = Work { plan, sequence, all, gone: Vec::new() };
+    let mut work = Work { plan, sequence, all, gone: Vec::new(), left: Vec::new() };
     work.new_ones()?;
     work.live_names();
     work.borrowed_names()?;
@@ -125,6 +130,16 @@ struct Work<'w, 'r> {
     all: BTreeMap<usize, &'r UnixSocket>,
     /// Whose peer was closed, and what plays it until all has been sent.
     gone: Vec<(usize, Cell)>,
+    /// Who has connected and was closed, likewise, and what it was.
+    left: Vec<(usize, Cell, &'r UnixLeft)>,
+}
+
+/// Who connects, and waits to be accepted.
+enum Caller<'r> {
+    /// A socket, an object.
+    Socket(usize, Option<&'r PeerCredentials>),
+    /// One that is closed again.
+    Left(&'r UnixLeft),
 }
 
 impl<'r> Work<'_, 'r> {
@@ -495,10 +510,10 @@ impl<'r> Work<'_, 'r> {
         let mut waiting = BTreeMap::new();
         for other in self.indices() {
             let socket = self.all[&other];
-            if let UnixPeer::Waiting { listener, place, by } = &socket.peer
+            if let UnixPeer::Waiting { listener, place, by, .. } = &socket.peer
                 && *listener == index
             {
-                waiting.insert((*place, other), by.as_ref());
+                waiting.insert((*place, other), Caller::Socket(other, by.as_ref()));
             }
             let borrows = socket.name.as_ref().is_some_and(|n| n.inherited)
                 && !self.is_made(other)
@@ -508,7 +523,17 @@ impl<'r> Work<'_, 'r> {
                 self.accept(other, cell, &name.bytes.0)?;
             }
         }
-        for ((_, client), by) in waiting {
+        for (n, left) in self.all[&index].left.iter().enumerate() {
+            waiting.insert((left.place, usize::MAX - n), Caller::Left(left));
+        }
+        for caller in waiting.into_values() {
+            let (client, by) = match caller {
+                Caller::Socket(client, by) => (client, by),
+                Caller::Left(left) => {
+                    self.leave(index, name, left)?;
+                    continue;
+                }
+            };
             let cell = self.plan.object(client)?;
             met_by(self, self.all[&client].peer_credentials.as_ref())?;
             self.act_as(client, by, |work| {
@@ -517,6 +542,19 @@ impl<'r> Work<'_, 'r> {
             })?;
         }
         met_by(self, own)
+    }
+
+    /// Has somebody connect who will be closed.
+    fn leave(&mut self, index: usize, name: &UnixName, left: &'r UnixLeft) -> Result<()> {
+        let cell = self.socket(index)?;
+        let what = self.what(index);
+        let cell = object::lift(self.plan, self.sequence, &what, cell)?;
+        self.act_as(index, left.by.as_ref(), |work| {
+            work.connect(index, cell, &name.bytes.0);
+            Ok(())
+        })?;
+        self.left.push((index, cell, left));
+        Ok(())
     }
 
     /// Makes an accepted socket at one that listens by that name.
@@ -669,10 +707,17 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// What connected sockets have received, the other one has sent.
+    /// What connected sockets have received, the other one has sent; and what those have sent whom nobody
+    /// has accepted.
     fn queues_of_pairs(&mut self) -> Result<()> {
         for index in self.indices() {
             let record = self.all[&index];
+            if let UnixPeer::Waiting { sent, .. } = &record.peer {
+                let own = self.plan.object(index)?;
+                for message in sent {
+                    self.send(index, own, message, None)?;
+                }
+            }
             let UnixPeer::Socket { object } = record.peer else { continue };
             if record.socket_type == libc::SOCK_DGRAM && !self.is_mutual(index, object) {
                 continue;
@@ -684,6 +729,12 @@ impl<'r> Work<'_, 'r> {
         }
         for (index, from) in std::mem::take(&mut self.gone) {
             for message in &self.all[&index].received {
+                self.send(index, from, message, None)?;
+            }
+            self.call(index, libc::SYS_close, [from.into()]);
+        }
+        for (index, from, left) in std::mem::take(&mut self.left) {
+            for message in &left.sent {
                 self.send(index, from, message, None)?;
             }
             self.call(index, libc::SYS_close, [from.into()]);

@@ -424,6 +424,12 @@ impl<'s> Survey<'s> {
         self.subject.hold && open.net.is_none()
     }
 
+    /// What a process has open at a number, if that is the one by which it was met.
+    pub(crate) fn open_at(&self, pid: u32, number: u32) -> Option<usize> {
+        let mut all = self.open_files.values().flatten();
+        all.find(|(other, at, _)| (*other, *at) == (pid, number)).map(|(.., index)| *index)
+    }
+
     /// Why something cannot be saved just now, and can be in a moment.
     pub(crate) fn passing(&mut self, why: Why) -> Why {
         self.found.passing += 1;

@@ -6,8 +6,11 @@
 //! left in their queue by MSG_PEEK, which copies the descriptors that come along; they may be sockets
 //! in whose queues there are others, so this goes on until no new one is met.
 //!
-//! A connection that waits to be accepted is a socket that nobody has open: what was written into
-//! it can be read by nobody, so it must be empty, which is waited for a moment.
+//! A connection that waits to be accepted is a socket that nobody has open: no call reads what was
+//! written into it. A program does ([`dormouse_bpf::embryo`]), where it is; descriptors that come along
+//! it tells by the addresses of their open files, and others who have those. LIMIT: where that program
+//! may not be loaded, and of what nobody else has open, it is waited for a moment that somebody accepts
+//! it.
 //!
 //! **Called from outside.** Others come to a socket whose file is on a volume, and to one that is
 //! connected to them. Of a container that falls asleep such a socket is [held](super::Subject::hold): as it is,
@@ -18,7 +21,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use dormouse_bpf::embryo::{self, Embryo, Embryos};
 use dormouse_kernel::call::{self, Namespace};
 use dormouse_kernel::pidfd;
 use rustix::event::PollFlags;
@@ -33,8 +38,8 @@ use super::tree::Seen;
 use super::{HeldFile, Wakes, diag, file, option, tcp};
 use crate::error::Refusal;
 use crate::format::{
-    Bytes, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixMessage, UnixName, UnixPeer,
-    UnixSocket,
+    Bytes, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixLeft, UnixMessage, UnixName,
+    UnixPeer, UnixSocket,
 };
 use crate::inject::peek::{Peeked, before_last_write, message};
 use crate::inject::script::{Answers, Script};
@@ -96,6 +101,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         name: None,
         backlog: None,
         peer: UnixPeer::None,
+        left: Vec::new(),
         received: Vec::new(),
         peer_credentials: None,
         shut: 0,
@@ -167,7 +173,7 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
     inherit(survey, &known);
     for (inode, socket) in &known {
         let waiting = said.get(inode).map_or(&[][..], |said| &said.waiting);
-        refused.extend(hold(survey, socket, waiting, &known).err().map(|why| (socket, why)));
+        refused.extend(hold(survey, socket, waiting, &known, tree).err().map(|why| (socket, why)));
     }
     for (socket, why) in refused {
         let why = match why {
@@ -197,8 +203,9 @@ fn hold(
     socket: &Socket,
     waiting: &[u32],
     known: &Known,
+    tree: &[Seen],
 ) -> Result<(), Refused> {
-    let objects = &mut survey.found.objects;
+    let objects = &survey.found.objects;
     let of = |thing: &Thing| match thing {
         Thing::UnixSocket(socket) => Some(socket.clone()),
         _ => None,
@@ -220,10 +227,11 @@ fn hold(
                        speak";
             return Err(Refused::For(why.into()));
         }
-        if let Thing::UnixSocket(record) = &mut objects[socket.object].thing {
-            record.held = false;
+        let left = left(survey, socket, waiting, known, tree)?;
+        if let Thing::UnixSocket(record) = &mut survey.found.objects[socket.object].thing {
+            (record.held, record.left) = (false, left);
         }
-        return nobody_waits(waiting, known);
+        return Ok(());
     }
     let failed =
         |e: std::io::Error| Refused::For(format!("a unix socket that cannot be held: {e}"));
@@ -245,11 +253,11 @@ fn is_accepted_by(connection: &UnixSocket, listener: &UnixSocket) -> bool {
 
 /// Nobody outside waits at a socket that listens.
 fn nobody_waits(waiting: &[u32], known: &Known) -> Result<(), Refused> {
-    if waiting.iter().all(|inode| known.contains_key(&u64::from(*inode))) {
+    if waiting.iter().all(|inode| *inode == 0 || known.contains_key(&u64::from(*inode))) {
         return Ok(());
     }
-    let why = "a unix socket at which a connection waits that somebody outside the container has made, \
-               or that was closed again";
+    let why =
+        "a unix socket at which a connection waits that somebody outside the container has made";
     Err(Refused::Passing(why.into()))
 }
 
@@ -334,20 +342,22 @@ fn fill(
     if said.listens {
         record.backlog = Some(said.queues.1.min(i32::MAX as u32) as i32);
         record.held = is_reached;
-        return if is_reached { Ok(()) } else { nobody_waits(&said.waiting, known) };
+        if !is_reached {
+            record.left = left(survey, socket, &said.waiting, known, tree)?;
+        }
+        return Ok(());
     }
     record.peer = match said.peer {
         None => UnixPeer::None,
         Some(0) => match waits(socket, all, known) {
-            Some((listener, place)) if said.queues.1 == 0 => {
+            Some((listener, place)) => {
                 // Nobody can ask the side that waits: it was made by whoever has this one.
                 let by = tree.iter().find(|seen| seen.pid == socket.pid).map(thread::as_peer);
-                UnixPeer::Waiting { listener, place, by }
-            }
-            Some(_) => {
-                let why = "a unix socket whose connection was not accepted yet and that has written \
-                           to it already, which is not saved";
-                return Err(Refused::Passing(why.into()));
+                let sent = match said.queues.1 {
+                    0 => Vec::new(),
+                    _ => written(survey, socket, listener, place, tree)?,
+                };
+                UnixPeer::Waiting { listener: listener.object, place, by, sent }
             }
             None => UnixPeer::Gone,
         },
@@ -425,13 +435,161 @@ impl Whose<'_> {
     }
 }
 
+/// What a socket has written into its connection, which waits at a place of a socket that listens.
+fn written(
+    survey: &Survey<'_>,
+    socket: &Socket,
+    listener: &Socket,
+    place: u32,
+    tree: &[Seen],
+) -> Result<Vec<UnixMessage>, Refused> {
+    let own = rustix::fs::fstat(&socket.copy).map_err(|e| not_now(&format!(": {e}")))?.st_ino;
+    let (found, sent) = look_into(survey, listener, place, tree)?;
+    match found.client == own {
+        true => Ok(sent),
+        false => Err(accepted_now()),
+    }
+}
+
+/// Those whose connections wait at a socket that listens, and who have closed them again. Nobody
+/// outside waits there.
+fn left(
+    survey: &Survey<'_>,
+    listener: &Socket,
+    waiting: &[u32],
+    known: &Known,
+    tree: &[Seen],
+) -> Result<Vec<UnixLeft>, Refused> {
+    nobody_waits(waiting, known)?;
+    let mut all = Vec::new();
+    for (place, _) in waiting.iter().enumerate().filter(|(_, inode)| **inode == 0) {
+        let place = place as u32;
+        let (found, sent) = look_into(survey, listener, place, tree)?;
+        if found.client != 0 {
+            return Err(accepted_now());
+        }
+        if found.named {
+            return Err(not_now(" and was closed, and whose name nobody has, which is not saved"));
+        }
+        let seen = tree.iter().find(|seen| seen.pid == listener.pid);
+        let by = seen.and_then(|seen| Whose { tree, maps: seen.maps() }.of(found.by));
+        let by = match (by, found.groups) {
+            (Some(who), Some(groups)) => {
+                let maps = seen.map(Seen::maps);
+                let inside = |gid| maps.map_or(u32::MAX, |maps| maps.owner(0, gid).1);
+                let groups = groups.into_iter().map(inside).filter(|gid| *gid != u32::MAX);
+                Some(PeerCredentials { groups: groups.collect(), ..who })
+            }
+            _ => {
+                return Err(not_now(
+                    " and was closed, by nobody that is known, which is not saved",
+                ));
+            }
+        };
+        all.push(UnixLeft { place, by, sent });
+    }
+    Ok(all)
+}
+
+/// Somebody may accept a connection, which changes what it is.
+fn not_now(what: &str) -> Refused {
+    Refused::Passing(format!("a unix socket whose connection was not accepted yet{what}"))
+}
+
+fn accepted_now() -> Refused {
+    not_now(" and is just now")
+}
+
+/// The connection that waits at a place of a socket that listens, and what was written into it.
+fn look_into(
+    survey: &Survey<'_>,
+    listener: &Socket,
+    place: u32,
+    tree: &[Seen],
+) -> Result<(Embryo, Vec<UnixMessage>), Refused> {
+    /// Loaded once somebody needs it. It reads one connection at a time.
+    static EMBRYOS: OnceLock<Result<Mutex<Embryos>, Why>> = OnceLock::new();
+    let loaded = EMBRYOS.get_or_init(|| Embryos::load().map(Mutex::new).map_err(|e| e.to_string()));
+    let mut embryos = match loaded {
+        Ok(embryos) => embryos.lock().unwrap_or_else(PoisonError::into_inner),
+        Err(why) => {
+            let what = format!(" and has something in it, which only BPF would tell ({why})");
+            return Err(not_now(&what));
+        }
+    };
+    let failed = |e: dormouse_kernel::CallError| not_now(&format!(": {e}"));
+    let seen = tree.iter().find(|seen| seen.pid == listener.pid).ok_or_else(accepted_now)?;
+    let found = embryos.read(listener.copy.as_fd(), place).map_err(failed)?;
+    let mut found = found.ok_or_else(accepted_now)?;
+    if found.urgent {
+        return Err(not_now(" and has a byte out of band (MSG_OOB), which is not saved"));
+    }
+    let messages = found.messages.take();
+    let messages = messages.ok_or_else(|| not_now(" and has more in it than is saved"))?;
+    let mut files: Vec<u64> = messages.iter().flat_map(|m| &m.files).copied().collect();
+    files.sort_unstable();
+    files.dedup();
+    if files.len() > embryo::FILES_MAX {
+        return Err(not_now(" and has more descriptors in it than are saved"));
+    }
+    let mut objects = HashMap::new();
+    if !files.is_empty() {
+        // What is on its way elsewhere is open here.
+        let holders = tree.iter().filter(|seen| !seen.is_zombie).map(|seen| seen.pid);
+        for pid in holders.chain([std::process::id()]) {
+            let holds = embryos.holders(pid, &files).map_err(failed)?;
+            let known = holds.into_iter().map(|(file, at)| (file, survey.open_at(pid, at)));
+            objects.extend(known.filter_map(|(file, object)| Some((file, object?))));
+        }
+    }
+    let Thing::UnixSocket(record) = &survey.found.objects[listener.object].thing else {
+        return Err(accepted_now());
+    };
+    let is_stream = record.socket_type == libc::SOCK_STREAM;
+    let whose = Whose { tree, maps: seen.maps() };
+    let mut all: Vec<UnixMessage> = Vec::new();
+    for message in messages {
+        if message.data.is_empty() {
+            return Err(not_now(" and has a packet of nothing in it, which is not saved"));
+        }
+        let object = |file| objects.get(file).copied();
+        let descriptors: Option<Vec<usize>> = message.files.iter().map(object).collect();
+        let Some(descriptors) = descriptors else {
+            let what =
+                " and has a descriptor in it that nobody has open any more, which is not saved";
+            return Err(not_now(what));
+        };
+        let can_be_sent = |n: &usize| survey.found.objects[*n].thing.may_be_on_its_way();
+        if !descriptors.iter().all(can_be_sent) {
+            return Err(not_now(" and has a descriptor in it of what is not saved on its way"));
+        }
+        let credentials = message.sender.and_then(|sender| whose.of(sender));
+        let goes_on = |last: &&mut UnixMessage| {
+            let alone = descriptors.is_empty() && last.descriptors.is_empty();
+            is_stream && alone && last.credentials == credentials
+        };
+        match all.last_mut().filter(goes_on) {
+            Some(last) => last.data.0.extend(message.data),
+            None => {
+                let (data, from) = (Bytes(message.data), Bytes::default());
+                all.push(UnixMessage { data, from, descriptors, credentials });
+            }
+        }
+    }
+    Ok((found, all))
+}
+
 /// At which socket a connection waits to be accepted, and as the how manieth.
-fn waits(socket: &Socket, all: &HashMap<u64, Said>, known: &Known) -> Option<(usize, u32)> {
+fn waits<'k>(
+    socket: &Socket,
+    all: &HashMap<u64, Said>,
+    known: &'k Known,
+) -> Option<(&'k Socket, u32)> {
     let inode = known.iter().find(|(_, one)| one.object == socket.object)?.0;
     known.iter().find_map(|(listener, one)| {
         let mut waiting = all.get(listener)?.waiting.iter();
         let place = waiting.position(|waiting| u64::from(*waiting) == *inode)?;
-        Some((one.object, place as u32))
+        Some((one, place as u32))
     })
 }
 

@@ -138,19 +138,20 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     let is_connection = socket.socket_type != libc::SOCK_DGRAM;
     options(&socket.options)?;
     ensure(socket.shut <= 3, || "how it was shut down".into())?;
-    let bytes: usize = socket.received.iter().map(|m| m.data.0.len()).sum();
+    let bytes: usize = socket.on_its_way().map(|m| m.data.0.len()).sum();
     let sound = |m: &UnixMessage| !m.data.0.is_empty() && m.from.0.len() <= UNIX_NAME_MAX;
-    let received = bytes <= CONTENT_MAX && socket.received.iter().all(sound);
+    let received = bytes <= CONTENT_MAX && socket.on_its_way().all(sound);
     ensure(received, || "what it received".into())?;
-    let mut credentials = socket.received.iter().flat_map(|m| &m.credentials);
+    let mut credentials = socket.on_its_way().flat_map(|m| &m.credentials);
     ensure(credentials.all(peer_credentials), || "who sent what it received".into())?;
     let by = match &socket.peer {
         UnixPeer::Waiting { by, .. } => by.as_ref(),
         _ => None,
     };
-    let mut credentials = socket.peer_credentials.iter().chain(by);
+    let left = socket.left.iter().flat_map(|left| &left.by);
+    let mut credentials = socket.peer_credentials.iter().chain(by).chain(left);
     ensure(credentials.all(peer_credentials), || "who its peer is".into())?;
-    for message in &socket.received {
+    for message in socket.on_its_way() {
         ensure(message.descriptors.len() <= DESCRIPTORS_MAX, || "descriptors".into())?;
         for n in &message.descriptors {
             let thing = object(*n, records)?;
@@ -178,6 +179,10 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     let listens = socket.backlog.is_some();
     let may_listen = is_connection && socket.name.is_some() && socket.received.is_empty();
     ensure(!listens || may_listen && socket.peer == UnixPeer::None, || "it listens".into())?;
+    let may_wait = (listens || socket.left.is_empty()) && socket.left.len() <= WAITING_MAX;
+    ensure(may_wait && socket.left.iter().all(|left| left.place < NUMBER_MAX), || {
+        "who waits at it".into()
+    })?;
     let other = |n: usize| match object(n, records)? {
         Thing::UnixSocket(other) if other.socket_type == socket.socket_type => Ok(other),
         _ => Err("its peer is none".to_owned()),
@@ -209,7 +214,7 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
-    use crate::format::{Bytes, Connection, UnixName};
+    use crate::format::{Bytes, Connection, UnixLeft, UnixName};
 
     /// A pair of sockets, of which the second was accepted at a third, which listens.
     fn sockets() -> Records {
@@ -223,6 +228,7 @@ mod tests {
             name,
             backlog,
             peer,
+            left: Vec::new(),
             received: Vec::new(),
             peer_credentials: None,
             shut: 0,
@@ -244,6 +250,10 @@ mod tests {
         records
     }
 
+    fn waits_at(listener: usize, place: u32) -> UnixPeer {
+        UnixPeer::Waiting { listener, place, by: None, sent: Vec::new() }
+    }
+
     #[test]
     fn sockets_that_cannot_be_are_refused() {
         assert!(records(&sockets()).is_ok());
@@ -253,6 +263,53 @@ mod tests {
         assert!(who(Some(7)).is_some_and(|who| peer_credentials(&who)));
         assert!(!who(Some(0)).is_some_and(|who| peer_credentials(&who)));
         assert!(!who(Some(NUMBER_MAX)).is_some_and(|who| peer_credentials(&who)));
+        let waiting = |data: &[u8], descriptors, credentials| {
+            let (data, from) = (Bytes(data.to_vec()), Bytes::default());
+            let sent = vec![UnixMessage { data, from, descriptors, credentials }];
+            UnixPeer::Waiting { listener: 3, place: 0, by: None, sent }
+        };
+        // The first one connects where the third listens, and has written to it.
+        let written = |data: &[u8], descriptors, credentials| {
+            let mut all = sockets();
+            let mut things = all.objects.iter_mut().filter_map(|o| match &mut o.thing {
+                Thing::UnixSocket(socket) => Some(socket),
+                _ => None,
+            });
+            let (one, other) = (things.next().unwrap(), things.next().unwrap());
+            one.peer = waiting(data, descriptors, credentials);
+            one.received.clear();
+            (other.peer, other.name) = (UnixPeer::None, None);
+            records(&all).map(drop).map_err(|e| e.to_string())
+        };
+        assert_eq!(written(b"a", vec![0], who(Some(7))), Ok(()));
+        let refused = |found: std::result::Result<(), String>, text: &str| {
+            assert!(found.as_ref().is_err_and(|said| said.contains(text)), "{text}: {found:?}");
+        };
+        refused(written(b"", Vec::new(), None), "what it received");
+        refused(written(b"a", vec![99], None), "object 99");
+        refused(written(b"a", vec![4], None), "which cannot be sent");
+        refused(written(b"a", vec![0; 254], None), "descriptors");
+        refused(written(b"a", Vec::new(), who(Some(0))), "who sent what it received");
+        let left = |data: &[u8], place, pid| {
+            let (data, from, by) = (Bytes(data.to_vec()), Bytes::default(), who(pid));
+            let sent = vec![UnixMessage { data, from, descriptors: vec![0], credentials: None }];
+            UnixLeft { place, by, sent }
+        };
+        let with_left = |at: usize, left: Vec<UnixLeft>| {
+            let mut all = sockets();
+            let things = all.objects.iter_mut().filter_map(|o| match &mut o.thing {
+                Thing::UnixSocket(socket) => Some(socket),
+                _ => None,
+            });
+            things.skip(at).take(1).for_each(|socket| socket.left.clone_from(&left));
+            records(&all).map(drop).map_err(|e| e.to_string())
+        };
+        assert_eq!(with_left(2, vec![left(b"a", 0, Some(7))]), Ok(()));
+        refused(with_left(0, vec![left(b"a", 0, None)]), "who waits at it");
+        refused(with_left(2, vec![left(b"a", NUMBER_MAX, None)]), "who waits at it");
+        refused(with_left(2, vec![left(b"a", 0, None); WAITING_MAX + 1]), "who waits at it");
+        refused(with_left(2, vec![left(b"a", 0, Some(0))]), "who its peer is");
+        refused(with_left(2, vec![left(b"", 0, None)]), "what it received");
         let cases: [Case; 17] = [
             (|s| s[0].received[0].descriptors = vec![99], "object 99"),
             (|s| s[0].received[0].descriptors = vec![4], "which cannot be sent"),
@@ -262,14 +319,8 @@ mod tests {
             (|s| s[0].peer = UnixPeer::Socket { object: 99 }, "object 99"),
             (|s| s[0].peer = UnixPeer::Socket { object: 0 }, "its peer is none"),
             (|s| s[0].peer = UnixPeer::Socket { object: 3 }, "has another"),
-            (
-                |s| s[0].peer = UnixPeer::Waiting { listener: 2, place: 0, by: None },
-                "nobody listens",
-            ),
-            (
-                |s| s[0].peer = UnixPeer::Waiting { listener: 3, place: u32::MAX, by: None },
-                "nobody listens",
-            ),
+            (|s| s[0].peer = waits_at(2, 0), "nobody listens"),
+            (|s| s[0].peer = waits_at(3, u32::MAX), "nobody listens"),
             (|s| s[0].received[0].data.0.clear(), "what it received"),
             (|s| s[0].received[0].from.0 = vec![b'a'; 200], "what it received"),
             (|s| s[1].name.as_mut().unwrap().bytes.0 = vec![b'a'; 200], "its name"),

@@ -1,0 +1,456 @@
+/* What waits in the queue of a unix socket that listens: connections that nobody has accepted, and what
+ * was written into them.
+ *
+ * Such a connection (the kernel calls it an embryo) is a socket that no process has and no call leads
+ * to but accept(2), which takes it out for good. So it is read where it is: the socket that listens is
+ * an open file of the process that is looked at (an iterator over its files), its queue has one packet
+ * for each connection, which leads to its socket, and that one's queue has what was written. Memory is
+ * read by addresses, and a read that fails is no more than that. Nothing is held: so in the end it is
+ * looked whether the connection still waits, since as long as it does nothing is taken out of it, and
+ * nobody comes to wait there a second time.
+ *
+ * A write of more than a page is in pages of its own, which the packet names by their descriptions
+ * (struct page). Where the kernel has all memory mapped, and where it describes it, are variables that
+ * not every kernel has a symbol for. But both are in the same order, so one page that is known by both
+ * gives all others: that of a file in memory, which the loader has filled with numbers that are nowhere
+ * else. Its description is found through the file; its contents are looked for (dm_embryo_find), below
+ * where other objects of the kernel are, at the place that its physical address has from each beginning
+ * that there might be.
+ *
+ * KERNEL(6.9): the pages of a packet (netmem); iterators over the files of one task are of 6.1. */
+#include <linux/types.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include "record.h"
+
+#define FAMILY_UNIX 1
+#define STATE_LISTEN 10
+#define PAGE_SHIFT 12
+#define FILES_MAX 253 /* of one message (SCM_MAX_FD) */
+#define WAITING_MAX 65536
+#define WANTED_MAX 4096
+#define BEGINS_AT 30 /* the memory that is mapped begins at a multiple of this power of two */
+#define BEGINNINGS_MAX 65536
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dm_embryo);
+} dm_embryo SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, DM_PIECES_MAX);
+	__type(key, __u32);
+	__type(value, struct dm_embryo_piece);
+} dm_embryo_piece SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dm_embryo_page);
+} dm_embryo_page SEC(".maps");
+
+/* Addresses of open files whose holders are asked for. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, WANTED_MAX);
+	__type(key, __u64);
+	__type(value, __u32);
+} dm_embryo_file SEC(".maps");
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct seq_file;
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+struct pid_namespace;
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+};
+struct pid {
+	unsigned int level;
+	struct upid numbers[1];
+};
+struct task_struct {
+	struct pid *thread_pid;
+};
+struct inode {
+	unsigned long i_ino;
+};
+struct xarray {
+	void *xa_head;
+};
+struct address_space {
+	struct xarray i_pages;
+};
+struct file {
+	struct inode *f_inode;
+	struct address_space *f_mapping;
+};
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
+};
+struct sk_buff;
+struct sk_buff_head {
+	struct sk_buff *next;
+};
+struct sock_common {
+	unsigned short skc_family;
+	unsigned char skc_state;
+};
+struct socket;
+typedef struct {
+	unsigned int val;
+} kuid_t;
+typedef struct {
+	unsigned int val;
+} kgid_t;
+struct group_info {
+	int ngroups;
+	kgid_t gid[1];
+};
+struct cred {
+	kuid_t euid;
+	kgid_t egid;
+	struct group_info *group_info;
+};
+struct sock {
+	struct sock_common __sk_common;
+	struct sk_buff_head sk_receive_queue;
+	struct socket *sk_socket;
+	struct pid *sk_peer_pid;
+	const struct cred *sk_peer_cred;
+};
+struct socket {
+	struct file *file;
+	struct sock *sk;
+};
+struct unix_address;
+struct unix_sock {
+	struct sock sk;
+	struct unix_address *addr;
+	struct sock *peer;
+	struct sk_buff *oob_skb;
+};
+struct sk_buff {
+	struct sk_buff *next;
+	struct sock *sk;
+	unsigned int len;
+	unsigned int data_len;
+	unsigned int end;
+	unsigned char *head;
+	unsigned char *data;
+	char cb[48];
+};
+struct skb_frag {
+	unsigned long netmem;
+	unsigned int len;
+	unsigned int offset;
+};
+struct skb_shared_info {
+	__u8 nr_frags;
+	struct sk_buff *frag_list;
+	struct skb_frag frags[1];
+};
+struct page {
+	unsigned long flags;
+};
+struct scm_fp_list {
+	short count;
+	struct file *fp[FILES_MAX];
+};
+struct unix_skb_parms {
+	struct pid *pid;
+	kuid_t uid;
+	kgid_t gid;
+	struct scm_fp_list *fp;
+};
+#pragma clang attribute pop
+
+/* Where in a queue somebody is. */
+struct place {
+	__u64 head, packet;
+	__u32 left;
+};
+
+static __u64 after(__u64 packet)
+{
+	return (__u64)BPF_CORE_READ((struct sk_buff *)packet, next);
+}
+
+static long next_place(__u64 n, struct place *at)
+{
+	if (at->packet == at->head || !at->packet || !at->left)
+		return 1;
+	at->packet = after(at->packet);
+	at->left--;
+	return 0;
+}
+
+/* The connection that waits at a place. */
+static struct unix_sock *waiting_at(struct sock *listener, __u32 place)
+{
+	struct place at = {.left = place};
+	struct sk_buff *packet;
+
+	at.head = (__u64)listener + bpf_core_field_offset(struct sock, sk_receive_queue);
+	at.packet = (__u64)BPF_CORE_READ(listener, sk_receive_queue.next);
+	bpf_loop(WAITING_MAX, next_place, &at, 0);
+	if (at.left || at.packet == at.head || !at.packet)
+		return NULL;
+	packet = (struct sk_buff *)at.packet;
+	return (struct unix_sock *)BPF_CORE_READ(packet, sk);
+}
+
+/* The number of a process in the pid namespace of whoever asks, or 0. */
+static __u32 number_of(struct pid *pid)
+{
+	struct task_struct *self = (struct task_struct *)bpf_get_current_task();
+	struct pid *own = BPF_CORE_READ(self, thread_pid);
+	__u32 level = BPF_CORE_READ(own, level), size = bpf_core_type_size(struct upid);
+	__u64 at = bpf_core_field_offset(struct pid, numbers) + level * size;
+	struct upid *here = (void *)((__u64)own + at), *there = (void *)((__u64)pid + at);
+
+	if (BPF_CORE_READ(pid, level) < level || BPF_CORE_READ(here, ns) != BPF_CORE_READ(there, ns))
+		return 0;
+	return BPF_CORE_READ(there, nr);
+}
+
+/* Where in what was written somebody is. */
+struct walk {
+	__u64 head, packet;
+	__u32 part; /* of a packet: files that come along, its head, its pages */
+	__u32 at; /* in that part, in bytes */
+	__u32 message;
+	__u32 pieces;
+	__u32 broken;
+	__u64 page, address; /* a page that is known */
+};
+
+/* Where the page is that is described there. */
+static __u64 address_of(const struct walk *walk, __u64 page)
+{
+	__u32 size = bpf_core_type_size(struct page);
+
+	if (page < walk->page)
+		return walk->address - ((walk->page - page) / size << PAGE_SHIFT);
+	return walk->address + ((page - walk->page) / size << PAGE_SHIFT);
+}
+
+static void next_part(struct walk *walk, __u32 last)
+{
+	walk->at = 0;
+	if (walk->part++ < last)
+		return;
+	walk->part = 0;
+	walk->message++;
+	walk->packet = after(walk->packet);
+}
+
+/* Copies the next piece. */
+static long next_piece(__u64 n, struct walk *walk)
+{
+	struct sk_buff *packet = (struct sk_buff *)walk->packet;
+	struct skb_shared_info *shared;
+	struct unix_skb_parms *about;
+	struct dm_embryo_piece *piece;
+	__u64 from;
+	__u32 last, length, bytes, key = walk->pieces;
+
+	if (walk->packet == walk->head)
+		return 1;
+	if (!packet)
+		goto broken;
+	shared = (void *)(BPF_CORE_READ(packet, head) + BPF_CORE_READ(packet, end));
+	about = (void *)(walk->packet + bpf_core_field_offset(struct sk_buff, cb));
+	last = 1 + BPF_CORE_READ(shared, nr_frags);
+	if (walk->part == 0) {
+		struct scm_fp_list *list = BPF_CORE_READ(about, fp);
+
+		if (!list) {
+			next_part(walk, last);
+			return 0;
+		}
+		from = (__u64)list + bpf_core_field_offset(struct scm_fp_list, fp);
+		length = BPF_CORE_READ(list, count) * 8;
+		if (length > FILES_MAX * 8)
+			goto broken;
+	} else if (walk->part == 1) {
+		from = (__u64)BPF_CORE_READ(packet, data);
+		length = BPF_CORE_READ(packet, len) - BPF_CORE_READ(packet, data_len);
+		if (BPF_CORE_READ(shared, frag_list))
+			goto broken;
+	} else {
+		struct skb_frag *part = (void *)((__u64)shared +
+						 bpf_core_field_offset(struct skb_shared_info, frags) +
+						 (walk->part - 2) * bpf_core_type_size(struct skb_frag));
+		__u64 page = BPF_CORE_READ(part, netmem);
+
+		if (!walk->address || page & 1) /* memory of a device */
+			goto broken;
+		from = address_of(walk, page) + BPF_CORE_READ(part, offset);
+		length = BPF_CORE_READ(part, len);
+	}
+	if (walk->at > length)
+		goto broken;
+	bytes = length - walk->at;
+	if (bytes > DM_PIECE_BYTES)
+		bytes = DM_PIECE_BYTES;
+	/* A head may be empty where there are pages. */
+	if (!bytes && (walk->part != 1 || last > 1)) {
+		next_part(walk, last);
+		return 0;
+	}
+	piece = bpf_map_lookup_elem(&dm_embryo_piece, &key);
+	if (!piece)
+		goto broken;
+	piece->message = walk->message;
+	piece->bytes = bytes;
+	piece->files = walk->part == 0;
+	piece->known = BPF_CORE_READ(about, pid) != NULL;
+	if (piece->known) {
+		piece->pid = number_of(BPF_CORE_READ(about, pid));
+		piece->uid = BPF_CORE_READ(about, uid.val);
+		piece->gid = BPF_CORE_READ(about, gid.val);
+	}
+	if (bpf_probe_read_kernel(piece->data, bytes, (void *)(from + walk->at)))
+		goto broken;
+	walk->pieces++;
+	walk->at += bytes;
+	if (walk->at == length)
+		next_part(walk, last);
+	return 0;
+broken:
+	walk->broken = 1;
+	return 1;
+}
+
+/* Who has connected, as whoever accepts it would be told. */
+static void tell_who(struct dm_embryo *asked, struct unix_sock *embryo)
+{
+	struct pid *pid = BPF_CORE_READ(embryo, sk.sk_peer_pid);
+	const struct cred *cred = BPF_CORE_READ(embryo, sk.sk_peer_cred);
+	struct group_info *groups = BPF_CORE_READ(cred, group_info);
+	__u32 bytes = BPF_CORE_READ(groups, ngroups) * sizeof(kgid_t);
+
+	asked->pid = number_of(pid);
+	asked->uid = BPF_CORE_READ(cred, euid.val);
+	asked->gid = BPF_CORE_READ(cred, egid.val);
+	asked->groups = bytes / sizeof(kgid_t);
+	if (bytes <= sizeof asked->group)
+		bpf_probe_read_kernel(asked->group, bytes,
+				      (void *)((__u64)groups +
+					       bpf_core_field_offset(struct group_info, gid)));
+}
+
+SEC("iter/task_file")
+int dm_embryo_read(struct bpf_iter__task_file *context)
+{
+	struct file *file = context->file;
+	struct walk walk = {};
+	struct unix_sock *embryo;
+	struct socket *socket;
+	struct dm_embryo_page *known;
+	struct dm_embryo *asked;
+	struct sock *listener, *client;
+	__u32 zero = 0;
+
+	asked = bpf_map_lookup_elem(&dm_embryo, &zero);
+	if (!file || !asked || context->fd != asked->fd)
+		return 0;
+	socket = bpf_sock_from_file(file);
+	if (!socket)
+		return 0;
+	listener = BPF_CORE_READ(socket, sk);
+	if (!listener || BPF_CORE_READ(listener, __sk_common.skc_family) != FAMILY_UNIX ||
+	    BPF_CORE_READ(listener, __sk_common.skc_state) != STATE_LISTEN)
+		return 0;
+	embryo = waiting_at(listener, asked->place);
+	if (!embryo)
+		return 0;
+	client = BPF_CORE_READ(embryo, peer);
+	asked->client = BPF_CORE_READ(client, sk_socket, file, f_inode, i_ino);
+	asked->named = BPF_CORE_READ((struct unix_sock *)client, addr) != NULL;
+	tell_who(asked, embryo);
+	asked->urgent = BPF_CORE_READ(embryo, oob_skb) != NULL;
+	walk.head = (__u64)embryo + bpf_core_field_offset(struct sock, sk_receive_queue);
+	walk.packet = (__u64)BPF_CORE_READ(embryo, sk.sk_receive_queue.next);
+	known = bpf_map_lookup_elem(&dm_embryo_page, &zero);
+	if (known) {
+		walk.page = known->page;
+		walk.address = known->address;
+	}
+	/* Some parts are none. */
+	bpf_loop(DM_PIECES_MAX * 4, next_piece, &walk, 0);
+	asked->pieces = walk.pieces;
+	asked->whole = !walk.broken && walk.packet == walk.head;
+	asked->found = waiting_at(listener, asked->place) == embryo &&
+		       BPF_CORE_READ(embryo, peer) == client;
+	return 0;
+}
+
+/* Where a page that is looked for might be. */
+struct search {
+	__u64 below;
+	struct dm_embryo_page *page;
+};
+
+static long next_beginning(__u64 n, struct search *search)
+{
+	__u64 address = (((search->below >> BEGINS_AT) - n) << BEGINS_AT) +
+			(search->page->frame << PAGE_SHIFT);
+	__u64 found[4] = {};
+
+	if (bpf_probe_read_kernel(found, sizeof found, (void *)address))
+		return 0;
+	for (int i = 0; i < 4; i++)
+		if (found[i] != search->page->content[i])
+			return 0;
+	search->page->address = address;
+	return 1;
+}
+
+SEC("iter/task_file")
+int dm_embryo_find(struct bpf_iter__task_file *context)
+{
+	struct file *file = context->file;
+	struct address_space *mapping;
+	struct search search = {};
+	__u32 zero = 0;
+	__u64 page;
+
+	search.page = bpf_map_lookup_elem(&dm_embryo_page, &zero);
+	if (!file || !search.page || context->fd != search.page->fd)
+		return 0;
+	mapping = BPF_CORE_READ(file, f_mapping);
+	page = (__u64)BPF_CORE_READ(mapping, i_pages.xa_head);
+	if (!page || page & 3) /* more than one page */
+		return 0;
+	search.page->page = page;
+	search.below = (__u64)mapping;
+	bpf_loop(BEGINNINGS_MAX, next_beginning, &search, 0);
+	return 0;
+}
+
+SEC("iter/task_file")
+int dm_embryo_holders(struct bpf_iter__task_file *context)
+{
+	__u64 address = (__u64)context->file;
+	struct dm_embryo_holder holder = {.file = address, .fd = context->fd};
+
+	if (address && bpf_map_lookup_elem(&dm_embryo_file, &address))
+		bpf_seq_write(context->meta->seq, &holder, sizeof holder);
+	return 0;
+}
+
+char _license[] SEC("license") = "GPL";

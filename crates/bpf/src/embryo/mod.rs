@@ -1,0 +1,304 @@
+//! Connections that wait at a unix socket that listens, and what was written into them; see
+//! `embryo.bpf.c`.
+
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use dormouse_kernel::CallError;
+
+use crate::call::{Map, Program};
+use crate::error::BpfError;
+use crate::group::{Description, is_named};
+
+static GROUP: Description = Description {
+    name: "embryo",
+    object: include_bytes!(concat!(env!("OUT_DIR"), "/embryo.o")),
+    programs: &[],
+    anchor: READ,
+    maps: &[ASKED, PIECES, PAGE, FILES],
+    about: ASKED,
+};
+
+const READ: &str = "dm_embryo_read";
+const FIND: &str = "dm_embryo_find";
+const HOLDERS: &str = "dm_embryo_holders";
+const ASKED: &str = "dm_embryo";
+const PIECES: &str = "dm_embryo_piece";
+const PAGE: &str = "dm_embryo_page";
+const FILES: &str = "dm_embryo_file";
+
+/// Bytes of `struct dm_embryo`, of `struct dm_embryo_piece` without its data, of `struct dm_embryo_page`,
+/// and of `struct dm_embryo_holder` (record.h).
+const ASKED_BYTES: usize = 56 + 4 * GROUPS_MAX;
+const PIECE_HEAD_BYTES: usize = 32;
+const PAGE_RECORD_BYTES: usize = 64;
+const HOLDER_BYTES: usize = 16;
+
+/// Bytes of a page, and of what one begins with that is looked for.
+const PAGE_BYTES: usize = 4096;
+const CONTENT_BYTES: usize = 32;
+
+/// Supplementary groups that are told.
+const GROUPS_MAX: usize = 256;
+
+/// LIMIT: open files whose holders are asked for at once.
+pub const FILES_MAX: usize = 4096;
+
+/// A connection that waits to be accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Embryo {
+    /// The inode of the socket of whoever has connected; 0 is one that was closed.
+    pub client: u64,
+    /// That socket has a name.
+    pub named: bool,
+    /// Process, user and group of whoever has connected, as this process is told. The process is 0 where
+    /// it is of another pid namespace.
+    pub by: [u32; 3],
+    /// Its supplementary groups. LIMIT: none where these are more than 256.
+    pub groups: Option<Vec<u32>>,
+    /// What was written into it. LIMIT: none where that is more than 1,024 pieces of a page each, a
+    /// message being one at least.
+    pub messages: Option<Vec<Message>>,
+    /// A byte of it is out of band (`MSG_OOB`).
+    pub urgent: bool,
+}
+
+/// A packet in the queue of a connection.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Message {
+    /// What it says.
+    pub data: Vec<u8>,
+    /// Addresses of open files that come along.
+    pub files: Vec<u64>,
+    /// Process, user and group of its sender, as this process is told, where that comes along. The
+    /// process is 0 where it is of another pid namespace.
+    pub sender: Option<[u32; 3]>,
+}
+
+/// The programs and their maps, loaded for as long as this is there.
+#[derive(Debug)]
+pub struct Embryos {
+    read: Program,
+    holders: Program,
+    asked: Map,
+    pieces: Map,
+    files: Map,
+    /// As long as the program that reads it.
+    _page: Map,
+}
+
+/// Whether this kernel takes the programs (Linux 6.9).
+pub fn supported() -> Result<(), BpfError> {
+    GROUP.supported(&[])
+}
+
+impl Embryos {
+    /// Loads the programs, which takes some 100 ms.
+    pub fn load() -> Result<Self, BpfError> {
+        let missing = |name: &str| BpfError::Missing { object: GROUP.name, name: name.into() };
+        let (maps, programs) = GROUP.load_alone()?;
+        let mut maps = maps.into_iter();
+        let mut map = |name| maps.next().ok_or_else(|| missing(name));
+        let (asked, pieces, page, files) = (map(ASKED)?, map(PIECES)?, map(PAGE)?, map(FILES)?);
+        let mut programs: Vec<Program> = programs;
+        let mut program = |name: &str| {
+            let at = programs.iter().position(|program| is_named(&program.name, name));
+            at.map(|at| programs.swap_remove(at)).ok_or_else(|| missing(name))
+        };
+        let (read, find, holders) = (program(READ)?, program(FIND)?, program(HOLDERS)?);
+        // Where it is not found, messages of more than a page are not known.
+        let _ = find_page(&page, &find);
+        Ok(Self { read, holders, asked, pieces, files, _page: page })
+    }
+
+    /// The connection at a place in the queue of a socket that listens, which stays there. `listener` is
+    /// a descriptor of it. `None` where fewer wait.
+    ///
+    /// `None`, too, where it is accepted meanwhile.
+    pub fn read(
+        &mut self,
+        listener: BorrowedFd<'_>,
+        place: u32,
+    ) -> Result<Option<Embryo>, CallError> {
+        let key = 0u32.to_ne_bytes();
+        let mut asked = [0; ASKED_BYTES];
+        asked[..4].copy_from_slice(&(listener.as_raw_fd() as u32).to_ne_bytes());
+        asked[4..8].copy_from_slice(&place.to_ne_bytes());
+        self.asked.set(&key, &asked)?;
+        run(&self.read, std::process::id())?;
+        let answer = self.asked.get(&key)?.unwrap_or_default();
+        let number = |n: usize| word(&answer, n * 4);
+        if number(2) == 0 {
+            return Ok(None);
+        }
+        let client = u64::from(number(6)) | u64::from(number(7)) << 32;
+        let messages = match number(3) {
+            0 => None,
+            _ => Some(self.messages(number(5))?),
+        };
+        let count = number(12) as usize;
+        Ok(Some(Embryo {
+            client,
+            named: number(8) != 0,
+            by: [9, 10, 11].map(number),
+            groups: (count <= GROUPS_MAX).then(|| (0..count).map(|n| number(14 + n)).collect()),
+            messages,
+            urgent: number(4) != 0,
+        }))
+    }
+
+    fn messages(&self, pieces: u32) -> Result<Vec<Message>, CallError> {
+        let mut all: Vec<Message> = Vec::new();
+        for n in 0..pieces {
+            let piece = self.pieces.get(&n.to_ne_bytes())?.unwrap_or_default();
+            let number = |n: usize| word(&piece, n * 4);
+            let data = piece.get(PIECE_HEAD_BYTES..).unwrap_or_default();
+            let data = data.get(..number(1) as usize).unwrap_or_default();
+            if number(0) as usize >= all.len() {
+                all.push(Message::default());
+            }
+            let Some(message) = all.last_mut() else { continue };
+            if number(2) == 0 {
+                message.data.extend_from_slice(data);
+            } else {
+                message.files.extend(data.chunks_exact(8).map(long));
+            }
+            message.sender = (number(6) != 0).then(|| [3, 4, 5].map(number));
+        }
+        Ok(all)
+    }
+
+    /// Which of the open files at these addresses a process has: the address, and its descriptor.
+    ///
+    /// LIMIT: [`FILES_MAX`] of them.
+    pub fn holders(&mut self, pid: u32, files: &[u64]) -> Result<Vec<(u64, u32)>, CallError> {
+        for file in files {
+            self.files.set(&file.to_ne_bytes(), &0u32.to_ne_bytes())?;
+        }
+        let found = run(&self.holders, pid);
+        for file in files {
+            self.files.remove(&file.to_ne_bytes())?;
+        }
+        let holders = found?;
+        Ok(holders.chunks_exact(HOLDER_BYTES).map(|one| (long(one), word(one, 8))).collect())
+    }
+}
+
+/// Has a page found that is known by its description and by its address.
+fn find_page(map: &Map, program: &Program) -> Result<(), CallError> {
+    let failed = |what: &'static str| {
+        move |errno: rustix::io::Errno| CallError::new("mmap", what.into(), errno.raw_os_error())
+    };
+    let file = rustix::fs::memfd_create("dormouse-page", rustix::fs::MemfdFlags::CLOEXEC)
+        .map_err(failed("a page"))?;
+    let mut content = [0; CONTENT_BYTES];
+    rustix::rand::getrandom(&mut content, rustix::rand::GetRandomFlags::empty())
+        .map_err(failed("what a page begins with"))?;
+    rustix::io::write(&file, &content).map_err(failed("what a page begins with"))?;
+    let frame = frame_of(file.as_fd()).map_err(failed("where a page is"))?;
+    let mut record = [0; PAGE_RECORD_BYTES];
+    record[16..24].copy_from_slice(&frame.to_ne_bytes());
+    record[24..24 + CONTENT_BYTES].copy_from_slice(&content);
+    record[56..60].copy_from_slice(&(file.as_raw_fd() as u32).to_ne_bytes());
+    let key = 0u32.to_ne_bytes();
+    map.set(&key, &record)?;
+    run(program, std::process::id()).map(drop)
+}
+
+/// The physical address of the first page of a file in memory, in pages (proc_pid_pagemap(5)).
+fn frame_of(file: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+    use rustix::mm::{MapFlags, ProtFlags};
+    const PRESENT: u64 = 1 << 63;
+    const FRAME: u64 = (1 << 55) - 1;
+    let (access, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE);
+    // SAFETY: the kernel chooses a place where nothing is; nothing is read from it here.
+    let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), PAGE_BYTES, access, flags, file, 0) }?;
+    let entry = std::fs::File::open("/proc/self/pagemap").and_then(|pages| {
+        let mut entry = [0; 8];
+        std::os::unix::fs::FileExt::read_exact_at(&pages, &mut entry, at as u64 / 4096 * 8)?;
+        Ok(u64::from_ne_bytes(entry))
+    });
+    // SAFETY: it was mapped above, and nobody else knows of it.
+    unsafe { rustix::mm::munmap(at, PAGE_BYTES) }?;
+    let entry = entry.map_err(|_| rustix::io::Errno::IO)?;
+    match entry & FRAME {
+        frame if entry & PRESENT != 0 && frame != 0 => Ok(frame),
+        _ => Err(rustix::io::Errno::NXIO),
+    }
+}
+
+/// What a program writes that is run over the open files of a process.
+fn run(program: &Program, pid: u32) -> Result<Vec<u8>, CallError> {
+    let mut file = std::fs::File::from(dormouse_kernel::iterate_task(program.as_fd(), pid)?);
+    let mut said = Vec::new();
+    file.read_to_end(&mut said).map_err(|e| {
+        let errno = e.raw_os_error().unwrap_or(libc::EIO);
+        CallError::new("read", format!("an iterator over the files of {pid}"), errno)
+    })?;
+    Ok(said)
+}
+
+/// The four bytes at a place; 0 beyond the end.
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let four = bytes.get(at..).and_then(|rest| rest.first_chunk());
+    four.map_or(0, |four| u32::from_ne_bytes(*four))
+}
+
+fn long(bytes: &[u8]) -> u64 {
+    bytes.first_chunk().map_or(0, |eight| u64::from_ne_bytes(*eight))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn root_what_waits_is_read_where_it_is() {
+        let mut embryos = match Embryos::load() {
+            Ok(embryos) => embryos,
+            Err(e) => {
+                eprintln!("SKIPPED: {e}");
+                return;
+            }
+        };
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let silent = UnixStream::connect(&path).unwrap();
+        let mut small = UnixStream::connect(&path).unwrap();
+        small.write_all(b"first").unwrap();
+        small.write_all(b"second").unwrap();
+        let mut large = UnixStream::connect(&path).unwrap();
+        let text: Vec<u8> = (0..150_000u32).map(|n| (n * 7 + n / 251) as u8).collect();
+        large.write_all(&text).unwrap();
+        let mut read = |place| embryos.read(listener.as_fd(), place).unwrap();
+        let inode = |socket: &UnixStream| rustix::fs::fstat(socket).unwrap().st_ino;
+        let found = read(0).unwrap();
+        assert_eq!((found.client, found.messages), (inode(&silent), Some(Vec::new())));
+        let own = [std::process::id(), 0, 0];
+        assert_eq!((found.by, found.named), (own, false));
+        let groups = rustix::process::getgroups().unwrap();
+        let groups: Vec<u32> = groups.into_iter().map(|group| group.as_raw()).collect();
+        assert_eq!(found.groups, Some(groups));
+        let found = read(1).unwrap();
+        let said: Vec<Vec<u8>> = found.messages.unwrap().into_iter().map(|m| m.data).collect();
+        assert_eq!(
+            (found.client, said),
+            (inode(&small), vec![b"first".to_vec(), b"second".to_vec()])
+        );
+        let found = read(2).unwrap();
+        let said: Vec<u8> = found.messages.unwrap().into_iter().flat_map(|m| m.data).collect();
+        assert!(found.client == inode(&large) && said == text);
+        assert_eq!(read(3), None);
+        // It was only looked at.
+        drop(small);
+        assert_eq!(read(1).unwrap().client, 0, "it was closed");
+        let mut said = Vec::new();
+        listener.accept().unwrap();
+        listener.accept().unwrap().0.read_to_end(&mut said).unwrap();
+        assert_eq!(said, b"firstsecond");
+    }
+}
