@@ -13,6 +13,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Duration;
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, proc, process};
@@ -28,6 +29,8 @@ const NEW_LINK: u16 = 16;
 const NEW_ADDRESS: u16 = 20;
 /// It is made, and was not there.
 const NEW: u16 = 0x200 | 0x400;
+/// How long addresses may take; those of a device that is down never come.
+const SETTLE_MS: u32 = 200;
 /// Number 0.
 const ROUTE: Option<Protocol> = None;
 /// The loopback device is the first of every stack.
@@ -62,6 +65,7 @@ type Told = Vec<(String, Vec<u8>)>;
 /// What a stack is, as a record; or what it has that a record has no place for. The calling thread is in
 /// it, and another makes one like it.
 pub(crate) fn look() -> Result<Result<Net, String>, Errno> {
+    settle()?;
     let (told, settings, addresses, up) = (tell()?, settings(), addresses()?, is_up()?);
     // A thread of its own makes a new stack, which ends with it.
     std::thread::scope(|scope| {
@@ -91,6 +95,7 @@ pub(crate) fn look() -> Result<Result<Net, String>, Errno> {
             let given = self::addresses()?;
             net.addresses = addresses.iter().filter(|one| !given.contains(one)).copied().collect();
             net.addresses.iter().try_for_each(|(ip, bits)| add_address(*ip, *bits))?;
+            settle()?;
             let like = tell()?;
             let lacks = |one: &Told, other: &Told| {
                 one.iter().find(|thing| !other.contains(thing)).map(|(name, _)| name.clone())
@@ -114,7 +119,26 @@ pub(crate) fn build(net: &Net) -> Result<Result<(), String>, Errno> {
         return Ok(Err(path));
     }
     net.addresses.iter().try_for_each(|(ip, bits)| add_address(*ip, *bits))?;
+    settle()?;
     Ok(Ok(()))
+}
+
+/// Waits until addresses can be used: one of IPv6 is tentative for a moment (ip-address(8)) even where nobody
+/// is asked whether it is his, and has no route before.
+fn settle() -> Result<(), Errno> {
+    const TENTATIVE: u8 = 0x40;
+    for _ in 0..SETTLE_MS {
+        let mut is_tentative = false;
+        ask(22, 8, |body| {
+            is_tentative |= body.get(2)? & TENTATIVE != 0;
+            Some(())
+        })?;
+        if !is_tentative {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// All but the addresses.
