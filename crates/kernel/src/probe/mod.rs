@@ -448,10 +448,12 @@ static FEATURES: &[Feature] = &[
     feature(
         "BPF: iterator over a task",
         "6.1",
-        "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait; since 6.9 what was written into a unix connection that nobody has accepted",
+        "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait; \
+         since 6.9 what was written into a unix connection that nobody has accepted",
         (
             "the whole time again; waiting a second until it is",
-            "a wait with a limit takes longer, by what it had waited; a container with such a connection is not checkpointed",
+            "a wait with a limit takes longer, by what it had waited; a container with such a connection is not \
+             checkpointed",
         ),
         btf::task_iterator,
     ),
