@@ -67,11 +67,7 @@ impl Seen {
     /// Whether it has ended by now, or does so: what lets go of all it has is told of as if it had
     /// other things, such as no control group.
     pub(crate) fn has_ended(&self) -> bool {
-        const PF_EXITING: u32 = 4;
-        let ends = |tid: &u32| {
-            let flags = thread::stat_field(self.pid, *tid, 9).and_then(|text| text.parse().ok());
-            flags.is_none_or(|flags: u32| flags & PF_EXITING != 0)
-        };
+        let ends = |tid: &u32| proc::status(*tid).map_or(true, |status| status.is_exiting);
         !self.pidfd.as_ref().is_some_and(pidfd::is_alive) || self.tids.iter().all(ends)
     }
 
