@@ -11,12 +11,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{Reader, Records, Writer};
+use dormouse_checkpoint::format::{Reader, Records, Thing, Time, Writer};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
 mod increment;
 mod lazy;
 mod relay;
+mod share;
 
 /// What a boot is called that was none.
 const OTHER_BOOT: &str = "0b00b1e5-0000-4000-8000-000000000000";
@@ -309,6 +310,12 @@ workloads! {
     vm_names_of_their_own: "uts", "--cap-add", "SYS_ADMIN";
     vm_ipc_namespaces_of_their_own: "ipc", "--cap-add", "SYS_ADMIN";
     vm_network_namespaces_of_their_own: "net", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN";
+    vm_clocks_of_their_own: "timens", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME";
+    vm_cgroup_namespaces_of_their_own: "cgroupns", "--cap-add", "SYS_ADMIN";
+    vm_cgroup_namespaces_of_groups_inside: "cgroupns", "--systemd", "always";
+    vm_ids_of_their_own: "user";
+    vm_ids_of_their_own_that_root_looks_at: "user", "--cap-add", "SYS_PTRACE", "--env", "LOOKS=1";
+    vm_namespaces_of_a_user_namespace_of_their_own: "owned", "--cap-add", "SYS_ADMIN";
     vm_mounts_of_the_containers_own: "mounted", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";
     vm_connections_that_wait: "backlog";
@@ -402,6 +409,7 @@ fn vm_clones_go_on_by_themselves() {
         ("inotify", &["--net", "none"]),
         ("mqueue", &["--net", "none"]),
         ("mount", &["--net", "none", "--cap-add", "SYS_ADMIN"]),
+        ("user", &["--net", "none"]),
         ("listener", &[]),
     ] {
         start(&host, name, more);
@@ -688,6 +696,61 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
     }
     wait_for_line(&host, "clock", "ok");
     host.sh(&format!("umount {place}")).ok();
+}
+
+/// Clocks that processes have to themselves stay as far ahead of the container's own in every boot.
+#[test]
+fn vm_clocks_of_their_own_go_on_after_the_host_was_started_anew() {
+    let host = host();
+    let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME"];
+    start(&host, "timens", &more);
+    let (id, place) = (host.dir().join("boot_id"), "/proc/sys/kernel/random/boot_id");
+    for round in 0..rounds() {
+        wait_for_line(&host, "timens", &format!("ready {round}"));
+        host.dm(&["checkpoint", "timens"]).ok();
+        std::thread::sleep(Duration::from_millis(1100));
+        let boot = OTHER_BOOT.replace("4000", &format!("400{round}"));
+        fs::write(&id, format!("{boot}\n")).expect("it can be written");
+        if round == 0 {
+            host.sh(&format!("mount --bind {} {place}", id.display())).ok();
+        }
+        let out = host.dm(&["restore", "timens"]);
+        assert_eq!(out.status, 0, "round {round}: {out}");
+        go_on(&host, "timens", round);
+    }
+    wait_for_line(&host, "timens", "ok");
+    host.sh(&format!("umount {place}")).ok();
+}
+
+/// Who sleeps is woken at the moment that one of its processes waits for, by a clock of that one's own.
+#[test]
+fn vm_one_that_waits_by_a_clock_of_its_own_is_woken_in_time() {
+    let host = host();
+    let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME"];
+    start(&host, "timens", &[&more[..], &["--env", "ALONE=1"]].concat());
+    wait_for_line(&host, "timens", "ready 0");
+    std::thread::sleep(Duration::from_millis(200));
+    host.dm(&["sleep", "timens"]).ok();
+    assert_eq!(host.state_of("timens"), "asleep");
+    wait_for_line(&host, "timens", "ok");
+    assert_eq!(host.dm(&["wait", "timens"]).ok(), "0");
+}
+
+/// A checkpoint gives nobody a namespace, or clocks, that the configuration does not.
+#[test]
+fn vm_clocks_that_the_configuration_does_not_give_are_refused() {
+    let host = host();
+    let dir = checkpointed(&host);
+    for (ahead, lacking) in [(0, "SYS_ADMIN"), (1, "SYS_TIME")] {
+        rewrite(&dir, |records| {
+            let time = Time { monotonic_ns: ahead, boottime_ns: 0 };
+            records.objects.retain(|object| !matches!(object.thing, Thing::Time(_)));
+            records.objects.push(Thing::Time(time).into());
+        });
+        let out = host.dm(&["restore", "memory"]);
+        assert!(out.status != 0 && out.stderr.contains(lacking), "{out}");
+        assert_eq!(host.state_of("memory"), "stopped");
+    }
 }
 
 /// Makes a checkpoint say something else, and whole again.
@@ -995,7 +1058,11 @@ fn vm_what_cannot_be_saved_of_namespaces_is_named() {
             "mkdir /there; mount -t ramfs ramfs /there; sh -c '",
             "a mount at '/there' of ramfs",
         ),
-        ("user", "unshare -U sh -c '", "user namespace of its own"),
+        (
+            "user",
+            "unshare -Urm --propagation shared sh -c '",
+            "a mount namespace that belongs to a user namespace of its own and has shared mounts",
+        ),
     ];
     for (name, script, why) in cases {
         let script = format!("{script}touch /up; exec sleep 1000'; sleep 1000");
@@ -1008,6 +1075,20 @@ fn vm_what_cannot_be_saved_of_namespaces_is_named() {
         assert_eq!(host.state_of(name), "running");
         host.dm(&["kill", name]).ok();
     }
+}
+
+/// A cgroup namespace whose root is gone.
+#[test]
+fn vm_a_cgroup_namespace_without_its_root_is_named() {
+    let host = host();
+    start(&host, "cgroupns", &["--net", "none", "--systemd", "always", "--env", "GONE=1"]);
+    wait_for_line(&host, "cgroupns", "ready 0");
+    let why = "cgroup namespace of its own with no process below its root";
+    let out = host.dm(&["explain", "cgroupns"]);
+    assert!(out.status == 1 && out.stdout.contains(why), "{out}");
+    let out = host.dm(&["checkpoint", "cgroupns"]);
+    assert!(out.status != 0 && out.stderr.contains(why), "{out}");
+    assert_eq!(host.state_of("cgroupns"), "running");
 }
 
 /// The engine mounts a devpts for whoever comes with a terminal, which is none of the container's.

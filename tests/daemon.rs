@@ -157,6 +157,23 @@ fn a_busy_one_and_one_with_a_timer_loop_stay_awake() {
 }
 
 #[test]
+fn one_whose_timers_may_wait_falls_asleep_between_them() {
+    let host = Host::with_busybox();
+    let _daemon = Daemon::start(&host);
+    let sleepy = ["run", "-d", "--sleep-after", &after(), "--name"];
+    let ticks = ["busybox", "probe", "tick", "700"];
+    host.dm(&[&sleepy[..], &["in-time"], &ticks].concat()).ok();
+    let patient = format!("timer={}s", 5 * pace());
+    host.dm(&[&sleepy[..], &["patient", "--wake-on", &patient], &ticks].concat()).ok();
+    for round in 1..=2 {
+        wait_asleep(&host, "patient");
+        let wakes = first_reasons(&host, "wake", "patient", round);
+        assert!(wakes.iter().all(|why| why == "timer"), "{wakes:?}");
+    }
+    assert_eq!(reasons(&host, "sleep", "in-time"), [""; 0]);
+}
+
+#[test]
 fn vm_one_that_sleeps_wakes_in_time_and_goes_on() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);

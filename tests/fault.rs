@@ -99,16 +99,6 @@ fn newborns(keeper: u32) -> Vec<u32> {
     all.filter(|(_, name, parent)| *parent == keeper && name == KEEPER).map(|p| p.0).collect()
 }
 
-/// The keeper of a host, if it has one.
-fn keeper_of(host: &Host) -> Option<u32> {
-    let line = format!("[{KEEPER}]");
-    let named: Vec<u32> =
-        host.processes().into_iter().filter(|(_, l)| *l == line).map(|p| p.0).collect();
-    let parent = |pid: u32| processes().into_iter().find(|p| p.0 == pid).map(|p| p.2);
-    // A newborn is a child of one.
-    named.iter().copied().find(|pid| parent(*pid).is_some_and(|p| !named.contains(&p)))
-}
-
 /// How many steps a command has. It is run once.
 fn count_steps(host: &Host, arguments: &[&str]) -> usize {
     let mut led = Led::start(&host.dormouse(arguments), &dormouse());
@@ -248,7 +238,7 @@ impl Verb {
         scene.all(self.before);
         let steps = count_steps(host, self.command);
         self.must_go_on(&scene, &format!("{what} not killed at all"));
-        let keeper = keeper_of(host).expect("somebody runs");
+        let keeper = host.keeper().expect("somebody runs");
         let (mut killed, mut played) = (0, 0);
         for number in 0..steps {
             for slow in Slow::of_step(number) {
@@ -276,7 +266,7 @@ impl Verb {
             scene.all(self.before);
             // One that other commands have killed is replaced by the next that needs it.
             host.dm(&["exec", "other", "true"]).ok();
-            let pid = keeper_of(host).expect("it was needed just now");
+            let pid = host.keeper().expect("it was needed just now");
             let command = host.dormouse(self.command);
             let mut led = Led::seize(pid);
             let asked = thread::spawn(move || {
@@ -421,7 +411,7 @@ impl Random {
 /// Who is killed at a random time.
 fn strike(host: &Host, command: &mut Child, random: &mut Random) {
     let victim = match random.below(10) {
-        0 => keeper_of(host),
+        0 => host.keeper(),
         1 => {
             let errand = |(_, line): &(u32, String)| line.contains(" internal ");
             host.processes().into_iter().find(errand).map(|p| p.0)
@@ -592,11 +582,11 @@ fn who_calls_while_the_keeper_is_killed_in_the_middle_of_a_wake_is_answered() {
         let address: std::net::SocketAddr =
             format!("{}:80", host.address_of("x")).parse().expect("an address");
         host.dm(SLEEP).ok();
-        let keeper = keeper_of(&host).expect("it holds the socket");
+        let keeper = host.keeper().expect("it holds the socket");
         let Some((mut led, call)) = lead_to(&host, WAKE, number) else { break };
         signal(keeper, Signal::KILL);
         let soon = Duration::from_secs(10) * slowness();
-        assert!(wait_until(soon, || keeper_of(&host) != Some(keeper)));
+        assert!(wait_until(soon, || host.keeper() != Some(keeper)));
         let caller = host.in_network(move || TcpStream::connect_timeout(&address, soon));
         let caller = caller.join().expect("it does not panic");
         while led.next_step().is_some() {}
@@ -624,6 +614,18 @@ fn clone_asleep_killed_anywhere() {
     let after = &[REMOVE, &["rm", "--force", "t"], PRUNE];
     let command = &["clone", "--asleep", "--name", "x", "t"];
     Verb { before: &[TEMPLATE], command, states: &["none", "asleep"], after }.survives();
+}
+
+/// Two that share memory. `x` itself is never there.
+#[test]
+fn clones_killed_anywhere() {
+    const TEMPLATE: Words =
+        &["run", "-d", "--name", "t", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
+    let after: &[Words] = &[&["rm", "--force", "--ignore", "x-1", "x-2", "t"], PRUNE];
+    let command = &["clone", "-n", "2", "--name", "x", "t"];
+    let verb = Verb { before: &[TEMPLATE], command, states: &["none"], after };
+    verb.survives();
+    verb.survives_its_keeper();
 }
 
 #[test]

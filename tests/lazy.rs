@@ -17,9 +17,12 @@ const MEGABYTES: &str = "MB=192";
 /// Those who fill, and the keeper.
 const FILLER: &str = "dormouse-fill";
 const SECOND: &str = "dormouse-wait";
-const KEEPER: &str = "dormouse-keepe"; // as much as the kernel keeps of it
+pub(super) const KEEPER: &str = "dormouse-keeper";
 
-fn named(host: &Host, name: &str) -> Vec<Pid> {
+pub(super) fn named(host: &Host, name: &str) -> Vec<Pid> {
+    if name == KEEPER {
+        return host.keeper().and_then(|pid| Pid::from_raw(pid as i32)).into_iter().collect();
+    }
     let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let is_it = |(pid, _): &(u32, String)| comm(*pid).trim().starts_with(name);
     let found = host.processes().into_iter().filter(is_it);

@@ -150,7 +150,8 @@ fn vm_sockets_come_back_with_a_bundle() {
 
 #[test]
 fn what_else_a_bundle_has_comes_back() {
-    for name in ["tmpfs", "system_v", "thread", "signal", "clock", "credential", "deleted", "lock"]
+    for name in
+        ["tmpfs", "system_v", "thread", "signal", "clock", "credential", "user", "deleted", "lock"]
     {
         let oci = Oci::new();
         round_trip(&oci, &workload(&oci, name), &[]);
@@ -159,7 +160,7 @@ fn what_else_a_bundle_has_comes_back() {
 
 #[test]
 fn vm_ids_are_mapped_as_before() {
-    for name in ["tmpfs", "credential"] {
+    for name in ["tmpfs", "credential", "user"] {
         let oci = Oci::new();
         let bundle = workload(&oci, name);
         with_user_namespace(&oci, &bundle);

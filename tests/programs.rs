@@ -106,8 +106,8 @@ fn big_java_whose_code_is_compiled() {
 }
 
 /// systemd, with its journal, its bus, its logins, control groups, and a service that it listens for,
-/// which has mounts of its own as logind has. In the end it goes on as another container, too, and manages
-/// its services as before.
+/// which has mounts of its own as logind has; another has a network and IPC objects of its own, a third
+/// ids. In the end it goes on as another container, too, and manages its services as before.
 #[test]
 fn big_systemd_with_a_service_that_it_listens_for() {
     let host = host();
@@ -124,12 +124,34 @@ fn big_systemd_with_a_service_that_it_listens_for() {
     control("a", &["start", "sums.socket"]).ok();
     let apart = ["-p", "PrivateNetwork=yes", "-p", "PrivateIPC=yes", "sleep", "100000"];
     host.dm(&[&["exec", "a", "systemd-run", "-q", "-u", "apart"], &apart[..]].concat()).ok();
+    let ids = ["-p", "PrivateUsers=yes", "-p", "User=games", "sleep", "100000"];
+    host.dm(&[&["exec", "a", "systemd-run", "-q", "-u", "ids"], &ids[..]].concat()).ok();
+    // Root and its user are who they are, and everybody else nobody.
+    let sees_its_ids = |name: &str| {
+        let script = "pid=$(systemctl show -P MainPID ids) && stat -c %U /proc/$pid && \
+                      tr -s ' ' </proc/$pid/uid_map && \
+                      nsenter -t $pid -U stat -c '%U %G' /var/mail";
+        host.dm(&["exec", name, "sh", "-c", script])
+    };
+    let seen = sees_its_ids("a").ok();
+    assert!(
+        seen.contains("games") && seen.contains(" 5 5 1") && seen.contains("root nogroup"),
+        "{seen}"
+    );
     start(&host, "c", &["python3", "/programs/client.py"]);
     go_round(&host, "c");
     let manages = |name: &str| {
         assert!(is_up(name), "{}", control(name, &["status"]));
-        let units =
-            ["dbus", "systemd-journald", "systemd-logind", "sums.socket", "sums.service", "apart"];
+        let units = [
+            "dbus",
+            "systemd-journald",
+            "systemd-logind",
+            "sums.socket",
+            "sums.service",
+            "apart",
+            "ids",
+        ];
+        assert_eq!(sees_its_ids(name).ok(), seen);
         control(name, &[&["is-active"], &units[..]].concat()).ok();
         // Whoever keeps logins sees mounts of his own, and tells by the bus.
         let logins =

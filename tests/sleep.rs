@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dormouse_testkit::{Host, image, slowness, wait_until};
 
@@ -288,10 +288,10 @@ fn vm_who_waits_for_its_end_keeps_it_awake() {
 
 /// A server that speaks with each caller as long as he likes (`probe stream`).
 #[track_caller]
-fn streaming() -> Host {
+fn streaming(options: &[&str]) -> Host {
     let host = Host::with_busybox();
-    let serve = ["run", "-d", "--name", "x", "busybox", "probe", "stream", "0.0.0.0", "80"];
-    host.dm(&serve).ok();
+    let serve = ["busybox", "probe", "stream", "0.0.0.0", "80"];
+    host.dm(&[&["run", "-d", "--name", "x"], options, &serve].concat()).ok();
     host
 }
 
@@ -351,9 +351,17 @@ impl Caller {
 
     /// Sends the next bytes, and is told that they are.
     fn tell(&mut self, bytes: usize) {
+        self.send(bytes);
+        self.hear_thanks();
+    }
+
+    fn send(&mut self, bytes: usize) {
         let all: Vec<u8> = (self.sent..self.sent + bytes).map(at).collect();
         self.sent += bytes;
         writeln!(self.stream, ">{bytes}").and_then(|()| self.stream.write_all(&all)).expect("sent");
+    }
+
+    fn hear_thanks(&mut self) {
         let mut said = [0; 5];
         self.stream.read_exact(&mut said).expect("it answers");
         assert_eq!(&said, b"good\n");
@@ -362,7 +370,7 @@ impl Caller {
 
 #[test]
 fn vm_an_open_connection_wakes_it_and_goes_on() {
-    let host = streaming();
+    let host = streaming(&[]);
     let mut caller = Caller::new(&host);
     let mut other = Caller::new(&host);
     other.tell(10);
@@ -383,9 +391,76 @@ fn vm_an_open_connection_wakes_it_and_goes_on() {
     other.hear(10, |_| {});
 }
 
+/// Long enough for a wake that must not come.
+fn a_while() {
+    thread::sleep(Duration::from_secs(1) * slowness());
+}
+
+#[test]
+fn vm_what_is_not_to_wake_it_waits_until_something_else_does() {
+    let host = streaming(&["--wake-on", "call"]);
+    let mut caller = Caller::new(&host);
+    caller.tell(10);
+    for (tier, state) in [(&["sleep", "x"][..], "asleep"), (&["sleep", "--drowsy", "x"], "drowsy")]
+    {
+        host.dm(&["update", "--wake-on", "call", "x"]).ok();
+        host.dm(tier).ok();
+        caller.send(10);
+        a_while();
+        assert_eq!(host.state_of("x"), state, "bytes do not wake it");
+        let mut other = Caller::new(&host);
+        other.hear(10, |_| {});
+        caller.hear_thanks();
+        // And the other way round, from the next time on.
+        host.dm(&["update", "--wake-on", "data", "x"]).ok();
+        host.dm(tier).ok();
+        let mut late = Caller::new(&host);
+        late.send(10);
+        a_while();
+        assert_eq!(host.state_of("x"), state, "somebody new does not wake it");
+        caller.tell(10);
+        late.hear_thanks();
+        host.dm(&["update", "--wake-on", "none", "x"]).ok();
+        host.dm(tier).ok();
+        caller.send(10);
+        let _third = Caller::new(&host);
+        a_while();
+        assert_eq!(host.state_of("x"), state, "nothing but its operator wakes it");
+        host.dm(&["wake", "x"]).ok();
+        caller.hear_thanks();
+    }
+    assert_eq!(host.inspect("x")["config"]["wake_on"]["timer"], "no");
+    let out = host.dm(&["update", "--wake-on", "calls", "x"]);
+    assert!(out.stderr.contains("call, data, file, timer"), "{}", out.stderr);
+}
+
+#[test]
+fn vm_timers_that_may_wait_do_and_those_that_wake_nobody_do_not() {
+    let host = Host::with_busybox();
+    let script = "sleep 2; echo rang; exec sleep 100000";
+    let begin =
+        ["run", "-d", "--name", "x", "--wake-on", "timer=8s", "busybox", "sh", "-c", script];
+    for sleep in [&["sleep", "x"][..], &["sleep", "--drowsy", "x"]] {
+        host.dm(&begin).ok();
+        host.dm(sleep).ok();
+        let since = Instant::now();
+        let rang = || host.dm(&["logs", "x"]).ok().contains("rang");
+        assert!(wait_until(Duration::from_secs(30) * slowness(), rang), "it is woken");
+        assert!(since.elapsed() >= Duration::from_millis(7500), "after {:?}", since.elapsed());
+        host.dm(&["rm", "-f", "x"]).ok();
+        host.dm(&[&begin[..4], &["--wake-on", "call"], &begin[6..]].concat()).ok();
+        host.dm(sleep).ok();
+        thread::sleep(Duration::from_secs(4));
+        assert!(!rang(), "nobody wakes it for that");
+        host.dm(&["wake", "x"]).ok();
+        assert!(wait_until(Duration::from_secs(10) * slowness(), rang), "it has rung meanwhile");
+        host.dm(&["rm", "-f", "x"]).ok();
+    }
+}
+
 #[test]
 fn vm_a_transfer_goes_on_though_it_is_put_to_sleep_in_the_middle() {
-    let host = streaming();
+    let host = streaming(&[]);
     const BYTES: usize = 4 << 20;
     for rounds in [1, 2, 4] {
         let mut caller = Caller::new(&host);

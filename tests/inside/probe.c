@@ -451,6 +451,16 @@ static int ring(char **args)
 	return fail("read");
 }
 
+/* Has a timer that rings every so many milliseconds, and does nothing else. */
+static int tick(char **args)
+{
+	long ms = atol(args[0]);
+	struct timespec each = { ms / 1000, ms % 1000 * 1000000 };
+	while (!nanosleep(&each, NULL))
+		;
+	return fail("nanosleep");
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -459,7 +469,8 @@ int main(int argc, char **argv)
 		int (*run)(char **args);
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
 		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping },
-		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring } };
+		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
+		      { "tick", 1, tick } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -6,12 +6,13 @@
 //! on from where it was saved, as after a suspend, and CLOCK_BOOTTIME has counted the time in between.
 
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 
-use dormouse_kernel::proc;
+use dormouse_kernel::{namespace, proc};
 use rustix::time::ClockId;
 
 use crate::error::{Error, Result};
-use crate::format::About;
+use crate::format::{About, Time};
 
 /// LIMIT: what a clock may say, in nanoseconds: 73 years. The kernel takes twice that.
 pub(crate) const CLOCK_MAX_NS: i64 = 1 << 61;
@@ -25,7 +26,20 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Those of a process, by `/proc/PID/timens_offsets`; `self` is one, too.
+    /// Those of the time namespace that a process is in; `timens_offsets` tells of that of its children.
+    pub(crate) fn of_process(pid: u32) -> Result<Self> {
+        let [own, for_children] = links(pid);
+        if own == for_children {
+            return Self::of(pid);
+        }
+        let path = format!("/proc/{pid}/ns/time");
+        let open = std::fs::File::open(&path).map_err(Error::file("cannot open", path))?;
+        let text = namespace::clock_offsets(open.as_fd());
+        text.map(|text| Self::parse(&text)).map_err(|e| Error::Elsewhere(e.to_string()))
+    }
+
+    /// Those of the time namespace of a process's children, by `/proc/PID/timens_offsets`; `self` is a
+    /// process, too.
     pub(crate) fn of(pid: impl std::fmt::Display) -> Result<Self> {
         let path = format!("/proc/{pid}/timens_offsets");
         match proc::whole_text(&path) {
@@ -51,6 +65,14 @@ impl Offsets {
         }
     }
 
+    /// Those with which clocks are so far ahead of these.
+    pub(crate) fn ahead(self, time: &Time) -> Self {
+        Self {
+            monotonic_ns: self.monotonic_ns.saturating_add(time.monotonic_ns),
+            boottime_ns: self.boottime_ns.saturating_add(time.boottime_ns),
+        }
+    }
+
     /// What is written to `timens_offsets` to have these.
     pub(crate) fn text(self) -> String {
         let line = |name: &str, ns: i64| {
@@ -58,6 +80,15 @@ impl Offsets {
         };
         line("monotonic", self.monotonic_ns) + &line("boottime", self.boottime_ns)
     }
+}
+
+/// The links in procfs of the time namespace that a process is in, and of that of its children.
+/// KERNEL(5.6): before, there is none.
+pub(crate) fn links(pid: u32) -> [Option<String>; 2] {
+    ["time", "time_for_children"].map(|name| {
+        let link = std::fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()?;
+        link.into_os_string().into_string().ok()
+    })
 }
 
 /// Both clocks, of whoever has these offsets.

@@ -318,6 +318,7 @@ impl CreateArgs {
             restart,
             sleep: self.sleep.read()?.unwrap_or_default(),
             drowsy: self.sleep.read_drowsy()?.unwrap_or_default(),
+            wake_on: self.sleep.read_wake_on()?.unwrap_or_default(),
             auto_remove: self.rm,
             read_only: self.read_only,
             init: self.init,

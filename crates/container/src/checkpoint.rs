@@ -33,6 +33,7 @@ use crate::later::Later;
 use crate::life::InitRecord;
 use crate::spec::Create;
 use crate::start::{self, Running};
+use crate::template::{Common, Template};
 use crate::user::Account;
 
 /// How a checkpoint is made.
@@ -103,6 +104,8 @@ pub(crate) struct Comeback {
     pub(crate) keeper: Cell<Option<Keeper>>,
     /// What of its memory comes when it runs.
     pub(crate) later: Option<Later>,
+    /// What of its memory it is born with.
+    pub(crate) common: Option<Arc<Common>>,
 }
 
 /// The contents of a checkpoint are compared with their checksums while everything else is done: no
@@ -144,9 +147,9 @@ fn verify(reader: &Reader, lazy: Option<&Lazy>) -> dormouse_checkpoint::Result<(
 
 impl Comeback {
     /// Of a checkpoint whose contents are known to be whole, for a container that was not asleep.
-    fn verified(reader: Reader) -> Self {
+    fn verified(reader: Arc<Reader>) -> Self {
         Self {
-            reader: Arc::new(reader),
+            reader,
             check: None,
             held: Vec::new(),
             wakes: false,
@@ -155,7 +158,13 @@ impl Comeback {
             beside: false,
             keeper: Cell::default(),
             later: None,
+            common: None,
         }
+    }
+
+    /// By which the keeper knows what it is born from.
+    pub(crate) fn template(&self) -> Option<String> {
+        self.common.as_ref().map(|common| common.key.clone())
     }
 
     /// Checks contents that are soon checked.
@@ -327,7 +336,7 @@ impl Engine {
         }
         let later = if lazy { self.later(id, &reader)? } else { None };
         self.settle_locked(&config, false)?;
-        let mut comeback = Comeback::verified(reader);
+        let mut comeback = Comeback::verified(Arc::new(reader));
         // Nobody runs before it is done, and it is damaged most seldom.
         comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
@@ -346,17 +355,18 @@ impl Engine {
         name: Name,
         addresses: Vec<IpAddr>,
         root: RootSource,
-        checkpoint: &Path,
+        template: &Template,
     ) -> Result<Running> {
-        let reader = self.template(other, checkpoint)?;
         let created = self.create(like(other, name, addresses, root))?;
         let addresses = moved(other, &created.config);
-        let comeback = Comeback { addresses, beside: true, ..Comeback::verified(reader) };
+        let reader = Arc::clone(&template.reader);
+        let common = template.common.clone();
+        let comeback = Comeback { addresses, beside: true, common, ..Comeback::verified(reader) };
         self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 
     /// A checkpoint that clones can be made from, whose contents are whole.
-    pub(crate) fn template(&self, other: &Config, checkpoint: &Path) -> Result<Reader> {
+    pub(crate) fn clonable(&self, other: &Config, checkpoint: &Path) -> Result<Reader> {
         if !other.anonymous_volumes.is_empty() {
             return Err(Error::Invalid(format!(
                 "'{}' has volumes that were made for it alone, which two cannot have: name them",
@@ -530,6 +540,8 @@ impl Engine {
             ids: if config.ids.wide { 65_536 } else { 32_767 },
             memory: Self::memory(config),
             cgroups: config.systemd,
+            // Whatever the filter is, it lets everybody.
+            user_namespaces: true,
             no_new_privileges: security.no_new_privileges,
             held: from.held.iter().map(|(number, _)| *number).collect(),
             console: config.process.terminal,
@@ -541,8 +553,12 @@ impl Engine {
                 false => 0,
             },
         };
-        let mut restore =
-            load::prepare(&from.reader, &allowed, from.later.as_ref().map(|later| &later.lazy))?;
+        let memory = match (&from.common, &from.later) {
+            (Some(common), _) => load::Memory::Shared(&common.choice),
+            (None, Some(later)) => load::Memory::Later(&later.lazy),
+            (None, None) => load::Memory::Own,
+        };
+        let mut restore = load::prepare(&from.reader, &allowed, memory)?;
         if self.quiet_mark(&config.id).exists() {
             restore.end_quiet(config.id.as_str());
         }
@@ -554,6 +570,7 @@ impl Engine {
                 let later = from.later.as_ref().expect("only who has the device chooses so");
                 start::clone_fd(later.device.as_fd())
             }
+            Wanted::LastPid => Ok(load::last_pid()?),
             Wanted::Held(number) => {
                 let held = from.held.iter().find(|(one, _)| one == number);
                 let (_, socket) = held.expect("only what is held is wanted");
@@ -611,6 +628,7 @@ pub(crate) fn like(other: &Config, name: Name, addresses: Vec<IpAddr>, root: Roo
         restart: other.restart,
         sleep: other.sleep,
         drowsy: other.drowsy,
+        wake_on: other.wake_on,
         auto_remove: other.auto_remove,
         read_only: other.read_only,
         init: other.init,

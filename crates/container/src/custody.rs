@@ -27,7 +27,6 @@ use std::time::Duration;
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load;
-use dormouse_checkpoint::save::{HeldFile, Wakes};
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{pidfd, proc, process};
 use dormouse_launch::{Keeper, LaunchError};
@@ -40,7 +39,7 @@ use crate::disk::{self, Durable, Lock};
 use crate::engine::{CONFIG, Engine, own_program};
 use crate::error::{Error, Result};
 use crate::idle::{Why, alarm_ms};
-use crate::sleep::ASLEEP;
+use crate::sleep::{ASLEEP, held_files};
 use crate::unborn::Origin;
 
 /// LIMIT: for how many containers the locks are held at a time.
@@ -202,10 +201,9 @@ impl<'e> Stand<'e> {
             NetMode::None => Vec::new(),
             _ => load::outside_sockets(reader.records(), &addresses)?,
         };
-        let wakes = Wakes { readable: true, writable: false };
-        let held = held.into_iter().map(|(object, file)| HeldFile { object, file, wakes });
-        self.engine.hold_with(keeper, &config.id, held.collect(), false, 0)?;
-        match alarm_ms(reader.records()) {
+        let held = held_files(reader.records(), held);
+        self.engine.hold_with(keeper, &config, held, false, 0)?;
+        match alarm_ms(reader.records(), config.wake_on) {
             Some(after_ms) => Ok(keeper.set_alarm(config.id.as_str(), after_ms)?),
             None => Ok(()),
         }
@@ -431,7 +429,7 @@ impl Engine {
             // From the vault, or from somebody who could not wake it ([`Engine::hold_again`]).
             true => {
                 let reader = Reader::open(&self.asleep_dir(&config.id))?;
-                if let Some(after_ms) = alarm_ms(reader.records()) {
+                if let Some(after_ms) = alarm_ms(reader.records(), config.wake_on) {
                     hearing.keeper.set_alarm(config.id.as_str(), after_ms)?;
                 }
             }

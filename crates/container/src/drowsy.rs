@@ -32,7 +32,7 @@ use dormouse_kernel::cgroup::Cgroup;
 use dormouse_kernel::{call, pidfd, proc};
 use dormouse_launch::Keeper;
 use dormouse_launch::protocol::watch;
-use dormouse_model::{Config, ContainerId, State};
+use dormouse_model::{Config, ContainerId, State, WakeOnTimer};
 
 use crate::disk;
 use crate::engine::Engine;
@@ -130,8 +130,11 @@ impl Engine {
         drop(still);
         cgroup.freeze()?;
         keeper.let_go(id)?; // what was interrupted has left
-        self.hold_with(keeper, &config.id, calls.held, calls.is_busy, watch::STAYS)?;
-        self.set_alarm(config, calls.next_ring, idle)
+        let timers = config.wake_on.timer;
+        let timerfd = calls.next_timerfd.filter(|_| timers != WakeOnTimer::InTime);
+        let next_ring = calls.next_ring.into_iter().chain(timerfd).min();
+        self.hold_with(keeper, config, calls.held, calls.is_busy, watch::STAYS)?;
+        self.set_alarm(config, next_ring, idle)
     }
 
     /// Lets a drowsy container go on. The caller holds its lock.

@@ -331,6 +331,7 @@ impl Engine {
             restart: create.restart,
             sleep: create.sleep,
             drowsy: create.drowsy,
+            wake_on: create.wake_on,
             auto_remove: create.auto_remove,
             read_only: create.read_only,
             init: create.init,

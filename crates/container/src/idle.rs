@@ -16,7 +16,7 @@ use dormouse_checkpoint::save::{self, Wait};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
 use dormouse_kernel::cgroup::CpuTime;
 use dormouse_launch::Keeper;
-use dormouse_model::{Config, ContainerId, State};
+use dormouse_model::{Config, ContainerId, State, WakeOn, WakeOnTimer};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
@@ -77,6 +77,8 @@ pub struct Policy {
     pub asleep: Option<Duration>,
     /// It is drowsy now.
     pub is_drowsy: bool,
+    /// Its timers may wait while it sleeps: what it does for them now and then keeps it from nothing.
+    pub timers_wait: bool,
 }
 
 impl Why {
@@ -152,9 +154,11 @@ pub(crate) fn told(error: &Error) -> String {
 }
 
 /// When a container that sleeps is to be woken, from now. LIMIT: also for a timer that nobody hears.
-pub(crate) fn alarm_ms(asleep: &Records) -> Option<u64> {
-    let left_ns = asleep.next_ring_ns(0)?.saturating_sub(asleep.about.passed_ns());
-    Some(left_ns / 1_000_000 + 1)
+pub(crate) fn alarm_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
+    let ring = Duration::from_nanos(asleep.next_ring_ns(0)?);
+    let left = wake_on.timer.ends_after(ring)?;
+    let left = left.saturating_sub(Duration::from_nanos(asleep.about.passed_ns()));
+    Some(left.as_millis() as u64 + 1)
 }
 
 impl Engine {
@@ -168,7 +172,8 @@ impl Engine {
         }
         let state = self.look(&config)?.state;
         let is_drowsy = state == State::Drowsy;
-        let policy = Policy { drowsy, asleep, is_drowsy };
+        let timers_wait = config.wake_on.timer != WakeOnTimer::InTime;
+        let policy = Policy { drowsy, asleep, is_drowsy, timers_wait };
         Ok((is_drowsy || state == State::Running).then_some(policy))
     }
 
@@ -177,7 +182,9 @@ impl Engine {
     pub fn stirs(&self, id: &ContainerId) -> Result<Vec<Wait>> {
         let config = self.config(id)?;
         let after = config.sleep.after().into_iter().chain(config.drowsy.after()).min();
-        let Some(after) = after else { return Ok(Vec::new()) };
+        let Some(after) = after.filter(|_| config.wake_on.timer == WakeOnTimer::InTime) else {
+            return Ok(Vec::new());
+        };
         let mut waits = save::waits(&self.subject(&config)?)?;
         waits.retain(|wait| wait.at_most < after);
         Ok(waits)
@@ -221,7 +228,8 @@ impl Engine {
         next_ring: Option<Duration>,
         idle: Option<&Idle>,
     ) -> Result<()> {
-        let Some(next_ring) = next_ring else { return Ok(()) };
+        let ends_after = |ring| config.wake_on.timer.ends_after(ring);
+        let Some(next_ring) = next_ring.and_then(ends_after) else { return Ok(()) };
         if idle.is_some_and(|idle| next_ring < idle.worth) {
             let (pid, process, what) = (0, String::new(), String::new());
             // Without numbers, which would be others each time.

@@ -31,10 +31,6 @@ use crate::error::{Error, Result};
 use crate::settings;
 use crate::sleep::SIGKILL;
 
-/// With less than so much to read at all it is read at once when somebody wakes: making those who fill, and
-/// what they take of the processors meanwhile, costs as much.
-pub(crate) const WAKE_BYTES_MIN: u64 = 8 << 20;
-
 const _: () = assert!(PARTS_MAX == fill::PARTS_MAX);
 
 /// How long somebody waits for memory to be filled.
@@ -103,7 +99,7 @@ impl Engine {
             bytes: reader.records().pages.bytes,
             parts: reader.pages().lengths(),
             chunk_bytes: CHUNK_BYTES,
-            checksums: reader.checksums()?,
+            checksums: reader.records().pages.chunks.0.clone(),
             around_bytes: later.around_bytes,
             processes: later.lazy.processes(),
         };

@@ -82,6 +82,7 @@ mod sleep;
 mod slot;
 mod spec;
 mod start;
+mod template;
 mod unborn;
 mod user;
 
@@ -97,6 +98,7 @@ pub use list::Listed;
 pub use place::Places;
 pub use spec::{Create, Exec, Stdio, Stream, Update};
 pub use start::Running;
+pub use template::Template;
 pub use unborn::Unborn;
 pub use user::{Account, Accounts};
 

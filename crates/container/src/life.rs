@@ -647,6 +647,9 @@ impl Engine {
             crate::spec::long_enough(drowsy)?;
             config.drowsy = drowsy;
         }
+        if let Some(wake_on) = update.wake_on {
+            config.wake_on = wake_on;
+        }
         if !update.ip_add.is_empty() || !update.ip_rm.is_empty() {
             self.update_addresses(&mut config, update, alive)?;
         }
@@ -658,6 +661,7 @@ impl Engine {
         if let Some(Err(e)) = cgroup.map(|cgroup| cgroup.set(&update.limits)) {
             (config.limits, config.restart) = (before.limits, before.restart);
             (config.sleep, config.drowsy) = (before.sleep, before.drowsy);
+            config.wake_on = before.wake_on;
             self.write_config(&self.dir(id), &config)?;
             let _ = self.finish_limiting(&config); // the first error is the one to tell
             return Err(e.into());

@@ -35,13 +35,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dormouse_checkpoint::format::{Reader, Writer};
+use dormouse_checkpoint::format::{Cause, Reader, Records, Writer};
 use dormouse_checkpoint::save::{self, Figures, HeldFile, Subject, Wakes};
 use dormouse_kernel::ErrorKind;
 use dormouse_kernel::pidfd;
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
-use dormouse_model::{Config, ContainerId, State};
+use dormouse_model::{Config, ContainerId, State, WakeOn, WakeOnTimer};
 
 use crate::admission::Admitted;
 use crate::checkpoint::{Check, Comeback};
@@ -49,7 +49,6 @@ use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::idle::{Idle, Why};
-use crate::later::WAKE_BYTES_MIN;
 use crate::life::{Exit, InitRecord, Look};
 use crate::pending::{Intent, remove_tree};
 use crate::start::Running;
@@ -60,6 +59,8 @@ pub(crate) const ASLEEP: &str = "asleep";
 /// The same when it is awake again: what it has in memory need not be written when it falls asleep the
 /// next time, where it has not changed.
 const WOKEN: &str = "woken";
+/// With less than so much it is not worth keeping, and is written again.
+const WOKEN_BYTES_MIN: u64 = 8 << 20;
 /// The signal that ends what falls asleep.
 pub(crate) const SIGKILL: i32 = 9;
 /// LIMIT: so many sockets are asked for before the first is there.
@@ -70,6 +71,29 @@ pub(crate) const NO_SOCKET: u32 = u32::MAX;
 
 fn reason(why: Why) -> [(&'static str, String); 1] {
     [("reason", why.as_str().to_owned())]
+}
+
+/// Whether somebody who sleeps is to be woken by that.
+fn hears(wake_on: WakeOn, cause: Cause) -> bool {
+    match cause {
+        Cause::Call => wake_on.call,
+        Cause::Data => wake_on.data,
+        Cause::File => wake_on.file,
+        // Where timers may wait it is the alarm that tells of all of them.
+        Cause::Timer => wake_on.timer == WakeOnTimer::InTime,
+        Cause::Other => true,
+    }
+}
+
+/// Sockets that listen, of a checkpoint, by the numbers of their objects.
+pub(crate) fn held_files(records: &Records, all: Vec<(u32, OwnedFd)>) -> Vec<HeldFile> {
+    let wakes = Wakes { readable: true, writable: false };
+    let cause = |object: u32| match records.objects.get(object as usize) {
+        Some(object) => object.cause(),
+        None => Cause::Other, // an event of ours
+    };
+    let file = |(object, file)| HeldFile { object, file, wakes, cause: cause(object) };
+    all.into_iter().map(file).collect()
 }
 
 impl Engine {
@@ -185,8 +209,8 @@ impl Engine {
         // It wakes up while the checkpoint is read.
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
-        let is_large = reader.records().pages.bytes >= WAKE_BYTES_MIN;
-        let later = is_large.then(|| self.later_in_any_case(&config.id, &reader)).flatten();
+        let is_large = reader.records().pages.bytes >= WOKEN_BYTES_MIN;
+        let later = self.later_in_any_case(&config.id, &reader);
         let check = Some(Check::begin(&reader, later.as_ref()));
         let mut keeper = self.keeper_called(calling)?;
         let id = config.id.as_str();
@@ -221,6 +245,7 @@ impl Engine {
             beside,
             keeper,
             later,
+            common: None,
         };
         let mut running = match self.start_restored(config, &comeback) {
             // ORDER: now: what the container closes is closed when nobody else has it open.
@@ -249,9 +274,9 @@ impl Engine {
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 other => return Ok(other.map(drop)?), // it has them
             }
-            let wakes = Wakes { readable: true, writable: false };
-            let file = |(object, file)| HeldFile { object, file, wakes };
-            self.hold_with(&mut keeper, &config.id, held.into_iter().map(file).collect(), true, 0)
+            let reader = Reader::open(&self.asleep_dir(&config.id))?;
+            let held = held_files(reader.records(), held);
+            self.hold_with(&mut keeper, config, held, true, 0)
         };
         if let Err(e) = give() {
             self.lost(&config.id, config.name.as_str(), &e);
@@ -278,30 +303,30 @@ impl Engine {
         let mut keeper = self.keeper()?;
         self.note_custody(&mut keeper)?;
         keeper.let_go(config.id.as_str())?; // what was interrupted has left
-        self.hold_with(&mut keeper, &config.id, held, is_busy, 0)
+        self.hold_with(&mut keeper, config, held, is_busy, 0)
     }
 
     pub(crate) fn hold_with(
         &self,
         keeper: &mut Keeper,
-        id: &ContainerId,
+        config: &Config,
         held: Vec<HeldFile>,
         is_busy: bool,
         more: u8,
     ) -> Result<()> {
-        let id = id.as_str();
+        let id = config.id.as_str();
         if held.is_empty() || is_busy {
             let count = u32::from(is_busy);
             let event = rustix::event::eventfd(count, rustix::event::EventfdFlags::CLOEXEC);
             let event = event.map_err(|e| Error::file("cannot make", "an eventfd")(e.into()))?;
             keeper.hold(id, NO_SOCKET, event.as_fd(), watch::READ | more)?;
         }
-        for HeldFile { object, file, wakes } in held {
-            let mut bits = more;
-            if wakes.readable {
+        for HeldFile { object, file, wakes, cause } in held {
+            let (mut bits, is_heard) = (more, hears(config.wake_on, cause));
+            if wakes.readable && is_heard {
                 bits |= watch::READ;
             }
-            if wakes.writable {
+            if wakes.writable && is_heard {
                 bits |= watch::WRITE;
             }
             keeper.hold(id, object, file.as_fd(), bits)?;

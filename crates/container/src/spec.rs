@@ -9,7 +9,8 @@ use dormouse_image::Image;
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::sysctl;
 use dormouse_model::{
-    Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security, Sleep,
+    Limits, Mount, MountKind, Name, NetMode, Process, Publish, Restart, RootSource, Security,
+    Sleep, WakeOn,
 };
 
 use crate::error::{Error, Result};
@@ -57,6 +58,8 @@ pub struct Create {
     pub sleep: Sleep,
     /// When it becomes drowsy by itself.
     pub drowsy: Sleep,
+    /// What wakes it then.
+    pub wake_on: WakeOn,
     /// Deleted when it ends.
     pub auto_remove: bool,
     /// Its root cannot be written.
@@ -135,6 +138,8 @@ pub struct Update {
     pub sleep: Option<Sleep>,
     /// When it becomes drowsy by itself.
     pub drowsy: Option<Sleep>,
+    /// What wakes it, from the next time on that it sleeps or is drowsy.
+    pub wake_on: Option<WakeOn>,
     /// Addresses to be added.
     pub ip_add: Vec<IpAddr>,
     /// Addresses to be given back.

@@ -245,6 +245,7 @@ impl Engine {
                     id_map: flags.contains(CloneFlags::NEWUSER).then_some(maps),
                     proc: true,
                     settle: true,
+                    template: from.and_then(Comeback::template),
                     ..Spawn::new(config.id.as_str(), Kind::Init, flags.bits())
                 })?;
                 Ok::<_, Error>((keeper, expected))

@@ -83,7 +83,7 @@ impl Engine {
                     .into(),
             ));
         }
-        self.template(other, checkpoint)?;
+        self.clonable(other, checkpoint)?;
         let in_use = self.in_use()?;
         self.note_custody(&mut self.keeper()?)?;
         Ok(Unborn {

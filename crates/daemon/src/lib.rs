@@ -30,6 +30,7 @@ mod gate;
 mod notify;
 mod room;
 mod settings;
+mod swap;
 mod watch;
 
 use std::cmp::Reverse;
@@ -52,6 +53,7 @@ use errand::{Errand, Hands};
 use gate::Gate;
 use room::Choice;
 pub use settings::{Batch, Memory, Settings};
+pub use swap::SwapFile;
 use watch::Watch;
 
 /// After a sweep in the middle of which the keeper was killed.
@@ -108,12 +110,13 @@ pub fn run(places: Places, said: Settings) -> Result<()> {
     let engine = Engine::open(places)?;
     engine.check_settings()?;
     let _alone = alone(&engine)?;
+    swap::begin(&settings.swap)?;
     // ORDER: before anything is looked at, so that no signal ends it in the middle.
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
     signals.thread_block().map_err(step("block signals"))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).map_err(step("receive signals"))?;
-    let mut daemon = Daemon::new(engine, settings)?;
+    let mut daemon = Daemon::new(engine, &settings)?;
     daemon.go_through()?;
     while daemon.go_on() {}
     notify::tell("READY=1");
@@ -179,7 +182,7 @@ struct Daemon {
 }
 
 /// The gate, where there is to be one and memory is counted.
-fn gate(engine: &Engine, settings: Settings) -> Result<Option<Gate>> {
+fn gate(engine: &Engine, settings: &Settings) -> Result<Option<Gate>> {
     let Memory::Bytes(bytes) = settings.memory() else { return Ok(None) };
     let Some(in_use) = MemoryInUse::below(&engine.places().cgroup)? else {
         say("nobody waits for memory: this host has no memory controller");
@@ -189,7 +192,7 @@ fn gate(engine: &Engine, settings: Settings) -> Result<Option<Gate>> {
 }
 
 impl Daemon {
-    fn new(engine: Engine, settings: Settings) -> Result<Self> {
+    fn new(engine: Engine, settings: &Settings) -> Result<Self> {
         // ORDER: from here on no event is missed; then all containers are gone through.
         let told = told(&engine).inspect_err(|e| say(&format!("looks for events: {e}"))).ok();
         let events = engine.follow()?;

@@ -4,6 +4,7 @@
 //! [daemon]
 //! memory = "6g"   # for all that is awake; "off": nobody waits for memory
 //! batch = 4       # for how many that wait for memory others are put to sleep at once
+//! swap = ["/var/swap=8g", "/disk2/swap=8g"]   # files for memory of the drowsy, made where they are not there
 //! ```
 
 use std::path::Path;
@@ -13,7 +14,7 @@ use dormouse_kernel::proc;
 use dormouse_model::{Invalid, parse_bytes};
 use serde::Deserialize;
 
-use crate::{Error, Result};
+use crate::{Error, Result, SwapFile};
 
 /// How much memory there is for containers that are awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,15 +75,19 @@ struct File {
 struct Section {
     memory: Option<String>,
     batch: Option<i64>,
+    #[serde(default)]
+    swap: Vec<String>,
 }
 
 /// What was chosen; what is `None` is as it is where nobody says anything.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Three quarters of the host's memory.
     pub memory: Option<Memory>,
     /// Four.
     pub batch: Option<Batch>,
+    /// Files to swap to; empty where nobody says any.
+    pub swap: Vec<SwapFile>,
 }
 
 impl Settings {
@@ -95,17 +100,19 @@ impl Settings {
         let bad = |what: String| Error::Settings { path: path.into(), what };
         let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
         let invalid = |e: Invalid| bad(e.to_string());
-        let Section { memory, batch } = file.daemon;
+        let Section { memory, batch, swap } = file.daemon;
         let batch = batch.map(|count| count.to_string().parse().map_err(invalid));
         Ok(Self {
             memory: memory.map(|memory| memory.parse().map_err(invalid)).transpose()?,
             batch: batch.transpose()?,
+            swap: swap.iter().map(|file| file.parse().map_err(invalid)).collect::<Result<_>>()?,
         })
     }
 
     /// What was said here, and elsewhere where nothing was.
     pub(crate) fn or(self, other: Self) -> Self {
-        Self { memory: self.memory.or(other.memory), batch: self.batch.or(other.batch) }
+        let swap = if self.swap.is_empty() { other.swap } else { self.swap };
+        Self { memory: self.memory.or(other.memory), batch: self.batch.or(other.batch), swap }
     }
 
     pub(crate) fn memory(&self) -> Memory {

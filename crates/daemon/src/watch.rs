@@ -11,6 +11,10 @@
 //! refused  | nothing for 2T, 4T, ... 64T, an hour at most; then as if it had run
 //! ```
 //!
+//! **Whose timers may wait** (`--wake-on`) may have used something, a thousandth of the time at most: what
+//! rings, is set again and does nothing else is no work. LIMIT: neither is who answers somebody who asks as
+//! seldom; the next question wakes it.
+//!
 //! **Two tiers.** T is the time until the next of them: the shorter one of a container that is awake,
 //! the one until sleep of one that is drowsy, counted from the same moment. One that cannot sleep
 //! becomes drowsy when its time for that has come, and is tried again from there.
@@ -23,6 +27,8 @@ use dormouse_container::{Idle, Policy, Tier};
 const LEFT_ALONE_MAX: Duration = Duration::from_secs(3600);
 /// How many times its cost a sleep has to last: one twentieth of the time goes into it at most.
 const WORTH: u32 = 20;
+/// Timers that may wait use one part in so many of the time at most.
+const RINGS_SHARE: u32 = 1000;
 
 /// What is known of one container.
 #[derive(Debug)]
@@ -31,6 +37,8 @@ pub(crate) struct Watch {
     /// What the last look found, and the first look that found it.
     used_ns: u64,
     still_since: Instant,
+    /// What had been used by then.
+    still_ns: u64,
     pause: Duration,
     /// When it is looked at next.
     pub(crate) due: Instant,
@@ -49,6 +57,7 @@ impl Watch {
             policy,
             used_ns,
             still_since: now,
+            still_ns: used_ns,
             pause: Duration::ZERO,
             due: now,
             is_falling: false,
@@ -63,7 +72,7 @@ impl Watch {
 
     /// Where it goes next, and after how much time without work.
     fn goal(&self) -> Option<(Tier, Duration)> {
-        let Policy { drowsy, asleep, is_drowsy } = self.policy;
+        let Policy { drowsy, asleep, is_drowsy, .. } = self.policy;
         let asleep = asleep.map(|after| (Tier::Asleep, after));
         let drowsy = drowsy.map(|after| (Tier::Drowsy, after)).filter(|_| !is_drowsy);
         match (drowsy, asleep) {
@@ -88,9 +97,10 @@ impl Watch {
     /// Takes note of a look. What comes back is to fall asleep; `due` is set either way.
     pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<(Tier, Idle)> {
         let after = self.after();
-        if used_ns != self.used_ns {
-            self.used_ns = used_ns;
-            self.still_since = now;
+        let is_still = used_ns == self.used_ns || self.rings_only(now, used_ns);
+        self.used_ns = used_ns;
+        if !is_still {
+            (self.still_since, self.still_ns) = (now, used_ns);
             self.due = now + self.pause;
             self.pause = (self.pause * 2).min(after / 2);
             return None;
@@ -100,11 +110,21 @@ impl Watch {
         if self.due > now {
             return None;
         }
-        let quiet = now - self.still_since;
+        // One whose timers rang meanwhile has run.
+        let quiet = match used_ns == self.still_ns {
+            true => now - self.still_since,
+            false => Duration::ZERO,
+        };
         self.due = now + after;
         let (tier, _) = self.goal()?;
         let worth = after.max(self.took[tier as usize] * WORTH);
         Some((tier, Idle { quiet, used_ns, worth }))
+    }
+
+    /// Whether all that it has used since is what timers use that may wait.
+    fn rings_only(&self, now: Instant, used_ns: u64) -> bool {
+        let used = Duration::from_nanos(used_ns.saturating_sub(self.still_ns));
+        self.policy.timers_wait && used * RINGS_SHARE <= now - self.still_since
     }
 
     /// It has fallen asleep. The next look finds that it has no cgroup; or it was woken by then.
@@ -122,7 +142,7 @@ impl Watch {
     /// It is drowsy: what it has used stays as it is from now on.
     pub(crate) fn drowsed(&mut self, now: Instant, took: Duration, used_ns: u64) {
         self.took[Tier::Drowsy as usize] = took;
-        (self.policy.is_drowsy, self.used_ns) = (true, used_ns);
+        (self.policy.is_drowsy, self.used_ns, self.still_ns) = (true, used_ns, used_ns);
         let alone = match self.refusals {
             0 => Duration::ZERO,
             refusals => self.left_alone(refusals),
@@ -132,6 +152,10 @@ impl Watch {
 
     /// It has run just when it was to fall asleep.
     pub(crate) fn ran(&mut self, now: Instant) {
+        if self.policy.timers_wait {
+            self.due = now + self.pause; // by a timer, or it is found then
+            return;
+        }
         self.still_since = now;
         self.due = now + self.pause;
     }
@@ -180,7 +204,9 @@ mod tests {
         for looks in 1..1000 {
             let now = watch.due;
             if let Some((Tier::Asleep, idle)) = watch.look(now, used(now - begin)) {
-                assert!(idle.quiet >= T && idle.quiet <= now - begin);
+                // Whose timers rang meanwhile has not been quiet.
+                let least = if watch.policy.timers_wait { Duration::ZERO } else { T };
+                assert!(idle.quiet >= least && idle.quiet <= now - begin);
                 return (looks, now - begin);
             }
             assert!(watch.due > now, "time goes on");
@@ -219,6 +245,21 @@ mod tests {
             looks += 1;
         }
         assert!((200..=205).contains(&looks), "{looks}");
+    }
+
+    #[test]
+    fn whose_timers_may_wait_falls_asleep_between_them_and_who_works_does_not() {
+        let begin = Instant::now();
+        let policy = Policy { timers_wait: true, ..sleeps(T) };
+        let ticks = |each_ns: u64| move |at: Duration| at.as_secs() * each_ns;
+        let mut watch = Watch::new(begin, policy, 0);
+        let (_, slept) = follow(&mut watch, begin, ticks(100_000));
+        assert!(slept >= T && slept <= T * 2, "{slept:?}");
+        let mut watch = Watch::new(begin, policy, 0);
+        while watch.due < begin + T * 100 {
+            let now = watch.due;
+            assert!(watch.look(now, ticks(5_000_000)(now - begin)).is_none());
+        }
     }
 
     #[test]
@@ -265,7 +306,7 @@ mod tests {
     #[test]
     fn it_becomes_drowsy_and_then_falls_asleep_by_the_same_clock() {
         let begin = Instant::now();
-        let policy = Policy { drowsy: Some(T), asleep: Some(T * 3), is_drowsy: false };
+        let policy = Policy { drowsy: Some(T), asleep: Some(T * 3), ..Policy::default() };
         let mut watch = Watch::new(begin, policy, 5);
         assert!(watch.look(watch.due, 5).is_none());
         let (tier, _) = watch.look(watch.due, 5).unwrap();
@@ -282,7 +323,7 @@ mod tests {
     #[test]
     fn one_that_cannot_sleep_becomes_drowsy_and_is_tried_from_there() {
         let begin = Instant::now();
-        let policy = Policy { drowsy: Some(T * 2), asleep: Some(T), is_drowsy: false };
+        let policy = Policy { drowsy: Some(T * 2), asleep: Some(T), ..Policy::default() };
         let mut watch = Watch::new(begin, policy, 5);
         assert_eq!(watch.look(begin + T, 5).unwrap().0, Tier::Asleep, "the shorter time");
         assert!(watch.refused(begin + T, "it has a debugger", Tier::Asleep));

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use dormouse_kernel::call::{
     self as kernel, CloneArgs, CloneFlags, Cloned, FsCommand, MountAttr, Namespace,
 };
+use dormouse_launch::protocol::{SpawnRequest, with};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -61,32 +62,71 @@ pub struct Wanted<'w> {
     pub proc: bool,
 }
 
+impl<'w> Wanted<'w> {
+    /// What a request asks for, with its descriptors in their places.
+    pub(crate) fn of(request: &'w SpawnRequest, fds: &'w [OwnedFd]) -> Result<Self, Failed> {
+        let mut fds = fds.iter().map(AsFd::as_fd);
+        let sock = fds.next().ok_or(Errno::BADMSG).step("find the newborn's socket")?;
+        let mut take = |bit| if request.with & bit != 0 { fds.next() } else { None };
+        Ok(Self {
+            flags: CloneFlags::from_bits_retain(request.flags),
+            sock,
+            netns: take(with::NETNS),
+            pid_namespace: take(with::PID_NAMESPACE),
+            user_namespace: None,
+            cgroup: take(with::CGROUP),
+            uid_map: &request.uid_map,
+            gid_map: &request.gid_map,
+            proc: request.with & with::PROC != 0,
+        })
+    }
+}
+
 /// Clones a newborn. If a step after the clone fails, the newborn is killed; it is reaped as every
 /// other child.
 pub fn give(outside: &Outside, heritage: Heritage, wanted: &Wanted<'_>) -> Result<Born, Failed> {
+    let born = clone_newborn(outside, heritage, wanted, CloneFlags::empty())?;
+    raise(outside, heritage, wanted, born)
+}
+
+/// The first step of it: the newborn is there, and waits for its plan. With PARENT it is no child of this
+/// process but of its parent.
+pub(crate) fn clone_newborn(
+    outside: &Outside,
+    heritage: Heritage,
+    wanted: &Wanted<'_>,
+    more: CloneFlags,
+) -> Result<(u32, OwnedFd), Failed> {
     let flags = wanted.flags;
     let maps_without_user = !wanted.uid_map.is_empty() && !flags.contains(CloneFlags::NEWUSER);
     if !NAMESPACES.contains(flags) || maps_without_user {
         return Err(Failed { step: "make such namespaces", source: Errno::INVAL });
     }
-    let (pid, pidfd) = {
-        let _back = Visit::go(outside, wanted.netns, wanted.pid_namespace)?;
-        let flags = flags | CloneFlags::CLEAR_SIGHAND;
-        let args = CloneArgs { flags, into_cgroup: wanted.cgroup };
-        let (sock, proc) = (wanted.sock.as_raw_fd(), outside.proc.as_raw_fd());
-        match wanted.user_namespace {
-            Some(user) => {
-                clone_within(user, args, &|| live(sock, proc, heritage)).step("clone a process")?
-            }
-            // SAFETY: the keeper has one thread; the child lives in `live`, which neither allocates
-            // nor locks, and never returns.
-            None => match unsafe { kernel::clone3(&args) } {
-                Ok(Cloned::Child) => live(sock, proc, heritage),
-                Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
-                Err(source) => return Err(Failed { step: "clone a process", source }),
-            },
+    let _back = Visit::go(outside, wanted.netns, wanted.pid_namespace)?;
+    let flags = flags | more | CloneFlags::CLEAR_SIGHAND;
+    let args = CloneArgs { flags, into_cgroup: wanted.cgroup };
+    let (sock, proc) = (wanted.sock.as_raw_fd(), outside.proc.as_raw_fd());
+    match wanted.user_namespace {
+        Some(user) => {
+            clone_within(user, args, &|| live(sock, proc, heritage)).step("clone a process")
         }
-    };
+        // SAFETY: the keeper has one thread; the child lives in `live`, which neither allocates
+        // nor locks, and never returns.
+        None => match unsafe { kernel::clone3(&args) } {
+            Ok(Cloned::Child) => live(sock, proc, heritage),
+            Ok(Cloned::Parent { pid, pidfd }) => Ok((pid, pidfd)),
+            Err(source) => Err(Failed { step: "clone a process", source }),
+        },
+    }
+}
+
+/// The others, which the keeper does. If one fails, the newborn is killed.
+pub(crate) fn raise(
+    outside: &Outside,
+    heritage: Heritage,
+    wanted: &Wanted<'_>,
+    (pid, pidfd): (u32, OwnedFd),
+) -> Result<Born, Failed> {
     let rest = || {
         if !wanted.uid_map.is_empty() {
             write_maps(outside.proc.as_fd(), pid, wanted).step("map the ids")?;

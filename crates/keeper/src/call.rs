@@ -240,6 +240,12 @@ pub fn loopback_up() -> Result<(), Errno> {
     check(libc::c_long::from(done)).map(drop)
 }
 
+/// PR_SET_THP_DISABLE(2const): no transparent huge pages for this process and those that it makes.
+pub(crate) fn disable_huge_pages() -> Result<(), Errno> {
+    // SAFETY: only integers are passed.
+    check(unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }).map(drop)
+}
+
 /// personality(2).
 pub fn set_personality(persona: u64) -> Result<(), Errno> {
     // SAFETY: only an integer is passed.

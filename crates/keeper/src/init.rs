@@ -11,6 +11,7 @@ use dormouse_kernel::call::{self as kernel, CapabilityMasks};
 use rustix::io::Errno;
 
 use crate::call;
+use crate::newborn::Shared;
 
 /// All signals.
 const ALL: u64 = u64::MAX;
@@ -61,7 +62,11 @@ impl Own {
 /// ORDER: signals are blocked before the fork, so that none is lost: a blocked signal is queued
 /// even for the first process of a pid namespace, which the kernel protects from those it does not
 /// handle.
-pub fn become_init(arguments: call::Arguments, own: &Own) -> Result<(), Errno> {
+pub(crate) fn become_init(
+    arguments: call::Arguments,
+    own: &Own,
+    shared: Shared,
+) -> Result<(), Errno> {
     call::block_signals(ALL)?;
     // SAFETY: there is one thread; the child goes on as a newborn, without allocation or locks.
     let pid = match unsafe { call::fork() } {
@@ -78,8 +83,9 @@ pub fn become_init(arguments: call::Arguments, own: &Own) -> Result<(), Errno> {
         other => other?,
     };
     let _ = kernel::set_name(c"dormouse-init");
-    // Whoever would be more than it should be is nobody: the kernel takes the program along.
-    if own.take_on().is_err() {
+    // Whoever would be more than it should be is nobody: the kernel takes the program along. What the
+    // program shares with others it would keep for as long as it lives.
+    if shared.let_go().and_then(|()| own.take_on()).is_err() {
         kernel::exit(125);
     }
     // SAFETY: this process holds nothing any more; its arguments are nobody's.

@@ -11,6 +11,7 @@
 //! tables in [`server`]; there are no locks. What it holds for a running container is an entry in a
 //! table: children need no pidfd, and only a terminal is polled.
 //!
+//! Clones of one checkpoint may be born with memory that they share, from a process of its own (`template`).
 //! What sleeping containers left here outlives it, in a process of its own ([`vault`]).
 //! If it is killed, its children go on without it (no parent death signal); how they end is then
 //! unknown to later commands, unless the kernel tells (PIDFD_GET_INFO, KERNEL(6.15)). A new keeper
@@ -34,6 +35,7 @@ mod lot;
 pub mod newborn;
 mod program;
 pub mod server;
+mod template;
 pub mod tiny;
 mod tree;
 pub mod vault;

@@ -52,17 +52,43 @@ pub struct Heritage {
     /// The keeper's oom_score_adj before it lowered its own.
     pub oom_score_adj: Option<i32>,
     pub(crate) arguments: call::Arguments,
+    shared: Shared,
+}
+
+/// Memory that a newborn has from a template: of its program, not of the newborn.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Shared(&'static [(u64, u64)]);
+
+impl Shared {
+    /// Where it is, for as long as there is a copy of this process.
+    pub(crate) fn leak(areas: Vec<(u64, u64)>) -> Self {
+        Self(areas.leak())
+    }
+
+    /// Gives it up: in a process that does not become the program.
+    pub(crate) fn let_go(self) -> Outcome {
+        for (start, end) in self.0 {
+            let at = std::ptr::with_exposed_provenance_mut(*start as usize);
+            // SAFETY: the template has mapped it for the program alone.
+            unsafe { rustix::mm::munmap(at, (end - start) as usize) }?;
+        }
+        Ok(())
+    }
 }
 
 impl Heritage {
     /// What this process has now, before it changes it.
     pub fn now() -> Self {
         let nofile = kernel::prlimit(NOFILE, None).unwrap_or((1024, 4096));
-        Self { nofile, oom_score_adj: None, arguments: call::Arguments::find() }
+        let arguments = call::Arguments::find();
+        Self { nofile, oom_score_adj: None, arguments, shared: Shared::default() }
     }
-}
 
-impl Heritage {
+    /// The same, and memory that is shared.
+    pub(crate) fn with(self, shared: Shared) -> Self {
+        Self { shared, ..self }
+    }
+
     /// Gives back to a process what the keeper has taken for itself.
     pub(crate) fn give_back(&self, proc: BorrowedFd<'_>) -> Outcome {
         kernel::prlimit(NOFILE, Some(self.nofile))?;
@@ -169,6 +195,9 @@ impl Newborn {
                 call::close_from(5)?;
             }
             self.heritage.arguments.overwrite(b"dormouse-newborn");
+        }
+        if !self.heritage.shared.0.is_empty() {
+            let _ = kernel::set_name(c"dormouse-keeper"); // as all newborns
         }
         hide()?;
         call::block_signals(0)?;
@@ -432,7 +461,7 @@ impl Newborn {
                 let own = crate::init::Own::read(plan.data(op).map_err(damaged)?)?;
                 let own =
                     own.unwrap_or(crate::init::Own { ids: None, capabilities: self.capabilities });
-                crate::init::become_init(self.heritage.arguments, &own)
+                crate::init::become_init(self.heritage.arguments, &own, self.heritage.shared)
             }
             Code::Exec | Code::Follow => Err(Errno::NOSYS),
         }

@@ -9,6 +9,7 @@
 //!               that it has cleaned up           custody  what sleeping containers left here
 //!                                                alarms   when they are woken uncalled
 //! fills         memory of containers that is being filled while they run
+//! templates     processes with memory that newborns share, by serial number
 //! queue         errands: containers to be settled or woken by a process of ours, 4 of each at once
 //! ```
 //!
@@ -47,7 +48,7 @@ use dormouse_kernel::call::{self as kernel, CloneFlags};
 use dormouse_launch::keeper::{LOCK, SOCKET};
 use dormouse_launch::protocol::{
     DESCRIPTORS_MAX, Ended, Id, Kind, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest, Status,
-    watch, with,
+    watch,
 };
 use dormouse_launch::{EXIT_FILE, wire};
 use rustix::event::{Timespec, epoll};
@@ -62,6 +63,7 @@ use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
 use crate::fill::{self, Fill};
 use crate::newborn::Heritage;
+use crate::template::Template;
 use crate::tiny::Outside;
 use crate::vault::Vault;
 use crate::{Failed, Step};
@@ -194,6 +196,7 @@ pub struct Server {
     fills: HashMap<u64, Fill>,
     /// What nobody fills any more, until the container has ended.
     lost: Vec<Fill>,
+    templates: HashMap<u64, Template>,
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Errand>,
     /// By serial number.
@@ -208,24 +211,6 @@ pub struct Server {
     ending: bool,
     /// Whose logs were looked at last.
     log_turn: Option<Id>,
-}
-
-/// A request for a newborn, with its descriptors in their places.
-fn wanted<'w>(request: &'w SpawnRequest, fds: &'w [OwnedFd]) -> Result<birth::Wanted<'w>, Failed> {
-    let mut fds = fds.iter().map(AsFd::as_fd);
-    let sock = fds.next().ok_or(Errno::BADMSG).step("find the newborn's socket")?;
-    let mut take = |bit| if request.with & bit != 0 { fds.next() } else { None };
-    Ok(birth::Wanted {
-        flags: CloneFlags::from_bits_retain(request.flags),
-        sock,
-        netns: take(with::NETNS),
-        pid_namespace: take(with::PID_NAMESPACE),
-        user_namespace: None,
-        cgroup: take(with::CGROUP),
-        uid_map: &request.uid_map,
-        gid_map: &request.gid_map,
-        proc: request.with & with::PROC != 0,
-    })
 }
 
 /// podman's exit code and the signal, 0 for none, of a status as wait4(2) gives it.
@@ -283,6 +268,7 @@ impl Server {
             alarms: Alarms::default(),
             fills: HashMap::new(),
             lost: Vec::new(),
+            templates: HashMap::new(),
             queue: VecDeque::new(),
             errands: HashMap::new(),
             wakers: HashMap::new(),
@@ -490,6 +476,9 @@ impl Server {
         if let Some(fill) = self.fills.remove(&serial) {
             return self.filled(fill);
         }
+        if self.templates.contains_key(&serial) {
+            return self.hear_template(serial);
+        }
         if let Some(id) = self.custody.called(serial) {
             self.queue.push_back(Errand::wake(id, Why::Called));
             return self.start_errands();
@@ -538,6 +527,7 @@ impl Server {
             return;
         }
         self.waiters.retain(|(_, waiter)| *waiter != serial);
+        self.end_templates(|_, template| template.connection == serial);
         let (gone, rest) =
             std::mem::take(&mut self.unsettled).into_iter().partition(|u| u.connection == serial);
         self.unsettled = rest;
@@ -560,23 +550,19 @@ impl Server {
     fn answer(&mut self, serial: u64, request: Request, fds: Vec<OwnedFd>) -> Option<Answer> {
         Some(match request {
             Request::Status => (Reply::Status(self.status()), Vec::new()),
-            Request::Spawn(spawn) => {
-                let born = wanted(&spawn, &fds)
-                    .and_then(|w| birth::give(&self.parts.outside, self.parts.heritage, &w));
-                match born {
-                    Err(Failed { step, source }) => refused(source, step),
-                    Ok(born) => {
-                        let (id, kind, settle) = (spawn.id, spawn.kind, spawn.settle);
-                        let child = Child { id, connection: serial, kind, settle };
-                        self.children.insert(born.pid, child);
-                        if kind == Kind::Init {
-                            self.firsts.insert(id, born.pid);
-                        }
-                        let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
-                        (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
+            Request::Spawn(spawn) => match self.spawn(&spawn, &fds) {
+                Err(Failed { step, source }) => refused(source, step),
+                Ok(born) => {
+                    let (id, kind, settle) = (spawn.id, spawn.kind, spawn.settle);
+                    let child = Child { id, connection: serial, kind, settle };
+                    self.children.insert(born.pid, child);
+                    if kind == Kind::Init {
+                        self.firsts.insert(id, born.pid);
                     }
+                    let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
+                    (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
                 }
-            }
+            },
             Request::Wait { pid } => match self.children.contains_key(&pid) {
                 true => {
                     self.waiters.push((pid, serial));
@@ -633,6 +619,7 @@ impl Server {
                     Err(e) => refused(e, "have memory filled"),
                 }
             }
+            Request::Template { key, .. } => return self.make_template(serial, key, fds),
             Request::End => {
                 let alone = self.connections.len() == 1 && self.unsettled.is_empty();
                 let free =
@@ -644,6 +631,75 @@ impl Server {
                 done()
             }
         })
+    }
+
+    fn spawn(&mut self, request: &SpawnRequest, fds: &[OwnedFd]) -> Result<birth::Born, Failed> {
+        let (outside, heritage) = (&self.parts.outside, self.parts.heritage);
+        let wanted = birth::Wanted::of(request, fds)?;
+        let Some(key) = request.template else {
+            return birth::give(outside, heritage, &wanted);
+        };
+        let is_it = |(_, template): &(&u64, &Template)| template.key == key && !template.is_awaited;
+        let found = self.templates.iter().find(is_it);
+        let (token, template) = found.ok_or(Errno::NOENT).step("find the template")?;
+        match template.bear(request, fds) {
+            Ok(born) => birth::raise(outside, heritage, &wanted, born),
+            Err(failed) => {
+                // It may answer yet, and nobody would know whom.
+                let token = *token;
+                self.end_templates(|it, _| it == token);
+                Err(failed)
+            }
+        }
+    }
+
+    /// It is answered when its memory is there.
+    fn make_template(&mut self, serial: u64, key: Id, fds: Vec<OwnedFd>) -> Option<Answer> {
+        if self.templates.values().any(|template| template.key == key) {
+            return Some(refused(Errno::EXIST, "make a second template of one name"));
+        }
+        let own = (&self.parts.outside, self.parts.heritage);
+        self.serial += 1;
+        let token = self.serial;
+        let made = Template::begin(own, key, serial, fds)
+            .and_then(|made| self.watch(made.sock(), token).step("watch it").map(|()| made));
+        match made {
+            Ok(template) => {
+                self.templates.insert(token, template);
+                None
+            }
+            Err(Failed { step, source }) => Some(refused(source, step)),
+        }
+    }
+
+    /// Its memory is there, or it has ended.
+    fn hear_template(&mut self, token: u64) {
+        let Some(template) = self.templates.get_mut(&token) else { return };
+        let reply = match template.hear() {
+            Err(Errno::AGAIN) => return,
+            Ok(reply) if template.is_awaited => reply,
+            _ => refused(Errno::CHILD, "fill the memory of a template, which has ended").0,
+        };
+        let is_awaited = std::mem::replace(&mut template.is_awaited, false);
+        let connection = template.connection;
+        if reply != Reply::Done {
+            self.end_templates(|it, _| it == token);
+        }
+        if is_awaited {
+            self.tell(connection, &reply, &[]);
+        }
+    }
+
+    fn end_templates(&mut self, which: impl Fn(u64, &Template) -> bool) {
+        let epoll = &self.epoll;
+        self.templates.retain(|token, template| {
+            let goes = which(*token, template);
+            if goes {
+                // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
+                let _ = epoll::delete(epoll, template.sock());
+            }
+            !goes
+        });
     }
 
     fn status(&self) -> Status {

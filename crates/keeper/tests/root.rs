@@ -786,3 +786,67 @@ fn root_wait_by_another_and_refusals() {
     assert!(matches!(bad, Err(LaunchError::Refused { .. })));
     assert!(keeper.spawn(Spawn::new("../c2", Kind::Init, ALL)).is_err());
 }
+
+/// A newborn has the memory of the template that it asks for, and of no other.
+#[test]
+fn root_newborns_are_born_with_the_memory_of_a_template() {
+    use dormouse_launch::template::{self, Area, Piece, Template};
+    use std::os::unix::fs::FileExt;
+    const AT: u64 = 0x10_0000_0000;
+    let file = |name: &std::ffi::CStr| -> std::fs::File {
+        rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap().into()
+    };
+    let refused = |result: Result<dormouse_launch::Newborn, LaunchError>| match result {
+        Err(LaunchError::Refused { source, .. }) => source,
+        other => panic!("{other:?}"),
+    };
+    let scratch = Scratch::new();
+    let (mut keeper, mut owner) = (scratch.keeper(), scratch.keeper());
+    let contents = file(c"contents");
+    contents.write_all_at(&[7; 8192], 4096).unwrap();
+    // The second area is where the keeper has something itself.
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", keeper.pid())).unwrap();
+    let taken = maps.split('-').next().unwrap();
+    let taken = u64::from_str_radix(taken, 16).unwrap();
+    let area = |start: u64, pages: u64| Area {
+        start,
+        end: start + pages * 4096,
+        no_reserve: false,
+        huge_pages: None,
+    };
+    let mut areas = vec![area(AT, 4), area(taken, 1)];
+    areas.sort_by_key(|area| area.start);
+    let is_free: Vec<bool> = areas.iter().map(|area| area.start == AT).collect();
+    let piece = |start| Piece { start, bytes: 4096, part: 0, offset: 8192 };
+    let pieces = vec![piece(AT + 4096), piece(taken)];
+    let list = file(c"list");
+    Template { no_huge_pages: false, areas, pieces }.write(&list).unwrap();
+    let parts: [OwnedFd; 1] = [contents.into()];
+    owner.template("one", list.as_fd(), &parts).unwrap();
+    assert_eq!(template::mapped(&list, 2).unwrap(), is_free);
+    assert!(owner.template("one", list.as_fd(), &parts).is_err(), "there is one of that name");
+
+    let born = |template: &str| Spawn { template: Some(template.into()), ..scratch.spawn("c1") };
+    assert_eq!(refused(keeper.spawn(born("two"))), rustix::io::Errno::NOENT);
+    for _ in 0..2 {
+        let mut newborn = keeper.spawn(born("one")).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", newborn.pid)).unwrap();
+        assert!(status.contains(&format!("\nPPid:\t{}\n", keeper.pid())), "{status}");
+        let memory = std::fs::File::open(format!("/proc/{}/mem", newborn.pid)).unwrap();
+        let mut pages = [1; 4 * 4096];
+        memory.read_exact_at(&mut pages, AT).unwrap();
+        let is_right = |(n, byte): (usize, &u8)| *byte == if n / 4096 == 1 { 7 } else { 0 };
+        assert!(pages.iter().enumerate().all(is_right));
+        // It lives as any other.
+        let mut plan = Plan::new();
+        scratch.plan_root(&mut plan, &mut newborn);
+        plan.exec(&program(&["sh", "-c", "exit 3"]));
+        newborn.send(plan).unwrap();
+        let pid = newborn.pid;
+        newborn.go().unwrap();
+        assert_eq!(keeper.wait(pid).unwrap().code, 3);
+    }
+    // It ends with the connection of whoever asked for it.
+    drop(owner);
+    assert!(until(|| matches!(keeper.spawn(born("one")), Err(LaunchError::Refused { .. }))));
+}

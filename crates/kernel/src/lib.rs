@@ -34,6 +34,7 @@ pub mod resolve;
 pub mod rlimit;
 pub mod scale;
 pub mod seccomp;
+pub mod swap;
 pub mod sysctl;
 pub mod system_v;
 pub mod wait;

@@ -2,11 +2,15 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::pipe::PipeFlags;
 
 use crate::call::{self, CloneArgs, CloneFlags, Cloned, Namespace};
 use crate::error::{CallError, Explain, Result};
-use crate::{Errno, pidfd, process};
+use crate::process::Exit;
+use crate::{Errno, pidfd, proc, process};
 
 /// A user namespace with the given maps (user_namespaces(7)) and no process in it: for mapping the
 /// ids of a mount, or to be joined later.
@@ -15,7 +19,11 @@ use crate::{Errno, pidfd, process};
 /// ENOSPC or EUSERS when the caller's number of user namespaces is used up, EPERM without
 /// CAP_SETUID and CAP_SETGID.
 pub fn new_user(uid_map: &str, gid_map: &str) -> Result<OwnedFd> {
-    born_with(CloneFlags::NEWUSER, |pid, pidfd| map_and_hold(pid, pidfd, uid_map, gid_map))
+    born_with(
+        CloneFlags::NEWUSER,
+        || Ok(()),
+        |pid, pidfd| map_and_hold(pid, pidfd, uid_map, gid_map),
+    )
 }
 
 /// A network namespace (network_namespaces(7)) that belongs to a user namespace made for it, in
@@ -30,19 +38,50 @@ pub fn new_user(uid_map: &str, gid_map: &str) -> Result<OwnedFd> {
 pub fn new_network() -> Result<OwnedFd> {
     let mut flags = CloneFlags::NEWUSER | CloneFlags::NEWNET;
     flags.set(CloneFlags::NEWUSER, !crate::weakened("network-owner"));
-    born_with(flags, |_, pidfd| pidfd::namespace(pidfd, Namespace::Net))
+    born_with(flags, || Ok(()), |_, pidfd| pidfd::namespace(pidfd, Namespace::Net))
 }
 
-/// Takes a descriptor from a process that is born into new namespaces and ends at once.
-fn born_with(
+/// The offsets of a time namespace as text (time_namespaces(7)). `/proc/PID/timens_offsets` has those of
+/// the namespace that a process makes children in, so one enters it and is looked at. KERNEL(5.8).
+///
+/// EPERM without CAP_SYS_ADMIN over it, EINVAL when it is no time namespace.
+pub fn clock_offsets(time: BorrowedFd<'_>) -> Result<String> {
+    let flags = PipeFlags::CLOEXEC;
+    let pipe = rustix::pipe::pipe_with(flags).explain("pipe2", || format!("{flags:?}"));
+    let (entered, enters) = pipe?;
+    let enter = || {
+        call::setns(time, CloneFlags::NEWTIME)?;
+        rustix::io::write(&enters, b"!").map(drop)
+    };
+    born_with(CloneFlags::empty(), enter, |pid, pidfd| {
+        let ended = PollFd::new(pidfd, PollFlags::IN);
+        let mut either = [PollFd::new(&entered, PollFlags::IN), ended];
+        while rustix::event::poll(&mut either, None) == Err(Errno::INTR) {}
+        if either[0].revents().is_empty() {
+            let errno = pidfd::reap(pidfd)?.map_or(libc::ESRCH, Exit::code);
+            return Err(CallError::new("setns", format!("{time:?}, NEWTIME"), errno));
+        }
+        let path = format!("/proc/{pid}/timens_offsets");
+        let text = crate::proc::whole_text(&path);
+        text.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO)).explain("read", || path)
+    })
+}
+
+/// Takes something from a process that is born into new namespaces, does something `first`, which makes
+/// system calls of the thin layer and nothing else, and ends at once.
+fn born_with<T>(
     flags: CloneFlags,
-    take: impl FnOnce(u32, &OwnedFd) -> Result<OwnedFd>,
-) -> Result<OwnedFd> {
+    first: impl FnOnce() -> std::result::Result<(), Errno>,
+    take: impl FnOnce(u32, &OwnedFd) -> Result<T>,
+) -> Result<T> {
     let args = CloneArgs { flags, into_cgroup: None };
     let parent = rustix::process::getpid();
     // SAFETY: the child only makes system calls of the thin layer until it is killed.
     match unsafe { process::clone3(&args)? } {
-        Cloned::Child => wait_to_be_killed(parent),
+        Cloned::Child => match first() {
+            Ok(()) => wait_to_be_killed(parent),
+            Err(e) => call::exit(e.raw_os_error()),
+        },
         Cloned::Parent { pid, pidfd } => {
             let result = take(pid, &pidfd);
             // ORDER: killed and reaped whatever happened, and only then the result is looked at.
@@ -54,9 +93,9 @@ fn born_with(
                     other => other,
                 }
             });
-            let namespace = result?;
+            let taken = result?;
             reaped?;
-            Ok(namespace)
+            Ok(taken)
         }
     }
 }
@@ -67,14 +106,92 @@ fn born_with(
 /// ENOTTY for a descriptor of something else.
 pub fn kind(namespace: BorrowedFd<'_>) -> Result<CloneFlags> {
     const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
-    // SAFETY: the request takes no argument and writes nothing.
-    let kind = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_NSTYPE) };
-    if kind < 0 {
+    let kind = ask(namespace, (NS_GET_NSTYPE, "NS_GET_NSTYPE"), std::ptr::null_mut())?;
+    Ok(CloneFlags::from_bits_retain(kind as u64))
+}
+
+/// The user namespace that a namespace belongs to (ioctl_nsfs(2), NS_GET_USERNS); of a user namespace
+/// the one that it was made in. KERNEL(4.9).
+///
+/// EPERM when that is not the caller's own, nor below it; so of the first user namespace, which has
+/// none.
+pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    let fd = ask(namespace, (NS_GET_USERNS, "NS_GET_USERNS"), std::ptr::null_mut())?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The effective user of whoever made a user namespace, as the caller's has it (ioctl_nsfs(2),
+/// NS_GET_OWNER_UID). KERNEL(4.11).
+///
+/// EINVAL for a namespace of another kind.
+pub fn owner_uid(namespace: BorrowedFd<'_>) -> Result<u32> {
+    const NS_GET_OWNER_UID: libc::c_ulong = 0xb704;
+    let mut uid = u32::MAX;
+    ask(namespace, (NS_GET_OWNER_UID, "NS_GET_OWNER_UID"), &mut uid)?;
+    Ok(uid)
+}
+
+/// A request of ioctl_nsfs(2), which writes one number or nothing.
+fn ask(
+    namespace: BorrowedFd<'_>,
+    (request, name): (libc::c_ulong, &str),
+    to: *mut u32,
+) -> Result<i32> {
+    // SAFETY: `to` is where the request writes a number, or is not looked at: callers give a number of
+    // their own to the one request that writes.
+    let answer = unsafe { libc::ioctl(namespace.as_raw_fd(), request, to) };
+    if answer < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
-        let arguments = format!("{}, NS_GET_NSTYPE", namespace.as_raw_fd());
+        let arguments = format!("{}, {name}", namespace.as_raw_fd());
         return Err(CallError::new("ioctl", arguments, errno));
     }
-    Ok(CloneFlags::from_bits_retain(kind as u64))
+    Ok(answer)
+}
+
+/// The ids of a user namespace, as procfs shows them to the caller's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserMaps {
+    /// Lines of `INSIDE OUTSIDE COUNT` (`/proc/PID/uid_map`); none where nobody has written it.
+    pub uid_map: String,
+    /// The same of groups.
+    pub gid_map: String,
+    /// setgroups(2) is denied (`/proc/PID/setgroups`, KERNEL(3.19)).
+    pub denies_groups: bool,
+}
+
+impl UserMaps {
+    /// Those of the user namespace that a process is in; it may be one that has ended and was not reaped.
+    pub fn of_process(pid: u32) -> Result<Self> {
+        // LIMIT: 340 lines of three numbers.
+        let read = |name: &str| proc::read_text(format!("/proc/{pid}/{name}"), 1 << 16);
+        let denies_groups = read("setgroups")?.trim() == "deny";
+        Ok(Self { uid_map: read("uid_map")?, gid_map: read("gid_map")?, denies_groups })
+    }
+
+    /// Those of a user namespace that nobody need be in: a process enters it and ends.
+    pub fn of(namespace: BorrowedFd<'_>) -> Result<Self> {
+        // SAFETY: the child only makes system calls of the thin layer.
+        match unsafe { process::clone3(&CloneArgs::default())? } {
+            Cloned::Child => {
+                let entered = call::setns(namespace, CloneFlags::NEWUSER);
+                call::exit(entered.map_or_else(Errno::raw_os_error, |()| 0))
+            }
+            Cloned::Parent { pid, pidfd } => {
+                // ORDER: what has ended and was not reaped is still in it.
+                let looked = pidfd::wait(&pidfd, None).and_then(|_| Self::of_process(pid));
+                let exit = pidfd::reap(&pidfd)?;
+                match exit {
+                    Some(process::Exit::Code(errno @ 1..)) => {
+                        let arguments = format!("{}, NEWUSER", namespace.as_raw_fd());
+                        Err(CallError::new("setns", arguments, errno))
+                    }
+                    _ => looked,
+                }
+            }
+        }
+    }
 }
 
 /// The life of the process that a namespace is born with.
@@ -137,26 +254,57 @@ mod tests {
 
     #[test]
     fn root_network_belongs_to_nobody_and_obeys_its_maker() {
-        use std::os::fd::AsRawFd;
         let netns = new_network().unwrap();
-        // SAFETY: both requests take no argument and give a descriptor.
-        let ask = |fd: &OwnedFd, request| unsafe {
-            let fd = libc::ioctl(fd.as_raw_fd(), request);
-            assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-            <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd)
-        };
-        let (get_owner, get_parent) = (0xb701, 0xb702); // NS_GET_USERNS, NS_GET_PARENT
         let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
-        let owner = ask(&netns, get_owner);
+        let its = owner(netns.as_fd()).unwrap();
         let own = std::fs::File::open("/proc/self/ns/user").unwrap().into();
-        assert_ne!(inode(&owner), inode(&own));
-        assert_eq!(inode(&ask(&owner, get_parent)), inode(&own));
+        assert_ne!(inode(&its), inode(&own));
+        assert_eq!(inode(&owner(its.as_fd()).unwrap()), inode(&own));
         std::thread::spawn(move || {
             process::setns(netns.as_fd(), CloneFlags::NEWNET).unwrap();
             std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "7").unwrap();
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn root_clock_offsets_are_those_of_the_namespace_that_is_asked() {
+        let own = std::fs::File::open("/proc/self/ns/time").unwrap();
+        let said = crate::proc::whole_text("/proc/self/timens_offsets").unwrap();
+        assert_eq!(clock_offsets(own.as_fd()).unwrap(), said);
+        let args = CloneArgs { flags: CloneFlags::NEWTIME, into_cgroup: None };
+        // SAFETY: the child calls the thin layer only.
+        match unsafe { process::clone3(&args).unwrap() } {
+            Cloned::Child => loop {
+                call::pause();
+            },
+            Cloned::Parent { pid, pidfd } => {
+                let other = std::fs::File::open(format!("/proc/{pid}/ns/time")).unwrap();
+                assert_eq!(clock_offsets(other.as_fd()).unwrap(), said, "a copy of ours");
+                pidfd::send_signal(&pidfd, libc::SIGKILL).unwrap();
+                pidfd::reap(&pidfd).unwrap();
+            }
+        }
+        let none = std::fs::File::open("/proc/self/ns/uts").unwrap();
+        assert_eq!(clock_offsets(none.as_fd()).unwrap_err().errno(), libc::EINVAL);
+    }
+
+    #[test]
+    fn root_ids_of_a_user_namespace_are_known_where_nobody_is_in_it() {
+        let uid_map = "0 700000 32767\n65534 732767 1\n";
+        let namespace = new_user(uid_map, "0 700000 32768\n").unwrap();
+        let maps = UserMaps::of(namespace.as_fd()).unwrap();
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&maps.uid_map), words(uid_map));
+        assert_eq!(words(&maps.gid_map), ["0", "700000", "32768"]);
+        assert!(!maps.denies_groups);
+        assert_eq!(owner_uid(namespace.as_fd()).unwrap(), 0);
+        let other = std::fs::File::open("/proc/self/ns/uts").unwrap();
+        assert_eq!(owner_uid(other.as_fd()).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(UserMaps::of(other.as_fd()).unwrap_err().errno(), libc::EINVAL);
+        let children = proc::read_text("/proc/thread-self/children", 4096).unwrap();
+        assert_eq!(children, "");
     }
 
     #[test]

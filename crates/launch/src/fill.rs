@@ -32,7 +32,7 @@ const PIECE_NUMBERS: usize = 4;
 const PIECE_BYTES: u64 = PIECE_NUMBERS as u64 * 8;
 /// LIMIT: pieces of a list that is read.
 const PIECES_MAX: u64 = 1 << 22;
-/// LIMIT: chunks of pages, of a megabyte each.
+/// LIMIT: chunks of pages, of 64 kB each.
 const CHUNKS_MAX: u64 = 1 << 24;
 /// LIMIT: files of pages.
 pub const PARTS_MAX: usize = 8;
@@ -88,7 +88,7 @@ pub struct Job {
     pub processes: Vec<u32>,
 }
 
-/// Whether so many bytes may be filled together: whole pages, and all of a chunk at most.
+/// Whether so many bytes may be filled together: whole pages, and a megabyte at most.
 pub fn is_around(bytes: u64) -> bool {
     bytes.is_power_of_two() && (4096..=1 << 20).contains(&bytes)
 }

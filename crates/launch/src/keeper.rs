@@ -75,6 +75,8 @@ pub struct Spawn {
     pub proc: bool,
     /// If this connection is closed before [`Keeper::settled`] was said, the keeper settles.
     pub settle: bool,
+    /// It is born with the memory of this [template](Keeper::template).
+    pub template: Option<String>,
 }
 
 impl Spawn {
@@ -90,6 +92,7 @@ impl Spawn {
             id_map: None,
             proc: false,
             settle: false,
+            template: None,
         }
     }
 }
@@ -296,6 +299,7 @@ impl Keeper {
             flags: spawn.flags,
             uid_map,
             gid_map,
+            template: spawn.template.as_deref().map(id).transpose()?,
         });
         self.say(&request, &fds)?;
         Ok(Expected(sock))
@@ -504,6 +508,20 @@ impl Keeper {
         let (parts, sources) = (parts.len() as u8, sources.len() as u8);
         let request = Request::Fill { id, parts, sources };
         let fds: Vec<_> = given.into_iter().chain(more.map(AsFd::as_fd)).collect();
+        self.done(&request, &fds)
+    }
+
+    /// Has a process made from which newborns are cloned that share its memory ([`Spawn::template`]), and
+    /// waits until that is there: the file of [`crate::template`], and the files of contents. Its name is
+    /// one that nobody else has. It ends with this connection.
+    pub fn template(
+        &mut self,
+        key: &str,
+        list: BorrowedFd<'_>,
+        parts: &[OwnedFd],
+    ) -> Result<(), LaunchError> {
+        let request = Request::Template { key: id(key)?, parts: parts.len() as u8 };
+        let fds: Vec<_> = std::iter::once(list).chain(parts.iter().map(AsFd::as_fd)).collect();
         self.done(&request, &fds)
     }
 

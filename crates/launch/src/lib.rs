@@ -31,6 +31,7 @@ pub mod keeper;
 mod newborn;
 mod plan;
 pub mod protocol;
+pub mod template;
 pub mod wire;
 
 use std::path::PathBuf;

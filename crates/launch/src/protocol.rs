@@ -173,6 +173,8 @@ pub mod with {
     pub const CGROUP: u8 = 4;
     /// Not a descriptor: the keeper shall make a procfs of the new pid namespace.
     pub const PROC: u8 = 8;
+    /// Not a descriptor: it is cloned from a template, which is named.
+    pub(super) const TEMPLATE: u8 = 16;
 }
 
 /// Bits of [`Request::Hold`]: what the keeper watches a descriptor for. A hang-up and an error count
@@ -203,6 +205,8 @@ pub struct SpawnRequest {
     pub uid_map: String,
     /// Text for gid_map.
     pub gid_map: String,
+    /// The template whose memory it is born with.
+    pub template: Option<Id>,
 }
 
 impl SpawnRequest {
@@ -314,6 +318,15 @@ pub enum Request {
         /// Address spaces.
         sources: u8,
     },
+    /// A process is made from which newborns are cloned that share its memory, until this connection
+    /// closes. Descriptors: the file of [`crate::template`], and so many files of the contents. Answered by
+    /// `Done` when its memory is there.
+    Template {
+        /// What it is called, for [`SpawnRequest::template`]: something that nobody else has.
+        key: Id,
+        /// Files of the contents.
+        parts: u8,
+    },
     /// End now. `Refused(EBUSY)` while there is something to keep.
     End,
 }
@@ -340,10 +353,15 @@ impl Request {
             Self::Status => head(1),
             Self::Spawn(spawn) => {
                 let mut out = with_id(2, &spawn.id);
-                out.extend_from_slice(&[spawn.kind as u8, u8::from(spawn.settle), spawn.with]);
+                let template = spawn.template.map_or(0, |_| with::TEMPLATE);
+                let with = spawn.with & !with::TEMPLATE | template;
+                out.extend_from_slice(&[spawn.kind as u8, u8::from(spawn.settle), with]);
                 put_u64(&mut out, spawn.flags);
                 put_bytes(&mut out, spawn.uid_map.as_bytes());
                 put_bytes(&mut out, spawn.gid_map.as_bytes());
+                if let Some(key) = &spawn.template {
+                    put_bytes(&mut out, key.as_str().as_bytes());
+                }
                 out
             }
             Self::Wait { pid } => with_pid(3, *pid),
@@ -380,6 +398,11 @@ impl Request {
                 out.extend([*parts, *sources]);
                 out
             }
+            Self::Template { key, parts } => {
+                let mut out = with_id(19, key);
+                out.push(*parts);
+                out
+            }
         }
     }
 
@@ -400,7 +423,21 @@ impl Request {
                 let flags = fields.u64()?;
                 let uid_map = fields.text(MAP_MAX_BYTES)?;
                 let gid_map = fields.text(MAP_MAX_BYTES)?;
-                Self::Spawn(SpawnRequest { id, kind, settle, with, flags, uid_map, gid_map })
+                let template = match with & with::TEMPLATE {
+                    0 => None,
+                    _ => Some(fields.id()?),
+                };
+                let with = with & !with::TEMPLATE;
+                Self::Spawn(SpawnRequest {
+                    id,
+                    kind,
+                    settle,
+                    with,
+                    flags,
+                    uid_map,
+                    gid_map,
+                    template,
+                })
             }
             3 => Self::Wait { pid: fields.u32()? },
             4 => Self::Settled { pid: fields.u32()? },
@@ -436,6 +473,13 @@ impl Request {
                 }
                 Self::Fill { id, parts, sources }
             }
+            19 => {
+                let (key, parts) = (fields.id()?, fields.u8()?);
+                if !(1..=PARTS_MAX).contains(&usize::from(parts)) {
+                    return Err(Malformed("too many files of contents"));
+                }
+                Self::Template { key, parts }
+            }
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
@@ -451,6 +495,7 @@ impl Request {
             Self::Fill { parts, sources, .. } => {
                 FILL_DESCRIPTORS + usize::from(*parts) + usize::from(*sources)
             }
+            Self::Template { parts, .. } => 1 + usize::from(*parts),
             _ => 0,
         }
     }

@@ -14,13 +14,22 @@ fn id() -> impl Strategy<Value = Id> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
-    let spawn = (id(), any::<[bool; 2]>(), 0..16u8, any::<u64>(), "[0-9 \n]{0,200}").prop_map(
-        |(id, [exec, settle], with, flags, map)| {
+    let template = proptest::option::of(id());
+    let spawn = (id(), any::<[bool; 2]>(), 0..16u8, any::<u64>(), "[0-9 \n]{0,200}", template)
+        .prop_map(|(id, [exec, settle], with, flags, map, template)| {
             let kind = if exec { Kind::Exec } else { Kind::Init };
             let (uid_map, gid_map) = (map.clone(), map);
-            Request::Spawn(SpawnRequest { id, kind, settle, with, flags, uid_map, gid_map })
-        },
-    );
+            Request::Spawn(SpawnRequest {
+                id,
+                kind,
+                settle,
+                with,
+                flags,
+                uid_map,
+                gid_map,
+                template,
+            })
+        });
     let logs = (id(), any::<u64>(), proptest::collection::vec("/[a-z/]{0,80}", 0..3));
     prop_oneof![
         Just(Request::Status),
@@ -33,6 +42,7 @@ fn request() -> impl Strategy<Value = Request> {
         id().prop_map(|id| Request::AttachConsole { id }),
         id().prop_map(|id| Request::AttachStdin { id }),
         id().prop_map(|id| Request::Forget { id }),
+        (id(), 1..9u8).prop_map(|(key, parts)| Request::Template { key, parts }),
         logs.prop_map(|(id, bound_bytes, paths)| Request::KeepLogs { id, bound_bytes, paths }),
     ]
 }
@@ -184,6 +194,7 @@ fn descriptors_are_counted() {
         flags: 0,
         uid_map: String::new(),
         gid_map: String::new(),
+        template: None,
     };
     assert_eq!(Request::Spawn(spawn).descriptors(), 3);
     // Another version is not understood.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ContainerId, IdMap, Invalid, Limits, Name, Reference};
+use crate::{ContainerId, IdMap, Invalid, Limits, Name, Reference, WakeOn};
 
 /// What one container is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,6 +69,9 @@ pub struct Config {
     /// When it becomes drowsy by itself.
     #[serde(default)]
     pub drowsy: Sleep,
+    /// What wakes it then.
+    #[serde(default, skip_serializing_if = "WakeOn::is_default")]
+    pub wake_on: WakeOn,
     /// Removed as soon as it stops.
     #[serde(default)]
     pub auto_remove: bool,

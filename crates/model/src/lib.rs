@@ -12,6 +12,7 @@ mod limit;
 mod reference;
 mod size;
 mod state;
+mod wake;
 
 pub use config::{
     Config, IdRange, Mount, MountKind, NetMode, Process, Propagation, Protocol, Publish, Restart,
@@ -22,6 +23,7 @@ pub use limit::Limits;
 pub use reference::Reference;
 pub use size::{parse_bytes, parse_cpus};
 pub use state::State;
+pub use wake::{WakeOn, WakeOnTimer};
 
 /// Input that is not a value of its type. The text says what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -8,7 +8,10 @@
 
 use std::str::FromStr;
 
+use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::seccomp::{Action, Argument, Condition, Decision, Policy, Rule, Test};
+
+use syscalls::x86_64::Sysno;
 
 use crate::error::{Error, Result};
 use crate::spec::{self, Seccomp};
@@ -22,6 +25,8 @@ pub(crate) struct Compiled {
     pub(crate) flags: u16,
     /// Some call is a listener's to decide.
     pub(crate) notifies: bool,
+    /// A user namespace may be made (unshare(2), clone(2)).
+    pub(crate) user_namespaces: bool,
 }
 
 const ENOSYS: u16 = 38;
@@ -128,10 +133,16 @@ pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
         let why = "it is missing: some call is a listener's to decide";
         return Err(Error::field(field("listenerPath"), why));
     }
-    let filter = table.finish(with_i386).compile().ok_or_else(|| {
+    let policy = table.finish(with_i386);
+    let filter = policy.compile().ok_or_else(|| {
         Error::field("linux.seccomp.syscalls", "more rules than a filter of the kernel can hold")
     })?;
-    Ok(Compiled { program: filter.to_bytes(), flags, notifies })
+    let new = [CloneFlags::NEWUSER.bits(), 0, 0, 0, 0, 0];
+    let lets = |call: Sysno| {
+        matches!(policy.answer(call.id().cast_unsigned(), &new), Action::Allow | Action::Log)
+    };
+    let user_namespaces = lets(Sysno::unshare) || lets(Sysno::clone);
+    Ok(Compiled { program: filter.to_bytes(), flags, notifies, user_namespaces })
 }
 
 struct Table {
@@ -143,7 +154,7 @@ struct Table {
 impl Table {
     fn add(&mut self, name: &str, rules: &[Rule], then: Action) {
         // A name that this program does not know is of another machine, or newer.
-        if let Ok(call) = syscalls::x86_64::Sysno::from_str(name) {
+        if let Ok(call) = Sysno::from_str(name) {
             add(&mut self.ours, self.otherwise, call.id().cast_unsigned(), rules, then);
         }
         if let Ok(call) = syscalls::x86::Sysno::from_str(name) {
@@ -235,6 +246,23 @@ mod tests {
         let text = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
             {"names": ["read"], "action": "SCMP_ACT_NOTIFY"}]}"#;
         assert!(why(text).starts_with("linux.seccomp.listenerPath"));
+    }
+
+    #[test]
+    fn who_may_make_user_namespaces_is_known() {
+        let text = |action: &str, args: &str| {
+            format!(
+                r#"{{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{{"names": ["unshare"],
+                    "action": "{action}", "args": [{args}]}}]}}"#
+            )
+        };
+        let lets = |text: &str| profile(text).expect("good").user_namespaces;
+        assert!(lets(&text("SCMP_ACT_ALLOW", "")));
+        assert!(!lets(&text("SCMP_ACT_KILL", "")));
+        // As the profile of docker and others has it.
+        let none_of_these = r#"{"index": 0, "value": 2114060288, "op": "SCMP_CMP_MASKED_EQ"}"#;
+        assert!(!lets(&text("SCMP_ACT_ALLOW", none_of_these)));
+        assert!(lets(r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#));
     }
 
     #[test]

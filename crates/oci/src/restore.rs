@@ -132,6 +132,7 @@ impl Comeback {
             ids: ids.count_from_zero(),
             memory: memory(&bundle.spec.mounts),
             cgroups: false,
+            user_namespaces: filter.is_none_or(|filter| filter.user_namespaces),
             no_new_privileges: process.no_new_privileges,
             held: Vec::new(),
             console: process.terminal,
@@ -139,7 +140,7 @@ impl Comeback {
             beside: false,
             passed_ns: 0,
         };
-        let mut restore = load::prepare(&self.reader, &allowed, None)?;
+        let mut restore = load::prepare(&self.reader, &allowed, load::Memory::Own)?;
         if self.connections {
             restore.end_quiet(&self.reader.records().about.container);
         }
@@ -152,6 +153,7 @@ impl Comeback {
             Wanted::Outside(name) => stream(streams.as_ref(), name),
             Wanted::Held(_) => Err(Error::Usage("nothing was held".into())),
             Wanted::Userfaults => Err(Error::Usage("all memory is read at once".into())),
+            Wanted::LastPid => Ok(load::last_pid()?),
         };
         let descriptors = restore.wants().iter().map(descriptor).collect::<Result<Vec<_>>>()?;
         plan.sync();

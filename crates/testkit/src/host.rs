@@ -318,6 +318,14 @@ impl Host {
         leftover::processes(self.host.id(), self.dir.path())
     }
 
+    /// The keeper of this host, if it has one. What it has cloned and is no program yet has its name, too.
+    pub fn keeper(&self) -> Option<u32> {
+        let all = self.processes().into_iter().filter(|(_, line)| line == "[dormouse-keeper]");
+        let named: Vec<u32> = all.map(|(pid, _)| pid).collect();
+        let is_born = |pid: &u32| leftover::parent(*pid).is_some_and(|p| !named.contains(&p));
+        named.iter().copied().find(is_born)
+    }
+
     /// The mount points of the host.
     pub fn mounts(&self) -> Vec<String> {
         leftover::mounts(self.host.id())

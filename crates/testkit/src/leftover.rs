@@ -56,7 +56,7 @@ pub fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
             ours.insert(pid);
         }
         let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+        let field = |name: &str| field(&status, name);
         let parent = field("PPid:").and_then(|p| p.parse::<u32>().ok()).unwrap_or(0);
         let is_zombie = field("State:").is_some_and(|state| state.starts_with('Z'));
         let mut line = String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned();
@@ -83,6 +83,17 @@ pub fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
         .filter(|(pid, _, is_zombie, _)| ours.contains(pid) && !is_zombie)
         .map(|(pid, _, _, line)| (pid, line))
         .collect()
+}
+
+/// One line of `/proc/PID/status`.
+fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// The parent of a process that is there.
+pub(crate) fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    field(&status, "PPid:")?.parse().ok()
 }
 
 #[cfg(test)]

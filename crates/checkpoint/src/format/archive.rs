@@ -343,7 +343,7 @@ pub fn pack<W: Write>(archive: &mut ArchiveWriter<W>, reader: &Reader) -> Result
     part.write_all(&encode(&records)).map_err(failed)?;
     part.finish().map_err(failed)?;
     let mut part = archive.part("pages").map_err(failed)?;
-    let last = records.pages.chunks.len().saturating_sub(1);
+    let last = records.pages.chunks.0.len().saturating_sub(1);
     let zeros = vec![0; CHUNK_BYTES as usize];
     reader.each_chunk(|n, chunk| {
         let more = if n == last { &[] } else { &zeros[chunk.len()..] };
@@ -364,7 +364,7 @@ fn in_one_file(reader: &Reader) -> Result<Pages> {
         let at = n as u64 * CHUNK_BYTES;
         let read = reader.pages().read_exact_at(&mut chunk[..(part.end - at) as usize], at);
         read.map_err(Error::file("cannot read", "pages"))?;
-        chunks[n] = blake3::hash(&chunk).to_hex().to_string();
+        chunks.0[n] = blake3::hash(&chunk).into();
     }
     Ok(Pages { bytes, chunks, parts: Vec::new() })
 }
@@ -401,7 +401,7 @@ pub fn unpack<R: Read>(
 
 /// Whether contents are those that the records name.
 fn compare(records: &Records, found: &Pages) -> Result<()> {
-    let mut pairs = records.pages.chunks.iter().zip(&found.chunks);
+    let mut pairs = records.pages.chunks.0.iter().zip(&found.chunks.0);
     let Some(n) = pairs.position(|(expected, found)| expected != found) else { return Ok(()) };
     let first = n as u64 * CHUNK_BYTES / PAGE_BYTES;
     Err(Error::damaged("pages", whose(records, first, first + CHUNK_BYTES / PAGE_BYTES)))

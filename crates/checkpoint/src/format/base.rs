@@ -21,8 +21,8 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, CWD};
 
 use super::{
-    CHUNK_BYTES, PAGE_BYTES, PARTS_MAX, PageFiles, Pages, Process, Reader, Records, Run, Thing,
-    TmpfsKind, part_name,
+    CHUNK_BYTES, Checksums, PAGE_BYTES, PARTS_MAX, PageFiles, Pages, Process, Reader, Records, Run,
+    Thing, TmpfsKind, part_name,
 };
 use crate::error::{Error, Result};
 
@@ -92,7 +92,7 @@ struct Taken {
     files: PageFiles,
     /// Lengths of the files, in bytes.
     parts: Vec<u64>,
-    chunks: Vec<String>,
+    chunks: Vec<[u8; 32]>,
     /// By address.
     runs: HashMap<Of, Vec<Run>>,
 }
@@ -125,7 +125,7 @@ impl Base {
             let file = file.map_err(Error::file("cannot duplicate", part_name(number)))?;
             files.push((start..start + (was.end - was.start), file));
             moved.push((was.clone(), start));
-            chunks.extend_from_slice(&records.pages.chunks[chunks_of(was)]); // as many as was checked
+            chunks.extend_from_slice(&records.pages.chunks.0[chunks_of(was)]); // as many as was checked
         }
         let mut runs: HashMap<Of, Vec<Run>> = HashMap::new();
         for (of, run) in records.runs() {
@@ -171,12 +171,12 @@ impl Base {
         if own.bytes > 0 {
             bytes = self.end() + own.bytes;
             parts.push(own.bytes);
-            chunks.extend(own.chunks);
+            chunks.extend(own.chunks.0);
         }
         if parts.len() == 1 {
             parts.clear();
         }
-        Pages { bytes, chunks, parts }
+        Pages { bytes, chunks: Checksums(chunks), parts }
     }
 
     /// The number of a page that it has, at this address and with these contents.

@@ -5,12 +5,15 @@
 //! load side relies on: it indexes, adds and multiplies with numbers that passed here.
 
 mod cgroup;
+mod cgroup_namespace;
 mod mount;
 mod mqueue;
 mod net;
 mod socket;
 mod system_v;
+mod time;
 mod tmpfs;
+mod user;
 
 use std::collections::{HashMap, HashSet};
 
@@ -55,6 +58,9 @@ pub fn records(records: &Records) -> Result<()> {
     }
     mount::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     net::number(records).map_err(|what| Error::damaged(part("object"), what))?;
+    cgroup_namespace::number(records).map_err(|what| Error::damaged(part("object"), what))?;
+    time::all(records).map_err(|what| Error::damaged(part("object"), what))?;
+    user::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     about(&records.about).map_err(|what| Error::damaged(part("about"), what))?;
     for (n, memory) in records.memories.iter().enumerate() {
         check_memory(memory, records)
@@ -63,7 +69,8 @@ pub fn records(records: &Records) -> Result<()> {
     processes(records).map_err(|what| Error::damaged(part("process"), what))?;
     for (n, object) in records.objects.iter().enumerate() {
         let sound = check_object(n, &object.thing, records);
-        sound.and_then(|()| net::place(object, records)).map_err(|what| {
+        let sound = sound.and_then(|()| net::place(object, records));
+        sound.and_then(|()| user::owner(object, records)).map_err(|what| {
             let name = object.thing.name();
             Error::damaged(part("object"), format!("number {n} ({name}): {what}"))
         })?;
@@ -178,6 +185,9 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.ipc.map_or(Ok(true), is_ipc)?, || "in no IPC namespace".into())?;
     let is_net = |n| object(n, records).map(|thing| matches!(thing, Thing::Net(_)));
     ensure(process.net.map_or(Ok(true), is_net)?, || "in no network namespace".into())?;
+    time::of_process(process, records)?;
+    cgroup_namespace::of_process(process, records)?;
+    user::process(process, records)?;
     let areas = memory.map_or(&[][..], |memory| &memory.areas);
     ensure(system_v::are_reached(areas, process.ipc, records), || {
         "memory of another IPC namespace".into()
@@ -411,6 +421,9 @@ fn check_object(n: usize, thing: &Thing, records: &Records) -> Found {
         }
         Thing::Ipc(_) => Ok(()),
         Thing::Net(it) => net::net(it),
+        Thing::Time(it) => time::time(it, records),
+        Thing::CgroupNamespace(it) => cgroup_namespace::namespace(it, records),
+        Thing::User(it) => user::user(n, it, records),
         Thing::SharedMemory(memory) => {
             let sound = memory.bytes.is_multiple_of(PAGE_BYTES) && memory.bytes <= 1 << 46;
             ensure(sound, || "its length".into())?;
@@ -455,8 +468,8 @@ fn check_lock(lock: &Lock) -> Found {
 pub(crate) mod tests {
     use super::*;
     use crate::format::{
-        About, File, Inotify, LockKind, MemoryFile, Object, Pages, PidFd, Pipe, TerminalSide,
-        Thread, Uts, Watch,
+        About, Checksums, File, Inotify, LockKind, MemoryFile, Object, Pages, PidFd, Pipe,
+        TerminalSide, Thread, Uts, Watch,
     };
 
     /// One process with one page of memory.
@@ -496,7 +509,7 @@ pub(crate) mod tests {
             processes: vec![process],
             memories: vec![Memory { areas: vec![area], ..Memory::default() }],
             objects: vec![Thing::File(file).into()],
-            pages: Pages { bytes: 4096, chunks: vec!["0".repeat(64)], parts: Vec::new() },
+            pages: Pages { bytes: 4096, chunks: Checksums(vec![[0; 32]]), parts: Vec::new() },
         }
     }
 
@@ -535,7 +548,7 @@ pub(crate) mod tests {
             (
                 // Between the end of one file and the begin of the next.
                 |r| {
-                    let chunks = vec!["0".repeat(64); 2];
+                    let chunks = Checksums(vec![[0; 32]; 2]);
                     let bytes = crate::format::CHUNK_BYTES + 4096;
                     r.pages = Pages { bytes, chunks, parts: vec![4096; 2] };
                     r.memories[0].areas[0].runs[0].first = 1;

@@ -23,8 +23,7 @@
 //! ([`Pages`]).
 //!
 //! **Versions.** Fields and kinds are only added, each field with a default; a kind that a reader
-//! does not know is an error that names it. [`VERSION`] changes when an old reader would be wrong; what
-//! such a one would read is written as [`VERSION_OF_ONE_FILE`] still.
+//! does not know is an error that names it. [`VERSION`] changes when an old reader would be wrong.
 //!
 //! **Trust.** None: a checkpoint may come from anywhere. What is read is checked as a whole and per
 //! part ([`Reader`]), then every number that points to something ([`check`]), before anything is
@@ -38,6 +37,7 @@ mod about;
 pub mod archive;
 mod base;
 mod cgroup;
+mod cgroup_namespace;
 pub mod check;
 mod deleted;
 mod event;
@@ -69,10 +69,12 @@ mod tcp;
 mod terminal;
 pub(crate) mod terminal_modes;
 mod thread;
+mod time;
 mod timer;
 mod tmpfs;
 mod udp;
 mod unix;
+mod user;
 mod uts;
 mod write;
 
@@ -80,6 +82,7 @@ pub use about::{About, StatePart};
 pub use base::{Base, Of};
 pub(crate) use cgroup::{CGROUPS_AT, SETTINGS};
 pub use cgroup::{Cgroup, Cgroups};
+pub use cgroup_namespace::CgroupNamespace;
 pub use deleted::Deleted;
 pub use event::{Epoll, EpollItem, Event, SignalFd};
 pub use fanotify::{Fanotify, Mark};
@@ -94,7 +97,7 @@ pub(crate) use mount::{PROC_OPTIONS, TMPFS_OPTIONS};
 pub use mqueue::{MessageQueue, OpenQueue, QueuedMessage};
 pub use net::Net;
 pub use netlink::Netlink;
-pub use object::{Descriptor, Object, Thing};
+pub use object::{Cause, Descriptor, Object, Thing};
 pub use part::{PARTS_MAX, PageFiles, part_name};
 pub use pidfd::PidFd;
 pub use pipe::{DeletedFifo, Pipe, PipeEnd};
@@ -109,10 +112,13 @@ pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, Sys
 pub use tcp::{Connection, TcpSocket, TcpState};
 pub use terminal::{Terminal, TerminalSide};
 pub use thread::{Filter, Restart, Rseq, Thread, TimeLimit};
+pub(crate) use time::Made;
+pub use time::Time;
 pub use timer::{PosixTimer, TimerFd};
 pub use tmpfs::{Tmpfs, TmpfsEntry, TmpfsKind};
 pub use udp::{Datagram, UdpSocket};
 pub use unix::{PeerCredentials, UnixFile, UnixLeft, UnixMessage, UnixName, UnixPeer, UnixSocket};
+pub use user::{Ids, User};
 pub use uts::Uts;
 pub use write::Writer;
 
@@ -120,12 +126,10 @@ use serde::{Deserialize, Serialize};
 
 /// First bytes of `records`.
 pub const MAGIC: [u8; 8] = *b"DORMCKPT";
-/// The version that this code writes where there are several files of pages, the newest that it reads.
-pub const VERSION: u32 = 2;
-/// The version where there is one.
-pub const VERSION_OF_ONE_FILE: u32 = 1;
-/// Bytes of pages under one checksum.
-pub const CHUNK_BYTES: u64 = 1 << 20;
+/// The version that this code writes, and the only one that it reads.
+pub const VERSION: u32 = 3;
+/// Bytes of pages under one checksum: what is checked before a page of it is given to anybody.
+pub const CHUNK_BYTES: u64 = 64 << 10;
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
 /// LIMIT: bytes of one section.
@@ -163,11 +167,31 @@ impl Records {
 pub struct Pages {
     /// Where the last page ends, in bytes.
     pub bytes: u64,
-    /// BLAKE3 of every chunk, in hexadecimal; the last of a file may be shorter.
-    pub chunks: Vec<String>,
+    /// Of every chunk; the last of a file may be shorter.
+    pub chunks: Checksums,
     /// Bytes of each file; nothing where there is one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
+}
+
+/// BLAKE3 of one chunk after the other, as base64 of all in records.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checksums(pub Vec<[u8; 32]>);
+
+impl Serialize for Checksums {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&to_base64(self.0.as_flattened()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Checksums {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes = from_base64(deserializer)?;
+        match bytes.as_chunks() {
+            (all, []) => Ok(Self(all.to_vec())),
+            _ => Err(serde::de::Error::custom("the last checksum is cut")),
+        }
+    }
 }
 
 /// Bytes, as base64 in records.
@@ -182,16 +206,24 @@ impl std::fmt::Debug for Bytes {
 
 impl Serialize for Bytes {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        use base64::Engine;
-        serializer.serialize_str(&base64::engine::general_purpose::STANDARD.encode(&self.0))
+        serializer.serialize_str(&to_base64(&self.0))
     }
 }
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        use base64::Engine;
-        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
-        let bytes = base64::engine::general_purpose::STANDARD.decode(text.as_bytes());
-        bytes.map(Self).map_err(serde::de::Error::custom)
+        from_base64(deserializer).map(Self)
     }
+}
+
+fn to_base64(bytes: &[u8]) -> String {
+    use base64::Engine;
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+fn from_base64<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    use base64::Engine;
+    let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+    let bytes = base64::engine::general_purpose::STANDARD.decode(text.as_bytes());
+    bytes.map_err(serde::de::Error::custom)
 }

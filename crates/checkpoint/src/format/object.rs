@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify, Ipc, Listener,
-    MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue, PacketSocket, PidFd, Pipe, PipeEnd,
-    RawSocket, SharedMemory, SignalFd, SystemVMemory, SystemVQueue, SystemVSemaphores, TcpSocket,
-    Terminal, TerminalSide, TimerFd, Tmpfs, UdpSocket, UnixSocket, Uts,
+    CgroupNamespace, Cgroups, Deleted, Device, Epoll, Event, External, Fanotify, File, Inotify,
+    Ipc, Listener, MemoryFile, MessageQueue, Mounts, Net, Netlink, OpenQueue, PacketSocket, PidFd,
+    Pipe, PipeEnd, RawSocket, SharedMemory, SignalFd, SystemVMemory, SystemVQueue,
+    SystemVSemaphores, TcpSocket, Terminal, TerminalSide, Time, TimerFd, Tmpfs, UdpSocket,
+    UnixPeer, UnixSocket, User, Uts,
 };
 
 /// An open descriptor of a process.
@@ -29,6 +30,9 @@ pub struct Object {
     /// The network namespace that a socket is in, an object; none is the container's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net: Option<usize>,
+    /// The user namespace that a namespace belongs to, an object; none is the container's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<usize>,
 }
 
 impl Object {
@@ -37,12 +41,32 @@ impl Object {
     pub fn is_called_from_outside(&self) -> bool {
         self.net.is_none() && self.thing.is_called_from_outside()
     }
+
+    /// What it is that it tells then.
+    pub fn cause(&self) -> Cause {
+        self.thing.cause()
+    }
 }
 
 impl From<Thing> for Object {
     fn from(thing: Thing) -> Self {
-        Self { thing, net: None }
+        Self { thing, net: None, user: None }
     }
+}
+
+/// What it is that an open file tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// Somebody new speaks.
+    Call,
+    /// Somebody who is connected speaks, or listens again.
+    Data,
+    /// Something happened to a file.
+    File,
+    /// It is time.
+    Timer,
+    /// An operator at a terminal, a device.
+    Other,
 }
 
 /// Kinds of objects. Each has a module of its name here, in `save` and in `load`.
@@ -119,6 +143,12 @@ pub enum Thing {
     Ipc(Ipc),
     /// A network namespace of some processes.
     Net(Net),
+    /// A time namespace of some processes.
+    Time(Time),
+    /// A cgroup namespace of some processes.
+    CgroupNamespace(CgroupNamespace),
+    /// A user namespace of some processes.
+    User(User),
 }
 
 impl Thing {
@@ -130,6 +160,16 @@ impl Thing {
             Self::UnixSocket(socket) => socket.held,
             Self::Inotify(inotify) => inotify.held,
             _ => false,
+        }
+    }
+
+    /// What it is that it tells, where it is called from outside.
+    pub(crate) fn cause(&self) -> Cause {
+        match self {
+            Self::TcpSocket(_) => Cause::Data,
+            Self::UnixSocket(socket) if socket.peer == UnixPeer::Gone => Cause::Data,
+            Self::Inotify(_) => Cause::File,
+            _ => Cause::Call,
         }
     }
 
@@ -171,7 +211,10 @@ impl Thing {
             | Self::Mounts(_)
             | Self::Uts(_)
             | Self::Ipc(_)
-            | Self::Net(_) => false,
+            | Self::Net(_)
+            | Self::Time(_)
+            | Self::CgroupNamespace(_)
+            | Self::User(_) => false,
         }
     }
 
@@ -222,6 +265,9 @@ impl Thing {
             Self::Uts(_) => "UTS namespace",
             Self::Ipc(_) => "IPC namespace",
             Self::Net(_) => "network namespace",
+            Self::Time(_) => "time namespace",
+            Self::CgroupNamespace(_) => "cgroup namespace",
+            Self::User(_) => "user namespace",
         }
     }
 }

@@ -56,7 +56,7 @@ impl Pages {
         let end = self.places().last().map(|part| part.end);
         let is_even = |bytes: &u64| *bytes > 0 && bytes.is_multiple_of(PAGE_BYTES);
         self.bytes.is_multiple_of(PAGE_BYTES)
-            && self.chunks.len() as u64 == self.bytes.div_ceil(CHUNK_BYTES)
+            && self.chunks.0.len() as u64 == self.bytes.div_ceil(CHUNK_BYTES)
             && self.parts.len() <= PARTS_MAX
             && self.parts.iter().all(is_even)
             && end == Some(self.bytes)
@@ -117,12 +117,13 @@ impl PageFiles {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Checksums;
     use super::*;
 
     fn pages(parts: &[u64]) -> Pages {
         let mut pages = Pages { parts: parts.to_vec(), ..Pages::default() };
         pages.bytes = pages.parts().last().map_or(0, |part| part.end);
-        pages.chunks = vec![String::new(); pages.bytes.div_ceil(CHUNK_BYTES) as usize];
+        pages.chunks.0 = vec![[0; 32]; pages.bytes.div_ceil(CHUNK_BYTES) as usize];
         pages
     }
 
@@ -143,8 +144,8 @@ mod tests {
         assert!(!pages(&[PAGE_BYTES, 100]).is_whole());
         assert!(!pages(&[PAGE_BYTES; PARTS_MAX + 1]).is_whole());
         assert!(pages(&[PAGE_BYTES; PARTS_MAX]).is_whole());
-        let huge =
-            Pages { bytes: 8192, chunks: vec![String::new()], parts: vec![u64::MAX - 4095; 3] };
+        let chunks = Checksums(vec![[0; 32]]);
+        let huge = Pages { bytes: 8192, chunks, parts: vec![u64::MAX - 4095; 3] };
         assert!(!huge.is_whole());
         let other = Pages { bytes: 2 * PAGE_BYTES, ..pages(&[PAGE_BYTES]) };
         assert!(!other.is_whole());

@@ -13,7 +13,7 @@
 use rustix::time::ClockId;
 
 use super::thread::{Restart, Thread, TimeLimit};
-use super::{About, PosixTimer, Process, Records, Thing, TimerFd};
+use super::{About, PosixTimer, Process, Records, Thing, Time, TimerFd};
 
 /// The clocks that time on a CPU moves, not time (timer_create(2)); negative ones are of a process.
 const CPU_CLOCKS: [i32; 2] = [libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID];
@@ -29,12 +29,12 @@ fn is_of_a_cpu(clock: i32) -> bool {
     clock < 0 || CPU_CLOCKS.contains(&clock)
 }
 
-/// What a clock said when the records were made.
-fn then_ns(about: &About, clock: i32) -> u64 {
+/// What a clock said, in a time namespace, when the records were made.
+fn then_ns(about: &About, time: &Time, clock: i32) -> u64 {
     let ns = match clock {
         libc::CLOCK_REALTIME => about.created_unix_ms.saturating_mul(1_000_000),
-        libc::CLOCK_BOOTTIME => about.boottime_ns,
-        _ => about.monotonic_ns,
+        libc::CLOCK_BOOTTIME => about.boottime_ns.saturating_add(time.boottime_ns),
+        _ => about.monotonic_ns.saturating_add(time.monotonic_ns),
     };
     u64::try_from(ns).unwrap_or(0)
 }
@@ -45,7 +45,9 @@ impl About {
     pub fn passed_ns(&self) -> u64 {
         let same_boot = dormouse_kernel::proc::boot_id().is_ok_and(|boot| boot == self.boot_id);
         let (clock, then_ns) = match same_boot {
-            true => (ClockId::Monotonic, self.monotonic_ns),
+            true => {
+                (ClockId::Monotonic, self.monotonic_ns.saturating_sub(self.monotonic_offset_ns))
+            }
             false => (ClockId::Realtime, self.created_unix_ms.saturating_mul(1_000_000)),
         };
         let now = rustix::time::clock_gettime(clock);
@@ -63,7 +65,7 @@ impl Records {
             Thing::Timer(timer) => of_timer(timer, quiet_ns),
             _ => None,
         });
-        let of_processes = self.processes.iter().filter_map(|p| of_process(&self.about, p));
+        let of_processes = self.processes.iter().filter_map(|p| of_process(self, p));
         of_timers.chain(of_processes).min()
     }
 
@@ -94,21 +96,23 @@ fn of_timer(timer: &TimerFd, quiet_ns: u64) -> Option<u64> {
     (timer.value_ns != 0 && !unheard).then_some(timer.value_ns)
 }
 
-fn of_process(about: &About, process: &Process) -> Option<u64> {
+fn of_process(records: &Records, process: &Process) -> Option<u64> {
     let heard =
         |t: &&PosixTimer| t.value_ns != 0 && t.notify != SIGEV_NONE && !is_of_a_cpu(t.clock);
     let posix = process.timers.iter().filter(heard).map(|t| t.value_ns);
     let interval = process.interval_timers.iter().filter(|t| t.which == REAL && t.value_us != 0);
     let interval = interval.map(|t| t.value_us.saturating_mul(1_000));
-    let restarts = process.threads.iter().filter_map(|t| of_restart(about, t.restart.as_ref()?));
+    let time = records.time_of(process);
+    let rest = |restart: &Restart| of_restart(&records.about, &time, restart);
+    let restarts = process.threads.iter().filter_map(|t| rest(t.restart.as_ref()?));
     let limits = process.threads.iter().filter_map(|t| Some(t.time_limit.as_ref()?.left_ns));
     posix.chain(interval).chain(restarts).chain(limits).min()
 }
 
-fn of_restart(about: &About, restart: &Restart) -> Option<u64> {
+fn of_restart(about: &About, time: &Time, restart: &Restart) -> Option<u64> {
     let left = restart.remaining_ns?;
     match moment_of(restart) {
-        Some(clock) => Some(left.saturating_sub(then_ns(about, clock))),
+        Some(clock) => Some(left.saturating_sub(then_ns(about, time, clock))),
         None => (!is_on_a_cpu(restart)).then_some(left),
     }
 }
@@ -258,6 +262,10 @@ mod tests {
         records.let_pass(4 * SECOND);
         let left = records.processes[0].threads[0].restart.as_ref().unwrap().remaining_ns;
         assert_eq!(left, Some(70 * SECOND));
+        let ahead = Time { monotonic_ns: 7 * SECOND as i64, boottime_ns: 0 };
+        records.objects.push(Thing::Time(ahead).into());
+        records.processes[0].time = Some(0);
+        assert_eq!(records.next_ring_ns(0), Some(3 * SECOND), "by its own clock");
         let cpu = [libc::CLOCK_PROCESS_CPUTIME_ID as u64, 0, 0, 0, 0, 0];
         assert_eq!(one_thread(sleep(libc::SYS_clock_nanosleep, cpu, 1)).next_ring_ns(0), None);
     }

@@ -59,6 +59,19 @@ pub struct Process {
     /// The network namespace it is in, an object; none is the container's own.
     #[serde(default)]
     pub net: Option<usize>,
+    /// The time namespace it is in, an object; none is the container's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<usize>,
+    /// The one that it has made for its children, an object; none is the one it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_for_children: Option<usize>,
+    /// The cgroup namespace it is in, an object; none is the container's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup_namespace: Option<usize>,
+    /// The user namespace it is in, an object; none is the container's own. Ids of its threads are the
+    /// container's, capabilities are those in there.
+    #[serde(default)]
+    pub user: Option<usize>,
     /// umask(2).
     #[serde(default)]
     pub umask: u32,

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 
 use super::{
-    CHUNK_BYTES, MAGIC, PAGE_BYTES, PageFiles, Records, SECTION_BYTES_MAX, VERSION,
-    VERSION_OF_ONE_FILE, check, part_name,
+    CHUNK_BYTES, MAGIC, PAGE_BYTES, PageFiles, Records, SECTION_BYTES_MAX, VERSION, check,
+    part_name,
 };
 use crate::error::{Error, Result};
 
@@ -90,15 +90,6 @@ impl Reader {
         &self.pages
     }
 
-    /// BLAKE3 of each [`CHUNK_BYTES`] of pages.
-    pub fn checksums(&self) -> Result<Vec<[u8; 32]>> {
-        let checksum = |text: &String| {
-            let hash = blake3::Hash::from_hex(text).map(Into::into);
-            hash.map_err(|e| Error::damaged("section 'page'", e.to_string()))
-        };
-        self.records.pages.chunks.iter().map(checksum).collect()
-    }
-
     /// Checks the contents of memory against their checksums.
     ///
     /// Errors: [`Error::Damaged`] with the process or object that the first damaged page is of.
@@ -121,7 +112,7 @@ impl Reader {
         which: impl Fn(usize) -> bool,
         mut act: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let chunks = &self.records.pages.chunks;
+        let chunks = &self.records.pages.chunks.0;
         let mut buffer = vec![0; CHUNK_BYTES as usize];
         for (number, (part, _)) in self.pages.parts().iter().enumerate() {
             let first = (part.start / CHUNK_BYTES) as usize;
@@ -133,7 +124,7 @@ impl Reader {
                 let read = self.pages.read_exact_at(chunk, at);
                 read.map_err(Error::file("cannot read", self.dir.join(&name)))?;
                 // As many checksums as was checked.
-                if blake3::hash(chunk).to_hex().as_str() != chunks[n] {
+                if blake3::hash(chunk).as_bytes() != &chunks[n] {
                     let first = at / PAGE_BYTES;
                     let whose = whose(&self.records, first, first + length as u64 / PAGE_BYTES);
                     return Err(Error::damaged(name, whose));
@@ -203,8 +194,10 @@ impl<'b> Table<'b> {
             return Err(head("it is no checkpoint"));
         }
         let version = number(8)?;
-        if ![VERSION_OF_ONE_FILE, VERSION].contains(&version) {
-            let text = format!("format {version}, this program reads {VERSION} and what is older");
+        if version != VERSION {
+            let text = format!(
+                "format {version}, this program reads {VERSION}: restore it with the one that made it"
+            );
             return Err(Error::Elsewhere(text));
         }
         let count = number(12)? as usize;

@@ -1,64 +1,74 @@
 //! The file `pages` while it is written: appended to, with a checksum of every chunk.
 //!
-//! Large contents are hashed and written by a thread of their own, so that whoever copies them out of a
-//! process that stands still waits for neither. A thread costs more than a few megabytes take.
+//! Large contents go through threads of their own, so that whoever copies them out of a process that
+//! stands still waits neither for the file, nor for checksums, nor for the disk:
+//!
+//! ```text
+//! append -> write(2) -> checksums
+//!               \----> fdatasync(2), again and again
+//! ```
+//!
+//! A disk takes what is written to it into a cache of its own, and only a flush brings it further: one
+//! flush in the end would wait for all of it. Threads cost more than a few megabytes take.
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, channel, sync_channel};
 use std::thread::JoinHandle;
 
-use dormouse_kernel::call;
-
-use super::{CHUNK_BYTES, PAGE_BYTES, Pages};
+use super::{CHUNK_BYTES, Checksums, PAGE_BYTES, Pages};
 use crate::error::{Error, Result};
 
-/// From so many bytes on a thread is worth it.
+/// From so many bytes on threads are worth it.
 const LARGE_BYTES: u64 = 4 << 20;
-/// So many bytes at a time are given to the disk, which is then done with most when all is written.
-const TO_DISK_BYTES: u64 = 8 << 20;
-/// LIMIT: appended pieces that wait for the thread.
-const WAITING: usize = 4;
+/// What is handed on at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// LIMIT: pieces that wait for one of the threads.
+const WAITING: usize = 8;
+/// So many bytes at a time are brought to the disk.
+const TO_DISK_BYTES: u64 = 32 << 20;
 
 /// Appends pages to a file.
 #[derive(Debug)]
 pub(super) struct Sink {
     path: PathBuf,
+    file: File,
     bytes: u64,
-    way: Option<Way>,
+    way: Way,
+    /// Why it failed, so that whoever asks again is told again.
+    failed: Option<std::io::ErrorKind>,
 }
 
 #[derive(Debug)]
 enum Way {
-    Here(Box<Hashed>),
-    There(Worker),
+    Here(Chunks),
+    There(Threads),
 }
 
-/// The file, and the checksums so far.
-#[derive(Debug)]
-struct Hashed {
-    path: PathBuf,
-    file: File,
+/// Checksums so far.
+#[derive(Debug, Default)]
+struct Chunks {
     bytes: u64,
     chunk: blake3::Hasher,
-    chunks: Vec<String>,
+    all: Vec<[u8; 32]>,
 }
 
 #[derive(Debug)]
-struct Worker {
+struct Threads {
+    /// What is gathered.
+    piece: Vec<u8>,
     full: SyncSender<Vec<u8>>,
-    /// Buffers that were written, to be used again.
+    /// Buffers that nobody needs any more.
     free: Receiver<Vec<u8>>,
-    done: JoinHandle<Result<Box<Hashed>>>,
+    writer: JoinHandle<std::io::Result<()>>,
+    hasher: JoinHandle<Chunks>,
+    syncer: JoinHandle<std::io::Result<()>>,
 }
 
 impl Sink {
     pub(super) fn new(path: PathBuf, file: File) -> Self {
-        let (chunk, chunks) = (blake3::Hasher::new(), Vec::new());
-        let here = Hashed { path: path.clone(), file, bytes: 0, chunk, chunks };
-        Self { path, bytes: 0, way: Some(Way::Here(Box::new(here))) }
+        Self { path, file, bytes: 0, way: Way::Here(Chunks::default()), failed: None }
     }
 
     /// How many bytes were appended.
@@ -73,89 +83,132 @@ impl Sink {
             return Ok(());
         }
         self.bytes += pages.len() as u64;
-        if let Some(Way::Here(_)) = &self.way
+        if let Way::Here(chunks) = &mut self.way
             && self.bytes > LARGE_BYTES
+            && self.failed.is_none()
         {
-            self.way = match self.way.take() {
-                Some(Way::Here(hashed)) => Some(Way::There(Worker::begin(hashed))),
-                other => other,
-            };
+            let begun = Threads::begin(&self.file, std::mem::take(chunks));
+            self.way = Way::There(begun.map_err(Error::file("cannot write", &self.path))?);
         }
-        let appended = match &mut self.way {
-            Some(Way::Here(hashed)) => return hashed.append(pages),
-            Some(Way::There(worker)) => worker.append(pages),
-            None => false,
-        };
-        // It ends before it is told to when it cannot write, and says why.
-        if appended { Ok(()) } else { self.settle().map(drop) }
+        match &mut self.way {
+            Way::Here(chunks) => {
+                self.file.write_all(pages).map_err(Error::file("cannot write", &self.path))?;
+                chunks.update(pages);
+                Ok(())
+            }
+            Way::There(threads) => {
+                if threads.append(pages) {
+                    return Ok(());
+                }
+                // The threads end before they are told to when they cannot write, and say why.
+                self.settle().map(drop)
+            }
+        }
     }
 
     /// All that was appended is in the file.
-    fn settle(&mut self) -> Result<&mut Hashed> {
-        self.way = match self.way.take() {
-            Some(Way::There(Worker { full, done, .. })) => {
-                drop(full);
-                let hashed = done.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                Some(Way::Here(hashed?))
+    fn settle(&mut self) -> Result<&mut Chunks> {
+        if matches!(self.way, Way::There(_))
+            && let Way::There(threads) =
+                std::mem::replace(&mut self.way, Way::Here(Chunks::default()))
+        {
+            let (chunks, ended) = threads.end();
+            self.way = Way::Here(chunks);
+            if let Err(e) = ended {
+                self.failed = Some(e.kind());
+                return Err(Error::file("cannot write", &self.path)(e));
             }
-            other => other,
-        };
-        match &mut self.way {
-            Some(Way::Here(hashed)) => Ok(hashed),
-            // It has failed before, which was told.
-            _ => Err(Error::file("cannot write", &self.path)(std::io::ErrorKind::Other.into())),
+        }
+        match (&mut self.way, self.failed) {
+            (Way::Here(chunks), None) => Ok(chunks),
+            (_, kind) => {
+                let kind = kind.unwrap_or(std::io::ErrorKind::Other);
+                Err(Error::file("cannot write", &self.path)(kind.into()))
+            }
         }
     }
 
     /// Checksums of all that was appended.
     pub(super) fn pages(&mut self) -> Result<Pages> {
-        let hashed = self.settle()?;
-        if !hashed.bytes.is_multiple_of(CHUNK_BYTES) {
-            hashed.end_chunk();
+        let chunks = self.settle()?;
+        if !chunks.bytes.is_multiple_of(CHUNK_BYTES) {
+            chunks.end_chunk();
         }
-        let chunks = std::mem::take(&mut hashed.chunks);
-        Ok(Pages { bytes: hashed.bytes, chunks, parts: Vec::new() })
+        let bytes = chunks.bytes;
+        Ok(Pages { bytes, chunks: Checksums(std::mem::take(&mut chunks.all)), parts: Vec::new() })
     }
 
     /// It is on the disk.
     pub(super) fn make_durable(&mut self) -> Result<()> {
-        let hashed = self.settle()?;
-        hashed.file.sync_all().map_err(Error::file("cannot write", &hashed.path))
+        self.settle()?;
+        self.file.sync_all().map_err(Error::file("cannot write", &self.path))
     }
 }
 
-impl Worker {
-    fn begin(mut hashed: Box<Hashed>) -> Self {
+impl Threads {
+    fn begin(file: &File, mut chunks: Chunks) -> std::io::Result<Self> {
+        let (mut to, flushed) = (file.try_clone()?, file.try_clone()?);
         let (full, pieces) = sync_channel::<Vec<u8>>(WAITING);
+        let (hash, written) = sync_channel::<Vec<u8>>(WAITING);
         let (give_back, free) = channel();
-        let done = std::thread::spawn(move || {
-            let mut given = 0;
+        // One is enough: what is written while a flush lasts is in the next.
+        let (flush, asked) = sync_channel::<()>(1);
+        let writer = std::thread::spawn(move || {
+            let mut since = 0;
             for piece in pieces {
-                hashed.append(&piece)?;
-                if hashed.bytes - given >= TO_DISK_BYTES {
-                    // Where that cannot be done all is written in the end.
-                    let _ = call::begin_to_write(hashed.file.as_fd(), given, hashed.bytes - given);
-                    given = hashed.bytes;
+                to.write_all(&piece)?;
+                since += piece.len() as u64;
+                if since >= TO_DISK_BYTES {
+                    since = 0;
+                    if let Err(TrySendError::Disconnected(())) = flush.try_send(()) {
+                        break; // it could not be brought to the disk, and why is told in the end
+                    }
                 }
+                if hash.send(piece).is_err() {
+                    break; // that thread ended in a panic, which goes on in whoever joins it
+                }
+            }
+            Ok(())
+        });
+        let hasher = std::thread::spawn(move || {
+            for piece in written {
+                chunks.update(&piece);
                 let _ = give_back.send(piece); // nobody needs it when all is appended
             }
-            Ok(hashed)
+            chunks
         });
-        Self { full, free, done }
+        let syncer =
+            std::thread::spawn(move || asked.iter().try_for_each(|()| flushed.sync_data()));
+        Ok(Self { piece: Vec::with_capacity(PIECE_BYTES), full, free, writer, hasher, syncer })
     }
 
-    /// Whether the thread takes it.
-    fn append(&self, pages: &[u8]) -> bool {
-        let mut buffer = self.free.try_recv().unwrap_or_default();
-        buffer.clear();
-        buffer.extend_from_slice(pages);
-        self.full.send(buffer).is_ok()
+    /// Whether the threads take it.
+    fn append(&mut self, pages: &[u8]) -> bool {
+        self.piece.extend_from_slice(pages);
+        self.piece.len() < PIECE_BYTES || {
+            let mut next = self.free.try_recv().unwrap_or_default();
+            next.clear();
+            self.full.send(std::mem::replace(&mut self.piece, next)).is_ok()
+        }
+    }
+
+    /// All is written, or it is told why not.
+    fn end(self) -> (Chunks, std::io::Result<()>) {
+        let _ = self.full.send(self.piece); // who ended before says why
+        drop(self.full);
+        let written = joined(self.writer);
+        let chunks = joined(self.hasher);
+        // A flush that fails is told once: whoever asks afterwards is told that all is well (fsync(2)).
+        (chunks, written.and(joined(self.syncer)))
     }
 }
 
-impl Hashed {
-    fn append(&mut self, pages: &[u8]) -> Result<()> {
-        self.file.write_all(pages).map_err(Error::file("cannot write", &self.path))?;
+fn joined<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+impl Chunks {
+    fn update(&mut self, pages: &[u8]) {
         let mut rest = pages;
         while !rest.is_empty() {
             let room = (CHUNK_BYTES - self.bytes % CHUNK_BYTES) as usize;
@@ -167,11 +220,10 @@ impl Hashed {
             }
             rest = later;
         }
-        Ok(())
     }
 
     fn end_chunk(&mut self) {
-        self.chunks.push(self.chunk.finalize().to_hex().to_string());
+        self.all.push(self.chunk.finalize().into());
         self.chunk.reset();
     }
 }
@@ -202,8 +254,8 @@ mod tests {
             let expected: Vec<u8> = (0..pages * 4096).map(|n| (n / 7) as u8).collect();
             assert!(bytes == expected, "{pages} by {at_a_time}");
             let chunks = expected.chunks(CHUNK_BYTES as usize);
-            let hashes = chunks.map(|c| blake3::hash(c).to_hex().to_string());
-            assert_eq!(told.chunks, hashes.collect::<Vec<_>>());
+            let hashes = chunks.map(|c| *blake3::hash(c).as_bytes());
+            assert_eq!(told.chunks.0, hashes.collect::<Vec<_>>());
         }
     }
 

@@ -6,9 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::sink::Sink;
-use super::{
-    Base, MAGIC, Of, PAGE_BYTES, Pages, Records, Section, VERSION, VERSION_OF_ONE_FILE, part_name,
-};
+use super::{Base, MAGIC, Of, PAGE_BYTES, Pages, Records, Section, VERSION, part_name};
 use crate::error::{Error, Result};
 
 /// A checkpoint in the making. Dropped before [`Writer::publish`], it is removed.
@@ -139,8 +137,7 @@ pub(crate) fn encode(records: &Records) -> Vec<u8> {
     ];
     let mut out = Vec::new();
     out.extend_from_slice(&MAGIC);
-    let version = if pages.parts.is_empty() { VERSION_OF_ONE_FILE } else { VERSION };
-    out.extend_from_slice(&version.to_le_bytes());
+    out.extend_from_slice(&VERSION.to_le_bytes());
     out.extend_from_slice(&(sections.len() as u32).to_le_bytes());
     let mut at = out.len() as u64 + sections.len() as u64 * 64;
     for (section, bytes) in &sections {

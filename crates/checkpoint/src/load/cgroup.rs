@@ -3,7 +3,7 @@
 //! hands controllers down takes no process, so that comes when the first has left for its own. Groups
 //! that were frozen are frozen by the engine when everybody has registers and nobody runs.
 
-use super::{Plan, file, object};
+use super::{Plan, cgroup_namespace, file, object};
 use crate::error::{Error, Result};
 use crate::format::{CGROUPS_AT, Cgroup, Records};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -12,7 +12,9 @@ use crate::save;
 /// Makes all of them.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
-    let Some(cgroups) = records.cgroups() else { return Ok(()) };
+    let Some(cgroups) = records.cgroups() else {
+        return cgroup_namespace::make_all(plan, sequence);
+    };
     if !plan.allowed.cgroups {
         let text = "it has control groups inside, and this container is given none (--systemd)";
         return Err(Error::Elsewhere(text.into()));
@@ -21,6 +23,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let cell = make(plan, sequence, group)?;
         plan.cgroups.insert(group.path.clone(), cell);
     }
+    cgroup_namespace::make_all(plan, sequence)?;
     if let Some(own) = &records.processes[0].cgroup {
         write(plan, sequence, own, "cgroup.procs", "0")?;
     }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::Plan;
+use super::{Plan, user};
 use crate::error::{Error, Result};
 use crate::format::{Credentials, PeerCredentials, Records, Thing, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
@@ -26,6 +26,8 @@ pub struct Allowed {
     pub memory: Vec<String>,
     /// It may make control groups below its own.
     pub cgroups: bool,
+    /// Everybody may make a user namespace (user_namespaces(7)).
+    pub user_namespaces: bool,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
     /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
@@ -43,8 +45,16 @@ pub struct Allowed {
     pub passed_ns: u64,
 }
 
+impl Allowed {
+    /// Whether it has an id.
+    pub(super) fn has_id(&self, id: u32) -> bool {
+        id < self.ids || id == 65_534
+    }
+}
+
 const SYS_CHROOT: u64 = 1 << 18;
 const SYS_ADMIN: u64 = 1 << 21;
+const SYS_TIME: u64 = 1 << 25;
 const NET_ADMIN: u64 = 1 << 12;
 const NET_RAW: u64 = 1 << 13;
 const SETGID: u64 = 1 << 6;
@@ -66,6 +76,7 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         }
         if let Thing::Net(net) = &object.thing
             && !net.is_new()
+            && object.user.is_none()
             && allowed.capabilities & NET_ADMIN == 0
         {
             return Err(Error::Elsewhere(format!(
@@ -74,11 +85,24 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                 object.thing.name()
             )));
         }
-        // Whoever makes them again has more than its processes.
-        let is_namespace = matches!(
-            object.thing,
-            Thing::Mounts(_) | Thing::Uts(_) | Thing::Ipc(_) | Thing::Net(_)
-        );
+        if let Thing::Time(time) = &object.thing
+            && !time.is_new()
+            && allowed.capabilities & SYS_TIME == 0
+        {
+            return Err(Error::Elsewhere(format!(
+                "object {n} is a {} whose clocks were set, which the container's configuration does not \
+                 allow (SYS_TIME)",
+                object.thing.name()
+            )));
+        }
+        // Whoever makes them again has more than its processes. A network and IPC objects take memory
+        // that nobody is charged for, so not everybody makes them even in a user namespace of his own.
+        let is_namespace = match object.thing {
+            Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) => true,
+            Thing::Time(_) | Thing::CgroupNamespace(_) => true,
+            Thing::Uts(_) => object.user.is_none(),
+            _ => false,
+        };
         if is_namespace && allowed.capabilities & SYS_ADMIN == 0 {
             return Err(Error::Elsewhere(format!(
                 "object {n} is a {}, which the container's configuration does not allow (SYS_ADMIN)",
@@ -104,24 +128,32 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                      allow"
                 ))
             };
-            check_thread(&thread.credentials, allowed).map_err(said)?;
+            let sound = match process.user {
+                Some(user) => user::check_thread(&thread.credentials, records, user, allowed),
+                None => check_thread(&thread.credentials, allowed),
+            };
+            sound.map_err(said)?;
         }
     }
-    Ok(())
+    user::check(records, allowed)
 }
 
-fn check_thread(found: &Credentials, allowed: &Allowed) -> std::result::Result<(), String> {
-    let mapped = |id: u32| id < allowed.ids || id == 65_534;
+/// Whether somebody among its processes may have had a capability. A root with CAP_SETUID becomes whom it
+/// wants; so does, by a set-user-id program, whoever may gain privileges.
+pub(super) fn may(allowed: &Allowed, capability: u64) -> bool {
+    let by_itself = allowed.uid == 0 || !allowed.no_new_privileges;
+    by_itself && allowed.capabilities & capability != 0
+}
+
+pub(super) fn check_thread(
+    found: &Credentials,
+    allowed: &Allowed,
+) -> std::result::Result<(), String> {
     let all = found.uids.iter().chain(&found.gids).chain(&found.groups);
-    if let Some(id) = all.copied().find(|id| !mapped(*id)) {
+    if let Some(id) = all.copied().find(|id| !allowed.has_id(*id)) {
         return Err(format!("has id {id}"));
     }
-    // A root with CAP_SETUID becomes whom it wants; so does, by a set-user-id program, whoever may
-    // gain privileges.
-    let may = |capability: u64| {
-        let by_itself = allowed.uid == 0 || !allowed.no_new_privileges;
-        by_itself && allowed.capabilities & capability != 0
-    };
+    let may = |capability: u64| may(allowed, capability);
     if found.uids.iter().any(|uid| *uid != allowed.uid) && !may(SETUID) {
         return Err(format!("has uids {:?}", found.uids));
     }
@@ -161,9 +193,14 @@ pub(super) fn play(
     what: &str,
     who: &PeerCredentials,
 ) {
+    keep_while_changing(sequence, what);
+    set_ids(plan, sequence, what, who);
+}
+
+/// Has a change of ids take no capabilities away.
+pub(super) fn keep_while_changing(sequence: &mut Sequence, what: &str) {
     const NO_SETUID_FIXUP: u64 = 4;
     sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [NO_SETUID_FIXUP, 0, 0, 0]));
-    set_ids(plan, sequence, what, who);
 }
 
 /// The end of that, for a process that goes on.
@@ -195,17 +232,41 @@ pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     let found = &thread.credentials;
     let what = format!("the credentials of thread {}", thread.tid);
     let what = what.as_str();
-    let [inheritable, permitted, effective, bounding, ambient] =
-        found.capabilities.map(|mask| mask & plan.allowed.capabilities);
+    let capabilities = found.capabilities.map(|mask| mask & plan.allowed.capabilities);
+    bound(sequence, what, capabilities);
+    sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [1, 0, 0, 0]));
+    set_ids_of(plan, sequence, what, found);
+    let_go_of_the_rest(plan, sequence, what, found, capabilities);
+}
+
+/// The same in a user namespace of its own, which has given it every capability in there: it came with its
+/// ids.
+pub(super) fn take_on_inside(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
+    let found = &thread.credentials;
+    let what = format!("the credentials of thread {}", thread.tid);
+    bound(sequence, &what, found.capabilities);
+    let_go_of_the_rest(plan, sequence, &what, found, found.capabilities);
+}
+
+/// Leaves these capabilities in the bounding set.
+fn bound(sequence: &mut Sequence, what: &str, [.., bounding, _]: [u64; 5]) {
     for capability in (0..64u64).filter(|n| bounding & (1 << n) == 0) {
         // Those that the kernel does not know are dropped already.
         sequence.call(what, prctl(libc::PR_CAPBSET_DROP, [capability, 0, 0, 0]).lenient());
     }
+}
+
+/// Sets all ids.
+pub(super) fn set_ids_of(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    found: &Credentials,
+) {
     let groups: Vec<u8> = found.groups.iter().flat_map(|g| g.to_ne_bytes()).collect();
     let at = plan.builder.data(&groups);
     let count = found.groups.len() as u64;
     sequence.call(what, Call::new(libc::SYS_setgroups, [count.into(), at.into()]));
-    sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [1, 0, 0, 0]));
     let ids = |call, [real, effective, saved, _]: [u32; 4]| {
         Call::new(call, [real.into(), effective.into(), saved.into()])
     };
@@ -216,8 +277,18 @@ pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
             sequence.call(what, Call::new(call, [all[3].into()]));
         }
     }
+}
+
+/// Capabilities, and what goes with them.
+fn let_go_of_the_rest(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    found: &Credentials,
+    [inheritable, permitted, effective, _, ambient]: [u64; 5],
+) {
     // Another effective id has taken the effective set away: what is permitted comes back first.
-    let everything = capset(plan, [u64::MAX >> 23, u64::MAX >> 23, inheritable]);
+    let everything = capset(plan, [EVERYTHING, EVERYTHING, inheritable]);
     sequence.call(what, everything.lenient());
     sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [0; 4]));
     if found.securebits != 0 {
@@ -232,6 +303,15 @@ pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     if found.no_new_privileges {
         sequence.call(what, prctl(libc::PR_SET_NO_NEW_PRIVS, [1, 0, 0, 0]));
     }
+}
+
+/// Capabilities that there may be.
+const EVERYTHING: u64 = u64::MAX >> 23;
+
+/// Has the calling process no others than these.
+pub(super) fn have(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, mask: u64) {
+    let call = capset(plan, [EVERYTHING & mask, EVERYTHING & mask, 0]);
+    sequence.call(what, call);
 }
 
 /// capset(2): effective, permitted, inheritable.
@@ -249,7 +329,7 @@ fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{Net, Object, Uts};
+    use crate::format::{CgroupNamespace, Net, Object, Time, Uts};
 
     #[test]
     fn records_only_narrow_what_the_configuration_gives() {
@@ -262,6 +342,7 @@ mod tests {
             ids: 1000,
             memory: vec![],
             cgroups: false,
+            user_namespaces: false,
             held: Vec::new(),
             no_new_privileges: true,
             console: false,
@@ -284,6 +365,19 @@ mod tests {
         };
         assert!(net(false).is_ok());
         assert!(net(true).is_err_and(|said| said.contains("NET_ADMIN")));
+        let of = |thing: Thing, capabilities| {
+            let apart = Records { objects: vec![thing.into()], ..Records::default() };
+            let said = check(&apart, &Allowed { capabilities, ..allowed.clone() });
+            said.map_err(|e| e.to_string())
+        };
+        let time = |monotonic_ns| Thing::Time(Time { monotonic_ns, boottime_ns: 0 });
+        assert!(of(time(0), SYS_ADMIN).is_ok());
+        assert!(of(time(1), SYS_ADMIN).is_err_and(|said| said.contains("SYS_TIME")));
+        assert!(of(time(1), SYS_TIME).is_err_and(|said| said.contains("SYS_ADMIN")));
+        assert!(of(time(1), SYS_ADMIN | SYS_TIME).is_ok());
+        let root = || Thing::CgroupNamespace(CgroupNamespace::default());
+        assert!(of(root(), SYS_ADMIN).is_ok());
+        assert!(of(root(), SYS_TIME).is_err_and(|said| said.contains("SYS_ADMIN")));
         let root = Credentials { capabilities: [0, 1, 1, 1, 0], ..Credentials::default() };
         assert!(check_thread(&root, &allowed).is_ok());
         let other = Credentials { uids: [33; 4], ..root.clone() };

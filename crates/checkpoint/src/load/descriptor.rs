@@ -1,12 +1,15 @@
 //! Descriptors: each object takes the numbers it had, and nothing else stays open.
 
-use super::{Plan, pidfd};
+use super::{Plan, pidfd, user};
 use crate::error::Result;
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
 pub(super) fn place(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let mut numbers = Vec::new();
+    if user::keep(plan, sequence, record)? {
+        numbers.push(plan.kept());
+    }
     for descriptor in &record.descriptors {
         let what = format!("descriptor {} of process {}", descriptor.number, record.pid);
         let cell = match &plan.records.objects[descriptor.object].thing {

@@ -144,6 +144,11 @@ impl Inheritance {
         Self { fills, sheets, blank: Sheet::default() }
     }
 
+    /// Of a single process, which has inherited this.
+    pub(super) fn of_one(sheet: Sheet) -> Self {
+        Self { sheets: vec![sheet], ..Self::default() }
+    }
+
     /// Has a process map and fill in what it leaves to its children.
     pub(super) fn fill_in(
         &self,
@@ -167,6 +172,16 @@ impl Inheritance {
 }
 
 impl Sheet {
+    /// What is there before the first process begins: whole areas that nothing else lies in, and their pages,
+    /// by address.
+    pub(super) fn of(areas: &[Area], pages: Vec<Run>) -> Self {
+        let laid = |area: &Area| {
+            let kind = Kind::of(area)?;
+            Some(Laid { start: area.start, end: area.end, kind })
+        };
+        Self { laid: areas.iter().filter_map(laid).collect(), pages }
+    }
+
     /// Adds what is filled in, and leaves there only what is not there yet.
     fn add(&mut self, fill: &mut Fill) {
         for area in std::mem::take(&mut fill.areas) {

@@ -1,7 +1,7 @@
 //! IPC namespaces: each is made by a stand-in, with its message queues, and entered by those who were in
 //! it. Objects of System V are the engine's part ([`super::system_v`]).
 
-use super::{Plan, file, mqueue, object};
+use super::{Plan, file, mqueue, object, user};
 use crate::error::Result;
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
@@ -15,6 +15,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         }
         let what = format!("object {n} (IPC namespace)");
         let mut part = Sequence::default();
+        user::enter_one(plan, &mut part, &what, object.user)?;
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWIPC)]));
         let made = file::open(plan, &mut part, &what, "/proc/self/ns/ipc", libc::O_RDONLY as u32)?;
         for (index, object) in records.objects.iter().enumerate() {

@@ -24,8 +24,11 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Areas with fewer pages are not worth it.
 const AREA_PAGES_MIN: u64 = 64;
-/// Nor are restores with less of them.
-const BYTES_MIN: u64 = 4 << 20;
+/// Nor are restores with less of them, of which nobody knows what will be touched: a program of that size
+/// touches most of it before it answers, and to wait for each part is longer than to read all.
+const UNKNOWN_BYTES_MIN: u64 = 12 << 20;
+/// Nor those with less, beside what is known to be touched.
+const KNOWN_BYTES_MIN: u64 = 4 << 20;
 /// Flags of areas that are read at once.
 const AT_ONCE: [&str; 5] = ["gd", "lo", "dc", "wf", "dp"];
 /// The stage at which all have mapped their memory.
@@ -94,7 +97,8 @@ impl Lazy {
         parts.sort_by_key(|part| std::cmp::Reverse(part.pages()));
         parts.truncate(most);
         let bytes: u64 = parts.iter().map(|part| part.pages() * PAGE_BYTES).sum();
-        if bytes < BYTES_MIN {
+        let least = if touched.is_empty() { UNKNOWN_BYTES_MIN } else { KNOWN_BYTES_MIN };
+        if bytes < least {
             return None;
         }
         let at_once = at_once(records, &parts);
@@ -330,8 +334,8 @@ mod tests {
             flags: Vec::new(),
             runs: vec![Run { address: start * P, pages, first }],
         };
-        records.memories[0].areas = vec![area(16, 4, 0), area(64, 2000, 4), area(8192, 4, 2004)];
-        records.pages.bytes = 2008 * P;
+        records.memories[0].areas = vec![area(16, 4, 0), area(64, 4000, 4), area(8192, 4, 4004)];
+        records.pages.bytes = 4008 * P;
         records
     }
 
@@ -353,11 +357,12 @@ mod tests {
         places.sort_unstable();
         let later = |page: u64| !(80..112).contains(&page) && !(2048..2064).contains(&page);
         let expected = (16..20).map(|n| (n, n - 16, false));
-        let expected = expected.chain((64..2064).map(|n| (n, n - 60, later(n))));
-        let expected = expected.chain((8192..8196).map(|n| (n, n - 6188, false)));
+        let expected = expected.chain((64..4064).map(|n| (n, n - 60, later(n))));
+        let expected = expected.chain((8192..8196).map(|n| (n, n - 4188, false)));
         assert_eq!(places, expected.collect::<Vec<_>>());
-        // 256 pages are a chunk: the first and the last two hold what is read at once.
-        assert_eq!(lazy.at_once, [true, false, false, false, false, false, false, true]);
+        // 16 pages are a chunk. What is read at once is in the first two, in the third, and at the end.
+        let chunks: Vec<usize> = (0..251).filter(|n| lazy.at_once[*n]).collect();
+        assert_eq!((chunks, lazy.at_once.len()), (vec![0, 1, 2, 3, 124, 125, 250], 251));
     }
 
     #[test]
@@ -365,8 +370,8 @@ mod tests {
         let mut records = large();
         records.memories[0].areas[2].runs[0].first = 1000;
         let lazy = Lazy::choose(&records, 16, &[], AROUND).unwrap();
-        assert_eq!(lazy.at_once.iter().filter(|at_once| **at_once).count(), 3);
-        assert!(lazy.at_once[1000 / 256]);
+        let chunks: Vec<usize> = (0..251).filter(|n| lazy.at_once[*n]).collect();
+        assert_eq!(chunks, [0, 62, 250]);
     }
 
     #[test]
@@ -378,8 +383,15 @@ mod tests {
             assert!(Lazy::choose(&records, 16, &[], AROUND).is_none(), "{flag}");
         }
         let mut records = large();
-        records.memories[0].areas[1].runs[0].pages = BYTES_MIN / P - 1;
+        records.memories[0].areas[1].runs[0].pages = UNKNOWN_BYTES_MIN / P - 1;
         assert!(Lazy::choose(&records, 16, &[], AROUND).is_none());
         assert!(Lazy::choose(&large(), 0, &[], AROUND).is_none());
+        // 4,000 pages, of which so many times 16 are known to be touched.
+        let (records, pid) = (large(), large().processes[0].pid);
+        let beside = |count: u64| {
+            let touched: Vec<(u32, u64)> = (0..count).map(|n| (pid, (64 + n * 16) * P)).collect();
+            Lazy::choose(&records, 16, &touched, AROUND).is_some()
+        };
+        assert!(beside(186) && !beside(187));
     }
 }

@@ -20,7 +20,7 @@ pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 const READ_BYTES_MAX: u64 = 2 << 20;
 /// So many bytes are made in one go before they are read into: the kernel is then not interrupted by
 /// every page that is not there, and what it has just made is still in the processor's cache.
-const LARGE_BYTES: u64 = 1 << 20;
+const LARGE_BYTES: u64 = 8 << 10;
 /// Pieces of one preadv(2) at most.
 const PIECES_MAX: usize = 1024;
 

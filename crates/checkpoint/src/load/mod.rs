@@ -13,8 +13,10 @@
 //! `born`           what children inherit; sessions; children, by clone3 with the id they had
 //! `led`            process groups are made
 //! `joined`         and joined; helpers and zombies end
+//! `clocks`         only where processes have made time namespaces for their children
 //! `mapped`         memory; only where some of it comes later ([`Lazy`])
 //! `whole`          memory, working directory, handlers, threads, descriptors
+//! `inside`         only where there are threads in user namespaces inside
 //! `done`           epoll items, timers, pending signals, limits, credentials
 //! conductor        unmaps the program, sets registers, lets go
 //! ```
@@ -28,6 +30,7 @@
 //! [`Allowed`] says ([`credentials`]).
 
 mod cgroup;
+mod cgroup_namespace;
 mod conduct;
 mod credentials;
 mod deleted;
@@ -54,17 +57,20 @@ mod pipe;
 mod process;
 mod raw;
 mod schedule;
+mod share;
 mod signal;
 mod socket;
 mod system_v;
 mod tcp;
 mod terminal;
 mod thread;
+mod time;
 mod timer;
 mod tmpfs;
 mod tree;
 mod udp;
 mod unix;
+mod user;
 mod uts;
 
 use std::collections::HashMap;
@@ -78,8 +84,8 @@ use dormouse_kernel::cpu::{self, StateComponent};
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{
-    About, Area, Cgroup, Descriptor, PAGE_BYTES, PageFiles, Reader, Records, StatePart, Terminal,
-    Thing,
+    About, Area, Cgroup, Descriptor, Made, PAGE_BYTES, PageFiles, Process, Reader, Records,
+    StatePart, Terminal, Thing,
 };
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
@@ -89,7 +95,9 @@ pub use credentials::Allowed;
 use lazy::Making;
 pub use lazy::{Lazy, Piece, Sources};
 pub use outside::outside_sockets;
+pub use share::{Shared, SharedArea, SharedPiece};
 pub use socket::move_to;
+pub use user::last_pid;
 
 /// The resource number of the limit on descriptors.
 const NOFILE: u32 = 7;
@@ -141,15 +149,44 @@ pub enum Wanted {
     Held(u32),
     /// `/dev/userfaultfd`, for memory that is filled while they run.
     Userfaults,
+    /// What says which process id is given out next ([`last_pid`]).
+    LastPid,
+}
+
+/// What of memory is not read by the processes themselves before they run.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Memory<'m> {
+    /// Nothing.
+    #[default]
+    Own,
+    /// Whoever leads the restore fills it ([`Traced::conduct`]).
+    Later(&'m Lazy),
+    /// The newborn is born with it.
+    Shared(&'m Shared),
+}
+
+impl<'m> Memory<'m> {
+    fn lazy(self) -> Option<&'m Lazy> {
+        match self {
+            Self::Later(lazy) => Some(lazy),
+            _ => None,
+        }
+    }
+
+    fn shared(self) -> Option<&'m Shared> {
+        match self {
+            Self::Shared(shared) => Some(shared),
+            _ => None,
+        }
+    }
 }
 
 /// Turns a checkpoint into a restore.
 ///
-/// What `lazy` says is not read: whoever leads it fills it ([`Traced::conduct`]).
-///
 /// Errors: [`Error::Elsewhere`] where this host or this configuration lacks what the processes
 /// have.
-pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Result<Restore> {
+pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result<Restore> {
+    let lazy = memory.lazy();
     let mut records = reader.records().clone();
     if records.has_init() != allowed.has_init {
         let (was, is) = if allowed.has_init { ("without", "with") } else { ("with", "without") };
@@ -192,6 +229,9 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     if lazy.is_some() {
         wants.push(Wanted::Userfaults);
     }
+    if user::has_late_threads(&records) {
+        wants.push(Wanted::LastPid);
+    }
     // A sender that is gone is played by a socket of its own, as is who has connected and left.
     let queued: usize = records
         .objects
@@ -224,7 +264,11 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
             _ => 0,
         })
         .sum();
-    let made = records.objects.len() * 4 + queued + pidfds + others;
+    // Who enters a time namespace opens it, and who makes one writes what its clocks say.
+    let of_time = |p: &&Process| p.time.is_some() || p.time_for_children.is_some();
+    let clocked = 2 * records.processes.iter().filter(of_time).count();
+    let others = others + user::cells_of_threads(&records);
+    let made = records.objects.len() * 4 + queued + pidfds + others + clocked;
     let cells = (wants.len() + made + lazily + 64) as u32;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
@@ -234,7 +278,9 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, lazy: Option<&Lazy>) -> Resul
     }
     let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
     plan.lazy = Making::new(&mut plan, lazy)?;
+    plan.born_with = memory.shared();
     plan.moves_clocks = clocks.is_some();
+    plan.clocks = clocks.map_or_else(|| Offsets::of("self"), Ok)?;
     plan.objects = objects;
     let sequences = tree::sequences(&mut plan)?;
     let pages = reader.pages().try_clone();
@@ -345,10 +391,21 @@ struct Plan<'r> {
     free_pid: u32,
     /// It gets a time namespace with other offsets.
     moves_clocks: bool,
+    /// What its clocks add to the host's.
+    clocks: Offsets,
+    /// Time namespaces that processes make, by object.
+    times: HashMap<usize, Made>,
     /// Shared objects of other kernels that come along, by memory.
     objects: Vec<Option<Bent>>,
     /// Memory that is filled while they run.
     lazy: Making,
+    /// Memory that its newborn has already.
+    born_with: Option<&'r Shared>,
+    /// What says which process id is given out next.
+    last_pid: Option<Cell>,
+    /// Threads that are made in user namespaces inside, and who says their numbers.
+    late: Vec<user::Late>,
+    numberer: Option<u32>,
     /// What others do who end at once, and the number of the first of these sequences.
     stand_ins: Vec<Sequence>,
     stand_ins_from: usize,
@@ -367,12 +424,14 @@ impl<'r> Plan<'r> {
         let mut pages = Vec::new();
         let parts = records.pages.parts();
         let mut lazy = Making::default();
+        let mut last_pid = None;
         // ORDER: the first cells are filled by the newborn, in the order of what it was given.
         for wanted in wants {
             let cell = builder.cell().ok_or_else(too_many)?;
             match wanted {
                 Wanted::Pages(part) => pages.push((parts[*part].clone(), cell)),
                 Wanted::Userfaults => lazy.device = Some(cell),
+                Wanted::LastPid => last_pid = Some(cell),
                 Wanted::Outside(name) => {
                     outside.insert(name.clone(), cell);
                 }
@@ -405,8 +464,14 @@ impl<'r> Plan<'r> {
             above: above.unwrap_or(0).max(16) + 1,
             free_pid,
             moves_clocks: false,
+            clocks: Offsets::default(),
+            times: records.times_made().unwrap_or_default(), // as was checked
             objects: Vec::new(),
             lazy,
+            born_with: None,
+            last_pid,
+            late: Vec::new(),
+            numberer: None,
             stand_ins: Vec::new(),
             stand_ins_from: 0,
         })
@@ -451,14 +516,47 @@ impl<'r> Plan<'r> {
 
     /// Has a process of that id follow a part, and waits for its end. It has a copy of everything, but
     /// the descriptors are the same.
-    fn stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32, mut part: Sequence) {
+    fn stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32, part: Sequence) {
+        self.stand_in_within(sequence, what, (pid, None), part);
+    }
+
+    /// The same in a control group, if not in that of who calls.
+    fn stand_in_within(
+        &mut self,
+        sequence: &mut Sequence,
+        what: &str,
+        (pid, cgroup): (u32, Option<Cell>),
+        part: Sequence,
+    ) {
+        self.begin_stand_in(sequence, what, (pid, cgroup), part, libc::CLONE_FILES as u64);
+        self.end_stand_in(sequence, what, pid);
+    }
+
+    /// Has a process of that id, which is cloned with these flags, follow a part.
+    fn begin_stand_in(
+        &mut self,
+        sequence: &mut Sequence,
+        what: &str,
+        (pid, cgroup): (u32, Option<Cell>),
+        mut part: Sequence,
+        flags: u64,
+    ) {
         part.call(what, Call::new(libc::SYS_exit_group, [Arg::Number(0)]));
         let child = self.stand_ins_from + self.stand_ins.len();
         self.stand_ins.push(part);
-        let call = tree::clone_with_pid(self, sequence, libc::CLONE_FILES as u64, (pid, None));
+        let call = tree::clone_with_pid(self, sequence, flags, (pid, cgroup));
         sequence.fork(what, child, call);
+    }
+
+    /// Waits for its end.
+    fn end_stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32) {
         let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
         sequence.call(what, Call::new(libc::SYS_wait4, wait));
+    }
+
+    /// The number of what a process keeps open when it has closed all that is not its own.
+    fn kept(&self) -> u32 {
+        self.above - 1
     }
 
     /// A pid that nobody has.

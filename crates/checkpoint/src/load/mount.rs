@@ -6,6 +6,9 @@
 //! it is in; the tree becomes the root, and the copy goes. Then it opens what is open there: a file that
 //! was opened in a namespace leads nowhere else.
 //!
+//! One that belongs to a user namespace inside is a copy of such a tree, made by somebody who has entered
+//! that: what is in it is locked, as is what it has from the container (mount_namespaces(7)).
+//!
 //! What processes have mounted in the container's own namespace a stand-in mounts there, by its path.
 //!
 //! What is in memory is made before, empty, and filled by the engine ([`super::tmpfs`]) at a stage of
@@ -13,7 +16,7 @@
 
 use std::collections::HashMap;
 
-use super::{Plan, file, object};
+use super::{Plan, file, object, user};
 use crate::error::{Error, Result};
 use crate::format::{Mount, MountSource, Mounts, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -69,6 +72,14 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             }
             false => Some(namespace(plan, &mut part, *n, mounts, &mut copies)?),
         };
+        let whole = format!("object {n} (mount namespace)");
+        if let (Some(made), Some(_)) = (made, records.objects[*n].user) {
+            // Who has made it has no rights over the container any more, by which its files are opened.
+            let pid = plan.fresh_pid();
+            plan.stand_in(sequence, &whole, pid, std::mem::take(&mut part));
+            let args = [made.into(), Arg::from(libc::CLONE_NEWNS)];
+            part.call(&*whole, Call::new(libc::SYS_setns, args));
+        }
         for (index, object) in records.objects.iter().enumerate() {
             let Thing::File(it) = &object.thing else { continue };
             if it.namespace != Some(*n) || it.deleted.is_some() {
@@ -78,11 +89,10 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             let open = file::make(plan, &mut part, &what, it)?;
             plan.cells[index] = Some(object::lift(plan, &mut part, &what, open)?);
         }
-        let what = format!("object {n} (mount namespace)");
         let pid = plan.fresh_pid();
-        plan.stand_in(sequence, &what, pid, part);
+        plan.stand_in(sequence, &whole, pid, part);
         if let Some(made) = made {
-            plan.cells[*n] = Some(object::lift(plan, sequence, &what, made)?);
+            plan.cells[*n] = Some(object::lift(plan, sequence, &whole, made)?);
         }
     }
     Ok(())
@@ -199,7 +209,8 @@ fn namespace(
     let private = [none, top, none, Arg::from(libc::MS_REC | libc::MS_PRIVATE), none];
     part.call(&*whole, Call::new(libc::SYS_mount, private));
     // ORDER: while there is a procfs.
-    let made = file::open(plan, part, &whole, "/proc/self/ns/mnt", libc::O_RDONLY as u32)?;
+    let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+    let links = file::open(plan, part, &whole, "/proc/self/ns", flags)?;
     let mut own: Vec<Cell> = Vec::new();
     for (number, mount) in all.mounts.iter().enumerate() {
         let what = what(n, mount);
@@ -220,6 +231,14 @@ fn namespace(
     part.call(&*whole, Call::new(libc::SYS_chdir, [top]));
     copy_for_others(plan, part, n, &own, copies)?;
     share_and_close(plan, part, n, all, own);
+    if let Some(owner) = plan.records.objects[n].user {
+        user::enter_one(plan, part, &whole, Some(owner))?;
+        part.call(&*whole, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNS)]));
+    }
+    let (made, name) = (plan.cell()?, plan.builder.text(b"mnt"));
+    let args = [links.into(), name.into(), Arg::from(libc::O_RDONLY | libc::O_CLOEXEC)];
+    part.call_into(&*whole, made, Call::new(libc::SYS_openat, args));
+    part.call(&*whole, Call::new(libc::SYS_close, [links.into()]));
     Ok(made)
 }
 

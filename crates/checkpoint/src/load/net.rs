@@ -4,7 +4,7 @@
 
 use dormouse_kernel::pidfd;
 
-use super::{Plan, Restore, file, object};
+use super::{Plan, Restore, file, object, user};
 use crate::error::{Error, Result};
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -23,6 +23,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         is_any = true;
         let what = format!("object {n} (network namespace)");
         let mut part = Sequence::default();
+        user::enter_one(plan, &mut part, &what, object.user)?;
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNET)]));
         let made = file::open(plan, &mut part, &what, "/proc/self/ns/net", libc::O_RDONLY as u32)?;
         let pid = plan.fresh_pid();

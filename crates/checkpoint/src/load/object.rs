@@ -2,7 +2,7 @@
 
 use super::{
     Plan, deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink,
-    pipe, raw, socket, tcp, terminal, timer, udp, unix, uts,
+    pipe, raw, socket, tcp, terminal, time, timer, udp, unix, user, uts,
 };
 use crate::error::Result;
 use crate::format::Thing;
@@ -12,6 +12,7 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     lift_given(plan, sequence);
+    user::make_all(plan, sequence)?;
     net::make_all(plan, sequence)?;
     ipc::make_all(plan, sequence)?;
     mount::make_all(plan, sequence)?;
@@ -29,7 +30,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::File(it) if it.deleted.is_some() => None,
             // In its namespace, before all others.
             Thing::File(it) if it.namespace.is_some() => None,
-            Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) => None,
+            Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) | Thing::User(_) => None,
             Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
             Thing::MemoryFile(it) => {
                 memfd::make(plan, sequence, what, index, it)?;
@@ -53,7 +54,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             // By the engine, when there was nobody.
             Thing::Tmpfs(_) => None,
             // Before all others.
-            Thing::Cgroups(_) => None,
+            Thing::Cgroups(_) | Thing::CgroupNamespace(_) => None,
             // By the engine, before anybody attaches memory.
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
@@ -76,7 +77,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
             Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
             Thing::Epoll(_) => Some(event::epoll(plan, sequence, what)?),
-            Thing::Uts(it) => Some(uts::make(plan, sequence, what, it)?),
+            Thing::Uts(it) => Some(uts::make(plan, sequence, what, it, object.user)?),
+            Thing::Time(it) => time::make(plan, sequence, what, index, it)?,
             Thing::SharedMemory(it) => {
                 memory::make_shared(plan, sequence, index, it)?;
                 None
@@ -109,7 +111,8 @@ pub(super) fn lift(
 fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
     let given = plan.outside.values().chain(plan.held.values()).copied();
     let pages = plan.pages.iter().map(|(_, cell)| *cell);
-    let given: Vec<Cell> = pages.chain(plan.lazy.device).chain(given).collect();
+    let given: Vec<Cell> =
+        pages.chain(plan.lazy.device).chain(plan.last_pid).chain(given).collect();
     for cell in given {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));

@@ -1,8 +1,8 @@
 //! Processes: what their threads share.
 
 use super::{
-    NICE, NOFILE, Plan, RTPRIO, descriptor, event, fanotify, file, filter, inotify, lock, memfd,
-    mount, net, signal, thread, timer, uts,
+    NICE, NOFILE, Plan, RTPRIO, cgroup_namespace, descriptor, event, fanotify, file, filter,
+    inotify, lock, memfd, mount, net, signal, thread, timer, user, uts,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
@@ -61,6 +61,7 @@ pub(super) fn restore(
     let pid = record.pid;
     mount::enter(plan, sequence, record)?;
     uts::enter(plan, sequence, record)?;
+    cgroup_namespace::enter(plan, sequence, record)?;
     net::enter(plan, sequence, record)?;
     if let Some(directory) = record.directory {
         let cell = plan.object(directory)?;
@@ -71,11 +72,14 @@ pub(super) fn restore(
     signal::actions(plan, sequence, record);
     filter::of_process(plan, sequence, record);
     let mut others = Vec::new();
-    for (n, other) in record.threads.iter().enumerate().skip(1) {
+    // Who enters a user namespace has one thread until then.
+    let count = if record.user.is_some() { 1 } else { record.threads.len() };
+    for (n, other) in record.threads[..count].iter().enumerate().skip(1) {
         thread::make(plan, sequence, other, next_thread + n - 1);
         let mut own = Sequence::default();
         thread::restore(plan, &mut own, other)?;
         own.stage("whole");
+        user::end_numbers(plan, &mut own, false);
         thread::last(plan, &mut own, other)?;
         own.stage("done");
         others.push(own);
@@ -85,13 +89,31 @@ pub(super) fn restore(
     Ok(others)
 }
 
-/// What needs everything else in place.
-pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+/// What needs everything else in place, and the rights of the container's root. What opens a path does.
+pub(super) fn with_rights(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    record: &Process,
+) -> Result<()> {
     event::watch(plan, sequence, record)?;
     lock::of_process(plan, sequence, record);
     memfd::seal(plan, sequence, record);
     inotify::watch(plan, sequence, record);
     fanotify::watch(plan, sequence, record);
+    if let Some(root) = &record.root {
+        // ORDER: no path is opened any more; its working directory stays where it is.
+        let what = format!("the root '{root}' of process {}", record.pid);
+        let at = plan.builder.text(root.as_bytes());
+        sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
+    }
+    Ok(())
+}
+
+/// What needs everything else in place, and all threads.
+pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    if record.user.is_none() {
+        with_rights(plan, sequence, record)?;
+    }
     signal::forget_children(plan, sequence);
     signal::pending(plan, sequence, record.pid, None, &record.pending);
     timer::posix(plan, sequence, record);
@@ -103,12 +125,6 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         // allow stays lower.
         let call = Call::new(libc::SYS_prlimit64, args).lenient();
         sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
-    }
-    if let Some(root) = &record.root {
-        // ORDER: no path is opened any more; its working directory stays where it is.
-        let what = format!("the root '{root}' of process {}", record.pid);
-        let at = plan.builder.text(root.as_bytes());
-        sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
     }
     Ok(())
 }

@@ -7,17 +7,29 @@ use crate::inject::program::{Arg, Call, Sequence};
 
 /// Makes another thread, which goes on with sequence number `own`.
 pub(super) fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
+    let ids = plan.builder.data(&thread.tid.to_ne_bytes());
+    let call = clone(plan, [ids, 1]);
+    sequence.fork(format!("thread {}", thread.tid), own, call);
+}
+
+/// Makes another thread, which gets the number that is given out next, and goes on with sequence number
+/// `own`.
+pub(super) fn make_next(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
+    let call = clone(plan, [0, 0]).returns(thread.tid.into());
+    sequence.fork(format!("thread {}", thread.tid), own, call);
+}
+
+/// clone3(2) of a thread with these numbers in the pid namespaces it is in: where they are, and how many.
+fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2]) -> Call {
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
         | libc::CLONE_FILES
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SYSVSEM;
-    let ids = plan.builder.data(&thread.tid.to_ne_bytes());
-    let args = [flags as u64, 0, 0, 0, 0, 0, 0, 0, ids, 1, 0];
+    let args = [flags as u64, 0, 0, 0, 0, 0, 0, 0, ids, count, 0];
     let at = plan.builder.numbers(&args);
-    let call = Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)]);
-    sequence.fork(format!("thread {}", thread.tid), own, call);
+    Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)])
 }
 
 /// A name, as `ps` shows it.
@@ -68,7 +80,10 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         sequence.call(format!("the personality of thread {tid}"), call);
     }
     filter::of_thread(plan, sequence, thread);
-    credentials::take_on(plan, sequence, thread);
+    match leader.is_some_and(|process| process.user.is_some()) {
+        true => credentials::take_on_inside(plan, sequence, thread),
+        false => credentials::take_on(plan, sequence, thread),
+    }
     if thread.parent_death_signal != 0 {
         let args = [Arg::from(libc::PR_SET_PDEATHSIG), Arg::from(thread.parent_death_signal)];
         let what = format!("the parent death signal of thread {tid}");

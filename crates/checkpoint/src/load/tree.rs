@@ -10,7 +10,7 @@
 use std::collections::HashMap;
 
 use super::inherit::Inheritance;
-use super::{Plan, cgroup, ipc, lazy, memory, object, process, terminal, thread};
+use super::{Plan, cgroup, ipc, lazy, memory, object, process, terminal, thread, time, user};
 use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -55,13 +55,19 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
         match record {
             Some(record) if record.ended.is_none() => {
                 reap_helpers(&mut sequence, &nodes, node);
+                if n == 0 {
+                    user::begin_numbers(plan, &mut sequence)?;
+                }
+                time::enter(plan, &mut sequence, record)?;
                 ipc::enter(plan, &mut sequence, record)?;
                 memory::restore(plan, &mut sequence, record, inheritance.sheet(n))?;
                 lazy::make(plan, &mut sequence, record);
-                let made = process::restore(plan, &mut sequence, record, next_thread)?;
+                let mut made = process::restore(plan, &mut sequence, record, next_thread)?;
+                sequence.stage("whole");
+                made.extend(user::enter(plan, &mut sequence, record, next_thread)?);
                 next_thread += made.len();
                 threads.extend(made);
-                sequence.stage("whole");
+                user::end_numbers(plan, &mut sequence, n == 0);
                 process::last(plan, &mut sequence, record)?;
                 thread::last(plan, &mut sequence, &record.threads[0])?;
                 sequence.stage("done");
@@ -77,6 +83,10 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
 
 /// What processes have from those who make them.
 fn inheritance(plan: &Plan<'_>, nodes: &[Node]) -> Result<Inheritance> {
+    if let Some(shared) = plan.born_with {
+        // Helpers, who end before it gets its memory, need none.
+        return Ok(Inheritance::of_one(shared.sheet()));
+    }
     if nodes.len() == 1 {
         return Ok(Inheritance::default());
     }

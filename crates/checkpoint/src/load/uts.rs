@@ -1,6 +1,6 @@
 //! UTS namespaces: each is made by a stand-in and entered by those who were in it.
 
-use super::{Plan, file};
+use super::{Plan, file, user};
 use crate::error::Result;
 use crate::format::{Process, Uts};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
@@ -10,8 +10,10 @@ pub(super) fn make(
     sequence: &mut Sequence,
     what: &str,
     uts: &Uts,
+    owner: Option<usize>,
 ) -> Result<Cell> {
     let mut part = Sequence::default();
+    user::enter_one(plan, &mut part, what, owner)?;
     part.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWUTS)]));
     for (call, name) in
         [(libc::SYS_sethostname, &uts.hostname), (libc::SYS_setdomainname, &uts.domainname)]

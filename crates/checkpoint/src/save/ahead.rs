@@ -23,7 +23,7 @@
 //! protected then. KERNEL(6.7): before, everything is copied while all stand still.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ use dormouse_kernel::{Errno, pidfd, proc};
 use rustix::fd::{AsFd, OwnedFd};
 
 use super::cgroup::Thawed;
-use super::memory::{self, Batch, Known};
+use super::memory::{self, Batch, Files, Known};
 use super::tree::{self, Seen};
 use super::{Subject, object, process, thread};
 use crate::error::{Error, Result};
@@ -57,7 +57,7 @@ pub(crate) struct Ahead {
 pub(crate) struct Copied {
     /// While it is alive nobody else has its id.
     process: OwnedFd,
-    pagemap: File,
+    files: Files,
     /// Closed, nothing is protected any more.
     _notes: OwnedFd,
     /// Where writes are noted.
@@ -157,7 +157,7 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     };
     Ok(Some(Copied {
         process: handle.try_clone().map_err(|_| Errno::MFILE)?,
-        pagemap: memory::pagemap(pid).map_err(|_| Errno::SRCH)?,
+        files: Files::of(pid).map_err(|_| Errno::SRCH)?,
         noted: large.into_iter().filter(register).collect(),
         _notes: notes,
         covered: Vec::new(),
@@ -189,7 +189,7 @@ impl Copied {
     fn protect(&self) -> Vec<Range<u64>> {
         // What was unmapped meanwhile has nothing that could be copied ahead.
         let found = |area: &Range<u64>| {
-            memory::own_pages(&self.pagemap, Scan::Protect, area.start, area.end)
+            memory::own_pages(&self.files.pagemap, Scan::Protect, area.start, area.end)
         };
         let all = self.noted.iter().flat_map(|area| found(area).unwrap_or_default());
         all.map(|run| run.start..run.end).collect()
@@ -215,7 +215,7 @@ impl Copied {
         for range in pages {
             let mut at = range.start;
             while at < range.end {
-                let mut batch = Batch::new(seen, &self.pagemap);
+                let mut batch = Batch::new(seen, &self.files);
                 let end = at + batch.gather(0, at..range.end);
                 let read = batch.read(known);
                 // ORDER: alive after it was read, so it was its memory and nobody else's.
@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     fn copied() -> Copied {
-        let file = || File::open("/dev/null").unwrap();
+        let file = || fs::File::open("/dev/null").unwrap();
         let mut covered = Vec::new();
         for page in [1, 2, 3, 7, 8] {
             cover(&mut covered, page * PAGE_BYTES..(page + 1) * PAGE_BYTES);
@@ -286,7 +286,7 @@ mod tests {
         let runs = vec![run(1, 1, 10), run(2, 1, 30), run(7, 2, 40)];
         Copied {
             process: file().into(),
-            pagemap: file(),
+            files: Files { pagemap: file(), memory: file() },
             _notes: file().into(),
             noted: Vec::new(),
             covered,

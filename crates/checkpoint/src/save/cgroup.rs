@@ -41,6 +41,12 @@ impl Own {
         (kind == "cgroup2").then(|| Self(root.trim_end_matches('/').to_owned()))
     }
 
+    /// One of that path.
+    #[cfg(test)]
+    pub(super) fn at(path: &str) -> Self {
+        Self(path.to_owned())
+    }
+
     /// The path of a process's group below it, and all other groups of the process (version 1).
     pub(crate) fn split(&self, groups: &str) -> Option<(String, String)> {
         let (own, others): (Vec<&str>, Vec<&str>) =

@@ -23,11 +23,13 @@ use std::time::Duration;
 use dormouse_kernel::{Errno, call, pidfd};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{FileType, OFlags};
+use rustix::net::{SocketType, sockopt};
 
 use super::thread::Blocks;
 use super::tree::{self, Seen};
 use super::{HeldFile, Wakes, object, process, thread};
 use crate::error::{Error, Result};
+use crate::format::Cause;
 
 /// A container whose threads stand still. They go on when it is dropped, or are frozen by then.
 #[derive(Debug)]
@@ -51,6 +53,8 @@ pub struct Calls {
     /// How long until the first timer rings or the first wait is over. What a timerfd tells is among
     /// the descriptors.
     pub next_ring: Option<Duration>,
+    /// The same of those.
+    pub next_timerfd: Option<Duration>,
 }
 
 /// What names an open file well enough: its kind; device and inode, or process and number; how it was
@@ -62,8 +66,19 @@ enum Kind {
     Socket,
     Pipe,
     Device,
-    /// timerfd, inotify, ...
+    /// timerfd_create(2).
+    Timer,
+    /// inotify(7), fanotify(7).
+    Watch,
+    /// What else has no name.
     Other,
+}
+
+impl Kind {
+    /// What is readable when something has happened, and until somebody has read that.
+    fn is_event(self) -> bool {
+        matches!(self, Self::Timer | Self::Watch | Self::Other)
+    }
 }
 
 /// An open file through which something may come.
@@ -76,13 +91,13 @@ struct Source {
 
 /// Anonymous files that tell of something from outside. An eventfd does not, but stays readable all the
 /// time where somebody only wants to be told by epoll.
-const ANONYMOUS: [&str; 6] = [
-    "anon_inode:[timerfd]",
-    "anon_inode:inotify",
-    "anon_inode:[fanotify]",
-    "anon_inode:[io_uring]",
-    "anon_inode:[userfaultfd]",
-    "anon_inode:[kvm-vcpu]",
+const ANONYMOUS: [(&str, Kind); 6] = [
+    ("anon_inode:[timerfd]", Kind::Timer),
+    ("anon_inode:inotify", Kind::Watch),
+    ("anon_inode:[fanotify]", Kind::Watch),
+    ("anon_inode:[io_uring]", Kind::Other),
+    ("anon_inode:[userfaultfd]", Kind::Other),
+    ("anon_inode:[kvm-vcpu]", Kind::Other),
 ];
 
 /// Character devices that tell of something: terminals; tun, fuse and others of the misc driver.
@@ -98,7 +113,7 @@ fn kind_of(link: &str, path: &str) -> Option<Kind> {
         return Some(Kind::Pipe);
     }
     if link.starts_with("anon_inode:") {
-        return ANONYMOUS.contains(&link).then_some(Kind::Other);
+        return ANONYMOUS.iter().find(|(name, _)| *name == link).map(|(_, kind)| *kind);
     }
     let stat = rustix::fs::stat(path).ok()?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -124,7 +139,7 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
                 return Err(Error::of(step, seen.pid)(Errno::from_raw_os_error(e.errno())));
             }
         };
-        if matches!(kind, Kind::Device | Kind::Other) && !is_told_of(&copy) {
+        if (kind == Kind::Device || kind.is_event()) && !is_told_of(&copy) {
             continue;
         }
         let failed = Error::of("look at a descriptor", seen.pid);
@@ -133,7 +148,7 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
             let access = (flags & OFlags::RWMODE).bits();
             let key = match kind {
                 // All masters of terminals have the same number.
-                Kind::Other | Kind::Device => {
+                Kind::Timer | Kind::Watch | Kind::Other | Kind::Device => {
                     (kind, u64::from(seen.pid), u64::from(number), access)
                 }
                 Kind::Socket | Kind::Pipe => (kind, stat.st_dev, stat.st_ino, access),
@@ -166,7 +181,7 @@ fn ready(file: &OwnedFd) -> std::result::Result<PollFlags, Errno> {
 /// Whether nothing more comes through it that would be told anew: its other side is gone, or it rang.
 fn is_over(key: Key, ready: PollFlags) -> bool {
     let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
-    ready.intersects(gone) || key.0 == Kind::Other && ready.contains(PollFlags::IN)
+    ready.intersects(gone) || key.0.is_event() && ready.contains(PollFlags::IN)
 }
 
 /// Stops all threads of the processes that `pids` names, which is asked until it names no new one.
@@ -219,6 +234,7 @@ impl Still {
             is_called: false,
             is_busy,
             next_ring: next_ns.map(Duration::from_nanos),
+            next_timerfd: None,
         };
         for source in found.into_values() {
             let is_stale = !is_busy && self.stale.contains(&source.key);
@@ -230,18 +246,48 @@ impl Still {
                 readable: access != OFlags::WRONLY,
                 // Somebody may be waiting for room.
                 writable: access != OFlags::RDONLY
-                    && source.key.0 != Kind::Other
+                    && !source.key.0.is_event()
                     && (!source.ready.contains(PollFlags::OUT) || is_sending(&source)),
             };
             let over = PollFlags::HUP | PollFlags::ERR;
             calls.is_called |= wakes.readable && source.ready.contains(PollFlags::IN)
                 || source.ready.intersects(over);
+            if source.key.0 == Kind::Timer {
+                calls.next_timerfd = calls.next_timerfd.into_iter().chain(rings(&source)).min();
+            }
             if wakes != Wakes::default() {
                 let object = calls.held.len() as u32;
-                calls.held.push(HeldFile { object, file: source.copy, wakes });
+                let cause = cause(&source);
+                calls.held.push(HeldFile { object, file: source.copy, wakes, cause });
             }
         }
         Ok(calls)
+    }
+}
+
+/// How long until a timerfd tells something, if it ever does.
+fn rings(source: &Source) -> Option<Duration> {
+    let left = rustix::time::timerfd_gettime(&source.copy).ok()?.it_value;
+    let left = Duration::new(left.tv_sec.try_into().ok()?, left.tv_nsec.try_into().ok()?);
+    match source.ready.contains(PollFlags::IN) {
+        true => Some(Duration::ZERO), // nobody has read yet that it rang
+        false => (left > Duration::ZERO).then_some(left),
+    }
+}
+
+/// What it is that a source tells.
+fn cause(source: &Source) -> Cause {
+    match source.key.0 {
+        Kind::Socket => {
+            let is_stream =
+                sockopt::socket_type(&source.copy).is_ok_and(|it| it != SocketType::DGRAM);
+            let listens = sockopt::socket_acceptconn(&source.copy).is_ok_and(|listens| listens);
+            if is_stream && !listens { Cause::Data } else { Cause::Call }
+        }
+        Kind::Pipe => Cause::Data,
+        Kind::Timer => Cause::Timer,
+        Kind::Watch => Cause::File,
+        Kind::Device | Kind::Other => Cause::Other,
     }
 }
 
@@ -276,8 +322,8 @@ mod tests {
         let kind = |link: &str| kind_of(link, "/proc/self/none");
         assert_eq!(kind("socket:[77]"), Some(Kind::Socket));
         assert_eq!(kind("pipe:[77]"), Some(Kind::Pipe));
-        assert_eq!(kind("anon_inode:[timerfd]"), Some(Kind::Other));
-        assert_eq!(kind("anon_inode:inotify"), Some(Kind::Other));
+        assert_eq!(kind("anon_inode:[timerfd]"), Some(Kind::Timer));
+        assert_eq!(kind("anon_inode:inotify"), Some(Kind::Watch));
         for none in ["anon_inode:[eventfd]", "anon_inode:[eventpoll]", "/etc/passwd"] {
             assert_eq!(kind(none), None, "{none}");
         }
@@ -291,7 +337,7 @@ mod tests {
         assert!(is_over(socket, PollFlags::IN | PollFlags::RDHUP));
         assert!(is_over(socket, PollFlags::HUP));
         assert!(!is_over(socket, PollFlags::IN | PollFlags::OUT));
-        assert!(is_over((Kind::Other, 1, 2, 0), PollFlags::IN), "a timer that nobody reads");
+        assert!(is_over((Kind::Timer, 1, 2, 0), PollFlags::IN), "a timer that nobody reads");
     }
 
     #[test]

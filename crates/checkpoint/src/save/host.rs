@@ -33,8 +33,7 @@ impl Host {
 }
 
 /// Of whom a checkpoint is, and what its clocks say now.
-pub(crate) fn about(subject: &Subject, host: &Host) -> Result<About> {
-    let offsets = Offsets::of(subject.init)?;
+pub(crate) fn about(subject: &Subject, host: &Host, offsets: Offsets) -> Result<About> {
     let now = clock::now(offsets)?;
     Ok(About {
         container: subject.id.clone(),

@@ -15,6 +15,7 @@ use rustix::time::ClockId;
 use super::signal;
 use super::thread::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
 use super::tree::Seen;
+use crate::clock::{self, Offsets};
 use crate::format::TimeLimit;
 
 /// Reads seconds and so many nanoseconds; as nanoseconds.
@@ -26,15 +27,25 @@ pub(super) fn time_at(pid: u32, address: u64, part_ns: u64) -> Option<u64> {
     (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(part))
 }
 
-/// What a clock says, if it is one of time.
-fn now_ns(clock: u64) -> Option<u64> {
+/// What a clock says to a process, if it is one of time.
+fn now_ns(pid: u32, clock: u64) -> Option<u64> {
+    let its = || clock::now(Offsets::of_process(pid).ok()?).ok();
     let now = match clock as i32 {
-        libc::CLOCK_REALTIME => rustix::time::clock_gettime(ClockId::Realtime),
-        libc::CLOCK_MONOTONIC => rustix::time::clock_gettime(ClockId::Monotonic),
-        libc::CLOCK_BOOTTIME => rustix::time::clock_gettime(ClockId::Boottime),
+        libc::CLOCK_REALTIME => {
+            let now = rustix::time::clock_gettime(ClockId::Realtime);
+            now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+        }
+        libc::CLOCK_MONOTONIC => its()?.monotonic_ns,
+        libc::CLOCK_BOOTTIME => its()?.boottime_ns,
         _ => return None,
     };
-    Some(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+    u64::try_from(now).ok()
+}
+
+/// What CLOCK_MONOTONIC says to the kernel itself.
+fn monotonic_ns() -> Option<u64> {
+    let now = clock::now(Offsets::default()).ok()?;
+    u64::try_from(now.monotonic_ns).ok()
 }
 
 /// The time limit of the call that a stopped thread is in, by its registers, where the call begins
@@ -46,10 +57,10 @@ pub(super) fn of(
     quiet: Duration,
 ) -> Option<TimeLimit> {
     let time = |address, part_ns| time_at(seen.pid, address, part_ns);
-    let mut limit = limit_of(&begin_again(*registers), time, now_ns)?;
+    let mut limit = limit_of(&begin_again(*registers), time, |clock| now_ns(seen.pid, clock))?;
     if limit.begins_anew() {
         let end_ns = seen.sleeps_until_ns.get(&tid).copied();
-        let left_ns = match end_ns.zip(now_ns(libc::CLOCK_MONOTONIC as u64)) {
+        let left_ns = match end_ns.zip(monotonic_ns()) {
             Some((end_ns, now_ns)) => end_ns.saturating_sub(now_ns),
             None => limit.left_ns.saturating_sub(quiet.as_nanos() as u64),
         };
@@ -128,7 +139,8 @@ pub struct Wait {
 pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
     let wait = |tid: &u32| {
         let text = proc::whole_text(format!("/proc/{tid}/syscall")).ok()?;
-        let (call, ns) = given(&text, |address, part_ns| time_at(seen.pid, address, part_ns))?;
+        let time = |address, part_ns| time_at(seen.pid, address, part_ns);
+        let (call, ns) = given(&text, time, |clock| now_ns(seen.pid, clock))?;
         let (_, call) = CALLS.iter().find(|(number, _)| *number == call)?;
         let (pid, process) = (seen.inner, seen.name());
         Some(Wait { pid, process, call, at_most: Duration::from_nanos(ns) })
@@ -137,7 +149,11 @@ pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
 }
 
 /// The call of a thread and the time it was given, by a line `NUMBER ARGUMENT... STACK PLACE`.
-pub(super) fn given(line: &str, time: impl Fn(u64, u64) -> Option<u64>) -> Option<(i64, u64)> {
+pub(super) fn given(
+    line: &str,
+    time: impl Fn(u64, u64) -> Option<u64>,
+    now_ns: impl Fn(u64) -> Option<u64>,
+) -> Option<(i64, u64)> {
     let mut words = line.split_ascii_whitespace();
     let call: i64 = words.next()?.parse().ok()?;
     let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
@@ -165,7 +181,7 @@ mod tests {
 
     #[test]
     fn the_time_that_a_call_was_given_stands_in_its_line() {
-        let of = |line: &str| given(line, |address, _| Some(address));
+        let of = |line: &str| given(line, |address, _| Some(address), |_| None);
         let rest = "0x0 0x0 0x7ffe 0x7f00";
         let sleep = format!("230 0x0 0x0 0x77 0x0 {rest}");
         assert_eq!(of(&sleep), Some((libc::SYS_clock_nanosleep, 0x77)));

@@ -1,4 +1,4 @@
-//! Memory: areas from `/proc/PID/smaps`, contents by PAGEMAP_SCAN and process_vm_readv(2).
+//! Memory: areas from `/proc/PID/smaps`, contents by PAGEMAP_SCAN and `/proc/PID/mem`.
 //!
 //! Only pages that are a process's own are read: a private page of a file that was never written is
 //! in the file, and shared memory is read once, from the file that the kernel keeps it in. Anonymous
@@ -350,15 +350,15 @@ pub(crate) fn contents(
         fs::read(format!("/proc/{}/auxv", seen.pid))
             .map_err(Error::file("cannot read", format!("/proc/{}/auxv", seen.pid)))?,
     );
-    let pagemap = pagemap(seen.pid)?;
-    let mut batch = Batch::new(seen, &pagemap);
+    let files = Files::of(seen.pid)?;
+    let mut batch = Batch::new(seen, &files);
     for n in 0..memory.areas.len() {
         let area = &memory.areas[n];
         // What the kernel may drop may hold what must not come back twice (vgetrandom).
         if matches!(area.backing, Backing::Shared { .. }) || area.has("dp") {
             continue;
         }
-        let all = own_pages(&pagemap, Scan::Look, area.start, area.end)
+        let all = own_pages(&files.pagemap, Scan::Look, area.start, area.end)
             .map_err(Error::of("find the pages in memory", seen.pid))?;
         let ahead = ahead.filter(|_| area.backing == Backing::Anonymous);
         for run in all {
@@ -380,9 +380,21 @@ pub(crate) fn contents(
     Ok(memory)
 }
 
-pub(super) fn pagemap(pid: u32) -> Result<File> {
-    let path = format!("/proc/{pid}/pagemap");
-    File::open(&path).map_err(Error::file("cannot open", path))
+/// Where a process's memory is found and read (proc_pid_pagemap(5), proc_pid_mem(5)).
+#[derive(Debug)]
+pub(super) struct Files {
+    pub(super) pagemap: File,
+    pub(super) memory: File,
+}
+
+impl Files {
+    pub(super) fn of(pid: u32) -> Result<Self> {
+        let open = |name: &str| {
+            let path = format!("/proc/{pid}/{name}");
+            File::open(&path).map_err(Error::file("cannot open", path))
+        };
+        Ok(Self { pagemap: open("pagemap")?, memory: open("mem")? })
+    }
 }
 
 /// Runs of a process's own pages, each all clean or not.
@@ -413,7 +425,7 @@ pub(super) fn own_pages(
     Ok(all)
 }
 
-/// LIMIT: places of one process_vm_readv(2).
+/// LIMIT: places of what is copied at a time.
 const PLACES_MAX: usize = 1024;
 
 /// A part of an area that is to be copied.
@@ -426,7 +438,7 @@ struct Place {
 /// What is copied at a time.
 pub(super) struct Batch<'p> {
     seen: &'p Seen,
-    pagemap: &'p File,
+    files: &'p Files,
     places: Vec<Place>,
     bytes: u64,
 }
@@ -435,8 +447,8 @@ pub(super) struct Batch<'p> {
 const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 impl<'p> Batch<'p> {
-    pub(super) fn new(seen: &'p Seen, pagemap: &'p File) -> Self {
-        Self { seen, pagemap, places: Vec::new(), bytes: 0 }
+    pub(super) fn new(seen: &'p Seen, files: &'p Files) -> Self {
+        Self { seen, files, places: Vec::new(), bytes: 0 }
     }
 
     /// Gathers a range of an area, and saves whatever is enough.
@@ -474,10 +486,10 @@ impl<'p> Batch<'p> {
 
     /// Copies what was gathered; gives which pages of each place somebody else has, too.
     pub(super) fn read(&mut self, known: &mut Known) -> Result<Vec<Vec<bool>>> {
-        let shared = |place: &Place| shared_pages(self.pagemap, place.address, place.bytes);
+        let shared = |place: &Place| shared_pages(&self.files.pagemap, place.address, place.bytes);
         let shared = self.places.iter().map(shared).collect::<std::result::Result<Vec<_>, _>>();
         let shared = shared.map_err(Error::of("find the pages in memory", self.seen.pid))?;
-        self.copy(&mut known.buffer, shared.iter().flatten().any(|is_shared| *is_shared))?;
+        self.copy(&mut known.buffer)?;
         Ok(shared)
     }
 
@@ -525,30 +537,17 @@ impl<'p> Batch<'p> {
         Ok(())
     }
 
-    /// KERNEL(5.19): process_vm_readv(2) pins what it reads, and to pin a page that is shared since
-    /// fork(2) the kernel first makes a copy of it for that process, for good. The process's memory
-    /// file only looks.
-    fn copy(&self, buffer: &mut Vec<u8>, only_look: bool) -> Result<()> {
+    /// By the process's memory file, which only looks: process_vm_readv(2) pins what it reads, which costs
+    /// three times as much, refuses areas that nobody may read (PROT_NONE over pages that were written
+    /// before), and makes a copy of each page that is shared since fork(2), for good (KERNEL(5.19)).
+    fn copy(&self, buffer: &mut Vec<u8>) -> Result<()> {
         buffer.resize(self.bytes as usize, 0);
-        let places: Vec<(u64, u64)> = self.places.iter().map(|p| (p.address, p.bytes)).collect();
-        if places.is_empty() {
-            return Ok(());
-        }
-        let is_whole = !only_look && {
-            let read = call::read_memory(self.seen.pid, buffer, &places);
-            matches!(read, Ok(n) if n == buffer.len())
-        };
-        if !is_whole {
-            // Areas that nobody may read (PROT_NONE over pages that were written before) are read
-            // through the process's memory file, which does not ask.
-            let path = format!("/proc/{}/mem", self.seen.pid);
-            let file = File::open(&path).map_err(Error::file("cannot open", &path))?;
-            let mut rest = &mut buffer[..];
-            for (address, length) in places {
-                let (now, later) = rest.split_at_mut(length as usize);
-                file.read_exact_at(now, address).map_err(Error::file("cannot read", &path))?;
-                rest = later;
-            }
+        let failed = |e| Error::file("cannot read", format!("/proc/{}/mem", self.seen.pid))(e);
+        let mut rest = &mut buffer[..];
+        for place in &self.places {
+            let (now, later) = rest.split_at_mut(place.bytes as usize);
+            self.files.memory.read_exact_at(now, place.address).map_err(failed)?;
+            rest = later;
         }
         Ok(())
     }

@@ -19,6 +19,7 @@
 
 mod ahead;
 mod cgroup;
+mod cgroup_namespace;
 mod deleted;
 mod diag;
 mod drowsy;
@@ -48,11 +49,13 @@ pub(crate) mod system_v;
 pub(crate) mod tcp;
 mod terminal;
 mod thread;
+mod time;
 mod timer;
 mod tmpfs;
 mod tree;
 mod udp;
 mod unix;
+mod user;
 mod uts;
 
 use std::os::fd::OwnedFd;
@@ -60,7 +63,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Base, Records, Writer};
+use crate::format::{Base, Cause, Records, Writer};
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
@@ -179,6 +182,8 @@ pub struct HeldFile {
     pub file: OwnedFd,
     /// What happens to it that the processes would want to know.
     pub wakes: Wakes,
+    /// What that is to them.
+    pub cause: Cause,
 }
 
 /// What happens to an open file that its owner waits for. A file for which nothing does has nothing
@@ -230,9 +235,11 @@ fn of_nobody(
     tables: Option<&system_v::Tables>,
 ) -> Result<()> {
     survey.outsiders(tree);
+    user::find(survey, tree);
     // ORDER: mounts may show their message queues.
     ipc::find(survey, tree)?;
     net::find(survey, tree);
+    time::find(survey, tree)?;
     mount::find(survey, tree);
     let Some(first) = tree.first() else { return Ok(()) };
     if let Some(tables) = tables {
@@ -241,6 +248,7 @@ fn of_nobody(
     }
     tmpfs::find(survey, first);
     cgroup::find(survey, first);
+    cgroup_namespace::find(survey, tree);
     Ok(())
 }
 
@@ -401,6 +409,7 @@ impl Stopped {
             processes.push(record);
         }
         terminal::sessions(&mut survey, self.processes());
+        let offsets = survey.times.own();
         let mut found = refused(survey.finish(self.processes()))?;
         self.connections.read(subject, &mut found)?;
         terminal::contents(&mut found)?;
@@ -409,7 +418,7 @@ impl Stopped {
         udp::contents(&mut found)?;
         tmpfs::contents(&mut found, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
-        let about = host::about(subject, &self.before.host)?;
+        let about = host::about(subject, &self.before.host, offsets)?;
         let (objects, held) = (found.objects, found.held);
         let records = Records { about, processes, memories, objects, ..Records::default() };
         let cgroups = records.cgroups();

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 
 use super::object::{Found, Open, Survey, Why};
 use super::system_v::Tables;
-use super::thread::Maps;
 use super::tree::Seen;
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
@@ -100,7 +99,7 @@ fn add(
     }
     let stat = rustix::fs::fstat(&queue).map_err(failed)?;
     let attributes = mqueue::attributes(queue.as_fd()).map_err(failed)?;
-    let (uid, gid) = Maps::read(seen.pid).owner(stat.st_uid, stat.st_gid);
+    let (uid, gid) = seen.maps().owner(stat.st_uid, stat.st_gid);
     let index = survey.add(Thing::MessageQueue(MessageQueue {
         name,
         mode: stat.st_mode & 0o777,

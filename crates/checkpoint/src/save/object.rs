@@ -16,8 +16,8 @@ use rustix::fs::Stat;
 use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
-    HeldFile, Subject, Wakes, cgroup, event, fanotify, file, inotify, ipc, lock, memory, mount,
-    mqueue, net, pidfd, pipe, socket, tcp, terminal, timer, unix, uts,
+    HeldFile, Subject, Wakes, cgroup, cgroup_namespace, event, fanotify, file, inotify, ipc, lock,
+    memory, mount, mqueue, net, pidfd, pipe, socket, tcp, terminal, time, timer, unix, user, uts,
 };
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
@@ -111,6 +111,12 @@ pub(crate) struct Surveyed {
     pub(crate) ipc: Option<usize>,
     /// Its network namespace, an object.
     pub(crate) net: Option<usize>,
+    /// Its time namespace, and the one that it has made for its children, objects.
+    pub(crate) time: [Option<usize>; 2],
+    /// Its cgroup namespace, an object.
+    pub(crate) cgroup_namespace: Option<usize>,
+    /// Its user namespace, an object.
+    pub(crate) user: Option<usize>,
     /// Its control group inside.
     pub(crate) cgroup: Option<String>,
     /// Its memory, without contents.
@@ -145,6 +151,12 @@ pub(crate) struct Survey<'s> {
     pub(crate) ipc: ipc::Apart,
     /// Network namespaces but the container's own.
     pub(crate) nets: net::Apart,
+    /// Time namespaces but the container's own.
+    pub(crate) times: time::Apart,
+    /// Cgroup namespaces but the container's own.
+    pub(crate) cgroup_namespaces: cgroup_namespace::Apart,
+    /// User namespaces but the container's own.
+    pub(crate) users: user::Apart,
     /// UTS namespaces, by their links in procfs.
     pub(crate) uts: HashMap<String, usize>,
     /// The control group below which others may have been made inside.
@@ -204,6 +216,9 @@ impl<'s> Survey<'s> {
             mounts: mount::Apart::default(),
             ipc: ipc::Apart::default(),
             nets: net::Apart::default(),
+            times: time::Apart::default(),
+            cgroup_namespaces: cgroup_namespace::Apart::default(),
+            users: user::Apart::default(),
             uts: HashMap::new(),
             own_cgroup: None,
             home: OnceCell::new(),
@@ -252,6 +267,14 @@ impl<'s> Survey<'s> {
         }
         let apart = super::process::check(seen, self);
         let mut surveyed = Surveyed::default();
+        match time::of(self, &apart) {
+            Ok(found) => surveyed.time = found,
+            Err(why) => self.found.refusals.push(seen.refuse("", why)),
+        }
+        match cgroup_namespace::of(self, &apart) {
+            Ok(found) => surveyed.cgroup_namespace = found,
+            Err(why) => self.found.refusals.push(seen.refuse("", why)),
+        }
         let mounts = apart.mounts.map(|link| match self.mounts.object(&link) {
             Some(found) => found,
             None => Err(self.passing("it has made a mount namespace just now".into())),
@@ -268,14 +291,17 @@ impl<'s> Survey<'s> {
         });
         let net = net.transpose();
         let uts = apart.uts.map(|link| uts::object(self, seen, &link)).transpose();
+        let user = apart.user.map(|_| user::of_process(self, seen)).transpose();
         let places =
             [&mut surveyed.mounts, &mut surveyed.uts, &mut surveyed.ipc, &mut surveyed.net];
-        for (found, to) in [mounts, uts, ipc, net].into_iter().zip(places) {
+        let places = places.into_iter().chain([&mut surveyed.user]);
+        for (found, to) in [mounts, uts, ipc, net, user].into_iter().zip(places) {
             match found {
                 Ok(index) => *to = index,
                 Err(why) => self.found.refusals.push(seen.refuse("", why)),
             }
         }
+        user::own(self, seen, &surveyed);
         for number in numbers(seen)? {
             match self.descriptor(seen, number, &mut surveyed) {
                 Ok(Some(descriptor)) => surveyed.descriptors.push(descriptor),
@@ -336,9 +362,10 @@ impl<'s> Survey<'s> {
                 _ => Wakes { readable: true, writable: false },
             };
             let file = open.copy.try_clone().map_err(failed)?;
-            self.found.held.push(HeldFile { object: index as u32, file, wakes });
+            let cause = thing.cause();
+            self.found.held.push(HeldFile { object: index as u32, file, wakes, cause });
         }
-        self.found.objects[index] = Object { thing, net: open.net };
+        self.found.objects[index] = Object { thing, net: open.net, user: None };
         self.open_files.entry(key).or_default().push((seen.pid, number, index));
         found(index)
     }
@@ -406,8 +433,8 @@ impl<'s> Survey<'s> {
             return Err(format!("{}, which nobody has open but who sent it", thing.name()));
         }
         match self.found.objects.get_mut(index) {
-            Some(place) => *place = Object { thing, net },
-            None => self.found.objects.push(Object { thing, net }),
+            Some(place) => *place = Object { thing, net, user: None },
+            None => self.found.objects.push(Object { thing, net, user: None }),
         }
         self.open_files.entry(key).or_default().push((own, number, index));
         self.on_their_way.push(open.copy);
@@ -451,6 +478,7 @@ impl<'s> Survey<'s> {
         // ORDER: what is on its way through unix sockets may be an end of a pipe.
         unix::finish(&mut self, tree);
         pipe::finish(&mut self);
+        user::finish(&mut self);
         self.found.terminals = self.terminals.into_values().collect();
         self.found
     }

@@ -8,7 +8,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pipe::SpliceFlags;
 
 use super::object::{Found, Open, Survey, Why};
-use super::thread::Maps;
 use super::{deleted, file, tmpfs};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
@@ -95,7 +94,7 @@ fn name(
     let was = open.link.trim_end_matches(" (deleted)");
     let place = deleted::place(open.process, was, open.copy.as_fd())?;
     let stat = &open.stat;
-    let (uid, gid) = Maps::read(open.process.pid).owner(stat.st_uid, stat.st_gid);
+    let (uid, gid) = open.process.maps().owner(stat.st_uid, stat.st_gid);
     let deleted = DeletedFifo { mode: stat.st_mode & 0o777, uid, gid };
     let path = format!("{}/.dormouse-{}", place.trim_end_matches('/'), open.index);
     Ok((Some(path), Some(deleted)))

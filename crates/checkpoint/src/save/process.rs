@@ -8,10 +8,10 @@ use dormouse_kernel::{Errno, call, proc};
 
 use super::object::{Survey, Surveyed};
 use super::tree::Seen;
-use super::{Subject, cgroup, file, schedule, signal, thread, timer, unix};
+use super::{Subject, cgroup, file, schedule, signal, thread, time, timer, unix, user};
 use crate::error::{Error, Result};
 use crate::format::check::PERSONALITIES;
-use crate::format::{Layout, Limit, Memory, Process, Thread};
+use crate::format::{Layout, Limit, Memory, Process, Signal, Thread};
 use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
 use crate::vdso;
@@ -34,7 +34,10 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
         let refused;
         (refused, apart) = elsewhere(seen, survey);
         survey.found.refusals.extend(refused.into_iter().map(|why| seen.refuse("", why)));
+    } else if let Err(why) = user::check_first(seen) {
+        survey.found.refusals.push(seen.refuse("", why));
     }
+    apart.time_for_children = time::for_children(seen);
     if has_threads_apart(seen) {
         let why = "it has a thread in namespaces of its own, which is not saved yet";
         survey.found.refusals.push(seen.refuse("", why));
@@ -62,6 +65,11 @@ pub(crate) struct Apart {
     pub(crate) uts: Option<String>,
     pub(crate) ipc: Option<String>,
     pub(crate) net: Option<String>,
+    pub(crate) time: Option<String>,
+    /// The time namespace that it has made for its children, where it is not in that.
+    pub(crate) time_for_children: Option<String>,
+    pub(crate) cgroup: Option<String>,
+    pub(crate) user: Option<String>,
 }
 
 /// Where a process is: what of it all processes of a container have in common.
@@ -73,7 +81,8 @@ pub(crate) struct Home {
     cgroups: Option<String>,
 }
 
-const NAMESPACES: [&str; 7] = ["user", "mnt", "ipc", "uts", "net", "cgroup", "time"];
+const NAMESPACES: [&str; 8] =
+    ["user", "mnt", "ipc", "uts", "net", "cgroup", "time", "time_for_children"];
 
 /// The links of the namespaces of a thread.
 fn namespaces(pid: u32, tid: u32) -> [Option<String>; NAMESPACES.len()] {
@@ -129,6 +138,11 @@ fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
             "uts" => apart.uts.clone_from(own),
             "ipc" => apart.ipc.clone_from(own),
             "net" => apart.net.clone_from(own),
+            "time" => apart.time.clone_from(own),
+            "cgroup" => apart.cgroup.clone_from(own),
+            // What it is to the process's own is asked for below.
+            "time_for_children" => {}
+            "user" => apart.user.clone_from(own),
             _ => all.push(of_its_own(name)),
         }
     }
@@ -203,6 +217,9 @@ pub(crate) fn record(
     record.uts = surveyed.uts;
     record.ipc = surveyed.ipc;
     record.net = surveyed.net;
+    [record.time, record.time_for_children] = surveyed.time;
+    record.cgroup_namespace = surveyed.cgroup_namespace;
+    record.user = surveyed.user;
     record.cgroup.clone_from(&surveyed.cgroup);
     record.limits = limits(seen.pid)?;
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
@@ -272,6 +289,7 @@ pub(crate) fn inside(
         answer(record, &answers)
     };
     let brk = step().map_err(Error::of("make calls in the memory", pid))?;
+    rung_meanwhile(seen, record, gadget)?;
     for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
         threads_inside(seen, *tid, thread, gadget).map_err(Error::of("make calls in", *tid))?;
     }
@@ -330,6 +348,41 @@ pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Err
         next = next.into_iter().chain((value_ns != 0).then_some(value_ns)).min();
     }
     Ok(next)
+}
+
+/// Reads what signals have come since they were read, and then what is left of timers: those ring while
+/// nobody runs, and each ring is either a signal or time that is left.
+fn rung_meanwhile(seen: &Seen, record: &mut Process, gadget: u64) -> Result<()> {
+    // Each timer has one signal at most that waits, so this ends.
+    loop {
+        let mut have_come = false;
+        let mut look = |tid, shared, known: &mut Vec<Signal>| -> Result<()> {
+            let now = signal::pending(tid, shared)?;
+            have_come |= now != *known;
+            *known = now;
+            Ok(())
+        };
+        look(seen.pid, true, &mut record.pending)?;
+        for (tid, thread) in seen.tids.iter().zip(&mut record.threads) {
+            look(*tid, false, &mut thread.pending)?;
+        }
+        if !have_come {
+            return Ok(());
+        }
+        let mut ask = || -> std::result::Result<(), Errno> {
+            let mut script = Script::default();
+            let intervals = signal::interval_timers(&mut script);
+            let timers = record.timers.iter();
+            let rest = timers.map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
+            let answers = run(seen, seen.pid, gadget, &script, None)?;
+            record.interval_timers = intervals(&answers)?;
+            for (posix, rest) in record.timers.iter_mut().zip(rest) {
+                (posix.interval_ns, posix.value_ns) = rest(&answers)?;
+            }
+            Ok(())
+        };
+        ask().map_err(Error::of("ask for the timers of", seen.pid))?;
+    }
 }
 
 /// Asks for interval and rest of a POSIX timer.

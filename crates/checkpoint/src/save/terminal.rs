@@ -98,10 +98,9 @@ fn is_of(open: &Open<'_>, number: u32) -> bool {
 fn state(open: &Open<'_>, number: u32) -> Result<Terminal, Errno> {
     let fd = open.copy.as_fd();
     let size = rustix::termios::tcgetwinsize(fd)?;
-    let pid = open.process.pid;
     let first = open.process.first;
     let node = rustix::fs::stat(format!("/proc/{first}/root/dev/pts/{number}"))?;
-    let (uid, gid) = Maps::read(pid).owner(node.st_uid, node.st_gid);
+    let (uid, gid) = Maps::read(first).owner(node.st_uid, node.st_gid);
     Ok(Terminal {
         number,
         // Until its master is found inside.

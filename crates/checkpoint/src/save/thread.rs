@@ -22,7 +22,7 @@ use rustix::time::ClockId;
 use super::tree::Seen;
 use super::{Subject, limit, schedule, signal};
 use crate::error::{Error, Result};
-use crate::format::{Bytes, Credentials, Filter, PeerCredentials, Restart, Rseq, Thread};
+use crate::format::{Bytes, Credentials, Filter, Ids, PeerCredentials, Restart, Rseq, Thread};
 use crate::inject::script::{Answers, Made, Room, Script};
 use crate::remaining;
 
@@ -278,7 +278,8 @@ fn timed_call(tid: u32) -> Option<i64> {
         libc::SYS_futex => arguments.nth(3).is_some_and(|time| time != 0),
         call if SPURIOUS.contains(&call) => {
             let time = |address, part_ns| limit::time_at(tid, address, part_ns);
-            limit::given(&text, time).is_some_and(|(_, given_ns)| given_ns > SHORT_NS)
+            // None of these names a moment.
+            limit::given(&text, time, |_| None).is_some_and(|(_, given_ns)| given_ns > SHORT_NS)
         }
         _ => false,
     };
@@ -425,6 +426,18 @@ impl Maps {
             text.lines().filter_map(row).collect()
         };
         Self { uids: read("uid_map"), gids: read("gid_map") }
+    }
+
+    /// Users and groups.
+    pub(crate) fn ids(&self) -> (Vec<Ids>, Vec<Ids>) {
+        let all = |map: &[(u32, u32, u32)]| {
+            let ids = |(inside, outside, count): &(u32, u32, u32)| {
+                let (inside, outside, count) = (*inside, *outside, *count);
+                Ids { inside, outside, count }
+            };
+            map.iter().map(ids).collect()
+        };
+        (all(&self.uids), all(&self.gids))
     }
 
     /// User and group of a file, by ids inside.

@@ -59,7 +59,7 @@ pub struct Seen {
     pub(crate) pidfd: Option<OwnedFd>,
     /// Where it has the kernel's shared object, once somebody asks.
     objects: OnceCell<Vec<Range<u64>>>,
-    /// The ids of its user namespace, once somebody asks.
+    /// The ids of the first process's user namespace, once somebody asks.
     maps: OnceCell<Maps>,
 }
 
@@ -79,9 +79,9 @@ impl Seen {
         !thread::waits_by(&registers) && objects().iter().any(|o| o.contains(&registers.rip))
     }
 
-    /// The ids of its user namespace.
+    /// The ids of the container's own user namespace, whichever it is in itself.
     pub(crate) fn maps(&self) -> &Maps {
-        self.maps.get_or_init(|| Maps::read(self.pid))
+        self.maps.get_or_init(|| Maps::read(self.first))
     }
 
     /// What `ps` shows.

@@ -38,8 +38,8 @@ use super::tree::Seen;
 use super::{HeldFile, Wakes, diag, file, option, tcp};
 use crate::error::Refusal;
 use crate::format::{
-    Bytes, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixLeft, UnixMessage, UnixName,
-    UnixPeer, UnixSocket,
+    Bytes, Cause, Descriptor, Object, PeerCredentials, Thing, UnixFile, UnixLeft, UnixMessage,
+    UnixName, UnixPeer, UnixSocket,
 };
 use crate::inject::peek::{Peeked, before_last_write, message};
 use crate::inject::script::{Answers, Script};
@@ -240,7 +240,8 @@ fn hold(
     // Whoever finds no room waits for some.
     let writable = is_connected && !ready.contains(PollFlags::OUT);
     let wakes = Wakes { readable: true, writable };
-    survey.found.held.push(HeldFile { object: socket.object as u32, file, wakes });
+    let cause = if is_connected { Cause::Data } else { Cause::Call };
+    survey.found.held.push(HeldFile { object: socket.object as u32, file, wakes, cause });
     Ok(())
 }
 
@@ -628,7 +629,7 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
     }
     let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
-        let (uid, gid) = thread::inside_ids(socket.pid, stat.st_uid, stat.st_gid);
+        let (uid, gid) = thread::inside_ids(socket.first, stat.st_uid, stat.st_gid);
         UnixFile { mode: stat.st_mode & 0o777, uid, gid }
     });
     Ok((Some(name), device))

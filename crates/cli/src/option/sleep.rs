@@ -1,6 +1,6 @@
 //! When a container falls asleep by itself.
 
-use dormouse_model::Sleep;
+use dormouse_model::{Sleep, WakeOn, WakeOnTimer};
 
 use super::{Invalid, time};
 
@@ -18,6 +18,11 @@ pub(crate) struct SleepArgs {
     /// beside --drowsy-after
     #[arg(long)]
     never_sleep: bool,
+    /// What wakes it, in a list: call (somebody connects, a datagram), data (on a connection that is open),
+    /// file (that it watches), timer, or timer=DURATION for those that may wait so long and ring together;
+    /// none. All, each timer in its time, is the default. What does not wake it waits until it is awake
+    #[arg(long, value_name = "LIST")]
+    wake_on: Option<String>,
 }
 
 impl SleepArgs {
@@ -31,12 +36,40 @@ impl SleepArgs {
         self.given(self.drowsy_after.as_deref())
     }
 
+    /// What was given of what wakes it, if anything.
+    pub(crate) fn read_wake_on(&self) -> Result<Option<WakeOn>, Invalid> {
+        self.wake_on.as_deref().map(wake_on).transpose()
+    }
+
     fn given(&self, after: Option<&str>) -> Result<Option<Sleep>, Invalid> {
         Ok(match after.map(duration_ms).transpose()? {
             Some(ms) => Some(Sleep::AfterMs(ms)),
             None => self.never_sleep.then_some(Sleep::Never),
         })
     }
+}
+
+/// The words of `--wake-on`.
+fn wake_on(text: &str) -> Result<WakeOn, Invalid> {
+    let mut all = WakeOn::NOTHING;
+    if text == "none" {
+        return Ok(all);
+    }
+    for word in text.split(',') {
+        match word.split_once('=') {
+            None if word == "call" => all.call = true,
+            None if word == "data" => all.data = true,
+            None if word == "file" => all.file = true,
+            None if word == "timer" => all.timer = WakeOnTimer::InTime,
+            Some(("timer", time)) => all.timer = WakeOnTimer::AfterMs(duration_ms(time)?),
+            _ => {
+                let expected =
+                    "none, or of call, data, file, timer and timer=DURATION, with commas";
+                return Err(Invalid::new("what wakes a container", text, expected));
+            }
+        }
+    }
+    Ok(all)
 }
 
 /// LIMIT: ten years, which no clock of the kernel overflows.
@@ -62,6 +95,18 @@ mod tests {
         for bad in ["", "0", "0s", "-1s", "1x", "s", "1.5s", "99999999999d", "18446744073709551615"]
         {
             assert!(duration_ms(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_wakes_is_a_list_of_words() {
+        let shown = |text: &str| wake_on(text).map(|all| all.to_string());
+        for text in ["none", "call", "call,data,file,timer", "data,timer=90s", "timer=250ms"] {
+            assert_eq!(shown(text).as_deref(), Ok(text));
+        }
+        assert_eq!(shown("timer=1m,call").as_deref(), Ok("call,timer=60s"), "in any order");
+        for bad in ["", "all", "call,", "call data", "timer=", "timer=x", "data=5s", "none,call"] {
+            assert!(wake_on(bad).is_err(), "{bad}");
         }
     }
 

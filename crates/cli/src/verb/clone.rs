@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use dormouse_container::{CheckpointOptions, Engine, From};
+use dormouse_container::{CheckpointOptions, Engine, From, Template};
 use dormouse_image::Commit;
 use dormouse_model::{Config, ContainerId, Name, RootSource, State};
 
@@ -17,6 +17,9 @@ use crate::{image, layers, output};
 ///
 /// Each has its own name, ids and addresses, the files of the other as they are at that moment, and
 /// its processes with their memory and open files. Ports of the host stay with the other.
+///
+/// Several of a container with one process share its memory: what a clone writes to becomes its own, and
+/// is charged to its limit from then on.
 ///
 /// With --asleep no process is made: whoever calls one, or 'wake', has it go on from there.
 #[derive(Debug, clap::Args)]
@@ -30,6 +33,9 @@ pub(crate) struct Args {
     /// Have them sleep until somebody calls
     #[arg(long)]
     asleep: bool,
+    /// Have each read all its memory for itself, within its own limit
+    #[arg(long, conflicts_with = "asleep")]
+    unshared: bool,
     /// A checkpoint of a stopped container, the last unless given
     #[arg(long, value_name = "N")]
     number: Option<u32>,
@@ -39,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// What clones are made from.
-struct Template {
+struct Saved {
     checkpoint: PathBuf,
     /// It was made for this, and nobody else wants it.
     made: Option<u32>,
@@ -52,13 +58,14 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let id = engine.find(&args.container)?;
     let config = engine.config(&id)?;
     let stem = args.name.unwrap_or_else(|| format!("{}-clone", config.name));
-    let template = template(&engine, &id, &config, args.number)?;
+    let saved = saved(&engine, &id, &config, args.number)?;
     let names = names(&stem, args.count)?;
     let made = match args.asleep {
-        true => all_asleep(&engine, &config, &template, names),
-        false => all(&engine, &config, &template, &names),
+        true => all_asleep(&engine, &config, &saved, names),
+        // One alone would share it with nobody.
+        false => all(&engine, &config, &saved, &names, names.len() > 1 && !args.unshared),
     };
-    if let Some(number) = template.made {
+    if let Some(number) = saved.made {
         let removed = engine.remove_checkpoint(&id, number);
         made?;
         removed?;
@@ -74,27 +81,23 @@ fn names(stem: &str, count: u32) -> Result<Vec<Name>> {
     (1..=count).map(|n| Ok(name(n).parse()?)).collect()
 }
 
-fn all(engine: &Engine, config: &Config, template: &Template, names: &[Name]) -> Result<()> {
+fn all(engine: &Engine, config: &Config, saved: &Saved, names: &[Name], share: bool) -> Result<()> {
     let bulk = Bulk::new("cloning", names.len());
+    let template = engine.template(config, &saved.checkpoint, share)?;
     for name in names {
-        one(engine, config, template, name, Vec::new())?;
+        one(engine, config, (saved, &template), name, Vec::new())?;
         bulk.done(1);
     }
     Ok(())
 }
 
-fn all_asleep(
-    engine: &Engine,
-    config: &Config,
-    template: &Template,
-    names: Vec<Name>,
-) -> Result<()> {
+fn all_asleep(engine: &Engine, config: &Config, saved: &Saved, names: Vec<Name>) -> Result<()> {
     let bulk = Bulk::new("cloning", names.len());
     let told = |names: Vec<Name>| {
         bulk.done(names.len());
         output::print(names.iter().map(|name| format!("{name}\n")).collect::<String>())
     };
-    let mut unborn = engine.unborn(config, root(config, template)?, &template.checkpoint)?;
+    let mut unborn = engine.unborn(config, root(config, saved)?, &saved.checkpoint)?;
     for name in names {
         let said = format!("cannot make '{name}'");
         told(unborn.make(name, Vec::new()).context(said)?)?;
@@ -103,25 +106,25 @@ fn all_asleep(
 }
 
 /// The root of a clone.
-fn root(config: &Config, template: &Template) -> Result<RootSource> {
+fn root(config: &Config, saved: &Saved) -> Result<RootSource> {
     let reference = match &config.root {
         RootSource::Image { reference, .. } => reference.clone(),
         RootSource::Directory(_) => "clone".parse()?,
     };
-    Ok(RootSource::Image { reference, id: template.image.clone() })
+    Ok(RootSource::Image { reference, id: saved.image.clone() })
 }
 
 /// A new container from a checkpoint and files.
 fn one(
     engine: &Engine,
     config: &Config,
-    template: &Template,
+    (saved, template): (&Saved, &Template),
     name: &Name,
     addresses: Vec<IpAddr>,
 ) -> Result<()> {
-    let root = root(config, template)?;
+    let root = root(config, saved)?;
     let clone = engine
-        .clone_of(config, name.clone(), addresses, root, &template.checkpoint)
+        .clone_of(config, name.clone(), addresses, root, template)
         .with_context(|| format!("cannot make '{name}'"))?;
     clone.detach();
     output::line(name.as_str())
@@ -139,18 +142,14 @@ pub(crate) fn restore(
     if !matches!(state, State::Created | State::Stopped) {
         bail!("'{}' is {state}: clone it as it is, or stop it first", config.name);
     }
-    let template = Template { checkpoint, made: None, image: keep_files(engine, config)? };
-    one(engine, config, &template, &name.parse()?, addresses)
+    let template = engine.template(config, &checkpoint, false)?;
+    let saved = Saved { checkpoint, made: None, image: keep_files(engine, config)? };
+    one(engine, config, (&saved, &template), &name.parse()?, addresses)
 }
 
 /// A checkpoint and the files that belong to it. ORDER: the files are kept while nothing runs that
 /// could change them.
-fn template(
-    engine: &Engine,
-    id: &ContainerId,
-    config: &Config,
-    number: Option<u32>,
-) -> Result<Template> {
+fn saved(engine: &Engine, id: &ContainerId, config: &Config, number: Option<u32>) -> Result<Saved> {
     let keep_files = |_: &std::path::Path| keep_files(engine, config);
     let state = engine.inspect(id)?.state;
     if state == State::Running {
@@ -163,7 +162,7 @@ fn template(
         }
         let options = CheckpointOptions { leave_running: true, to: None };
         let (made, image) = engine.checkpoint_while(id, &options, keep_files)?;
-        return Ok(Template { checkpoint: made.path, made: made.number, image });
+        return Ok(Saved { checkpoint: made.path, made: made.number, image });
     }
     if state != State::Stopped {
         bail!("'{}' is {state}: only what runs or has stopped is cloned", config.name);
@@ -171,7 +170,7 @@ fn template(
     let which = number.map_or(From::Last, From::Number);
     let checkpoint = engine.checkpoint_path(id, &which)?;
     let image = keep_files(&checkpoint)?;
-    Ok(Template { checkpoint, made: None, image })
+    Ok(Saved { checkpoint, made: None, image })
 }
 
 /// What a container has changed, on top of its image, as an image without a name.

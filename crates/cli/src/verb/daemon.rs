@@ -18,10 +18,14 @@ pub(crate) struct Args {
     /// config.toml says, or 4
     #[arg(long, value_name = "N")]
     batch: Option<dormouse_daemon::Batch>,
+    /// A swap file for the memory of those that are drowsy, made where it is not there; several on
+    /// several disks share the work. By default those that config.toml says, or none
+    #[arg(long, value_name = "FILE=SIZE")]
+    swap: Vec<dormouse_daemon::SwapFile>,
 }
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
-    let Args { memory, batch } = args;
-    dormouse_daemon::run(global.places(), dormouse_daemon::Settings { memory, batch })?;
+    let Args { memory, batch, swap } = args;
+    dormouse_daemon::run(global.places(), dormouse_daemon::Settings { memory, batch, swap })?;
     Ok(0)
 }

@@ -97,6 +97,7 @@ fn container(engine: &Engine, d: Details, json: bool) -> Result<()> {
         ("image", view::image(&c.root)),
         ("state", view::status(&shown)),
         ("sleep", view::sleep(c)),
+        ("wakes on", c.wake_on.to_string()),
         ("pid", shown.pid.map_or_else(String::new, |p| p.to_string())),
         ("addresses", view::addresses(&c.addresses)),
         ("ports", view::ports(&c.publish)),

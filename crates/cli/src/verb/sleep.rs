@@ -47,8 +47,8 @@ fn drowse(engine: &Engine, id: &ContainerId) -> Result<()> {
     };
     if !has_swap {
         fail::note(&format!(
-            "this host has no swap: only page cache was freed, {} of {}; add a swap file or zram \
-             (swapon(8))",
+            "this host has no swap: only page cache was freed, {} of {}; add a swap file \
+             ('dormouse daemon --swap', swapon(8)) or zram",
             bytes(before_bytes.saturating_sub(after_bytes)),
             bytes(before_bytes)
         ));

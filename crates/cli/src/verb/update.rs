@@ -38,6 +38,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         restart: args.restart.as_deref().map(str::parse).transpose()?,
         sleep: args.sleep.read()?,
         drowsy: args.sleep.read_drowsy()?,
+        wake_on: args.sleep.read_wake_on()?,
         ip_add: args.ip_add,
         ip_rm: args.ip_rm,
     };
@@ -45,6 +46,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         && update.restart.is_none()
         && update.sleep.is_none()
         && update.drowsy.is_none()
+        && update.wake_on.is_none()
         && update.ip_add.is_empty()
         && update.ip_rm.is_empty();
     ensure!(!nothing, "there is nothing to change: give a limit, an address or a policy");

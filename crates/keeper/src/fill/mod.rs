@@ -42,6 +42,11 @@ use left::Left;
 
 /// LIMIT: how often the keeper begins again when both are killed.
 const BEGINS_MAX: u32 = 3;
+/// The rest is begun with when nobody has asked for so long, and after [`FIRST_WITHIN`] at the latest: whoever
+/// comes back is busy with that, and with what has woken it, and there may be no other processor.
+const QUIET: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+const FIRST_WITHIN: Duration = Duration::from_millis(100);
+const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// How long whoever was served has for asking again, before the rest is gone on with.
 const MORE_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
 /// LIMIT: chunks that are kept in memory.
@@ -365,8 +370,10 @@ impl<'g> Filler<'g> {
 
     /// Until nothing is left.
     fn run(&mut self) -> Result<(), Why> {
+        let began = Instant::now();
+        while began.elapsed() < FIRST_WITHIN && self.serve(QUIET)? {}
         loop {
-            self.serve()?;
+            self.serve(NOT_AT_ALL)?;
             let Some(next) = self.left.next() else { return Ok(()) };
             self.copy(next.source, next.start..next.end.min(next.start + self.job.around_bytes))?;
             if self.unrecorded > RECORD_BYTES {
@@ -375,9 +382,9 @@ impl<'g> Filler<'g> {
         }
     }
 
-    /// All that is asked for now. The second is looked after, too.
-    fn serve(&mut self) -> Result<(), Why> {
-        let mut within = Timespec { tv_sec: 0, tv_nsec: 0 };
+    /// All that is asked for within a time. The second is looked after, too. Whether anything was asked for.
+    fn serve(&mut self, mut within: Timespec) -> Result<bool, Why> {
+        let mut was_asked = false;
         loop {
             self.close_children()?;
             let sources = 0..self.given.sources.len() as i64;
@@ -405,8 +412,9 @@ impl<'g> Filler<'g> {
                 has_heard |= self.hear(source)?;
             }
             if !has_heard {
-                return Ok(());
+                return Ok(was_asked);
             }
+            was_asked = true;
             within = MORE_WITHIN;
         }
     }
@@ -459,11 +467,14 @@ impl<'g> Filler<'g> {
             let around_bytes = self.job.around_bytes;
             let around = address & !(around_bytes - 1);
             let range = piece.start.max(around)..piece.end.min(around + around_bytes);
-            // Of its chunk alone.
+            // Of its chunk first.
             let offset = piece.offset + (address - piece.start);
             let back = (offset % self.job.chunk_bytes).min(address - range.start);
             let ahead = self.job.chunk_bytes - offset % self.job.chunk_bytes;
-            self.copy(source, address - back..range.end.min(address + ahead))?;
+            let first = address - back..range.end.min(address + ahead);
+            self.copy(source, first.clone())?;
+            self.copy_all(source, range.start..first.start)?;
+            self.copy_all(source, first.end..range.end)?;
         }
     }
 
@@ -487,6 +498,23 @@ impl<'g> Filler<'g> {
             }
             Err((_, e)) => Err(format!("a page of zeros cannot be given to it: {e}")),
         }
+    }
+
+    /// Fills a range chunk by chunk, until something happens to it.
+    fn copy_all(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Why> {
+        let mut at = range.start;
+        while at < range.end {
+            let Some(piece) = self.left.find(source, at) else { return Ok(()) };
+            let offset = piece.offset + (at - piece.start);
+            let room = self.job.chunk_bytes - offset % self.job.chunk_bytes;
+            let end = range.end.min(piece.end).min(at + room);
+            self.copy(source, at..end)?;
+            if self.left.find(source, at).is_some() {
+                return Ok(()); // it waits for what happens, and is filled in its turn
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     /// Fills a range of one piece, to the end of a chunk at most, as far as it can.

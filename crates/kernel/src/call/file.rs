@@ -33,14 +33,6 @@ pub fn file_signal(file: BorrowedFd<'_>) -> Result<i32, Errno> {
         .map(|signal| signal as i32)
 }
 
-/// sync_file_range(2): the disk begins to write what is new in a part of a file, and nobody waits.
-pub fn begin_to_write(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
-    const WRITE: u32 = 2;
-    let (fd, number) = (file.as_raw_fd(), libc::SYS_sync_file_range);
-    // SAFETY: no memory is passed.
-    check(unsafe { libc::syscall(number, fd, offset, bytes, WRITE) }).map(drop)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

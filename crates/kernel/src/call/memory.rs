@@ -1,5 +1,6 @@
-//! The memory of other processes.
+//! The memory of other processes, and where it is swapped to.
 
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -23,4 +24,12 @@ pub fn page_out(pidfd: BorrowedFd<'_>, address: u64, bytes: u64) -> Result<usize
             0u32,
         )
     })
+}
+
+/// swapon(2), with a priority from 0 to 32767.
+pub fn swap_on(path: &CStr, priority: u16) -> Result<(), Errno> {
+    const PREFER: i32 = 0x8000;
+    let flags = PREFER | i32::from(priority & 0x7fff);
+    // SAFETY: the path ends with a zero.
+    check(unsafe { libc::syscall(libc::SYS_swapon, path.as_ptr(), flags) }).map(drop)
 }

@@ -187,6 +187,29 @@ impl Policy {
         self.decisions.get(&number).unwrap_or(beyond.map_or(&self.otherwise, |(_, d)| d))
     }
 
+    /// What becomes of one call of x86_64, word by word.
+    pub fn answer(&self, number: u32, arguments: &[u64; 6]) -> Action {
+        let decision = self.decision(number);
+        let holds = |condition: &Condition| {
+            let found = match condition.argument {
+                Argument::Int(index) => arguments[usize::from(index)] & 0xffff_ffff,
+                Argument::Long(index) => arguments[usize::from(index)],
+            };
+            match &condition.test {
+                Test::Equal(value) => found == *value,
+                Test::OneOf(values) => values.contains(&found),
+                Test::NotEqual(value) => found != *value,
+                Test::Greater(value) => found > *value,
+                Test::AtLeast(value) => found >= *value,
+                Test::Less(value) => found < *value,
+                Test::AtMost(value) => found <= *value,
+                Test::Masked { mask, value } => found & mask == *value,
+            }
+        };
+        let rule = decision.rules.iter().find(|rule| rule.when.iter().all(holds));
+        rule.map_or(decision.otherwise, |rule| rule.then)
+    }
+
     /// The program that does what the policy says.
     ///
     /// `None` when it would be longer than the kernel's 4,096 instructions, or when a condition is

@@ -72,25 +72,7 @@ fn expected(policy: &Policy, call: Call) -> u32 {
         (I386, Some(i386)) => i386,
         _ => return value(Action::Kill),
     };
-    let decision = policy.decision(call.number);
-    let holds = |condition: &Condition| {
-        let found = match condition.argument {
-            Argument::Int(index) => call.arguments[usize::from(index)] & 0xffff_ffff,
-            Argument::Long(index) => call.arguments[usize::from(index)],
-        };
-        match &condition.test {
-            Test::Equal(value) => found == *value,
-            Test::OneOf(values) => values.contains(&found),
-            Test::NotEqual(value) => found != *value,
-            Test::Greater(value) => found > *value,
-            Test::AtLeast(value) => found >= *value,
-            Test::Less(value) => found < *value,
-            Test::AtMost(value) => found <= *value,
-            Test::Masked { mask, value } => found & mask == *value,
-        }
-    };
-    let rule = decision.rules.iter().find(|rule| rule.when.iter().all(holds));
-    value(rule.map_or(decision.otherwise, |rule| rule.then))
+    value(policy.answer(call.number, &call.arguments))
 }
 
 fn action() -> impl Strategy<Value = Action> {

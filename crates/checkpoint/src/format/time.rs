@@ -1,0 +1,75 @@
+//! Time namespaces (time_namespaces(7)) that processes have made for themselves.
+//!
+//! Who makes one by unshare(2) stays where it is: its children are in the new one. So a process may be in
+//! one ([`Process::time`]) and have made another ([`Process::time_for_children`]), and nothing but
+//! unshare(2) leads there: setns(2) changes both.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Process, Records, Thing};
+
+/// One of them: how far its clocks are ahead of the container's own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time {
+    /// CLOCK_MONOTONIC, in nanoseconds.
+    #[serde(default)]
+    pub monotonic_ns: i64,
+    /// CLOCK_BOOTTIME, in nanoseconds.
+    #[serde(default)]
+    pub boottime_ns: i64,
+}
+
+impl Time {
+    /// Whether it is as somebody may leave it who has no rights over it but to make it.
+    pub(crate) fn is_new(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// How a time namespace is made that a process had made for its children.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// The process.
+    pub(crate) by: u32,
+    /// How many have to be made one after the other until it is there.
+    pub(crate) generation: usize,
+}
+
+impl Records {
+    /// The time namespaces that processes had made for their children and are not in, by object; none
+    /// where two have made the same, or they come from each other.
+    pub(crate) fn times_made(&self) -> Option<HashMap<usize, Made>> {
+        let mut makers: HashMap<usize, &Process> = HashMap::new();
+        for process in self.processes.iter().filter(|process| process.ended.is_none()) {
+            let Some(made) = process.time_for_children else { continue };
+            if makers.insert(made, process).is_some() {
+                return None;
+            }
+        }
+        let generation = |made: usize| {
+            let (mut at, mut count) = (Some(made), 0);
+            while let Some(maker) = at.and_then(|n| makers.get(&n)) {
+                at = maker.time;
+                count += 1;
+                if count > makers.len() {
+                    return None;
+                }
+            }
+            Some(count)
+        };
+        let made = |(n, by): (&usize, &&Process)| {
+            Some((*n, Made { by: by.pid, generation: generation(*n)? }))
+        };
+        makers.iter().map(made).collect()
+    }
+
+    /// How far the clocks of a process are ahead of the container's own.
+    pub(crate) fn time_of(&self, process: &Process) -> Time {
+        match process.time.and_then(|n| self.objects.get(n)).map(|object| &object.thing) {
+            Some(Thing::Time(time)) => time.clone(),
+            _ => Time::default(),
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Cgroup namespaces: each is made by a stand-in that is born in the control group at its root, and entered
+//! by those who were in it.
+
+use super::{Plan, file, object};
+use crate::error::Result;
+use crate::format::{Process, Thing};
+use crate::inject::program::{Arg, Call, Sequence};
+
+/// Makes all of them. ORDER: control groups are there, and none hands controllers down yet: those that do
+/// take no process.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let records = plan.records;
+    for (n, object) in records.objects.iter().enumerate() {
+        let Thing::CgroupNamespace(it) = &object.thing else { continue };
+        let what = format!("object {n} ({})", object.thing.name());
+        let mut part = Sequence::default();
+        part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWCGROUP)]));
+        let path = "/proc/self/ns/cgroup";
+        let made = file::open(plan, &mut part, &what, path, libc::O_RDONLY as u32)?;
+        // The first process is still in the container's own.
+        let root = if it.root.is_empty() { None } else { plan.cgroups.get(&it.root).copied() };
+        let pid = plan.fresh_pid();
+        plan.stand_in_within(sequence, &what, (pid, root), part);
+        plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);
+    }
+    Ok(())
+}
+
+/// Has a process enter the one it was in. ORDER: before it has threads.
+pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
+    let Some(namespace) = record.cgroup_namespace else { return Ok(()) };
+    let what = format!("the cgroup namespace of process {}", record.pid);
+    let args = [plan.object(namespace)?.into(), Arg::from(libc::CLONE_NEWCGROUP)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    Ok(())
+}

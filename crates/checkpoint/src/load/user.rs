@@ -1,0 +1,436 @@
+//! User namespaces: each is made by a stand-in, gets its ids from another, and is entered by those who
+//! were in it, last of all.
+//!
+//! **Made.** A stand-in becomes the user to whom it belonged and enters the one that it was made in; there it
+//! makes the new one (unshare(2)), and stays for as long as somebody who is still in that one, and has
+//! every capability there, writes its ids to its files in procfs (user_namespaces(7)). Each waits for
+//! the other with futex(2) at a cell.
+//!
+//! **Entered.** Who enters one has every capability in it, and none any more over the container's own. So
+//! whatever takes one of those comes before; also its ids, which go with it and need not be mapped there.
+//! It has one thread until then, as setns(2) wants it, and makes others afterwards, which is the one thing
+//! that is harder there: to say which number a thread gets takes a capability over the pid namespace
+//! (clone3(2)). So a child of the first process, the *numberer*, says before each what number is to be
+//! given out next (`/proc/sys/kernel/ns_last_pid`), and nobody else has one given out meanwhile.
+//!
+//! **What it may be** is said by [`check`]: no more than processes of that configuration could have made.
+
+use std::os::fd::OwnedFd;
+
+use super::credentials::Allowed;
+use super::{Plan, credentials, file, lazy, object, process, thread};
+use crate::error::{Error, Result};
+use crate::format::{Credentials, Ids, PeerCredentials, Process, Records, Thing, Thread, User};
+use crate::inject::program::{Arg, Call, Cell, Sequence};
+
+/// The stage at which all threads are there.
+pub(super) const STAGE: &str = "inside";
+
+const SETFCAP: u64 = 1 << 31;
+const SETGID: u64 = 1 << 6;
+const SETUID: u64 = 1 << 7;
+
+fn what_of(n: usize) -> String {
+    format!("object {n} (user namespace)")
+}
+
+/// Makes all of them. ORDER: before what belongs to one.
+pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let records = plan.records;
+    for (n, object) in records.objects.iter().enumerate() {
+        let Thing::User(user) = &object.thing else { continue };
+        let made = make(plan, sequence, &what_of(n), user)?;
+        plan.cells[n] = Some(object::lift(plan, sequence, &what_of(n), made)?);
+    }
+    Ok(())
+}
+
+/// Makes one.
+fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -> Result<Cell> {
+    let around = user.parent.and_then(|parent| match &plan.records.objects[parent].thing {
+        Thing::User(around) => Some(around),
+        _ => None,
+    });
+    // Whose group it is makes no difference to anybody, but it must be one of the namespace around.
+    let gid = around.and_then(|around| around.gids.first()).map_or(0, |ids| ids.outside);
+    let owner = PeerCredentials { pid: None, uid: user.owner, gid, groups: Vec::new() };
+    let (is_made, has_ids) = (plan.cell()?, plan.cell()?);
+    let pids = [plan.fresh_pid(), plan.fresh_pid()];
+
+    let mut part = Sequence::default();
+    credentials::play(plan, &mut part, what, &owner);
+    if plan.allowed.capabilities & SETFCAP == 0 {
+        // Who has made it without cannot say himself that its root is the container's.
+        credentials::have(plan, &mut part, what, !SETFCAP);
+    }
+    enter_one(plan, &mut part, what, user.parent)?;
+    part.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWUSER)]));
+    let made = file::open(plan, &mut part, what, "/proc/self/ns/user", libc::O_RDONLY as u32)?;
+    // Its files in procfs are its user's own only while it says so.
+    let dumpable = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(1)];
+    part.call(what, Call::new(libc::SYS_prctl, dumpable));
+    tell(plan, &mut part, what, is_made);
+    hear(plan, &mut part, what, has_ids);
+    plan.begin_stand_in(sequence, what, (pids[0], None), part, libc::CLONE_FILES as u64);
+
+    let mut part = Sequence::default();
+    credentials::play(plan, &mut part, what, &owner);
+    enter_one(plan, &mut part, what, user.parent)?;
+    hear(plan, &mut part, what, is_made);
+    let mut write = |name: &str, text: String| -> Result<()> {
+        let path = format!("/proc/{}/{name}", pids[0]);
+        let file = file::open(plan, &mut part, what, &path, libc::O_WRONLY as u32)?;
+        let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
+        let args = [file.into(), at.into(), bytes.into()];
+        part.call(format!("{what}, {name}"), Call::new(libc::SYS_write, args).returns(bytes));
+        part.call(what, Call::new(libc::SYS_close, [file.into()]));
+        Ok(())
+    };
+    // ORDER: before its groups are said.
+    if user.denies_groups && !around.is_some_and(|around| around.denies_groups) {
+        write("setgroups", "deny".into())?;
+    }
+    for (name, ids, around) in [
+        ("uid_map", &user.uids, around.map(|around| &around.uids)),
+        ("gid_map", &user.gids, around.map(|around| &around.gids)),
+    ] {
+        if !ids.is_empty() {
+            write(name, map(ids, around.map(Vec::as_slice)))?;
+        }
+    }
+    tell(plan, &mut part, what, has_ids);
+    plan.begin_stand_in(sequence, what, (pids[1], None), part, libc::CLONE_FILES as u64);
+    for pid in pids {
+        plan.end_stand_in(sequence, what, pid);
+    }
+    Ok(made)
+}
+
+/// The lines of a map, by ids of the namespace around; none is the container's own.
+fn map(ids: &[Ids], around: Option<&[Ids]>) -> String {
+    let line = |ids: &Ids| {
+        // All are there, as was checked.
+        let ids = around.map_or(Some(*ids), |around| ids.within(around)).unwrap_or(*ids);
+        format!("{} {} {}\n", ids.inside, ids.outside, ids.count)
+    };
+    ids.iter().map(line).collect()
+}
+
+/// Tells whoever waits at a cell that it is time.
+fn tell(plan: &Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell) {
+    // Any number but 0 will do.
+    sequence.call_into(what, cell, Call::new(libc::SYS_getpid, []));
+    let everybody = Arg::from(i32::MAX);
+    let args = [plan.builder.pointer(cell), Arg::from(libc::FUTEX_WAKE), everybody];
+    sequence.call(what, Call::new(libc::SYS_futex, args));
+}
+
+/// Waits until somebody has told.
+fn hear(plan: &Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell) {
+    let no_limit = Arg::Number(0);
+    let args = [plan.builder.pointer(cell), Arg::from(libc::FUTEX_WAIT), Arg::Number(0), no_limit];
+    // It fails when it was told before.
+    sequence.call(what, Call::new(libc::SYS_futex, args).lenient());
+}
+
+/// Has the calling process enter one; none is the container's own, where it is. What it makes then belongs
+/// to that.
+pub(super) fn enter_one(
+    plan: &Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    user: Option<usize>,
+) -> Result<()> {
+    let Some(user) = user else { return Ok(()) };
+    let args = [plan.object(user)?.into(), Arg::from(libc::CLONE_NEWUSER)];
+    sequence.call(what, Call::new(libc::SYS_setns, args));
+    Ok(())
+}
+
+/// A thread that is made by a process which has entered one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Late {
+    tid: u32,
+    /// The next number is this.
+    is_next: Cell,
+    /// It was given.
+    is_given: Cell,
+}
+
+/// Whether somebody makes threads who cannot say their numbers.
+pub(super) fn has_late_threads(records: &Records) -> bool {
+    late_threads(records).next().is_some()
+}
+
+/// How many cells those take.
+pub(super) fn cells_of_threads(records: &Records) -> usize {
+    2 * late_threads(records).count()
+}
+
+fn late_threads(records: &Records) -> impl Iterator<Item = &Thread> {
+    let inside = records.processes.iter().filter(|process| process.user.is_some());
+    inside.flat_map(|process| process.threads.iter().skip(1))
+}
+
+/// `/proc/sys/kernel/ns_last_pid` (proc_sys_kernel(5)), which is about the pid namespace of whoever writes
+/// to it.
+pub fn last_pid() -> Result<OwnedFd> {
+    let path = "/proc/sys/kernel/ns_last_pid";
+    let file = std::fs::OpenOptions::new().write(true).open(path);
+    file.map(OwnedFd::from).map_err(Error::file("cannot open", path))
+}
+
+/// Has the first process make the numberer, where there is something for it to do. ORDER: before it has
+/// its memory, of which this needs none.
+pub(super) fn begin_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
+    let Some(last_pid) = plan.last_pid else { return Ok(()) };
+    let tids: Vec<u32> = late_threads(plan.records).map(|thread| thread.tid).collect();
+    let what = "the numbers of threads";
+    let mut part = Sequence::default();
+    if plan.lazy.device.is_some() {
+        part.stage(lazy::STAGE);
+    }
+    part.stage("whole");
+    for tid in tids {
+        let late = Late { tid, is_next: plan.cell()?, is_given: plan.cell()? };
+        let text = (tid - 1).to_string();
+        let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
+        // What is written anywhere but at the beginning is not looked at.
+        let args = [last_pid.into(), at.into(), bytes.into(), Arg::Number(0)];
+        part.call(what, Call::new(libc::SYS_pwrite64, args).returns(bytes));
+        tell(plan, &mut part, what, late.is_next);
+        hear(plan, &mut part, what, late.is_given);
+        plan.late.push(late);
+    }
+    let pid = plan.fresh_pid();
+    plan.begin_stand_in(sequence, what, (pid, None), part, 0);
+    plan.numberer = Some(pid);
+    Ok(())
+}
+
+/// Has the first process wait for the end of the numberer, and everybody for all threads.
+pub(super) fn end_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence, is_first: bool) {
+    let Some(pid) = plan.numberer else { return };
+    if is_first {
+        plan.end_stand_in(sequence, "the numbers of threads", pid);
+    }
+    sequence.stage(STAGE);
+}
+
+/// Has a process enter the one that it was in, and make its threads there; gives their sequences, which have
+/// numbers from `next_thread` on. ORDER: whatever takes capabilities over the container is done.
+pub(super) fn enter(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    record: &Process,
+    next_thread: usize,
+) -> Result<Vec<Sequence>> {
+    if record.user.is_none() {
+        return Ok(Vec::new());
+    }
+    process::with_rights(plan, sequence, record)?;
+    let what = format!("the user namespace of process {}", record.pid);
+    credentials::keep_while_changing(sequence, &what);
+    credentials::set_ids_of(plan, sequence, &what, &record.threads[0].credentials);
+    let number = Arg::from(plan.kept());
+    let args = [number, Arg::from(libc::CLONE_NEWUSER)];
+    sequence.call(&*what, Call::new(libc::SYS_setns, args));
+    sequence.call(&*what, Call::new(libc::SYS_close, [number]));
+    let mut others = Vec::new();
+    for (n, other) in record.threads.iter().enumerate().skip(1) {
+        let late = plan.late.iter().find(|late| late.tid == other.tid).copied();
+        let late = late.ok_or_else(|| Error::damaged("section 'process'", "a thread of nobody"))?;
+        let what = format!("thread {}", other.tid);
+        hear(plan, sequence, &what, late.is_next);
+        thread::make_next(plan, sequence, other, next_thread + n - 1);
+        tell(plan, sequence, &what, late.is_given);
+        let mut own = Sequence::default();
+        thread::restore(plan, &mut own, other)?;
+        own.stage(STAGE);
+        thread::last(plan, &mut own, other)?;
+        own.stage("done");
+        others.push(own);
+    }
+    Ok(others)
+}
+
+/// Has a process keep the user namespace that it will enter open while it gives up all else.
+pub(super) fn keep(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<bool> {
+    let Some(user) = record.user else { return Ok(false) };
+    let what = format!("the user namespace of process {}", record.pid);
+    let args = [plan.object(user)?.into(), plan.kept().into(), Arg::from(libc::O_CLOEXEC)];
+    sequence.call(what, Call::new(libc::SYS_dup3, args));
+    Ok(true)
+}
+
+/// Refuses what processes of that configuration could not have made.
+///
+/// Who has neither CAP_SETUID nor CAP_SETGID may map his own ids, one of each, and no other groups then;
+/// who has them any that the container has, but root only with CAP_SETFCAP. Below such a namespace
+/// anything may be made of what is mapped in it.
+pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
+    for (n, object) in records.objects.iter().enumerate() {
+        let Thing::User(user) = &object.thing else { continue };
+        let said = |what: &str| {
+            Error::Elsewhere(format!(
+                "object {n} is a user namespace {what}, which the container's configuration does not allow"
+            ))
+        };
+        if !allowed.user_namespaces {
+            return Err(said("(SYS_ADMIN)"));
+        }
+        if user.parent.is_some() {
+            continue;
+        }
+        let owner =
+            Credentials { uids: [user.owner; 4], gids: [allowed.gid; 4], ..Credentials::default() };
+        credentials::check_thread(&owner, allowed)
+            .map_err(|why| said(&format!("whose owner {why}")))?;
+        let may = |capability| credentials::may(allowed, capability);
+        let is_one = |ids: &[Ids], own: u32| {
+            ids.is_empty() || matches!(ids, [ids] if ids.outside == own && ids.count == 1)
+        };
+        if !may(SETUID) && !is_one(&user.uids, user.owner) {
+            return Err(said(&format!("with users {:?}", user.uids)));
+        }
+        let is_own =
+            is_one(&user.gids, allowed.gid) && (user.gids.is_empty() || user.denies_groups);
+        if !may(SETGID) && !is_own {
+            return Err(said(&format!("with groups {:?}", user.gids)));
+        }
+        if !may(SETFCAP) && Ids::has(&user.uids, 0) {
+            return Err(said("whose users include root"));
+        }
+        let all = user.uids.iter().chain(&user.gids);
+        let mut last = all.flat_map(|ids| [ids.outside, ids.outside + (ids.count - 1)]);
+        if !last.all(|id| allowed.has_id(id)) {
+            return Err(said("with ids that it has not"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a thread in one that could not have come to be what it is: ids are those that the
+/// configuration could lead to, or mapped; capabilities are those in there, and may be any.
+pub(super) fn check_thread(
+    found: &Credentials,
+    records: &Records,
+    user: usize,
+    allowed: &Allowed,
+) -> std::result::Result<(), String> {
+    // That of all around it which is not in another has most.
+    let mut outermost = None;
+    let mut at = Some(user);
+    while let Some(Thing::User(user)) = at.map(|n| &records.objects[n].thing) {
+        outermost = Some(user);
+        at = user.parent; // before it, as was checked
+    }
+    let Some(outermost) = outermost else { return Err("is in no user namespace".into()) };
+    // What is mapped it may have taken on inside.
+    let rest = |ids: [u32; 4], mapped: &[Ids], own: u32| {
+        ids.map(|id| if Ids::has(mapped, id) && allowed.has_id(id) { own } else { id })
+    };
+    let groups = found.groups.iter().copied();
+    let taken = |id: &u32| {
+        !outermost.denies_groups && Ids::has(&outermost.gids, *id) && allowed.has_id(*id)
+    };
+    let outside = Credentials {
+        uids: rest(found.uids, &outermost.uids, allowed.uid),
+        gids: rest(found.gids, &outermost.gids, allowed.gid),
+        groups: groups.filter(|id| !taken(id)).collect(),
+        ..Credentials::default()
+    };
+    credentials::check_thread(&outside, allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allowed(capabilities: u64, uid: u32) -> Allowed {
+        Allowed {
+            capabilities,
+            uid,
+            gid: uid,
+            ids: 1000,
+            user_namespaces: true,
+            no_new_privileges: true,
+            ..Allowed::default()
+        }
+    }
+
+    fn records(user: User) -> Records {
+        let inner = User { parent: Some(0), owner: user.owner, ..user.clone() };
+        let objects = vec![Thing::User(user).into(), Thing::User(inner).into()];
+        Records { objects, ..Records::default() }
+    }
+
+    fn one(inside: u32, outside: u32, count: u32) -> Vec<Ids> {
+        vec![Ids { inside, outside, count }]
+    }
+
+    #[test]
+    fn only_what_a_configuration_could_have_led_to_is_mapped() {
+        let said = |user: &User, allowed: &Allowed| {
+            check(&records(user.clone()), allowed).err().map(|e| e.to_string()).unwrap_or_default()
+        };
+        let own = User {
+            parent: None,
+            owner: 5,
+            uids: one(0, 5, 1),
+            gids: one(0, 5, 1),
+            denies_groups: true,
+        };
+        let nobody = allowed(0, 5);
+        assert_eq!(said(&own, &nobody), "");
+        let none = Allowed { user_namespaces: false, ..nobody.clone() };
+        assert!(said(&own, &none).contains("(SYS_ADMIN)"));
+        assert!(said(&User { owner: 6, ..own.clone() }, &nobody).contains("whose owner"));
+        assert!(said(&User { uids: one(0, 6, 1), ..own.clone() }, &nobody).contains("with users"));
+        assert!(said(&User { uids: one(0, 5, 2), ..own.clone() }, &nobody).contains("with users"));
+        assert!(said(&User { gids: one(0, 6, 1), ..own.clone() }, &nobody).contains("with groups"));
+        let groups = User { denies_groups: false, ..own.clone() };
+        assert!(said(&groups, &nobody).contains("with groups"));
+        let root = allowed(SETUID | SETGID, 0);
+        let many = User { uids: one(1, 1, 999), ..groups };
+        assert_eq!(said(&many, &root), "");
+        assert!(said(&User { uids: one(0, 0, 1), ..many.clone() }, &root).contains("root"));
+        assert!(
+            said(&User { uids: one(1, 1, 1000), ..many.clone() }, &root).contains("it has not")
+        );
+        let all = allowed(SETUID | SETGID | SETFCAP, 0);
+        assert_eq!(said(&User { uids: one(0, 0, 1), ..many }, &all), "");
+    }
+
+    #[test]
+    fn who_is_inside_has_ids_that_are_mapped_or_that_it_had_before() {
+        let user = User {
+            parent: None,
+            owner: 0,
+            uids: one(0, 100, 10),
+            gids: one(0, 200, 10),
+            denies_groups: false,
+        };
+        let records = records(user);
+        let root = allowed(0, 0);
+        let said = |uid, gid, groups: &[u32]| {
+            let groups = groups.to_vec();
+            let found =
+                Credentials { uids: [uid; 4], gids: [gid; 4], groups, ..Credentials::default() };
+            check_thread(&found, &records, 1, &root).err().unwrap_or_default()
+        };
+        assert_eq!(said(0, 0, &[]), "");
+        assert_eq!(said(109, 200, &[201, 209]), "");
+        assert!(said(110, 0, &[]).contains("uids"));
+        assert!(said(0, 199, &[]).contains("gids"));
+        assert!(said(0, 0, &[210]).contains("groups"));
+    }
+
+    #[test]
+    fn maps_are_written_by_ids_of_the_namespace_around() {
+        let around = [Ids { inside: 0, outside: 1000, count: 10 }];
+        let ids = [Ids { inside: 3, outside: 1004, count: 2 }];
+        assert_eq!(map(&ids, None), "3 1004 2\n");
+        assert_eq!(map(&ids, Some(&around)), "3 4 2\n");
+    }
+}

@@ -1,0 +1,144 @@
+//! Cgroup namespaces: which control group is at the root of each. From inside of one the kernel shows the
+//! group of any process by its path from that root (cgroup_namespaces(7)), and from outside by its whole
+//! path: so any process that is below the root tells it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+
+use dormouse_kernel::call::Namespace;
+use dormouse_kernel::{pidfd, proc};
+use rustix::io::Errno;
+use rustix::thread::LinkNameSpaceType;
+
+use super::cgroup::Own;
+use super::object::{Survey, Why};
+use super::process::Apart as Links;
+use super::tree::Seen;
+use crate::format::{CgroupNamespace, Thing};
+
+/// All cgroup namespaces but the container's own, by their links in procfs; or why one cannot be saved.
+#[derive(Debug, Default)]
+pub(crate) struct Apart(HashMap<String, Result<usize, Why>>);
+
+/// The object of the namespace that a process is in.
+pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<Option<usize>, Why> {
+    let Some(link) = &links.cgroup else { return Ok(None) };
+    match survey.cgroup_namespaces.0.get(link) {
+        Some(Ok(object)) => Ok(Some(*object)),
+        Some(Err(why)) => Err(format!("it is in a cgroup namespace of its own {why}")),
+        None => Err(survey.passing("it has made a cgroup namespace just now".into())),
+    }
+}
+
+fn link(pid: u32) -> Option<String> {
+    fs::read_link(format!("/proc/{pid}/ns/cgroup")).ok()?.into_os_string().into_string().ok()
+}
+
+/// Finds all of them.
+pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
+    let container = link(survey.subject.init);
+    for seen in tree.iter().filter(|seen| !seen.is_zombie) {
+        // It may have ended meanwhile, while nothing is stopped yet.
+        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+            continue;
+        };
+        if survey.cgroup_namespaces.0.contains_key(&link) {
+            continue;
+        }
+        let opened = |seen: &Seen| pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Cgroup).ok();
+        let Some(namespace) = opened(seen) else { continue };
+        let root = root(survey.own_cgroup.as_ref(), tree, &namespace);
+        let found = root.map(|root| survey.add(Thing::CgroupNamespace(CgroupNamespace { root })));
+        survey.cgroup_namespaces.0.insert(link, found);
+    }
+}
+
+/// The group at the root of a namespace, by its path below the container's own.
+fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String, Why> {
+    let pids: Vec<u32> = tree.iter().filter(|seen| !seen.is_zombie).map(|seen| seen.pid).collect();
+    let groups = || -> Vec<String> {
+        let text = |pid: &u32| proc::whole_text(format!("/proc/{pid}/cgroup"));
+        pids.iter().map(|pid| text(pid).unwrap_or_default()).collect()
+    };
+    // A thread of its own enters the namespace and never comes back.
+    let inside = std::thread::scope(|scope| {
+        let inside = scope.spawn(|| {
+            let kind = Some(LinkNameSpaceType::ControlGroup);
+            rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)?;
+            Ok(groups())
+        });
+        inside.join().unwrap_or(Err(Errno::IO))
+    });
+    let inside = inside.map_err(|e| format!("that cannot be looked at: {e}"))?;
+    let told = groups().iter().zip(&inside).find_map(|(out, inside)| root_by(own, out, inside));
+    told.unwrap_or_else(|| {
+        Err("with no process below its root, which may be gone: that is not saved yet".into())
+    })
+}
+
+/// The same by the groups of a process, as seen from outside and inside; nothing where it is not below
+/// the root.
+fn root_by(own: Option<&Own>, outside: &str, inside: &str) -> Option<Result<String, Why>> {
+    const VERSION_2: &str = "0::/";
+    let others: Vec<&str> = inside.lines().filter(|line| !line.starts_with(VERSION_2)).collect();
+    let below = inside.lines().find_map(|line| line.strip_prefix(VERSION_2));
+    if outside.is_empty() || inside.is_empty() || below.is_some_and(is_above) {
+        return None;
+    }
+    // HIERARCHY:CONTROLLERS:PATH
+    let is_at_the_root = |line: &&str| line.splitn(3, ':').nth(2) == Some("/");
+    if !others.iter().all(is_at_the_root) {
+        let why = "whose root in a hierarchy of version 1 is another group, which is not saved yet";
+        return Some(Err(why.into()));
+    }
+    let path = match own {
+        Some(own) => own.split(outside)?.0,
+        None => String::new(),
+    };
+    let below = below.unwrap_or_default();
+    let root = match path.strip_suffix(below) {
+        Some(root) if below.is_empty() || root.is_empty() => Some(root),
+        Some(root) => root.strip_suffix('/'),
+        None => None,
+    };
+    Some(
+        root.map(str::to_owned)
+            .ok_or_else(|| "whose root is above the container's own group".into()),
+    )
+}
+
+/// Whether a path, without the slash that it begins with, leads out of where it begins.
+fn is_above(path: &str) -> bool {
+    path == ".." || path.starts_with("../")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_is_what_the_whole_path_has_more() {
+        let own = Own::at("/house/a");
+        let root = |outside: &str, inside: &str| {
+            let lines = |path: &str, other: &str| format!("9:pids:{other}\n0::{path}\n");
+            root_by(Some(&own), &lines(outside, "/house/a"), &lines(inside, "/"))
+        };
+        let path = |root: &str| Some(Ok(root.to_owned()));
+        assert_eq!(root("/house/a/b.slice/c", "/"), path("b.slice/c"));
+        assert_eq!(root("/house/a/b.slice/c", "/c"), path("b.slice"));
+        assert_eq!(root("/house/a/b.slice/c", "/b.slice/c"), path(""));
+        assert_eq!(root("/house/a", "/"), path(""));
+        assert_eq!(root("/house/a/b", "/../b"), None);
+        assert_eq!(
+            root("/house/a/b", "/..b"),
+            Some(Err("whose root is above the container's own group".into()))
+        );
+        assert!(root("/house/a/b", "/house/a/b").unwrap().is_err());
+        assert_eq!(root("/elsewhere", "/"), None);
+        assert_eq!(root_by(None, "0::/house/a\n", "0::/\n"), path(""));
+        assert_eq!(root_by(None, "1:pids:/house/a\n", "1:pids:/\n"), path(""));
+        assert!(root_by(None, "1:pids:/house/a\n", "1:pids:/a\n").unwrap().is_err());
+        assert_eq!(root_by(None, "", ""), None);
+    }
+}

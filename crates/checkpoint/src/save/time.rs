@@ -1,0 +1,96 @@
+//! Time namespaces: how far the clocks of each are ahead of the container's own.
+//!
+//! A namespace's offsets are told by whoever makes children in it (`/proc/PID/timens_offsets`), and where
+//! nobody does by a process of ours that enters it.
+
+use std::collections::HashMap;
+
+use super::object::{Survey, Why};
+use super::process::Apart as Links;
+use super::tree::Seen;
+use crate::clock::{self, CLOCK_MAX_NS, Offsets};
+use crate::error::Result as Outcome;
+use crate::format::{Thing, Time};
+
+/// All time namespaces but the container's own.
+#[derive(Debug, Default)]
+pub(crate) struct Apart {
+    /// The offsets of the container's own.
+    own: Offsets,
+    /// By their links in procfs; or why one cannot be saved.
+    by_link: HashMap<String, Result<usize, Why>>,
+}
+
+impl Apart {
+    /// The offsets of the container's own.
+    pub(super) fn own(&self) -> Offsets {
+        self.own
+    }
+}
+
+/// The link of the namespace that a process has made for its children, if it is not in that.
+pub(super) fn for_children(seen: &Seen) -> Option<String> {
+    let [own, for_children] = clock::links(seen.pid);
+    // One that has ended meanwhile has none.
+    for_children.filter(|link| own.is_some_and(|own| own != *link))
+}
+
+/// The objects of the namespace that a process is in, and of the one that it has made for its children.
+pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize>; 2], Why> {
+    let mut found = [None; 2];
+    for (to, link) in found.iter_mut().zip([&links.time, &links.time_for_children]) {
+        let Some(link) = link else { continue };
+        *to = Some(match survey.times.by_link.get(link) {
+            Some(Ok(object)) => *object,
+            Some(Err(why)) => return Err(format!("it has a time namespace of its own {why}")),
+            None => return Err(survey.passing("it has made a time namespace just now".into())),
+        });
+    }
+    Ok(found)
+}
+
+/// Finds all of them.
+pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
+    let first = survey.subject.init;
+    survey.times.own = Offsets::of_process(first)?;
+    let [container, _] = clock::links(first);
+    let alive = tree.iter().filter(|seen| !seen.is_zombie);
+    let links: Vec<(u32, [Option<String>; 2])> =
+        alive.map(|seen| (seen.pid, clock::links(seen.pid))).collect();
+    for (pid, link) in links.iter().flat_map(|(pid, both)| both.iter().map(move |l| (*pid, l))) {
+        // It may have ended meanwhile, while nothing is stopped yet.
+        let Some(link) = link.as_ref().filter(|link| Some(*link) != container.as_ref()) else {
+            continue;
+        };
+        if survey.times.by_link.contains_key(link) {
+            continue;
+        }
+        let makes_children =
+            |(_, both): &&(u32, [Option<String>; 2])| both[1].as_ref() == Some(link);
+        let offsets = match links.iter().find(makes_children) {
+            Some((maker, _)) => Offsets::of(maker),
+            None => Offsets::of_process(pid),
+        };
+        let found = match offsets {
+            Ok(offsets) => time(survey.times.own, offsets)?.map(|it| survey.add(Thing::Time(it))),
+            Err(e) => Err(format!("that cannot be looked at: {e}")),
+        };
+        survey.times.by_link.insert(link.clone(), found);
+    }
+    Ok(())
+}
+
+/// The record of one with these offsets.
+fn time(own: Offsets, offsets: Offsets) -> Outcome<Result<Time, Why>> {
+    let time = Time {
+        monotonic_ns: offsets.monotonic_ns.saturating_sub(own.monotonic_ns),
+        boottime_ns: offsets.boottime_ns.saturating_sub(own.boottime_ns),
+    };
+    let now = clock::now(offsets)?;
+    let fits = |ns: i64| ns.unsigned_abs() < CLOCK_MAX_NS as u64;
+    let all = [time.monotonic_ns, time.boottime_ns, now.monotonic_ns, now.boottime_ns];
+    match all.into_iter().all(fits) {
+        true => Ok(Ok(time)),
+        false => Ok(Err("whose clocks are 73 years ahead or more, which is not saved".into())),
+    }
+}

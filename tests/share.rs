@@ -1,0 +1,248 @@
+//! Clones of one checkpoint share its memory until they write to it: nobody sees what another writes, each
+//! goes on by itself afterwards, and nothing of what they come from stays.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::Duration;
+
+use dormouse_testkit::{Host, slowness, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::lazy::{KEEPER, named};
+use super::{host, wait_for_line};
+
+const NAME: &str = "share";
+const MB: u64 = 64;
+/// The process from which clones come.
+const TEMPLATE: &str = "dormouse-share";
+
+fn begin(host: &Host, more: &[&str]) {
+    begin_with(host, NAME, MB, more);
+}
+
+fn begin_with(host: &Host, name: &str, megabytes: u64, more: &[&str]) {
+    let megabytes = format!("MB={megabytes}");
+    let run = ["run", "-d", "--name", name, "--env", &megabytes];
+    host.dm(&[&run[..], more, &["workloads", "/bin/share"]].concat()).ok();
+    wait_for_line(host, name, "ready 0");
+}
+
+/// Tells one its number, and has it go on.
+fn go(host: &Host, name: &str, round: usize, number: usize) {
+    let script = format!("echo {number} > /number && touch /go-{round}");
+    let out = host.dm(&["exec", name, "sh", "-c", &script]);
+    assert!(out.status == 0 || round == 2 && out.status == 137, "{name}: {out}");
+}
+
+fn pid_of(host: &Host, name: &str) -> u64 {
+    host.inspect(name)["pid"].as_u64().expect("it runs")
+}
+
+/// Memory of a process in kB: in all, its part of what it shares, and what it alone has.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    all: u64,
+    part: u64,
+    own: u64,
+}
+
+impl Memory {
+    fn of(pid: u64) -> Self {
+        let path = format!("/proc/{pid}/smaps_rollup");
+        let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        let kb = |name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name)).expect("it is told");
+            line.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).expect("kB")
+        };
+        let own = kb("Private_Clean:") + kb("Private_Dirty:");
+        Self { all: kb("Rss:"), part: kb("Pss:"), own }
+    }
+}
+
+/// Until nobody is left whom clones came from.
+#[track_caller]
+fn nobody_stays(host: &Host) {
+    let is_over = || named(host, TEMPLATE).is_empty();
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "a template stays");
+}
+
+#[test]
+fn vm_clones_share_memory_until_they_write_to_it() {
+    let host = host();
+    for (more, has_init) in
+        [(&[][..], false), (&["--env", "SMALL=1"], false), (&["--net", "none", "--init"], true)]
+    {
+        begin(&host, more);
+        let made = host.dm(&["clone", "-n", "4", "--name", "c", NAME]).ok();
+        assert_eq!(made.lines().collect::<Vec<_>>(), ["c-1", "c-2", "c-3", "c-4"]);
+        nobody_stays(&host);
+        let clones = ["c-1", "c-2", "c-3", "c-4"];
+        let program = |name: &str| {
+            let first = pid_of(&host, name);
+            if !has_init {
+                return first;
+            }
+            // What the program shares the init does not keep.
+            assert!(Memory::of(first).all < 8 << 10, "{:?}", Memory::of(first));
+            let children = fs::read_to_string(format!("/proc/{first}/task/{first}/children"));
+            children.expect("it has one").trim().parse().expect("one")
+        };
+        let memory = |name: &str| Memory::of(program(name));
+        for name in clones {
+            let memory = memory(name);
+            assert!(memory.all > MB << 10, "{name}: {memory:?}");
+            assert!(memory.part < (MB << 10) / 4 + 2048, "{name}: {memory:?}");
+            assert!(memory.own <= 1024, "{name}: {memory:?}");
+        }
+        assert!(memory(NAME).own > MB << 10, "the other has its own");
+        for (number, name) in clones.iter().enumerate() {
+            go(&host, name, 0, number + 1);
+            wait_for_line(&host, name, "read");
+            wait_for_line(&host, name, "ready 1");
+            let memory = memory(name);
+            assert!(memory.own <= 1024, "it has only read: {name}: {memory:?}");
+        }
+        // They write one after the other, and those that have not see nothing of it.
+        for (number, name) in clones.iter().enumerate() {
+            go(&host, name, 1, number + 1);
+            wait_for_line(&host, name, "written");
+            wait_for_line(&host, name, "ready 2");
+            let memory = memory(name);
+            let quarter = (MB << 10) / 4;
+            // Huge pages are copied as a whole, or not.
+            assert!((quarter / 2..quarter * 3 / 2).contains(&memory.own), "{name}: {memory:?}");
+        }
+        // What they have written goes with them wherever they go.
+        host.dm(&["sleep", "c-1"]).ok();
+        host.dm(&["checkpoint", "c-2"]).ok();
+        host.dm(&["sleep", "--drowsy", "c-3"]).ok();
+        host.dm(&["clone", "-n", "2", "--name", "d", "c-4"]).ok();
+        host.dm(&["wake", "c-1", "c-3"]).ok();
+        host.dm(&["restore", "c-2"]).ok();
+        for (number, name) in clones.iter().enumerate() {
+            go(&host, name, 2, number + 1);
+            wait_for_line(&host, name, "ok");
+        }
+        for name in ["d-1", "d-2"] {
+            go(&host, name, 2, 4);
+            wait_for_line(&host, name, "ok");
+        }
+        // The one that they come from has what it had.
+        for round in 0..3 {
+            go(&host, NAME, round, 0);
+        }
+        wait_for_line(&host, NAME, "ok");
+        host.dm(&["rm", "--force", "--all"]).ok();
+    }
+}
+
+/// From a checkpoint whose memory lies in several files, of one that has stopped.
+#[test]
+fn vm_clones_of_a_stopped_container_share_what_several_files_have() {
+    let host = host();
+    begin(&host, &[]);
+    host.dm(&["checkpoint", "--leave-running", NAME]).ok();
+    go(&host, NAME, 0, 9);
+    wait_for_line(&host, NAME, "ready 1");
+    go(&host, NAME, 1, 9);
+    wait_for_line(&host, NAME, "ready 2");
+    host.dm(&["checkpoint", NAME]).ok();
+    let id = host.inspect(NAME)["id"].as_str().expect("it has one").to_owned();
+    let second = host.root().join("lib/containers").join(id).join("checkpoints/2");
+    assert!(second.join("pages.1").exists(), "it has some of the first");
+    host.dm(&["clone", "-n", "2", "--name", "c", NAME]).ok();
+    for name in ["c-1", "c-2"] {
+        let memory = Memory::of(pid_of(&host, name));
+        assert!(memory.own <= 1024 && memory.all > MB << 10, "{name}: {memory:?}");
+    }
+    // Whoever is the last of them has it alone.
+    for name in ["c-1", "c-2"] {
+        go(&host, name, 2, 9);
+        wait_for_line(&host, name, "ok");
+    }
+    nobody_stays(&host);
+}
+
+#[test]
+fn vm_who_shares_nothing_has_all_memory_for_itself() {
+    let host = host();
+    begin(&host, &[]);
+    host.dm(&["clone", "-n", "2", "--unshared", "--name", "c", NAME]).ok();
+    host.dm(&["clone", "--name", "one", NAME]).ok();
+    for name in ["c-1", "c-2", "one"] {
+        let memory = Memory::of(pid_of(&host, name));
+        assert!(memory.own > MB << 10, "{name}: {memory:?}");
+    }
+}
+
+/// What is missing, and what it would be: nothing is shared with who is not of one checkpoint.
+#[test]
+fn vm_clones_of_different_containers_share_nothing() {
+    let host = host();
+    begin_with(&host, "one", 16, &[]);
+    begin_with(&host, "other", 16, &[]);
+    // At the same time, and with the same contents.
+    std::thread::scope(|scope| {
+        for name in ["one", "other"] {
+            let host = &host;
+            scope.spawn(move || {
+                let stem = format!("c-{name}");
+                host.dm(&["clone", "-n", "3", "--name", &stem, name]).ok();
+            });
+        }
+    });
+    nobody_stays(&host);
+    for name in ["c-one-1", "c-one-2", "c-one-3", "c-other-1", "c-other-2", "c-other-3"] {
+        let memory = Memory::of(pid_of(&host, name));
+        // A third of what three share, not a sixth.
+        assert!(memory.part >= memory.all / 3 - 512, "{name}: {memory:?}");
+        assert!(memory.own <= 1024, "{name}: {memory:?}");
+    }
+}
+
+/// Whoever of the three is killed in the middle: no process stays, who was made goes on, and the next command
+/// makes others.
+#[test]
+fn whoever_is_killed_while_clones_are_made_nothing_stays() {
+    for victim in ["the command", KEEPER, TEMPLATE] {
+        let host = host();
+        begin_with(&host, NAME, 16, &[]);
+        let mut command = host.dormouse(&["clone", "-n", "200", "--name", "c", NAME]);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        let mut made: Vec<String> = lines.by_ref().take(3).map(|l| l.expect("a name")).collect();
+        let template = named(&host, TEMPLATE);
+        assert_eq!(template.len(), 1, "one for all of them");
+        let pids = match victim {
+            "the command" => vec![Pid::from_child(&child)],
+            name => named(&host, name),
+        };
+        assert_eq!(pids.len(), 1, "{victim}");
+        // nsenter(1) has become it.
+        kill_process(pids[0], Signal::KILL).expect("it runs");
+        made.extend(lines.map_while(Result::ok));
+        let out = child.wait_with_output().expect("it is ours");
+        assert!(!out.status.success(), "{victim}");
+        assert!(made.len() < 200, "{victim}");
+        nobody_stays(&host);
+        for name in [&made[0], &made[made.len() - 1]] {
+            assert_eq!(host.state_of(name), "running", "{victim}");
+        }
+        // Who was half made is no more.
+        let all = host.dm(&["ps", "--all", "--quiet"]).ok().lines().count();
+        assert!(all <= made.len() + 2, "{victim}: {all}");
+        host.dm(&["clone", "-n", "2", "--name", "d", NAME]).ok();
+        for name in [made[0].as_str(), "d-1", "d-2", NAME] {
+            go(&host, name, 0, 5);
+            wait_for_line(&host, name, "ready 1");
+            go(&host, name, 1, 5);
+            wait_for_line(&host, name, "ready 2");
+            go(&host, name, 2, 5);
+            wait_for_line(&host, name, "ok");
+        }
+        nobody_stays(&host);
+        host.dm(&["rm", "--force", "--all"]).ok();
+    }
+}

@@ -1,0 +1,121 @@
+//! Swap files that the daemon is given: what is drowsy goes there, spread over their disks, and comes back.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use dormouse_testkit::{Host, image, run, slowness, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+const MEGABYTES: u64 = 48;
+
+fn soon() -> Duration {
+    Duration::from_secs(30) * slowness()
+}
+
+/// A host with two small disks, and a swap file on each that is not there yet.
+struct Disks {
+    host: Host,
+    files: [PathBuf; 2],
+}
+
+/// What the kernel says of a swap area.
+#[derive(Debug)]
+struct Area {
+    used_mb: u64,
+    priority: i32,
+}
+
+impl Disks {
+    fn new() -> Self {
+        let host = Host::with_busybox();
+        let files = [1, 2].map(|number| {
+            let [disk, at] = ["disk", "at"].map(|name| host.dir().join(format!("{name}{number}")));
+            std::fs::create_dir_all(&at).expect("made");
+            let (disk, to) = (disk.display(), at.display());
+            host.sh(&format!(
+                "fallocate -l 64M {disk} && mke2fs -q -t ext4 -m 0 {disk} && mount -o loop {disk} {to}"
+            ))
+            .ok();
+            at.join("swap")
+        });
+        Self { host, files }
+    }
+
+    /// Those of theirs that are in use, as somebody sees it who sees their disks.
+    fn areas(&self) -> Vec<Area> {
+        let text = self.host.sh("cat /proc/swaps").ok();
+        let of = |file: &PathBuf| {
+            let line = text.lines().find(|line| line.starts_with(&*file.to_string_lossy()))?;
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            let used_mb = words[3].parse::<u64>().expect("a number") >> 10;
+            Some(Area { used_mb, priority: words[4].parse().expect("a number") })
+        };
+        self.files.iter().filter_map(of).collect()
+    }
+}
+
+impl Drop for Disks {
+    fn drop(&mut self) {
+        for file in &self.files {
+            let disk = file.parent().expect("it is on a disk");
+            self.host.sh(&format!("swapoff {}; umount {}", file.display(), disk.display()));
+        }
+    }
+}
+
+#[test]
+fn what_is_drowsy_is_spread_over_the_swap_files_that_the_daemon_is_given() {
+    let disks = Disks::new();
+    let host = &disks.host;
+    let [first, second] = disks.files.each_ref().map(|file| format!("{}=40m", file.display()));
+    // It is killed: what it has begun stays.
+    let begin = || {
+        let mut daemon = host.dormouse(&["daemon", "--swap", &first, "--swap", &second]);
+        let mut child = daemon.stderr(Stdio::null()).spawn().expect("it can be started");
+        assert!(wait_until(soon(), || disks.areas().len() == 2), "{:?}", disks.areas());
+        kill_process(Pid::from_child(&child), Signal::KILL).expect("it runs");
+        child.wait().expect("it is our child");
+    };
+    begin();
+    let areas = disks.areas();
+    assert_eq!(areas[0].priority, areas[1].priority, "the kernel takes them in turn");
+    assert!(areas[0].priority > 0, "and before others");
+    let kib = (MEGABYTES << 10).to_string();
+    let serve = ["busybox", "probe", "count", "0.0.0.0", "80", &kib];
+    host.dm(&[&["run", "-d", "--name", "x"][..], &serve].concat()).ok();
+    let address = host.address_of("x");
+    let call = || {
+        let mut said = String::new();
+        let answers = || {
+            let mut probe = host.command(image::probe());
+            probe.args(["ask", &address, "80"]);
+            said = run(probe, b"", soon()).stdout.trim().to_owned();
+            !said.is_empty()
+        };
+        assert!(wait_until(soon(), answers), "it answers");
+        said
+    };
+    assert_eq!(call(), "call 1");
+    host.dm(&["sleep", "--drowsy", "x"]).ok();
+    let areas = disks.areas();
+    assert!(areas.iter().all(|area| area.used_mb >= MEGABYTES / 4), "{areas:?}");
+    // Another daemon takes them as they are.
+    begin();
+    assert_eq!(call(), "call 2");
+    host.dm(&["rm", "-f", "x"]).ok();
+}
+
+#[test]
+fn vm_what_is_not_for_swap_is_left_as_it_is() {
+    let host = Host::new();
+    let diary = host.dir().join("diary");
+    std::fs::write(&diary, "dear diary").expect("written");
+    for (file, why) in [(format!("{}=8m", diary.display()), "not for swap"), ("8m".into(), "path")]
+    {
+        let out = host.dm(&["daemon", "--swap", &file]);
+        assert_ne!(out.status, 0);
+        assert!(out.stderr.contains(why), "{}", out.stderr);
+    }
+    assert_eq!(std::fs::read_to_string(&diary).expect("it is there"), "dear diary");
+}
