@@ -4,7 +4,7 @@
  * when it is due to the end of its work, less that work. A caller sends one line, is answered, and is hung up
  * on:
  *
- *   R   what was measured is forgotten
+ *   R5  what was measured is forgotten, and the next tick is due in 5 microseconds
  *   L   how late each tick since then was, in microseconds, as many numbers on one line
  *
  * One process, one thread, statically linked. */
@@ -39,20 +39,24 @@ static void work(long long ns)
 		;
 }
 
-static void answer(int caller)
+/* When the next tick is due, as far as the caller says. */
+static long long answer(int caller, long long due)
 {
-	char line[8] = "";
+	char line[32] = "";
 	FILE *out;
 	if (read(caller, line, sizeof(line) - 1) <= 0 || !(out = fdopen(caller, "w"))) {
 		close(caller);
-		return;
+		return due;
 	}
-	if (line[0] == 'R')
+	if (line[0] == 'R') {
 		count = 0;
+		due = now_ns(CLOCK_MONOTONIC) + atoll(line + 1) * 1000;
+	}
 	for (size_t n = 0; line[0] == 'L' && n < count; n++)
 		fprintf(out, "%u ", late_us[n]);
 	fputc('\n', out);
 	fclose(out);
+	return due;
 }
 
 int main(int argc, char **argv)
@@ -74,7 +78,7 @@ int main(int argc, char **argv)
 		if (left > 0) {
 			struct timespec limit = { left / 1000000000, left % 1000000000 };
 			if (ppoll(&callers, 1, &limit, NULL) > 0)
-				answer(accept(fd, NULL, NULL));
+				due = answer(accept(fd, NULL, NULL), due);
 			continue;
 		}
 		work(busy);

@@ -1,5 +1,6 @@
 //! A server that is saved and comes back: how long it stands still, how long until it is on disk, and
-//! how long until it answers again; by size of its memory and by number of processes. CRIU beside it.
+//! how long until it answers again; by size of its memory and by number of processes, and real programs
+//! that are installed here. CRIU beside it.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin checkpoint -- --rounds 10
@@ -10,7 +11,8 @@
 //! were stopped before so that memory could be copied ahead (ours: `pause_us` of `--json`; CRIU:
 //! `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves and restores
 //! plain processes, without namespaces, a root, network or cgroups of their own, so it has less to do:
-//! namespaces made by `unshare` it refuses for what else is mounted here.
+//! namespaces made by `unshare` it refuses for what else is mounted here. It leaves to the kernel when its
+//! files are written to the disk; *durable* is until they are, by fsync(2) of each.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Line, Times, figure, ok, plot, promise};
+use dormouse_benches::{Bench, Line, NGINX, Times, figure, ok, plot, promise};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpgid};
 use serde_json::{Value, json};
@@ -43,6 +45,9 @@ struct Options {
     /// Numbers of processes.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 500])]
     processes: Vec<u32>,
+    /// Real programs; those that are not installed here are left out, loudly.
+    #[arg(long, value_delimiter = ',', default_values_t = PROGRAMS.map(|it| it.name.to_owned()))]
+    programs: Vec<String>,
 }
 
 /// Times of one server.
@@ -52,28 +57,132 @@ struct Measured {
     frozen: Vec<Duration>,
     /// The command that saves.
     save: Vec<Duration>,
+    /// The same until what it has written is on the disk, which only ours sees to.
+    durable: Vec<Duration>,
     /// The command that restores, and a byte there and back.
     restore: Vec<Duration>,
     /// The same when it is done a second time, where what was touched the first time is known.
     again: Vec<Duration>,
 }
 
-/// What is asked of the server.
+/// Who is saved and comes back.
 #[derive(Clone, Copy)]
-struct Load {
-    megabytes: u32,
-    processes: u32,
-    /// The answer takes a megabyte of its memory.
-    touches: bool,
+enum Server {
+    /// Of our own, which has only what is measured.
+    Own {
+        megabytes: u32,
+        processes: u32,
+        /// The answer takes a megabyte of its memory.
+        touches: bool,
+    },
+    Program(&'static Program),
+}
+
+/// One that is installed here. It has its port to itself.
+struct Program {
+    name: &'static str,
+    needs: &'static str,
+    words: &'static [&'static str],
+    port: u16,
+    question: &'static [u8],
+}
+
+const HTTP: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
+
+const PROGRAMS: [Program; 4] = [
+    Program {
+        name: "python",
+        needs: "/usr/bin/python3",
+        words: &["/usr/bin/python3", "-m", "http.server", "--directory", "/etc", "80"],
+        port: 80,
+        question: HTTP,
+    },
+    Program { name: "nginx", needs: "/usr/sbin/nginx", words: &NGINX, port: 80, question: HTTP },
+    Program {
+        name: "redis",
+        needs: "/usr/bin/redis-server",
+        words: &[
+            "/usr/bin/redis-server",
+            "--bind",
+            "0.0.0.0",
+            "--protected-mode",
+            "no",
+            "--save",
+            "",
+        ],
+        port: 6379,
+        question: b"PING\r\n",
+    },
+    Program {
+        name: "postgres",
+        needs: "/usr/lib/postgresql/15/bin/postgres",
+        // It refuses to be root's. What the last turn left is made anew.
+        words: &[
+            "/usr/bin/setpriv",
+            "--reuid=postgres",
+            "--regid=postgres",
+            "--clear-groups",
+            "/bin/sh",
+            "-c",
+            "cd /tmp && rm -rf bench-db && PATH=$PATH:/usr/lib/postgresql/15/bin && \
+             initdb --no-sync -D bench-db >/dev/null && exec postgres -D bench-db -k '' -c 'listen_addresses=*'",
+        ],
+        port: 5432,
+        // SSLRequest (PostgreSQL, 55.7), to which the answer is one byte.
+        question: &[0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f],
+    },
+];
+
+impl Server {
+    /// What has it run, beside our own.
+    fn words(&self, own: &Path) -> Vec<String> {
+        match self {
+            Self::Own { megabytes, processes, .. } => {
+                vec![own.display().to_string(), megabytes.to_string(), processes.to_string()]
+            }
+            Self::Program(program) => program.words.iter().map(|word| (*word).to_owned()).collect(),
+        }
+    }
+
+    fn port(&self) -> u16 {
+        match self {
+            Self::Own { .. } => 7000,
+            Self::Program(program) => program.port,
+        }
+    }
+
+    /// Whether it comes back a second time, for what was learnt the first time.
+    fn comes_again(&self) -> bool {
+        matches!(self, Self::Own { touches: true, .. } | Self::Program(_))
+    }
+
+    /// There and back, up to the first byte.
+    fn ask(&self, address: SocketAddr) -> Result<()> {
+        let question = match self {
+            Self::Own { touches: true, .. } => b"t",
+            Self::Own { .. } => b"x",
+            Self::Program(program) => program.question,
+        };
+        let mut caller = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        caller.set_read_timeout(Some(Duration::from_secs(5)))?;
+        caller.write_all(question)?;
+        let mut answer = [0];
+        caller.read_exact(&mut answer)?;
+        let is_right = matches!(self, Self::Program(_)) || answer == question;
+        ensure!(is_right, "it answers something else");
+        Ok(())
+    }
 }
 
 /// Whoever saves and restores.
 trait Contender {
     fn name(&self) -> &'static str;
     /// Starts the server; where it answers.
-    fn start(&mut self, megabytes: u32, processes: u32) -> Result<SocketAddr>;
+    fn start(&mut self, server: Server) -> Result<SocketAddr>;
     /// Saves and ends it; how long it stood still.
     fn save(&mut self) -> Result<Duration>;
+    /// Has what was saved written to the disk, if that is still to be done.
+    fn make_durable(&mut self) -> Result<()>;
     fn restore(&mut self) -> Result<()>;
     fn end(&mut self) -> Result<()>;
 }
@@ -85,6 +194,17 @@ fn main() -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoint/server.c");
     ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&server).arg(source))?;
     ok(bench.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
+    // Who comes back is seldom the only one.
+    ok(bench.dormouse().args([
+        "run",
+        "-d",
+        "--name",
+        "neighbour",
+        "server",
+        "/bin/server",
+        "0",
+        "1",
+    ]))?;
     // The peer wants a tmpfs for what it knows of the kernel, or finds it out at every run.
     ok(Command::new("mount").args(["-t", "tmpfs", "bench", "/run"]))?;
     // Children of the peer's server are left to us when it ends.
@@ -95,19 +215,28 @@ fn main() -> Result<()> {
         Ok(said) => {
             eprint!("{}", String::from_utf8_lossy(&said.stdout));
             let dir = bench.path("criu");
-            all.push(Box::new(Criu { program, server, dir, pid: 0 }));
+            let address = SocketAddr::from(([127, 0, 0, 1], 0));
+            all.push(Box::new(Criu { program, own: server, dir, pid: 0, address }));
         }
         Err(e) => eprintln!("{}: {e}: its arm is left out", program.display()),
     }
-    let plain = |megabytes, processes| Load { megabytes, processes, touches: false };
+    let plain = |megabytes, processes| Server::Own { megabytes, processes, touches: false };
     let small = compare(&mut all, options.rounds, plain(0, 1))?;
-    let large = Load { megabytes: 200, processes: 1, touches: true };
+    let large = Server::Own { megabytes: 200, processes: 1, touches: true };
     let large = compare(&mut all, options.rounds, large)?;
     if let (Some(small), Some(large)) = (small.first(), large.first()) {
         let more = large.restore_ms - small.restore_ms;
         promise("200 MB of which 1 is touched, ms more than nothing", more, 5.0);
     }
     let few = (options.rounds / 3).max(2);
+    for program in PROGRAMS.iter().filter(|it| options.programs.iter().any(|name| name == it.name))
+    {
+        if Path::new(program.needs).exists() {
+            compare(&mut all, few, Server::Program(program))?;
+        } else {
+            eprintln!("\n  SKIPPED: {}: there is no {}", program.name, program.needs);
+        }
+    }
     let mut curves = Vec::new();
     for megabytes in &options.megabytes {
         let times = compare(&mut all, few, plain(*megabytes, 1))?;
@@ -127,6 +256,9 @@ fn main() -> Result<()> {
     draw(&all, "checkpoint-processes", "processes", &curves)
 }
 
+/// What is measured of every server.
+const WHAT: [&str; 4] = ["frozen", "save", "durable", "restore"];
+
 /// Medians of one contender.
 #[derive(Clone, Copy)]
 struct Medians {
@@ -135,96 +267,124 @@ struct Medians {
 }
 
 /// One server, by all in turns.
-fn compare(all: &mut [Box<dyn Contender + '_>], rounds: usize, load: Load) -> Result<Vec<Medians>> {
-    let Load { megabytes, processes, touches } = load;
+fn compare(
+    all: &mut [Box<dyn Contender + '_>],
+    rounds: usize,
+    server: Server,
+) -> Result<Vec<Medians>> {
     let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
+    let mut failed = vec![false; all.len()];
     for _ in 0..rounds {
-        for (one, measured) in all.iter_mut().zip(&mut measured) {
+        for (n, (one, measured)) in all.iter_mut().zip(&mut measured).enumerate() {
+            if failed[n] {
+                continue;
+            }
             let name = one.name();
-            turn(&mut **one, load, measured).with_context(|| format!("{name} failed"))?;
+            let done = turn(&mut **one, server, measured);
+            match (done, server) {
+                // What a peer cannot do is said. Where it lacks CAP_SYS_RESOURCE CRIU cannot read the limits
+                // of whoever is not root's.
+                (Err(e), Server::Program(program)) if n > 0 => {
+                    eprintln!("\n  {name} does not save {}: {e}", program.name);
+                    one.end()?;
+                    failed[n] = true;
+                }
+                (done, _) => done.with_context(|| format!("{name} failed"))?,
+            }
         }
     }
-    let touched = if touches { ", of which 1 is touched" } else { "" };
-    eprintln!("\nserver with {megabytes} MB{touched}, {processes} processes (ms)");
+    let (title, what) = match server {
+        Server::Own { megabytes, processes, touches } => {
+            let touched = if touches { ", of which 1 is touched" } else { "" };
+            let title = format!("server with {megabytes} MB{touched}, {processes} processes");
+            let what =
+                json!({ "megabytes": megabytes, "processes": processes, "touches": touches });
+            (title, what)
+        }
+        Server::Program(program) => (program.name.to_owned(), json!({ "program": program.name })),
+    };
+    eprintln!("\n{title} (ms)");
     eprintln!("  {:<10} {:<8} {:>9} {:>9} {:>9}", "", "", "median", "min", "p95");
     let mut medians = Vec::new();
-    for (one, measured) in all.iter().zip(measured) {
+    for ((one, measured), _) in all.iter().zip(measured).zip(failed).filter(|(_, failed)| !failed) {
         let mut of_one = Vec::new();
-        for (what, times) in
-            [("frozen", measured.frozen), ("save", measured.save), ("restore", measured.restore)]
-                .into_iter()
-                .chain(touches.then_some(("again", measured.again)))
+        for (name, times) in WHAT
+            .into_iter()
+            .zip([measured.frozen, measured.save, measured.durable, measured.restore])
+            .chain(server.comes_again().then_some(("again", measured.again)))
         {
             let times = Times::new(times);
             let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
-            eprintln!("  {:<10} {what:<8} {median:>9.2} {min:>9.2} {p95:>9.2}", one.name());
-            let more = json!({
-                "megabytes": megabytes, "processes": processes, "touches": touches,
-                "min_ms": min, "p95_ms": p95, "rounds": rounds,
-            });
-            figure("checkpoint", &format!("{} {what}", one.name()), median, "ms", more);
+            eprintln!("  {:<10} {name:<8} {median:>9.2} {min:>9.2} {p95:>9.2}", one.name());
+            let more = json!({ "of": what, "min_ms": min, "p95_ms": p95, "rounds": rounds });
+            figure("checkpoint", &format!("{} {name}", one.name()), median, "ms", more);
             of_one.push(median);
         }
         medians.push(of_one);
     }
     if let [ours, criu] = &medians[..] {
-        // Promised of the small server alone.
-        let is_small = (megabytes, processes) == (0, 1);
-        let limits = if is_small { [1.0, 1.0, 1.0 / 6.0] } else { [1.0; 3] };
-        promise("frozen, of CRIU's save", ours[0] / criu[1], if is_small { 0.1 } else { 1.0 });
-        for ((what, limit), (ours, criu)) in
-            ["frozen", "save", "restore"].iter().zip(limits).zip(ours.iter().zip(criu))
-        {
-            promise(&format!("{what}, of CRIU's"), ours / criu, limit);
-        }
-        if touches {
-            promise(
-                "restore with a record of what was touched, of CRIU's",
-                ours[3] / criu[3],
-                0.25,
-            );
+        // Of frozen and restore. What is not promised is to be no worse.
+        let (frozen, restore) = match server {
+            Server::Own { megabytes: 0, processes: 1, .. } => (0.1, 1.0 / 6.0),
+            Server::Own { .. } => (1.0, 1.0),
+            Server::Program(_) => (1.0, 0.5),
+        };
+        promise("frozen, of CRIU's save", ours[0] / criu[1], frozen);
+        promise("durable, of CRIU's", ours[2] / criu[2], 1.0);
+        promise("restore, of CRIU's", ours[3] / criu[3], restore);
+        if let ([.., ours], [.., criu], true) = (&ours[..], &criu[..], server.comes_again()) {
+            promise("restore with a record of what was touched, of CRIU's", ours / criu, 0.25);
         }
     }
     let medians = medians.iter();
-    Ok(medians.map(|of_one| Medians { frozen_ms: of_one[0], restore_ms: of_one[2] }).collect())
+    Ok(medians.map(|of_one| Medians { frozen_ms: of_one[0], restore_ms: of_one[3] }).collect())
 }
 
-fn turn(one: &mut dyn Contender, load: Load, measured: &mut Measured) -> Result<()> {
-    let Load { megabytes, processes, touches } = load;
-    let address = one.start(megabytes, processes)?;
+/// So that nobody pays for another: what the last one has removed is gone from the disk, too, and as much
+/// memory as a turn takes is the machine's, of which a hypervisor may have taken what was free for a while.
+fn prepare(megabytes: u32) {
+    rustix::fs::sync();
+    let mut all = vec![0_u8; (megabytes as usize * 3 + 64) << 20];
+    for page in all.chunks_mut(4096) {
+        page[0] = 1;
+    }
+    std::hint::black_box(all);
+}
+
+/// How long a server has for what it does after an answer, so that it is idle.
+const SETTLES: Duration = Duration::from_millis(100);
+
+fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Result<()> {
+    prepare(match server {
+        Server::Own { megabytes, .. } => megabytes,
+        Server::Program(_) => 0,
+    });
+    let address = one.start(server)?;
     let began = Instant::now();
-    while ask(address, b'x').is_err() {
+    while server.ask(address).is_err() {
         ensure!(began.elapsed() < Duration::from_secs(30), "it never answers");
         std::thread::sleep(Duration::from_millis(1));
     }
+    std::thread::sleep(SETTLES);
     let began = Instant::now();
     let frozen = one.save()?;
     measured.save.push(began.elapsed());
+    one.make_durable()?;
+    measured.durable.push(began.elapsed());
     measured.frozen.push(frozen);
-    let question = if touches { b't' } else { b'x' };
     let restored = |one: &mut dyn Contender| {
         let began = Instant::now();
         one.restore()?;
-        ask(address, question).context("it does not answer")?;
+        server.ask(address).context("it does not answer")?;
         anyhow::Ok(began.elapsed())
     };
     measured.restore.push(restored(one)?);
-    if touches {
+    if server.comes_again() {
+        std::thread::sleep(SETTLES);
         one.save()?;
         measured.again.push(restored(one)?);
     }
     one.end()
-}
-
-/// A byte there and back.
-fn ask(address: SocketAddr, byte: u8) -> Result<()> {
-    let mut caller = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-    caller.set_read_timeout(Some(Duration::from_secs(5)))?;
-    caller.write_all(&[byte])?;
-    let mut answer = [0];
-    caller.read_exact(&mut answer)?;
-    ensure!(answer == [byte], "it answers something else");
-    Ok(())
 }
 
 /// Ours, in address mode, with everything that a container has.
@@ -237,15 +397,20 @@ impl Contender for Dormouse<'_> {
         "dormouse"
     }
 
-    fn start(&mut self, megabytes: u32, processes: u32) -> Result<SocketAddr> {
-        let (megabytes, processes) = (megabytes.to_string(), processes.to_string());
-        let words = ["run", "-d", "--name", "a", "server", "/bin/server", &megabytes, &processes];
-        ok(self.bench.dormouse().args(words))?;
+    fn start(&mut self, server: Server) -> Result<SocketAddr> {
+        let mut run = self.bench.dormouse();
+        run.args(["run", "-d", "--name", "a"]);
+        match server {
+            Server::Own { .. } => run.arg("server"),
+            // What is installed on this host runs on its own files, below a layer that is the container's.
+            Server::Program(_) => run.args(["--rootfs", "/"]),
+        };
+        ok(run.args(server.words(Path::new("/bin/server"))))?;
         let shown = ok(self.bench.dormouse().args(["inspect", "--json", "a"]))?;
         let shown: Value = serde_json::from_str(&shown)?;
         let record = shown.get(0).unwrap_or(&shown);
         let ip = record["addresses"][0].as_str().context("it has no address")?;
-        Ok(SocketAddr::new(ip.parse::<IpAddr>()?, 7000))
+        Ok(SocketAddr::new(ip.parse::<IpAddr>()?, server.port()))
     }
 
     fn save(&mut self) -> Result<Duration> {
@@ -254,6 +419,10 @@ impl Contender for Dormouse<'_> {
         // Without what makes it durable, which CRIU does not do.
         let us = said["pause_us"].as_u64().context("no pause_us")?;
         Ok(Duration::from_micros(us))
+    }
+
+    fn make_durable(&mut self) -> Result<()> {
+        Ok(())
     }
 
     fn restore(&mut self) -> Result<()> {
@@ -268,10 +437,12 @@ impl Contender for Dormouse<'_> {
 /// The peer.
 struct Criu {
     program: PathBuf,
-    server: PathBuf,
+    /// Our own server.
+    own: PathBuf,
     dir: PathBuf,
     /// The server's first process, by our ids.
     pid: u32,
+    address: SocketAddr,
 }
 
 impl Criu {
@@ -301,28 +472,34 @@ impl Contender for Criu {
         "criu"
     }
 
-    fn start(&mut self, megabytes: u32, processes: u32) -> Result<SocketAddr> {
+    fn start(&mut self, server: Server) -> Result<SocketAddr> {
         if self.dir.exists() {
             fs::remove_dir_all(&self.dir)?;
         }
         fs::create_dir_all(&self.dir)?;
         // A session of its own, so that no terminal belongs to it.
         // Descriptors of whoever has started this are files that CRIU does not find.
-        let script = format!(
-            "for f in /proc/$$/fd/*; do n=${{f##*/}}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; \
-             exec {} {megabytes} {processes}",
-            self.server.display()
-        );
+        let script = "for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; \
+                      exec \"$@\"";
         let mut command = Command::new("setsid");
-        command.args(["bash", "-c", &script]).stdin(Stdio::null());
-        self.pid = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?.id();
-        Ok(SocketAddr::from(([127, 0, 0, 1], 7000)))
+        command.args(["bash", "-c", script, "bash"]).args(server.words(&self.own));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.pid = command.spawn()?.id();
+        self.address = SocketAddr::from(([127, 0, 0, 1], server.port()));
+        Ok(self.address)
     }
 
     fn save(&mut self) -> Result<Duration> {
         ok(self.command("dump").arg("-t").arg(self.pid.to_string()))?;
         self.reap()?;
         frozen(&fs::read(self.dir.join("stats-dump")).context("stats-dump")?)
+    }
+
+    fn make_durable(&mut self) -> Result<()> {
+        for entry in fs::read_dir(&self.dir)? {
+            fs::File::open(entry?.path())?.sync_all()?;
+        }
+        Ok(fs::File::open(&self.dir)?.sync_all()?)
     }
 
     fn restore(&mut self) -> Result<()> {
@@ -337,7 +514,7 @@ impl Contender for Criu {
         // All of them: it began a session, and so a process group.
         ok(Command::new("kill").args(["-9", "--", &format!("-{}", self.pid)]))?;
         let began = Instant::now();
-        while ask(SocketAddr::from(([127, 0, 0, 1], 7000)), b'x').is_ok() {
+        while TcpStream::connect(self.address).is_ok() {
             ensure!(began.elapsed() < Duration::from_secs(5), "it does not end");
         }
         self.reap()?;

@@ -24,6 +24,15 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
+/// nginx with one worker, at port 80, whatever the host's own says of it.
+pub const NGINX: [&str; 3] = [
+    "/bin/sh",
+    "-c",
+    "echo 'daemon off; worker_processes 1; user root; pid /tmp/bench-nginx.pid; error_log /dev/null; \
+     events {} http { access_log off; server { listen 80; location / { return 200 bench; } } }' \
+     > /tmp/bench-nginx.conf && exec /usr/sbin/nginx -c /tmp/bench-nginx.conf",
+];
+
 /// One contender: a name and the command of each turn.
 pub struct Arm {
     /// What tables call it.
@@ -473,6 +482,19 @@ impl Place {
     }
 }
 
+/// Colours of lines that everybody can tell from each other (Okabe and Ito, 2008), but for its yellow.
+const COLORS: [(u8, u8, u8); 9] = [
+    (0, 114, 178),
+    (213, 94, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 0, 0),
+    (127, 127, 127),
+    (136, 68, 34),
+];
+
 /// Draws lines over a common x axis into `target/bench/NAME.svg`, and says where.
 pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Result<()> {
     use plotters::prelude::*;
@@ -494,13 +516,25 @@ pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Res
             .build_cartesian_2d(0.0..right, 0.0..high)?;
         chart.configure_mesh().x_desc(axes[0]).y_desc(axes[1]).light_line_style(WHITE).draw()?;
         for (n, line) in lines.iter().enumerate() {
-            let color = Palette99::pick(n).to_rgba();
-            let drawn = chart.draw_series(LineSeries::new(line.points.clone(), &color))?;
+            let (red, green, blue) = COLORS[n % COLORS.len()];
+            let style = RGBColor(red, green, blue).stroke_width(2);
+            let series = LineSeries::new(line.points.clone(), style).point_size(3);
+            let drawn = chart.draw_series(series)?;
             drawn
                 .label(line.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color));
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
         }
-        chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+        // Where the curves are not: they rise, or they fall.
+        let highest = |points: Vec<&(f64, f64)>| points.iter().map(|p| p.1).fold(0.0, f64::max);
+        let first = highest(lines.iter().filter_map(|line| line.points.first()).collect());
+        let last = highest(lines.iter().filter_map(|line| line.points.last()).collect());
+        let side = match last >= first {
+            true => SeriesLabelPosition::UpperLeft,
+            false => SeriesLabelPosition::UpperRight,
+        };
+        let mut legend = chart.configure_series_labels();
+        legend.position(side).border_style(BLACK.mix(0.3));
+        legend.background_style(WHITE.mix(0.7)).draw()?;
         Ok(canvas.present()?)
     };
     draw().map_err(|e| anyhow::anyhow!("cannot draw {}: {e}", path.display()))?;

@@ -5,10 +5,11 @@
 //! ```
 //!
 //! Each is a container of its own, cloned from one that runs, and works for some time of a processor at
-//! every tick, as a game computes its next frame. A tick is late by what passes from when it is due to the
-//! end of its work, less that work. In between others wait for the same processors, so with more servers
-//! more ticks have somebody before them; what is promised is that it is no more than that until there is
-//! no processor left. Denali (OSDI 2002), figure 12.
+//! every tick, as a game computes its next frame. Clones of one have its ticks at the same moments, all of
+//! them, which no servers of their own have: so they are told to begin one after the other, evenly. A tick is
+//! late by what passes from when it is due to the end of its work, less that work. In between others wait
+//! for the same processors, so with more servers more ticks have somebody before them; what is promised is
+//! that it is no more than that until there is no processor left. Denali (OSDI 2002), figure 12.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -57,7 +58,7 @@ fn main() -> Result<()> {
     let words = [PORT.to_string(), PERIOD_MS.to_string(), options.work_us.to_string()];
     ok(bench.dormouse().args(["run", "-d", "--name", "t0", "bench", "tick"]).args(words))?;
     let mut all = vec![bench.address("t0", PORT)?];
-    ensure!(wait_until(PATIENCE, || say(all[0], "R").is_ok()), "it does not answer");
+    ensure!(wait_until(PATIENCE, || say(all[0], "R0").is_ok()), "it does not answer");
     let lines = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
     let mut lines = lines.map(|(name, at)| (at, Line { name, points: Vec::new() }));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -108,8 +109,9 @@ fn main() -> Result<()> {
 
 /// How late all of them are, for a while.
 fn measure(all: &[SocketAddr], seconds: u64) -> Result<Times> {
-    for address in all {
-        say(*address, "R")?;
+    for (n, address) in all.iter().enumerate() {
+        let phase_us = n * PERIOD_MS as usize * 1000 / all.len();
+        say(*address, &format!("R{phase_us}"))?;
     }
     std::thread::sleep(Duration::from_secs(seconds));
     let mut late = Vec::new();

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Times, figure, installed, ok, promise};
+use dormouse_benches::{Bench, NGINX, Times, figure, installed, ok, promise};
 use dormouse_testkit::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -85,13 +85,7 @@ const SERVERS: [Server; 6] = [
         port: 80,
         request: "T\n",
     },
-    Server {
-        name: "nginx",
-        needs: "nginx",
-        words: &["nginx", "-g", "daemon off; worker_processes 1; user root;"],
-        port: 80,
-        request: HTTP,
-    },
+    Server { name: "nginx", needs: "nginx", words: &NGINX, port: 80, request: HTTP },
     Server {
         name: "python http.server",
         needs: "/usr/bin/python3",
