@@ -1,4 +1,5 @@
-//! Where there is memory for some, those that wake wait for it, and others sleep meanwhile.
+//! Where there is memory for some, those that wake wait for it, and others sleep meanwhile. What goes to swap
+//! instead is in `swap.rs`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -29,7 +30,8 @@ struct Daemon(Child);
 impl Daemon {
     #[track_caller]
     fn start(host: &Host, options: &[&str]) -> Self {
-        let mut command = host.dormouse(&[&["daemon"], options].concat());
+        // Whether this host has swap or not.
+        let mut command = host.dormouse(&[&["daemon", "--reclaim", "sleep"], options].concat());
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let line = lines.next().expect("it says something").expect("in UTF-8");
@@ -280,6 +282,8 @@ fn an_amount_that_is_none_is_refused() {
     assert!(error.status != 0 && error.stderr.contains("most"), "{error}");
     let error = host.dm(&["daemon", "--batch", "0"]);
     assert!(error.status != 0 && error.stderr.contains("from 1 to 64"), "{error}");
+    let error = host.dm(&["daemon", "--reclaim", "kill"]);
+    assert!(error.status != 0 && error.stderr.contains("'swap' or 'sleep'"), "{error}");
     let etc = host.root().join("etc");
     std::fs::create_dir_all(&etc).expect("it can be made");
     std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"most\"\n").expect("written");

@@ -62,8 +62,10 @@ fn kill_keeper(host: &Host) {
 fn kill_both(host: &Host) {
     let ours = |line: &str| line.contains("dormouse-keeper") || line.contains("dormouse-vault");
     let both = || host.processes().into_iter().filter(|(_, line)| ours(line));
+    // The vault is made once whoever has fallen asleep was answered.
+    let are_there = || both().count() == 2;
+    assert!(wait_until(Duration::from_secs(10) * slowness(), are_there), "somebody sleeps");
     let pids: Vec<u32> = both().map(|(pid, _)| pid).collect();
-    assert_eq!(pids.len(), 2, "somebody sleeps");
     for signal in [rustix::process::Signal::STOP, rustix::process::Signal::KILL] {
         for pid in &pids {
             let pid = rustix::process::Pid::from_raw(*pid as i32).expect("a pid");

@@ -1,4 +1,5 @@
-//! Swap files that the daemon is given: what is drowsy goes there, spread over their disks, and comes back.
+//! Swap files that the daemon is given: what is drowsy goes there, spread over their disks, and comes back; so do
+//! pages of the idle where others need memory.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -64,6 +65,74 @@ impl Drop for Disks {
     }
 }
 
+/// Starts a server that numbers its callers and has so much memory of its own.
+#[track_caller]
+fn serve(host: &Host, name: &str, kib: u64, options: &[&str]) {
+    let run = [&["run", "-d", "--name", name], options].concat();
+    let serve = ["busybox", "probe", "count", "0.0.0.0", "80", &kib.to_string()];
+    host.dm(&[&run[..], &serve].concat()).ok();
+}
+
+/// What it says to a caller.
+#[track_caller]
+fn ask(host: &Host, name: &str) -> String {
+    let address = host.address_of(name);
+    let mut said = String::new();
+    let answers = || {
+        let mut probe = host.command(image::probe());
+        probe.args(["ask", &address, "80"]);
+        said = run(probe, b"", soon()).stdout.trim().to_owned();
+        !said.is_empty()
+    };
+    assert!(wait_until(soon(), answers), "it answers");
+    said
+}
+
+/// Twelve servers of 8 MB, memory for four, and swap for some of the others.
+#[test]
+fn pages_of_the_idle_go_to_swap_and_whoever_has_no_room_there_sleeps() {
+    let disks = Disks::new();
+    let host = &disks.host;
+    let names: Vec<String> = (0..12).map(|n| format!("c{n}")).collect();
+    for name in &names {
+        serve(host, name, 8 << 10, &["--sleep-after", "3600s"]);
+        assert_eq!(ask(host, name), "call 1");
+    }
+    let asleep = || names.iter().filter(|name| host.state_of(name) == "asleep").count();
+    let in_memory = || -> u64 {
+        let of = |name: &String| {
+            let pid = host.inspect(name)["pid"].as_u64().filter(|pid| *pid > 0)?;
+            let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        };
+        names.iter().filter_map(of).sum::<u64>() >> 10
+    };
+    for (swap, room) in [(48, true), (20, false)] {
+        let [first, second] =
+            disks.files.each_ref().map(|file| format!("{}={swap}m", file.display()));
+        let options = ["daemon", "--memory", "40m", "--swap", &first, "--swap", &second];
+        let mut daemon = host.dormouse(&options).stderr(Stdio::null()).spawn().expect("it starts");
+        let fits = || in_memory() < 40 && (room || asleep() > 0);
+        assert!(wait_until(soon(), fits), "{} MB, {} sleep", in_memory(), asleep());
+        assert_eq!(asleep() == 0, room, "{} sleep", asleep());
+        // Whoever is asked has what it had, and others go in its place.
+        for round in 2..4 {
+            for name in &names {
+                let number = if room { round } else { round + 2 };
+                assert_eq!(ask(host, name), format!("call {number}"), "{name}");
+            }
+        }
+        assert!(wait_until(soon(), fits), "{} MB, {} sleep", in_memory(), asleep());
+        kill_process(Pid::from_child(&daemon), Signal::TERM).expect("it runs");
+        daemon.wait().expect("it is our child");
+        // All of it is in memory again, and smaller files can be made.
+        for file in &disks.files {
+            host.sh(&format!("swapoff {0} && rm {0}", file.display())).ok();
+        }
+    }
+}
+
 #[test]
 fn what_is_drowsy_is_spread_over_the_swap_files_that_the_daemon_is_given() {
     let disks = Disks::new();
@@ -81,21 +150,8 @@ fn what_is_drowsy_is_spread_over_the_swap_files_that_the_daemon_is_given() {
     let areas = disks.areas();
     assert_eq!(areas[0].priority, areas[1].priority, "the kernel takes them in turn");
     assert!(areas[0].priority > 0, "and before others");
-    let kib = (MEGABYTES << 10).to_string();
-    let serve = ["busybox", "probe", "count", "0.0.0.0", "80", &kib];
-    host.dm(&[&["run", "-d", "--name", "x"][..], &serve].concat()).ok();
-    let address = host.address_of("x");
-    let call = || {
-        let mut said = String::new();
-        let answers = || {
-            let mut probe = host.command(image::probe());
-            probe.args(["ask", &address, "80"]);
-            said = run(probe, b"", soon()).stdout.trim().to_owned();
-            !said.is_empty()
-        };
-        assert!(wait_until(soon(), answers), "it answers");
-        said
-    };
+    serve(host, "x", MEGABYTES << 10, &[]);
+    let call = || ask(host, "x");
     assert_eq!(call(), "call 1");
     host.dm(&["sleep", "--drowsy", "x"]).ok();
     let areas = disks.areas();

@@ -6,6 +6,7 @@
  *   Q          the number, and whether every page still holds its part of the sequence
  *   T          the same of one MB, in 16 pieces
  *   P          the same of 256 words, each in another part of the memory
+ *   F          the same of the first 64 kB
  *   L          how often its timer has rung since it was asked last, and how late it was at most, in us
  *
  * With a period it has a timer that rings as often, by the time limit of what it waits in.
@@ -52,7 +53,9 @@ static const char *check(char what)
 	const unsigned long pieces = what == 'P' ? 256 : 16;
 	const unsigned long piece = what == 'P' ? 1 : (1 << 20) / pieces / sizeof(*memory);
 	int is_whole = 1;
-	if ((what != 'T' && what != 'P') || words < pieces * piece)
+	if (what == 'F' && words >= (64 << 10) / sizeof(*memory))
+		is_whole = is_right(0, (64 << 10) / sizeof(*memory));
+	else if ((what != 'T' && what != 'P') || words < pieces * piece)
 		is_whole = is_right(0, words);
 	else
 		for (unsigned long n = 0; n < pieces; n++)
@@ -124,7 +127,7 @@ int main(int argc, char **argv)
 		}
 		if (line[0] == 'S')
 			set(strtoul(line + 1, NULL, 10));
-		if (line[0] && strchr("SQTP", line[0]))
+		if (line[0] && strchr("SQTPF", line[0]))
 			dprintf(caller, "%lu %s\n", number, check(line[0]));
 		if (line[0] == 'L') {
 			dprintf(caller, "%lu %lu\n", rings, late_us);

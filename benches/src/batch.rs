@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use dormouse_benches::farm::{Callers, Farm};
+use dormouse_benches::farm::{Callers, Farm, Touched};
 use dormouse_benches::{Bench, Line, figure, median, plot};
 
 /// Options.
@@ -87,7 +87,8 @@ fn measure(options: &Options, farm: &Farm<'_>, clients: usize) -> Result<Vec<Arm
         for (batch, arm) in options.batches.iter().zip(&mut arms) {
             let _daemon = farm.with_room_for(options.fit, &["--batch", &batch.to_string()])?;
             let time = Duration::from_secs(options.seconds);
-            let asked = farm.ask(Callers { clients, alpha: options.alpha, time })?;
+            let asked =
+                farm.ask(Callers { clients, alpha: options.alpha, time, touched: Touched::All })?;
             arm.requests_per_s.push(asked.requests_per_s);
             arm.by_wake.push(asked.times.len() as f64 / asked.wakes.max(1) as f64);
             arm.p50_ms.push(asked.times.median_ms());

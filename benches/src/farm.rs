@@ -12,8 +12,9 @@ use crate::{Bench, Daemon, Times, ok};
 
 /// LIMIT: how long an answer may take before a benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Until who is popular is known.
+/// Until who is popular is known, and others have made room: at least, and for each server.
 const WARMS_UP: Duration = Duration::from_secs(1);
+const EACH_WARMS_UP: Duration = Duration::from_millis(5);
 /// What the kernel has of a server, in KiB.
 const KERNEL_KIB: u64 = 400;
 
@@ -34,6 +35,27 @@ pub struct Callers {
     pub alpha: f64,
     /// How long.
     pub time: Duration,
+    /// What of its memory a server looks through for an answer.
+    pub touched: Touched,
+}
+
+/// What of its memory a server looks through for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Touched {
+    /// All of it.
+    All,
+    /// The first 64 kB.
+    Few,
+}
+
+impl Touched {
+    /// The word that has it do that (floor/serve.c).
+    fn word(self) -> &'static str {
+        match self {
+            Self::All => "Q",
+            Self::Few => "F",
+        }
+    }
 }
 
 /// What they came to.
@@ -77,7 +99,7 @@ impl<'b> Farm<'b> {
             ok(run.args(["bench", "serve", "80", &kib]).args(period))?;
             self.all.push(self.bench.address(&name, 80)?);
         }
-        let answers = || self.all.iter().all(|address| ask(*address).is_ok());
+        let answers = || self.all.iter().all(|address| ask(*address, Touched::All).is_ok());
         ensure!(wait_until(PATIENCE, answers), "not all of them answer");
         Ok(())
     }
@@ -91,7 +113,7 @@ impl<'b> Farm<'b> {
 
     /// Asks for a while, and for a moment before that.
     pub fn ask(&self, callers: Callers) -> Result<Asked> {
-        callers.ask(&self.all, WARMS_UP)?;
+        callers.ask(&self.all, WARMS_UP.max(EACH_WARMS_UP * self.all.len() as u32))?;
         let before = self.wakes()?;
         let times = callers.ask(&self.all, callers.time)?;
         let wakes = self.wakes()?.saturating_sub(before);
@@ -116,7 +138,7 @@ impl Callers {
                 Ranks::new(0x9e37_79b9_7f4a_7c15 ^ (number << 20), all.len(), self.alpha);
             let mut times = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
-                times.push(ask(all[ranks.next()])?);
+                times.push(ask(all[ranks.next()], self.touched)?);
             }
             Ok(times)
         };
@@ -135,9 +157,9 @@ impl Callers {
 }
 
 /// Asks a server whether its memory is whole: a connection, a word, the answer.
-pub fn ask(address: SocketAddr) -> Result<Duration> {
+pub fn ask(address: SocketAddr, touched: Touched) -> Result<Duration> {
     let begin = Instant::now();
-    let said = say(address, "Q")?;
+    let said = say(address, touched.word())?;
     ensure!(said.contains("whole"), "it said '{said}'");
     Ok(begin.elapsed())
 }

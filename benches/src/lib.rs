@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use dormouse_kernel::process::{CloneFlags, unshare};
+use dormouse_kernel::swap;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -395,6 +396,27 @@ impl Drop for Daemon {
     }
 }
 
+/// A swap file that the whole machine uses; no more when dropped.
+pub struct Swap(PathBuf);
+
+impl Swap {
+    /// Makes one of so many bytes.
+    pub fn on(bench: &Bench, bytes: u64) -> Result<Self> {
+        let path = bench.path("swap");
+        swap::make(&path, bytes)?;
+        ok(Command::new("swapon").arg(&path))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        if let Err(e) = ok(Command::new("swapoff").arg(&self.0)) {
+            eprintln!("{e:#}");
+        }
+    }
+}
+
 /// What lies on a tmpfs.
 const RUNTIME: [&str; 2] = ["root/run", Bench::STATE];
 
@@ -472,6 +494,10 @@ impl Place {
         });
         if !cleaned {
             eprintln!("cannot clean up below {}", self.dir.display());
+        }
+        let swap = self.path("swap");
+        if swap.exists() {
+            let _ = Command::new("swapoff").arg(swap).output(); // mostly it is not in use any more
         }
         for runtime in RUNTIME {
             let _ = Command::new("umount").arg("--lazy").arg(self.path(runtime)).status();

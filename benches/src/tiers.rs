@@ -14,14 +14,12 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::{Bench, Line, Times, figure, first_byte, ok, plot};
+use dormouse_benches::{Bench, Line, Swap, Times, figure, first_byte, ok, plot};
 use dormouse_testkit::wait_until;
 use rustix::io::Errno;
 
@@ -111,28 +109,6 @@ fn swap_out(bench: &Bench, name: &str) -> Result<()> {
     }
 }
 
-/// A swap file; no more in use when dropped.
-struct Swap(PathBuf);
-
-impl Swap {
-    fn on(bench: &Bench) -> Result<Self> {
-        let path = bench.path("swap");
-        ok(Command::new("fallocate").args(["-l", "1G"]).arg(&path))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        ok(Command::new("mkswap").arg(&path))?;
-        ok(Command::new("swapon").arg(&path))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        if let Err(e) = ok(Command::new("swapoff").arg(&self.0)) {
-            eprintln!("{e:#}");
-        }
-    }
-}
-
 /// One line of the plot.
 struct Drawn {
     tier: Tier,
@@ -146,7 +122,7 @@ fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
     let bench = Bench::new()?;
-    let _swap = Swap::on(&bench)?;
+    let _swap = Swap::on(&bench, 1 << 30)?;
     let kib = options.kib.to_string();
     let names: Vec<String> = (0..options.servers).map(|n| format!("s{n}")).collect();
     let mut all = Vec::new();

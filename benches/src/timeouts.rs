@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::farm::{Callers, Farm, say};
+use dormouse_benches::farm::{Callers, Farm, Touched, say};
 use dormouse_benches::{Bench, Line, figure, median, ok, plot};
 
 /// Options.
@@ -128,7 +128,12 @@ fn measure(
     arm.apply(bench, farm.all.len())?;
     let _daemon = farm.with_room_for(options.fit, &[])?;
     let time = Duration::from_secs(options.seconds);
-    let asked = farm.ask(Callers { clients: options.clients, alpha: options.alpha, time })?;
+    let asked = farm.ask(Callers {
+        clients: options.clients,
+        alpha: options.alpha,
+        time,
+        touched: Touched::All,
+    })?;
     turns.requests_per_s.push(asked.requests_per_s);
     turns.wakes_per_s.push(asked.wakes as f64 / time.as_secs_f64());
     turns.p50_ms.push(asked.times.median_ms());

@@ -5,9 +5,10 @@
 //! ```
 //!
 //! Some clients ask one server after the other, number n with a probability of 1/n^alpha, each request
-//! a connection of its own. The daemon has memory for a part of the servers; the others sleep, and are
-//! woken by whoever asks them, when another one sleeps in their place. The reference has memory for all
-//! of them, in the same run, before and after. On the way to that many servers it is measured how many
+//! a connection of its own. The daemon has memory for a part of the servers. The others have theirs in swap, in
+//! one arm; in another they sleep, and are woken by whoever asks them, when another one sleeps in their place. An
+//! answer takes a server all of its memory, or as much as a static web server touches. The reference has memory
+//! for all of them, in the same run, before and after. On the way to that many servers it is measured how many
 //! requests fewer of them answer, with memory for all and for `--fit` of them. Denali (OSDI 2002), figures 8
 //! to 11.
 #![forbid(unsafe_code)]
@@ -16,8 +17,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Parser;
-use dormouse_benches::farm::{Asked, Callers, Farm};
-use dormouse_benches::{Bench, Line, figure, plot, promise};
+use dormouse_benches::farm::{Asked, Callers, Farm, Touched};
+use dormouse_benches::{Bench, Line, Swap, figure, plot, promise};
 
 /// Options.
 #[derive(Parser)]
@@ -45,40 +46,93 @@ struct Options {
 const ALPHAS: [f64; 4] = [0.0, 0.5, 1.0, 1.5];
 const PARTS: [f64; 4] = [0.1, 0.25, 0.5, 0.75];
 
+/// How room is made, and what of its memory an answer takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Arm {
+    reclaim: &'static str,
+    touched: Touched,
+}
+
+const ARMS: [Arm; 4] = [
+    Arm { reclaim: "swap", touched: Touched::Few },
+    Arm { reclaim: "swap", touched: Touched::All },
+    Arm { reclaim: "sleep", touched: Touched::Few },
+    Arm { reclaim: "sleep", touched: Touched::All },
+];
+
+impl std::fmt::Display for Arm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let touched = match self.touched {
+            Touched::Few => "64 kB",
+            Touched::All => "all",
+        };
+        write!(f, "{}, {touched} touched", self.reclaim)
+    }
+}
+
 fn main() -> Result<()> {
     let options = Options::parse();
     let bench = Bench::new()?;
+    let swap = Swap::on(&bench, (options.servers as u64 * (options.kib + 1024)) << 10)?;
     let mut farm = Farm::new(&bench, options.kib);
     against_their_number(&options, &mut farm)?;
-    let mut lines = Vec::new();
+    let (mut by_alpha, mut by_arm) = (Vec::new(), Vec::new());
     for alpha in ALPHAS {
-        let before = point(&options, &farm, alpha, 1.0)?;
-        let mut line = Vec::new();
-        for part in PARTS {
-            let found = point(&options, &farm, alpha, part)?;
-            line.push((part, found));
+        for touched in [Touched::Few, Touched::All] {
+            let arms = || ARMS.into_iter().filter(|arm| arm.touched == touched);
+            let all_fit = |arm: Arm| point(&options, &farm, arm, alpha, 1.0);
+            let before = all_fit(ARMS[0].with(touched))?;
+            let mut found = Vec::new();
+            for part in PARTS {
+                for arm in arms() {
+                    found.push((arm, part, point(&options, &farm, arm, alpha, part)?));
+                }
+            }
+            let after = all_fit(ARMS[0].with(touched))?;
+            let resident = (before.requests_per_s + after.requests_per_s) / 2.0;
+            for arm in arms() {
+                let of_arm = found.iter().filter(|(one, ..)| *one == arm);
+                let mut points = Vec::new();
+                for (_, part, asked) in of_arm {
+                    tell(&options, arm, alpha, *part, asked, resident);
+                    points.push((*part, asked.requests_per_s / resident));
+                }
+                if alpha == 1.0 && arm == ARMS[0] {
+                    let of_all = 1.0 / points[0].1;
+                    promise("alpha 1, memory for a tenth: all in memory against it", of_all, 2.0);
+                }
+                points.push((1.0, 1.0));
+                if alpha == 1.0 {
+                    by_arm.push((arm.to_string(), points.clone()));
+                }
+                if arm == ARMS[0] {
+                    by_alpha.push((format!("alpha {alpha}"), points));
+                }
+            }
         }
-        let after = point(&options, &farm, alpha, 1.0)?;
-        let resident = (before.requests_per_s + after.requests_per_s) / 2.0;
-        for (part, found) in &line {
-            tell(&options, alpha, *part, found, resident);
-        }
-        if alpha == 1.0 {
-            let of_all = resident / line[0].1.requests_per_s;
-            promise("alpha 1, memory for a tenth: all in memory against it", of_all, 2.0);
-        }
-        let ratios = line.iter().map(|(part, found)| (*part, found.requests_per_s / resident));
-        lines.push((format!("alpha {alpha}"), ratios.chain([(1.0, 1.0)]).collect()));
     }
-    let lines: Vec<Line<'_>> =
-        lines.into_iter().map(|(name, points)| Line { name: name.leak(), points }).collect();
-    let title = format!("{} servers, memory for some of them", options.servers);
-    plot("zipf", &title, ["part of them that has room", "requests, of all in memory"], &lines)
+    let axes = ["part of them that has room", "requests, of all in memory"];
+    let title = format!("{} servers, memory for some of them: {}", options.servers, ARMS[0]);
+    plot("zipf", &title, axes, &lines(&by_alpha))?;
+    let title = format!("{} servers, memory for some of them, alpha 1", options.servers);
+    plot("zipf-reclaim", &title, axes, &lines(&by_arm))?;
+    drop(swap);
+    Ok(())
+}
+
+impl Arm {
+    fn with(self, touched: Touched) -> Self {
+        Self { touched, ..self }
+    }
+}
+
+fn lines(all: &[(String, Vec<(f64, f64)>)]) -> Vec<Line<'_>> {
+    all.iter().map(|(name, points)| Line { name, points: points.clone() }).collect()
 }
 
 /// Starts the servers, and draws how many requests so many of them answer on the way.
 fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
-    let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    let mut all: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     let counts = std::iter::successors(Some(options.from.max(1)), |count| Some(count * 2));
     let counts = counts.take_while(|count| *count < options.servers).chain([options.servers]);
     for count in counts {
@@ -90,7 +144,7 @@ fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
             [("room for all".to_owned(), 1.0, true)].into_iter().chain(arms)
         {
             let part = if all_fit { 1.0 } else { (options.fit as f64 / count as f64).min(1.0) };
-            let found = point(options, farm, alpha, part)?;
+            let found = point(options, farm, ARMS[0], alpha, part)?;
             let what = format!("{count} servers, {name}");
             eprintln!("  {what}: {:.0} requests/s, {} wakes", found.requests_per_s, found.wakes);
             let more = serde_json::json!({
@@ -99,22 +153,21 @@ fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
             });
             figure("zipf", &format!("{what}: requests"), found.requests_per_s, "1/s", more);
             let place = (count as f64, found.requests_per_s);
-            match lines.iter_mut().find(|(line, _)| *line == name) {
+            match all.iter_mut().find(|(line, _)| *line == name) {
                 Some((_, points)) => points.push(place),
-                None => lines.push((name, vec![place])),
+                None => all.push((name, vec![place])),
             }
         }
     }
-    let drawn = lines.iter().map(|(name, points)| Line { name, points: points.clone() });
-    let title = format!("More and more servers, memory for {} of them", options.fit);
-    plot("zipf-servers", &title, ["servers", "requests a second"], &drawn.collect::<Vec<_>>())
+    let title = format!("More and more servers, memory for {} of them: {}", options.fit, ARMS[0]);
+    plot("zipf-servers", &title, ["servers", "requests a second"], &lines(&all))
 }
 
-fn tell(options: &Options, alpha: f64, part: f64, found: &Asked, resident: f64) {
+fn tell(options: &Options, arm: Arm, alpha: f64, part: f64, found: &Asked, resident: f64) {
     let Asked { requests_per_s, times, wakes } = found;
     let ratio = requests_per_s / resident;
     eprintln!(
-        "  alpha {alpha}, room for {part}: {requests_per_s:.0} requests/s, {ratio:.2} of all in \
+        "  {arm}, alpha {alpha}, room for {part}: {requests_per_s:.0} requests/s, {ratio:.2} of all in \
          memory; p50 {:.2} ms, p99 {:.1} ms, longest {:.0} ms; {wakes} wakes",
         times.median_ms(),
         times.at(0.99),
@@ -125,13 +178,14 @@ fn tell(options: &Options, alpha: f64, part: f64, found: &Asked, resident: f64) 
         "seconds": options.seconds, "requests_per_s": requests_per_s, "wakes": wakes,
         "p50_ms": times.median_ms(), "p99_ms": times.at(0.99), "max_ms": times.at(1.0),
     });
-    let name = format!("alpha {alpha}, room for {part}: requests, of all in memory");
+    let name = format!("{arm}, alpha {alpha}, room for {part}: requests, of all in memory");
     figure("zipf", &name, ratio, "", more);
 }
 
 /// Asks for a while, with memory for a part of them.
-fn point(options: &Options, farm: &Farm<'_>, alpha: f64, part: f64) -> Result<Asked> {
-    let _daemon = farm.with_room_for((farm.all.len() as f64 * part).round() as usize, &[])?;
+fn point(options: &Options, farm: &Farm<'_>, arm: Arm, alpha: f64, part: f64) -> Result<Asked> {
+    let fit = (farm.all.len() as f64 * part).round() as usize;
+    let _daemon = farm.with_room_for(fit, &["--reclaim", arm.reclaim])?;
     let time = Duration::from_secs(options.seconds);
-    farm.ask(Callers { clients: options.clients, alpha, time })
+    farm.ask(Callers { clients: options.clients, alpha, time, touched: arm.touched })
 }

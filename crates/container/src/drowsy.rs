@@ -28,7 +28,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use dormouse_checkpoint::save;
-use dormouse_kernel::cgroup::Cgroup;
+use dormouse_kernel::cgroup::{Cgroup, CgroupError, CpuTime, MemoryInUse};
 use dormouse_kernel::{call, pidfd, proc};
 use dormouse_launch::Keeper;
 use dormouse_launch::protocol::watch;
@@ -108,7 +108,44 @@ impl Engine {
         self.record("drowsy", id.as_str(), config.name.as_str(), &reason);
         // ORDER: from here on whoever calls wakes it, and does not wait for the rest.
         drop((doing, lock));
-        self.push_out(id, &cgroup).map(Some)
+        let goes_on = || self.is_drowsy(id);
+        let before_bytes = cgroup.memory_bytes()?;
+        let pushed = push_out(&cgroup, &goes_on);
+        let pushed = pushed.and_then(|has_swap| Ok((has_swap, cgroup.memory_bytes()?)));
+        let (has_swap, after_bytes) = match pushed {
+            // It was woken, and has ended.
+            Err(_) if !goes_on() => (has_swap(), before_bytes),
+            other => other?,
+        };
+        Ok(Some(Drowsed { before_bytes, after_bytes, has_swap }))
+    }
+
+    /// Pushes the memory of a running container out to swap as long as none of its tasks runs. It goes on, and
+    /// what it touches the kernel reads again; nothing of it is on record. Gives how much that was, in bytes.
+    pub(crate) fn swap_out(&self, id: &ContainerId, idle: Option<&Idle>) -> Result<u64> {
+        let config = self.config(id)?;
+        let state = self.look(&config)?.state;
+        if state != State::Running {
+            return Err(self.not(&config, state, "it is not running"));
+        }
+        self.filled(&config)?;
+        let parent = &self.places().cgroup;
+        let cpu = CpuTime::below(parent)?;
+        let goes_on = || {
+            let used = || cpu.of(id.as_str()).ok().flatten();
+            idle.is_none_or(|idle| used() == Some(idle.used_ns))
+        };
+        if !goes_on() {
+            return Err(Error::NotIdle(config.name.to_string()));
+        }
+        let memory = MemoryInUse::below(parent)?;
+        let pages = || -> Result<u64> {
+            let found = memory.as_ref().map(|memory| memory.of(id.as_str())).transpose()?;
+            Ok(found.flatten().unwrap_or_default().for_swap_bytes)
+        };
+        let before = pages()?;
+        push_out(&self.cgroup(&config)?, &goes_on)?;
+        Ok(before.saturating_sub(pages()?))
     }
 
     /// Freezes it, and has the keeper hear of whoever calls.
@@ -174,33 +211,30 @@ impl Engine {
         let init = disk::read_json::<InitRecord>(&self.run_dir(id).join("init.json"));
         init.is_ok_and(|init| init.is_some_and(|init| init.drowsy_unix_ms.is_some()))
     }
+}
 
-    /// Pushes memory out as long as the container is drowsy; what is not pushed out by then stays.
-    fn push_out(&self, id: &ContainerId, cgroup: &Cgroup) -> Result<Drowsed> {
-        let before_bytes = cgroup.memory_bytes()?;
-        let has_swap = has_swap();
-        let goes_on = || self.is_drowsy(id);
-        if has_swap {
-            let opened =
-                cgroup.pids()?.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?)));
-            let opened: Vec<(u32, OwnedFd)> = opened.collect();
-            // ORDER: opened, then found in the group once more: no other's process by that number.
-            let pids = cgroup.pids()?;
-            for (pid, process) in opened.iter().filter(|(pid, _)| pids.contains(pid)) {
-                if !push_out_process(*pid, process, &goes_on) {
-                    break;
-                }
+/// Pushes the memory of all processes of a group out, as long as `goes_on` says so; what is not pushed out
+/// by then stays. Whether the host has swap: without it only page cache can be taken.
+fn push_out(
+    cgroup: &Cgroup,
+    goes_on: &impl Fn() -> bool,
+) -> std::result::Result<bool, CgroupError> {
+    let has_swap = has_swap();
+    if has_swap {
+        let opened =
+            cgroup.pids()?.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?)));
+        let opened: Vec<(u32, OwnedFd)> = opened.collect();
+        // ORDER: opened, then found in the group once more: no other's process by that number.
+        let pids = cgroup.pids()?;
+        for (pid, process) in opened.iter().filter(|(pid, _)| pids.contains(pid)) {
+            if !push_out_process(*pid, process, goes_on) {
+                break;
             }
         }
-        // Page cache, and what no process maps.
-        let reclaimed = cgroup.reclaim(goes_on);
-        let after_bytes = match reclaimed.and_then(|()| cgroup.memory_bytes()) {
-            // It was woken, and has ended.
-            Err(_) if !self.is_drowsy(id) => before_bytes,
-            other => other?,
-        };
-        Ok(Drowsed { before_bytes, after_bytes, has_swap })
     }
+    // Page cache, what no process maps, and what is in swap already but not let go of yet.
+    cgroup.reclaim(goes_on)?;
+    Ok(has_swap)
 }
 
 /// Pushes the memory of a process out. False where it is to be left alone now.

@@ -46,6 +46,8 @@ pub enum Tier {
     Drowsy,
     /// Without processes ([`crate::Engine::sleep`]).
     Asleep,
+    /// As it was, but for its memory, which is pushed out as long as it does nothing.
+    Swapped,
 }
 
 impl Tier {
@@ -54,6 +56,7 @@ impl Tier {
         match self {
             Self::Drowsy => "drowsy",
             Self::Asleep => "asleep",
+            Self::Swapped => "swapped",
         }
     }
 }
@@ -62,9 +65,9 @@ impl std::str::FromStr for Tier {
     type Err = Error;
 
     fn from_str(word: &str) -> Result<Self> {
-        let all = [Self::Drowsy, Self::Asleep];
+        let all = [Self::Drowsy, Self::Asleep, Self::Swapped];
         let found = all.into_iter().find(|tier| tier.as_str() == word);
-        found.ok_or_else(|| Error::Invalid(format!("'{word}' is neither drowsy nor asleep")))
+        found.ok_or_else(|| Error::Invalid(format!("'{word}' is none of drowsy, asleep, swapped")))
     }
 }
 
@@ -136,6 +139,11 @@ pub enum Fell {
         /// From the begin to the end.
         took_us: u64,
     },
+    /// It goes on, and its memory was pushed out.
+    Swapped {
+        /// How much.
+        bytes: u64,
+    },
     /// It had run again.
     Ran,
     /// It is not running, or not there.
@@ -190,18 +198,23 @@ impl Engine {
         Ok(waits)
     }
 
-    /// Puts a container to sleep, or has it become drowsy, if it is still idle where that is why.
+    /// Puts a container to sleep, has it become drowsy or pushes its memory out, if it is still idle where
+    /// that is why.
     pub fn fall_asleep(&self, id: &ContainerId, idle: Option<&Idle>, tier: Tier, why: Why) -> Fell {
         let began = Instant::now();
+        let took_us = || began.elapsed().as_micros() as u64;
         let fell = match tier {
-            Tier::Asleep => self.sleep_as(id, idle, why).map(|done| done.is_some()),
-            Tier::Drowsy => self.drowse_as(id, idle, why).map(|done| done.is_some()),
+            Tier::Asleep => self
+                .sleep_as(id, idle, why)
+                .map(|done| done.map(|_| Fell::Asleep { took_us: took_us() })),
+            Tier::Drowsy => self
+                .drowse_as(id, idle, why)
+                .map(|done| done.map(|_| Fell::Drowsy { took_us: took_us() })),
+            Tier::Swapped => self.swap_out(id, idle).map(|bytes| Some(Fell::Swapped { bytes })),
         };
-        let took_us = began.elapsed().as_micros() as u64;
         match fell {
-            Ok(true) if tier == Tier::Asleep => Fell::Asleep { took_us },
-            Ok(true) => Fell::Drowsy { took_us },
-            Ok(false) | Err(Error::NoContainer(_) | Error::State { .. }) => Fell::Gone,
+            Ok(Some(fell)) => fell,
+            Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Fell::Gone,
             Err(Error::NotIdle(_)) => Fell::Ran,
             // All that was found is told, and not more than one line of it.
             Err(Error::Checkpoint(CheckpointError::Refused(refusals))) => {

@@ -3,8 +3,8 @@
 //! First come, first served: those that come later wait behind the first, however little they need, so
 //! nobody waits for ever. Who has more of the processors by its record (`--cpu-weight`) has so much to do in
 //! time: twice the weight stands before those who came a quarter of a second earlier, and no weight before
-//! those who came some seconds earlier. For the first ones in the line others are put to sleep ([`crate::room`] says
-//! which), by the same processes that put the idle to sleep.
+//! those who came some seconds earlier. For the first ones in the line others give their pages to swap, or are put
+//! to sleep ([`crate::room`] says which), by the same processes that put the idle to sleep.
 //!
 //! **Looks.** What is awake is what has a directory below `RUN/c`; each has its CPU time and its memory
 //! looked at, three small files: ten times a second while there is little room, more often while
@@ -17,10 +17,11 @@ use std::time::{Duration, Instant};
 
 use dormouse_container::{Answer, Asker, Engine, Gate as Door, Heard, TOLD_EVERY};
 use dormouse_kernel::cgroup::{CpuTime, MemoryInUse};
+use dormouse_kernel::swap;
 use dormouse_model::ContainerId;
 
-use crate::Batch;
 use crate::room::{Choice, Need, PATIENCE, Room};
+use crate::{Batch, Reclaim};
 
 /// How often all that is awake is looked at: at leisure, while there is little room, and while somebody
 /// waits for some.
@@ -68,6 +69,8 @@ pub(crate) struct Gate {
     room: Room,
     /// For how many of those that wait room is made at once, and how many are put to sleep for it.
     batch: usize,
+    /// Pages of the idle go to swap first.
+    swaps: bool,
     /// In their order.
     guests: Vec<Guest>,
     looked: Instant,
@@ -87,13 +90,14 @@ impl Gate {
         engine: &Engine,
         memory: MemoryInUse,
         room_bytes: u64,
-        batch: Batch,
+        (batch, reclaim): (Batch, Reclaim),
     ) -> dormouse_container::Result<Self> {
         Ok(Self {
             door: Door::open(engine)?,
             memory,
             room: Room::of(room_bytes),
             batch: batch.count(),
+            swaps: reclaim == Reclaim::Swap,
             guests: Vec::new(),
             looked: Instant::now(),
             look_took: Duration::ZERO,
@@ -158,7 +162,8 @@ impl Gate {
         self.guests.sort_by_key(|guest| guest.place);
         if self.glanced + GLANCES <= now {
             self.glanced = now;
-            self.is_tight = self.memory.of_all().is_ok_and(|all| self.room.is_tight_with(all));
+            let all = self.memory.of_all();
+            self.is_tight = all.is_ok_and(|all| self.room.is_tight_with(all.bytes));
         }
         if self.next_look() <= now {
             self.look(now, engine, cpu);
@@ -172,10 +177,15 @@ impl Gate {
         let Ok(ids) = engine.started() else { return };
         for id in &ids {
             let used_ns = cpu.of(id.as_str()).ok().flatten();
-            let bytes = self.memory.of(id.as_str()).ok().flatten();
-            if let (Some(used_ns), Some(bytes)) = (used_ns, bytes) {
-                self.room.look(now, id, used_ns, bytes, || may_sleep(engine, id));
+            let in_use = self.memory.of(id.as_str()).ok().flatten();
+            if let (Some(used_ns), Some(in_use)) = (used_ns, in_use) {
+                self.room.look(now, id, used_ns, in_use, || may_sleep(engine, id));
             }
+        }
+        if self.swaps {
+            let areas = swap::areas().unwrap_or_default();
+            let free = |area: &swap::Area| area.bytes.saturating_sub(area.used_bytes);
+            self.room.has_swap(areas.iter().map(free).sum());
         }
         let there: HashSet<&ContainerId> = ids.iter().collect();
         self.room.only(now, |id| there.contains(id));

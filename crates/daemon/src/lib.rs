@@ -52,7 +52,7 @@ use rustix::fs::inotify;
 use errand::{Errand, Hands};
 use gate::Gate;
 use room::Choice;
-pub use settings::{Batch, Memory, Settings};
+pub use settings::{Batch, Memory, Reclaim, Settings};
 pub use swap::SwapFile;
 use watch::Watch;
 
@@ -188,7 +188,7 @@ fn gate(engine: &Engine, settings: &Settings) -> Result<Option<Gate>> {
         say("nobody waits for memory: this host has no memory controller");
         return Ok(None);
     };
-    Ok(Some(Gate::open(engine, in_use, bytes, settings.batch())?))
+    Ok(Some(Gate::open(engine, in_use, bytes, (settings.batch(), settings.reclaim()))?))
 }
 
 impl Daemon {
@@ -385,11 +385,11 @@ impl Daemon {
         }
     }
 
-    /// Lets those in for whom there is room, and has others sleep for those for whom there is none.
+    /// Lets those in for whom there is room, and has others give memory for those for whom there is none.
     fn mind_the_gate(&mut self) {
         let Some(gate) = &mut self.gate else { return };
-        for Choice { id, idle } in gate.serve(&self.engine, &self.cpu) {
-            self.put_to_sleep(id, idle.as_ref(), Tier::Asleep, Why::Memory);
+        for Choice { id, tier, idle } in gate.serve(&self.engine, &self.cpu) {
+            self.put_to_sleep(id, idle.as_ref(), tier, Why::Memory);
         }
     }
 
@@ -428,6 +428,7 @@ impl Daemon {
         if let Some(gate) = &mut self.gate {
             match fell {
                 Fell::Asleep { .. } | Fell::Gone => gate.room().left(now, id.clone()),
+                Fell::Swapped { bytes } => gate.room().pushed_out(now, id, bytes),
                 Fell::Ran | Fell::Drowsy { .. } => gate.room().stays(now, id, false),
                 Fell::Awake { .. } => gate.room().stays(now, id, true),
             }
@@ -446,6 +447,7 @@ impl Daemon {
             }
             Fell::Gone => return self.consider(id.clone()),
             Fell::Ran => watch.ran(now),
+            Fell::Swapped { .. } => {} // it is as idle as it was
             Fell::Awake { why } => {
                 // The gate asks sooner than the idle time has come, and then the idle may still be tried.
                 if reason == Why::Idle

@@ -10,6 +10,10 @@
 //! used: worth = popularity x wake / memory, and the least worth sleeps first. A wake has a price of its
 //! own and one by the byte.
 //!
+//! **Swap first.** Where the host has swap with room in it, whoever is idle need not sleep at once: its pages
+//! are pushed out, and it goes on. That gives nearly as much and costs far less, since nothing is to be made
+//! again: the kernel reads what is touched. What is left then is the kernel's part, and sleep gives that.
+//!
 //! **In turn**, while somebody waits: those that are idle and have been awake for a moment; when that
 //! is of no help for a while, all that are idle; then those at work, too, that had their time. One that
 //! was at work asks for its wake at once and waits behind the others: where the busy do not fit
@@ -21,7 +25,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use dormouse_container::Idle;
+use dormouse_container::{Idle, Tier};
+use dormouse_kernel::cgroup::InUse;
 use dormouse_model::ContainerId;
 
 /// After how long a use counts 1/e of one now.
@@ -32,6 +37,12 @@ const POPULARITY_MIN: f64 = 1e-4;
 const WAKE_S: f64 = 0.005;
 /// What each byte adds: memory is read at some 1 GB/s.
 const WAKE_S_PER_BYTE: f64 = 1e-9;
+/// What it costs to have pages read again from swap, whatever they are, in seconds, and for each byte: the
+/// kernel reads some of them at a time.
+const SWAP_S: f64 = 0.0005;
+const SWAP_S_PER_BYTE: f64 = 2e-9;
+/// What is less than this is not pushed out, nor what is less than a quarter of all.
+const PUSHED_BYTES_MIN: u64 = 64 << 10;
 /// How long one is left where it is that has been woken, so that it does what it was woken for.
 const SETTLES: Duration = Duration::from_millis(20);
 /// How long one that is at work stays awake at least.
@@ -42,6 +53,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
 const WORTH: Duration = Duration::from_secs(1);
 /// How long one that could not sleep is left alone, the first time.
 const LEFT_ALONE: Duration = Duration::from_millis(100);
+/// How long nobody tries again to push out what did not go.
+const KEEPS_PAGES: Duration = Duration::from_secs(60);
 /// LIMIT: how often that doubles.
 const DOUBLINGS_MAX: u32 = 9;
 /// How often in a row one cannot sleep until nobody waits for it.
@@ -53,6 +66,12 @@ const KERNEL_BYTES: u64 = 512 << 10;
 #[derive(Debug)]
 struct Awake {
     bytes: u64,
+    /// Of that, what could be in swap.
+    for_swap_bytes: u64,
+    /// What was pushed out of it and may be there still.
+    swapped_bytes: u64,
+    /// The kernel does not push its pages out, for whatever reason: not again before that.
+    keeps_pages_until: Instant,
     /// What was reserved for it when it was let in.
     reserved_bytes: u64,
     used_ns: u64,
@@ -63,6 +82,8 @@ struct Awake {
     popularity: f64,
     may_sleep: bool,
     step: Step,
+    /// What it gives that is leaving.
+    leaving_bytes: u64,
     refusals: u32,
     left_alone_until: Instant,
 }
@@ -83,12 +104,24 @@ struct Past {
     left: Instant,
 }
 
-/// One that is to sleep now.
+/// One that is to give memory now.
 #[derive(Debug)]
 pub(crate) struct Choice {
     pub(crate) id: ContainerId,
+    /// How: its pages go to swap, or it sleeps.
+    pub(crate) tier: Tier,
     /// What it is to be still; none where it sleeps though it is at work.
     pub(crate) idle: Option<Idle>,
+}
+
+/// How one could give memory.
+struct Offer {
+    id: ContainerId,
+    tier: Tier,
+    is_busy: bool,
+    /// What it is worth to have a byte of that in memory, in seconds a second.
+    worth: f64,
+    bytes: u64,
 }
 
 /// How much somebody who waits may ask of the others.
@@ -106,6 +139,8 @@ pub(crate) enum Need {
 #[derive(Debug)]
 pub(crate) struct Room {
     bytes: u64,
+    /// What has room in swap.
+    swap_bytes: u64,
     awake: HashMap<ContainerId, Awake>,
     past: HashMap<ContainerId, Past>,
 }
@@ -121,10 +156,20 @@ fn use_once() -> f64 {
 }
 
 impl Awake {
-    /// What it is worth to have a byte of it in memory, in seconds of waking a second.
-    fn worth(&self) -> f64 {
-        let bytes = self.bytes.max(1) as f64;
-        self.popularity * (WAKE_S + bytes * WAKE_S_PER_BYTE) / bytes
+    /// How it can give memory that may go, where so much has room in swap.
+    fn offer(&self, now: Instant, id: &ContainerId, swap_bytes: u64) -> Offer {
+        let is_busy = !self.is_idle();
+        let pages = self.for_swap_bytes;
+        let goes_to_swap = !is_busy
+            && pages <= swap_bytes
+            && pages >= PUSHED_BYTES_MIN.max(self.bytes / 4)
+            && self.keeps_pages_until <= now;
+        let (tier, bytes, once, per_byte) = match goes_to_swap {
+            true => (Tier::Swapped, pages, SWAP_S, SWAP_S_PER_BYTE),
+            false => (Tier::Asleep, self.bytes.max(1), WAKE_S, WAKE_S_PER_BYTE),
+        };
+        let cost = once + bytes as f64 * per_byte;
+        Offer { id: id.clone(), tier, is_busy, worth: self.popularity * cost / bytes as f64, bytes }
     }
 
     fn is_idle(&self) -> bool {
@@ -146,7 +191,12 @@ impl Awake {
 impl Room {
     /// Room of so many bytes.
     pub(crate) fn of(bytes: u64) -> Self {
-        Self { bytes, awake: HashMap::new(), past: HashMap::new() }
+        Self { bytes, swap_bytes: 0, awake: HashMap::new(), past: HashMap::new() }
+    }
+
+    /// So much has room in swap that pages may be pushed out to.
+    pub(crate) fn has_swap(&mut self, bytes: u64) {
+        self.swap_bytes = bytes;
     }
 
     /// What those that are awake take, and those that have leave to be.
@@ -206,6 +256,9 @@ impl Room {
         let popularity = past.map_or(0.0, |past| faded(past.popularity, now - past.left));
         let awake = Awake {
             bytes,
+            for_swap_bytes: 0,
+            swapped_bytes: 0,
+            keeps_pages_until: now,
             reserved_bytes: bytes,
             used_ns: 0,
             since: now,
@@ -214,6 +267,7 @@ impl Room {
             popularity: popularity + use_once(),
             may_sleep,
             step,
+            leaving_bytes: 0,
             refusals: 0,
             left_alone_until: now,
         };
@@ -243,16 +297,20 @@ impl Room {
         now: Instant,
         id: &ContainerId,
         used_ns: u64,
-        bytes: u64,
+        InUse { bytes, for_swap_bytes }: InUse,
         may_sleep: impl FnOnce() -> bool,
     ) {
         let Some(awake) = self.awake.get_mut(id) else {
             self.enter(now, id.clone(), Step::Here, may_sleep(), bytes);
             if let Some(awake) = self.awake.get_mut(id) {
-                awake.used_ns = used_ns;
+                (awake.used_ns, awake.for_swap_bytes) = (used_ns, for_swap_bytes);
             }
             return;
         };
+        // What was read again is in memory; what else is there is new.
+        let more = for_swap_bytes.saturating_sub(awake.for_swap_bytes);
+        awake.swapped_bytes = awake.swapped_bytes.saturating_sub(more);
+        awake.for_swap_bytes = for_swap_bytes;
         awake.popularity = faded(awake.popularity, now - awake.looked);
         awake.looked = now;
         if awake.used_ns != used_ns {
@@ -276,14 +334,31 @@ impl Room {
     pub(crate) fn left(&mut self, now: Instant, id: ContainerId) {
         if let Some(awake) = self.awake.remove(&id) {
             let popularity = faded(awake.popularity, now - awake.looked);
-            self.past.insert(id, Past { bytes: awake.bytes, popularity, left: now });
+            // All of it comes back with it.
+            let bytes = awake.bytes + awake.swapped_bytes;
+            self.past.insert(id, Past { bytes, popularity, left: now });
         }
+    }
+
+    /// Its pages were pushed out, so many bytes of them.
+    pub(crate) fn pushed_out(&mut self, now: Instant, id: &ContainerId, bytes: u64) {
+        let Some(awake) = self.awake.get_mut(id) else { return };
+        awake.step = Step::Here;
+        // It may use no swap, or has what swap does not take.
+        if bytes < awake.for_swap_bytes / 4 {
+            awake.keeps_pages_until = now + KEEPS_PAGES;
+        }
+        awake.for_swap_bytes = awake.for_swap_bytes.saturating_sub(bytes);
+        awake.bytes = awake.bytes.saturating_sub(bytes);
+        awake.reserved_bytes = awake.reserved_bytes.min(awake.bytes);
+        awake.swapped_bytes += bytes;
+        self.swap_bytes = self.swap_bytes.saturating_sub(bytes);
     }
 
     /// It is being put to sleep, for whatever reason.
     pub(crate) fn leaves(&mut self, id: &ContainerId) {
-        if let Some(awake) = self.awake.get_mut(id) {
-            awake.step = Step::Leaving;
+        if let Some(awake) = self.awake.get_mut(id).filter(|awake| awake.step != Step::Leaving) {
+            (awake.step, awake.leaving_bytes) = (Step::Leaving, awake.bytes);
         }
     }
 
@@ -305,7 +380,7 @@ impl Room {
         }
     }
 
-    /// Who is to sleep so that `wanted` bytes more have room, or that there is some ahead; at most so
+    /// Who is to give memory so that `wanted` bytes more have room, or that there is some ahead; at most so
     /// many at once. They are leaving from now on.
     pub(crate) fn choose(
         &mut self,
@@ -320,25 +395,27 @@ impl Room {
         };
         let leaving = self.awake.values().filter(|awake| awake.step == Step::Leaving);
         let (count, leaving) =
-            leaving.fold((0, 0), |(count, sum), awake| (count + 1, sum + awake.bytes));
+            leaving.fold((0, 0), |(count, sum), awake| (count + 1, sum + awake.leaving_bytes));
         let mut excess = self.taken_bytes().saturating_add(wanted).saturating_sub(room + leaving);
         if excess == 0 || count >= count_max {
             return Vec::new();
         }
         let may_go = self.awake.iter().filter(|(_, awake)| awake.may_go(now, need));
-        let mut all: Vec<(bool, f64, ContainerId)> =
-            may_go.map(|(id, it)| (!it.is_idle(), it.worth(), id.clone())).collect();
-        all.sort_by(|a, b| {
-            (a.0, a.1).partial_cmp(&(b.0, b.1)).unwrap_or(std::cmp::Ordering::Equal)
-        });
-        let mut chosen = Vec::new();
-        for (is_busy, _, id) in all.into_iter().take(count_max - count) {
+        let mut all: Vec<Offer> =
+            may_go.map(|(id, awake)| awake.offer(now, id, self.swap_bytes)).collect();
+        all.sort_by(|a, b| a.is_busy.cmp(&b.is_busy).then_with(|| a.worth.total_cmp(&b.worth)));
+        let (mut chosen, mut swap_bytes) = (Vec::new(), self.swap_bytes);
+        for Offer { id, tier, is_busy, bytes, .. } in all.into_iter().take(count_max - count) {
+            if tier == Tier::Swapped {
+                let Some(rest) = swap_bytes.checked_sub(bytes) else { continue };
+                swap_bytes = rest;
+            }
             let Some(awake) = self.awake.get_mut(&id) else { continue };
-            awake.step = Step::Leaving;
+            (awake.step, awake.leaving_bytes) = (Step::Leaving, bytes);
             let quiet = now.saturating_duration_since(awake.still_since);
             let idle = Idle { quiet, used_ns: awake.used_ns, worth: WORTH };
-            chosen.push(Choice { id, idle: (!is_busy).then_some(idle) });
-            excess = excess.saturating_sub(awake.bytes);
+            chosen.push(Choice { id, tier, idle: (!is_busy).then_some(idle) });
+            excess = excess.saturating_sub(bytes);
             if excess == 0 {
                 break;
             }
@@ -361,6 +438,11 @@ mod tests {
         Duration::from_secs_f64(n)
     }
 
+    /// All of it is pages.
+    fn of(bytes: u64) -> InUse {
+        InUse { bytes, for_swap_bytes: bytes }
+    }
+
     /// Containers of 10 MB that are looked at ten times a second for ten seconds; number n has run at
     /// every look whose number n divides, the last one long ago.
     fn used_by_rank(room: u64, count: u8) -> (Room, Instant) {
@@ -369,7 +451,7 @@ mod tests {
             now += s(0.1);
             for n in 1..=count {
                 let used = look.min(98) / u64::from(n) + 1;
-                room.look(now, &id(n), used, 10 * MB, || true);
+                room.look(now, &id(n), used, of(10 * MB), || true);
             }
         }
         (room, now)
@@ -398,8 +480,8 @@ mod tests {
         let (mut room, mut now) = (Room::of(100 * MB), Instant::now());
         for look in 0..20 {
             now += s(0.1);
-            room.look(now, &id(1), look.min(10), MB, || true);
-            room.look(now, &id(2), look.min(10), 50 * MB, || true);
+            room.look(now, &id(1), look.min(10), of(MB), || true);
+            room.look(now, &id(2), look.min(10), of(50 * MB), || true);
         }
         assert_eq!(ids(&room.choose(now, Need::Now, 60 * MB, 1)), [id(2)]);
     }
@@ -409,8 +491,8 @@ mod tests {
         let (mut room, now) = used_by_rank(40 * MB, 4);
         assert_eq!(ids(&room.choose(now, Need::Ahead, 0, 8)), [id(4)], "a sixteenth is kept free");
         let mut room = Room::of(10 * MB);
-        room.look(now, &id(1), 1, 10 * MB, || true);
-        room.look(now + s(5.0), &id(1), 2, 10 * MB, || true);
+        room.look(now, &id(1), 1, of(10 * MB), || true);
+        room.look(now + s(5.0), &id(1), 2, of(10 * MB), || true);
         assert_eq!(ids(&room.choose(now + s(5.0), Need::Now, 5 * MB, 8)), [], "it is at work");
         let chosen = room.choose(now + s(5.0), Need::Urgent, 5 * MB, 8);
         assert_eq!(ids(&chosen), [id(1)]);
@@ -424,13 +506,13 @@ mod tests {
         assert!(!room.has_room(now, MB));
         assert_eq!(ids(&room.choose(now + s(9.0), Need::Urgent, MB, 8)), [], "it is on its way");
         room.arrived(now, &id(1));
-        room.look(now + SETTLES / 4, &id(1), 1, MB, || true);
+        room.look(now + SETTLES / 4, &id(1), 1, of(MB), || true);
         assert!(!room.has_room(now, MB), "what it had comes back as it is touched");
-        room.look(now + SETTLES / 2, &id(1), 1, MB, || true);
+        room.look(now + SETTLES / 2, &id(1), 1, of(MB), || true);
         assert_eq!(ids(&room.choose(now + SETTLES / 2, Need::Now, 10 * MB, 8)), []);
         assert_eq!(ids(&room.choose(now + SETTLES, Need::Now, 10 * MB, 8)), [id(1)]);
         room.stays(now + s(0.3), &id(1), false);
-        room.look(now + s(0.4), &id(1), 2, MB, || true);
+        room.look(now + s(0.4), &id(1), 2, of(MB), || true);
         assert_eq!(ids(&room.choose(now + s(0.4), Need::Urgent, 10 * MB, 8)), [], "it works");
         assert_eq!(ids(&room.choose(now + s(1.1), Need::Urgent, 10 * MB, 8)), [id(1)], "it had it");
     }
@@ -438,7 +520,7 @@ mod tests {
     #[test]
     fn where_nobody_may_sleep_one_more_is_let_in() {
         let (mut room, now) = (Room::of(10 * MB), Instant::now());
-        room.look(now, &id(1), 1, 20 * MB, || false);
+        room.look(now, &id(1), 1, of(20 * MB), || false);
         assert!(room.has_room(now, MB), "there will never be room");
         room.admit(now, id(2), true, MB);
         assert!(!room.has_room(now, MB), "the next waits for that one");
@@ -461,7 +543,47 @@ mod tests {
         room.only(now + s(3600.0), |one| *one == id(1));
         assert!(room.past.is_empty());
         // One that is awake and that nobody uses is as good as unknown after a while.
-        room.look(now + s(600.0), &id(1), 99, 10 * MB, || true);
+        room.look(now + s(600.0), &id(1), 99, of(10 * MB), || true);
         assert!(room.awake[&id(1)].popularity < POPULARITY_MIN + use_once());
+    }
+
+    #[test]
+    fn pages_of_the_idle_go_to_swap_before_anybody_sleeps() {
+        let (mut room, now) = used_by_rank(40 * MB, 4);
+        room.has_swap(15 * MB);
+        let tiers = |chosen: &[Choice]| -> Vec<(ContainerId, Tier)> {
+            chosen.iter().map(|choice| (choice.id.clone(), choice.tier)).collect()
+        };
+        assert_eq!(tiers(&room.choose(now, Need::Now, MB, 8)), [(id(4), Tier::Swapped)]);
+        assert_eq!(tiers(&room.choose(now, Need::Now, 9 * MB, 8)), [], "that is enough");
+        room.pushed_out(now, &id(4), 9 * MB);
+        assert!(room.has_room(now, 9 * MB) && !room.has_room(now, 10 * MB));
+        assert!(!room.is_leaving(&id(4)), "it goes on");
+        // There is no more room in swap, so the next sleeps; what is left of the first is little.
+        let chosen = room.choose(now, Need::Now, 12 * MB, 8);
+        assert_eq!(tiers(&chosen), [(id(3), Tier::Asleep)]);
+        // What it had comes back with it when it has slept, and what was read again is not counted twice.
+        room.look(now + s(0.1), &id(4), 99, of(4 * MB), || true);
+        room.left(now + s(0.2), id(4));
+        assert_eq!(room.needs(&id(4), || 0), 10 * MB);
+    }
+
+    #[test]
+    fn what_does_not_go_to_swap_sleeps() {
+        let choice = |in_use: InUse| {
+            let (mut room, mut now) = used_by_rank(10 * MB, 1);
+            room.has_swap(100 * MB);
+            now += s(1.0);
+            room.look(now, &id(1), 99, in_use, || true);
+            let chosen = room.choose(now, Need::Now, MB, 1);
+            (room, now, chosen[0].tier)
+        };
+        let locked = InUse { bytes: 10 * MB, for_swap_bytes: MB };
+        assert_eq!(choice(locked).2, Tier::Asleep, "most of it is locked");
+        let (mut room, now, tier) = choice(of(10 * MB));
+        assert_eq!(tier, Tier::Swapped);
+        room.pushed_out(now, &id(1), MB);
+        let again = room.choose(now, Need::Now, 2 * MB, 1);
+        assert_eq!(again[0].tier, Tier::Asleep, "hardly anything of it went");
     }
 }

@@ -4,6 +4,7 @@
 //! [daemon]
 //! memory = "6g"   # for all that is awake; "off": nobody waits for memory
 //! batch = 4       # for how many that wait for memory others are put to sleep at once
+//! reclaim = "swap" # pages of the idle go to swap first, as far as there is some; "sleep": they sleep at once
 //! swap = ["/var/swap=8g", "/disk2/swap=8g"]   # files for memory of the drowsy, made where they are not there
 //! ```
 
@@ -64,6 +65,28 @@ impl FromStr for Batch {
     }
 }
 
+/// How memory is had of the idle where others need it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reclaim {
+    /// Their pages go to the swap that the host has; then they sleep.
+    #[default]
+    Swap,
+    /// They sleep.
+    Sleep,
+}
+
+impl FromStr for Reclaim {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        match text {
+            "swap" => Ok(Self::Swap),
+            "sleep" => Ok(Self::Sleep),
+            other => Err(Invalid::new("reclaim", other, "'swap' or 'sleep'")),
+        }
+    }
+}
+
 #[derive(Deserialize, Default)]
 struct File {
     #[serde(default)]
@@ -75,6 +98,7 @@ struct File {
 struct Section {
     memory: Option<String>,
     batch: Option<i64>,
+    reclaim: Option<String>,
     #[serde(default)]
     swap: Vec<String>,
 }
@@ -86,6 +110,8 @@ pub struct Settings {
     pub memory: Option<Memory>,
     /// Four.
     pub batch: Option<Batch>,
+    /// To swap first.
+    pub reclaim: Option<Reclaim>,
     /// Files to swap to; empty where nobody says any.
     pub swap: Vec<SwapFile>,
 }
@@ -100,11 +126,12 @@ impl Settings {
         let bad = |what: String| Error::Settings { path: path.into(), what };
         let file: File = toml::from_str(&text).map_err(|e| bad(e.to_string()))?;
         let invalid = |e: Invalid| bad(e.to_string());
-        let Section { memory, batch, swap } = file.daemon;
+        let Section { memory, batch, reclaim, swap } = file.daemon;
         let batch = batch.map(|count| count.to_string().parse().map_err(invalid));
         Ok(Self {
             memory: memory.map(|memory| memory.parse().map_err(invalid)).transpose()?,
             batch: batch.transpose()?,
+            reclaim: reclaim.map(|how| how.parse().map_err(invalid)).transpose()?,
             swap: swap.iter().map(|file| file.parse().map_err(invalid)).collect::<Result<_>>()?,
         })
     }
@@ -112,7 +139,12 @@ impl Settings {
     /// What was said here, and elsewhere where nothing was.
     pub(crate) fn or(self, other: Self) -> Self {
         let swap = if self.swap.is_empty() { other.swap } else { self.swap };
-        Self { memory: self.memory.or(other.memory), batch: self.batch.or(other.batch), swap }
+        Self {
+            memory: self.memory.or(other.memory),
+            batch: self.batch.or(other.batch),
+            reclaim: self.reclaim.or(other.reclaim),
+            swap,
+        }
     }
 
     pub(crate) fn memory(&self) -> Memory {
@@ -121,6 +153,10 @@ impl Settings {
 
     pub(crate) fn batch(&self) -> Batch {
         self.batch.unwrap_or_default()
+    }
+
+    pub(crate) fn reclaim(&self) -> Reclaim {
+        self.reclaim.unwrap_or_default()
     }
 }
 
@@ -156,6 +192,11 @@ mod tests {
         for bad in ["0", "65", "-1", "many", ""] {
             assert!(bad.parse::<Batch>().is_err(), "{bad}");
         }
+        assert_eq!(Settings::default().reclaim(), Reclaim::Swap);
+        std::fs::write(file.path(), "[daemon]\nreclaim = \"sleep\"\n").unwrap();
+        assert_eq!(Settings::read(file.path()).unwrap().reclaim(), Reclaim::Sleep);
+        std::fs::write(file.path(), "[daemon]\nreclaim = \"kill\"\n").unwrap();
+        assert!(Settings::read(file.path()).unwrap_err().to_string().contains("'swap' or"));
         std::fs::write(file.path(), "[daemon]\nbatch = 0\n").unwrap();
         assert!(Settings::read(file.path()).unwrap_err().to_string().contains("batch"));
     }

@@ -30,9 +30,9 @@ enum What {
     /// Make the sockets at which asleep containers are called, and give them to the keeper; reads
     /// their directories from standard input
     Listen,
-    /// Put containers to sleep, or have them become drowsy, if they have not run; reads a line for
-    /// each from standard input and prints what came of it: id, how far (drowsy, asleep), why (idle,
-    /// memory), and unless it is to sleep whatever it does for how many ms it has not run, the CPU
+    /// Put containers to sleep, have them become drowsy or push their memory out, if they have not run; reads
+    /// a line for each from standard input and prints what came of it: id, how far (drowsy, asleep, swapped),
+    /// why (idle, memory), and unless it is to sleep whatever it does for how many ms it has not run, the CPU
     /// time in ns that it had used then, from how many ms on a sleep is worth it
     Sleep,
     /// Take away what containers share if none runs; the keeper asks for it at its end

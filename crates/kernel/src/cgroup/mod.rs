@@ -59,7 +59,7 @@ pub use self::device::{DeviceAccess, DeviceKind, DevicePolicy, DeviceRule};
 pub use self::error::CgroupError;
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
-pub use self::usage::{CpuTime, MemoryInUse};
+pub use self::usage::{CpuTime, InUse, MemoryInUse};
 
 use self::dir::Dir;
 use self::limit::{Host, MemoryV1, Setting, Version};

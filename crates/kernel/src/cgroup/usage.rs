@@ -49,6 +49,21 @@ impl CpuTime {
     }
 }
 
+/// What is in use of memory, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct InUse {
+    /// In all: pages of processes and of tmpfs, and what the kernel has for them.
+    pub bytes: u64,
+    /// Of that, pages that could be in swap instead: not those that are locked (mlock(2)).
+    pub for_swap_bytes: u64,
+}
+
+impl InUse {
+    fn new(pages: u64, locked: u64, kernel: u64) -> Self {
+        Self { bytes: pages + kernel, for_swap_bytes: pages.saturating_sub(locked) }
+    }
+}
+
 /// Where the memory of the containers below one parent is counted.
 #[derive(Debug, Clone)]
 pub struct MemoryInUse {
@@ -71,33 +86,33 @@ impl MemoryInUse {
         Ok(is_counted.then(|| Self { parent: v2.join(parent), is_v2: true }))
     }
 
-    /// What a container has of the memory that only its sleep, or swap, gives back: pages of its
-    /// processes and of tmpfs, and what the kernel has for them, in bytes. Page cache is not among it.
-    /// `None` where it has no cgroup.
-    pub fn of(&self, name: &str) -> Result<Option<u64>, CgroupError> {
+    /// What a container has of the memory that only its sleep, or swap, gives back. Page cache is not
+    /// among it. `None` where it has no cgroup.
+    pub fn of(&self, name: &str) -> Result<Option<InUse>, CgroupError> {
         check_name(name)?;
         self.in_dir(&self.parent.join(name))
     }
 
-    /// The same of all of them; 0 where there is none.
-    pub fn of_all(&self) -> Result<u64, CgroupError> {
-        Ok(self.in_dir(&self.parent)?.unwrap_or(0))
+    /// The same of all of them; nothing where there is none.
+    pub fn of_all(&self) -> Result<InUse, CgroupError> {
+        Ok(self.in_dir(&self.parent)?.unwrap_or_default())
     }
 
-    fn in_dir(&self, dir: &Path) -> Result<Option<u64>, CgroupError> {
+    fn in_dir(&self, dir: &Path) -> Result<Option<InUse>, CgroupError> {
         let Some(stat) = read(&dir.join("memory.stat"))? else { return Ok(None) };
         let sum = |names: &[&str]| names.iter().map(|name| field(&stat, name)).sum::<u64>();
         if !self.is_v2 {
             let kernel = read(&dir.join("memory.kmem.usage_in_bytes"))?;
             let kernel = kernel.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-            return Ok(Some(sum(&["total_rss", "total_shmem"]) + kernel));
+            let pages = sum(&["total_rss", "total_shmem"]);
+            return Ok(Some(InUse::new(pages, sum(&["total_unevictable"]), kernel)));
         }
         // KERNEL(5.18): `kernel`; before, its larger parts.
         let kernel = match sum(&["kernel"]) {
             0 => sum(&["kernel_stack", "pagetables", "slab"]),
             kernel => kernel,
         };
-        Ok(Some(sum(&["anon", "shmem"]) + kernel))
+        Ok(Some(InUse::new(sum(&["anon", "shmem"]), sum(&["unevictable"]), kernel)))
     }
 }
 
