@@ -39,8 +39,15 @@ fn call_one(host: &Host, name: &str) -> String {
     said.expect("it was asked at least once").ok().trim().to_owned()
 }
 
+/// Whoever is put to sleep at work is awake again, so it waits first until all inside do.
 #[track_caller]
 fn put_to_sleep(host: &Host) {
+    let waits = |(pid, _): (u32, String)| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+    };
+    let all_wait = || inside(host).into_iter().all(waits);
+    assert!(wait_until(Duration::from_secs(10) * slowness(), all_wait), "it is at work");
     host.dm(&["sleep", "x"]).ok();
     assert_eq!(host.state_of("x"), "asleep");
 }
@@ -62,10 +69,8 @@ fn kill_keeper(host: &Host) {
 fn kill_both(host: &Host) {
     let ours = |line: &str| line.contains("dormouse-keeper") || line.contains("dormouse-vault");
     let both = || host.processes().into_iter().filter(|(_, line)| ours(line));
-    // The vault is made once whoever has fallen asleep was answered.
-    let are_there = || both().count() == 2;
-    assert!(wait_until(Duration::from_secs(10) * slowness(), are_there), "somebody sleeps");
     let pids: Vec<u32> = both().map(|(pid, _)| pid).collect();
+    assert_eq!(pids.len(), 2, "somebody sleeps");
     for signal in [rustix::process::Signal::STOP, rustix::process::Signal::KILL] {
         for pid in &pids {
             let pid = rustix::process::Pid::from_raw(*pid as i32).expect("a pid");
@@ -492,7 +497,6 @@ fn vm_a_killed_keeper_costs_nothing() {
     caller.hear(10, |_| {});
     for round in 0..3 {
         put_to_sleep(&host);
-        thread::sleep(Duration::from_millis(100)); // what it has left is whole a moment later
         kill_keeper(&host);
         // Who comes now is answered by the kernel, and waits; who was there is not told anything.
         let mut next = Caller::of(&host, &address);
@@ -515,7 +519,6 @@ fn vm_what_a_killed_keeper_has_left_is_in_nobodys_way() {
     for _ in 0..2 {
         assert_eq!(call(&host), "call 1");
         host.dm(&["sleep", "--drowsy", "x"]).ok();
-        thread::sleep(Duration::from_millis(100)); // what it has left is whole a moment later
         kill_keeper(&host);
         assert_eq!(host.state_of("x"), "running", "nobody would hear its callers");
         // The same address and port, for which the vault had a socket.

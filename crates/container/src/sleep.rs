@@ -306,6 +306,7 @@ impl Engine {
         self.hold_with(&mut keeper, config, held, is_busy, 0)
     }
 
+    /// ORDER: before its processes end: whoever kills the keeper then kills nobody's connection.
     pub(crate) fn hold_with(
         &self,
         keeper: &mut Keeper,
@@ -331,7 +332,7 @@ impl Engine {
             }
             keeper.hold(id, object, file.as_fd(), bits)?;
         }
-        Ok(())
+        Ok(keeper.park(id)?)
     }
 
     /// Gives back what an asleep container does not need. Its addresses, names and published ports

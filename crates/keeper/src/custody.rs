@@ -8,10 +8,9 @@
 //! whom the container accepts.
 //!
 //! **Parked.** A process has so many descriptors and no more (RLIMIT_NOFILE), and each clone copies all
-//! of them. So what a container has left here is parked ([`crate::lot`]) as soon as it is whole: when
-//! the next one leaves something, or after a moment. An epoll set of its own is among it: that set is in the
-//! keeper's, so the keeper hears of it, and a set whose last descriptor is closed is in no other any more.
-//! What is asked for is taken out first, and watched as it was.
+//! of them. So what a container has left here is parked ([`crate::lot`]) when it says that this is all. An epoll
+//! set of its own is among it: that set is in the keeper's, so the keeper hears of it, and a set whose last
+//! descriptor is closed is in no other any more. What is asked for is taken out first, and watched as it was.
 //!
 //! What is parked outlives the keeper, in the vault ([`crate::vault`]): the next keeper finds it there.
 //!
@@ -31,9 +30,6 @@ use crate::vault::Vault;
 
 /// How soon one that could not be woken is tried again, while somebody calls.
 const AGAIN: Duration = Duration::from_secs(1);
-
-/// After so long a container has left all that it has.
-const WHOLE: Duration = Duration::from_millis(5);
 
 /// The bit of the number of an epoll set that is parked; the others are those of its first descriptor.
 const SET: u64 = 1 << 63;
@@ -80,8 +76,6 @@ pub(crate) struct Custody {
     sleepers: HashMap<Id, Sleeper>,
     tokens: HashMap<u64, Id>,
     lots: Lots,
-    /// Who has left something last, and is not parked yet, and when it is.
-    last: Option<(Instant, Id)>,
     /// Those that are watched again, and when, soonest first.
     again: VecDeque<(Instant, Id)>,
 }
@@ -161,11 +155,6 @@ impl Custody {
         id: Id,
         held: Held,
     ) -> Result<(), Errno> {
-        // One container after the other leaves what it has: the last one is whole now.
-        if self.last.is_some_and(|(_, last)| last != id) {
-            self.park_last(epoll);
-        }
-        self.last = Some((Instant::now() + WHOLE, id));
         if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
             self.let_go(epoll, id);
         }
@@ -182,14 +171,8 @@ impl Custody {
         Ok(())
     }
 
-    fn park_last(&mut self, epoll: &OwnedFd) {
-        if let Some((_, last)) = self.last.take() {
-            let _ = self.park(epoll, last); // where that cannot be done now it stays open
-        }
-    }
-
-    /// Parks what a container has left here, all of it.
-    fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
+    /// Parks what a container has left here, all of it; nothing where it is called already.
+    pub(crate) fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
         let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
         let Some((first, _)) = sleeper.held.first() else { return Ok(()) };
         let number = first | SET;
@@ -308,19 +291,11 @@ impl Custody {
 
     /// When [`Custody::look`] has something to do.
     pub(crate) fn next(&self) -> Option<Instant> {
-        let again = self.again.front().map(|(at, _)| *at);
-        again.into_iter().chain(self.last.map(|(at, _)| at)).min()
+        self.again.front().map(|(at, _)| *at)
     }
 
     /// What time brings.
     pub(crate) fn look(&mut self, epoll: &OwnedFd, now: Instant) {
-        if self.last.is_some_and(|(at, _)| at <= now) {
-            self.park_last(epoll);
-        }
-        self.watch_again(epoll, now);
-    }
-
-    fn watch_again(&mut self, epoll: &OwnedFd, now: Instant) {
         while self.again.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, id)) = self.again.pop_front() else { return };
             if self.sleepers.get(&id).is_some_and(|sleeper| sleeper.is_let_go) {
@@ -376,12 +351,10 @@ mod tests {
             for (key, watch, fd) in [(5, watch::READ, other), (6, 0, silent)] {
                 custody.hold(&epoll, next(), id(n), Held { key, watch, fd }).unwrap();
             }
+            custody.park(&epoll, id(n)).unwrap();
         }
         let open =
             |custody: &Custody| custody.sleepers.values().map(|it| it.held.len()).sum::<usize>();
-        assert_eq!(open(&custody), 2, "the last is not whole yet");
-        assert!(custody.next().is_some());
-        custody.look(&epoll, Instant::now() + WHOLE);
         assert_eq!((open(&custody), custody.next()), (0, None));
         assert_eq!(called(&mut custody, &epoll), [], "nobody has called yet");
         for n in [77, 3, 99, 50] {

@@ -18,6 +18,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use dormouse_kernel::call as kernel;
 use dormouse_launch::wire;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -175,7 +176,6 @@ impl Lot {
         name: &mut impl FnMut(Found<'_>) -> Option<u64>,
     ) -> Result<Self, Errno> {
         let (labels, fds) = last(&sock)?;
-        send(&sock, &labels, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
         let (mut labels, mut fds) = (&labels[..], &fds[..]);
         let mut all = Vec::new();
         while !labels.is_empty() {
@@ -260,31 +260,39 @@ impl Lot {
     }
 }
 
-fn send(sock: &OwnedFd, labels: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    call::as_user(UID, || wire::send(sock, labels, fds, SendFlags::DONTWAIT))
-}
-
-/// Takes all messages of a lot out and gives the last: a keeper that was killed in the middle of
-/// [`Lot::replace`] has left two.
+/// What the last message of a lot has, which stays, and is the only one then: a keeper that was killed in the
+/// middle of [`Lot::replace`] has left two.
+///
+/// ORDER: nothing is taken out before all was looked at, and the last never: whoever is killed here loses nothing.
 fn last(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    let mut found = receive(sock, RecvFlags::DONTWAIT)?;
+    // From the first on, whatever a keeper that was killed here has looked at; each look goes on to the next.
+    look_from(sock, 0)?;
+    let mut found = peek(sock)?;
+    let mut older = 0;
     loop {
-        match receive(sock, RecvFlags::DONTWAIT) {
-            Ok(next) => found = next,
-            Err(Errno::AGAIN) => return Ok(found),
+        match peek(sock) {
+            Ok(next) => (found, older) = (next, older + 1),
+            Err(Errno::AGAIN) => break,
             Err(e) => return Err(e),
         }
     }
+    look_from(sock, -1)?;
+    for _ in 0..older {
+        rustix::net::recv(sock, &mut [0; 1], RecvFlags::DONTWAIT)?;
+    }
+    Ok(found)
+}
+
+/// Sets where a message is looked at (unix(7), SO_PEEK_OFF); -1: always the first.
+fn look_from(sock: &OwnedFd, bytes: i32) -> Result<(), Errno> {
+    kernel::set_int_option(sock.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, bytes)
 }
 
 /// What the first message of a lot has, which stays. EMSGSIZE where there are not as many numbers left:
 /// nothing is lost then.
 fn peek(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    receive(sock, RecvFlags::PEEK | RecvFlags::DONTWAIT)
-}
-
-fn receive(sock: &OwnedFd, flags: RecvFlags) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let (mut labels, mut fds) = (vec![0; MESSAGE], Vec::new());
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let length = wire::receive(sock, &mut labels, flags, |fd| fds.push(fd))?;
     labels.truncate(length);
     Ok((labels, fds))
@@ -295,6 +303,10 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+
+    fn send(sock: &OwnedFd, labels: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        wire::send(sock, labels, fds, SendFlags::DONTWAIT)
+    }
 
     #[test]
     fn what_was_parked_is_taken_out_in_any_order() {
@@ -336,6 +348,9 @@ mod tests {
         let (labels, _) = lot.copies().unwrap();
         let second = &labels[HEAD + 3..];
         send(&lot.sock, second, &[fds[1].as_fd(), fds[2].as_fd()]).unwrap();
+        // So did one that looked at them and was killed.
+        look_from(&lot.sock, 0).unwrap();
+        peek(&lot.sock).unwrap();
         let mut seen = Vec::new();
         let mut found = Lot::found(lot.sock, &mut |found: Found<'_>| {
             seen.push((found.label.to_vec(), found.fds.len()));

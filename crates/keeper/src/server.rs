@@ -331,6 +331,16 @@ impl Server {
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
     }
 
+    /// Has a vault made where there is none and something for it.
+    fn secure(&mut self) {
+        if self.custody.secure() {
+            // One that cannot be watched is missed by whoever tells it something.
+            self.serial += 1;
+            self.vault = self.serial;
+            let _ = self.custody.vault().map(|vault| self.watch(vault, self.vault));
+        }
+    }
+
     /// What time brings. True when it is over.
     fn look(&mut self) -> bool {
         let now = Instant::now();
@@ -343,12 +353,7 @@ impl Server {
             self.look_after_consoles();
         }
         self.custody.look(&self.epoll, now);
-        if self.custody.secure() {
-            // One that cannot be watched is missed by whoever tells it something.
-            self.serial += 1;
-            self.vault = self.serial;
-            let _ = self.custody.vault().map(|vault| self.watch(vault, self.vault));
-        }
+        self.secure();
         while let Some(id) = self.alarms.rung(now) {
             if self.custody.tell(id) {
                 self.queue.push_back(Errand::wake(id, Why::Timer));
@@ -596,6 +601,12 @@ impl Server {
                 done()
             }
             Request::Hold { id, key, watch } => self.hold(serial, id, key, watch, fds),
+            Request::Park { id } => {
+                // What cannot be parked now stays open, and is this keeper's alone.
+                let _ = self.custody.park(&self.epoll, id);
+                self.secure();
+                done()
+            }
             Request::Take { id, key } => match self.custody.take(&self.epoll, id, key) {
                 Ok(fd) => (Reply::Attached, vec![fd]),
                 Err(e) => refused(e, "find what it holds of a sleeping container"),

@@ -448,6 +448,11 @@ impl Keeper {
         self.done(&Request::Hold { id: id(container)?, key, watch }, &[fd])
     }
 
+    /// Says that a container has given all that it has: from now on that outlives the keeper, in its vault.
+    pub fn park(&mut self, container: &str) -> Result<(), LaunchError> {
+        self.done(&Request::Park { id: id(container)? }, &[])
+    }
+
     /// What was given by [`Keeper::hold`]. ENOENT where this keeper was never given it.
     pub fn take(&mut self, container: &str, key: u32) -> Result<OwnedFd, LaunchError> {
         self.ask_for(container, key)?;

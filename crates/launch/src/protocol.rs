@@ -280,6 +280,11 @@ pub enum Request {
         /// Bits of [`watch`].
         watch: u8,
     },
+    /// A container has left all that it has: what is held of it outlives this keeper from the answer on.
+    Park {
+        /// The container.
+        id: Id,
+    },
     /// Answered by `Attached`: what was given by `Hold`. `Refused(ENOENT)` where it is not there.
     Take {
         /// The container.
@@ -384,6 +389,7 @@ impl Request {
                 out.push(*watch);
                 out
             }
+            Self::Park { id } => with_id(20, id),
             Self::Take { id, key } => with_key(13, id, *key),
             Self::LetGo { id } => with_id(14, id),
             Self::Holds { id } => with_id(17, id),
@@ -480,6 +486,7 @@ impl Request {
                 }
                 Self::Template { key, parts }
             }
+            20 => Self::Park { id: fields.id()? },
             _ => return Err(Malformed("it is of unknown kind")),
         };
         fields.end()?;
