@@ -17,6 +17,7 @@ use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 mod increment;
 mod lazy;
 mod relay;
+mod seal;
 mod share;
 
 /// What a boot is called that was none.

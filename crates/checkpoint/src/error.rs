@@ -72,6 +72,9 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// It is encrypted, and what was given does not open it; or it cannot be encrypted so.
+    #[error("{0}")]
+    Seal(String),
     /// It cannot come back here.
     #[error("it cannot be restored here: {0}")]
     Elsewhere(String),
@@ -108,6 +111,7 @@ impl Error {
             | Self::Restore { source, .. }
             | Self::Call { source, .. } => ErrorKind::Os(source.raw_os_error()),
             Self::Ended(_) => ErrorKind::Race,
+            Self::Seal(_) => ErrorKind::Invalid,
             Self::Damaged { .. } => ErrorKind::Corrupt,
             Self::File { source, .. } => match source.kind() {
                 std::io::ErrorKind::NotFound => ErrorKind::NotFound,

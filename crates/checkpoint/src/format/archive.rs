@@ -43,7 +43,7 @@ const RECORDS_BYTES_MAX: u64 = 256 << 20;
 const END: &str = "end";
 
 /// What messages call it.
-const ARCHIVE: &str = "the archive";
+pub(super) const ARCHIVE: &str = "the archive";
 
 /// An archive in the making.
 pub struct ArchiveWriter<W: Write> {

@@ -29,7 +29,8 @@
 //! part ([`Reader`]), then every number that points to something ([`check`]), before anything is
 //! made of it.
 //!
-//! **One stream** of a checkpoint and what belongs to it, to be sent elsewhere: [`archive`].
+//! **One stream** of a checkpoint and what belongs to it, to be sent elsewhere: [`archive`]; encrypted, so
+//! that only those can read it for whom it is: [`seal`].
 //!
 //! **Published** by rename of a directory that is complete and on the disk ([`Writer`]).
 
@@ -61,6 +62,7 @@ mod process;
 mod raw;
 mod read;
 mod schedule;
+pub mod seal;
 mod signal;
 mod sink;
 mod socket;

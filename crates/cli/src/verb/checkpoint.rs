@@ -2,6 +2,7 @@
 
 mod archive;
 mod diff;
+mod seal;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,6 +32,8 @@ pub(crate) struct Args {
     /// Compress the archive
     #[arg(long, requires = "archive")]
     compress: bool,
+    #[command(flatten)]
+    seal: seal::SealArgs,
     /// Print how long it took and how much it is, as JSON
     #[arg(long)]
     json: bool,
@@ -120,9 +123,13 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (None, Some(name)) => {
             let id = engine.find(&name)?;
             let (leave_running, to) = (args.leave_running, args.to);
+            let seal = args.seal.read()?;
+            if seal.is_some() && !args.archive {
+                bail!("only an archive is encrypted: give --archive --to FILE as well");
+            }
             let made = match to {
                 Some(file) if args.archive => {
-                    archive::save(&engine, &id, leave_running, args.compress, file)?
+                    archive::save(&engine, &id, leave_running, args.compress, seal.as_ref(), file)?
                 }
                 to => engine.checkpoint(&id, &CheckpointOptions { leave_running, to })?,
             };

@@ -5,9 +5,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use dormouse_checkpoint::format::seal::Seal;
 use dormouse_container::{CheckpointOptions, Engine, From, Made};
 use dormouse_model::ContainerId;
 
+use super::seal::{self, KeyArgs, SealArgs};
 use crate::create::{CreateArgs, Here};
 use crate::option::env;
 use crate::{image, output, sink};
@@ -20,6 +22,8 @@ pub(crate) struct Export {
     /// Compress it
     #[arg(long)]
     compress: bool,
+    #[command(flatten)]
+    seal: SealArgs,
     /// Name or id
     #[arg(value_name = "CONTAINER")]
     name: String,
@@ -37,14 +41,19 @@ pub(crate) struct Import {
     #[arg(long)]
     start: bool,
     #[command(flatten)]
+    keys: KeyArgs,
+    #[command(flatten)]
     create: CreateArgs,
 }
 
 pub(crate) fn export(engine: &Engine, args: &Export) -> Result<()> {
     let id = engine.find(&args.name)?;
     let which = args.number.map_or(From::Last, From::Number);
+    let seal = args.seal.read()?;
     sink::write(args.output.as_deref(), |out| {
-        Ok(engine.export_checkpoint(&id, &which, args.compress, out)?)
+        seal::through(seal.as_ref(), out, |out| {
+            Ok(engine.export_checkpoint(&id, &which, args.compress, out)?)
+        })
     })
 }
 
@@ -56,12 +65,17 @@ pub(crate) fn save(
     id: &ContainerId,
     leave_running: bool,
     compress: bool,
+    seal: Option<&Seal>,
     file: PathBuf,
 ) -> Result<Made> {
     let config = engine.config(id)?;
     let options = CheckpointOptions { leave_running, to: None };
     let (made, ()) = engine.checkpoint_while(id, &options, |checkpoint| {
-        sink::keep(&file, |out| Ok(engine.write_archive(&config, checkpoint, compress, out)?))
+        sink::keep(&file, |out| {
+            seal::through(seal, out, |out| {
+                Ok(engine.write_archive(&config, checkpoint, compress, out)?)
+            })
+        })
     })?;
     if let Some(number) = made.number {
         engine.remove_checkpoint(id, number)?;
@@ -72,17 +86,20 @@ pub(crate) fn save(
 pub(crate) fn import(engine: &Engine, args: &Import) -> Result<()> {
     let create = &args.create;
     let Some(path) = create.words.first() else { bail!("no archive was given") };
-    let mut input: Box<dyn Read> = match path.as_str() {
+    let keys = args.keys.read()?;
+    let input: Box<dyn Read> = match path.as_str() {
         "-" => Box::new(io::stdin().lock()),
         path => Box::new(File::open(path).with_context(|| format!("cannot open '{path}'"))?),
     };
+    let step = || format!("cannot import '{path}'");
+    let mut input = keys.open(input).with_context(step)?;
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
     let env_files = create.process.read_env_files()?;
     let here = Here { cwd: Path::new(&cwd), env: &env::host, env_files };
     let progress = image::progress(create.quiet);
     let made = engine
         .import_checkpoint(&mut input, &*progress, |saved| create.merge_saved(saved, &here))
-        .with_context(|| format!("cannot import '{path}'"))?;
+        .with_context(step)?;
     if args.start {
         engine.restore(&made.id, &From::Last, false)?.detach();
     }

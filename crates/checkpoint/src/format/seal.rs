@@ -1,0 +1,575 @@
+//! An archive that is encrypted, so that only those can read it for whom it was sealed: the format of
+//! age (<https://age-encryption.org/v1>) around everything else.
+//!
+//! ```text
+//! head     lines: what this is; for each recipient the key of the file, as only he can read it; a MAC
+//! nonce    16 bytes
+//! chunks   64 KiB each, encrypted and authenticated (ChaCha20-Poly1305) under key, nonce and number;
+//!          the last one is marked as the last
+//! ```
+//!
+//! What `age -d` makes of it is an archive like any other ([`super::archive`]), and what `age -r` makes
+//! of an archive is read here. One chunk is in memory at a time.
+//!
+//! **Nothing is looked at before it is known.** No byte comes out of a chunk that is not as a whole
+//! what was encrypted, at its place. A stream that ends before its last chunk is refused where it
+//! ends, also between two chunks, and so is one that goes on behind it. Who reads must come to the
+//! end for that; [`super::archive::ArchiveReader::end`] does, which is before anything is published.
+//!
+//! **What it does not tell** is who sealed it: anybody can who knows a recipient. So what comes out is
+//! trusted no more than any archive is, and one that is not encrypted is read as well.
+//!
+//! **A hostile head** is cut off at [`HEAD_BYTES_MAX`] and [`HEAD_LINES_MAX`], which bounds what is parsed
+//! and how many keys are tried, and gets no more work on a passphrase than [`WORK_MAX`] says.
+
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Chain, Cursor, Read, Write};
+use std::iter;
+use std::str::FromStr;
+
+use age::secrecy::SecretString;
+use age::stream::{StreamReader, StreamWriter};
+use age::{DecryptError, Decryptor, Encryptor, IdentityFile, scrypt, x25519};
+use dormouse_model::Invalid;
+
+use super::archive::ARCHIVE;
+use crate::error::{Error, Result};
+
+/// What every version of the format begins with, and what the one that is read here does.
+const MAGIC: &[u8] = b"age-encryption.org/";
+const HEAD: &[u8] = b"age-encryption.org/v1\n";
+/// What one begins with that was made text (`age --armor`), as far as it is looked at.
+const ARMOR: &[u8] = b"-----BEGIN AGE ENCR";
+/// The line that ends the head begins with it.
+const HEAD_END: &[u8] = b"---";
+const NONCE_BYTES: usize = 16;
+/// LIMIT: bytes of the head, and lines: the parser begins again with each.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+const HEAD_LINES_MAX: usize = 1024;
+/// LIMIT: recipients of one archive, so that its head (100 bytes for each) can be read again.
+const RECIPIENTS_MAX: usize = 256;
+/// Work that is done on a passphrase: scrypt with N = 2^18, which takes 256 MiB and about a second.
+const WORK: u8 = 18;
+/// LIMIT: work that an archive may ask for: 1 GiB, and some seconds.
+const WORK_MAX: u8 = 20;
+/// What messages call what is encrypted.
+const SEALED: &str = "the encrypted archive";
+
+/// Somebody who can open what is sealed: `age1...`, as `age-keygen` prints it.
+#[derive(Debug, Clone)]
+pub struct Recipient(x25519::Recipient);
+
+impl FromStr for Recipient {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Invalid> {
+        // A secret does not belong into a message.
+        let is_secret = text.to_ascii_uppercase().starts_with("AGE-SECRET-KEY-");
+        let shown = if is_secret { "AGE-SECRET-KEY-..." } else { text };
+        let expected = "age1 and 58 letters and digits, as age-keygen prints it";
+        text.parse().map(Self).map_err(|_| Invalid::new("recipient", shown, expected))
+    }
+}
+
+impl Recipient {
+    /// Reads a list: one a line, with empty lines and such as begin with `#`.
+    pub fn read_list(text: &str) -> std::result::Result<Vec<Self>, Invalid> {
+        let lines = text.lines().map(str::trim);
+        lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::parse).collect()
+    }
+}
+
+/// For whom archives are sealed.
+pub struct Seal(For);
+
+enum For {
+    Recipients(Vec<Recipient>),
+    Passphrase(SecretString),
+}
+
+impl Seal {
+    /// For each of `recipients`, alone.
+    pub fn of_recipients(recipients: Vec<Recipient>) -> Result<Self> {
+        match recipients.len() {
+            0 => Err(Error::Seal("it has no recipient".into())),
+            1..=RECIPIENTS_MAX => Ok(Self(For::Recipients(recipients))),
+            n => Err(Error::Seal(format!("{n} recipients are more than {RECIPIENTS_MAX}"))),
+        }
+    }
+
+    /// For whoever knows the passphrase.
+    pub fn of_passphrase(passphrase: String) -> Self {
+        Self(For::Passphrase(passphrase.into()))
+    }
+
+    /// Begins to seal what is written.
+    pub fn around<W: Write>(&self, out: W) -> io::Result<Sealed<W>> {
+        let encryptor = match &self.0 {
+            For::Recipients(all) => {
+                Encryptor::with_recipients(all.iter().map(|one| &one.0 as &dyn age::Recipient))
+            }
+            For::Passphrase(passphrase) => {
+                let mut recipient = scrypt::Recipient::new(passphrase.clone());
+                recipient.set_work_factor(WORK);
+                Encryptor::with_recipients(iter::once(&recipient as &dyn age::Recipient))
+            }
+        };
+        let stream = encryptor.map_err(io::Error::other)?.wrap_output(out)?;
+        Ok(Sealed(stream))
+    }
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            For::Recipients(all) => f.debug_tuple("Seal").field(all).finish(),
+            For::Passphrase(_) => f.write_str("Seal(passphrase)"),
+        }
+    }
+}
+
+/// What is sealed while it is written. It ends with [`Sealed::finish`]; one that is dropped instead is
+/// refused by who reads it.
+pub struct Sealed<W: Write>(StreamWriter<W>);
+
+impl<W: Write> Sealed<W> {
+    /// Writes the last chunk; gives back what it was written to.
+    pub fn finish(self) -> io::Result<W> {
+        let mut out = self.0.finish()?;
+        out.flush()?;
+        Ok(out)
+    }
+}
+
+impl<W: Write> Write for Sealed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// What opens archives that are sealed.
+#[derive(Default)]
+pub struct Keys {
+    identities: Vec<Box<dyn age::Identity>>,
+    passphrase: Option<SecretString>,
+}
+
+impl Keys {
+    /// Adds what a file of identities holds: `AGE-SECRET-KEY-1...` a line, as `age-keygen` writes it.
+    ///
+    /// Errors: what it says names a line by its number, never its text.
+    pub fn add_identities(&mut self, file: impl BufRead) -> io::Result<()> {
+        let found = IdentityFile::from_buffer(file)?.into_identities().map_err(io::Error::other)?;
+        if found.is_empty() {
+            return Err(io::Error::other("it holds no identity"));
+        }
+        self.identities.extend(found);
+        Ok(())
+    }
+
+    /// Sets the passphrase.
+    pub fn set_passphrase(&mut self, passphrase: String) {
+        self.passphrase = Some(passphrase.into());
+    }
+
+    /// Begins to read what is sealed, or is not.
+    ///
+    /// Errors: [`Error::Seal`] where none of the keys opens it, [`Error::Damaged`].
+    pub fn open<R: Read>(&self, input: R) -> Result<Opened<R>> {
+        let mut input = BufReader::new(input);
+        let mut head = Vec::new();
+        (&mut input).take(MAGIC.len() as u64).read_to_end(&mut head).map_err(broken)?;
+        if head == ARMOR {
+            let what = "the archive is encrypted and was made text: `age --decrypt` it first";
+            return Err(Error::Seal(what.into()));
+        }
+        if head != MAGIC {
+            return Ok(Opened(Inner::Plain(Cursor::new(head).chain(input))));
+        }
+        read_head(&mut input, &mut head)?;
+        // First alone: so the parser, whatever the head says, reads no more than the head.
+        if Decryptor::new_buffered(&head[..]).is_err() {
+            return Err(Error::damaged(SEALED, "its head is not what was written"));
+        }
+        let decryptor = Decryptor::new_buffered(Cursor::new(head).chain(input)).map_err(refused)?;
+        let stream = if decryptor.is_scrypt() {
+            let Some(passphrase) = self.passphrase.clone() else {
+                let what =
+                    "the archive is encrypted with a passphrase: give --passphrase-file FILE";
+                return Err(Error::Seal(what.into()));
+            };
+            let mut identity = scrypt::Identity::new(passphrase);
+            identity.set_max_work_factor(WORK_MAX);
+            decryptor.decrypt(iter::once(&identity as &dyn age::Identity))
+        } else if self.identities.is_empty() {
+            return Err(Error::Seal("the archive is encrypted: give --identity FILE".into()));
+        } else {
+            decryptor.decrypt(self.identities.iter().map(|one| &**one))
+        };
+        Ok(Opened(Inner::Sealed(Box::new(stream.map_err(refused)?))))
+    }
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let passphrase = if self.passphrase.is_some() { " and a passphrase" } else { "" };
+        write!(f, "Keys({} identities{passphrase})", self.identities.len())
+    }
+}
+
+/// Reads what follows [`MAGIC`], up to the nonce and with it.
+fn read_head(input: &mut impl BufRead, head: &mut Vec<u8>) -> Result<()> {
+    let mut line = 0;
+    for _ in 0..HEAD_LINES_MAX {
+        let left = HEAD_BYTES_MAX - head.len();
+        let read = input.take(left as u64).read_until(b'\n', head).map_err(broken)?;
+        if read == 0 || !head.ends_with(b"\n") {
+            let is_long = head.len() == HEAD_BYTES_MAX;
+            let what = if is_long { "its head is too long" } else { "it is cut off" };
+            return Err(Error::damaged(SEALED, what));
+        }
+        if line == 0 && head != HEAD {
+            let what = "the archive is encrypted by a version of age's format that is not 1";
+            return Err(Error::Elsewhere(what.into()));
+        }
+        if head[line..].starts_with(HEAD_END) {
+            let length = head.len();
+            head.resize(length + NONCE_BYTES, 0);
+            return input.read_exact(&mut head[length..]).map_err(broken);
+        }
+        line = head.len();
+    }
+    Err(Error::damaged(SEALED, "its head is too long"))
+}
+
+/// What is wrong with an archive that was not opened. The texts are ours: those of the library are of
+/// several lines, and one is computed with a number of the head.
+fn refused(error: DecryptError) -> Error {
+    match error {
+        DecryptError::NoMatchingKeys => {
+            Error::Seal("the archive is encrypted, and no identity that was given opens it".into())
+        }
+        DecryptError::DecryptionFailed => {
+            Error::Seal("the archive is encrypted with another passphrase".into())
+        }
+        DecryptError::ExcessiveWork { required, .. } => Error::Seal(format!(
+            "the archive asks for 2^{required} units of work on its passphrase, at most 2^{WORK_MAX} \
+             are done"
+        )),
+        DecryptError::Io(e) => broken(e),
+        _ => Error::damaged(SEALED, "its head is not what was written"),
+    }
+}
+
+fn broken(error: io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::damaged(SEALED, "it is cut off"),
+        _ => Error::file("cannot read", ARCHIVE)(error),
+    }
+}
+
+/// An archive that is read: what was encrypted, or what never was.
+pub struct Opened<R: Read>(Inner<R>);
+
+/// What was read to know what it is, and the rest.
+type Input<R> = Chain<Cursor<Vec<u8>>, BufReader<R>>;
+
+enum Inner<R: Read> {
+    Plain(Input<R>),
+    Sealed(Box<StreamReader<Input<R>>>),
+}
+
+impl<R: Read> Read for Opened<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let stream = match &mut self.0 {
+            Inner::Plain(input) => return input.read(buffer),
+            Inner::Sealed(stream) => stream,
+        };
+        stream.read(buffer).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidData => {
+                io::Error::other(Error::damaged(SEALED, "it is not what was encrypted"))
+            }
+            io::ErrorKind::UnexpectedEof => {
+                io::Error::other(Error::damaged(SEALED, "it is cut off"))
+            }
+            _ => e,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::archive::{ArchiveReader, ArchiveWriter};
+    use super::*;
+
+    const CHUNK_BYTES: usize = (64 << 10) + 16;
+
+    fn pair() -> (Recipient, Keys) {
+        let identity = x25519::Identity::generate();
+        let recipient = Recipient(identity.to_public());
+        (recipient, Keys { identities: vec![Box::new(identity)], passphrase: None })
+    }
+
+    fn sealed(seal: &Seal, bytes: &[u8]) -> Vec<u8> {
+        let mut out = seal.around(Vec::new()).unwrap();
+        out.write_all(bytes).unwrap();
+        out.finish().unwrap()
+    }
+
+    fn is_sealed(keys: &Keys, bytes: &[u8]) -> bool {
+        matches!(keys.open(bytes).unwrap().0, Inner::Sealed(_))
+    }
+
+    fn opened(keys: &Keys, bytes: &[u8]) -> std::result::Result<Vec<u8>, String> {
+        let mut input = keys.open(bytes).map_err(|e| e.to_string())?;
+        let mut all = Vec::new();
+        input.read_to_end(&mut all).map_err(|e| e.to_string())?;
+        Ok(all)
+    }
+
+    /// An archive with one part.
+    fn archive(part: &[u8]) -> Vec<u8> {
+        let mut archive = ArchiveWriter::begin(Vec::new(), false).unwrap();
+        let mut out = archive.part("one").unwrap();
+        out.write_all(part).unwrap();
+        out.finish().unwrap();
+        archive.finish().unwrap()
+    }
+
+    fn read_archive(keys: &Keys, bytes: &[u8]) -> Result<Vec<u8>> {
+        let mut archive = ArchiveReader::open(keys.open(bytes)?)?;
+        let part = archive.part("one")?.read_whole(1 << 20)?;
+        archive.end()?;
+        Ok(part)
+    }
+
+    /// Where the nonce begins.
+    fn head_end(bytes: &[u8]) -> usize {
+        let at = bytes.windows(5).position(|w| w == b"\n--- ").unwrap() + 1;
+        at + bytes[at..].iter().position(|b| *b == b'\n').unwrap() + 1
+    }
+
+    #[test]
+    fn each_recipient_opens_what_was_sealed() {
+        let ((one, his), (other, hers)) = (pair(), pair());
+        let seal = Seal::of_recipients(vec![one, other]).unwrap();
+        for length in [0, 1, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 200_000] {
+            let bytes = b"word".repeat(length / 4 + 1)[..length].to_vec();
+            let out = sealed(&seal, &bytes);
+            assert!(!out.windows(8).any(|w| w == b"wordword"));
+            assert!(is_sealed(&his, &out));
+            assert_eq!(opened(&his, &out).unwrap(), bytes);
+            assert_eq!(opened(&hers, &out).unwrap(), bytes);
+        }
+    }
+
+    #[test]
+    fn what_is_not_sealed_is_read_as_it_is() {
+        let (_, keys) = pair();
+        for bytes in [&b""[..], b"D", b"age", &MAGIC[1..], &archive(b"some")] {
+            assert!(!is_sealed(&keys, bytes));
+            assert_eq!(opened(&keys, bytes).unwrap(), bytes);
+        }
+    }
+
+    #[test]
+    fn only_the_right_key_opens_it() {
+        let ((one, his), (_, hers)) = (pair(), pair());
+        let out = sealed(&Seal::of_recipients(vec![one]).unwrap(), b"some");
+        let mut phrase = Keys::default();
+        phrase.set_passphrase("right".into());
+        for (keys, said) in [
+            (Keys::default(), "give --identity FILE"),
+            (hers, "no identity that was given opens it"),
+            (phrase, "give --identity FILE"),
+        ] {
+            let error = keys.open(&out[..]).map(|_| ()).unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+            assert_eq!(error.kind(), dormouse_kernel::ErrorKind::Invalid);
+        }
+        assert_eq!(opened(&his, &out).unwrap(), b"some");
+    }
+
+    #[test]
+    fn only_the_right_passphrase_opens_it() {
+        let out = sealed(&Seal::of_passphrase("right".into()), b"some");
+        let (_, mut keys) = pair();
+        let said = opened(&keys, &out).unwrap_err();
+        assert!(said.contains("give --passphrase-file FILE"), "{said}");
+        keys.set_passphrase("wrong".into());
+        let said = opened(&keys, &out).unwrap_err();
+        assert!(said.contains("another passphrase"), "{said}");
+        keys.set_passphrase("right".into());
+        assert_eq!(opened(&keys, &out).unwrap(), b"some");
+    }
+
+    #[test]
+    fn what_was_changed_or_cut_is_refused() {
+        let (one, keys) = pair();
+        let seal = Seal::of_recipients(vec![one]).unwrap();
+        let part = vec![7; 200_000];
+        let good = sealed(&seal, &archive(&part));
+        assert_eq!(read_archive(&keys, &good).unwrap(), part);
+        let chunks = head_end(&good) + NONCE_BYTES;
+        // Every byte of the head and around the ends of chunks, some of the others.
+        let is_near = |at: usize| (at - chunks) % CHUNK_BYTES < 40 || at + 40 > good.len();
+        for at in (0..good.len()).filter(|at| *at < chunks || is_near(*at) || at % 4999 == 0) {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            assert!(read_archive(&keys, &bad).is_err(), "byte {at}");
+            assert!(read_archive(&keys, &good[..at]).is_err(), "cut at {at}");
+        }
+        for more in [&[0][..], &good, &[0; CHUNK_BYTES]] {
+            let said = read_archive(&keys, &[&good[..], more].concat()).unwrap_err().to_string();
+            assert!(said.contains("not what was encrypted"), "{said}");
+        }
+        let chunk = |n: usize| &good[chunks + n * CHUNK_BYTES..][..CHUNK_BYTES];
+        let rest = &good[chunks + 2 * CHUNK_BYTES..];
+        for bad in [
+            [&good[..chunks], chunk(1), chunk(0), rest].concat(),
+            [&good[..chunks], chunk(1), rest].concat(),
+            [&good[..chunks], chunk(0), chunk(0), chunk(1), rest].concat(),
+        ] {
+            let said = read_archive(&keys, &bad).unwrap_err().to_string();
+            assert!(said.contains("not what was encrypted"), "{said}");
+        }
+    }
+
+    /// What is inside has said that it is over, and yet it is not whole.
+    #[test]
+    fn an_end_that_is_missing_or_followed_is_found() {
+        let (one, keys) = pair();
+        let seal = Seal::of_recipients(vec![one]).unwrap();
+        // An archive that ends where a chunk does, and something behind it.
+        let frame = archive(b"").len() + 4;
+        let exact = archive(&vec![7; 3 * (64 << 10) - frame]);
+        assert_eq!(exact.len(), 3 << 16);
+        let good = sealed(&seal, &exact);
+        assert!(read_archive(&keys, &good).is_ok());
+        let two = sealed(&seal, &[&exact[..], b"more"].concat());
+        let cut = &two[..head_end(&two) + NONCE_BYTES + 3 * CHUNK_BYTES];
+        let said = read_archive(&keys, cut).unwrap_err().to_string();
+        assert!(said.contains("cut off"), "{said}");
+        let said = read_archive(&keys, &two).unwrap_err().to_string();
+        assert!(said.contains("something follows it"), "{said}");
+        let said = read_archive(&keys, &[&good[..], b"x"].concat()).unwrap_err().to_string();
+        assert!(said.contains("not what was encrypted"), "{said}");
+        // One that was not finished.
+        let mut left = Vec::new();
+        seal.around(&mut left).unwrap().write_all(&exact).unwrap();
+        let said = read_archive(&keys, &left).unwrap_err().to_string();
+        assert!(said.contains("cut off"), "{said}");
+    }
+
+    /// A reader that counts.
+    struct Endless<'a>(&'a [u8], &'a [u8], usize);
+
+    impl Read for Endless<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            for byte in buffer.iter_mut() {
+                if self.0.is_empty() {
+                    self.0 = self.1;
+                }
+                *byte = self.0[0];
+                self.0 = &self.0[1..];
+            }
+            self.2 += buffer.len();
+            Ok(buffer.len())
+        }
+    }
+
+    #[test]
+    fn a_head_without_end_is_cut_off() {
+        let (_, keys) = pair();
+        let head = |rest: &str| [HEAD, rest.as_bytes()].concat();
+        for (begin, again, said) in [
+            (head(""), "x", "too long"),
+            (head("-> X25519 "), "a ", "too long"),
+            (head(""), "-> a\n\n", "too long"),
+            (head(""), "-> a\nYWFh\n", "too long"),
+            (head("-> X25519 a\n"), "\n", "too long"),
+            (head("-> a\n\n--- "), "a", "too long"),
+            // What the library would go on to read.
+            (head("-> a\n\n--- a\n"), "a", "not what was written"),
+            (head("---\n"), "a", "not what was written"),
+            (b"age-encryption.org/v2\n".to_vec(), "a", "not 1"),
+            (b"age-encryption.org/".to_vec(), "v", "too long"),
+            (b"-----BEGIN AGE ENCRYPTED FILE-----\n".to_vec(), "a", "made text"),
+        ] {
+            let mut input = Endless(&begin, again.as_bytes(), 0);
+            let error = keys.open(&mut input).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains(said), "{said}: {error}");
+            assert!(input.2 <= HEAD_BYTES_MAX + (16 << 10), "{} bytes", input.2);
+        }
+    }
+
+    #[test]
+    fn no_more_work_is_done_than_is_allowed() {
+        let mut keys = Keys::default();
+        keys.set_passphrase("some".into());
+        let good = sealed(&Seal::of_passphrase("some".into()), b"some");
+        let text = String::from_utf8_lossy(&good[..head_end(&good)]).into_owned();
+        let at = text.find(&format!(" {WORK}\n")).unwrap() + 1;
+        for work in ["21", "22", "30", "62", "63", "64", "99", "255"] {
+            let bad = [&good[..at], work.as_bytes(), &good[at + 2..]].concat();
+            let said = opened(&keys, &bad).unwrap_err();
+            assert!(said.contains(&format!("2^{work} units of work")), "{said}");
+        }
+        for work in ["", "0", "-1", "256", "9999999999", "x"] {
+            let bad = [&good[..at], work.as_bytes(), &good[at + 2..]].concat();
+            assert!(opened(&keys, &bad).is_err(), "{work}");
+        }
+    }
+
+    #[test]
+    fn as_many_recipients_as_are_allowed_can_be_read_again() {
+        let (last, keys) = pair();
+        let mut all: Vec<_> = std::iter::repeat_with(|| pair().0).take(RECIPIENTS_MAX).collect();
+        all[RECIPIENTS_MAX - 1] = last.clone();
+        let out = sealed(&Seal::of_recipients(all.clone()).unwrap(), b"some");
+        assert_eq!(opened(&keys, &out).unwrap(), b"some");
+        all.push(last);
+        assert!(Seal::of_recipients(all).is_err());
+        assert!(Seal::of_recipients(Vec::new()).is_err());
+    }
+
+    #[test]
+    fn recipients_and_identities_are_read_from_lists() {
+        let (one, _) = pair();
+        let text = format!("# the first\n\n  {}\r\n{}", one.0, one.0);
+        assert_eq!(Recipient::read_list(&text).unwrap().len(), 2);
+        assert!(Recipient::read_list("# nobody\n").unwrap().is_empty());
+        let secret = "AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33";
+        for bad in [secret, &secret.to_lowercase(), "age1", "ssh-ed25519 AAAA", "age1x\u{1b}"] {
+            let said = bad.parse::<Recipient>().unwrap_err().to_string();
+            assert!(!said.to_uppercase().contains("1GQ9778"), "{said}");
+        }
+        let mut keys = Keys::default();
+        let text = format!("# created: today\n\n{secret}\n{secret}");
+        keys.add_identities(text.as_bytes()).unwrap();
+        assert_eq!(format!("{keys:?}"), "Keys(2 identities)");
+        let said = keys.add_identities(format!("{secret}\n{secret}x").as_bytes());
+        let said = said.unwrap_err().to_string();
+        assert!(said.contains("line 2") && !said.contains("1GQ9778"), "{said}");
+        assert!(keys.add_identities(&b"# none\n"[..]).is_err());
+        assert!(keys.add_identities(&b"\xff\n"[..]).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_head_is_read_or_refused(
+            lines in proptest::collection::vec("(-> )?(X25519|scrypt|---)?[ -~]{0,70}", 0..6),
+            rest in proptest::collection::vec(0u8.., 0..100),
+        ) {
+            let (_, mut keys) = pair();
+            keys.set_passphrase("some".into());
+            let text = lines.join("\n");
+            let all = [HEAD, text.as_bytes(), b"\n--- ", &[b'A'; 43], b"\n", &rest].concat();
+            assert!(opened(&keys, &all).is_err());
+        }
+    }
+}
