@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -483,6 +483,8 @@ fn vm_an_archive_makes_a_container_on_another_host() {
         let words = ["checkpoint", "--archive", "--to", &archive, compress, name];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         assert_eq!(one.dm(&words).ok(), archive);
+        let mode = fs::metadata(&archive).expect("it is there").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o600, "there is memory in it");
         assert_eq!(one.state_of(name), "stopped");
         assert!(one.dm(&["checkpoint", "ls", name]).ok().lines().count() == 1, "only there");
         if name == "memory" {
@@ -953,7 +955,6 @@ fn vm_a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
 
 #[test]
 fn vm_checkpoints_are_listed_shown_and_removed() {
-    use std::os::unix::fs::PermissionsExt;
     let host = host();
     let dir = checkpointed(&host);
     for (path, mode) in

@@ -2,11 +2,21 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use crate::{fail, terminal};
+
+/// What is in a file, which says who may read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// Files: whom the umask lets read it.
+    Files,
+    /// Memory of processes, where secrets are: its owner.
+    Memory,
+}
 
 /// Whether whoever read what we wrote has gone away.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -20,6 +30,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// appears when it is complete; standard output must not be a terminal.
 pub(crate) fn write(
     to: Option<&Path>,
+    holds: Holds,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
     let Some(path) = to.filter(|p| *p != Path::new("-")) else {
@@ -31,17 +42,17 @@ pub(crate) fn write(
             .and_then(|()| out.flush().context("cannot write to standard output"))
             .map_err(|e| if is_broken_pipe(&e) { fail::quiet(141) } else { e });
     };
-    to_file(path, false, write)
+    to_file(path, (holds, false), write)
 }
 
-/// Writes what `write` writes to a file, which appears when it is complete and on the disk.
+/// Writes what `write` writes, memory, to a file, which appears when it is complete and on the disk.
 pub(crate) fn keep(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    to_file(path, true, write)
+    to_file(path, (Holds::Memory, true), write)
 }
 
 fn to_file(
     path: &Path,
-    durable: bool,
+    (holds, durable): (Holds, bool),
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
@@ -49,7 +60,9 @@ fn to_file(
     let part = PathBuf::from(part);
     let step = || format!("cannot write '{}'", path.display());
     let done = (|| {
-        let file = File::options().write(true).create_new(true).open(&part).with_context(step)?;
+        let mode = if holds == Holds::Memory { 0o600 } else { 0o666 };
+        let file = File::options().write(true).create_new(true).mode(mode).open(&part);
+        let file = file.with_context(step)?;
         let mut out = BufWriter::with_capacity(64 << 10, file);
         write(&mut out)?;
         out.flush().with_context(step)?;

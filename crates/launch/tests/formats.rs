@@ -42,6 +42,7 @@ fn request() -> impl Strategy<Value = Request> {
         id().prop_map(|id| Request::AttachConsole { id }),
         id().prop_map(|id| Request::AttachStdin { id }),
         id().prop_map(|id| Request::Forget { id }),
+        id().prop_map(|id| Request::Park { id }),
         (id(), 1..9u8).prop_map(|(key, parts)| Request::Template { key, parts }),
         logs.prop_map(|(id, bound_bytes, paths)| Request::KeepLogs { id, bound_bytes, paths }),
     ]

@@ -66,7 +66,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (Side::Container(name, path), Side::Stream) => {
             let (inside, ids) = inside(&engine, name, path)?;
             let owner = Owner::Host { ids, keep: true };
-            sink::write(None, |out| copy::to_tar(&inside, owner, out))?;
+            sink::write(None, sink::Holds::Files, |out| copy::to_tar(&inside, owner, out))?;
         }
         (Side::Stream, Side::Container(name, path)) => {
             let (inside, ids) = inside(&engine, name, path)?;

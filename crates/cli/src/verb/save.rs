@@ -30,7 +30,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         images.push(store.find(name).with_context(|| format!("image '{name}'"))?);
     }
     let progress = image::progress(args.quiet);
-    sink::write(args.output.as_deref(), |out| {
+    sink::write(args.output.as_deref(), sink::Holds::Files, |out| {
         Ok(store.save(&images, SaveFormat::OciArchive, out, &*progress)?)
     })?;
     Ok(0)

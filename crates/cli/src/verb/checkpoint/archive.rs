@@ -50,7 +50,7 @@ pub(crate) fn export(engine: &Engine, args: &Export) -> Result<()> {
     let id = engine.find(&args.name)?;
     let which = args.number.map_or(From::Last, From::Number);
     let seal = args.seal.read()?;
-    sink::write(args.output.as_deref(), |out| {
+    sink::write(args.output.as_deref(), sink::Holds::Memory, |out| {
         seal::through(seal.as_ref(), out, |out| {
             Ok(engine.export_checkpoint(&id, &which, args.compress, out)?)
         })
