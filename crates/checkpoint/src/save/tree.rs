@@ -382,6 +382,9 @@ fn stop_all(
     }
 }
 
+/// How often it is looked at once whether a task has stopped.
+const LOOKS_AT_ONCE: u32 = 50;
+
 fn seize(
     tid: u32,
     held: &mut Held,
@@ -408,7 +411,7 @@ fn seize(
     held.tasks.insert(tid, Task { waited_in: waits_in(), ..Task::default() });
     let asleep = blocks.asleep(tid);
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
-    let mut let_out = 0;
+    let (mut let_out, mut looks) = (0, 0);
     loop {
         match call::poll_stop(tid).map_err(Error::of("wait for a task", tid))? {
             Some(Stop::Event(EVENT_STOP, signal)) => {
@@ -442,6 +445,11 @@ fn seize(
                 let why = "it does not stand still: it waits for a disk, or for a child that was \
                            made by vfork and has not executed yet";
                 return Err(Error::Refused(vec![seen.refuse("", why)]));
+            }
+            // It stops within some microseconds, and a sleep takes a hundred.
+            None if looks < LOOKS_AT_ONCE => {
+                looks += 1;
+                std::thread::yield_now();
             }
             None => std::thread::sleep(Duration::from_micros(20)),
         }
