@@ -315,6 +315,7 @@ workloads! {
     vm_cgroup_namespaces_of_groups_inside: "cgroupns", "--systemd", "always";
     vm_ids_of_their_own: "user";
     vm_ids_of_their_own_that_root_looks_at: "user", "--cap-add", "SYS_PTRACE", "--env", "LOOKS=1";
+    vm_two_hundred_user_namespaces: "user", "--env", "MANY=200";
     vm_namespaces_of_a_user_namespace_of_their_own: "owned", "--cap-add", "SYS_ADMIN";
     vm_mounts_of_the_containers_own: "mounted", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";
