@@ -28,6 +28,8 @@ pub struct Allowed {
     pub cgroups: bool,
     /// Everybody may make a user namespace (user_namespaces(7)).
     pub user_namespaces: bool,
+    /// No filter keeps those from chroot(2) who may in a user namespace of their own.
+    pub chroots: bool,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
     /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
@@ -111,9 +113,13 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         }
     }
     for process in &records.processes {
-        // Who chooses the root of a set-user-id program is its master.
-        if let Some(root) = process.root.as_ref().filter(|_| allowed.capabilities & SYS_CHROOT == 0)
-        {
+        // Who chooses the root of a set-user-id program is its master. In a user namespace of his own
+        // everybody may choose: of whom it knows nothing, nobody there becomes by a program.
+        let may_choose = match process.user {
+            Some(_) => allowed.capabilities & SYS_CHROOT != 0 || allowed.chroots,
+            None => allowed.capabilities & SYS_CHROOT != 0,
+        };
+        if let Some(root) = process.root.as_ref().filter(|_| !may_choose) {
             let (pid, name) = (process.pid, &process.name);
             return Err(Error::Elsewhere(format!(
                 "process {pid} ({name}) has the root '{root}', which the container's configuration \
@@ -329,7 +335,7 @@ fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{CgroupNamespace, Net, Object, Time, Uts};
+    use crate::format::{CgroupNamespace, Net, Object, Process, Time, User, Uts};
 
     #[test]
     fn records_only_narrow_what_the_configuration_gives() {
@@ -337,6 +343,7 @@ mod tests {
             has_init: false,
             capabilities: SETUID | 1,
             uid: 0,
+            chroots: false,
             gid: 0,
             groups: vec![],
             ids: 1000,
@@ -382,6 +389,21 @@ mod tests {
         assert!(check_thread(&root, &allowed).is_ok());
         let other = Credentials { uids: [33; 4], ..root.clone() };
         assert!(check_thread(&other, &allowed).is_ok(), "it has CAP_SETUID");
+        let jailed = |user, capabilities, chroots| {
+            let user_namespace = User { owner: 0, ..User::default() };
+            let objects = vec![Thing::User(user_namespace).into()];
+            let root = Some("/jail".to_owned());
+            let processes = vec![Process { user, root, ..Process::default() }];
+            let records = Records { objects, processes, ..Records::default() };
+            let user_namespaces = true;
+            let allowed = Allowed { capabilities, user_namespaces, chroots, ..allowed.clone() };
+            check(&records, &allowed).map_err(|e| e.to_string())
+        };
+        assert!(jailed(None, SYS_CHROOT, false).is_ok());
+        assert!(jailed(None, !SYS_CHROOT, true).is_err_and(|said| said.contains("'/jail'")));
+        assert!(jailed(Some(0), SYS_CHROOT, false).is_ok());
+        assert!(jailed(Some(0), !SYS_CHROOT, true).is_ok(), "it may in there");
+        assert!(jailed(Some(0), !SYS_CHROOT, false).is_err(), "a filter kept it from that");
         let group = Credentials { gids: [33; 4], ..root.clone() };
         assert!(check_thread(&group, &allowed).is_err(), "it has no CAP_SETGID");
         let more = Credentials { capabilities: [0, 0, 0, 4, 0], ..root.clone() };
