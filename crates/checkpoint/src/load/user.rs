@@ -226,7 +226,7 @@ pub(super) fn enter(
     process::with_rights(plan, sequence, record)?;
     let what = format!("the user namespace of process {}", record.pid);
     credentials::keep_while_changing(sequence, &what);
-    credentials::set_ids_of(plan, sequence, &what, &record.threads[0].credentials);
+    credentials::set_ids(plan, sequence, &what, &record.threads[0].credentials);
     let number = Arg::from(plan.kept());
     let args = [number, Arg::from(libc::CLONE_NEWUSER)];
     sequence.call(&*what, Call::new(libc::SYS_setns, args));
