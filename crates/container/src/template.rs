@@ -37,13 +37,6 @@ pub(crate) struct Common {
     keeper: Keeper,
 }
 
-impl Template {
-    /// Bytes that clones share until they write to them.
-    pub fn shared_bytes(&self) -> u64 {
-        self.common.as_ref().map_or(0, |common| common.choice.bytes())
-    }
-}
-
 impl Engine {
     /// Gets ready to make clones of a container from a checkpoint of it. They may `share` what they can of its
     /// memory, which is then charged to the keeper; what they write to is their own.
@@ -56,7 +49,8 @@ impl Engine {
     }
 
     fn common(&self, reader: &Reader) -> Result<Option<Common>> {
-        let Some(mut choice) = Shared::choose(reader.records()) else { return Ok(None) };
+        let lowest = dormouse_kernel::process::lowest_address();
+        let Some(mut choice) = Shared::choose(reader.records(), lowest) else { return Ok(None) };
         let list = template::Template {
             no_huge_pages: choice.no_huge_pages(),
             areas: choice.areas().into_iter().map(area).collect(),

@@ -25,6 +25,7 @@ use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use dormouse_launch::protocol::{Id, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest};
 use dormouse_launch::template::{self, Area, Piece};
 use dormouse_launch::wire;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
@@ -213,7 +214,9 @@ impl Given<'_> {
 
     /// Maps and reads. Gives where.
     fn fill(&self) -> Result<Shared, Failed> {
-        let list = template::Template::read(&self.list, self.parts.len());
+        // What it maps its clones have, who may map less than the host's root may (CAP_SYS_RAWIO).
+        let lowest = lowest(self.outside.proc.as_fd()).step("read vm.mmap_min_addr")?;
+        let list = template::Template::read(&self.list, self.parts.len(), lowest);
         let list = list.map_err(errno).step("read the list of a template")?;
         if list.no_huge_pages {
             call::disable_huge_pages().step("do without huge pages")?;
@@ -258,6 +261,16 @@ impl Given<'_> {
         }
         Ok(())
     }
+}
+
+/// The lowest address that everybody may map (proc_sys_vm(5)).
+fn lowest(proc: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, c"sys/vm/mmap_min_addr", flags, Mode::empty())?;
+    let mut bytes = [0; 32];
+    let n = rustix::io::read(&file, &mut bytes)?;
+    let text = std::str::from_utf8(&bytes[..n]).map_err(|_| Errno::BADMSG)?;
+    text.trim().parse().map_err(|_| Errno::BADMSG)
 }
 
 /// Maps an area where it will be; false where something is in its way.

@@ -879,6 +879,24 @@ fn root_newborns_are_born_with_the_memory_of_a_template() {
     assert_eq!(refused(keeper.born(expected)), rustix::io::Errno::CHILD);
     assert_eq!(refused(keeper.spawn(born("one"))), rustix::io::Errno::NOENT);
     owner.template("one", list.as_fd(), &parts).unwrap();
+    // What only the host's root may map no clone gets.
+    let lowest = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap();
+    let lowest = lowest.trim().parse::<u64>().unwrap().max(4096);
+    let low = file(c"list");
+    Template { areas: vec![area(lowest, 1)], ..Template::default() }.write(&low).unwrap();
+    let is_refused = |done: Result<(), LaunchError>| match done {
+        Err(LaunchError::Refused { source, .. }) => source == rustix::io::Errno::BADMSG,
+        _ => false,
+    };
+    assert!(!is_refused(owner.template("low", low.as_fd(), &parts)));
+    if lowest > 4096 {
+        Template { areas: vec![area(lowest - 4096, 1)], ..Template::default() }
+            .write(&low)
+            .unwrap();
+        assert!(is_refused(owner.template("lower", low.as_fd(), &parts)));
+    } else {
+        eprintln!("SKIPPED: everybody may map all but the first page here (vm.mmap_min_addr)");
+    }
     // It ends with the connection of whoever asked for it.
     drop(owner);
     assert!(until(|| matches!(keeper.spawn(born("one")), Err(LaunchError::Refused { .. }))));

@@ -103,8 +103,9 @@ impl Template {
         word::write(file, 0, &all)
     }
 
-    /// Reads one, with so many files of contents.
-    pub fn read(file: &File, parts: usize) -> io::Result<Self> {
+    /// Reads one, with so many files of contents. Whoever maps it may map more than those whom it is for, so
+    /// it says below which address they may not (`vm.mmap_min_addr`).
+    pub fn read(file: &File, parts: usize, lowest: u64) -> io::Result<Self> {
         let head = rows::<HEAD_NUMBERS>(file, 0, 1)?;
         let Some(&[MAGIC, flags, areas, pieces]) = head.first() else {
             return Err(word::bad("it is no list of a template"));
@@ -131,7 +132,7 @@ impl Template {
         let listed: Vec<Area> = listed.into_iter().map(area).collect();
         let filled = rows(file, area_at(areas), pieces as usize)?;
         let filled: Vec<Piece> = filled.into_iter().map(piece).collect();
-        let mut end = PAGE_BYTES;
+        let mut end = lowest.max(PAGE_BYTES);
         for area in &listed {
             let is_whole = (area.start | area.end).is_multiple_of(PAGE_BYTES);
             if !is_whole || area.start < end || area.end <= area.start || area.end > USER_END {
@@ -193,7 +194,8 @@ mod tests {
     fn what_is_written_is_read() {
         let file = file();
         template().write(&file).unwrap();
-        assert_eq!(Template::read(&file, 2).unwrap(), template());
+        assert_eq!(Template::read(&file, 2, 0x1000).unwrap(), template());
+        assert!(Template::read(&file, 2, 0x1001).is_err(), "below what may be mapped");
         assert_eq!(mapped(&file, 3).unwrap(), [false; 3]);
         set_mapped(&file, 1).unwrap();
         assert_eq!(mapped(&file, 3).unwrap(), [false, true, false]);
@@ -206,7 +208,7 @@ mod tests {
             let mut one = template();
             change(&mut one);
             one.write(&file).unwrap();
-            assert!(Template::read(&file, 2).is_err());
+            assert!(Template::read(&file, 2, 0).is_err());
         };
         refused(&|one| one.areas[0].start = 0);
         refused(&|one| one.areas[0].end += 1);
@@ -218,6 +220,6 @@ mod tests {
         refused(&|one| one.pieces[2].bytes = u64::MAX);
         refused(&|one| one.pieces[2].start = 0x9000);
         file.set_len(40).unwrap();
-        assert!(Template::read(&file, 2).is_err());
+        assert!(Template::read(&file, 2, 0).is_err());
     }
 }
