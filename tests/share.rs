@@ -183,6 +183,30 @@ fn vm_clones_of_different_containers_share_nothing() {
     begin_with(&host, "one", 16, &[]);
     begin_with(&host, "other", 16, &[]);
     // At the same time, and with the same contents.
+/// Who is to be shared with has no room for it: they come all the same, and it is told.
+#[test]
+fn vm_who_cannot_share_has_all_memory_for_itself() {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    let host = host();
+    // Theirs is not that of the keeper.
+    begin(&host, &["--ulimit", "as=1099511627776"]);
+    let keeper = named(&host, KEEPER)[0];
+    let little = Rlimit { current: Some((MB / 2) << 20), maximum: None };
+    prlimit(Some(keeper), Resource::As, little).expect("it is ours");
+    let out = host.dm(&["clone", "-n", "2", "--name", "c", NAME]);
+    let said = "dormouse: clones share no memory: ";
+    assert!(out.status == 0 && out.stderr.matches(said).count() == 1, "{out}");
+    for name in ["c-1", "c-2"] {
+        let memory = Memory::of(pid_of(&host, name));
+        assert!(memory.own > MB << 10, "{name}: {memory:?}");
+        for (round, line) in ["ready 1", "ready 2", "ok"].into_iter().enumerate() {
+            go(&host, name, round, 7);
+            wait_for_line(&host, name, line);
+        }
+    }
+    nobody_stays(&host);
+}
+
     std::thread::scope(|scope| {
         for name in ["one", "other"] {
             let host = &host;
