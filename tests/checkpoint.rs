@@ -316,6 +316,9 @@ workloads! {
     vm_cgroup_namespaces_of_groups_inside: "cgroupns", "--systemd", "always";
     vm_ids_of_their_own: "user";
     vm_ids_of_their_own_that_root_looks_at: "user", "--cap-add", "SYS_PTRACE", "--env", "LOOKS=1";
+    vm_two_hundred_user_namespaces: "user", "--env", "MANY=200";
+    vm_roots_in_user_namespaces_without_a_right_to_them: "user", "--env", "ROOT=1",
+        "--cap-drop", "SYS_CHROOT", "--security-opt", "seccomp=unconfined";
     vm_namespaces_of_a_user_namespace_of_their_own: "owned", "--cap-add", "SYS_ADMIN";
     vm_mounts_of_the_containers_own: "mounted", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";

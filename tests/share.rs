@@ -60,6 +60,13 @@ impl Memory {
     }
 }
 
+/// Those from whom clones come. Whoever has just come has their name as well, and a pid namespace of its own.
+fn templates(host: &Host) -> Vec<Pid> {
+    let namespace = |pid: Pid| fs::read_link(format!("/proc/{}/ns/pid", pid.as_raw_pid())).ok();
+    let own = named(host, KEEPER).first().and_then(|keeper| namespace(*keeper));
+    named(host, TEMPLATE).into_iter().filter(|pid| namespace(*pid) == own).collect()
+}
+
 /// Until nobody is left whom clones came from.
 #[track_caller]
 fn nobody_stays(host: &Host) {
@@ -129,10 +136,10 @@ fn vm_clones_share_memory_until_they_write_to_it() {
             wait_for_line(&host, name, "ok");
         }
         // The one that they come from has what it had.
-        for round in 0..3 {
+        for (round, line) in ["ready 1", "ready 2", "ok"].into_iter().enumerate() {
             go(&host, NAME, round, 0);
+            wait_for_line(&host, NAME, line);
         }
-        wait_for_line(&host, NAME, "ok");
         host.dm(&["rm", "--force", "--all"]).ok();
     }
 }
@@ -176,6 +183,30 @@ fn vm_who_shares_nothing_has_all_memory_for_itself() {
     }
 }
 
+/// Who is to be shared with has no room for it: they come all the same, and it is told.
+#[test]
+fn vm_who_cannot_share_has_all_memory_for_itself() {
+    use rustix::process::{Resource, Rlimit, prlimit};
+    let host = host();
+    // Theirs is not that of the keeper.
+    begin(&host, &["--ulimit", "as=1099511627776"]);
+    let keeper = named(&host, KEEPER)[0];
+    let little = Rlimit { current: Some((MB / 2) << 20), maximum: None };
+    prlimit(Some(keeper), Resource::As, little).expect("it is ours");
+    let out = host.dm(&["clone", "-n", "2", "--name", "c", NAME]);
+    let said = "dormouse: clones share no memory: ";
+    assert!(out.status == 0 && out.stderr.matches(said).count() == 1, "{out}");
+    for name in ["c-1", "c-2"] {
+        let memory = Memory::of(pid_of(&host, name));
+        assert!(memory.own > MB << 10, "{name}: {memory:?}");
+        for (round, line) in ["ready 1", "ready 2", "ok"].into_iter().enumerate() {
+            go(&host, name, round, 7);
+            wait_for_line(&host, name, line);
+        }
+    }
+    nobody_stays(&host);
+}
+
 /// What is missing, and what it would be: nothing is shared with who is not of one checkpoint.
 #[test]
 fn vm_clones_of_different_containers_share_nothing() {
@@ -213,11 +244,11 @@ fn whoever_is_killed_while_clones_are_made_nothing_stays() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
         let mut made: Vec<String> = lines.by_ref().take(3).map(|l| l.expect("a name")).collect();
-        let template = named(&host, TEMPLATE);
-        assert_eq!(template.len(), 1, "one for all of them");
+        assert_eq!(templates(&host).len(), 1, "one for all of them");
         let pids = match victim {
             "the command" => vec![Pid::from_child(&child)],
-            name => named(&host, name),
+            KEEPER => named(&host, KEEPER),
+            _ => templates(&host),
         };
         assert_eq!(pids.len(), 1, "{victim}");
         // nsenter(1) has become it.

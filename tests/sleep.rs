@@ -444,20 +444,32 @@ fn vm_what_is_not_to_wake_it_waits_until_something_else_does() {
 #[test]
 fn vm_timers_that_may_wait_do_and_those_that_wake_nobody_do_not() {
     let host = Host::with_busybox();
-    let script = "sleep 2; echo rang; exec sleep 100000";
-    let begin =
-        ["run", "-d", "--name", "x", "--wake-on", "timer=8s", "busybox", "sh", "-c", script];
+    // One whose timer rings after a while, by which it sleeps: a slow machine has more time for that. When it
+    // was put to sleep, at the earliest, and how long its timer takes.
+    let begin = |wake_on: &dyn Fn(u32) -> String, sleep: &[&str]| {
+        for seconds in [2, 4, 8, 16, 32] {
+            let (begun, takes) = (Instant::now(), Duration::from_secs(seconds.into()));
+            let script = format!("sleep {seconds}; echo rang; exec sleep 100000");
+            let run = ["run", "-d", "--name", "x", "--wake-on", &wake_on(seconds)];
+            host.dm(&[&run[..], &["busybox", "sh", "-c", &script]].concat()).ok();
+            let since = Instant::now();
+            host.dm(sleep).ok();
+            if begun.elapsed() < takes {
+                return (since, takes);
+            }
+            host.dm(&["rm", "-f", "x"]).ok();
+        }
+        panic!("it does not sleep before its timer rings");
+    };
     for sleep in [&["sleep", "x"][..], &["sleep", "--drowsy", "x"]] {
-        host.dm(&begin).ok();
-        host.dm(sleep).ok();
-        let since = Instant::now();
+        let (since, takes) = begin(&|seconds| format!("timer={}s", seconds * 4), sleep);
         let rang = || host.dm(&["logs", "x"]).ok().contains("rang");
-        assert!(wait_until(Duration::from_secs(30) * slowness(), rang), "it is woken");
-        assert!(since.elapsed() >= Duration::from_millis(7500), "after {:?}", since.elapsed());
+        let within = takes * 4 + Duration::from_secs(20) * slowness();
+        assert!(wait_until(within, rang), "it is woken");
+        assert!(since.elapsed() >= takes * 4, "after {:?} of {takes:?}", since.elapsed());
         host.dm(&["rm", "-f", "x"]).ok();
-        host.dm(&[&begin[..4], &["--wake-on", "call"], &begin[6..]].concat()).ok();
-        host.dm(sleep).ok();
-        thread::sleep(Duration::from_secs(4));
+        let (_, takes) = begin(&|_| "call".to_owned(), sleep);
+        thread::sleep(takes * 2);
         assert!(!rang(), "nobody wakes it for that");
         host.dm(&["wake", "x"]).ok();
         assert!(wait_until(Duration::from_secs(10) * slowness(), rang), "it has rung meanwhile");

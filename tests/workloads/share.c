@@ -92,8 +92,9 @@ int main(void) {
 	size_t pages = (text == NULL ? 8ul : strtoul(text, NULL, 10)) * 256;
 	if (getenv("SMALL") != NULL)
 		must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
-	/* Small enough a heap that hardly anybody's program lies in its way; the rest is of many kinds. */
-	size_t some = pages / 16, heap_pages = pages / 32;
+	/* The heap may lie where whoever is to share it has its own program, and is each one's own then: so
+	 * little of it that this makes no difference. The rest is of many kinds. */
+	size_t some = pages / 16, heap_pages = 64;
 	uint64_t *heap = sbrk(0);
 	heap = sbrk((intptr_t)(PAGE - (uintptr_t)heap % PAGE) % (intptr_t)PAGE);
 	heap = sbrk((intptr_t)(heap_pages * PAGE));

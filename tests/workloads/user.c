@@ -1,6 +1,7 @@
 /* User namespaces of its own, as services of a systemd and sandboxes of programs have them: made by root with
  * several ids that its parent says, by a user with his own alone, in each other with nobody left in the
- * outer, with none at all; with threads, several processes, groups, capabilities and securebits. */
+ * outer, with none at all; with threads, several processes, groups, capabilities and securebits; with a root of
+ * its own, which takes no more than that; and as many more as MANY says, each with a process. */
 #include "workload.h"
 #include <grp.h>
 #include <linux/nsfs.h>
@@ -166,6 +167,50 @@ static pid_t unmapped(int place) {
 	_exit(0);
 }
 
+/* With a root of its own. */
+static pid_t jailed(int place) {
+	must(mkdir("/jail", 0755) == 0);
+	int mark = open("/jail/mark", O_CREAT | O_WRONLY, 0644);
+	must(mark >= 0 && close(mark) == 0);
+	pid_t pid = fork();
+	if (pid)
+		return pid;
+	become(1004);
+	leave();
+	must(chroot("/jail") == 0 && chdir("/") == 0);
+	char c, said[TEXT];
+	while (read(ask[place][0], &c, 1) == 1) {
+		memset(said, 0, TEXT);
+		snprintf(said, TEXT, "mark %d bin %d", access("/../mark", F_OK), access("/bin", F_OK));
+		must(write(answer[place][1], said, TEXT) == TEXT);
+	}
+	_exit(0);
+}
+
+/* As `unshare -Ur` of root, once more. */
+static pid_t one_more(int n) {
+	int made[2];
+	char c;
+	must(pipe(made) == 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		if (n % 2)
+			become(1005);
+		char own[32];
+		snprintf(own, sizeof own, "0 %d 1", getuid());
+		leave();
+		put("/proc/self/setgroups", "deny");
+		put("/proc/self/uid_map", own);
+		put("/proc/self/gid_map", own);
+		must(write(made[1], "", 1) == 1);
+		for (;;)
+			pause();
+	}
+	must(pid > 0 && read(made[0], &c, 1) == 1);
+	close(made[0]), close(made[1]);
+	return pid;
+}
+
 static ino_t inode(int fd) {
 	struct stat s;
 	must(fd >= 0 && fstat(fd, &s) == 0);
@@ -199,6 +244,11 @@ int main(void) {
 	pid_t yes = service(used, 0), denied = service(used + 1, 1), user = sandbox(used + 2);
 	pid_t inner = nested(used + 6), none = unmapped(used + 8);
 	used = 9;
+	if (getenv("ROOT"))
+		jailed(used++);
+	const char *many = getenv("MANY");
+	for (int n = 0; n < (many ? atoi(many) : 0); n++)
+		one_more(n);
 	for (int n = 0; n < used; n++) {
 		must(write(ask[n][1], "", 1) == 1);
 		hear(n, before[n]);

@@ -542,6 +542,7 @@ impl Engine {
             cgroups: config.systemd,
             // Whatever the filter is, it lets everybody.
             user_namespaces: true,
+            chroots: !start::is_filtered(security),
             no_new_privileges: security.no_new_privileges,
             held: from.held.iter().map(|(number, _)| *number).collect(),
             console: config.process.terminal,

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use dormouse_checkpoint::format::Reader;
 use dormouse_checkpoint::load::{self, Shared};
-use dormouse_launch::Keeper;
 use dormouse_launch::template::{self, Area, Piece};
+use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::Config;
 use rustix::fs::MemfdFlags;
 
@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 pub struct Template {
     pub(crate) reader: Arc<Reader>,
     pub(crate) common: Option<Arc<Common>>,
+    unshared: Option<Error>,
 }
 
 /// Memory that is there already.
@@ -38,25 +39,32 @@ pub(crate) struct Common {
 }
 
 impl Template {
-    /// Bytes that clones share until they write to them.
-    pub fn shared_bytes(&self) -> u64 {
-        self.common.as_ref().map_or(0, |common| common.choice.bytes())
+    /// Why clones do not share what they might; it is told once.
+    pub fn unshared(&mut self) -> Option<Error> {
+        self.unshared.take()
     }
 }
 
 impl Engine {
     /// Gets ready to make clones of a container from a checkpoint of it. They may `share` what they can of its
-    /// memory, which is then charged to the keeper; what they write to is their own.
+    /// memory, which is then charged to the keeper; what they write to is their own. Where that cannot be made
+    /// each has all for itself, and it is told why ([`Template::unshared`]).
     ///
     /// Errors: [`Error::Invalid`] where the container has what two cannot have; of damage.
     pub fn template(&self, other: &Config, checkpoint: &Path, share: bool) -> Result<Template> {
         let reader = Arc::new(self.clonable(other, checkpoint)?);
-        let common = if share { self.common(&reader)? } else { None };
-        Ok(Template { reader, common: common.map(Arc::new) })
+        let (common, unshared) = match if share { self.common(&reader) } else { Ok(None) } {
+            Ok(common) => (common, None),
+            // There is no memory for it, say, or there are more areas than a process may have.
+            Err(e @ Error::Launch(LaunchError::Refused { .. })) => (None, Some(e)),
+            Err(e) => return Err(e),
+        };
+        Ok(Template { reader, common: common.map(Arc::new), unshared })
     }
 
     fn common(&self, reader: &Reader) -> Result<Option<Common>> {
-        let Some(mut choice) = Shared::choose(reader.records()) else { return Ok(None) };
+        let lowest = dormouse_kernel::process::lowest_address();
+        let Some(mut choice) = Shared::choose(reader.records(), lowest) else { return Ok(None) };
         let list = template::Template {
             no_huge_pages: choice.no_huge_pages(),
             areas: choice.areas().into_iter().map(area).collect(),

@@ -46,26 +46,32 @@ pub(crate) fn begin(files: &[SwapFile]) -> Result<()> {
             what: format!("{what}: {e}"),
         };
         let known = swap::areas().map_err(|e| failed("cannot read /proc/swaps", e))?;
+        let read = |e| failed("cannot be read", e);
         // The kernel shows the path behind links.
-        if let Ok(real) = path.canonicalize() {
-            if known.iter().any(|area| area.path == real) {
-                continue;
+        let real = match path.canonicalize() {
+            Ok(real) => real,
+            Err(_) => {
+                swap::make(path, *bytes).map_err(|e| failed("cannot be made", e))?;
+                path.canonicalize().map_err(read)?
             }
-            if !swap::is_area(&real).map_err(|e| failed("cannot be read", e))? {
-                let what = "there is a file that is not for swap: remove it, or give another name";
-                return Err(Error::Settings { path: path.clone(), what: what.into() });
-            }
-            let meta = real.metadata().map_err(|e| failed("cannot be read", e))?;
-            if meta.uid() != 0 || meta.mode() & 0o077 != 0 {
-                let what =
-                    "others than root may read what is swapped there: chown root and chmod 600 it";
-                return Err(Error::Settings { path: path.clone(), what: what.into() });
-            }
-        } else {
-            swap::make(path, *bytes).map_err(|e| failed("cannot be made", e))?;
+        };
+        if known.iter().any(|area| area.path == real) {
+            continue;
+        }
+        // ORDER: opened once: whoever may write to a directory on the way may put another file there.
+        let file = swap::open(&real).map_err(read)?;
+        if !swap::is_area(&file).map_err(read)? {
+            let what = "there is a file that is not for swap: remove it, or give another name";
+            return Err(Error::Settings { path: path.clone(), what: what.into() });
+        }
+        let meta = file.metadata().map_err(read)?;
+        if meta.uid() != 0 || meta.mode() & 0o077 != 0 {
+            let what =
+                "others than root may read what is swapped there: chown root and chmod 600 it";
+            return Err(Error::Settings { path: path.clone(), what: what.into() });
         }
         let why = "cannot be swapped to (its file system must be one such as ext4 or xfs)";
-        swap::begin(path, PRIORITY).map_err(|e| failed(why, e))?;
+        swap::begin(&file, PRIORITY).map_err(|e| failed(why, e))?;
         say(&format!("swaps to {}", path.display()));
     }
     Ok(())

@@ -148,8 +148,10 @@ pub(crate) fn self_connected() -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// As close_range(2).
-pub(crate) fn close_all_but(kept: [BorrowedFd<'_>; 2]) -> Result<(), Errno> {
-    let mut kept = kept.map(|fd| fd.as_raw_fd());
+pub(crate) fn close_all_but<'k>(
+    kept: impl IntoIterator<Item = BorrowedFd<'k>>,
+) -> Result<(), Errno> {
+    let mut kept: Vec<_> = kept.into_iter().map(|fd| fd.as_raw_fd()).collect();
     kept.sort_unstable();
     let mut first = 3;
     for fd in kept {

@@ -9,7 +9,7 @@
 //!               that it has cleaned up           custody  what sleeping containers left here
 //!                                                alarms   when they are woken uncalled
 //! fills         memory of containers that is being filled while they run
-//! templates     processes with memory that newborns share, by serial number
+//! templates     processes with memory that newborns share, by serial number, and whom they were asked for
 //! queue         errands: containers to be settled or woken by a process of ours, 4 of each at once
 //! ```
 //!
@@ -63,7 +63,7 @@ use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
 use crate::fill::{self, Fill};
 use crate::newborn::Heritage;
-use crate::template::Template;
+use crate::template::{self, Asked, Template};
 use crate::tiny::Outside;
 use crate::vault::Vault;
 use crate::{Failed, Step};
@@ -325,7 +325,8 @@ impl Server {
         let waker = self.lacks_a_waker().then_some(self.next_waker);
         let is_more = self.at_rest().count() > usize::from(!self.custody.is_empty());
         let rest = is_more.then(|| self.woken + IDLE);
-        let next = [look, idle, queue, custody, alarm, waker, rest, self.deaf_until];
+        let asked = self.asked().map(|asked| asked.until).min();
+        let next = [look, idle, queue, custody, alarm, waker, rest, asked, self.deaf_until];
         let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
@@ -364,6 +365,12 @@ impl Server {
             self.start_errands();
         }
         self.keep_a_waker(now);
+        if self.asked().any(|asked| asked.until <= now) {
+            // It may answer yet, and nobody would know whom.
+            let is_late = |asked: &Asked| asked.until <= now;
+            let which = |_, template: &Template| template.asked.as_ref().is_some_and(is_late);
+            self.end_templates(Errno::TIMEDOUT, which);
+        }
         if self.ending {
             // ORDER: who asked is still connected and sees our end only when we are gone; nobody
             // else is.
@@ -377,6 +384,11 @@ impl Server {
         }
         let over = self.is_idle() && self.idle_since.is_some_and(|since| since + IDLE <= now);
         over && self.end()
+    }
+
+    /// Newborns that templates were asked for.
+    fn asked(&self) -> impl Iterator<Item = &Asked> {
+        self.templates.values().filter_map(|template| template.asked.as_ref())
     }
 
     fn has_to_look(&self) -> bool {
@@ -532,7 +544,7 @@ impl Server {
             return;
         }
         self.waiters.retain(|(_, waiter)| *waiter != serial);
-        self.end_templates(|_, template| template.connection == serial);
+        self.end_templates(Errno::CHILD, |_, template| template.connection == serial);
         let (gone, rest) =
             std::mem::take(&mut self.unsettled).into_iter().partition(|u| u.connection == serial);
         self.unsettled = rest;
@@ -555,19 +567,7 @@ impl Server {
     fn answer(&mut self, serial: u64, request: Request, fds: Vec<OwnedFd>) -> Option<Answer> {
         Some(match request {
             Request::Status => (Reply::Status(self.status()), Vec::new()),
-            Request::Spawn(spawn) => match self.spawn(&spawn, &fds) {
-                Err(Failed { step, source }) => refused(source, step),
-                Ok(born) => {
-                    let (id, kind, settle) = (spawn.id, spawn.kind, spawn.settle);
-                    let child = Child { id, connection: serial, kind, settle };
-                    self.children.insert(born.pid, child);
-                    if kind == Kind::Init {
-                        self.firsts.insert(id, born.pid);
-                    }
-                    let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
-                    (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
-                }
-            },
+            Request::Spawn(spawn) => return self.spawn(serial, spawn, fds),
             Request::Wait { pid } => match self.children.contains_key(&pid) {
                 true => {
                     self.waiters.push((pid, serial));
@@ -644,24 +644,51 @@ impl Server {
         })
     }
 
-    fn spawn(&mut self, request: &SpawnRequest, fds: &[OwnedFd]) -> Result<birth::Born, Failed> {
+    /// One that a template is asked for is answered when that has answered.
+    fn spawn(&mut self, serial: u64, request: SpawnRequest, fds: Vec<OwnedFd>) -> Option<Answer> {
         let (outside, heritage) = (&self.parts.outside, self.parts.heritage);
-        let wanted = birth::Wanted::of(request, fds)?;
-        let Some(key) = request.template else {
-            return birth::give(outside, heritage, &wanted);
-        };
-        let is_it = |(_, template): &(&u64, &Template)| template.key == key && !template.is_awaited;
-        let found = self.templates.iter().find(is_it);
-        let (token, template) = found.ok_or(Errno::NOENT).step("find the template")?;
-        match template.bear(request, fds) {
-            Ok(born) => birth::raise(outside, heritage, &wanted, born),
-            Err(failed) => {
-                // It may answer yet, and nobody would know whom.
-                let token = *token;
-                self.end_templates(|it, _| it == token);
-                Err(failed)
+        let wanted = birth::Wanted::of(&request, &fds);
+        let born = match request.template {
+            Some(key) if wanted.is_ok() => {
+                let asked = self.ask_template(key, serial, request, fds);
+                return asked.err().map(|Failed { step, source }| refused(source, step));
             }
+            _ => wanted.and_then(|wanted| birth::give(outside, heritage, &wanted)),
+        };
+        Some(self.born(serial, &request, born))
+    }
+
+    /// A newborn is a child, or is none.
+    fn born(
+        &mut self,
+        connection: u64,
+        request: &SpawnRequest,
+        born: Result<birth::Born, Failed>,
+    ) -> Answer {
+        let born = match born {
+            Ok(born) => born,
+            Err(Failed { step, source }) => return refused(source, step),
+        };
+        let SpawnRequest { id, kind, settle, .. } = *request;
+        self.children.insert(born.pid, Child { id, connection, kind, settle });
+        if kind == Kind::Init {
+            self.firsts.insert(id, born.pid);
         }
+        let fds = [Some(born.pidfd), born.proc].into_iter().flatten().collect();
+        (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
+    }
+
+    fn ask_template(
+        &mut self,
+        key: Id,
+        serial: u64,
+        request: SpawnRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), Failed> {
+        let is_it = |template: &&mut Template| template.key == key && !template.is_awaited;
+        let found = self.templates.values_mut().find(is_it);
+        let template = found.ok_or(Errno::NOENT).step("find the template")?;
+        template.ask(request, fds, serial).step(template::BEAR)
     }
 
     /// It is answered when its memory is there.
@@ -683,34 +710,59 @@ impl Server {
         }
     }
 
-    /// Its memory is there, or it has ended.
+    /// Its memory is there, or a newborn, or it has ended.
     fn hear_template(&mut self, token: u64) {
         let Some(template) = self.templates.get_mut(&token) else { return };
-        let reply = match template.hear() {
+        let heard = match template.hear() {
             Err(Errno::AGAIN) => return,
-            Ok(reply) if template.is_awaited => reply,
+            heard => heard,
+        };
+        if let Some(asked) = template.asked.take() {
+            if heard.is_err() {
+                self.end_templates(Errno::CHILD, |it, _| it == token);
+            }
+            return self.answer_asked(&asked, asked.born(heard));
+        }
+        let reply = match heard {
+            Ok((reply, _)) if template.is_awaited => reply,
             _ => refused(Errno::CHILD, "fill the memory of a template, which has ended").0,
         };
         let is_awaited = std::mem::replace(&mut template.is_awaited, false);
         let connection = template.connection;
         if reply != Reply::Done {
-            self.end_templates(|it, _| it == token);
+            self.end_templates(Errno::CHILD, |it, _| it == token);
         }
         if is_awaited {
             self.tell(connection, &reply, &[]);
         }
     }
 
-    fn end_templates(&mut self, which: impl Fn(u64, &Template) -> bool) {
+    /// Tells whoever waits for a newborn of a template what became of it.
+    fn answer_asked(&mut self, asked: &Asked, born: Result<(u32, OwnedFd), Errno>) {
+        let Asked { request, fds, connection, .. } = asked;
+        let (outside, heritage) = (&self.parts.outside, self.parts.heritage);
+        let born = birth::Wanted::of(request, fds).and_then(|wanted| {
+            birth::raise(outside, heritage, &wanted, born.step(template::BEAR)?)
+        });
+        let (reply, fds) = self.born(*connection, request, born);
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        self.tell(*connection, &reply, &fds);
+    }
+
+    /// Whoever waits for a newborn of theirs hears why there is none.
+    fn end_templates(&mut self, why: Errno, which: impl Fn(u64, &Template) -> bool) {
         let epoll = &self.epoll;
+        let mut waiting = Vec::new();
         self.templates.retain(|token, template| {
             let goes = which(*token, template);
             if goes {
                 // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
                 let _ = epoll::delete(epoll, template.sock());
+                waiting.extend(template.asked.take());
             }
             !goes
         });
+        waiting.into_iter().for_each(|asked| self.answer_asked(&asked, Err(why)));
     }
 
     fn status(&self) -> Status {
@@ -866,7 +918,10 @@ impl Server {
         if self.dismiss(|waker| waker.pid == pid) {
             self.next_waker = Instant::now() + IDLE;
         }
-        let Some(child) = self.children.remove(&pid) else { return };
+        let Some(child) = self.children.remove(&pid) else {
+            let waiting = self.templates.values_mut().filter_map(|it| it.asked.as_mut());
+            return waiting.for_each(|asked| asked.ended.push(pid));
+        };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (code, signal) = code_of(status);
         let ended = Ended { code, signal, finished_unix_ms: now.as_millis() as i64 };

@@ -4,7 +4,9 @@
 //! ([`dormouse_launch::template`]) where they will be in the end, reads them once, and then clones a newborn
 //! whenever the keeper asks for one. The newborn is the keeper's child like any other (CLONE_PARENT), and
 //! does what any other does; it has those pages from the template (clone(2)), the kernel's to copy when
-//! somebody writes. When the template has ended those who came from it share them with each other.
+//! somebody writes. The keeper does not wait for it: what says where pages are is copied, 2 kB of each
+//! megabyte, and others are to be woken meanwhile. When the template has ended those who came from it share
+//! them with each other.
 //!
 //! **Its life** is that of the connection over which it was asked for. It ends when that is closed, or the
 //! keeper ends: by the end of its socket, by the death signal, or because it is killed.
@@ -16,14 +18,14 @@
 //! or stack lies stays out, and is each clone's own.
 
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
 use dormouse_launch::protocol::{Id, MESSAGE_MAX_BYTES, Reply, Request, SpawnRequest};
 use dormouse_launch::template::{self, Area, Piece};
 use dormouse_launch::wire;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
@@ -53,7 +55,25 @@ pub(crate) struct Template {
     pidfd: OwnedFd,
     /// Somebody waits until its memory is there.
     pub(crate) is_awaited: bool,
+    /// Somebody waits for a newborn.
+    pub(crate) asked: Option<Asked>,
 }
+
+/// A newborn that a template was asked for.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) request: SpawnRequest,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// Who waits for it.
+    pub(crate) connection: u64,
+    /// It has failed if it is not there by then.
+    pub(crate) until: Instant,
+    /// Children of the keeper that ended meanwhile and that it knew nothing of. The newborn may be one of them.
+    pub(crate) ended: Vec<u32>,
+}
+
+/// The step that fails when somebody waits for a newborn in vain.
+pub(crate) const BEAR: &str = "have a process cloned from the template";
 
 impl Drop for Template {
     fn drop(&mut self) {
@@ -80,7 +100,7 @@ impl Template {
         // SAFETY: the keeper has one thread, so no lock is held by another.
         match unsafe { kernel::clone3(&args) }.step("make a template")? {
             Cloned::Parent { pidfd, .. } => {
-                Ok(Self { key, connection, sock, pidfd, is_awaited: true })
+                Ok(Self { key, connection, sock, pidfd, is_awaited: true, asked: None })
             }
             Cloned::Child => {
                 let given = Given { outside, heritage, sock: theirs, list, parts };
@@ -94,44 +114,53 @@ impl Template {
         self.sock.as_fd()
     }
 
-    /// What it says when its memory is there; an error where it has ended.
-    pub(crate) fn hear(&self) -> Result<Reply, Errno> {
-        let mut bytes = [0; MESSAGE_MAX_BYTES];
-        let n = wire::receive(&self.sock, &mut bytes, RecvFlags::DONTWAIT, drop)?;
-        Reply::decode(&bytes[..n]).map_err(|_| Errno::CHILD)
+    /// What it says when its memory is there, or about a newborn, which comes with it; an error where it has
+    /// ended.
+    pub(crate) fn hear(&self) -> Result<(Reply, Option<OwnedFd>), Errno> {
+        let (mut bytes, mut fd) = ([0; MESSAGE_MAX_BYTES], None);
+        let n = wire::receive(&self.sock, &mut bytes, RecvFlags::DONTWAIT, |one| fd = Some(one));
+        let n = match n {
+            // It had not read what it was asked.
+            Err(Errno::CONNRESET) => return Err(Errno::CHILD),
+            n => n?,
+        };
+        let reply = Reply::decode(&bytes[..n]).map_err(|_| Errno::CHILD)?;
+        Ok((reply, fd))
     }
 
-    /// Has it clone a newborn, which is the keeper's child.
-    pub(crate) fn bear(
-        &self,
-        request: &SpawnRequest,
-        fds: &[OwnedFd],
-    ) -> Result<(u32, OwnedFd), Failed> {
-        let what = "have a process cloned from the template";
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let message = Request::Spawn(request.clone()).encode();
-        wire::send(&self.sock, &message, &fds, SendFlags::DONTWAIT).step(what)?;
-        if !is_readable(self.sock(), CLONE_WITHIN).step(what)? {
-            return Err(Failed { step: what, source: Errno::TIMEDOUT });
+    /// Asks it for a newborn, of which it is [heard](Self::hear). One at a time: who asks is one command.
+    pub(crate) fn ask(
+        &mut self,
+        request: SpawnRequest,
+        fds: Vec<OwnedFd>,
+        connection: u64,
+    ) -> Result<(), Errno> {
+        if self.asked.is_some() {
+            return Err(Errno::BUSY);
         }
-        let (mut bytes, mut pidfd) = ([0; MESSAGE_MAX_BYTES], None);
-        let n = wire::receive(&self.sock, &mut bytes, RecvFlags::DONTWAIT, |fd| pidfd = Some(fd));
-        let n = n.step(what)?;
-        let source = match (Reply::decode(&bytes[..n]), pidfd) {
-            (Ok(Reply::Spawned { pid, .. }), Some(pidfd)) => return Ok((pid, pidfd)),
-            (Ok(Reply::Refused { errno, .. }), _) => Errno::from_raw_os_error(errno),
-            _ if n == 0 => Errno::CHILD,
-            _ => Errno::BADMSG,
-        };
-        Err(Failed { step: what, source })
+        let sent: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let message = Request::Spawn(request.clone()).encode();
+        wire::send(&self.sock, &message, &sent, SendFlags::DONTWAIT)?;
+        let until = Instant::now() + CLONE_WITHIN;
+        self.asked = Some(Asked { request, fds, connection, until, ended: Vec::new() });
+        Ok(())
     }
 }
 
-fn is_readable(fd: BorrowedFd<'_>, within: Duration) -> Result<bool, Errno> {
-    let time =
-        Timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
-    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-    rustix::io::retry_on_intr(|| poll(&mut fds, Some(&time))).map(|ready| ready > 0)
+impl Asked {
+    /// The newborn, by what was heard of the template.
+    pub(crate) fn born(
+        &self,
+        heard: Result<(Reply, Option<OwnedFd>), Errno>,
+    ) -> Result<(u32, OwnedFd), Errno> {
+        match heard? {
+            // It was reaped, so its number may be another's by now.
+            (Reply::Spawned { pid, .. }, _) if self.ended.contains(&pid) => Err(Errno::SRCH),
+            (Reply::Spawned { pid, .. }, Some(pidfd)) => Ok((pid, pidfd)),
+            (Reply::Refused { errno, .. }, _) => Err(Errno::from_raw_os_error(errno)),
+            _ => Err(Errno::BADMSG),
+        }
+    }
 }
 
 /// What the template has.
@@ -147,18 +176,9 @@ impl Given<'_> {
     /// In a new process, which has copies of all that the keeper has.
     fn settle_in(&self, keeper: rustix::process::Pid) -> Result<(), Errno> {
         let outside = self.outside;
-        let own = [&self.sock, &outside.proc, &outside.net, &outside.pid].map(AsRawFd::as_raw_fd);
-        let files = self.parts.iter().chain([&self.list]).map(AsRawFd::as_raw_fd);
-        let mut kept: Vec<_> = own.into_iter().chain(files).collect();
-        kept.sort_unstable();
-        let mut first = 3;
-        for number in kept {
-            // SAFETY: this process uses none but those that are kept, and never drops the others.
-            unsafe { call::close_range(first, number - 1) }?;
-            first = number + 1;
-        }
-        // SAFETY: as above.
-        unsafe { call::close_range(first, i32::MAX) }?;
+        let own = [&self.sock, &outside.proc, &outside.net, &outside.pid].map(AsFd::as_fd);
+        let files = self.parts.iter().chain([&self.list]).map(AsFd::as_fd);
+        call::close_all_but(own.into_iter().chain(files))?;
         // ORDER: its parent may have ended before it could ask for the signal.
         kernel::set_parent_death_signal(libc::SIGKILL)?;
         if rustix::process::getppid() != Some(keeper) {
@@ -194,7 +214,9 @@ impl Given<'_> {
 
     /// Maps and reads. Gives where.
     fn fill(&self) -> Result<Shared, Failed> {
-        let list = template::Template::read(&self.list, self.parts.len());
+        // What it maps its clones have, who may map less than the host's root may (CAP_SYS_RAWIO).
+        let lowest = lowest(self.outside.proc.as_fd()).step("read vm.mmap_min_addr")?;
+        let list = template::Template::read(&self.list, self.parts.len(), lowest);
         let list = list.map_err(errno).step("read the list of a template")?;
         if list.no_huge_pages {
             call::disable_huge_pages().step("do without huge pages")?;
@@ -239,6 +261,16 @@ impl Given<'_> {
         }
         Ok(())
     }
+}
+
+/// The lowest address that everybody may map (proc_sys_vm(5)).
+fn lowest(proc: BorrowedFd<'_>) -> Result<u64, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(proc, c"sys/vm/mmap_min_addr", flags, Mode::empty())?;
+    let mut bytes = [0; 32];
+    let n = rustix::io::read(&file, &mut bytes)?;
+    let text = std::str::from_utf8(&bytes[..n]).map_err(|_| Errno::BADMSG)?;
+    text.trim().parse().map_err(|_| Errno::BADMSG)
 }
 
 /// Maps an area where it will be; false where something is in its way.

@@ -846,6 +846,57 @@ fn root_newborns_are_born_with_the_memory_of_a_template() {
         newborn.go().unwrap();
         assert_eq!(keeper.wait(pid).unwrap().code, 3);
     }
+    // Nobody else waits while it is at work; whoever does is answered when it is, or when it has ended.
+    let children = format!("/proc/{0}/task/{0}/children", keeper.pid());
+    let template = std::fs::read_to_string(children).unwrap();
+    let is_it = |pid: &&str| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| name == "dormouse-share\n")
+    };
+    let template = template.split_ascii_whitespace().find(is_it).expect("it is the keeper's");
+    let template = rustix::process::Pid::from_raw(template.parse().unwrap()).unwrap();
+    let signal = |signal| rustix::process::kill_process(template, signal).unwrap();
+    use rustix::process::Signal;
+    signal(Signal::STOP);
+    let expected = keeper.expect(born("one")).unwrap();
+    let mut other = scratch.keeper();
+    assert_eq!(refused(other.spawn(born("one"))), rustix::io::Errno::BUSY, "one at a time");
+    drop(other.spawn(scratch.spawn("c2")).unwrap());
+    signal(Signal::CONT);
+    drop(keeper.born(expected).unwrap());
+    // One who ends before it is told of, as it sees that nobody waits for it any more, is no child.
+    signal(Signal::STOP);
+    drop(other.expect(born("one")).unwrap());
+    drop(other);
+    signal(Signal::CONT);
+    assert!(until(|| keeper.status().unwrap().children == 0));
+    drop(keeper.spawn(born("one")).unwrap());
+    signal(Signal::STOP);
+    let expected = keeper.expect(born("one")).unwrap();
+    let busy = refused(scratch.keeper().spawn(born("one")));
+    assert_eq!(busy, rustix::io::Errno::BUSY, "it was asked");
+    signal(Signal::KILL);
+    assert_eq!(refused(keeper.born(expected)), rustix::io::Errno::CHILD);
+    assert_eq!(refused(keeper.spawn(born("one"))), rustix::io::Errno::NOENT);
+    owner.template("one", list.as_fd(), &parts).unwrap();
+    // What only the host's root may map no clone gets.
+    let lowest = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").unwrap();
+    let lowest = lowest.trim().parse::<u64>().unwrap().max(4096);
+    let low = file(c"list");
+    Template { areas: vec![area(lowest, 1)], ..Template::default() }.write(&low).unwrap();
+    let is_refused = |done: Result<(), LaunchError>| match done {
+        Err(LaunchError::Refused { source, .. }) => source == rustix::io::Errno::BADMSG,
+        _ => false,
+    };
+    assert!(!is_refused(owner.template("low", low.as_fd(), &parts)));
+    if lowest > 4096 {
+        Template { areas: vec![area(lowest - 4096, 1)], ..Template::default() }
+            .write(&low)
+            .unwrap();
+        assert!(is_refused(owner.template("lower", low.as_fd(), &parts)));
+    } else {
+        eprintln!("SKIPPED: everybody may map all but the first page here (vm.mmap_min_addr)");
+    }
     // It ends with the connection of whoever asked for it.
     drop(owner);
     assert!(until(|| matches!(keeper.spawn(born("one")), Err(LaunchError::Refused { .. }))));

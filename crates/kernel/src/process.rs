@@ -82,6 +82,13 @@ pub fn map_own_program() {
     }
 }
 
+/// The lowest address that a process may map which has no CAP_SYS_RAWIO over the host (`vm.mmap_min_addr`,
+/// proc_sys_vm(5)); where it cannot be read, what x86 has by default.
+pub fn lowest_address() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").ok();
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(1 << 16)
+}
+
 /// The largest timeout poll(2) can be given, for waits that have one.
 pub(crate) fn timespec(timeout: Duration) -> rustix::event::Timespec {
     rustix::event::Timespec {

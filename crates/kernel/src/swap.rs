@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -70,10 +71,16 @@ fn unescaped(name: &str) -> Vec<u8> {
     all
 }
 
+/// Opens one, by a path without links: what is looked at is what is [swapped to](begin), whoever may give
+/// that name to another file meanwhile.
+pub fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
+}
+
 /// Whether a file says of itself that it is a swap area.
-pub fn is_area(path: &Path) -> io::Result<bool> {
+pub fn is_area(file: &File) -> io::Result<bool> {
     let mut magic = [0; MAGIC.len()];
-    match File::open(path)?.read_exact_at(&mut magic, MAGIC_AT) {
+    match file.read_exact_at(&mut magic, MAGIC_AT) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
         read => read.map(|()| magic == *MAGIC),
     }
@@ -107,9 +114,12 @@ fn fill(path: &Path, bytes: u64) -> io::Result<()> {
 
 /// Has the kernel swap to a file, with a priority from 0 to 32767. EINVAL where its file system cannot
 /// do that (tmpfs, overlayfs), or where it has holes; EBUSY where the kernel does so already.
-pub fn begin(path: &Path, priority: u16) -> io::Result<()> {
-    let name = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())?;
-    Ok(call::swap_on(&name, priority)?)
+///
+/// swapon(2) wants a name: that of the descriptor leads to the file itself (proc_pid_fd(5)), and the kernel
+/// shows the file's own in `/proc/swaps`.
+pub fn begin(file: &File, priority: u16) -> io::Result<()> {
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(call::swap_on(&std::ffi::CString::new(name)?, priority)?)
 }
 
 #[cfg(test)]
@@ -140,7 +150,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("swap");
         make(&path, BYTES_MIN).unwrap();
-        assert!(is_area(&path).unwrap());
+        assert!(is_area(&open(&path).unwrap()).unwrap());
         let meta = fs::metadata(&path).unwrap();
         assert_eq!(meta.len(), BYTES_MIN);
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
@@ -149,7 +159,10 @@ mod tests {
         for other in ["", "a text"] {
             let path = dir.path().join("other");
             fs::write(&path, other).unwrap();
-            assert!(!is_area(&path).unwrap());
+            assert!(!is_area(&open(&path).unwrap()).unwrap());
         }
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        assert_eq!(open(&link).unwrap_err().raw_os_error(), Some(libc::ELOOP));
     }
 }

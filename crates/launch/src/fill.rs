@@ -17,6 +17,8 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use crate::word;
+
 /// First number of the job.
 const MAGIC: u64 = u64::from_ne_bytes(*b"DMFILL02");
 /// Where the reason begins, and the most it is, in bytes.
@@ -93,24 +95,6 @@ pub fn is_around(bytes: u64) -> bool {
     bytes.is_power_of_two() && (4096..=1 << 20).contains(&bytes)
 }
 
-fn bad(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
-fn numbers(file: &File, at: u64, count: usize) -> io::Result<Vec<u64>> {
-    let mut bytes = vec![0; count * 8];
-    file.read_exact_at(&mut bytes, at)?;
-    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // eight by the slice
-    Ok(bytes.chunks_exact(8).map(number).collect())
-}
-
-fn write_numbers(file: &File, at: u64, numbers: &[u64]) -> io::Result<()> {
-    file.write_all_at(
-        numbers.iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>().as_slice(),
-        at,
-    )
-}
-
 impl Job {
     /// Writes a new file, with the first list.
     pub fn write(&self, file: &File, left: &[Piece]) -> io::Result<()> {
@@ -124,20 +108,20 @@ impl Job {
         ];
         let ids = self.processes.iter().map(|pid| u64::from(*pid));
         let more = ids.chain(self.parts.iter().copied());
-        write_numbers(file, JOB_AT, &all.into_iter().chain(more).collect::<Vec<_>>())?;
+        word::write(file, JOB_AT, &all.into_iter().chain(more).collect::<Vec<_>>())?;
         file.write_all_at(self.checksums.as_flattened(), self.checksums_at())?;
-        write_numbers(file, head::AROUND as u64 * 8, &[self.around_bytes])?;
+        word::write(file, head::AROUND as u64 * 8, &[self.around_bytes])?;
         let at = self.lists_at();
         write_list(file, at, left)?;
         // ORDER: last, so that a file that was cut says that nothing is to be done.
-        write_numbers(file, head::LISTS as u64 * 8, &[at, left.len() as u64])
+        word::write(file, head::LISTS as u64 * 8, &[at, left.len() as u64])
     }
 
     /// Reads one.
     pub fn read(file: &File) -> io::Result<Self> {
-        let all = numbers(file, JOB_AT, JOB_NUMBERS)?;
+        let all = word::read(file, JOB_AT, JOB_NUMBERS)?;
         let &[magic, bytes, chunk_bytes, chunks, sources, parts] = all.as_slice() else {
-            return Err(bad("it is cut"));
+            return Err(word::bad("it is cut"));
         };
         let whole = magic == MAGIC && chunks <= CHUNKS_MAX && sources <= SOURCES_MAX as u64;
         let whole = whole && (1..=PARTS_MAX as u64).contains(&parts);
@@ -147,16 +131,16 @@ impl Job {
             around => around,
         };
         if !whole || !fits || !is_around(around_bytes) {
-            return Err(bad("it is not of this kind"));
+            return Err(word::bad("it is not of this kind"));
         }
         let at = JOB_AT + JOB_NUMBERS as u64 * 8;
-        let ids = numbers(file, at, sources as usize)?;
-        let parts = numbers(file, at + sources * 8, parts as usize)?;
+        let ids = word::read(file, at, sources as usize)?;
+        let parts = word::read(file, at + sources * 8, parts as usize)?;
         let processes = ids.into_iter().map(|id| id as u32).collect();
         let checksums = Vec::new();
         let mut job = Self { bytes, parts, chunk_bytes, checksums, around_bytes, processes };
         if job.places().last().map(|part| part.end) != Some(bytes) {
-            return Err(bad("its files are of another length"));
+            return Err(word::bad("its files are of another length"));
         }
         let mut checksums = vec![[0; 32]; chunks as usize];
         file.read_exact_at(checksums.as_flattened_mut(), job.checksums_at())?;
@@ -189,21 +173,21 @@ impl Job {
     /// Reads a list; every piece of it is whole pages that are within the length of all.
     pub fn read_list(&self, file: &File, at: u64, count: u64) -> io::Result<Vec<Piece>> {
         if count > PIECES_MAX {
-            return Err(bad("a list is too long"));
+            return Err(word::bad("a list is too long"));
         }
-        let all = numbers(file, at, count as usize * PIECE_NUMBERS)?;
+        let all = word::read(file, at, count as usize * PIECE_NUMBERS)?;
         let mut pieces = Vec::with_capacity(count as usize);
         for fields in all.chunks_exact(PIECE_NUMBERS) {
             let [source, start, end, offset] = [fields[0], fields[1], fields[2], fields[3]];
             let piece = Piece { source: source.cast_signed(), start, end, offset };
             let bytes =
-                end.checked_sub(start).ok_or_else(|| bad("a piece ends before it begins"))?;
+                end.checked_sub(start).ok_or_else(|| word::bad("a piece ends before it begins"))?;
             let is_within = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
             if !is_within || (start | end | offset) % 4096 != 0 {
-                return Err(bad("a piece is beyond the end"));
+                return Err(word::bad("a piece is beyond the end"));
             }
             if piece.source >= self.processes.len() as i64 {
-                return Err(bad("a piece is of nobody's"));
+                return Err(word::bad("a piece is of nobody's"));
             }
             pieces.push(piece);
         }
@@ -227,12 +211,12 @@ pub fn list_bytes(count: usize) -> u64 {
 /// Writes a list.
 pub fn write_list(file: &File, at: u64, left: &[Piece]) -> io::Result<()> {
     let fields = |p: &Piece| [p.source.cast_unsigned(), p.start, p.end, p.offset];
-    write_numbers(file, at, left.iter().map(fields).collect::<Vec<_>>().as_flattened())
+    word::write(file, at, left.iter().map(fields).collect::<Vec<_>>().as_flattened())
 }
 
 /// One number of the head, by its place.
 pub fn number(file: &File, place: usize) -> io::Result<u64> {
-    Ok(numbers(file, place as u64 * 8, 1)?[0])
+    Ok(word::read(file, place as u64 * 8, 1)?[0])
 }
 
 /// Says why the container was ended.
@@ -340,7 +324,7 @@ mod tests {
         for (written, read) in
             [(0, Some(AROUND_BYTES)), (5000, None), (2048, None), (2 << 20, None)]
         {
-            write_numbers(&file, head::AROUND as u64 * 8, &[written]).unwrap();
+            word::write(&file, head::AROUND as u64 * 8, &[written]).unwrap();
             assert_eq!(Job::read(&file).ok().map(|job| job.around_bytes), read);
         }
         let at = number(&file, head::LISTS).unwrap();

@@ -33,6 +33,7 @@ mod plan;
 pub mod protocol;
 pub mod template;
 pub mod wire;
+mod word;
 
 use std::path::PathBuf;
 

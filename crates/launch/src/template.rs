@@ -12,7 +12,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+
+use crate::word;
 
 const MAGIC: u64 = u64::from_ne_bytes(*b"DMTMPL01");
 const HEAD_NUMBERS: usize = 4;
@@ -72,16 +73,10 @@ pub struct Template {
     pub pieces: Vec<Piece>,
 }
 
-fn bad(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
-fn numbers<const N: usize>(file: &File, at: u64, count: usize) -> io::Result<Vec<[u64; N]>> {
-    let mut bytes = vec![0; count * N * 8];
-    file.read_exact_at(&mut bytes, at)?;
-    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // eight by the slice
-    let row = |bytes: &[u8]| std::array::from_fn(|n| number(&bytes[n * 8..n * 8 + 8]));
-    Ok(bytes.chunks_exact(N * 8).map(row).collect())
+/// Reads so many rows of numbers.
+fn rows<const N: usize>(file: &File, at: u64, count: usize) -> io::Result<Vec<[u64; N]>> {
+    let all = word::read(file, at, count * N)?;
+    Ok(all.chunks_exact(N).map(|row| std::array::from_fn(|n| row[n])).collect())
 }
 
 const fn area_at(place: u64) -> u64 {
@@ -105,20 +100,18 @@ impl Template {
         for piece in &self.pieces {
             all.extend([piece.start, piece.bytes, piece.part, piece.offset]);
         }
-        file.write_all_at(
-            all.iter().flat_map(|n| n.to_ne_bytes()).collect::<Vec<_>>().as_slice(),
-            0,
-        )
+        word::write(file, 0, &all)
     }
 
-    /// Reads one, with so many files of contents.
-    pub fn read(file: &File, parts: usize) -> io::Result<Self> {
-        let head = numbers::<HEAD_NUMBERS>(file, 0, 1)?;
+    /// Reads one, with so many files of contents. Whoever maps it may map more than those whom it is for, so
+    /// it says below which address they may not (`vm.mmap_min_addr`).
+    pub fn read(file: &File, parts: usize, lowest: u64) -> io::Result<Self> {
+        let head = rows::<HEAD_NUMBERS>(file, 0, 1)?;
         let Some(&[MAGIC, flags, areas, pieces]) = head.first() else {
-            return Err(bad("it is no list of a template"));
+            return Err(word::bad("it is no list of a template"));
         };
         if areas > AREAS_MAX || pieces > PIECES_MAX {
-            return Err(bad("it is too long"));
+            return Err(word::bad("it is too long"));
         }
         let area = |[start, end, flags, _]: [u64; AREA_NUMBERS]| Area {
             start,
@@ -135,15 +128,15 @@ impl Template {
             part,
             offset,
         };
-        let listed = numbers(file, area_at(0), areas as usize)?;
+        let listed = rows(file, area_at(0), areas as usize)?;
         let listed: Vec<Area> = listed.into_iter().map(area).collect();
-        let filled = numbers(file, area_at(areas), pieces as usize)?;
+        let filled = rows(file, area_at(areas), pieces as usize)?;
         let filled: Vec<Piece> = filled.into_iter().map(piece).collect();
-        let mut end = PAGE_BYTES;
+        let mut end = lowest.max(PAGE_BYTES);
         for area in &listed {
             let is_whole = (area.start | area.end).is_multiple_of(PAGE_BYTES);
             if !is_whole || area.start < end || area.end <= area.start || area.end > USER_END {
-                return Err(bad("its areas are not areas"));
+                return Err(word::bad("its areas are not areas"));
             }
             end = area.end;
         }
@@ -154,7 +147,7 @@ impl Template {
                 |area: &Area| area.start <= piece.start && end.is_some_and(|end| end <= area.end);
             let has_file = usize::try_from(piece.part).is_ok_and(|part| part < parts);
             if !has_file || !listed.get(next).is_some_and(is_within) {
-                return Err(bad("its contents are of no area"));
+                return Err(word::bad("its contents are of no area"));
             }
         }
         let no_huge_pages = flags & NO_HUGE_PAGES != 0;
@@ -164,12 +157,12 @@ impl Template {
 
 /// Says of an area, by its place, that it is mapped.
 pub fn set_mapped(file: &File, place: usize) -> io::Result<()> {
-    file.write_all_at(&1u64.to_ne_bytes(), area_at(place as u64) + MAPPED * 8)
+    word::write(file, area_at(place as u64) + MAPPED * 8, &[1])
 }
 
 /// Which of so many areas are mapped.
 pub fn mapped(file: &File, areas: usize) -> io::Result<Vec<bool>> {
-    let all = numbers::<AREA_NUMBERS>(file, area_at(0), areas)?;
+    let all = rows::<AREA_NUMBERS>(file, area_at(0), areas)?;
     Ok(all.iter().map(|area| area[MAPPED as usize] != 0).collect())
 }
 
@@ -201,7 +194,8 @@ mod tests {
     fn what_is_written_is_read() {
         let file = file();
         template().write(&file).unwrap();
-        assert_eq!(Template::read(&file, 2).unwrap(), template());
+        assert_eq!(Template::read(&file, 2, 0x1000).unwrap(), template());
+        assert!(Template::read(&file, 2, 0x1001).is_err(), "below what may be mapped");
         assert_eq!(mapped(&file, 3).unwrap(), [false; 3]);
         set_mapped(&file, 1).unwrap();
         assert_eq!(mapped(&file, 3).unwrap(), [false, true, false]);
@@ -214,7 +208,7 @@ mod tests {
             let mut one = template();
             change(&mut one);
             one.write(&file).unwrap();
-            assert!(Template::read(&file, 2).is_err());
+            assert!(Template::read(&file, 2, 0).is_err());
         };
         refused(&|one| one.areas[0].start = 0);
         refused(&|one| one.areas[0].end += 1);
@@ -226,6 +220,6 @@ mod tests {
         refused(&|one| one.pieces[2].bytes = u64::MAX);
         refused(&|one| one.pieces[2].start = 0x9000);
         file.set_len(40).unwrap();
-        assert!(Template::read(&file, 2).is_err());
+        assert!(Template::read(&file, 2, 0).is_err());
     }
 }

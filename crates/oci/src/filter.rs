@@ -27,6 +27,8 @@ pub(crate) struct Compiled {
     pub(crate) notifies: bool,
     /// A user namespace may be made (unshare(2), clone(2)).
     pub(crate) user_namespaces: bool,
+    /// chroot(2) may be called.
+    pub(crate) chroots: bool,
 }
 
 const ENOSYS: u16 = 38;
@@ -137,12 +139,14 @@ pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
     let filter = policy.compile().ok_or_else(|| {
         Error::field("linux.seccomp.syscalls", "more rules than a filter of the kernel can hold")
     })?;
-    let new = [CloneFlags::NEWUSER.bits(), 0, 0, 0, 0, 0];
-    let lets = |call: Sysno| {
-        matches!(policy.answer(call.id().cast_unsigned(), &new), Action::Allow | Action::Log)
+    let lets = |call: Sysno, first: u64| {
+        let args = [first, 0, 0, 0, 0, 0];
+        matches!(policy.answer(call.id().cast_unsigned(), &args), Action::Allow | Action::Log)
     };
-    let user_namespaces = lets(Sysno::unshare) || lets(Sysno::clone);
-    Ok(Compiled { program: filter.to_bytes(), flags, notifies, user_namespaces })
+    let new = CloneFlags::NEWUSER.bits();
+    let user_namespaces = lets(Sysno::unshare, new) || lets(Sysno::clone, new);
+    let chroots = lets(Sysno::chroot, 0);
+    Ok(Compiled { program: filter.to_bytes(), flags, notifies, user_namespaces, chroots })
 }
 
 struct Table {
@@ -262,7 +266,10 @@ mod tests {
         // As the profile of docker and others has it.
         let none_of_these = r#"{"index": 0, "value": 2114060288, "op": "SCMP_CMP_MASKED_EQ"}"#;
         assert!(!lets(&text("SCMP_ACT_ALLOW", none_of_these)));
-        assert!(lets(r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#));
+        let all = r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#;
+        assert!(lets(all));
+        assert!(profile(all).expect("good").chroots);
+        assert!(!profile(&text("SCMP_ACT_ALLOW", "")).expect("good").chroots);
     }
 
     #[test]

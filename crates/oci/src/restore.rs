@@ -133,6 +133,7 @@ impl Comeback {
             memory: memory(&bundle.spec.mounts),
             cgroups: false,
             user_namespaces: filter.is_none_or(|filter| filter.user_namespaces),
+            chroots: filter.is_none_or(|filter| filter.chroots),
             no_new_privileges: process.no_new_privileges,
             held: Vec::new(),
             console: process.terminal,

@@ -82,19 +82,21 @@ impl Sink {
         if pages.is_empty() {
             return Ok(());
         }
+        if self.failed.is_some() {
+            return self.settle().map(drop);
+        }
         self.bytes += pages.len() as u64;
         if let Way::Here(chunks) = &mut self.way
             && self.bytes > LARGE_BYTES
-            && self.failed.is_none()
         {
             let begun = Threads::begin(&self.file, std::mem::take(chunks));
-            self.way = Way::There(begun.map_err(Error::file("cannot write", &self.path))?);
+            self.way = Way::There(begun.map_err(|e| self.fail(e))?);
         }
         match &mut self.way {
             Way::Here(chunks) => {
-                self.file.write_all(pages).map_err(Error::file("cannot write", &self.path))?;
+                let written = self.file.write_all(pages);
                 chunks.update(pages);
-                Ok(())
+                written.map_err(|e| self.fail(e))
             }
             Way::There(threads) => {
                 if threads.append(pages) {
@@ -106,6 +108,12 @@ impl Sink {
         }
     }
 
+    /// Nothing of it is of use any more: what was appended before may be lost.
+    fn fail(&mut self, e: std::io::Error) -> Error {
+        self.failed = Some(e.kind());
+        Error::file("cannot write", &self.path)(e)
+    }
+
     /// All that was appended is in the file.
     fn settle(&mut self) -> Result<&mut Chunks> {
         if matches!(self.way, Way::There(_))
@@ -114,10 +122,7 @@ impl Sink {
         {
             let (chunks, ended) = threads.end();
             self.way = Way::Here(chunks);
-            if let Err(e) = ended {
-                self.failed = Some(e.kind());
-                return Err(Error::file("cannot write", &self.path)(e));
-            }
+            ended.map_err(|e| self.fail(e))?;
         }
         match (&mut self.way, self.failed) {
             (Way::Here(chunks), None) => Ok(chunks),
@@ -153,7 +158,9 @@ impl Threads {
         let (give_back, free) = channel();
         // One is enough: what is written while a flush lasts is in the next.
         let (flush, asked) = sync_channel::<()>(1);
-        let writer = std::thread::spawn(move || {
+        // Where no thread can be made (pids.max of a cgroup, for one) everybody stands still meanwhile, and
+        // is to go on: those that were made end by themselves.
+        let writer = thread("dormouse-write", move || {
             let mut since = 0;
             for piece in pieces {
                 to.write_all(&piece)?;
@@ -169,16 +176,16 @@ impl Threads {
                 }
             }
             Ok(())
-        });
-        let hasher = std::thread::spawn(move || {
+        })?;
+        let hasher = thread("dormouse-hash", move || {
             for piece in written {
                 chunks.update(&piece);
                 let _ = give_back.send(piece); // nobody needs it when all is appended
             }
             chunks
-        });
-        let syncer =
-            std::thread::spawn(move || asked.iter().try_for_each(|()| flushed.sync_data()));
+        })?;
+        let sync = move || asked.iter().try_for_each(|()| flushed.sync_data());
+        let syncer = thread("dormouse-sync", sync)?;
         Ok(Self { piece: Vec::with_capacity(PIECE_BYTES), full, free, writer, hasher, syncer })
     }
 
@@ -201,6 +208,13 @@ impl Threads {
         // A flush that fails is told once: whoever asks afterwards is told that all is well (fsync(2)).
         (chunks, written.and(joined(self.syncer)))
     }
+}
+
+fn thread<T: Send + 'static>(
+    name: &str,
+    does: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
+    std::thread::Builder::new().name(name.into()).spawn(does)
 }
 
 fn joined<T>(thread: JoinHandle<T>) -> T {
@@ -257,6 +271,21 @@ mod tests {
             let hashes = chunks.map(|c| *blake3::hash(c).as_bytes());
             assert_eq!(told.chunks.0, hashes.collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn what_failed_once_is_no_checkpoint() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut sink = Sink::new("/dev/full".into(), full);
+        assert!(sink.append(&[1; 4096]).is_err(), "there is no room");
+        // Somebody makes room.
+        sink.file = tempfile::tempfile().unwrap();
+        for _ in 0..3 {
+            assert!(sink.append(&[1; 4 << 20]).is_err(), "and again");
+        }
+        assert_eq!(sink.file.metadata().unwrap().len(), 0);
+        assert_eq!(sink.bytes(), 4096);
+        assert!(sink.make_durable().is_err() && sink.pages().is_err());
     }
 
     #[test]

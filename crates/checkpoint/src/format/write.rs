@@ -6,7 +6,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::sink::Sink;
-use super::{Base, MAGIC, Of, PAGE_BYTES, Pages, Records, Section, VERSION, part_name};
+use super::{
+    Base, MAGIC, Of, PAGE_BYTES, Pages, Records, SECTION_BYTES_MAX, Section, VERSION, part_name,
+};
 use crate::error::{Error, Result};
 
 /// A checkpoint in the making. Dropped before [`Writer::publish`], it is removed.
@@ -89,8 +91,14 @@ impl Writer {
     /// Writes the records, makes everything durable and gives the checkpoint its name.
     pub fn publish(mut self, records: &Records) -> Result<()> {
         let path = self.partial.join("records");
+        let bytes = encode(records);
+        // LIMIT: what is longer is not read.
+        if bytes.len() as u64 > SECTION_BYTES_MAX {
+            let why = std::io::ErrorKind::FileTooLarge.into();
+            return Err(Error::file("cannot write", path)(why));
+        }
         let mut file = create(&path)?;
-        file.write_all(&encode(records)).map_err(Error::file("cannot write", &path))?;
+        file.write_all(&bytes).map_err(Error::file("cannot write", &path))?;
         file.sync_all().map_err(Error::file("cannot write", &path))?;
         self.pages.make_durable()?;
         if let (Some(base), 0) = (&self.base, self.pages.bytes()) {

@@ -2,9 +2,12 @@
 //!
 //! ```text
 //! 0      the interpreter
-//! 4096   cells, 4 bytes each: descriptor numbers and what else is known only when it happened
-//! ...    operations of 64 bytes and the data they point to, mixed
+//! 4096   data that operations point to
+//! ...    operations of 64 bytes
+//! ...    cells, 4 bytes each: descriptor numbers and what else is known only when it happened
 //! ```
+//!
+//! Cells come last: how many there are is known when everything else is laid out, and not before.
 //!
 //! The memory is a memfd, mapped shared at one address in every process of a restore and read and
 //! written as a file by whoever conducts it, so that a cell written by one process is read by all.
@@ -20,8 +23,8 @@ use super::blob::interpreter;
 
 /// Bytes of one operation.
 pub(crate) const OPERATION_BYTES: u64 = 64;
-/// Where cells begin.
-const CELLS_AT: u64 = 4096;
+/// Where data begin.
+const DATA_AT: u64 = 4096;
 const PAGE: u64 = 4096;
 
 const FLAG_STAGE: u32 = 0x100;
@@ -41,6 +44,8 @@ pub(crate) enum Arg {
     Number(u64),
     /// What a cell holds by then.
     Of(Cell),
+    /// The address of a cell, for calls that write numbers to memory, such as pipe2(2) into two.
+    At(Cell),
 }
 
 impl From<u64> for Arg {
@@ -158,35 +163,23 @@ impl Sequence {
 pub(crate) struct Builder {
     base: u64,
     cells: u32,
-    cells_max: u32,
     bytes: Vec<u8>,
     abouts: Vec<(u64, About)>,
 }
 
 impl Builder {
-    /// A program that will be mapped at `base`, with room for that many cells.
-    pub(crate) fn new(base: u64, cells_max: u32) -> Self {
-        let start = CELLS_AT + (u64::from(cells_max) * 4).next_multiple_of(OPERATION_BYTES);
-        let mut bytes = vec![0; start as usize];
+    /// A program that will be mapped at `base`.
+    pub(crate) fn new(base: u64) -> Self {
+        let mut bytes = vec![0; DATA_AT as usize];
         let code = interpreter();
         bytes[..code.len()].copy_from_slice(code);
-        Self { base, cells: 0, cells_max, bytes, abouts: Vec::new() }
+        Self { base, cells: 0, bytes, abouts: Vec::new() }
     }
 
-    /// A new cell. LIMIT: `None` when there are as many as [`Builder::new`] was told.
-    pub(crate) fn cell(&mut self) -> Option<Cell> {
-        let cell = Cell(self.cells);
+    /// A new cell. Of two that follow each other the second is right behind the first.
+    pub(crate) fn cell(&mut self) -> Cell {
         self.cells += 1;
-        (self.cells <= self.cells_max).then_some(cell)
-    }
-
-    fn cell_address(&self, cell: Cell) -> u64 {
-        self.base + CELLS_AT + u64::from(cell.0) * 4
-    }
-
-    /// The address of a cell, for calls that write numbers to memory, such as pipe2(2) into two.
-    pub(crate) fn pointer(&self, cell: Cell) -> Arg {
-        Arg::Number(self.cell_address(cell))
+        Cell(self.cells - 1)
     }
 
     /// Keeps bytes, aligned to 16, and gives their address.
@@ -219,12 +212,13 @@ impl Builder {
             starts.push(at);
             at += sequence.calls.len() as u64 * OPERATION_BYTES;
         }
+        let cells_at = at - self.base;
         for sequence in sequences {
             for (call, then, what) in sequence.calls {
-                self.operation(call, then, &starts, what);
+                self.operation(call, then, (&starts, cells_at), what);
             }
         }
-        let length = (self.bytes.len() as u64).next_multiple_of(PAGE);
+        let length = (cells_at + u64::from(self.cells) * 4).next_multiple_of(PAGE);
         self.bytes.resize(length as usize, 0);
         let memory = rustix::fs::memfd_create(c"dormouse-restore", MemfdFlags::CLOEXEC)?;
         let mut rest = &self.bytes[..];
@@ -233,18 +227,26 @@ impl Builder {
             rest = &rest[n..];
         }
         let start = starts.first().copied().unwrap_or_default();
-        Ok(Program { base: self.base, length, start, memory, abouts: self.abouts })
+        Ok(Program { base: self.base, length, start, cells_at, memory, abouts: self.abouts })
     }
 
-    fn operation(&mut self, call: Call, then: Then, starts: &[u64], what: String) {
+    fn operation(
+        &mut self,
+        call: Call,
+        then: Then,
+        (starts, cells_at): (&[u64], u64),
+        what: String,
+    ) {
+        let cell_address = |cell: Cell| self.base + cells_at + u64::from(cell.0) * 4;
         let mut flags = call.flags;
         let mut args = [0u64; 6];
         for (n, (slot, arg)) in args.iter_mut().zip(call.args).enumerate() {
             *slot = match arg {
                 Arg::Number(value) => value,
+                Arg::At(cell) => cell_address(cell),
                 Arg::Of(cell) => {
                     flags |= 1 << n;
-                    self.cell_address(cell)
+                    cell_address(cell)
                 }
             };
         }
@@ -252,7 +254,7 @@ impl Builder {
             Then::Nothing => 0,
             Then::Into(cell) => {
                 flags |= FLAG_STORE;
-                self.cell_address(cell)
+                cell_address(cell)
             }
             Then::To(address) => {
                 flags |= FLAG_STORE;
@@ -281,6 +283,7 @@ pub struct Program {
     base: u64,
     length: u64,
     start: u64,
+    cells_at: u64,
     memory: OwnedFd,
     abouts: Vec<(u64, About)>,
 }
@@ -303,7 +306,7 @@ impl Program {
 
     /// Where the numbers of the descriptors that came along are written, 4 bytes each.
     pub fn descriptors_at(&self) -> u64 {
-        CELLS_AT
+        self.cells_at
     }
 
     /// The memory.
@@ -320,7 +323,7 @@ impl Program {
     /// What a cell holds by now.
     pub(crate) fn value(&self, cell: Cell) -> Result<i32, Errno> {
         let mut bytes = [0; 4];
-        let offset = CELLS_AT + u64::from(cell.0) * 4;
+        let offset = self.cells_at + u64::from(cell.0) * 4;
         match rustix::io::pread(self.memory.as_fd(), &mut bytes, offset)? {
             4 => Ok(i32::from_ne_bytes(bytes)),
             _ => Err(Errno::IO),

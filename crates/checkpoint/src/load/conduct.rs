@@ -291,7 +291,9 @@ fn call_name(number: i64) -> String {
 
 /// What was typed at the console and nobody has read. Its slave echoes nothing at this stage.
 fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
-    let (Some(terminal), Some(master)) = (restore.console(), console) else { return Ok(()) };
+    let (Some(terminal), Some(master)) = (super::console(&restore.records), console) else {
+        return Ok(());
+    };
     let mut rest = &terminal.typed.0[..];
     while !rest.is_empty() {
         match rustix::io::write(master, rest) {

@@ -28,6 +28,8 @@ pub struct Allowed {
     pub cgroups: bool,
     /// Everybody may make a user namespace (user_namespaces(7)).
     pub user_namespaces: bool,
+    /// No filter keeps those from chroot(2) who may in a user namespace of their own.
+    pub chroots: bool,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
     /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
@@ -111,9 +113,13 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         }
     }
     for process in &records.processes {
-        // Who chooses the root of a set-user-id program is its master.
-        if let Some(root) = process.root.as_ref().filter(|_| allowed.capabilities & SYS_CHROOT == 0)
-        {
+        // Who chooses the root of a set-user-id program is its master. In a user namespace of his own
+        // everybody may choose: of whom it knows nothing, nobody there becomes by a program.
+        let may_choose = match process.user {
+            Some(_) => allowed.capabilities & SYS_CHROOT != 0 || allowed.chroots,
+            None => allowed.capabilities & SYS_CHROOT != 0,
+        };
+        if let Some(root) = process.root.as_ref().filter(|_| !may_choose) {
             let (pid, name) = (process.pid, &process.name);
             return Err(Error::Elsewhere(format!(
                 "process {pid} ({name}) has the root '{root}', which the container's configuration \
@@ -174,16 +180,20 @@ pub(super) fn check_thread(
 /// Who may be played before a peer: somebody whom the configuration could have led to, or else whom it
 /// says.
 pub(super) fn narrowed(who: &PeerCredentials, allowed: &Allowed) -> PeerCredentials {
-    let PeerCredentials { pid, uid, gid, groups } = who.clone();
-    let as_thread =
-        Credentials { uids: [uid; 4], gids: [gid; 4], groups, ..Credentials::default() };
-    match check_thread(&as_thread, allowed) {
+    match check_thread(&ids_of(who), allowed) {
         Ok(()) => who.clone(),
         Err(_) => {
             let Allowed { uid, gid, groups, .. } = allowed.clone();
-            PeerCredentials { pid, uid, gid, groups }
+            PeerCredentials { pid: who.pid, uid, gid, groups }
         }
     }
+}
+
+/// A thread with the ids of somebody.
+fn ids_of(who: &PeerCredentials) -> Credentials {
+    let PeerCredentials { uid, gid, ref groups, .. } = *who;
+    let groups = groups.clone();
+    Credentials { uids: [uid; 4], gids: [gid; 4], groups, ..Credentials::default() }
 }
 
 /// Takes on the ids of somebody, and keeps all capabilities.
@@ -194,7 +204,7 @@ pub(super) fn play(
     who: &PeerCredentials,
 ) {
     keep_while_changing(sequence, what);
-    set_ids(plan, sequence, what, who);
+    set_ids(plan, sequence, what, &ids_of(who));
 }
 
 /// Has a change of ids take no capabilities away.
@@ -206,20 +216,10 @@ pub(super) fn keep_while_changing(sequence: &mut Sequence, what: &str) {
 /// The end of that, for a process that goes on.
 pub(super) fn play_no_more(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) {
     let root = PeerCredentials { pid: None, uid: 0, gid: 0, groups: Vec::new() };
-    set_ids(plan, sequence, what, &root);
+    set_ids(plan, sequence, what, &ids_of(&root));
     sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [0; 4]));
     // What it has open is its own to look at again.
     sequence.call(what, prctl(libc::PR_SET_DUMPABLE, [1, 0, 0, 0]));
-}
-
-fn set_ids(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, who: &PeerCredentials) {
-    let groups: Vec<u8> = who.groups.iter().flat_map(|g| g.to_ne_bytes()).collect();
-    let at = plan.builder.data(&groups);
-    let count = who.groups.len() as u64;
-    sequence.call(what, Call::new(libc::SYS_setgroups, [count.into(), at.into()]));
-    let ids = |call, id: u32| Call::new(call, [id.into(), id.into(), id.into()]);
-    sequence.call(what, ids(libc::SYS_setresgid, who.gid));
-    sequence.call(what, ids(libc::SYS_setresuid, who.uid));
 }
 
 fn prctl(request: i32, args: [u64; 4]) -> Call {
@@ -235,7 +235,7 @@ pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     let capabilities = found.capabilities.map(|mask| mask & plan.allowed.capabilities);
     bound(sequence, what, capabilities);
     sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [1, 0, 0, 0]));
-    set_ids_of(plan, sequence, what, found);
+    set_ids(plan, sequence, what, found);
     let_go_of_the_rest(plan, sequence, what, found, capabilities);
 }
 
@@ -257,7 +257,7 @@ fn bound(sequence: &mut Sequence, what: &str, [.., bounding, _]: [u64; 5]) {
 }
 
 /// Sets all ids.
-pub(super) fn set_ids_of(
+pub(super) fn set_ids(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
@@ -329,7 +329,7 @@ fn capset(plan: &mut Plan<'_>, sets: [u64; 3]) -> Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::{CgroupNamespace, Net, Object, Time, Uts};
+    use crate::format::{CgroupNamespace, Net, Object, Process, Time, User, Uts};
 
     #[test]
     fn records_only_narrow_what_the_configuration_gives() {
@@ -343,6 +343,7 @@ mod tests {
             memory: vec![],
             cgroups: false,
             user_namespaces: false,
+            chroots: false,
             held: Vec::new(),
             no_new_privileges: true,
             console: false,
@@ -388,6 +389,21 @@ mod tests {
         assert!(check_thread(&more, &allowed).is_err());
         let unmapped = Credentials { uids: [0, 0, 0, 5000], ..root };
         assert!(check_thread(&unmapped, &allowed).is_err());
+        let jailed = |user, capabilities, chroots| {
+            let user_namespace = User { owner: 0, ..User::default() };
+            let objects = vec![Thing::User(user_namespace).into()];
+            let root = Some("/jail".to_owned());
+            let processes = vec![Process { user, root, ..Process::default() }];
+            let records = Records { objects, processes, ..Records::default() };
+            let user_namespaces = true;
+            let allowed = Allowed { capabilities, user_namespaces, chroots, ..allowed.clone() };
+            check(&records, &allowed).map_err(|e| e.to_string())
+        };
+        assert!(jailed(None, SYS_CHROOT, false).is_ok());
+        assert!(jailed(None, !SYS_CHROOT, true).is_err_and(|said| said.contains("'/jail'")));
+        assert!(jailed(Some(0), SYS_CHROOT, false).is_ok());
+        assert!(jailed(Some(0), !SYS_CHROOT, true).is_ok(), "it may in there");
+        assert!(jailed(Some(0), !SYS_CHROOT, false).is_err(), "a filter kept it from that");
         let user = Allowed { uid: 5, ..allowed };
         assert!(
             check_thread(&Credentials::default(), &user).is_err(),

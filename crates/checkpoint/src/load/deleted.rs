@@ -92,7 +92,7 @@ fn regular(
     what: &str,
     deleted: &Deleted,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let place = plan.builder.text(deleted.place.as_bytes());
     let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
     let args = [Arg::from(libc::AT_FDCWD), place.into(), Arg::from(flags), Arg::Number(0o600)];
@@ -114,7 +114,7 @@ fn directory(
     index: usize,
     deleted: &Deleted,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let name = format!("{}/.deleted-{index}", deleted.place.trim_end_matches('/'));
     let name = plan.builder.text(name.as_bytes());
     let at = Arg::from(libc::AT_FDCWD);

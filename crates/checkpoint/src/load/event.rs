@@ -11,7 +11,7 @@ pub(super) fn event(
     what: &str,
     event: &Event,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let mut flags = event.flags & libc::O_NONBLOCK as u32;
     if event.semaphore {
         flags |= libc::EFD_SEMAPHORE as u32;
@@ -34,7 +34,7 @@ pub(super) fn signal(
     what: &str,
     signal: &SignalFd,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let mask = plan.builder.numbers(&[signal.mask]);
     let flags = signal.flags & libc::O_NONBLOCK as u32;
     let args = [Arg::from(-1), mask.into(), Arg::Number(8), flags.into()];
@@ -43,7 +43,7 @@ pub(super) fn signal(
 }
 
 pub(super) fn epoll(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     sequence.call_into(what, cell, Call::new(libc::SYS_epoll_create1, [Arg::Number(0)]));
     Ok(cell)
 }

@@ -11,7 +11,7 @@ pub(super) fn make(
     what: &str,
     fanotify: &Fanotify,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let args = [fanotify.flags.into(), fanotify.event_flags.into()];
     sequence.call_into(what, cell, Call::new(libc::SYS_fanotify_init, args));
     Ok(cell)

@@ -20,7 +20,7 @@ pub(super) fn open(
     path: &str,
     flags: u32,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let text = plan.builder.text(path.as_bytes());
     let refused =
         libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
@@ -99,7 +99,7 @@ pub(super) fn external(
     let given = given.ok_or_else(|| {
         Error::damaged("section 'object'", format!("there is no stream '{}'", external.name))
     })?;
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let args = [given.into(), Arg::from(libc::F_DUPFD_CLOEXEC), Arg::Number(0)];
     sequence.call_into(what, cell, Call::new(libc::SYS_fcntl, args));
     Ok(cell)

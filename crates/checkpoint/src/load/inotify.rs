@@ -15,7 +15,7 @@ pub(super) fn make(
     what: &str,
     inotify: &Inotify,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let flags = inotify.flags & libc::O_NONBLOCK as u32;
     sequence.call_into(what, cell, Call::new(libc::SYS_inotify_init1, [flags.into()]));
     Ok(cell)

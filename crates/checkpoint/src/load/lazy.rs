@@ -252,15 +252,15 @@ pub(super) struct Making {
 }
 
 impl Making {
-    pub(super) fn new(plan: &mut Plan<'_>, lazy: Option<&Lazy>) -> Result<Self> {
+    pub(super) fn new(plan: &mut Plan<'_>, lazy: Option<&Lazy>) -> Self {
         let mut making = Self { device: plan.lazy.device, ..Self::default() };
         for part in lazy.iter().flat_map(|lazy| &lazy.parts) {
-            let cell = plan.cell()?;
+            let cell = plan.cell();
             making.cells.push(cell);
             making.cell_of.insert(part.memory, cell);
             making.at_once.insert(part.memory, part.at_once.clone());
         }
-        Ok(making)
+        making
     }
 
     /// What is read of a memory at once, where that is not all.

@@ -22,7 +22,7 @@ pub(super) fn make(
     file: &MemoryFile,
 ) -> Result<()> {
     let what = format!("{what} '{}'", file.name);
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let name = plan.builder.text(file.name.as_bytes());
     let can_be_sealed = file.seals != SEAL_SEAL;
     let sealing = if can_be_sealed { libc::MFD_ALLOW_SEALING } else { 0 };

@@ -84,8 +84,7 @@ use dormouse_kernel::cpu::{self, StateComponent};
 use crate::clock::{self, Offsets};
 use crate::error::{Error, Result};
 use crate::format::{
-    About, Area, Cgroup, Descriptor, Made, PAGE_BYTES, PageFiles, Process, Reader, Records,
-    StatePart, Terminal, Thing,
+    About, Area, Made, PAGE_BYTES, PageFiles, Reader, Records, StatePart, Terminal, Thing,
 };
 pub use crate::inject::program::Program;
 use crate::inject::program::{Arg, Builder, Call, Cell, Sequence};
@@ -209,91 +208,31 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     let is_foreign = objects.iter().any(Option::is_some);
     credentials::check(&records, allowed)?;
     filter::check(&records, allowed)?;
-    let work = hole(&records)?;
-    let parts = records.pages.parts();
-    let mut wants: Vec<Wanted> = (0..parts.len()).map(Wanted::Pages).collect();
-    for object in &records.objects {
-        if let Thing::External(external) = &object.thing {
-            let wanted = Wanted::Outside(external.name.clone());
-            if !wants.contains(&wanted) {
-                wants.push(wanted);
-            }
-        }
-    }
-    for number in &allowed.held {
-        let object = records.objects.get(*number as usize);
-        if object.is_some_and(|object| object.is_called_from_outside()) {
-            wants.push(Wanted::Held(*number));
-        }
-    }
-    if lazy.is_some() {
-        wants.push(Wanted::Userfaults);
-    }
-    if user::has_late_threads(&records) {
-        wants.push(Wanted::LastPid);
-    }
-    // A sender that is gone is played by a socket of its own, as is who has connected and left.
-    let queued: usize = records
-        .objects
-        .iter()
-        .map(|object| match &object.thing {
-            Thing::UnixSocket(socket) => socket.received.len() + socket.left.len() * 2,
-            _ => 0,
-        })
-        .sum();
-    // And a pidfd one for each who has it.
-    let is_pidfd = |d: &&Descriptor| {
-        matches!(records.objects[d.object].thing, Thing::PidFd(_)) // within, as was checked
-    };
-    let pidfds = records.processes.iter().flat_map(|p| &p.descriptors).filter(is_pidfd).count();
-    let lazily = lazy.map_or(0, |lazy| lazy.processes().len());
-    let others: usize = records
-        .objects
-        .iter()
-        .map(|object| match &object.thing {
-            // Itself, who enters it, and what is written to it.
-            Thing::Cgroups(all) => {
-                let written = |g: &Cgroup| {
-                    let lines: usize = g.settings.iter().map(|(_, v)| v.lines().count()).sum();
-                    2 + g.hands_down.len() + lines
-                };
-                all.groups.iter().map(written).sum()
-            }
-            // Itself, and a copy or how it is made.
-            Thing::Mounts(all) => 2 * all.mounts.len(),
-            _ => 0,
-        })
-        .sum();
-    // Who enters a time namespace opens it, and who makes one writes what its clocks say.
-    let of_time = |p: &&Process| p.time.is_some() || p.time_for_children.is_some();
-    let clocked = 2 * records.processes.iter().filter(of_time).count();
-    let others = others + user::cells_of_threads(&records);
-    let made = records.objects.len() * 4 + queued + pidfds + others + clocked;
-    let cells = (wants.len() + made + lazily + 64) as u32;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
         // It stays in the time namespace of its host, and children of exec with it.
         let text = "its clocks began with another boot, and an --init has only this one's";
         return Err(Error::Elsewhere(text.into()));
     }
-    let mut plan = Plan::new(&records, allowed, work, cells, &wants)?;
-    plan.lazy = Making::new(&mut plan, lazy)?;
+    let wants = wants(&records, allowed, lazy.is_some());
+    let work = hole(&records)?;
+    let mut plan = Plan::new(&records, allowed, work, &wants);
+    plan.lazy = Making::new(&mut plan, lazy);
     plan.born_with = memory.shared();
     plan.moves_clocks = clocks.is_some();
     plan.clocks = clocks.map_or_else(|| Offsets::of("self"), Ok)?;
     plan.objects = objects;
-    let sequences = tree::sequences(&mut plan)?;
+    let sequences = plan.sequences()?;
     let pages = reader.pages().try_clone();
     let pages = pages.map_err(Error::file("cannot duplicate", "pages"))?;
     let cells = std::mem::take(&mut plan.cells);
     let memories = std::mem::take(&mut plan.memories);
     let lazy_cells = plan.lazy.cells();
-    let shared_end = plan.shared_end;
     let work_end = plan.work_end;
     let program = plan.builder.finish(sequences).map_err(Error::call("lay out the restore"))?;
     let work_bytes = work_end - work.0;
-    if program.length_bytes() > SHARED_AT || shared_end - work.0 > work.1 {
-        return Err(Error::Elsewhere("no hole in the memory is large enough for its work".into()));
+    if program.length_bytes() > SHARED_AT {
+        return Err(too_small());
     }
     Ok(Restore {
         records,
@@ -310,6 +249,56 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
         lazy: lazy.cloned(),
         lazy_cells,
     })
+}
+
+/// Whether what was read of processes can be laid out as a restore, by the most that a configuration may
+/// give: so that nobody is ended for a checkpoint that cannot come back. Nothing is written, and nobody
+/// is born.
+pub(crate) fn rehearse(records: &Records) -> Result<()> {
+    let allowed = Allowed {
+        has_init: records.has_init(),
+        capabilities: u64::MAX,
+        cgroups: true,
+        console: console(records).is_some(),
+        ..Allowed::default()
+    };
+    let wants = wants(records, &allowed, false);
+    let mut plan = Plan::new(records, &allowed, hole(records)?, &wants);
+    plan.objects = vec![None; records.memories.len()];
+    plan.sequences().map(drop)
+}
+
+fn console(records: &Records) -> Option<&Terminal> {
+    records.objects.iter().find_map(|object| match &object.thing {
+        Thing::Terminal(terminal) if terminal.is_console => Some(terminal),
+        _ => None,
+    })
+}
+
+/// The descriptors that must come along.
+fn wants(records: &Records, allowed: &Allowed, is_lazy: bool) -> Vec<Wanted> {
+    let mut wants: Vec<Wanted> = (0..records.pages.parts().len()).map(Wanted::Pages).collect();
+    for object in &records.objects {
+        if let Thing::External(external) = &object.thing {
+            let wanted = Wanted::Outside(external.name.clone());
+            if !wants.contains(&wanted) {
+                wants.push(wanted);
+            }
+        }
+    }
+    for number in &allowed.held {
+        let object = records.objects.get(*number as usize);
+        if object.is_some_and(|object| object.is_called_from_outside()) {
+            wants.push(Wanted::Held(*number));
+        }
+    }
+    if is_lazy {
+        wants.push(Wanted::Userfaults);
+    }
+    if user::has_late_threads(records) {
+        wants.push(Wanted::LastPid);
+    }
+    wants
 }
 
 impl Restore {
@@ -331,20 +320,13 @@ impl Restore {
 
     /// The size of the console, in rows and columns; `None` where there is none.
     pub fn console_size(&self) -> Option<(u16, u16)> {
-        let console = self.console()?;
+        let console = console(&self.records)?;
         Some((console.size[0], console.size[1]))
     }
 
     /// It makes a time namespace, in which its clocks go on as they were elsewhere.
     pub fn moves_clocks(&self) -> bool {
         self.clocks.is_some()
-    }
-
-    fn console(&self) -> Option<&Terminal> {
-        self.records.objects.iter().find_map(|object| match &object.thing {
-            Thing::Terminal(terminal) if terminal.is_console => Some(terminal),
-            _ => None,
-        })
     }
 
     /// The number of an object while all are the first process's.
@@ -416,10 +398,9 @@ impl<'r> Plan<'r> {
         records: &'r Records,
         allowed: &'r Allowed,
         (work, work_bytes): (u64, u64),
-        cells: u32,
         wants: &[Wanted],
-    ) -> Result<Self> {
-        let mut builder = Builder::new(work, cells);
+    ) -> Self {
+        let mut builder = Builder::new(work);
         let (mut outside, mut held) = (HashMap::new(), HashMap::new());
         let mut pages = Vec::new();
         let parts = records.pages.parts();
@@ -427,7 +408,7 @@ impl<'r> Plan<'r> {
         let mut last_pid = None;
         // ORDER: the first cells are filled by the newborn, in the order of what it was given.
         for wanted in wants {
-            let cell = builder.cell().ok_or_else(too_many)?;
+            let cell = builder.cell();
             match wanted {
                 Wanted::Pages(part) => pages.push((parts[*part].clone(), cell)),
                 Wanted::Userfaults => lazy.device = Some(cell),
@@ -445,7 +426,7 @@ impl<'r> Plan<'r> {
         let tids = all.flat_map(|p| p.threads.iter().map(|t| t.tid).chain([p.pid]));
         let ids = records.processes.iter().flat_map(|p| [p.session, p.group]);
         let free_pid = tids.chain(ids).max().unwrap_or(1) + 1;
-        Ok(Self {
+        Self {
             records,
             allowed,
             builder,
@@ -474,7 +455,7 @@ impl<'r> Plan<'r> {
             numberer: None,
             stand_ins: Vec::new(),
             stand_ins_from: 0,
-        })
+        }
     }
 
     /// The file that some contents are in, where in it, and how many bytes follow there.
@@ -485,8 +466,14 @@ impl<'r> Plan<'r> {
         (*cell, at - part.start, part.end.saturating_sub(at).max(PAGE_BYTES))
     }
 
-    fn cell(&mut self) -> Result<Cell> {
-        self.builder.cell().ok_or_else(too_many)
+    fn cell(&mut self) -> Cell {
+        self.builder.cell()
+    }
+
+    /// What everybody does.
+    fn sequences(&mut self) -> Result<Vec<Sequence>> {
+        let all = tree::sequences(self)?;
+        if self.shared_end > self.work_end { Err(too_small()) } else { Ok(all) }
     }
 
     /// Where an object's number is.
@@ -566,8 +553,8 @@ impl<'r> Plan<'r> {
     }
 }
 
-fn too_many() -> Error {
-    Error::damaged("section 'object'", "too many objects")
+fn too_small() -> Error {
+    Error::Elsewhere("no hole in the memory is large enough for its work".into())
 }
 
 /// Whether this CPU has all that the processes may use.

@@ -235,7 +235,7 @@ fn namespace(
         user::enter_one(plan, part, &whole, Some(owner))?;
         part.call(&*whole, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNS)]));
     }
-    let (made, name) = (plan.cell()?, plan.builder.text(b"mnt"));
+    let (made, name) = (plan.cell(), plan.builder.text(b"mnt"));
     let args = [links.into(), name.into(), Arg::from(libc::O_RDONLY | libc::O_CLOEXEC)];
     part.call_into(&*whole, made, Call::new(libc::SYS_openat, args));
     part.call(&*whole, Call::new(libc::SYS_close, [links.into()]));
@@ -276,7 +276,7 @@ fn copy(
     const OPEN_TREE_CLONE: i32 = 1;
     let itself = if path.is_empty() { libc::AT_EMPTY_PATH } else { 0 };
     let flags = OPEN_TREE_CLONE | libc::O_CLOEXEC | libc::AT_SYMLINK_NOFOLLOW | itself;
-    let (cell, path) = (plan.cell()?, plan.builder.text(path.as_bytes()));
+    let (cell, path) = (plan.cell(), plan.builder.text(path.as_bytes()));
     let args = [from, path.into(), Arg::from(flags)];
     part.call_into(what, cell, Call::new(libc::SYS_open_tree, args));
     Ok(cell)
@@ -306,7 +306,7 @@ fn new(
     (kind, options): (&str, &[(String, String)]),
     attributes: u64,
 ) -> Result<Cell> {
-    let context = plan.cell()?;
+    let context = plan.cell();
     let name = Arg::from(plan.builder.text(kind.as_bytes()));
     let open = [name, Arg::Number(FSOPEN_CLOEXEC)];
     part.call_into(what, context, Call::new(libc::SYS_fsopen, open));
@@ -321,7 +321,7 @@ fn new(
     let nothing = Arg::Number(0);
     let create = [context.into(), Arg::Number(FSCONFIG_CMD_CREATE), nothing, nothing, nothing];
     part.call(what, Call::new(libc::SYS_fsconfig, create));
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let args = [context.into(), Arg::Number(FSMOUNT_CLOEXEC), attributes.into()];
     part.call_into(what, cell, Call::new(libc::SYS_fsmount, args));
     part.call(what, Call::new(libc::SYS_close, [context.into()]));

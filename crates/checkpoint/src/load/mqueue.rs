@@ -19,7 +19,7 @@ pub(super) fn make(
     // struct mq_attr: flags, the most messages, the most bytes of one; the rest is not read.
     let most = [0, queue.messages_max, queue.message_bytes, 0, 0, 0, 0, 0];
     let most = plan.builder.numbers(&most);
-    let made = plan.cell()?;
+    let made = plan.cell();
     let how = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
     let args = [name, Arg::from(how), Arg::from(queue.mode), most.into()];
     sequence.call_into(what.clone(), made, Call::new(libc::SYS_mq_open, args));
@@ -35,7 +35,7 @@ pub(super) fn make(
         if open.queue != index {
             continue;
         }
-        let cell = plan.cell()?;
+        let cell = plan.cell();
         let args = [name, Arg::from(open.flags | libc::O_CLOEXEC as u32)];
         sequence.call_into(what.clone(), cell, Call::new(libc::SYS_mq_open, args));
         plan.cells[n] = Some(object::lift(plan, sequence, &what, cell)?);

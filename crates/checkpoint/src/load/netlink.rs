@@ -14,7 +14,7 @@ pub(super) fn make(
     what: &str,
     it: &Netlink,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let kind = it.socket_type | libc::SOCK_CLOEXEC;
     let args = [Arg::from(libc::AF_NETLINK), Arg::from(kind), Arg::from(it.protocol)];
     net::socket(plan, sequence, what, cell, args)?;

@@ -14,7 +14,7 @@ pub(super) fn open(
     pidfd: &PidFd,
 ) -> Result<Cell> {
     let what = format!("{what} (a pidfd of process {})", pidfd.pid);
-    let low = plan.cell()?;
+    let low = plan.cell();
     let args = [pidfd.pid.into(), Arg::from(pidfd.flags)];
     sequence.call_into(what.clone(), low, Call::new(libc::SYS_pidfd_open, args));
     object::lift(plan, sequence, &what, low)

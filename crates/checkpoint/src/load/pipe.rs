@@ -70,8 +70,8 @@ fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, path: &str, fi
 /// Reader and writer of a new pipe.
 fn anonymous(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result<(Cell, Cell)> {
     // pipe2 writes two numbers next to each other: the cells follow one another.
-    let (reader, writer) = (plan.cell()?, plan.cell()?);
-    let pair = plan.builder.pointer(reader);
+    let (reader, writer) = (plan.cell(), plan.cell());
+    let pair = Arg::At(reader);
     let flags = Arg::from(libc::O_CLOEXEC | libc::O_NONBLOCK);
     sequence.call(what, Call::new(libc::SYS_pipe2, [pair, flags]));
     Ok((reader, writer))

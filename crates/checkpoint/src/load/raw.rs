@@ -18,7 +18,7 @@ pub(super) fn make(
     what: &str,
     raw: &RawSocket,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let family = if raw.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = raw.socket_type | libc::SOCK_CLOEXEC;
     let args = [Arg::from(family), Arg::from(kind), Arg::from(raw.protocol)];
@@ -43,7 +43,7 @@ pub(super) fn packet(
     what: &str,
     packet: &PacketSocket,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let kind = packet.socket_type | libc::SOCK_CLOEXEC;
     // Of no protocol it hears nothing.
     let args = [Arg::from(libc::AF_PACKET), Arg::from(kind), Arg::Number(0)];

@@ -6,7 +6,8 @@
 //!
 //! Left out are areas that grow down, whose copies would be made at once (locked ones: mlock(2) writes to
 //! what may be written to), that a fork wipes or the kernel may drop, and those that the program has given
-//! to the kernel to merge.
+//! to the kernel to merge; and what lies below the lowest address that everybody may map: the template is root
+//! of the host, and its clones are not.
 
 use super::inherit::{Kind, Sheet};
 use crate::format::{Area, Backing, PAGE_BYTES, Records, Run};
@@ -50,13 +51,14 @@ pub struct Shared {
 
 impl Shared {
     /// Chooses; `None` where clones share nothing: there is no such area, or there are several processes,
-    /// who inherit memory from each other ([`super::inherit`]).
-    pub fn choose(records: &Records) -> Option<Self> {
+    /// who inherit memory from each other ([`super::inherit`]). Nothing below `lowest` is chosen.
+    pub fn choose(records: &Records, lowest: u64) -> Option<Self> {
         let [process] = &records.processes[..] else { return None };
         let memory = records.memories.get(process.memory?)?;
         let is_shared = |area: &&Area| {
             let is_plain = area.backing == Backing::Anonymous && Kind::of(area).is_some();
-            is_plain && !area.runs.is_empty() && !OWN.iter().any(|flag| area.has(flag))
+            let is_free = area.start >= lowest && !area.runs.is_empty();
+            is_plain && is_free && !OWN.iter().any(|flag| area.has(flag))
         };
         let areas: Vec<Area> = memory.areas.iter().filter(is_shared).cloned().collect();
         let parts = records.pages.parts();
@@ -112,11 +114,6 @@ impl Shared {
         });
     }
 
-    /// Bytes that are shared.
-    pub fn bytes(&self) -> u64 {
-        self.pieces.iter().map(|piece| piece.bytes).sum()
-    }
-
     /// What a newborn has from the template.
     pub(super) fn sheet(&self) -> Sheet {
         let runs = self.areas.iter().flat_map(|area| &area.runs);
@@ -155,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_a_fork_copies_is_shared_and_nothing_else() {
-        let shared = Shared::choose(&records()).unwrap();
+        let shared = Shared::choose(&records(), 16 * P).unwrap();
         let one =
             SharedArea { start: 16 * P, end: 24 * P, no_reserve: true, huge_pages: Some(true) };
         let other =
@@ -163,19 +160,21 @@ mod tests {
         assert_eq!(shared.areas(), [one, other]);
         let piece = |start, offset| SharedPiece { start, bytes: 4 * P, part: 0, offset };
         assert_eq!(shared.pieces(), [piece(17 * P, 0), piece(257 * P, 24 * P)]);
-        assert_eq!(shared.bytes(), 8 * P);
+        let above = Shared::choose(&records(), 16 * P + 1).unwrap();
+        assert_eq!(above.areas(), [other], "nobody may map the first");
+        assert_eq!(above.pieces(), [piece(257 * P, 24 * P)]);
     }
 
     #[test]
     fn several_processes_share_nothing_with_other_clones() {
         let mut records = records();
         records.processes.push(records.processes[0].clone());
-        assert!(Shared::choose(&records).is_none());
+        assert!(Shared::choose(&records, 0).is_none());
     }
 
     #[test]
     fn what_could_not_be_mapped_is_each_ones_own() {
-        let mut shared = Shared::choose(&records()).unwrap();
+        let mut shared = Shared::choose(&records(), 0).unwrap();
         shared.keep(|place| place == 1);
         assert_eq!(shared.areas().len(), 1);
         assert_eq!(shared.pieces().len(), 1);

@@ -102,7 +102,7 @@ pub(super) fn listener(
     listener: &Listener,
 ) -> Result<Cell> {
     let what = format!("{what} at {}", listener.address);
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let family = if listener.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let args =
         [Arg::from(family), Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC), Arg::Number(0)];

@@ -39,7 +39,7 @@ pub(super) fn make(
     what: &str,
     tcp: &TcpSocket,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let family = if tcp.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC);
     let args = [Arg::from(family), kind, Arg::Number(0)];

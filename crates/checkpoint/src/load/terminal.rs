@@ -48,7 +48,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
                 if terminal.is_console { "not " } else { "" }
             )));
         }
-        let master = if terminal.is_console { None } else { Some(plan.cell()?) };
+        let master = if terminal.is_console { None } else { Some(plan.cell()) };
         while let Some(cell) = master.filter(|_| next <= number) {
             // The last is the one; those between stay open until nobody needs them to be taken.
             let text = plan.builder.text(b"/dev/pts/ptmx");
@@ -185,7 +185,7 @@ pub(super) fn settle(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()>
         let Some(cell) = plan.terminals.get(&index).copied() else { continue };
         let what = format!("object {index} (terminal /dev/pts/{})", terminal.number);
         if !terminal.typed.0.is_empty() {
-            let epoll = plan.cell()?;
+            let epoll = plan.cell();
             let create = Call::new(libc::SYS_epoll_create1, [Arg::Number(0)]);
             sequence.call_into(what.clone(), epoll, create);
             let event = plan.builder.data(&[0; 12]);

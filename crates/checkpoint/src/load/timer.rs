@@ -23,7 +23,7 @@ pub(super) fn make(
     what: &str,
     timer: &TimerFd,
 ) -> Result<Cell> {
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let flags = timer.flags & libc::O_NONBLOCK as u32;
     let create = Call::new(libc::SYS_timerfd_create, [Arg::from(timer.clock), flags.into()]);
     sequence.call_into(what, cell, create);

@@ -23,7 +23,7 @@ pub(super) fn make(
         Some(address) => format!("{what} at {address}"),
         None => what.to_owned(),
     };
-    let cell = plan.cell()?;
+    let cell = plan.cell();
     let family = if udp.v6 { libc::AF_INET6 } else { libc::AF_INET };
     let kind = Arg::from(libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
     let args = [Arg::from(family), kind, Arg::Number(0)];

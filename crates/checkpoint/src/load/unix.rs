@@ -167,7 +167,7 @@ impl<'r> Work<'_, 'r> {
     /// A socket of its type, that does not wait for anything.
     fn socket(&mut self, index: usize) -> Result<Cell> {
         let kind = self.all[&index].socket_type | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let cell = self.plan.cell()?;
+        let cell = self.plan.cell();
         let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0)];
         let what = self.what(index);
         let net = self.net(index);
@@ -181,8 +181,8 @@ impl<'r> Work<'_, 'r> {
     fn pair(&mut self, index: usize) -> Result<[Cell; 2]> {
         let kind = self.all[&index].socket_type | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // socketpair writes two numbers next to each other: the cells follow one another.
-        let cells = [self.plan.cell()?, self.plan.cell()?];
-        let at = self.plan.builder.pointer(cells[0]);
+        let cells = [self.plan.cell(), self.plan.cell()];
+        let at = Arg::At(cells[0]);
         let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0), at];
         self.act_as_inside(index, self.all[&index].peer_credentials.as_ref(), |work| {
             work.call(index, libc::SYS_socketpair, args);
@@ -567,7 +567,7 @@ impl<'r> Work<'_, 'r> {
             work.connect(index, client, name);
             Ok(())
         })?;
-        let accepted = self.plan.cell()?;
+        let accepted = self.plan.cell();
         let flags = Arg::from(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
         let args = [listener.into(), Arg::Number(0), Arg::Number(0), flags];
         let what = self.what(index);

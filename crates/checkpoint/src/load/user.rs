@@ -54,7 +54,7 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
     // Whose group it is makes no difference to anybody, but it must be one of the namespace around.
     let gid = around.and_then(|around| around.gids.first()).map_or(0, |ids| ids.outside);
     let owner = PeerCredentials { pid: None, uid: user.owner, gid, groups: Vec::new() };
-    let (is_made, has_ids) = (plan.cell()?, plan.cell()?);
+    let (is_made, has_ids) = (plan.cell(), plan.cell());
     let pids = [plan.fresh_pid(), plan.fresh_pid()];
 
     let mut part = Sequence::default();
@@ -69,14 +69,14 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
     // Its files in procfs are its user's own only while it says so.
     let dumpable = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(1)];
     part.call(what, Call::new(libc::SYS_prctl, dumpable));
-    tell(plan, &mut part, what, is_made);
-    hear(plan, &mut part, what, has_ids);
+    tell(&mut part, what, is_made);
+    hear(&mut part, what, has_ids);
     plan.begin_stand_in(sequence, what, (pids[0], None), part, libc::CLONE_FILES as u64);
 
     let mut part = Sequence::default();
     credentials::play(plan, &mut part, what, &owner);
     enter_one(plan, &mut part, what, user.parent)?;
-    hear(plan, &mut part, what, is_made);
+    hear(&mut part, what, is_made);
     let mut write = |name: &str, text: String| -> Result<()> {
         let path = format!("/proc/{}/{name}", pids[0]);
         let file = file::open(plan, &mut part, what, &path, libc::O_WRONLY as u32)?;
@@ -98,7 +98,7 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
             write(name, map(ids, around.map(Vec::as_slice)))?;
         }
     }
-    tell(plan, &mut part, what, has_ids);
+    tell(&mut part, what, has_ids);
     plan.begin_stand_in(sequence, what, (pids[1], None), part, libc::CLONE_FILES as u64);
     for pid in pids {
         plan.end_stand_in(sequence, what, pid);
@@ -117,18 +117,18 @@ fn map(ids: &[Ids], around: Option<&[Ids]>) -> String {
 }
 
 /// Tells whoever waits at a cell that it is time.
-fn tell(plan: &Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell) {
+fn tell(sequence: &mut Sequence, what: &str, cell: Cell) {
     // Any number but 0 will do.
     sequence.call_into(what, cell, Call::new(libc::SYS_getpid, []));
     let everybody = Arg::from(i32::MAX);
-    let args = [plan.builder.pointer(cell), Arg::from(libc::FUTEX_WAKE), everybody];
+    let args = [Arg::At(cell), Arg::from(libc::FUTEX_WAKE), everybody];
     sequence.call(what, Call::new(libc::SYS_futex, args));
 }
 
 /// Waits until somebody has told.
-fn hear(plan: &Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell) {
+fn hear(sequence: &mut Sequence, what: &str, cell: Cell) {
     let no_limit = Arg::Number(0);
-    let args = [plan.builder.pointer(cell), Arg::from(libc::FUTEX_WAIT), Arg::Number(0), no_limit];
+    let args = [Arg::At(cell), Arg::from(libc::FUTEX_WAIT), Arg::Number(0), no_limit];
     // It fails when it was told before.
     sequence.call(what, Call::new(libc::SYS_futex, args).lenient());
 }
@@ -162,11 +162,6 @@ pub(super) fn has_late_threads(records: &Records) -> bool {
     late_threads(records).next().is_some()
 }
 
-/// How many cells those take.
-pub(super) fn cells_of_threads(records: &Records) -> usize {
-    2 * late_threads(records).count()
-}
-
 fn late_threads(records: &Records) -> impl Iterator<Item = &Thread> {
     let inside = records.processes.iter().filter(|process| process.user.is_some());
     inside.flat_map(|process| process.threads.iter().skip(1))
@@ -192,14 +187,14 @@ pub(super) fn begin_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Res
     }
     part.stage("whole");
     for tid in tids {
-        let late = Late { tid, is_next: plan.cell()?, is_given: plan.cell()? };
+        let late = Late { tid, is_next: plan.cell(), is_given: plan.cell() };
         let text = (tid - 1).to_string();
         let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
         // What is written anywhere but at the beginning is not looked at.
         let args = [last_pid.into(), at.into(), bytes.into(), Arg::Number(0)];
         part.call(what, Call::new(libc::SYS_pwrite64, args).returns(bytes));
-        tell(plan, &mut part, what, late.is_next);
-        hear(plan, &mut part, what, late.is_given);
+        tell(&mut part, what, late.is_next);
+        hear(&mut part, what, late.is_given);
         plan.late.push(late);
     }
     let pid = plan.fresh_pid();
@@ -231,7 +226,7 @@ pub(super) fn enter(
     process::with_rights(plan, sequence, record)?;
     let what = format!("the user namespace of process {}", record.pid);
     credentials::keep_while_changing(sequence, &what);
-    credentials::set_ids_of(plan, sequence, &what, &record.threads[0].credentials);
+    credentials::set_ids(plan, sequence, &what, &record.threads[0].credentials);
     let number = Arg::from(plan.kept());
     let args = [number, Arg::from(libc::CLONE_NEWUSER)];
     sequence.call(&*what, Call::new(libc::SYS_setns, args));
@@ -241,9 +236,9 @@ pub(super) fn enter(
         let late = plan.late.iter().find(|late| late.tid == other.tid).copied();
         let late = late.ok_or_else(|| Error::damaged("section 'process'", "a thread of nobody"))?;
         let what = format!("thread {}", other.tid);
-        hear(plan, sequence, &what, late.is_next);
+        hear(sequence, &what, late.is_next);
         thread::make_next(plan, sequence, other, next_thread + n - 1);
-        tell(plan, sequence, &what, late.is_given);
+        tell(sequence, &what, late.is_given);
         let mut own = Sequence::default();
         thread::restore(plan, &mut own, other)?;
         own.stage(STAGE);

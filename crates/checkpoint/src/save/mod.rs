@@ -365,8 +365,9 @@ impl Draft {
     fn publish(mut self) -> Result<Written> {
         let began = Instant::now();
         self.records.pages = self.writer.pages()?;
-        // What cannot be read back is no checkpoint: better known now than then.
+        // What cannot be read back, or become processes, is no checkpoint: better known now than then.
         crate::format::check::records(&self.records)?;
+        crate::load::rehearse(&self.records)?;
         self.writer.publish(&self.records)?;
         let figures = Figures { publish: began.elapsed(), ..self.figures };
         let next_ring = self.records.next_ring_ns(self.quiet.as_nanos() as u64);

@@ -11,7 +11,7 @@ use dormouse_model::{Config, ContainerId, Name, RootSource, State};
 
 use crate::bulk::Bulk;
 use crate::command::Global;
-use crate::{image, layers, output};
+use crate::{fail, image, layers, output};
 
 /// Make containers that go on from where another is
 ///
@@ -83,7 +83,11 @@ fn names(stem: &str, count: u32) -> Result<Vec<Name>> {
 
 fn all(engine: &Engine, config: &Config, saved: &Saved, names: &[Name], share: bool) -> Result<()> {
     let bulk = Bulk::new("cloning", names.len());
-    let template = engine.template(config, &saved.checkpoint, share)?;
+    let mut template = engine.template(config, &saved.checkpoint, share)?;
+    if let Some(why) = template.unshared() {
+        // They come all the same.
+        fail::tell(&anyhow::Error::new(why).context("clones share no memory"));
+    }
     for name in names {
         one(engine, config, (saved, &template), name, Vec::new())?;
         bulk.done(1);

@@ -141,12 +141,11 @@ fn start(given: &Given) -> Result<OwnedFd, Errno> {
     // SAFETY: the keeper has one thread, so no lock is held by another.
     match unsafe { kernel::clone3(&args) }? {
         Cloned::Child => {
-            let files = given.pages.iter().chain([&given.file, &given.touched]);
-            let own = files.map(AsRawFd::as_raw_fd);
-            let more = given.sources.iter().chain([&given.first, &living]).map(AsRawFd::as_raw_fd);
-            close_all_but(own.chain(more).collect());
+            let files = given.pages.iter().chain([&given.file, &given.touched]).map(AsFd::as_fd);
+            let more = given.sources.iter().chain([&given.first, &living]).map(AsFd::as_fd);
             // ORDER: what the keeper lets go of is open nowhere else, from here on.
-            let code = match rustix::io::write(&living, &[0]) {
+            let closed = call::close_all_but(files.chain(more));
+            let code = match closed.and_then(|()| rustix::io::write(&living, &[0])) {
                 Ok(1) => live(given, true),
                 _ => 1,
             };
@@ -160,19 +159,6 @@ fn start(given: &Given) -> Result<OwnedFd, Errno> {
             }
         }
     }
-}
-
-/// In a new process: it has copies of all that the keeper has.
-fn close_all_but(mut kept: Vec<RawFd>) {
-    kept.sort_unstable();
-    let mut first = 3;
-    for number in kept {
-        // SAFETY: this process uses none but those that are kept, and never drops the others.
-        let _ = unsafe { call::close_range(first, number - 1) };
-        first = number + 1;
-    }
-    // SAFETY: as above.
-    let _ = unsafe { call::close_range(first, i32::MAX) };
 }
 
 /// What each of them does, from the begin or when it takes the other's place.

@@ -14,6 +14,9 @@ pub(super) fn all(records: &Records) -> Found {
     let is_time = |object: &&Object| matches!(object.thing, Thing::Time(_));
     let count = records.objects.iter().filter(is_time).count();
     ensure(count <= NAMESPACES_MAX, || format!("{count} time namespaces"))?;
+    // ORDER: before anybody follows from one to the next: nobody has counted processes yet.
+    let makers = records.processes.iter().filter(|p| p.time_for_children.is_some()).count();
+    ensure(makers <= NAMESPACES_MAX, || format!("{makers} makers of time namespaces"))?;
     let made = records.times_made().ok_or("time namespaces that come from each other")?;
     let last = made.values().map(|made| made.generation).max().unwrap_or(0);
     ensure(last <= GENERATIONS_MAX, || format!("{last} time namespaces in each other"))
@@ -78,6 +81,14 @@ mod tests {
             all.objects.extend(std::iter::repeat_n(one, NAMESPACES_MAX));
         });
         assert!(many.contains("1026 time namespaces"), "{many}");
+        // Each in the one that another has made: whoever is told of them does not follow a million of them.
+        let chain = said(&|all| {
+            for n in 0..1 << 20 {
+                let (time, time_for_children) = (Some(first + n), Some(first + n + 1));
+                all.processes.push(Process { time, time_for_children, ..Process::default() });
+            }
+        });
+        assert!(chain.contains("1048577 makers"), "{chain}");
         // Two that have made those that the other is in; and two that have made the same.
         let second = |records: &mut Records, time, time_for_children| {
             let (pid, parent) = (2, 1);
