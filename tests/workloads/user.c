@@ -203,6 +203,7 @@ static pid_t one_more(int n) {
 		put("/proc/self/uid_map", own);
 		put("/proc/self/gid_map", own);
 		must(write(made[1], "", 1) == 1);
+		close(made[0]), close(made[1]);
 		for (;;)
 			pause();
 	}
