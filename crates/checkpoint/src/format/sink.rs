@@ -42,7 +42,7 @@ pub(super) struct Sink {
 
 #[derive(Debug)]
 enum Way {
-    Here(Chunks),
+    Here(Box<Chunks>),
     There(Threads),
 }
 
@@ -68,7 +68,7 @@ struct Threads {
 
 impl Sink {
     pub(super) fn new(path: PathBuf, file: File) -> Self {
-        Self { path, file, bytes: 0, way: Way::Here(Chunks::default()), failed: None }
+        Self { path, file, bytes: 0, way: Way::Here(Box::default()), failed: None }
     }
 
     /// How many bytes were appended.
@@ -89,7 +89,7 @@ impl Sink {
         if let Way::Here(chunks) = &mut self.way
             && self.bytes > LARGE_BYTES
         {
-            let begun = Threads::begin(&self.file, std::mem::take(chunks));
+            let begun = Threads::begin(&self.file, std::mem::take(&mut **chunks));
             self.way = Way::There(begun.map_err(|e| self.fail(e))?);
         }
         match &mut self.way {
@@ -117,11 +117,10 @@ impl Sink {
     /// All that was appended is in the file.
     fn settle(&mut self) -> Result<&mut Chunks> {
         if matches!(self.way, Way::There(_))
-            && let Way::There(threads) =
-                std::mem::replace(&mut self.way, Way::Here(Chunks::default()))
+            && let Way::There(threads) = std::mem::replace(&mut self.way, Way::Here(Box::default()))
         {
             let (chunks, ended) = threads.end();
-            self.way = Way::Here(chunks);
+            self.way = Way::Here(Box::new(chunks));
             ended.map_err(|e| self.fail(e))?;
         }
         match (&mut self.way, self.failed) {
