@@ -80,6 +80,7 @@ impl Drop for Soak {
                 eprintln!("soak: {:9.3} s: {step}", when.as_secs_f64());
             }
             eprintln!("soak: {:9.3} s: this", self.began.elapsed().as_secs_f64());
+            self.show();
         }
         self.end_daemon(Signal::TERM);
     }
@@ -117,12 +118,35 @@ impl Soak {
         soak
     }
 
+    /// What there is to be seen, for whoever looks for what went wrong.
+    fn show(&self) {
+        let events = std::fs::read_to_string(self.host.root().join("lib/events"));
+        let events = events.unwrap_or_default();
+        events
+            .lines()
+            .rev()
+            .take(40)
+            .collect::<Vec<_>>()
+            .iter()
+            .rev()
+            .for_each(|e| eprintln!("{e}"));
+        for (pid, line) in self.host.processes() {
+            let read = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
+            let [waits, call] = ["wchan", "syscall"].map(|name| read(name).unwrap_or_default());
+            eprintln!("{pid} {line}: {waits}, {}", call.trim());
+        }
+        eprintln!("{}", self.host.dm(&["ps", "--all"]));
+    }
+
     fn start_daemon(&mut self) {
         let mut command = self.host.dormouse(&["daemon"]);
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let line = lines.next().expect("it says something").expect("in UTF-8");
         assert!(line.contains("ready"), "{line}");
+        std::thread::spawn(move || {
+            lines.map_while(Result::ok).for_each(|line| eprintln!("{line}"))
+        });
         self.daemon = Some(child);
     }
 

@@ -309,7 +309,8 @@ impl Engine {
     /// Makes the sockets of sleeping containers again where whoever held them is gone, and lets drowsy
     /// ones go on. Gives how many sleep on.
     ///
-    /// One for which it fails sleeps on, and a command wakes it.
+    /// One for which it fails sleeps on, and a command wakes it. Where the next keeper is killed meanwhile this
+    /// fails as a whole, and is to be done again: the vault has what that had.
     pub fn take_custody_back(&self) -> Result<usize> {
         self.finish_noting()?;
         if !self.is_orphaned()? {
@@ -343,7 +344,11 @@ impl Engine {
             let sleeper = self.found_orphaned(id, lock);
             count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
-        self.let_go_of_rest()?;
+        match &mut hearing {
+            // ORDER: of what it was not asked for; another one was asked for nothing, and would let go of all.
+            Some(hearing) => hearing.keeper.let_go_unasked()?,
+            None => self.let_go_of_rest()?,
+        }
         let next = match &mut hearing {
             Some(hearing) => Some(Custodian::of(&mut hearing.keeper)?),
             // Whoever fell asleep meanwhile has found the note of the one that is gone.
@@ -417,7 +422,10 @@ impl Engine {
         for Sleeper { config, .. } in sleepers {
             match self.listen_again_for(config, hearing) {
                 Ok(()) => count += 1,
-                Err(e) => self.lost(&config.id, config.name.as_str(), &e),
+                Err(e) => {
+                    hearing.keeper.status()?; // it is not this one's fault that nobody hears it
+                    self.lost(&config.id, config.name.as_str(), &e);
+                }
             }
         }
         Ok(count)

@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 use dormouse_checkpoint::save;
 use dormouse_kernel::cgroup::{Cgroup, CgroupError, CpuTime, MemoryInUse};
 use dormouse_kernel::{call, pidfd, proc};
-use dormouse_launch::Keeper;
 use dormouse_launch::protocol::watch;
+use dormouse_launch::{Keeper, LaunchError};
 use dormouse_model::{Config, ContainerId, State, WakeOnTimer};
 
 use crate::disk;
@@ -103,6 +103,12 @@ impl Engine {
             let _ = keeper.let_go(id.as_str());
             let _ = cgroup.thaw();
             return Err(e);
+        }
+        // ORDER: on record, then asked: whoever took custody back from a keeper that was killed before has found
+        // nobody drowsy here, and the next one hears nobody for it.
+        if !keeper.holds(id.as_str()).unwrap_or(false) {
+            self.thaw(&config, &mut init)?;
+            return Err(LaunchError::KeeperGone.into());
         }
         let reason = [("reason", why.as_str().to_owned())];
         self.record("drowsy", id.as_str(), config.name.as_str(), &reason);
