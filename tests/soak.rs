@@ -119,7 +119,9 @@ impl Soak {
     }
 
     /// What there is to be seen, for whoever looks for what went wrong.
-    fn show(&self) {
+    fn show(&mut self) {
+        let ended = self.daemon.as_mut().map(Child::try_wait);
+        eprintln!("soak: the end of the daemon: {ended:?}");
         let events = std::fs::read_to_string(self.host.root().join("lib/events"));
         let events = events.unwrap_or_default();
         events

@@ -153,7 +153,11 @@ impl Connections {
         for (copy, index) in &self.sockets {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
-            go_on(copy, tcp, connection).map_err(Error::call("let a TCP connection go on"))?;
+            match go_on(copy, tcp, connection) {
+                // Its peer had left, and says so as soon as it may: the program is told when it looks.
+                Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
+                Err(e) => return Err(Error::call("let a TCP connection go on")(e)),
+            }
         }
         // ORDER: all has been received that was, whatever they keep out from now on.
         for (copy, index) in &self.filtered {

@@ -203,7 +203,7 @@ pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
 
 /// How often something that would refuse is looked at before it does. Nothing stands still yet: whoever
 /// is made or ends between two looks may seem to be somebody outside.
-const LOOKS: usize = 4;
+const LOOKS: usize = 12;
 
 /// What a look found while everything ran.
 struct Look {
