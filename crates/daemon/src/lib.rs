@@ -288,8 +288,10 @@ impl Daemon {
         loop {
             self.look_at_those_that_are_due();
             self.mind_the_gate();
-            if self.next_round <= Instant::now() {
-                self.go_through()?;
+            if self.next_round <= Instant::now()
+                && let Err(e) = self.go_through()
+            {
+                say(&format!("cannot go through all that are awake: {e}"));
             }
             self.go_on();
             self.hands.rest(Instant::now());
@@ -309,8 +311,12 @@ impl Daemon {
                 let errand = self.errands.swap_remove(place);
                 self.ended(errand);
             }
-            if is_told || self.told.is_none() {
-                self.hear()?;
+            if (is_told || self.told.is_none())
+                && let Err(e) = self.hear()
+            {
+                // What it has missed is found as at the start.
+                say(&format!("cannot read events: {e}"));
+                self.next_round = Instant::now() + LOOK;
             }
         }
     }
