@@ -336,10 +336,9 @@ workloads! {
     vm_terminals: "terminal", "-t";
 }
 
-/// The init of the house is made anew, and does again what it is for. Not before Linux 6.17, where its
-/// program has another number.
+/// The init of the house is made anew, and does again what it is for.
 #[test]
-fn an_init_is_there_again() {
+fn vm_an_init_is_there_again() {
     let host = host();
     round_trip(&host, "tree", &["--net", "none", "--init"]);
     run_on(&host, "tree", &["--net", "none", "--init"]);

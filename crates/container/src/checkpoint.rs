@@ -588,9 +588,9 @@ impl Engine {
         start::plan_rlimits(plan, security)?;
         plan.sync();
         start::plan_confinement(plan, config, security, granted);
-        if config.init {
+        if let Some(program) = from.reader.records().of_init() {
             let (ids, masks) = start::identity(account, granted);
-            plan.init_as(&ids, &masks);
+            plan.init_as(program, &ids, &masks);
         }
         let program = restore.program();
         plan.follow(Follow {

@@ -104,7 +104,7 @@ pub(crate) fn clone_newborn(
     }
     let _back = Visit::go(outside, wanted.netns, wanted.pid_namespace)?;
     let flags = flags | more | CloneFlags::CLEAR_SIGHAND;
-    let args = CloneArgs { flags, into_cgroup: wanted.cgroup };
+    let args = CloneArgs { flags, into_cgroup: wanted.cgroup, ..CloneArgs::default() };
     let (sock, proc) = (wanted.sock.as_raw_fd(), outside.proc.as_raw_fd());
     match wanted.user_namespace {
         Some(user) => {
@@ -324,15 +324,15 @@ mod tests {
     fn root_helper_makes_a_procfs_of_another_pid_namespace() {
         let flags = CloneFlags::NEWPID;
         // SAFETY: the child makes one system call and is killed.
-        let (pid, pidfd) = match unsafe { kernel::clone3(&CloneArgs { flags, into_cgroup: None }) }
-        {
-            Ok(Cloned::Child) => loop {
-                // SAFETY: no argument.
-                unsafe { libc::pause() };
-            },
-            Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
-            Err(e) => panic!("clone3: {e}"),
-        };
+        let (pid, pidfd) =
+            match unsafe { kernel::clone3(&CloneArgs { flags, ..CloneArgs::default() }) } {
+                Ok(Cloned::Child) => loop {
+                    // SAFETY: no argument.
+                    unsafe { libc::pause() };
+                },
+                Ok(Cloned::Parent { pid, pidfd }) => (pid, pidfd),
+                Err(e) => panic!("clone3: {e}"),
+            };
         let home = std::fs::File::open("/proc/self/ns/pid").unwrap();
         let names = |proc: OwnedFd| -> Vec<u32> {
             let dir = std::fs::read_dir(format!("/proc/self/fd/{}", proc.as_raw_fd())).unwrap();

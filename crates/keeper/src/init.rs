@@ -7,7 +7,7 @@
 //! LIMIT: it costs the copied pages of the keeper, about 100 kB, where a program of its own would
 //! cost an execve and its file.
 
-use dormouse_kernel::call::{self as kernel, CapabilityMasks};
+use dormouse_kernel::call::{self as kernel, CapabilityMasks, CloneArgs, Cloned};
 use rustix::io::Errno;
 
 use crate::call;
@@ -23,6 +23,8 @@ pub struct Own {
     pub ids: Option<(u32, u32)>,
     /// Its capabilities, the same.
     pub capabilities: Option<CapabilityMasks>,
+    /// The process id of its program, where that is not the next one.
+    pub program: Option<i32>,
 }
 
 impl Own {
@@ -31,18 +33,19 @@ impl Own {
         if data.is_empty() {
             return Ok(None);
         }
-        let mut numbers = [0; 5];
+        let mut numbers = [0; 6];
         for (number, bytes) in numbers.iter_mut().zip(data.chunks_exact(8)) {
             *number = u64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::BADMSG)?);
         }
-        let [uid, gid, effective, permitted, inheritable] = numbers;
+        let [uid, gid, effective, permitted, inheritable, program] = numbers;
         let id = |number: u64| u32::try_from(number).map_err(|_| Errno::BADMSG);
-        if data.len() != 40 {
+        if data.len() != 48 {
             return Err(Errno::BADMSG);
         }
         Ok(Some(Self {
             ids: Some((id(uid)?, id(gid)?)),
             capabilities: Some(CapabilityMasks { effective, permitted, inheritable }),
+            program: Some(i32::try_from(program).map_err(|_| Errno::BADMSG)?),
         }))
     }
 
@@ -69,7 +72,7 @@ pub(crate) fn become_init(
 ) -> Result<(), Errno> {
     call::block_signals(ALL)?;
     // SAFETY: there is one thread; the child goes on as a newborn, without allocation or locks.
-    let pid = match unsafe { call::fork() } {
+    let pid = match unsafe { fork(own.program) } {
         Ok(0) => {
             // A process group of its own, in the foreground of the terminal if there is one;
             // SIGTTOU is blocked still.
@@ -94,6 +97,23 @@ pub(crate) fn become_init(
         arguments.overwrite(b"dormouse-init");
     }
     pass_and_reap(pid)
+}
+
+/// Gives 0 in the child.
+///
+/// # Safety
+/// There is one thread, and the child calls nothing that allocates or locks.
+unsafe fn fork(number: Option<i32>) -> Result<i32, Errno> {
+    let Some(number) = number else {
+        // SAFETY: the caller's promise.
+        return unsafe { call::fork() };
+    };
+    let args = CloneArgs { number: Some(number), ..CloneArgs::default() };
+    // SAFETY: the caller's promise.
+    match unsafe { kernel::clone3(&args) }? {
+        Cloned::Child => Ok(0),
+        Cloned::Parent { .. } => Ok(number),
+    }
 }
 
 /// Passes signals on to the program and reaps until it has ended.

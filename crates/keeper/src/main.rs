@@ -17,7 +17,7 @@ use dormouse_keeper::newborn::Heritage;
 use dormouse_keeper::server::{Parts, Server, listen};
 use dormouse_keeper::tiny;
 use dormouse_keeper::vault::Vault;
-use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_kernel::call::{self as kernel, CloneArgs, Cloned};
 use rustix::fs::{Mode, OFlags};
 
 /// Resource number of the limit on descriptors (getrlimit(2)).
@@ -120,7 +120,7 @@ fn start() -> Result<(), String> {
     let parts = Parts { run, listener, vault, outside, heritage, settle, wake, tidy };
     let into_cgroup = cgroup.as_ref().map(AsFd::as_fd);
     // SAFETY: there is one thread, so the child may do all that the parent may.
-    match unsafe { kernel::clone3(&CloneArgs { flags: CloneFlags::empty(), into_cgroup }) } {
+    match unsafe { kernel::clone3(&CloneArgs { into_cgroup, ..CloneArgs::default() }) } {
         Ok(Cloned::Parent { .. }) => Ok(()),
         Ok(Cloned::Child) => {
             let _ = rustix::process::setsid();

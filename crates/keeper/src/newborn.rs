@@ -459,8 +459,11 @@ impl Newborn {
             Code::Init => {
                 self.seal()?;
                 let own = crate::init::Own::read(plan.data(op).map_err(damaged)?)?;
-                let own =
-                    own.unwrap_or(crate::init::Own { ids: None, capabilities: self.capabilities });
+                let own = own.unwrap_or(crate::init::Own {
+                    ids: None,
+                    capabilities: self.capabilities,
+                    program: None,
+                });
                 crate::init::become_init(self.heritage.arguments, &own, self.heritage.shared)
             }
             Code::Exec | Code::Follow => Err(Errno::NOSYS),

@@ -96,7 +96,7 @@ impl Template {
         let pair = socketpair(AddressFamily::UNIX, kind, flags, None).step("make a socket")?;
         let (sock, theirs) = pair;
         let keeper = rustix::process::getpid();
-        let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
+        let args = CloneArgs::default();
         // SAFETY: the keeper has one thread, so no lock is held by another.
         match unsafe { kernel::clone3(&args) }.step("make a template")? {
             Cloned::Parent { pidfd, .. } => {

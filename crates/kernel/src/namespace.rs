@@ -74,7 +74,7 @@ fn born_with<T>(
     first: impl FnOnce() -> std::result::Result<(), Errno>,
     take: impl FnOnce(u32, &OwnedFd) -> Result<T>,
 ) -> Result<T> {
-    let args = CloneArgs { flags, into_cgroup: None };
+    let args = CloneArgs { flags, ..CloneArgs::default() };
     let parent = rustix::process::getpid();
     // SAFETY: the child only makes system calls of the thin layer until it is killed.
     match unsafe { process::clone3(&args)? } {
@@ -273,7 +273,7 @@ mod tests {
         let own = std::fs::File::open("/proc/self/ns/time").unwrap();
         let said = crate::proc::whole_text("/proc/self/timens_offsets").unwrap();
         assert_eq!(clock_offsets(own.as_fd()).unwrap(), said);
-        let args = CloneArgs { flags: CloneFlags::NEWTIME, into_cgroup: None };
+        let args = CloneArgs { flags: CloneFlags::NEWTIME, ..CloneArgs::default() };
         // SAFETY: the child calls the thin layer only.
         match unsafe { process::clone3(&args).unwrap() } {
             Cloned::Child => loop {

@@ -65,7 +65,7 @@ impl Drop for Child {
 
 #[test]
 fn root_child_is_first_in_its_pid_namespace() {
-    let args = CloneArgs { flags: CloneFlags::NEWPID, into_cgroup: None };
+    let args = CloneArgs { flags: CloneFlags::NEWPID, ..CloneArgs::default() };
     let child = Child::new(&args, || rustix::process::getpid().as_raw_nonzero().get());
     assert_eq!(child.join(), Exit::Code(1));
 }
@@ -79,7 +79,7 @@ fn root_child_has_every_namespace_of_its_own() {
         | CloneFlags::NEWUTS
         | CloneFlags::NEWCGROUP
         | CloneFlags::NEWNET;
-    let child = Child::waiting(&CloneArgs { flags, into_cgroup: None }, || Ok(()));
+    let child = Child::waiting(&CloneArgs { flags, ..CloneArgs::default() }, || Ok(()));
     for kind in ["user", "mnt", "pid", "ipc", "uts", "cgroup", "net"] {
         let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
         assert_ne!(link(&child.pid.to_string()), link("self"), "{kind}");
@@ -88,7 +88,7 @@ fn root_child_has_every_namespace_of_its_own() {
 
 #[test]
 fn root_time_namespace_is_made_by_clone() {
-    let args = CloneArgs { flags: CloneFlags::NEWTIME, into_cgroup: None };
+    let args = CloneArgs { flags: CloneFlags::NEWTIME, ..CloneArgs::default() };
     let child = Child::waiting(&args, || Ok(()));
     let link = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/time")).unwrap();
     assert_ne!(link(&child.pid.to_string()), link("self"));
@@ -116,7 +116,7 @@ fn root_child_is_born_in_its_cgroup() {
     let dir = Dir(cgroup2().join(&name));
     fs::create_dir(&dir.0).unwrap();
     let fd = fs::File::open(&dir.0).unwrap();
-    let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: Some(fd.as_fd()) };
+    let args = CloneArgs { into_cgroup: Some(fd.as_fd()), ..CloneArgs::default() };
     let child = Child::waiting(&args, || Ok(()));
     let cgroup = proc::read_text(format!("/proc/{}/cgroup", child.pid), 8192).unwrap();
     let line = cgroup.lines().find(|line| line.starts_with("0::")).unwrap();
@@ -311,7 +311,7 @@ fn root_child_dies_with_the_thread_that_made_it() {
 
 #[test]
 fn root_namespace_is_joined_by_its_descriptor() {
-    let args = CloneArgs { flags: CloneFlags::NEWUTS, into_cgroup: None };
+    let args = CloneArgs { flags: CloneFlags::NEWUTS, ..CloneArgs::default() };
     let child = Child::waiting(&args, || {
         rustix::system::sethostname(b"dormouse-test").map_err(|_| Errno::IO)
     });

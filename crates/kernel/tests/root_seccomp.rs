@@ -12,7 +12,7 @@ use dormouse_kernel::seccomp::{Filter, Network, default_filter, default_filter_f
 use dormouse_kernel::{Errno, pidfd};
 
 fn child(flags: CloneFlags, life: impl FnOnce() -> i32) -> Exit {
-    let args = CloneArgs { flags, into_cgroup: None };
+    let args = CloneArgs { flags, ..CloneArgs::default() };
     // SAFETY: the closures of this file call the thin layer and raw system calls.
     let pidfd: OwnedFd = match unsafe { process::clone3(&args).unwrap() } {
         Cloned::Child => call::exit(life()),

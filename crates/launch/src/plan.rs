@@ -664,11 +664,11 @@ impl Plan {
         self.simple(Code::Init, 0, "");
     }
 
-    /// The same where the program comes back ([`Plan::follow`]) and takes on by itself who it is: the
-    /// init has this user, group and capabilities.
-    pub fn init_as(&mut self, ids: &Ids, masks: &CapabilityMasks) {
-        let (uid, gid) = (u64::from(ids.uid), u64::from(ids.gid));
-        let all = [uid, gid, masks.effective, masks.permitted, masks.inheritable];
+    /// The same where the program comes back ([`Plan::follow`]) with the process id that it had, and
+    /// takes on by itself who it is: the init has this user, group and capabilities.
+    pub fn init_as(&mut self, program: u32, ids: &Ids, masks: &CapabilityMasks) {
+        let [uid, gid, program] = [ids.uid, ids.gid, program].map(u64::from);
+        let all = [uid, gid, masks.effective, masks.permitted, masks.inheritable, program];
         let bytes: Vec<u8> = all.iter().flat_map(|n| n.to_ne_bytes()).collect();
         let at = self.writer.aligned(&bytes);
         self.push_at(Code::Init, 0, NO_FD, 0, 0, at, "");

@@ -20,8 +20,8 @@ use std::collections::{HashMap, HashSet};
 use dormouse_kernel::call::TERMIOS_BYTES;
 
 use super::{
-    About, Area, Backing, Bytes, Deleted, Filter, Lock, Memory, PAGE_BYTES, Pages, Process,
-    Records, Run, Schedule, Terminal, Thing, TmpfsKind,
+    About, Area, Backing, Bytes, Deleted, Filter, INIT, Lock, Memory, PAGE_BYTES, PROGRAMS, Pages,
+    Process, Records, Run, Schedule, Terminal, Thing, TmpfsKind,
 };
 use crate::clock::CLOCK_MAX_NS;
 use crate::error::{Error, Result};
@@ -103,7 +103,10 @@ fn processes(records: &Records) -> Found {
     ensure(tasks <= TASKS_MAX, || format!("{tasks} tasks"))?;
     let first = all.first().ok_or("there is none")?;
     let has_init = records.has_init();
-    let is_first = (first.pid, first.parent) == if has_init { (2, 1) } else { (1, 0) };
+    let is_first = match has_init {
+        true => PROGRAMS.contains(&first.pid),
+        false => (first.pid, first.parent) == (1, 0),
+    };
     ensure(is_first, || "the first is not the first".into())?;
     ensure(first.ended.is_none(), || "the first has ended".into())?;
     let mut tids = HashSet::new();
@@ -112,10 +115,10 @@ fn processes(records: &Records) -> Found {
         let pid = process.pid;
         let said = |what: String| format!("process {pid}: {what}");
         ensure(pid > 0 && pid < NUMBER_MAX, || said("no process id".into()))?;
-        let is_of_init = has_init && process.parent == 1;
+        let is_of_init = has_init && process.parent == INIT;
         let parent_lives =
             pid == first.pid || is_of_init || born.get(&process.parent) == Some(&true);
-        ensure(pid != 1 || !has_init, || said("in the place of the init".into()))?;
+        ensure(pid != INIT || !has_init, || said("in the place of the init".into()))?;
         ensure(parent_lives, || said(format!("its parent {} is not there", process.parent)))?;
         ensure(born.insert(pid, process.ended.is_none()).is_none(), || said("twice".into()))?;
         let ids = [process.session, process.group];

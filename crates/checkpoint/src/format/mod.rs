@@ -152,15 +152,23 @@ pub struct Records {
     pub pages: Pages,
 }
 
-/// The id of the program, where the first process is the init of the house, which is not saved: the
-/// kernel gives the first child of a pid namespace this one.
-pub(crate) const PROGRAM_OF_AN_INIT: u32 = 2;
+/// The process id of an init of the house, which is not saved.
+pub(crate) const INIT: u32 = 1;
+
+/// Those that its program may have: the next one, or, KERNEL(6.17), before that, the one after who made
+/// procfs for the container.
+pub(crate) const PROGRAMS: std::ops::RangeInclusive<u32> = 2..=3;
 
 impl Records {
     /// Its first process is the init of the house, which is made anew by whoever restores; the first
     /// record is that of its program.
     pub fn has_init(&self) -> bool {
-        self.processes.first().is_some_and(|first| first.pid == PROGRAM_OF_AN_INIT)
+        self.of_init().is_some()
+    }
+
+    /// The process id of the program of such an init.
+    pub fn of_init(&self) -> Option<u32> {
+        self.processes.first().filter(|first| first.parent == INIT).map(|first| first.pid)
     }
 }
 

@@ -22,7 +22,7 @@ use super::host::Host;
 use super::system_v::Tables;
 use super::thread::{self, Blocks, Maps};
 use crate::error::{Error, Refusal, Result as Outcome};
-use crate::format::PROGRAM_OF_AN_INIT;
+use crate::format::{INIT, PROGRAMS};
 use crate::inject::remote::EVENT_STOP;
 use crate::vdso;
 
@@ -105,9 +105,13 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
     let mut all = Vec::new();
     let mut next = vec![(subject.init, 0)];
     if subject.has_init {
-        // The oldest is its program. Those that have ended it is about to reap.
-        next = children(subject.init, subject.init).rev().map(|child| (child, 1)).collect();
-        next.retain(|(child, _)| proc::status(*child).is_ok_and(|status| !status.is_zombie()));
+        // The oldest is its program. Others that have ended it is about to reap.
+        let is_zombie = |child| proc::status(child).is_ok_and(|status| status.is_zombie());
+        next = children(subject.init, subject.init).rev().map(|child| (child, INIT)).collect();
+        let program = next.pop().filter(|(child, _)| !is_zombie(*child));
+        next.retain(|(child, _)| !is_zombie(*child));
+        let gone = || Error::of("look at the program of", subject.init)(Errno::SRCH);
+        next.push(program.ok_or_else(gone)?);
     }
     while let Some((pid, parent)) = next.pop() {
         // It may end while it is looked at.
@@ -118,15 +122,8 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
         all.push(seen);
     }
     let first = all.first().filter(|first| !first.is_zombie);
-    // KERNEL(6.17): before, whoever makes procfs for the container has the second number.
-    if let Some(program) =
-        first.filter(|first| subject.has_init && first.inner != PROGRAM_OF_AN_INIT)
-    {
-        let why = "the init of the house (--init) has made it with another number than 2, as before \
-                   Linux 6.17, which is not saved yet";
-        return Err(Error::Refused(vec![program.refuse("", why)]));
-    }
-    if first.is_none_or(|first| first.inner != 1 + u32::from(subject.has_init)) {
+    let may_be = if subject.has_init { PROGRAMS } else { 1..=1 };
+    if first.is_none_or(|first| !may_be.contains(&first.inner)) {
         return Err(Error::of("look at the first process", subject.init)(Errno::SRCH));
     }
     Ok(all)

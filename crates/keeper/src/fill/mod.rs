@@ -137,7 +137,7 @@ impl Fill {
 /// Makes a process that fills. Gives what hangs up when it and all that it makes have ended.
 fn start(given: &Given) -> Result<OwnedFd, Errno> {
     let (alive, living) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
+    let args = CloneArgs::default();
     // SAFETY: the keeper has one thread, so no lock is held by another.
     match unsafe { kernel::clone3(&args) }? {
         Cloned::Child => {
@@ -196,7 +196,7 @@ fn make_second(given: &Given, head: &Head) -> Result<Second, Errno> {
     let filler = pidfd_open(getpid(), PidfdFlags::empty())?;
     let flags = CloneFlags::FILES | CloneFlags::PARENT;
     // SAFETY: this process has one thread. The second closes nothing, since the table is one.
-    match unsafe { kernel::clone3(&CloneArgs { flags, into_cgroup: None }) }? {
+    match unsafe { kernel::clone3(&CloneArgs { flags, ..CloneArgs::default() }) }? {
         Cloned::Parent { pidfd, .. } => Ok(Second { pidfd, _filler: filler }),
         Cloned::Child => {
             let _ = rustix::thread::set_name(c"dormouse-wait");

@@ -50,6 +50,9 @@ pub struct CloneArgs<'a> {
     pub flags: CloneFlags,
     /// The v2 cgroup that the child is born in. KERNEL(5.7).
     pub into_cgroup: Option<BorrowedFd<'a>>,
+    /// The process id of the child in its pid namespace; the kernel's choice where there is none.
+    /// KERNEL(5.5); needs CAP_CHECKPOINT_RESTORE in the namespace's owner.
+    pub number: Option<i32>,
 }
 
 /// On which side of a [`clone3`] the caller finds itself.
@@ -103,6 +106,10 @@ pub unsafe fn clone3(args: &CloneArgs<'_>) -> Result<Cloned, Errno> {
     if let Some(cgroup) = args.into_cgroup {
         raw.flags |= INTO_CGROUP;
         raw.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    if let Some(number) = &args.number {
+        raw.set_tid = std::ptr::from_ref(number) as u64;
+        raw.set_tid_size = 1;
     }
     // SAFETY: the structure and the pidfd it points to outlive the call, the child runs on a copy
     // of this stack (no memory is shared); the rest is the caller's promise.

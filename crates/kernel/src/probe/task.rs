@@ -43,7 +43,7 @@ pub(super) fn forever() -> i32 {
 }
 
 fn status(flags: CloneFlags, then: fn() -> i32) -> Result<i32, Why> {
-    let child = child(&CloneArgs { flags, into_cgroup: None }, then)?;
+    let child = child(&CloneArgs { flags, ..CloneArgs::default() }, then)?;
     pidfd::wait(&child.pidfd, None)?;
     match pidfd::reap(&child.pidfd)? {
         Some(exit) => Ok(exit.code()),
@@ -132,7 +132,7 @@ pub(super) fn close_range(_: &Scratch) -> Probed {
 }
 
 pub(super) fn setns_pidfd(_: &Scratch) -> Probed {
-    let other = child(&CloneArgs { flags: CloneFlags::NEWUTS, into_cgroup: None }, forever)?;
+    let other = child(&CloneArgs { flags: CloneFlags::NEWUTS, ..CloneArgs::default() }, forever)?;
     // A thread of our own may join the namespace of another host name, and ends with it.
     let fd = other.pidfd.as_fd();
     std::thread::scope(|scope| scope.spawn(move || call::setns(fd, CloneFlags::NEWUTS)).join())
