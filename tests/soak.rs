@@ -1,14 +1,15 @@
 //! Everything at once and at random: sleep, wake, calls, exec, pauses, a daemon, and both the daemon and
 //! the keeper killed. Every container is accounted for, every answer is right, and nothing grows. For
-//! twenty seconds, or as long as is said:
+//! twenty seconds, or as long as is said; DORMOUSE_SOAK_KILLS=1 kills the keeper four times as often:
 //!
 //! ```sh
 //! DORMOUSE_SOAK_S=7200 DORMOUSE_SOAK_SEED=77 cargo test --release --test soak -- --nocapture
 //! ```
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use dormouse_testkit::{Host, image, run, slowness, wait_until};
@@ -17,6 +18,9 @@ use rustix::process::{Pid, Signal, kill_process};
 fn soon() -> Duration {
     Duration::from_secs(30) * slowness()
 }
+
+/// The first of the numbers of a step that kill the keeper.
+const KILL_KEEPER: u64 = 95;
 
 /// Numbers that only look like chance (xorshift64).
 struct Chance(u64);
@@ -71,6 +75,8 @@ struct Soak {
     /// What was done, the last being what is done now, and when.
     steps: Vec<(Duration, String)>,
     began: Instant,
+    /// The keeper is killed more often.
+    kills: bool,
 }
 
 impl Drop for Soak {
@@ -113,7 +119,8 @@ impl Soak {
             all.push(One { name, address, calls, caller: None, is_paused: false });
         }
         let (chance, steps, began) = (Chance(seed), Vec::new(), Instant::now());
-        let mut soak = Self { host, chance, daemon: None, all, steps, began };
+        let kills = number("DORMOUSE_SOAK_KILLS").is_some_and(|n| n != 0);
+        let mut soak = Self { host, chance, daemon: None, all, steps, began, kills };
         soak.start_daemon();
         soak
     }
@@ -123,15 +130,10 @@ impl Soak {
         let ended = self.daemon.as_mut().map(Child::try_wait);
         eprintln!("soak: the end of the daemon: {ended:?}");
         let events = std::fs::read_to_string(self.host.root().join("lib/events"));
-        let events = events.unwrap_or_default();
-        events
-            .lines()
-            .rev()
-            .take(40)
-            .collect::<Vec<_>>()
-            .iter()
-            .rev()
-            .for_each(|e| eprintln!("{e}"));
+        for text in [events.unwrap_or_default(), self.daemons_words()] {
+            let lines: Vec<&str> = text.lines().collect();
+            lines[lines.len().saturating_sub(40)..].iter().for_each(|line| eprintln!("{line}"));
+        }
         for (pid, line) in self.host.processes() {
             let read = |name| std::fs::read_to_string(format!("/proc/{pid}/{name}"));
             let [waits, call] = ["wchan", "syscall"].map(|name| read(name).unwrap_or_default());
@@ -140,16 +142,19 @@ impl Soak {
         eprintln!("{}", self.host.dm(&["ps", "--all"]));
     }
 
+    /// What the daemons have said, one after the other.
+    fn daemons_words(&self) -> String {
+        std::fs::read_to_string(self.host.root().join("daemon.log")).unwrap_or_default()
+    }
+
     fn start_daemon(&mut self) {
+        let before = self.daemons_words().len();
+        let log = self.host.root().join("daemon.log");
+        let log = File::options().create(true).append(true).open(log).expect("it can be made");
         let mut command = self.host.dormouse(&["daemon"]);
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
-        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-        let line = lines.next().expect("it says something").expect("in UTF-8");
-        assert!(line.contains("ready"), "{line}");
-        std::thread::spawn(move || {
-            lines.map_while(Result::ok).for_each(|line| eprintln!("{line}"))
-        });
-        self.daemon = Some(child);
+        self.daemon = Some(command.stderr(log).spawn().expect("it can be started"));
+        let is_ready = || self.daemons_words()[before..].contains("ready");
+        assert!(wait_until(soon(), is_ready), "{}", &self.daemons_words()[before..]);
     }
 
     fn end_daemon(&mut self, signal: Signal) {
@@ -235,7 +240,10 @@ impl Soak {
     /// Something at random.
     fn step(&mut self) {
         let n = self.chance.below(self.all.len() as u64) as usize;
-        let what = self.chance.below(100);
+        let what = match self.kills && self.chance.below(10) == 0 {
+            true => KILL_KEEPER,
+            false => self.chance.below(100),
+        };
         let name = self.all[n].name.clone();
         if self.all[n].is_paused {
             self.begin(format!("unpause {name}"));
@@ -285,7 +293,7 @@ impl Soak {
                 self.begin("wait");
                 std::thread::sleep(Duration::from_millis(200 + self.chance.below(1200)));
             }
-            95..=97 => {
+            KILL_KEEPER..=97 => {
                 self.begin("kill the keeper");
                 self.kill_keeper();
             }

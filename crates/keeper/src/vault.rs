@@ -5,22 +5,28 @@
 //! calls a sleeping container goes on to be answered by the kernel, and open connections stay open; the next
 //! keeper asks the vault for the sockets and finds in their queues what there was.
 //!
-//! It is forked when something is parked for the first time. It has the listening socket `RUN/vault.sock`,
-//! to which keepers connect, and a connection to the keeper that is there. It ends when it has had nothing for
+//! It is forked when something is parked for the first time. It listens at `RUN/vault.sock`, to which keepers
+//! connect, and has a connection to the keeper that is there. It ends when it has had nothing for
 //! a second. A keeper whose vault has ended makes another one when it has something for it; who kills both at
 //! once costs open connections, and no container.
 //!
 //! ```text
-//! vault -> keeper   once, when it has connected: the listening socket; then all sockets, each with its
-//!                   number; then a message of one byte
+//! vault -> keeper   first: the listening socket, and a pidfd of itself
+//!                   to one that has connected: all sockets, each with its number; then a message of one byte
 //! keeper -> vault   number and socket: keep it; number alone: forget it
 //! ```
+//!
+//! **Never two.** A vault that nobody knows of would hold sockets that callers wait at. Who listens is the
+//! vault alone, so that whom a keeper reaches there is one, and it is given nothing before it listens: one
+//! that no keeper can find has nothing, and ends. The peer's pid (unix(7), SO_PEERCRED) says who listened
+//! last, which may be somebody before; what is signalled is what the vault has said of itself.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use dormouse_kernel::call::{self as kernel, CloneArgs, CloneFlags, Cloned};
+use dormouse_kernel::call::{self as kernel, CloneArgs, Cloned};
 use dormouse_kernel::pidfd;
 use dormouse_launch::keeper::VAULT as SOCKET;
 use dormouse_launch::wire;
@@ -42,10 +48,15 @@ const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const BACKLOG: i32 = 8;
 /// LIMIT: how long either waits for the other to take a message.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How soon a keeper looks again whether somebody listens.
+const AGAIN: Duration = Duration::from_millis(10);
+/// Its name.
+const NAME: &CStr = c"dormouse-vault";
 
 /// The vault, as the keeper sees it.
 #[derive(Debug, Default)]
 pub struct Vault {
+    /// Bound, and listening where there has been one.
     listener: Option<OwnedFd>,
     there: Option<There>,
 }
@@ -64,25 +75,31 @@ impl Vault {
     pub fn open(run: &OwnedFd) -> Result<Self, Errno> {
         // A name of 108 bytes at most fits into an address; this one is always short.
         let address = SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", run.as_raw_fd()))?;
-        let flags = SocketFlags::CLOEXEC;
-        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-        let sock = rustix::net::socket_with(family, kind, flags, None)?;
-        if rustix::net::connect(&sock, &address).is_ok() {
+        let until = Instant::now() + PATIENCE;
+        let sock = loop {
+            let sock = socket()?;
+            if rustix::net::connect(&sock, &address).is_err() {
+                break sock;
+            }
             set_patience(&sock)?;
-            // Whoever listened last: that is the vault itself.
-            let process = sockopt::socket_peercred(&sock)?.pid;
-            let process = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
-            let there = Some(There { sock, process });
-            return Ok(Self { listener: None, there });
-        }
+            match greeting(&sock) {
+                Ok((listener, process)) => {
+                    let there = Some(There { sock, process });
+                    return Ok(Self { listener: Some(listener), there });
+                }
+                Err(Errno::AGAIN) => end_silent(&sock),
+                // One that is just ending. Then nobody is there.
+                Err(_) => std::thread::sleep(AGAIN),
+            }
+            if Instant::now() > until {
+                break socket()?;
+            }
+        };
         Self::leave(run);
-        let listener = rustix::net::socket_with(family, kind, flags, None)?;
         let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-        let bound = rustix::net::bind(&listener, &address);
+        let bound = rustix::net::bind(&sock, &address);
         rustix::process::umask(before);
-        bound?;
-        rustix::net::listen(&listener, BACKLOG)?;
-        Ok(Self { listener: Some(listener), there: None })
+        bound.map(|()| Self { listener: Some(sock), there: None })
     }
 
     /// Takes its socket away: nobody needs it any more.
@@ -92,19 +109,12 @@ impl Vault {
 
     /// What it has of the keeper before.
     pub(crate) fn take_stock(&mut self) -> Vec<(u32, OwnedFd)> {
-        let all = self.there.as_ref().map(|there| stock(&there.sock));
-        match all {
-            None => Vec::new(),
-            Some(Ok((listener, all))) => {
-                self.listener = Some(listener);
-                all
-            }
-            // What it has is listened for anew, when it is gone.
-            Some(Err(_)) => {
-                self.lose();
-                Vec::new()
-            }
-        }
+        let Some(there) = &self.there else { return Vec::new() };
+        // What it has is listened for anew, when it is gone.
+        stock(&there.sock).unwrap_or_else(|_| {
+            self.lose();
+            Vec::new()
+        })
     }
 
     pub(crate) fn is_there(&self) -> bool {
@@ -120,9 +130,7 @@ impl Vault {
     /// in its place.
     pub(crate) fn lose(&mut self) {
         if let Some(There { process, .. }) = self.there.take() {
-            let _ = pidfd::send_signal(&process, libc::SIGKILL);
-            // What it had is closed then, and its control group empty.
-            let _ = pidfd::wait(&process, Some(PATIENCE));
+            end(&process);
         }
     }
 
@@ -148,23 +156,58 @@ impl Vault {
     }
 }
 
+fn socket() -> Result<OwnedFd, Errno> {
+    let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
+}
+
+/// Ends a vault that does not say anything any more. Nobody else is: whoever has copies of what a keeper
+/// has is about to close them.
+fn end_silent(sock: &OwnedFd) {
+    let Ok(peer) = sockopt::socket_peercred(sock) else { return };
+    let Ok(process) = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()) else { return };
+    // ORDER: it is the name of that process, unless this has ended and is not signalled any more.
+    let name = std::fs::read(format!("/proc/{}/comm", peer.pid.as_raw_pid()));
+    if name.is_ok_and(|name| name.trim_ascii_end() == NAME.to_bytes()) {
+        end(&process);
+    }
+}
+
+/// What it had is closed then, and its control group empty.
+fn end(process: &OwnedFd) {
+    let _ = pidfd::send_signal(process, libc::SIGKILL); // it may have ended
+    let _ = pidfd::wait(process, Some(PATIENCE));
+}
+
 fn set_patience(sock: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_socket_timeout(sock, sockopt::Timeout::Send, Some(PATIENCE))?;
     sockopt::set_socket_timeout(sock, sockopt::Timeout::Recv, Some(PATIENCE))
 }
 
+/// What the vault says first: its listening socket, and who it is.
+fn greeting(sock: &OwnedFd) -> Result<(OwnedFd, OwnedFd), Errno> {
+    let mut fds = Vec::new();
+    wire::receive(sock, &mut [0], RecvFlags::empty(), |fd| fds.push(fd))?;
+    match <[OwnedFd; 2]>::try_from(fds) {
+        Ok([listener, process]) => Ok((listener, process)),
+        Err(_) => Err(Errno::BADMSG),
+    }
+}
+
+fn greet(sock: &OwnedFd, listener: &OwnedFd, own: &OwnedFd) -> Result<(), Errno> {
+    wire::send(sock, &[0], &[listener.as_fd(), own.as_fd()], SendFlags::empty())
+}
+
 /// Reads what the vault says to who has connected.
-fn stock(sock: &OwnedFd) -> Result<(OwnedFd, Vec<(u32, OwnedFd)>), Errno> {
+fn stock(sock: &OwnedFd) -> Result<Vec<(u32, OwnedFd)>, Errno> {
     let mut bytes = [0; PART * 4];
-    let mut listener = None;
-    wire::receive(sock, &mut bytes, RecvFlags::empty(), |fd| listener = Some(fd))?;
     let mut all = Vec::new();
     loop {
         let mut fds = Vec::new();
         let length = wire::receive(sock, &mut bytes, RecvFlags::empty(), |fd| fds.push(fd))?;
         let (numbers, rest) = bytes[..length].as_chunks();
         if !rest.is_empty() {
-            return Ok((listener.ok_or(Errno::BADMSG)?, all));
+            return Ok(all);
         }
         if fds.is_empty() || fds.len() != numbers.len() {
             return Err(Errno::BADMSG);
@@ -178,19 +221,26 @@ fn fork(listener: &OwnedFd) -> Result<There, Errno> {
     let (keeper, own) = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
     set_patience(&keeper)?;
     set_patience(&own)?;
-    let args = CloneArgs { flags: CloneFlags::empty(), into_cgroup: None };
     // SAFETY: there is one thread, so the child may do all that the parent may.
-    match unsafe { kernel::clone3(&args) }? {
-        Cloned::Parent { pidfd, .. } => Ok(There { sock: keeper, process: pidfd }),
+    match unsafe { kernel::clone3(&CloneArgs::default()) }? {
+        Cloned::Parent { pidfd, .. } => {
+            drop(own);
+            // ORDER: it is given something when it listens, and so can be found.
+            match greeting(&keeper) {
+                Ok(_) => Ok(There { sock: keeper, process: pidfd }),
+                Err(e) => {
+                    end(&pidfd);
+                    Err(e)
+                }
+            }
+        }
         Cloned::Child => {
             let _ = rustix::process::setsid();
-            let _ = kernel::set_name(c"dormouse-vault");
+            let _ = kernel::set_name(NAME);
             // ORDER: nothing but these two: what sleeping containers left here would stay open. The parent's
             // owners of the rest are not used any more in this process, nor dropped.
-            let closed = call::close_all_but([listener.as_fd(), own.as_fd()]);
-            // It is who listens from now on (unix(7), SO_PEERCRED).
-            if closed.is_ok() && rustix::net::listen(listener, BACKLOG).is_ok() {
-                serve(listener, own);
+            if call::close_all_but([listener.as_fd(), own.as_fd()]).is_ok() {
+                let _ = serve(listener, own);
             }
             kernel::exit(0)
         }
@@ -198,7 +248,11 @@ fn fork(listener: &OwnedFd) -> Result<There, Errno> {
 }
 
 /// The vault itself.
-fn serve(listener: &OwnedFd, keeper: OwnedFd) {
+fn serve(listener: &OwnedFd, keeper: OwnedFd) -> Result<(), Errno> {
+    // It is who listens from now on (unix(7), SO_PEERCRED).
+    rustix::net::listen(listener, BACKLOG)?;
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    greet(&keeper, listener, &own)?;
     let mut keeper = Some(keeper);
     let mut stock = HashMap::new();
     loop {
@@ -207,7 +261,7 @@ fn serve(listener: &OwnedFd, keeper: OwnedFd) {
         let ready = poll(&mut fds, stock.is_empty().then_some(&IDLE));
         let [comes, says] = [0, 1].map(|n| fds.get(n).is_some_and(|fd| !fd.revents().is_empty()));
         match ready {
-            Ok(0) => return,
+            Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(_) => continue,
         }
@@ -216,7 +270,8 @@ fn serve(listener: &OwnedFd, keeper: OwnedFd) {
             keeper = keeper.filter(|sock| hear(sock, &mut stock));
         }
         if comes && let Ok(sock) = accept(listener) {
-            keeper = tell(&sock, listener, &stock).is_ok().then_some(sock).or(keeper);
+            let told = greet(&sock, listener, &own).and_then(|()| tell(&sock, &stock));
+            keeper = told.is_ok().then_some(sock).or(keeper);
         }
     }
 }
@@ -250,8 +305,7 @@ fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
 }
 
 /// Says all to a keeper that has come.
-fn tell(sock: &OwnedFd, listener: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Result<(), Errno> {
-    wire::send(sock, &[0], &[listener.as_fd()], SendFlags::empty())?;
+fn tell(sock: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Result<(), Errno> {
     let all: Vec<(&u32, &OwnedFd)> = stock.iter().collect();
     for part in all.chunks(PART) {
         let numbers: Vec<u8> = part.iter().flat_map(|(number, _)| number.to_ne_bytes()).collect();
@@ -264,7 +318,6 @@ fn tell(sock: &OwnedFd, listener: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Re
 #[cfg(test)]
 mod tests {
     use rustix::event::{EventfdFlags, eventfd};
-    use rustix::process::getpid;
 
     use super::*;
 
@@ -281,7 +334,9 @@ mod tests {
         let (sock, own) = pair.unwrap();
         let listener = first.listener.take().unwrap();
         let vault = std::thread::spawn(move || serve(&listener, own));
-        let process = rustix::process::pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let (listener, process) = greeting(&sock).unwrap();
+        assert_eq!(pidfd::pid(&process).unwrap(), std::process::id());
+        drop(listener);
         first.there = Some(There { sock, process });
         // More than one message.
         let count = PART as u32 * 2 + 3;
@@ -306,7 +361,7 @@ mod tests {
             }
         }
         // With nothing left it ends.
-        vault.join().unwrap();
+        vault.join().unwrap().unwrap();
         assert!(!Vault::open(&run).unwrap().is_there());
     }
 }
