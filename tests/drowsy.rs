@@ -267,7 +267,7 @@ impl Daemon {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let line = lines.next().expect("it says something").expect("in UTF-8");
-        assert!(line.contains("ready"), "{line}");
+        assert!(line.contains("daemon: ready"), "{line}");
         Self(child)
     }
 }

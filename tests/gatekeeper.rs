@@ -35,7 +35,7 @@ impl Daemon {
         let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
         let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
         let line = lines.next().expect("it says something").expect("in UTF-8");
-        assert!(line.contains("ready"), "{line}");
+        assert!(line.contains("daemon: ready"), "{line}");
         // Whatever it says later is for whoever looks at the test's output.
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
         Self(child)

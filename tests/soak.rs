@@ -153,7 +153,7 @@ impl Soak {
         let log = File::options().create(true).append(true).open(log).expect("it can be made");
         let mut command = self.host.dormouse(&["daemon"]);
         self.daemon = Some(command.stderr(log).spawn().expect("it can be started"));
-        let is_ready = || self.daemons_words()[before..].contains("ready");
+        let is_ready = || self.daemons_words()[before..].contains("daemon: ready");
         assert!(wait_until(soon(), is_ready), "{}", &self.daemons_words()[before..]);
     }
 

@@ -62,6 +62,9 @@ const SWEEP_AGAIN: Duration = Duration::from_millis(100);
 const GO_THROUGH: Duration = Duration::from_secs(600);
 /// How many of them at once: whoever wakes one does not wait for more.
 const GO_THROUGH_AT_ONCE: usize = 32;
+/// How long the lock of a daemon that was killed may be with somebody else.
+const LOCK_WITHIN: Duration = Duration::from_secs(2);
+const LOCK_AGAIN: Duration = Duration::from_millis(10);
 /// How often events are looked for where nobody tells of them.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -127,15 +130,22 @@ pub fn run(places: Places, said: Settings) -> Result<()> {
     Ok(())
 }
 
-/// Who has this lock is the daemon of these places.
+/// Who has this lock is the daemon of these places. One that was killed while it made a process may have
+/// left it with that until it executes its program.
 fn alone(engine: &Engine) -> Result<File> {
     let path = engine.places().run.join("daemon.lock");
     let file = File::options().create(true).truncate(false).write(true).open(path);
     let file = file.map_err(step("open the daemon's lock"))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Error::Running),
-        Err(TryLockError::Error(e)) => Err(step("take the daemon's lock")(e)),
+    let until = Instant::now() + LOCK_WITHIN;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                std::thread::sleep(LOCK_AGAIN);
+            }
+            Err(TryLockError::WouldBlock) => return Err(Error::Running),
+            Err(TryLockError::Error(e)) => return Err(step("take the daemon's lock")(e)),
+        }
     }
 }
 
