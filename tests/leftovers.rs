@@ -2,6 +2,7 @@
 //!
 //! Every test of every file checks this when its host is dropped; these are the ones that try hard.
 
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use dormouse_testkit::{Host, slowness, wait_until};
@@ -84,6 +85,33 @@ fn vm_a_killed_keeper_loses_no_container_for_ever() {
     assert_eq!(host.state_of("a"), "stopped");
     host.dm(&["start", "a"]).ok();
     assert_eq!(host.dm(&["exec", "a", "echo", "again"]).ok(), "again");
+}
+
+/// Whoever starts a keeper has a lock; killed, it leaves that to what it has begun.
+#[test]
+fn vm_a_keeper_is_alone_though_whoever_starts_it_is_killed() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    for round in 0..60u64 {
+        if let Some(keeper) = host.keeper() {
+            host.sh(&format!("kill -9 {keeper}")).ok();
+            let is_gone = || host.keepers().is_empty();
+            assert!(wait_until(Duration::from_secs(5) * slowness(), is_gone));
+        }
+        // One of them starts it, and the others wait.
+        let begin = |_| {
+            let mut one = host.dormouse(&["exec", "a", "true"]);
+            one.stderr(Stdio::null()).spawn().expect("it can be started")
+        };
+        let mut all: Vec<Child> = (0..3).map(begin).collect();
+        std::thread::sleep(Duration::from_micros(2000 + round * 250));
+        let _ = all[0].kill(); // it may have ended
+        for one in &mut all {
+            one.wait().expect("it is our child");
+        }
+        // One that has nothing to keep ends after a second.
+        assert_eq!(host.keepers().len(), 1, "round {round}: {:?}", host.processes());
+    }
 }
 
 #[test]

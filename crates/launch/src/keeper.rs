@@ -156,11 +156,11 @@ impl Keeper {
         if let Some(keeper) = Self::connect(&start.run_dir)? {
             return Ok(keeper);
         }
-        let _lock = lock(&start.run_dir)?;
+        let lock = lock(&start.run_dir)?;
         if let Some(keeper) = Self::connect(&start.run_dir)? {
             return Ok(keeper);
         }
-        run_program(start)?;
+        run_program(start, lock)?;
         Self::connect(&start.run_dir)?
             .ok_or_else(|| LaunchError::Start { why: "it does not answer".into() })
     }
@@ -576,11 +576,13 @@ fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
 }
 
 /// Runs the keeper's program, which returns when its daemon listens.
-fn run_program(start: &KeeperStart) -> Result<(), LaunchError> {
+fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
     let program = sealed_copy(&start.program)?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
     command.arg0("dormouse-keeper"); // what ps shows
-    command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(Stdio::null());
+    // ORDER: it has the lock itself, until it has started the keeper: whoever waits here may be killed, and
+    // the next one would start another keeper beside it.
+    command.env_clear().current_dir("/").stdin(lock).stdout(Stdio::null());
     command.stderr(Stdio::piped()).arg("--run").arg(&start.run_dir);
     for dir in &start.cgroups {
         command.arg("--cgroup").arg(dir);

@@ -318,12 +318,17 @@ impl Host {
         leftover::processes(self.host.id(), self.dir.path())
     }
 
-    /// The keeper of this host, if it has one. What it has cloned and is no program yet has its name, too.
+    /// The keeper of this host, if it has one.
     pub fn keeper(&self) -> Option<u32> {
+        self.keepers().first().copied()
+    }
+
+    /// All keepers: more than one are a fault. What one has cloned and is no program yet has its name, too.
+    pub fn keepers(&self) -> Vec<u32> {
         let all = self.processes().into_iter().filter(|(_, line)| line == "[dormouse-keeper]");
         let named: Vec<u32> = all.map(|(pid, _)| pid).collect();
-        let is_born = |pid: &u32| leftover::parent(*pid).is_some_and(|p| !named.contains(&p));
-        named.iter().copied().find(is_born)
+        let is_born = |pid: &&u32| leftover::parent(**pid).is_some_and(|p| !named.contains(&p));
+        named.iter().filter(is_born).copied().collect()
     }
 
     /// The mount points of the host.
