@@ -311,6 +311,8 @@ workloads! {
     vm_names_of_their_own: "uts", "--cap-add", "SYS_ADMIN";
     vm_ipc_namespaces_of_their_own: "ipc", "--cap-add", "SYS_ADMIN";
     vm_network_namespaces_of_their_own: "net", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN";
+    vm_networks_that_are_set_up: "stack", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN",
+        "--env", "APART=1";
     vm_clocks_of_their_own: "timens", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME";
     vm_cgroup_namespaces_of_their_own: "cgroupns", "--cap-add", "SYS_ADMIN";
     vm_cgroup_namespaces_of_groups_inside: "cgroupns", "--systemd", "always";
@@ -365,6 +367,50 @@ fn vm_an_init_is_there_again() {
         assert_eq!(host.dm(&["wait", "a"]).ok(), "3");
         host.dm(&["rm", "a"]).ok();
     }
+}
+
+/// What a container sets up in a network that it has to itself, and packet filters in it.
+#[test]
+fn vm_the_containers_own_network_as_it_is_set_up() {
+    let host = host();
+    let rights = ["--net", "none", "--cap-add", "NET_ADMIN"];
+    round_trip(&host, "stack", &rights);
+    run_on(&host, "stack", &rights);
+    let words = ["run", "-d", "--name", "a", "workloads", "sleep", "1000"];
+    host.dm(&[&words[..2], &rights, &words[2..]].concat()).ok();
+    let nft = |name: &str, input: &str| {
+        let pid = host.inspect(name)["pid"].as_u64().expect("it runs");
+        let nft = format!("nsenter --net=/proc/{pid}/ns/net /usr/sbin/nft {input}");
+        host.sh(&nft).ok()
+    };
+    let rules = "table inet t {
+        set s { type ipv4_addr; flags interval; elements = { 10.1.0.0/16, 10.2.3.4 } }
+        chain in {
+            type filter hook input priority 5; policy accept;
+            ip saddr @s counter accept comment \"some words\"
+            tcp dport 81 counter accept
+        }
+    }";
+    nft("a", &format!("-f - <<'E'\n{rules}\nE"));
+    host.dm(&["exec", "a", "sh", "-c", "! nc 127.0.0.1 81 </dev/null"]).ok();
+    let before = nft("a", "list ruleset");
+    assert!(before.contains("packets 1 bytes") && before.contains("some words"), "{before}");
+    let same = |name: &str| {
+        assert_eq!(nft(name, "list ruleset"), before, "of {name}");
+    };
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    same("a");
+    host.dm(&["sleep", "a"]).ok();
+    host.dm(&["wake", "a"]).ok();
+    same("a");
+    host.dm(&["clone", "-n", "2", "--name", "c", "a"]).ok();
+    ["c-1", "c-2"].into_iter().for_each(same);
+    // What was taken away stays away.
+    nft("a", "flush ruleset");
+    host.dm(&["checkpoint", "a"]).ok();
+    host.dm(&["restore", "a"]).ok();
+    assert_eq!(nft("a", "list ruleset"), "");
 }
 
 /// Huge pages of the machine, for as long as a test needs them.
@@ -1053,9 +1099,10 @@ fn vm_what_cannot_be_saved_of_namespaces_is_named() {
     let words = ["run", "-d", "--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"];
     let cases = [
         (
-            "route",
-            "unshare -n sh -c 'ip link set lo up; ip route add 192.0.2.0/24 dev lo; ",
-            "with a route",
+            "link",
+            "unshare -n sh -c 'ip link add name v0 type veth; \
+             ip link add link v0 name m0 type macvlan; ",
+            "with a link m0 of the kind \"macvlan\"",
         ),
         (
             "kind",

@@ -45,7 +45,7 @@ pub mod format;
 #[allow(unsafe_code, reason = "machine code")]
 mod inject;
 pub mod load;
-mod loopback;
+mod net;
 mod netlink;
 mod packet;
 mod quiet;

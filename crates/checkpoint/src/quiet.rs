@@ -19,10 +19,17 @@ use crate::stack::{self, Ends};
 /// Packets with this mark pass: those that the engine itself sends again.
 pub(crate) const MARK: i32 = 0x646d;
 
+const PREFIX: &str = "dormouse_quiet_";
+
 /// The table of a container.
 fn table(id: &str) -> String {
     let id: String = id.chars().filter(char::is_ascii_alphanumeric).collect();
-    format!("dormouse_quiet_{id}")
+    format!("{PREFIX}{id}")
+}
+
+/// Whether a table of that name is one of these.
+pub(crate) fn is_ours(table: &str) -> bool {
+    table.starts_with(PREFIX)
 }
 
 /// Drops the packets that come for these connections.

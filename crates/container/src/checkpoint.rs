@@ -23,6 +23,7 @@ use dormouse_checkpoint::Refusal;
 use dormouse_checkpoint::format::{Base, Reader, Records};
 use dormouse_checkpoint::load::{self, Allowed, Lazy, Restore, Wanted};
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
+use dormouse_kernel::capability::Capability;
 use dormouse_launch::{Follow, Keeper, Plan};
 use dormouse_model::{Config, ContainerId, Mount, MountKind, Name, NetMode, RootSource, State};
 
@@ -486,6 +487,8 @@ impl Engine {
             mounts: Some(start::places(config)),
             volumes: Self::volumes(config),
             own_ipc: true,
+            own_network: config.net == NetMode::None
+                && start::granted(&config.security)?.contains(Capability::NetAdmin),
             cgroups: config.systemd,
             connections: true,
             filters: u32::from(start::is_filtered(&config.security)),
@@ -539,6 +542,7 @@ impl Engine {
             groups: account.groups.clone(),
             ids: if config.ids.wide { 65_536 } else { 32_767 },
             memory: Self::memory(config),
+            own_network: config.net == NetMode::None,
             cgroups: config.systemd,
             // Whatever the filter is, it lets everybody.
             user_namespaces: true,
@@ -651,7 +655,7 @@ pub(crate) fn moved(other: &Config, clone: &Config) -> Vec<(IpAddr, IpAddr)> {
 /// Whom a connection is with that is not the container's alone.
 pub(crate) fn connection_outside(records: &Records, net: &NetMode) -> Option<SocketAddr> {
     // Both ends in a stack of its own are its own, too.
-    let is_inside = |peer: IpAddr| *net == NetMode::None && peer.is_loopback();
+    let is_inside = |_: IpAddr| *net == NetMode::None;
     records.connections().map(|c| c.peer).find(|peer| !is_inside(peer.ip()))
 }
 

@@ -20,22 +20,37 @@ pub enum NftError {
 
 /// Has nft take these rules, all of them or none (`nft -f -`).
 pub fn apply(rules: &str) -> Result<(), NftError> {
+    run(&["-f", "-"], rules).map(drop)
+}
+
+/// The same for rules as JSON (libnftables-json(5)). What is none nft reads as rules in its own language.
+pub fn apply_json(rules: &str) -> Result<(), NftError> {
+    run(&["-j", "-f", "-"], rules).map(drop)
+}
+
+/// All rules that are in force, as JSON.
+pub fn list() -> Result<String, NftError> {
+    run(&["-j", "list", "ruleset"], "")
+}
+
+/// Runs it; gives what it says.
+fn run(arguments: &[&str], input: &str) -> Result<String, NftError> {
     // Where Debian has it: whoever settles a container after its end may have no PATH.
     let usual = "/usr/sbin/nft";
     let mut child = Command::new(if Path::new(usual).exists() { usual } else { "nft" })
-        .args(["-f", "-"])
+        .args(arguments)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(NftError::NotRun)?;
     if let Some(mut stdin) = child.stdin.take() {
         // When nft gives up early its message is what counts.
-        let _ = stdin.write_all(rules.as_bytes());
+        let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(NftError::NotRun)?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let message = String::from_utf8_lossy(&output.stderr);
     Err(NftError::Refused(message.lines().take(LINES).collect::<Vec<_>>().join(" ")))

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use dormouse_checkpoint::save::{self, Figures, Outside, Subject};
 use dormouse_checkpoint::{Error as CheckpointError, Refusal};
+use dormouse_kernel::capability::{Capability, Set};
 use dormouse_kernel::{pidfd, proc, resolve};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, StatxFlags};
 
@@ -26,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::namespace::Namespaces;
 use crate::spec::{Linux, Mount, Spec};
 use crate::store::{Record, Status};
-use crate::{Runtime, device};
+use crate::{Runtime, device, process};
 
 /// The checkpoint's name in the directory that the caller names.
 pub(crate) const NAME: &str = "dormouse";
@@ -109,6 +110,7 @@ impl Runtime {
             mounts: None, // all others are refused ([`foreign_mounts`])
             volumes: Vec::new(),
             own_ipc: namespaces.makes("ipc"),
+            own_network: own_network(spec),
             cgroups: false,
             connections: options.connections,
             filters: u32::from(linux.seccomp.is_some()),
@@ -116,6 +118,16 @@ impl Runtime {
             quiet: Duration::ZERO,
         })
     }
+}
+
+/// Whether a container has a network stack that nobody else sets up: hooks may bring in devices from outside.
+pub(crate) fn own_network(spec: &Spec) -> bool {
+    let namespaces = spec.linux.as_ref().and_then(|it| Namespaces::check(&it.namespaces).ok());
+    let process = spec.process.as_ref();
+    let granted = process.and_then(|it| process::capabilities(it.capabilities.as_ref()).ok());
+    namespaces.is_some_and(|all| all.makes("network"))
+        && spec.hooks.is_empty()
+        && granted.is_some_and(|it| Set::from_bits(it.bounding).contains(Capability::NetAdmin))
 }
 
 /// What the caller's standard streams are, for whoever looks at the container's later. A device that

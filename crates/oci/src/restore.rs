@@ -24,7 +24,7 @@ use dormouse_launch::{Follow, Newborn, Plan};
 
 use crate::Runtime;
 use crate::bundle::Bundle;
-use crate::checkpoint::{NAME, STREAMS, memory};
+use crate::checkpoint::{NAME, STREAMS, memory, own_network};
 use crate::create::{Create, Created, clone_fd};
 use crate::error::{Error, Result};
 use crate::filter::Compiled;
@@ -131,6 +131,7 @@ impl Comeback {
             groups: user.additional_gids.clone(),
             ids: ids.count_from_zero(),
             memory: memory(&bundle.spec.mounts),
+            own_network: own_network(&bundle.spec),
             cgroups: false,
             user_namespaces: filter.is_none_or(|filter| filter.user_namespaces),
             chroots: filter.is_none_or(|filter| filter.chroots),

@@ -204,6 +204,23 @@ pub struct Hooks {
     pub poststop: Vec<Hook>,
 }
 
+impl Hooks {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            prestart,
+            create_runtime,
+            create_container,
+            start_container,
+            poststart,
+            poststop,
+        } = self;
+        let all =
+            [prestart, create_runtime, create_container, start_container, poststart, poststop];
+        all.into_iter().all(Vec::is_empty)
+    }
+}
+
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Hook {

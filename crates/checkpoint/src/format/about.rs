@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Bytes;
+use super::{Bytes, Net};
 
 /// Of what, when, where.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +37,9 @@ pub struct About {
     /// The same for CLOCK_BOOTTIME.
     #[serde(default)]
     pub boottime_offset_ns: i64,
+    /// What was set up in the container's own network stack, where it has one to itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Net>,
 }
 
 /// A part of the extended registers, as XSAVE writes them.

@@ -94,7 +94,11 @@ fn about(about: &About) -> Found {
     ensure(is_whole && fits, || "the kernel's object".into())?;
     let offset = |ns: i64| (-CLOCK_MAX_NS..=CLOCK_MAX_NS).contains(&ns);
     let offsets = offset(about.monotonic_offset_ns) && offset(about.boottime_offset_ns);
-    ensure(offsets, || "the offsets of its clocks".into())
+    ensure(offsets, || "the offsets of its clocks".into())?;
+    about
+        .network
+        .as_ref()
+        .map_or(Ok(()), |network| net::net(network).map_err(|what| format!("its network: {what}")))
 }
 
 fn processes(records: &Records) -> Found {

@@ -24,6 +24,8 @@ pub struct Allowed {
     pub ids: u32,
     /// Directories inside that are kept in memory.
     pub memory: Vec<String>,
+    /// It has a network stack to itself.
+    pub own_network: bool,
     /// It may make control groups below its own.
     pub cgroups: bool,
     /// Everybody may make a user namespace (user_namespaces(7)).
@@ -64,6 +66,12 @@ const SETUID: u64 = 1 << 7;
 
 /// Refuses what the configuration could not have led to.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
+    let may_set_up = allowed.own_network && allowed.capabilities & NET_ADMIN != 0;
+    if records.about.network.is_some() && !may_set_up {
+        let text = "something was set up in its network, which the container's configuration does not \
+                    allow (a network of its own, and NET_ADMIN)";
+        return Err(Error::Elsewhere(text.into()));
+    }
     for (n, object) in records.objects.iter().enumerate() {
         let is_raw = match &object.thing {
             Thing::RawSocket(raw) => raw.socket_type == libc::SOCK_RAW,
@@ -341,6 +349,7 @@ mod tests {
             groups: vec![],
             ids: 1000,
             memory: vec![],
+            own_network: false,
             cgroups: false,
             user_namespaces: false,
             chroots: false,
@@ -371,6 +380,12 @@ mod tests {
             let said = check(&apart, &Allowed { capabilities, ..allowed.clone() });
             said.map_err(|e| e.to_string())
         };
+        let own = |own_network, capabilities| {
+            let mut records = Records::default();
+            records.about.network = Some(Net::default());
+            check(&records, &Allowed { own_network, capabilities, ..allowed.clone() }).is_ok()
+        };
+        assert!(own(true, NET_ADMIN) && !own(false, NET_ADMIN) && !own(true, SYS_ADMIN));
         let time = |monotonic_ns| Thing::Time(Time { monotonic_ns, boottime_ns: 0 });
         assert!(of(time(0), SYS_ADMIN).is_ok());
         assert!(of(time(1), SYS_ADMIN).is_err_and(|said| said.contains("SYS_TIME")));

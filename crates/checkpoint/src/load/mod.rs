@@ -258,6 +258,7 @@ pub(crate) fn rehearse(records: &Records) -> Result<()> {
     let allowed = Allowed {
         has_init: records.has_init(),
         capabilities: u64::MAX,
+        own_network: true,
         cgroups: true,
         console: console(records).is_some(),
         ..Allowed::default()

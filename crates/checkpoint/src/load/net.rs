@@ -2,20 +2,22 @@
 //! it. A socket is of the namespace in which it was made, whoever has it, so for each in one of these a
 //! stand-in enters that and makes it.
 
+use std::os::fd::OwnedFd;
+
 use dormouse_kernel::pidfd;
 
 use super::{Plan, Restore, file, object, user};
 use crate::error::{Error, Result};
-use crate::format::{Process, Thing};
+use crate::format::{Net, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-use crate::{loopback, stack};
+use crate::{net, stack};
 
 /// The stage at which all are there, and empty.
 pub(super) const STAGE: &str = "stacks";
 
 /// Makes all of them. ORDER: before sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
-    let mut is_any = false;
+    let mut is_any = plan.records.about.network.is_some();
     for (n, object) in plan.records.objects.iter().enumerate() {
         if !matches!(object.thing, Thing::Net(_)) {
             continue;
@@ -36,7 +38,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Fills all of them. The first process waits, and nobody else is there.
+/// Fills all of them, and the container's own. The first process waits, and nobody else is there.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
     let elsewhere = |e: &dyn std::fmt::Display| Error::Elsewhere(e.to_string());
     for (n, object) in restore.records.objects.iter().enumerate() {
@@ -44,17 +46,20 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
         let number = restore.number(n).map_err(Error::of("find a network namespace", pid))?;
         let netns = pidfd::open(pid).and_then(|handle| pidfd::copy_descriptor(&handle, number));
         let netns = netns.map_err(|e| elsewhere(&e))?;
-        let built = stack::inside_of(&netns, || loopback::build(net));
-        let built = built.map_err(|source| Error::Restore {
-            what: format!("object {n} (network namespace)"),
-            call: "the engine's part".into(),
-            source,
-        })?;
-        built.map_err(|path| {
-            elsewhere(&format!("a network namespace inside cannot have the setting net/{path}"))
-        })?;
+        fill(&netns, net, &format!("object {n} (network namespace)"))?;
     }
-    Ok(())
+    let Some(net) = &restore.records.about.network else { return Ok(()) };
+    fill(&stack::of(pid)?, net, "the network")
+}
+
+fn fill(netns: &OwnedFd, net: &Net, what: &str) -> Result<()> {
+    let built = stack::inside_of(netns, || net::build(net));
+    let built = built.map_err(|source| Error::Restore {
+        what: what.to_owned(),
+        call: "the engine's part".into(),
+        source,
+    })?;
+    built.map_err(|why| Error::Elsewhere(format!("{what} cannot come back as one {why}")))
 }
 
 /// Has a part followed in a network namespace, if it is not to be in the container's own.

@@ -114,6 +114,8 @@ pub struct Subject {
     pub volumes: Vec<String>,
     /// What is in its ipc namespace is its own, and goes with it.
     pub own_ipc: bool,
+    /// It has a network stack to itself, which its processes may set up.
+    pub own_network: bool,
     /// It may make control groups below its own.
     pub cgroups: bool,
     /// TCP connections are saved; otherwise they are refused.
@@ -419,7 +421,8 @@ impl Stopped {
         udp::contents(&mut found)?;
         tmpfs::contents(&mut found, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
-        let about = host::about(subject, &self.before.host, offsets)?;
+        let mut about = host::about(subject, &self.before.host, offsets)?;
+        about.network = found.network.take();
         let (objects, held) = (found.objects, found.held);
         let records = Records { about, processes, memories, objects, ..Records::default() };
         let cgroups = records.cgroups();

@@ -1,4 +1,4 @@
-//! Network namespaces: what each has, by [`crate::loopback`]; and which one a socket is in, by the number
+//! Network namespaces: what each has, by [`crate::net`]; and which one a socket is in, by the number
 //! that the kernel gives every namespace (SO_NETNS_COOKIE, Linux 5.14).
 
 use std::collections::HashMap;
@@ -12,8 +12,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::object::{Survey, Why};
 use super::tree::Seen;
-use crate::format::Thing;
-use crate::{loopback, stack};
+use crate::error::Refusal;
+use crate::format::{Net, Thing};
+use crate::{net, stack};
 
 const SO_NETNS_COOKIE: i32 = 71;
 
@@ -80,9 +81,32 @@ fn link(pid: u32) -> Option<String> {
     fs::read_link(format!("/proc/{pid}/ns/net")).ok()?.into_os_string().into_string().ok()
 }
 
+/// What was set up in the container's own, or why that cannot be saved.
+fn own(survey: &mut Survey<'_>, first: &Seen) {
+    let netns = first.pidfd.as_ref().and_then(|it| pidfd::namespace(it, Namespace::Net).ok());
+    // It may have ended meanwhile.
+    let Some(netns) = netns else { return };
+    let looked = stack::inside_of(&netns, net::look);
+    let looked = looked.unwrap_or_else(|e| Err(format!("that cannot be looked at: {e}")));
+    match looked {
+        // As every container has it.
+        Ok(net) if net == (Net { up: true, ..Net::default() }) => {}
+        Ok(net) => survey.found.network = Some(net),
+        Err(why) => survey.found.refusals.push(Refusal {
+            pid: first.inner,
+            process: first.name(),
+            what: "the container's network".into(),
+            why: format!("{why}, which is not saved yet"),
+        }),
+    }
+}
+
 /// Finds all of them.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
+    if survey.subject.own_network {
+        own(survey, first);
+    }
     let container = link(first.pid);
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
         // It may have ended meanwhile, while nothing is stopped yet.
@@ -106,7 +130,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
 /// Adds a namespace; gives its number.
 fn one(survey: &mut Survey<'_>, netns: OwnedFd) -> Result<usize, Why> {
     let failed = |e: Errno| format!("that cannot be looked at: {e}");
-    let looked = stack::inside_of(&netns, || Ok((cookie_here()?, loopback::look()?)));
+    let looked = stack::inside_of(&netns, || Ok((cookie_here()?, net::look()?)));
     let (cookie, looked) = looked.map_err(failed)?;
     let net = looked.map_err(|what| format!("{what}, which is not saved yet"))?;
     let object = survey.add(Thing::Net(net));

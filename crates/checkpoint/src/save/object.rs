@@ -177,6 +177,8 @@ pub(crate) struct Found {
     pub(crate) refusals: Vec<Refusal>,
     /// How many of these pass by themselves in a moment.
     pub(crate) passing: usize,
+    /// What was set up in the container's own network stack.
+    pub(crate) network: Option<crate::format::Net>,
     /// Connections that are read when all stand still.
     pub(crate) connections: Vec<super::tcp::Met>,
     /// Connections that nobody has accepted, which are taken out then.

@@ -1,15 +1,13 @@
 //! Whether records of network namespaces can be true, and what is in them.
 
-use std::net::IpAddr;
-
 use super::{Found, TEXT_MAX, ensure, object};
-use crate::format::{Net, Object, Records, Thing};
-use crate::loopback;
+use crate::format::{Net, Object, Records, Said, Thing};
+use crate::net::{self, Table};
 
-/// LIMIT: network namespaces inside, addresses of one, and its settings.
+/// LIMIT: network namespaces inside; devices of one; addresses, routes, rules, and settings of one.
 const NAMESPACES_MAX: usize = 1024;
-const ADDRESSES_MAX: usize = 1024;
-const SETTINGS_MAX: usize = 1024;
+const LINKS_MAX: usize = 256;
+const THINGS_MAX: usize = 16_384;
 
 /// Whether there are no more than a program could have made.
 pub(super) fn number(records: &Records) -> Found {
@@ -19,14 +17,19 @@ pub(super) fn number(records: &Records) -> Found {
 }
 
 pub(super) fn net(net: &Net) -> Found {
-    let fits = |(ip, bits): &(IpAddr, u8)| *bits <= if ip.is_ipv4() { 32 } else { 128 };
-    let count = net.addresses.len();
-    let addresses = count <= ADDRESSES_MAX && net.addresses.iter().all(fits);
-    ensure(addresses, || "its addresses".into())?;
-    let sound = |(path, value): &(String, String)| {
-        loopback::is_setting(path) && value.len() < TEXT_MAX && !value.contains('\0')
+    let sound = |table: &Table, all: &[Said]| {
+        all.len() <= THINGS_MAX && all.iter().all(|said| table.is_sound(said))
     };
-    let settings = net.settings.len() <= SETTINGS_MAX && net.settings.iter().all(sound);
+    ensure(sound(&net::ADDRESSES, &net.addresses), || "its addresses".into())?;
+    ensure(sound(&net::ROUTES, &net.routes), || "its routes".into())?;
+    ensure(sound(&net::RULES, &net.rules), || "its rules".into())?;
+    let links = net.links.len() <= LINKS_MAX && net.links.iter().all(net::is_link);
+    ensure(links, || "its links".into())?;
+    net::check_filters(&net.filters).map_err(|what| format!("its packet filters: {what}"))?;
+    let sound = |(path, value): &(String, String)| {
+        net::is_setting(path) && value.len() < TEXT_MAX && !value.contains('\0')
+    };
+    let settings = net.settings.len() <= THINGS_MAX && net.settings.iter().all(sound);
     ensure(settings, || "its settings".into())
 }
 
@@ -58,6 +61,7 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
+    use crate::format::Bytes;
 
     #[test]
     fn namespaces_that_cannot_be_are_refused() {
@@ -75,18 +79,24 @@ mod tests {
             }
         }
         assert_eq!(said(|_| {}), "");
+        fn head(bytes: usize) -> Said {
+            Said { head: Bytes(vec![0; bytes]), attributes: Vec::new() }
+        }
         type Case = (fn(&mut Records), &'static str);
-        let cases: [Case; 7] = [
+        let cases: [Case; 10] = [
             (|r| r.processes[0].net = Some(0), "in no network namespace"),
             (|r| r.objects[0].net = Some(0), "in no network namespace"),
             (|r| r.objects[0].net = Some(1), "no socket"),
-            (|r| its(r).addresses.push(("10.0.0.1".parse().unwrap(), 33)), "its addresses"),
+            (|r| its(r).addresses.push(head(4)), "its addresses"),
+            (|r| its(r).routes.push(head(8)), "its routes"),
+            (|r| its(r).rules.push(head(4000)), "its rules"),
+            (|r| its(r).filters = "include \"/etc/shadow\"".into(), "its packet filters"),
             (
                 |r| its(r).settings.push(("../kernel/core_pattern".into(), "x".into())),
                 "its settings",
             ),
             (
-                |r| its(r).settings.push(("ipv4/conf/eth0/forwarding".into(), "1".into())),
+                |r| its(r).settings.push(("ipv4/conf/../forwarding".into(), "1".into())),
                 "its settings",
             ),
             (

@@ -1,0 +1,137 @@
+//! Tables of packet filters, by nft(8): as JSON, for its own language may read files of the host
+//! (`include`), and a checkpoint may come from anybody.
+
+use dormouse_kernel::{nft, proc};
+use rustix::io::Errno;
+use rustix::net::netlink;
+use serde_json::{Value, json};
+
+use crate::netlink::{attributes, dump};
+use crate::quiet;
+
+/// What a list of rules is made of (libnftables-json(5)).
+const KINDS: [&str; 7] = ["table", "chain", "rule", "set", "map", "counter", "quota"];
+/// LIMIT: bytes of all tables.
+pub(crate) const BYTES_MAX: usize = 4 << 20;
+
+/// Names of all tables that others than we have made.
+pub(super) fn tables() -> Vec<String> {
+    const GET_TABLE: u16 = 10 << 8 | 1;
+    const NAME: u16 = 1;
+    let mut all = Vec::new();
+    // struct nfgenmsg: family, version, number. A kernel that has none has nothing to tell.
+    let _ = dump(Some(netlink::NETFILTER), GET_TABLE, &[0; 4], |answer| {
+        let found = attributes(answer.get(4..)?)?;
+        let name = found.iter().find(|(kind, _)| *kind == NAME).map(|(_, name)| *name);
+        let name = String::from_utf8_lossy(name.unwrap_or_default());
+        let name = name.trim_end_matches('\0');
+        if !quiet::is_ours(name) {
+            all.push(format!("an nftables table {name}"));
+        }
+        Some(())
+    });
+    all
+}
+
+/// Tables of the filters before nftables (xtables-legacy(8)), which nobody can ask for as a whole.
+pub(super) fn old_tables() -> Vec<String> {
+    let of_family = |family: &str| {
+        let names = proc::whole_text(format!("/proc/thread-self/net/{family}_tables_names"));
+        let names = names.unwrap_or_default();
+        names.lines().map(|name| format!("an {family}tables table {name}")).collect::<Vec<_>>()
+    };
+    ["ip", "ip6", "arp"].into_iter().flat_map(of_family).collect()
+}
+
+/// All tables of the calling thread's stack; or why nobody can tell.
+pub(super) fn all() -> Result<String, String> {
+    let tables = tables();
+    let Some(table) = tables.first() else { return Ok(String::new()) };
+    let failed = |e: &dyn std::fmt::Display| format!("with {table}: {e}");
+    let text = nft::list().map_err(|e| failed(&e))?;
+    let mut listed: Value = serde_json::from_str(&text).map_err(|e| failed(&e))?;
+    let all = listed["nftables"].as_array_mut().map(std::mem::take).unwrap_or_default();
+    let all = all.into_iter().filter_map(|mut one| {
+        let (kind, thing) = one.as_object_mut()?.iter_mut().next()?;
+        let thing = thing.as_object_mut()?;
+        let table = thing.get(if kind == "table" { "name" } else { "table" });
+        let is_ours = table.and_then(Value::as_str).is_some_and(quiet::is_ours);
+        // Where it is in the kernel's list: another each time.
+        thing.remove("handle");
+        (kind != "metainfo" && !is_ours).then_some(one)
+    });
+    let text = json!({ "nftables": all.collect::<Vec<_>>() }).to_string();
+    check(&text).map_err(|what| failed(&what))?;
+    Ok(text)
+}
+
+/// Whether a record of tables is one, with nothing in it that would be more to nft.
+pub(crate) fn check(text: &str) -> Result<(), String> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    if text.len() > BYTES_MAX {
+        return Err("it is too long".into());
+    }
+    let listed: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    let all = listed.as_object().filter(|whole| whole.len() == 1);
+    let all = all.and_then(|whole| whole.get("nftables")?.as_array());
+    for one in all.ok_or("it is no list of rules")? {
+        let one = one.as_object().filter(|one| one.len() == 1);
+        let kind = one.and_then(|one| one.keys().next()).ok_or("something in it is no rule")?;
+        if !KINDS.contains(&&**kind) {
+            return Err(format!("it has a {kind:?}, which is not saved yet"));
+        }
+    }
+    // ORDER: as it will be given to nft: what is no JSON to that it reads as its own language, in which
+    // a text ends with the first quotation mark.
+    match is_plain(&listed) {
+        true => Ok(()),
+        false => Err("a text in it has quotation marks or backslashes".into()),
+    }
+}
+
+fn is_plain(value: &Value) -> bool {
+    let is = |text: &str| !text.contains(|c: char| c == '"' || c == '\\' || c.is_control());
+    match value {
+        Value::String(text) => is(text),
+        Value::Array(all) => all.iter().all(is_plain),
+        Value::Object(all) => all.iter().all(|(key, value)| is(key) && is_plain(value)),
+        _ => true,
+    }
+}
+
+/// Makes these tables in the calling thread's stack.
+pub(super) fn make(text: &str) -> Result<Result<(), String>, Errno> {
+    if text.is_empty() {
+        return Ok(Ok(()));
+    }
+    if check(text).is_err() {
+        return Err(Errno::BADMSG);
+    }
+    Ok(nft::apply_json(text)
+        .map_err(|e| format!("with packet filters that nft cannot make again: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_rules_has_nothing_else_in_it() {
+        let good = r#"{"nftables":[{"table":{"family":"inet","name":"t"}}]}"#;
+        assert_eq!((check(""), check(good)), (Ok(()), Ok(())));
+        for (bad, why) in [
+            ("include \"/etc/shadow\"", "expected value"),
+            (r#"{"nftables":[],"more":1}"#, "no list"),
+            (r#"{"nftables":[{"flush":{"ruleset":null}}]}"#, "flush"),
+            (r#"{"nftables":[{"table":{},"rule":{}}]}"#, "no rule"),
+            (r#"{"nftables":[{"table":{"name":"a\";include \"/etc/shadow"}}]}"#, "quotation"),
+            (r#"{"nftables":[{"table":{"name\n":"a"}}]}"#, "quotation"),
+            (r#"[]"#, "no list"),
+        ] {
+            let said = check(bad).unwrap_err();
+            assert!(said.contains(why), "{bad}: {said}");
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Network devices: those of a stack, and how one is made.
+
+use std::collections::HashSet;
+
+use rustix::io::Errno;
+
+use super::message::{Body, NEW, ask, request};
+use super::setting::is_link_name;
+use crate::format::{Bytes, Link, LinkKind};
+use crate::netlink::{attributes, u32_at};
+
+/// The loopback device is the first of every stack.
+pub(super) const LOOPBACK: u32 = 1;
+/// What of `IFF_*` somebody chooses: up, no ARP, promiscuous, all multicasts, multicast.
+pub(crate) const CHOSEN: u32 = 1 | 0x80 | 0x100 | 0x200 | 0x1000;
+const UP: u32 = libc::IFF_UP as u32;
+
+/// Kinds of messages.
+const NEW_LINK: u16 = 16;
+const GET_LINK: u16 = 18;
+/// `struct ifinfomsg`.
+const HEAD: usize = 16;
+
+/// `IFLA_*`.
+const ADDRESS: u16 = 1;
+const NAME: u16 = 3;
+const MTU: u16 = 4;
+const OTHER: u16 = 5;
+const DISCIPLINE: u16 = 6;
+const MASTER: u16 = 10;
+const QUEUE: u16 = 13;
+const INFO: u16 = 18;
+const ALIAS: u16 = 20;
+const GROUP: u16 = 27;
+const ELSEWHERE: u16 = 37;
+/// `IFLA_INFO_*`.
+const KIND: u16 = 1;
+const DATA: u16 = 2;
+const PORT_DATA: u16 = 5;
+/// `VETH_INFO_PEER`.
+const PEER: u16 = 1;
+/// Options of a port that can be chosen: `IFLA_BRPORT_*`.
+const PORT_OPTIONS: std::ops::RangeInclusive<u16> = 2..=11;
+
+/// Options of a bridge that can be chosen and stay as they are: `IFLA_BR_*`.
+pub(crate) fn is_bridge_option(kind: u16) -> bool {
+    matches!(kind, 1..=9 | 20 | 22..=26 | 28..=39 | 41..=46)
+}
+
+/// A device, as the kernel tells of it.
+pub(super) struct Seen {
+    pub(super) number: u32,
+    pub(super) name: String,
+    kind: String,
+    /// The number of the one that it is connected to or based on.
+    other: Option<u32>,
+    is_other_elsewhere: bool,
+    pub(super) address: Vec<u8>,
+    mtu: u32,
+    queue: u32,
+    pub(super) flags: u32,
+    master: Option<u32>,
+    /// Of a bridge.
+    options: Vec<(u16, Vec<u8>)>,
+    /// All that must be so in one that is like it.
+    pub(super) told: Vec<u8>,
+}
+
+impl Seen {
+    pub(super) fn is_up(&self) -> bool {
+        self.flags & UP != 0
+    }
+
+    fn read(body: &[u8]) -> Option<Self> {
+        let found = attributes(body.get(HEAD..)?)?;
+        let get = |kind| found.iter().find(|(one, _)| *one == kind).map(|(_, value)| *value);
+        let number_of = |kind| get(kind).and_then(|value| u32_at(value, 0));
+        let text = |value: &[u8]| {
+            String::from_utf8_lossy(value.split(|b| *b == 0).next().unwrap_or_default()).into()
+        };
+        let info = attributes(get(INFO).unwrap_or_default())?;
+        let of_info = |kind| info.iter().find(|(one, _)| *one & 0x7fff == kind).map(|(_, v)| *v);
+        let kind: String = of_info(KIND).map(text).unwrap_or_default();
+        let options = |kind, is: fn(u16) -> bool| -> Option<Vec<(u16, Vec<u8>)>> {
+            let all = attributes(of_info(kind).unwrap_or_default())?.into_iter();
+            Some(all.filter(|(kind, _)| is(*kind)).map(|(kind, v)| (kind, v.to_vec())).collect())
+        };
+        let bridge = if kind == "bridge" { options(DATA, is_bridge_option)? } else { Vec::new() };
+        let port = options(PORT_DATA, |kind| PORT_OPTIONS.contains(&kind))?;
+        let flags = u32_at(body, 8)? & CHOSEN;
+        // Family and type of the device; then what is chosen.
+        let mut told = body.get(..8)?.to_vec();
+        told.extend(flags.to_ne_bytes());
+        told.extend(kind.as_bytes());
+        let kept = [ADDRESS, NAME, MTU, OTHER, DISCIPLINE, MASTER, QUEUE, ALIAS, GROUP, ELSEWHERE];
+        let plain = found.iter().filter(|(kind, _)| kept.contains(kind));
+        let plain = plain.map(|(kind, value)| (*kind, value.to_vec()));
+        for (kind, value) in plain.chain(bridge.iter().cloned()).chain(port) {
+            told.extend(kind.to_ne_bytes());
+            told.extend(value);
+        }
+        Some(Self {
+            number: u32_at(body, 4)?,
+            name: text(get(NAME)?),
+            kind,
+            other: number_of(OTHER),
+            is_other_elsewhere: get(ELSEWHERE).is_some(),
+            address: get(ADDRESS).unwrap_or_default().to_vec(),
+            mtu: number_of(MTU)?,
+            queue: number_of(QUEUE).unwrap_or_default(),
+            flags,
+            master: number_of(MASTER),
+            options: bridge,
+            told,
+        })
+    }
+
+    /// Its record; or why it has none.
+    pub(super) fn record(&self) -> Result<Link, String> {
+        let name = &self.name;
+        if !is_link_name(name) {
+            return Err(format!("with a link of the name {name:?}"));
+        }
+        let kind = match (&*self.kind, self.other) {
+            ("dummy", _) => LinkKind::Dummy,
+            ("bridge", _) => LinkKind::Bridge { options: Vec::new() },
+            ("veth", Some(peer)) if !self.is_other_elsewhere => LinkKind::Veth { peer },
+            ("veth", _) => {
+                return Err(format!("with a link {name}, whose other end is in another one"));
+            }
+            (kind, _) => return Err(format!("with a link {name} of the kind {kind:?}")),
+        };
+        Ok(Link {
+            number: self.number,
+            name: name.clone(),
+            kind,
+            address: Bytes(self.address.clone()),
+            mtu: self.mtu,
+            queue: self.queue,
+            flags: self.flags,
+            master: self.master,
+        })
+    }
+
+    /// Options that are not so in another one.
+    pub(super) fn options_unlike(&self, other: &Self) -> Vec<(u16, Bytes)> {
+        let differ = self.options.iter().filter(|option| !other.options.contains(option));
+        differ.map(|(kind, value)| (*kind, Bytes(value.clone()))).collect()
+    }
+}
+
+/// All of the calling thread's stack.
+pub(super) fn all() -> Result<Vec<Seen>, Errno> {
+    let mut all = Vec::new();
+    ask(GET_LINK, &[0; HEAD], |body| {
+        all.push(Seen::read(body)?);
+        Some(())
+    })?;
+    Ok(all)
+}
+
+/// Makes devices: down, nobody's ports, with the options of new ones.
+pub(super) fn make(links: &[Link]) -> Result<(), Errno> {
+    let mut made = HashSet::new();
+    let as_record = |body: Body, link: &Link| {
+        let body = body.with_text(NAME, &link.name).with(ADDRESS, &link.address.0);
+        body.with(MTU, &link.mtu.to_ne_bytes()).with(QUEUE, &link.queue.to_ne_bytes())
+    };
+    for link in links {
+        if !made.insert(link.number) {
+            continue;
+        }
+        let new = Body::new(&[]);
+        let info = match &link.kind {
+            LinkKind::Dummy => new.with_text(KIND, "dummy"),
+            LinkKind::Bridge { .. } => new.with_text(KIND, "bridge"),
+            LinkKind::Veth { peer } => {
+                let other = links.iter().find(|other| other.number == *peer).ok_or(Errno::NODEV)?;
+                made.insert(*peer);
+                let other = as_record(Body::of_link(*peer, 0, 0), other);
+                let data = Body::new(&[]).with_inner(PEER, &other);
+                new.with_text(KIND, "veth").with_inner(DATA, &data)
+            }
+        };
+        let body = as_record(Body::of_link(link.number, 0, 0), link);
+        request(NEW_LINK, NEW, &body.with_inner(INFO, &info))?;
+    }
+    links.iter().try_for_each(|link| set_options(link.number, &link.kind))
+}
+
+/// Gives a bridge its options.
+pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<(), Errno> {
+    let LinkKind::Bridge { options } = kind else { return Ok(()) };
+    if options.is_empty() {
+        return Ok(());
+    }
+    let with = |body: Body, (kind, value): &(u16, Bytes)| body.with(*kind, &value.0);
+    let data = options.iter().fold(Body::new(&[]), with);
+    let info = Body::new(&[]).with_text(KIND, "bridge").with_inner(DATA, &data);
+    request(NEW_LINK, 0, &Body::of_link(number, 0, 0).with_inner(INFO, &info))
+}
+
+/// Makes them ports, and sets their flags.
+pub(super) fn raise(links: &[Link]) -> Result<(), Errno> {
+    for link in links {
+        if let Some(master) = link.master {
+            let body = Body::of_link(link.number, 0, 0).with(MASTER, &master.to_ne_bytes());
+            request(NEW_LINK, 0, &body)?;
+        }
+    }
+    let set = |link: &Link| request(NEW_LINK, 0, &Body::of_link(link.number, link.flags, CHOSEN));
+    links.iter().try_for_each(set)
+}
+
+/// Has the loopback device up, or down.
+pub(super) fn set_loopback(up: bool) -> Result<(), Errno> {
+    request(NEW_LINK, 0, &Body::of_link(LOOPBACK, u32::from(up), UP))
+}
+
+/// Whether a record can be of a device.
+pub(crate) fn is_sound(link: &Link) -> bool {
+    let options = match &link.kind {
+        LinkKind::Bridge { options } => {
+            options.len() <= 64
+                && options.iter().all(|(kind, value)| is_bridge_option(*kind) && value.0.len() <= 8)
+        }
+        LinkKind::Dummy | LinkKind::Veth { .. } => true,
+    };
+    link.number > LOOPBACK
+        && link.number <= i32::MAX as u32
+        && is_link_name(&link.name)
+        && link.address.0.len() == 6
+        && link.flags & !CHOSEN == 0
+        && options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_link_is_refused() {
+        let good = Link {
+            number: 2,
+            name: "veth0".into(),
+            kind: LinkKind::Veth { peer: 3 },
+            address: Bytes(vec![2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            queue: 1000,
+            flags: UP,
+            master: None,
+        };
+        assert!(is_sound(&good));
+        let bridge = |options| LinkKind::Bridge { options };
+        let bad = [
+            Link { number: 1, ..good.clone() },
+            Link { name: "../lo".into(), ..good.clone() },
+            Link { name: String::new(), ..good.clone() },
+            Link { address: Bytes(vec![0; 40]), ..good.clone() },
+            Link { flags: 0x40, ..good.clone() },
+            Link { kind: bridge(vec![(11, Bytes(vec![0; 8]))]), ..good.clone() },
+            Link { kind: bridge(vec![(5, Bytes(vec![0; 9000]))]), ..good.clone() },
+        ];
+        bad.iter().for_each(|link| assert!(!is_sound(link), "{link:?}"));
+    }
+}

@@ -1,0 +1,85 @@
+//! Messages of rtnetlink(7): what is asked, and how it is put together.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::netlink::{dump, u32_at};
+
+/// Number 0.
+const ROUTE: Option<Protocol> = None;
+/// An attribute that has attributes.
+const NESTED: u16 = 0x8000;
+
+/// It is made, and was not there.
+pub(super) const NEW: u16 = 0x200 | 0x400;
+
+/// What stands behind the head of netlink.
+pub(super) struct Body(Vec<u8>);
+
+impl Body {
+    pub(super) fn new(head: &[u8]) -> Self {
+        let mut bytes = head.to_vec();
+        bytes.resize(head.len().next_multiple_of(4), 0);
+        Self(bytes)
+    }
+
+    /// Of a device: `struct ifinfomsg`, with these flags, of which `change` are set.
+    pub(super) fn of_link(number: u32, flags: u32, change: u32) -> Self {
+        Self::new([0, number, flags, change].map(u32::to_ne_bytes).as_flattened())
+    }
+
+    pub(super) fn with(mut self, kind: u16, value: &[u8]) -> Self {
+        // An attribute is shorter than a message of ours.
+        self.0.extend((value.len() as u16 + 4).to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+
+    pub(super) fn with_text(self, kind: u16, text: &str) -> Self {
+        self.with(kind, &[text.as_bytes(), &[0]].concat())
+    }
+
+    pub(super) fn with_inner(self, kind: u16, inner: &Self) -> Self {
+        self.with(kind | NESTED, &inner.0)
+    }
+}
+
+/// Asks for all things of a kind.
+pub(super) fn ask(
+    kind: u16,
+    head: &[u8],
+    each: impl FnMut(&[u8]) -> Option<()>,
+) -> Result<(), Errno> {
+    dump(ROUTE, kind, head, each)
+}
+
+/// Has the kernel do something.
+pub(super) fn request(kind: u16, flags: u16, body: &Body) -> Result<(), Errno> {
+    /// A request that is answered.
+    const REQUEST_ACK: u16 = 1 | 4;
+    let socket = socket()?;
+    let length = 16 + body.0.len() as u32;
+    let mut message = length.to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend((REQUEST_ACK | flags).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(&body.0);
+    rustix::net::send(&socket, &message, SendFlags::empty())?;
+    let mut answer = [0; 256];
+    let (length, _) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty())?;
+    // struct nlmsgerr: a head, then the negative error, 0 for none.
+    match u32_at(&answer[..length.min(answer.len())], 16) {
+        Some(0) => Ok(()),
+        Some(error) => Err(Errno::from_raw_os_error((error as i32).wrapping_neg())),
+        None => Err(Errno::BADMSG),
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, ROUTE)
+}

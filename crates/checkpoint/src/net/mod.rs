@@ -1,0 +1,371 @@
+//! Network stacks that processes have to themselves: what there is to know about one, and how one is made that
+//! is like it.
+//!
+//! What cannot be told by a [`Net`] is found without a list of all that a stack may have: another one is
+//! made by what the record says, and whatever the kernel tells of one and not of the other is
+//! different. So a device of a kind that has no record, a route over several ways, or a limit of a queue is
+//! refused by its name.
+//!
+//! LIMIT: what the kernel is asked: links, addresses, routes, rules of routing, queueing disciplines,
+//! neighbours that stay, tables of packet filters, and settings. Policies of IPsec, rules of IPVS and what
+//! is known of connections that pass (conntrack) it is not asked for; and a route that the kernel makes for
+//! an address comes again, though somebody may have taken it away.
+
+mod filter;
+mod link;
+mod message;
+mod route;
+mod setting;
+
+use std::time::Duration;
+
+use dormouse_kernel::call::CloneFlags;
+use dormouse_kernel::{Errno, process};
+
+pub(crate) use filter::check as check_filters;
+pub(crate) use link::is_sound as is_link;
+use message::ask;
+pub(crate) use route::{ADDRESSES, ROUTES, RULES, Table};
+pub(crate) use setting::is_setting;
+
+use crate::format::{LinkKind, Net};
+use crate::netlink::{attributes, u16_at};
+
+/// How long addresses may take; those of a device that is down never come.
+const SETTLE_MS: u32 = 200;
+
+/// What the kernel tells of a stack: what people call a thing, all that is said of it, and whether the kernel
+/// may make one by itself, sooner or later.
+type Told = Vec<(String, Vec<u8>, bool)>;
+
+/// What a stack is, as a record; or what it has that a record has no place for. The calling thread is in
+/// it, and another makes one like it.
+pub(crate) fn look() -> Result<Result<Net, String>, Errno> {
+    settle()?;
+    let stack = Stack::look()?;
+    // A thread of its own makes a new stack, which ends with it.
+    std::thread::scope(|scope| {
+        let like = scope.spawn(|| {
+            let made = process::unshare(CloneFlags::NEWNET);
+            made.map_err(|e| Errno::from_raw_os_error(e.errno()))?;
+            stack.record()
+        });
+        like.join().unwrap_or(Err(Errno::IO))
+    })
+}
+
+/// Makes the stack of the calling thread what a record says, of one that is new but for the loopback device,
+/// which may be up; or tells what it cannot have.
+pub(crate) fn build(net: &Net) -> Result<Result<(), String>, Errno> {
+    let of_links = |path: &str| setting::link_of(path).is_some();
+    let (of_links, rest): (Vec<_>, Vec<_>) =
+        net.settings.iter().partition(|(path, _)| of_links(path));
+    if let Err(what) = setting::make(rest.into_iter()) {
+        return Ok(Err(what));
+    }
+    link::set_loopback(net.up)?;
+    link::make(&net.links)?;
+    if let Err(what) = setting::make(of_links.into_iter()) {
+        return Ok(Err(what));
+    }
+    link::raise(&net.links)?;
+    ADDRESSES.make_all(&net.addresses)?;
+    ROUTES.make_all(&net.routes)?;
+    RULES.make_all(&net.rules)?;
+    let filtered = filter::make(&net.filters)?;
+    settle()?;
+    Ok(filtered)
+}
+
+/// All that the kernel tells of one.
+struct Stack {
+    links: Vec<link::Seen>,
+    addresses: Vec<route::Seen>,
+    routes: Vec<route::Seen>,
+    rules: Vec<route::Seen>,
+    settings: setting::Settings,
+    filters: Result<String, String>,
+    /// What has no record.
+    other: Told,
+}
+
+impl Stack {
+    /// That of the calling thread.
+    fn look() -> Result<Self, Errno> {
+        let links = link::all()?;
+        Ok(Self {
+            addresses: ADDRESSES.all()?,
+            routes: ROUTES.all()?,
+            rules: RULES.all()?,
+            settings: setting::all(links.iter().map(|link| &*link.name)),
+            filters: filter::all(),
+            other: other(&links)?,
+            links,
+        })
+    }
+
+    /// Its record. The calling thread's stack is new, and becomes like it.
+    fn record(&self) -> Result<Result<Net, String>, Errno> {
+        let filters = match &self.filters {
+            Ok(filters) => filters.clone(),
+            Err(what) => return Ok(Err(what.clone())),
+        };
+        let new = Self::look()?;
+        let is_up = |link: &link::Seen| link.number == link::LOOPBACK && link.is_up();
+        let mut net = Net { up: self.links.iter().any(is_up), filters, ..Net::default() };
+        let is_new = |link: &&link::Seen| {
+            let is_it =
+                |other: &link::Seen| (other.number, &other.name) == (link.number, &link.name);
+            !new.links.iter().any(is_it)
+        };
+        for link in self.links.iter().filter(is_new) {
+            match link.record() {
+                Ok(record) => net.links.push(record),
+                Err(what) => return Ok(Err(what)),
+            }
+        }
+        // Ports and both ends of a pair name each other.
+        let is_there = |number: u32| net.links.iter().any(|link| link.number == number);
+        let alone = net.links.iter().find(|link| {
+            let peer = match link.kind {
+                LinkKind::Veth { peer } => Some(peer),
+                _ => None,
+            };
+            peer.into_iter().chain(link.master).any(|number| !is_there(number))
+        });
+        if let Some(link) = alone {
+            return Ok(Err(format!("with a link {} that belongs to another", link.name)));
+        }
+        let of_links = |(path, _): &(String, String)| setting::link_of(path).is_some();
+        let mut settings = setting::changed(&self.settings, &new.settings);
+        settings.retain(|one| !of_links(one));
+        if let Err(what) = setting::make(settings.iter()) {
+            return Ok(Err(what));
+        }
+        link::set_loopback(net.up)?;
+        link::make(&net.links)?;
+        // What of the devices is not as in new ones.
+        let like = link::all()?;
+        for link in &mut net.links {
+            let LinkKind::Bridge { options } = &mut link.kind else { continue };
+            let of = |all: &'_ [link::Seen]| all.iter().position(|one| one.number == link.number);
+            if let (Some(it), Some(new)) = (of(&self.links), of(&like)) {
+                *options = self.links[it].options_unlike(&like[new]);
+            }
+            link::set_options(link.number, &link.kind)?;
+        }
+        if !net.links.is_empty() {
+            let like = setting::all(like.iter().map(|link| &*link.name));
+            let mut more = setting::changed(&self.settings, &like);
+            more.retain(of_links);
+            if let Err(what) = setting::make(more.iter()) {
+                return Ok(Err(what));
+            }
+            settings.extend(more);
+        }
+        link::raise(&net.links)?;
+        net.addresses = route::missing(&self.addresses, &ADDRESSES.all()?);
+        ADDRESSES.make_all(&net.addresses)?;
+        net.routes = route::missing(&self.routes, &ROUTES.all()?);
+        if ROUTES.make_all(&net.routes).is_err() {
+            return Ok(Err("with a route that cannot be made again".into()));
+        }
+        net.rules = route::missing(&self.rules, &RULES.all()?);
+        RULES.make_all(&net.rules)?;
+        if let Err(what) = filter::make(&net.filters)? {
+            return Ok(Err(what));
+        }
+        settle()?;
+        net.settings = settings;
+        let like = Self::look()?;
+        Ok(self.is_like(&like).map(|()| net))
+    }
+
+    /// Whether another one is like it; or what it has more, or less.
+    fn is_like(&self, like: &Self) -> Result<(), String> {
+        let unlike = self.settings.iter().find(|(path, v)| like.settings.get(*path) != Some(v));
+        if let Some((path, _)) = unlike {
+            return Err(format!("whose setting net/{path} cannot be made again"));
+        }
+        let (told, other) = (self.told(), like.told());
+        let lacks = |one: &Told, other: &Told| {
+            let is_same = |a: &[u8], b: &[u8]| a == b;
+            let is_there = |told: &[u8]| other.iter().any(|(_, it, _)| is_same(it, told));
+            let missing = one.iter().filter(|(_, told, may_come)| !may_come && !is_there(told));
+            missing.map(|(name, ..)| name.clone()).next()
+        };
+        if let Some(name) = lacks(&told, &other) {
+            return Err(format!("with {name}"));
+        }
+        if let Some(name) = lacks(&other, &told) {
+            return Err(format!("without {name}"));
+        }
+        match self.filters == like.filters {
+            true => Ok(()),
+            false => Err("with packet filters that cannot be made again as they are".into()),
+        }
+    }
+
+    fn told(&self) -> Told {
+        let links = self.links.iter();
+        let links = links.map(|link| (format!("a link {}", link.name), link.told.clone(), false));
+        let routes = [&self.addresses, &self.routes, &self.rules].into_iter().flatten();
+        let routes = routes.map(|it| (it.name.clone(), it.told.clone(), it.may_come));
+        links.chain(routes).chain(self.other.iter().cloned()).collect()
+    }
+}
+
+/// Waits until addresses can be used: one of IPv6 is tentative for a moment (ip-address(8)) even where nobody
+/// is asked whether it is his, and has no route before.
+fn settle() -> Result<(), Errno> {
+    const TENTATIVE: u8 = 0x40;
+    const GET_ADDRESS: u16 = 22;
+    for _ in 0..SETTLE_MS {
+        let mut is_tentative = false;
+        ask(GET_ADDRESS, &[0; 8], |body| {
+            let is_of_loopback = body.get(4..8)? == link::LOOPBACK.to_ne_bytes();
+            is_tentative |= body.get(2)? & TENTATIVE != 0 && is_of_loopback;
+            Some(())
+        })?;
+        if !is_tentative {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Everything else of which there may be more than a new stack has.
+fn other(links: &[link::Seen]) -> Result<Told, Errno> {
+    const GET_DISCIPLINE: u16 = 38;
+    const GET_NEIGHBOUR: u16 = 30;
+    const BRIDGE: u8 = 7;
+    let mut all = Told::new();
+    // struct tcmsg: family, device, handle, parent, and how many use it.
+    ask(GET_DISCIPLINE, &[0; 20], |body| {
+        let told = [body.get(..16)?, &chosen(body, 20, &[1, 2])?].concat();
+        all.push(("a queueing discipline".into(), told, false));
+        Some(())
+    })?;
+    for (family, name) in [(0, "a neighbour"), (BRIDGE, "a neighbour of a bridge")] {
+        let mut head = [0; 12];
+        head[0] = family;
+        // struct ndmsg: family, device, state, flags, kind.
+        let asked = ask(GET_NEIGHBOUR, &head, |body| {
+            const STAYS: u16 = 0x80;
+            const ADDRESS: u16 = 2;
+            let found = attributes(body.get(12..)?)?;
+            let address = found.iter().find(|(kind, _)| *kind == ADDRESS).map(|(_, value)| *value);
+            let is_of_link = |address: &[u8]| links.iter().any(|link| link.address == address);
+            // A bridge knows the addresses of all devices, and which groups they have joined.
+            let comes =
+                |address: &[u8]| address.first().is_some_and(|b| b & 1 != 0) || is_of_link(address);
+            let by_itself = family == BRIDGE && address.is_some_and(comes);
+            if u16_at(body, 8)? & STAYS != 0 && !by_itself {
+                let told = [body.get(..12)?, &chosen(body, 12, &[1, 2, 5])?].concat();
+                all.push((name.into(), told, false));
+            }
+            Some(())
+        });
+        match asked {
+            // A kernel without bridges.
+            Err(_) if family == BRIDGE => {}
+            other => other?,
+        }
+    }
+    all.extend(filter::tables().into_iter().map(|name| (name.clone(), name.into_bytes(), false)));
+    all.extend(filter::old_tables().into_iter().map(|name| (name, Vec::new(), false)));
+    Ok(all)
+}
+
+/// Some of the attributes of an answer.
+fn chosen(body: &[u8], head: usize, kinds: &[u16]) -> Option<Vec<u8>> {
+    let mut told = Vec::new();
+    for (kind, value) in attributes(body.get(head..)?)? {
+        if kinds.contains(&kind) {
+            told.extend(kind.to_ne_bytes());
+            told.extend(value);
+        }
+    }
+    Some(told)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Bytes, Link, Said};
+
+    /// Does something in a stack that is new.
+    fn in_new<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {
+        std::thread::scope(|scope| {
+            let done = scope.spawn(|| process::unshare(CloneFlags::NEWNET).ok().map(|()| act()));
+            done.join().unwrap()
+        })
+    }
+
+    fn pair() -> Vec<Link> {
+        let one = |number: u32, peer, name: &str| Link {
+            number,
+            name: name.into(),
+            kind: LinkKind::Veth { peer },
+            address: Bytes(vec![2, 0, 0, 0, 0, number as u8]),
+            mtu: 1400,
+            queue: 500,
+            flags: 0x1001,
+            master: None,
+        };
+        // Number 2 and those behind it may be the kernel's tunnels.
+        vec![one(70, 90, "a.1"), one(90, 70, "b-2")]
+    }
+
+    fn said(head: &[u8], attributes: &[(u16, &[u8])]) -> Said {
+        let attributes = attributes.iter().map(|(kind, value)| (*kind, Bytes(value.to_vec())));
+        Said { head: Bytes(head.to_vec()), attributes: attributes.collect() }
+    }
+
+    #[test]
+    fn a_stack_is_told_by_its_record_or_refused_by_name() {
+        let inet = libc::AF_INET as u8;
+        let ip = [10, 1, 2, 3];
+        let address = said(&[inet, 24, 0, 0, 70, 0, 0, 0], &[(1, &ip), (2, &ip), (3, b"a.1\0")]);
+        let via = [(1, &[10, 9, 0, 0][..]), (4, &[70, 0, 0, 0]), (5, &[10, 1, 2, 9])];
+        let route = said(&[inet, 16, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0], &via);
+        let net = Net {
+            up: true,
+            links: pair(),
+            addresses: vec![address],
+            routes: vec![route],
+            settings: vec![
+                ("ipv4/ip_forward".into(), "1".into()),
+                ("ipv4/conf/b-2/rp_filter".into(), "2".into()),
+            ],
+            ..Net::default()
+        };
+        let looked = in_new(|| {
+            let new = look().unwrap().unwrap();
+            build(&net).unwrap().unwrap();
+            let like = look().unwrap().unwrap();
+            // Over two ways.
+            let hop = |last| [16, 0, 0, 0, 70, 0, 0, 0, 8, 0, 5, 0, 10, 1, 2, last];
+            let ways = [hop(8), hop(9)].concat();
+            let body = message::Body::new(&[inet, 8, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0]);
+            let body = body.with(1, &[20, 0, 0, 0]).with(9, &ways);
+            message::request(24, message::NEW, &body).unwrap();
+            (new, like, look().unwrap())
+        });
+        let Some((new, like, refused)) = looked else {
+            return eprintln!("SKIPPED: no network namespace can be made");
+        };
+        assert_eq!(new, Net::default());
+        assert!(like.up && like.links == net.links, "{like:?}");
+        assert_eq!((like.addresses.len(), like.routes.len(), like.rules.len()), (1, 1, 0));
+        assert!(net.settings.iter().all(|one| like.settings.contains(one)), "{like:?}");
+        assert_eq!(refused.unwrap_err(), "with a route that cannot be made again");
+        // Its record makes one like it.
+        let again = in_new(|| {
+            build(&like).unwrap().unwrap();
+            look().unwrap().unwrap()
+        });
+        assert_eq!(again, Some(like));
+    }
+}

@@ -1,0 +1,219 @@
+//! Addresses, routes, and rules of routing: told and taken by the kernel in the same form.
+
+use std::net::IpAddr;
+
+use rustix::io::Errno;
+
+use super::link::LOOPBACK;
+use super::message::{Body, NEW, ask, request};
+use crate::format::{Bytes, Said};
+use crate::netlink::{attributes, u32_at};
+
+/// One of the kernel's tables.
+pub(crate) struct Table {
+    /// Kinds of messages: to ask for all, and to make one.
+    list: u16,
+    make: u16,
+    /// Bytes of the structure at the begin.
+    head: usize,
+    /// Attributes that can be chosen.
+    chosen: &'static [u16],
+    /// What one is called.
+    name: &'static str,
+}
+
+/// `struct ifaddrmsg`: family, prefix, flags, scope, device.
+pub(crate) const ADDRESSES: Table = Table {
+    list: 22,
+    make: 20,
+    head: 8,
+    chosen: &[1, 2, 3, 4, LIFETIME, FLAGS, 9],
+    name: "an address",
+};
+/// `struct rtmsg`: family, prefixes, service, table, protocol, scope, kind, flags.
+pub(crate) const ROUTES: Table = Table {
+    list: 26,
+    make: 24,
+    head: 12,
+    chosen: &[1, 2, OUT, 5, 6, 7, 8, 15, 18, 20],
+    name: "a route",
+};
+/// `struct fib_rule_hdr`: the same, but for the action and what stands for nothing.
+pub(crate) const RULES: Table = Table {
+    list: 34,
+    make: 32,
+    head: 12,
+    chosen: &[1, 2, 3, 4, 6, 10, 11, 13, 14, 15, 16, 17, 20, 21, 22, 23, 24],
+    name: "a rule of routing",
+};
+
+/// Of an address (`IFA_*`): for how long it is preferred and valid, and since when; flags.
+const LIFETIME: u16 = 6;
+const FLAGS: u16 = 8;
+/// Of a route (`RTA_*`): the device, and when it was last used.
+const OUT: u16 = 4;
+const CACHE: u16 = 12;
+/// `IFA_F_*` that somebody chooses, or that follow from the order: all but those by which the kernel says
+/// how far it is with an address.
+const ADDRESS_FLAGS: u32 = !(0x02 | 0x04 | 0x08 | 0x40);
+/// Nobody is asked whether it is his (`IFA_F_NODAD`): it was ours.
+const NOT_ASKED: u32 = 0x02;
+/// `RTNH_F_ONLINK`; the others say how its device is.
+const ON_LINK: u32 = 4;
+/// `FIB_RULE_INVERT`; the others say whether its device is there.
+const INVERT: u32 = 2;
+/// `RTPROT_KERNEL`.
+const BY_KERNEL: u8 = 2;
+
+/// One thing of a table.
+#[derive(Debug, Clone)]
+pub(super) struct Seen {
+    /// What people call it.
+    pub(super) name: String,
+    /// As a record.
+    pub(super) said: Said,
+    /// All that must be so in one that is like it, chosen or not.
+    pub(super) told: Vec<u8>,
+    /// The kernel may make one by itself, sooner or later.
+    pub(super) may_come: bool,
+}
+
+impl Table {
+    /// Whether a record can be of this table.
+    pub(crate) fn is_sound(&self, said: &Said) -> bool {
+        let fits =
+            |(kind, value): &(u16, Bytes)| self.chosen.contains(kind) && value.0.len() <= 256;
+        said.head.0.len() == self.head
+            && said.attributes.len() <= self.chosen.len()
+            && said.attributes.iter().all(fits)
+    }
+
+    /// All of the calling thread's stack, but routes that the kernel has made for an address: with that
+    /// they come again.
+    pub(super) fn all(&self) -> Result<Vec<Seen>, Errno> {
+        let mut all = Vec::new();
+        ask(self.list, &vec![0; self.head], |body| {
+            let mut head = body.get(..self.head)?.to_vec();
+            let found = attributes(body.get(self.head.next_multiple_of(4)..)?)?;
+            let get = |kind| found.iter().find(|(one, _)| *one == kind).map(|(_, value)| *value);
+            let link = match self.list {
+                22 => u32_at(&head, 4),
+                26 => get(OUT).and_then(|value| u32_at(value, 0)),
+                _ => None,
+            };
+            let is_of_loopback = link == Some(LOOPBACK);
+            if self.list == ROUTES.list && head[5] == BY_KERNEL && link.is_some() && !is_of_loopback
+            {
+                return Some(());
+            }
+            self.clean(&mut head);
+            let address = get(1).and_then(address);
+            let may_come = self.list == ADDRESSES.list
+                && !is_of_loopback
+                && matches!(address, Some(IpAddr::V6(ip)) if ip.is_unicast_link_local());
+            let mut said = Said { head: Bytes(head.clone()), attributes: Vec::new() };
+            let mut told = head;
+            for (kind, value) in &found {
+                let mut value = value.to_vec();
+                if self.list == ADDRESSES.list && *kind == FLAGS {
+                    mask(&mut value, 0, ADDRESS_FLAGS);
+                }
+                let passes = match self.list {
+                    22 => *kind == LIFETIME || !self.chosen.contains(kind),
+                    _ => *kind == CACHE,
+                };
+                if !passes {
+                    told.extend(kind.to_ne_bytes());
+                    told.extend(&value);
+                }
+                if self.chosen.contains(kind) {
+                    said.attributes.push((*kind, Bytes(value)));
+                }
+            }
+            let bits = said.head.0[1];
+            let name = match (self.list, address) {
+                (22, Some(ip)) => format!("the address {ip}/{bits}"),
+                (26, Some(ip)) => format!("a route to {ip}/{bits}"),
+                _ => self.name.to_owned(),
+            };
+            all.push(Seen { name, said, told, may_come });
+            Some(())
+        })?;
+        Ok(all)
+    }
+
+    /// Without what is not chosen.
+    fn clean(&self, head: &mut [u8]) {
+        match self.list {
+            22 => head[2] &= ADDRESS_FLAGS as u8,
+            26 => mask(head, 8, ON_LINK),
+            _ => mask(head, 8, INVERT),
+        }
+    }
+
+    /// Makes one. One that is there already is as good.
+    fn make(&self, said: &Said) -> Result<(), Errno> {
+        let (mut head, is_six) =
+            (said.head.0.clone(), said.head.0.first() == Some(&(libc::AF_INET6 as u8)));
+        let is_address = self.list == ADDRESSES.list;
+        if is_address && is_six {
+            head[2] |= NOT_ASKED as u8;
+        }
+        let mut body = Body::new(&head);
+        for (kind, value) in &said.attributes {
+            let mut value = value.0.clone();
+            if is_address
+                && is_six
+                && *kind == FLAGS
+                && let Some(flags) = u32_at(&value, 0)
+            {
+                value = (flags | NOT_ASKED).to_ne_bytes().to_vec();
+            }
+            body = body.with(*kind, &value);
+        }
+        match request(self.make, NEW, &body) {
+            Err(Errno::EXIST) => Ok(()),
+            made => made,
+        }
+    }
+
+    /// Makes all: one that needs another, such as the way to its gateway, after that.
+    pub(super) fn make_all(&self, all: &[Said]) -> Result<(), Errno> {
+        let mut rest: Vec<&Said> = all.iter().collect();
+        while !rest.is_empty() {
+            let mut failed = Ok(());
+            let before = rest.len();
+            rest.retain(|said| match self.make(said) {
+                Ok(()) => false,
+                Err(e) => {
+                    failed = Err(e);
+                    true
+                }
+            });
+            if rest.len() == before {
+                return failed;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Those that are not in another stack.
+pub(super) fn missing(all: &[Seen], there: &[Seen]) -> Vec<Said> {
+    let lacks = |seen: &&Seen| !there.iter().any(|other| other.told == seen.told);
+    all.iter().filter(lacks).map(|seen| seen.said.clone()).collect()
+}
+
+fn mask(bytes: &mut [u8], at: usize, kept: u32) {
+    if let Some(value) = u32_at(bytes, at) {
+        bytes[at..at + 4].copy_from_slice(&(value & kept).to_ne_bytes());
+    }
+}
+
+fn address(value: &[u8]) -> Option<IpAddr> {
+    match value.len() {
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(value).ok()?)),
+        16 => Some(IpAddr::from(<[u8; 16]>::try_from(value).ok()?)),
+        _ => None,
+    }
+}
