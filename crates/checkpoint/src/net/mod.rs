@@ -337,6 +337,8 @@ mod tests {
             routes: vec![route],
             settings: vec![
                 ("ipv4/ip_forward".into(), "1".into()),
+                // Addresses of the link come when they come.
+                ("ipv6/conf/default/disable_ipv6".into(), "1".into()),
                 ("ipv4/conf/b-2/rp_filter".into(), "2".into()),
             ],
             ..Net::default()
