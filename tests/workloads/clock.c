@@ -4,22 +4,6 @@
 #include <poll.h>
 #include <sys/timerfd.h>
 
-static int64_t ns(struct timespec t) {
-	return t.tv_sec * 1000000000ll + t.tv_nsec;
-}
-
-static int64_t quick(clockid_t clock) {
-	struct timespec t;
-	must(clock_gettime(clock, &t) == 0);
-	return ns(t);
-}
-
-static int64_t slow(clockid_t clock) {
-	struct timespec t;
-	must(syscall(SYS_clock_gettime, clock, &t) == 0);
-	return ns(t);
-}
-
 static const clockid_t clocks[] = {CLOCK_MONOTONIC, CLOCK_BOOTTIME};
 
 int main(void) {

@@ -24,24 +24,8 @@ static const struct ahead none, inner = {{100000 * SECOND + 5, 200000 * SECOND +
 /* What each said last. */
 static volatile int64_t (*said)[2];
 
-static int64_t ns(struct timespec t) {
-	return t.tv_sec * SECOND + t.tv_nsec;
-}
-
 static struct timespec spec(int64_t ns) {
 	return (struct timespec){ns / SECOND, ns % SECOND};
-}
-
-static int64_t quick(clockid_t clock) {
-	struct timespec t;
-	must(clock_gettime(clock, &t) == 0);
-	return ns(t);
-}
-
-static int64_t slow(clockid_t clock) {
-	struct timespec t;
-	must(syscall(SYS_clock_gettime, clock, &t) == 0);
-	return ns(t);
 }
 
 /* The kernel and its shared object say the same. */

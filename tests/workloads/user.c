@@ -117,6 +117,13 @@ static pid_t service(int place, int denied) {
 	return pid;
 }
 
+/* What a user may say of his own. */
+static void map(const char *users, const char *groups) {
+	put("/proc/self/setgroups", "deny");
+	put("/proc/self/uid_map", users);
+	put("/proc/self/gid_map", groups);
+}
+
 /* As `unshare -Ur` of a user, with threads and a child. */
 static pid_t sandbox(int place) {
 	pid_t pid = fork();
@@ -124,9 +131,7 @@ static pid_t sandbox(int place) {
 		return pid;
 	become(1000);
 	leave();
-	put("/proc/self/setgroups", "deny");
-	put("/proc/self/uid_map", "0 1000 1");
-	put("/proc/self/gid_map", "0 1000 1");
+	map("0 1000 1", "0 1000 1");
 	if (fork() == 0) {
 		serve(place);
 		_exit(0);
@@ -145,9 +150,7 @@ static pid_t nested(int place) {
 		return pid;
 	become(1001);
 	leave();
-	put("/proc/self/setgroups", "deny");
-	put("/proc/self/uid_map", "3 1001 1");
-	put("/proc/self/gid_map", "4 1001 1");
+	map("3 1001 1", "4 1001 1");
 	leave();
 	put("/proc/self/uid_map", "5 3 1");
 	pthread_t thread;
@@ -199,9 +202,7 @@ static pid_t one_more(int n) {
 		char own[32];
 		snprintf(own, sizeof own, "0 %d 1", getuid());
 		leave();
-		put("/proc/self/setgroups", "deny");
-		put("/proc/self/uid_map", own);
-		put("/proc/self/gid_map", own);
+		map(own, own);
 		must(write(made[1], "", 1) == 1);
 		close(made[0]), close(made[1]);
 		for (;;)

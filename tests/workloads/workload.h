@@ -75,3 +75,21 @@ static inline double now(void) {
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
+
+static inline int64_t ns(struct timespec t) {
+	return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+/* A clock as the kernel's shared object says it. */
+static inline int64_t quick(clockid_t clock) {
+	struct timespec t;
+	must(clock_gettime(clock, &t) == 0);
+	return ns(t);
+}
+
+/* The same as the kernel says it. */
+static inline int64_t slow(clockid_t clock) {
+	struct timespec t;
+	must(syscall(SYS_clock_gettime, clock, &t) == 0);
+	return ns(t);
+}
