@@ -46,28 +46,36 @@ pub enum Tier {
     Drowsy,
     /// Without processes ([`crate::Engine::sleep`]).
     Asleep,
-    /// As it was, but for its memory, which is pushed out as long as it does nothing.
-    Swapped,
 }
 
-impl Tier {
+/// What is asked of a container that does nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Its pages go to swap, as long as it does nothing; it stays as it is.
+    PagesOut,
+    /// It is put further down.
+    Fall(Tier),
+}
+
+impl Asked {
     /// The word for it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Drowsy => "drowsy",
-            Self::Asleep => "asleep",
-            Self::Swapped => "swapped",
+            Self::PagesOut => "pages-out",
+            Self::Fall(Tier::Drowsy) => "drowsy",
+            Self::Fall(Tier::Asleep) => "asleep",
         }
     }
 }
 
-impl std::str::FromStr for Tier {
+impl std::str::FromStr for Asked {
     type Err = Error;
 
     fn from_str(word: &str) -> Result<Self> {
-        let all = [Self::Drowsy, Self::Asleep, Self::Swapped];
-        let found = all.into_iter().find(|tier| tier.as_str() == word);
-        found.ok_or_else(|| Error::Invalid(format!("'{word}' is none of drowsy, asleep, swapped")))
+        let all = [Self::PagesOut, Self::Fall(Tier::Drowsy), Self::Fall(Tier::Asleep)];
+        let found = all.into_iter().find(|asked| asked.as_str() == word);
+        found
+            .ok_or_else(|| Error::Invalid(format!("'{word}' is none of pages-out, drowsy, asleep")))
     }
 }
 
@@ -200,17 +208,23 @@ impl Engine {
 
     /// Puts a container to sleep, has it become drowsy or pushes its memory out, if it is still idle where
     /// that is why.
-    pub fn fall_asleep(&self, id: &ContainerId, idle: Option<&Idle>, tier: Tier, why: Why) -> Fell {
+    pub fn fall_asleep(
+        &self,
+        id: &ContainerId,
+        idle: Option<&Idle>,
+        asked: Asked,
+        why: Why,
+    ) -> Fell {
         let began = Instant::now();
         let took_us = || began.elapsed().as_micros() as u64;
-        let fell = match tier {
-            Tier::Asleep => self
+        let fell = match asked {
+            Asked::Fall(Tier::Asleep) => self
                 .sleep_as(id, idle, why)
                 .map(|done| done.map(|_| Fell::Asleep { took_us: took_us() })),
-            Tier::Drowsy => self
+            Asked::Fall(Tier::Drowsy) => self
                 .drowse_as(id, idle, why)
                 .map(|done| done.map(|_| Fell::Drowsy { took_us: took_us() })),
-            Tier::Swapped => self.swap_out(id, idle).map(|bytes| Some(Fell::Swapped { bytes })),
+            Asked::PagesOut => self.swap_out(id, idle).map(|bytes| Some(Fell::Swapped { bytes })),
         };
         match fell {
             Ok(Some(fell)) => fell,

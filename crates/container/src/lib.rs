@@ -92,7 +92,7 @@ pub use drowsy::Drowsed;
 pub use engine::{Created, Engine};
 pub use error::{Error, Result};
 pub use event::{Event, Follow};
-pub use idle::{Fell, Idle, Policy, Tier, Why};
+pub use idle::{Asked, Fell, Idle, Policy, Tier, Why};
 pub use life::{Details, Exit, Logs, Root};
 pub use list::Listed;
 pub use place::Places;

@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Fell, Idle, Tier, Why};
+use dormouse_container::{Asked, Fell, Idle, Why};
 use dormouse_model::ContainerId;
 
 /// How long one is there that has nothing to do.
@@ -83,15 +83,15 @@ impl Hands {
         &mut self,
         id: &ContainerId,
         idle: Option<&Idle>,
-        tier: Tier,
+        asked: Asked,
         why: Why,
     ) -> std::io::Result<Errand> {
-        let mut line = format!("{id} {} {}", tier.as_str(), why.as_str());
+        let mut line = format!("{id} {} {}", asked.as_str(), why.as_str());
         if let Some(Idle { quiet, used_ns, worth }) = idle {
             line += &format!(" {} {used_ns} {}", quiet.as_millis(), worth.as_millis());
         }
         line.push('\n');
-        let of = |hand| Errand { id: id.clone(), tier, why, hand };
+        let of = |hand| Errand { id: id.clone(), asked, why, hand };
         while let Some((_, mut hand)) = self.free.pop() {
             // One that was killed meanwhile is made up for.
             if hand.ask(&line).is_ok() {
@@ -126,7 +126,7 @@ impl Hands {
 #[derive(Debug)]
 pub(crate) struct Errand {
     pub(crate) id: ContainerId,
-    pub(crate) tier: Tier,
+    pub(crate) asked: Asked,
     pub(crate) why: Why,
     hand: Hand,
 }

@@ -41,7 +41,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Engine, Error as EngineError, Fell, Follow, Idle, Places, Tier, Why};
+use dormouse_container::{Asked, Engine, Error as EngineError, Fell, Follow, Idle, Places, Why};
 use dormouse_kernel::cgroup::{CgroupError, CpuTime, MemoryInUse};
 use dormouse_model::ContainerId;
 use nix::sys::signal::{SigSet, Signal};
@@ -391,7 +391,7 @@ impl Daemon {
                 let idle = watch.look(now, used_ns);
                 self.queue.push(Reverse((watch.due, id.clone())));
                 if let Some((tier, idle)) = idle {
-                    self.put_to_sleep(id, Some(&idle), tier, Why::Idle);
+                    self.ask(id, Some(&idle), Asked::Fall(tier), Why::Idle);
                 }
             }
             Err(e) => {
@@ -404,13 +404,14 @@ impl Daemon {
     /// Lets those in for whom there is room, and has others give memory for those for whom there is none.
     fn mind_the_gate(&mut self) {
         let Some(gate) = &mut self.gate else { return };
-        for Choice { id, tier, idle } in gate.serve(&self.engine, &self.cpu) {
-            self.put_to_sleep(id, idle.as_ref(), tier, Why::Memory);
+        for Choice { id, asked, idle } in gate.serve(&self.engine, &self.cpu) {
+            self.ask(id, idle.as_ref(), asked, Why::Memory);
         }
     }
 
-    fn put_to_sleep(&mut self, id: ContainerId, idle: Option<&Idle>, tier: Tier, why: Why) {
-        match self.hands.start(&id, idle, tier, why) {
+    /// Has a process of ours put a container to sleep, or push its pages out.
+    fn ask(&mut self, id: ContainerId, idle: Option<&Idle>, asked: Asked, why: Why) {
+        match self.hands.start(&id, idle, asked, why) {
             Ok(errand) => {
                 self.errands.push(errand);
                 if let Some(gate) = &mut self.gate {
@@ -422,13 +423,13 @@ impl Daemon {
             }
             Err(e) => {
                 let reason = format!("no process can be made: {e}");
-                self.fell(&id, Fell::Awake { why: reason }, tier, why);
+                self.fell(&id, Fell::Awake { why: reason }, asked, why);
             }
         }
     }
 
     fn ended(&mut self, errand: Errand) {
-        let (id, tier, reason) = (errand.id.clone(), errand.tier, errand.why);
+        let (id, asked, reason) = (errand.id.clone(), errand.asked, errand.why);
         let fell = self.hands.finish(Instant::now(), errand);
         if let Some(watch) = self.watches.get_mut(&id) {
             watch.is_falling = false;
@@ -436,10 +437,10 @@ impl Daemon {
         if matches!(fell, Fell::Awake { .. }) {
             self.sweep(); // it may have been killed in the middle of it
         }
-        self.fell(&id, fell, tier, reason);
+        self.fell(&id, fell, asked, reason);
     }
 
-    fn fell(&mut self, id: &ContainerId, fell: Fell, tier: Tier, reason: Why) {
+    fn fell(&mut self, id: &ContainerId, fell: Fell, asked: Asked, reason: Why) {
         let now = Instant::now();
         if let Some(gate) = &mut self.gate {
             match fell {
@@ -467,6 +468,7 @@ impl Daemon {
             Fell::Awake { why } => {
                 // The gate asks sooner than the idle time has come, and then the idle may still be tried.
                 if reason == Why::Idle
+                    && let Asked::Fall(tier) = asked
                     && watch.refused(now, &why, tier)
                     && let Ok(config) = self.engine.config(id)
                 {

@@ -1,4 +1,4 @@
-//! Who is awake, how much memory that takes, and who is to sleep when others need it.
+//! Who is awake, how much memory that takes, and who is to give it when others need it ([`choice`]).
 //!
 //! Numbers in, choices out: no file is read and no process started here.
 //!
@@ -6,51 +6,27 @@
 //! each look the past is weighed by `e^(-t/20 s)`, and a look that finds that it has run since the last
 //! one counts one use. So the expected time until its next use is one over that.
 //!
-//! **Who sleeps.** Whoever is put to sleep gives its memory, and will cost its wake as often as it is
-//! used: worth = popularity x wake / memory, and the least worth sleeps first. A wake has a price of its
-//! own and one by the byte.
-//!
-//! **Swap first.** Where the host has swap with room in it, whoever is idle need not sleep at once: its pages
-//! are pushed out, and it goes on. That gives nearly as much and costs far less, since nothing is to be made
-//! again: the kernel reads what is touched. What is left then is the kernel's part, and sleep gives that.
-//!
-//! **In turn**, while somebody waits: those that are idle and have been awake for a moment; when that
-//! is of no help for a while, all that are idle; then those at work, too, that had their time. One that
-//! was at work asks for its wake at once and waits behind the others: where the busy do not fit
-//! together, each has its turn.
-//!
 //! LIMIT: where all that may sleep does, or cannot now, and there is no room all the same, one more is
 //! let in: the next waits until that one sleeps.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use dormouse_container::{Idle, Tier};
 use dormouse_kernel::cgroup::InUse;
 use dormouse_model::ContainerId;
+
+mod choice;
+
+pub(crate) use choice::{Choice, Need};
 
 /// After how long a use counts 1/e of one now.
 const FADES: Duration = Duration::from_secs(20);
 /// Below this nobody has to remember it: once in some hours.
 const POPULARITY_MIN: f64 = 1e-4;
-/// What a wake costs whatever it brings back, in seconds.
-const WAKE_S: f64 = 0.005;
-/// What each byte adds: memory is read at some 1 GB/s.
-const WAKE_S_PER_BYTE: f64 = 1e-9;
-/// What it costs to have pages read again from swap, whatever they are, in seconds, and for each byte: the
-/// kernel reads some of them at a time.
-const SWAP_S: f64 = 0.0005;
-const SWAP_S_PER_BYTE: f64 = 2e-9;
-/// What is less than this is not pushed out, nor what is less than a quarter of all.
-const PUSHED_BYTES_MIN: u64 = 64 << 10;
-/// How long one is left where it is that has been woken, so that it does what it was woken for.
-const SETTLES: Duration = Duration::from_millis(20);
 /// How long one that is at work stays awake at least.
 const TURN: Duration = Duration::from_secs(1);
 /// How long somebody waits until that counts for more than who was woken just now.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
-/// A sleep that a timer ends sooner is not worth it.
-const WORTH: Duration = Duration::from_secs(1);
 /// How long one that could not sleep is left alone, the first time.
 const LEFT_ALONE: Duration = Duration::from_millis(100);
 /// How long nobody tries again to push out what did not go.
@@ -104,37 +80,6 @@ struct Past {
     left: Instant,
 }
 
-/// One that is to give memory now.
-#[derive(Debug)]
-pub(crate) struct Choice {
-    pub(crate) id: ContainerId,
-    /// How: its pages go to swap, or it sleeps.
-    pub(crate) tier: Tier,
-    /// What it is to be still; none where it sleeps though it is at work.
-    pub(crate) idle: Option<Idle>,
-}
-
-/// How one could give memory.
-struct Offer {
-    id: ContainerId,
-    tier: Tier,
-    is_busy: bool,
-    /// What it is worth to have a byte of that in memory, in seconds a second.
-    worth: f64,
-    bytes: u64,
-}
-
-/// How much somebody who waits may ask of the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Need {
-    /// Nobody waits: room is made ahead.
-    Ahead,
-    /// Somebody waits.
-    Now,
-    /// Somebody has waited for a while.
-    Urgent,
-}
-
 /// All of it.
 #[derive(Debug)]
 pub(crate) struct Room {
@@ -156,35 +101,8 @@ fn use_once() -> f64 {
 }
 
 impl Awake {
-    /// How it can give memory that may go, where so much has room in swap.
-    fn offer(&self, now: Instant, id: &ContainerId, swap_bytes: u64) -> Offer {
-        let is_busy = !self.is_idle();
-        let pages = self.for_swap_bytes;
-        let goes_to_swap = !is_busy
-            && pages <= swap_bytes
-            && pages >= PUSHED_BYTES_MIN.max(self.bytes / 4)
-            && self.keeps_pages_until <= now;
-        let (tier, bytes, once, per_byte) = match goes_to_swap {
-            true => (Tier::Swapped, pages, SWAP_S, SWAP_S_PER_BYTE),
-            false => (Tier::Asleep, self.bytes.max(1), WAKE_S, WAKE_S_PER_BYTE),
-        };
-        let cost = once + bytes as f64 * per_byte;
-        Offer { id: id.clone(), tier, is_busy, worth: self.popularity * cost / bytes as f64, bytes }
-    }
-
     fn is_idle(&self) -> bool {
         self.still_since < self.looked
-    }
-
-    /// Whether it may be put to sleep now, where so much is asked of it.
-    fn may_go(&self, now: Instant, need: Need) -> bool {
-        let awake = now.saturating_duration_since(self.since);
-        let here = self.may_sleep && self.step == Step::Here && self.left_alone_until <= now;
-        let goes = match need {
-            Need::Ahead | Need::Now => self.is_idle() && awake >= SETTLES,
-            Need::Urgent => self.is_idle() || awake >= TURN,
-        };
-        here && goes
     }
 }
 
@@ -379,53 +297,13 @@ impl Room {
             awake.may_sleep = may_sleep;
         }
     }
-
-    /// Who is to give memory so that `wanted` bytes more have room, or that there is some ahead; at most so
-    /// many at once. They are leaving from now on.
-    pub(crate) fn choose(
-        &mut self,
-        now: Instant,
-        need: Need,
-        wanted: u64,
-        count_max: usize,
-    ) -> Vec<Choice> {
-        let room = match need {
-            Need::Ahead => self.bytes - self.reserve_bytes(),
-            Need::Now | Need::Urgent => self.bytes,
-        };
-        let leaving = self.awake.values().filter(|awake| awake.step == Step::Leaving);
-        let (count, leaving) =
-            leaving.fold((0, 0), |(count, sum), awake| (count + 1, sum + awake.leaving_bytes));
-        let mut excess = self.taken_bytes().saturating_add(wanted).saturating_sub(room + leaving);
-        if excess == 0 || count >= count_max {
-            return Vec::new();
-        }
-        let may_go = self.awake.iter().filter(|(_, awake)| awake.may_go(now, need));
-        let mut all: Vec<Offer> =
-            may_go.map(|(id, awake)| awake.offer(now, id, self.swap_bytes)).collect();
-        all.sort_by(|a, b| a.is_busy.cmp(&b.is_busy).then_with(|| a.worth.total_cmp(&b.worth)));
-        let (mut chosen, mut swap_bytes) = (Vec::new(), self.swap_bytes);
-        for Offer { id, tier, is_busy, bytes, .. } in all.into_iter().take(count_max - count) {
-            if tier == Tier::Swapped {
-                let Some(rest) = swap_bytes.checked_sub(bytes) else { continue };
-                swap_bytes = rest;
-            }
-            let Some(awake) = self.awake.get_mut(&id) else { continue };
-            (awake.step, awake.leaving_bytes) = (Step::Leaving, bytes);
-            let quiet = now.saturating_duration_since(awake.still_since);
-            let idle = Idle { quiet, used_ns: awake.used_ns, worth: WORTH };
-            chosen.push(Choice { id, tier, idle: (!is_busy).then_some(idle) });
-            excess = excess.saturating_sub(bytes);
-            if excess == 0 {
-                break;
-            }
-        }
-        chosen
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use dormouse_container::Asked;
+
+    use super::choice::{SETTLES, SLEEP};
     use super::*;
 
     const MB: u64 = 1 << 20;
@@ -551,17 +429,17 @@ mod tests {
     fn pages_of_the_idle_go_to_swap_before_anybody_sleeps() {
         let (mut room, now) = used_by_rank(40 * MB, 4);
         room.has_swap(15 * MB);
-        let tiers = |chosen: &[Choice]| -> Vec<(ContainerId, Tier)> {
-            chosen.iter().map(|choice| (choice.id.clone(), choice.tier)).collect()
+        let asked = |chosen: &[Choice]| -> Vec<(ContainerId, Asked)> {
+            chosen.iter().map(|choice| (choice.id.clone(), choice.asked)).collect()
         };
-        assert_eq!(tiers(&room.choose(now, Need::Now, MB, 8)), [(id(4), Tier::Swapped)]);
-        assert_eq!(tiers(&room.choose(now, Need::Now, 9 * MB, 8)), [], "that is enough");
+        assert_eq!(asked(&room.choose(now, Need::Now, MB, 8)), [(id(4), Asked::PagesOut)]);
+        assert_eq!(asked(&room.choose(now, Need::Now, 9 * MB, 8)), [], "that is enough");
         room.pushed_out(now, &id(4), 9 * MB);
         assert!(room.has_room(now, 9 * MB) && !room.has_room(now, 10 * MB));
         assert!(!room.is_leaving(&id(4)), "it goes on");
         // There is no more room in swap, so the next sleeps; what is left of the first is little.
         let chosen = room.choose(now, Need::Now, 12 * MB, 8);
-        assert_eq!(tiers(&chosen), [(id(3), Tier::Asleep)]);
+        assert_eq!(asked(&chosen), [(id(3), SLEEP)]);
         // What it had comes back with it when it has slept, and what was read again is not counted twice.
         room.look(now + s(0.1), &id(4), 99, of(4 * MB), || true);
         room.left(now + s(0.2), id(4));
@@ -576,14 +454,14 @@ mod tests {
             now += s(1.0);
             room.look(now, &id(1), 99, in_use, || true);
             let chosen = room.choose(now, Need::Now, MB, 1);
-            (room, now, chosen[0].tier)
+            (room, now, chosen[0].asked)
         };
         let locked = InUse { bytes: 10 * MB, for_swap_bytes: MB };
-        assert_eq!(choice(locked).2, Tier::Asleep, "most of it is locked");
-        let (mut room, now, tier) = choice(of(10 * MB));
-        assert_eq!(tier, Tier::Swapped);
+        assert_eq!(choice(locked).2, SLEEP, "most of it is locked");
+        let (mut room, now, asked) = choice(of(10 * MB));
+        assert_eq!(asked, Asked::PagesOut);
         room.pushed_out(now, &id(1), MB);
         let again = room.choose(now, Need::Now, 2 * MB, 1);
-        assert_eq!(again[0].tier, Tier::Asleep, "hardly anything of it went");
+        assert_eq!(again[0].asked, SLEEP, "hardly anything of it went");
     }
 }

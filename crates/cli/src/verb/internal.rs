@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use dormouse_container::{Idle, Tier, Why};
+use dormouse_container::{Asked, Idle, Why};
 use rustix::net::SendFlags;
 
 use crate::command::{Global, whole};
@@ -72,7 +72,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             for line in std::io::stdin().lines() {
                 let line = line.context("cannot read who is to sleep")?;
                 let words: Vec<&str> = line.split_ascii_whitespace().collect();
-                let [id, tier, why, numbers @ ..] = &words[..] else { bail!("not enough: {line}") };
+                let [id, asked, why, numbers @ ..] = &words[..] else {
+                    bail!("not enough: {line}")
+                };
                 let idle = match numbers {
                     [quiet, used, worth] => Some(Idle {
                         quiet: Duration::from_millis(quiet.parse()?),
@@ -81,8 +83,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
                     }),
                     _ => None,
                 };
-                let (tier, why): (Tier, _) = (tier.parse()?, Why::of_daemon(why));
-                let fell = engine.fall_asleep(&id.parse()?, idle.as_ref(), tier, why);
+                let (asked, why): (Asked, _) = (asked.parse()?, Why::of_daemon(why));
+                let fell = engine.fall_asleep(&id.parse()?, idle.as_ref(), asked, why);
                 output::json_line(&fell)?;
             }
             Ok(0)
