@@ -148,7 +148,7 @@ impl Stack {
         let like = link::all()?;
         for link in &mut net.links {
             let LinkKind::Bridge { options } = &mut link.kind else { continue };
-            let of = |all: &'_ [link::Seen]| all.iter().position(|one| one.number == link.number);
+            let of = |all: &[link::Seen]| all.iter().position(|one| one.number == link.number);
             if let (Some(it), Some(new)) = (of(&self.links), of(&like)) {
                 *options = self.links[it].options_unlike(&like[new]);
             }
@@ -189,10 +189,9 @@ impl Stack {
         }
         let (told, other) = (self.told(), like.told());
         let lacks = |one: &Told, other: &Told| {
-            let is_same = |a: &[u8], b: &[u8]| a == b;
-            let is_there = |told: &[u8]| other.iter().any(|(_, it, _)| is_same(it, told));
-            let missing = one.iter().filter(|(_, told, may_come)| !may_come && !is_there(told));
-            missing.map(|(name, ..)| name.clone()).next()
+            let is_there = |told: &Vec<u8>| other.iter().any(|(_, it, _)| it == told);
+            let missing = one.iter().find(|(_, told, may_come)| !may_come && !is_there(told));
+            missing.map(|(name, ..)| name.clone())
         };
         if let Some(name) = lacks(&told, &other) {
             return Err(format!("with {name}"));
