@@ -94,7 +94,7 @@ fn vm_a_keeper_is_alone_though_whoever_starts_it_is_killed() {
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     for round in 0..60u64 {
         if let Some(keeper) = host.keeper() {
-            host.sh(&format!("kill -9 {keeper}")).ok();
+            host.sh(&format!("kill -9 {keeper}")); // it may have ended by itself
             let is_gone = || host.keepers().is_empty();
             assert!(wait_until(Duration::from_secs(5) * slowness(), is_gone));
         }
@@ -110,7 +110,7 @@ fn vm_a_keeper_is_alone_though_whoever_starts_it_is_killed() {
             one.wait().expect("it is our child");
         }
         // One that has nothing to keep ends after a second.
-        assert_eq!(host.keepers().len(), 1, "round {round}: {:?}", host.processes());
+        assert!(host.keepers().len() <= 1, "round {round}: {:?}", host.processes());
     }
 }
 

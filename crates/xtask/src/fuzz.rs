@@ -205,7 +205,7 @@ impl House {
     /// Compiles all targets. Cargo has one place for the programs of both kinds, and makes those anew
     /// whose compiler has another name than the time before: each kind is kept in a place of its own.
     fn build(&self, targets: &[String], kind: Kind) -> Result<()> {
-        let status = Command::new("cargo")
+        let status = crate::cargo()
             .args(["build", "--release", "--locked"])
             .args(["--package", "dormouse-fuzz", "--features", "fuzzing"])
             .env("RUSTC_WORKSPACE_WRAPPER", self.top.join("fuzz").join(kind.compiler()))

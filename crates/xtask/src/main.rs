@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -53,6 +53,22 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Cargo as a person runs it. What cargo has said of this program by its environment makes build scripts run
+/// again that listen for it, and all that depends on theirs be built anew, each time.
+fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    let of_ours = |name: &str| {
+        let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
+        prefixes.iter().any(|prefix| name.starts_with(prefix))
+    };
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(of_ours) {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// The root of the repository: two floors above this crate.

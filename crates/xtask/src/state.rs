@@ -29,7 +29,7 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
         Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
         None => {
             let words = ["test", "--release", "--locked", "--workspace", "--test"];
-            let mut command = Command::new("cargo");
+            let mut command = crate::cargo();
             command.current_dir(top).args(words).args([
                 "checkpoint",
                 "--test",

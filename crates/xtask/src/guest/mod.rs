@@ -133,7 +133,7 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
 /// The whole-system tests' programs and their names, built: those of `which`, words of cargo's, or all.
 fn test_programs(top: &Path, which: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let which = if which.is_empty() { &["--tests"] } else { which };
-    let built = Command::new("cargo")
+    let built = crate::cargo()
         // With the features of all packages together, as `./test build` has compiled them.
         .args(["test", "--release", "--locked", "--no-run", "--workspace"])
         .args(["--message-format=json-render-diagnostics"])
