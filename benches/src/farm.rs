@@ -171,6 +171,9 @@ pub fn say(address: SocketAddr, word: &str) -> Result<String> {
     stream.write_all(format!("{word}\n").as_bytes())?;
     let mut said = String::new();
     stream.read_to_string(&mut said)?;
+    // The server closes first and would remember the connection for a minute: after some ten thousand of them
+    // the next has the same ports, and waits for seconds until that is over.
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     Ok(said)
 }
 
