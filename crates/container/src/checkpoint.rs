@@ -654,9 +654,11 @@ pub(crate) fn moved(other: &Config, clone: &Config) -> Vec<(IpAddr, IpAddr)> {
 
 /// Whom a connection is with that is not the container's alone.
 pub(crate) fn connection_outside(records: &Records, net: &NetMode) -> Option<SocketAddr> {
-    // Both ends in a stack of its own are its own, too.
-    let is_inside = |_: IpAddr| *net == NetMode::None;
-    records.connections().map(|c| c.peer).find(|peer| !is_inside(peer.ip()))
+    match net {
+        // Both ends in a stack of its own are its own, too.
+        NetMode::None => None,
+        _ => records.connections().map(|c| c.peer).next(),
+    }
 }
 
 /// A standard stream by the name it was saved under.

@@ -134,10 +134,10 @@ impl Engine {
         if state != State::Running {
             return Err(self.not(&config, state, "it is not running"));
         }
-        let is_at_work = || Error::NotIdle(config.name.to_string());
+        let at_work = || Error::NotIdle(config.name.to_string());
         // Somebody of ours is: its memory is still being filled.
         self.filled(&config).map_err(|e| match e {
-            Error::Filling(_) => is_at_work(),
+            Error::Filling(_) => at_work(),
             other => other,
         })?;
         let parent = &self.places().cgroup;
@@ -147,7 +147,7 @@ impl Engine {
             idle.is_none_or(|idle| used() == Some(idle.used_ns))
         };
         if !goes_on() {
-            return Err(is_at_work());
+            return Err(at_work());
         }
         let memory = MemoryInUse::below(parent)?;
         let pages = || -> Result<u64> {
@@ -158,7 +158,7 @@ impl Engine {
         push_out(&self.cgroup(&config)?, &goes_on)?;
         // What did not go because it was interrupted says nothing about what would.
         if !goes_on() {
-            return Err(is_at_work());
+            return Err(at_work());
         }
         Ok(before.saturating_sub(pages()?))
     }

@@ -129,7 +129,7 @@ use serde::{Deserialize, Serialize};
 /// First bytes of `records`.
 pub const MAGIC: [u8; 8] = *b"DORMCKPT";
 /// The version that this code writes, and the only one that it reads.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of pages under one checksum: what is checked before a page of it is given to anybody.
 pub const CHUNK_BYTES: u64 = 64 << 10;
 /// Bytes of a page.
