@@ -17,8 +17,9 @@
 //! over one virtio port, the exit status over another.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ mod kernel;
 mod relay;
 
 /// Raised when the recipe of the guest changes.
-const RECIPE: &str = "5";
+const RECIPE: &str = "6";
 /// What the guest's Debian has beside the smallest set.
 const PACKAGES: &[&str] = &[
     "systemd-sysv",
@@ -45,6 +46,8 @@ const PACKAGES: &[&str] = &[
     "e2fsprogs",
     "docker-registry",
 ];
+/// What the guest says over its second port before it runs the command; after it, the command's status.
+const UP: &str = "up";
 /// How much slower than the host the guest may be before a test gives up.
 const SLOWNESS: &str = "20";
 
@@ -217,14 +220,53 @@ impl Guest {
     }
 
     /// Boots, runs the script and returns its status.
+    ///
+    /// A machine that did not come as far as the script is started once more, and what it said shown.
     fn boot(&self, machine: &Machine<'_>, script: &str, limit: Duration) -> Result<i32> {
-        let path = |name: &str| self.dir.join(name);
-        let text = |name: &str| path(name).display().to_string();
         let head = format!(
             "export DORMOUSE_TEST_SLOWNESS={SLOWNESS} HOME=/root\ncd {}\n",
             self.top.display()
         );
-        fs::write(path("command"), head + script)?;
+        fs::write(self.dir.join("command"), head + script)?;
+        let started = Instant::now();
+        let mut ended = self.boot_once(machine, limit)?;
+        if ended.qemu.is_some() && !ended.said.starts_with(UP) {
+            println!("guest: did not come up, once more; {}", self.last_words(&ended));
+            ended = self.boot_once(machine, limit)?;
+        }
+        let took = started.elapsed().as_secs();
+        if ended.qemu.is_none() {
+            bail!("the guest was switched off after {took} s; {}", self.last_words(&ended));
+        }
+        let Some(status) = ended.said.strip_prefix(UP).and_then(|said| said.trim().parse().ok())
+        else {
+            bail!("the guest ended without a status; {}", self.last_words(&ended));
+        };
+        println!("guest: status {status} after {took} s");
+        Ok(status)
+    }
+
+    /// What is there to find out why a guest ended that should not have.
+    fn last_words(&self, ended: &Ended) -> String {
+        let mut words = match ended.qemu {
+            Some(status) => format!("QEMU: {status}"),
+            None => "its time was up".to_owned(),
+        };
+        for name in ["console.log", "virtiofsd.err"] {
+            let path = self.dir.join(name);
+            let text = fs::read(&path).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<&str> = text.lines().collect();
+            let last = &lines[lines.len().saturating_sub(60)..];
+            words.push_str(&format!("\n{}:\n{}", path.display(), last.join("\n")));
+        }
+        words
+    }
+
+    /// Boots once, and waits for the end.
+    fn boot_once(&self, machine: &Machine<'_>, limit: Duration) -> Result<Ended> {
+        let path = |name: &str| self.dir.join(name);
+        let text = |name: &str| path(name).display().to_string();
         let _ = fs::remove_file(path("status")); // ignored: it may be absent
         // A socket's path has at most 107 bytes; the repository's may be longer.
         let sockets = tempfile::Builder::new().prefix("dm-guest-").tempdir()?;
@@ -279,38 +321,43 @@ impl Guest {
             .arg(machine.kernel.image()?)
             .args(["-append", &kernel_line])
             .env("TMPDIR", &self.dir)
-            .stdin(Stdio::null());
-        let started = Instant::now();
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         let mut qemu = Running(qemu.spawn().context("starting QEMU")?);
-        let ended = qemu.wait(limit)?;
+        // By a pipe: a file would be opened anew, and what we print written over what it prints.
+        let mut output = qemu.0.stdout.take().context("QEMU without an output")?;
+        let copied = thread::spawn(move || io::copy(&mut output, &mut io::stdout()));
+        let status = qemu.wait(limit)?;
+        drop(qemu);
         drop(share);
-        let took = started.elapsed().as_secs();
-        if !ended {
-            bail!("the guest was switched off after {took} s; see {}", text("console.log"));
-        }
-        let status = fs::read_to_string(path("status")).unwrap_or_default();
-        let status = status.trim().parse().with_context(|| {
-            format!("the guest ended without a status; see {}", text("console.log"))
-        })?;
-        println!("guest: status {status} after {took} s");
-        Ok(status)
+        copied.join().expect("copying does not panic").context("passing on what the guest says")?;
+        let said = fs::read_to_string(path("status")).unwrap_or_default();
+        Ok(Ended { qemu: status, said })
     }
+}
+
+/// How a boot ended.
+struct Ended {
+    /// QEMU's status, or that it had to be switched off.
+    qemu: Option<ExitStatus>,
+    /// What came over the guest's second port.
+    said: String,
 }
 
 /// A child that ends when it is no longer wanted.
 struct Running(Child);
 
 impl Running {
-    /// Whether it ended within `limit`.
-    fn wait(&mut self, limit: Duration) -> Result<bool> {
+    /// Its status, if it ended within `limit`.
+    fn wait(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
         let start = Instant::now();
         while start.elapsed() < limit {
-            if self.0.try_wait()?.is_some() {
-                return Ok(true);
+            if let Some(status) = self.0.try_wait()? {
+                return Ok(Some(status));
             }
             thread::sleep(Duration::from_millis(50));
         }
-        Ok(false)
+        Ok(None)
     }
 }
 
@@ -346,8 +393,16 @@ fn write_tree(tree: &Path) -> Result<()> {
     let script = "#!/bin/sh\n\
         dir=$(sed -n 's/.*house\\.dir=\\([^ ]*\\).*/\\1/p' /proc/cmdline)\n\
         mkdir -p \"$dir\"\n\
-        mount -t virtiofs -o ro house \"$dir\"\n\
+        # Their drivers are loaded by udev, for which nothing here has waited.\n\
+        for i in $(seq 100); do\n\
         out=$(echo /dev/vport*p1)\n\
+        [ -c \"$out\" ] && [ -c \"${out%1}2\" ] && break\n\
+        sleep 0.1\n\
+        done\n\
+        exec >/dev/console 2>&1 # until there is a better place\n\
+        mount -t virtiofs -o ro house \"$dir\" || exit\n\
+        [ -c \"$out\" ] || { echo \"no port: $out\"; exit 1; }\n\
+        echo up >\"${out%1}2\"\n\
         exec >\"$out\" 2>&1 </dev/null\n\
         echo \"guest: $(uname -r), up after $(cut -d' ' -f1 /proc/uptime) s\"\n\
         sh \"$dir/target/guest/command\"\n\
