@@ -4,7 +4,8 @@
 //! for a connection whose processes are gone would be answered with a reset. So the packets of
 //! every saved connection are dropped, as if they had been lost on the way: an nftables table in
 //! the container's own stack, from before the first socket is read until all are restored. Senders
-//! send again.
+//! send again. One that is already on its way from there to the socket when the table is made may
+//! arrive when the socket is gone: so no reset leaves for them either.
 //!
 //! The table goes with the stack: a container's own, or its trust domain's.
 
@@ -32,7 +33,7 @@ pub(crate) fn is_ours(table: &str) -> bool {
     table.starts_with(PREFIX)
 }
 
-/// Drops the packets that come for these connections.
+/// Drops the packets that come for these connections, and resets of them.
 pub(crate) fn begin(netns: &OwnedFd, id: &str, connections: &[Ends]) -> Result<()> {
     nft(netns, &rules(&table(id), connections))
 }
@@ -46,6 +47,7 @@ pub fn end(netns: &OwnedFd, id: &str) -> Result<()> {
 fn rules(table: &str, connections: &[Ends]) -> String {
     let mut sets = String::new();
     let mut drops = String::new();
+    let mut resets = String::new();
     for (is_v4, ip, kind) in [(true, "ip", "ipv4_addr"), (false, "ip6", "ipv6_addr")] {
         let family = connections.iter().filter(|[own, _]| own.is_ipv4() == is_v4);
         let element = |[own, peer]: &Ends| {
@@ -66,11 +68,15 @@ fn rules(table: &str, connections: &[Ends]) -> String {
             drops,
             "meta mark != {MARK} {ip} saddr . tcp sport . {ip} daddr . tcp dport @{ip}s drop"
         );
+        let _ = writeln!(
+            resets,
+            "{ip} daddr . tcp dport . {ip} saddr . tcp sport @{ip}s tcp flags & rst == rst drop"
+        );
     }
-    let hook = "type filter hook prerouting priority raw;";
     format!(
-        "table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n{sets}chain in {{ \
-         {hook}\n{drops}}}\n}}\n"
+        "table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n{sets}\
+         chain in {{ type filter hook prerouting priority raw;\n{drops}}}\n\
+         chain out {{ type filter hook output priority raw;\n{resets}}}\n}}\n"
     )
 }
 
