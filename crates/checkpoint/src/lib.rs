@@ -16,6 +16,9 @@
 //!            what is written        how it is known, read     which calls make it again
 //! ```
 //!
+//! What is set up in a network stack, devices, routes and filters, is told and made again by `net`, which
+//! speaks to the kernel as ip(8) and nft(8) do; `save/net.rs` and `load/net.rs` use it.
+//!
 //! # To add a kind
 //!
 //! 1. `format/KIND.rs`: its record; numbers and texts only, each field with its unit; a variant in

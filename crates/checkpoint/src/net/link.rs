@@ -234,6 +234,22 @@ pub(crate) fn is_sound(link: &Link) -> bool {
         && options
 }
 
+/// Whether those are there that it names: the other of a pair, which names it, and its bridge.
+pub(crate) fn is_among(link: &Link, all: &[Link]) -> bool {
+    let any = |is: &dyn Fn(&Link) -> bool| all.iter().any(is);
+    let pair = match link.kind {
+        LinkKind::Veth { peer } => {
+            let back = LinkKind::Veth { peer: link.number };
+            peer != link.number && any(&|other| other.number == peer && other.kind == back)
+        }
+        LinkKind::Dummy | LinkKind::Bridge { .. } => true,
+    };
+    let is_bridge = |number: u32| {
+        any(&|other| other.number == number && matches!(other.kind, LinkKind::Bridge { .. }))
+    };
+    pair && link.master.is_none_or(is_bridge)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,5 +278,16 @@ mod tests {
             Link { kind: bridge(vec![(5, Bytes(vec![0; 9000]))]), ..good.clone() },
         ];
         bad.iter().for_each(|link| assert!(!is_sound(link), "{link:?}"));
+        let kind = |number, kind| Link { number, kind, ..good.clone() };
+        let other = kind(3, LinkKind::Veth { peer: 2 });
+        assert!(is_among(&good, &[good.clone(), other.clone()]));
+        let to_itself = kind(2, LinkKind::Veth { peer: 2 });
+        assert!(!is_among(&to_itself, std::slice::from_ref(&to_itself)));
+        for wrong in [LinkKind::Dummy, LinkKind::Veth { peer: 4 }] {
+            assert!(!is_among(&good, &[good.clone(), kind(3, wrong)]));
+        }
+        let port = Link { master: Some(3), ..kind(2, LinkKind::Dummy) };
+        assert!(is_among(&port, &[kind(3, bridge(Vec::new()))]));
+        assert!(!is_among(&port, &[other]));
     }
 }

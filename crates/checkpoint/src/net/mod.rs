@@ -23,7 +23,7 @@ use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, process};
 
 pub(crate) use filter::check as check_filters;
-pub(crate) use link::is_sound as is_link;
+pub(crate) use link::{is_among, is_sound as is_link};
 use message::ask;
 pub(crate) use route::{ADDRESSES, ROUTES, RULES, Table};
 pub(crate) use setting::is_setting;
@@ -124,15 +124,7 @@ impl Stack {
                 Err(what) => return Ok(Err(what)),
             }
         }
-        // Ports and both ends of a pair name each other.
-        let is_there = |number: u32| net.links.iter().any(|link| link.number == number);
-        let alone = net.links.iter().find(|link| {
-            let peer = match link.kind {
-                LinkKind::Veth { peer } => Some(peer),
-                _ => None,
-            };
-            peer.into_iter().chain(link.master).any(|number| !is_there(number))
-        });
+        let alone = net.links.iter().find(|link| !link::is_among(link, &net.links));
         if let Some(link) = alone {
             return Ok(Err(format!("with a link {} that belongs to another", link.name)));
         }

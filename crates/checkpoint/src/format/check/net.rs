@@ -25,6 +25,8 @@ pub(super) fn net(net: &Net) -> Found {
     ensure(sound(&net::RULES, &net.rules), || "its rules".into())?;
     let links = net.links.len() <= LINKS_MAX && net.links.iter().all(net::is_link);
     ensure(links, || "its links".into())?;
+    let agree = net.links.iter().all(|link| net::is_among(link, &net.links));
+    ensure(agree, || "its links, of which one belongs to none of them".into())?;
     net::check_filters(&net.filters).map_err(|what| format!("its packet filters: {what}"))?;
     let sound = |(path, value): &(String, String)| {
         net::is_setting(path) && value.len() < TEXT_MAX && !value.contains('\0')
