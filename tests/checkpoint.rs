@@ -342,6 +342,10 @@ workloads! {
     vm_network_namespaces_of_their_own: "net", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN";
     vm_networks_that_are_set_up: "stack", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN",
         "--env", "APART=1";
+    vm_pairs_between_networks: "pair", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN",
+        "--env", "APART=1";
+    vm_pairs_that_lead_into_the_containers_own_network: "pair", "--cap-add", "SYS_ADMIN",
+        "--cap-add", "NET_ADMIN";
     vm_clocks_of_their_own: "timens", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME";
     vm_cgroup_namespaces_of_their_own: "cgroupns", "--cap-add", "SYS_ADMIN";
     vm_cgroup_namespaces_of_groups_inside: "cgroupns", "--systemd", "always";

@@ -37,14 +37,6 @@ static const char *look =
     "cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/v1/proxy_arp\n"
     "cat /proc/sys/net/ipv6/neigh/br0/gc_stale_time\n";
 
-static void told(char *text, int size) {
-	FILE *f = popen(look, "r");
-	must(f != 0);
-	int n = fread(text, 1, size - 1, f);
-	must(n > 0 && pclose(f) == 0);
-	text[n] = 0;
-}
-
 static struct sockaddr_in at(const char *ip) {
 	struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(80)};
 	must(inet_pton(AF_INET, ip, &a.sin_addr) == 1);
@@ -62,9 +54,9 @@ int main(void) {
 	/* Addresses of IPv6 that the kernel gives by itself have come. */
 	nap(2500);
 	do {
-		told(after, sizeof after);
+		told_by(look, after, sizeof after);
 		nap(500);
-		told(before, sizeof before);
+		told_by(look, before, sizeof before);
 	} while (strcmp(before, after) != 0);
 	must(strstr(before, "10.55.0.0/16 via 10.7.0.77") && strstr(before, "lookup 123"));
 	must(strstr(before, "10.0.0.0/8 dev v1") && strstr(before, "fd99::/64 via fd07::9"));
@@ -80,7 +72,7 @@ int main(void) {
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		nap(300);
-		told(after, sizeof after);
+		told_by(look, after, sizeof after);
 		if (strcmp(before, after) != 0) {
 			int n = 0;
 			while (before[n] == after[n])

@@ -70,6 +70,15 @@ static inline void ok(void) {
 	exit(0);
 }
 
+/* What a command of the shell prints. */
+static inline void told_by(const char *command, char *text, int size) {
+	FILE *f = popen(command, "r");
+	must(f != 0);
+	int n = fread(text, 1, size - 1, f);
+	must(n > 0 && pclose(f) == 0);
+	text[n] = 0;
+}
+
 static inline double now(void) {
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);

@@ -58,6 +58,7 @@ pub fn records(records: &Records) -> Result<()> {
     }
     mount::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     net::number(records).map_err(|what| Error::damaged(part("object"), what))?;
+    net::pairs(records).map_err(|what| Error::damaged(part("object"), what))?;
     cgroup_namespace::number(records).map_err(|what| Error::damaged(part("object"), what))?;
     time::all(records).map_err(|what| Error::damaged(part("object"), what))?;
     user::number(records).map_err(|what| Error::damaged(part("object"), what))?;

@@ -97,7 +97,7 @@ pub use memory::{Area, Backing, Layout, Memory, Run, SharedMemory};
 pub use mount::{Mount, MountSource, Mounts};
 pub(crate) use mount::{PROC_OPTIONS, TMPFS_OPTIONS};
 pub use mqueue::{MessageQueue, OpenQueue, QueuedMessage};
-pub use net::{Link, LinkKind, Net, Said};
+pub use net::{Elsewhere, Link, LinkKind, Net, Said};
 pub use netlink::Netlink;
 pub use object::{Cause, Descriptor, Object, Thing};
 pub use part::{PARTS_MAX, PageFiles, part_name};

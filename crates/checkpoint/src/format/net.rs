@@ -66,10 +66,13 @@ pub struct Link {
 pub enum LinkKind {
     /// One that swallows all.
     Dummy,
-    /// One of two that are connected (veth(4)), both in the same stack.
+    /// One of two that are connected (veth(4)).
     Veth {
         /// The number of the other.
         peer: u32,
+        /// The stack that the other is in, where it is another one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        elsewhere: Option<Elsewhere>,
     },
     /// A bridge.
     Bridge {
@@ -77,6 +80,15 @@ pub enum LinkKind {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         options: Vec<(u16, Bytes)>,
     },
+}
+
+/// A stack of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Elsewhere {
+    /// The container's own.
+    Container,
+    /// That of an object.
+    Object(usize),
 }
 
 /// An address, a route, a rule of routing, as rtnetlink(7) tells it and takes it.

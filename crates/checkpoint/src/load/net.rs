@@ -2,15 +2,14 @@
 //! it. A socket is of the namespace in which it was made, whoever has it, so for each in one of these a
 //! stand-in enters that and makes it.
 
-use std::os::fd::OwnedFd;
-
 use dormouse_kernel::pidfd;
 
 use super::{Plan, Restore, file, object, user};
 use crate::error::{Error, Result};
-use crate::format::{Net, Process, Thing};
+use crate::format::{Elsewhere, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
-use crate::{net, stack};
+use crate::net::{self, Site, Unlike};
+use crate::stack;
 
 /// The stage at which all are there, and empty.
 pub(super) const STAGE: &str = "stacks";
@@ -40,26 +39,29 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
 
 /// Fills all of them, and the container's own. The first process waits, and nobody else is there.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
-    let elsewhere = |e: &dyn std::fmt::Display| Error::Elsewhere(e.to_string());
+    let mut sites = Vec::new();
     for (n, object) in restore.records.objects.iter().enumerate() {
         let Thing::Net(net) = &object.thing else { continue };
         let number = restore.number(n).map_err(Error::of("find a network namespace", pid))?;
         let netns = pidfd::open(pid).and_then(|handle| pidfd::copy_descriptor(&handle, number));
-        let netns = netns.map_err(|e| elsewhere(&e))?;
-        fill(&netns, net, &format!("object {n} (network namespace)"))?;
+        let netns = netns.map_err(|e| Error::Elsewhere(e.to_string()))?;
+        sites.push(Site { stack: Elsewhere::Object(n), netns, net });
     }
-    let Some(net) = &restore.records.about.network else { return Ok(()) };
-    fill(&stack::of(pid)?, net, "the network")
-}
-
-fn fill(netns: &OwnedFd, net: &Net, what: &str) -> Result<()> {
-    let built = stack::inside_of(netns, || net::build(net));
-    let built = built.map_err(|source| Error::Restore {
-        what: what.to_owned(),
-        call: "the engine's part".into(),
-        source,
-    })?;
-    built.map_err(|why| Error::Elsewhere(format!("{what} cannot come back as one {why}")))
+    if let Some(net) = &restore.records.about.network {
+        sites.push(Site { stack: Elsewhere::Container, netns: stack::of(pid)?, net });
+    }
+    net::build(&sites).map_err(|(stack, why)| {
+        let what = match stack {
+            Elsewhere::Container => "the network".to_owned(),
+            Elsewhere::Object(n) => format!("object {n} (network namespace)"),
+        };
+        match why {
+            Unlike::What(why) => Error::Elsewhere(format!("{what} cannot come back as one {why}")),
+            Unlike::Refused(source) => {
+                Error::Restore { what, call: "the engine's part".into(), source }
+            }
+        }
+    })
 }
 
 /// Has a part followed in a network namespace, if it is not to be in the container's own.

@@ -1,12 +1,13 @@
 //! Network devices: those of a stack, and how one is made.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
 use super::message::{Body, NEW, ask, request};
 use super::setting::is_link_name;
-use crate::format::{Bytes, Link, LinkKind};
+use crate::format::{Bytes, Elsewhere, Link, LinkKind};
 use crate::netlink::{attributes, u32_at};
 
 /// The loopback device is the first of every stack.
@@ -33,6 +34,7 @@ const INFO: u16 = 18;
 const ALIAS: u16 = 20;
 const GROUP: u16 = 27;
 const ELSEWHERE: u16 = 37;
+const STACK: u16 = 28;
 /// `IFLA_INFO_*`.
 const KIND: u16 = 1;
 const DATA: u16 = 2;
@@ -54,7 +56,8 @@ pub(super) struct Seen {
     kind: String,
     /// The number of the one that it is connected to or based on.
     other: Option<u32>,
-    is_other_elsewhere: bool,
+    /// What this stack calls the one that the other is in, if that is another.
+    pub(super) elsewhere: Option<u32>,
     pub(super) address: Vec<u8>,
     mtu: u32,
     queue: u32,
@@ -94,7 +97,10 @@ impl Seen {
         told.extend(kind.as_bytes());
         let kept = [ADDRESS, NAME, MTU, OTHER, DISCIPLINE, MASTER, QUEUE, ALIAS, GROUP, ELSEWHERE];
         let plain = found.iter().filter(|(kind, _)| kept.contains(kind));
-        let plain = plain.map(|(kind, value)| (*kind, value.to_vec()));
+        // What a stack calls another one is its own affair.
+        let value =
+            |kind, value: &[u8]| if kind == ELSEWHERE { Vec::new() } else { value.to_vec() };
+        let plain = plain.map(|(kind, it)| (*kind, value(*kind, it)));
         for (kind, value) in plain.chain(bridge.iter().cloned()).chain(port) {
             told.extend(kind.to_ne_bytes());
             told.extend(value);
@@ -104,7 +110,7 @@ impl Seen {
             name: text(get(NAME)?),
             kind,
             other: number_of(OTHER),
-            is_other_elsewhere: get(ELSEWHERE).is_some(),
+            elsewhere: number_of(ELSEWHERE),
             address: get(ADDRESS).unwrap_or_default().to_vec(),
             mtu: number_of(MTU)?,
             queue: number_of(QUEUE).unwrap_or_default(),
@@ -115,8 +121,8 @@ impl Seen {
         })
     }
 
-    /// Its record; or why it has none.
-    pub(super) fn record(&self) -> Result<Link, String> {
+    /// Its record; or why it has none. `stacks` are others, by what this one calls them.
+    pub(super) fn record(&self, stacks: &HashMap<u32, Elsewhere>) -> Result<Link, String> {
         let name = &self.name;
         if !is_link_name(name) {
             return Err(format!("with a link of the name {name:?}"));
@@ -124,9 +130,14 @@ impl Seen {
         let kind = match (&*self.kind, self.other) {
             ("dummy", _) => LinkKind::Dummy,
             ("bridge", _) => LinkKind::Bridge { options: Vec::new() },
-            ("veth", Some(peer)) if !self.is_other_elsewhere => LinkKind::Veth { peer },
-            ("veth", _) => {
-                return Err(format!("with a link {name}, whose other end is in another one"));
+            ("veth", Some(peer)) => {
+                let elsewhere = match self.elsewhere {
+                    None => None,
+                    Some(number) => Some(*stacks.get(&number).ok_or_else(|| {
+                        format!("with a link {name}, whose other end is in one of somebody else")
+                    })?),
+                };
+                LinkKind::Veth { peer, elsewhere }
             }
             (kind, _) => return Err(format!("with a link {name} of the kind {kind:?}")),
         };
@@ -159,8 +170,18 @@ pub(super) fn all() -> Result<Vec<Seen>, Errno> {
     Ok(all)
 }
 
-/// Makes devices: down, nobody's ports, with the options of new ones.
-pub(super) fn make(links: &[Link]) -> Result<(), Errno> {
+/// The other end of a pair, in another stack.
+pub(super) struct Far<'a> {
+    pub(super) record: Link,
+    pub(super) stack: &'a OwnedFd,
+}
+
+/// Makes devices: down, nobody's ports, with the options of new ones. `far` tells of the other end of a pair
+/// that is in another stack; nothing where the pair is there.
+pub(super) fn make<'a>(
+    links: &[Link],
+    mut far: impl FnMut(&Link, Elsewhere) -> Result<Option<Far<'a>>, Errno>,
+) -> Result<(), Errno> {
     let mut made = HashSet::new();
     let as_record = |body: Body, link: &Link| {
         let body = body.with_text(NAME, &link.name).with(ADDRESS, &link.address.0);
@@ -174,10 +195,20 @@ pub(super) fn make(links: &[Link]) -> Result<(), Errno> {
         let info = match &link.kind {
             LinkKind::Dummy => new.with_text(KIND, "dummy"),
             LinkKind::Bridge { .. } => new.with_text(KIND, "bridge"),
-            LinkKind::Veth { peer } => {
-                let other = links.iter().find(|other| other.number == *peer).ok_or(Errno::NODEV)?;
-                made.insert(*peer);
-                let other = as_record(Body::of_link(*peer, 0, 0), other);
+            LinkKind::Veth { peer, elsewhere } => {
+                let other = match elsewhere {
+                    Some(elsewhere) => {
+                        let Some(far) = far(link, *elsewhere)? else { continue };
+                        let number = far.stack.as_raw_fd() as u32;
+                        as_record(Body::of_link(*peer, 0, 0), &far.record)
+                            .with(STACK, &number.to_ne_bytes())
+                    }
+                    None => {
+                        let other = links.iter().find(|other| other.number == *peer);
+                        made.insert(*peer);
+                        as_record(Body::of_link(*peer, 0, 0), other.ok_or(Errno::NODEV)?)
+                    }
+                };
                 let data = Body::new(&[]).with_inner(PEER, &other);
                 new.with_text(KIND, "veth").with_inner(DATA, &data)
             }
@@ -234,12 +265,14 @@ pub(crate) fn is_sound(link: &Link) -> bool {
         && options
 }
 
-/// Whether those are there that it names: the other of a pair, which names it, and its bridge.
+/// Whether those are there that it names: the other of a pair, which names it, and its bridge. Of a pair in
+/// two stacks [`far_end`] knows.
 pub(crate) fn is_among(link: &Link, all: &[Link]) -> bool {
     let any = |is: &dyn Fn(&Link) -> bool| all.iter().any(is);
     let pair = match link.kind {
-        LinkKind::Veth { peer } => {
-            let back = LinkKind::Veth { peer: link.number };
+        LinkKind::Veth { elsewhere: Some(_), .. } => true,
+        LinkKind::Veth { peer, elsewhere: None } => {
+            let back = LinkKind::Veth { peer: link.number, elsewhere: None };
             peer != link.number && any(&|other| other.number == peer && other.kind == back)
         }
         LinkKind::Dummy | LinkKind::Bridge { .. } => true,
@@ -248,6 +281,14 @@ pub(crate) fn is_among(link: &Link, all: &[Link]) -> bool {
         any(&|other| other.number == number && matches!(other.kind, LinkKind::Bridge { .. }))
     };
     pair && link.master.is_none_or(is_bridge)
+}
+
+/// The other end of a pair in two stacks, if it names this one, which is in `stack`.
+pub(crate) fn far_end<'a>(link: &Link, stack: Elsewhere, there: &'a [Link]) -> Option<&'a Link> {
+    let LinkKind::Veth { peer, elsewhere: Some(elsewhere) } = link.kind else { return None };
+    let back = LinkKind::Veth { peer: link.number, elsewhere: Some(stack) };
+    let is_it = |other: &&Link| other.number == peer && other.kind == back;
+    there.iter().find(is_it).filter(|_| elsewhere != stack)
 }
 
 #[cfg(test)]
@@ -259,7 +300,7 @@ mod tests {
         let good = Link {
             number: 2,
             name: "veth0".into(),
-            kind: LinkKind::Veth { peer: 3 },
+            kind: LinkKind::Veth { peer: 3, elsewhere: None },
             address: Bytes(vec![2, 0, 0, 0, 0, 1]),
             mtu: 1500,
             queue: 1000,
@@ -279,15 +320,24 @@ mod tests {
         ];
         bad.iter().for_each(|link| assert!(!is_sound(link), "{link:?}"));
         let kind = |number, kind| Link { number, kind, ..good.clone() };
-        let other = kind(3, LinkKind::Veth { peer: 2 });
+        let other = kind(3, LinkKind::Veth { peer: 2, elsewhere: None });
         assert!(is_among(&good, &[good.clone(), other.clone()]));
-        let to_itself = kind(2, LinkKind::Veth { peer: 2 });
+        let to_itself = kind(2, LinkKind::Veth { peer: 2, elsewhere: None });
         assert!(!is_among(&to_itself, std::slice::from_ref(&to_itself)));
-        for wrong in [LinkKind::Dummy, LinkKind::Veth { peer: 4 }] {
+        for wrong in [LinkKind::Dummy, LinkKind::Veth { peer: 4, elsewhere: None }] {
             assert!(!is_among(&good, &[good.clone(), kind(3, wrong)]));
         }
         let port = Link { master: Some(3), ..kind(2, LinkKind::Dummy) };
         assert!(is_among(&port, &[kind(3, bridge(Vec::new()))]));
         assert!(!is_among(&port, &[other]));
+        let (own, inner) = (Elsewhere::Container, Elsewhere::Object(7));
+        let far =
+            |number, peer, stack| kind(number, LinkKind::Veth { peer, elsewhere: Some(stack) });
+        let it = far(2, 2, inner);
+        assert!(far_end(&it, own, &[far(2, 2, own)]).is_some());
+        for wrong in [far(2, 2, inner), far(3, 2, own), far(2, 3, own), good.clone()] {
+            assert!(far_end(&it, own, &[wrong]).is_none());
+        }
+        assert!(far_end(&it, inner, std::slice::from_ref(&it)).is_none());
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::netlink::{dump, u32_at};
+use crate::netlink::{dump, u16_at, u32_at};
 
 /// Number 0.
 const ROUTE: Option<Protocol> = None;
@@ -59,23 +59,47 @@ pub(super) fn ask(
 
 /// Has the kernel do something.
 pub(super) fn request(kind: u16, flags: u16, body: &Body) -> Result<(), Errno> {
-    /// A request that is answered.
-    const REQUEST_ACK: u16 = 1 | 4;
+    const ACKNOWLEDGED: u16 = 4;
+    match send(kind, ACKNOWLEDGED | flags, body)? {
+        (ERROR, _) => Ok(()),
+        _ => Err(Errno::BADMSG),
+    }
+}
+
+/// Asks for one thing; gives what stands behind the head of the answer.
+pub(super) fn answer(kind: u16, body: &Body) -> Result<Vec<u8>, Errno> {
+    match send(kind, 0, body)? {
+        (ERROR, _) => Err(Errno::BADMSG),
+        (_, answer) => Ok(answer),
+    }
+}
+
+/// The kind of an answer that tells of an error, or of none.
+const ERROR: u16 = 2;
+
+/// Sends a request; gives the kind of its answer and what stands behind the head, or the error it tells.
+fn send(kind: u16, flags: u16, body: &Body) -> Result<(u16, Vec<u8>), Errno> {
+    const REQUEST: u16 = 1;
+    const HEAD: usize = 16;
     let socket = socket()?;
-    let length = 16 + body.0.len() as u32;
+    let length = HEAD as u32 + body.0.len() as u32;
     let mut message = length.to_ne_bytes().to_vec();
     message.extend(kind.to_ne_bytes());
-    message.extend((REQUEST_ACK | flags).to_ne_bytes());
+    message.extend((REQUEST | flags).to_ne_bytes());
     message.extend([0; 8]);
     message.extend(&body.0);
     rustix::net::send(&socket, &message, SendFlags::empty())?;
-    let mut answer = [0; 256];
+    let mut answer = [0; 512];
     let (length, _) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::empty())?;
-    // struct nlmsgerr: a head, then the negative error, 0 for none.
-    match u32_at(&answer[..length.min(answer.len())], 16) {
-        Some(0) => Ok(()),
-        Some(error) => Err(Errno::from_raw_os_error((error as i32).wrapping_neg())),
-        None => Err(Errno::BADMSG),
+    let answer = &answer[..length.min(answer.len())];
+    let (kind, rest) = u16_at(answer, 4).zip(answer.get(HEAD..)).ok_or(Errno::BADMSG)?;
+    // struct nlmsgerr: the negative error, 0 for none.
+    match (kind, u32_at(rest, 0)) {
+        (ERROR, None) => Err(Errno::BADMSG),
+        (ERROR, Some(error)) if error != 0 => {
+            Err(Errno::from_raw_os_error((error as i32).wrapping_neg()))
+        }
+        _ => Ok((kind, rest.to_vec())),
     }
 }
 

@@ -3,8 +3,11 @@
 //!
 //! What cannot be told by a [`Net`] is found without a list of all that a stack may have: another one is
 //! made by what the record says, and whatever the kernel tells of one and not of the other is
-//! different. So a device of a kind that has no record, a route over several ways, or a limit of a queue is
+//! different. So a device of a kind that has no record, a tunnel of a route, or a limit of a queue is
 //! refused by its name.
+//!
+//! A pair of devices may have its ends in two stacks. Where one of them is looked at, the other end is in an
+//! empty stack that stands for the other one; where both come back, whichever comes first makes the pair.
 //!
 //! LIMIT: what the kernel is asked: links, addresses, routes, rules of routing, queueing disciplines,
 //! neighbours that stay, tables of packet filters, and settings. Policies of IPsec, rules of IPVS and what
@@ -17,19 +20,23 @@ mod message;
 mod route;
 mod setting;
 
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, process};
 
 pub(crate) use filter::check as check_filters;
-pub(crate) use link::{is_among, is_sound as is_link};
-use message::ask;
+pub(crate) use link::{far_end, is_among, is_sound as is_link};
+use message::{Body, answer, ask};
 pub(crate) use route::{ADDRESSES, ROUTES, RULES, Table};
 pub(crate) use setting::is_setting;
 
-use crate::format::{LinkKind, Net};
-use crate::netlink::{attributes, u16_at};
+use crate::format::{Elsewhere, Link, LinkKind, Net};
+use crate::netlink::{attributes, u16_at, u32_at};
+use crate::stack::inside_of;
 
 /// How long addresses may take; those of a device that is down never come.
 const SETTLE_MS: u32 = 200;
@@ -39,42 +46,144 @@ const SETTLE_MS: u32 = 200;
 type Told = Vec<(String, Vec<u8>, bool)>;
 
 /// What a stack is, as a record; or what it has that a record has no place for. The calling thread is in
-/// it, and another makes one like it.
-pub(crate) fn look() -> Result<Result<Net, String>, Errno> {
+/// it, and another makes one like it. `others` are those in which a pair may have its other end.
+pub(crate) fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errno> {
     settle()?;
     let stack = Stack::look()?;
+    let others = match stack.links.iter().any(|link| link.elsewhere.is_some()) {
+        true => named(others)?,
+        false => HashMap::new(),
+    };
     // A thread of its own makes a new stack, which ends with it.
     std::thread::scope(|scope| {
         let like = scope.spawn(|| {
-            let made = process::unshare(CloneFlags::NEWNET);
-            made.map_err(|e| Errno::from_raw_os_error(e.errno()))?;
-            stack.record()
+            unshare()?;
+            stack.record(&others)
         });
         like.join().unwrap_or(Err(Errno::IO))
     })
 }
 
-/// Makes the stack of the calling thread what a record says, of one that is new but for the loopback device,
-/// which may be up; or tells what it cannot have.
-pub(crate) fn build(net: &Net) -> Result<Result<(), String>, Errno> {
-    let of_links = |path: &str| setting::link_of(path).is_some();
-    let (of_links, rest): (Vec<_>, Vec<_>) =
-        net.settings.iter().partition(|(path, _)| of_links(path));
-    if let Err(what) = setting::make(rest.into_iter()) {
-        return Ok(Err(what));
+/// Gives the calling thread a new stack.
+fn unshare() -> Result<(), Errno> {
+    let made = process::unshare(CloneFlags::NEWNET);
+    made.map_err(|e| Errno::from_raw_os_error(e.errno()))
+}
+
+/// A new stack.
+fn empty() -> Result<OwnedFd, Errno> {
+    std::thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            unshare()?;
+            let opened = File::open("/proc/thread-self/ns/net");
+            opened.map(OwnedFd::from).map_err(|_| Errno::NOENT)
+        });
+        made.join().unwrap_or(Err(Errno::IO))
+    })
+}
+
+/// Stacks by what that of the calling thread calls them (ip-netns(8), list-id); those it has no number for
+/// are left out.
+fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Errno> {
+    const GET_NUMBER: u16 = 90;
+    /// `NETNSA_*`.
+    const NUMBER: u16 = 1;
+    const DESCRIPTOR: u16 = 3;
+    let mut all = HashMap::new();
+    for (stack, netns) in stacks {
+        let descriptor = netns.as_raw_fd().to_ne_bytes();
+        let told = answer(GET_NUMBER, &Body::new(&[0]).with(DESCRIPTOR, &descriptor))?;
+        let found = attributes(told.get(4..).unwrap_or_default()).unwrap_or_default();
+        let number = found.iter().find(|(kind, _)| *kind == NUMBER);
+        let number = number.and_then(|(_, value)| u32_at(value, 0));
+        all.extend(number.filter(|number| (*number as i32) >= 0).map(|number| (number, *stack)));
     }
-    link::set_loopback(net.up)?;
-    link::make(&net.links)?;
-    if let Err(what) = setting::make(of_links.into_iter()) {
-        return Ok(Err(what));
+    Ok(all)
+}
+
+/// A stack that becomes what a record says: it is new but for the loopback device, which may be up.
+pub(crate) struct Site<'a> {
+    /// What it is in the checkpoint.
+    pub(crate) stack: Elsewhere,
+    pub(crate) netns: OwnedFd,
+    pub(crate) net: &'a Net,
+}
+
+/// Makes stacks what their records say; or tells of the first of them that cannot be, and why not.
+///
+/// ORDER: step by step for all of them, as one end of a pair says that the other is up, or makes it.
+pub(crate) fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
+    let mut made = HashSet::new();
+    for site in sites {
+        site.step(|| link_devices(site, sites, &mut made))?;
     }
-    link::raise(&net.links)?;
-    ADDRESSES.make_all(&net.addresses)?;
-    ROUTES.make_all(&net.routes)?;
-    RULES.make_all(&net.rules)?;
-    let filtered = filter::make(&net.filters)?;
-    settle()?;
-    Ok(filtered)
+    for site in sites {
+        site.step(|| {
+            let of_links = site.net.settings.iter().filter(|(path, _)| is_of_link(path));
+            setting::make(of_links).map_err(Unlike::What)?;
+            Ok(link::raise(&site.net.links)?)
+        })?;
+    }
+    for site in sites {
+        site.step(|| {
+            ADDRESSES.make_all(&site.net.addresses)?;
+            ROUTES.make_all(&site.net.routes)?;
+            RULES.make_all(&site.net.rules)?;
+            filter::make(&site.net.filters)?.map_err(Unlike::What)?;
+            Ok(settle()?)
+        })?;
+    }
+    Ok(())
+}
+
+/// Why a stack cannot be made what a record says.
+#[derive(Debug)]
+pub(crate) enum Unlike {
+    /// It cannot have this.
+    What(String),
+    /// The kernel refuses something.
+    Refused(Errno),
+}
+
+impl From<Errno> for Unlike {
+    fn from(e: Errno) -> Self {
+        Self::Refused(e)
+    }
+}
+
+impl Site<'_> {
+    fn step(
+        &self,
+        act: impl FnOnce() -> Result<(), Unlike> + Send,
+    ) -> Result<(), (Elsewhere, Unlike)> {
+        let done = inside_of(&self.netns, || Ok(act()));
+        done.map_err(Unlike::Refused).flatten().map_err(|why| (self.stack, why))
+    }
+}
+
+/// Makes the devices of one, and those in others that are connected to them; `made` are those.
+fn link_devices(
+    site: &Site<'_>,
+    sites: &[Site<'_>],
+    made: &mut HashSet<(Elsewhere, u32)>,
+) -> Result<(), Unlike> {
+    let rest = site.net.settings.iter().filter(|(path, _)| !is_of_link(path));
+    setting::make(rest).map_err(Unlike::What)?;
+    link::set_loopback(site.net.up)?;
+    link::make(&site.net.links, |link, elsewhere| {
+        if made.contains(&(site.stack, link.number)) {
+            return Ok(None);
+        }
+        let other = sites.iter().find(|other| other.stack == elsewhere).ok_or(Errno::NODEV)?;
+        let far = far_end(link, site.stack, &other.net.links).ok_or(Errno::NODEV)?;
+        made.insert((elsewhere, far.number));
+        Ok(Some(link::Far { record: far.clone(), stack: &other.netns }))
+    })?;
+    Ok(())
+}
+
+fn is_of_link(path: &str) -> bool {
+    setting::link_of(path).is_some()
 }
 
 /// All that the kernel tells of one.
@@ -105,7 +214,7 @@ impl Stack {
     }
 
     /// Its record. The calling thread's stack is new, and becomes like it.
-    fn record(&self) -> Result<Result<Net, String>, Errno> {
+    fn record(&self, others: &HashMap<u32, Elsewhere>) -> Result<Result<Net, String>, Errno> {
         let filters = match &self.filters {
             Ok(filters) => filters.clone(),
             Err(what) => return Ok(Err(what.clone())),
@@ -119,7 +228,7 @@ impl Stack {
             !new.links.iter().any(is_it)
         };
         for link in self.links.iter().filter(is_new) {
-            match link.record() {
+            match link.record(others) {
                 Ok(record) => net.links.push(record),
                 Err(what) => return Ok(Err(what)),
             }
@@ -128,14 +237,18 @@ impl Stack {
         if let Some(link) = alone {
             return Ok(Err(format!("with a link {} that belongs to another", link.name)));
         }
-        let of_links = |(path, _): &(String, String)| setting::link_of(path).is_some();
+        let of_links = |(path, _): &(String, String)| is_of_link(path);
         let mut settings = setting::changed(&self.settings, &new.settings);
         settings.retain(|one| !of_links(one));
         if let Err(what) = setting::make(settings.iter()) {
             return Ok(Err(what));
         }
         link::set_loopback(net.up)?;
-        link::make(&net.links)?;
+        let stand_ins = stand_ins(&net.links)?;
+        link::make(&net.links, |link, elsewhere| {
+            let stack = stand_ins.get(&elsewhere).ok_or(Errno::NODEV)?;
+            Ok(Some(link::Far { record: far_end_of(link), stack }))
+        })?;
         // What of the devices is not as in new ones.
         let like = link::all()?;
         for link in &mut net.links {
@@ -156,6 +269,11 @@ impl Stack {
             settings.extend(more);
         }
         link::raise(&net.links)?;
+        for (stack, netns) in &stand_ins {
+            let is_there = |link: &&Link| elsewhere(link) == Some(*stack);
+            let there: Vec<Link> = net.links.iter().filter(is_there).map(far_end_of).collect();
+            inside_of(netns, || link::raise(&there))?;
+        }
         net.addresses = route::missing(&self.addresses, &ADDRESSES.all()?);
         ADDRESSES.make_all(&net.addresses)?;
         net.routes = route::missing(&self.routes, &ROUTES.all()?);
@@ -204,6 +322,33 @@ impl Stack {
         let routes = routes.map(|it| (it.name.clone(), it.told.clone(), it.may_come));
         links.chain(routes).chain(self.other.iter().cloned()).collect()
     }
+}
+
+/// Where the other end of a pair in two stacks is.
+fn elsewhere(link: &Link) -> Option<Elsewhere> {
+    match link.kind {
+        LinkKind::Veth { elsewhere, .. } => elsewhere,
+        _ => None,
+    }
+}
+
+/// A new stack for each that devices lead to.
+fn stand_ins(links: &[Link]) -> Result<HashMap<Elsewhere, OwnedFd>, Errno> {
+    let all: HashSet<Elsewhere> = links.iter().filter_map(elsewhere).collect();
+    all.into_iter().map(|stack| Ok((stack, empty()?))).collect()
+}
+
+/// A device that may stand for the other end of one: with another address, or each would find that the other
+/// has its own (RFC 4862, 5.4).
+fn far_end_of(link: &Link) -> Link {
+    let number = match link.kind {
+        LinkKind::Veth { peer, .. } => peer,
+        _ => link.number,
+    };
+    let mut far = Link { number, name: format!("far{number}"), master: None, ..link.clone() };
+    far.flags = libc::IFF_UP as u32;
+    far.address.0.last_mut().into_iter().for_each(|last| *last ^= 1);
+    far
 }
 
 /// Waits until addresses can be used: one of IPv6 is tentative for a moment (ip-address(8)) even where nobody
@@ -298,7 +443,7 @@ mod tests {
         let one = |number: u32, peer, name: &str| Link {
             number,
             name: name.into(),
-            kind: LinkKind::Veth { peer },
+            kind: LinkKind::Veth { peer, elsewhere: None },
             address: Bytes(vec![2, 0, 0, 0, 0, number as u8]),
             mtu: 1400,
             queue: 500,
@@ -334,31 +479,37 @@ mod tests {
             ],
             ..Net::default()
         };
+        let build = |net: &Net| {
+            let netns = File::open("/proc/thread-self/ns/net").unwrap().into();
+            build(&[Site { stack: Elsewhere::Container, netns, net }])
+        };
+        let look = || look(&[]).unwrap();
         let looked = in_new(|| {
-            let new = look().unwrap().unwrap();
-            build(&net).unwrap().unwrap();
-            let like = look().unwrap().unwrap();
+            let new = look().unwrap();
+            build(&net).unwrap();
+            let like = look().unwrap();
             // Over two ways.
             let hop = |last| [16, 0, 0, 0, 70, 0, 0, 0, 8, 0, 5, 0, 10, 1, 2, last];
             let ways = [hop(8), hop(9)].concat();
             let body = message::Body::new(&[inet, 8, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0]);
             let body = body.with(1, &[20, 0, 0, 0]).with(9, &ways);
             message::request(24, message::NEW, &body).unwrap();
-            (new, like, look().unwrap())
+            let ways = look().unwrap();
+            (new, like, ways)
         });
-        let Some((new, like, refused)) = looked else {
+        let Some((new, like, ways)) = looked else {
             return eprintln!("SKIPPED: no network namespace can be made");
         };
         assert_eq!(new, Net::default());
         assert!(like.up && like.links == net.links, "{like:?}");
         assert_eq!((like.addresses.len(), like.routes.len(), like.rules.len()), (1, 1, 0));
         assert!(net.settings.iter().all(|one| like.settings.contains(one)), "{like:?}");
-        assert_eq!(refused.unwrap_err(), "with a route that cannot be made again");
+        assert_eq!(ways.routes.len(), 2);
         // Its record makes one like it.
         let again = in_new(|| {
-            build(&like).unwrap().unwrap();
-            look().unwrap().unwrap()
+            build(&ways).unwrap();
+            look().unwrap()
         });
-        assert_eq!(again, Some(like));
+        assert_eq!(again, Some(ways));
     }
 }

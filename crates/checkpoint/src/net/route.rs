@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::link::LOOPBACK;
 use super::message::{Body, NEW, ask, request};
 use crate::format::{Bytes, Said};
-use crate::netlink::{attributes, u32_at};
+use crate::netlink::{attributes, u16_at, u32_at};
 
 /// One of the kernel's tables.
 pub(crate) struct Table {
@@ -35,7 +35,7 @@ pub(crate) const ROUTES: Table = Table {
     list: 26,
     make: 24,
     head: 12,
-    chosen: &[1, 2, OUT, 5, 6, 7, 8, 15, 18, 20],
+    chosen: &[1, 2, OUT, 5, 6, 7, 8, WAYS, 15, 18, 20],
     name: "a route",
 };
 /// `struct fib_rule_hdr`: the same, but for the action and what stands for nothing.
@@ -50,8 +50,9 @@ pub(crate) const RULES: Table = Table {
 /// Of an address (`IFA_*`): for how long it is preferred and valid, and since when; flags.
 const LIFETIME: u16 = 6;
 const FLAGS: u16 = 8;
-/// Of a route (`RTA_*`): the device, and when it was last used.
+/// Of a route (`RTA_*`): the device, several ways at once, and when it was last used.
 const OUT: u16 = 4;
+const WAYS: u16 = 9;
 const CACHE: u16 = 12;
 /// `IFA_F_*` that somebody chooses, or that follow from the order: all but those by which the kernel says
 /// how far it is with an address.
@@ -62,6 +63,11 @@ const NOT_ASKED: u32 = 0x02;
 const ON_LINK: u32 = 4;
 /// `FIB_RULE_INVERT`; the others say whether its device is there.
 const INVERT: u32 = 2;
+/// `struct rtnexthop`: length, flags, weight, device; attributes behind it.
+const WAY_HEAD: usize = 8;
+const WAY_FLAGS: usize = 2;
+/// LIMIT: some 200 ways.
+const WAYS_BYTES_MAX: usize = 4096;
 /// `RTPROT_KERNEL`.
 const BY_KERNEL: u8 = 2;
 
@@ -81,8 +87,12 @@ pub(super) struct Seen {
 impl Table {
     /// Whether a record can be of this table.
     pub(crate) fn is_sound(&self, said: &Said) -> bool {
-        let fits =
-            |(kind, value): &(u16, Bytes)| self.chosen.contains(kind) && value.0.len() <= 256;
+        let fits = |(kind, value): &(u16, Bytes)| match *kind {
+            WAYS if self.list == ROUTES.list => {
+                value.0.len() <= WAYS_BYTES_MAX && are_ways(&value.0)
+            }
+            kind => self.chosen.contains(&kind) && value.0.len() <= 256,
+        };
         said.head.0.len() == self.head
             && said.attributes.len() <= self.chosen.len()
             && said.attributes.iter().all(fits)
@@ -120,6 +130,14 @@ impl Table {
                     // Since when, by a clock of the host's.
                     LIFETIME if self.list == ADDRESSES.list => {
                         value.iter_mut().skip(8).for_each(|b| *b = 0);
+                    }
+                    WAYS if self.list == ROUTES.list => {
+                        let mut at = 0;
+                        while let Some(length) = u16_at(&value, at).filter(|length| *length >= 8) {
+                            let flags = value.get_mut(at + WAY_FLAGS);
+                            flags.into_iter().for_each(|flags| *flags &= ON_LINK as u8);
+                            at += usize::from(length).next_multiple_of(4);
+                        }
                     }
                     _ => {}
                 }
@@ -203,6 +221,23 @@ impl Table {
     }
 }
 
+/// Whether several ways are some that anybody may choose: each has a gateway, whose family may be another
+/// one, and a realm, and nothing else.
+fn are_ways(mut rest: &[u8]) -> bool {
+    const MAY_HAVE: [u16; 3] = [5, 11, 18];
+    while !rest.is_empty() {
+        let way = u16_at(rest, 0).map(usize::from).and_then(|length| rest.get(..length));
+        let has = way.and_then(|way| attributes(way.get(WAY_HEAD..)?));
+        let (Some(way), Some(has)) = (way, has) else { return false };
+        let is_known = has.iter().all(|(kind, _)| MAY_HAVE.contains(kind));
+        if !is_known || u32::from(way[WAY_FLAGS]) & !ON_LINK != 0 {
+            return false;
+        }
+        rest = rest.get(way.len().next_multiple_of(4)..).unwrap_or_default();
+    }
+    true
+}
+
 /// Those that are not in another stack.
 pub(super) fn missing(all: &[Seen], there: &[Seen]) -> Vec<Said> {
     let lacks = |seen: &&Seen| !there.iter().any(|other| other.told == seen.told);
@@ -220,5 +255,30 @@ fn address(value: &[u8]) -> Option<IpAddr> {
         4 => Some(IpAddr::from(<[u8; 4]>::try_from(value).ok()?)),
         16 => Some(IpAddr::from(<[u8; 16]>::try_from(value).ok()?)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_ways_have_gateways_and_nothing_else() {
+        let sound = |ways: &[u8]| {
+            let attributes = vec![(WAYS, Bytes(ways.to_vec()))];
+            ROUTES.is_sound(&Said { head: Bytes(vec![0; 12]), attributes })
+        };
+        let good = [16, 0, 0, 1, 70, 0, 0, 0, 8, 0, 5, 0, 10, 1, 2, 3];
+        let with = |at: usize, value: u8| {
+            let mut ways = good;
+            ways[at] = value;
+            ways
+        };
+        assert!(sound(&good) && sound(&[good, good].concat()));
+        // Its length, a flag by which the kernel says how its device is, a tunnel.
+        for (at, value) in [(0, 0), (0, 4), (0, 99), (2, 1), (10, 22)] {
+            assert!(!sound(&[good, with(at, value)].concat()), "{at}");
+        }
+        assert!(!sound(&good[..7]) && !sound(&good.repeat(300)));
     }
 }

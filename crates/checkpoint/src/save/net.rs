@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::object::{Survey, Why};
 use super::tree::Seen;
 use crate::error::Refusal;
-use crate::format::{Net, Thing};
+use crate::format::{Elsewhere, Net, Thing};
 use crate::{net, stack};
 
 const SO_NETNS_COOKIE: i32 = 71;
@@ -81,60 +81,72 @@ fn link(pid: u32) -> Option<String> {
     fs::read_link(format!("/proc/{pid}/ns/net")).ok()?.into_os_string().into_string().ok()
 }
 
-/// What was set up in the container's own, or why that cannot be saved.
-fn own(survey: &mut Survey<'_>, first: &Seen) {
-    let netns = first.pidfd.as_ref().and_then(|it| pidfd::namespace(it, Namespace::Net).ok());
-    // It may have ended meanwhile.
-    let Some(netns) = netns else { return };
-    let looked = stack::inside_of(&netns, net::look);
-    let looked = looked.unwrap_or_else(|e| Err(format!("that cannot be looked at: {e}")));
-    match looked {
-        // As every container has it.
-        Ok(net) if net == (Net { up: true, ..Net::default() }) => {}
-        Ok(net) => survey.found.network = Some(net),
-        Err(why) => survey.found.refusals.push(Refusal {
-            pid: first.inner,
-            process: first.name(),
-            what: "the container's network".into(),
-            why: format!("{why}, which is not saved yet"),
-        }),
-    }
+fn opened(seen: &Seen) -> Option<OwnedFd> {
+    pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Net).ok()
 }
 
-/// Finds all of them.
+/// Finds all of them, and what was set up in the container's own where it has one to itself.
+///
+/// ORDER: each has its number before any is looked at, as devices in one may lead to another.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
-    if survey.subject.own_network {
-        own(survey, first);
-    }
+    // It may have ended meanwhile, while nothing is stopped yet.
+    let own = opened(first);
+    let mut all = Vec::new();
+    let mut links = Vec::new();
     let container = link(first.pid);
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
-        // It may have ended meanwhile, while nothing is stopped yet.
         let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
             continue;
         };
-        if survey.nets.by_link.contains_key(&link) {
+        if links.contains(&link) {
             continue;
         }
-        let opened = |seen: &Seen| pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Net).ok();
         let Some(netns) = opened(seen) else { continue };
-        if survey.nets.own.is_none() {
-            let own = opened(first).and_then(|own| stack::inside_of(&own, cookie_here).ok());
-            survey.nets.own = own;
-        }
-        let found = one(survey, netns);
-        survey.nets.by_link.insert(link, found);
+        let object = survey.add(Thing::Net(Net::default()));
+        all.push((Elsewhere::Object(object), netns));
+        links.push(link);
     }
-}
-
-/// Adds a namespace; gives its number.
-fn one(survey: &mut Survey<'_>, netns: OwnedFd) -> Result<usize, Why> {
-    let failed = |e: Errno| format!("that cannot be looked at: {e}");
-    let looked = stack::inside_of(&netns, || Ok((cookie_here()?, net::look()?)));
-    let (cookie, looked) = looked.map_err(failed)?;
-    let net = looked.map_err(|what| format!("{what}, which is not saved yet"))?;
-    let object = survey.add(Thing::Net(net));
-    survey.nets.by_cookie.insert(cookie, object);
-    survey.nets.open.push(netns);
-    Ok(object)
+    if !all.is_empty() {
+        survey.nets.own = own.as_ref().and_then(|own| stack::inside_of(own, cookie_here).ok());
+    }
+    if survey.subject.own_network
+        && let Some(own) = own
+    {
+        all.push((Elsewhere::Container, own));
+    }
+    for (n, (stack, netns)) in all.iter().enumerate() {
+        let looked = stack::inside_of(netns, || Ok((cookie_here()?, net::look(&all)?)));
+        let found = match looked {
+            Ok((cookie, Ok(net))) => Ok((cookie, net)),
+            Ok((_, Err(what))) => Err(format!("{what}, which is not saved yet")),
+            Err(e) => Err(format!("that cannot be looked at: {e}")),
+        };
+        match *stack {
+            Elsewhere::Object(object) => {
+                let found = found.map(|(cookie, net)| {
+                    survey.nets.by_cookie.insert(cookie, object);
+                    survey.found.objects[object].thing = Thing::Net(net);
+                    object
+                });
+                survey.nets.by_link.insert(links[n].clone(), found);
+            }
+            Elsewhere::Container => match found {
+                // As every container has it.
+                Ok((_, net)) if net == (Net { up: true, ..Net::default() }) => {}
+                Ok((_, net)) => survey.found.network = Some(net),
+                Err(why) => survey.found.refusals.push(Refusal {
+                    pid: first.inner,
+                    process: first.name(),
+                    what: "the container's network".into(),
+                    why,
+                }),
+            },
+        }
+    }
+    let saved = all.into_iter().filter(|(stack, _)| match stack {
+        Elsewhere::Object(object) => survey.nets.by_cookie.values().any(|one| one == object),
+        Elsewhere::Container => false,
+    });
+    survey.nets.open = saved.map(|(_, netns)| netns).collect();
 }

@@ -1,7 +1,7 @@
 //! Whether records of network namespaces can be true, and what is in them.
 
 use super::{Found, TEXT_MAX, ensure, object};
-use crate::format::{Net, Object, Records, Said, Thing};
+use crate::format::{Elsewhere, LinkKind, Net, Object, Records, Said, Thing};
 use crate::net::{self, Table};
 
 /// LIMIT: network namespaces inside; devices of one; addresses, routes, rules, and settings of one.
@@ -35,6 +35,34 @@ pub(super) fn net(net: &Net) -> Found {
     ensure(settings, || "its settings".into())
 }
 
+/// Whether pairs with their ends in two stacks are there as a whole.
+pub(super) fn pairs(records: &Records) -> Found {
+    let of_object = |n: usize| match records.objects.get(n).map(|object| &object.thing) {
+        Some(Thing::Net(net)) => Some(net),
+        _ => None,
+    };
+    let own = records.about.network.iter().map(|net| (Elsewhere::Container, net));
+    let inside =
+        (0..records.objects.len()).filter_map(|n| Some((Elsewhere::Object(n), of_object(n)?)));
+    for (stack, net) in own.chain(inside) {
+        for link in &net.links {
+            let LinkKind::Veth { elsewhere: Some(elsewhere), .. } = link.kind else { continue };
+            let other = match elsewhere {
+                Elsewhere::Container => records.about.network.as_ref(),
+                Elsewhere::Object(n) => of_object(n),
+            };
+            let end = other.and_then(|other| net::far_end(link, stack, &other.links));
+            ensure(end.is_some(), || {
+                format!(
+                    "the device {} of a network namespace, whose other end is nowhere",
+                    link.name
+                )
+            })?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether what is in a network namespace is a socket, and the namespace is there.
 pub(super) fn place(it: &Object, records: &Records) -> Found {
     let Some(n) = it.net else { return Ok(()) };
@@ -63,7 +91,7 @@ mod tests {
     use super::super::records;
     use super::super::tests::small;
     use super::*;
-    use crate::format::Bytes;
+    use crate::format::{Bytes, Link};
 
     #[test]
     fn namespaces_that_cannot_be_are_refused() {
@@ -84,8 +112,33 @@ mod tests {
         fn head(bytes: usize) -> Said {
             Said { head: Bytes(vec![0; bytes]), attributes: Vec::new() }
         }
+        fn end(peer: u32, elsewhere: Elsewhere) -> Link {
+            Link {
+                number: 9 - peer,
+                name: "a".into(),
+                kind: LinkKind::Veth { peer, elsewhere: Some(elsewhere) },
+                address: Bytes(vec![2, 0, 0, 0, 0, 1]),
+                mtu: 1500,
+                queue: 0,
+                flags: 0,
+                master: None,
+            }
+        }
+        fn with_own(records: &mut Records, links: Vec<Link>) {
+            records.about.network = Some(Net { up: true, links, ..Net::default() });
+        }
+        let pair: fn(&mut Records) = |r| {
+            its(r).links.push(end(5, Elsewhere::Container));
+            with_own(r, vec![end(4, Elsewhere::Object(1))]);
+        };
+        assert_eq!(said(pair), "");
         type Case = (fn(&mut Records), &'static str);
-        let cases: [Case; 10] = [
+        let nowhere = "whose other end is nowhere";
+        let cases: [Case; 14] = [
+            (|r| its(r).links.push(end(5, Elsewhere::Container)), nowhere),
+            (|r| its(r).links.push(end(5, Elsewhere::Object(0))), nowhere),
+            (|r| its(r).links.push(end(5, Elsewhere::Object(1))), nowhere),
+            (|r| with_own(r, vec![end(4, Elsewhere::Object(1))]), nowhere),
             (|r| r.processes[0].net = Some(0), "in no network namespace"),
             (|r| r.objects[0].net = Some(0), "in no network namespace"),
             (|r| r.objects[0].net = Some(1), "no socket"),
