@@ -14,7 +14,7 @@ static pid_t in[NETWORKS];
 static const char *look =
     "ip link | sed 's/state [A-Z]*//; s/,M-DOWN//; s/NO-CARRIER,//; s/,LOWER_UP//; s/,RUNNING//'\n"
     "ip addr | grep -o 'inet .*/[0-9]* '\n"
-    "ip route\n";
+    "ip route; cat /proc/sys/net/ipv4/conf/*/proxy_arp\n";
 
 static void run(const char *format, ...) {
 	char text[1024];
@@ -91,6 +91,12 @@ int main(void) {
 		must(unshare(CLONE_NEWNET) == 0);
 	for (int i = 0; i < NETWORKS; i++)
 		in[i] = stay(i != OURS);
+	/* What devices that come later are given. */
+	for (int i = 0; i < NETWORKS; i++) {
+		enter(i);
+		run("echo 1 >/proc/sys/net/ipv4/conf/default/proxy_arp");
+	}
+	enter(OURS);
 	run("ip link set lo up; ip link add name br0 type bridge && ip addr add 10.6.0.1/24 dev br0 &&"
 	    "ip link set br0 up");
 	for (int i = FIRST; i <= SECOND; i++) {

@@ -111,11 +111,19 @@ pub(crate) struct Site<'a> {
 
 /// Makes stacks what their records say; or tells of the first of them that cannot be, and why not.
 ///
-/// ORDER: step by step for all of them, as one end of a pair says that the other is up, or makes it.
+/// ORDER: step by step for all of them. What a stack gives its new devices has been set before another one
+/// makes an end of a pair in it, and both ends are up before there are routes over them.
 pub(crate) fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
+    for site in sites {
+        site.step(|| {
+            let rest = site.net.settings.iter().filter(|(path, _)| !is_of_link(path));
+            setting::make(rest).map_err(Unlike::What)?;
+            Ok(link::set_loopback(site.net.up)?)
+        })?;
+    }
     let mut made = HashSet::new();
     for site in sites {
-        site.step(|| link_devices(site, sites, &mut made))?;
+        site.step(|| Ok(make_devices(site, sites, &mut made)?))?;
     }
     for site in sites {
         site.step(|| {
@@ -162,14 +170,11 @@ impl Site<'_> {
 }
 
 /// Makes the devices of one, and those in others that are connected to them; `made` are those.
-fn link_devices(
+fn make_devices(
     site: &Site<'_>,
     sites: &[Site<'_>],
     made: &mut HashSet<(Elsewhere, u32)>,
-) -> Result<(), Unlike> {
-    let rest = site.net.settings.iter().filter(|(path, _)| !is_of_link(path));
-    setting::make(rest).map_err(Unlike::What)?;
-    link::set_loopback(site.net.up)?;
+) -> Result<(), Errno> {
     link::make(&site.net.links, |link, elsewhere| {
         if made.contains(&(site.stack, link.number)) {
             return Ok(None);
@@ -178,8 +183,7 @@ fn link_devices(
         let far = far_end(link, site.stack, &other.net.links).ok_or(Errno::NODEV)?;
         made.insert((elsewhere, far.number));
         Ok(Some(link::Far { record: far.clone(), stack: &other.netns }))
-    })?;
-    Ok(())
+    })
 }
 
 fn is_of_link(path: &str) -> bool {
@@ -243,6 +247,13 @@ impl Stack {
         if let Err(what) = setting::make(settings.iter()) {
             return Ok(Err(what));
         }
+        // What is for new devices the loopback device may have got by that (ip-sysctl, conf/default).
+        let mut more = setting::changed(&self.settings, &setting::all(std::iter::empty()));
+        more.retain(|one| !of_links(one));
+        if let Err(what) = setting::make(more.iter()) {
+            return Ok(Err(what));
+        }
+        settings.extend(more);
         link::set_loopback(net.up)?;
         let stand_ins = stand_ins(&net.links)?;
         link::make(&net.links, |link, elsewhere| {
