@@ -55,7 +55,7 @@ const SLOWNESS: &str = "20";
 #[derive(Args)]
 pub struct GuestArgs {
     /// Seconds before the guest is switched off.
-    #[arg(long, default_value_t = 1800)]
+    #[arg(long, default_value_t = 2400)]
     limit_s: u64,
     /// Runs only tests whose name contains this.
     #[arg(long, default_value = "vm_")]
