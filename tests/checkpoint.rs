@@ -181,20 +181,26 @@ fn vm_a_caller_from_outside_does_not_notice() {
     wait_for_line(&host, "tcp", "ok");
 }
 
-/// A packet that has passed the silence before it was there and arrives when the processes are gone.
-#[test]
-fn vm_a_packet_that_was_on_its_way_is_not_answered_with_a_reset() {
-    let host = host();
-    start(&host, "tcp", &[]);
-    wait_for_line(&host, "tcp", "ready 0");
+/// Somebody outside whom a server has answered, and who does not wait long for the next answer.
+fn answered_caller(host: &Host) -> TcpStream {
+    start(host, "tcp", &[]);
+    wait_for_line(host, "tcp", "ready 0");
     let address = host.address_of("tcp");
     let caller = host.in_network(move || TcpStream::connect((address, 7001)));
     let mut caller = caller.join().expect("no panic").expect("it listens");
     let patience = Duration::from_millis(700) * slowness().min(4);
     caller.set_read_timeout(Some(patience)).expect("it is a socket");
-    let mut answer = [0];
     caller.write_all(&[1]).expect("nobody has closed it");
-    caller.read_exact(&mut answer).expect("it is answered");
+    caller.read_exact(&mut [0]).expect("it is answered");
+    caller
+}
+
+/// A packet that has passed the silence before it was there and arrives when the processes are gone.
+#[test]
+fn vm_a_packet_that_was_on_its_way_is_not_answered_with_a_reset() {
+    let host = host();
+    let mut caller = answered_caller(&host);
+    let mut answer = [0];
     // What the engine itself sends passes by this mark, so that has, too, whatever comes from now on.
     let pid = host.inspect("tcp")["pid"].as_u64().expect("it runs");
     let mark = "table inet late { chain in { type filter hook prerouting priority -400; \
@@ -264,16 +270,8 @@ fn vm_a_caller_hears_when_the_container_is_started_anew() {
         let host = host();
         // The stack that answers in its place ends with the last of the domain.
         host.dm(&["run", "-d", "workloads", "sleep", "1000"]).ok();
-        start(&host, "tcp", &[]);
-        wait_for_line(&host, "tcp", "ready 0");
-        let address = host.address_of("tcp");
-        let caller = host.in_network(move || TcpStream::connect((address, 7001)));
-        let mut caller = caller.join().expect("no panic").expect("it listens");
-        let patience = Duration::from_millis(700) * slowness().min(4);
-        caller.set_read_timeout(Some(patience)).expect("it is a socket");
+        let mut caller = answered_caller(&host);
         let mut answer = [0];
-        caller.write_all(&[1]).expect("nobody has closed it");
-        caller.read_exact(&mut answer).expect("it is answered");
         host.dm(&["checkpoint", "tcp"]).ok();
         caller.write_all(&[1]).expect("nobody has closed it");
         let silence = caller.read(&mut answer).expect_err("nobody answers");

@@ -258,7 +258,7 @@ impl Stack {
         let stand_ins = stand_ins(&net.links)?;
         link::make(&net.links, |link, elsewhere| {
             let stack = stand_ins.get(&elsewhere).ok_or(Errno::NODEV)?;
-            Ok(Some(link::Far { record: far_end_of(link), stack }))
+            Ok(Some(link::Far { record: substitute(link), stack }))
         })?;
         // What of the devices is not as in new ones.
         let like = link::all()?;
@@ -282,7 +282,7 @@ impl Stack {
         link::raise(&net.links)?;
         for (stack, netns) in &stand_ins {
             let is_there = |link: &&Link| elsewhere(link) == Some(*stack);
-            let there: Vec<Link> = net.links.iter().filter(is_there).map(far_end_of).collect();
+            let there: Vec<Link> = net.links.iter().filter(is_there).map(substitute).collect();
             inside_of(netns, || link::raise(&there))?;
         }
         net.addresses = route::missing(&self.addresses, &ADDRESSES.all()?);
@@ -349,9 +349,9 @@ fn stand_ins(links: &[Link]) -> Result<HashMap<Elsewhere, OwnedFd>, Errno> {
     all.into_iter().map(|stack| Ok((stack, empty()?))).collect()
 }
 
-/// A device that may stand for the other end of one: with another address, or each would find that the other
+/// A device that stands for the other end of one in the look: with another address, or each would find that the other
 /// has its own (RFC 4862, 5.4).
-fn far_end_of(link: &Link) -> Link {
+fn substitute(link: &Link) -> Link {
     let number = match link.kind {
         LinkKind::Veth { peer, .. } => peer,
         _ => link.number,

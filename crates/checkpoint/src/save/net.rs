@@ -110,6 +110,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     if !all.is_empty() {
         survey.nets.own = own.as_ref().and_then(|own| stack::inside_of(own, cookie_here).ok());
     }
+    // ORDER: the last, as it has no place among `links`.
     if survey.subject.own_network
         && let Some(own) = own
     {
