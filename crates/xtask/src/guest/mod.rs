@@ -52,7 +52,7 @@ const UP: &str = "up";
 const GREEN: &str = "green ";
 /// How a kernel dies of the emulator: it changes its own code (a jump label) by way of a breakpoint, as the
 /// other processor runs it, and that one runs into the breakpoint after it was taken away.
-const EMULATORS_FAULT: &str = "Oops: int3:";
+const EMULATORS_FAULT: &str = "int3: 0000 [#";
 /// What the guest's kernel says.
 const CONSOLE: &str = "console.log";
 /// How much slower than the host the guest may be before a test gives up.
