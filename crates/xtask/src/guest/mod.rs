@@ -130,7 +130,8 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
             script.push_str(&format!("run {name} {program} {filter}\n"));
         }
     }
-    // A program that is killed prints no result: the exit status tells, the counts only inform.
+    // A program that is killed prints no result: the exit status tells, the counts only inform. (After a second
+    // boot they are of what was left.)
     script.push_str(
         "}\ntests 2>&1 | tee /run/said\n\
          awk '/^test result:/ { passed += $4; failed += $6 }\n\
@@ -234,7 +235,7 @@ impl Guest {
     fn boot(&self, machine: &Machine<'_>, script: &str, limit: Duration) -> Result<i32> {
         let started = Instant::now();
         let mut ended = self.boot_once(machine, script, "", limit)?;
-        if let Some(why) = self.is_worth_another(&ended) {
+        if let Some(why) = self.why_again(&ended) {
             println!("guest: {why}, once more; {}", self.last_words(&ended));
             let left = limit.saturating_sub(started.elapsed());
             ended = self.boot_once(machine, script, &ended.green(), left)?;
@@ -250,8 +251,8 @@ impl Guest {
         Ok(status)
     }
 
-    /// Why a boot that has ended says nothing about what was to be run.
-    fn is_worth_another(&self, ended: &Ended) -> Option<&'static str> {
+    /// Why a boot is made again: how it ended says nothing about what was to be run.
+    fn why_again(&self, ended: &Ended) -> Option<&'static str> {
         let console = || fs::read(self.dir.join(CONSOLE)).unwrap_or_default();
         match (ended.qemu, ended.status()) {
             (Some(_), None) if !ended.said.starts_with(UP) => Some("did not come up"),
