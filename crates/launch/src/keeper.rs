@@ -570,7 +570,10 @@ fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
         .map_err(memory)?;
     let mut file = File::from(fd);
     file.write_all(&bytes).map_err(failed)?;
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    // Not F_SEAL_WRITE, for which the kernel waits until nobody has hold of a page, and after 0.15 s no
+    // longer (EBUSY): reclaim and other processors' lists of new pages have, for a while. There is
+    // no mapping yet, so to forbid new ones and write(2) is as much.
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(memory)?;
     Ok(file.into())
 }

@@ -9,6 +9,9 @@ use crate::inject::program::{Arg, Call, Sequence};
 
 const SEAL_SEAL: u32 = libc::F_SEAL_SEAL as u32;
 const SEAL_WRITE: u32 = libc::F_SEAL_WRITE as u32;
+
+/// How often a seal is tried before it must be.
+const SEAL_AGAIN: u32 = 4;
 /// KERNEL(6.3): that it may be executed is said when it is made.
 const MFD_EXEC: u32 = 0x10;
 /// Its pages are huge; how large is said as to mmap(2).
@@ -41,6 +44,10 @@ pub(super) fn make(
     let mode = [cell.into(), Arg::from(file.mode & 0o777)];
     sequence.call(what.clone(), Call::new(libc::SYS_fchmod, mode));
     if file.seals & SEAL_WRITE != 0 {
+        // The kernel waits until nobody else has hold of a page, but for 0.15 s at most (EBUSY).
+        for _ in 0..SEAL_AGAIN {
+            sequence.call(what.clone(), add(cell, file.seals & !SEAL_SEAL).lenient());
+        }
         sequence.call(what.clone(), add(cell, file.seals));
     }
     deleted::open_all(plan, sequence, &what, index, cell)
