@@ -28,7 +28,8 @@ pub(crate) struct Offsets {
 impl Offsets {
     /// Those of the time namespace that a process is in; `timens_offsets` tells of that of its children.
     pub(crate) fn of_process(pid: u32) -> Result<Self> {
-        let [own, for_children] = links(pid);
+        let [own, for_children] =
+            ["time", "time_for_children"].map(|name| namespace::link(pid, pid, name));
         if own == for_children {
             return Self::of(pid);
         }
@@ -80,15 +81,6 @@ impl Offsets {
         };
         line("monotonic", self.monotonic_ns) + &line("boottime", self.boottime_ns)
     }
-}
-
-/// The links in procfs of the time namespace that a process is in, and of that of its children.
-/// KERNEL(5.6): before, there is none.
-pub(crate) fn links(pid: u32) -> [Option<String>; 2] {
-    ["time", "time_for_children"].map(|name| {
-        let link = std::fs::read_link(format!("/proc/{pid}/ns/{name}")).ok()?;
-        link.into_os_string().into_string().ok()
-    })
 }
 
 /// Both clocks, of whoever has these offsets.

@@ -12,6 +12,15 @@ use crate::error::{CallError, Explain, Result};
 use crate::process::Exit;
 use crate::{Errno, pidfd, proc, process};
 
+/// What procfs shows of a namespace of a thread by its name there, such as `net`: `net:[4026531840]`. Two
+/// that are the same show the same. None where the thread has ended, or the kernel has no such namespaces.
+pub fn link(pid: u32, tid: u32, name: &str) -> Option<String> {
+    let process = format!("/proc/{pid}");
+    let task = if tid == pid { process } else { format!("{process}/task/{tid}") };
+    let link = std::fs::read_link(format!("{task}/ns/{name}")).ok()?;
+    link.into_os_string().into_string().ok()
+}
+
 /// A user namespace with the given maps (user_namespaces(7)) and no process in it: for mapping the
 /// ids of a mount, or to be joined later.
 ///

@@ -26,6 +26,10 @@ const LARGE_BYTES: u64 = 4 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 /// LIMIT: pieces that wait for one of the threads.
 const WAITING: usize = 8;
+/// LIMIT: what waits in memory.
+const EARLY_BYTES: u64 = 1 << 20;
+/// Zeros might be promised by the kernel and not be there.
+const NOT_ZERO: u8 = 1;
 /// So many bytes at a time are brought to the disk.
 const TO_DISK_BYTES: u64 = 32 << 20;
 
@@ -36,6 +40,8 @@ pub(super) struct Sink {
     file: File,
     bytes: u64,
     way: Way,
+    /// What was appended and waits, as far as there is room.
+    early: Vec<u8>,
     /// Why it failed, so that whoever asks again is told again.
     failed: Option<std::io::ErrorKind>,
 }
@@ -68,12 +74,27 @@ struct Threads {
 
 impl Sink {
     pub(super) fn new(path: PathBuf, file: File) -> Self {
-        Self { path, file, bytes: 0, way: Way::Here(Box::default()), failed: None }
+        Self {
+            path,
+            file,
+            bytes: 0,
+            way: Way::Here(Box::default()),
+            early: Vec::new(),
+            failed: None,
+        }
     }
 
     /// How many bytes were appended.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Has memory for so many bytes that are appended next, and written later.
+    pub(super) fn make_room(&mut self, bytes: u64) {
+        if self.early.is_empty() {
+            self.early.resize(bytes.min(EARLY_BYTES) as usize, NOT_ZERO);
+            self.early.clear();
+        }
     }
 
     /// Appends whole pages.
@@ -86,6 +107,21 @@ impl Sink {
             return self.settle().map(drop);
         }
         self.bytes += pages.len() as u64;
+        if self.early.capacity() - self.early.len() >= pages.len() {
+            self.early.extend_from_slice(pages);
+            return Ok(());
+        }
+        self.pass_early_on()?;
+        self.pass_on(pages)
+    }
+
+    /// Writes what waits; there is no room any more.
+    fn pass_early_on(&mut self) -> Result<()> {
+        let early = std::mem::take(&mut self.early);
+        if early.is_empty() { Ok(()) } else { self.pass_on(&early) }
+    }
+
+    fn pass_on(&mut self, pages: &[u8]) -> Result<()> {
         if let Way::Here(chunks) = &mut self.way
             && self.bytes > LARGE_BYTES
         {
@@ -116,6 +152,9 @@ impl Sink {
 
     /// All that was appended is in the file.
     fn settle(&mut self) -> Result<&mut Chunks> {
+        if self.failed.is_none() {
+            self.pass_early_on()?;
+        }
         if matches!(self.way, Way::There(_))
             && let Way::There(threads) = std::mem::replace(&mut self.way, Way::Here(Box::default()))
         {
@@ -246,10 +285,11 @@ mod tests {
     use super::*;
 
     /// Contents of so many pages, appended by so many at a time.
-    fn written(pages: usize, at_a_time: usize) -> (Vec<u8>, Pages) {
+    fn written(pages: usize, at_a_time: usize, room: u64) -> (Vec<u8>, Pages) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pages");
         let mut sink = Sink::new(path.clone(), File::create(&path).unwrap());
+        sink.make_room(room);
         let all: Vec<u8> = (0..pages * 4096).map(|n| (n / 7) as u8).collect();
         for piece in all.chunks(at_a_time * 4096) {
             sink.append(piece).unwrap();
@@ -262,10 +302,11 @@ mod tests {
 
     #[test]
     fn a_thread_writes_what_would_have_been_written_without_one() {
-        for (pages, at_a_time) in [(0, 1), (3, 1), (1024, 1024), (2500, 700), (5000, 33)] {
-            let (bytes, told) = written(pages, at_a_time);
+        let sizes = [(0, 1), (3, 1), (1024, 1024), (2500, 700), (5000, 33)];
+        for ((pages, at_a_time), room) in sizes.into_iter().flat_map(|s| [(s, 0), (s, 40_960)]) {
+            let (bytes, told) = written(pages, at_a_time, room);
             let expected: Vec<u8> = (0..pages * 4096).map(|n| (n / 7) as u8).collect();
-            assert!(bytes == expected, "{pages} by {at_a_time}");
+            assert!(bytes == expected, "{pages} by {at_a_time}, room for {room}");
             let chunks = expected.chunks(CHUNK_BYTES as usize);
             let hashes = chunks.map(|c| *blake3::hash(c).as_bytes());
             assert_eq!(told.chunks.0, hashes.collect::<Vec<_>>());
@@ -285,6 +326,15 @@ mod tests {
         assert_eq!(sink.file.metadata().unwrap().len(), 0);
         assert_eq!(sink.bytes(), 4096);
         assert!(sink.make_durable().is_err() && sink.pages().is_err());
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_and_cannot_be_written_is_no_checkpoint() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut sink = Sink::new("/dev/full".into(), full);
+        sink.make_room(8192);
+        sink.append(&[1; 4096]).expect("there is room in memory");
+        assert!(sink.pages().is_err() && sink.make_durable().is_err() && sink.pages().is_err());
     }
 
     #[test]

@@ -79,6 +79,12 @@ impl Writer {
         self.pages.append(pages)
     }
 
+    /// What is appended waits in memory that is there already, as far as there is room for so many bytes:
+    /// whoever stands still meanwhile waits neither for the file nor for checksums.
+    pub(crate) fn make_room(&mut self, bytes: u64) {
+        self.pages.make_room(bytes);
+    }
+
     /// Checksums of all that there is.
     pub fn pages(&mut self) -> Result<Pages> {
         let own = self.pages.pages()?;

@@ -25,7 +25,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dormouse_kernel::call::{self, Scan};
 use dormouse_kernel::{Errno, pidfd, proc};
@@ -107,8 +107,8 @@ fn for_a_moment(
     blocks: &thread::Blocks,
     mut act: impl FnMut(Seen),
 ) -> Result<Duration> {
-    let began = Instant::now();
     let (processes, held) = tree::stop_for_a_moment(subject, blocks)?;
+    let began = held.began();
     let thawed = Thawed::thaw(subject, processes.first())?;
     for seen in processes.into_iter().filter(|seen| !seen.is_zombie) {
         for tid in &seen.tids {

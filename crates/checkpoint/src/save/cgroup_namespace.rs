@@ -3,7 +3,6 @@
 //! path: so any process that is below the root tells it.
 
 use std::collections::HashMap;
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::Namespace;
@@ -14,7 +13,7 @@ use rustix::thread::LinkNameSpaceType;
 use super::cgroup::Own;
 use super::object::{Survey, Why};
 use super::process::Apart as Links;
-use super::tree::Seen;
+use super::tree::{Seen, link_of_first};
 use crate::format::{CgroupNamespace, Thing};
 
 /// All cgroup namespaces but the container's own, by their links in procfs; or why one cannot be saved.
@@ -31,26 +30,21 @@ pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<Option<usize>
     }
 }
 
-fn link(pid: u32) -> Option<String> {
-    fs::read_link(format!("/proc/{pid}/ns/cgroup")).ok()?.into_os_string().into_string().ok()
-}
-
 /// Finds all of them.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
-    let container = link(survey.subject.init);
+    let container = link_of_first(survey.subject.init, tree, "cgroup");
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
         // It may have ended meanwhile, while nothing is stopped yet.
-        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
-            continue;
-        };
-        if survey.cgroup_namespaces.0.contains_key(&link) {
+        let is_another = |link: &&str| Some(*link) != container.as_deref();
+        let Some(link) = seen.link("cgroup").filter(is_another) else { continue };
+        if survey.cgroup_namespaces.0.contains_key(link) {
             continue;
         }
         let opened = |seen: &Seen| pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Cgroup).ok();
         let Some(namespace) = opened(seen) else { continue };
         let root = root(survey.own_cgroup.as_ref(), tree, &namespace);
         let found = root.map(|root| survey.add(Thing::CgroupNamespace(CgroupNamespace { root })));
-        survey.cgroup_namespaces.0.insert(link, found);
+        survey.cgroup_namespaces.0.insert(link.to_owned(), found);
     }
 }
 

@@ -9,7 +9,7 @@ use crate::format::{About, Bytes, StatePart};
 use crate::vdso::Object;
 
 /// What of a host stays as it is: looked at while everything still runs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Host(About);
 
 impl Host {
@@ -30,21 +30,21 @@ impl Host {
             ..About::default()
         }))
     }
-}
 
-/// Of whom a checkpoint is, and what its clocks say now.
-pub(crate) fn about(subject: &Subject, host: &Host, offsets: Offsets) -> Result<About> {
-    let now = clock::now(offsets)?;
-    Ok(About {
-        container: subject.id.clone(),
-        name: subject.name.clone(),
-        created_unix_ms: now_unix_ms(),
-        monotonic_ns: now.monotonic_ns,
-        boottime_ns: now.boottime_ns,
-        monotonic_offset_ns: offsets.monotonic_ns,
-        boottime_offset_ns: offsets.boottime_ns,
-        ..host.0.clone()
-    })
+    /// Of whom a checkpoint is, and what its clocks say now.
+    pub(crate) fn about(self, subject: &Subject, offsets: Offsets) -> Result<About> {
+        let now = clock::now(offsets)?;
+        Ok(About {
+            container: subject.id.clone(),
+            name: subject.name.clone(),
+            created_unix_ms: now_unix_ms(),
+            monotonic_ns: now.monotonic_ns,
+            boottime_ns: now.boottime_ns,
+            monotonic_offset_ns: offsets.monotonic_ns,
+            boottime_offset_ns: offsets.boottime_ns,
+            ..self.0
+        })
+    }
 }
 
 /// The time of day, in milliseconds since the epoch.

@@ -2,7 +2,6 @@
 //! of its processes sees.
 
 use std::collections::HashMap;
-use std::fs;
 
 use dormouse_kernel::call::CloneFlags;
 use dormouse_kernel::{Errno, proc, process};
@@ -31,11 +30,11 @@ impl Apart {
     }
 
     /// The object of the namespace of a process; nothing for the container's own.
-    pub(super) fn of_process(&self, pid: u32) -> Option<usize> {
+    pub(super) fn of_process(&self, seen: &Seen) -> Option<usize> {
         if self.by_link.is_empty() {
             return None;
         }
-        self.by_link.get(&link(pid)?)?.as_ref().ok().copied()
+        self.by_link.get(seen.link("ipc")?)?.as_ref().ok().copied()
     }
 
     /// The object of the namespace whose message queues are on a device.
@@ -44,24 +43,20 @@ impl Apart {
     }
 }
 
-fn link(pid: u32) -> Option<String> {
-    fs::read_link(format!("/proc/{pid}/ns/ipc")).ok()?.into_os_string().into_string().ok()
-}
-
 /// Finds all of them, with what is in them.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     let Some(first) = tree.first() else { return Ok(()) };
-    let container = link(first.pid);
+    let container = first.link("ipc");
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
         // It may have ended meanwhile, while nothing is stopped yet.
-        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+        let Some(link) = seen.link("ipc").filter(|link| Some(*link) != container) else {
             continue;
         };
-        if survey.ipc.by_link.contains_key(&link) {
+        if survey.ipc.by_link.contains_key(link) {
             continue;
         }
         let found = one(survey, seen)?;
-        survey.ipc.by_link.extend(found.map(|found| (link, found)));
+        survey.ipc.by_link.extend(found.map(|found| (link.to_owned(), found)));
     }
     Ok(())
 }

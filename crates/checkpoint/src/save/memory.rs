@@ -47,6 +47,7 @@ pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
     };
     let no_huge_pages = seen.fields.number("THP_enabled") == Some(0);
     let mut memory = Memory { no_huge_pages, ..Memory::default() };
+    let mut last = None;
     for mapping in mappings(&text) {
         match mapping.name {
             "[vsyscall]" => {}
@@ -54,7 +55,7 @@ pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
                 let start = memory.vdso.map_or(mapping.start, |(start, _)| start);
                 memory.vdso = Some((start, mapping.end - start));
             }
-            _ => match area(survey, seen, &mapping) {
+            _ => match area(survey, seen, &mapping, &mut last) {
                 Ok(area) => memory.areas.push(area),
                 Err(why) => {
                     let what = format!("memory at {:x}", mapping.start);
@@ -72,6 +73,7 @@ pub(super) struct Mapping<'t> {
     pub(super) end: u64,
     access: &'t str,
     offset: u64,
+    device: &'t str,
     inode: u64,
     name: &'t str,
     page_bytes: u64,
@@ -111,7 +113,7 @@ fn head(line: &str) -> Option<Mapping<'_>> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
     let mut rest = rest.splitn(4, ' ');
-    let (access, offset, _device) = (rest.next()?, rest.next()?, rest.next()?);
+    let (access, offset, device) = (rest.next()?, rest.next()?, rest.next()?);
     let (inode, name) = match rest.next()?.split_once(' ') {
         Some((inode, name)) => (inode, name.trim_start()),
         None => return None,
@@ -121,6 +123,7 @@ fn head(line: &str) -> Option<Mapping<'_>> {
         end: u64::from_str_radix(end, 16).ok()?,
         access,
         offset: u64::from_str_radix(offset, 16).ok()?,
+        device,
         inode: inode.parse().ok()?,
         name,
         page_bytes: PAGE_BYTES,
@@ -128,10 +131,27 @@ fn head(line: &str) -> Option<Mapping<'_>> {
     })
 }
 
-fn area(
+/// The last file that was met: programs and libraries are mapped in several pieces, one after the other.
+struct Met<'t> {
+    device: &'t str,
+    inode: u64,
+    name: &'t str,
+    writes: bool,
+    object: usize,
+}
+
+impl Met<'_> {
+    fn is(&self, mapping: &Mapping<'_>, writes: bool) -> bool {
+        let its = (self.device, self.inode, self.name, self.writes);
+        its == (mapping.device, mapping.inode, mapping.name, writes)
+    }
+}
+
+fn area<'t>(
     survey: &mut Survey<'_>,
     seen: &Seen,
-    mapping: &Mapping<'_>,
+    mapping: &Mapping<'t>,
+    last: &mut Option<Met<'t>>,
 ) -> std::result::Result<Area, Why> {
     let has = |flag: &str| mapping.flags.contains(&flag);
     let noted = || survey.ahead.is_some_and(|a| a.notes(seen, mapping.start..mapping.end));
@@ -143,16 +163,17 @@ fn area(
     let access = access.fold(0, |sum, (n, (has, bit))| sum | u32::from(has == bit) << n);
     let flags = KEPT.iter().filter(|f| has(f)).map(|f| (*f).to_owned()).collect();
     let shared = mapping.access.ends_with('s');
-    let backing = backing(survey, seen, mapping, shared)?;
+    let backing = backing(survey, seen, mapping, shared, last)?;
     let (start, end) = (mapping.start, mapping.end);
     Ok(Area { start, end, access, backing, flags, runs: Vec::new() })
 }
 
-fn backing(
+fn backing<'t>(
     survey: &mut Survey<'_>,
     seen: &Seen,
-    mapping: &Mapping<'_>,
+    mapping: &Mapping<'t>,
     shared: bool,
+    last: &mut Option<Met<'t>>,
 ) -> std::result::Result<Backing, Why> {
     if mapping.is_anonymous() {
         return Ok(Backing::Anonymous);
@@ -177,7 +198,7 @@ fn backing(
             .and_then(|file| system_v::handle_of(file.as_fd()));
         let handle = handle.map_err(|e| format!("System V shared memory: {e}"))?;
         let object = survey.segments.get(&handle).copied();
-        let ipc = survey.ipc.of_process(seen.pid);
+        let ipc = survey.ipc.of_process(seen);
         let (object, bytes) = object
             .and_then(|object| match &survey.found.objects[object].thing {
                 Thing::SystemVMemory(memory) if memory.head.namespace == ipc => {
@@ -192,7 +213,14 @@ fn backing(
         return Ok(Backing::Shared { object, offset });
     }
     let writes = shared && mapping.flags.contains(&"mw");
-    let object = file::mapped(survey, seen, mapping.name, &place, writes)?;
+    // One file may be mapped by mounts of two namespaces, and then is two objects.
+    let known = last.as_ref().filter(|met| met.is(mapping, writes) && survey.mounts.are_none());
+    let object = match known {
+        Some(met) => met.object,
+        None => file::mapped(survey, seen, mapping.name, &place, writes)?,
+    };
+    let Mapping { device, inode, name, .. } = *mapping;
+    *last = Some(Met { device, inode, name, writes, object });
     Ok(match shared {
         true => Backing::Shared { object, offset },
         false => Backing::Private { object, offset },
@@ -335,6 +363,29 @@ pub(crate) struct Known {
     pages: HashMap<[u8; 32], u64>,
     /// Where contents are copied to: memory that is new costs as much as what is copied into it.
     buffer: Vec<u8>,
+}
+
+impl Known {
+    /// Has memory of ours for so many bytes, so that nobody stands still while the kernel finds it.
+    pub(crate) fn make_room(&mut self, bytes: u64) {
+        let bytes = bytes.min(BATCH_BYTES) as usize;
+        if self.buffer.len() < bytes {
+            self.buffer.resize(bytes, NOT_ZERO);
+        }
+    }
+}
+
+/// Zeros might be promised and not written.
+const NOT_ZERO: u8 = 1;
+
+/// So much more than the kernel's count of it a process may have: each CPU counts on its own for a while
+/// (proc_pid_status(5), `RssAnon`).
+const UNCOUNTED_BYTES: u64 = 64 << 10;
+
+/// How much memory of their own some processes have at most, more or less.
+pub(crate) fn own_bytes(tree: &[Seen]) -> u64 {
+    let counted = |seen: &Seen| seen.fields.number("RssAnon").unwrap_or(0) << 10;
+    tree.iter().map(|seen| counted(seen) + UNCOUNTED_BYTES).sum()
 }
 
 /// Reads the contents of a stopped process's own pages, but for those that were copied ahead and that

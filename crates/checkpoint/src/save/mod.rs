@@ -326,6 +326,9 @@ pub fn save(
             if ahead.is_some() {
                 (_, before) = ready(subject, ahead.as_ref())?; // they have run since
             }
+            let bytes = memory::own_bytes(&tree);
+            known.make_room(bytes);
+            writer.make_room(bytes);
             let mut stopped = tree::stop(subject, before)?;
             let draft = stopped.read(subject, ahead.as_ref(), known, writer)?;
             let stopped = (!go_on).then_some(stopped);
@@ -421,7 +424,8 @@ impl Stopped {
         udp::contents(&mut found)?;
         tmpfs::contents(&mut found, &mut writer)?;
         memory::object_contents(&mut found, &mut writer)?;
-        let mut about = host::about(subject, &self.before.host, offsets)?;
+        let host = std::mem::take(&mut self.before.host);
+        let mut about = host.about(subject, offsets)?;
         about.network = found.network.take();
         let (objects, held) = (found.objects, found.held);
         let records = Records { about, processes, memories, objects, ..Records::default() };

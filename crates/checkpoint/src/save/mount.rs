@@ -43,6 +43,11 @@ struct Namespace {
 }
 
 impl Apart {
+    /// There is the container's own alone.
+    pub(crate) fn are_none(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
     pub(crate) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
         let why = |why: &Why| format!("it is in a mount namespace of its own with {why}");
@@ -53,7 +58,7 @@ impl Apart {
     /// The process from whose root names in a namespace are found, and the object; nothing where an open
     /// file is of a mount of the container's own.
     pub(crate) fn of_file(&self, open: BorrowedFd<'_>) -> Option<(u32, usize)> {
-        if self.all.is_empty() {
+        if self.are_none() {
             return None;
         }
         let of = &self.all[*self.of_mounts.get(&mount_of(open).ok()?)?];
@@ -62,8 +67,8 @@ impl Apart {
 
     /// The process from whose root the paths of a process are found.
     pub(crate) fn witness(&self, seen: &Seen) -> u32 {
-        let found = || self.by_link.get(&link(seen.pid)?)?.as_ref().ok();
-        let found = if self.all.is_empty() { None } else { found() };
+        let found = || self.by_link.get(seen.link("mnt")?)?.as_ref().ok();
+        let found = if self.are_none() { None } else { found() };
         found.map_or(seen.first, |n| self.all[*n].witness)
     }
 }
@@ -71,10 +76,6 @@ impl Apart {
 /// The id of the mount that something is of.
 fn mount_of(open: BorrowedFd<'_>) -> Result<u64, Errno> {
     rustix::fs::statx(open, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map(|s| s.stx_mnt_id)
-}
-
-fn link(pid: u32) -> Option<String> {
-    fs::read_link(format!("/proc/{pid}/ns/mnt")).ok()?.into_os_string().into_string().ok()
 }
 
 /// Finds all of them, and refuses what cannot be saved.
@@ -86,11 +87,11 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
         let (pid, process, what) = (0, String::new(), String::new());
         survey.found.refusals.push(Refusal { pid, process, what, why });
     }
-    let container = link(first.pid);
-    let mut groups: Vec<(String, Vec<&Seen>)> = Vec::new();
+    let container = first.link("mnt");
+    let mut groups: Vec<(&str, Vec<&Seen>)> = Vec::new();
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
         // It may have ended meanwhile, while nothing is stopped yet.
-        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+        let Some(link) = seen.link("mnt").filter(|link| Some(*link) != container) else {
             continue;
         };
         match groups.iter_mut().find(|(one, _)| *one == link) {
@@ -100,7 +101,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     }
     for (link, members) in groups {
         let found = one(survey, &base, &members);
-        survey.mounts.by_link.insert(link, found);
+        survey.mounts.by_link.insert(link.to_owned(), found);
     }
 }
 

@@ -2,7 +2,6 @@
 //! that the kernel gives every namespace (SO_NETNS_COOKIE, Linux 5.14).
 
 use std::collections::HashMap;
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::call::{self, Namespace};
@@ -77,10 +76,6 @@ fn cookie_here() -> Result<u64, Errno> {
     cookie(&rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?)
 }
 
-fn link(pid: u32) -> Option<String> {
-    fs::read_link(format!("/proc/{pid}/ns/net")).ok()?.into_os_string().into_string().ok()
-}
-
 fn opened(seen: &Seen) -> Option<OwnedFd> {
     pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Net).ok()
 }
@@ -94,9 +89,9 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let own = opened(first);
     let mut all = Vec::new();
     let mut links = Vec::new();
-    let container = link(first.pid);
+    let container = first.link("net");
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
-        let Some(link) = link(seen.pid).filter(|link| Some(link) != container.as_ref()) else {
+        let Some(link) = seen.link("net").filter(|link| Some(*link) != container) else {
             continue;
         };
         if links.contains(&link) {
@@ -130,7 +125,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
                     survey.found.objects[object].thing = Thing::Net(net);
                     object
                 });
-                survey.nets.by_link.insert(links[n].clone(), found);
+                survey.nets.by_link.insert(links[n].to_owned(), found);
             }
             Elsewhere::Container => match found {
                 // As every container has it.

@@ -39,6 +39,9 @@ pub(super) fn read(
         options.push(SocketOption::filter(filter));
     }
     for (level, name, length) in OPTIONS {
+        if !has_level(domain, kind, level) {
+            continue;
+        }
         let buffer = match (level, name) {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => Some(1),
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => Some(2),
@@ -76,6 +79,22 @@ pub(super) fn read(
         options.push(SocketOption { level, name, value: Bytes(value) });
     }
     Ok(options)
+}
+
+/// Whether sockets of a kind may have options of a level: to ask for others costs as much as for those.
+fn has_level(domain: AddressFamily, kind: SocketType, level: i32) -> bool {
+    let is_internet = [AddressFamily::INET, AddressFamily::INET6].contains(&domain);
+    match level {
+        libc::SOL_SOCKET => true,
+        // Those of version 6 speak version 4, too.
+        libc::IPPROTO_IP => is_internet,
+        libc::IPPROTO_TCP => is_internet && kind == SocketType::STREAM,
+        libc::SOL_RAW => domain == AddressFamily::INET,
+        libc::IPPROTO_IPV6 | libc::SOL_ICMPV6 => domain == AddressFamily::INET6,
+        libc::SOL_PACKET => domain == AddressFamily::PACKET,
+        libc::SOL_NETLINK => domain == AddressFamily::NETLINK,
+        _ => false,
+    }
 }
 
 fn one(socket: BorrowedFd<'_>, level: i32, name: i32, length: usize) -> Option<Vec<u8>> {

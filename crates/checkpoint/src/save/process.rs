@@ -1,13 +1,12 @@
 //! Processes: what their threads share, and what they were put together from.
 
-use std::cell::LazyCell;
 use std::fs;
 use std::time::Duration;
 
-use dormouse_kernel::{Errno, call, proc};
+use dormouse_kernel::{Errno, call, namespace, proc};
 
 use super::object::{Survey, Surveyed};
-use super::tree::Seen;
+use super::tree::{NAMESPACES, Seen};
 use super::{Subject, cgroup, file, schedule, signal, thread, time, timer, unix, user};
 use crate::error::{Error, Result};
 use crate::format::check::PERSONALITIES;
@@ -43,8 +42,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
         survey.found.refusals.push(seen.refuse("", why));
     }
     // Its limits are gone when it has ended meanwhile, and it then needs nothing.
-    let limits = LazyCell::new(|| limits(seen.pid).unwrap_or_default());
-    if let Err(why) = schedule::check(seen, &limits) {
+    if let Err(why) = schedule::check(seen, seen.limits().unwrap_or_default()) {
         survey.found.refusals.push(seen.refuse("", why));
     }
     let foreign = |tid: &u32| thread::personality(seen.pid, *tid) & !PERSONALITIES != 0;
@@ -81,25 +79,14 @@ pub(crate) struct Home {
     cgroups: Option<String>,
 }
 
-const NAMESPACES: [&str; 8] =
-    ["user", "mnt", "ipc", "uts", "net", "cgroup", "time", "time_for_children"];
-
-/// The links of the namespaces of a thread.
+/// The links of all namespaces of a thread.
 fn namespaces(pid: u32, tid: u32) -> [Option<String>; NAMESPACES.len()] {
-    NAMESPACES.map(|name| {
-        let link = fs::read_link(format!("/proc/{pid}/task/{tid}/ns/{name}")).ok()?;
-        link.into_os_string().into_string().ok()
-    })
+    NAMESPACES.map(|name| namespace::link(pid, tid, name))
 }
 
-impl Home {
-    fn of(pid: u32, fields: &proc::Fields, own: Option<&cgroup::Own>) -> Self {
-        Self {
-            depth: fields.pids().len(),
-            namespaces: namespaces(pid, pid),
-            cgroups: cgroups(pid, own).map(|(_, others)| others),
-        }
-    }
+/// The same of a process.
+fn own_namespaces(seen: &Seen) -> [Option<String>; NAMESPACES.len()] {
+    NAMESPACES.map(|name| seen.link(name).map(str::to_owned))
 }
 
 /// The control group of a process below the container's own, where there may be others, and all its
@@ -114,17 +101,26 @@ fn cgroups(pid: u32, own: Option<&cgroup::Own>) -> Option<(Option<String>, Strin
 
 /// The control group of a process below the container's own.
 pub(crate) fn cgroup(pid: u32, survey: &Survey<'_>) -> Option<String> {
-    cgroups(pid, survey.own_cgroup.as_ref())?.0
+    cgroups(pid, Some(survey.own_cgroup.as_ref()?))?.0
 }
 
 /// In what respects a process is elsewhere than the first: what cannot be saved, and what can.
 fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
+    let groups = |pid| cgroups(pid, survey.own_cgroup.as_ref()).map(|(_, others)| others);
     let first = survey.home.get_or_init(|| {
         let fields = proc::fields(seen.first).ok()?; // it may have ended
-        Some(Home::of(seen.first, &fields, survey.own_cgroup.as_ref()))
+        Some(Home {
+            depth: fields.pids().len(),
+            namespaces: namespaces(seen.first, seen.first),
+            cgroups: groups(seen.first),
+        })
     });
     let Some(first) = first else { return Default::default() };
-    let own = Home::of(seen.pid, &seen.fields, survey.own_cgroup.as_ref());
+    let own = Home {
+        depth: seen.fields.pids().len(),
+        namespaces: own_namespaces(seen),
+        cgroups: groups(seen.pid),
+    };
     let of_its_own =
         |name: &str| format!("it is in a {name} namespace of its own, which is not saved yet");
     let mut all = Vec::new();
@@ -159,8 +155,8 @@ fn has_threads_apart(seen: &Seen) -> bool {
     if seen.tids.len() == 1 || bound.is_some_and(|mask| mask & SYS_ADMIN == 0) {
         return false;
     }
-    let own = namespaces(seen.pid, seen.pid);
-    let mut others = seen.tids.iter().map(|tid| namespaces(seen.pid, *tid));
+    let own = own_namespaces(seen);
+    let mut others = seen.tids.iter().skip(1).map(|tid| namespaces(seen.pid, *tid));
     // One that ends has none.
     others.any(|other| other != own && other.iter().chain(&own).all(Option::is_some))
 }
@@ -201,7 +197,7 @@ pub(crate) fn record(
         ..Process::default()
     };
     if seen.is_zombie {
-        let code = thread::stat_field(seen.pid, seen.pid, 52).and_then(|c| c.parse().ok());
+        let code = seen.stat().and_then(|stat| stat.field(52)?.parse().ok());
         record.ended = Some(code.unwrap_or(0));
         return Ok(record);
     }
@@ -221,7 +217,7 @@ pub(crate) fn record(
     record.cgroup_namespace = surveyed.cgroup_namespace;
     record.user = surveyed.user;
     record.cgroup.clone_from(&surveyed.cgroup);
-    record.limits = limits(seen.pid)?;
+    record.limits = seen.limits()?.to_vec();
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
     for tid in &seen.tids {
@@ -253,7 +249,7 @@ const LIMITS: [(&str, u32); 16] = [
     ("Max realtime timeout", 15),
 ];
 
-fn limits(pid: u32) -> Result<Vec<Limit>> {
+pub(super) fn limits(pid: u32) -> Result<Vec<Limit>> {
     let path = format!("/proc/{pid}/limits");
     let text = proc::whole_text(&path).map_err(Error::file("cannot read", path))?;
     let value = |word: Option<&str>| match word {
@@ -293,7 +289,7 @@ pub(crate) fn inside(
     for (tid, thread) in seen.tids.iter().zip(&mut record.threads).skip(1) {
         threads_inside(seen, *tid, thread, gadget).map_err(Error::of("make calls in", *tid))?;
     }
-    memory.layout = layout(pid, brk)?;
+    memory.layout = layout(seen, brk)?;
     let link = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let link = link.to_string_lossy().into_owned();
     match file::mapped(survey, seen, &link, &format!("/proc/{pid}/exe"), false) {
@@ -467,10 +463,9 @@ pub(crate) fn find(pid: u32, start: u64, bytes: u64) -> Option<u64> {
     None
 }
 
-fn layout(pid: u32, brk: u64) -> Result<Layout> {
-    let stat = thread::stat(pid, pid);
+fn layout(seen: &Seen, brk: u64) -> Result<Layout> {
     let field = |n| {
-        let text = stat.as_ref().and_then(|stat| stat.field(n));
+        let text = seen.stat().and_then(|stat| stat.field(n));
         text.and_then(|t| t.parse::<u64>().ok()).ok_or(Errno::BADMSG)
     };
     let all = || -> std::result::Result<Layout, Errno> {
@@ -488,5 +483,5 @@ fn layout(pid: u32, brk: u64) -> Result<Layout> {
             env_end: field(51)?,
         })
     };
-    all().map_err(Error::of("read the layout of the memory", pid))
+    all().map_err(Error::of("read the layout of the memory", seen.pid))
 }

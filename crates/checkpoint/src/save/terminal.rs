@@ -12,7 +12,7 @@ use dormouse_kernel::call::{self, TERMIOS_BYTES, TerminalNumber};
 use rustix::event::{PollFd, PollFlags};
 
 use super::object::{Found, Open, Survey, Why};
-use super::thread::{Maps, stat_field};
+use super::thread::Maps;
 use super::tree::Seen;
 use crate::error::{Error, Result as Outcome};
 use crate::format::check::ON_THE_WAY_MAX;
@@ -121,7 +121,7 @@ fn state(open: &Open<'_>, number: u32) -> Result<Terminal, Errno> {
 /// Whose terminals they are: what the processes of their sessions say.
 pub(crate) fn sessions(survey: &mut Survey<'_>, processes: &[Seen]) {
     for seen in processes.iter().filter(|p| !p.is_zombie) {
-        let field = |n| stat_field(seen.pid, seen.pid, n)?.parse::<i64>().ok();
+        let field = |n| seen.stat()?.field(n)?.parse::<i64>().ok();
         let (Some(device), Some(foreground)) = (field(7), field(8)) else { continue };
         let device = device as u64;
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));

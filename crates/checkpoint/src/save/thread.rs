@@ -69,7 +69,15 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
     });
     let registers = call::registers(tid).map_err(step("read the registers"))?;
     let inner = fields.pids().last().copied().unwrap_or(0);
-    let nice = stat_field(seen.pid, tid, 19).and_then(|n| n.parse().ok()).unwrap_or(0);
+    let stat = match tid == seen.pid {
+        true => seen.stat(),
+        false => None,
+    };
+    let nice = match stat {
+        Some(stat) => stat.field(19).and_then(|n| n.parse().ok()),
+        None => stat_field(seen.pid, tid, 19).and_then(|n| n.parse().ok()),
+    };
+    let nice = nice.unwrap_or(0);
     Ok(Thread {
         tid: inner,
         name: fields.field("Name").unwrap_or_default().to_owned(),
@@ -112,6 +120,7 @@ pub(crate) fn personality(pid: u32, tid: u32) -> u32 {
 }
 
 /// A task's stat (proc_pid_stat(5)).
+#[derive(Debug)]
 pub(crate) struct Stat(String);
 
 /// Reads it.

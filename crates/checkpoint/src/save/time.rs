@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::object::{Survey, Why};
 use super::process::Apart as Links;
-use super::tree::Seen;
+use super::tree::{Seen, link_of_first};
 use crate::clock::{self, CLOCK_MAX_NS, Offsets};
 use crate::error::Result as Outcome;
 use crate::format::{Thing, Time};
@@ -28,11 +28,17 @@ impl Apart {
     }
 }
 
+/// The links of the time namespace that a process is in, and of that of its children. KERNEL(5.6): before,
+/// there is none.
+fn links(seen: &Seen) -> [Option<&str>; 2] {
+    ["time", "time_for_children"].map(|name| seen.link(name))
+}
+
 /// The link of the namespace that a process has made for its children, if it is not in that.
 pub(super) fn for_children(seen: &Seen) -> Option<String> {
-    let [own, for_children] = clock::links(seen.pid);
+    let [own, for_children] = links(seen);
     // One that has ended meanwhile has none.
-    for_children.filter(|link| own.is_some_and(|own| own != *link))
+    for_children.filter(|link| own.is_some_and(|own| own != *link)).map(str::to_owned)
 }
 
 /// The objects of the namespace that a process is in, and of the one that it has made for its children.
@@ -53,20 +59,17 @@ pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     let first = survey.subject.init;
     survey.times.own = Offsets::of_process(first)?;
-    let [container, _] = clock::links(first);
+    let container = link_of_first(first, tree, "time");
     let alive = tree.iter().filter(|seen| !seen.is_zombie);
-    let links: Vec<(u32, [Option<String>; 2])> =
-        alive.map(|seen| (seen.pid, clock::links(seen.pid))).collect();
+    let links: Vec<(u32, [Option<&str>; 2])> = alive.map(|seen| (seen.pid, links(seen))).collect();
     for (pid, link) in links.iter().flat_map(|(pid, both)| both.iter().map(move |l| (*pid, l))) {
         // It may have ended meanwhile, while nothing is stopped yet.
-        let Some(link) = link.as_ref().filter(|link| Some(*link) != container.as_ref()) else {
-            continue;
-        };
+        let is_another = |link: &&str| Some(*link) != container.as_deref();
+        let Some(link) = link.filter(is_another) else { continue };
         if survey.times.by_link.contains_key(link) {
             continue;
         }
-        let makes_children =
-            |(_, both): &&(u32, [Option<String>; 2])| both[1].as_ref() == Some(link);
+        let makes_children = |(_, both): &&(u32, [Option<&str>; 2])| both[1] == Some(link);
         let offsets = match links.iter().find(makes_children) {
             Some((maker, _)) => Offsets::of(maker),
             None => Offsets::of_process(pid),
@@ -75,7 +78,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
             Ok(offsets) => time(survey.times.own, offsets)?.map(|it| survey.add(Thing::Time(it))),
             Err(e) => Err(format!("that cannot be looked at: {e}")),
         };
-        survey.times.by_link.insert(link.clone(), found);
+        survey.times.by_link.insert(link.to_owned(), found);
     }
     Ok(())
 }

@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use dormouse_kernel::call::{self, Stop, TraceOptions};
 use dormouse_kernel::proc::{self, Fields};
-use dormouse_kernel::{Errno, pidfd};
+use dormouse_kernel::{Errno, namespace, pidfd};
 use rustix::fd::OwnedFd;
 
 use super::Subject;
 use super::cgroup::Thawed;
 use super::host::Host;
 use super::system_v::Tables;
-use super::thread::{self, Blocks, Maps};
+use super::thread::{self, Blocks, Maps, Stat};
 use crate::error::{Error, Refusal, Result as Outcome};
-use crate::format::{INIT, PROGRAMS};
+use crate::format::{INIT, Limit, PROGRAMS};
 use crate::inject::remote::EVENT_STOP;
 use crate::vdso;
 
@@ -57,10 +57,32 @@ pub struct Seen {
     pub(crate) sleeps_until_ns: HashMap<u32, u64>,
     /// Itself; none where it has ended.
     pub(crate) pidfd: Option<OwnedFd>,
-    /// Where it has the kernel's shared object, once somebody asks.
+    asked: Asked,
+}
+
+/// What of a process is told once somebody asks. While it stands still all of it stays as it is.
+#[derive(Debug, Default)]
+struct Asked {
+    /// Where it has the kernel's shared object.
     objects: OnceCell<Vec<Range<u64>>>,
-    /// The ids of the first process's user namespace, once somebody asks.
+    /// The ids of the first process's user namespace.
     maps: OnceCell<Maps>,
+    /// The links of its namespaces, in the order of [`NAMESPACES`].
+    namespaces: [OnceCell<Option<String>>; NAMESPACES.len()],
+    stat: OnceCell<Option<Stat>>,
+    limits: OnceCell<Vec<Limit>>,
+}
+
+/// Namespaces of a process, as procfs names them.
+pub(crate) const NAMESPACES: [&str; 8] =
+    ["user", "mnt", "ipc", "uts", "net", "cgroup", "time", "time_for_children"];
+
+/// The link of a namespace of the container's first process, which the house's init is not told of in `tree`.
+pub(crate) fn link_of_first(pid: u32, tree: &[Seen], name: &str) -> Option<String> {
+    match tree.iter().find(|seen| seen.pid == pid) {
+        Some(seen) => seen.link(name).map(str::to_owned),
+        None => namespace::link(pid, pid, name),
+    }
 }
 
 impl Seen {
@@ -75,13 +97,34 @@ impl Seen {
     fn is_inside_object(&self, tid: u32) -> bool {
         let Ok(registers) = call::registers(tid) else { return false };
         // Nothing there waits.
-        let objects = || self.objects.get_or_init(|| vdso::all_of_process(self.pid));
+        let objects = || self.asked.objects.get_or_init(|| vdso::all_of_process(self.pid));
         !thread::waits_by(&registers) && objects().iter().any(|o| o.contains(&registers.rip))
     }
 
     /// The ids of the container's own user namespace, whichever it is in itself.
     pub(crate) fn maps(&self) -> &Maps {
-        self.maps.get_or_init(|| Maps::read(self.first))
+        self.asked.maps.get_or_init(|| Maps::read(self.first))
+    }
+
+    /// The link of one of its [`NAMESPACES`]; none where it has ended.
+    pub(crate) fn link(&self, name: &str) -> Option<&str> {
+        let place = NAMESPACES.iter().position(|one| *one == name)?;
+        let asked = &self.asked.namespaces[place];
+        asked.get_or_init(|| namespace::link(self.pid, self.pid, name)).as_deref()
+    }
+
+    /// Its stat; none where it has ended.
+    pub(crate) fn stat(&self) -> Option<&Stat> {
+        self.asked.stat.get_or_init(|| thread::stat(self.pid, self.pid)).as_ref()
+    }
+
+    /// Its limits.
+    pub(crate) fn limits(&self) -> Outcome<&[Limit]> {
+        if let Some(known) = self.asked.limits.get() {
+            return Ok(known);
+        }
+        let read = super::process::limits(self.pid)?;
+        Ok(self.asked.limits.get_or_init(|| read))
     }
 
     /// What `ps` shows.
@@ -159,8 +202,7 @@ fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
         waited_in: HashMap::new(),
         sleeps_until_ns: HashMap::new(),
         pidfd,
-        objects: OnceCell::new(),
-        maps: OnceCell::new(),
+        asked: Asked::default(),
     }))
 }
 
@@ -240,7 +282,16 @@ pub(crate) struct Held {
     tasks: HashMap<u32, Task>,
     /// Some have run while others stood still already, or have a signal to take.
     pub(crate) have_worked: bool,
+    /// When the first of them was.
+    began: Option<Instant>,
     of_one_thread: PhantomData<*const ()>,
+}
+
+impl Held {
+    /// When the first of them was.
+    pub(super) fn began(&self) -> Instant {
+        self.began.unwrap_or_else(Instant::now)
+    }
 }
 
 impl Drop for Held {
@@ -254,11 +305,12 @@ impl Drop for Held {
 
 /// Stops everything.
 pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
-    let began = Instant::now();
-    let (processes, held) = stop_all(|| look(subject), &before.blocks, began + STOP_WITHIN)?;
+    let deadline = Instant::now() + STOP_WITHIN;
+    let (processes, held) = stop_all(|| look(subject), &before.blocks, deadline)?;
+    let took = held.began().elapsed();
     let connections = super::tcp::Held::default();
     let thawed = Thawed::default();
-    Ok(Stopped { connections, processes, thawed, held, before, took: began.elapsed() })
+    Ok(Stopped { connections, processes, thawed, held, before, took })
 }
 
 /// Stops everything, as [`stop`], for whoever lets it go again at once.
@@ -389,6 +441,7 @@ fn seize(
     blocks: &Blocks,
     deadline: Instant,
 ) -> Outcome<()> {
+    held.began.get_or_insert_with(Instant::now);
     let options = TraceOptions::SUSPEND_SECCOMP | TraceOptions::SYSGOOD;
     match call::seize(tid, options) {
         Ok(()) => {}

@@ -5,16 +5,14 @@
 //! record are those of the container's own, whoever has them: [`Seen::maps`] is the map of that.
 
 use std::collections::HashMap;
-use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 
 use dormouse_kernel::call::Namespace;
 use dormouse_kernel::namespace::{self, UserMaps};
 use dormouse_kernel::{pidfd, proc};
 
 use super::object::{Survey, Surveyed, Why};
-use super::tree::Seen;
+use super::tree::{Seen, link_of_first};
 use crate::error::Refusal;
 use crate::format::{Ids, Thing, User};
 
@@ -29,18 +27,19 @@ pub(crate) struct Apart {
     members: HashMap<u64, u32>,
 }
 
-fn inode_of(pid: u32) -> Option<u64> {
-    fs::metadata(format!("/proc/{pid}/ns/user")).ok().map(|namespace| namespace.ino())
+/// The inode that a link in procfs is to: `user:[4026531837]`.
+fn inode(link: &str) -> Option<u64> {
+    link.strip_prefix("user:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// Finds out who is in which. ORDER: before anything is looked at that may belong to one.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
-    let own = inode_of(first.first);
+    let own = link_of_first(first.first, tree, "user").as_deref().and_then(inode);
     survey.users.own = own;
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
         // It may have ended meanwhile, while nothing is stopped yet.
-        if let Some(inode) = inode_of(seen.pid).filter(|inode| Some(*inode) != own) {
+        if let Some(inode) = seen.link("user").and_then(inode).filter(|inode| Some(*inode) != own) {
             survey.users.members.entry(inode).or_insert(seen.pid);
         }
     }
@@ -53,8 +52,8 @@ pub(super) fn check_first(seen: &Seen) -> Result<(), Why> {
     let own =
         pidfd::namespace(process, Namespace::Pid).and_then(|pids| namespace::owner(pids.as_fd()));
     // Who may not look there is below it, and has ended otherwise.
-    let inode = own.ok().and_then(|own| rustix::fs::fstat(own).ok()).map(|stat| stat.st_ino);
-    match inode.zip(inode_of(seen.pid)) {
+    let own = own.ok().and_then(|own| rustix::fs::fstat(own).ok()).map(|stat| stat.st_ino);
+    match own.zip(seen.link("user").and_then(inode)) {
         Some((own, its)) if own != its => {
             Err("it is the first, and in a user namespace of its own, which is not saved yet"
                 .into())
