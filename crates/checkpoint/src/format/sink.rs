@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 1 << 20;
 const WAITING: usize = 8;
 /// LIMIT: what waits in memory.
 const EARLY_BYTES: u64 = 1 << 20;
-/// Zeros might be promised by the kernel and not be there.
+/// What room is filled with: the kernel gives memory of zeros only when it is written to.
 const NOT_ZERO: u8 = 1;
 /// So many bytes at a time are brought to the disk.
 const TO_DISK_BYTES: u64 = 32 << 20;

@@ -375,7 +375,7 @@ impl Known {
     }
 }
 
-/// Zeros might be promised and not written.
+/// What room is filled with: the kernel gives memory of zeros only when it is written to.
 const NOT_ZERO: u8 = 1;
 
 /// So much more than the kernel's count of it a process may have: each CPU counts on its own for a while

@@ -77,7 +77,8 @@ struct Asked {
 pub(crate) const NAMESPACES: [&str; 8] =
     ["user", "mnt", "ipc", "uts", "net", "cgroup", "time", "time_for_children"];
 
-/// The link of a namespace of the container's first process, which the house's init is not told of in `tree`.
+/// The link of a namespace of a container's first process, which is not of the tree where it is the house's
+/// init.
 pub(crate) fn link_of_first(pid: u32, tree: &[Seen], name: &str) -> Option<String> {
     match tree.iter().find(|seen| seen.pid == pid) {
         Some(seen) => seen.link(name).map(str::to_owned),
