@@ -9,6 +9,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dormouse_checkpoint::format::{Reader, Records, Thing, Time, Writer};
@@ -207,6 +209,68 @@ fn vm_a_packet_that_was_on_its_way_is_not_answered_with_a_reset() {
                 tcp dport 7001 meta mark set 0x646d; }; }";
     host.sh(&format!("nsenter -t {pid} -n nft '{mark}'")).ok();
     host.dm(&["checkpoint", "tcp"]).ok();
+    caller.write_all(&[5]).expect("nobody has closed it");
+    let silence = caller.read(&mut answer).expect_err("nobody answers");
+    assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock, "{silence}");
+    host.dm(&["restore", "tcp"]).ok();
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("it is a socket");
+    caller.read_exact(&mut answer).expect("it is answered");
+    assert_eq!(answer, [6]);
+}
+
+/// What arrives when a connection was read already, and that the kernel would acknowledge, comes again.
+#[test]
+fn vm_what_arrives_while_a_container_is_saved_is_not_lost() {
+    let host = host();
+    host.dm(&["run", "-d", "--name", "x", "workloads", "sleep", "1000"]).ok();
+    let mut caller = answered_caller(&host);
+    let pid = host.inspect("x")["pid"].as_u64().expect("it runs");
+    let nft = |rules: &str| host.sh(&format!("nsenter -t {pid} -n nft '{rules}'")).ok();
+    nft("table inet late { chain in { type filter hook prerouting priority -400; \
+         tcp dport 7001 meta mark set 0x646d; }; }");
+    caller.set_nodelay(true).expect("it is a socket");
+    let is_saved = Arc::new(AtomicBool::new(false));
+    let says = {
+        let (is_saved, mut caller) = (Arc::clone(&is_saved), caller.try_clone().expect("a copy"));
+        std::thread::spawn(move || {
+            let mut said = 0;
+            while !is_saved.load(Ordering::Relaxed) && said < 30_000 {
+                caller.write_all(&[said as u8]).expect("nobody has closed it");
+                said += 1;
+                std::thread::sleep(Duration::from_micros(20) * slowness());
+            }
+            said
+        })
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    host.dm(&["checkpoint", "tcp"]).ok();
+    is_saved.store(true, Ordering::Relaxed);
+    nft("delete table inet late");
+    host.dm(&["restore", "tcp"]).ok();
+    // Whoever has no room for more waits until now.
+    let said: usize = says.join().expect("no panic");
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("it is a socket");
+    let mut answers = vec![0; said];
+    caller.read_exact(&mut answers).expect("each is answered");
+    for (n, answer) in answers.into_iter().enumerate() {
+        assert_eq!(answer, (n as u8).wrapping_add(1), "byte {n} of {said}");
+    }
+}
+
+/// The stack in which a container was kept quiet ends with the last of its domain, and another
+/// container has it made anew.
+#[test]
+fn vm_a_caller_hears_nothing_from_a_stack_that_was_made_meanwhile() {
+    let host = host();
+    let mut caller = answered_caller(&host);
+    let mut answer = [0];
+    let domains = host.root().join("run/domains");
+    let are_gone =
+        || fs::read_dir(&domains).is_ok_and(|all| all.flatten().all(|e| !e.path().is_dir()));
+    assert!(!are_gone());
+    host.dm(&["checkpoint", "tcp"]).ok();
+    assert!(wait_until(Duration::from_secs(20) * slowness(), are_gone));
+    host.dm(&["run", "-d", "workloads", "sleep", "1000"]).ok();
     caller.write_all(&[5]).expect("nobody has closed it");
     let silence = caller.read(&mut answer).expect_err("nobody answers");
     assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock, "{silence}");

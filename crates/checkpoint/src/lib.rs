@@ -59,4 +59,4 @@ mod vdso;
 
 pub use diff::{Difference, diff};
 pub use error::{Error, Refusal, Result};
-pub use quiet::end as end_quiet;
+pub use quiet::{end as end_quiet, keep_quiet, silence};

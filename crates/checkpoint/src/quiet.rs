@@ -4,17 +4,22 @@
 //! for a connection whose processes are gone would be answered with a reset. So the packets of
 //! every saved connection are dropped, as if they had been lost on the way: an nftables table in
 //! the container's own stack, from before the first socket is read until all are restored. Senders
-//! send again. One that is already on its way from there to the socket when the table is made may
-//! arrive when the socket is gone: so no reset leaves for them either.
+//! send again.
 //!
-//! The table goes with the stack: a container's own, or its trust domain's.
+//! One that is already on its way from there to the socket when the table is made arrives all the
+//! same: after the socket was read, and the kernel acknowledges what nobody will ever read; or when it
+//! is gone, and the kernel answers with a reset. So no answer leaves for them either.
+//!
+//! The table goes with the stack: whoever makes that anew has it from [`silence`].
 
 use std::fmt::Write as _;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::nft;
 
 use crate::error::{Error, Result};
+use crate::format::Records;
 use crate::stack::{self, Ends};
 
 /// Packets with this mark pass: those that the engine itself sends again.
@@ -33,7 +38,24 @@ pub(crate) fn is_ours(table: &str) -> bool {
     table.starts_with(PREFIX)
 }
 
-/// Drops the packets that come for these connections, and resets of them.
+/// What [`keep_quiet`] takes for the connections of a checkpoint, if it has any with somebody outside of
+/// it: rules as nft(8) reads them.
+pub fn silence(records: &Records, id: &str) -> Option<String> {
+    let connections: Vec<Ends> = records.ends().map(|ends| ends.map(canonical)).collect();
+    (!connections.is_empty()).then(|| rules(&table(id), &connections))
+}
+
+/// An address as its packets have it.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Drops the packets for which these rules are, in the stack of a network namespace.
+pub fn keep_quiet(netns: &OwnedFd, rules: &str) -> Result<()> {
+    nft(netns, rules)
+}
+
+/// Drops the packets that come for these connections, and those that answer.
 pub(crate) fn begin(netns: &OwnedFd, id: &str, connections: &[Ends]) -> Result<()> {
     nft(netns, &rules(&table(id), connections))
 }
@@ -47,7 +69,7 @@ pub fn end(netns: &OwnedFd, id: &str) -> Result<()> {
 fn rules(table: &str, connections: &[Ends]) -> String {
     let mut sets = String::new();
     let mut drops = String::new();
-    let mut resets = String::new();
+    let mut answers = String::new();
     for (is_v4, ip, kind) in [(true, "ip", "ipv4_addr"), (false, "ip6", "ipv6_addr")] {
         let family = connections.iter().filter(|[own, _]| own.is_ipv4() == is_v4);
         let element = |[own, peer]: &Ends| {
@@ -69,14 +91,14 @@ fn rules(table: &str, connections: &[Ends]) -> String {
             "meta mark != {MARK} {ip} saddr . tcp sport . {ip} daddr . tcp dport @{ip}s drop"
         );
         let _ = writeln!(
-            resets,
-            "{ip} daddr . tcp dport . {ip} saddr . tcp sport @{ip}s tcp flags & rst == rst drop"
+            answers,
+            "meta mark != {MARK} {ip} daddr . tcp dport . {ip} saddr . tcp sport @{ip}s drop"
         );
     }
     format!(
         "table inet {table}\ndelete table inet {table}\ntable inet {table} {{\n{sets}\
          chain in {{ type filter hook prerouting priority raw;\n{drops}}}\n\
-         chain out {{ type filter hook output priority raw;\n{resets}}}\n}}\n"
+         chain out {{ type filter hook output priority raw;\n{answers}}}\n}}\n"
     )
 }
 

@@ -107,6 +107,8 @@ pub(crate) struct Comeback {
     pub(crate) later: Option<Later>,
     /// What of its memory it is born with.
     pub(crate) common: Option<Arc<Common>>,
+    /// Its stack has to be told first what is dropped there until all is back.
+    pub(crate) keeps_quiet: bool,
 }
 
 /// The contents of a checkpoint are compared with their checksums while everything else is done: no
@@ -160,6 +162,7 @@ impl Comeback {
             keeper: Cell::default(),
             later: None,
             common: None,
+            keeps_quiet: false,
         }
     }
 
@@ -269,8 +272,7 @@ impl Engine {
         } else if !options.leave_running {
             if figures.connections > 0 {
                 // ORDER: before they are nowhere: whoever starts this container knows.
-                let path = self.quiet_mark(id);
-                fs::write(&path, []).map_err(Error::file("cannot write", path))?;
+                self.note_silence(&config, Reader::open(&path)?.records())?;
             }
             // ORDER: published above; now, and not before, the processes may go.
             init.stopping = true;
@@ -341,9 +343,11 @@ impl Engine {
         // Nobody runs before it is done, and it is damaged most seldom.
         comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
+        // Where it was kept, the stack may be another than then.
+        let is_news = self.note_silence(&config, comeback.reader.records())?;
+        comeback.keeps_quiet = is_news || self.is_quiet(id) && config.net == NetMode::Host;
         let running = self.start_restored(&config, &comeback)?;
-        // Their silence has ended; where nothing was quiet there is none.
-        let _ = fs::remove_file(self.quiet_mark(id));
+        self.forget_silence(id)?; // it has ended
         Ok(running)
     }
 
@@ -427,11 +431,6 @@ impl Engine {
         let _ = fs::remove_dir_all(&gone); // of a removal that was killed
         fs::rename(&path, &gone).map_err(Error::file("cannot remove", &path))?;
         fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", gone))
-    }
-
-    /// There while packets for connections of a container are dropped in its stack.
-    pub(crate) fn quiet_mark(&self, id: &ContainerId) -> PathBuf {
-        self.dir(id).join("quiet")
     }
 
     fn checkpoints_dir(&self, id: &ContainerId) -> PathBuf {
@@ -564,7 +563,7 @@ impl Engine {
             (None, None) => load::Memory::Own,
         };
         let mut restore = load::prepare(&from.reader, &allowed, memory)?;
-        if self.quiet_mark(&config.id).exists() {
+        if self.is_quiet(&config.id) {
             restore.end_quiet(config.id.as_str());
         }
         let log = self.dir(&config.id);

@@ -233,7 +233,7 @@ impl<'e> Stand<'e> {
         go(self.home.as_fd())?;
         self.domain = None;
         if let Some(name) = domain {
-            let there = self.engine.network()?.domain(name)?;
+            let there = self.engine.domain(name)?;
             go(there.netns.as_fd())?;
             self.domain = Some(there);
         }

@@ -417,7 +417,7 @@ impl Engine {
             }
         }
         if let Some(config) = &config {
-            self.end_quiet(config)?;
+            self.end_silence(config)?;
         }
         self.remove_locked(id, config.as_ref(), volumes)
     }

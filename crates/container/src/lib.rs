@@ -35,6 +35,7 @@
 //! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
 //! LIB/ids/slots, owners             one bit per slot of host ids, and whose it is
+//! LIB/quiet/ID                      packets that are dropped until it is restored, as rules
 //! LIB/volumes/NAME/                 named volumes
 //! LIB/events                        one JSON line per event
 //! LIB/list                          what lists showed, as long as it holds
@@ -78,6 +79,7 @@ mod name;
 mod pending;
 mod place;
 mod settings;
+mod silence;
 mod sleep;
 mod slot;
 mod spec;

@@ -246,6 +246,7 @@ impl Engine {
             keeper,
             later,
             common: None,
+            keeps_quiet: false,
         };
         let mut running = match self.start_restored(config, &comeback) {
             // ORDER: now: what the container closes is closed when nobody else has it open.

@@ -231,8 +231,10 @@ impl Engine {
             None => Keeper::call(&self.places().run)?,
         };
         let net = self.find_network(config)?;
-        if from.is_none() {
-            self.end_quiet_in(config, &net)?;
+        match from {
+            None => self.end_silence_in(config, &net)?,
+            Some(from) if from.keeps_quiet => self.keep_quiet_in(config, &net)?,
+            Some(_) => {}
         }
         let map = config.ids.to_proc_text();
         let (flags, maps) = (namespaces(), (map.clone(), map));
@@ -348,27 +350,6 @@ impl Engine {
             keeper,
             keeper_is_gone: false,
         })
-    }
-
-    /// Connections that a checkpoint has kept quiet and that nobody restores: their peers may know
-    /// now.
-    pub(crate) fn end_quiet(&self, config: &Config) -> Result<()> {
-        match self.quiet_mark(&config.id).exists() {
-            true => self.end_quiet_in(config, &self.find_network(config)?),
-            false => Ok(()),
-        }
-    }
-
-    fn end_quiet_in(&self, config: &Config, net: &Net) -> Result<()> {
-        let mark = self.quiet_mark(&config.id);
-        if !mark.exists() {
-            return Ok(());
-        }
-        // In a stack of its own it has ended with that.
-        if let Net::Domain(domain) = net {
-            dormouse_checkpoint::end_quiet(&domain.netns, config.id.as_str())?;
-        }
-        fs::remove_file(&mark).map_err(Error::file("cannot remove", mark))
     }
 
     /// Attaches to the terminal or the standard input of a running container, or of one that sleeps
@@ -746,7 +727,7 @@ impl Engine {
                 Net::Host { netns, sys: open("/sys", OFlags::PATH | OFlags::DIRECTORY)? }
             }
             NetMode::None => Net::None { sys: self.network()?.empty_sys()? },
-            NetMode::Address { domain } => Net::Domain(self.network()?.domain(domain)?),
+            NetMode::Address { domain } => Net::Domain(self.domain(domain)?),
         })
     }
 
@@ -795,7 +776,7 @@ impl Engine {
         if !self.look(config)?.is_alive() {
             return Ok(());
         }
-        self.name_in_domain(config, &self.network()?.domain(domain)?)
+        self.name_in_domain(config, &self.domain(domain)?)
     }
 
     pub(crate) fn update_addresses(
@@ -810,7 +791,7 @@ impl Engine {
         let network = self.network()?;
         config.addresses = network.update(&config.id, &update.ip_add, &update.ip_rm)?;
         if alive && let Some(cgroup) = self.cgroups()?.find(config.id.as_str())? {
-            self.enter_domain(config, &cgroup, &network.domain(&domain)?)?;
+            self.enter_domain(config, &cgroup, &self.domain(&domain)?)?;
         }
         Ok(())
     }

@@ -157,7 +157,7 @@ impl Engine {
     pub(crate) fn announce(&self, config: &Config) -> Result<()> {
         let NetMode::Address { domain } = &config.net else { return Ok(()) };
         let network = self.network()?;
-        let domain = network.domain(domain)?;
+        let domain = self.domain(domain)?;
         network.announce(&domain, &config.id, &config.addresses)?;
         self.name_in_domain(config, &domain)
     }

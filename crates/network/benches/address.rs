@@ -35,7 +35,7 @@ fn main() {
     let network = Network::open(&lib, &run, &parent, Settings::default()).unwrap();
     let name: Name = "d".parse().unwrap();
     let made = Instant::now();
-    let domain = network.domain(&name).unwrap();
+    let domain = network.domain(&name, String::new).unwrap();
     print("domain_create_ms", made.elapsed().as_secs_f64() * 1e3, rounds);
     let unified = Path::new("/sys/fs/cgroup/unified");
     let root = if unified.exists() { unified } else { Path::new("/sys/fs/cgroup") };
@@ -99,7 +99,7 @@ fn start_path(network: &Network, name: &Name, parent: &Path) {
             times[i].push(clock.elapsed().as_secs_f64() * 1e6);
             clock = Instant::now();
         };
-        let domain = network.domain(name).unwrap();
+        let domain = network.domain(name, String::new).unwrap();
         lap(0, &mut times);
         let own = network.allocate(name, &id, &[]).unwrap();
         lap(1, &mut times);

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use dormouse_bpf::address::{self, Programs, Trace};
 use dormouse_kernel::mount::{self, MountAttr};
+use dormouse_kernel::nft;
 use dormouse_model::Name;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -102,7 +103,7 @@ impl Network {
     }
 
     /// Makes the domain, whatever an earlier attempt has left. The caller holds the lock.
-    pub(crate) fn create_domain(&self, name: &Name) -> Result<Domain> {
+    pub(crate) fn create_domain(&self, name: &Name, rules: &str) -> Result<Domain> {
         self.notice_reboot()?;
         let dir = self.domain_dir(name);
         let uplink = self.uplink(name);
@@ -136,6 +137,10 @@ impl Network {
             mount_sys(&dir.join("sys"))?;
             rustix::mount::mount_bind("/proc/thread-self/ns/net", &net)
                 .map_err(Error::errno("keep the network namespace", "mount"))?;
+            if !rules.is_empty() {
+                let step = "give a domain its first rules";
+                nft::apply(rules).map_err(|e| Error::Nft { step, message: e.to_string() })?;
+            }
             stack::cookie()
         })?;
 

@@ -256,16 +256,17 @@ impl Network {
     /// The trust domain, made on first use (some 0.1 s, once).
     ///
     /// It stays when its last container is gone, until [`remove_unused`](Self::remove_unused).
-    /// PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8), or
+    /// `rules`, asked for when it is made, are what nft(8) has in its stack from before anybody can
+    /// reach it. PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8), or
     /// a kernel that takes the BPF programs (Linux 6.7).
-    pub fn domain(&self, name: &Name) -> Result<Domain> {
+    pub fn domain(&self, name: &Name, rules: impl FnOnce() -> String) -> Result<Domain> {
         if let Some(domain) = self.find_domain(name)? {
             return Ok(domain);
         }
         let _lock = self.lock_domains()?;
         match self.find_domain(name)? {
             Some(domain) => Ok(domain),
-            None => self.create_domain(name),
+            None => self.create_domain(name, &rules()),
         }
     }
 

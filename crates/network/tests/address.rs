@@ -78,7 +78,7 @@ impl Host {
     }
 
     fn domain(&self, name: &str) -> Domain {
-        self.network.domain(&name.parse::<Name>().unwrap()).unwrap()
+        self.network.domain(&name.parse::<Name>().unwrap(), String::new).unwrap()
     }
 
     fn container(&mut self, domain: &Domain) -> Container {
@@ -777,7 +777,7 @@ fn root_pool_that_the_host_reaches_elsewhere_is_refused() {
     sh(
         "ip link add out0 type veth peer name in0; ip addr add 10.137.1.1/24 dev out0; ip link set out0 up",
     );
-    let refused = host.network.domain(&"d".parse::<Name>().unwrap()).unwrap_err();
+    let refused = host.network.domain(&"d".parse::<Name>().unwrap(), String::new).unwrap_err();
     assert!(matches!(refused, dormouse_network::Error::PoolOverlaps { .. }), "{refused}");
     assert_eq!(sh("ip -o link | grep -c ': dm' || true").trim(), "0");
 }

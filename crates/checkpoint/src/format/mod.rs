@@ -108,6 +108,7 @@ pub use raw::{PacketMembership, PacketSocket, RawSocket};
 pub use read::{Reader, Section};
 pub use schedule::Schedule;
 pub use signal::{Action, AlternateStack, IntervalTimer, Signal};
+pub(crate) use sink::warm;
 pub(crate) use socket::OPTIONS;
 pub use socket::{Listener, SocketOption, Waiting};
 pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores};

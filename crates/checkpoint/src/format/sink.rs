@@ -28,8 +28,6 @@ const PIECE_BYTES: usize = 1 << 20;
 const WAITING: usize = 8;
 /// LIMIT: what waits in memory.
 const EARLY_BYTES: u64 = 1 << 20;
-/// What room is filled with: the kernel gives memory of zeros only when it is written to.
-const NOT_ZERO: u8 = 1;
 /// So many bytes at a time are brought to the disk.
 const TO_DISK_BYTES: u64 = 32 << 20;
 
@@ -92,7 +90,7 @@ impl Sink {
     /// Has memory for so many bytes that are appended next, and written later.
     pub(super) fn make_room(&mut self, bytes: u64) {
         if self.early.is_empty() {
-            self.early.resize(bytes.min(EARLY_BYTES) as usize, NOT_ZERO);
+            warm(&mut self.early, bytes.min(EARLY_BYTES) as usize);
             self.early.clear();
         }
     }
@@ -277,6 +275,15 @@ impl Chunks {
     fn end_chunk(&mut self) {
         self.all.push(self.chunk.finalize().into());
         self.chunk.reset();
+    }
+}
+
+/// Has memory for so many bytes, so that nobody stands still while the kernel finds it.
+pub(crate) fn warm(buffer: &mut Vec<u8>, bytes: usize) {
+    // The kernel gives memory of zeros only when it is written to.
+    const NOT_ZERO: u8 = 1;
+    if buffer.len() < bytes {
+        buffer.resize(bytes, NOT_ZERO);
     }
 }
 

@@ -117,4 +117,20 @@ impl Records {
             own.into_iter().chain(waiting.iter().map(|one| &one.connection))
         })
     }
+
+    /// Both addresses, ours first, of all TCP connections in the container's own stack.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = [SocketAddr; 2]> {
+        let of_its_own = self.objects.iter().filter(|object| object.net.is_none());
+        of_its_own.flat_map(|object| {
+            let (own, waiting) = match &object.thing {
+                Thing::TcpSocket(TcpSocket { address, connection, .. }) => {
+                    let ends = |(own, connection): (_, &Connection)| [own, connection.peer];
+                    ((*address).zip(connection.as_ref()).map(ends), &[][..])
+                }
+                Thing::Listener(listener) => (None, &listener.waiting[..]),
+                _ => (None, &[][..]),
+            };
+            own.into_iter().chain(waiting.iter().map(|one| [one.address, one.connection.peer]))
+        })
+    }
 }

@@ -21,7 +21,7 @@ use super::tree::Seen;
 use super::{deleted, file};
 use crate::error::{Error, Result};
 use crate::format::{
-    Area, Backing, Bytes, Memory, Of, PAGE_BYTES, Run, SharedMemory, Thing, Writer,
+    Area, Backing, Bytes, Memory, Of, PAGE_BYTES, Run, SharedMemory, Thing, Writer, warm,
 };
 
 /// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
@@ -214,7 +214,7 @@ fn backing<'t>(
     }
     let writes = shared && mapping.flags.contains(&"mw");
     // One file may be mapped by mounts of two namespaces, and then is two objects.
-    let known = last.as_ref().filter(|met| met.is(mapping, writes) && survey.mounts.are_none());
+    let known = last.as_ref().filter(|met| met.is(mapping, writes) && survey.mounts.is_empty());
     let object = match known {
         Some(met) => met.object,
         None => file::mapped(survey, seen, mapping.name, &place, writes)?,
@@ -366,17 +366,11 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// Has memory of ours for so many bytes, so that nobody stands still while the kernel finds it.
+    /// Has memory of ours for so many bytes that are read next.
     pub(crate) fn make_room(&mut self, bytes: u64) {
-        let bytes = bytes.min(BATCH_BYTES) as usize;
-        if self.buffer.len() < bytes {
-            self.buffer.resize(bytes, NOT_ZERO);
-        }
+        warm(&mut self.buffer, bytes.min(BATCH_BYTES) as usize);
     }
 }
-
-/// What room is filled with: the kernel gives memory of zeros only when it is written to.
-const NOT_ZERO: u8 = 1;
 
 /// So much more than the kernel's count of it a process may have: each CPU counts on its own for a while
 /// (proc_pid_status(5), `RssAnon`).

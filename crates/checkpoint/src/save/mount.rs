@@ -44,7 +44,7 @@ struct Namespace {
 
 impl Apart {
     /// There is the container's own alone.
-    pub(crate) fn are_none(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
@@ -58,7 +58,7 @@ impl Apart {
     /// The process from whose root names in a namespace are found, and the object; nothing where an open
     /// file is of a mount of the container's own.
     pub(crate) fn of_file(&self, open: BorrowedFd<'_>) -> Option<(u32, usize)> {
-        if self.are_none() {
+        if self.is_empty() {
             return None;
         }
         let of = &self.all[*self.of_mounts.get(&mount_of(open).ok()?)?];
@@ -68,7 +68,7 @@ impl Apart {
     /// The process from whose root the paths of a process are found.
     pub(crate) fn witness(&self, seen: &Seen) -> u32 {
         let found = || self.by_link.get(seen.link("mnt")?)?.as_ref().ok();
-        let found = if self.are_none() { None } else { found() };
+        let found = if self.is_empty() { None } else { found() };
         found.map_or(seen.first, |n| self.all[*n].witness)
     }
 }
