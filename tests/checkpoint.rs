@@ -350,6 +350,26 @@ fn vm_a_caller_hears_when_the_container_is_started_anew() {
     }
 }
 
+/// What was to be dropped in the host's stack is not any more when nobody waits for it.
+#[test]
+fn vm_in_the_hosts_stack_nothing_of_a_silence_stays() {
+    let host = host();
+    let tables = || host.sh("nft list tables").ok();
+    for anew in [&["start", "tcp"][..], &["rm", "tcp"]] {
+        start(&host, "tcp", &["--net", "host"]);
+        wait_for_line(&host, "tcp", "ready 0");
+        let caller = host.in_network(|| TcpStream::connect("127.0.0.1:7001"));
+        let mut caller = caller.join().expect("no panic").expect("it listens");
+        caller.write_all(&[1]).expect("nobody has closed it");
+        caller.read_exact(&mut [0]).expect("it is answered");
+        host.dm(&["checkpoint", "tcp"]).ok();
+        assert!(tables().contains("dormouse_quiet"), "{}", tables());
+        host.dm(anew).ok();
+        assert!(!tables().contains("dormouse_quiet"), "{anew:?}: {}", tables());
+        host.dm(&["rm", "--force", "tcp"]);
+    }
+}
+
 macro_rules! workloads {
     ($($test:ident: $name:literal $(, $word:literal)*;)*) => {
         $(

@@ -13,7 +13,7 @@
 //! The table goes with the stack: whoever makes that anew has it from [`silence`].
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use dormouse_kernel::nft;
@@ -38,10 +38,11 @@ pub(crate) fn is_ours(table: &str) -> bool {
     table.starts_with(PREFIX)
 }
 
-/// What [`keep_quiet`] takes for the connections of a checkpoint, if it has any with somebody outside of
-/// it: rules as nft(8) reads them.
-pub fn silence(records: &Records, id: &str) -> Option<String> {
-    let connections: Vec<Ends> = records.ends().map(|ends| ends.map(canonical)).collect();
+/// What [`keep_quiet`] takes for those connections of a checkpoint whose own address the container may
+/// have, if there are any: rules as nft(8) reads them.
+pub fn silence(records: &Records, id: &str, is_own: impl Fn(IpAddr) -> bool) -> Option<String> {
+    let all = records.ends().map(|ends| ends.map(canonical));
+    let connections: Vec<Ends> = all.filter(|[own, _]| is_own(own.ip())).collect();
     (!connections.is_empty()).then(|| rules(&table(id), &connections))
 }
 
@@ -111,6 +112,8 @@ fn nft(netns: &OwnedFd, rules: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::check::tests::small;
+    use crate::format::{Object, TcpSocket, TcpState, Thing};
 
     #[test]
     fn rules_name_both_ends_of_each_connection() {
@@ -119,5 +122,32 @@ mod tests {
         let rules = rules("t", &[ends]);
         assert!(rules.contains("{ 10.0.0.9 . 5 . 10.0.0.2 . 80 }"), "{rules}");
         assert!(!rules.contains("ip6"), "{rules}");
+    }
+
+    #[test]
+    fn a_checkpoint_silences_no_address_but_its_containers_own() {
+        let connection = |own: &str, peer: &str| {
+            let connection = crate::save::tcp::unread(TcpState::Established, peer.parse().unwrap());
+            Object::from(Thing::TcpSocket(TcpSocket {
+                v6: own.starts_with('['),
+                flags: 0,
+                address: Some(own.parse().unwrap()),
+                connection: Some(connection),
+                held: false,
+                over: false,
+                options: Vec::new(),
+            }))
+        };
+        let mut records = small();
+        assert_eq!(silence(&records, "a", |_| true), None);
+        records.objects.push(connection("10.0.0.3:22", "10.0.0.9:5"));
+        let own: IpAddr = "10.0.0.2".parse().unwrap();
+        assert_eq!(silence(&records, "a", |ip| ip == own), None);
+        records.objects.push(connection("[::ffff:10.0.0.2]:80", "[::ffff:10.0.0.9]:6"));
+        let mut inside = connection("10.0.0.2:81", "10.0.0.9:7");
+        inside.net = Some(0);
+        records.objects.push(inside);
+        let rules = silence(&records, "a", |ip| ip == own).expect("it has one");
+        assert!(rules.contains("elements = { 10.0.0.9 . 6 . 10.0.0.2 . 80 }"), "{rules}");
     }
 }

@@ -272,7 +272,7 @@ impl Engine {
         } else if !options.leave_running {
             if figures.connections > 0 {
                 // ORDER: before they are nowhere: whoever starts this container knows.
-                self.note_silence(&config, Reader::open(&path)?.records())?;
+                self.note_silence(&config, Reader::open(&path)?.records(), true)?;
             }
             // ORDER: published above; now, and not before, the processes may go.
             init.stopping = true;
@@ -344,7 +344,7 @@ impl Engine {
         comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
         // Where it was kept, the stack may be another than then.
-        let is_news = self.note_silence(&config, comeback.reader.records())?;
+        let is_news = self.note_silence(&config, comeback.reader.records(), false)?;
         comeback.keeps_quiet = is_news || self.is_quiet(id) && config.net == NetMode::Host;
         let running = self.start_restored(&config, &comeback)?;
         self.forget_silence(id)?; // it has ended

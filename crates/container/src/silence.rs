@@ -6,6 +6,7 @@
 //! domain that is made has it from before anybody can reach it, whoever of its containers is first.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use dormouse_checkpoint::format::Records;
@@ -43,15 +44,24 @@ impl Engine {
 
     /// The connections of these records are nowhere from now on, or will be: keeps in mind that they
     /// are to be quiet, if there are any. Whether that is news.
-    pub(crate) fn note_silence(&self, config: &Config, records: &Records) -> Result<bool> {
+    pub(crate) fn note_silence(
+        &self,
+        config: &Config,
+        records: &Records,
+        is_saved_here: bool,
+    ) -> Result<bool> {
         let path = self.silence(&config.id);
-        // Nobody is outside of a stack of its own.
-        if config.net == NetMode::None || path.exists() {
+        if path.exists() {
             return Ok(false);
         }
-        let Some(rules) = dormouse_checkpoint::silence(records, config.id.as_str()) else {
-            return Ok(false);
+        // A checkpoint may be anybody's: it silences nobody else's connections.
+        let is_own = |ip: IpAddr| match &config.net {
+            NetMode::None => false, // nobody is outside of a stack of its own
+            NetMode::Address { .. } => config.addresses.contains(&ip),
+            NetMode::Host => is_saved_here,
         };
+        let rules = dormouse_checkpoint::silence(records, config.id.as_str(), is_own);
+        let Some(rules) = rules else { return Ok(false) };
         disk::make_dir(&self.silences(), 0o700)?;
         disk::write(&path, rules.as_bytes(), Durable::No)?;
         Ok(true)
@@ -75,10 +85,15 @@ impl Engine {
 
     /// Connections that were kept quiet and that nobody restores: their peers may know now.
     pub(crate) fn end_silence(&self, config: &Config) -> Result<()> {
-        match self.is_quiet(&config.id) {
-            true => self.end_silence_in(config, &self.find_network(config)?),
-            false => Ok(()),
+        if !self.is_quiet(&config.id) {
+            return Ok(());
         }
+        if let NetMode::Address { domain } = &config.net
+            && self.network()?.find_domain(domain)?.is_none()
+        {
+            return self.forget_silence(&config.id); // its stack has ended, too
+        }
+        self.end_silence_in(config, &self.find_network(config)?)
     }
 
     /// The same in a stack that was found.

@@ -89,7 +89,7 @@ impl Network {
     }
 
     /// The domain, if it is complete, held against removal.
-    pub(crate) fn find_domain(&self, name: &Name) -> Result<Option<Domain>> {
+    pub fn find_domain(&self, name: &Name) -> Result<Option<Domain>> {
         let dir = self.domain_dir(name);
         let hold = match OpenOptions::new().read(true).open(dir.join("hold")) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -200,7 +200,7 @@ fn ends_come_again() -> bool {
 }
 
 /// A connection of which everything else is filled in when it may be read.
-fn unread(state: TcpState, peer: SocketAddr) -> Connection {
+pub(crate) fn unread(state: TcpState, peer: SocketAddr) -> Connection {
     Connection {
         state,
         peer,
