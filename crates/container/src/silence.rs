@@ -42,8 +42,8 @@ impl Engine {
         all
     }
 
-    /// The connections of these records are nowhere from now on, or will be: keeps in mind that they
-    /// are to be quiet, if there are any. Whether that is news.
+    /// The connections of these records are nowhere: keeps in mind that they are to be quiet until they
+    /// are back. Where they were saved here just now they are quiet. Whether that is news.
     pub(crate) fn note_silence(
         &self,
         config: &Config,
@@ -61,7 +61,12 @@ impl Engine {
             NetMode::Host => is_saved_here,
         };
         let rules = dormouse_checkpoint::silence(records, config.id.as_str(), is_own);
-        let Some(rules) = rules else { return Ok(false) };
+        let rules = match rules {
+            Some(rules) => rules,
+            // What was begun is to be ended; another stack needs none of it.
+            None if is_saved_here => String::new(),
+            None => return Ok(false),
+        };
         disk::make_dir(&self.silences(), 0o700)?;
         disk::write(&path, rules.as_bytes(), Durable::No)?;
         Ok(true)
