@@ -721,7 +721,7 @@ fn vm_a_checkpoint_makes_new_containers_on_the_same_host() {
 
 /// An archive gives a container nothing of the host that imports it, and damage gives nothing at all.
 #[test]
-fn vm_a_hostile_archive_is_refused_and_leaves_nothing() {
+fn a_hostile_archive_is_refused_and_leaves_nothing() {
     let host = host();
     let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "-v", "/etc:/host"];
     start(&host, "memory", &more);
@@ -770,7 +770,7 @@ fn vm_a_hostile_archive_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn vm_checkpoints_are_compared() {
+fn checkpoints_are_compared() {
     let host = Host::with_busybox();
     let script = "exec 3</etc/passwd; touch /a; until test -e /b; do sleep 0.1; done; \
                   exec 3<&- 4>/c; sleep 1000 & touch /d; wait";
@@ -1073,7 +1073,7 @@ fn flip(path: &Path, at: u64) {
 }
 
 #[test]
-fn vm_a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
+fn a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
     let host = host();
     let dir = checkpointed(&host);
     let (records, pages) = (dir.join("records"), dir.join("pages"));
@@ -1117,7 +1117,7 @@ fn vm_a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
 }
 
 #[test]
-fn vm_checkpoints_are_listed_shown_and_removed() {
+fn checkpoints_are_listed_shown_and_removed() {
     let host = host();
     let dir = checkpointed(&host);
     for (path, mode) in

@@ -61,7 +61,7 @@ fn finish(host: &Host, name: &str) {
 }
 
 #[test]
-fn vm_an_encrypted_archive_is_for_those_who_have_a_key() {
+fn an_encrypted_archive_is_for_those_who_have_a_key() {
     let (here, there) = (host(), Host::new());
     carry_image(&here, &there);
     start(&here, "memory", &["--net", "none"]);
@@ -117,7 +117,7 @@ fn vm_an_encrypted_archive_is_for_those_who_have_a_key() {
 }
 
 #[test]
-fn vm_an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
+fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
     let host = host();
     start(&host, "memory", &["--net", "none"]);
     wait_for_line(&host, "memory", "ready 0");
