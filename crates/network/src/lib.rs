@@ -257,7 +257,9 @@ impl Network {
     ///
     /// It stays when its last container is gone, until [`remove_unused`](Self::remove_unused).
     /// `rules`, asked for when it is made, are what nft(8) has in its stack from before anybody can
-    /// reach it. PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8), or
+    /// reach it.
+    ///
+    /// PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8), or
     /// a kernel that takes the BPF programs (Linux 6.7).
     pub fn domain(&self, name: &Name, rules: impl FnOnce() -> String) -> Result<Domain> {
         if let Some(domain) = self.find_domain(name)? {
