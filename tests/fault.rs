@@ -443,7 +443,7 @@ fn everybody_killed_at_random_times() {
         let words = random.command();
         let mut command = host.dormouse(&words);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = command.spawn().expect("nsenter starts");
+        let mut child = command.spawn().expect("busybox starts");
         // Most kinds of command take 3 to 40 ms.
         let at_most = 10 + random.below(6);
         let after_us = random.below(1 << at_most);

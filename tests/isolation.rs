@@ -401,7 +401,7 @@ fn vm_loopback_is_private_to_the_container() {
         .command(image::probe())
         .args(["who", "127.0.0.1", "7001"])
         .spawn()
-        .expect("nsenter starts");
+        .expect("busybox starts");
     let up = || attack_on_host(&host, &["tcp-connect", "127.0.0.1", "7001"]).status == BROKEN;
     assert!(wait_until(Duration::from_secs(5) * slowness(), up));
     let out = attack(&host, &[], &["tcp-connect", "127.0.0.1", "7001"]);

@@ -50,7 +50,7 @@ fn vm_a_killed_start_leaves_nothing_or_a_container() {
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())
             .spawn()
-            .expect("nsenter starts");
+            .expect("busybox starts");
         std::thread::sleep(Duration::from_micros(300 * round) * slowness());
         child.kill().and_then(|()| child.wait()).expect("it can be ended");
         let list = host.dm(&["ps", "--all", "--json"]).ok();

@@ -77,13 +77,13 @@ fn vm_outbound_traffic_leaves_by_the_hosts_address() {
     let site = host.dir().join("site");
     std::fs::create_dir(&site).expect("a directory of the test");
     std::fs::write(site.join("index.html"), "outside\n").expect("a page");
-    let mut outside = std::process::Command::new("nsenter")
-        .arg(format!("--target={}", host.neighbour_pid()))
-        .args(["--net", "--", "busybox", "httpd", "-f", "-v", "-p", "80", "-h"])
+    let mut outside = host
+        .neighbour_command("busybox")
+        .args(["httpd", "-f", "-v", "-p", "80", "-h"])
         .arg(&site)
         .stderr(std::process::Stdio::piped())
         .spawn()
-        .expect("nsenter starts");
+        .expect("busybox starts");
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let url = format!("http://{}/", Host::NEIGHBOUR);
     let page = wait_until(Duration::from_secs(10), || fetch_inside(&host, "a", &url).status == 0);

@@ -98,7 +98,7 @@ fn vm_signals_to_the_foreground_command_are_passed_on() {
         .dormouse(&["run", "--rm", "--name", "a", "--net", "none", "busybox", "sh", "-c", script])
         .stdout(std::process::Stdio::piped())
         .spawn()
-        .expect("nsenter starts");
+        .expect("busybox starts");
     let ready = || host.dm(&["logs", "a"]).stdout.contains("ready");
     // With --rm the log may be kept or not: the state is enough.
     dormouse_testkit::wait_until(Duration::from_secs(3), ready);

@@ -10,7 +10,11 @@
 //! The mount namespace's tree is shared within itself, as systemd makes it on a real host. Two
 //! processes that wait for the end of their standard input hold the namespaces; they end with the
 //! test process however that ends, and the namespaces with them.
+//!
+//! What enters and holds them is busybox, which is one static program: where all is emulated, a program
+//! that is linked as it starts takes a tenth of a second, and each test starts dozens.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
@@ -69,11 +73,9 @@ impl Host {
     pub fn with_program(program: PathBuf) -> Self {
         assert!(rustix::process::geteuid().is_root(), "whole-system tests must be run as root");
         let dir = tempfile::Builder::new().prefix("dm-").tempdir().expect("a scratch directory");
-        let neighbour = hold(&["--net"], "ip link set lo up");
-        let host = hold(
-            &["--net", "--mount", "--propagation", "private"],
-            "mount --make-rshared / && ip link set lo up",
-        );
+        let neighbour = hold(&["--net"], "true");
+        let host =
+            hold(&["--net", "--mount", "--propagation", "private"], "mount --make-rshared /");
         let empty = State {
             mounts: Vec::new(),
             links: String::new(),
@@ -105,15 +107,24 @@ impl Host {
 
     fn connect(&self) {
         let neighbour = self.neighbour.id();
-        self.sh(&format!("ip link add host0 type veth peer name client0 netns {neighbour}")).ok();
         let up = |link: &str, v4: &str, v6: &str, gateway: &str| {
             format!(
-                "ip addr add {v4}/24 dev {link}; ip -6 addr add {v6}/64 dev {link} nodad; \
-                 ip link set {link} up; ip route add default via {gateway}"
+                "link set lo up\naddr add {v4}/24 dev {link}\naddr add {v6}/64 dev {link} nodad\n\
+                 link set {link} up\nroute add default via {gateway}\n"
             )
         };
-        self.sh(&up("host0", Self::ADDRESS, Self::ADDRESS6, Self::NEIGHBOUR)).ok();
-        self.neighbour_sh(&up("client0", Self::NEIGHBOUR, Self::NEIGHBOUR6, Self::ADDRESS)).ok();
+        let pair = format!("link add host0 type veth peer name client0 netns {neighbour}\n");
+        let host = up("host0", Self::ADDRESS, Self::ADDRESS6, Self::NEIGHBOUR);
+        self.ip(self.command("ip"), &(pair + &host)).ok();
+        let neighbour = up("client0", Self::NEIGHBOUR, Self::NEIGHBOUR6, Self::ADDRESS);
+        self.ip(self.neighbour_command("ip"), &neighbour).ok();
+    }
+
+    /// Gives several commands to one ip(8).
+    #[track_caller]
+    fn ip(&self, mut command: Command, commands: &str) -> Output {
+        command.args(["-oneline", "-batch", "-"]);
+        run(command, commands.as_bytes(), LIMIT)
     }
 
     /// A variable for every later `dormouse` command.
@@ -142,11 +153,13 @@ impl Host {
     }
 
     /// A command that runs in the host's namespaces.
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--target={}", self.host.id())).args(["--net", "--mount", "--"]);
-        command.arg(program);
-        command
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        enter(self.host.id(), &["-n", "-m"], program.as_ref())
+    }
+
+    /// A command that runs in the neighbour's network.
+    pub fn neighbour_command(&self, program: impl AsRef<OsStr>) -> Command {
+        enter(self.neighbour.id(), &["-n"], program.as_ref())
     }
 
     /// `dormouse --root DIR ARGUMENTS`, not started.
@@ -256,9 +269,8 @@ impl Host {
     /// Runs a shell script on the neighbour.
     #[track_caller]
     pub fn neighbour_sh(&self, script: &str) -> Output {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--target={}", self.neighbour.id())).args(["--net", "--"]);
-        command.args(["sh", "-c", script]);
+        let mut command = self.neighbour_command("sh");
+        command.args(["-c", script]);
         run(command, b"", LIMIT)
     }
 
@@ -342,17 +354,21 @@ impl Host {
     }
 
     fn state(&self) -> State {
-        let said = |script: &str| self.sh(script).stdout;
-        State {
-            mounts: self.mounts(),
-            links: said("ip -o link | cut -d: -f1,2"),
-            // What the kernel adds to IPv6 by itself comes when it is ready, and so does a carrier.
-            routes: said(
-                "{ ip -4 route show table all; ip -6 route show table all proto static; } | \
-                 sed 's/ linkdown//'",
-            ),
-            rules: said("nft list ruleset 2>/dev/null"),
+        let shown = self.ip(self.command("ip"), "link show\nroute show table all\n").stdout;
+        let mut links = String::new();
+        let mut routes = String::new();
+        for line in shown.lines() {
+            if line.starts_with(|first: char| first.is_ascii_digit()) && line.contains("> mtu ") {
+                let what: Vec<&str> = line.splitn(3, ':').take(2).collect();
+                links.push_str(&format!("{}\n", what.join(":")));
+            } else if !line.contains(" pref ") || line.contains(" proto static ") {
+                // What the kernel adds to IPv6 by itself comes when it is ready, and so does a carrier.
+                routes.push_str(&format!("{}\n", line.replace(" linkdown", "")));
+            }
         }
+        let mut nft = self.command("nft");
+        nft.args(["list", "ruleset"]);
+        State { mounts: self.mounts(), links, routes, rules: run(nft, b"", LIMIT).stdout }
     }
 
     /// Removes all containers, gives the host back and tells what is left of it all.
@@ -446,15 +462,34 @@ impl Drop for Host {
     }
 }
 
+/// A command in some namespaces of a process.
+fn enter(pid: u32, namespaces: &[&str], program: &OsStr) -> Command {
+    let mut command = Command::new("busybox");
+    command.args(["nsenter", "-t", &pid.to_string()]).args(namespaces).arg("--");
+    // By its path: busybox takes a name for that of an applet of its own.
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).map(|dir| dir.join(program));
+    let found = places.find(|path| path.is_file());
+    command.arg(found.unwrap_or_else(|| program.into()));
+    command
+}
+
 /// Starts a process that holds new namespaces until its standard input ends.
 fn hold(namespaces: &[&str], prepare: &str) -> Child {
-    let mut child = Command::new("unshare")
+    let mut child = Command::new("busybox")
+        .arg("unshare")
         .args(namespaces)
-        .args(["--", "sh", "-c", &format!("{prepare} && echo ready && exec cat >/dev/null")])
+        .args([
+            "--",
+            "busybox",
+            "sh",
+            "-c",
+            &format!("{prepare} && echo ready && exec cat >/dev/null"),
+        ])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .expect("unshare starts");
+        .expect("busybox starts");
     let mut line = String::new();
     let stdout = child.stdout.take().expect("it was asked for");
     BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");

@@ -147,6 +147,9 @@ pub fn busybox_with_attack() -> PathBuf {
 }
 
 /// [`busybox()`] with every program of `tests/workloads` in `/bin`.
+///
+/// They are one program under many names, for each test imports them: fifty megabytes would cost more than all
+/// else it does where it is emulated.
 pub fn workloads() -> PathBuf {
     let dir = tests().join("workloads");
     let read = |name: &str| fs::read(dir.join(name)).expect("it is part of the tree");
@@ -157,18 +160,54 @@ pub fn workloads() -> PathBuf {
     names.sort_unstable();
     let mut all = read("workload.h");
     names.iter().for_each(|name| all.extend(read(&format!("{name}.c"))));
+    let main = main_of(&names);
+    all.extend(main.as_bytes());
     let base = busybox();
     cached(&format!("workloads-{:016x}", crate::leftover::fnv(&all)), |image| {
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(base).arg(image);
         run(copy, b"", Duration::from_secs(60)).ok();
-        for name in names {
+        let objects = tempfile::tempdir().expect("a scratch directory");
+        let source = objects.path().join("main.c");
+        fs::write(&source, main).expect("it can be written");
+        let program = image.join("bin").join(&names[0]);
+        let mut link = Command::new("gcc");
+        link.args(["-O1", "-static", "-pthread", "-Wall", "-Werror", "-o"]);
+        link.arg(&program).arg(&source);
+        for name in &names {
+            let object = objects.path().join(name).with_extension("o");
             let mut compile = Command::new("gcc");
-            compile.args(["-O1", "-static", "-pthread", "-Wall", "-Werror", "-o"]);
-            compile.arg(image.join("bin").join(&name)).arg(dir.join(format!("{name}.c")));
+            compile.args(["-O1", "-pthread", "-Wall", "-Werror", "-c", "-o"]).arg(&object);
+            compile.arg(dir.join(format!("{name}.c")));
             run(compile, b"", Duration::from_secs(60)).ok();
+            let mut rename = Command::new("objcopy");
+            rename.arg(format!("--redefine-sym=main=main_{name}")).arg(&object);
+            run(rename, b"", Duration::from_secs(60)).ok();
+            link.arg(object);
+        }
+        run(link, b"", Duration::from_secs(60)).ok();
+        for name in &names[1..] {
+            let path = image.join("bin").join(name);
+            let _ = fs::remove_file(&path); // ignored: few are called as what busybox has
+            fs::hard_link(&program, path).expect("it can have a link");
         }
     })
+}
+
+/// The source of a program that does what the one of `names` does under whose name it was started.
+fn main_of(names: &[String]) -> String {
+    let mut text = String::from("#include <stdio.h>\n#include <string.h>\n");
+    names.iter().for_each(|name| text.push_str(&format!("int main_{name}(void);\n")));
+    text.push_str(
+        "int main(int argc, char **argv) {\n\
+         const char *slash = argc ? strrchr(argv[0], '/') : NULL;\n\
+         const char *name = slash ? slash + 1 : argc ? argv[0] : \"\";\n",
+    );
+    for name in names {
+        text.push_str(&format!("if (!strcmp(name, \"{name}\")) return main_{name}();\n"));
+    }
+    text.push_str("return fprintf(stderr, \"no workload is called '%s'\\n\", name), 127;\n}\n");
+    text
 }
 
 /// The folder `tests` of the repository.

@@ -163,7 +163,9 @@ pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<i32> {
 /// Asks again and again until the answer is yes; whether it was within `limit`.
 pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    let mut pause = Duration::from_micros(500);
+    // Each question may be a program that is started, and somebody else's turn where all is emulated.
+    let slower = slowness().min(5);
+    let mut pause = Duration::from_micros(500) * slower;
     loop {
         if is_so() {
             return true;
@@ -172,7 +174,7 @@ pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
             return false;
         }
         thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(20));
+        pause = (pause * 2).min(Duration::from_millis(20) * slower);
     }
 }
 
