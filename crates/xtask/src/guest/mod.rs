@@ -114,7 +114,7 @@ fn test_script(top: &Path, filter: &str) -> Result<String> {
          { $2 $3 --test-threads 3 --skip big_ || touch /run/red; } 2>&1 | tee /run/one\n\
          [ -e /run/red ] || { echo \"green $1\" >\"$REPORT\"; return 0; }\n\
          rm /run/red\n\
-         red=$(sed -n 's/^test \\(vm_[a-z0-9_]*\\) .*FAILED$/\\1/p' /run/one | sort -u)\n\
+         red=$(sed -n 's/^test \\([a-z0-9_:]*\\) .*FAILED$/\\1/p' /run/one | sort -u)\n\
          [ -n \"$red\" ] || touch /run/failed # killed, and by nobody knows which\n\
          for test in $red; do\n\
          echo \"   Again, by itself: $test\"\n\
@@ -236,16 +236,18 @@ impl Guest {
         let started = Instant::now();
         let mut ended = self.boot_once(machine, script, "", limit)?;
         if let Some(why) = self.why_again(&ended) {
-            println!("guest: {why}, once more; {}", self.last_words(&ended));
+            println!("{}\nguest: {why}: once more", self.last_words(&ended));
             let left = limit.saturating_sub(started.elapsed());
             ended = self.boot_once(machine, script, &ended.green(), left)?;
         }
         let took = started.elapsed().as_secs();
         if ended.qemu.is_none() {
-            bail!("the guest was switched off after {took} s; {}", self.last_words(&ended));
+            println!("{}", self.last_words(&ended));
+            bail!("the guest was switched off after {took} s, its limit (--limit-s)");
         }
         let Some(status) = ended.status() else {
-            bail!("the guest ended without a status; {}", self.last_words(&ended));
+            println!("{}", self.last_words(&ended));
+            bail!("the guest ended without a status");
         };
         println!("guest: status {status} after {took} s");
         Ok(status)
@@ -274,7 +276,7 @@ impl Guest {
             let text = fs::read(&path).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
             let lines: Vec<&str> = text.lines().collect();
-            let last = &lines[lines.len().saturating_sub(90)..];
+            let last = &lines[lines.len().saturating_sub(40)..];
             words.push_str(&format!("\n{}:\n{}", path.display(), last.join("\n")));
         }
         words
