@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
+use std::sync::mpsc;
+use std::thread;
 
 use anyhow::{Context, Result};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::fail;
 
@@ -30,7 +32,7 @@ pub(crate) fn line(text: &str) -> Result<()> {
     print(format!("{text}\n"))
 }
 
-/// Prints one JSON document, as it is made: a hundred thousand containers are 70 MB.
+/// Prints one JSON document, as it is made.
 pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     print_with(|mut out| {
         serde_json::to_writer_pretty(&mut out, value)?;
@@ -38,13 +40,58 @@ pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     })
 }
 
-/// Many values as one JSON list, each made when it is its turn.
-pub(crate) struct Each<I>(pub(crate) I);
+/// Prints a JSON list with what `view` shows of each.
+pub(crate) fn json_list<'i, T: Sync, V: Serialize>(
+    items: &'i [T],
+    view: impl Fn(&'i T) -> V + Sync,
+) -> Result<()> {
+    let list = |part: &'i [T]| {
+        let views: Vec<V> = part.iter().map(&view).collect();
+        let text = serde_json::to_vec_pretty(&views);
+        text.map(|mut text| {
+            text.truncate(text.len() - "\n]".len());
+            text.split_off("[".len())
+        })
+    };
+    print_with(|out| {
+        out.write_all(b"[")?;
+        let mut separator: &[u8] = b"";
+        in_parts(items, list, |text| {
+            out.write_all(separator)?;
+            separator = b",";
+            out.write_all(&text?)
+        })?;
+        out.write_all(if items.is_empty() { b"]\n" } else { b"\n]\n" })
+    })
+}
 
-impl<I: Iterator<Item: Serialize> + Clone> Serialize for Each<I> {
-    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
-        to.collect_seq(self.0.clone())
+/// So many are worth a part of their own.
+const PART: usize = 1000;
+
+/// Makes something of each part of a list on all processors, and takes it in the order of the parts, as it is
+/// made: a hundred thousand containers are 70 MB of JSON.
+fn in_parts<'i, T: Sync, R: Send>(
+    items: &'i [T],
+    make: impl Fn(&'i [T]) -> R + Sync,
+    mut take: impl FnMut(R) -> io::Result<()>,
+) -> io::Result<()> {
+    if items.len() <= PART {
+        return if items.is_empty() { Ok(()) } else { take(make(items)) };
     }
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let make = &make;
+        let begin = |turn: usize| {
+            let (give, made) = mpsc::sync_channel(1);
+            let mut parts = items.chunks(PART).skip(turn).step_by(cpus);
+            // It ends early where nobody takes any more.
+            scope.spawn(move || parts.all(|part| give.send(make(part)).is_ok()));
+            made
+        };
+        let made: Vec<mpsc::Receiver<R>> = (0..cpus).map(begin).collect();
+        let mut in_turn = made.iter().cycle().map_while(|from| from.recv().ok());
+        in_turn.try_for_each(&mut take)
+    })
 }
 
 /// Prints one JSON value on a line of its own.
@@ -96,7 +143,29 @@ impl Table {
     /// Adds a row.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.columns);
-        self.rows.push(cells.iter().map(|c| printable(c).into_owned()).collect());
+        let clean = |cell: String| match printable(&cell) {
+            Cow::Borrowed(_) => cell,
+            Cow::Owned(clean) => clean,
+        };
+        self.rows.push(cells.map(clean).into());
+    }
+
+    /// Adds a row for each of many.
+    pub(crate) fn rows<'i, T: Sync, const N: usize>(
+        &mut self,
+        items: &'i [T],
+        row: impl Fn(&'i T) -> [String; N] + Sync,
+    ) {
+        let some = |part: &'i [T]| {
+            let mut some = Self { columns: N, rows: Vec::with_capacity(part.len()) };
+            part.iter().for_each(|item| some.row(row(item)));
+            some.rows
+        };
+        let taken = in_parts(items, some, |rows| {
+            self.rows.extend(rows);
+            Ok(())
+        });
+        taken.expect("taking them does not fail");
     }
 
     /// The table as text.
@@ -105,15 +174,23 @@ impl Table {
             self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.columns).map(width).collect();
-        let mut text = String::new();
-        for row in &self.rows {
-            let mut line = String::new();
-            for (cell, width) in row.iter().zip(&widths) {
-                let _ = write!(line, "{cell:width$}  "); // into a String: cannot fail
+        let some = |rows: &[Vec<String>]| {
+            let mut text = String::new();
+            for row in rows {
+                for (cell, width) in row.iter().zip(&widths) {
+                    let _ = write!(text, "{cell:width$}  "); // into a String: cannot fail
+                }
+                text.truncate(text.trim_end_matches(' ').len());
+                text.push('\n');
             }
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
+            text
+        };
+        let mut text = String::new();
+        let taken = in_parts(&self.rows, some, |part| {
+            text.push_str(&part);
+            Ok(())
+        });
+        taken.expect("taking it does not fail");
         text
     }
 
@@ -148,6 +225,22 @@ mod tests {
         table.row(["wide cell".into(), "x".into()]);
         table.row(["\x1b[2J".into(), "y\n".into()]);
         assert_eq!(table.text(), "A          LONG\nwide cell  x\n\\u{1b}[2J  y\\n\n");
+    }
+
+    #[test]
+    fn what_is_made_in_parts_is_in_order_and_stops_where_nobody_takes_it() {
+        for count in [0, 1, PART, PART + 1, 10 * PART - 1] {
+            let items: Vec<usize> = (0..count).collect();
+            let mut taken = Vec::new();
+            let all = in_parts(&items, <[usize]>::to_vec, |part| {
+                taken.extend(part);
+                Ok(())
+            });
+            assert!(all.is_ok() && taken == items, "{count}");
+            let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+            let none = in_parts(&items, <[usize]>::to_vec, |_| Err(gone()));
+            assert_eq!(none.is_err(), count > 0, "{count}");
+        }
     }
 
     #[test]

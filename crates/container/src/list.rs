@@ -6,10 +6,14 @@
 //! id, the time of that change (st_mtime, in nanoseconds) and what is shown of it, as JSON. Where the time is
 //! the same, one statx(2) is all. One that has processes is looked at anew each time.
 //!
-//! Nothing depends on the file. A line that is none counts as missing; who finds many missing writes the
-//! file anew, and who cannot leaves it.
+//! The lines are in the order of their ids: each processor goes through a part of the ids and its part of the
+//! lines side by side, and nothing of a hundred thousand has to be looked up.
+//!
+//! Nothing depends on the file. A line that is none, or not in its place, counts as missing; who finds many
+//! missing writes the file anew, and who cannot leaves it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::net::IpAddr;
 use std::panic::resume_unwind;
@@ -25,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::life::{Details, Exit};
 
 /// First line of the file. The number changes with what [`Listed`] is.
-const HEAD: &[u8] = b"containers 1\n";
+const HEAD: &[u8] = b"containers 2\n";
 /// So few containers are looked at by one thread.
 const PART_MIN: usize = 200;
 /// So many, and one in so many of all, had to be looked at anew when the file is worth writing.
@@ -104,8 +108,66 @@ impl From<Details> for Listed {
 /// What the file says of a container.
 #[derive(Debug, Clone, Copy)]
 struct Kept<'t> {
+    id: &'t [u8],
     changed_ns: i128,
     json: &'t [u8],
+}
+
+impl<'t> Kept<'t> {
+    fn of(line: &'t [u8]) -> Option<Self> {
+        let mut words = line.splitn(3, |byte| *byte == b' ');
+        let (id, changed, json) = (words.next()?, words.next()?, words.next()?);
+        let changed_ns = std::str::from_utf8(changed).ok()?.parse().ok()?;
+        Some(Self { id, changed_ns, json })
+    }
+}
+
+/// Lines of the file that were not passed yet.
+#[derive(Debug, Clone, Copy)]
+struct Lines<'t>(&'t [u8]);
+
+impl<'t> Lines<'t> {
+    /// All; none of a file of another version.
+    fn of(text: &'t [u8]) -> Self {
+        Self(text.strip_prefix(HEAD).unwrap_or_default())
+    }
+
+    /// Those from this id on.
+    fn from(self, id: &ContainerId) -> Self {
+        // What begins before `low` is of smaller ids, what begins at `high` or after it is not.
+        let (mut low, mut high) = (0, self.0.len());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let newline = |byte: &u8| *byte == b'\n';
+            let begin = low + self.0[low..middle].iter().rposition(newline).map_or(0, |at| at + 1);
+            let end =
+                self.0[begin..high].iter().position(newline).map_or(high, |at| begin + at + 1);
+            match self.0[begin..end] < *id.as_str().as_bytes() {
+                true => low = end,
+                false => high = begin,
+            }
+        }
+        Self(&self.0[low..])
+    }
+
+    /// The line of an id that is greater than those which were asked for before.
+    fn pass(&mut self, id: &ContainerId) -> Option<Kept<'t>> {
+        loop {
+            if self.0.is_empty() {
+                return None;
+            }
+            let end = self.0.iter().position(|byte| *byte == b'\n').unwrap_or(self.0.len());
+            let kept = Kept::of(&self.0[..end]);
+            let order = kept.map_or(Ordering::Less, |kept| kept.id.cmp(id.as_str().as_bytes()));
+            if order == Ordering::Greater {
+                return None;
+            }
+            self.0 = self.0.get(end + 1..).unwrap_or_default();
+            if order == Ordering::Equal {
+                return kept;
+            }
+        }
+    }
 }
 
 /// What was found of one, and the time of change for which that holds, if it may be kept.
@@ -113,18 +175,6 @@ struct Found {
     listed: Listed,
     changed_ns: Option<i128>,
     is_new: bool,
-}
-
-/// Lines by their ids; none of a file of another version.
-fn lines(text: &[u8]) -> HashMap<&[u8], Kept<'_>> {
-    let Some(text) = text.strip_prefix(HEAD) else { return HashMap::new() };
-    let line = |line| {
-        let mut words = <[u8]>::splitn(line, 3, |byte| *byte == b' ');
-        let (id, changed, json) = (words.next()?, words.next()?, words.next()?);
-        let changed_ns = std::str::from_utf8(changed).ok()?.parse().ok()?;
-        Some((id, Kept { changed_ns, json }))
-    };
-    text.split(|byte| *byte == b'\n').filter_map(line).collect()
 }
 
 fn changed_ns(stat: &Stat) -> i128 {
@@ -138,20 +188,21 @@ impl Engine {
         // ORDER: who has processes, then the directories: one that starts or wakes meanwhile is shown as it
         // was before, or as it is.
         let awake: HashSet<ContainerId> = self.started()?.into_iter().collect();
-        let ids = self.ids()?;
+        let mut ids = self.ids()?;
+        ids.sort_unstable();
         let path = self.places().lib.join("list");
         let text = fs::read(&path).unwrap_or_default(); // nothing depends on it
-        let kept = lines(&text);
+        let lines = Lines::of(&text);
         // Of ten thousand each costs a few system calls: all processors take part.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let part = ids.len().div_ceil(cpus).max(PART_MIN);
         let mut all = std::thread::scope(|scope| {
-            let (awake, kept) = (&awake, &kept);
-            let glance = |ids| scope.spawn(move || self.glance(ids, awake, kept));
+            let awake = &awake;
+            let glance = |ids| scope.spawn(move || self.glance(ids, awake, lines));
             // What the others allocate they get page by page (malloc(3), arenas): the first part is ours.
             let (ours, theirs) = ids.split_at(part.min(ids.len()));
             let parts: Vec<_> = theirs.chunks(part).map(glance).collect();
-            let mut all = self.glance(ours, awake, kept)?;
+            let mut all = self.glance(ours, awake, lines)?;
             all.reserve(theirs.len());
             for part in parts {
                 all.extend(part.join().unwrap_or_else(|panic| resume_unwind(panic))?);
@@ -162,17 +213,20 @@ impl Engine {
         if anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
             let _ = self.keep(&all); // the next one looks at all of them again
         }
-        let key = |found: &Found| (found.listed.created_unix_s, found.listed.id.to_bytes());
-        all.sort_by_cached_key(key);
+        // Those of one second stay in the order of their ids.
+        all.sort_by_cached_key(|found| found.listed.created_unix_s);
         Ok(all.into_iter().map(|found| found.listed).collect())
     }
 
+    /// What is found of some, in the order of their ids.
     fn glance(
         &self,
         ids: &[ContainerId],
         awake: &HashSet<ContainerId>,
-        kept: &HashMap<&[u8], Kept<'_>>,
+        lines: Lines<'_>,
     ) -> Result<Vec<Found>> {
+        let Some(first) = ids.first() else { return Ok(Vec::new()) };
+        let mut lines = lines.from(first);
         let path = self.places().containers();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let containers = rustix::fs::open(&path, flags, Mode::empty());
@@ -186,7 +240,7 @@ impl Engine {
                 false => statat(&containers, id.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok(),
             };
             let at = at.map(|stat| changed_ns(&stat));
-            let known = kept.get(id.as_str().as_bytes()).filter(|kept| Some(kept.changed_ns) == at);
+            let known = lines.pass(id).filter(|kept| Some(kept.changed_ns) == at);
             let known = known.and_then(|kept| serde_json::from_slice(kept.json).ok());
             let found = match known {
                 Some(listed) => Found { listed, changed_ns: at, is_new: false },
@@ -224,5 +278,58 @@ impl Engine {
             }
         }
         disk::write(&self.places().lib.join("list"), &text, Durable::No)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u8) -> ContainerId {
+        ContainerId::from_bytes([number; 16])
+    }
+
+    /// A file with lines of these.
+    fn file(numbers: &[u8]) -> Vec<u8> {
+        let mut text = HEAD.to_vec();
+        for number in numbers {
+            let json = "x".repeat(usize::from(*number));
+            text.extend_from_slice(format!("{} {number} {json}\n", id(*number)).as_bytes());
+        }
+        text
+    }
+
+    #[test]
+    fn every_line_is_found_from_wherever_one_begins() {
+        let text = file(&[2, 3, 5, 200, 201, 255]);
+        for first in 0..=255 {
+            let mut lines = Lines::of(&text).from(&id(first));
+            for number in first..=255 {
+                let is_there = [2, 3, 5, 200, 201, 255].contains(&number);
+                let found = lines.pass(&id(number));
+                let found = found.map(|kept| (kept.changed_ns, kept.json.len()));
+                let wanted = is_there.then_some((i128::from(number), usize::from(number)));
+                assert_eq!(found, wanted, "{number} from {first} on");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_line_or_not_in_its_place_counts_as_missing() {
+        let mut text = file(&[7, 4]);
+        assert!(Lines::of(&text).pass(&id(7)).is_some());
+        assert!(Lines::of(&text).pass(&id(4)).is_none());
+        for garbage in ["\n", "\n\n", "no line\n", "\u{0}", "zz 1", "zz x y\n"] {
+            let mut text = text.clone();
+            text.extend_from_slice(garbage.as_bytes());
+            for number in 0..=255 {
+                Lines::of(&text).from(&id(number)).pass(&id(number));
+            }
+        }
+        // A file that was cut.
+        while text.pop().is_some() {
+            Lines::of(&text).from(&id(4)).pass(&id(7));
+        }
+        assert!(Lines::of(b"containers 1\n00 1 {}\n").0.is_empty());
     }
 }

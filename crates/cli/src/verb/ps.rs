@@ -89,7 +89,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
     list.reverse();
     if args.json {
-        output::json(&output::Each(list.iter().map(Summary::of)))?;
+        output::json_list(&list, Summary::of)?;
         return Ok(0);
     }
     let id = |c: &Listed| match args.no_trunc {
@@ -111,8 +111,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         "ADDRESS",
         "PORTS",
     ]);
-    for c in &list {
-        table.row([
+    table.rows(&list, |c| {
+        [
             id(c),
             c.name.to_string(),
             short(&view::image(&c.root), 40),
@@ -121,8 +121,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             view::status(c),
             short(&view::addresses(&c.addresses), 40),
             short(&view::ports(&c.publish), 40),
-        ]);
-    }
+        ]
+    });
     table.print()?;
     Ok(0)
 }
