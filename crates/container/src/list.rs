@@ -172,7 +172,7 @@ impl<'t> Lines<'t> {
 
 /// What was found of one, and the time of change for which that holds, if it may be kept.
 struct Found {
-    listed: Listed,
+    listed: Box<Listed>,
     changed_ns: Option<i128>,
     is_new: bool,
 }
@@ -184,14 +184,25 @@ fn changed_ns(stat: &Stat) -> i128 {
 impl Engine {
     /// What a list shows of all containers, oldest first. One that is being removed is left out; one whose
     /// record is damaged is an error, named.
-    pub fn list(&self) -> Result<Vec<Listed>> {
+    #[allow(
+        clippy::vec_box,
+        reason = "half a kilobyte each, and who has the list sorts and sifts it"
+    )]
+    pub fn list(&self) -> Result<Vec<Box<Listed>>> {
         // ORDER: who has processes, then the directories: one that starts or wakes meanwhile is shown as it
         // was before, or as it is.
         let awake: HashSet<ContainerId> = self.started()?.into_iter().collect();
-        let mut ids = self.ids()?;
-        ids.sort_unstable();
         let path = self.places().lib.join("list");
-        let text = fs::read(&path).unwrap_or_default(); // nothing depends on it
+        let (ids, text) = std::thread::scope(|scope| {
+            let ids = scope.spawn(|| {
+                let mut ids = self.ids()?;
+                ids.sort_unstable();
+                Ok::<_, Error>(ids)
+            });
+            let text = fs::read(&path).unwrap_or_default(); // nothing depends on it
+            (ids.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
+        });
+        let ids = ids?;
         let lines = Lines::of(&text);
         // Of ten thousand each costs a few system calls: all processors take part.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -254,7 +265,7 @@ impl Engine {
                         let holds = |at: &i128| rests && *at <= settled.as_nanos() as i128;
                         let changed_ns = at.filter(holds);
                         let is_new = changed_ns.is_some();
-                        Found { listed: details.into(), changed_ns, is_new }
+                        Found { listed: Box::new(details.into()), changed_ns, is_new }
                     }
                     Err(Error::NoContainer(_)) => continue,
                     Err(e) => return Err(e),

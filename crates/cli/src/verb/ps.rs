@@ -89,8 +89,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
     list.reverse();
     if args.json {
-        output::json_list(&list, Summary::of)?;
-        return Ok(0);
+        output::json_list(&list, |c| Summary::of(c))?;
+        return done(list);
     }
     let id = |c: &Listed| match args.no_trunc {
         true => c.id.to_string(),
@@ -98,7 +98,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     };
     if args.quiet {
         output::print(list.iter().map(|c| id(c) + "\n").collect::<String>())?;
-        return Ok(0);
+        return done(list);
     }
     let short = |text: &str, max| if args.no_trunc { text.to_owned() } else { cut(text, max) };
     let mut table = Table::new([
@@ -124,6 +124,13 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         ]
     });
     table.print()?;
+    done(list)
+}
+
+/// The program ends: to give back the memory of a hundred thousand one by one would be the longest step of all
+/// that is left.
+fn done<T>(list: T) -> Result<u8> {
+    std::mem::forget(list);
     Ok(0)
 }
 
