@@ -1,5 +1,7 @@
 //! `dormouse ps`
 
+use std::mem::ManuallyDrop;
+
 use anyhow::{Result, bail};
 use dormouse_container::Listed;
 
@@ -88,9 +90,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let mut list = global.engine()?.list()?;
     list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
     list.reverse();
+    // The program ends with it: nothing is gained by giving back piece by piece what a hundred thousand have.
+    let list = ManuallyDrop::new(list);
     if args.json {
         output::json_list(&list, |c| Summary::of(c))?;
-        return done(list);
+        return Ok(0);
     }
     let id = |c: &Listed| match args.no_trunc {
         true => c.id.to_string(),
@@ -98,7 +102,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     };
     if args.quiet {
         output::print(list.iter().map(|c| id(c) + "\n").collect::<String>())?;
-        return done(list);
+        return Ok(0);
     }
     let short = |text: &str, max| if args.no_trunc { text.to_owned() } else { cut(text, max) };
     let mut table = Table::new([
@@ -124,13 +128,6 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         ]
     });
     table.print()?;
-    done(list)
-}
-
-/// The program ends: to give back the memory of a hundred thousand one by one would be the longest step of all
-/// that is left.
-fn done<T>(list: T) -> Result<u8> {
-    std::mem::forget(list);
     Ok(0)
 }
 
