@@ -13,12 +13,18 @@ use super::lazy::{KEEPER, named};
 use super::{host, wait_for_line};
 
 const NAME: &str = "share";
-const MB: u64 = 64;
+/// Its memory, in MB; less where all is emulated, and as much as is read as it is needed.
+fn megabytes() -> u64 {
+    if slowness() == 1 { 64 } else { 16 }
+}
+
+/// So much is more than the keeper may have, where it is limited.
+const MUCH: u64 = 64;
 /// The process from which clones come.
 const TEMPLATE: &str = "dormouse-share";
 
 fn begin(host: &Host, more: &[&str]) {
-    begin_with(host, NAME, MB, more);
+    begin_with(host, NAME, megabytes(), more);
 }
 
 fn begin_with(host: &Host, name: &str, megabytes: u64, more: &[&str]) {
@@ -98,11 +104,11 @@ fn vm_clones_share_memory_until_they_write_to_it() {
         let memory = |name: &str| Memory::of(program(name));
         for name in clones {
             let memory = memory(name);
-            assert!(memory.all > MB << 10, "{name}: {memory:?}");
-            assert!(memory.part < (MB << 10) / 4 + 2048, "{name}: {memory:?}");
+            assert!(memory.all > megabytes() << 10, "{name}: {memory:?}");
+            assert!(memory.part < (megabytes() << 10) / 4 + 2048, "{name}: {memory:?}");
             assert!(memory.own <= 1024, "{name}: {memory:?}");
         }
-        assert!(memory(NAME).own > MB << 10, "the other has its own");
+        assert!(memory(NAME).own > megabytes() << 10, "the other has its own");
         for (number, name) in clones.iter().enumerate() {
             go(&host, name, 0, number + 1);
             wait_for_line(&host, name, "read");
@@ -116,7 +122,7 @@ fn vm_clones_share_memory_until_they_write_to_it() {
             wait_for_line(&host, name, "written");
             wait_for_line(&host, name, "ready 2");
             let memory = memory(name);
-            let quarter = (MB << 10) / 4;
+            let quarter = (megabytes() << 10) / 4;
             // Huge pages are copied as a whole, or not.
             assert!((quarter / 2..quarter * 3 / 2).contains(&memory.own), "{name}: {memory:?}");
         }
@@ -161,7 +167,7 @@ fn vm_clones_of_a_stopped_container_share_what_several_files_have() {
     host.dm(&["clone", "-n", "2", "--name", "c", NAME]).ok();
     for name in ["c-1", "c-2"] {
         let memory = Memory::of(pid_of(&host, name));
-        assert!(memory.own <= 1024 && memory.all > MB << 10, "{name}: {memory:?}");
+        assert!(memory.own <= 1024 && memory.all > megabytes() << 10, "{name}: {memory:?}");
     }
     // Whoever is the last of them has it alone.
     for name in ["c-1", "c-2"] {
@@ -179,7 +185,7 @@ fn vm_who_shares_nothing_has_all_memory_for_itself() {
     host.dm(&["clone", "--name", "one", NAME]).ok();
     for name in ["c-1", "c-2", "one"] {
         let memory = Memory::of(pid_of(&host, name));
-        assert!(memory.own > MB << 10, "{name}: {memory:?}");
+        assert!(memory.own > megabytes() << 10, "{name}: {memory:?}");
     }
 }
 
@@ -189,16 +195,16 @@ fn vm_who_cannot_share_has_all_memory_for_itself() {
     use rustix::process::{Resource, Rlimit, prlimit};
     let host = host();
     // Theirs is not that of the keeper.
-    begin(&host, &["--ulimit", "as=1099511627776"]);
+    begin_with(&host, NAME, MUCH, &["--ulimit", "as=1099511627776"]);
     let keeper = named(&host, KEEPER)[0];
-    let little = Rlimit { current: Some((MB / 2) << 20), maximum: None };
+    let little = Rlimit { current: Some((MUCH / 2) << 20), maximum: None };
     prlimit(Some(keeper), Resource::As, little).expect("it is ours");
     let out = host.dm(&["clone", "-n", "2", "--name", "c", NAME]);
     let said = "dormouse: clones share no memory: ";
     assert!(out.status == 0 && out.stderr.matches(said).count() == 1, "{out}");
     for name in ["c-1", "c-2"] {
         let memory = Memory::of(pid_of(&host, name));
-        assert!(memory.own > MB << 10, "{name}: {memory:?}");
+        assert!(memory.own > MUCH << 10, "{name}: {memory:?}");
         for (round, line) in ["ready 1", "ready 2", "ok"].into_iter().enumerate() {
             go(&host, name, round, 7);
             wait_for_line(&host, name, line);
