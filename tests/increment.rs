@@ -10,6 +10,11 @@ use dormouse_testkit::{Host, slowness};
 use super::{flip, host, rounds, wait_for_line};
 
 const NAME: &str = "increment";
+/// What a round changes.
+const CHANGED_BYTES: u64 = 2 << 20;
+/// A page that is written to here and there, and what the kernel writes to.
+const MORE_BYTES: u64 = 1 << 20;
+
 /// Memory of its own, in MB; less where all is emulated.
 fn megabytes() -> u64 {
     if slowness() == 1 { 48 } else { 16 }
@@ -19,11 +24,6 @@ fn megabytes() -> u64 {
 fn all_bytes() -> u64 {
     (megabytes() + 8) << 20
 }
-
-/// What a round changes.
-const CHANGED_BYTES: u64 = 2 << 20;
-/// A page that is written to here and there, and what the kernel writes to.
-const MORE_BYTES: u64 = 1 << 20;
 
 fn begin(host: &Host, rounds: usize, more: &[&str]) {
     let rounds = format!("ROUNDS={rounds}");

@@ -13,15 +13,15 @@ use super::lazy::{KEEPER, named};
 use super::{host, wait_for_line};
 
 const NAME: &str = "share";
-/// Its memory, in MB; less where all is emulated, and as much as is read as it is needed.
-fn megabytes() -> u64 {
-    if slowness() == 1 { 64 } else { 16 }
-}
-
-/// So much is more than the keeper may have, where it is limited.
+/// So many MB are more than the keeper may have, where it is limited.
 const MUCH: u64 = 64;
 /// The process from which clones come.
 const TEMPLATE: &str = "dormouse-share";
+
+/// Its memory, in MB: less where all is emulated, but more than what is restored at once.
+fn megabytes() -> u64 {
+    if slowness() == 1 { 64 } else { 16 }
+}
 
 fn begin(host: &Host, more: &[&str]) {
     begin_with(host, NAME, megabytes(), more);

@@ -28,7 +28,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::life::{Details, Exit};
 
-/// First line of the file. The number changes with what [`Listed`] is.
+/// First line of the file. The number changes with what [`Listed`] is, and with the lines' order.
 const HEAD: &[u8] = b"containers 2\n";
 /// So few containers are looked at by one thread.
 const PART_MIN: usize = 200;
@@ -220,6 +220,7 @@ impl Engine {
             }
             Ok::<_, Error>(all)
         })?;
+        // ORDER: the file is written while they are in the order of their ids.
         let anew = all.iter().filter(|found| found.is_new).count();
         if anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
             let _ = self.keep(&all); // the next one looks at all of them again

@@ -147,11 +147,6 @@ impl Host {
         self.host.id()
     }
 
-    /// The process that holds the neighbour's network namespace.
-    pub fn neighbour_pid(&self) -> u32 {
-        self.neighbour.id()
-    }
-
     /// A command that runs in the host's namespaces.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         enter(self.host.id(), &["-n", "-m"], program.as_ref())
