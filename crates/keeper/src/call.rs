@@ -1,6 +1,7 @@
 //! System calls that only the keeper and its newborns make. None allocates or locks.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -60,14 +61,24 @@ pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_kill, pid, signal) }).map(drop)
 }
 
-/// wait4(2) for any child, not blocking: pid and status, `None` where none has ended.
-pub fn reap() -> Result<Option<(i32, i32)>, Errno> {
+/// Reads signalfd(2): who sent the SIGCHLD that is pending, if one is. It is not queued: of children that
+/// end meanwhile nothing is told.
+pub fn signalled_by(signals: &OwnedFd) -> Option<u32> {
+    const PID: usize = offset_of!(libc::signalfd_siginfo, ssi_pid);
+    let mut told = [0; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(signals, &mut told).ok()?;
+    let pid = told[..read].get(PID..PID + 4)?;
+    Some(u32::from_ne_bytes(pid.try_into().ok()?))
+}
+
+/// wait4(2) for one child, or any of them, not blocking: pid and status, `None` where none has ended.
+pub fn reap(which: Option<u32>) -> Result<Option<(i32, i32)>, Errno> {
     let mut status = 0;
     // SAFETY: the status is written where a c_int is; null asks for no usage.
     let pid = check(unsafe {
         libc::syscall(
             libc::SYS_wait4,
-            -1,
+            which.map_or(-1, |pid| pid as c_int),
             &mut status as *mut c_int,
             libc::WNOHANG,
             std::ptr::null::<c_void>(),

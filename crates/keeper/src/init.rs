@@ -128,7 +128,7 @@ fn pass_and_reap(program: i32) -> ! {
             Err(_) => {}
         }
         loop {
-            match call::reap() {
+            match call::reap(None) {
                 Ok(Some((pid, status))) if pid == program => {
                     kernel::exit(crate::server::code_of(status).0)
                 }

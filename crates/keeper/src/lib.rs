@@ -35,6 +35,7 @@ mod lot;
 pub mod newborn;
 mod program;
 pub mod server;
+mod sweep;
 mod template;
 pub mod tiny;
 mod tree;

@@ -63,6 +63,7 @@ use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
 use crate::fill::{self, Fill};
 use crate::newborn::Heritage;
+use crate::sweep::Sweep;
 use crate::template::{self, Asked, Template};
 use crate::tiny::Outside;
 use crate::vault::Vault;
@@ -179,6 +180,7 @@ pub struct Server {
     parts: Parts,
     epoll: OwnedFd,
     signals: OwnedFd,
+    sweep: Sweep,
     serial: u64,
     connections: HashMap<u64, OwnedFd>,
     children: HashMap<u32, Child>,
@@ -254,6 +256,7 @@ impl Server {
             parts,
             epoll,
             signals,
+            sweep: Sweep::default(),
             serial,
             vault: serial,
             connections: HashMap::new(),
@@ -326,7 +329,8 @@ impl Server {
         let is_more = self.at_rest().count() > usize::from(!self.custody.is_empty());
         let rest = is_more.then(|| self.woken + IDLE);
         let asked = self.asked().map(|asked| asked.until).min();
-        let next = [look, idle, queue, custody, alarm, waker, rest, asked, self.deaf_until];
+        let sweep = self.sweep.next();
+        let next = [look, idle, queue, custody, alarm, waker, rest, asked, sweep, self.deaf_until];
         let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
@@ -353,6 +357,7 @@ impl Server {
             self.look_after_logs();
             self.look_after_consoles();
         }
+        self.sweep(now);
         self.custody.look(&self.epoll, now);
         self.secure();
         while let Some(id) = self.alarms.rung(now) {
@@ -887,10 +892,26 @@ impl Server {
         }
     }
 
+    /// Reaps whom the signal names, and whoever has ended while it was pending.
     fn reap(&mut self) {
-        let mut drained = [0; 128 * 16];
-        let _ = rustix::io::read(&self.signals, &mut drained);
-        while let Ok(Some((pid, status))) = call::reap() {
+        let named = call::signalled_by(&self.signals);
+        if let Some(Ok(Some((pid, status)))) = named.map(|pid| call::reap(Some(pid))) {
+            self.ended(pid as u32, status);
+        }
+        self.sweep.ask();
+        self.sweep(Instant::now());
+    }
+
+    /// Asks for all children that have ended, if it is time to.
+    fn sweep(&mut self, now: Instant) {
+        if self.sweep.next().is_none_or(|next| now < next) {
+            return;
+        }
+        loop {
+            let begun = Instant::now();
+            let Ok(Some((pid, status))) = call::reap(None) else {
+                return self.sweep.done(begun, Instant::now());
+            };
             self.ended(pid as u32, status);
         }
     }
