@@ -178,9 +178,10 @@ static __always_inline int judge(void *ctx)
 
 	if (!container)
 		return 1;
-	sk = kern->sk;
-	uaddr = kern->uaddr;
-	length = kern->uaddrlen;
+	/* Not by looking into it: for each look the verifier goes through all of the kernel's types. */
+	sk = BPF_CORE_READ(kern, sk);
+	uaddr = BPF_CORE_READ(kern, uaddr);
+	length = BPF_CORE_READ(kern, uaddrlen);
 	/* Shorter is unnamed: the kernel refuses it. The first byte of the name tells abstract. */
 	if (length < 3 || length > 2 + NAME_MAX)
 		return 1;

@@ -315,7 +315,8 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 	socket->named4 = 0;
 	if (is_zero6(asked)) {
 		struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
-		struct sock *sk = kern->sk;
+		/* Not by looking into it: for each look the verifier goes through all of the kernel's types. */
+		struct sock *sk = BPF_CORE_READ(kern, sk);
 
 		if (BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only)) {
 			socket->any = DM_ANY_6;
