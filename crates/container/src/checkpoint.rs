@@ -32,6 +32,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::later::Later;
 use crate::life::InitRecord;
+use crate::silence::Saved;
 use crate::spec::Create;
 use crate::start::{self, Running};
 use crate::template::{Common, Template};
@@ -272,7 +273,7 @@ impl Engine {
         } else if !options.leave_running {
             if figures.connections > 0 {
                 // ORDER: before they are nowhere: whoever starts this container knows.
-                self.note_silence(&config, Reader::open(&path)?.records(), true)?;
+                self.note_silence(&config, Reader::open(&path)?.records(), Saved::JustNow)?;
             }
             // ORDER: published above; now, and not before, the processes may go.
             init.stopping = true;
@@ -344,7 +345,7 @@ impl Engine {
         comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
         // Where it was kept, the stack may be another than then.
-        let is_news = self.note_silence(&config, comeback.reader.records(), false)?;
+        let is_news = self.note_silence(&config, comeback.reader.records(), Saved::Before)?;
         comeback.keeps_quiet = is_news || self.is_quiet(id) && config.net == NetMode::Host;
         let running = self.start_restored(&config, &comeback)?;
         self.forget_silence(id)?; // it has ended

@@ -18,13 +18,22 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::start::Net;
 
+/// When and where connections were saved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// Here, and they are quiet since.
+    JustNow,
+    /// Some time, perhaps by somebody else.
+    Before,
+}
+
 impl Engine {
     /// The trust domain, made where it is missing.
     pub(crate) fn domain(&self, name: &Name) -> Result<Domain> {
         Ok(self.network()?.domain(name, || self.silences_of(name))?)
     }
 
-    /// What is to be dropped for containers of a domain, as rules.
+    /// What is to be dropped for containers of a domain, as rules. What removed ones have left goes.
     fn silences_of(&self, domain: &Name) -> String {
         let mut all = String::new();
         for entry in fs::read_dir(self.silences()).into_iter().flatten().flatten() {
@@ -43,12 +52,12 @@ impl Engine {
     }
 
     /// The connections of these records are nowhere: keeps in mind that they are to be quiet until they
-    /// are back. Where they were saved here just now they are quiet. Whether that is news.
+    /// are back. Whether that is news.
     pub(crate) fn note_silence(
         &self,
         config: &Config,
         records: &Records,
-        is_saved_here: bool,
+        saved: Saved,
     ) -> Result<bool> {
         let path = self.silence(&config.id);
         if path.exists() {
@@ -58,13 +67,13 @@ impl Engine {
         let is_own = |ip: IpAddr| match &config.net {
             NetMode::None => false, // nobody is outside of a stack of its own
             NetMode::Address { .. } => config.addresses.contains(&ip),
-            NetMode::Host => is_saved_here,
+            NetMode::Host => saved == Saved::JustNow,
         };
         let rules = dormouse_checkpoint::silence(records, config.id.as_str(), is_own);
         let rules = match rules {
             Some(rules) => rules,
             // What was begun is to be ended; another stack needs none of it.
-            None if is_saved_here => String::new(),
+            None if saved == Saved::JustNow => String::new(),
             None => return Ok(false),
         };
         disk::make_dir(&self.silences(), 0o700)?;
