@@ -1,7 +1,7 @@
 //! Tasks of the house, run as `cargo xtask NAME`.
 //!
 //! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]), the second
-//! kernel ([`guest`]), the fuzzers ([`fuzz`]), what a checkpoint holds ([`state`]). The verbs a person
+//! kernel ([`guest`]), the whole-system tests ([`queue`]), the fuzzers ([`fuzz`]), what a checkpoint holds ([`state`]). The verbs a person
 //! types stand in the `justfile`.
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ use clap::{Parser, Subcommand};
 mod floor;
 mod fuzz;
 mod guest;
+mod queue;
 mod state;
 mod tidy;
 
@@ -31,6 +32,10 @@ enum Task {
         #[arg(long)]
         notes: bool,
     },
+    /// Builds the whole-system tests and runs them, whichever program they are of, some at a time.
+    System(queue::SystemArgs),
+    /// Runs the tests of a list, some at a time.
+    Queue(queue::QueueArgs),
     /// Runs a command, or the tests tagged for it, under Debian's newer kernel in QEMU.
     Guest(guest::GuestArgs),
     /// Runs the fuzzers over every reader of outside data.
@@ -42,6 +47,8 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Args::parse().task {
         Task::Tidy { notes } => tidy::run(&top(), notes),
+        Task::System(args) => queue::run_system(&top(), &args),
+        Task::Queue(args) => queue::run_list(&args),
         Task::Guest(args) => guest::run(&top(), &args),
         Task::Fuzz(args) => fuzz::run(&top(), &args),
         Task::State(args) => state::run(&top(), &args),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 /// Options of the task.
 #[derive(clap::Args)]
 pub struct StateArgs {
-    /// What `cargo test --test checkpoint --test programs` has printed, instead of running it
+    /// What `cargo xtask system checkpoint programs` has printed, instead of running it
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 }
@@ -28,15 +28,9 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
     let log = match &args.log {
         Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
         None => {
-            let words = ["test", "--release", "--locked", "--workspace", "--test"];
-            let mut command = crate::cargo();
-            command.current_dir(top).args(words).args([
-                "checkpoint",
-                "--test",
-                "programs",
-                "--no-fail-fast",
-            ]);
-            let output = command.output().context("cargo test")?;
+            let mut command = std::process::Command::new(std::env::current_exe()?);
+            command.current_dir(top).args(["system", "checkpoint", "programs"]);
+            let output = command.output().context("cargo xtask system")?;
             String::from_utf8_lossy(&output.stdout).into_owned()
         }
     };
@@ -52,7 +46,7 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
 fn results(log: &str) -> HashMap<&str, bool> {
     let line = |line: &'_ str| -> Option<(usize, bool)> {
         let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
-        Some((name.len(), result == "ok"))
+        Some((name.len(), result.split(' ').next() == Some("ok")))
     };
     log.lines().filter_map(|l| line(l).map(|(n, ok)| (&l[5..5 + n], ok))).collect()
 }
@@ -106,7 +100,8 @@ mod tests {
 
     #[test]
     fn a_kind_is_saved_when_its_tests_pass() {
-        let log = "running\ntest a ... ok\ntest b ... FAILED\n";
+        let log =
+            "running\ntest a ... ok (checkpoint, 0.3 s)\ntest b ... FAILED (checkpoint, 2.0 s)\n";
         let kinds = "# about this\n\n# Group\none | a |\ntwo | a, b | x\nthree | - |\nfour | c |\n";
         let (page, failed) = page(kinds, &results(log)).unwrap();
         assert!(page.contains("## Group\n"), "{page}");

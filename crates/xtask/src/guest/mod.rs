@@ -27,6 +27,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dormouse_testkit::{debian, image};
 
+use crate::queue::{self, Test};
 use kernel::{Kernel, META, NEXT_SUITE};
 
 mod kernel;
@@ -48,8 +49,10 @@ const PACKAGES: &[&str] = &[
 ];
 /// What the guest says over its second port before it runs the command; after it, the command's status.
 const UP: &str = "up";
-/// And in between: which test programs were green.
-const GREEN: &str = "green ";
+/// How many tests run side by side: one of three waits.
+const WORKERS: usize = 3;
+/// In the names of tests that are too much for an emulated machine.
+const BIG: &str = "big_";
 /// How a kernel dies of the emulator: it changes its own code (a jump label) by way of a breakpoint, as the
 /// other processor runs it, and that one runs into the breakpoint after it was taken away.
 const EMULATORS_FAULT: &str = "int3: 0000 [#";
@@ -87,14 +90,19 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
     if args.relay {
         return relay::run(&guest, limit);
     }
-    let script = if args.command.is_empty() {
+    let mut tests = Vec::new();
+    if args.command.is_empty() {
         // Made here: the guest has no network to make them with, and the tree is read-only there.
         image::busybox_with_attack();
         image::workloads();
         image::nginx();
-        test_script(top, &args.tests)?
-    } else {
-        args.command.join(" ")
+        tests = queue::tests(&queue::programs(top, &[])?, &args.tests)?;
+        tests.retain(|test| !test.name.contains(BIG));
+        ensure!(!tests.is_empty(), "no test's name contains {}", args.tests);
+    }
+    let script = |green: &[&str]| match args.command.as_slice() {
+        [] => test_script(&guest.dir, &tests, green),
+        words => Ok(words.join(" ")),
     };
     let [own, next] = guest.kernels();
     let machine = Machine { kernel: if args.next { &next } else { &own }, cpu: "" };
@@ -102,69 +110,24 @@ pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// A script that runs the tests whose names contain `filter`, of every test program that has one.
+/// A script that runs what is left of the tests, by a list beside it.
 ///
 /// Emulated on a machine that has more to do, a clock may run ahead of a test: one that fails beside
 /// others is run once more by itself, which is told, and counts if it fails again.
-fn test_script(top: &Path, filter: &str) -> Result<String> {
-    let mut script = String::from(
-        "run() {\n\
-         case \" $GREEN \" in *\" $1 \"*) return 0 ;; esac\n\
-         echo \"   Running $1 in the guest\"\n\
-         { $2 $3 --test-threads 3 --skip big_ || touch /run/red; } 2>&1 | tee /run/one\n\
-         [ -e /run/red ] || { echo \"green $1\" >\"$REPORT\"; return 0; }\n\
-         rm /run/red\n\
-         red=$(sed -n 's/^test \\([a-z0-9_:]*\\) .*FAILED$/\\1/p' /run/one | sort -u)\n\
-         [ -n \"$red\" ] || touch /run/failed # killed, and by nobody knows which\n\
-         for test in $red; do\n\
-         echo \"   Again, by itself: $test\"\n\
-         $2 --exact \"$test\" --test-threads 1 || touch /run/failed\n\
-         done\n\
-         }\n\
-         tests() {\n",
-    );
-    for (name, program) in test_programs(top, &[])? {
-        let listed = Command::new(&program).args(["--list", filter]).output()?;
-        if String::from_utf8_lossy(&listed.stdout).contains(": test") {
-            let program = program.display();
-            script.push_str(&format!("run {name} {program} {filter}\n"));
-        }
+fn test_script(dir: &Path, tests: &[Test], green: &[&str]) -> Result<String> {
+    let left: Vec<&Test> =
+        tests.iter().filter(|test| !green.contains(&test.full_name().as_str())).collect();
+    if left.is_empty() {
+        return Ok("true\n".to_owned());
     }
-    // A program that is killed prints no result: the exit status tells, the counts only inform. (After a second
-    // boot they are of what was left.)
-    script.push_str(
-        "}\ntests 2>&1 | tee /run/said\n\
-         awk '/^test result:/ { passed += $4; failed += $6 }\n\
-         END { printf \"guest: %d passed, %d failed\\n\", passed, failed; exit !passed }' /run/said \\\n\
-         || exit 1\n\
-         [ ! -e /run/failed ]\n",
-    );
-    Ok(script)
-}
-
-/// The whole-system tests' programs and their names, built: those of `which`, words of cargo's, or all.
-fn test_programs(top: &Path, which: &[&str]) -> Result<Vec<(String, PathBuf)>> {
-    let which = if which.is_empty() { &["--tests"] } else { which };
-    let built = crate::cargo()
-        // With the features of all packages together, as `./test build` has compiled them.
-        .args(["test", "--release", "--locked", "--no-run", "--workspace"])
-        .args(["--message-format=json-render-diagnostics"])
-        .args(which)
-        .current_dir(top)
-        .stderr(Stdio::inherit())
-        .output()
-        .context("starting cargo")?;
-    ensure!(built.status.success(), "the tests do not compile");
-    let mut programs = Vec::new();
-    for message in cargo_metadata::Message::parse_stream(built.stdout.as_slice()) {
-        let cargo_metadata::Message::CompilerArtifact(artifact) = message? else { continue };
-        let Some(program) = artifact.executable.filter(|_| artifact.profile.test) else { continue };
-        if !artifact.target.src_path.starts_with(top.join("tests")) {
-            continue;
-        }
-        programs.push((artifact.target.name, program.into_std_path_buf()));
-    }
-    Ok(programs)
+    let list = dir.join("tests.json");
+    fs::write(&list, serde_json::to_vec(&left)?)?;
+    let this = std::env::current_exe()?;
+    Ok(format!(
+        "{} queue --list {} --workers {WORKERS} --again --report \"$REPORT\"\n",
+        this.display(),
+        list.display()
+    ))
 }
 
 struct Guest {
@@ -231,14 +194,19 @@ impl Guest {
     /// Boots, runs the script and returns its status.
     ///
     /// A machine that did not come as far as the script, or died of its emulator, is started once more, and
-    /// what it said shown; test programs that were green are not run again.
-    fn boot(&self, machine: &Machine<'_>, script: &str, limit: Duration) -> Result<i32> {
+    /// what it said shown; the script is asked for again, and told which tests have passed.
+    fn boot(
+        &self,
+        machine: &Machine<'_>,
+        script: &dyn Fn(&[&str]) -> Result<String>,
+        limit: Duration,
+    ) -> Result<i32> {
         let started = Instant::now();
-        let mut ended = self.boot_once(machine, script, "", limit)?;
+        let mut ended = self.boot_once(machine, &script(&[])?, limit)?;
         if let Some(why) = self.why_again(&ended) {
             println!("{}\nguest: {why}: once more", self.last_words(&ended));
             let left = limit.saturating_sub(started.elapsed());
-            ended = self.boot_once(machine, script, &ended.green(), left)?;
+            ended = self.boot_once(machine, &script(&ended.green())?, left)?;
         }
         let took = started.elapsed().as_secs();
         if ended.qemu.is_none() {
@@ -282,16 +250,10 @@ impl Guest {
         words
     }
 
-    /// Boots once, runs the script but for what was `green`, and waits for the end.
-    fn boot_once(
-        &self,
-        machine: &Machine<'_>,
-        script: &str,
-        green: &str,
-        limit: Duration,
-    ) -> Result<Ended> {
+    /// Boots once, runs the script, and waits for the end.
+    fn boot_once(&self, machine: &Machine<'_>, script: &str, limit: Duration) -> Result<Ended> {
         let head = format!(
-            "export DORMOUSE_TEST_SLOWNESS={SLOWNESS} HOME=/root GREEN=\"{green}\"\ncd {}\n",
+            "export DORMOUSE_TEST_SLOWNESS={SLOWNESS} HOME=/root\ncd {}\n",
             self.top.display()
         );
         fs::write(self.dir.join("command"), head + script)?;
@@ -379,10 +341,9 @@ impl Ended {
         self.said.strip_prefix(UP)?.lines().last()?.parse().ok()
     }
 
-    /// Names of the test programs that were, with spaces between.
-    fn green(&self) -> String {
-        let names: Vec<&str> = self.said.lines().filter_map(|it| it.strip_prefix(GREEN)).collect();
-        names.join(" ")
+    /// The tests that have passed, where it did not come to its status.
+    fn green(&self) -> Vec<&str> {
+        self.said.lines().skip(1).collect()
     }
 }
 
@@ -496,9 +457,9 @@ mod tests {
     #[test]
     fn what_was_green_is_not_run_again_and_no_status_is_none() {
         let ended = |said: &str| Ended { qemu: None, said: said.into() };
-        let died = ended("up\ngreen software\ngreen errors\n");
-        assert_eq!((died.status(), died.green().as_str()), (None, "software errors"));
-        assert_eq!(ended("up\ngreen software\n1\n").status(), Some(1));
+        let died = ended("up\nsoftware::one\nerrors::two\n");
+        assert_eq!((died.status(), died.green()), (None, vec!["software::one", "errors::two"]));
+        assert_eq!(ended("up\nsoftware::one\n1\n").status(), Some(1));
         for said in ["", "up\n", "1\n"] {
             assert_eq!(ended(said).status(), None, "{said:?}");
         }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dormouse_testkit::image;
 
-use super::{Guest, Machine, said, test_programs};
+use super::{Guest, Machine, said};
+use crate::queue;
 
 /// The leg on the machine itself, by its test.
 const BEFORE: &str = "relay::leg_0_on_the_machine_itself";
@@ -29,7 +30,7 @@ pub fn run(guest: &Guest, limit: Duration) -> Result<ExitCode> {
     let baton = guest.dir.join("relay");
     let _ = fs::remove_dir_all(&baton); // ignored: it may be absent
     fs::create_dir_all(&baton).context("making target/guest/relay")?;
-    let programs = test_programs(&guest.top, &["--test", "checkpoint"])?;
+    let programs = queue::programs(&guest.top, &["--test", "checkpoint"])?;
     let (_, program) = programs.first().context("tests/checkpoint.rs is not there")?;
     let mut before = Command::new(program);
     before.args(["--ignored", "--exact", BEFORE]).env("DORMOUSE_RELAY", &baton);
@@ -44,7 +45,7 @@ pub fn run(guest: &Guest, limit: Duration) -> Result<ExitCode> {
             baton = baton.display(),
             program = program.display(),
         );
-        let status = guest.boot(&machine, &script, limit)?;
+        let status = guest.boot(&machine, &|_| Ok(script.clone()), limit)?;
         if status != 0 {
             return Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)));
         }
