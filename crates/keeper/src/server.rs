@@ -256,7 +256,7 @@ impl Server {
             parts,
             epoll,
             signals,
-            sweep: Sweep::default(),
+            sweep: Sweep::new(Instant::now()),
             serial,
             vault: serial,
             connections: HashMap::new(),

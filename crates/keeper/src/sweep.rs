@@ -11,27 +11,31 @@ use std::time::Instant;
 const SHARE: u32 = 20;
 
 /// Whether a child may have ended of which no signal tells, and when that is found out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Sweep {
     is_asked: bool,
-    /// Not before then.
-    not_before: Option<Instant>,
+    not_before: Instant,
 }
 
 impl Sweep {
+    /// Nothing is to be found out, and from `now` on it may be.
+    pub fn new(now: Instant) -> Self {
+        Self { is_asked: false, not_before: now }
+    }
+
     /// A signal has come.
     pub fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// When all children are to be asked: it may be long past.
+    /// When all children are to be asked: it may be past.
     pub fn next(&self) -> Option<Instant> {
-        self.is_asked.then(|| self.not_before.unwrap_or_else(Instant::now))
+        self.is_asked.then_some(self.not_before)
     }
 
     /// All were asked, from `begun` to `ended`, and none has ended any more.
     pub fn done(&mut self, begun: Instant, ended: Instant) {
-        *self = Self { is_asked: false, not_before: Some(ended + (ended - begun) * SHARE) };
+        *self = Self::new(ended + (ended - begun) * SHARE);
     }
 }
 
@@ -43,12 +47,12 @@ mod tests {
 
     #[test]
     fn all_are_asked_at_once_and_again_when_that_has_not_cost_too_much() {
-        let mut sweep = Sweep::default();
+        let begun = Instant::now();
+        let mut sweep = Sweep::new(begun);
         assert_eq!(sweep.next(), None);
         sweep.ask();
-        assert!(sweep.next().is_some_and(|next| next <= Instant::now()));
+        assert_eq!(sweep.next(), Some(begun));
 
-        let begun = Instant::now();
         let ended = begun + Duration::from_millis(1);
         sweep.done(begun, ended);
         assert_eq!(sweep.next(), None);
