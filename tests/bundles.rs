@@ -289,11 +289,15 @@ fn vm_no_descriptor_of_the_host_leads_out() {
     };
     let oci = Oci::new();
     assert_eq!(attack(&oci), [0; 0]);
-    for two in [
+    let two_of_three = [
         "close-descriptors,in-root",
         "close-descriptors,reachable-directory",
         "in-root,reachable-directory",
-    ] {
+    ];
+    // Minutes where it is emulated, for what is the same under any kernel: that each of three would do.
+    let two_of_three =
+        if dormouse_testkit::slowness() > 1 { &two_of_three[..0] } else { &two_of_three };
+    for two in two_of_three {
         assert_eq!(attack(&Oci::without(two)), [0; 0], "without {two}");
     }
     assert_ne!(attack(&Oci::without("close-descriptors,in-root,reachable-directory")), [0; 0]);

@@ -41,10 +41,10 @@ impl Test {
 }
 
 /// How tests are run.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Args)]
 pub struct Manner {
-    /// How many run side by side.
-    #[arg(long, default_value_t = 2)]
+    /// How many run side by side; unless it is said one more than there are processors, for many wait.
+    #[arg(long, default_value_t = workers())]
     pub workers: usize,
     /// One that fails beside others is run once more by itself, and counts if it fails again.
     #[arg(long)]
@@ -52,6 +52,10 @@ pub struct Manner {
     /// Where the full name of each that passed is written, a line each, as it ends.
     #[arg(long)]
     pub report: Option<PathBuf>,
+}
+
+fn workers() -> usize {
+    thread::available_parallelism().map_or(2, |processors| processors.get() + 1)
 }
 
 /// Options of `cargo xtask queue`.
@@ -360,7 +364,7 @@ mod tests {
             .map(|i| Test { of: "here".into(), program: program.clone(), name: format!("t{i}") })
             .collect();
         let mut out = Vec::new();
-        run(&tests, &Manner { workers: 4, ..Manner::default() }, &mut out).unwrap();
+        run(&tests, &Manner { workers: 4, again: false, report: None }, &mut out).unwrap();
         assert!(String::from_utf8(out).unwrap().contains("test t7 ... ok (here, 0."));
         let said = fs::read_to_string(dir.path().join("names")).unwrap();
         let mut names: Vec<&str> = said.lines().collect();

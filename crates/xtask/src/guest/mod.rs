@@ -49,8 +49,6 @@ const PACKAGES: &[&str] = &[
 ];
 /// What the guest says over its second port before it runs the command; after it, the command's status.
 const UP: &str = "up";
-/// How many tests run side by side: one of three waits.
-const WORKERS: usize = 3;
 /// In the names of tests that are too much for an emulated machine.
 const BIG: &str = "big_";
 /// How a kernel dies of the emulator: it changes its own code (a jump label) by way of a breakpoint, as the
@@ -123,11 +121,7 @@ fn test_script(dir: &Path, tests: &[Test], green: &[&str]) -> Result<String> {
     let list = dir.join("tests.json");
     fs::write(&list, serde_json::to_vec(&left)?)?;
     let this = std::env::current_exe()?;
-    Ok(format!(
-        "{} queue --list {} --workers {WORKERS} --again --report \"$REPORT\"\n",
-        this.display(),
-        list.display()
-    ))
+    Ok(format!("{} queue --list {} --again --report \"$REPORT\"\n", this.display(), list.display()))
 }
 
 struct Guest {
