@@ -1,8 +1,8 @@
 //! Tasks of the house, run as `cargo xtask NAME`.
 //!
 //! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]), the second
-//! kernel ([`guest`]), the whole-system tests ([`queue`]), the fuzzers ([`fuzz`]), what a checkpoint holds ([`state`]). The verbs a person
-//! types stand in the `justfile`.
+//! kernel ([`guest`]), the whole-system tests ([`queue`]), the fuzzers ([`fuzz`]), what a checkpoint
+//! holds ([`state`]). The verbs a person types stand in the `justfile`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
