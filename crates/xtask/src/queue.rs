@@ -5,9 +5,9 @@
 //! the last test of each, which often does nothing but wait itself. Here a test begins when another
 //! has ended. Each has a process of its own, so that one that is killed is known by its name.
 
-use std::io::Write;
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -279,20 +279,29 @@ fn each(tests: &[Test], workers: usize, mut tell: impl FnMut(Event) -> Result<()
 
 /// Runs one by itself.
 fn once(test: &Test) -> Verdict {
-    let mut command = Command::new(&test.program);
-    command.args(["--exact", &test.name, "--test-threads", "1"]).stdin(Stdio::null());
-    let output = match command.output() {
-        Ok(output) => output,
+    let (status, said) = match status_and_words(test) {
+        Ok(both) => both,
         Err(why) => return Verdict::Failed(format!("{}: {why}\n", test.program.display())),
     };
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
     // What is not there is no test that passed.
-    match output.status.success() {
+    match status.success() {
         true if said.contains("test result: ok. 1 passed") => Verdict::Passed,
         true if said.contains("; 1 ignored;") => Verdict::Ignored,
-        _ => Verdict::Failed(format!("{said}{}: {}\n", test.full_name(), output.status)),
+        _ => Verdict::Failed(format!("{said}{}: {status}\n", test.full_name())),
     }
+}
+
+/// How its program ended and what it has said till then: what a test has left behind may keep a pipe open.
+fn status_and_words(test: &Test) -> io::Result<(ExitStatus, String)> {
+    let mut file = tempfile::tempfile()?;
+    let mut command = Command::new(&test.program);
+    command.args(["--exact", &test.name, "--test-threads", "1"]);
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?);
+    let status = command.status()?;
+    let mut said = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut said)?;
+    Ok((status, String::from_utf8_lossy(&said).into_owned()))
 }
 
 /// What is printed of it, in one piece: in the guest others write there, too.
@@ -345,6 +354,14 @@ mod tests {
         ] {
             assert_eq!(run_one(red, false), (false, String::new()), "{red}");
         }
+    }
+
+    #[test]
+    fn who_stays_behind_keeps_nobody_waiting() {
+        let begun = Instant::now();
+        let stays = "sleep 20 & echo 'test result: ok. 1 passed'";
+        assert!(run_one(stays, false).0);
+        assert!(begun.elapsed() < Duration::from_secs(15));
     }
 
     #[test]
