@@ -59,6 +59,8 @@ pub fn sources() -> (Vec<String>, String) {
 pub fn bootstrap(packages: &[&str], target: &Path, hooks: &[String]) {
     let mut command = Command::new("mmdebstrap");
     command.args(["--quiet", "--variant=minbase", "--components=main"]);
+    // Made again if the machine fails: nothing is synced for each package.
+    command.arg("--dpkgopt=force-unsafe-io");
     command.arg(format!("--include={}", packages.join(",")));
     for excluded in ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"] {
         command.arg(format!("--dpkgopt=path-exclude={excluded}"));
