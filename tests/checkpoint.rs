@@ -636,7 +636,7 @@ fn carry_image(from: &Host, to: &Host) {
 
 /// Two hosts, and an archive that is carried from one to the other with the files that were changed.
 #[test]
-fn vm_an_archive_makes_a_container_on_another_host() {
+fn an_archive_makes_a_container_on_another_host() {
     let (one, other) = (host(), Host::new());
     for (name, more, compress) in [
         ("memory", &["--net", "none", "--tmpfs", "/scratch"][..], "--compress"),
@@ -909,7 +909,7 @@ fn vm_one_that_waits_by_a_clock_of_its_own_is_woken_in_time() {
 
 /// A checkpoint gives nobody a namespace, or clocks, that the configuration does not.
 #[test]
-fn vm_clocks_that_the_configuration_does_not_give_are_refused() {
+fn clocks_that_the_configuration_does_not_give_are_refused() {
     let host = host();
     let dir = checkpointed(&host);
     for (ahead, lacking) in [(0, "SYS_ADMIN"), (1, "SYS_TIME")] {
@@ -969,7 +969,7 @@ fn vm_another_kernels_shared_object_comes_along() {
 }
 
 #[test]
-fn vm_a_cpu_that_lacks_something_is_refused_by_its_name() {
+fn a_cpu_that_lacks_something_is_refused_by_its_name() {
     let host = host();
     let dir = checkpointed(&host);
     rewrite(&dir, |records| {
@@ -1264,7 +1264,7 @@ fn vm_a_cgroup_namespace_without_its_root_is_named() {
 
 /// The engine mounts a devpts for whoever comes with a terminal, which is none of the container's.
 #[test]
-fn vm_what_the_engine_has_mounted_for_a_terminal_is_no_hindrance() {
+fn what_the_engine_has_mounted_for_a_terminal_is_no_hindrance() {
     let host = host();
     host.dm(&["run", "-d", "--name", "a", "--net", "none", "workloads", "sleep", "1000"]).ok();
     let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-t", "a", "cat", "/proc/mounts"]));

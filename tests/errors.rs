@@ -12,7 +12,7 @@ fn assert_nothing_is_there(host: &Host) {
 }
 
 #[test]
-fn vm_unknown_image_and_container() {
+fn unknown_image_and_container() {
     let host = Host::with_busybox();
     let line = host.dm(&["run", "--pull", "never", "nothing", "true"]).err(125);
     assert!(line.contains("nothing"), "{line}");
@@ -24,7 +24,7 @@ fn vm_unknown_image_and_container() {
 }
 
 #[test]
-fn vm_command_not_found_is_127_and_not_executable_is_126() {
+fn command_not_found_is_127_and_not_executable_is_126() {
     let host = Host::with_busybox();
     let line = host.dm(&["run", "--rm", "busybox", "no-such-program"]).err(127);
     assert!(line.contains("no-such-program"), "{line}");
@@ -40,7 +40,7 @@ fn vm_command_not_found_is_127_and_not_executable_is_126() {
 }
 
 #[test]
-fn vm_invalid_options_are_refused_before_anything_is_made() {
+fn invalid_options_are_refused_before_anything_is_made() {
     let host = Host::with_busybox();
     for options in [
         &["--memory", "12q"][..],
@@ -84,7 +84,7 @@ fn vm_invalid_options_are_refused_before_anything_is_made() {
 }
 
 #[test]
-fn vm_users_are_exactly_who_was_named_or_nobody() {
+fn users_are_exactly_who_was_named_or_nobody() {
     let host = Host::with_busybox();
     for (user, ids) in
         [("0", "0 0"), ("user", "1000 1000"), ("1000", "1000 1000"), ("5:6", "5 6"), ("01", "1 0")]
@@ -105,7 +105,7 @@ fn vm_users_are_exactly_who_was_named_or_nobody() {
 }
 
 #[test]
-fn vm_damaged_archives_are_refused_and_leave_nothing() {
+fn damaged_archives_are_refused_and_leave_nothing() {
     let host = Host::new();
     let whole = host.dir().join("whole.tar");
     let busybox = dormouse_testkit::image::busybox();
@@ -192,7 +192,7 @@ fn vm_check_names_the_limits_of_so_many_containers() {
 }
 
 #[test]
-fn vm_help_and_version_are_answered_and_hide_what_is_not_for_people() {
+fn help_and_version_are_answered_and_hide_what_is_not_for_people() {
     let host = Host::new();
     let help = host.dm(&["--help"]).ok();
     for verb in ["run", "ps", "images", "check"] {

@@ -100,7 +100,7 @@ fn text(path: &Path) -> &str {
 }
 
 #[test]
-fn vm_archives_cannot_write_outside() {
+fn archives_cannot_write_outside() {
     let host = Host::new();
     let precious = Precious::new(&host);
     let out = precious.path();
@@ -138,7 +138,7 @@ fn vm_archives_cannot_write_outside() {
 }
 
 #[test]
-fn vm_what_the_program_makes_inside_follows_no_link_out() {
+fn what_the_program_makes_inside_follows_no_link_out() {
     let host = Host::new();
     let precious = Precious::new(&host);
     let up = format!("{}{}", "../".repeat(20), &precious.path()[1..]);
@@ -165,7 +165,7 @@ fn vm_what_the_program_makes_inside_follows_no_link_out() {
 }
 
 #[test]
-fn vm_users_files_that_are_not_files_neither_hang_nor_swell() {
+fn users_files_that_are_not_files_neither_hang_nor_swell() {
     let host = Host::new();
     let make: [(&str, &str); 6] = [
         ("fifo", "rm etc/passwd && mkfifo etc/passwd"),
@@ -185,7 +185,7 @@ fn vm_users_files_that_are_not_files_neither_hang_nor_swell() {
 }
 
 #[test]
-fn vm_a_working_directory_is_inside() {
+fn a_working_directory_is_inside() {
     let host = Host::new();
     let dir = copy_of_busybox(&host, "root");
     let precious = Precious::new(&host);
@@ -246,7 +246,7 @@ fn vm_the_program_cannot_be_overwritten_from_inside() {
 }
 
 #[test]
-fn vm_endless_output_is_bounded() {
+fn endless_output_is_bounded() {
     let host = Host::with_busybox();
     let words = ["run", "-d", "--log-max-size", "1m", "--name", "a", "busybox", "yes"];
     host.dm(&words).ok();

@@ -111,7 +111,7 @@ fn vm_layers_hide_what_they_delete() {
 }
 
 #[test]
-fn vm_tag_list_inspect_commit_diff_export_and_remove() {
+fn tag_list_inspect_commit_diff_export_and_remove() {
     let host = Host::with_busybox();
     host.dm(&["tag", "busybox", "other:1"]).ok();
     let list = host.dm(&["images", "--json"]).ok();
@@ -158,7 +158,7 @@ fn big_tree(host: &Host, name: &str, mib: u32) -> PathBuf {
 }
 
 #[test]
-fn vm_push_pull_and_run() {
+fn push_pull_and_run() {
     let host = Host::new();
     let registry = Registry::start(&host);
     let name = registry.name("demo/box:1");
@@ -257,7 +257,7 @@ fn pass(
 }
 
 #[test]
-fn vm_a_layer_cut_in_the_middle_resumes() {
+fn a_layer_cut_in_the_middle_resumes() {
     let host = Host::new();
     let registry = Registry::start(&host);
     let name = registry.name("demo/big:1");
@@ -277,7 +277,7 @@ fn vm_a_layer_cut_in_the_middle_resumes() {
 }
 
 #[test]
-fn vm_a_wrong_digest_is_refused_and_leaves_nothing() {
+fn a_wrong_digest_is_refused_and_leaves_nothing() {
     let host = Host::new();
     let registry = Registry::start(&host);
     let name = registry.name("demo/big:1");

@@ -99,7 +99,7 @@ fn vm_one_that_sleeps_again_writes_only_what_has_changed() {
 
 /// Of a parent and a child that share most; each checkpoint comes back though the others are gone.
 #[test]
-fn vm_a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
+fn a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
     let host = host();
     begin(&host, 3, &["--env", "CHILD=1"]);
     let mut before: Vec<File> = Vec::new();
@@ -141,7 +141,7 @@ fn vm_a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
 }
 
 #[test]
-fn vm_what_a_later_checkpoint_has_from_an_earlier_one_is_checked() {
+fn what_a_later_checkpoint_has_from_an_earlier_one_is_checked() {
     let host = host();
     begin(&host, 2, &[]);
     host.dm(&["checkpoint", "--leave-running", NAME]).ok();

@@ -89,7 +89,7 @@ fn vm_a_killed_keeper_loses_no_container_for_ever() {
 
 /// Whoever starts a keeper has a lock; killed, it leaves that to what it has begun.
 #[test]
-fn vm_a_keeper_is_alone_though_whoever_starts_it_is_killed() {
+fn a_keeper_is_alone_though_whoever_starts_it_is_killed() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     for round in 0..60u64 {
@@ -115,7 +115,7 @@ fn vm_a_keeper_is_alone_though_whoever_starts_it_is_killed() {
 }
 
 #[test]
-fn vm_a_start_that_fails_leaves_nothing() {
+fn a_start_that_fails_leaves_nothing() {
     let host = Host::with_busybox();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
     assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
@@ -157,7 +157,7 @@ fn big_a_thousand_containers_come_and_go() {
 
 /// Where somebody was killed while the keeper was noted that holds what sleeping containers have.
 #[test]
-fn vm_a_note_that_was_half_written_is_gone_after_the_next_command() {
+fn a_note_that_was_half_written_is_gone_after_the_next_command() {
     let host = Host::with_busybox();
     let half = host.root().join("lib/custody.new");
     std::fs::write(&half, b"{\"pid\":").expect("there is a directory");

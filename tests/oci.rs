@@ -52,7 +52,7 @@ fn vm_a_container_is_created_started_killed_and_deleted() {
 }
 
 #[test]
-fn vm_the_exit_code_of_the_program_is_that_of_run() {
+fn the_exit_code_of_the_program_is_that_of_run() {
     let oci = Oci::new();
     for (script, code) in [("exit 7", 7), ("kill -9 $PPID; kill -TERM 1; exit 0", 0)] {
         let bundle = Bundle::new(&oci, &["sh", "-c", script]);
@@ -430,7 +430,7 @@ fn bad() -> Vec<(&'static str, Value, &'static str)> {
 }
 
 #[test]
-fn vm_a_bad_field_is_named_and_nothing_is_left() {
+fn a_bad_field_is_named_and_nothing_is_left() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     let good = bundle.read();
@@ -453,7 +453,7 @@ fn vm_a_bad_field_is_named_and_nothing_is_left() {
 }
 
 #[test]
-fn vm_a_broken_document_is_refused_in_time() {
+fn a_broken_document_is_refused_in_time() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     let good = fs::read_to_string(bundle.path("config.json")).expect("read");
@@ -473,7 +473,7 @@ fn vm_a_broken_document_is_refused_in_time() {
 }
 
 #[test]
-fn vm_a_program_that_is_not_there_is_told_by_create() {
+fn a_program_that_is_not_there_is_told_by_create() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     for (program, words) in [
@@ -497,7 +497,7 @@ fn vm_a_program_that_is_not_there_is_told_by_create() {
 }
 
 #[test]
-fn vm_hooks_run_in_order_and_read_the_state() {
+fn hooks_run_in_order_and_read_the_state() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh", "-c", "echo program >> /out/order"]);
     let order = bundle.out("order");
@@ -538,7 +538,7 @@ fn vm_hooks_run_in_order_and_read_the_state() {
 }
 
 #[test]
-fn vm_a_hook_that_fails_or_hangs_ends_the_container() {
+fn a_hook_that_fails_or_hangs_ends_the_container() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sleep", "1000"]);
     for stage in ["prestart", "createRuntime", "createContainer", "startContainer"] {
@@ -590,7 +590,7 @@ fn vm_exec_joins_everything_and_gives_its_exit_code() {
 }
 
 #[test]
-fn vm_descriptors_are_passed_on_only_when_asked_for() {
+fn descriptors_are_passed_on_only_when_asked_for() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh", "-c", "cat <&3; ls /proc/self/fd | wc -l"]);
     let file = bundle.path("file");

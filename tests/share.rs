@@ -153,7 +153,7 @@ fn vm_clones_share_memory_until_they_write_to_it() {
 
 /// From a checkpoint whose memory lies in several files, of one that has stopped.
 #[test]
-fn vm_clones_of_a_stopped_container_share_what_several_files_have() {
+fn clones_of_a_stopped_container_share_what_several_files_have() {
     let host = host();
     begin(&host, &[]);
     host.dm(&["checkpoint", "--leave-running", NAME]).ok();
@@ -179,7 +179,7 @@ fn vm_clones_of_a_stopped_container_share_what_several_files_have() {
 }
 
 #[test]
-fn vm_who_shares_nothing_has_all_memory_for_itself() {
+fn who_shares_nothing_has_all_memory_for_itself() {
     let host = host();
     begin(&host, &[]);
     host.dm(&["clone", "-n", "2", "--unshared", "--name", "c", NAME]).ok();
@@ -192,7 +192,7 @@ fn vm_who_shares_nothing_has_all_memory_for_itself() {
 
 /// Who is to be shared with has no room for it: they come all the same, and it is told.
 #[test]
-fn vm_who_cannot_share_has_all_memory_for_itself() {
+fn who_cannot_share_has_all_memory_for_itself() {
     use rustix::process::{Resource, Rlimit, prlimit};
     let host = host();
     // Theirs is not that of the keeper.
@@ -216,7 +216,7 @@ fn vm_who_cannot_share_has_all_memory_for_itself() {
 
 /// What is missing, and what it would be: nothing is shared with who is not of one checkpoint.
 #[test]
-fn vm_clones_of_different_containers_share_nothing() {
+fn clones_of_different_containers_share_nothing() {
     let host = host();
     begin_with(&host, "one", 16, &[]);
     begin_with(&host, "other", 16, &[]);

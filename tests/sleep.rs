@@ -186,7 +186,7 @@ fn vm_a_call_while_it_falls_asleep_is_answered() {
 }
 
 #[test]
-fn vm_commands_wake_it_or_say_what_to_do() {
+fn commands_wake_it_or_say_what_to_do() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     put_to_sleep(&host);
@@ -208,7 +208,7 @@ fn vm_commands_wake_it_or_say_what_to_do() {
 }
 
 #[test]
-fn vm_an_asleep_container_is_stopped_and_removed_as_others_are() {
+fn an_asleep_container_is_stopped_and_removed_as_others_are() {
     let host = counting(&["-p", "8080:80"]);
     assert_eq!(call(&host), "call 1");
     put_to_sleep(&host);
@@ -258,7 +258,7 @@ fn vm_one_at_work_is_awake_again_though_nobody_calls() {
 }
 
 #[test]
-fn vm_what_cannot_sleep_says_why_and_goes_on() {
+fn what_cannot_sleep_says_why_and_goes_on() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     let mut visitor = host.dormouse(&["exec", "x", "sleep", "1000"]).spawn().expect("it starts");
@@ -596,7 +596,7 @@ fn is_listed_as_it_is(host: &Host, names: &[&str]) {
 }
 
 #[test]
-fn vm_of_many_that_sleep_the_list_is_true_whatever_becomes_of_them() {
+fn of_many_that_sleep_the_list_is_true_whatever_becomes_of_them() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     host.dm(&["clone", "--asleep", "-n", "120", "--name", "c", "x"]).ok();

@@ -42,7 +42,7 @@ fn vm_control_c_reaches_the_program_inside_not_the_one_outside() {
 }
 
 #[test]
-fn vm_detach_keys_leave_it_running_and_attach_comes_back() {
+fn detach_keys_leave_it_running_and_attach_comes_back() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
@@ -60,7 +60,7 @@ fn vm_detach_keys_leave_it_running_and_attach_comes_back() {
 }
 
 #[test]
-fn vm_a_killed_window_leaves_the_container_running() {
+fn a_killed_window_leaves_the_container_running() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
@@ -91,7 +91,7 @@ fn vm_exec_with_a_terminal() {
 }
 
 #[test]
-fn vm_signals_to_the_foreground_command_are_passed_on() {
+fn signals_to_the_foreground_command_are_passed_on() {
     let host = Host::with_busybox();
     let script = "trap 'echo asked; exit 9' TERM; echo ready; while :; do sleep 0.1; done";
     let child = host

@@ -151,7 +151,7 @@ fn vm_a_file_that_is_made_on_a_volume_wakes_who_watches() {
 }
 
 #[test]
-fn vm_what_only_sleep_can_do_is_told() {
+fn what_only_sleep_can_do_is_told() {
     let local = Local::start();
     let out = local.host.dm(&["explain", "x"]);
     assert!(out.status == 1 && out.stdout.contains("is outside the container"), "{out}");
