@@ -202,7 +202,7 @@ fn big_postgresql_under_pgbench() {
     let seconds = (4 + rounds()).to_string();
     start(&host, "c", &["bash", "/programs/pgbench.sh", &seconds]);
     go_round(&host, "c");
-    ends_well(&host, "c");
+    stop(&host, "c");
 }
 
 #[test]
