@@ -257,6 +257,28 @@ fn vm_one_at_work_is_awake_again_though_nobody_calls() {
     }
 }
 
+/// A call that is stopped at work begins again, as one does that waits. Its peer has nothing more to say.
+#[test]
+fn vm_one_that_sends_is_awake_again_though_nobody_calls() {
+    let host = Host::with_busybox();
+    let words = ["busybox", "probe", "send", "/bin/busybox", "0.0.0.0", "80"];
+    host.dm(&[&["run", "-d", "--name", "x"], &words[..]].concat()).ok();
+    let address = host.address_of("x");
+    host.wait_inside("x", "netstat -ltn | grep -q :80");
+    let reader = host.in_network(move || {
+        let mut peer = TcpStream::connect((address, 80)).expect("it listens");
+        std::io::copy(&mut peer, &mut std::io::sink()).expect("it is not reset")
+    });
+    for _ in 0..(60 / slowness()).max(10) {
+        host.dm(&["sleep", "x"]).ok();
+        host.wait_for_state("x", "running");
+        host.dm(&["sleep", "--drowsy", "x"]).ok();
+        host.wait_for_state("x", "running");
+    }
+    host.dm(&["stop", "--time", "0", "x"]).ok();
+    assert!(reader.join().expect("its connection ends without an error") > 0);
+}
+
 #[test]
 fn what_cannot_sleep_says_why_and_goes_on() {
     let host = counting(&[]);

@@ -5,6 +5,8 @@
  * stream ADDRESS PORT    TCP server: a process for each caller, who asks as often as he likes for the
  *                        next N bytes of an endless sequence ("<N\n"), or sends them (">N\n") and is
  *                        told "good" if they are
+ * send FILE ADDRESS PORT TCP server: sends its caller the first bytes of a file, again and again, by
+ *                        sendfile(2), which fails with ERESTARTSYS though there is room
  * ask NAME PORT          connects and prints what is said
  * udp-echo ADDRESS PORT  answers every datagram with itself
  * udp-ask NAME PORT WORD sends a datagram and prints the answer
@@ -20,6 +22,7 @@
  * but for those of the servers and of waits. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -35,6 +38,7 @@
 #include <sys/ipc.h>
 #include <sys/select.h>
 #include <sys/sem.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -427,6 +431,28 @@ static int local(char **args)
 	}
 }
 
+static const char *sent;
+
+static void send_file(int caller, const char *peer)
+{
+	(void)peer;
+	for (;;) {
+		off_t from = 0;
+		int file = open(sent, O_RDONLY);
+		ssize_t length = file < 0 ? -1 : sendfile(caller, file, &from, 3);
+		if (length < 0)
+			return;
+		close(file);
+	}
+}
+
+static int send_again(char **args)
+{
+	signal(SIGPIPE, SIG_IGN);
+	sent = args[0];
+	return serve(args + 1, send_file);
+}
+
 /* One of them has work at any time, and all others wait. */
 static int ring(char **args)
 {
@@ -470,6 +496,7 @@ int main(int argc, char **argv)
 	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
 		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping },
 		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
+		      { "send", 3, send_again },
 		      { "tick", 1, tick } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)

@@ -207,6 +207,7 @@ impl Still {
         let mut next_ns = None;
         let mut sooner = |ns: Option<u64>| next_ns = next_ns.into_iter().chain(ns).min();
         for seen in &self.processes {
+            is_busy |= seen.stopped.is_none() && seen.has_run;
             for tid in &seen.tids {
                 // One that ends meanwhile waits for nothing.
                 let failed = Error::of("read the registers", *tid);

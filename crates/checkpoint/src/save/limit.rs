@@ -9,9 +9,10 @@
 use std::time::Duration;
 
 use dormouse_kernel::call::{self, Registers};
-use dormouse_kernel::proc;
+
 use rustix::time::ClockId;
 
+use super::in_call::InCall;
 use super::signal;
 use super::thread::{ERESTARTNOHAND, ERESTARTSYS, FUTEX_COMMAND, begin_again};
 use super::tree::Seen;
@@ -138,41 +139,37 @@ pub struct Wait {
 /// stopped.
 pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
     let wait = |tid: &u32| {
-        let text = proc::whole_text(format!("/proc/{tid}/syscall")).ok()?;
+        let call = InCall::of(*tid)?;
         let time = |address, part_ns| time_at(seen.pid, address, part_ns);
-        let (call, ns) = given(&text, time, |clock| now_ns(seen.pid, clock))?;
-        let (_, call) = CALLS.iter().find(|(number, _)| *number == call)?;
+        let ns = given(&call, time, |clock| now_ns(seen.pid, clock))?;
+        let (_, call) = CALLS.iter().find(|(number, _)| *number == call.number)?;
         let (pid, process) = (seen.inner, seen.name());
         Some(Wait { pid, process, call, at_most: Duration::from_nanos(ns) })
     };
     seen.tids.iter().filter_map(wait).collect()
 }
 
-/// The call of a thread and the time it was given, by a line `NUMBER ARGUMENT... STACK PLACE`.
+/// The time that a call was given, in nanoseconds.
 pub(super) fn given(
-    line: &str,
+    call: &InCall,
     time: impl Fn(u64, u64) -> Option<u64>,
     now_ns: impl Fn(u64) -> Option<u64>,
-) -> Option<(i64, u64)> {
-    let mut words = line.split_ascii_whitespace();
-    let call: i64 = words.next()?.parse().ok()?;
-    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
-    let args: Vec<u64> = words.map_while(hex).collect();
-    let [rdi, rsi, rdx, r10, r8, r9, ..] = args[..] else { return None };
+) -> Option<u64> {
+    let [rdi, rsi, rdx, r10, r8, r9] = call.arguments;
     let relative = rsi as i32 & FUTEX_COMMAND == libc::FUTEX_WAIT;
-    let ns = match call {
+    let ns = match call.number {
         libc::SYS_nanosleep => time(rdi, 1)?,
         libc::SYS_clock_nanosleep if rsi as i32 & libc::TIMER_ABSTIME == 0 => time(rdx, 1)?,
         libc::SYS_poll => u64::try_from(rdx as i32).ok()?.checked_mul(1_000_000)?,
         libc::SYS_futex if r10 != 0 && relative => time(r10, 1)?,
         _ => {
-            let (orig_rax, rax) = (call as u64, -ERESTARTNOHAND as u64);
+            let (orig_rax, rax) = (call.number as u64, -ERESTARTNOHAND as u64);
             let registers =
                 Registers { rdi, rsi, rdx, r10, r8, r9, orig_rax, rax, ..Registers::default() };
             limit_of(&registers, time, now_ns)?.left_ns
         }
     };
-    Some((call, ns))
+    Some(ns)
 }
 
 #[cfg(test)]
@@ -181,15 +178,16 @@ mod tests {
 
     #[test]
     fn the_time_that_a_call_was_given_stands_in_its_line() {
-        let of = |line: &str| given(line, |address, _| Some(address), |_| None);
+        let of =
+            |line: &str| given(&InCall::read(line).unwrap(), |address, _| Some(address), |_| None);
         let rest = "0x0 0x0 0x7ffe 0x7f00";
         let sleep = format!("230 0x0 0x0 0x77 0x0 {rest}");
-        assert_eq!(of(&sleep), Some((libc::SYS_clock_nanosleep, 0x77)));
+        assert_eq!(of(&sleep), Some(0x77));
         let poll = format!("7 0x1000 0x1 0x5dc 0x0 {rest}");
-        assert_eq!(of(&poll), Some((libc::SYS_poll, 1_500_000_000)));
+        assert_eq!(of(&poll), Some(1_500_000_000));
         let for_ever = format!("7 0x1000 0x1 0xffffffff 0x0 {rest}");
         let accept = format!("43 0x3 0x0 0x0 0x0 {rest}");
-        for none in [&for_ever, &accept, "running", "-1 0x7ffe 0x7f00", ""] {
+        for none in [&for_ever, &accept] {
             assert_eq!(of(none), None, "{none}");
         }
     }

@@ -27,6 +27,7 @@ mod event;
 mod fanotify;
 mod file;
 mod host;
+mod in_call;
 mod inotify;
 mod ipc;
 mod limit;
@@ -431,11 +432,11 @@ impl Stopped {
         let records = Records { about, processes, memories, objects, ..Records::default() };
         let cgroups = records.cgroups();
         let is_frozen = |path: &String| cgroups.is_some_and(|all| all.stands_still(path));
-        let at_work = records.processes.iter().filter(|p| {
+        let mut at_work = records.processes.iter().zip(self.processes()).filter(|(p, _)| {
             p.ended.is_none() && p.stopped.is_none() && !p.cgroup.as_ref().is_some_and(is_frozen)
         });
-        let is_busy =
-            self.have_worked() || at_work.flat_map(|p| &p.threads).any(|t| !thread::waits(t));
+        let is_busy = self.have_worked()
+            || at_work.any(|(p, seen)| seen.has_run || !p.threads.iter().all(thread::waits));
         let figures = Figures {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),

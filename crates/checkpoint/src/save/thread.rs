@@ -19,6 +19,7 @@ use dormouse_kernel::proc;
 use dormouse_kernel::wait::Waits;
 use rustix::time::ClockId;
 
+use super::in_call::InCall;
 use super::tree::Seen;
 use super::{Subject, limit, schedule, signal};
 use crate::error::{Error, Result};
@@ -213,7 +214,8 @@ impl Blocks {
     /// before it is stopped has it loaded then.
     pub(crate) fn for_waiting(processes: &[Seen]) -> Self {
         let blocks = Self::default();
-        if processes.iter().flat_map(|seen| &seen.tids).any(|tid| timed_call(*tid).is_some()) {
+        let waits = |tid: &u32| InCall::of(*tid).is_some_and(|call| is_timed(*tid, &call));
+        if processes.iter().flat_map(|seen| &seen.tids).any(waits) {
             blocks.load();
         }
         blocks
@@ -223,11 +225,11 @@ impl Blocks {
         self.0.get_or_init(|| Waits::load().ok()).as_ref()
     }
 
-    /// How a thread that nobody has stopped yet sleeps in a call that begins again, if that is known
-    /// without loading anything.
-    pub(super) fn asleep(&self, tid: u32) -> Option<Asleep> {
+    /// How a thread that nobody has stopped yet sleeps in this call, one that begins again, if that is
+    /// known without loading anything.
+    pub(super) fn asleep(&self, tid: u32, call: &InCall) -> Option<Asleep> {
         let waits = self.0.get()?.as_ref()?;
-        timed_call(tid).filter(|call| SPURIOUS.contains(call))?;
+        (SPURIOUS.contains(&call.number) && is_timed(tid, call)).then_some(())?;
         let wait = waits.of(tid).ok()?;
         Some(Asleep { until_ns: wait.sleeps_until_ns?, switches: wait.switches })
     }
@@ -273,26 +275,19 @@ impl Asleep {
 /// less is no more than what a checkpoint takes.
 const SHORT_NS: u64 = 100_000_000;
 
-/// The call that a thread is in, if it ends with a time that the kernel knows and the thread does not
-/// (proc_pid_syscall(5)).
-fn timed_call(tid: u32) -> Option<i64> {
-    let text = proc::whole_text(format!("/proc/{tid}/syscall")).unwrap_or_default();
-    let mut words = text.split_ascii_whitespace();
-    let call = words.next()?.parse::<i64>().ok()?;
-    let argument = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok();
-    let mut arguments = words.map(|word| argument(word).unwrap_or(0));
-    let is_timed = match call {
+/// Whether the call that a thread is in ends with a time that the kernel knows and the thread does not.
+fn is_timed(tid: u32, call: &InCall) -> bool {
+    match call.number {
         libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_restart_syscall => true,
-        libc::SYS_poll => arguments.nth(2).is_some_and(|timeout_ms| timeout_ms as i32 > 0),
-        libc::SYS_futex => arguments.nth(3).is_some_and(|time| time != 0),
-        call if SPURIOUS.contains(&call) => {
+        libc::SYS_poll => call.arguments[2] as i32 > 0,
+        libc::SYS_futex => call.arguments[3] != 0,
+        number if SPURIOUS.contains(&number) => {
             let time = |address, part_ns| limit::time_at(tid, address, part_ns);
             // None of these names a moment.
-            limit::given(&text, time, |_| None).is_some_and(|(_, given_ns)| given_ns > SHORT_NS)
+            limit::given(call, time, |_| None).is_some_and(|given_ns| given_ns > SHORT_NS)
         }
         _ => false,
-    };
-    is_timed.then_some(call)
+    }
 }
 
 /// Whether a thread that was stopped waited for something in the kernel, and goes on to. Registers

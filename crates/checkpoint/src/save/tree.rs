@@ -19,6 +19,7 @@ use rustix::fd::OwnedFd;
 use super::Subject;
 use super::cgroup::Thawed;
 use super::host::Host;
+use super::in_call::InCall;
 use super::system_v::Tables;
 use super::thread::{self, Blocks, Maps, Stat};
 use crate::error::{Error, Refusal, Result as Outcome};
@@ -51,7 +52,9 @@ pub struct Seen {
     pub(crate) tids: Vec<u32>,
     /// The signal of job control that it is stopped by.
     pub(crate) stopped: Option<i32>,
-    /// Where in the kernel its threads waited before they were stopped.
+    /// One of its threads ran, or went on, when it was stopped.
+    pub(crate) has_run: bool,
+    /// Where in the kernel its threads waited before they were stopped, whose call says it no more.
     pub(crate) waited_in: HashMap<u32, String>,
     /// When the sleep ends, by CLOCK_MONOTONIC, that its threads were in.
     pub(crate) sleeps_until_ns: HashMap<u32, u64>,
@@ -200,6 +203,7 @@ fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
         is_zombie,
         tids,
         stopped: None,
+        has_run: false,
         waited_in: HashMap::new(),
         sleeps_until_ns: HashMap::new(),
         pidfd,
@@ -271,8 +275,10 @@ impl Stopped {
 struct Task {
     /// The signal of job control it is stopped by.
     stopped: Option<i32>,
-    /// Where in the kernel it waited.
-    waited_in: String,
+    /// It ran, or went on, when it was stopped.
+    has_run: bool,
+    /// Where in the kernel it waited, if its call says it no more.
+    waited_in: Option<String>,
     /// When the sleep ends, by CLOCK_MONOTONIC, that it was taken out of.
     sleeps_until_ns: Option<u64>,
 }
@@ -422,7 +428,8 @@ fn stop_all(
                 seen.stopped = held.tasks.get(&seen.pid).and_then(|task| task.stopped);
                 for tid in &seen.tids {
                     let Some(task) = held.tasks.get(tid) else { continue };
-                    seen.waited_in.insert(*tid, task.waited_in.clone());
+                    seen.has_run |= task.has_run;
+                    seen.waited_in.extend(task.waited_in.clone().map(|place| (*tid, place)));
                     seen.sleeps_until_ns.extend(task.sleeps_until_ns.map(|end| (*tid, end)));
                 }
             }
@@ -430,6 +437,12 @@ fn stop_all(
             return Ok((processes, held));
         }
     }
+}
+
+/// Where in the kernel a thread waits in a call that was restarted, and has another number since.
+fn waits_in(tid: u32, call: Option<InCall>) -> Option<String> {
+    let is_restarted = call.is_some_and(|call| call.number == libc::SYS_restart_syscall);
+    is_restarted.then(|| proc::whole_text(format!("/proc/{tid}/wchan")).unwrap_or_default())
 }
 
 /// How often it is looked at once whether a task has stopped.
@@ -458,9 +471,9 @@ fn seize(
         Err(e) => return Err(Error::of("seize a task", tid)(e)),
     }
     // ORDER: before it is taken out of its call.
-    let waits_in = || proc::whole_text(format!("/proc/{tid}/wchan")).unwrap_or_default();
-    held.tasks.insert(tid, Task { waited_in: waits_in(), ..Task::default() });
-    let asleep = blocks.asleep(tid);
+    let mut sleeps_in = InCall::of(tid);
+    held.tasks.insert(tid, Task { waited_in: waits_in(tid, sleeps_in), ..Task::default() });
+    let asleep = sleeps_in.and_then(|in_call| blocks.asleep(tid, &in_call));
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;
     let (mut let_out, mut looks) = (0, 0);
     loop {
@@ -471,7 +484,10 @@ fn seize(
                     let_out += 1;
                     call::resume(tid, 0).map_err(Error::of("resume a task", tid))?;
                     std::thread::sleep(Duration::from_micros(20));
-                    held.tasks.insert(tid, Task { waited_in: waits_in(), ..Task::default() });
+                    // It has run.
+                    sleeps_in = None;
+                    let waited_in = waits_in(tid, InCall::of(tid));
+                    held.tasks.insert(tid, Task { waited_in, ..Task::default() });
                     match call::interrupt(tid) {
                         Ok(()) | Err(Errno::SRCH) => continue, // the next stop tells that it ended
                         Err(e) => return Err(Error::of("interrupt a task", tid)(e)),
@@ -479,6 +495,9 @@ fn seize(
                 }
                 if let Some(task) = held.tasks.get_mut(&tid) {
                     task.stopped = is_job_control.then_some(signal);
+                    let registers = call::registers(tid);
+                    let is_same = |it: InCall| registers.is_ok_and(|now| it.is_of(&now));
+                    task.has_run = !sleeps_in.is_some_and(is_same);
                     task.sleeps_until_ns = asleep.and_then(|asleep| asleep.until_ns(tid));
                 }
                 return Ok(());

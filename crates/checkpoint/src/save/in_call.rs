@@ -1,0 +1,89 @@
+//! The call that a thread sleeps in, while nobody has stopped it.
+//!
+//! Who is stopped in the middle of a call is told to begin it again (-ERESTARTSYS and its like), and what it
+//! returns says so. That is no proof that it slept: the kernel looks for signals in other places, too. Such
+//! a one (sendfile(2) to a socket with room, Linux 6.18) is at work, and has nothing more to wait for. So it
+//! is looked at just before, and the call that it is in afterwards has to be the same.
+//!
+//! LIMIT: who is called between that look and the stop, some microseconds, answers, and is in the same call
+//! again but does not sleep in it yet, counts as if it had slept all the time.
+
+use dormouse_kernel::call::Registers;
+use dormouse_kernel::proc;
+
+/// A call, as proc_pid_syscall(5) tells it of a thread that sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct InCall {
+    pub(super) number: i64,
+    pub(super) arguments: [u64; 6],
+    stack: u64,
+    place: u64,
+}
+
+impl InCall {
+    /// That of a thread; `None` where it runs, or sleeps outside of any (for a page, say).
+    pub(super) fn of(tid: u32) -> Option<Self> {
+        Self::read(&proc::whole_text(format!("/proc/{tid}/syscall")).ok()?)
+    }
+
+    /// A line `NUMBER ARGUMENT... STACK PLACE`.
+    pub(super) fn read(line: &str) -> Option<Self> {
+        let mut words = line.split_ascii_whitespace();
+        let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
+        let mut hex = || u64::from_str_radix(words.next()?.trim_start_matches("0x"), 16).ok();
+        let mut arguments = [0; 6];
+        for argument in &mut arguments {
+            *argument = hex()?;
+        }
+        Some(Self { number, arguments, stack: hex()?, place: hex()? })
+    }
+
+    /// Whether a thread that was stopped since is in it, by its registers.
+    pub(super) fn is_of(&self, registers: &Registers) -> bool {
+        let Registers { rdi, rsi, rdx, r10, r8, r9, orig_rax, rsp, rip, .. } = *registers;
+        let arguments = [rdi, rsi, rdx, r10, r8, r9];
+        *self == Self { number: orig_rax as i64, arguments, stack: rsp, place: rip }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_of_the_call_whose_registers_it_has() {
+        let line = "43 0x3 0x7ffe1 0x7ffe2 0x4 0x5 0x6 0x7ff0 0x48194\n";
+        let call = InCall::read(line).unwrap();
+        assert_eq!((call.number, call.arguments[5]), (43, 6));
+        let registers = Registers {
+            orig_rax: 43,
+            rdi: 3,
+            rsi: 0x7_ffe1,
+            rdx: 0x7_ffe2,
+            r10: 4,
+            r8: 5,
+            r9: 6,
+            rsp: 0x7ff0,
+            rip: 0x4_8194,
+            ..Registers::default()
+        };
+        assert!(call.is_of(&registers));
+        for other in [
+            Registers { orig_rax: 40, ..registers },
+            Registers { rdi: 1, ..registers },
+            Registers { rsp: 0x7fe8, ..registers },
+            Registers { rip: 0x4_8196, ..registers },
+        ] {
+            assert!(!call.is_of(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn who_runs_or_sleeps_elsewhere_is_in_none() {
+        for line in
+            ["running", "-1 0x7ffe 0x7f00", "", "43 0x3", "x 0x3 0x0 0x0 0x0 0x0 0x0 0x1 0x2"]
+        {
+            assert_eq!(InCall::read(line), None, "{line}");
+        }
+    }
+}
