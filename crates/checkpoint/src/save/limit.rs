@@ -9,7 +9,6 @@
 use std::time::Duration;
 
 use dormouse_kernel::call::{self, Registers};
-
 use rustix::time::ClockId;
 
 use super::in_call::InCall;
