@@ -6,15 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use clap::ValueEnum;
 use dormouse_testkit::wait_until;
 
 use crate::{Bench, Daemon, Times, ok};
 
 /// LIMIT: how long an answer may take before a benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Until who is popular is known, and others have made room: at least, and for each server.
+/// Until who is popular is known, and others have made room: at least, for each server, and for each MB.
 const WARMS_UP: Duration = Duration::from_secs(1);
 const EACH_WARMS_UP: Duration = Duration::from_millis(5);
+const EACH_MB_WARMS_UP: Duration = Duration::from_millis(5);
 /// What the kernel has of a server, in KiB.
 const KERNEL_KIB: u64 = 400;
 
@@ -40,7 +42,7 @@ pub struct Callers {
 }
 
 /// What of its memory a server looks through for an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Touched {
     /// All of it.
     All,
@@ -104,6 +106,11 @@ impl<'b> Farm<'b> {
         Ok(())
     }
 
+    /// Has all of them take their memory again, whatever became of it.
+    pub fn fill(&self) -> Result<()> {
+        self.all.iter().try_for_each(|address| ask(*address, Touched::All).map(drop))
+    }
+
     /// A daemon with memory for so many of them.
     pub fn with_room_for(&self, fit: usize, options: &[&str]) -> Result<Daemon> {
         // A sixteenth is kept free.
@@ -113,7 +120,8 @@ impl<'b> Farm<'b> {
 
     /// Asks for a while, and for a moment before that.
     pub fn ask(&self, callers: Callers) -> Result<Asked> {
-        callers.ask(&self.all, WARMS_UP.max(EACH_WARMS_UP * self.all.len() as u32))?;
+        let each = EACH_WARMS_UP + EACH_MB_WARMS_UP * (self.kib >> 10) as u32;
+        callers.ask(&self.all, WARMS_UP.max(each * self.all.len() as u32))?;
         let before = self.wakes()?;
         let times = callers.ask(&self.all, callers.time)?;
         let wakes = self.wakes()?.saturating_sub(before);

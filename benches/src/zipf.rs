@@ -41,10 +41,16 @@ struct Options {
     /// From how many servers on it is measured how many requests they answer, twice as many each time.
     #[arg(long, default_value_t = 5)]
     from: usize,
+    /// How much more the popular are asked.
+    #[arg(long, value_delimiter = ',', default_values_t = [0.0, 0.5, 1.0, 1.5])]
+    alpha: Vec<f64>,
+    /// The parts of them that have room.
+    #[arg(long, value_delimiter = ',', default_values_t = [0.1, 0.25, 0.5, 0.75])]
+    part: Vec<f64>,
+    /// What of its memory an answer takes.
+    #[arg(long, value_delimiter = ',', default_value = "few,all")]
+    touched: Vec<Touched>,
 }
-
-const ALPHAS: [f64; 4] = [0.0, 0.5, 1.0, 1.5];
-const PARTS: [f64; 4] = [0.1, 0.25, 0.5, 0.75];
 
 /// How room is made, and what of its memory an answer takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,13 +83,13 @@ fn main() -> Result<()> {
     let mut farm = Farm::new(&bench, options.kib);
     against_their_number(&options, &mut farm)?;
     let (mut by_alpha, mut by_arm) = (Vec::new(), Vec::new());
-    for alpha in ALPHAS {
-        for touched in [Touched::Few, Touched::All] {
+    for &alpha in &options.alpha {
+        for &touched in &options.touched {
             let arms = || ARMS.into_iter().filter(|arm| arm.touched == touched);
             let all_fit = |arm: Arm| point(&options, &farm, arm, alpha, 1.0);
             let before = all_fit(ARMS[0].with(touched))?;
             let mut found = Vec::new();
-            for part in PARTS {
+            for &part in &options.part {
                 for arm in arms() {
                     found.push((arm, part, point(&options, &farm, arm, alpha, part)?));
                 }
@@ -97,8 +103,10 @@ fn main() -> Result<()> {
                     tell(&options, arm, alpha, *part, asked, resident);
                     points.push((*part, asked.requests_per_s / resident));
                 }
-                if alpha == 1.0 && arm == ARMS[0] {
-                    let of_all = 1.0 / points[0].1;
+                let is_promised = alpha == 1.0 && arm == ARMS[0];
+                let of_a_tenth = points.iter().find(|(part, _)| is_promised && *part == 0.1);
+                if let Some((_, answered)) = of_a_tenth {
+                    let of_all = 1.0 / answered;
                     promise("alpha 1, memory for a tenth: all in memory against it", of_all, 2.0);
                 }
                 points.push((1.0, 1.0));
@@ -137,8 +145,9 @@ fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
     let counts = counts.take_while(|count| *count < options.servers).chain([options.servers]);
     for count in counts {
         farm.grow(count)?;
+        let arms = options.alpha.iter();
         let arms =
-            ALPHAS.map(|alpha| (format!("alpha {alpha}, room for {}", options.fit), alpha, false));
+            arms.map(|alpha| (format!("alpha {alpha}, room for {}", options.fit), *alpha, false));
         // With room for all of them nobody is asked for what nobody has: who is popular hardly matters.
         for (name, alpha, all_fit) in
             [("room for all".to_owned(), 1.0, true)].into_iter().chain(arms)
@@ -182,8 +191,9 @@ fn tell(options: &Options, arm: Arm, alpha: f64, part: f64, found: &Asked, resid
     figure("zipf", &name, ratio, "", more);
 }
 
-/// Asks for a while, with memory for a part of them.
+/// Asks for a while, with memory for a part of them, all of which have theirs at first.
 fn point(options: &Options, farm: &Farm<'_>, arm: Arm, alpha: f64, part: f64) -> Result<Asked> {
+    farm.fill()?;
     let fit = (farm.all.len() as f64 * part).round() as usize;
     let _daemon = farm.with_room_for(fit, &["--reclaim", arm.reclaim])?;
     let time = Duration::from_secs(options.seconds);
