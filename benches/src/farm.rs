@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Until who is popular is known, and others have made room: at least, for each server, and for each MB.
 const WARMS_UP: Duration = Duration::from_secs(1);
 const EACH_WARMS_UP: Duration = Duration::from_millis(5);
-const EACH_MB_WARMS_UP: Duration = Duration::from_millis(5);
+const EACH_MB_WARMS_UP: Duration = Duration::from_millis(10);
 /// What the kernel has of a server, in KiB.
 const KERNEL_KIB: u64 = 400;
 

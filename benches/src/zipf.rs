@@ -26,8 +26,8 @@ struct Options {
     /// How many servers.
     #[arg(long, default_value_t = 40)]
     servers: usize,
-    /// Memory of each of them.
-    #[arg(long, default_value_t = 2048)]
+    /// Memory of each of them: about what python's http.server has.
+    #[arg(long, default_value_t = 8192)]
     kib: u64,
     /// How many ask at once.
     #[arg(long, default_value_t = 4)]
