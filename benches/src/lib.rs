@@ -540,7 +540,10 @@ pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Res
             .x_label_area_size(44)
             .y_label_area_size(56)
             .build_cartesian_2d(0.0..right, 0.0..high)?;
-        chart.configure_mesh().x_desc(axes[0]).y_desc(axes[1]).light_line_style(WHITE).draw()?;
+        let number = |number: &f64| (*number as f32).to_string();
+        let mut mesh = chart.configure_mesh();
+        mesh.x_label_formatter(&number).y_label_formatter(&number);
+        mesh.x_desc(axes[0]).y_desc(axes[1]).light_line_style(WHITE).draw()?;
         for (n, line) in lines.iter().enumerate() {
             let (red, green, blue) = COLORS[n % COLORS.len()];
             let style = RGBColor(red, green, blue).stroke_width(2);
@@ -550,14 +553,7 @@ pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Res
                 .label(line.name)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
         }
-        // Where the curves are not: they rise, or they fall.
-        let highest = |points: Vec<&(f64, f64)>| points.iter().map(|p| p.1).fold(0.0, f64::max);
-        let first = highest(lines.iter().filter_map(|line| line.points.first()).collect());
-        let last = highest(lines.iter().filter_map(|line| line.points.last()).collect());
-        let side = match last >= first {
-            true => SeriesLabelPosition::UpperLeft,
-            false => SeriesLabelPosition::UpperRight,
-        };
+        let side = emptiest_corner(lines, right, high);
         let mut legend = chart.configure_series_labels();
         legend.position(side).border_style(BLACK.mix(0.3));
         legend.background_style(WHITE.mix(0.7)).draw()?;
@@ -566,6 +562,39 @@ pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Res
     draw().map_err(|e| anyhow::anyhow!("cannot draw {}: {e}", path.display()))?;
     eprintln!("  drawn: {}", path.display());
     Ok(())
+}
+
+/// The corner of a plot through which the least of its lines goes.
+fn emptiest_corner(
+    lines: &[Line<'_>],
+    right: f64,
+    high: f64,
+) -> plotters::chart::SeriesLabelPosition {
+    use plotters::chart::SeriesLabelPosition::{LowerLeft, LowerRight, UpperLeft, UpperRight};
+    const STEPS: u32 = 20;
+    let between = |pair: &[(f64, f64)]| {
+        let &[from, to] = pair else { return Vec::new() };
+        let at = |step| f64::from(step) / f64::from(STEPS);
+        let place = |at: f64| (from.0 + (to.0 - from.0) * at, from.1 + (to.1 - from.1) * at);
+        (0..=STEPS).map(|step| place(at(step))).collect()
+    };
+    let pieces = lines.iter().flat_map(|line| line.points.windows(2));
+    let places: Vec<(f64, f64)> = pieces.flat_map(between).collect();
+    let count = |(at_right, at_top): (bool, bool)| {
+        let is_in = |(x, y): &&(f64, f64)| {
+            let (x, y) = (x / right, y / high);
+            (if at_right { x > 0.65 } else { x < 0.35 }) && (if at_top { y > 0.7 } else { y < 0.3 })
+        };
+        places.iter().filter(is_in).count()
+    };
+    let corners = [
+        (UpperLeft, (false, true)),
+        (UpperRight, (true, true)),
+        (LowerRight, (true, false)),
+        (LowerLeft, (false, false)),
+    ];
+    let emptiest = corners.into_iter().min_by_key(|(_, corner)| count(*corner));
+    emptiest.map_or(UpperRight, |(side, _)| side)
 }
 
 /// One line of a [`plot`].
@@ -631,5 +660,16 @@ mod tests {
     fn times_are_told_by_their_place() {
         let times = Times::new([5, 1, 3, 2, 4].map(Duration::from_millis).to_vec());
         assert_eq!((times.at(0.0), times.median_ms(), times.at(1.0)), (1.0, 3.0, 5.0));
+    }
+
+    #[test]
+    fn the_legend_stands_where_no_line_goes() {
+        use plotters::chart::SeriesLabelPosition::{LowerRight, UpperLeft, UpperRight};
+        let level = vec![(0.1, 1.0), (1.0, 1.0)];
+        let rises = vec![(0.0, 0.0), (1.0, 1.0)];
+        let falls = vec![(0.0, 1.0), (1.0, 0.0)];
+        for (points, corner) in [(level, LowerRight), (rises, UpperLeft), (falls, UpperRight)] {
+            assert_eq!(emptiest_corner(&[Line { name: "", points }], 1.0, 1.05), corner);
+        }
     }
 }
