@@ -5,10 +5,13 @@
 //! microsecond for each, which is a millisecond where ten thousand containers run. So the one that is
 //! named is reaped at once, and for the others no more than a [`SHARE`]th of the time is spent.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// One part in so many of the time goes into asking, at most.
 const SHARE: u32 = 20;
+
+/// No longer than this is waited: asking takes long where we were kept from the processor, too.
+const WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// Whether a child may have ended of which no signal tells, and when that is found out.
 #[derive(Debug)]
@@ -35,14 +38,12 @@ impl Sweep {
 
     /// All were asked, from `begun` to `ended`, and none has ended any more.
     pub fn done(&mut self, begun: Instant, ended: Instant) {
-        *self = Self::new(ended + (ended - begun) * SHARE);
+        *self = Self::new(ended + WAIT_MAX.min((ended - begun) * SHARE));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -60,5 +61,10 @@ mod tests {
         assert_eq!(sweep.next(), Some(ended + Duration::from_millis(20)));
         sweep.ask();
         assert_eq!(sweep.next(), Some(ended + Duration::from_millis(20)));
+
+        let ended = begun + Duration::from_secs(60);
+        sweep.done(begun, ended);
+        sweep.ask();
+        assert_eq!(sweep.next(), Some(ended + WAIT_MAX));
     }
 }

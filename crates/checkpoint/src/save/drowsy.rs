@@ -27,7 +27,7 @@ use rustix::net::{SocketType, sockopt};
 
 use super::thread::Blocks;
 use super::tree::{self, Seen};
-use super::{HeldFile, Wakes, object, process, thread};
+use super::{HeldFile, Wakes, due, object, process, thread};
 use crate::error::{Error, Result};
 use crate::format::Cause;
 
@@ -205,6 +205,7 @@ impl Still {
     pub fn read(&mut self) -> Result<Calls> {
         let mut is_busy = self.held.have_worked;
         let mut next_ns = None;
+        let mut waiting = Vec::new();
         let mut sooner = |ns: Option<u64>| next_ns = next_ns.into_iter().chain(ns).min();
         for seen in &self.processes {
             is_busy |= seen.stopped.is_none() && seen.has_run;
@@ -215,6 +216,9 @@ impl Still {
                     continue;
                 };
                 is_busy |= seen.stopped.is_none() && !thread::waits_by(&registers);
+                if seen.stopped.is_none() {
+                    waiting.push((seen, *tid, registers));
+                }
                 let failed = Error::of("read the time of a call", *tid);
                 sooner(gone(thread::waits_ns(seen, *tid, &self.blocks)).map_err(failed)?.flatten());
             }
@@ -262,6 +266,8 @@ impl Still {
                 calls.held.push(HeldFile { object, file: source.copy, wakes, cause });
             }
         }
+        let is_due = |(seen, tid, registers): &(&Seen, u32, _)| due::is_due(seen, *tid, registers);
+        calls.is_busy |= waiting.iter().any(is_due);
         Ok(calls)
     }
 }
@@ -308,8 +314,7 @@ fn gone<T>(answer: std::result::Result<T, Errno>) -> std::result::Result<Option<
 
 /// Calls are made in 64-bit code only.
 fn is_64_bit(tid: u32) -> bool {
-    const CODE: u64 = 0x33;
-    call::registers(tid).is_ok_and(|registers| registers.cs == CODE)
+    call::registers(tid).is_ok_and(|registers| registers.are_of_64_bit())
 }
 
 #[cfg(test)]

@@ -41,7 +41,11 @@ impl InCall {
     /// Whether a thread that was stopped since is in it, by its registers.
     pub(super) fn is_of(&self, registers: &Registers) -> bool {
         let Registers { rdi, rsi, rdx, r10, r8, r9, orig_rax, rsp, rip, .. } = *registers;
-        let arguments = [rdi, rsi, rdx, r10, r8, r9];
+        // Those of 32 bits are in other registers.
+        let arguments = match registers.are_of_64_bit() {
+            true => [rdi, rsi, rdx, r10, r8, r9],
+            false => self.arguments,
+        };
         *self == Self { number: orig_rax as i64, arguments, stack: rsp, place: rip }
     }
 }
@@ -65,6 +69,7 @@ mod tests {
             r9: 6,
             rsp: 0x7ff0,
             rip: 0x4_8194,
+            cs: 0x33,
             ..Registers::default()
         };
         assert!(call.is_of(&registers));
@@ -76,6 +81,8 @@ mod tests {
         ] {
             assert!(!call.is_of(&other), "{other:?}");
         }
+        let of_32_bits = Registers { cs: 0x23, rdi: 0, rbx: 3, ..registers };
+        assert!(call.is_of(&of_32_bits));
     }
 
     #[test]

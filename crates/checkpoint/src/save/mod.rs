@@ -23,6 +23,7 @@ mod cgroup_namespace;
 mod deleted;
 mod diag;
 mod drowsy;
+mod due;
 mod event;
 mod fanotify;
 mod file;
@@ -64,7 +65,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Base, Cause, Records, Writer};
+use crate::format::{Base, Cause, Records, Thread, Writer};
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
@@ -436,7 +437,13 @@ impl Stopped {
             p.ended.is_none() && p.stopped.is_none() && !p.cgroup.as_ref().is_some_and(is_frozen)
         });
         let is_busy = self.have_worked()
-            || at_work.any(|(p, seen)| seen.has_run || !p.threads.iter().all(thread::waits));
+            || at_work.any(|(p, seen)| {
+                let mut threads = seen.tids.iter().zip(&p.threads);
+                let is_at_work = |(tid, t): (&u32, &Thread)| {
+                    !thread::waits(t) || due::is_due(seen, *tid, &t.registers)
+                };
+                seen.has_run || threads.any(is_at_work)
+            });
         let figures = Figures {
             processes: records.processes.len(),
             threads: records.processes.iter().map(|p| p.threads.len()).sum(),

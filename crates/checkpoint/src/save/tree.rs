@@ -471,7 +471,9 @@ fn seize(
         Err(e) => return Err(Error::of("seize a task", tid)(e)),
     }
     // ORDER: before it is taken out of its call.
-    let mut sleeps_in = InCall::of(tid);
+    // Who waits for a disk does so in the middle of its work.
+    let is_asleep = |_: &InCall| proc::status(tid).is_ok_and(|stat| stat.state != 'D');
+    let mut sleeps_in = InCall::of(tid).filter(is_asleep);
     held.tasks.insert(tid, Task { waited_in: waits_in(tid, sleeps_in), ..Task::default() });
     let asleep = sleeps_in.and_then(|in_call| blocks.asleep(tid, &in_call));
     call::interrupt(tid).map_err(Error::of("interrupt a task", tid))?;

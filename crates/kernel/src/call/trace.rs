@@ -116,6 +116,14 @@ pub struct Registers {
     pub gs: u64,
 }
 
+impl Registers {
+    /// Whether they are of 64-bit code.
+    pub fn are_of_64_bit(&self) -> bool {
+        const CODE: u64 = 0x33; // __USER_CS
+        self.cs == CODE
+    }
+}
+
 /// PTRACE_GETREGS.
 pub fn registers(tid: u32) -> Result<Registers, Errno> {
     let mut registers = Registers::default();

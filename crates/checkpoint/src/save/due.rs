@@ -1,0 +1,201 @@
+//! Calls that a stopped thread sleeps in, and that would be over now.
+//!
+//! What comes while its container is stopped wakes nobody in there any more. Bytes are seen at the file they
+//! came to; room is not, since most files have room at any time and nobody waits for it. So whoever sleeps
+//! until there is some is asked by the call that it sleeps in.
+//!
+//! ORDER: after it was decided what wakes the container. Room that comes later is noticed by that; room that
+//! has come since the stop, and before, by this.
+//!
+//! LIMIT: splice(2), which may wait for bytes as well as for room; io_uring; code of 32 bits.
+
+use std::os::fd::OwnedFd;
+
+use dormouse_kernel::call::{self, Registers};
+use dormouse_kernel::pidfd;
+use rustix::event::PollFlags;
+
+use super::tcp;
+use super::tree::Seen;
+
+/// LIMIT: as many files of a poll(2) or select(2) are looked at.
+const FILES_MAX: u64 = 1024;
+
+/// Whether the call that a stopped thread sleeps in would return if it went on, because of room.
+pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
+    let Registers { rdi, rsi, rdx, .. } = *registers;
+    if !registers.are_of_64_bit() {
+        return false;
+    }
+    match called(seen, tid, registers.orig_rax as i64) {
+        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
+            ready(seen, rdi).contains(PollFlags::IN)
+        }
+        libc::SYS_write
+        | libc::SYS_writev
+        | libc::SYS_sendto
+        | libc::SYS_sendmsg
+        | libc::SYS_sendmmsg
+        | libc::SYS_sendfile => has_room(seen, rdi),
+        libc::SYS_poll | libc::SYS_ppoll => polled(seen, rdi, rsi).any(|file| has_room(seen, file)),
+        libc::SYS_select | libc::SYS_pselect6 => {
+            selected(seen, rdi, rdx).any(|file| has_room(seen, file))
+        }
+        _ => false,
+    }
+}
+
+/// The number of its call; of one that was restarted, that of what it was.
+fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
+    let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
+    match number {
+        libc::SYS_restart_syscall if waited_in.contains("poll") => libc::SYS_poll,
+        other => other,
+    }
+}
+
+fn has_room(seen: &Seen, number: u64) -> bool {
+    ready(seen, number).intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP)
+}
+
+/// What a descriptor of a process is ready for; nothing, if there is none.
+fn ready(seen: &Seen, number: u64) -> PollFlags {
+    let copy = |number| pidfd::copy_descriptor(seen.pidfd.as_ref()?, number).ok();
+    let copy: Option<OwnedFd> = i32::try_from(number).ok().and_then(copy);
+    copy.and_then(|copy| tcp::ready(&copy).ok()).unwrap_or(PollFlags::empty())
+}
+
+/// The descriptors of which poll(2) tells when they have room.
+fn polled(seen: &Seen, address: u64, count: u64) -> impl Iterator<Item = u64> {
+    // struct pollfd: int fd; short events, revents.
+    const BYTES: usize = 8;
+    let bytes = read(seen, address, count.min(FILES_MAX) as usize * BYTES);
+    let entries: Vec<[u8; BYTES]> = bytes.as_chunks().0.to_vec();
+    entries.into_iter().filter_map(|[a, b, c, d, low, high, ..]| {
+        let wanted = PollFlags::from_bits_retain(u16::from_le_bytes([low, high]));
+        let number = u64::try_from(i32::from_le_bytes([a, b, c, d])).ok()?;
+        wanted.contains(PollFlags::OUT).then_some(number)
+    })
+}
+
+/// The descriptors of a set of select(2).
+fn selected(seen: &Seen, count: u64, address: u64) -> impl Iterator<Item = u64> {
+    let count = if address == 0 { 0 } else { (count as u32 as u64).min(FILES_MAX) };
+    let bytes = read(seen, address, count.div_ceil(8) as usize);
+    (0..bytes.len() as u64 * 8)
+        .filter(move |number| bytes[*number as usize / 8] >> (number % 8) & 1 == 1)
+        .take_while(move |number| *number < count)
+}
+
+/// Memory of a process, or none.
+fn read(seen: &Seen, address: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    let read = call::read_memory(seen.pid, &mut bytes, &[(address, length as u64)]);
+    bytes.truncate(read.unwrap_or(0));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+    use std::time::{Duration, Instant};
+
+    use rustix::event::epoll;
+
+    use super::super::{drowsy, tree};
+    use super::*;
+
+    /// A connection whose other side takes no more.
+    fn full() -> (UnixStream, UnixStream) {
+        let (mut sender, peer) = UnixStream::pair().unwrap();
+        sender.set_nonblocking(true).unwrap();
+        while sender.write(&[0; 4096]).is_ok() {}
+        (sender, peer)
+    }
+
+    fn drain(peer: &mut UnixStream) {
+        peer.set_nonblocking(true).unwrap();
+        while peer.read(&mut [0; 1 << 16]).is_ok_and(|bytes| bytes > 0) {}
+    }
+
+    #[test]
+    fn who_waits_for_room_in_any_call_is_due_when_there_is_some() {
+        let (sender, mut peer) = full();
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let data = epoll::EventData::new_u64(0);
+        let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&set, &sender, data, flags).unwrap();
+        let number = sender.as_raw_fd();
+        let poll = |wanted: PollFlags| {
+            let [a, b, c, d] = number.to_le_bytes();
+            let [low, high] = wanted.bits().to_le_bytes();
+            [a, b, c, d, low, high, 0, 0]
+        };
+        let (for_room, for_bytes) = (poll(PollFlags::OUT), poll(PollFlags::IN));
+        let mut select = vec![0u8; number as usize / 8 + 1];
+        select[number as usize / 8] |= 1 << (number % 8);
+        let (selected, last) = (select.as_ptr() as u64, number as u64 + 1);
+
+        let me = std::process::id();
+        let seen = &tree::look_at_all(vec![me]).unwrap()[0];
+        let is_due = |call: i64, rdi, rsi, rdx| {
+            let registers = Registers {
+                orig_rax: call as u64,
+                rdi,
+                rsi,
+                rdx,
+                cs: 0x33,
+                ..Registers::default()
+            };
+            super::is_due(seen, me, &registers)
+        };
+        let calls = || {
+            [
+                is_due(libc::SYS_epoll_pwait, set.as_raw_fd() as u64, 0, 0),
+                is_due(libc::SYS_sendto, number as u64, 0, 0),
+                is_due(libc::SYS_poll, for_room.as_ptr() as u64, 1, 0),
+                is_due(libc::SYS_select, last, 0, selected),
+            ]
+        };
+        assert_eq!(calls(), [false; 4]);
+        drain(&mut peer);
+        assert_eq!(calls(), [true; 4]);
+
+        assert!(!is_due(libc::SYS_poll, for_bytes.as_ptr() as u64, 1, 0), "it waits for bytes");
+        assert!(!is_due(libc::SYS_select, last, selected, 0), "it waits for bytes");
+        assert!(!is_due(libc::SYS_select, last - 1, 0, selected), "it is not of the set");
+        assert!(!is_due(libc::SYS_sendto, 1 << 20, 0, 0), "there is no such descriptor");
+        assert!(!is_due(libc::SYS_poll, 8, 1, 0), "there is no such memory");
+    }
+
+    #[test]
+    fn who_is_stopped_while_it_waits_for_room_that_comes_then_is_at_work() {
+        for comes in [false, true] {
+            let (sender, mut peer) = full();
+            sender.set_nonblocking(false).unwrap();
+            let mut yes = std::process::Command::new("yes");
+            let mut yes = yes.stdout(OwnedFd::from(sender)).spawn().unwrap();
+            let pid = yes.id();
+            let waits = || {
+                let call = super::super::in_call::InCall::of(pid);
+                call.is_some_and(|call| call.number == libc::SYS_write)
+            };
+            let begun = Instant::now();
+            while !waits() {
+                assert!(begun.elapsed() < Duration::from_secs(20), "it does not write");
+                std::thread::yield_now();
+            }
+            let mut still = drowsy::stand_still(|| vec![pid]).unwrap();
+            if comes {
+                drain(&mut peer);
+            }
+            let is_busy = still.read().unwrap().is_busy;
+            drop(still);
+            yes.kill().unwrap();
+            yes.wait().unwrap();
+            assert_eq!(is_busy, comes);
+        }
+    }
+}
