@@ -68,6 +68,8 @@ pub struct Asked {
     pub times: Times,
     /// How many servers were woken meanwhile.
     pub wakes: usize,
+    /// What all of them had in the end, with the kernel's part and the page cache, in bytes.
+    pub memory_bytes: u64,
 }
 
 impl<'b> Farm<'b> {
@@ -114,8 +116,13 @@ impl<'b> Farm<'b> {
     /// A daemon with memory for so many of them.
     pub fn with_room_for(&self, fit: usize, options: &[&str]) -> Result<Daemon> {
         // A sixteenth is kept free.
-        let kib = fit.max(1) as u64 * (self.kib + KERNEL_KIB) * 16 / 15 + 1;
+        let kib = self.room_bytes(fit) * 16 / 15 / 1024 + 1;
         self.bench.daemon(&[&["--memory", &format!("{kib}k")], options].concat())
+    }
+
+    /// What so many of them take.
+    pub fn room_bytes(&self, fit: usize) -> u64 {
+        fit.max(1) as u64 * (self.kib + KERNEL_KIB) * 1024
     }
 
     /// Asks for a while, and for a moment before that.
@@ -126,7 +133,16 @@ impl<'b> Farm<'b> {
         let times = callers.ask(&self.all, callers.time)?;
         let wakes = self.wakes()?.saturating_sub(before);
         let requests_per_s = times.len() as f64 / callers.time.as_secs_f64();
-        Ok(Asked { requests_per_s, times: Times::new(times), wakes })
+        let memory_bytes = self.memory_bytes()?;
+        Ok(Asked { requests_per_s, times: Times::new(times), wakes, memory_bytes })
+    }
+
+    fn memory_bytes(&self) -> Result<u64> {
+        let all = ok(self.bench.dormouse().args(["stats", "--no-stream", "--json"]))?;
+        let all: serde_json::Value = serde_json::from_str(&all)?;
+        let of = |one: &serde_json::Value| one["memory_bytes"].as_u64();
+        let bytes = all.as_array().and_then(|all| all.iter().map(of).sum());
+        bytes.context("stats tells no memory")
     }
 
     /// How many wakes there were.

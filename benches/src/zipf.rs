@@ -100,7 +100,8 @@ fn main() -> Result<()> {
                 let of_arm = found.iter().filter(|(one, ..)| *one == arm);
                 let mut points = Vec::new();
                 for (_, part, asked) in of_arm {
-                    tell(&options, arm, alpha, *part, asked, resident);
+                    let room = farm.room_bytes(fit(&farm, *part));
+                    tell(&options, arm, alpha, *part, asked, resident, room);
                     points.push((*part, asked.requests_per_s / resident));
                 }
                 let is_promised = alpha == 1.0 && arm == ARMS[0];
@@ -121,9 +122,13 @@ fn main() -> Result<()> {
     }
     let axes = ["part of them that has room", "requests, of all in memory"];
     let title = format!("{} servers, memory for some of them: {}", options.servers, ARMS[0]);
-    plot("zipf", &title, axes, &lines(&by_alpha))?;
+    if !by_alpha.is_empty() {
+        plot("zipf", &title, axes, &lines(&by_alpha))?;
+    }
     let title = format!("{} servers, memory for some of them, alpha 1", options.servers);
-    plot("zipf-reclaim", &title, axes, &lines(&by_arm))?;
+    if !by_arm.is_empty() {
+        plot("zipf-reclaim", &title, axes, &lines(&by_arm))?;
+    }
     drop(swap);
     Ok(())
 }
@@ -172,12 +177,22 @@ fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
     plot("zipf-servers", &title, ["servers", "requests a second"], &lines(&all))
 }
 
-fn tell(options: &Options, arm: Arm, alpha: f64, part: f64, found: &Asked, resident: f64) {
-    let Asked { requests_per_s, times, wakes } = found;
+fn tell(
+    options: &Options,
+    arm: Arm,
+    alpha: f64,
+    part: f64,
+    found: &Asked,
+    resident: f64,
+    room: u64,
+) {
+    let Asked { requests_per_s, times, wakes, memory_bytes } = found;
+    let (room_mb, memory_mb) = (room >> 20, memory_bytes >> 20);
     let ratio = requests_per_s / resident;
     eprintln!(
         "  {arm}, alpha {alpha}, room for {part}: {requests_per_s:.0} requests/s, {ratio:.2} of all in \
-         memory; p50 {:.2} ms, p99 {:.1} ms, longest {:.0} ms; {wakes} wakes",
+         memory; p50 {:.2} ms, p99 {:.1} ms, longest {:.0} ms; {wakes} wakes; {memory_mb} MB of \
+         {room_mb} in the end",
         times.median_ms(),
         times.at(0.99),
         times.at(1.0)
@@ -185,17 +200,23 @@ fn tell(options: &Options, arm: Arm, alpha: f64, part: f64, found: &Asked, resid
     let more = serde_json::json!({
         "servers": options.servers, "kib": options.kib, "clients": options.clients,
         "seconds": options.seconds, "requests_per_s": requests_per_s, "wakes": wakes,
+        "room_mb": room_mb, "memory_mb": memory_mb,
         "p50_ms": times.median_ms(), "p99_ms": times.at(0.99), "max_ms": times.at(1.0),
     });
     let name = format!("{arm}, alpha {alpha}, room for {part}: requests, of all in memory");
     figure("zipf", &name, ratio, "", more);
 }
 
+/// How many fit into so much of the memory; into all of it half as many more, so that it is no limit.
+fn fit(farm: &Farm<'_>, part: f64) -> usize {
+    let part = if part < 1.0 { part } else { 1.5 };
+    (farm.all.len() as f64 * part).round() as usize
+}
+
 /// Asks for a while, with memory for a part of them, all of which have theirs at first.
 fn point(options: &Options, farm: &Farm<'_>, arm: Arm, alpha: f64, part: f64) -> Result<Asked> {
     farm.fill()?;
-    let fit = (farm.all.len() as f64 * part).round() as usize;
-    let _daemon = farm.with_room_for(fit, &["--reclaim", arm.reclaim])?;
+    let _daemon = farm.with_room_for(fit(farm, part), &["--reclaim", arm.reclaim])?;
     let time = Duration::from_secs(options.seconds);
     farm.ask(Callers { clients: options.clients, alpha, time, touched: arm.touched })
 }
