@@ -270,7 +270,8 @@ fn is_or_was_connected(socket: &OwnedFd, state: u8) -> Result<bool, Errno> {
 /// What has to happen at a socket for its container to have something to do.
 ///
 /// Whoever finds no room waits for some, and so does whoever is in the middle of sending more than
-/// its peer takes; who found none and has some now is told by [`due`](super::due). One that is over has nothing to tell anybody: what it has told already waits.
+/// its peer takes; who found none and has some now is told by [`due`](super::due). One that is over
+/// has nothing to tell anybody: what it has told already waits.
 pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     let ready = ready(socket)?;
     if ready.contains(PollFlags::HUP | PollFlags::RDHUP) {
