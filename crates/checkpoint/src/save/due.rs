@@ -1,13 +1,15 @@
 //! Calls that a stopped thread sleeps in, and that would be over now.
 //!
-//! What comes while its container is stopped wakes nobody in there any more. Bytes are seen at the file they
-//! came to; room is not, since most files have room at any time and nobody waits for it. So whoever sleeps
-//! until there is some is asked by the call that it sleeps in.
+//! What comes while its container is stopped wakes nobody in there any more. Most of it is seen at the file
+//! that it came to, and wakes the container. Room is not: most files have some at any time, and nobody waits
+//! for it. Neither is the end of a connection, which is one of many that are over and that nobody reads. So
+//! whoever sleeps is asked by the call that it sleeps in, as it would find out itself.
 //!
-//! ORDER: after it was decided what wakes the container. Room that comes later is noticed by that; room that
-//! has come since the stop, and before, by this.
+//! ORDER: after it was decided what wakes the container. What comes later is noticed by that; what has come
+//! since the stop, and before, by this.
 //!
-//! LIMIT: splice(2), which may wait for bytes as well as for room; io_uring; code of 32 bits.
+//! LIMIT: splice(2), which may wait for bytes as well as for room; io_uring; code of 32 bits; a signalfd(2),
+//! which tells of the signals of whoever asks.
 
 use std::os::fd::OwnedFd;
 
@@ -21,25 +23,36 @@ use super::tree::Seen;
 /// LIMIT: as many files of a poll(2) or select(2) are looked at.
 const FILES_MAX: u64 = 1024;
 
-/// Whether the call that a stopped thread sleeps in would return if it went on, because of room.
+/// Whether the call that a stopped thread sleeps in would return if it went on, by what its files say.
 pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
     let Registers { rdi, rsi, rdx, .. } = *registers;
     if !registers.are_of_64_bit() {
         return false;
     }
+    let is_one = |files: Vec<(u64, PollFlags)>| {
+        files.into_iter().any(|(number, wanted)| is_ready(seen, number, wanted))
+    };
     match called(seen, tid, registers.orig_rax as i64) {
-        libc::SYS_epoll_wait | libc::SYS_epoll_pwait | libc::SYS_epoll_pwait2 => {
-            ready(seen, rdi).contains(PollFlags::IN)
-        }
+        libc::SYS_epoll_wait
+        | libc::SYS_epoll_pwait
+        | libc::SYS_epoll_pwait2
+        | libc::SYS_read
+        | libc::SYS_readv
+        | libc::SYS_recvfrom
+        | libc::SYS_recvmsg
+        | libc::SYS_recvmmsg
+        | libc::SYS_accept
+        | libc::SYS_accept4 => is_ready(seen, rdi, PollFlags::IN),
         libc::SYS_write
         | libc::SYS_writev
         | libc::SYS_sendto
         | libc::SYS_sendmsg
         | libc::SYS_sendmmsg
-        | libc::SYS_sendfile => has_room(seen, rdi),
-        libc::SYS_poll | libc::SYS_ppoll => polled(seen, rdi, rsi).any(|file| has_room(seen, file)),
+        | libc::SYS_sendfile => is_ready(seen, rdi, PollFlags::OUT),
+        libc::SYS_poll | libc::SYS_ppoll => is_one(polled(seen, rdi, rsi)),
         libc::SYS_select | libc::SYS_pselect6 => {
-            selected(seen, rdi, rdx).any(|file| has_room(seen, file))
+            is_one(selected(seen, rdi, rsi, PollFlags::IN))
+                || is_one(selected(seen, rdi, rdx, PollFlags::OUT))
         }
         _ => false,
     }
@@ -54,37 +67,35 @@ fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
     }
 }
 
-fn has_room(seen: &Seen, number: u64) -> bool {
-    ready(seen, number).intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP)
-}
-
-/// What a descriptor of a process is ready for; nothing, if there is none.
-fn ready(seen: &Seen, number: u64) -> PollFlags {
+/// Whether a descriptor of a process is ready for that, or its other side is gone.
+fn is_ready(seen: &Seen, number: u64, wanted: PollFlags) -> bool {
     let copy = |number| pidfd::copy_descriptor(seen.pidfd.as_ref()?, number).ok();
     let copy: Option<OwnedFd> = i32::try_from(number).ok().and_then(copy);
-    copy.and_then(|copy| tcp::ready(&copy).ok()).unwrap_or(PollFlags::empty())
+    let ready = copy.and_then(|copy| tcp::ready(&copy).ok());
+    ready.is_some_and(|ready| ready.intersects(wanted | PollFlags::ERR | PollFlags::HUP))
 }
 
-/// The descriptors of which poll(2) tells when they have room.
-fn polled(seen: &Seen, address: u64, count: u64) -> impl Iterator<Item = u64> {
+/// The descriptors that poll(2) tells of, and what for.
+fn polled(seen: &Seen, address: u64, count: u64) -> Vec<(u64, PollFlags)> {
     // struct pollfd: int fd; short events, revents.
     const BYTES: usize = 8;
     let bytes = read(seen, address, count.min(FILES_MAX) as usize * BYTES);
-    let entries: Vec<[u8; BYTES]> = bytes.as_chunks().0.to_vec();
-    entries.into_iter().filter_map(|[a, b, c, d, low, high, ..]| {
-        let wanted = PollFlags::from_bits_retain(u16::from_le_bytes([low, high]));
-        let number = u64::try_from(i32::from_le_bytes([a, b, c, d])).ok()?;
-        wanted.contains(PollFlags::OUT).then_some(number)
-    })
+    let entry = |[a, b, c, d, low, high, ..]: &[u8; BYTES]| {
+        let wanted = PollFlags::from_bits_retain(u16::from_le_bytes([*low, *high]));
+        // Below 0 it is left out.
+        Some((u64::try_from(i32::from_le_bytes([*a, *b, *c, *d])).ok()?, wanted))
+    };
+    bytes.as_chunks().0.iter().filter_map(entry).collect()
 }
 
 /// The descriptors of a set of select(2).
-fn selected(seen: &Seen, count: u64, address: u64) -> impl Iterator<Item = u64> {
-    let count = if address == 0 { 0 } else { (count as u32 as u64).min(FILES_MAX) };
+fn selected(seen: &Seen, count: u64, address: u64, wanted: PollFlags) -> Vec<(u64, PollFlags)> {
+    let count = if address == 0 { 0 } else { u64::from(count as u32).min(FILES_MAX) };
     let bytes = read(seen, address, count.div_ceil(8) as usize);
-    (0..bytes.len() as u64 * 8)
-        .filter(move |number| bytes[*number as usize / 8] >> (number % 8) & 1 == 1)
-        .take_while(move |number| *number < count)
+    let is_in = |number: &u64| {
+        bytes.get(*number as usize / 8).is_some_and(|byte| byte >> (number % 8) & 1 == 1)
+    };
+    (0..count).filter(is_in).map(|number| (number, wanted)).collect()
 }
 
 /// Memory of a process, or none.
@@ -121,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_in_any_call_is_due_when_there_is_some() {
+    fn who_waits_in_any_call_is_due_when_what_it_waits_for_is_there() {
         let (sender, mut peer) = full();
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let data = epoll::EventData::new_u64(0);
-        let flags = epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&set, &sender, data, flags).unwrap();
         let number = sender.as_raw_fd();
         let poll = |wanted: PollFlags| {
@@ -134,40 +145,43 @@ mod tests {
             [a, b, c, d, low, high, 0, 0]
         };
         let (for_room, for_bytes) = (poll(PollFlags::OUT), poll(PollFlags::IN));
+        let address = |entry: &[u8]| entry.as_ptr() as u64;
         let mut select = vec![0u8; number as usize / 8 + 1];
         select[number as usize / 8] |= 1 << (number % 8);
-        let (selected, last) = (select.as_ptr() as u64, number as u64 + 1);
+        let (selected, last) = (address(&select), number as u64 + 1);
 
         let me = std::process::id();
         let seen = &tree::look_at_all(vec![me]).unwrap()[0];
         let is_due = |call: i64, rdi, rsi, rdx| {
-            let registers = Registers {
-                orig_rax: call as u64,
-                rdi,
-                rsi,
-                rdx,
-                cs: 0x33,
-                ..Registers::default()
-            };
+            let call = call as u64;
+            let registers =
+                Registers { orig_rax: call, rdi, rsi, rdx, cs: 0x33, ..Registers::default() };
             super::is_due(seen, me, &registers)
         };
-        let calls = || {
+        let tells = || is_due(libc::SYS_epoll_pwait, set.as_raw_fd() as u64, 0, 0);
+        let of_room = || {
             [
-                is_due(libc::SYS_epoll_pwait, set.as_raw_fd() as u64, 0, 0),
                 is_due(libc::SYS_sendto, number as u64, 0, 0),
-                is_due(libc::SYS_poll, for_room.as_ptr() as u64, 1, 0),
+                is_due(libc::SYS_poll, address(&for_room), 1, 0),
                 is_due(libc::SYS_select, last, 0, selected),
             ]
         };
-        assert_eq!(calls(), [false; 4]);
+        let of_bytes = || {
+            [
+                is_due(libc::SYS_read, number as u64, 0, 0),
+                is_due(libc::SYS_poll, address(&for_bytes), 1, 0),
+                is_due(libc::SYS_select, last, selected, 0),
+            ]
+        };
+        assert_eq!((tells(), of_room(), of_bytes()), (false, [false; 3], [false; 3]));
         drain(&mut peer);
-        assert_eq!(calls(), [true; 4]);
-
-        assert!(!is_due(libc::SYS_poll, for_bytes.as_ptr() as u64, 1, 0), "it waits for bytes");
-        assert!(!is_due(libc::SYS_select, last, selected, 0), "it waits for bytes");
+        assert_eq!((tells(), of_room(), of_bytes()), (true, [true; 3], [false; 3]));
         assert!(!is_due(libc::SYS_select, last - 1, 0, selected), "it is not of the set");
         assert!(!is_due(libc::SYS_sendto, 1 << 20, 0, 0), "there is no such descriptor");
         assert!(!is_due(libc::SYS_poll, 8, 1, 0), "there is no such memory");
+
+        drop(peer);
+        assert_eq!((tells(), of_bytes()), (true, [true; 3]), "its end is something to read");
     }
 
     #[test]
