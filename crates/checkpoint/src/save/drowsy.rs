@@ -21,10 +21,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use dormouse_kernel::{Errno, call, pidfd};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{PollFlags, epoll};
 use rustix::fs::{FileType, OFlags};
 use rustix::net::{SocketType, sockopt};
 
+use super::tcp::ready;
 use super::thread::Blocks;
 use super::tree::{self, Seen};
 use super::{HeldFile, Wakes, due, object, process, thread};
@@ -169,13 +170,6 @@ fn is_told_of(file: &OwnedFd) -> bool {
         epoll::add(&set, file, data, epoll::EventFlags::IN)
     });
     added != Err(Errno::PERM)
-}
-
-fn ready(file: &OwnedFd) -> std::result::Result<PollFlags, Errno> {
-    let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
-    let mut fds = [PollFd::new(file, wanted)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    Ok(fds[0].revents())
 }
 
 /// Whether nothing more comes through it that would be told anew: its other side is gone, or it rang.

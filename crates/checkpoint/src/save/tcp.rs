@@ -281,9 +281,10 @@ pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     Ok(Wakes { readable: true, writable: unsent > 0 || !ready.contains(PollFlags::OUT) })
 }
 
-pub(super) fn ready(socket: &OwnedFd) -> Result<PollFlags, Errno> {
+/// What a socket, or another file, is ready for now.
+pub(super) fn ready(file: &OwnedFd) -> Result<PollFlags, Errno> {
     let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
-    let mut polled = [PollFd::new(socket, wanted)];
+    let mut polled = [PollFd::new(file, wanted)];
     rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
     Ok(polled[0].revents())
 }
