@@ -16,10 +16,15 @@ use std::time::Duration;
 use dormouse_checkpoint::format::{Reader, Records, Thing, Time, Writer};
 use dormouse_testkit::{Host, Terminal, image, slowness, wait_until};
 
+#[path = "increment.rs"]
 mod increment;
+#[path = "lazy.rs"]
 mod lazy;
+#[path = "relay.rs"]
 mod relay;
+#[path = "seal.rs"]
 mod seal;
+#[path = "share.rs"]
 mod share;
 
 /// What a boot is called that was none.

@@ -13,7 +13,7 @@
 //! order. The keeper is killed at each of its own steps while it serves a command, and everybody at
 //! random times while random commands run: `DORMOUSE_FAULT_KILLS` of them, from `DORMOUSE_FAULT_SEED`.
 
-mod bundle;
+use crate::bundle;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -1,7 +1,7 @@
 //! The OCI command line, as its callers use it: bundles in, processes out, errors that name the
 //! field, and nothing left behind.
 
-mod bundle;
+use crate::bundle;
 
 use std::fs;
 use std::io::{Read, Write};

@@ -2,7 +2,7 @@
 //! podman and containerd ask for it. What each kind of object takes is held by `tests/checkpoint.rs`,
 //! whose workloads run here in bundles.
 
-mod bundle;
+use crate::bundle;
 
 use std::fs;
 use std::io::{Read, Write};

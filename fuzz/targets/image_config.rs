@@ -1,4 +1,4 @@
-//! The configuration of an image, and a change that `commit` makes to it.
+//! See `dormouse_fuzz::image_config`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_image::fuzz::image_config(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_fuzz::image_config(bytes));

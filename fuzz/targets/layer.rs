@@ -1,4 +1,4 @@
-//! A layer file of the store.
+//! See `dormouse_fuzz::layer`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_image::fuzz::layer(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_fuzz::layer(bytes));

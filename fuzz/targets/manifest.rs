@@ -1,4 +1,4 @@
-//! The manifest and the configuration that a registry answers with.
+//! See `dormouse_fuzz::manifest`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_image::fuzz::manifest(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_fuzz::manifest(bytes));

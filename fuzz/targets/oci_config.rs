@@ -1,4 +1,4 @@
-//! `config.json` of a bundle: what is refused is refused by the name of its field.
+//! See `dormouse_fuzz::oci_config`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_oci::fuzz::config(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_fuzz::oci_config(bytes));

@@ -1,4 +1,4 @@
-//! `process.json`, which `exec` is given.
+//! See `dormouse_fuzz::oci_process`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_oci::fuzz::process(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_fuzz::oci_process(bytes));

@@ -1,4 +1,4 @@
-//! The tar of a layer, as any registry or file may hold it.
+//! See `dormouse_fuzz::tar`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_image::fuzz::tar(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| dormouse_fuzz::tar(bytes));

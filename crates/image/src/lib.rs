@@ -27,7 +27,7 @@ mod change;
 mod codec;
 mod digest;
 mod error;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub mod fuzz;
 mod import;
 mod ingest;

@@ -62,7 +62,7 @@ mod exec;
 mod feature;
 mod filter;
 mod foreground;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub mod fuzz;
 mod hook;
 mod identity;

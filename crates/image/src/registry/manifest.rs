@@ -446,7 +446,6 @@ impl ConfigHead {
 }
 
 /// For the fuzzer: a manifest, and a configuration, of whoever answers as a registry.
-#[cfg(fuzzing)]
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((first, rest)) = bytes.split_first() else { return };
     let kind = ACCEPTED.get(usize::from(*first)).copied();

@@ -45,7 +45,6 @@ pub use manifest::Platform;
 pub use pull::{PullOptions, pull};
 pub use push::{PushOptions, push};
 
-#[cfg(fuzzing)]
 pub(crate) use manifest::fuzz as fuzz_manifest;
 
 use error::Failure;

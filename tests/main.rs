@@ -1,0 +1,34 @@
+//! Whole-system tests of Dormouse, through the command line alone.
+//!
+//! All of them are one program, since linking one takes less time than linking twenty-four. A module is one
+//! promise. Every test starts the programs as a user would, on a host of its own
+//! (`dormouse_testkit::Host`), and checks what is left when it is done. The prefix `vm_` of a name marks a
+//! test that also runs under Debian's newer kernel (`cargo xtask guest`); `big_` marks a test that takes long
+//! or much memory and runs in the nightly ring only.
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod bundles;
+mod checkpoint;
+mod containerd;
+mod daemon;
+mod drowsy;
+mod errors;
+mod fault;
+mod gatekeeper;
+mod hostile;
+mod images;
+mod isolation;
+mod leftovers;
+mod lifecycle;
+mod network;
+mod oci;
+mod oci_checkpoint;
+mod podman;
+mod programs;
+mod sleep;
+mod soak;
+mod software;
+mod swap;
+mod terminal;
+mod volume;
