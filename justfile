@@ -12,9 +12,21 @@ setup:
 demo:
     ./demo
 
-# Every test; or some stages: just test tidy crates.
-test *STAGES:
-    ./test {{STAGES}}
+# An answer within five minutes on a warm tree.
+quick:
+    ./test quick
+
+# Exactly what CI runs; ./test alone is the same ring.
+prepush:
+    bash .ci/run
+
+# Everything: long tests, control arms, fuzzers, soak, all guest tests, relay.
+nightly:
+    ./test nightly
+
+# Some tests, by parts of their full names: just test system::sleep:: kernel::
+test *FILTERS:
+    cargo xtask test {{FILTERS}}
 
 # The whole-system tests under Debian's newer kernel (cgroup v2, systemd), in QEMU.
 test-vm:
@@ -32,7 +44,3 @@ fuzz *TARGETS:
 tidy:
     cargo fmt --all
     cargo xtask tidy
-
-# Exactly what CI runs.
-prepush:
-    bash .ci/run

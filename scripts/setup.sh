@@ -32,7 +32,7 @@ die() {
     exit 1
 }
 
-# Runs a command as a named stage and says how long it took.
+# Runs a command as a named stage and prints its duration, which it leaves in stage_seconds.
 stage() {
     stage_name=$1
     shift
@@ -40,7 +40,8 @@ stage() {
     stage_start=$(date +%s)
     stage_status=0
     "$@" || stage_status=$?
-    say "$stage_name: $(($(date +%s) - stage_start)) s, status $stage_status"
+    stage_seconds=$(($(date +%s) - stage_start))
+    say "$stage_name: $stage_seconds s, status $stage_status"
     return $stage_status
 }
 

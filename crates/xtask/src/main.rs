@@ -1,8 +1,8 @@
 //! Tasks of the house, run as `cargo xtask NAME`.
 //!
-//! What a shell cannot say well is said here in Rust: the rules of the house ([`tidy`]), the second
-//! kernel ([`guest`]), the whole-system tests ([`queue`]), the fuzzers ([`fuzz`]), what a checkpoint
-//! holds ([`state`]). The verbs a person types stand in the `justfile`.
+//! The rules of the house ([`tidy`]), the tests ([`suite`], [`queue`]), the programs without protections for
+//! the control arms ([`weak`]), the second kernel ([`guest`]), the fuzzers ([`fuzz`]), the list of what a
+//! checkpoint holds ([`state`]). The verbs that a person types stand in the `justfile`.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -10,12 +10,17 @@ use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
+mod duration;
 mod floor;
 mod fuzz;
 mod guest;
+mod language;
 mod queue;
 mod state;
+mod suite;
 mod tidy;
+mod waiting;
+mod weak;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Tasks of the house")]
@@ -32,8 +37,10 @@ enum Task {
         #[arg(long)]
         notes: bool,
     },
-    /// Builds the whole-system tests and runs them, whichever program they are of, some at a time.
-    System(queue::SystemArgs),
+    /// Builds the tests, and runs those of a ring from one queue.
+    Test(suite::TestArgs),
+    /// Builds the programs whose protections can be left out, where the control arms need them.
+    Weak(weak::WeakArgs),
     /// Runs the tests of a list, some at a time.
     Queue(queue::QueueArgs),
     /// Runs a command, or the tests tagged for it, under Debian's newer kernel in QEMU.
@@ -47,7 +54,8 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Args::parse().task {
         Task::Tidy { notes } => tidy::run(&top(), notes),
-        Task::System(args) => queue::run_system(&top(), &args),
+        Task::Test(args) => suite::run(&top(), &args),
+        Task::Weak(args) => weak::run(&top(), &args),
         Task::Queue(args) => queue::run_list(&args),
         Task::Guest(args) => guest::run(&top(), &args),
         Task::Fuzz(args) => fuzz::run(&top(), &args),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 /// Options of the task.
 #[derive(clap::Args)]
 pub struct StateArgs {
-    /// What `cargo xtask system checkpoint programs` has printed, instead of running it
+    /// What `cargo xtask test system::checkpoint:: system::programs::` has printed, instead of running it
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 }
@@ -29,8 +29,8 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
         Some(path) => fs::read_to_string(path).with_context(|| path.display().to_string())?,
         None => {
             let mut command = std::process::Command::new(std::env::current_exe()?);
-            command.current_dir(top).args(["system", "checkpoint", "programs"]);
-            let output = command.output().context("cargo xtask system")?;
+            command.current_dir(top).args(["test", "system::checkpoint::", "system::programs::"]);
+            let output = command.output().context("cargo xtask test")?;
             String::from_utf8_lossy(&output.stdout).into_owned()
         }
     };
@@ -42,13 +42,16 @@ pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Which tests passed, from what the test program printed.
+/// Which tests passed, by their names within their file, from the output of `cargo xtask test`.
 fn results(log: &str) -> HashMap<&str, bool> {
-    let line = |line: &'_ str| -> Option<(usize, bool)> {
-        let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
-        Some((name.len(), result.split(' ').next() == Some("ok")))
-    };
-    log.lines().filter_map(|l| line(l).map(|(n, ok)| (&l[5..5 + n], ok))).collect()
+    log.lines().filter_map(result).collect()
+}
+
+/// The test of one line of output, and whether it passed.
+fn result(line: &str) -> Option<(&str, bool)> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let name = name.strip_prefix("system::").and_then(|name| name.split_once("::"))?.1;
+    Some((name, result.split(' ').next() == Some("ok")))
 }
 
 /// The page, and the tests that are named and did not pass.
@@ -100,8 +103,8 @@ mod tests {
 
     #[test]
     fn a_kind_is_saved_when_its_tests_pass() {
-        let log =
-            "running\ntest a ... ok (checkpoint, 0.3 s)\ntest b ... FAILED (checkpoint, 2.0 s)\n";
+        let log = "running\ntest system::checkpoint::a ... ok (0.3 s)\n\
+             test system::checkpoint::b ... FAILED (2.0 s)\n";
         let kinds = "# about this\n\n# Group\none | a |\ntwo | a, b | x\nthree | - |\nfour | c |\n";
         let (page, failed) = page(kinds, &results(log)).unwrap();
         assert!(page.contains("## Group\n"), "{page}");

@@ -13,6 +13,9 @@
 //! - *marks*: a mark for later carries its issue.
 //! - *lengths*: lines, functions, files; a long file opens with its theory.
 //! - *places*: nothing of the machine it was written on is in the tree.
+//! - *language*: plain words, counted over comments and documents, and the form of commits
+//!   ([`crate::language`]).
+//! - *guest*: every test of `tests/guest.txt` exists.
 //!
 //! A finding fails; a note is printed on request, and is for the next one who works there.
 
@@ -22,7 +25,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::floor;
+use crate::guest::SMOKE;
+use crate::{floor, language};
 
 /// Columns of a line of code at most, and those from which it should be broken: rustfmt breaks
 /// code there, comments and strings are for their writers.
@@ -77,6 +81,14 @@ pub fn run(top: &Path, with_notes: bool) -> Result<ExitCode> {
     }
     findings.extend(promises(&files));
     findings.extend(features(&files));
+    findings.extend(guest_tests(&files));
+    for judgement in language::judge(&files) {
+        println!("{}", judgement.line);
+        findings
+            .extend(judgement.complaints.into_iter().map(|text| Finding::new("language", 0, text)));
+    }
+    let commits = language::commits(top)?;
+    findings.extend(commits.into_iter().map(|text| Finding::new("commits", 0, text)));
     let mut found = 0;
     for finding in findings.iter().filter(|f| with_notes || !f.is_note) {
         let kind = if finding.is_note { "note: " } else { "" };
@@ -375,6 +387,24 @@ fn is_live(name: &str, files: &[(String, String)]) -> bool {
     })
 }
 
+/// Each line of `tests/guest.txt` is a whole-system test, written `system::FILE::FUNCTION`.
+fn guest_tests(files: &[(String, String)]) -> Vec<Finding> {
+    let Some((_, text)) = files.iter().find(|(p, _)| p == SMOKE) else { return Vec::new() };
+    let is_test = |line: &str| {
+        let mut parts = line.split("::").skip(1);
+        let file = parts.next().unwrap_or_default();
+        let inner = parts.clone().count() > 1;
+        // A module of a module is a file of its own beside the others.
+        let file = if inner { parts.next().unwrap_or_default() } else { file };
+        let function = parts.next().unwrap_or_default();
+        is_live(&format!("tests/{file}.rs::{function}"), files)
+    };
+    numbered(text)
+        .filter(|(_, line)| !line.starts_with('#') && !is_test(line))
+        .map(|(n, line)| Finding::new(SMOKE, n, format!("no such test: {line}")))
+        .collect()
+}
+
 /// Each row of `docs/kernel-features.md` is a feature that `kernel::probe` tries by that name.
 fn features(files: &[(String, String)]) -> Vec<Finding> {
     let path = "docs/kernel-features.md";
@@ -464,6 +494,15 @@ mod tests {
         assert_eq!(found("| a | 1 | `bench gone` |\n"), [(3, false)]);
         assert_eq!(found("| a | 1 | soon |\n"), [(3, false)]);
         assert_eq!(found("| a | `tests/a.rs::holds` |\n"), [(3, false)]);
+    }
+
+    #[test]
+    fn guest_list_names_live_tests() {
+        let file = |p: &str, t: &str| (p.to_owned(), t.to_owned());
+        let tests = file("tests/sleep.rs", "#[test]\nfn vm_wakes() {}\n");
+        let list = "# list\nsystem::sleep::vm_wakes\nsystem::sleep::vm_gone\nsystem::checkpoint::sleep::vm_wakes\n";
+        let found = guest_tests(&[tests, file(SMOKE, list)]);
+        assert_eq!(texts(found), [(3, false)]);
     }
 
     #[test]

@@ -34,6 +34,11 @@ impl Kernel {
         Self { dir: dir.join("kernel-next"), suite: NEXT_SUITE.to_owned() }
     }
 
+    /// A file of the cache that belongs to this kernel.
+    pub fn place(&self, extension: &str) -> PathBuf {
+        self.dir.with_extension(extension)
+    }
+
     /// Downloads and unpacks it. The configuration differs from the machine's in one thing: it knows
     /// the suite.
     pub fn download(&self) -> Result<()> {

@@ -1,20 +1,27 @@
 //! The second kernel: Debian's newer one, in QEMU, with cgroup v2 and systemd.
 //!
-//! A test that is tagged for it, by a name that begins with `vm_`, runs here as well as on the
-//! developer's machine. Emulation without hardware help is ten to sixteen times slower than the
-//! machine itself: it shows that something works, never how fast.
+//! A test whose name has the prefix `vm_` runs here as well as on the developer's machine: all of them in
+//! the nightly ring, one per subject in prepush (`tests/guest.txt`). Emulation without hardware help is ten to
+//! sixteen times slower than the machine itself: the guest shows that a test passes, never how fast.
 //!
 //! ```text
-//!   target/guest/kernel/       vmlinuz and modules, from the -backports suite of apt's own mirror
-//!   target/guest/kernel-next/  the same of the release after that, the newest there is
-//!   target/guest/root.img      ext4: Debian, systemd, one service of ours; never written to
-//!   target/guest/command       what the service runs, as a shell script
+//!   CACHE/guest/kernel/         vmlinuz and modules, from the -backports suite of apt's own mirror
+//!   CACHE/guest/kernel.img      ext4: Debian, systemd, one service of ours; never written to
+//!   CACHE/guest/kernel-next...  the same with the newest kernel of the release after that (relay, --next)
+//!   CACHE/guest/accelerator     result of the trial boot with KVM, for one boot of the machine
+//!   target/guest/command        the shell script that the service runs
 //! ```
 //!
-//! Kernels are those for clouds, which have their disk (NVMe) and ext4 built in: no initramfs is
-//! needed. They are downloaded and unpacked, not installed. The repository is shared with the guest,
-//! read only and at the same path, so that what was built here is run there. Output comes back
-//! over one virtio port, the exit status over another.
+//! CACHE is `DORMOUSE_TEST_CACHE`, or `/var/cache/dormouse-test`: outside the clone, so that a new clone does
+//! not make the disk again. An absent cache costs two minutes and nothing else.
+//!
+//! Kernels are those for clouds, which have their disk (NVMe) and ext4 built in: no initramfs is needed. They
+//! are downloaded and unpacked, not installed. The repository is shared with the guest, read only and at the
+//! same path, so that the programs built here run there. Output comes back over one virtio port, the exit
+//! status over another.
+//!
+//! KVM is used where a trial boot with it succeeds. The existence of `/dev/kvm` proves nothing: inside some
+//! virtual machines the device opens and no kernel boots.
 
 use std::fs;
 use std::io;
@@ -27,7 +34,8 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use dormouse_testkit::{debian, image};
 
-use crate::queue::{self, Test};
+use crate::queue::Test;
+use crate::suite;
 use kernel::{Kernel, META, NEXT_SUITE};
 
 mod kernel;
@@ -56,8 +64,10 @@ const BIG: &str = "big_";
 const EMULATORS_FAULT: &str = "int3: 0000 [#";
 /// What the guest's kernel says.
 const CONSOLE: &str = "console.log";
-/// How much slower than the host the guest may be before a test gives up.
-const SLOWNESS: &str = "20";
+/// Tests that the prepush ring runs in the guest, one full name per line.
+pub const SMOKE: &str = "tests/guest.txt";
+/// LIMIT: time of the trial boot with KVM.
+const TRIAL: Duration = Duration::from_secs(20);
 
 /// Options of `cargo xtask guest`.
 #[derive(Args)]
@@ -71,6 +81,9 @@ pub struct GuestArgs {
     /// Under the newer kernel.
     #[arg(long)]
     next: bool,
+    /// Runs one test per subject, those of tests/guest.txt.
+    #[arg(long)]
+    smoke: bool,
     /// Hands checkpoints from one kernel to the other and back, instead of the tests.
     #[arg(long, conflicts_with_all = ["next", "tests", "command"])]
     relay: bool,
@@ -79,110 +92,205 @@ pub struct GuestArgs {
     command: Vec<String>,
 }
 
-/// Runs a command, or the tests, in the guest; the exit status is theirs.
+/// Runs a command, or the tests, in the guest; returns their exit status.
 pub fn run(top: &Path, args: &GuestArgs) -> Result<ExitCode> {
-    let guest = Guest { top: top.to_owned(), dir: top.join("target/guest") };
+    let guest = Guest { top: top.to_owned(), dir: top.join("target/guest"), cache: cache() };
     fs::create_dir_all(&guest.dir).context("making target/guest")?;
-    guest.prepare()?;
     let limit = Duration::from_secs(args.limit_s);
     if args.relay {
         return relay::run(&guest, limit);
     }
+    let kernel = if args.next { guest.next_kernel() } else { guest.own_kernel() };
+    guest.prepare(&kernel)?;
     let mut tests = Vec::new();
     if args.command.is_empty() {
         // Made here: the guest has no network to make them with, and the tree is read-only there.
         image::busybox_with_attack();
         image::workloads();
         image::nginx();
-        tests = queue::tests(&queue::programs(top, &[])?, &args.tests)?;
-        tests.retain(|test| !test.name.contains(BIG));
+        tests = suite::system_tests(top)?;
+        tests.retain(|test| test.name.contains(&args.tests) && !test.name.contains(BIG));
+        if args.smoke {
+            let smoke = fs::read_to_string(top.join(SMOKE)).context(SMOKE)?;
+            let smoke: Vec<&str> = smoke.lines().filter(|line| !line.starts_with('#')).collect();
+            tests.retain(|test| smoke.contains(&test.full_name().as_str()));
+            ensure!(tests.len() == smoke.len(), "{SMOKE} names tests that do not exist");
+        }
         ensure!(!tests.is_empty(), "no test's name contains {}", args.tests);
     }
+    let accelerator = guest.accelerator(&kernel)?;
     let script = |green: &[&str]| match args.command.as_slice() {
-        [] => test_script(&guest.dir, &tests, green),
+        [] => guest.test_script(&tests, green),
         words => Ok(words.join(" ")),
     };
-    let [own, next] = guest.kernels();
-    let machine = Machine { kernel: if args.next { &next } else { &own }, cpu: "" };
+    let machine = Machine { kernel: &kernel, cpu: "", accelerator };
     let status = guest.boot(&machine, &script, limit)?;
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// A script that runs what is left of the tests, by a list beside it.
-///
-/// Emulated on a machine that has more to do, a clock may run ahead of a test: one that fails beside
-/// others is run once more by itself, which is told, and counts if it fails again.
-fn test_script(dir: &Path, tests: &[Test], green: &[&str]) -> Result<String> {
-    let left: Vec<&Test> =
-        tests.iter().filter(|test| !green.contains(&test.full_name().as_str())).collect();
-    if left.is_empty() {
-        return Ok("true\n".to_owned());
-    }
-    let list = dir.join("tests.json");
-    fs::write(&list, serde_json::to_vec(&left)?)?;
-    let this = std::env::current_exe()?;
-    Ok(format!("{} queue --list {} --again --report \"$REPORT\"\n", this.display(), list.display()))
+/// Where kernels and disks are kept.
+fn cache() -> PathBuf {
+    let dir = std::env::var_os("DORMOUSE_TEST_CACHE").map(PathBuf::from);
+    dir.unwrap_or_else(|| "/var/cache/dormouse-test".into()).join("guest")
 }
 
 struct Guest {
     top: PathBuf,
+    /// Of this run: command, status, console.
     dir: PathBuf,
+    /// Kernels and disks.
+    cache: PathBuf,
 }
 
-/// What a boot is of.
+/// How the guest's processors are executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// By the processor itself.
+    Kvm,
+    /// Emulated.
+    Tcg,
+}
+
+impl Accelerator {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+
+    /// How many times slower than the host the guest may be before a test fails.
+    fn slowness(self) -> u32 {
+        match self {
+            Self::Kvm => 2,
+            Self::Tcg => 20,
+        }
+    }
+
+    /// QEMU's words for it, with further words about the CPU, such as `,-avx2`.
+    fn words(self, cpu: &str) -> [String; 4] {
+        let [accel, model] = match self {
+            Self::Kvm => ["kvm", "host"],
+            // Without cx16 the kernel takes a slow path that emulation runs faster than the fast one;
+            // without la57 it walks four levels of page tables, not five.
+            Self::Tcg => ["tcg,thread=multi", "max,-cx16,-la57"],
+        };
+        ["-accel".into(), accel.into(), "-cpu".into(), format!("{model}{cpu}")]
+    }
+}
+
+/// What one boot consists of.
 struct Machine<'g> {
     kernel: &'g Kernel,
     /// Further words about its CPU, such as `,-avx2`.
     cpu: &'g str,
+    accelerator: Accelerator,
 }
 
 impl Guest {
-    /// Its kernels: the one it is tested under, and a newer one.
-    fn kernels(&self) -> [Kernel; 2] {
-        [Kernel::own(&self.dir), Kernel::next(&self.dir)]
+    /// The kernel that the tests run under.
+    fn own_kernel(&self) -> Kernel {
+        Kernel::own(&self.cache)
     }
 
-    fn image(&self) -> PathBuf {
-        self.dir.join("root.img")
+    /// A newer kernel.
+    fn next_kernel(&self) -> Kernel {
+        Kernel::next(&self.cache)
     }
 
-    /// Makes kernels and image unless they are there and of this recipe.
-    fn prepare(&self) -> Result<()> {
+    /// Makes a kernel and its disk unless the cache holds them, made by this recipe.
+    fn prepare(&self, kernel: &Kernel) -> Result<()> {
+        fs::create_dir_all(&self.cache)
+            .with_context(|| format!("making {}", self.cache.display()))?;
+        let lock = fs::File::create(self.cache.join("lock")).context("the cache's lock")?;
+        lock.lock().context("locking the cache")?;
         let recipe = format!("{RECIPE} {META} {NEXT_SUITE} {}", PACKAGES.join(" "));
-        let mark = self.dir.join("recipe");
+        let mark = kernel.place("recipe");
         if fs::read_to_string(&mark).is_ok_and(|made| made == recipe) {
             return Ok(());
         }
-        println!("guest: making the kernels and the disk, once");
-        for kernel in self.kernels() {
-            kernel.download().context("downloading a kernel")?;
-        }
-        self.make_image().context("making the guest's disk")?;
+        println!("guest: making a kernel and its disk in {}, once", self.cache.display());
+        let _ = fs::remove_file(&mark); // absent on the first run
+        kernel.download().context("downloading a kernel")?;
+        self.make_image(kernel).context("making the guest's disk")?;
         fs::write(&mark, recipe).context("writing the mark")
     }
 
-    fn make_image(&self) -> Result<()> {
-        let tree = self.dir.join("tree");
-        let _ = fs::remove_dir_all(&tree); // ignored: it may be absent
+    fn make_image(&self, kernel: &Kernel) -> Result<()> {
+        let tree = self.cache.join("tree");
+        let _ = fs::remove_dir_all(&tree); // absent unless a run was interrupted
         debian::bootstrap(PACKAGES, &tree, &[]);
         fs::create_dir_all(tree.join("lib/modules"))?;
-        for kernel in self.kernels() {
-            let mut copy = Command::new("cp");
-            copy.arg("-a").arg(kernel.modules()?).arg(tree.join("lib/modules/"));
-            said(copy)?;
-            let mut depmod = Command::new("chroot");
-            depmod.arg(&tree).args(["depmod", &kernel.version()?]);
-            said(depmod)?;
-        }
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(kernel.modules()?).arg(tree.join("lib/modules/"));
+        said(copy)?;
+        let mut depmod = Command::new("chroot");
+        depmod.arg(&tree).args(["depmod", &kernel.version()?]);
+        said(depmod)?;
         write_tree(&tree)?;
-        let image = self.image();
-        let _ = fs::remove_file(&image); // ignored: it may be absent
+        let image = kernel.place("img");
+        let _ = fs::remove_file(&image); // absent on the first run
         let mut mke2fs = Command::new("mke2fs");
         mke2fs.args(["-q", "-t", "ext4", "-E", "root_owner=0:0", "-d"]);
         mke2fs.arg(&tree).arg(&image).arg("8G");
         said(mke2fs)?;
         fs::remove_dir_all(&tree)?;
         Ok(())
+    }
+
+    /// KVM where a trial boot with it ends well, else emulation. `DORMOUSE_GUEST_ACCEL` (`kvm`, `tcg`) decides
+    /// without a trial. The result holds for one boot of the machine.
+    fn accelerator(&self, kernel: &Kernel) -> Result<Accelerator> {
+        let parse = |name: &str| match name.trim() {
+            "kvm" => Some(Accelerator::Kvm),
+            "tcg" => Some(Accelerator::Tcg),
+            _ => None,
+        };
+        if let Ok(name) = std::env::var("DORMOUSE_GUEST_ACCEL") {
+            return parse(&name)
+                .with_context(|| format!("DORMOUSE_GUEST_ACCEL={name}: kvm or tcg"));
+        }
+        if !Path::new("/dev/kvm").exists() {
+            return Ok(Accelerator::Tcg);
+        }
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("the boot id")?;
+        let mark = self.cache.join("accelerator");
+        let known = fs::read_to_string(&mark).unwrap_or_default();
+        if let Some(known) = known.strip_prefix(boot.trim()).and_then(parse) {
+            return Ok(known);
+        }
+        let machine = Machine { kernel, cpu: "", accelerator: Accelerator::Kvm };
+        let trial = self.boot_once(&machine, "true\n", TRIAL);
+        let is_good = trial.is_ok_and(|ended| ended.status() == Some(0));
+        let found = if is_good { Accelerator::Kvm } else { Accelerator::Tcg };
+        println!(
+            "guest: a trial boot with KVM {}",
+            if is_good { "worked" } else { "failed: emulated" }
+        );
+        fs::write(&mark, format!("{} {}", boot.trim(), found.name()))
+            .context("writing the mark")?;
+        Ok(found)
+    }
+
+    /// A script that runs the tests without the `green` ones, by a list beside it.
+    ///
+    /// Emulated on a busy machine, a clock may run ahead of a test: a test that fails beside others is run
+    /// once more alone, which is printed, and counts if it fails again.
+    fn test_script(&self, tests: &[Test], green: &[&str]) -> Result<String> {
+        let left: Vec<&Test> =
+            tests.iter().filter(|test| !green.contains(&test.full_name().as_str())).collect();
+        if left.is_empty() {
+            return Ok("true\n".to_owned());
+        }
+        let list = self.dir.join("tests.json");
+        fs::write(&list, serde_json::to_vec(&left)?)?;
+        let (this, list) = (std::env::current_exe()?, list.display().to_string());
+        let durations = self.top.join(crate::duration::PATH);
+        Ok(format!(
+            "{} queue --list {list} --durations {} --again --report \"$REPORT\"\n",
+            this.display(),
+            durations.display(),
+        ))
     }
 
     /// Boots, runs the script and returns its status.
@@ -247,12 +355,14 @@ impl Guest {
     /// Boots once, runs the script, and waits for the end.
     fn boot_once(&self, machine: &Machine<'_>, script: &str, limit: Duration) -> Result<Ended> {
         let head = format!(
-            "export DORMOUSE_TEST_SLOWNESS={SLOWNESS} HOME=/root\ncd {}\n",
+            "export DORMOUSE_TEST_SLOWNESS={} HOME=/root\ncd {}\n",
+            machine.accelerator.slowness(),
             self.top.display()
         );
         fs::write(self.dir.join("command"), head + script)?;
         let path = |name: &str| self.dir.join(name);
         let text = |name: &str| path(name).display().to_string();
+        let disk = machine.kernel.place("img").display().to_string();
         let _ = fs::remove_file(path("status")); // ignored: it may be absent
         // A socket's path has at most 107 bytes; the repository's may be longer.
         let sockets = tempfile::Builder::new().prefix("dm-guest-").tempdir()?;
@@ -281,16 +391,14 @@ impl Guest {
             self.top.display()
         );
         let mut qemu = Command::new("qemu-system-x86_64");
-        // Without cx16 the kernel takes a slow path that emulation runs faster than the fast one;
-        // without la57 it walks four levels of page tables, not five.
-        let cpu = format!("max,-cx16,-la57{}", machine.cpu);
-        qemu.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", &cpu])
+        qemu.args(["-machine", "q35"])
+            .args(machine.accelerator.words(machine.cpu))
             .args(["-smp", "2", "-m", "4G", "-no-reboot", "-nodefaults", "-display", "none"])
             .args(["-object", "memory-backend-memfd,id=memory,size=4G,share=on"])
             .args(["-numa", "node,memdev=memory"])
             .args(["-chardev", &format!("socket,id=share,path={}", socket.display())])
             .args(["-device", "vhost-user-fs-pci,chardev=share,tag=house"])
-            .args(["-drive", &format!("file={},format=raw,if=none,id=root", text("root.img"))])
+            .args(["-drive", &format!("file={disk},format=raw,if=none,id=root")])
             .args(["-snapshot", "-device", "nvme,drive=root,serial=root"])
             .args(["-chardev", &format!("file,id=console,path={}", text(CONSOLE))])
             .args(["-serial", "chardev:console", "-device", "virtio-serial-pci"])

@@ -10,17 +10,17 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use dormouse_testkit::image;
 
-use super::{Guest, Machine, said};
-use crate::queue;
+use super::{Accelerator, Guest, Machine, said};
+use crate::suite;
 
 /// The leg on the machine itself, by its test.
-const BEFORE: &str = "relay::leg_0_on_the_machine_itself";
+const BEFORE: &str = "checkpoint::relay::leg_0_on_the_machine_itself";
 /// Legs in the guest: under the newer kernel or not, and what the CPU lacks.
 const LEGS: [(&str, bool, &str); 4] = [
-    ("relay::leg_1_sets_out", false, ""),
-    ("relay::leg_2_goes_on_under_a_newer_kernel", true, ""),
-    ("relay::leg_3_comes_home", false, ""),
-    ("relay::leg_4_is_refused_by_a_smaller_cpu", true, ",-avx2"),
+    ("checkpoint::relay::leg_1_sets_out", false, ""),
+    ("checkpoint::relay::leg_2_goes_on_under_a_newer_kernel", true, ""),
+    ("checkpoint::relay::leg_3_comes_home", false, ""),
+    ("checkpoint::relay::leg_4_is_refused_by_a_smaller_cpu", true, ",-avx2"),
 ];
 
 /// Runs all legs; the exit status is that of the first that fails.
@@ -30,14 +30,18 @@ pub fn run(guest: &Guest, limit: Duration) -> Result<ExitCode> {
     let baton = guest.dir.join("relay");
     let _ = fs::remove_dir_all(&baton); // ignored: it may be absent
     fs::create_dir_all(&baton).context("making target/guest/relay")?;
-    let programs = queue::programs(&guest.top, &["--test", "checkpoint"])?;
-    let (_, program) = programs.first().context("tests/checkpoint.rs is not there")?;
+    let tests = suite::system_tests(&guest.top)?;
+    let program = &tests.first().context("there are no whole-system tests")?.program;
     let mut before = Command::new(program);
     before.args(["--ignored", "--exact", BEFORE]).env("DORMOUSE_RELAY", &baton);
     println!("{}", said(before)?);
-    let [own, next] = guest.kernels();
+    let (own, next) = (guest.own_kernel(), guest.next_kernel());
+    guest.prepare(&own)?;
+    guest.prepare(&next)?;
+    // A leg needs a CPU whose features QEMU can take away.
+    let accelerator = Accelerator::Tcg;
     for (leg, is_next, cpu) in LEGS {
-        let machine = Machine { kernel: if is_next { &next } else { &own }, cpu };
+        let machine = Machine { kernel: if is_next { &next } else { &own }, cpu, accelerator };
         let script = format!(
             "mount -o remount,rw {top}\n\
              DORMOUSE_RELAY={baton} {program} --ignored --exact {leg} --nocapture\n",
