@@ -1,7 +1,7 @@
-//! `cargo xtask state`: docs/state.md, what a checkpoint holds, from the results of its tests.
+//! `cargo xtask state`: docs/state.md, the contents of a checkpoint, from the results of its tests.
 //!
-//! The kinds are listed in `tests/workloads/kinds.txt`, each with the tests that go round with it. A
-//! kind is *saved* when all of them pass just now, and *missing* when it names none.
+//! The kinds are listed in `tests/workloads/kinds.txt`, each with the tests that hold it. A kind is
+//! *saved* when all of them pass in this run, and *missing* when it names none.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 /// Options of the task.
 #[derive(clap::Args)]
 pub struct StateArgs {
-    /// What `cargo xtask test system::checkpoint:: system::programs::` has printed, instead of running it
+    /// Output of an earlier `cargo xtask test system::checkpoint:: system::programs::`, instead of a new run
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
 }
@@ -22,7 +22,7 @@ pub struct StateArgs {
 const KINDS: &str = "tests/workloads/kinds.txt";
 const PAGE: &str = "docs/state.md";
 
-/// Writes the page; fails where a test that is named fails or is not there.
+/// Writes the page; fails if a named test fails or does not exist.
 pub fn run(top: &Path, args: &StateArgs) -> Result<ExitCode> {
     let kinds = fs::read_to_string(top.join(KINDS)).context(KINDS)?;
     let log = match &args.log {
@@ -54,20 +54,21 @@ fn result(line: &str) -> Option<(&str, bool)> {
     Some((name, result.split(' ').next() == Some("ok")))
 }
 
-/// The page, and the tests that are named and did not pass.
+/// The page, and the named tests that did not pass.
 fn page(kinds: &str, results: &HashMap<&str, bool>) -> Result<(String, Vec<String>)> {
     let mut page = String::from(
-        "# What a checkpoint holds\n\nMade by `cargo xtask state` from the results of \
-         `tests/checkpoint.rs` and `tests/programs.rs`; the\nkinds are listed in \
-         `tests/workloads/kinds.txt`. *Saved*: a workload with it is checkpointed and restored\n\
-         three times, and saved three times while it runs on. *Missing*: refused by name, process\n\
-         and descriptor, before anything is stopped, unless the last column says what becomes of it.\n",
+        "# Contents of a checkpoint\n\nMade by `cargo xtask state` from the results of \
+         `tests/checkpoint.rs` and `tests/programs.rs`.\nThe kinds are listed in \
+         `tests/workloads/kinds.txt`. *Saved*: a workload with the kind is checkpointed and\n\
+         restored three times, and checkpointed three times while it continues. *Missing*:\n\
+         refused by name, process and descriptor before any process is stopped, unless the last\n\
+         column gives another outcome.\n",
     );
     let mut failed = Vec::new();
     let mut is_head = true;
     for line in kinds.lines() {
         if let Some(title) = line.strip_prefix('#') {
-            // The first lines tell what the file is.
+            // The first lines describe the file.
             if !is_head {
                 write!(page, "\n##{title}\n\n| kind | state | held by | not saved |\n")?;
                 page.push_str("|---|---|---|---|\n");
