@@ -1,5 +1,5 @@
-//! Network namespaces: what each has, by [`crate::net`]; and which one a socket is in, by the number
-//! that the kernel gives every namespace (SO_NETNS_COOKIE, Linux 5.14).
+//! Network namespaces: the contents of each, by [`crate::net`]; and the namespace of a socket, by
+//! the number that the kernel gives every namespace (SO_NETNS_COOKIE, Linux 5.14).
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,27 +22,28 @@ const SO_NETNS_COOKIE: i32 = 71;
 pub(crate) struct Apart {
     /// By their links in procfs; or why one cannot be saved.
     by_link: HashMap<String, Result<usize, Why>>,
-    /// By the kernel's numbers of them.
+    /// By the kernel's numbers of the namespaces.
     by_cookie: HashMap<u64, usize>,
     /// The number of the container's own.
     own: Option<u64>,
-    /// Open ones.
+    /// Descriptors of the namespaces.
     open: Vec<OwnedFd>,
 }
 
 impl Apart {
-    /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
+    /// The object of a namespace, by its link; `None` if it was created just now, while nothing is
+    /// stopped.
     pub(super) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
         let why = |why: &Why| format!("it is in a network namespace of its own {why}");
         Some(self.by_link.get(link)?.as_ref().copied().map_err(why))
     }
 
-    /// All that can be saved.
+    /// All namespaces that can be saved.
     pub(super) fn open(&self) -> &[OwnedFd] {
         &self.open
     }
 
-    /// The object of the namespace that a socket is in; nothing for the container's own.
+    /// The object of the namespace of a socket; `None` for the container's own.
     pub(super) fn of_socket(&self, socket: &OwnedFd) -> Result<Option<usize>, Why> {
         if self.by_link.is_empty() {
             return Ok(None);
@@ -53,7 +54,7 @@ impl Apart {
         }
         match self.by_cookie.get(&found) {
             Some(object) => Ok(Some(*object)),
-            // An accepted connection is in that of whoever has connected, who may be outside.
+            // An accepted connection is in the namespace of the client, which may be outside.
             None if is_unix(socket) => Ok(None),
             None => Err("a socket of a network namespace that is not saved".into()),
         }
@@ -80,12 +81,13 @@ fn opened(seen: &Seen) -> Option<OwnedFd> {
     pidfd::namespace(seen.pidfd.as_ref()?, Namespace::Net).ok()
 }
 
-/// Finds all of them, and what was set up in the container's own where it has one to itself.
+/// Finds all namespaces, and the configuration of the container's own if that is private.
 ///
-/// ORDER: each has its number before any is looked at, as devices in one may lead to another.
+/// ORDER: each gets its number before any is inspected, as a device in one may have its peer in
+/// another.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
-    // It may have ended meanwhile, while nothing is stopped yet.
+    // The process may have exited meanwhile: nothing is stopped yet.
     let own = opened(first);
     let mut all = Vec::new();
     let mut links = Vec::new();
@@ -116,7 +118,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
         let found = match looked {
             Ok((cookie, Ok(net))) => Ok((cookie, net)),
             Ok((_, Err(what))) => Err(format!("{what}, which is not saved yet")),
-            Err(e) => Err(format!("that cannot be looked at: {e}")),
+            Err(e) => Err(format!("that cannot be inspected: {e}")),
         };
         match *stack {
             Elsewhere::Object(object) => {
@@ -128,7 +130,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
                 survey.nets.by_link.insert(links[n].to_owned(), found);
             }
             Elsewhere::Container => match found {
-                // As every container has it.
+                // The stack has its default configuration.
                 Ok((_, net)) if net == (Net { up: true, ..Net::default() }) => {}
                 Ok((_, net)) => survey.found.network = Some(net),
                 Err(why) => survey.found.refusals.push(Refusal {

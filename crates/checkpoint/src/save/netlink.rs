@@ -1,5 +1,5 @@
-//! Netlink sockets: what they are bound to and hear of. What they have been told and nobody has read is
-//! about the network as it was, so there must be nothing.
+//! Netlink sockets: their addresses and groups. Unread messages are about the network as it was, so
+//! the receive queue must be empty.
 
 use std::os::fd::AsFd;
 
@@ -14,7 +14,7 @@ use crate::format::{Netlink, Thing};
 
 const SOL_NETLINK: i32 = 270;
 const NETLINK_LIST_MEMBERSHIPS: i32 = 9;
-/// LIMIT: bytes of a list of groups. The kernel has a few dozen, and families of their own.
+/// LIMIT: bytes of a list of groups. The kernel has a few dozen, and generic families their own.
 const GROUPS_BYTES_MAX: usize = 512;
 
 pub(super) fn save(open: &Open<'_>) -> Result<Thing, Why> {
@@ -26,7 +26,7 @@ pub(super) fn save(open: &Open<'_>) -> Result<Thing, Why> {
     match recv(&open.copy, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Err(Errno::AGAIN) => {}
         Err(e) => return Err(failed(e)),
-        Ok(_) => return Err("a netlink socket that was told what it has not read".into()),
+        Ok(_) => return Err("a netlink socket with unread messages".into()),
     }
     let own = getsockname(&open.copy).and_then(SocketAddrNetlink::try_from).map_err(failed)?;
     let peer = getpeername(&open.copy).map_err(failed)?;
@@ -42,12 +42,12 @@ pub(super) fn save(open: &Open<'_>) -> Result<Thing, Why> {
     }))
 }
 
-/// The groups it hears of, from the kernel's list of bits.
+/// The groups that it is a member of, from the kernel's bit set.
 fn groups(open: &Open<'_>) -> Result<Vec<u32>, Errno> {
     let mut bits = [0; GROUPS_BYTES_MAX];
     let socket = open.copy.as_fd();
     let length = call::socket_option(socket, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, &mut bits)?;
-    // The length is that of all groups there are, more than the buffer where that is too small.
+    // The length is that of all groups, and exceeds a buffer that is too small.
     let bits = bits.get(..length).ok_or(Errno::OVERFLOW)?;
     let is_set = |n: &u32| bits[*n as usize / 8] & 1 << (n % 8) != 0;
     Ok((0..length as u32 * 8).filter(is_set).map(|n| n + 1).collect())

@@ -1,4 +1,4 @@
-//! Options of sockets: those of which a new socket of its kind says something else.
+//! Socket options: those that differ from their values on a new socket of the same kind.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -9,7 +9,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 use super::object::Why;
 use crate::format::{Bytes, OPTIONS, SocketOption};
 
-/// SO_BUF_LOCK: which buffers a program has set itself; the kernel sizes others as it likes.
+/// SO_BUF_LOCK: which buffer sizes the program has set; the kernel adjusts the others.
 const BUFFER_LOCK: i32 = 72;
 
 /// Reads the options that a new socket must be given, and refuses those that cannot be.
@@ -19,7 +19,7 @@ pub(super) fn read(
     kind: SocketType,
     protocol: Option<Protocol>,
 ) -> Result<Vec<SocketOption>, Why> {
-    let failed = |e: Errno| format!("a socket whose options cannot be read: {e}");
+    let failed = |e: Errno| format!("a socket with unreadable options: {e}");
     let new = rustix::net::socket_with(domain, kind, SocketFlags::CLOEXEC, protocol);
     let new = new.map_err(failed)?;
     let filter = match call::packet_filter(socket) {
@@ -50,7 +50,7 @@ pub(super) fn read(
         if buffer.is_some_and(|bit| locked & bit == 0) {
             continue;
         }
-        // Accepted connections read something there, and nobody may set it on them (ip(7)).
+        // Accepted connections have values here, and setsockopt(2) refuses to set them (ip(7)).
         let is_multicast = [
             (libc::IPPROTO_IP, libc::IP_MULTICAST_TTL),
             (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
@@ -61,7 +61,7 @@ pub(super) fn read(
         if is_multicast && kind == SocketType::STREAM {
             continue;
         }
-        // One that this kind of socket does not have is no error.
+        // An option that this kind of socket does not have is not an error.
         let (Some(is), Some(was)) =
             (one(socket, level, name, length), one(new.as_fd(), level, name, length))
         else {
@@ -72,7 +72,7 @@ pub(super) fn read(
         }
         let mut value = is;
         if buffer.is_some() {
-            // socket(7): the kernel doubles what it is told.
+            // socket(7): the kernel doubles the value that is set.
             let bytes = value.first_chunk::<4>().map_or(0, |b| i32::from_ne_bytes(*b));
             value = (bytes / 2).to_ne_bytes().to_vec();
         }
@@ -81,12 +81,13 @@ pub(super) fn read(
     Ok(options)
 }
 
-/// Whether sockets of a kind may have options of a level: to ask for others costs as much as for those.
+/// Whether sockets of a kind may have options of a level: each failed query costs as much as
+/// another.
 fn has_level(domain: AddressFamily, kind: SocketType, level: i32) -> bool {
     let is_internet = [AddressFamily::INET, AddressFamily::INET6].contains(&domain);
     match level {
         libc::SOL_SOCKET => true,
-        // Those of version 6 speak version 4, too.
+        // IPv6 sockets also use IPv4.
         libc::IPPROTO_IP => is_internet,
         libc::IPPROTO_TCP => is_internet && kind == SocketType::STREAM,
         libc::SOL_RAW => domain == AddressFamily::INET,

@@ -1,5 +1,5 @@
-//! Raw sockets, those for echo requests, and packet sockets: what they hear and say, not what they
-//! have heard and nobody has read, which is lost, as packets may be.
+//! Raw sockets, ping sockets and packet sockets: their configuration, not the unread packets in
+//! their receive queues. Those are lost, as packets may be.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -26,18 +26,19 @@ pub(super) fn save(
     let failed = |e: Errno| format!("a raw socket: {e}");
     let of = match kind {
         SocketType::RAW => NonZeroU32::new(protocol as u32).map(Protocol::from_raw),
-        // Not everybody may make one for echo requests; its options are those of any other.
+        // A ping socket needs a permission (ping_group_range); its options are those of a UDP
+        // socket.
         _ => Some(ipproto::UDP),
     };
     let options = option::read(open.copy.as_fd(), domain, kind, of)?;
     let address = getsockname(&open.copy).and_then(SocketAddr::try_from).map_err(failed)?;
     let is_bound = match kind {
-        SocketType::RAW => !address.ip().is_unspecified(), // its port is the protocol
+        SocketType::RAW => !address.ip().is_unspecified(), // the port field is the protocol
         _ => address.port() != 0,
     };
     let peer = match getpeername(&open.copy) {
         Ok(peer) => peer.map(SocketAddr::try_from).transpose().map_err(failed)?,
-        // So says the kernel, too, of one that is connected to port 0.
+        // The kernel also returns this for a socket that is connected to port 0.
         Err(Errno::NOTCONN) => connected(open, kind).map_err(failed)?,
         Err(e) => return Err(failed(e)),
     };
@@ -52,7 +53,7 @@ pub(super) fn save(
     }))
 }
 
-/// Whom it is connected to, by the kernel's table.
+/// The address that it is connected to, by the kernel's table.
 fn connected(open: &Open<'_>, kind: SocketType) -> Result<Option<SocketAddr>, Errno> {
     let table = if kind == SocketType::RAW { "raw" } else { "icmp" };
     let netns = stack::of_socket(&open.copy)?;
@@ -60,14 +61,14 @@ fn connected(open: &Open<'_>, kind: SocketType) -> Result<Option<SocketAddr>, Er
     Ok(ends.map(|[_, peer]| peer).filter(|peer| !peer.ip().is_unspecified()))
 }
 
-/// What sock_diag(7) says of a packet socket.
+/// A packet socket, as sock_diag(7) reports it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said {
     socket_type: u8,
     protocol: u16,
-    /// The number of the device it is bound to.
+    /// The number of the device that it is bound to.
     device: u32,
-    /// Number of a device, kind, address.
+    /// Device number, kind and address of each membership.
     memberships: Vec<(u32, u16, Vec<u8>)>,
     has_ring: bool,
     has_fanout: bool,
@@ -119,13 +120,13 @@ pub(super) fn packet(open: &Open<'_>) -> Result<Thing, Why> {
     }))
 }
 
-/// The group it belongs to: id, type and flags.
+/// The fanout group that it belongs to: id, type and flags.
 fn fanout(open: &Open<'_>) -> Result<u32, Errno> {
     const FANOUT: i32 = 18;
     Ok(call::int_option(open.copy.as_fd(), libc::SOL_PACKET, FANOUT)? as u32)
 }
 
-/// Asks for the packet socket with that inode in the calling thread's network namespace.
+/// Queries the packet socket with that inode in the calling thread's network namespace.
 fn ask(inode: u64) -> Result<Option<Said>, Errno> {
     /// PACKET_SHOW_INFO, _MCLIST, _RING_CFG, _FANOUT.
     const SHOW: u32 = 0xf;

@@ -1,4 +1,4 @@
-//! Sockets of the internet families; unix sockets have a module of their own.
+//! Sockets of the internet families; unix sockets have a separate module.
 
 use std::os::fd::AsFd;
 
@@ -41,13 +41,13 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     let mut info = [0; 32];
     call::socket_option(open.copy.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)
         .map_err(failed)?;
-    // struct tcp_info: of a socket that listens, tcpi_unacked (at 24) is how many wait to be
-    // accepted, tcpi_sacked (at 28) how many may; of another, tcpi_unacked is how many segments nobody
-    // has acknowledged.
+    // struct tcp_info: for a listener, tcpi_unacked (at 24) is the number of pending connections
+    // and tcpi_sacked (at 28) is the backlog. For a connection, tcpi_unacked is the number of
+    // unacknowledged segments.
     let number = |at: usize| info[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
     const LISTEN: u8 = 10;
     match info[0] {
-        // Whoever holds it has its queue.
+        // A held listener keeps its queue.
         LISTEN if number(24) == 0 || survey.holds(open) => {}
         LISTEN => tcp::queue(survey, open, number(24))?,
         state => return tcp::save(survey, open, domain, state, number(24)),
@@ -61,7 +61,7 @@ fn inet(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
         backlog: number(28).min(i32::MAX as u32) as i32,
         options,
         flags: open.flags(),
-        // Read when everything stands still.
+        // Filled in once everything is stopped.
         waiting: Vec::new(),
     }))
 }

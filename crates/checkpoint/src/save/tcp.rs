@@ -1,22 +1,23 @@
-//! TCP sockets that do not listen.
+//! TCP sockets that are not listeners.
 //!
-//! What a connection is, only a socket in repair mode tells (TCP_REPAIR), and in that mode it is no
-//! longer itself: so a look ([`save`]) only asks for its state, and connections are read when
-//! everything stands still ([`Held`]): first all packets for them are dropped ([`crate::quiet`]),
-//! then all are put into repair mode, then all are read. Two ends in one container agree that way.
+//! The state of a connection can only be read in repair mode (TCP_REPAIR), and in that mode the
+//! connection does not work. So an inspection ([`save`]) only reads the state number. Connections
+//! are read once everything is stopped ([`Held`]): first all packets for them are dropped
+//! ([`crate::quiet`]), then all are put into repair mode, then all are read. Two ends in one
+//! container are consistent that way.
 //!
-//! LIMIT: one that has been answered, where there was no room any more for its last word, is made for
-//! its owner, and nobody's on the other side until that word comes again (listen(2), the backlog). If both
-//! are in one container it is reset when they come back.
+//! LIMIT: a listener with a full backlog drops the last packet of a handshake (listen(2)). The
+//! connection then is established for the client, and does not exist for the server until that
+//! packet is repeated. If both are in one container, the connection is reset at the restore.
 //!
-//! LIMIT: who connects while a container is saved that ends then, and finds its queue read already, is
-//! reset when it ends (5 of 4,440 who knocked through 60 checkpoints); who comes later is refused.
+//! LIMIT: a connection that arrives after the accept queue was read and before the listener closes
+//! is reset (5 of 4,440 in 60 checkpoints); later ones are refused.
 //!
-//! In repair mode a socket is closed without a word to its peer: what kills the processes keeps the
-//! mode and the silence; what lets them go on takes both back.
+//! In repair mode a socket is closed without a packet to its peer. When the processes are killed,
+//! the mode and the drop rules stay; when they resume, both are taken back.
 //!
-//! Of a container that is [held](super::Subject::hold) nothing is read at all: the connection stays
-//! what it is, with somebody else as its owner.
+//! Connections of a container that is [held](super::Subject::hold) are not read at all: the socket
+//! stays as it is, owned by the process that holds it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::take;
@@ -36,13 +37,13 @@ use crate::format::{Bytes, Connection, TcpSocket, TcpState, Thing, Waiting};
 use crate::stack::{self, Ends};
 use crate::{accept, quiet};
 
-/// Options of tcp(7) that only repair mode has.
+/// Options of tcp(7) that work in repair mode only.
 pub(crate) const REPAIR: i32 = 19;
 pub(crate) const REPAIR_QUEUE: i32 = 20;
 pub(crate) const QUEUE_SEQUENCE: i32 = 21;
 pub(crate) const TIMESTAMP: i32 = 24;
 pub(crate) const REPAIR_WINDOW: i32 = 29;
-/// Values of REPAIR: off, and nothing is said to the peer.
+/// Value of REPAIR: off, without a window probe to the peer.
 const OFF_SILENTLY: i32 = -1;
 /// Values of REPAIR_QUEUE.
 pub(crate) const NO_QUEUE: i32 = 0;
@@ -51,7 +52,7 @@ pub(crate) const SEND_QUEUE: i32 = 2;
 /// SO_BUF_LOCK.
 pub(crate) const BUFFER_LOCK: i32 = 72;
 
-/// A connection that was met.
+/// A connection that was found.
 pub(crate) struct Met {
     object: usize,
     copy: OwnedFd,
@@ -59,20 +60,20 @@ pub(crate) struct Met {
     is_being_made: bool,
 }
 
-/// A socket that listens, at which connections wait that nobody has accepted.
+/// A listener with pending connections.
 pub(crate) struct Queue {
     object: usize,
     listener: OwnedFd,
 }
 
-/// Takes note of `waiting` connections at a socket that listens, if they can be saved.
+/// Records `waiting` pending connections of a listener, if they can be saved.
 pub(super) fn queue(survey: &mut Survey<'_>, open: &Open<'_>, waiting: u32) -> Result<(), Why> {
     let many = format!("a TCP socket with {waiting} connections that it has not accepted");
     if !survey.subject.connections {
         let why = format!("{many}, which are saved with --tcp-established only");
         return Err(survey.passing(why));
     }
-    // What came with the first packet may be accepted before there is a connection.
+    // With TCP_FASTOPEN a connection may be accepted before its handshake is complete.
     if call::int_option(open.copy.as_fd(), libc::IPPROTO_TCP, libc::TCP_FASTOPEN) != Ok(0) {
         let why = format!("{many}, perhaps with their first packet (TCP_FASTOPEN), not saved yet");
         return Err(survey.passing(why));
@@ -131,7 +132,7 @@ pub(super) fn save(
             "a TCP connection that both sides have ended just now, not saved yet before Linux 6.18";
         return Err(survey.passing(why.into()));
     }
-    // Besides the request there is only what comes along with it.
+    // Only a request with data (TCP_FASTOPEN) has more than one segment in flight.
     if state == Some(TcpState::SynSent) && in_flight > 1 {
         let why = "a TCP connection that is being made, with data in its first packet \
                    (TCP_FASTOPEN), not saved yet";
@@ -170,7 +171,7 @@ pub(super) fn save(
     }))
 }
 
-/// The peer of a connection that is being made, whom getpeername(2) does not tell yet.
+/// The peer of a connection in SYN_SENT, for which getpeername(2) fails.
 fn asked(survey: &mut Survey<'_>, open: &Open<'_>, own: SocketAddr) -> Result<SocketAddr, Why> {
     let inode = open.stat.st_ino;
     let netns = stack::of_socket(&open.copy).map_err(|e| format!("a TCP socket: {e}"))?;
@@ -186,15 +187,15 @@ fn asked(survey: &mut Survey<'_>, open: &Open<'_>, own: SocketAddr) -> Result<So
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                 IpAddr::V6(ip) => ip,
             };
-            // An address of a link means nothing without it; so did its own.
+            // A link-local address needs its scope, which is that of the local address.
             SocketAddrV6::new(ip, peer.port(), 0, own.scope_id()).into()
         }
         (SocketAddr::V4(_), peer) => peer,
     })
 }
 
-/// Whether the ends of both sides can be said once more. KERNEL(6.18): tested there; under 6.12 such a
-/// connection is reset while it is put together.
+/// Whether a connection can be restored after both sides have sent FIN. KERNEL(6.18): tested there;
+/// under 6.12 such a connection is reset while it is restored.
 fn ends_come_again() -> bool {
     let system = rustix::system::uname();
     let release = system.release().to_str().unwrap_or_default();
@@ -202,7 +203,7 @@ fn ends_come_again() -> bool {
     (numbers.next(), numbers.next()) >= (Some(6), Some(18))
 }
 
-/// A connection of which everything else is filled in when it may be read.
+/// A connection without its queues and parameters, which are read later.
 pub(crate) fn unread(state: TcpState, peer: SocketAddr) -> Connection {
     Connection {
         state,
@@ -239,13 +240,13 @@ fn known(state: u8) -> Option<TcpState> {
     }
 }
 
-/// A socket whose connection is over.
+/// A socket whose connection has ended.
 fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Result<Thing, Why> {
     let failed = |e: Errno| format!("a TCP socket: {e}");
     let is_wrong = ready(&open.copy).map_err(failed)?.contains(PollFlags::ERR);
     if is_wrong || rustix::io::ioctl_fionread(&open.copy).map_err(failed)? != 0 {
-        let why = "a TCP connection that is over, of which somebody has still to read what was \
-                   received or what was wrong, not saved yet";
+        let why = "a TCP connection that is over, with data or an error that is not \
+                   read yet, not saved yet";
         return Err(survey.passing(why.into()));
     }
     let socket = open.copy.as_fd();
@@ -260,18 +261,17 @@ fn over(survey: &mut Survey<'_>, open: &Open<'_>, domain: AddressFamily) -> Resu
     }))
 }
 
-/// Whether a socket has a connection, or had one whose end its owner may not know yet.
+/// Whether a socket has a connection, or had one whose end its process may not have read yet.
 fn is_or_was_connected(socket: &OwnedFd, state: u8) -> Result<bool, Errno> {
-    // poll(2) of a socket that never had one says that nobody speaks, but not that somebody
-    // has stopped to.
+    // poll(2) of a socket that was never connected reports POLLHUP, but not POLLRDHUP.
     Ok(state != CLOSED || ready(socket)?.contains(PollFlags::RDHUP))
 }
 
-/// What has to happen at a socket for its container to have something to do.
+/// Events of a socket that wake its container.
 ///
-/// Whoever finds no room waits for some, and so does whoever is in the middle of sending more than
-/// its peer takes; who found none and has some now is told by [`due`](super::due). One that is over
-/// has nothing to tell anybody: what it has told already waits.
+/// A sender blocked on a full send buffer, or in the middle of a partial send, waits for POLLOUT.
+/// If space has appeared since the stop, [`due`](super::due) reports it. A connection that has
+/// ended produces no further event: its end is already readable.
 pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     let ready = ready(socket)?;
     if ready.contains(PollFlags::HUP | PollFlags::RDHUP) {
@@ -281,7 +281,7 @@ pub(super) fn wakes(socket: &OwnedFd) -> Result<Wakes, Errno> {
     Ok(Wakes { readable: true, writable: unsent > 0 || !ready.contains(PollFlags::OUT) })
 }
 
-/// What a socket, or another file, is ready for now.
+/// Polls a socket, or another file, without blocking.
 pub(super) fn ready(file: &OwnedFd) -> Result<PollFlags, Errno> {
     let wanted = PollFlags::IN | PollFlags::OUT | PollFlags::RDHUP;
     let mut polled = [PollFd::new(file, wanted)];
@@ -289,17 +289,17 @@ pub(super) fn ready(file: &OwnedFd) -> Result<PollFlags, Errno> {
     Ok(polled[0].revents())
 }
 
-/// Connections in repair mode, kept quiet. Dropped, they go on.
+/// Connections in repair mode, with their packets dropped. The drop resumes them.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     netns: Option<OwnedFd>,
     id: String,
     sockets: Vec<OwnedFd>,
-    /// Those that nobody had accepted, by the socket at which they waited.
+    /// Pending connections, by listener.
     taken: Vec<Taken>,
-    /// Their processes are gone, and they are to be closed without a word.
+    /// Their processes have exited, and the sockets are to be closed without a packet.
     stay: bool,
-    /// Those of network namespaces inside.
+    /// Connections in network namespaces inside.
     inner: Vec<Held>,
 }
 
@@ -311,7 +311,7 @@ struct Taken {
 }
 
 impl Taken {
-    /// What they are, in their order. Those that their peers have reset are none.
+    /// Reads them, in their order. Connections that their peers have reset are left out.
     fn read(&self, addresses: &HashMap<u64, Ends>) -> Result<Vec<Waiting>, Errno> {
         let mut all = Vec::new();
         for socket in &self.sockets {
@@ -326,7 +326,7 @@ impl Taken {
         Ok(all)
     }
 
-    /// Puts them back.
+    /// Puts them back into the queue.
     fn put_back(self, netns: &OwnedFd) -> Outcome<()> {
         let inodes: Vec<u64> = self.sockets.iter().filter_map(inode).collect();
         let addresses = stack::tcp_addresses(netns, &inodes);
@@ -336,7 +336,7 @@ impl Taken {
             repair.map_err(Error::call("hold a TCP connection"))?;
         }
         let all = self.read(&addresses).map_err(Error::call("read a TCP connection"))?;
-        // ORDER: closed without a word, before they are there again.
+        // ORDER: closed without a packet, before they exist again.
         drop(self.sockets);
         let put = stack::inside_of(netns, || Ok(accept::put(&self.listener, &all)));
         put.map_err(Error::call("enter the container's network namespace"))?
@@ -348,7 +348,7 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
 }
 
 impl Held {
-    /// Takes hold of all connections that were met, and reads them into their records.
+    /// Takes all found connections into repair mode, and reads them into their records.
     pub(super) fn read(&mut self, subject: &Subject, found: &mut Found) -> Outcome<()> {
         type Group = (Vec<Met>, Vec<Queue>);
         let mut groups: BTreeMap<Option<usize>, Group> = BTreeMap::new();
@@ -375,7 +375,7 @@ impl Held {
         Ok(())
     }
 
-    /// The same of those of one network namespace.
+    /// The same for the connections of one network namespace.
     fn read_of(
         &mut self,
         netns: OwnedFd,
@@ -393,7 +393,8 @@ impl Held {
         ends.extend(asked.map(|[own, peer]| [*peer, *own]));
         let mut objects = Vec::new();
         if !queues.is_empty() {
-            // ORDER: a queue that is emptied has room. What asks from inside, and asks again, finds none.
+            // ORDER: an emptied queue has space. A connection request from inside, and its
+            // repetition, must not use it.
             quiet::begin(netns, &subject.id, &ends)?;
             for Queue { object, listener } in queues {
                 let sockets = accept::take(&listener);
@@ -434,13 +435,14 @@ impl Held {
         Ok(())
     }
 
-    /// How many they are.
+    /// The number of connections.
     pub(super) fn count(&self) -> usize {
         let taken = self.taken.iter().map(|taken| taken.sockets.len()).sum::<usize>();
         self.sockets.len() + taken + self.inner.iter().map(Self::count).sum::<usize>()
     }
 
-    /// Their processes are gone: they are closed without a word, and the silence stays.
+    /// Called when the processes have exited: the sockets are closed without a packet, and the drop
+    /// rules stay.
     pub(super) fn stay(&mut self) {
         self.stay = true;
         self.inner.iter_mut().for_each(Self::stay);
@@ -454,16 +456,17 @@ impl Drop for Held {
         }
         if let Some(netns) = &self.netns {
             for taken in self.taken.drain(..) {
-                // They were taken by the same means.
+                // Taken out by the same means.
                 let _ = taken.put_back(netns);
             }
         }
         for socket in &self.sockets {
-            // It was put into that mode, so it leaves it.
+            // Leaves repair mode, as it was entered.
             let _ = call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR, OFF_SILENTLY);
         }
         if let Some(netns) = &self.netns {
-            // LIMIT: where nft fails now and has not before, these connections stay quiet.
+            // LIMIT: if nft fails now and has not before, packets of these connections stay
+            // dropped.
             let _ = quiet::end(netns, &self.id);
         }
     }
@@ -476,7 +479,7 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     let set = |name, value| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
     let mut info = [0; 32];
     call::socket_option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info)?;
-    // It may have changed since it was looked at; what it is now holds.
+    // The state may have changed since the inspection; the present state counts.
     connection.state = known(info[0]).ok_or(Errno::CONNRESET)?;
     // struct tcp_info: tcpi_options, and two scales of 4 bits.
     let agreed = |bit: u8| info[5] & bit != 0;
@@ -487,14 +490,15 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
 
     set(REPAIR_QUEUE, RECEIVE_QUEUE)?;
     let sequence = option(QUEUE_SEQUENCE)? as u32;
-    // The end that the peer has said takes a number.
+    // The FIN of the peer takes a sequence number.
     let peer_ended = u32::from(connection.state.peer_has_ended());
     connection.received_sequence = sequence.wrapping_sub(peer_ended);
     connection.received = peek(socket, rustix::io::ioctl_fionread(socket)? as usize)?;
 
     set(REPAIR_QUEUE, SEND_QUEUE)?;
     let sequence = option(QUEUE_SEQUENCE)? as u32;
-    // So does ours, and it waits like a byte until the peer knows.
+    // So does the FIN of this side, and it stays in the send queue like a byte until it is
+    // acknowledged.
     let ended = connection.state.has_ended();
     let end_waits = u32::from(connection.state.end_waits());
     let (waiting, unsent) = call::send_queue(fd)?;
@@ -516,7 +520,7 @@ fn read(socket: &OwnedFd, connection: &mut Connection) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Reads a whole queue and leaves it.
+/// Reads a whole queue without consuming it.
 fn peek(socket: &OwnedFd, bytes: usize) -> Result<Bytes, Errno> {
     if bytes == 0 {
         return Ok(Bytes::default());

@@ -1,4 +1,4 @@
-//! UDP sockets: names, and datagrams, which are left in their queue by MSG_PEEK.
+//! UDP sockets: addresses, and datagrams, which are left in the receive queue by MSG_PEEK.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Datagram, Thing, UdpSocket};
 use crate::{packet, stack};
 
-/// What no socket can be sent once more.
+/// For datagrams that cannot be sent again.
 const UNKNOWN: &str = "a UDP socket with a datagram of unknown origin";
 
 pub(super) fn save(
@@ -38,7 +38,7 @@ pub(super) fn save(
     };
     let in_error = is_in_error(&open.copy).map_err(failed)?;
     let received = match in_error {
-        // Whoever looks into its queue is told.
+        // Reading the queue would consume the error.
         true => Some(Vec::new()),
         false => queue(&open.copy).map_err(failed)?,
     };
@@ -63,15 +63,15 @@ pub(super) fn save(
     }))
 }
 
-/// Whether the next who asks is told that something went wrong.
+/// Whether the socket has a pending error (SO_ERROR).
 fn is_in_error(socket: &OwnedFd) -> Result<bool, Errno> {
     let mut polled = [PollFd::new(socket, PollFlags::empty())];
     rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
     Ok(polled[0].revents().contains(PollFlags::ERR))
 }
 
-/// Reads sockets of which somebody is to be told an error. Everything stands still: who asks has been
-/// told, and what has told it comes once more.
+/// Reads sockets with a pending error. Everything is stopped: reading consumes the error, so the
+/// cause of it is repeated afterwards.
 pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     for (index, socket) in &found.in_error {
         let Thing::UdpSocket(record) = &mut found.objects[*index].thing else { continue };
@@ -88,8 +88,7 @@ pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     Ok(())
 }
 
-/// What it has received. A datagram of nothing is shown once to those who only look, and never
-/// again.
+/// Reads the receive queue. An empty datagram is shown once to MSG_PEEK, and never again.
 fn queue(socket: &OwnedFd) -> Result<Option<Vec<Datagram>>, Errno> {
     let before = call::int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF)?;
     let peek_at =

@@ -1,22 +1,23 @@
-//! Unix sockets: names, queues, and who speaks to whom.
+//! Unix sockets: names, queues and peers.
 //!
-//! Every open file is registered as it is met ([`save`]); the rest is known only when all are there
-//! ([`finish`]): sock_diag(7), asked in the network namespace of the container, tells the peer of
-//! each, the file behind a path, and which connections wait at a socket that listens. Messages are
-//! left in their queue by MSG_PEEK, which copies the descriptors that come along; they may be sockets
-//! in whose queues there are others, so this goes on until no new one is met.
+//! Every open file is registered when it is found ([`save`]); the rest is known once all are
+//! registered ([`finish`]). sock_diag(7), queried in the network namespace of the container,
+//! returns the peer of each socket, the file behind a path, and the pending connections of a
+//! listener. Messages are left in the receive queue by MSG_PEEK, which copies in-flight
+//! descriptors. Those may be sockets with further in-flight descriptors, so this is repeated until
+//! no new one is found.
 //!
-//! A connection that waits to be accepted is a socket that nobody has open: no call reads what was
-//! written into it. A program does ([`dormouse_bpf::embryo`]), where it is; descriptors that come along
-//! it tells by the addresses of their open files, and others who have those. LIMIT: where that program
-//! may not be loaded, and of what nobody else has open, it is waited for a moment that somebody accepts
-//! it.
+//! A pending connection is a socket that no process has open: no call reads the data in its receive
+//! queue. A BPF program does ([`dormouse_bpf::embryo`]), if it can be loaded. For in-flight
+//! descriptors it returns the addresses of the file descriptions, and the processes that have those
+//! open. LIMIT: if the program may not be loaded, or a file is open nowhere else, the save waits a
+//! moment for the connection to be accepted.
 //!
-//! **Called from outside.** Others come to a socket whose file is on a volume, and to one that is
-//! connected to them. Of a container that falls asleep such a socket is [held](super::Subject::hold): as it is,
-//! with its queue and whoever waits in it. Not one that others inside speak to: those are made again,
-//! and speak to one that is made again. LIMIT: nor one on the container's own files, which would keep
-//! these mounted.
+//! **Reachable from outside.** Processes outside can use a socket whose file is on a volume, and
+//! one that is connected to them. Such a socket of a container that falls asleep is
+//! [held](super::Subject::hold): unchanged, with its queue and pending connections. A socket that
+//! is also used by sockets inside is not held: those are re-created, and need a re-created peer.
+//! LIMIT: neither is a socket on the container's own files, because it would keep these mounted.
 
 use std::collections::HashMap;
 use std::fs;
@@ -44,38 +45,39 @@ use crate::format::{
 use crate::inject::peek::{Peeked, before_last_write, message};
 use crate::inject::script::{Answers, Script};
 
-/// Unix sockets that were met, by inode.
+/// Unix sockets that were found, by inode.
 pub(crate) type Known = HashMap<u64, Socket>;
 
-/// One that some process has open.
+/// A socket that some process has open.
 pub(crate) struct Socket {
     object: usize,
     copy: OwnedFd,
-    /// The process that has it, by the host's id.
+    /// A process that has it open, by the host's id.
     pid: u32,
     /// The first process, from whose root paths are found.
     first: u32,
-    /// Its working directory, which a relative path begins at.
+    /// The working directory of that process, from which a relative path is resolved.
     directory: String,
-    /// For the message: who has it.
+    /// For the message: the process and the descriptor.
     whose: Refusal,
-    /// What it has received.
+    /// The messages in its receive queue.
     received: Result<Vec<UnixMessage>, Why>,
 }
 
-/// What sock_diag(7) says of one.
+/// A socket as sock_diag(7) reports it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Said {
     listens: bool,
     /// `sun_path`.
     name: Vec<u8>,
-    /// The inode of the file it was bound to, its lower half.
+    /// The inode of the file that it was bound to, the lower half.
     file: Option<u32>,
-    /// The inode of its peer; 0 is one that nobody has open.
+    /// The inode of its peer; 0 is a peer that no process has open.
     peer: Option<u32>,
-    /// The inodes of those whose connections wait.
+    /// The inodes of the clients of pending connections.
     waiting: Vec<u32>,
-    /// Where it listens: how many wait, and how many may. Else what it has received and sent.
+    /// For a listener: the number of pending connections, and the backlog. Otherwise bytes received
+    /// and sent.
     queues: (u32, u32),
     shut: u8,
 }
@@ -110,8 +112,9 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     }))
 }
 
-/// Has a stopped process say who the peers of its sockets are: of one that has ended, or that a stand-in
-/// was for, nobody outside its pid namespace is told the number.
+/// Queries the peers of a stopped process's sockets (SO_PEERCRED) by calls in the process. If a
+/// peer has exited, or a helper process stood in for it, its pid can only be read inside the pid
+/// namespace.
 pub(super) fn ask_peers(
     survey: &Survey<'_>,
     descriptors: &[Descriptor],
@@ -135,13 +138,13 @@ pub(super) fn ask_peers(
         for (object, asked, to) in asked {
             answers.returned(asked)?;
             let [ids] = answers.numbers(to);
-            survey.peers.insert(object, ids as u32); // the first half
+            survey.peers.insert(object, ids as u32); // the pid is the first half
         }
         Ok(())
     }
 }
 
-/// Everything that is known only when all sockets are.
+/// Completes the records with facts that depend on all sockets.
 pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
     let known = read_queues(survey, tree);
     let Some(first) = known.values().next() else { return };
@@ -160,7 +163,7 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
         else {
             continue;
         };
-        // It is not told of where it was closed meanwhile; then nothing is stopped yet.
+        // A descriptor that was closed meanwhile has no answer; then nothing is stopped yet.
         let peer = survey.peers.get(&socket.object).copied().filter(|pid| *pid != 0);
         let elsewhere = || accepted_from_elsewhere(socket).filter(|_| survey.subject.hold);
         let filled = match said.get(inode).cloned().or_else(elsewhere) {
@@ -184,8 +187,8 @@ pub(crate) fn finish(survey: &mut Survey<'_>, tree: &[Seen]) {
     }
 }
 
-/// An accepted connection belongs to the network namespace of whoever connected, where nobody tells us of
-/// it but itself.
+/// An accepted connection belongs to the network namespace of its client, which is not queried. Its
+/// properties are read from the socket itself.
 fn accepted_from_elsewhere(socket: &Socket) -> Option<Said> {
     rustix::net::getpeername(&socket.copy).ok()?;
     let own = rustix::net::getsockname(&socket.copy).ok()?;
@@ -193,11 +196,11 @@ fn accepted_from_elsewhere(socket: &Socket) -> Option<Said> {
     let path = own.path_bytes()?;
     let found = file::lookup(socket.first, std::str::from_utf8(path).ok()?).ok()?;
     let file = rustix::fs::fstat(&found).ok()?.st_ino as u32;
-    // Its peer is nobody of whom we have been told.
+    // The peer is unknown.
     Some(Said { name: path.to_vec(), file: Some(file), peer: Some(u32::MAX), ..Said::default() })
 }
 
-/// Has one held that others outside may call.
+/// Holds a socket that processes outside can use.
 fn hold(
     survey: &mut Survey<'_>,
     socket: &Socket,
@@ -223,8 +226,8 @@ fn hold(
     let others = known.values().filter(|other| other.object != socket.object);
     if others.filter_map(|other| of(&objects[other.object].thing)).any(|other| speaks(&other)) {
         if is_connected {
-            let why = "a unix socket whose peer is outside the container, and to which others inside \
-                       speak";
+            let why = "a unix socket with a peer outside the container, which sockets inside use, \
+                       too";
             return Err(Refused::For(why.into()));
         }
         let left = left(survey, socket, waiting, known, tree)?;
@@ -237,7 +240,7 @@ fn hold(
         |e: std::io::Error| Refused::For(format!("a unix socket that cannot be held: {e}"));
     let file = socket.copy.try_clone().map_err(failed)?;
     let ready = tcp::ready(&file).map_err(|e| failed(e.into()))?;
-    // Whoever finds no room waits for some.
+    // A blocked sender waits for space in the send buffer.
     let writable = is_connected && !ready.contains(PollFlags::OUT);
     let wakes = Wakes { readable: true, writable };
     let cause = if is_connected { Cause::Data } else { Cause::Call };
@@ -245,24 +248,23 @@ fn hold(
     Ok(())
 }
 
-/// Whether a connection has its name from a socket that listens.
+/// Whether a connection has inherited its name from a listener.
 fn is_accepted_by(connection: &UnixSocket, listener: &UnixSocket) -> bool {
     let name = |socket: &UnixSocket| socket.name.as_ref().map(|name| name.bytes.clone());
     let inherits = connection.name.as_ref().is_some_and(|name| name.inherited);
     listener.backlog.is_some() && inherits && name(connection) == name(listener)
 }
 
-/// Nobody outside waits at a socket that listens.
+/// Checks that no pending connection of a listener comes from outside.
 fn nobody_waits(waiting: &[u32], known: &Known) -> Result<(), Refused> {
     if waiting.iter().all(|inode| *inode == 0 || known.contains_key(&u64::from(*inode))) {
         return Ok(());
     }
-    let why =
-        "a unix socket at which a connection waits that somebody outside the container has made";
+    let why = "a unix socket with a pending connection from outside the container";
     Err(Refused::Passing(why.into()))
 }
 
-/// Reads what all sockets have received, and meets those that are on their way.
+/// Reads the receive queues of all sockets, and registers in-flight sockets.
 fn read_queues(survey: &mut Survey<'_>, tree: &[Seen]) -> Known {
     let mut known = Known::new();
     loop {
@@ -274,7 +276,7 @@ fn read_queues(survey: &mut Survey<'_>, tree: &[Seen]) -> Known {
             let seen = tree.iter().find(|seen| seen.pid == socket.pid);
             socket.received = match seen {
                 Some(seen) => read_queue(survey, &socket, seen, &Whose { tree, maps: seen.maps() }),
-                None => Err("a unix socket of a process that is gone".into()),
+                None => Err("a unix socket of a process that has exited".into()),
             };
             known.insert(inode, socket);
         }
@@ -290,18 +292,19 @@ fn read_queue(
     let Thing::UnixSocket(record) = &survey.found.objects[socket.object].thing else {
         return Ok(Vec::new());
     };
-    let failed = |e: Errno| format!("a unix socket whose queue cannot be read: {e}");
+    let failed = |e: Errno| format!("a unix socket with an unreadable queue: {e}");
     let queue = queue(&socket.copy, record.socket_type, whose).map_err(failed)?.ok_or(
-        "a unix socket in whose queue something is on its way that is no data (a pidfd, a label), \
-         which is not saved yet",
+        "a unix socket with an item in flight that is neither data nor a descriptor (a pidfd, a \
+         label), which is not saved yet",
     )?;
     let mut all = Vec::new();
     for (mut message, descriptors) in queue {
         for descriptor in descriptors {
             let object = survey.on_its_way(seen, descriptor);
-            message.descriptors.push(object.map_err(|why| {
-                format!("a unix socket in whose queue a descriptor is on its way: {why}")
-            })?);
+            message.descriptors.push(
+                object
+                    .map_err(|why| format!("a unix socket with a descriptor in flight: {why}"))?,
+            );
         }
         all.push(message);
     }
@@ -311,7 +314,7 @@ fn read_queue(
 /// Why a socket cannot be saved.
 enum Refused {
     For(Why),
-    /// That passes by itself in a moment.
+    /// The refusal is likely to pass in a moment.
     Passing(Why),
 }
 
@@ -352,7 +355,8 @@ fn fill(
         None => UnixPeer::None,
         Some(0) => match waits(socket, all, known) {
             Some((listener, place)) => {
-                // Nobody can ask the side that waits: it was made by whoever has this one.
+                // SO_PEERCRED is not readable on the un-accepted side; its credentials are those of
+                // the process that owns the client socket.
                 let by = tree.iter().find(|seen| seen.pid == socket.pid).map(thread::as_peer);
                 let sent = match said.queues.1 {
                     0 => Vec::new(),
@@ -367,8 +371,8 @@ fn fill(
             None if survey.subject.hold && (record.name.is_none() || is_reached) => {
                 let queue = socket.received.as_ref().map_err(Clone::clone)?;
                 if queue.iter().any(|message| !message.descriptors.is_empty()) {
-                    let why = "a unix socket through which a descriptor of somebody outside is on its \
-                               way";
+                    let why = "a unix socket with a descriptor in flight from outside the \
+                               container";
                     return Err(Refused::Passing(why.into()));
                 }
                 record.held = true;
@@ -376,7 +380,8 @@ fn fill(
                 return Ok(());
             }
             None => {
-                let why = format!("a unix socket whose peer {peer} is outside the container");
+                let why =
+                    format!("a unix socket with a peer ({peer}) that is outside the container");
                 return Err(why.into());
             }
         },
@@ -390,15 +395,15 @@ fn fill(
     Ok(())
 }
 
-/// Tells who somebody is, as the container would be told.
+/// Translates credentials to those that the container would see.
 struct Whose<'s> {
     tree: &'s [Seen],
     maps: &'s Maps,
 }
 
 impl Whose<'_> {
-    /// From process, user and group outside. Nobody, where the kernel knows none, and of those who are
-    /// outside.
+    /// From pid, user and group outside. `None` if the kernel has none; without a pid if the
+    /// process is outside.
     fn of(&self, [pid, uid, gid]: [u32; 3]) -> Option<PeerCredentials> {
         let (uid, gid) = self.maps.owner(uid, gid);
         let is_known = pid != 0 && uid != u32::MAX && gid != u32::MAX;
@@ -406,12 +411,12 @@ impl Whose<'_> {
         is_known.then_some(PeerCredentials { pid, uid, gid, groups: Vec::new() })
     }
 
-    /// What SO_PEERCRED and SO_PEERGROUPS say.
+    /// The answers of SO_PEERCRED and SO_PEERGROUPS.
     fn of_peer(&self, socket: &OwnedFd) -> Result<Option<PeerCredentials>, Why> {
         /// LIMIT: bytes of groups, of which there are 65,536 at most.
         const GROUPS_BYTES_MAX: usize = 4 << 16;
         const SO_PEERGROUPS: i32 = 59;
-        let failed = |e: Errno| format!("a unix socket that does not say who its peer is: {e}");
+        let failed = |e: Errno| format!("a unix socket without readable peer credentials: {e}");
         let mut bytes = [0; 12];
         call::socket_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, &mut bytes)
             .map_err(failed)?;
@@ -436,7 +441,8 @@ impl Whose<'_> {
     }
 }
 
-/// What a socket has written into its connection, which waits at a place of a socket that listens.
+/// Reads the data that a socket has sent on a connection which is pending at a place of a
+/// listener's queue.
 fn written(
     survey: &Survey<'_>,
     socket: &Socket,
@@ -452,8 +458,8 @@ fn written(
     }
 }
 
-/// Those whose connections wait at a socket that listens, and who have closed them again. Nobody
-/// outside waits there.
+/// The pending connections of a listener whose clients have closed them. No pending connection
+/// comes from outside.
 fn left(
     survey: &Survey<'_>,
     listener: &Socket,
@@ -470,7 +476,7 @@ fn left(
             return Err(accepted_now());
         }
         if found.named {
-            return Err(not_now(" and was closed, and whose name nobody has, which is not saved"));
+            return Err(not_now(" of a named client that has closed it, which is not saved"));
         }
         let seen = tree.iter().find(|seen| seen.pid == listener.pid);
         let by = seen.and_then(|seen| Whose { tree, maps: seen.maps() }.of(found.by));
@@ -483,7 +489,7 @@ fn left(
             }
             _ => {
                 return Err(not_now(
-                    " and was closed, by nobody that is known, which is not saved",
+                    " of an unknown client that has closed it, which is not saved",
                 ));
             }
         };
@@ -492,29 +498,29 @@ fn left(
     Ok(all)
 }
 
-/// Somebody may accept a connection, which changes what it is.
+/// The refusal passes when the connection is accepted.
 fn not_now(what: &str) -> Refused {
-    Refused::Passing(format!("a unix socket whose connection was not accepted yet{what}"))
+    Refused::Passing(format!("a unix socket with a pending connection{what}"))
 }
 
 fn accepted_now() -> Refused {
-    not_now(" and is just now")
+    not_now(", accepted just now")
 }
 
-/// The connection that waits at a place of a socket that listens, and what was written into it.
+/// The pending connection at a place of a listener's queue, and the data sent on it.
 fn look_into(
     survey: &Survey<'_>,
     listener: &Socket,
     place: u32,
     tree: &[Seen],
 ) -> Result<(Embryo, Vec<UnixMessage>), Refused> {
-    /// Loaded once somebody needs it. It reads one connection at a time.
+    /// Loaded on first use. The program reads one connection at a time.
     static EMBRYOS: OnceLock<Result<Mutex<Embryos>, Why>> = OnceLock::new();
     let loaded = EMBRYOS.get_or_init(|| Embryos::load().map(Mutex::new).map_err(|e| e.to_string()));
     let mut embryos = match loaded {
         Ok(embryos) => embryos.lock().unwrap_or_else(PoisonError::into_inner),
         Err(why) => {
-            let what = format!(" and has something in it, which only BPF would tell ({why})");
+            let what = format!(" with data, which only BPF can read ({why})");
             return Err(not_now(&what));
         }
     };
@@ -523,19 +529,19 @@ fn look_into(
     let found = embryos.read(listener.copy.as_fd(), place).map_err(failed)?;
     let mut found = found.ok_or_else(accepted_now)?;
     if found.urgent {
-        return Err(not_now(" and has a byte out of band (MSG_OOB), which is not saved"));
+        return Err(not_now(" with a byte out of band (MSG_OOB), which is not saved"));
     }
     let messages = found.messages.take();
-    let messages = messages.ok_or_else(|| not_now(" and has more in it than is saved"))?;
+    let messages = messages.ok_or_else(|| not_now(" with more data than is saved"))?;
     let mut files: Vec<u64> = messages.iter().flat_map(|m| &m.files).copied().collect();
     files.sort_unstable();
     files.dedup();
     if files.len() > embryo::FILES_MAX {
-        return Err(not_now(" and has more descriptors in it than are saved"));
+        return Err(not_now(" with more in-flight descriptors than are saved"));
     }
     let mut objects = HashMap::new();
     if !files.is_empty() {
-        // What is on its way elsewhere is open here.
+        // Files that are in flight elsewhere are open in this program.
         let holders = tree.iter().filter(|seen| !seen.is_zombie).map(|seen| seen.pid);
         for pid in holders.chain([std::process::id()]) {
             let holds = embryos.holders(pid, &files).map_err(failed)?;
@@ -551,18 +557,17 @@ fn look_into(
     let mut all: Vec<UnixMessage> = Vec::new();
     for message in messages {
         if message.data.is_empty() {
-            return Err(not_now(" and has a packet of nothing in it, which is not saved"));
+            return Err(not_now(" with an empty packet, which is not saved"));
         }
         let object = |file| objects.get(file).copied();
         let descriptors: Option<Vec<usize>> = message.files.iter().map(object).collect();
         let Some(descriptors) = descriptors else {
-            let what =
-                " and has a descriptor in it that nobody has open any more, which is not saved";
+            let what = " with an in-flight descriptor that no process has open, which is not saved";
             return Err(not_now(what));
         };
         let can_be_sent = |n: &usize| survey.found.objects[*n].thing.may_be_on_its_way();
         if !descriptors.iter().all(can_be_sent) {
-            return Err(not_now(" and has a descriptor in it of what is not saved on its way"));
+            return Err(not_now(" with an in-flight descriptor of a kind that is not saved"));
         }
         let credentials = message.sender.and_then(|sender| whose.of(sender));
         let goes_on = |last: &&mut UnixMessage| {
@@ -580,7 +585,7 @@ fn look_into(
     Ok((found, all))
 }
 
-/// At which socket a connection waits to be accepted, and as the how manieth.
+/// The listener at which a connection is pending, and the place in its queue.
 fn waits<'k>(
     socket: &Socket,
     all: &HashMap<u64, Said>,
@@ -594,7 +599,7 @@ fn waits<'k>(
     })
 }
 
-/// The name of a socket, and the device on which its file is.
+/// The name of a socket, and the device of its file.
 fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>), Why> {
     let bytes = match said.name.first() {
         None => return Ok((None, None)),
@@ -606,17 +611,17 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
     if name.bytes.0[0] == 0 {
         return Ok((Some(name), None));
     }
-    let path = name.path().ok_or("a unix socket whose path is no text")?.to_owned();
+    let path = name.path().ok_or("a unix socket with a path that is not UTF-8")?.to_owned();
     let whole = if path.starts_with('/') {
         path
     } else {
         if !socket.directory.starts_with('/') || socket.directory.ends_with(" (deleted)") {
-            return Err(format!("a unix socket named '{path}' in a directory that is gone"));
+            return Err(format!("a unix socket named '{path}' in a removed directory"));
         }
         name.directory = Some(socket.directory.clone());
         format!("{}/{path}", socket.directory)
     };
-    // A file that has taken its place is another's.
+    // A file that has replaced it belongs to another socket.
     let own = |stat: &Stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::Socket
             && said.file == Some(stat.st_ino as u32)
@@ -635,12 +640,12 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
     Ok((Some(name), device))
 }
 
-/// Which connections have their name from the socket that accepted them. Of two ends, one was made
-/// by connect(2) and has a name only if it was bound before; a name that a socket listens at is
-/// that socket's, and one end alone that has a name was accepted.
+/// Marks connections whose name was inherited from the listener that accepted them. Of two ends,
+/// one was made by connect(2) and has a name only if it was bound before. A name that a listener
+/// has belongs to that, and if only one end has a name, that end was accepted.
 fn inherit(survey: &mut Survey<'_>, known: &Known) {
     let objects = &mut survey.found.objects;
-    // An abstract name is one of its network namespace.
+    // An abstract name belongs to its network namespace.
     let of = |object: &Object| match &object.thing {
         Thing::UnixSocket(socket) => {
             let bytes = socket.name.as_ref()?.bytes.clone();
@@ -683,11 +688,11 @@ fn inherit(survey: &mut Survey<'_>, known: &Known) {
     }
 }
 
-/// A message, and what comes along.
+/// A message and its in-flight descriptors.
 type Received = (UnixMessage, Vec<OwnedFd>);
 
-/// What a socket has received, left there. `None` where something comes along that is neither data
-/// nor a descriptor.
+/// Reads the receive queue without consuming it. `None` if a message carries anything but data and
+/// descriptors.
 fn queue(
     socket: &OwnedFd,
     socket_type: i32,
@@ -702,19 +707,20 @@ fn queue(
     let mut offset = 0;
     let result = loop {
         match message(socket.as_fd(), &mut buffer) {
-            // It was never connected (of streams), or never had a peer.
+            // A stream that was never connected, or a socket without a peer.
             Err(Errno::AGAIN | Errno::INVAL | Errno::NOTCONN) => break Ok(Some(all)),
             Err(e) => break Err(e),
             Ok(Peeked { is_whole: false, .. }) => break Ok(None),
             Ok(got) if got.bytes == 0 && socket_type != libc::SOCK_DGRAM => break Ok(Some(all)),
-            // They may have come with what is behind this.
+            // The descriptors may belong to data behind this.
             Ok(got) if got.bytes == buffer.len() && !got.descriptors.is_empty() => break Ok(None),
-            // A message of nothing is looked at for ever.
+            // A read of an empty message does not advance, and would repeat for ever.
             Ok(got) if got.bytes == 0 => break Ok(None),
             Ok(got) => {
                 let data = &buffer[..got.bytes];
                 let is_stream = socket_type == libc::SOCK_STREAM;
-                // The look ends with the write that they came along with, and shows those before it, too.
+                // The read ends with the write that carried the descriptors, and includes the
+                // writes before it.
                 let found = match is_stream && !got.descriptors.is_empty() {
                     true => peek_at(offset)
                         .and_then(|()| before_last_write(socket.as_fd(), &mut vec![0; got.bytes])),
@@ -747,7 +753,7 @@ fn queue(
     result
 }
 
-/// The bytes of a name that came along with a message.
+/// The bytes of the sender's name of a message.
 fn name_of(from: &[u8]) -> &[u8] {
     match from.first() {
         Some(0) => from,
@@ -755,7 +761,7 @@ fn name_of(from: &[u8]) -> &[u8] {
     }
 }
 
-/// Asks sock_diag(7) for all unix sockets of a process's network namespace.
+/// Queries sock_diag(7) for all unix sockets of a process's network namespace.
 fn ask(pid: u32) -> Result<HashMap<u64, Said>, Why> {
     let failed = |e: &dyn std::fmt::Display| format!("a unix socket: {e}");
     let handle = pidfd::open(pid).map_err(|e| failed(&e))?;
@@ -763,9 +769,9 @@ fn ask(pid: u32) -> Result<HashMap<u64, Said>, Why> {
     ask_in(&netns)
 }
 
-/// The same of a network namespace.
+/// The same for a network namespace.
 fn ask_in(netns: &OwnedFd) -> Result<HashMap<u64, Said>, Why> {
-    // A thread of its own enters the namespace and never comes back.
+    // A separate thread enters the namespace and ends there.
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
@@ -794,7 +800,7 @@ fn dump() -> Result<HashMap<u64, Said>, Errno> {
     Ok(all)
 }
 
-/// Reads one answer: `struct unix_diag_msg`, attributes.
+/// Parses one answer: `struct unix_diag_msg`, attributes.
 fn said(answer: &[u8]) -> Option<(u32, Said)> {
     const LISTEN: u8 = 10;
     const HEAD_BYTES: usize = 16;
