@@ -1,19 +1,20 @@
-//! What a container that is about to be frozen waits for: nothing is saved, everything stays alive.
+//! Events that wake a container that is about to be frozen: nothing is saved, and all processes
+//! live on.
 //!
-//! So it works for what no checkpoint holds, too: a process in a debugger, an io_uring, a child of
-//! `exec`. All threads are stopped for a moment, by which is known whether one was at work: its call
-//! would have come to its end, and the registers say that it waits instead, and it has not run since the
-//! first of them was stopped. Then there are copies of
-//! the descriptors through which something may come from outside, what of it each is watched for, and
-//! the time at which the first timer rings or the first wait is over.
+//! A frozen container may therefore have state that no checkpoint holds: a process in a debugger,
+//! an io_uring, a child of `exec`. All threads are stopped for a moment to detect whether one was
+//! active. An inactive thread has not run since the first thread was stopped, and its registers
+//! show an interrupted, blocking call. The result is copies of the descriptors through which an
+//! event may come from outside, the events to watch for on each, and the time of the first timer or
+//! timeout.
 //!
-//! **What was there before.** A descriptor that its container could read from, and left alone though
-//! nobody in it was at work, is of no interest to it. It is looked for before anything is stopped: what
-//! is ready then and waits for nobody stays so: a connection whose peer has hung up, a timer that
-//! nobody reads. Only what comes later calls.
+//! **Stale readiness.** A descriptor that is readable while the container is idle is of no interest
+//! to the container: a connection whose peer has hung up, a timerfd that is never read. Such
+//! descriptors are found before any thread is stopped, since their readiness does not change. Only
+//! later events wake the container.
 //!
-//! LIMIT: what is only in a table of an io_uring, or has been sent and not received (SCM_RIGHTS), is
-//! not found; a signal from outside the container waits until it is woken.
+//! LIMIT: a file that is only registered with an io_uring, or is in flight (SCM_RIGHTS), is not
+//! found. A signal from outside the container waits until the container is woken.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -32,34 +33,34 @@ use super::{HeldFile, Wakes, due, object, process, thread};
 use crate::error::{Error, Result};
 use crate::format::Cause;
 
-/// A container whose threads stand still. They go on when it is dropped, or are frozen by then.
+/// A container with all threads stopped. The drop resumes them, unless they are frozen by then.
 #[derive(Debug)]
 pub struct Still {
     processes: Vec<Seen>,
-    /// What was ready before, and nobody wanted to know.
+    /// Files that were ready before and that no thread waited for.
     stale: HashSet<Key>,
     blocks: Blocks,
     held: tree::Held,
 }
 
-/// What may wake it.
+/// Events that may wake the container.
 #[derive(Debug)]
 pub struct Calls {
     /// Descriptors to be watched, numbered.
     pub held: Vec<HeldFile>,
-    /// One of them is ready: somebody has called already.
+    /// One of the descriptors is ready: an event has arrived already.
     pub is_called: bool,
-    /// Some thread was at work.
+    /// At least one thread was active.
     pub is_busy: bool,
-    /// How long until the first timer rings or the first wait is over. What a timerfd tells is among
-    /// the descriptors.
+    /// How long until the first timer expires or the first call times out. Timerfds are among the
+    /// descriptors.
     pub next_ring: Option<Duration>,
-    /// The same of those.
+    /// How long until the first timerfd expires.
     pub next_timerfd: Option<Duration>,
 }
 
-/// What names an open file well enough: its kind; device and inode, or process and number; how it was
-/// opened.
+/// Identifies an open file well enough: its kind; device and inode, or process and number; its
+/// access mode.
 type Key = (Kind, u64, u64, u32);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,18 +72,18 @@ enum Kind {
     Timer,
     /// inotify(7), fanotify(7).
     Watch,
-    /// What else has no name.
+    /// Any other file without a name.
     Other,
 }
 
 impl Kind {
-    /// What is readable when something has happened, and until somebody has read that.
+    /// Readable once something has happened, and until the event has been read.
     fn is_event(self) -> bool {
         matches!(self, Self::Timer | Self::Watch | Self::Other)
     }
 }
 
-/// An open file through which something may come.
+/// An open file through which an event may come from outside.
 struct Source {
     key: Key,
     copy: OwnedFd,
@@ -90,8 +91,8 @@ struct Source {
     ready: PollFlags,
 }
 
-/// Anonymous files that tell of something from outside. An eventfd does not, but stays readable all the
-/// time where somebody only wants to be told by epoll.
+/// Anonymous files that report events from outside. An eventfd does not. An eventfd may also stay
+/// readable for ever when a program uses it for notification by epoll only.
 const ANONYMOUS: [(&str, Kind); 6] = [
     ("anon_inode:[timerfd]", Kind::Timer),
     ("anon_inode:inotify", Kind::Watch),
@@ -101,7 +102,7 @@ const ANONYMOUS: [(&str, Kind); 6] = [
     ("anon_inode:[kvm-vcpu]", Kind::Other),
 ];
 
-/// Character devices that tell of something: terminals; tun, fuse and others of the misc driver.
+/// Character devices that report events: terminals; tun, fuse and others of the misc driver.
 fn tells(device: u64) -> bool {
     matches!(rustix::fs::major(device), 4 | 5 | 10 | 136..=143)
 }
@@ -124,7 +125,7 @@ fn kind_of(link: &str, path: &str) -> Option<Kind> {
     }
 }
 
-/// The sources of a process. What it closes meanwhile is none.
+/// The sources of a process. A descriptor that is closed meanwhile is left out.
 fn sources(seen: &Seen) -> Result<Vec<Source>> {
     let Some(handle) = &seen.pidfd else { return Ok(Vec::new()) };
     let mut all = Vec::new();
@@ -143,12 +144,12 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
         if (kind == Kind::Device || kind.is_event()) && !is_told_of(&copy) {
             continue;
         }
-        let failed = Error::of("look at a descriptor", seen.pid);
+        let failed = Error::of("inspect a descriptor", seen.pid);
         let flags = rustix::fs::fcntl_getfl(&copy).and_then(|flags| {
             let stat = rustix::fs::fstat(&copy)?;
             let access = (flags & OFlags::RWMODE).bits();
             let key = match kind {
-                // All masters of terminals have the same number.
+                // All terminal masters have the same inode, `/dev/ptmx`.
                 Kind::Timer | Kind::Watch | Kind::Other | Kind::Device => {
                     (kind, u64::from(seen.pid), u64::from(number), access)
                 }
@@ -163,7 +164,7 @@ fn sources(seen: &Seen) -> Result<Vec<Source>> {
     Ok(all)
 }
 
-/// Whether epoll(7) tells of it; of most devices there is nothing to tell.
+/// Whether epoll(7) accepts the file; most devices do not support it.
 fn is_told_of(file: &OwnedFd) -> bool {
     let added = epoll::create(epoll::CreateFlags::CLOEXEC).and_then(|set| {
         let data = epoll::EventData::new_u64(0);
@@ -172,15 +173,16 @@ fn is_told_of(file: &OwnedFd) -> bool {
     added != Err(Errno::PERM)
 }
 
-/// Whether nothing more comes through it that would be told anew: its other side is gone, or it rang.
+/// Whether the file reports no new event: its peer has hung up, or its event is pending already.
 fn is_over(key: Key, ready: PollFlags) -> bool {
     let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
     ready.intersects(gone) || key.0.is_event() && ready.contains(PollFlags::IN)
 }
 
-/// Stops all threads of the processes that `pids` names, which is asked until it names no new one.
+/// Stops all threads of the processes that `pids` returns. `pids` is called until it returns no new
+/// one.
 ///
-/// Errors: [`Error::Refused`] names a process that waits for a disk; all goes on.
+/// Errors: [`Error::Refused`] names a process that is blocked on disk I/O; all processes resume.
 pub fn stand_still(mut pids: impl FnMut() -> Vec<u32>) -> Result<Still> {
     let before = tree::look_at_all(pids())?;
     let mut stale = HashSet::new();
@@ -188,14 +190,14 @@ pub fn stand_still(mut pids: impl FnMut() -> Vec<u32>) -> Result<Still> {
         let over = sources(seen)?.into_iter().filter(|source| is_over(source.key, source.ready));
         stale.extend(over.map(|source| source.key));
     }
-    // ORDER: what takes long and can be done beforehand is.
+    // ORDER: slow steps that can be done before the stop are done here.
     let blocks = Blocks::for_waiting(&before);
     let (processes, held) = tree::stop_group(pids, &blocks)?;
     Ok(Still { processes, stale, blocks, held })
 }
 
 impl Still {
-    /// Finds out what may wake it.
+    /// Determines the events that may wake the container.
     pub fn read(&mut self) -> Result<Calls> {
         let mut is_busy = self.held.have_worked;
         let mut next_ns = None;
@@ -204,7 +206,7 @@ impl Still {
         for seen in &self.processes {
             is_busy |= seen.stopped.is_none() && seen.has_run;
             for tid in &seen.tids {
-                // One that ends meanwhile waits for nothing.
+                // A thread that exits meanwhile waits for nothing.
                 let failed = Error::of("read the registers", *tid);
                 let Some(registers) = gone(thread::go_on(seen, *tid)).map_err(failed)? else {
                     continue;
@@ -218,7 +220,7 @@ impl Still {
             }
             let is_own = seen.tids.contains(&seen.pid) && is_64_bit(seen.pid);
             if is_own {
-                let failed = Error::of("ask for the timers", seen.pid);
+                let failed = Error::of("read the timers", seen.pid);
                 sooner(gone(process::next_timer_ns(seen)).map_err(failed)?.flatten());
             }
         }
@@ -243,7 +245,7 @@ impl Still {
             let access = source.flags & OFlags::RWMODE;
             let wakes = Wakes {
                 readable: access != OFlags::WRONLY,
-                // Somebody may be waiting for room.
+                // A thread may be waiting for space to write.
                 writable: access != OFlags::RDONLY
                     && !source.key.0.is_event()
                     && (!source.ready.contains(PollFlags::OUT) || is_sending(&source)),
@@ -266,17 +268,17 @@ impl Still {
     }
 }
 
-/// How long until a timerfd tells something, if it ever does.
+/// How long until a timerfd becomes readable, if ever.
 fn rings(source: &Source) -> Option<Duration> {
     let left = rustix::time::timerfd_gettime(&source.copy).ok()?.it_value;
     let left = Duration::new(left.tv_sec.try_into().ok()?, left.tv_nsec.try_into().ok()?);
     match source.ready.contains(PollFlags::IN) {
-        true => Some(Duration::ZERO), // nobody has read yet that it rang
+        true => Some(Duration::ZERO), // it has expired and was not read yet
         false => (left > Duration::ZERO).then_some(left),
     }
 }
 
-/// What it is that a source tells.
+/// The cause to record when a source becomes ready.
 fn cause(source: &Source) -> Cause {
     match source.key.0 {
         Kind::Socket => {
@@ -292,13 +294,14 @@ fn cause(source: &Source) -> Cause {
     }
 }
 
-/// Whether a socket has more than its peer takes: whoever sends may be waiting though there is room.
+/// Whether a socket has unsent data: a sender may be blocked although there is space in the send
+/// buffer.
 fn is_sending(source: &Source) -> bool {
-    let queue = || call::send_queue(source.copy.as_fd()); // what is no TCP socket has none
+    let queue = || call::send_queue(source.copy.as_fd()); // fails for a socket that is not TCP
     source.key.0 == Kind::Socket && queue().is_ok_and(|(_, unsent)| unsent > 0)
 }
 
-/// What has ended has no answer.
+/// Maps the error of a thread that has exited to `None`.
 fn gone<T>(answer: std::result::Result<T, Errno>) -> std::result::Result<Option<T>, Errno> {
     match answer {
         Err(Errno::SRCH) => Ok(None),
@@ -306,7 +309,7 @@ fn gone<T>(answer: std::result::Result<T, Errno>) -> std::result::Result<Option<
     }
 }
 
-/// Calls are made in 64-bit code only.
+/// Whether the thread runs 64-bit code: only there are calls injected.
 fn is_64_bit(tid: u32) -> bool {
     call::registers(tid).is_ok_and(|registers| registers.are_of_64_bit())
 }
@@ -337,7 +340,7 @@ mod tests {
         assert!(is_over(socket, PollFlags::IN | PollFlags::RDHUP));
         assert!(is_over(socket, PollFlags::HUP));
         assert!(!is_over(socket, PollFlags::IN | PollFlags::OUT));
-        assert!(is_over((Kind::Timer, 1, 2, 0), PollFlags::IN), "a timer that nobody reads");
+        assert!(is_over((Kind::Timer, 1, 2, 0), PollFlags::IN), "a timer that is never read");
     }
 
     #[test]

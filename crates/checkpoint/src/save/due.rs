@@ -1,15 +1,16 @@
-//! Calls that a stopped thread sleeps in, and that would be over now.
+//! Calls that a stopped thread is blocked in, and that would return now.
 //!
-//! What comes while its container is stopped wakes nobody in there any more. Most of it is seen at the file
-//! that it came to, and wakes the container. Room is not: most files have some at any time, and nobody waits
-//! for it. Neither is the end of a connection, which is one of many that are over and that nobody reads. So
-//! whoever sleeps is asked by the call that it sleeps in, as it would find out itself.
+//! Events that arrive after the stop do not wake the stopped threads. Most events show at the file
+//! that they came to, and wake the container. Space in a send buffer does not: most files have
+//! space at any time, and no thread waits for it. Neither does the end of a connection, since ended
+//! connections may stay unread for ever. Each blocked thread is therefore tested with the condition
+//! of its own system call: would the call return now?
 //!
-//! ORDER: after it was decided what wakes the container. What comes later is noticed by that; what has come
-//! since the stop, and before, by this.
+//! ORDER: after the events that wake the container have been determined. Later events are noticed
+//! by polling; events since the stop, and before, by this test.
 //!
-//! LIMIT: splice(2), which may wait for bytes as well as for room; io_uring; code of 32 bits; a signalfd(2),
-//! which tells of the signals of whoever asks.
+//! LIMIT: splice(2), which may wait for bytes as well as for space; io_uring; 32-bit code; a
+//! signalfd(2), which reports the signals of the calling process.
 
 use std::os::fd::OwnedFd;
 
@@ -20,10 +21,10 @@ use rustix::event::PollFlags;
 use super::tcp;
 use super::tree::Seen;
 
-/// LIMIT: as many files of a poll(2) or select(2) are looked at.
+/// LIMIT: only the first entries of a poll(2) or select(2) are tested.
 const FILES_MAX: u64 = 1024;
 
-/// Whether the call that a stopped thread sleeps in would return if it went on, by what its files say.
+/// Whether the call that a stopped thread is blocked in would return on resume, by its descriptors.
 pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
     let Registers { rdi, rsi, rdx, .. } = *registers;
     if !registers.are_of_64_bit() {
@@ -58,7 +59,7 @@ pub(super) fn is_due(seen: &Seen, tid: u32, registers: &Registers) -> bool {
     }
 }
 
-/// The number of its call; of one that was restarted, that of what it was.
+/// The number of the call; for restart_syscall(2), the number of the original call.
 fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
     let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
     match number {
@@ -67,7 +68,7 @@ fn called(seen: &Seen, tid: u32, number: i64) -> i64 {
     }
 }
 
-/// Whether a descriptor of a process is ready for that, or its other side is gone.
+/// Whether a descriptor of a process has one of the wanted events, an error or a hangup.
 fn is_ready(seen: &Seen, number: u64, wanted: PollFlags) -> bool {
     let copy = |number| pidfd::copy_descriptor(seen.pidfd.as_ref()?, number).ok();
     let copy: Option<OwnedFd> = i32::try_from(number).ok().and_then(copy);
@@ -75,14 +76,14 @@ fn is_ready(seen: &Seen, number: u64, wanted: PollFlags) -> bool {
     ready.is_some_and(|ready| ready.intersects(wanted | PollFlags::ERR | PollFlags::HUP))
 }
 
-/// The descriptors that poll(2) tells of, and what for.
+/// The descriptors of a poll(2), each with the wanted events.
 fn polled(seen: &Seen, address: u64, count: u64) -> Vec<(u64, PollFlags)> {
     // struct pollfd: int fd; short events, revents.
     const BYTES: usize = 8;
     let bytes = read(seen, address, count.min(FILES_MAX) as usize * BYTES);
     let entry = |[a, b, c, d, low, high, ..]: &[u8; BYTES]| {
         let wanted = PollFlags::from_bits_retain(u16::from_le_bytes([*low, *high]));
-        // Below 0 it is left out.
+        // poll(2) ignores a negative number.
         Some((u64::try_from(i32::from_le_bytes([*a, *b, *c, *d])).ok()?, wanted))
     };
     bytes.as_chunks().0.iter().filter_map(entry).collect()
@@ -98,7 +99,7 @@ fn selected(seen: &Seen, count: u64, address: u64, wanted: PollFlags) -> Vec<(u6
     (0..count).filter(is_in).map(|number| (number, wanted)).collect()
 }
 
-/// Memory of a process, or none.
+/// Reads memory of a process; empty if it is not readable.
 fn read(seen: &Seen, address: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     let read = call::read_memory(seen.pid, &mut bytes, &[(address, length as u64)]);
@@ -118,7 +119,7 @@ mod tests {
     use super::super::{drowsy, tree};
     use super::*;
 
-    /// A connection whose other side takes no more.
+    /// A connection whose peer takes no more data.
     fn full() -> (UnixStream, UnixStream) {
         let (mut sender, peer) = UnixStream::pair().unwrap();
         sender.set_nonblocking(true).unwrap();
@@ -176,13 +177,13 @@ mod tests {
         assert_eq!((tells(), of_room(), of_bytes()), (false, [false; 3], [false; 3]));
         drain(&mut peer);
         assert_eq!((tells(), of_room(), of_bytes()), (true, [true; 3], [false; 3]));
-        assert!(!is_due(libc::SYS_select, last - 1, 0, selected), "it is not of the set");
-        assert!(!is_due(libc::SYS_sendto, 1 << 20, 0, 0), "there is no such descriptor");
-        assert!(!is_due(libc::SYS_poll, 8, 1, 0), "there is no such memory");
+        assert!(!is_due(libc::SYS_select, last - 1, 0, selected), "not in the set");
+        assert!(!is_due(libc::SYS_sendto, 1 << 20, 0, 0), "no such descriptor");
+        assert!(!is_due(libc::SYS_poll, 8, 1, 0), "no such memory");
 
-        // Not dropped: a process that another test is about to start may have a copy.
+        // Not dropped: a child that another test starts at this moment may have a copy.
         peer.shutdown(std::net::Shutdown::Both).unwrap();
-        assert_eq!((tells(), of_bytes()), (true, [true; 3]), "its end is something to read");
+        assert_eq!((tells(), of_bytes()), (true, [true; 3]), "an end of file is readable");
     }
 
     #[test]

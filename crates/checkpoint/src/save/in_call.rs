@@ -1,17 +1,19 @@
-//! The call that a thread sleeps in, while nobody has stopped it.
+//! The call that a thread is blocked in, before it is stopped.
 //!
-//! Who is stopped in the middle of a call is told to begin it again (-ERESTARTSYS and its like), and what it
-//! returns says so. That is no proof that it slept: the kernel looks for signals in other places, too. Such
-//! a one (sendfile(2) to a socket with room, Linux 6.18) is at work, and has nothing more to wait for. So it
-//! is looked at just before, and the call that it is in afterwards has to be the same.
+//! A thread that is stopped in the middle of a call restarts it (-ERESTARTSYS and its like), and
+//! the return value in its registers shows that. Such a value is no proof that the thread was
+//! blocked: the kernel checks for signals in other places, too. A call that was interrupted there
+//! (sendfile(2) to a socket with space, Linux 6.18) was active, and waits for nothing. The call is
+//! therefore read just before the stop, and the thread must be in the same call afterwards.
 //!
-//! LIMIT: who is called between that look and the stop, some microseconds, answers, and is in the same call
-//! again but does not sleep in it yet, counts as if it had slept all the time.
+//! LIMIT: a thread may be woken between that read and the stop, some microseconds, complete its
+//! work and enter the same call again without blocking yet. The thread counts as blocked all the
+//! time.
 
 use dormouse_kernel::call::Registers;
 use dormouse_kernel::proc;
 
-/// A call, as proc_pid_syscall(5) tells it of a thread that sleeps.
+/// A call, as proc_pid_syscall(5) shows it for a blocked thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InCall {
     pub(super) number: i64,
@@ -21,12 +23,13 @@ pub(super) struct InCall {
 }
 
 impl InCall {
-    /// That of a thread; `None` where it runs, or sleeps outside of any (for a page, say).
+    /// Reads the call of a thread; `None` if it runs, or is blocked outside any call (at a page
+    /// fault).
     pub(super) fn of(tid: u32) -> Option<Self> {
         Self::read(&proc::whole_text(format!("/proc/{tid}/syscall")).ok()?)
     }
 
-    /// A line `NUMBER ARGUMENT... STACK PLACE`.
+    /// Parses a line `NUMBER ARGUMENT... STACK PLACE`.
     pub(super) fn read(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
@@ -38,10 +41,10 @@ impl InCall {
         Some(Self { number, arguments, stack: hex()?, place: hex()? })
     }
 
-    /// Whether a thread that was stopped since is in it, by its registers.
+    /// Whether the registers of the since stopped thread show the same call.
     pub(super) fn is_of(&self, registers: &Registers) -> bool {
         let Registers { rdi, rsi, rdx, r10, r8, r9, orig_rax, rsp, rip, .. } = *registers;
-        // Those of 32 bits are in other registers.
+        // Arguments of 32-bit calls are in other registers.
         let arguments = match registers.are_of_64_bit() {
             true => [rdi, rsi, rdx, r10, r8, r9],
             false => self.arguments,

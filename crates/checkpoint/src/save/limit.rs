@@ -1,10 +1,10 @@
-//! Time limits of calls that begin again when their thread was stopped: what is left of them.
+//! Time limits of calls that restart after their thread was stopped: the remaining time.
 //!
-//! Calls whose limit the kernel keeps to itself are in [`super::thread`]. Of the others, some have what
-//! is left written into memory by the kernel when they are interrupted, some name a moment, and the
-//! rest would wait for the whole time again: when they would have ended was found out before they were
-//! interrupted ([`super::thread::Asleep`]). LIMIT: where the kernel does not tell, what they have waited
-//! is at least for how long the container as a whole has been quiet.
+//! [`super::thread`] handles calls whose limit is kept inside the kernel. Of the others, some have
+//! the remaining time written to memory by the kernel when they are interrupted, and some use an
+//! absolute time. The rest would wait for the whole time again: their end is determined before they
+//! are interrupted ([`super::thread::Asleep`]). LIMIT: where the kernel does not show it, the time
+//! waited is taken to be at least the time for which the whole container has been idle.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::tree::Seen;
 use crate::clock::{self, Offsets};
 use crate::format::TimeLimit;
 
-/// Reads seconds and so many nanoseconds; as nanoseconds.
+/// Reads seconds and a fraction, in units of `part_ns` nanoseconds; as nanoseconds.
 pub(super) fn time_at(pid: u32, address: u64, part_ns: u64) -> Option<u64> {
     let mut bytes = [0; 16];
     let read = call::read_memory(pid, &mut bytes, &[(address, 16)]).ok()?;
@@ -27,7 +27,7 @@ pub(super) fn time_at(pid: u32, address: u64, part_ns: u64) -> Option<u64> {
     (read == 16).then(|| seconds.saturating_mul(1_000_000_000).saturating_add(part))
 }
 
-/// What a clock says to a process, if it is one of time.
+/// The time of a clock of a process; `None` if the number names no clock of time.
 fn now_ns(pid: u32, clock: u64) -> Option<u64> {
     let its = || clock::now(Offsets::of_process(pid).ok()?).ok();
     let now = match clock as i32 {
@@ -42,14 +42,14 @@ fn now_ns(pid: u32, clock: u64) -> Option<u64> {
     u64::try_from(now).ok()
 }
 
-/// What CLOCK_MONOTONIC says to the kernel itself.
+/// CLOCK_MONOTONIC outside any time namespace.
 fn monotonic_ns() -> Option<u64> {
     let now = clock::now(Offsets::default()).ok()?;
     u64::try_from(now.monotonic_ns).ok()
 }
 
-/// The time limit of the call that a stopped thread is in, by its registers, where the call begins
-/// again. None of its container's tasks has run in the last `quiet`, as far as is known.
+/// The remaining time limit of the call that a stopped thread is in, by its registers, if the call
+/// restarts. As far as is known, no task of the container has run in the last `quiet`.
 pub(super) fn of(
     seen: &Seen,
     tid: u32,
@@ -69,10 +69,10 @@ pub(super) fn of(
     Some(limit)
 }
 
-/// The same by registers. `time` reads one of the thread's in the unit given, `now_ns` a clock.
+/// The same by registers. `time` reads a time of the thread in the unit given, `now_ns` a clock.
 ///
-/// LIMIT: calls whose limit is not among their arguments (`SO_RCVTIMEO`), and those that nobody
-/// waits in for long (mq_timedreceive(2), io_uring).
+/// LIMIT: calls whose limit is not among their arguments (`SO_RCVTIMEO`), and calls that are rarely
+/// blocked for long (mq_timedreceive(2), io_uring).
 fn limit_of(
     registers: &Registers,
     time: impl Fn(u64, u64) -> Option<u64>,
@@ -84,7 +84,7 @@ fn limit_of(
     let Registers { rdi, rsi, rdx, r10, r8, .. } = *registers;
     let call = registers.orig_rax as i64;
     let given = |address: u64, part_ns| (address != 0).then(|| time(address, part_ns)).flatten();
-    // ORDER of the kernel: where it gives back what is left, it has done so by now.
+    // ORDER of the kernel: a call that writes back the remaining time has done so by now.
     let (left_ns, at, part_ns) = match call {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => {
             let ms = u64::try_from(r10 as i32).ok()?;
@@ -104,7 +104,7 @@ fn limit_of(
     Some(TimeLimit { call, left_ns: left_ns?, at, microseconds: part_ns == 1_000 })
 }
 
-/// Calls that wait for a time, by the names of their man pages.
+/// Calls with a timeout, by the names of their man pages.
 const CALLS: [(i64, &str); 13] = [
     (libc::SYS_nanosleep, "nanosleep"),
     (libc::SYS_clock_nanosleep, "clock_nanosleep"),
@@ -121,20 +121,20 @@ const CALLS: [(i64, &str); 13] = [
     (libc::SYS_io_getevents, "io_getevents"),
 ];
 
-/// A thread that waits for some time at most.
+/// A thread that is blocked with a timeout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wait {
-    /// Its process, by its id inside.
+    /// The process, by its id inside.
     pub pid: u32,
-    /// What `ps` shows of that.
+    /// The name that `ps` shows for the process.
     pub process: String,
-    /// The call.
+    /// The name of the call.
     pub call: &'static str,
-    /// The time it was given.
+    /// The timeout of the call.
     pub at_most: Duration,
 }
 
-/// The threads of a process that wait for some time at most, by proc_pid_syscall(5); nothing is
+/// The threads of a process that are blocked with a timeout, by proc_pid_syscall(5); nothing is
 /// stopped.
 pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
     let wait = |tid: &u32| {
@@ -148,7 +148,7 @@ pub(super) fn waits(seen: &Seen) -> Vec<Wait> {
     seen.tids.iter().filter_map(wait).collect()
 }
 
-/// The time that a call was given, in nanoseconds.
+/// The timeout of a call, in nanoseconds.
 pub(super) fn given(
     call: &InCall,
     time: impl Fn(u64, u64) -> Option<u64>,

@@ -1,19 +1,19 @@
-//! From processes to records: [`save`] is all of it but the first.
+//! From processes to records: [`save`] does all steps, and [`explain`] only the first.
 //!
-//! 1. [`explain`]: everything that has no record is found by looking, with nothing stopped.
-//!    Where memory is large it is copied then, while they run (`ahead`).
-//! 2. [`stop`]: every task of the container is seized and interrupted, again and again until a look
-//!    finds no new one; tasks that stand still make none.
-//! 3. `Stopped::read`: what procfs, copies of descriptors (pidfd_getfd(2)), pagemaps and a
-//!    handful of calls made in the processes themselves tell becomes records.
-//! 4. `Draft::publish`: the checkpoint is whole and on the disk. Processes that are to go on
-//!    ([`Stopped`] is dropped) do so before; those that are not stand still until then, and the caller
-//!    kills them: nothing happens between the checkpoint and their end.
+//! 1. [`explain`]: inspects the container and lists everything without a record; nothing is
+//!    stopped. Large memory is copied then, while its processes run (`ahead`).
+//! 2. [`stop`]: seizes and interrupts every task of the container, until a walk of the tree finds
+//!    no new one. Stopped tasks create none.
+//! 3. `Stopped::read`: makes records from procfs, copies of descriptors (pidfd_getfd(2)), pagemaps
+//!    and a few calls that are injected into the processes themselves.
+//! 4. `Draft::publish`: completes the checkpoint on disk. Processes that are to continue are
+//!    resumed before ([`Stopped`] is dropped). The others stay stopped until then, and the caller
+//!    kills them: they do nothing between the checkpoint and their end.
 //!
-//! Nothing is left in the processes: a page that holds results of calls is unmapped, registers and
-//! signal masks are given back. When this program is killed in the middle the kernel lets the
-//! tasks go on. LIMIT: a task in which calls are being made at that very moment (some 0.2 ms of
-//! each) goes on in the middle of them.
+//! Nothing is left in the processes: the page with results of calls is unmapped, registers and
+//! signal masks are restored. If this program is killed in the middle, the kernel resumes the
+//! tasks. LIMIT: a task in which calls are being injected at that moment (some 0.2 ms of each)
+//! resumes inside them.
 //!
 //! One module per kind of object, of the same names as in [`crate::format`] and [`crate::load`].
 
@@ -80,18 +80,18 @@ pub(crate) use process::find;
 pub(crate) use thread::Maps;
 pub(crate) use tmpfs::place as tmpfs_at;
 
-/// What of the host's a container's descriptors may lead to, and what it is called.
+/// A file of the host that descriptors of the container may refer to.
 #[derive(Debug, Clone)]
 pub struct Outside {
     /// The name: `stdout.log`.
     pub name: String,
     /// `st_dev` and `st_ino`.
     pub identity: (u64, u64),
-    /// The number that it was given under: of two names for one file it is this one's there.
+    /// The descriptor number that it was passed as. It decides between two names for one file.
     pub number: Option<u32>,
 }
 
-/// A container, as this crate sees it.
+/// The container to be saved.
 #[derive(Debug, Clone)]
 pub struct Subject {
     /// Its id.
@@ -100,39 +100,39 @@ pub struct Subject {
     pub name: String,
     /// Its first process, by the host's id.
     pub init: u32,
-    /// That is the init of the house, which is made anew and not saved.
+    /// The first process is the house's init, which a start creates anew and which is not saved.
     pub has_init: bool,
     /// All processes of its cgroup, by the host's ids.
     pub pids: Vec<u32>,
-    /// Its standard streams and what else is the engine's.
+    /// Its standard streams and other files of the engine.
     pub outside: Vec<Outside>,
-    /// Directories inside that are kept in memory.
+    /// Directories inside that are tmpfs.
     pub memory: Vec<String>,
-    /// Devices below these that its configuration makes again.
+    /// Devices in these directories that the configuration creates again.
     pub nodes: Vec<String>,
-    /// Where the engine mounts something; none where all is mounted by that.
+    /// The places where the engine mounts something; `None` if the configuration makes all mounts.
     pub mounts: Option<Places>,
-    /// Where files of others are mounted inside.
+    /// Mount points of volumes, whose files other containers may use.
     pub volumes: Vec<String>,
-    /// What is in its ipc namespace is its own, and goes with it.
+    /// Its IPC namespace is private, and is removed with the container.
     pub own_ipc: bool,
-    /// It has a network stack to itself, which its processes may set up.
+    /// Its network stack is private, and its processes may configure it.
     pub own_network: bool,
-    /// It may make control groups below its own.
+    /// It may create control groups below its own.
     pub cgroups: bool,
     /// TCP connections are saved; otherwise they are refused.
     pub connections: bool,
     /// System call filters that its configuration gives every process.
     pub filters: u32,
-    /// Sockets that are called from outside are to be held open ([`Written::held`]) until it comes
-    /// back on this host, so that whoever calls meanwhile is not refused; those who have connected
-    /// already, accepted or not, wait there too, and what they send.
+    /// Sockets that are reachable from outside are held open ([`Written::held`]) until the
+    /// container is restored on this host, so that later connections are not refused. Existing
+    /// connections, accepted or pending, stay open, and data that their peers send is queued.
     pub hold: bool,
-    /// None of its tasks has run for so long, as far as is known: they have waited that long.
+    /// As far as is known, no task has run for this time: all have waited at least that long.
     pub quiet: Duration,
 }
 
-/// How long it took, and how much it is.
+/// Time and size of a checkpoint.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Figures {
     /// Processes.
@@ -141,22 +141,22 @@ pub struct Figures {
     pub threads: usize,
     /// Bytes of memory contents.
     pub bytes: u64,
-    /// Bytes of them that were written, as no earlier checkpoint had them.
+    /// The part of these bytes that was written, because no earlier checkpoint has it.
     pub new_bytes: u64,
-    /// TCP connections, which are kept quiet until they are back.
+    /// TCP connections, whose packets are dropped until they are restored.
     pub connections: usize,
-    /// For how long everything stood still before, so that large memory could be copied ahead.
+    /// How long everything was stopped before, so that large memory could be copied ahead.
     pub ahead: Duration,
-    /// Until everything stood still.
+    /// Until everything was stopped.
     pub stop: Duration,
-    /// From there until all was read: they could go on.
+    /// From there until all was read, and the processes could resume.
     pub read: Duration,
-    /// From there until all was written, checked, on the disk, and had its name.
+    /// From there until all was written, verified, on the disk, and renamed.
     pub publish: Duration,
 }
 
 impl Figures {
-    /// For how long everything stood still, before it might have gone on.
+    /// How long everything was stopped, before the processes could resume.
     pub fn pause(&self) -> Duration {
         self.ahead + self.stop + self.read
     }
@@ -165,15 +165,15 @@ impl Figures {
 /// A checkpoint that was written.
 #[derive(Debug)]
 pub struct Written {
-    /// How long it took.
+    /// Time and size.
     pub figures: Figures,
-    /// Open files to be held. The checkpoint is whole without them, but for the connections among
-    /// them.
+    /// Open files to be held. The checkpoint is complete without them, except for the connections
+    /// among them.
     pub held: Vec<HeldFile>,
-    /// Some thread was at work, or was about to be: it waits for nobody.
+    /// Some thread was active, or about to be: it waits for no event.
     pub is_busy: bool,
-    /// How long until the first timer rings or the first wait is over ([`Records::next_ring_ns`]),
-    /// from when it was written.
+    /// How long from the time of writing until the first timer expires or the first call times out
+    /// ([`Records::next_ring_ns`]).
     pub next_ring: Option<Duration>,
 }
 
@@ -184,32 +184,32 @@ pub struct HeldFile {
     pub object: u32,
     /// A copy.
     pub file: OwnedFd,
-    /// What happens to it that the processes would want to know.
+    /// Events of the file that the processes wait for.
     pub wakes: Wakes,
-    /// What that is to them.
+    /// The cause to record for such an event.
     pub cause: Cause,
 }
 
-/// What happens to an open file that its owner waits for. A file for which nothing does has nothing
-/// more to tell.
+/// Events of an open file that its process waits for. A file with none of them reports nothing
+/// more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wakes {
-    /// There is something to read, or its other side has hung up.
+    /// There is something to read, or the peer has hung up.
     pub readable: bool,
-    /// There is room to write.
+    /// There is space to write.
     pub writable: bool,
 }
 
-/// Everything that keeps this container from being saved, by name. Nothing is stopped.
+/// Lists everything that prevents this container from being saved. Nothing is stopped.
 pub fn explain(subject: &Subject) -> Result<Vec<Refusal>> {
     Ok(look(subject, None)?.found.refusals)
 }
 
-/// How often something that would refuse is looked at before it does. Nothing stands still yet: whoever
-/// is made or ends between two looks may seem to be somebody outside.
+/// How often the container is inspected before a refusal counts. Nothing is stopped yet: a process
+/// that is created or exits between two inspections may seem to be outside the container.
 const LOOKS: usize = 12;
 
-/// What a look found while everything ran.
+/// The result of an inspection while everything ran.
 struct Look {
     tree: Vec<tree::Seen>,
     found: object::Found,
@@ -232,7 +232,7 @@ fn look(subject: &Subject, ahead: Option<&Ahead>) -> Result<Look> {
     }
 }
 
-/// Looks at what belongs to no process.
+/// Inspects objects that belong to no process.
 fn of_nobody(
     survey: &mut Survey<'_>,
     tree: &[tree::Seen],
@@ -240,7 +240,7 @@ fn of_nobody(
 ) -> Result<()> {
     survey.outsiders(tree);
     user::find(survey, tree);
-    // ORDER: mounts may show their message queues.
+    // ORDER: mounts may show the message queues of these namespaces.
     ipc::find(survey, tree)?;
     net::find(survey, tree);
     time::find(survey, tree)?;
@@ -270,7 +270,7 @@ fn survey(
         if looked.is_ok() && survey.found.refusals.len() == before.0 {
             continue;
         }
-        // Nothing stands still yet: what has ended meanwhile keeps nobody from anything.
+        // Nothing is stopped yet: a process that has exited meanwhile is no reason to refuse.
         if process.has_ended() {
             survey.found.refusals.truncate(before.0);
             survey.found.passing = before.1;
@@ -282,22 +282,22 @@ fn survey(
     Ok(survey.finish(tree))
 }
 
-/// The threads of a container that wait for some time at most. Nothing is stopped.
+/// The threads of a container that are blocked with a timeout. Nothing is stopped.
 pub fn waits(subject: &Subject) -> Result<Vec<Wait>> {
     Ok(tree::look(subject)?.iter().flat_map(limit::waits).collect())
 }
 
-/// Stops all processes of a container, none of which has anything that cannot be saved.
+/// Stops all processes of a container, after a check that everything can be saved.
 ///
-/// Errors: [`Error::Refused`] names what cannot; nothing was stopped then. [`Error::Passing`], when all
-/// of that would pass in a moment.
+/// Errors: [`Error::Refused`] lists what cannot be saved; then nothing was stopped.
+/// [`Error::Passing`] if every refusal is likely to pass in a moment.
 pub fn stop(subject: &Subject) -> Result<Stopped> {
     let (_, before) = ready(subject, None)?;
     tree::stop(subject, before)
 }
 
-/// Looks at a container that has nothing that cannot be saved. ORDER: what takes long and can be done
-/// before it is stopped is.
+/// Inspects a container in which everything can be saved. ORDER: slow steps that can be done before
+/// the stop are done here.
 fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<tree::Seen>, tree::Before)> {
     let Look { tree, found, tables } = look(subject, ahead)?;
     refused(found).map(drop)?;
@@ -305,14 +305,15 @@ fn ready(subject: &Subject, ahead: Option<&Ahead>) -> Result<(Vec<tree::Seen>, t
     Ok((tree, tree::Before { blocks, host, tables }))
 }
 
-/// How long what passes in a moment is waited for: connections that are being accepted or ended.
+/// How long to wait for states that pass in a moment: connections that are being accepted or
+/// closed.
 const PASSES_WITHIN: Duration = Duration::from_secs(1);
 
-/// Makes the directory `place` of a container's processes, and returns them with what it took: they
-/// stand still until they are dropped or killed. Those that are to `go_on` do so as soon as all is read,
-/// before it is on the disk. What an earlier checkpoint (`base`) has is not written again.
+/// Writes the processes of a container to the directory `place`, and returns them with the figures:
+/// they are stopped until they are dropped or killed. With `go_on` they resume as soon as all is
+/// read, before it is on the disk. Pages of an earlier checkpoint (`base`) are not written again.
 ///
-/// Errors: as [`stop`], but what passes in a moment was waited for.
+/// Errors: as [`stop`], after a wait for states that pass in a moment.
 pub fn save(
     subject: &Subject,
     place: &Path,
@@ -326,7 +327,7 @@ pub fn save(
             let mut known = memory::Known::default();
             let ahead = ahead::copy(subject, &tree, &before.blocks, &mut known, &mut writer)?;
             if ahead.is_some() {
-                (_, before) = ready(subject, ahead.as_ref())?; // they have run since
+                (_, before) = ready(subject, ahead.as_ref())?; // the processes have run since
             }
             let bytes = memory::own_bytes(&tree);
             known.make_room(bytes);
@@ -334,20 +335,20 @@ pub fn save(
             let mut stopped = tree::stop(subject, before)?;
             let draft = stopped.read(subject, ahead.as_ref(), known, writer)?;
             let stopped = (!go_on).then_some(stopped);
-            // ORDER: they go on; to take the protection away takes a while.
+            // ORDER: the processes resume first, since removing the protection takes a while.
             drop(ahead);
             Ok((stopped, draft.publish()?.figures))
         });
         match saved {
             Err(Error::Passing(_)) if began.elapsed() < PASSES_WITHIN => {
-                std::thread::sleep(Duration::from_millis(5)); // they go on meanwhile
+                std::thread::sleep(Duration::from_millis(5)); // the processes run meanwhile
             }
             other => return other,
         }
     }
 }
 
-/// What was found, unless something of it cannot be saved.
+/// Returns what was found, or an error if something of it cannot be saved.
 fn refused(found: object::Found) -> Result<object::Found> {
     match found.refusals.len() {
         0 => Ok(found),
@@ -356,7 +357,7 @@ fn refused(found: object::Found) -> Result<object::Found> {
     }
 }
 
-/// Everything that was read of processes that stood still. Dropped, it is no checkpoint.
+/// Everything that was read from stopped processes. If it is dropped, there is no checkpoint.
 #[derive(Debug)]
 struct Draft {
     writer: Writer,
@@ -368,11 +369,12 @@ struct Draft {
 }
 
 impl Draft {
-    /// Writes the rest, checks it, and gives it its name.
+    /// Writes the rest, verifies it, and renames it to its final name.
     fn publish(mut self) -> Result<Written> {
         let began = Instant::now();
         self.records.pages = self.writer.pages()?;
-        // What cannot be read back, or become processes, is no checkpoint: better known now than then.
+        // Records that cannot be read back, or not be restored, are an error now and not at the
+        // restore.
         crate::format::check::records(&self.records)?;
         crate::load::rehearse(&self.records)?;
         self.writer.publish(&self.records)?;
@@ -384,8 +386,8 @@ impl Draft {
 }
 
 impl Stopped {
-    /// Reads everything and publishes it. The processes stay stopped. To begin the checkpoint before
-    /// they are stops them for a shorter time.
+    /// Reads everything and publishes it. The processes stay stopped, for a shorter time if the
+    /// caller has created `writer` before the stop.
     pub fn write(&mut self, subject: &Subject, writer: Writer) -> Result<Written> {
         self.read(subject, None, memory::Known::default(), writer)?.publish()
     }

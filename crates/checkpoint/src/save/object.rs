@@ -1,8 +1,8 @@
-//! Identity: which descriptors, areas and directories lead to the same thing, and what that is.
+//! Identity: which descriptors, areas and directories refer to the same object, and its kind.
 //!
-//! An open file is one object however many descriptors of however many processes share it; kcmp(2)
-//! says so, among those that look alike. Things that open files are about (a pipe, a pair of
-//! sockets, shared memory) are objects of their own, known by inode.
+//! An open file description is one object, however many descriptors of however many processes refer
+//! to it. kcmp(2) decides among descriptors that look alike. Things behind file descriptions (a
+//! pipe, a pair of sockets, shared memory) are separate objects, identified by inode.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -22,20 +22,20 @@ use super::{
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
 
-/// An open descriptor, looked at from outside.
+/// An open descriptor, inspected from outside.
 pub(crate) struct Open<'p> {
     pub(crate) process: &'p Seen,
     pub(crate) number: u32,
-    /// What `/proc/PID/fd/NUMBER` points to.
+    /// The target of `/proc/PID/fd/NUMBER`.
     pub(crate) link: String,
     /// `/proc/PID/fdinfo/NUMBER`.
     pub(crate) info: String,
     pub(crate) stat: Stat,
-    /// A copy of ours: the same open file.
+    /// A copy in this program: the same file description.
     pub(crate) copy: OwnedFd,
-    /// Its object will have this number.
+    /// The number that its object will have.
     pub(crate) index: usize,
-    /// The network namespace that a socket is in, an object; none is the container's own.
+    /// The network namespace of a socket, an object; `None` for the container's own.
     pub(crate) net: Option<usize>,
 }
 
@@ -52,7 +52,7 @@ impl Open<'_> {
         self.field(name).and_then(|f| u32::from_str_radix(f, 8).ok()).unwrap_or(0)
     }
 
-    /// `O_*`, less O_CLOEXEC, which is the descriptor's.
+    /// `O_*` without O_CLOEXEC, which belongs to the descriptor.
     pub(crate) fn flags(&self) -> u32 {
         self.octal("flags") & !(libc::O_CLOEXEC as u32)
     }
@@ -66,19 +66,19 @@ impl Open<'_> {
     }
 }
 
-/// What open files that are the same have in common: device, inode, flags, offset.
+/// Properties that descriptors of the same file description share: device, inode, flags, offset.
 type Key = (u64, u64, u32, u64);
 
 /// Why something cannot be saved, in words that follow its name.
 pub(crate) type Why = String;
 
-/// One kind of open file: how it is known, and what makes a record of it.
+/// One kind of open file: a test for it, and a function that makes its record.
 struct Kind {
     is: fn(&Open<'_>) -> bool,
     save: fn(&mut Survey<'_>, &Open<'_>) -> std::result::Result<Thing, Why>,
 }
 
-/// Every kind that can be saved; the first that knows the open file takes it.
+/// Every kind that can be saved, in order of precedence.
 const KINDS: &[Kind] = &[
     Kind { is: pipe::is_pipe, save: pipe::save },
     Kind { is: socket::is_socket, save: socket::save },
@@ -95,7 +95,7 @@ const KINDS: &[Kind] = &[
     Kind { is: file::is_file, save: file::save },
 ];
 
-/// What a survey says of one process.
+/// The survey of one process.
 #[derive(Debug, Default)]
 pub(crate) struct Surveyed {
     pub(crate) descriptors: Vec<Descriptor>,
@@ -123,7 +123,7 @@ pub(crate) struct Surveyed {
     pub(crate) memory: Memory,
 }
 
-/// All objects of a container, as far as they were looked at.
+/// All objects of a container that were found so far.
 pub(crate) struct Survey<'s> {
     pub(crate) subject: &'s Subject,
     /// Memory that was copied ahead.
@@ -134,7 +134,7 @@ pub(crate) struct Survey<'s> {
     pub(crate) named: HashMap<(String, u32, Option<usize>), usize>,
     pub(crate) pipes: HashMap<(u64, u64), pipe::Ends>,
     pub(crate) unix: unix::Known,
-    /// Peers of unix sockets, by object: the number that the container knows a process by.
+    /// Peers of unix sockets, by object: the pid that the container shows for each.
     pub(crate) peers: HashMap<usize, u32>,
     pub(crate) shared: HashMap<(u64, u64), usize>,
     /// Shared memory of System V, by the handles of its files.
@@ -143,7 +143,7 @@ pub(crate) struct Survey<'s> {
     pub(crate) message_queues: HashMap<(u64, u64), usize>,
     /// Terminals by their number.
     pub(crate) terminals: HashMap<u32, terminal::Sides>,
-    /// What has lost its name, by device and inode.
+    /// Deleted files, by device and inode.
     pub(crate) deleted: HashMap<(u64, u64), usize>,
     /// Mount namespaces but the container's own.
     pub(crate) mounts: mount::Apart,
@@ -159,14 +159,14 @@ pub(crate) struct Survey<'s> {
     pub(crate) users: user::Apart,
     /// UTS namespaces, by their links in procfs.
     pub(crate) uts: HashMap<String, usize>,
-    /// The control group below which others may have been made inside.
+    /// The control group below which others may have been created inside.
     pub(crate) own_cgroup: Option<cgroup::Own>,
-    /// Where its first process is, once somebody asks.
+    /// The namespaces and groups of the first process, read on first use.
     pub(crate) home: OnceCell<Option<super::process::Home>>,
-    /// Devices of volumes, once somebody asks.
+    /// Devices of volumes, read on first use.
     volumes: OnceCell<Vec<u64>>,
-    /// Copies of what nobody has open who was looked at: as long as the survey, since their numbers
-    /// are compared.
+    /// Copies of inspected in-flight files that no process has open. They live as long as the
+    /// survey, since their numbers are compared.
     on_their_way: Vec<OwnedFd>,
 }
 
@@ -175,27 +175,28 @@ pub(crate) struct Survey<'s> {
 pub(crate) struct Found {
     pub(crate) objects: Vec<Object>,
     pub(crate) refusals: Vec<Refusal>,
-    /// How many of these pass by themselves in a moment.
+    /// How many of these are likely to pass in a moment.
     pub(crate) passing: usize,
-    /// What was set up in the container's own network stack.
+    /// The configuration of the container's own network stack.
     pub(crate) network: Option<crate::format::Net>,
-    /// Connections that are read when all stand still.
+    /// Connections, to be read once everything is stopped.
     pub(crate) connections: Vec<super::tcp::Met>,
-    /// Connections that nobody has accepted, which are taken out then.
+    /// Listeners with pending connections, which are taken out then.
     pub(crate) queues: Vec<super::tcp::Queue>,
     /// Open files to be held.
     pub(crate) held: Vec<HeldFile>,
-    /// Where files in memory are, by object.
+    /// The root directory of each tmpfs, by object.
     pub(crate) memories: Vec<(usize, OwnedFd)>,
-    /// Objects whose contents are to be read: which, and from what.
+    /// Objects whose contents are to be read, each with the file to read from.
     pub(crate) contents: Vec<(usize, fs::File)>,
-    /// Fifos that nobody has open to read, to be read when all stand still, with an end that writes.
+    /// Fifos without an open read end, to be read once everything is stopped, each with a write
+    /// end.
     pub(crate) fifos: Vec<(usize, OwnedFd)>,
-    /// UDP sockets of which somebody is to be told an error, to be read then.
+    /// UDP sockets with a pending error, to be read then.
     pub(crate) in_error: Vec<(usize, OwnedFd)>,
-    /// POSIX message queues, to be read when all stand still.
+    /// POSIX message queues, to be read once everything is stopped.
     pub(crate) message_queues: Vec<(usize, OwnedFd)>,
-    /// Terminals, through which something may be on its way.
+    /// Terminals, through which data may be in transit.
     pub(crate) terminals: Vec<terminal::Sides>,
 }
 
@@ -229,25 +230,25 @@ impl<'s> Survey<'s> {
         }
     }
 
-    /// A new object.
+    /// Adds a new object.
     pub(crate) fn add(&mut self, thing: Thing) -> usize {
         self.found.objects.push(thing.into());
         self.found.objects.len() - 1
     }
 
-    /// The place of an object whose record is made later: what it is made from may be objects too.
+    /// Reserves the place of an object whose record is made later: it may depend on other objects.
     pub(crate) fn reserve(&mut self) -> usize {
         self.add(placeholder())
     }
 
-    /// Processes of the cgroup that are not of the tree.
+    /// Refuses processes of the cgroup that are not in the tree.
     pub(crate) fn outsiders(&mut self, tree: &[Seen]) {
         for pid in &self.subject.pids {
             let is_init = self.subject.has_init && *pid == self.subject.init;
             if is_init || tree.iter().any(|seen| seen.pid == *pid) {
                 continue;
             }
-            // It may have ended since.
+            // The process may have exited since.
             let Ok(fields) = proc::fields(*pid) else { continue };
             if fields.field("State").is_some_and(|s| s.starts_with(['Z', 'X'])) {
                 continue;
@@ -262,7 +263,7 @@ impl<'s> Survey<'s> {
         }
     }
 
-    /// Looks at everything one process has.
+    /// Inspects everything that one process has.
     pub(crate) fn process(&mut self, seen: &Seen) -> Result<Surveyed> {
         if seen.is_zombie {
             return Ok(Surveyed::default());
@@ -345,7 +346,7 @@ impl<'s> Survey<'s> {
                 return found(*index);
             }
         }
-        // Whoever is the first to have it open takes it again.
+        // The first process that has it open acquires it again.
         surveyed.leases.extend(lock::lease(&open)?);
         if let Some(external) = file::external(self.subject, &open) {
             let index = self.add(external);
@@ -385,21 +386,21 @@ impl<'s> Survey<'s> {
         let copy = match dormouse_kernel::pidfd::copy_descriptor(handle, number as i32) {
             Ok(copy) => copy,
             Err(e) if matches!(e.errno(), libc::EBADF | libc::ESRCH) => return Ok(None),
-            Err(e) => return Err(format!("it cannot be looked at: {e}")),
+            Err(e) => return Err(format!("it cannot be inspected: {e}")),
         };
-        let stat = rustix::fs::fstat(&copy).map_err(|e| format!("it cannot be looked at: {e}"))?;
+        let stat = rustix::fs::fstat(&copy).map_err(|e| format!("it cannot be inspected: {e}"))?;
         let link = link.to_string_lossy().into_owned();
         let (index, net) = (self.found.objects.len(), self.net_of(&link, &copy)?);
         Ok(Some(Open { process, number, link, info, stat, copy, index, net }))
     }
 
-    /// The object of an open file that is on its way to a process. `copy` is the same open file.
+    /// The object of an in-flight file (SCM_RIGHTS). `copy` is the same file description.
     pub(crate) fn on_its_way(
         &mut self,
         process: &Seen,
         copy: OwnedFd,
     ) -> std::result::Result<usize, Why> {
-        let failed = |e: &dyn std::fmt::Display| format!("it cannot be looked at: {e}");
+        let failed = |e: &dyn std::fmt::Display| format!("it cannot be inspected: {e}");
         let number = copy.as_raw_fd();
         let link = fs::read_link(format!("/proc/self/fd/{number}")).map_err(|e| failed(&e))?;
         let info =
@@ -425,14 +426,17 @@ impl<'s> Survey<'s> {
                 (kind.save)(self, &open)?
             }
         };
-        // Seals of memory are set by those who have it open.
+        // Seals of a memfd are set by a process that has it open.
         let memory = match &thing {
             Thing::File(it) => it.deleted.map(|n| &self.found.objects[n].thing),
             _ => None,
         };
         let is_sealed = matches!(memory, Some(Thing::MemoryFile(memory)) if memory.seals != 0);
         if is_sealed || lock::lease(&open)?.is_some() || !thing.needs_no_owner() {
-            return Err(format!("{}, which nobody has open but who sent it", thing.name()));
+            return Err(format!(
+                "{}, which is in flight and not open in any process",
+                thing.name()
+            ));
         }
         match self.found.objects.get_mut(index) {
             Some(place) => *place = Object { thing, net, user: None },
@@ -448,25 +452,25 @@ impl<'s> Survey<'s> {
         if link.starts_with("socket:[") { self.nets.of_socket(copy) } else { Ok(None) }
     }
 
-    /// Whether an open file is held where it is called from outside.
+    /// Whether an open file is held if it is reachable from outside.
     pub(crate) fn holds(&self, open: &Open<'_>) -> bool {
         self.subject.hold && open.net.is_none()
     }
 
-    /// What a process has open at a number, if that is the one by which it was met.
+    /// The object of a descriptor of a process, if the object was first found through it.
     pub(crate) fn open_at(&self, pid: u32, number: u32) -> Option<usize> {
         let mut all = self.open_files.values().flatten();
         all.find(|(other, at, _)| (*other, *at) == (pid, number)).map(|(.., index)| *index)
     }
 
-    /// Why something cannot be saved just now, and can be in a moment.
+    /// Marks a refusal as one that is likely to pass in a moment.
     pub(crate) fn passing(&mut self, why: Why) -> Why {
         self.found.passing += 1;
         why
     }
 
-    /// Whether a device is that of a volume, where others may call or change something while the processes
-    /// are gone, and what they call is to be held.
+    /// Whether a device is that of a volume, where processes outside may connect or change
+    /// something while the container is suspended, and the files that they use are to be held.
     pub(crate) fn is_volume(&self, device: u64) -> bool {
         let devices = self.volumes.get_or_init(|| match self.subject.hold {
             true => volumes(self.subject),
@@ -475,9 +479,9 @@ impl<'s> Survey<'s> {
         devices.contains(&device)
     }
 
-    /// Ends the survey: what only all together tell.
+    /// Completes the survey with facts that depend on all processes.
     pub(crate) fn finish(mut self, tree: &[Seen]) -> Found {
-        // ORDER: what is on its way through unix sockets may be an end of a pipe.
+        // ORDER: an end of a pipe may be in flight through a unix socket.
         unix::finish(&mut self, tree);
         pipe::finish(&mut self);
         user::finish(&mut self);
@@ -486,8 +490,8 @@ impl<'s> Survey<'s> {
     }
 }
 
-/// The locks of a process. Each is told by every descriptor of its file: those that could have got
-/// it are kept, and setting one twice changes nothing.
+/// The locks of a process. Each shows at every descriptor of its file. Descriptors that could have
+/// acquired it are kept: setting a lock twice changes nothing.
 fn hold(open: &Open<'_>, locks: &mut Vec<HeldLock>) -> std::result::Result<(), Why> {
     let access = open.flags() & libc::O_ACCMODE as u32;
     for lock in lock::of(&open.info)?.into_iter().filter(|l| l.kind == LockKind::Process) {
@@ -499,7 +503,7 @@ fn hold(open: &Open<'_>, locks: &mut Vec<HeldLock>) -> std::result::Result<(), W
     Ok(())
 }
 
-/// What stands in the place of an object until its record is made.
+/// The content of an object until its record is made.
 fn placeholder() -> Thing {
     Thing::Device(crate::format::Device { name: "null".into(), flags: 0 })
 }
@@ -519,7 +523,7 @@ pub(super) fn numbers(seen: &Seen) -> Result<Vec<u32>> {
     Ok(all)
 }
 
-/// What an open file of no known kind is called.
+/// The name of an open file of no known kind.
 fn unknown(link: &str) -> Why {
     let name = link.trim_start_matches("anon_inode:").trim_matches(['[', ']']);
     match name {
@@ -534,7 +538,7 @@ fn unknown(link: &str) -> Why {
 fn volumes(subject: &Subject) -> Vec<u64> {
     let table = proc::whole_text(format!("/proc/{}/mountinfo", subject.init)).unwrap_or_default();
     let mounts: Vec<(u64, String)> = table.lines().filter_map(inotify::mount).collect();
-    // What is mounted over one later is not ours.
+    // A mount over a volume is not the volume.
     let first = |place: &String| mounts.iter().find(|(_, other)| other == place);
     subject.volumes.iter().filter_map(first).map(|(device, _)| *device).collect()
 }

@@ -1,4 +1,4 @@
-//! Processes: what their threads share, and what they were put together from.
+//! Processes: state that their threads share, and the assembly of their records.
 
 use std::fs;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
 use crate::vdso;
 
-/// Refuses what of a process itself cannot be saved; tells which namespaces it has apart from the first.
+/// Refuses state of a process that cannot be saved; returns the namespaces that differ from the
+/// first's.
 pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
     let mut refuse = |why: &str| survey.found.refusals.push(seen.refuse("", why));
     if seen.innermost("NSsid") == Some(0) || seen.innermost("NSpgid") == Some(0) {
@@ -27,7 +28,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
     if seen.tids.iter().any(|tid| waits_in_vfork(seen.pid, *tid)) {
         refuse("it waits for a child that was made by vfork and has not executed yet");
     }
-    // The first is where the container is.
+    // The first process is in the container's own namespaces.
     let mut apart = Apart::default();
     if seen.pid != seen.first {
         let refused;
@@ -41,7 +42,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
         let why = "it has a thread in namespaces of its own, which is not saved yet";
         survey.found.refusals.push(seen.refuse("", why));
     }
-    // Its limits are gone when it has ended meanwhile, and it then needs nothing.
+    // A process that has exited meanwhile has no limits any more, and needs none.
     if let Err(why) = schedule::check(seen, seen.limits().unwrap_or_default()) {
         survey.found.refusals.push(seen.refuse("", why));
     }
@@ -56,7 +57,7 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
     apart
 }
 
-/// Namespaces that a process is in and the first is not, by their links in procfs.
+/// Namespaces of a process that differ from those of the first, by their links in procfs.
 #[derive(Debug, Default)]
 pub(crate) struct Apart {
     pub(crate) mounts: Option<String>,
@@ -64,16 +65,16 @@ pub(crate) struct Apart {
     pub(crate) ipc: Option<String>,
     pub(crate) net: Option<String>,
     pub(crate) time: Option<String>,
-    /// The time namespace that it has made for its children, where it is not in that.
+    /// The time namespace for its children, if it differs from its own.
     pub(crate) time_for_children: Option<String>,
     pub(crate) cgroup: Option<String>,
     pub(crate) user: Option<String>,
 }
 
-/// Where a process is: what of it all processes of a container have in common.
+/// The properties that all processes of a container share with the first.
 #[derive(Debug)]
 pub(crate) struct Home {
-    /// How many pid namespaces are around it.
+    /// The number of pid namespaces around it.
     depth: usize,
     namespaces: [Option<String>; NAMESPACES.len()],
     cgroups: Option<String>,
@@ -84,13 +85,13 @@ fn namespaces(pid: u32, tid: u32) -> [Option<String>; NAMESPACES.len()] {
     NAMESPACES.map(|name| namespace::link(pid, tid, name))
 }
 
-/// The same of a process.
+/// The same of a process, cached.
 fn own_namespaces(seen: &Seen) -> [Option<String>; NAMESPACES.len()] {
     NAMESPACES.map(|name| seen.link(name).map(str::to_owned))
 }
 
-/// The control group of a process below the container's own, where there may be others, and all its
-/// groups that are the same for everybody.
+/// The control group of a process below the container's own, if groups inside are saved, and the
+/// groups that must be the same for all processes.
 fn cgroups(pid: u32, own: Option<&cgroup::Own>) -> Option<(Option<String>, String)> {
     let text = proc::whole_text(format!("/proc/{pid}/cgroup")).ok()?;
     match own {
@@ -104,11 +105,12 @@ pub(crate) fn cgroup(pid: u32, survey: &Survey<'_>) -> Option<String> {
     cgroups(pid, Some(survey.own_cgroup.as_ref()?))?.0
 }
 
-/// In what respects a process is elsewhere than the first: what cannot be saved, and what can.
+/// Compares a process with the first one: returns the differences that cannot be saved, and those
+/// that can.
 fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
     let groups = |pid| cgroups(pid, survey.own_cgroup.as_ref()).map(|(_, others)| others);
     let first = survey.home.get_or_init(|| {
-        let fields = proc::fields(seen.first).ok()?; // it may have ended
+        let fields = proc::fields(seen.first).ok()?; // it may have exited
         Some(Home {
             depth: fields.pids().len(),
             namespaces: namespaces(seen.first, seen.first),
@@ -136,7 +138,7 @@ fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
             "net" => apart.net.clone_from(own),
             "time" => apart.time.clone_from(own),
             "cgroup" => apart.cgroup.clone_from(own),
-            // What it is to the process's own is asked for below.
+            // Compared with the process's own time namespace below.
             "time_for_children" => {}
             "user" => apart.user.clone_from(own),
             _ => all.push(of_its_own(name)),
@@ -148,7 +150,7 @@ fn elsewhere(seen: &Seen, survey: &Survey<'_>) -> (Vec<String>, Apart) {
     (all, apart)
 }
 
-/// Whether a thread is in other namespaces than its process. Only CAP_SYS_ADMIN leads there.
+/// Whether a thread is in other namespaces than its process. Only CAP_SYS_ADMIN allows that.
 fn has_threads_apart(seen: &Seen) -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     let bound = seen.fields.field("CapBnd").and_then(|mask| u64::from_str_radix(mask, 16).ok());
@@ -157,14 +159,14 @@ fn has_threads_apart(seen: &Seen) -> bool {
     }
     let own = own_namespaces(seen);
     let mut others = seen.tids.iter().skip(1).map(|tid| namespaces(seen.pid, *tid));
-    // One that ends has none.
+    // A thread that exits has none.
     others.any(|other| other != own && other.iter().chain(&own).all(Option::is_some))
 }
 
-/// How long a child that was made by vfork is given to execute: most do at once.
+/// How long to wait for a vfork(2) child to execute: most do at once.
 const VFORK_PATIENCE: (u32, Duration) = (20, Duration::from_millis(5));
 
-/// Whether a thread waits for such a child, out of which nothing takes it but the child's end.
+/// Whether a thread waits for such a child. No signal but SIGKILL interrupts that wait.
 fn waits_in_vfork(pid: u32, tid: u32) -> bool {
     let waits = || {
         let wchan = || proc::whole_text(format!("/proc/{pid}/task/{tid}/wchan"));
@@ -180,7 +182,7 @@ fn waits_in_vfork(pid: u32, tid: u32) -> bool {
     })
 }
 
-/// What procfs tells of a process.
+/// Makes the record of a process from procfs.
 pub(crate) fn record(
     seen: &Seen,
     surveyed: &Surveyed,
@@ -229,7 +231,7 @@ pub(crate) fn record(
 
 /// Limits in the order of `/proc/PID/limits`, with the kernel's numbers (getrlimit(2)).
 ///
-/// prlimit(2) is no way: it refuses to tell of a process of another user without CAP_SYS_RESOURCE.
+/// prlimit(2) is of no use: for a process of another user it requires CAP_SYS_RESOURCE.
 const LIMITS: [(&str, u32); 16] = [
     ("Max cpu time", 0),
     ("Max file size", 1),
@@ -266,7 +268,7 @@ pub(super) fn limits(pid: u32) -> Result<Vec<Limit>> {
     Ok(LIMITS.iter().filter_map(row).collect())
 }
 
-/// What only calls in the process itself tell, and its memory's layout.
+/// Completes the record by calls in the process itself, and reads the layout of its memory.
 pub(crate) fn inside(
     seen: &Seen,
     record: &mut Process,
@@ -299,7 +301,7 @@ pub(crate) fn inside(
     Ok(memory)
 }
 
-/// Makes calls in a thread, whose registers and mask go into its record.
+/// Injects calls into a thread, and stores its registers and mask in its record.
 fn run(
     seen: &Seen,
     tid: u32,
@@ -317,14 +319,14 @@ fn run(
     answers
 }
 
-/// Gives a task its registers back, so that it goes on as if it had not been stopped.
+/// Restores a task's registers, so that it continues as if it had not been stopped.
 pub(super) fn give_back(seen: &Seen, tid: u32, remote: Remote) -> std::result::Result<(), Errno> {
     let (registers, mask) = (thread::going_on(seen, tid, remote.registers()), remote.mask());
     remote.finish(&registers, mask)
 }
 
-/// How long until the first timer of a stopped process rings that sends a signal (setitimer(2), of
-/// real time; timer_create(2)); nothing where it cannot be asked.
+/// How long until the first timer of a stopped process expires that sends a signal (setitimer(2),
+/// of real time; timer_create(2)); `None` if no call can be injected.
 pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Errno> {
     let pid = seen.pid;
     let object = vdso::of_process(pid);
@@ -346,10 +348,11 @@ pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Err
     Ok(next)
 }
 
-/// Reads what signals have come since they were read, and then what is left of timers: those ring while
-/// nobody runs, and each ring is either a signal or time that is left.
+/// Reads the signals that have arrived since the first read, and then the remaining time of timers.
+/// Timers expire while the process is stopped, and each must count once: as a signal or as
+/// remaining time.
 fn rung_meanwhile(seen: &Seen, record: &mut Process, gadget: u64) -> Result<()> {
-    // Each timer has one signal at most that waits, so this ends.
+    // Each timer has at most one pending signal, so this loop ends.
     loop {
         let mut have_come = false;
         let mut look = |tid, shared, known: &mut Vec<Signal>| -> Result<()> {
@@ -377,11 +380,11 @@ fn rung_meanwhile(seen: &Seen, record: &mut Process, gadget: u64) -> Result<()> 
             }
             Ok(())
         };
-        ask().map_err(Error::of("ask for the timers of", seen.pid))?;
+        ask().map_err(Error::of("read the timers of", seen.pid))?;
     }
 }
 
-/// Asks for interval and rest of a POSIX timer.
+/// Queries interval and remaining time of a POSIX timer.
 fn posix_time(
     script: &mut Script,
     id: i32,
@@ -396,7 +399,8 @@ fn posix_time(
     }
 }
 
-/// Asks the first thread for its own and the process's state; the answer gives the end of the heap.
+/// Queries the state of the first thread and of the process; the answer contains the end of the
+/// heap.
 fn ask(
     seen: &Seen,
     record: &mut Process,
@@ -443,17 +447,17 @@ fn threads_inside(
     inside(record, &answers)
 }
 
-/// The address of a `syscall` instruction: in the kernel's own object, or anywhere in code.
+/// The address of a `syscall` instruction: in the vDSO, or anywhere in code.
 fn gadget(pid: u32, memory: &Memory) -> Option<u64> {
     let code = memory.areas.iter().filter(|a| a.access & 4 != 0).map(|a| (a.start, a.bytes()));
     memory.vdso.into_iter().chain(code).find_map(|(start, bytes)| find(pid, start, bytes))
 }
 
-/// Looks for `syscall` (0f 05), a page at a time from the end: data comes before code.
+/// Searches for `syscall` (0f 05), a page at a time from the end: data comes before code.
 pub(crate) fn find(pid: u32, start: u64, bytes: u64) -> Option<u64> {
     let mut page = [0; 4096];
     for at in (0..bytes / 4096).rev().map(|page| start + page * 4096) {
-        // Data of the kernel's own cannot be read this way.
+        // Data pages of the vDSO (vvar) cannot be read this way.
         if call::read_memory(pid, &mut page, &[(at, 4096)]).is_ok_and(|n| n == 4096)
             && let Some(offset) = page.windows(2).position(|w| w == [0x0f, 0x05])
         {

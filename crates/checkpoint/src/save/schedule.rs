@@ -1,7 +1,7 @@
-//! How threads are scheduled: told by the kernel of any task, but for the timer slack.
+//! How threads are scheduled: the kernel reports all of it for any task, except the timer slack.
 //!
-//! CAP_SYS_NICE of the host is nothing that a container has, so a thread is restored by what it may
-//! itself: what only somebody outside can have given it is refused.
+//! A container has no CAP_SYS_NICE of the host, so a thread is restored with its own permissions. A
+//! setting that only a process outside can have made is refused.
 
 use dormouse_kernel::{Errno, call, proc};
 
@@ -15,15 +15,16 @@ const RTPRIO: u32 = 14;
 const IO_CLASS: (u32, u32) = (13, 1);
 /// SCHED_FLAG_RESET_ON_FORK.
 const RESET_ON_FORK: u64 = 1;
-/// util_max of a thread that has none of its own.
+/// util_max of a thread without a setting of its own.
 const UTIL_MAX: u32 = 1024;
 /// LIMIT: CPUs of a host.
 pub(crate) const CPUS_MAX: u32 = 8192;
 
-/// Everything but the timer slack, which only the thread itself is told.
+/// Everything but the timer slack, which only the thread itself can read.
 pub(crate) fn of(tid: u32) -> Result<Schedule, Errno> {
     let found = call::scheduling_attributes(tid)?;
-    // A slice is told of threads that have none of their own, too: then it is the host's, as ours.
+    // The kernel also reports a slice for threads without one of their own: the host's default, as
+    // for this program.
     let host = call::scheduling_attributes(0)?;
     let own_slice = found.runtime_ns != host.runtime_ns && is_fair(found.policy);
     Ok(Schedule {
@@ -41,7 +42,7 @@ fn is_fair(policy: u32) -> bool {
     [libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&(policy as i32))
 }
 
-/// The CPUs a thread may run on, unless that is all there are.
+/// The CPUs that a thread may run on; empty if these are all.
 fn bound_to(tid: u32) -> Result<Vec<u32>, Errno> {
     let mut mask = [0u64; CPUS_MAX as usize / 64];
     call::affinity(tid, &mut mask)?;
@@ -62,10 +63,10 @@ fn cpus(list: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Why a process's threads cannot be scheduled again as they are.
+/// Checks that a process's threads can be scheduled again as they are.
 pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Why> {
     for tid in &seen.tids {
-        // It may have ended since it was found.
+        // The thread may have exited since it was found.
         let Ok(found) = call::scheduling_attributes(*tid) else { continue };
         let allowed = limits.iter().find(|l| l.resource == RTPRIO).map_or(0, |l| l.soft);
         match found.policy as i32 {
@@ -73,7 +74,7 @@ pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Why> {
             libc::SCHED_FIFO | libc::SCHED_RR if u64::from(found.priority) <= allowed => {}
             libc::SCHED_FIFO | libc::SCHED_RR => {
                 return Err(format!(
-                    "it has real-time priority {}, which somebody outside has given it: its limit \
+                    "it has real-time priority {}, set from outside the container: its limit \
                      (rtprio) is {allowed}",
                     found.priority
                 ));
@@ -85,7 +86,7 @@ pub(crate) fn check(seen: &Seen, limits: &[Limit]) -> Result<(), Why> {
         }
         let io_class = call::io_priority(*tid).unwrap_or(0) >> IO_CLASS.0;
         if io_class == IO_CLASS.1 {
-            return Err("it has a real-time I/O priority, which somebody outside gave it".into());
+            return Err("it has a real-time I/O priority, set from outside the container".into());
         }
     }
     Ok(())

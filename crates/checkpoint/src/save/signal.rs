@@ -1,4 +1,5 @@
-//! Signals: actions and alternate stacks, asked of the process itself; queues, by ptrace(2).
+//! Signals: actions and alternate stacks, read by calls in the process itself; queues, by
+//! ptrace(2).
 
 use dormouse_kernel::Errno;
 use dormouse_kernel::call;
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::{Action, AlternateStack, Bytes, IntervalTimer, Signal};
 use crate::inject::script::{Answers, Arg, Script};
 
-/// Asks for actions that are not the default: those of which `/proc/PID/status` says so.
+/// Queries actions that are not the default: those that `/proc/PID/status` shows as set.
 pub(crate) fn actions(
     seen: &Seen,
     script: &mut Script,
@@ -34,7 +35,7 @@ pub(crate) fn actions(
     }
 }
 
-/// The first numbers of 64 bits.
+/// Decodes the first `N` 64-bit numbers.
 pub(crate) fn numbers<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut all = [0; N];
     for (number, eight) in all.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -43,7 +44,7 @@ pub(crate) fn numbers<const N: usize>(bytes: &[u8]) -> [u64; N] {
     all
 }
 
-/// Asks for the alternate stack of a thread.
+/// Queries the alternate stack of a thread.
 pub(crate) fn alternate_stack(
     script: &mut Script,
 ) -> impl FnOnce(&Answers) -> std::result::Result<Option<AlternateStack>, Errno> + use<> {
@@ -52,14 +53,14 @@ pub(crate) fn alternate_stack(
     move |answers| {
         answers.returned(asked)?;
         let [address, flags, length_bytes] = answers.numbers(to);
-        // Whether the thread runs on it follows from its stack pointer.
+        // SS_ONSTACK follows from the stack pointer of the thread.
         let flags = flags as u32 & !(libc::SS_ONSTACK as u32);
         let disabled = flags & libc::SS_DISABLE as u32 != 0;
         Ok((!disabled).then_some(AlternateStack { address, flags, length_bytes }))
     }
 }
 
-/// Asks for the timers of setitimer(2) that run.
+/// Queries the active timers of setitimer(2).
 pub(crate) fn interval_timers(
     script: &mut Script,
 ) -> impl FnOnce(&Answers) -> std::result::Result<Vec<IntervalTimer>, Errno> + use<> {
@@ -85,7 +86,7 @@ pub(crate) fn interval_timers(
     }
 }
 
-/// Signals that wait: for the process (`shared`) or for one thread.
+/// Pending signals: of the process (`shared`) or of one thread.
 pub(crate) fn pending(tid: u32, shared: bool) -> Result<Vec<Signal>> {
     let mut all = Vec::new();
     loop {

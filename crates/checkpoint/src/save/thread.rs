@@ -1,14 +1,14 @@
-//! Threads: registers, masks, what the kernel was told about them; and the call they are in.
+//! Threads: registers, masks and other state in the kernel; and the call that each is in.
 //!
-//! To stop a thread the kernel takes it out of a call that waits. Most such calls begin again by
-//! themselves, which the registers say (`rax` is -ERESTARTSYS and its like) and the kernel does on
-//! the thread's way back. Two kinds do not:
+//! To stop a thread, the kernel interrupts its blocking call. Most such calls restart by
+//! themselves: `rax` is -ERESTARTSYS or its like, and the kernel acts on it before the thread
+//! returns to user space. Two kinds do not:
 //!
 //! - some calls (epoll_wait(2), sigtimedwait(2), ...) then fail with EINTR, which programs see:
-//!   signal(7), "even in the absence of signal handlers". They are made to begin again, with what is
-//!   left of their time ([`crate::remaining`]), which is asked for before they are stopped;
-//! - calls with a time limit that the kernel keeps to itself (nanosleep(2), poll(2), futex(2)) go
-//!   on by restart_syscall(2), which only the same task can. Their rest of the time is kept.
+//!   signal(7), "even in the absence of signal handlers". Such a call is made to restart with the
+//!   remaining time ([`crate::remaining`]), which is determined before the stop;
+//! - calls whose timeout is kept inside the kernel (nanosleep(2), poll(2), futex(2)) continue by
+//!   restart_syscall(2), which only the same task can do. Their remaining time is saved.
 
 use std::cell::OnceCell;
 use std::time::Duration;
@@ -30,10 +30,10 @@ use crate::remaining;
 pub(super) const ERESTARTSYS: i64 = 512;
 pub(super) const ERESTARTNOHAND: i64 = 514;
 const ERESTART_RESTARTBLOCK: i64 = 516;
-/// What of an operation of futex(2) is its command.
+/// The command bits of an operation of futex(2).
 pub(super) const FUTEX_COMMAND: i32 = 127;
 
-/// Calls that fail with EINTR when their thread was stopped, and mean nothing else by it.
+/// Calls that fail with EINTR when their thread was stopped, for no other reason.
 const SPURIOUS: [i64; 9] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
@@ -46,13 +46,13 @@ const SPURIOUS: [i64; 9] = [
     libc::SYS_msgsnd,
 ];
 
-/// What ptrace and procfs tell of a thread; no call is made in it yet.
+/// Makes the record of a thread from ptrace and procfs; no call is injected yet.
 pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) -> Result<Thread> {
     let other;
     let fields = match tid == seen.pid {
-        true => &seen.fields, // read when all stood still
+        true => &seen.fields, // read once all were stopped
         false => {
-            let gone = |_| Error::of("look at a thread", tid)(Errno::SRCH);
+            let gone = |_| Error::of("read a thread", tid)(Errno::SRCH);
             other = proc::fields(tid).map_err(gone)?;
             &other
         }
@@ -92,15 +92,15 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
         nice,
         restart: goes_on(seen, tid, blocks).map_err(step("read the registers"))?,
         time_limit: limit::of(seen, tid, &registers, subject.quiet),
-        schedule: schedule::of(tid).map_err(step("look at the scheduling"))?,
+        schedule: schedule::of(tid).map_err(step("read the scheduling"))?,
         personality: personality(seen.pid, tid),
         ..Thread::default()
     })
 }
 
-/// Filters beyond those that the configuration gives every process, which are the oldest.
+/// Filters beyond those of the configuration, which every process has and which are the oldest.
 fn filters(tid: u32, fields: &proc::Fields, house: u32) -> std::result::Result<Vec<Filter>, Errno> {
-    const FILTERED: u64 = 2; // SECCOMP_MODE_FILTER, without which there is nothing to ask for
+    const FILTERED: u64 = 2; // SECCOMP_MODE_FILTER; other modes have no filter
     let mut all = Vec::new();
     if fields.number("Seccomp") != Some(FILTERED) {
         return Ok(all);
@@ -114,7 +114,7 @@ fn filters(tid: u32, fields: &proc::Fields, house: u32) -> std::result::Result<V
     Ok(all)
 }
 
-/// What personality(2) was told, by a thread or its ancestors.
+/// The personality(2) that a thread or one of its ancestors has set.
 pub(crate) fn personality(pid: u32, tid: u32) -> u32 {
     let text = proc::whole_text(format!("/proc/{pid}/task/{tid}/personality"));
     text.ok().and_then(|t| u32::from_str_radix(t.trim(), 16).ok()).unwrap_or(0)
@@ -124,7 +124,7 @@ pub(crate) fn personality(pid: u32, tid: u32) -> u32 {
 #[derive(Debug)]
 pub(crate) struct Stat(String);
 
-/// Reads it.
+/// Reads the stat of a task.
 pub(crate) fn stat(pid: u32, tid: u32) -> Option<Stat> {
     proc::whole_text(format!("/proc/{pid}/task/{tid}/stat")).ok().map(Stat)
 }
@@ -137,12 +137,12 @@ impl Stat {
     }
 }
 
-/// One field of it.
+/// Reads one field of a task's stat.
 pub(crate) fn stat_field(pid: u32, tid: u32, number: usize) -> Option<String> {
     stat(pid, tid)?.field(number).map(str::to_owned)
 }
 
-/// Asks for what only calls in the thread itself tell.
+/// Queries state that only calls in the thread itself can read.
 pub(crate) fn inside(
     script: &mut Script,
 ) -> impl FnOnce(&mut Thread, &Answers) -> std::result::Result<(), Errno> + use<> {
@@ -165,28 +165,28 @@ pub(crate) fn inside(
     }
 }
 
-/// Asks prctl(2) for what it returns.
+/// Queries prctl(2) for its return value.
 pub(super) fn prctl(script: &mut Script, request: i32) -> Made {
     let args = [request.into(), 0.into(), 0.into(), 0.into(), 0.into()];
     script.call(libc::SYS_prctl, args)
 }
 
-/// Asks prctl(2) for what it writes.
+/// Queries prctl(2) for the value that it writes.
 pub(super) fn prctl_to(script: &mut Script, request: i32) -> (Room, Made) {
     let to = script.room(8);
     let args = [request.into(), to.into(), 0.into(), 0.into(), 0.into()];
     (to, script.call(libc::SYS_prctl, args))
 }
 
-/// Registers with which a stopped thread, whose registers these are, is to go on from where it is: a
-/// call that would fail for no reason begins again, with what is left of its time.
+/// Registers with which a stopped thread, whose registers these are, resumes: a call that would
+/// fail with a spurious EINTR restarts with its remaining time.
 pub(super) fn going_on(seen: &Seen, tid: u32, registers: Registers) -> Registers {
     let limit = limit::of(seen, tid, &registers, Duration::ZERO);
     let again = begin_again(registers);
     limit.map_or(again, |limit| remaining::begin_again(tid, again, &limit))
 }
 
-/// Has a stopped thread go on from where it is, as by [`going_on`]; gives its registers.
+/// Makes a stopped thread resume, as by [`going_on`]; returns its registers.
 pub(super) fn go_on(seen: &Seen, tid: u32) -> std::result::Result<Registers, Errno> {
     let registers = call::registers(tid)?;
     let again = going_on(seen, tid, registers);
@@ -196,7 +196,7 @@ pub(super) fn go_on(seen: &Seen, tid: u32) -> std::result::Result<Registers, Err
     Ok(again)
 }
 
-/// Registers with which a call that would fail for no reason begins again.
+/// Registers with which a call that would fail with a spurious EINTR restarts.
 pub(crate) fn begin_again(registers: Registers) -> Registers {
     let was_interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
     if was_interrupted && SPURIOUS.contains(&(registers.orig_rax as i64)) {
@@ -205,13 +205,13 @@ pub(crate) fn begin_again(registers: Registers) -> Registers {
     registers
 }
 
-/// What tells of waits, once somebody needs it: loading the program takes some 20 ms.
+/// The BPF program that reads waits, loaded on first use: loading takes some 20 ms.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks(OnceCell<Option<Waits>>);
 
 impl Blocks {
-    /// Loads the program while everything runs, if a thread waits for a time now. One that begins to
-    /// before it is stopped has it loaded then.
+    /// Loads the program while everything runs, if a thread is in a call with a timeout now. If one
+    /// enters such a call later, before the stop, the program is loaded then.
     pub(crate) fn for_waiting(processes: &[Seen]) -> Self {
         let blocks = Self::default();
         let waits = |tid: &u32| InCall::of(*tid).is_some_and(|call| is_timed(*tid, &call));
@@ -225,8 +225,8 @@ impl Blocks {
         self.0.get_or_init(|| Waits::load().ok()).as_ref()
     }
 
-    /// How a thread that nobody has stopped yet sleeps in this call, one that begins again, if that is
-    /// known without loading anything.
+    /// How a thread that is not stopped yet waits in this call, if the call restarts; `None` if the
+    /// program is not loaded.
     pub(super) fn asleep(&self, tid: u32, call: &InCall) -> Option<Asleep> {
         let waits = self.0.get()?.as_ref()?;
         (SPURIOUS.contains(&call.number) && is_timed(tid, call)).then_some(())?;
@@ -234,10 +234,10 @@ impl Blocks {
         Some(Asleep { until_ns: wait.sleeps_until_ns?, switches: wait.switches })
     }
 
-    /// What is left of the time of a call that was interrupted; `None` where nobody tells.
+    /// The remaining time of an interrupted call; `None` if it cannot be read.
     fn left_ns(&self, tid: u32, call: i64, clock: u64) -> Option<u64> {
         let block = self.load()?.of(tid).ok()?.restart;
-        // A relative sleep by CLOCK_REALTIME is one by CLOCK_MONOTONIC; time of a CPU is none.
+        // A relative sleep by CLOCK_REALTIME uses CLOCK_MONOTONIC; CPU time clocks are left out.
         let clock = match clock as i32 {
             libc::CLOCK_REALTIME | libc::CLOCK_MONOTONIC => ClockId::Monotonic,
             libc::CLOCK_BOOTTIME => ClockId::Boottime,
@@ -250,12 +250,12 @@ impl Blocks {
         };
         let now = rustix::time::clock_gettime(clock);
         let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-        // Over already: it comes back at once.
+        // Expired already: the call returns at once.
         Some(end.saturating_sub(now))
     }
 }
 
-/// A thread that sleeps for some time at most, as it was before it was stopped.
+/// A thread that is blocked with a timeout, as it was before the stop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asleep {
     until_ns: u64,
@@ -263,19 +263,19 @@ pub(super) struct Asleep {
 }
 
 impl Asleep {
-    /// Until when, by CLOCK_MONOTONIC, if it is the same sleep that the thread was taken out of: since
-    /// then it has waited for nothing but its tracer.
+    /// The end of the wait, by CLOCK_MONOTONIC, if it is the wait that the stop has interrupted:
+    /// since then the thread has waited only for its tracer.
     pub(super) fn until_ns(self, tid: u32) -> Option<u64> {
         let now = proc::fields(tid).ok()?.number("voluntary_ctxt_switches")?;
         (now == self.switches + 1).then_some(self.until_ns)
     }
 }
 
-/// LIMIT: of a call that begins again the time is only asked for where it was given more than this:
-/// less is no more than what a checkpoint takes.
+/// LIMIT: the timeout of a restarting call is only read if it is longer than this. A shorter one is
+/// no more than the time that a checkpoint takes.
 const SHORT_NS: u64 = 100_000_000;
 
-/// Whether the call that a thread is in ends with a time that the kernel knows and the thread does not.
+/// Whether the call that a thread is in has an end that the kernel keeps and the thread does not.
 fn is_timed(tid: u32, call: &InCall) -> bool {
     match call.number {
         libc::SYS_nanosleep | libc::SYS_clock_nanosleep | libc::SYS_restart_syscall => true,
@@ -283,15 +283,15 @@ fn is_timed(tid: u32, call: &InCall) -> bool {
         libc::SYS_futex => call.arguments[3] != 0,
         number if SPURIOUS.contains(&number) => {
             let time = |address, part_ns| limit::time_at(tid, address, part_ns);
-            // None of these names a moment.
+            // None of these takes an absolute time.
             limit::given(call, time, |_| None).is_some_and(|given_ns| given_ns > SHORT_NS)
         }
         _ => false,
     }
 }
 
-/// Whether a thread that was stopped waited for something in the kernel, and goes on to. Registers
-/// are as [`begin_again`] gives them.
+/// Whether a stopped thread was blocked in the kernel, and will be again. Registers are as
+/// [`begin_again`] returns them.
 pub(crate) fn waits(thread: &Thread) -> bool {
     waits_by(&thread.registers)
 }
@@ -300,12 +300,12 @@ pub(crate) fn waits(thread: &Thread) -> bool {
 pub(super) fn waits_by(registers: &Registers) -> bool {
     let returned = registers.rax as i64;
     let is_restarted = (-ERESTART_RESTARTBLOCK..=-ERESTARTSYS).contains(&returned);
-    // A wait with a limit of its socket is told that it was interrupted.
+    // A socket call with a timeout (SO_RCVTIMEO) fails with EINTR.
     let is_told = returned == -i64::from(libc::EINTR);
     registers.orig_rax as i64 >= 0 && (is_restarted || is_told)
 }
 
-/// How long a stopped thread waits at most in the call that it is in.
+/// The timeout of the call that a stopped thread is in.
 pub(super) fn waits_ns(
     seen: &Seen,
     tid: u32,
@@ -316,7 +316,7 @@ pub(super) fn waits_ns(
     Ok(left.or(limit.map(|limit| limit.left_ns)))
 }
 
-/// How the call that a stopped thread is in goes on, where only the thread itself could restart it.
+/// How the call that a stopped thread is in continues, if only the thread itself could restart it.
 fn goes_on(seen: &Seen, tid: u32, blocks: &Blocks) -> std::result::Result<Option<Restart>, Errno> {
     let timespec = |address| limit::time_at(seen.pid, address, 1);
     let waited_in = seen.waited_in.get(&tid).map_or("", String::as_str);
@@ -324,14 +324,15 @@ fn goes_on(seen: &Seen, tid: u32, blocks: &Blocks) -> std::result::Result<Option
     Ok(restart(&call::registers(tid)?, waited_in, timespec, left))
 }
 
-/// The same by registers. `timespec` reads one of the thread's; `left` asks the kernel what is left
-/// of the time of a call, by a clock.
+/// The same by registers. `timespec` reads a timespec of the thread; `left` reads the remaining
+/// time of a call, by a clock, from the kernel.
 ///
-/// LIMIT: where the kernel does not tell ([`Waits`]) the whole time begins again, but for a
-/// nanosleep with somewhere to put what is left.
+/// LIMIT: where the kernel does not show it ([`Waits`]) the whole time begins again, except for a
+/// nanosleep with a buffer for the remaining time.
 ///
-/// A call that was restarted once is restart_syscall(2) by its number, and by its arguments what it
-/// was: `waited_in` tells which. LIMIT: where the kernel does not say, it fails with EINTR.
+/// A call that was restarted once has the number of restart_syscall(2), and its original arguments:
+/// `waited_in` identifies it. LIMIT: where the kernel does not show that, the call fails with
+/// EINTR.
 fn restart(
     registers: &Registers,
     waited_in: &str,
@@ -348,7 +349,7 @@ fn restart(
             name if name.contains("poll") => libc::SYS_poll,
             name if name.contains("futex") => libc::SYS_futex,
             "" | "0" => return None,
-            // KERNEL(6.18): a sleep that goes on is called from nowhere but the entry itself.
+            // KERNEL(6.18): a continued sleep has no wait function of its own in wchan.
             _ if first_is_a_clock => libc::SYS_clock_nanosleep,
             _ => libc::SYS_nanosleep,
         };
@@ -361,10 +362,10 @@ fn restart(
         libc::SYS_clock_nanosleep => {
             left(call, rdi).or_else(|| timespec(r10)).or_else(|| timespec(rdx))
         }
-        // Others name the moment at which they end.
+        // Other operations take an absolute time.
         libc::SYS_futex if is_relative(rsi) => left(call, 0).or_else(|| timespec(r10)),
         libc::SYS_futex => timespec(r10),
-        // A limit below 0 is none.
+        // A negative timeout is none.
         libc::SYS_poll => {
             let whole = u64::try_from(rdx as i32).ok().map(|ms| ms * 1_000_000);
             whole.and_then(|whole| left(call, 0).or(Some(whole)))
@@ -398,7 +399,7 @@ fn credentials(seen: &Seen, fields: &proc::Fields) -> Credentials {
     }
 }
 
-/// Who a process is to the other side of a unix socket.
+/// The credentials that a process has for the peer of a unix socket.
 pub(super) fn as_peer(seen: &Seen) -> PeerCredentials {
     const EFFECTIVE: usize = 1;
     let Credentials { uids, gids, groups, .. } = credentials(seen, &seen.fields);
@@ -406,13 +407,13 @@ pub(super) fn as_peer(seen: &Seen) -> PeerCredentials {
     PeerCredentials { pid: Some(seen.inner), uid, gid, groups }
 }
 
-/// The ids of a file as a process sees them.
+/// The owner ids of a file as a process sees them.
 pub(super) fn inside_ids(pid: u32, uid: u32, gid: u32) -> (u32, u32) {
     let maps = Maps::read(pid);
     (Maps::inside(&maps.uids, uid), Maps::inside(&maps.gids, gid))
 }
 
-/// The ids of a user namespace: first inside, first outside, how many.
+/// The id maps of a user namespace: first id inside, first id outside, count.
 #[derive(Debug)]
 pub(crate) struct Maps {
     uids: Vec<(u32, u32, u32)>,
@@ -432,7 +433,7 @@ impl Maps {
         Self { uids: read("uid_map"), gids: read("gid_map") }
     }
 
-    /// Users and groups.
+    /// The maps of users and groups.
     pub(crate) fn ids(&self) -> (Vec<Ids>, Vec<Ids>) {
         let all = |map: &[(u32, u32, u32)]| {
             let ids = |(inside, outside, count): &(u32, u32, u32)| {
@@ -444,7 +445,7 @@ impl Maps {
         (all(&self.uids), all(&self.gids))
     }
 
-    /// User and group of a file, by ids inside.
+    /// Owner user and group of a file, by ids inside.
     pub(crate) fn owner(&self, uid: u32, gid: u32) -> (u32, u32) {
         (Self::inside(&self.uids, uid), Self::inside(&self.gids, gid))
     }
@@ -478,7 +479,7 @@ mod tests {
         let again = begin_again(of(libc::SYS_epoll_wait, -4));
         assert_eq!(again.rax as i64, -ERESTARTNOHAND);
         let read = of(libc::SYS_read, -4);
-        assert_eq!(begin_again(read), read, "a read that says EINTR means it");
+        assert_eq!(begin_again(read), read, "EINTR of a read is genuine");
         let poll = Registers { rdx: 1500, ..of(libc::SYS_poll, -516) };
         assert_eq!(
             restart(&poll, "", |_| None, |_, _| None).unwrap().remaining_ns,

@@ -21,7 +21,7 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
             cancelled_at_set_ns: None,
         })
     };
-    let mut timer: TimerFd = record().ok_or("a timerfd of which the kernel tells too little")?;
+    let mut timer: TimerFd = record().ok_or("a timerfd with an incomplete fdinfo")?;
     let settime = open.field("settime flags").and_then(|f| u32::from_str_radix(f, 8).ok());
     if settime.unwrap_or(0) & TimerFd::CANCEL_ON_SET != 0 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
@@ -31,7 +31,7 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     Ok(Thing::Timer(timer))
 }
 
-/// Reads `(SECONDS, NANOSECONDS)`.
+/// Parses `(SECONDS, NANOSECONDS)`.
 fn pair_ns(text: &str) -> Option<u64> {
     let (seconds, nanoseconds) = text.trim_matches(['(', ')']).split_once(',')?;
     let seconds: u64 = seconds.trim().parse().ok()?;
@@ -39,8 +39,8 @@ fn pair_ns(text: &str) -> Option<u64> {
     seconds.checked_mul(1_000_000_000)?.checked_add(nanoseconds)
 }
 
-/// The POSIX timers of a process, as `/proc/PID/timers` tells; how long until they ring is asked
-/// of the process itself.
+/// The POSIX timers of a process, as `/proc/PID/timers` lists them. Their remaining times are
+/// queried by calls in the process itself.
 pub(crate) fn posix(seen: &Seen) -> Result<Vec<PosixTimer>, Why> {
     let text = proc::whole_text(format!("/proc/{}/timers", seen.pid)).unwrap_or_default();
     let mut all = Vec::new();

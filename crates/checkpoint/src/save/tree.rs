@@ -1,8 +1,8 @@
 //! Finding all processes of a container, and stopping them.
 //!
-//! The tree is walked from the first process along `/proc/PID/task/TID/children`, which also tells
-//! of processes that have ended and wait to be reaped. What the cgroup holds beyond that was put
-//! there from outside ([`super::object::Survey::outsiders`]).
+//! The tree is walked from the first process along `/proc/PID/task/TID/children`, which also lists
+//! zombies. Other processes in the cgroup were put there from outside
+//! ([`super::object::Survey::outsiders`]).
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -27,46 +27,48 @@ use crate::format::{INIT, Limit, PROGRAMS};
 use crate::inject::remote::EVENT_STOP;
 use crate::vdso;
 
-/// How long a task may take to stand still. One that waits for a disk cannot before that is done.
+/// How long a task may take to stop. A task that waits for a disk does not stop before the I/O is
+/// done.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
-/// How often a thread in the middle of the kernel's shared object is let go on, to come out of it.
+/// How often a thread inside the vDSO is resumed for a moment, so that it leaves.
 const LET_OUT_TIMES: u32 = 64;
 
 /// A process that was found.
 #[derive(Debug)]
 pub struct Seen {
-    /// The host's id.
+    /// The pid on the host.
     pub(crate) pid: u32,
-    /// The container's id.
+    /// The pid in the container.
     pub(crate) inner: u32,
-    /// The container's id of its parent, 0 for the first.
+    /// The pid of its parent in the container, 0 for the first.
     pub(crate) parent: u32,
-    /// The first process, by the host's id: paths inside are found from its root.
+    /// The pid of the first process on the host: paths inside are resolved from its root.
     pub(crate) first: u32,
     /// `/proc/PID/status`.
     pub(crate) fields: Fields,
-    /// It has ended and waits to be reaped.
+    /// The process has exited and was not reaped.
     pub(crate) is_zombie: bool,
-    /// Its threads by the host's ids, the first being itself.
+    /// Its threads by the host's ids; the first is the thread group leader.
     pub(crate) tids: Vec<u32>,
-    /// The signal of job control that it is stopped by.
+    /// The job control signal that it is stopped by.
     pub(crate) stopped: Option<i32>,
-    /// One of its threads ran, or went on, when it was stopped.
+    /// One of its threads was running, or was resumed, during the stop.
     pub(crate) has_run: bool,
-    /// Where in the kernel its threads waited before they were stopped, whose call says it no more.
+    /// The kernel function in which a thread waited before the stop, for threads in
+    /// restart_syscall(2).
     pub(crate) waited_in: HashMap<u32, String>,
-    /// When the sleep ends, by CLOCK_MONOTONIC, that its threads were in.
+    /// The end of the wait that each thread was in, by CLOCK_MONOTONIC.
     pub(crate) sleeps_until_ns: HashMap<u32, u64>,
-    /// Itself; none where it has ended.
+    /// A pidfd of the process; `None` if it has exited.
     pub(crate) pidfd: Option<OwnedFd>,
     asked: Asked,
 }
 
-/// What of a process is told once somebody asks. While it stands still all of it stays as it is.
+/// Properties of a process that are read on first use. While it is stopped they do not change.
 #[derive(Debug, Default)]
 struct Asked {
-    /// Where it has the kernel's shared object.
+    /// Where the vDSO is mapped.
     objects: OnceCell<Vec<Range<u64>>>,
     /// The ids of the first process's user namespace.
     maps: OnceCell<Maps>,
@@ -80,8 +82,8 @@ struct Asked {
 pub(crate) const NAMESPACES: [&str; 8] =
     ["user", "mnt", "ipc", "uts", "net", "cgroup", "time", "time_for_children"];
 
-/// The link of a namespace of a container's first process, which is not of the tree where it is the house's
-/// init.
+/// The link of a namespace of a container's first process, which is not in the tree if it is the
+/// house's init.
 pub(crate) fn link_of_first(pid: u32, tree: &[Seen], name: &str) -> Option<String> {
     match tree.iter().find(|seen| seen.pid == pid) {
         Some(seen) => seen.link(name).map(str::to_owned),
@@ -90,34 +92,34 @@ pub(crate) fn link_of_first(pid: u32, tree: &[Seen], name: &str) -> Option<Strin
 }
 
 impl Seen {
-    /// Whether it has ended by now, or does so: what lets go of all it has is told of as if it had
-    /// other things, such as no control group.
+    /// Whether the process has exited by now, or is exiting: a process that releases its resources
+    /// shows other values, such as no control group.
     pub(crate) fn has_ended(&self) -> bool {
         let ends = |tid: &u32| proc::status(*tid).map_or(true, |status| status.is_exiting);
         !self.pidfd.as_ref().is_some_and(pidfd::is_alive) || self.tids.iter().all(ends)
     }
 
-    /// Whether a stopped thread of it is in the middle of a function of the kernel's shared object.
+    /// Whether a stopped thread of it is inside a function of the vDSO.
     fn is_inside_object(&self, tid: u32) -> bool {
         let Ok(registers) = call::registers(tid) else { return false };
-        // Nothing there waits.
+        // No function there blocks.
         let objects = || self.asked.objects.get_or_init(|| vdso::all_of_process(self.pid));
         !thread::waits_by(&registers) && objects().iter().any(|o| o.contains(&registers.rip))
     }
 
-    /// The ids of the container's own user namespace, whichever it is in itself.
+    /// The id maps of the container's own user namespace, even if the process is in another.
     pub(crate) fn maps(&self) -> &Maps {
         self.asked.maps.get_or_init(|| Maps::read(self.first))
     }
 
-    /// The link of one of its [`NAMESPACES`]; none where it has ended.
+    /// The link of one of its [`NAMESPACES`]; `None` if it has exited.
     pub(crate) fn link(&self, name: &str) -> Option<&str> {
         let place = NAMESPACES.iter().position(|one| *one == name)?;
         let asked = &self.asked.namespaces[place];
         asked.get_or_init(|| namespace::link(self.pid, self.pid, name)).as_deref()
     }
 
-    /// Its stat; none where it has ended.
+    /// Its stat; `None` if it has exited.
     pub(crate) fn stat(&self) -> Option<&Stat> {
         self.asked.stat.get_or_init(|| thread::stat(self.pid, self.pid)).as_ref()
     }
@@ -131,17 +133,17 @@ impl Seen {
         Ok(self.asked.limits.get_or_init(|| read))
     }
 
-    /// What `ps` shows.
+    /// The name that `ps` shows.
     pub(crate) fn name(&self) -> String {
         self.fields.field("Name").unwrap_or_default().to_owned()
     }
 
-    /// A field of status that has one value per pid namespace: the innermost.
+    /// The innermost value of a field of status that has one value per pid namespace.
     pub(crate) fn innermost(&self, field: &str) -> Option<u32> {
         self.fields.field(field)?.split_ascii_whitespace().next_back()?.parse().ok()
     }
 
-    /// That something of it cannot be saved.
+    /// A refusal of some state of this process.
     pub(crate) fn refuse(&self, what: impl Into<String>, why: impl Into<String>) -> Refusal {
         Refusal { pid: self.inner, process: self.name(), what: what.into(), why: why.into() }
     }
@@ -152,16 +154,16 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
     let mut all = Vec::new();
     let mut next = vec![(subject.init, 0)];
     if subject.has_init {
-        // The oldest is its program. Others that have ended it is about to reap.
+        // The oldest child is the program. Other zombies are about to be reaped by init.
         let is_zombie = |child| proc::status(child).is_ok_and(|status| status.is_zombie());
         next = children(subject.init, subject.init).rev().map(|child| (child, INIT)).collect();
         let program = next.pop().filter(|(child, _)| !is_zombie(*child));
         next.retain(|(child, _)| !is_zombie(*child));
-        let gone = || Error::of("look at the program of", subject.init)(Errno::SRCH);
+        let gone = || Error::of("find the program of", subject.init)(Errno::SRCH);
         next.push(program.ok_or_else(gone)?);
     }
     while let Some((pid, parent)) = next.pop() {
-        // It may end while it is looked at.
+        // The process may exit while it is inspected.
         let Some(seen) = look_at(pid, parent, subject.init)? else { continue };
         for tid in &seen.tids {
             next.extend(children(pid, *tid).map(|child| (child, seen.inner)));
@@ -171,14 +173,14 @@ pub(crate) fn look(subject: &Subject) -> Outcome<Vec<Seen>> {
     let first = all.first().filter(|first| !first.is_zombie);
     let may_be = if subject.has_init { PROGRAMS } else { 1..=1 };
     if first.is_none_or(|first| !may_be.contains(&first.inner)) {
-        return Err(Error::of("look at the first process", subject.init)(Errno::SRCH));
+        return Err(Error::of("find the first process", subject.init)(Errno::SRCH));
     }
     Ok(all)
 }
 
 /// The children of a thread, the oldest first.
 fn children(pid: u32, tid: u32) -> impl DoubleEndedIterator<Item = u32> {
-    // It may have ended meanwhile.
+    // The thread may have exited meanwhile.
     let text = proc::whole_text(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
     let all: Vec<u32> = text.split_ascii_whitespace().filter_map(|c| c.parse().ok()).collect();
     all.into_iter()
@@ -211,27 +213,27 @@ fn look_at(pid: u32, parent: u32, first: u32) -> Outcome<Option<Seen>> {
     }))
 }
 
-/// A container all of whose tasks stand still. They go on when it is dropped.
+/// A container with all tasks stopped. The drop resumes them.
 ///
-/// It belongs to the thread that made it: a tracer is a thread.
+/// The value belongs to the thread that created it: a tracer is a thread.
 #[derive(Debug)]
 pub struct Stopped {
-    /// ORDER: dropped first: connections go on before those who use them.
+    /// ORDER: dropped first: connections resume before the processes that use them.
     pub(super) connections: super::tcp::Held,
     processes: Vec<Seen>,
-    /// ORDER: frozen again before anybody goes on.
+    /// ORDER: frozen again before any process resumes.
     pub(super) thawed: Thawed,
     held: Held,
     pub(super) before: Before,
     took: Duration,
 }
 
-/// What was looked at, or made ready, while everything ran.
+/// State that was read or prepared while everything ran.
 #[derive(Debug)]
 pub(super) struct Before {
     pub(super) blocks: Blocks,
     pub(super) host: Host,
-    /// Of its own ipc namespace.
+    /// The tables of the container's own IPC namespace.
     pub(super) tables: Option<Tables>,
 }
 
@@ -240,7 +242,7 @@ impl Stopped {
         &self.processes
     }
 
-    /// What tells of waits, for whoever reads now.
+    /// Takes the program that reads waits, for use now.
     pub(crate) fn take_blocks(&mut self) -> Blocks {
         std::mem::take(&mut self.before.blocks)
     }
@@ -249,18 +251,18 @@ impl Stopped {
         self.took
     }
 
-    /// Whether some have run while others stood still already, or have a signal to take.
+    /// Whether a task has run while others were stopped already, or has a deliverable signal.
     pub(crate) fn have_worked(&self) -> bool {
         self.held.have_worked
     }
 
     /// Kills all tasks, none of which runs again: `kill` sends SIGKILL to every process. Returns
-    /// when the last has ended.
+    /// when the last has exited.
     pub fn kill<E>(mut self, kill: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         kill()?;
         self.connections.stay();
-        // A tracer hears of the end of its tracees before their parents do. The first process of a
-        // pid namespace waits for all others, so no order can be chosen.
+        // A tracer is notified of the exit of its tracees before their parents are. The first
+        // process of a pid namespace exits after all others, so no order can be chosen.
         while let Ok((tid, stop)) = call::wait_stop(None) {
             if matches!(stop, Stop::Ended(_)) {
                 self.held.tasks.remove(&tid);
@@ -273,29 +275,29 @@ impl Stopped {
 /// A task that was seized.
 #[derive(Debug, Default)]
 struct Task {
-    /// The signal of job control it is stopped by.
+    /// The job control signal that it is stopped by.
     stopped: Option<i32>,
-    /// It ran, or went on, when it was stopped.
+    /// The task was running, or was resumed, during the stop.
     has_run: bool,
-    /// Where in the kernel it waited, if its call says it no more.
+    /// The kernel function in which it waited, if it was in restart_syscall(2).
     waited_in: Option<String>,
-    /// When the sleep ends, by CLOCK_MONOTONIC, that it was taken out of.
+    /// The end of the interrupted wait, by CLOCK_MONOTONIC.
     sleeps_until_ns: Option<u64>,
 }
 
-/// Tasks that were seized. They go on when it is dropped.
+/// Tasks that were seized. The drop resumes them.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     tasks: HashMap<u32, Task>,
-    /// Some have run while others stood still already, or have a signal to take.
+    /// A task has run while others were stopped already, or has a deliverable signal.
     pub(crate) have_worked: bool,
-    /// When the first of them was.
+    /// When the first of them was stopped.
     began: Option<Instant>,
     of_one_thread: PhantomData<*const ()>,
 }
 
 impl Held {
-    /// When the first of them was.
+    /// When the first of them was stopped.
     pub(super) fn began(&self) -> Instant {
         self.began.unwrap_or_else(Instant::now)
     }
@@ -304,13 +306,13 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         for tid in self.tasks.keys() {
-            // One that is gone needs nothing; a stop by job control goes on by itself.
+            // A task that has exited needs nothing; a job control stop continues by itself.
             let _ = call::detach(*tid, 0);
         }
     }
 }
 
-/// Stops everything.
+/// Stops all tasks.
 pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
     let deadline = Instant::now() + STOP_WITHIN;
     let (processes, held) = stop_all(|| look(subject), &before.blocks, deadline)?;
@@ -320,12 +322,13 @@ pub(super) fn stop(subject: &Subject, before: Before) -> Outcome<Stopped> {
     Ok(Stopped { connections, processes, thawed, held, before, took })
 }
 
-/// Stops everything, as [`stop`], for whoever lets it go again at once.
+/// Stops all tasks, as [`stop`], for a caller that resumes them at once.
 pub(super) fn stop_for_a_moment(subject: &Subject, blocks: &Blocks) -> Outcome<(Vec<Seen>, Held)> {
     stop_all(|| look(subject), blocks, Instant::now() + STOP_WITHIN)
 }
 
-/// The processes of these ids, whosever children they are; each stands for itself, with its own root.
+/// The processes with these pids, whatever their parents; paths of each are resolved from its own
+/// root.
 pub(crate) fn look_at_all(pids: Vec<u32>) -> Outcome<Vec<Seen>> {
     let mut all = Vec::new();
     for pid in pids {
@@ -334,8 +337,8 @@ pub(crate) fn look_at_all(pids: Vec<u32>) -> Outcome<Vec<Seen>> {
     Ok(all)
 }
 
-/// Stops all processes of these ids, and what `pids` finds later, but for threads that somebody else
-/// traces: they are that one's.
+/// Stops all processes with these pids, and those that `pids` returns later, except threads with
+/// another tracer.
 pub(crate) fn stop_group(
     mut pids: impl FnMut() -> Vec<u32>,
     blocks: &Blocks,
@@ -352,17 +355,18 @@ pub(crate) fn stop_group(
     stop_all(look, blocks, Instant::now() + STOP_WITHIN)
 }
 
-/// The calling thread: a tracer is one.
+/// The id of the calling thread: a tracer is a thread.
 fn own_tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// How often threads have waited so far, by the host's ids (`voluntary_ctxt_switches` of proc_pid_status(5)),
-/// and who has a signal to take.
+/// How often each thread has waited so far, by the host's ids (`voluntary_ctxt_switches` of
+/// proc_pid_status(5)), and whether a signal is deliverable.
 ///
-/// Tasks stop one after the other. Who has stopped waits, by its registers, for one that still runs, does what
-/// it is waited for, and waits itself, or ends, before it is stopped too. Then all wait, and yet there is
-/// work. Being stopped is one wait more: whoever has two has run in between.
+/// Tasks stop one after the other. The registers of a stopped task may show a wait for a task that
+/// still runs. That task may complete the work and block, or exit, before it is stopped too. Then
+/// all tasks are blocked, and yet there is work. The stop counts as one wait: a task with two has
+/// run in between.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Pulse {
     waited: HashMap<u32, u64>,
@@ -375,7 +379,7 @@ impl Pulse {
         for seen in processes.iter().filter(|seen| !seen.is_zombie) {
             pulse.add(seen.pid, &seen.fields, seen.stopped);
             for tid in seen.tids.iter().filter(|tid| **tid != seen.pid) {
-                // One that ends has no pulse, which is told from one that waits.
+                // A thread that exits has no entry, which differs from one that waits.
                 if let Ok(fields) = proc::fields(*tid) {
                     pulse.add(*tid, &fields, seen.stopped);
                 }
@@ -391,7 +395,7 @@ impl Pulse {
         self.waited.insert(tid, fields.number("voluntary_ctxt_switches").unwrap_or(0));
     }
 
-    /// Whether somebody has worked since it was `before`, until now that all are stopped.
+    /// Whether a task has been active since `before`, until now that all are stopped.
     fn has_worked(&self, before: &Self) -> bool {
         let is_new = |tid: &u32| !before.waited.contains_key(tid);
         let has_ended_or_run =
@@ -402,7 +406,7 @@ impl Pulse {
     }
 }
 
-/// Stops what `look` finds, until it finds nothing new: what stands still makes nothing.
+/// Stops the tasks that `look` finds, until it finds no new one: stopped tasks create none.
 fn stop_all(
     mut look: impl FnMut() -> Outcome<Vec<Seen>>,
     blocks: &Blocks,
@@ -439,13 +443,13 @@ fn stop_all(
     }
 }
 
-/// Where in the kernel a thread waits in a call that was restarted, and has another number since.
+/// The kernel function in which a thread waits, if its call is restart_syscall(2).
 fn waits_in(tid: u32, call: Option<InCall>) -> Option<String> {
     let is_restarted = call.is_some_and(|call| call.number == libc::SYS_restart_syscall);
     is_restarted.then(|| proc::whole_text(format!("/proc/{tid}/wchan")).unwrap_or_default())
 }
 
-/// How often it is looked at once whether a task has stopped.
+/// How often the stop of a task is polled without a pause.
 const LOOKS_AT_ONCE: u32 = 50;
 
 fn seize(
@@ -460,18 +464,18 @@ fn seize(
     match call::seize(tid, options) {
         Ok(()) => {}
         Err(Errno::SRCH) => return Ok(()), // ended meanwhile
-        // The kernel says so too of one that has ended, whether or not it was reaped since.
+        // The kernel also returns this for a task that has exited, whether or not it was reaped
+        // since.
         Err(Errno::PERM) if proc::status(tid).map_or(true, |status| status.is_zombie()) => {
             return Ok(());
         }
         Err(Errno::PERM) => {
-            let why = "somebody traces it (a debugger?): end that first";
+            let why = "it has a tracer (a debugger?): detach that first";
             return Err(Error::Refused(vec![seen.refuse("", why)]));
         }
         Err(e) => return Err(Error::of("seize a task", tid)(e)),
     }
-    // ORDER: before it is taken out of its call.
-    // Who waits for a disk does so in the middle of its work.
+    // ORDER: before the call is interrupted. A task in uninterruptible sleep is active.
     let is_asleep = |_: &InCall| proc::status(tid).is_ok_and(|stat| stat.state != 'D');
     let mut sleeps_in = InCall::of(tid).filter(is_asleep);
     held.tasks.insert(tid, Task { waited_in: waits_in(tid, sleeps_in), ..Task::default() });
@@ -486,12 +490,12 @@ fn seize(
                     let_out += 1;
                     call::resume(tid, 0).map_err(Error::of("resume a task", tid))?;
                     std::thread::sleep(Duration::from_micros(20));
-                    // It has run.
+                    // The thread has run.
                     sleeps_in = None;
                     let waited_in = waits_in(tid, InCall::of(tid));
                     held.tasks.insert(tid, Task { waited_in, ..Task::default() });
                     match call::interrupt(tid) {
-                        Ok(()) | Err(Errno::SRCH) => continue, // the next stop tells that it ended
+                        Ok(()) | Err(Errno::SRCH) => continue, // the next stop reports its exit
                         Err(e) => return Err(Error::of("interrupt a task", tid)(e)),
                     }
                 }
@@ -504,7 +508,7 @@ fn seize(
                 }
                 return Ok(());
             }
-            // It is delivered, and the stop comes after it.
+            // The signal is delivered, and the stop follows.
             Some(Stop::Signal(signal)) => {
                 call::resume(tid, signal).map_err(Error::of("resume a task", tid))?;
             }
@@ -518,7 +522,7 @@ fn seize(
                            made by vfork and has not executed yet";
                 return Err(Error::Refused(vec![seen.refuse("", why)]));
             }
-            // It stops within some microseconds, and a sleep takes a hundred.
+            // The task stops within some microseconds, and a sleep takes a hundred.
             None if looks < LOOKS_AT_ONCE => {
                 looks += 1;
                 std::thread::yield_now();
