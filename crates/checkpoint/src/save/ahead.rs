@@ -1,26 +1,28 @@
 //! Large memory, copied while its processes run.
 //!
-//! Pages of large areas are protected from being written, so that nobody waits: the kernel takes the
-//! protection of a page away with the first write to it, and that is the note of it (userfaultfd(2),
-//! UFFD_FEATURE_WP_ASYNC). Then all are copied. When the processes have been stopped only those that
-//! were written to since are copied again (PAGEMAP_SCAN): the time for which they stand still grows
-//! with what they write, and hardly with what they have.
+//! Pages of large areas are write-protected in a way that does not block the writer: the kernel
+//! removes the protection of a page at the first write to it, which records the write
+//! (userfaultfd(2), UFFD_FEATURE_WP_ASYNC). Then all pages are copied. After the processes have
+//! been stopped, only the pages written since are copied again (PAGEMAP_SCAN). The stop time
+//! therefore grows with the rate of writes and hardly with the size of memory.
 //!
-//! ORDER: a page that is copied while somebody writes to it is half old and half new, and is written
-//! to, so it is copied again. What a page was protected from is known to the kernel alone: areas that
-//! are unmapped, moved or made anew since, and copies by fork(2), are not, and are read as ever.
+//! ORDER: a page that is written while it is copied may be half old and half new. Such a page
+//! counts as written, so it is copied again. The kernel alone keeps the protection: areas that are
+//! unmapped, moved or mapped anew since, and copies made by fork(2), are not protected and are read
+//! as usual.
 //!
-//! A write that had begun before is not noted: read(2) past the page cache writes to memory that it has
-//! pinned. So all stand still for a moment between protection and copy, in which nobody is in the middle
-//! of a call. What the kernel does for one that stands still goes on, so memory of one that has an
-//! io_uring is not copied ahead.
+//! A write that began before the protection is not recorded: read(2) with O_DIRECT writes to memory
+//! that it has pinned. All threads are therefore stopped for a moment between protection and copy,
+//! so that no thread is in the middle of a call. The kernel continues asynchronous work for a
+//! stopped process, so memory of a process with an io_uring is not copied ahead.
 //!
-//! What was copied twice is twice in `pages`, where nothing leads to the first. LIMIT: one time
-//! around, however much is written meanwhile.
+//! A page that was copied twice is twice in `pages`, and no run refers to the first copy. LIMIT:
+//! one round, however much is written meanwhile.
 //!
-//! The descriptor is of the process's own address space, so the process makes it, and stands still for a
-//! moment for that, too. It is ours as soon as it is there, and closed when all was read: nothing is
-//! protected then. KERNEL(6.7): before, everything is copied while all stand still.
+//! A userfaultfd belongs to the address space that created it, so the process itself creates it and
+//! is stopped for a moment for that, too. The descriptor is taken over at once, and closed when all
+//! was read: nothing is protected then. KERNEL(6.7): before, everything is copied while all are
+//! stopped.
 
 use std::collections::HashMap;
 use std::fs;
@@ -40,35 +42,35 @@ use crate::format::{Area, Backing, PAGE_BYTES, Run, Writer};
 use crate::inject::remote::Remote;
 use crate::vdso;
 
-/// A process with less memory of its own is copied sooner than stopped twice.
+/// Below this amount of private memory, copying costs less than a second stop.
 const LARGE_BYTES: u64 = 16 << 20;
-/// The same for areas.
+/// The same limit for a single area.
 const LARGE_AREA_BYTES: u64 = 1 << 20;
 
-/// What was copied ahead, by process.
+/// Memory that was copied ahead, by process.
 #[derive(Debug)]
 pub(crate) struct Ahead {
     of: HashMap<u32, Copied>,
     took: Duration,
 }
 
-/// What was copied of one process.
+/// Memory of one process that was copied ahead.
 #[derive(Debug)]
 pub(crate) struct Copied {
-    /// While it is alive nobody else has its id.
+    /// Identifies the process: the pid is not reused while this process is alive.
     process: OwnedFd,
     files: Files,
-    /// Closed, nothing is protected any more.
+    /// The userfaultfd. When it is closed, nothing is protected any more.
     _notes: OwnedFd,
-    /// Where writes are noted.
+    /// Ranges in which writes are recorded.
     noted: Vec<Range<u64>>,
-    /// What was copied, by address.
+    /// Ranges that were copied, by address.
     covered: Vec<Range<u64>>,
-    /// The same, but for pages of zeros.
+    /// Runs of the copied pages, without pages of zeros.
     runs: Vec<Run>,
 }
 
-/// Copies the memory of large processes; nothing, where there is none.
+/// Copies the memory of large processes; `None` if there is no large process.
 pub(super) fn copy(
     subject: &Subject,
     tree: &[Seen],
@@ -83,7 +85,7 @@ pub(super) fn copy(
     let mut watched = Vec::new();
     let first = for_a_moment(subject, blocks, |seen| {
         if large.contains(&seen.pid) {
-            // What cannot be watched is copied later.
+            // A process that cannot be watched is copied later.
             watched.extend(watch(&seen).ok().flatten().map(|copied| (seen, copied)));
         }
     })?;
@@ -101,7 +103,7 @@ pub(super) fn copy(
     Ok(Some(Ahead { of, took }))
 }
 
-/// Does something with each process while all stand still; gives for how long they did.
+/// Calls `act` for each process while all are stopped; returns how long they were stopped.
 fn for_a_moment(
     subject: &Subject,
     blocks: &thread::Blocks,
@@ -130,7 +132,8 @@ fn is_large(seen: &Seen) -> bool {
     kb("RssAnon") + kb("VmSwap") >= LARGE_BYTES >> 10 && !has_ring()
 }
 
-/// Has writes to the large areas of a stopped process noted, once they are protected.
+/// Prepares the recording of writes to the large areas of a stopped process, once they are
+/// protected.
 fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     let pid = seen.pid;
     let text = proc::whole_text(format!("/proc/{pid}/maps")).map_err(|_| Errno::SRCH)?;
@@ -151,7 +154,7 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
     process::give_back(seen, pid, remote)?;
     let notes = made?;
     call::userfault_note_writes(notes.as_fd())?;
-    // Not what is watched by a descriptor of its own.
+    // Areas that are registered with a userfaultfd of the process itself are left out.
     let register = |area: &Range<u64>| {
         call::userfault_register_writes(notes.as_fd(), area.start, area.end - area.start).is_ok()
     };
@@ -166,18 +169,18 @@ fn watch(seen: &Seen) -> std::result::Result<Option<Copied>, Errno> {
 }
 
 impl Ahead {
-    /// For how long all stood still.
+    /// How long the processes were stopped.
     pub(super) fn took(&self) -> Duration {
         self.took
     }
 
-    /// Of a process that stands still.
+    /// The copied memory of a stopped process.
     pub(super) fn of(&self, seen: &Seen) -> Option<&Copied> {
         self.of.get(&seen.pid).filter(|copied| pidfd::is_alive(&copied.process))
     }
 
-    /// Whether it is we who have writes to this area of a process noted. Somebody else would have a
-    /// descriptor for that, which is refused for itself.
+    /// Whether writes to this area are recorded by this checkpoint. A recording by another process
+    /// needs a descriptor, which is refused by itself.
     pub(super) fn notes(&self, seen: &Seen, area: Range<u64>) -> bool {
         let is_within = |noted: &Range<u64>| noted.start < area.end && area.start < noted.end;
         self.of(seen).is_some_and(|copied| copied.noted.iter().any(is_within))
@@ -185,9 +188,9 @@ impl Ahead {
 }
 
 impl Copied {
-    /// Protects all that there is of a process that runs, and gives what it is.
+    /// Protects the recorded areas of a running process; returns the ranges of their pages.
     fn protect(&self) -> Vec<Range<u64>> {
-        // What was unmapped meanwhile has nothing that could be copied ahead.
+        // An area that was unmapped meanwhile has no pages to copy ahead.
         let found = |area: &Range<u64>| {
             memory::own_pages(&self.files.pagemap, Scan::Protect, area.start, area.end)
         };
@@ -195,7 +198,8 @@ impl Copied {
         all.map(|run| run.start..run.end).collect()
     }
 
-    /// Copies pages of a process that runs. What is gone meanwhile, or cannot be read, is left out.
+    /// Copies pages of a running process. Pages that are unmapped meanwhile or not readable are
+    /// left out.
     fn read(
         &mut self,
         seen: &Seen,
@@ -218,7 +222,8 @@ impl Copied {
                 let mut batch = Batch::new(seen, &self.files);
                 let end = at + batch.gather(0, at..range.end);
                 let read = batch.read(known);
-                // ORDER: alive after it was read, so it was its memory and nobody else's.
+                // ORDER: alive after the read, so the memory that was read was that of this
+                // process.
                 if !pidfd::is_alive(&self.process) {
                     return Ok(());
                 }
@@ -234,7 +239,7 @@ impl Copied {
         Ok(())
     }
 
-    /// Where the contents of a range are, that nobody has written to.
+    /// Runs of a range whose pages have not been written since the copy.
     pub(super) fn runs_within(&self, range: Range<u64>) -> impl Iterator<Item = Run> + '_ {
         let end = |run: &Run| run.address + run.pages * PAGE_BYTES;
         let first = self.runs.partition_point(|run| end(run) <= range.start);
@@ -246,7 +251,7 @@ impl Copied {
         })
     }
 
-    /// What of a range was not copied.
+    /// Parts of a range that were not copied.
     pub(super) fn missing_from(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let first = self.covered.partition_point(|covered| covered.end <= range.start);
         let mut all = Vec::new();
@@ -281,7 +286,7 @@ mod tests {
         for page in [1, 2, 3, 7, 8] {
             cover(&mut covered, page * PAGE_BYTES..(page + 1) * PAGE_BYTES);
         }
-        // The third is zeros.
+        // The third page is zeros.
         let run = |page: u64, pages, first| Run { address: page * PAGE_BYTES, pages, first };
         let runs = vec![run(1, 1, 10), run(2, 1, 30), run(7, 2, 40)];
         Copied {

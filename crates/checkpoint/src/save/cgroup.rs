@@ -1,8 +1,8 @@
-//! Control groups that processes have made below their container's own: read where they are mounted
-//! inside, through the root of the first process.
+//! Control groups that processes have created below the container's own: read where they are
+//! mounted inside, through the root of the first process.
 //!
-//! Who is in a group that is frozen from inside can be stopped, and make no call then. So as long as
-//! everybody stands still such groups are [thawed](Thawed).
+//! A process in a group that is frozen from inside can be stopped, but cannot run an injected call.
+//! Such groups are [thawed](Thawed) as long as all processes are stopped.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -28,10 +28,10 @@ const DEPTH_MAX: usize = 32;
 pub(crate) struct Own(String);
 
 impl Own {
-    /// Where the file system begins that is mounted inside.
+    /// The root of the cgroup2 file system that is mounted inside.
     fn of(pid: u32) -> Option<Self> {
         let table = proc::whole_text(format!("/proc/{pid}/mountinfo")).ok()?;
-        // Mounts that lie above others come behind them (proc_pid_mountinfo(5)).
+        // A mount that covers another one follows it in the table (proc_pid_mountinfo(5)).
         let mut lines = table.lines().rev().filter_map(|line| {
             let (before, after) = line.split_once(" - ")?;
             let words: Vec<&str> = before.split_ascii_whitespace().collect();
@@ -41,13 +41,14 @@ impl Own {
         (kind == "cgroup2").then(|| Self(root.trim_end_matches('/').to_owned()))
     }
 
-    /// One of that path.
+    /// Makes one from a path, for tests.
     #[cfg(test)]
     pub(super) fn at(path: &str) -> Self {
         Self(path.to_owned())
     }
 
-    /// The path of a process's group below it, and all other groups of the process (version 1).
+    /// The path of a process's group below this one, and all other groups of the process (version
+    /// 1).
     pub(crate) fn split(&self, groups: &str) -> Option<(String, String)> {
         let (own, others): (Vec<&str>, Vec<&str>) =
             groups.lines().partition(|line| line.starts_with("0::"));
@@ -61,7 +62,7 @@ impl Own {
     }
 }
 
-/// Finds all of them, and refuses what cannot be saved.
+/// Finds all groups, and refuses those that cannot be saved.
 pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     if !survey.subject.cgroups {
         return;
@@ -86,7 +87,7 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     }
 }
 
-/// What is done with each group: its directory, its path.
+/// Called for each group with its directory and its path.
 type Each<'e> = dyn FnMut(&File, &str) -> Result<(), String> + 'e;
 
 fn walk_all(first: &Seen, each: &mut Each<'_>) -> Result<(), String> {
@@ -105,7 +106,7 @@ fn walk(place: &OwnedFd, path: &str, each: &mut Each<'_>) -> Result<(), String> 
     for entry in rustix::fs::Dir::read_from(&dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let Ok(name) = entry.file_name().to_str() else {
-            return Err(format!("a control group in '{path}' whose name is no text"));
+            return Err(format!("a control group in '{path}' with a name that is not UTF-8"));
         };
         if entry.file_type() != rustix::fs::FileType::Directory || [".", ".."].contains(&name) {
             continue;
@@ -113,7 +114,7 @@ fn walk(place: &OwnedFd, path: &str, each: &mut Each<'_>) -> Result<(), String> 
         let inner = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         match open(dir.as_fd(), name, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(child) => walk(&child, &inner, each)?,
-            // Removed meanwhile, while nothing is stopped yet.
+            // Removed meanwhile: nothing is stopped yet.
             Err(Errno::NOENT) => {}
             Err(e) => return Err(failed(e)),
         }
@@ -135,7 +136,7 @@ fn group(dir: &File, path: &str, maps: &Maps) -> Result<Cgroup, String> {
         }
     }
     let owner = |uid, gid| match maps.owner(uid, gid) {
-        // The engine's, for processes that were started later.
+        // An id outside the container is the engine's, for processes that were started later.
         (u32::MAX, _) | (_, u32::MAX) => (0, 0),
         owner => owner,
     };
@@ -155,18 +156,18 @@ fn group(dir: &File, path: &str, maps: &Maps) -> Result<Cgroup, String> {
     })
 }
 
-/// The file that says whether a group is frozen for its own sake.
+/// The file that contains whether a group itself is frozen.
 const FREEZE: &str = "cgroup.freeze";
 
-/// Groups that are thawed while all in them stand still. Dropped, they are frozen as before.
+/// Groups that are thawed while all processes in them are stopped. The drop freezes them again.
 ///
-/// ORDER: dropped before anybody is let go. LIMIT: who watches `cgroup.events` inside hears of it; and
-/// when this program is killed they stay thawed.
+/// ORDER: dropped before any process is released. LIMIT: a process that polls `cgroup.events`
+/// inside is notified of it. If this program is killed, the groups stay thawed.
 #[derive(Debug, Default)]
 pub(super) struct Thawed(Vec<File>);
 
 impl Thawed {
-    /// Thaws all groups inside that are frozen for their own sake. Everybody was stopped.
+    /// Thaws all groups inside that are themselves frozen. All processes are stopped.
     pub(super) fn thaw(subject: &Subject, first: Option<&Seen>) -> Outcome<Self> {
         let mut thawed = Self::default();
         let first = first.filter(|first| subject.cgroups && Own::of(first.pid).is_some());
@@ -186,12 +187,12 @@ impl Thawed {
 impl Drop for Thawed {
     fn drop(&mut self) {
         for file in &mut self.0 {
-            let _ = file.write_all(b"1"); // it was thawed by the same means, or is gone
+            let _ = file.write_all(b"1"); // written before, or removed since
         }
     }
 }
 
-/// Freezes the groups inside that were frozen. `pid` is the first process, which stands still.
+/// Freezes the groups inside that were frozen. `pid` is the first process, which is stopped.
 pub(crate) fn freeze(pid: u32, cgroups: &Cgroups) -> Result<(), Errno> {
     for group in cgroups.groups.iter().filter(|group| group.frozen) {
         let place = file::lookup(pid, CGROUPS_AT)?;
@@ -203,7 +204,7 @@ pub(crate) fn freeze(pid: u32, cgroups: &Cgroups) -> Result<(), Errno> {
 
 fn set_freeze(dir: BorrowedFd<'_>, freeze: bool) -> Result<File, Errno> {
     let file = open(dir, FREEZE, OFlags::WRONLY | OFlags::NONBLOCK)?;
-    // What lies there may be somebody's own.
+    // Another file system may be mounted there by the container.
     const CGROUP2: i64 = 0x6367_7270;
     if rustix::fs::fstatfs(&file)?.f_type != CGROUP2 {
         return Err(Errno::NOTSUP);
@@ -212,7 +213,7 @@ fn set_freeze(dir: BorrowedFd<'_>, freeze: bool) -> Result<File, Errno> {
     Ok(file.into())
 }
 
-/// What a file says, without the end of its last line; nothing where there is none.
+/// Contents of a file without the last newline; `None` if there is no such file.
 fn read(dir: BorrowedFd<'_>, name: &str) -> Result<Option<String>, Errno> {
     let file = match open(dir, name, OFlags::RDONLY) {
         Err(Errno::NOENT) => return Ok(None),
@@ -221,7 +222,7 @@ fn read(dir: BorrowedFd<'_>, name: &str) -> Result<Option<String>, Errno> {
     let mut text = String::new();
     match fs::File::from(file).read_to_string(&mut text) {
         Ok(_) => Ok(Some(text.trim_end().to_owned())),
-        // Removed meanwhile; or a file of what this group has not got.
+        // The group was removed meanwhile, or lacks the controller of the file.
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::EOPNOTSUPP)) => Ok(None),
         Err(e) => Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
     }

@@ -1,6 +1,6 @@
-//! Cgroup namespaces: which control group is at the root of each. From inside of one the kernel shows the
-//! group of any process by its path from that root (cgroup_namespaces(7)), and from outside by its whole
-//! path: so any process that is below the root tells it.
+//! Cgroup namespaces: the control group at the root of each. From inside a namespace the kernel
+//! shows the group of any process by its path from that root (cgroup_namespaces(7)), from outside
+//! by its whole path. Any process below the root is therefore enough to find it.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +16,12 @@ use super::process::Apart as Links;
 use super::tree::{Seen, link_of_first};
 use crate::format::{CgroupNamespace, Thing};
 
-/// All cgroup namespaces but the container's own, by their links in procfs; or why one cannot be saved.
+/// All cgroup namespaces but the container's own, by their links in procfs; or why one cannot be
+/// saved.
 #[derive(Debug, Default)]
 pub(crate) struct Apart(HashMap<String, Result<usize, Why>>);
 
-/// The object of the namespace that a process is in.
+/// The object of the namespace of a process.
 pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<Option<usize>, Why> {
     let Some(link) = &links.cgroup else { return Ok(None) };
     match survey.cgroup_namespaces.0.get(link) {
@@ -30,11 +31,11 @@ pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<Option<usize>
     }
 }
 
-/// Finds all of them.
+/// Finds all namespaces.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let container = link_of_first(survey.subject.init, tree, "cgroup");
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
-        // It may have ended meanwhile, while nothing is stopped yet.
+        // The process may have exited meanwhile: nothing is stopped yet.
         let is_another = |link: &&str| Some(*link) != container.as_deref();
         let Some(link) = seen.link("cgroup").filter(is_another) else { continue };
         if survey.cgroup_namespaces.0.contains_key(link) {
@@ -55,7 +56,7 @@ fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String,
         let text = |pid: &u32| proc::whole_text(format!("/proc/{pid}/cgroup"));
         pids.iter().map(|pid| text(pid).unwrap_or_default()).collect()
     };
-    // A thread of its own enters the namespace and never comes back.
+    // A separate thread enters the namespace and ends there.
     let inside = std::thread::scope(|scope| {
         let inside = scope.spawn(|| {
             let kind = Some(LinkNameSpaceType::ControlGroup);
@@ -64,15 +65,15 @@ fn root(own: Option<&Own>, tree: &[Seen], namespace: &OwnedFd) -> Result<String,
         });
         inside.join().unwrap_or(Err(Errno::IO))
     });
-    let inside = inside.map_err(|e| format!("that cannot be looked at: {e}"))?;
+    let inside = inside.map_err(|e| format!("that cannot be inspected: {e}"))?;
     let told = groups().iter().zip(&inside).find_map(|(out, inside)| root_by(own, out, inside));
     told.unwrap_or_else(|| {
         Err("with no process below its root, which may be gone: that is not saved yet".into())
     })
 }
 
-/// The same by the groups of a process, as seen from outside and inside; nothing where it is not below
-/// the root.
+/// The same by the groups of one process, as seen from outside and inside; `None` if the process is
+/// not below the root.
 fn root_by(own: Option<&Own>, outside: &str, inside: &str) -> Option<Result<String, Why>> {
     const VERSION_2: &str = "0::/";
     let others: Vec<&str> = inside.lines().filter(|line| !line.starts_with(VERSION_2)).collect();
@@ -83,7 +84,7 @@ fn root_by(own: Option<&Own>, outside: &str, inside: &str) -> Option<Result<Stri
     // HIERARCHY:CONTROLLERS:PATH
     let is_at_the_root = |line: &&str| line.splitn(3, ':').nth(2) == Some("/");
     if !others.iter().all(is_at_the_root) {
-        let why = "whose root in a hierarchy of version 1 is another group, which is not saved yet";
+        let why = "with another root in a hierarchy of version 1, which is not saved yet";
         return Some(Err(why.into()));
     }
     let path = match own {
@@ -97,12 +98,11 @@ fn root_by(own: Option<&Own>, outside: &str, inside: &str) -> Option<Result<Stri
         None => None,
     };
     Some(
-        root.map(str::to_owned)
-            .ok_or_else(|| "whose root is above the container's own group".into()),
+        root.map(str::to_owned).ok_or_else(|| "with a root above the container's own group".into()),
     )
 }
 
-/// Whether a path, without the slash that it begins with, leads out of where it begins.
+/// Whether a path, without its leading slash, leads out of the directory that it starts from.
 fn is_above(path: &str) -> bool {
     path == ".." || path.starts_with("../")
 }
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(root("/house/a/b", "/../b"), None);
         assert_eq!(
             root("/house/a/b", "/..b"),
-            Some(Err("whose root is above the container's own group".into()))
+            Some(Err("with a root above the container's own group".into()))
         );
         assert!(root("/house/a/b", "/house/a/b").unwrap().is_err());
         assert_eq!(root("/elsewhere", "/"), None);

@@ -1,5 +1,4 @@
-//! Files and directories whose names are gone: contents are read through the copy of whoever has
-//! them open.
+//! Files and directories without a name: contents are read through a copy of an open descriptor.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -12,17 +11,17 @@ use super::object::{Survey, Why};
 use super::tree::Seen;
 use crate::format::{Bytes, Deleted, MemoryFile, PAGE_BYTES, Thing};
 
-/// Mode bits that give whoever executes a file more than he has.
+/// Mode bits by which a file gives privileges to a process that executes it.
 const PRIVILEGES: u32 = libc::S_ISUID | libc::S_ISGID;
-/// What the kernel adds to the name of what has none.
+/// The suffix of the kernel to the name of a deleted file.
 const SUFFIX: &str = " (deleted)";
-/// What it puts before the name of a file that is memory.
+/// The prefix of the kernel to the name of a memfd.
 const MEMORY: &str = "/memfd:";
-/// What it calls memory of huge pages that is of no file.
+/// The name of the kernel for memory of huge pages without a file.
 pub(super) const HUGE_MEMORY: &str = "/anon_hugepage (deleted)";
 
-/// The object that holds what an open file without a name is about. `open` leads to it: any
-/// descriptor of ours, also one that only names a place.
+/// The object with the contents of an open file without a name. `open` refers to the file; a
+/// descriptor with O_PATH is enough.
 pub(crate) fn object(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -43,7 +42,7 @@ pub(crate) fn object(
     }
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind == FileType::RegularFile && stat.st_nlink != 0 {
-        return Err(format!("the file '{name}', whose name is gone while it has others"));
+        return Err(format!("the file '{name}', deleted under that name while it has other links"));
     }
     if stat.st_mode & PRIVILEGES != 0 && kind == FileType::RegularFile {
         return Err(format!("the deleted file '{name}', which gives privileges (set-user-id)"));
@@ -64,7 +63,7 @@ pub(crate) fn object(
     let file = match kind {
         FileType::RegularFile => {
             deleted.bytes = stat.st_size as u64;
-            // Opened anew: the process may have it open for writing only.
+            // Opened again: the process may have it open for writing only.
             let path = format!("/proc/self/fd/{}", open.as_raw_fd());
             let failed = |e| format!("the deleted file '{name}', which cannot be read: {e}");
             let file = File::open(path).map_err(failed)?;
@@ -72,7 +71,7 @@ pub(crate) fn object(
             Some(file)
         }
         FileType::Directory => None,
-        _ => return Err(format!("'{name}', which is deleted and no file")),
+        _ => return Err(format!("'{name}', which is deleted and not a regular file")),
     };
     let index = survey.add(Thing::Deleted(deleted));
     survey.deleted.insert(identity, index);
@@ -80,7 +79,7 @@ pub(crate) fn object(
     Ok(index)
 }
 
-/// The object of a file that is memory.
+/// The object of a memfd.
 fn memory_file(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -111,7 +110,7 @@ fn memory_file(
     Ok(index)
 }
 
-/// A directory of the same file system: the one it was in, or the first above that is there.
+/// A directory of the same file system: the parent, or the first ancestor that still exists.
 pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<String, Why> {
     let mount_of = |fd: BorrowedFd<'_>| {
         let found = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
@@ -127,10 +126,11 @@ pub(super) fn place(seen: &Seen, name: &str, open: BorrowedFd<'_>) -> Result<Str
             return Ok(path.to_owned());
         }
     }
-    Err(format!("the deleted file '{name}', of whose file system no directory is left"))
+    Err(format!("the deleted file '{name}', with no directory left of its file system"))
 }
 
-/// Attributes of users. Others mean something to the kernel and cannot be set again from inside.
+/// Attributes of class `user`. The kernel interprets the others, and they cannot be set from
+/// inside.
 pub(super) fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>, Why> {
     let failed = |e: rustix::io::Errno| format!("{name}: {e}");
     let mut names = vec![0u8; 64 << 10];
@@ -152,7 +152,7 @@ pub(super) fn attributes(file: &File, name: &str) -> Result<Vec<(String, Bytes)>
     Ok(all)
 }
 
-/// How long contents are in whole pages.
+/// The length of the contents in whole pages.
 pub(crate) fn whole_pages(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE_BYTES)
 }

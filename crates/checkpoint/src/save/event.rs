@@ -1,4 +1,4 @@
-//! eventfd, signalfd, epoll: what fdinfo tells is all there is.
+//! eventfd, signalfd, epoll: fdinfo contains the whole state.
 
 use dormouse_kernel::call;
 
@@ -22,14 +22,14 @@ pub(crate) fn is_epoll(open: &Open<'_>) -> bool {
 }
 
 fn missing(name: &str) -> Why {
-    format!("an {name} of which the kernel tells too little")
+    format!("an {name} with an incomplete fdinfo")
 }
 
 pub(crate) fn event(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     let count = open.field("eventfd-count");
     let count = count.and_then(|c| u64::from_str_radix(c, 16).ok());
     let count = count.ok_or_else(|| missing("eventfd"))?;
-    // KERNEL(6.5): eventfd-semaphore; before, nobody tells.
+    // KERNEL(6.5): eventfd-semaphore; before, fdinfo does not contain it.
     let semaphore = open.field("eventfd-semaphore").ok_or_else(|| missing("eventfd"))? != "0";
     Ok(Thing::Event(Event { count, semaphore, flags: open.flags() }))
 }
@@ -51,7 +51,7 @@ pub(crate) fn epoll(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
         if !same.unwrap_or(false) {
             let number = item.number;
             return Err(format!(
-                "an epoll that watches what was once descriptor {number} and is another now"
+                "an epoll with an entry for descriptor {number}, which is another file now"
             ));
         }
         items.push(item);

@@ -1,7 +1,7 @@
-//! Watches by fanotify(7): fdinfo tells the flags of the group, and of each mark the inode.
+//! Watches by fanotify(7): fdinfo contains the flags of the group, and the inode of each mark.
 //!
-//! Root of a user namespace may mark files and directories, and be told of them by name and handle.
-//! KERNEL(5.13): before, nobody in a container could.
+//! Root of a user namespace may mark files and directories, and receive names and handles with the
+//! events. KERNEL(5.13): before, no process in a container could.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ pub(crate) fn is_fanotify(open: &Open<'_>) -> bool {
     open.link == "anon_inode:[fanotify]"
 }
 
-/// A mark as fdinfo tells it, by device and inode.
+/// A mark as fdinfo contains it, by device and inode.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     of: (u64, u64),
@@ -26,9 +26,9 @@ struct Told {
 
 pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
-        return Err("a fanotify with events that nobody has read, which are not saved".into());
+        return Err("a fanotify with unread events, which are not saved".into());
     }
-    let too_little = "a fanotify of which the kernel tells too little";
+    let too_little = "a fanotify with an incomplete fdinfo";
     let mut lines = open.info.lines().filter(|line| line.starts_with("fanotify "));
     let head = lines.next().ok_or(too_little)?;
     let (flags, event_flags) =
@@ -48,19 +48,18 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let mark = |told: Told| {
         let (device, inode) = told.of;
         let path = names.get(&told.of).cloned().ok_or_else(|| {
-            format!(
-                "a fanotify that marks inode {inode} of device {device:x}, whose name is not found"
-            )
+            format!("a fanotify that marks inode {inode} of device {device:x} without a known name")
         })?;
         let stat = file::lookup(witness, &path).and_then(rustix::fs::fstat);
         let is_directory =
             stat.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
-        // The kernel adds it to marks of files too, and may not take it for them.
+        // The kernel adds FAN_EVENT_ON_CHILD to marks of files, too, and may refuse the flag for
+        // them.
         let kept = if is_directory { u64::MAX } else { !libc::FAN_EVENT_ON_CHILD };
         let (mask, ignored) = (told.mask & kept, told.ignored & kept);
         Ok(Mark { path, flags: told.flags, mask, ignored })
     };
-    // The kernel tells the latest first.
+    // The kernel lists the latest mark first.
     let marks = told.into_iter().rev().map(mark).collect::<Result<Vec<Mark>, Why>>()?;
     let waits = if open.flags() & libc::O_NONBLOCK as u32 == 0 { 0 } else { libc::FAN_NONBLOCK };
     let flags = flags as u32 & !(libc::FAN_NONBLOCK | libc::FAN_CLOEXEC) | waits;

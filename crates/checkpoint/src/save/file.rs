@@ -1,4 +1,4 @@
-//! Files and directories with a name, devices without state, and what is the engine's.
+//! Files and directories with a name, devices without state, and files of the engine.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ use super::tree::Seen;
 use super::{Subject, deleted, lock};
 use crate::format::{Device, External, File, LockKind, Thing};
 
-/// Devices that keep nothing of an open, by number (null(4), random(4)).
+/// Devices without state per open file, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
     [(1, 3, "null"), (1, 5, "zero"), (1, 7, "full"), (1, 8, "random"), (1, 9, "urandom")];
 
@@ -18,7 +18,7 @@ fn file_type(stat: &Stat) -> FileType {
     FileType::from_raw_mode(stat.st_mode)
 }
 
-/// What is the engine's, by its identity.
+/// The file as one of the engine's, by its identity.
 pub(crate) fn external(subject: &Subject, open: &Open<'_>) -> Option<Thing> {
     let identity = (open.stat.st_dev, open.stat.st_ino);
     let mut all = subject.outside.iter().filter(|o| o.identity == identity);
@@ -54,7 +54,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let mut flags =
         open.flags() & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY) as u32;
     if lock::lease(open)?.is_some() {
-        flags &= !libc::O_ASYNC as u32; // which comes with a lease
+        flags &= !libc::O_ASYNC as u32; // a lease sets it
     }
     if flags & libc::O_ASYNC as u32 != 0 {
         return Err(format!("'{}', which signals when it is ready (O_ASYNC)", open.link));
@@ -63,8 +63,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     Ok(Thing::File(File { flags, offset: open.offset(), locks, ..file }))
 }
 
-/// A file that is found again: by its name, which is looked up and must be the same; or, where the
-/// name is gone, as an object of its own. `open` leads to it.
+/// A file that can be found again: by its name, which is looked up and must lead to the same file;
+/// or, if it is deleted, as an object of its own. `open` refers to the file.
 fn found(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -106,12 +106,12 @@ pub(crate) fn is_there(pid: u32, link: &str, stat: &Stat) -> Result<(), Why> {
     let there = lookup(pid, link).map_err(|e| format!("the file '{link}' is not found: {e}"))?;
     let there = rustix::fs::fstat(&there).map_err(|e| format!("the file '{link}': {e}"))?;
     if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino) {
-        return Err(format!("'{link}', which by that name is another file now"));
+        return Err(format!("'{link}', which is another file by that name now"));
     }
     Ok(())
 }
 
-/// Whether a file has lost its name. A name may also end as the kernel says that.
+/// Whether a file is deleted. A name may also end with the kernel's suffix by itself.
 fn is_deleted(link: &str, stat: &Stat) -> bool {
     stat.st_nlink == 0 || link.ends_with(" (deleted)")
 }
@@ -120,17 +120,17 @@ pub(crate) fn modified_ns(stat: &Stat) -> i64 {
     stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64)
 }
 
-/// Opens a path as the process would, as a place only.
+/// Opens a path as the process would, with O_PATH.
 pub(crate) fn lookup(pid: u32, path: &str) -> Result<OwnedFd, rustix::io::Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root =
         rustix::fs::open(format!("/proc/{pid}/root"), flags | OFlags::DIRECTORY, Mode::empty())?;
-    // The last part is what was opened: a link there would be another thing.
+    // The last component is the opened file itself: a symbolic link there would be another file.
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     rustix::fs::openat2(&root, path, flags | OFlags::NOFOLLOW, Mode::empty(), how)
 }
 
-/// The root of a process, where it is another than the container's (chroot(2)).
+/// The root of a process, if it differs from the container's (chroot(2)).
 pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, Why> {
     let place = format!("/proc/{}/root", seen.pid);
     let link = fs::read_link(&place).map_err(|e| format!("it cannot be read: {e}"))?;
@@ -140,7 +140,7 @@ pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, W
     }
     let stat = rustix::fs::stat(&place).map_err(|e| format!("it cannot be read: {e}"))?;
     if is_deleted(&link, &stat) {
-        return Err(format!("'{link}': a root that is gone, which is not saved yet"));
+        return Err(format!("'{link}': a root that was removed, which is not saved yet"));
     }
     is_there(survey.mounts.witness(seen), &link, &stat)?;
     Ok(Some(link))
@@ -162,14 +162,14 @@ pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, W
     let file = found(survey, seen, &link, &stat, open.as_fd())?;
     let is_named = file.deleted.is_none();
     let index = survey.add(Thing::File(File { flags, ..file }));
-    // Several may have had one name, one after the other.
+    // Several files may have had one name, one after the other.
     if is_named {
         survey.named.insert((link, flags, namespace), index);
     }
     Ok(index)
 }
 
-/// A file that is mapped, or the program; opened anew for that. `place` leads to it.
+/// A mapped file, or the program, opened again for that. `place` is a link to it.
 pub(crate) fn mapped(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -179,12 +179,12 @@ pub(crate) fn mapped(
 ) -> Result<usize, Why> {
     let flags = (if writes { libc::O_RDWR } else { libc::O_RDONLY }) as u32;
     let open = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-    let open = open.map_err(|e| format!("it cannot be looked at: {e}"))?;
-    let stat = rustix::fs::fstat(&open).map_err(|e| format!("it cannot be looked at: {e}"))?;
+    let open = open.map_err(|e| format!("it cannot be inspected: {e}"))?;
+    let stat = rustix::fs::fstat(&open).map_err(|e| format!("it cannot be inspected: {e}"))?;
     if file_type(&stat) != FileType::RegularFile {
         return Err(format!("'{link}' mapped, which is not saved yet"));
     }
-    // What has lost its name is known by what it is.
+    // A deleted file is identified by device and inode.
     let name = match is_deleted(link, &stat) {
         true => format!("{:x}:{:x}", stat.st_dev, stat.st_ino),
         false => link.to_owned(),

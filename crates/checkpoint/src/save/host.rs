@@ -1,4 +1,4 @@
-//! The host a checkpoint is made on: what its processes may have come to rely on.
+//! The host of a checkpoint: properties that its processes may have come to rely on.
 
 use dormouse_kernel::{cpu, proc};
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::format::{About, Bytes, StatePart};
 use crate::vdso::Object;
 
-/// What of a host stays as it is: looked at while everything still runs.
+/// Properties of a host that do not change: read while all processes still run.
 #[derive(Debug, Default)]
 pub(crate) struct Host(About);
 
@@ -31,7 +31,7 @@ impl Host {
         }))
     }
 
-    /// Of whom a checkpoint is, and what its clocks say now.
+    /// Returns the record about the container, with the present time of its clocks.
     pub(crate) fn about(self, subject: &Subject, offsets: Offsets) -> Result<About> {
         let now = clock::now(offsets)?;
         Ok(About {

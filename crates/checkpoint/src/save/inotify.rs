@@ -1,7 +1,7 @@
-//! Watches: fdinfo tells which inode of which file system. A name of it is looked for below the
+//! Watches: fdinfo contains inode and device of each. A name of the inode is searched below the
 //! places where that file system is mounted.
 //!
-//! LIMIT: [`ENTRIES_MAX`] entries of directories are looked at.
+//! LIMIT: [`ENTRIES_MAX`] directory entries are read.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -14,16 +14,16 @@ use super::file;
 use super::object::{Open, Survey, Why};
 use crate::format::{Inotify, Thing, Watch};
 
-/// LIMIT: entries of directories that are looked at for the names of one inotify.
+/// LIMIT: directory entries that are read to find the names of one inotify.
 const ENTRIES_MAX: usize = 500_000;
-/// What a program may have asked for: all events, IN_EXCL_UNLINK, IN_ONESHOT.
+/// Flags that a program may have set: all events, IN_EXCL_UNLINK, IN_ONESHOT.
 pub(crate) const MASK: u32 = 0xfff | 0x0400_0000 | 0x8000_0000;
 
 pub(crate) fn is_inotify(open: &Open<'_>) -> bool {
     open.link.strip_prefix("anon_inode:").is_some_and(|n| n.trim_matches(['[', ']']) == "inotify")
 }
 
-/// A watch as fdinfo tells it: number, mask, device and inode.
+/// A watch as fdinfo contains it: number, mask, device and inode.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     number: u32,
@@ -33,13 +33,13 @@ struct Told {
 
 pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
     if rustix::io::ioctl_fionread(&open.copy).is_ok_and(|waiting| waiting > 0) {
-        let why = "an inotify with events that nobody has read, which are not saved";
+        let why = "an inotify with unread events, which are not saved";
         return Err(survey.passing(why.into()));
     }
     let lines = open.info.lines().filter_map(|line| line.strip_prefix("inotify "));
     let told: Option<Vec<Told>> = lines.map(watch).collect();
-    let mut told = told.ok_or("an inotify of which the kernel tells too little")?;
-    // The kernel gives the next number after the last that was given.
+    let mut told = told.ok_or("an inotify with an incomplete fdinfo")?;
+    // The kernel assigns the number after the last assigned one.
     told.sort_unstable_by_key(|t| t.number);
     let mut names = HashMap::new();
     if !told.is_empty() {
@@ -51,8 +51,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
         let Told { number, mask, of: (device, inode) } = told;
         path.map(|path| Watch { number, path, mask: mask & MASK }).ok_or_else(|| {
             format!(
-                "an inotify that watches inode {inode} of device {device:x}, whose name is not \
-                     found"
+                "an inotify that watches inode {inode} of device {device:x} without a \
+                     known name"
             )
         })
     };
@@ -74,7 +74,7 @@ fn watch(line: &str) -> Option<Told> {
     })
 }
 
-/// A device from the kernel's own form of it: 12 bits of major number above 20 of minor.
+/// Decodes a device number in the kernel's internal form: 12 bits of major above 20 of minor.
 pub(super) fn device(number: u64) -> u64 {
     rustix::fs::makedev((number >> 20) as u32, (number & 0xf_ffff) as u32)
 }
@@ -92,7 +92,7 @@ pub(super) fn find(pid: u32, wanted: &[(u64, u64)]) -> HashMap<(u64, u64), Strin
         while let Some(path) = next.pop_front().filter(|_| missing(&names)) {
             let Ok(dir) = file::lookup(pid, &path) else { continue };
             let Ok(stat) = rustix::fs::fstat(&dir) else { continue };
-            // Another file system begins here, or this is no directory.
+            // Another file system is mounted here, or the path is not a directory.
             if stat.st_dev != device {
                 continue;
             }
@@ -125,8 +125,8 @@ fn is(pid: u32, path: &str, of: (u64, u64)) -> bool {
     found.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == of)
 }
 
-/// Device and place of a line of mountinfo (proc_pid_mountinfo(5)); nothing of what the kernel makes
-/// up, where inodes are not what they were a moment ago.
+/// Device and mount point of a line of mountinfo (proc_pid_mountinfo(5)); `None` for pseudo file
+/// systems, where inode numbers are not stable.
 pub(super) fn mount(line: &str) -> Option<(u64, String)> {
     let (before, after) = line.split_once(" - ")?;
     let kind = after.split_ascii_whitespace().next()?;

@@ -1,5 +1,5 @@
-//! IPC namespaces: what is in each is looked for as in the container's own, through the tables that one
-//! of its processes sees.
+//! IPC namespaces: the contents of each are found as in the container's own, through the tables of
+//! one of its processes.
 
 use std::collections::HashMap;
 
@@ -18,18 +18,19 @@ use crate::format::{Ipc, Thing};
 pub(crate) struct Apart {
     /// By their links in procfs; or why one cannot be saved.
     by_link: HashMap<String, Result<usize, Why>>,
-    /// By the devices of the file systems that their message queues are in.
+    /// By the devices of their message queue file systems.
     by_device: HashMap<u64, usize>,
 }
 
 impl Apart {
-    /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
+    /// The object of a namespace, by its link; `None` if it was created just now, while nothing is
+    /// stopped.
     pub(super) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
         let why = |why: &Why| format!("it is in an IPC namespace of its own {why}");
         Some(self.by_link.get(link)?.as_ref().copied().map_err(why))
     }
 
-    /// The object of the namespace of a process; nothing for the container's own.
+    /// The object of the namespace of a process; `None` for the container's own.
     pub(super) fn of_process(&self, seen: &Seen) -> Option<usize> {
         if self.by_link.is_empty() {
             return None;
@@ -43,12 +44,12 @@ impl Apart {
     }
 }
 
-/// Finds all of them, with what is in them.
+/// Finds all namespaces, with their contents.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     let Some(first) = tree.first() else { return Ok(()) };
     let container = first.link("ipc");
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
-        // It may have ended meanwhile, while nothing is stopped yet.
+        // The process may have exited meanwhile: nothing is stopped yet.
         let Some(link) = seen.link("ipc").filter(|link| Some(*link) != container) else {
             continue;
         };
@@ -61,10 +62,10 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds the namespace of a process, unless that has ended; gives its number.
+/// Adds the namespace of a process and returns its number, unless the process has exited.
 fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Why>>> {
     let Some(tables) = Tables::open(seen)? else { return Ok(None) };
-    let failed = |e: Errno| format!("that cannot be looked at: {e}");
+    let failed = |e: Errno| format!("that cannot be inspected: {e}");
     let known = limits(&tables).and_then(|changed| {
         let device = rustix::fs::fstat(tables.queues())?.st_dev;
         Ok((changed, device))
@@ -74,7 +75,7 @@ fn one(survey: &mut Survey<'_>, seen: &Seen) -> Outcome<Option<Result<usize, Why
         Err(e) => return Ok(Some(Err(failed(e)))),
     };
     if let Some(name) = changed {
-        return Ok(Some(Err(format!("whose {name} was changed, which is not saved yet"))));
+        return Ok(Some(Err(format!("with a changed {name}, which is not saved yet"))));
     }
     let object = survey.add(Thing::Ipc(Ipc {}));
     survey.ipc.by_device.insert(device, object);
@@ -100,7 +101,7 @@ const LIMITS: [&str; 13] = [
     "fs/mqueue/msgsize_default",
 ];
 
-/// A limit that is not as in a new namespace.
+/// A limit that differs from its value in a new namespace.
 fn limits(tables: &Tables) -> Result<Option<&'static str>, Errno> {
     let values = || {
         let value = |name| proc::whole_text(format!("/proc/sys/{name}"));
@@ -108,7 +109,7 @@ fn limits(tables: &Tables) -> Result<Option<&'static str>, Errno> {
         read.map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
     };
     let own = inside(tables.namespace(), values)?;
-    // A thread of its own makes a new one, which ends with it.
+    // A separate thread creates a new namespace, which is removed when the thread ends.
     let new = std::thread::scope(|scope| {
         let new = scope.spawn(|| {
             let made = process::unshare(CloneFlags::NEWIPC);

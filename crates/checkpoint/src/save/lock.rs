@@ -1,4 +1,5 @@
-//! Locks of files: fdinfo tells those of the open file and those of the process that has it open.
+//! File locks: fdinfo contains those of the file description and those of the process that has it
+//! open.
 
 use std::os::fd::AsFd;
 
@@ -17,7 +18,7 @@ fn is_lease(line: &str) -> bool {
     line.split_ascii_whitespace().nth(1) == Some("LEASE")
 }
 
-/// The lease of an open file, and who is told of it.
+/// The lease of an open file, and the process that is signalled when it is broken.
 pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
     let mut lines = open.info.lines().filter_map(|line| line.strip_prefix("lock:"));
     let Some(line) = lines.find(|line| is_lease(line)) else { return Ok(None) };
@@ -27,7 +28,7 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
     let inside = |id: i32| dormouse_kernel::proc::fields(id as u32).ok()?.pids().last().copied();
     let id = match owner.id {
         0 => 0,
-        id => inside(id).ok_or("a lease of whose owner the kernel tells nothing")?,
+        id => inside(id).ok_or("a lease with an owner that cannot be found")?,
     };
     Ok(Some(Lease {
         number: open.number,
@@ -38,13 +39,13 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
     }))
 }
 
-/// Reads `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`; whether it is for writing.
+/// Parses `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`; returns whether it is a write lease.
 fn access(line: &str) -> Result<bool, Why> {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     match words.get(2..4) {
         Some(["ACTIVE", "READ"]) => Ok(false),
         Some(["ACTIVE", "WRITE"]) => Ok(true),
-        _ => Err("a lease that somebody breaks just now, which is not saved".into()),
+        _ => Err("a lease that is being broken, which is not saved".into()),
     }
 }
 
@@ -57,7 +58,7 @@ fn one(line: &str) -> Result<Lock, Why> {
         "POSIX" => LockKind::Process,
         "OFDLCK" => LockKind::OpenFile,
         "FLOCK" => LockKind::Whole,
-        "DELEG" => return Err("a lease of the kernel's own (of a file server)".into()),
+        "DELEG" => return Err("a delegation of a file server in the kernel".into()),
         _ => return Err(unknown()),
     };
     if how != "ADVISORY" {

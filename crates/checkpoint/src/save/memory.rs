@@ -1,9 +1,9 @@
 //! Memory: areas from `/proc/PID/smaps`, contents by PAGEMAP_SCAN and `/proc/PID/mem`.
 //!
-//! Only pages that are a process's own are read: a private page of a file that was never written is
-//! in the file, and shared memory is read once, from the file that the kernel keeps it in. Anonymous
-//! pages of zeros are as good as none. What parent and child have shared since fork(2) is read from
-//! each, since nothing keeps the kernel from moving it, and written once.
+//! Only private pages of a process are read. A page of a private file mapping that was never
+//! written is in the file, and shared memory is read once, from the file that the kernel keeps it
+//! in. Anonymous pages of zeros are left out. Pages that parent and child share since fork(2) are
+//! read from each, since the kernel may move them at any time, and written once.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -26,14 +26,14 @@ use crate::format::{
 
 /// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
 const KEPT: [&str; 10] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp"];
-/// Flags of areas that are not memory, or are somebody's. The texts follow "memory that is".
+/// Flags of areas that cannot be saved. The texts follow "memory that is".
 const REFUSED: [(&str, &str); 4] = [
     ("um", "watched by a userfaultfd"),
     ("uw", "watched by a userfaultfd"),
     ("io", "a device's"),
     ("pf", "a device's"),
 ];
-/// Bytes that are copied at a time: what stays in a processor's cache until it is written.
+/// Bytes that are copied at a time: as much as stays in a processor's cache until it is written.
 const BATCH_BYTES: u64 = 1 << 20;
 
 /// The areas of a process, without contents.
@@ -41,7 +41,7 @@ pub(crate) fn areas(survey: &mut Survey<'_>, seen: &Seen) -> Result<Memory> {
     let path = format!("/proc/{}/smaps", seen.pid);
     let text = match proc::whole_text(&path) {
         Ok(text) => text,
-        // It has ended since it was found.
+        // The process has exited since it was found.
         Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return Ok(Memory::default()),
         Err(e) => return Err(Error::file("cannot read", path)(e)),
     };
@@ -81,7 +81,7 @@ pub(super) struct Mapping<'t> {
 }
 
 impl Mapping<'_> {
-    /// A process's own memory, of pages of the usual size.
+    /// Whether this is private memory, of pages of the usual size.
     pub(super) fn is_anonymous(&self) -> bool {
         let is_plain =
             ["", "[heap]", "[stack]"].contains(&self.name) || self.name.starts_with("[anon:");
@@ -131,7 +131,7 @@ fn head(line: &str) -> Option<Mapping<'_>> {
     })
 }
 
-/// The last file that was met: programs and libraries are mapped in several pieces, one after the other.
+/// The file of the previous entry: programs and libraries are mapped in several pieces, in a row.
 struct Met<'t> {
     device: &'t str,
     inode: u64,
@@ -192,7 +192,7 @@ fn backing<'t>(
         return Ok(Backing::Shared { object, offset });
     }
     if shared && mapping.name.starts_with("/SYSV") {
-        // Ids are a namespace's, and the file's inode has no other number.
+        // Ids belong to a namespace, and the file's inode has no other number.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let handle = rustix::fs::open(&place, flags, Mode::empty())
             .and_then(|file| system_v::handle_of(file.as_fd()));
@@ -213,7 +213,7 @@ fn backing<'t>(
         return Ok(Backing::Shared { object, offset });
     }
     let writes = shared && mapping.flags.contains(&"mw");
-    // One file may be mapped by mounts of two namespaces, and then is two objects.
+    // One file may be mapped through mounts of two namespaces, and then is two objects.
     let known = last.as_ref().filter(|met| met.is(mapping, writes) && survey.mounts.is_empty());
     let object = match known {
         Some(met) => met.object,
@@ -227,7 +227,7 @@ fn backing<'t>(
     })
 }
 
-/// Memory that is shared without a file: known by the inode that the kernel gave it.
+/// Shared memory without a file: identified by the inode that the kernel gave it.
 fn shared_memory(survey: &mut Survey<'_>, place: &str) -> std::result::Result<usize, Why> {
     let failed = |e: std::io::Error| format!("shared memory that cannot be opened: {e}");
     let file = File::open(place).map_err(failed)?;
@@ -268,7 +268,7 @@ pub(crate) fn object_contents(found: &mut Found, writer: &mut Writer) -> Result<
     Ok(())
 }
 
-/// What a descriptor of ours leads to, for the message.
+/// The target of a descriptor of this program, for the message.
 fn thing_name(file: &File) -> String {
     let link = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     link.map(|l| l.display().to_string()).unwrap_or_default()
@@ -293,7 +293,7 @@ pub(super) fn file_runs(
         while at < end {
             let length = (end - at).min(BATCH_BYTES);
             buffer.clear();
-            buffer.resize(length as usize, 0); // what is behind the end of the file is zeros
+            buffer.resize(length as usize, 0); // zeros behind the end of the file
             let n = file.read_at(&mut buffer, at)?;
             debug_assert!(n as u64 == length || at + n as u64 >= file.metadata()?.len());
             if let Err(e) = put(&mut runs, of, at, &buffer, false, writer) {
@@ -305,7 +305,7 @@ pub(super) fn file_runs(
     Ok(Ok(runs))
 }
 
-/// The same of memory of huge pages, which does not tell where its holes are: they are zeros.
+/// The same for memory of huge pages, which does not report its holes: they read as zeros.
 fn huge_runs(
     file: &File,
     bytes: u64,
@@ -324,7 +324,7 @@ fn huge_runs(
     Ok(Ok(runs))
 }
 
-/// Writes contents that begin at an address, but for pages that an earlier checkpoint has.
+/// Writes contents that begin at an address, without pages that an earlier checkpoint has.
 fn put(
     runs: &mut Vec<Run>,
     of: Of,
@@ -333,7 +333,7 @@ fn put(
     skips_zeros: bool,
     writer: &mut Writer,
 ) -> Result<()> {
-    // Pages that are next to each other are written at once.
+    // Adjacent pages are written at once.
     let mut new = 0..0;
     let places = (0..contents.len()).step_by(PAGE_BYTES as usize);
     for (at, page) in places.zip(contents.chunks(PAGE_BYTES as usize)) {
@@ -356,34 +356,35 @@ fn put(
     writer.append(&contents[new])
 }
 
-/// What is kept from one process to the next.
+/// State that is kept from one process to the next.
 #[derive(Default)]
 pub(crate) struct Known {
-    /// Pages that several processes have (fork(2)), by a hash of their contents: each is written once.
+    /// Pages that several processes share (fork(2)), by a hash of their contents: each is written
+    /// once.
     pages: HashMap<[u8; 32], u64>,
-    /// Where contents are copied to: memory that is new costs as much as what is copied into it.
+    /// The buffer for copies, reused: new memory costs as much as the copy into it.
     buffer: Vec<u8>,
 }
 
 impl Known {
-    /// Has memory of ours for so many bytes that are read next.
+    /// Prepares the buffer for as many bytes that are read next.
     pub(crate) fn make_room(&mut self, bytes: u64) {
         warm(&mut self.buffer, bytes.min(BATCH_BYTES) as usize);
     }
 }
 
-/// So much more than the kernel's count of it a process may have: each CPU counts on its own for a while
+/// A process may have as many bytes more than the kernel's count: each CPU batches its updates
 /// (proc_pid_status(5), `RssAnon`).
 const UNCOUNTED_BYTES: u64 = 64 << 10;
 
-/// How much memory of their own some processes have at most, more or less.
+/// The private memory of some processes: an upper bound, approximately.
 pub(crate) fn own_bytes(tree: &[Seen]) -> u64 {
     let counted = |seen: &Seen| seen.fields.number("RssAnon").unwrap_or(0) << 10;
     tree.iter().map(|seen| counted(seen) + UNCOUNTED_BYTES).sum()
 }
 
-/// Reads the contents of a stopped process's own pages, but for those that were copied ahead and that
-/// nobody has written to since.
+/// Reads the private pages of a stopped process, without those that were copied ahead and have not
+/// been written since.
 pub(crate) fn contents(
     seen: &Seen,
     mut memory: Memory,
@@ -399,7 +400,8 @@ pub(crate) fn contents(
     let mut batch = Batch::new(seen, &files);
     for n in 0..memory.areas.len() {
         let area = &memory.areas[n];
-        // What the kernel may drop may hold what must not come back twice (vgetrandom).
+        // Memory that the kernel may drop may hold contents that must not be restored twice
+        // (vgetrandom).
         if matches!(area.backing, Backing::Shared { .. }) || area.has("dp") {
             continue;
         }
@@ -425,7 +427,7 @@ pub(crate) fn contents(
     Ok(memory)
 }
 
-/// Where a process's memory is found and read (proc_pid_pagemap(5), proc_pid_mem(5)).
+/// The files by which memory is found and read (proc_pid_pagemap(5), proc_pid_mem(5)).
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) pagemap: File,
@@ -442,7 +444,7 @@ impl Files {
     }
 }
 
-/// Runs of a process's own pages, each all clean or not.
+/// Runs of private pages, each entirely clean or entirely written.
 pub(super) fn own_pages(
     pagemap: &File,
     scan: Scan,
@@ -470,17 +472,17 @@ pub(super) fn own_pages(
     Ok(all)
 }
 
-/// LIMIT: places of what is copied at a time.
+/// LIMIT: places that are copied at a time.
 const PLACES_MAX: usize = 1024;
 
-/// A part of an area that is to be copied.
+/// A part of an area to be copied.
 struct Place {
     area: usize,
     address: u64,
     bytes: u64,
 }
 
-/// What is copied at a time.
+/// The places that are copied at a time.
 pub(super) struct Batch<'p> {
     seen: &'p Seen,
     files: &'p Files,
@@ -488,7 +490,7 @@ pub(super) struct Batch<'p> {
     bytes: u64,
 }
 
-/// A page that was never written shows this.
+/// The contents of a page that was never written.
 const ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
 impl<'p> Batch<'p> {
@@ -496,7 +498,7 @@ impl<'p> Batch<'p> {
         Self { seen, files, places: Vec::new(), bytes: 0 }
     }
 
-    /// Gathers a range of an area, and saves whatever is enough.
+    /// Gathers a range of an area, and saves each batch that is full.
     fn add(
         &mut self,
         area: usize,
@@ -515,7 +517,7 @@ impl<'p> Batch<'p> {
         Ok(())
     }
 
-    /// Gathers what there is room for, and gives how many bytes.
+    /// Gathers as much as there is space for; returns the number of bytes.
     pub(super) fn gather(&mut self, area: usize, range: Range<u64>) -> u64 {
         let bytes = (range.end - range.start).min(BATCH_BYTES - self.bytes);
         self.places.push(Place { area, address: range.start, bytes });
@@ -523,13 +525,14 @@ impl<'p> Batch<'p> {
         bytes
     }
 
-    /// Copies what was gathered, and writes what is not known yet.
+    /// Copies the gathered places, and writes the pages that are not stored yet.
     fn save(&mut self, areas: &mut [Area], known: &mut Known, writer: &mut Writer) -> Result<()> {
         let shared = self.read(known)?;
         self.write(shared, areas, known, writer)
     }
 
-    /// Copies what was gathered; gives which pages of each place somebody else has, too.
+    /// Copies the gathered places; returns which pages of each place are shared with another
+    /// process.
     pub(super) fn read(&mut self, known: &mut Known) -> Result<Vec<Vec<bool>>> {
         let shared = |place: &Place| shared_pages(&self.files.pagemap, place.address, place.bytes);
         let shared = self.places.iter().map(shared).collect::<std::result::Result<Vec<_>, _>>();
@@ -538,7 +541,7 @@ impl<'p> Batch<'p> {
         Ok(shared)
     }
 
-    /// Writes what was copied and is not known yet.
+    /// Writes the copied pages that are not stored yet.
     pub(super) fn write(
         &mut self,
         shared: Vec<Vec<bool>>,
@@ -549,7 +552,7 @@ impl<'p> Batch<'p> {
         let buffer = std::mem::take(&mut known.buffer);
         let mut rest = &buffer[..];
         let of = Of::Process(self.seen.inner);
-        // Pages that are next to each other are written at once.
+        // Adjacent pages are written at once.
         let mut new = 0..0;
         for (place, shared) in std::mem::take(&mut self.places).into_iter().zip(shared) {
             let is_anonymous =
@@ -582,9 +585,10 @@ impl<'p> Batch<'p> {
         Ok(())
     }
 
-    /// By the process's memory file, which only looks: process_vm_readv(2) pins what it reads, which costs
-    /// three times as much, refuses areas that nobody may read (PROT_NONE over pages that were written
-    /// before), and makes a copy of each page that is shared since fork(2), for good (KERNEL(5.19)).
+    /// Reads through the process's memory file, which does not change the memory.
+    /// process_vm_readv(2) pins the pages that it reads, which costs three times as much. In
+    /// addition it refuses areas with PROT_NONE (whose pages may have been written before) and
+    /// permanently copies each page that is shared since fork(2) (KERNEL(5.19)).
     fn copy(&self, buffer: &mut Vec<u8>) -> Result<()> {
         buffer.resize(self.bytes as usize, 0);
         let failed = |e| Error::file("cannot read", format!("/proc/{}/mem", self.seen.pid))(e);
@@ -611,7 +615,7 @@ fn note(runs: &mut Vec<Run>, address: u64, number: u64) {
     }
 }
 
-/// Which of some pages somebody else has mapped, too (pagemap, bit 56).
+/// Which of the pages another process has mapped, too (pagemap, bit 56).
 fn shared_pages(pagemap: &File, address: u64, bytes: u64) -> std::result::Result<Vec<bool>, Errno> {
     const ENTRY_BYTES: u64 = 8;
     const PRESENT: u64 = 1 << 63;

@@ -1,11 +1,11 @@
-//! Mount namespaces that processes have made for themselves, and what they have mounted in the container's
-//! own: what mountinfo (proc_pid_mountinfo(5)) says of each, and where what is mounted can be found when it
-//! is made again.
+//! Mount namespaces that processes have created, and mounts that they have added to the container's
+//! own: each mount as mountinfo (proc_pid_mountinfo(5)) describes it, and its source for the
+//! restore.
 //!
-//! A mount shows a part of a file system. It is found where the container has the same part by its
-//! configuration; in a mount that stands before it in its own namespace; or in another namespace that
-//! is made before. A tmpfs that is nowhere else is saved with what is in it, and a procfs has nothing of
-//! its own. All else is refused.
+//! A mount shows a part of a file system. The source may be a mount of the same part that the
+//! configuration makes, an earlier mount of the same namespace, or a namespace that is restored
+//! before. A tmpfs without such a source is saved with its contents, and a procfs is mounted anew.
+//! Everything else is refused.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -22,13 +22,13 @@ use super::{file, tmpfs};
 use crate::error::Refusal;
 use crate::format::{Mount, MountSource, Mounts, PROC_OPTIONS, Thing, Tmpfs};
 
-/// All mount namespaces; of the container's own, what its processes have mounted.
+/// All mount namespaces; of the container's own, the mounts that its processes have added.
 #[derive(Debug, Default)]
 pub(crate) struct Apart {
     /// By their links in procfs; or why one cannot be saved.
     by_link: HashMap<String, Result<usize, Why>>,
     all: Vec<Namespace>,
-    /// Of which one a mount is, by its id.
+    /// The index of the namespace of a mount, by the mount's id.
     of_mounts: HashMap<u64, usize>,
 }
 
@@ -38,25 +38,26 @@ struct Namespace {
     witness: u32,
     object: usize,
     rows: Vec<Row>,
-    /// The rows that the mounts of the record are of.
+    /// The row of each mount of the record.
     order: Vec<usize>,
 }
 
 impl Apart {
-    /// There is the container's own alone.
+    /// Whether there is only the container's own, without added mounts.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// The object of a namespace, by its link; none where it was made just now, while nothing is stopped.
+    /// The object of a namespace, by its link; `None` if it was created just now, while nothing is
+    /// stopped.
     pub(crate) fn object(&self, link: &str) -> Option<Result<usize, Why>> {
         let why = |why: &Why| format!("it is in a mount namespace of its own with {why}");
         let found = self.by_link.get(link)?.as_ref();
         Some(found.map(|n| self.all[*n].object).map_err(why))
     }
 
-    /// The process from whose root names in a namespace are found, and the object; nothing where an open
-    /// file is of a mount of the container's own.
+    /// The process from whose root names in a namespace are found, and the object; `None` if the
+    /// open file is on a mount of the container's own.
     pub(crate) fn of_file(&self, open: BorrowedFd<'_>) -> Option<(u32, usize)> {
         if self.is_empty() {
             return None;
@@ -65,7 +66,7 @@ impl Apart {
         Some((of.witness, of.object))
     }
 
-    /// The process from whose root the paths of a process are found.
+    /// The process that is used as root for the paths of a process.
     pub(crate) fn witness(&self, seen: &Seen) -> u32 {
         let found = || self.by_link.get(seen.link("mnt")?)?.as_ref().ok();
         let found = if self.is_empty() { None } else { found() };
@@ -73,16 +74,16 @@ impl Apart {
     }
 }
 
-/// The id of the mount that something is of.
+/// The id of the mount of an open file.
 fn mount_of(open: BorrowedFd<'_>) -> Result<u64, Errno> {
     rustix::fs::statx(open, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map(|s| s.stx_mnt_id)
 }
 
-/// Finds all of them, and refuses what cannot be saved.
+/// Finds all namespaces, and refuses those that cannot be saved.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
     let Some(base) = Base::of(first.pid, survey.subject.mounts.as_ref()) else { return };
-    // ORDER: others may show them.
+    // ORDER: other namespaces may use these mounts as sources.
     if let Err(why) = own(survey, &base, first) {
         let (pid, process, what) = (0, String::new(), String::new());
         survey.found.refusals.push(Refusal { pid, process, what, why });
@@ -90,7 +91,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let container = first.link("mnt");
     let mut groups: Vec<(&str, Vec<&Seen>)> = Vec::new();
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
-        // It may have ended meanwhile, while nothing is stopped yet.
+        // The process may have exited meanwhile: nothing is stopped yet.
         let Some(link) = seen.link("mnt").filter(|link| Some(*link) != container) else {
             continue;
         };
@@ -105,16 +106,16 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     }
 }
 
-/// Adds the mount namespace of some processes; gives its number.
+/// Adds the mount namespace of some processes; returns its number.
 fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize, Why> {
-    // What a process is told of mounts are those below its root.
+    // mountinfo shows only the mounts below the root of the process.
     let is_at_the_top = |seen: &&&Seen| {
         let root = fs::read_link(format!("/proc/{}/root", seen.pid));
         root.is_ok_and(|root| root.as_os_str() == "/")
     };
     let witness = members.iter().find(is_at_the_top);
-    let witness = witness.ok_or("nobody at its root, which is not saved yet")?;
-    let rows = rows(witness.pid).ok_or("mounts of which the kernel tells too little")?;
+    let witness = witness.ok_or("no process at its root, which is not saved yet")?;
+    let rows = rows(witness.pid).ok_or("an incomplete mountinfo")?;
     let object = survey.reserve();
     let (mounts, order) = namespace(survey, base, witness, object, &rows)?;
     survey.found.objects[object].thing = Thing::Mounts(Mounts { mounts, own: false });
@@ -124,7 +125,7 @@ fn one(survey: &mut Survey<'_>, base: &Base, members: &[&Seen]) -> Result<usize,
     Ok(number)
 }
 
-/// Adds what processes have mounted in the container's own namespace, if they have.
+/// Adds the mounts that processes have added to the container's own namespace, if any.
 fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Why> {
     if base.rows.iter().all(|row| base.is_made_anew(row)) {
         return Ok(());
@@ -165,24 +166,24 @@ fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Why> {
     Ok(())
 }
 
-/// Where mounts of the container's own namespace are made by the engine.
+/// Places in the container's own namespace where the engine mounts something.
 #[derive(Debug, Clone, Default)]
 pub struct Places {
-    /// Where its configuration mounts something.
+    /// Mount points of the configuration.
     pub configured: Vec<String>,
-    /// Of these, where mounts of the host's may come along below.
+    /// Those of them below which mounts of the host may be included.
     pub trees: Vec<String>,
-    /// Where the engine may have mounted a devpts since, which it mounts again when it is needed.
+    /// Mount points of devpts that the engine may have added since, and mounts again when needed.
     pub terminals: String,
 }
 
-/// What the container has mounted.
+/// The mounts of the container's own namespace.
 struct Base {
     pid: u32,
     rows: Vec<Row>,
-    /// The mounts that its configuration has made.
+    /// The mounts of its configuration.
     given: HashSet<u64>,
-    /// What has come from the host with one of these, or is made when it is needed.
+    /// Mounts that came from the host with one of these, or that are mounted when needed.
     passed_by: HashSet<u64>,
 }
 
@@ -199,11 +200,11 @@ impl Base {
         let root = rustix::fs::open(root, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let at = |path: &String| {
-            // What is at the bottom there was the first.
+            // The lowest mount at the place was the first.
             if let Some(row) = rows.iter().find(|row| row.place == *path) {
                 return Some(row.id);
             }
-            // A link may lead to the place.
+            // The path may lead through a symbolic link.
             let open = rustix::fs::openat2(&root, path, flags, Mode::empty(), how).ok()?;
             let (at, wanted) = (AtFlags::EMPTY_PATH, StatxFlags::MNT_ID);
             let said = rustix::fs::statx(&open, c"", at, wanted).ok()?;
@@ -231,12 +232,12 @@ impl Base {
         Some(Self { pid, rows, given, passed_by })
     }
 
-    /// Whether a start makes it, or nobody misses it.
+    /// Whether a start mounts it, or it is not needed.
     fn is_made_anew(&self, row: &Row) -> bool {
         self.given.contains(&row.id) || self.passed_by.contains(&row.id)
     }
 
-    /// Whether what a mount shows at a path below its root is seen there.
+    /// Whether the path below a mount's root is visible, and not covered.
     fn is_seen(&self, row: &Row, below: &str) -> bool {
         let open = file::lookup(self.pid, &join(&row.place, below));
         open.is_ok_and(|open| mount_of(open.as_fd()) == Ok(row.id))
@@ -259,20 +260,20 @@ impl Base {
     }
 }
 
-/// A mount, as mountinfo tells of it.
+/// A mount, as mountinfo describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     id: u64,
     parent: u64,
     device: String,
-    /// The part of the file system.
+    /// The root of the mount within the file system.
     root: String,
     place: String,
-    /// `MOUNT_ATTR_*`; none where there is one that is not known.
+    /// `MOUNT_ATTR_*`; `None` if there is an unknown one.
     attributes: Option<u64>,
     /// Its peer group.
     shared: Option<u64>,
-    /// It hears of others' mounts, or cannot be bound.
+    /// The mount is a slave of a peer group, or unbindable.
     is_special: bool,
     kind: String,
     options: String,
@@ -310,7 +311,8 @@ impl Row {
         })
     }
 
-    /// The path of what it shows below the root of another mount, if that shows it, too.
+    /// The path of this mount's root below the root of another mount of the same file system, if it
+    /// is there.
     fn part_of<'r>(&'r self, other: &Self) -> Option<&'r str> {
         if (&self.device, &self.kind) != (&other.device, &other.kind) {
             return None;
@@ -331,7 +333,7 @@ fn attributes(words: &str) -> Option<u64> {
             "relatime" => all &= !0x20,
             "nodiratime" => all |= 0x80,
             "nosymfollow" => all |= 0x20_0000,
-            // What is mapped stays so in a copy.
+            // An idmapped mount stays so in a copy.
             "rw" | "idmapped" => {}
             _ => return None,
         }
@@ -339,7 +341,7 @@ fn attributes(words: &str) -> Option<u64> {
     Some(all)
 }
 
-/// A path as it is, of one in which some bytes are octal numbers.
+/// Decodes octal escapes in a path.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -352,7 +354,7 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The part of a path below another; empty where they are the same.
+/// The part of a path below another; empty if they are equal.
 fn below<'p>(path: &'p str, above: &str) -> Option<&'p str> {
     let rest = path.strip_prefix(above.trim_end_matches('/'))?;
     match rest.strip_prefix('/') {
@@ -374,8 +376,8 @@ fn rows(pid: u32) -> Option<Vec<Row>> {
     table.lines().map(Row::read).collect()
 }
 
-/// The rows of a namespace in the order in which they can be made: each behind the one it is in, and
-/// what is covered by another before that one.
+/// The rows of a namespace in the order in which they can be mounted: each after its parent, and a
+/// covered mount before the one that covers it.
 fn in_order(rows: &[Row]) -> Result<Vec<usize>, Why> {
     let ids: HashSet<u64> = rows.iter().map(|row| row.id).collect();
     let mut children: HashMap<u64, Vec<usize>> = HashMap::new();
@@ -392,14 +394,14 @@ fn in_order(rows: &[Row]) -> Result<Vec<usize>, Why> {
     while let Some(n) = next.pop() {
         order.push(n);
         let mut inner = children.remove(&rows[n].id).unwrap_or_default();
-        // The last is the first to be taken.
+        // The last is taken first.
         inner.sort_by_key(|child| rows[*child].place.len());
         next.extend(inner);
     }
     Ok(order)
 }
 
-/// The record of a namespace, and the rows that its mounts are of.
+/// The record of a namespace, and the row of each of its mounts.
 fn namespace(
     survey: &mut Survey<'_>,
     base: &Base,
@@ -435,7 +437,7 @@ fn namespace(
     Ok((mounts, order))
 }
 
-/// Where what a mount shows is found when it is made again.
+/// The source from which a mount can be made again.
 fn source(
     survey: &mut Survey<'_>,
     base: &Base,
@@ -445,7 +447,7 @@ fn source(
     row: &Row,
 ) -> Result<MountSource, Why> {
     let said = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
-    // Itself, unless something covers it.
+    // The mount itself, unless it is covered.
     let open = file::lookup(witness.pid, &row.place).ok();
     let open = open.filter(|open| mount_of(open.as_fd()) == Ok(row.id));
     let stat = open.as_ref().and_then(|open| rustix::fs::fstat(open).ok());
@@ -462,8 +464,8 @@ fn source(
         let Some(path) = row.part_of(other).filter(is_there) else { continue };
         return Ok(MountSource::Mount { namespace: object, mount, path: path.to_owned() });
     }
-    // What another namespace has at the root of a mount nothing there covers; of what was mounted in the
-    // container's own all that is seen there.
+    // In another namespace the root of each mount is usable as a source. In the container's own,
+    // any visible path of an added mount is.
     for other in &survey.mounts.all {
         for (mount, its) in other.order.iter().map(|n| &other.rows[*n]).enumerate() {
             let is_seen = |path: &&str| {
@@ -480,14 +482,15 @@ fn source(
         return Ok(MountSource::MessageQueues { namespace });
     }
     match row.kind.as_str() {
-        // What is in the container's own namespace is found there, or has come from inside.
+        // A file system of the container's own namespace has a source there, or was mounted from
+        // inside.
         _ if !is_own && base.rows.iter().any(|other| other.device == row.device) => {
             Err(said("of what was mounted in the container's own namespace or is covered there"))
         }
         "tmpfs" if is_whole => {
             let stat = stat.ok_or_else(|| said("that is covered by another"))?;
             let place = uncovered(witness, &row.place)
-                .map_err(|e| said(&format!("that cannot be looked at ({e})")))?;
+                .map_err(|e| said(&format!("that cannot be inspected ({e})")))?;
             let copied = rustix::fs::fstat(&place).map(|stat| (stat.st_dev, stat.st_ino)).ok();
             if copied != inode {
                 return Err(said("that was covered just now"));
@@ -529,7 +532,7 @@ fn source(
     }
 }
 
-/// The IPC namespace inside whose message queues a mount shows.
+/// The IPC namespace inside of the message queues that a mount shows.
 fn queues(survey: &Survey<'_>, row: &Row) -> Option<usize> {
     if (row.kind.as_str(), row.root.as_str()) != ("mqueue", "/") {
         return None;
@@ -539,11 +542,11 @@ fn queues(survey: &Survey<'_>, row: &Row) -> Option<usize> {
     survey.ipc.of_queues(device)
 }
 
-/// What is mounted at a place in the namespace of a process, without what is mounted in it.
+/// Clones the mount at a place in the namespace of a process, without the mounts below it.
 fn uncovered(witness: &Seen, place: &str) -> dormouse_kernel::error::Result<OwnedFd> {
     let handle = pidfd::open(witness.pid)?;
     let mounts = pidfd::namespace(&handle, call::Namespace::Mount)?;
-    // A thread of its own enters the namespace and never comes back.
+    // A separate thread enters the namespace and ends there.
     let copied = std::thread::scope(|scope| {
         let copied = scope.spawn(|| {
             process::unshare(CloneFlags::FS)?;
@@ -555,7 +558,7 @@ fn uncovered(witness: &Seen, place: &str) -> dormouse_kernel::error::Result<Owne
     copied.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Whether a path below the root of a mount leads into another that is made before.
+/// Whether a path below the root of a mount leads into another mount that is made before.
 fn is_covered(mounts: &[Mount], mount: usize, path: &str) -> bool {
     let mut inner = mounts.iter().filter(|inner| inner.parent == Some(mount));
     !path.is_empty() && inner.any(|inner| below(path, &inner.place).is_some())

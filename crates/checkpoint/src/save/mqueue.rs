@@ -1,11 +1,11 @@
-//! POSIX message queues: those with a name, from their filesystem, and those that somebody has open.
+//! POSIX message queues: those with a name, from their file system, and open ones without a name.
 //!
-//! Nothing but receiving a message tells what it says. So when everything stands still all messages
-//! of a queue are received, and sent again at once, in the same order; nobody waits at it then. A
-//! process that is told of a message (mq_notify(3)) would be told of that one, and what it is told
-//! nobody else can know: a queue with such a process is refused.
+//! A message can only be read by receiving it. Once everything is stopped, all messages of a queue
+//! are therefore received and sent again at once, in the same order; no thread is blocked on the
+//! queue then. A process registered by mq_notify(3) would be notified of that message, and its
+//! registration cannot be read. A queue with such a process is refused.
 //!
-//! LIMIT: whoever is killed in between (some 10 us) takes messages along.
+//! LIMIT: if this program is killed in between (some 10 us), the messages are lost.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -19,7 +19,7 @@ use super::tree::Seen;
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, MessageQueue, OpenQueue, QueuedMessage, Thing};
 
-/// Finds those that have a name.
+/// Finds the queues that have a name.
 pub(super) fn find(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -69,10 +69,10 @@ pub(super) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let queue = match survey.message_queues.get(&identity) {
         Some(queue) => *queue,
         None if open.stat.st_nlink != 0 => {
-            return Err("a message queue that is not of its container's own ipc namespace".into());
+            return Err("a message queue of an IPC namespace outside the container".into());
         }
         None => {
-            // Its own may be for writing only.
+            // The process's own descriptor may be write-only.
             let path = format!("/proc/self/fd/{}", open.copy.as_raw_fd());
             let access = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
             let queue = rustix::fs::open(path, access, Mode::empty()).map_err(failed)?;
@@ -95,7 +95,7 @@ fn add(
     };
     let failed = |e: Errno| format!("{called}: {e}");
     if tells_somebody(&queue).map_err(failed)? {
-        return Err(format!("{called}, of whose messages a process is told (mq_notify)"));
+        return Err(format!("{called}, with a process registered by mq_notify"));
     }
     let stat = rustix::fs::fstat(&queue).map_err(failed)?;
     let attributes = mqueue::attributes(queue.as_fd()).map_err(failed)?;
@@ -115,7 +115,7 @@ fn add(
     Ok(index)
 }
 
-/// Whether a process is told when something comes, by `QSIZE:N NOTIFY:N SIGNO:N NOTIFY_PID:N`.
+/// Whether a process is registered for notification, by `QSIZE:N NOTIFY:N SIGNO:N NOTIFY_PID:N`.
 fn tells_somebody(queue: &OwnedFd) -> Result<bool, Errno> {
     let mut buffer = [0; 128];
     let length = rustix::io::pread(queue, &mut buffer, 0)?;
@@ -124,7 +124,7 @@ fn tells_somebody(queue: &OwnedFd) -> Result<bool, Errno> {
     Ok(pid.ok_or(Errno::BADMSG)? != "0")
 }
 
-/// Reads what is in all of them. Everything stands still.
+/// Reads the messages of all queues. Everything is stopped.
 pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     for (index, queue) in &found.message_queues {
         let Thing::MessageQueue(record) = &mut found.objects[*index].thing else { continue };
@@ -139,7 +139,7 @@ pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     Ok(())
 }
 
-/// Takes all messages out; those that were, whatever came of it.
+/// Receives all messages; returns the received ones even after an error.
 fn take(queue: &OwnedFd, most_bytes: usize) -> (Vec<QueuedMessage>, Result<(), Errno>) {
     let mut buffer = vec![0; most_bytes];
     let mut all = Vec::new();

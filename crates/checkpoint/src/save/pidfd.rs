@@ -1,9 +1,9 @@
-//! Descriptors of processes: fdinfo tells whose, by all the ids that the process has.
+//! Descriptors of processes: fdinfo identifies the process, by all the ids that it has.
 
 use super::object::{Open, Survey, Why};
 use crate::format::{PidFd, Thing};
 
-/// What pidfd_open(2) takes: PIDFD_NONBLOCK, and PIDFD_THREAD. KERNEL(6.9).
+/// Flags that pidfd_open(2) takes: PIDFD_NONBLOCK, and PIDFD_THREAD. KERNEL(6.9).
 const FLAGS: u32 = (libc::O_NONBLOCK | libc::O_EXCL) as u32;
 
 pub(crate) fn is_pidfd(open: &Open<'_>) -> bool {
@@ -11,7 +11,7 @@ pub(crate) fn is_pidfd(open: &Open<'_>) -> bool {
 }
 
 pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
-    // Ids of namespaces that a process is not in are not told, or are 0.
+    // Ids in namespaces that the process is not in are missing, or are 0.
     let ids = open.field("NSpid").unwrap_or_default().split_ascii_whitespace();
     let depth = open.process.fields.pids().len();
     let inner = ids.clone().nth(depth.saturating_sub(1)).and_then(|id| id.parse().ok());
@@ -20,7 +20,7 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
             Ok(Thing::PidFd(PidFd { pid, flags: open.flags() & FLAGS }))
         }
         _ if open.field("Pid").is_some_and(|pid| pid.starts_with('-')) => {
-            Err("a pidfd of a process that is gone, which is not saved yet".into())
+            Err("a pidfd of a process that has exited, which is not saved yet".into())
         }
         _ => Err("a pidfd of a process that is not the container's".into()),
     }

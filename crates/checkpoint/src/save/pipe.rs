@@ -1,5 +1,5 @@
-//! Pipes: ends are open files, the pipe between them is known by its inode, be it one of the
-//! kernel's own or a fifo's.
+//! Pipes: ends are open files; the pipe between them is identified by its inode, whether anonymous
+//! or a fifo.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
@@ -12,16 +12,16 @@ use super::{deleted, file, tmpfs};
 use crate::error::{Error, Refusal, Result as Outcome};
 use crate::format::{Bytes, DeletedFifo, Pipe, PipeEnd, Thing};
 
-/// What was seen of one pipe.
+/// The ends of one pipe that were seen.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     pipe: usize,
-    /// A copy of an end that reads, and of one that only writes.
+    /// A copy of an end that can read, and of one that can only write.
     reader: Option<OwnedFd>,
     writer: Option<OwnedFd>,
     has_writer: bool,
     has_name: bool,
-    /// For the message: who has an end of it.
+    /// For the message: a process that has an end of it.
     first: Option<Refusal>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     };
     let copy = open.copy.try_clone().map_err(|e| format!("a pipe: {e}"))?;
     if let Some(ends) = survey.pipes.get_mut(&identity) {
-        // Both, by a name.
+        // A fifo may be opened for both.
         if access != libc::O_WRONLY as u32 {
             ends.reader = Some(copy);
         } else {
@@ -65,8 +65,8 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     Ok(Thing::PipeEnd(PipeEnd { pipe, writes, flags }))
 }
 
-/// The path of a pipe that has a name, or had one: in the container's own layer or memory, so that
-/// nobody else can have it open.
+/// The path of a pipe that has a name, or had one. The path is in the container's own layer or
+/// tmpfs, so no process outside can have it open.
 fn name(
     survey: &Survey<'_>,
     open: &Open<'_>,
@@ -100,7 +100,7 @@ fn name(
     Ok((Some(path), Some(deleted)))
 }
 
-/// Contents, and pipes whose other end is outside.
+/// Reads contents, and refuses pipes with an end outside the container.
 pub(crate) fn finish(survey: &mut Survey<'_>) {
     for ends in std::mem::take(&mut survey.pipes).into_values() {
         let (reader, writer) = (&ends.reader, &ends.writer);
@@ -110,13 +110,13 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
                 let open_elsewhere = maybe_elsewhere && !is_hung_up(reader, PollFlags::HUP);
                 if open_elsewhere { Err(outside("writes")) } else { content(reader) }
             }
-            // Somebody may come and read.
+            // A reader may still open it by name.
             (None, Some(_)) if ends.has_name => {
                 survey.found.fifos.extend(ends.writer.map(|writer| (ends.pipe, writer)));
                 continue;
             }
             (None, Some(writer)) if !is_hung_up(writer, PollFlags::ERR) => Err(outside("reads")),
-            // Nobody will ever read it.
+            // No process can ever read it.
             (None, _) => Ok(Content::default()),
         };
         match content {
@@ -133,8 +133,8 @@ pub(crate) fn finish(survey: &mut Survey<'_>) {
     }
 }
 
-/// Reads fifos that nobody has open to read. Everything stands still: whoever waits for a reader would
-/// take us for one.
+/// Reads fifos without an open read end. Everything is stopped: otherwise a process that waits for
+/// a reader would take this program for one.
 pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     for (index, writer) in &found.fifos {
         let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
@@ -149,23 +149,23 @@ pub(super) fn contents(found: &mut Found) -> Outcome<()> {
     Ok(())
 }
 
-/// Bytes, and where they are packets their lengths.
+/// Bytes, and their lengths if they are packets.
 type Content = (Vec<u8>, Vec<u32>);
 
 fn outside(does: &str) -> Why {
-    format!("a pipe that somebody outside the container {does}")
+    format!("a pipe with an end outside the container, which {does}")
 }
 
-/// Whether the other end of a pipe is closed: nobody has it, here or elsewhere.
+/// Whether the other end of a pipe is closed everywhere, inside and outside.
 fn is_hung_up(end: &OwnedFd, flag: PollFlags) -> bool {
     let mut fds = [PollFd::new(end, PollFlags::empty())];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(flag)
 }
 
-/// What is in a pipe, which keeps it (tee(2)).
+/// Copies the content of a pipe without consuming it (tee(2)).
 fn content(reader: &OwnedFd) -> Result<Content, Why> {
-    let failed = |e: rustix::io::Errno| format!("a pipe whose content cannot be read: {e}");
+    let failed = |e: rustix::io::Errno| format!("a pipe with unreadable content: {e}");
     let waiting = rustix::io::ioctl_fionread(reader).map_err(failed)? as usize;
     if waiting == 0 {
         return Ok(Content::default());
@@ -176,7 +176,7 @@ fn content(reader: &OwnedFd) -> Result<Content, Why> {
     rustix::pipe::fcntl_setpipe_size(&write, capacity).map_err(failed)?;
     // ORDER: one call, as tee always begins at the first byte.
     let copied = match rustix::pipe::tee(reader, &write, waiting, SpliceFlags::NONBLOCK) {
-        // Nothing stands still yet, and somebody has read it since.
+        // Nothing is stopped yet, and a process has read it since.
         Err(rustix::io::Errno::AGAIN) => return Ok(Content::default()),
         copied => copied.map_err(failed)?,
     };
@@ -190,7 +190,7 @@ fn content(reader: &OwnedFd) -> Result<Content, Why> {
     if copied != waiting {
         return Err(format!("a pipe of which only {copied} of {waiting} bytes can be read"));
     }
-    // Of a stream all comes at once. The last packet alone looks like one, and ends all the same.
+    // A stream is read in one piece. A single packet looks the same, and is restored the same way.
     let packets = if lengths.len() > 1 { lengths } else { Vec::new() };
     Ok((content, packets))
 }

@@ -1,10 +1,10 @@
-//! Objects of System V, from the tables of the ipc namespace.
+//! Objects of System V, from the tables of the IPC namespace.
 //!
-//! They belong to no process, so they are looked for before any process is: memory that one has
-//! attached is known by its id. Values, messages and contents are read in the namespace, by a thread
-//! of its own.
+//! The objects belong to no process, so they are found before the processes are inspected: attached
+//! memory is identified by its id. Values, messages and contents are read in the namespace, by a
+//! separate thread.
 //!
-//! LIMIT: what a process would take back when it ends (SEM_UNDO) is told by nobody, and is not.
+//! LIMIT: semaphore adjustments at process exit (SEM_UNDO) cannot be read, and are not restored.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,10 +23,10 @@ use crate::format::{
     Bytes, SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores, Thing,
 };
 
-/// The bit of a mode that says that memory goes with the last who detaches it (SHM_DEST).
+/// The mode bit of memory that is removed with its last detach (SHM_DEST).
 const REMOVED: u32 = 0o1000;
 
-/// Enters the ipc namespace of a process with a thread that never comes back.
+/// Runs `act` in a thread that enters an IPC namespace and ends there.
 pub(crate) fn inside<T: Send>(
     namespace: &OwnedFd,
     act: impl FnOnce() -> std::result::Result<T, Errno> + Send,
@@ -41,8 +41,8 @@ pub(crate) fn inside<T: Send>(
     })
 }
 
-/// The tables of an ipc namespace, and the directory of its POSIX message queues: they stay those of
-/// whoever opened them, and can be read again.
+/// The tables of an IPC namespace, and the directory of its POSIX message queues. Open tables stay
+/// those of the namespace in which they were opened, and can be read again.
 #[derive(Debug)]
 pub(crate) struct Tables {
     namespace: OwnedFd,
@@ -53,7 +53,7 @@ pub(crate) struct Tables {
 const TABLES: [&str; 3] = ["shm", "sem", "msg"];
 
 impl Tables {
-    /// Opens those of a process, unless it has ended.
+    /// Opens the tables of a process, unless it has exited.
     pub(crate) fn open(first: &Seen) -> Result<Option<Self>> {
         let Some(handle) = &first.pidfd else { return Ok(None) };
         let namespace = pidfd::namespace(handle, Namespace::Ipc);
@@ -68,7 +68,7 @@ impl Tables {
         Ok(Some(Self { namespace, files, queues }))
     }
 
-    /// Where it was opened.
+    /// The namespace of the tables.
     pub(super) fn namespace(&self) -> &OwnedFd {
         &self.namespace
     }
@@ -78,7 +78,7 @@ impl Tables {
         &self.queues
     }
 
-    /// Whether there is any object now: a table without has one line.
+    /// Whether there is any object now: an empty table has one line, the heading.
     fn has_rows(&self) -> std::result::Result<bool, Errno> {
         let mut start = [0; 1024]; // the longest heading has some 200 bytes
         let has = |file: &File| {
@@ -95,7 +95,7 @@ fn errno(e: std::io::Error) -> Errno {
     e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// Finds all of them, with what they hold. Contents of memory are read later, if at all.
+/// Finds all objects, with their contents. Contents of memory are read later, if at all.
 pub(super) fn find(
     survey: &mut Survey<'_>,
     seen: &Seen,
@@ -103,7 +103,7 @@ pub(super) fn find(
     namespace: Option<usize>,
 ) -> Result<()> {
     let failed = |e| Error::of("read the objects of System V", seen.pid)(e);
-    // To go there takes a thread: most containers have none of these.
+    // Entering the namespace takes a thread, and most containers have no such object.
     if !tables.has_rows().map_err(failed)? {
         return Ok(());
     }
@@ -132,7 +132,7 @@ pub(super) fn find(
     Ok(())
 }
 
-/// The rows of a table, without the headings.
+/// The rows of a table, without the heading.
 fn rows(name: &str) -> std::result::Result<Vec<Vec<i64>>, Errno> {
     let text = proc::whole_text(format!("/proc/sysvipc/{name}"));
     Ok(text.map_err(errno)?.lines().skip(1).filter_map(row).collect())
@@ -145,7 +145,7 @@ fn row(line: &str) -> Option<Vec<i64>> {
     words.map(number).collect::<std::result::Result<_, _>>().ok()
 }
 
-/// What is common to a row: `uid gid cuid cgid` begin at a column.
+/// The head of a record. The columns `uid gid cuid cgid` begin at column `ids`.
 fn head(row: &[i64], ids: usize, maps: &Maps) -> Option<SystemVHead> {
     let at = |n: usize| row.get(n).copied();
     let id = |n: usize| at(ids + n).map(|id| id as u32);
@@ -166,7 +166,7 @@ fn memory(maps: &Maps) -> std::result::Result<Vec<Found>, Errno> {
         let bytes = row[3] as u64;
         let removed = head.mode & REMOVED != 0;
         head.mode &= 0o777;
-        // LIMIT: attached for this moment, which its times say afterwards.
+        // LIMIT: attached for a moment, which changes the attach and detach times.
         let file = system_v::segment_file(head.id, bytes)?;
         let thing = SystemVMemory { head, bytes, removed, runs: Vec::new() };
         all.push((Thing::SystemVMemory(thing), Some(File::from(file))));

@@ -1,9 +1,9 @@
-//! Terminals: sides are open files; what is between them is known by its number in devpts, which
-//! the kernel tells of every side whatever name it was opened by.
+//! Terminals: the two sides are open files; the terminal between them is identified by its number
+//! in devpts, which the kernel reports for every side, under whatever name it was opened.
 //!
-//! What is on its way through a terminal can only be read by taking it out. It is put back at once:
-//! what was typed by TIOCSTI, what was written by writing it again, with everything switched off
-//! meanwhile that would echo or change it. All processes stand still then.
+//! Data in transit through a terminal can only be read by consuming it. The data is put back at
+//! once: input by TIOCSTI, output by writing it again, with every mode switched off meanwhile that
+//! would echo or change it. All processes are stopped then.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -21,11 +21,11 @@ use crate::format::{Bytes, Terminal, TerminalSide, Thing};
 
 /// Major numbers of slaves in devpts.
 const SLAVES: std::ops::RangeInclusive<u32> = 136..=143;
-/// The number of `/dev/tty` and of `/dev/ptmx`.
+/// The device number of `/dev/tty`, and that of `/dev/ptmx`.
 const OWN: (u32, u32) = (5, 0);
 const MASTER: (u32, u32) = (5, 2);
 
-/// What was seen of one terminal.
+/// The sides of one terminal that were seen.
 #[derive(Debug)]
 pub(crate) struct Sides {
     pub(crate) object: usize,
@@ -53,7 +53,7 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     let number = call::terminal_number(open.copy.as_fd(), TerminalNumber::Device);
     let number = number.map_err(|e| match e {
         Errno::IO | Errno::NOTTY => "a terminal that has hung up, which is not saved yet".into(),
-        e => format!("a terminal of which the kernel tells nothing: {e}"),
+        e => format!("a terminal without a readable number: {e}"),
     })?;
     let (major, minor) = (rustix::fs::major(number.into()), rustix::fs::minor(number.into()));
     if !SLAVES.contains(&major) {
@@ -86,15 +86,16 @@ pub(crate) fn save(survey: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Wh
     Ok(Thing::TerminalSide(TerminalSide { terminal, is_master, as_console, flags }))
 }
 
-/// Whether a side belongs to the devpts of the container, whose number it then has.
+/// Whether a side belongs to the devpts of the container, under the same number.
 fn is_of(open: &Open<'_>, number: u32) -> bool {
     let first = open.process.first;
     let own = rustix::fs::stat(format!("/proc/{first}/root/dev/pts/{number}"));
-    // A master's and a console's own inode says where it was opened, which is their devpts, too.
+    // For a master or `/dev/console` the inode is that of the node which was opened, on the same
+    // devpts.
     own.is_ok_and(|own| own.st_dev == open.stat.st_dev || open.link == "/dev/tty")
 }
 
-/// Everything but what is on its way.
+/// Everything but the data in transit.
 fn state(open: &Open<'_>, number: u32) -> Result<Terminal, Errno> {
     let fd = open.copy.as_fd();
     let size = rustix::termios::tcgetwinsize(fd)?;
@@ -103,7 +104,7 @@ fn state(open: &Open<'_>, number: u32) -> Result<Terminal, Errno> {
     let (uid, gid) = Maps::read(first).owner(node.st_uid, node.st_gid);
     Ok(Terminal {
         number,
-        // Until its master is found inside.
+        // True until its master is found inside.
         is_console: true,
         termios: Bytes(call::termios(fd)?.to_vec()),
         size: [size.ws_row, size.ws_col, size.ws_xpixel, size.ws_ypixel],
@@ -118,7 +119,8 @@ fn state(open: &Open<'_>, number: u32) -> Result<Terminal, Errno> {
     })
 }
 
-/// Whose terminals they are: what the processes of their sessions say.
+/// Sets the session and foreground group of each terminal, as the processes of its session show
+/// them.
 pub(crate) fn sessions(survey: &mut Survey<'_>, processes: &[Seen]) {
     for seen in processes.iter().filter(|p| !p.is_zombie) {
         let field = |n| seen.stat()?.field(n)?.parse::<i64>().ok();
@@ -130,7 +132,8 @@ pub(crate) fn sessions(survey: &mut Survey<'_>, processes: &[Seen]) {
         }
         let number = (major - SLAVES.start()) * 256 + minor;
         let Some(sides) = survey.terminals.get(&number) else {
-            // Nobody has it open, and nobody ever will find it: the console's session alone.
+            // No process has it open, and none can open it: it can only be the console of the
+            // session.
             let why = "its terminal is open nowhere in the container, not saved yet";
             survey.found.refusals.push(seen.refuse("", why));
             continue;
@@ -150,7 +153,7 @@ pub(crate) fn sessions(survey: &mut Survey<'_>, processes: &[Seen]) {
     }
 }
 
-/// Reads what is on its way, and puts it back.
+/// Reads the data in transit, and puts it back.
 pub(crate) fn contents(found: &mut Found) -> Outcome<()> {
     for sides in std::mem::take(&mut found.terminals) {
         let Thing::Terminal(record) = &mut found.objects[sides.object].thing else { continue };
@@ -165,7 +168,8 @@ pub(crate) fn contents(found: &mut Found) -> Outcome<()> {
 }
 
 fn on_the_way(sides: &Sides, record: &mut Terminal) -> Result<(), Errno> {
-    // A slave that nobody has open is not opened, either: its master would notice when it closes.
+    // A slave that no process has open is not opened here: its close would be an event at the
+    // master.
     let Some(slave) = &sides.slave else { return Ok(()) };
     let Ok(own) = <[u8; TERMIOS_BYTES]>::try_from(&record.termios.0[..]) else { return Ok(()) };
     let quiet = modes::quiet(&own);
@@ -195,7 +199,7 @@ fn on_the_way(sides: &Sides, record: &mut Terminal) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Reads what there is, and never waits.
+/// Reads all available data without blocking.
 fn take(side: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     let mut all = Vec::new();
     let mut buffer = [0; 4096];
@@ -207,7 +211,7 @@ fn take(side: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
             return Ok(all);
         }
         match rustix::io::read(side, &mut buffer) {
-            // A master whose slaves are closed.
+            // A master with all slaves closed.
             Ok(0) | Err(Errno::IO | Errno::AGAIN) => return Ok(all),
             found => all.extend_from_slice(&buffer[..found?]),
         }

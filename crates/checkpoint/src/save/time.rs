@@ -1,7 +1,8 @@
-//! Time namespaces: how far the clocks of each are ahead of the container's own.
+//! Time namespaces: the offsets of the clocks of each from the container's own.
 //!
-//! A namespace's offsets are told by whoever makes children in it (`/proc/PID/timens_offsets`), and where
-//! nobody does by a process of ours that enters it.
+//! A namespace's offsets are read from a process that creates its children there
+//! (`/proc/PID/timens_offsets`), and if there is none, from a helper process that enters the
+//! namespace.
 
 use std::collections::HashMap;
 
@@ -28,20 +29,21 @@ impl Apart {
     }
 }
 
-/// The links of the time namespace that a process is in, and of that of its children. KERNEL(5.6): before,
+/// The links of the time namespace of a process, and of that of its children. KERNEL(5.6): before,
 /// there is none.
 fn links(seen: &Seen) -> [Option<&str>; 2] {
     ["time", "time_for_children"].map(|name| seen.link(name))
 }
 
-/// The link of the namespace that a process has made for its children, if it is not in that.
+/// The link of the namespace that a process has created for its children, if it is not in that
+/// itself.
 pub(super) fn for_children(seen: &Seen) -> Option<String> {
     let [own, for_children] = links(seen);
-    // One that has ended meanwhile has none.
+    // A process that has exited meanwhile has no link.
     for_children.filter(|link| own.is_some_and(|own| own != *link)).map(str::to_owned)
 }
 
-/// The objects of the namespace that a process is in, and of the one that it has made for its children.
+/// The objects of the namespace of a process, and of the one for its children.
 pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize>; 2], Why> {
     let mut found = [None; 2];
     for (to, link) in found.iter_mut().zip([&links.time, &links.time_for_children]) {
@@ -55,7 +57,7 @@ pub(super) fn of(survey: &mut Survey<'_>, links: &Links) -> Result<[Option<usize
     Ok(found)
 }
 
-/// Finds all of them.
+/// Finds all namespaces.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     let first = survey.subject.init;
     survey.times.own = Offsets::of_process(first)?;
@@ -63,7 +65,7 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
     let alive = tree.iter().filter(|seen| !seen.is_zombie);
     let links: Vec<(u32, [Option<&str>; 2])> = alive.map(|seen| (seen.pid, links(seen))).collect();
     for (pid, link) in links.iter().flat_map(|(pid, both)| both.iter().map(move |l| (*pid, l))) {
-        // It may have ended meanwhile, while nothing is stopped yet.
+        // The process may have exited meanwhile: nothing is stopped yet.
         let is_another = |link: &&str| Some(*link) != container.as_deref();
         let Some(link) = link.filter(is_another) else { continue };
         if survey.times.by_link.contains_key(link) {
@@ -76,14 +78,14 @@ pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) -> Outcome<()> {
         };
         let found = match offsets {
             Ok(offsets) => time(survey.times.own, offsets)?.map(|it| survey.add(Thing::Time(it))),
-            Err(e) => Err(format!("that cannot be looked at: {e}")),
+            Err(e) => Err(format!("that cannot be inspected: {e}")),
         };
         survey.times.by_link.insert(link.to_owned(), found);
     }
     Ok(())
 }
 
-/// The record of one with these offsets.
+/// The record of a namespace with these offsets.
 fn time(own: Offsets, offsets: Offsets) -> Outcome<Result<Time, Why>> {
     let time = Time {
         monotonic_ns: offsets.monotonic_ns.saturating_sub(own.monotonic_ns),
@@ -94,6 +96,6 @@ fn time(own: Offsets, offsets: Offsets) -> Outcome<Result<Time, Why>> {
     let all = [time.monotonic_ns, time.boottime_ns, now.monotonic_ns, now.boottime_ns];
     match all.into_iter().all(fits) {
         true => Ok(Ok(time)),
-        false => Ok(Err("whose clocks are 73 years ahead or more, which is not saved".into())),
+        false => Ok(Err("with clocks that are 73 years ahead or more, which is not saved".into())),
     }
 }

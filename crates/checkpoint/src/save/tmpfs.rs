@@ -1,6 +1,6 @@
-//! What is in a tmpfs: read by the engine, through the root of the first process.
+//! The contents of a tmpfs: read by the engine, through the root of the first process.
 //!
-//! Devices that the configuration makes are left out, and what is mounted over something. Other devices
+//! Devices of the configuration are left out, and so is everything on other mounts. Other devices
 //! are refused.
 
 use std::collections::HashMap;
@@ -18,14 +18,14 @@ use super::tree::Seen;
 use crate::error::{Error, Refusal, Result};
 use crate::format::{Of, PAGE_BYTES, Thing, Tmpfs, TmpfsEntry, TmpfsKind, Writer};
 
-/// LIMIT: directories in each other.
+/// LIMIT: nested directories.
 const DEPTH_MAX: usize = 64;
-/// Only below a directory that is open, on the same mount, and never through a link.
+/// Resolution below an open directory only, on the same mount, and through no symbolic link.
 const BELOW: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_XDEV);
 
-/// A directory that is in memory, by its path inside, whatever links lead there: a tmpfs, or a part of
-/// one that is mounted by itself. KERNEL(5.8): statx(2) tells that
+/// A tmpfs directory, by its path inside, through whatever symbolic links: the root of a tmpfs, or
+/// a part of one that is mounted separately. KERNEL(5.8): statx(2) reports mount roots.
 pub(crate) fn place(pid: u32, target: &str) -> std::result::Result<OwnedFd, Errno> {
     const MAGIC: i64 = 0x0102_1994; // TMPFS_MAGIC, statfs(2)
     let place = file::lookup(pid, &format!("{target}/."))?;
@@ -37,11 +37,12 @@ pub(crate) fn place(pid: u32, target: &str) -> std::result::Result<OwnedFd, Errn
     Ok(place)
 }
 
-/// Finds what is in each, and refuses what cannot be saved. Contents are read later.
+/// Finds the entries of each tmpfs, and refuses those that cannot be saved. Contents are read
+/// later.
 pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     let maps = first.maps();
     for target in survey.subject.memory.clone() {
-        // One that is not mounted has nothing in it.
+        // A directory that is not mounted has no entries.
         let Ok(place) = place(first.pid, &target) else { continue };
         match entries(&place, &target, maps, &survey.subject.nodes) {
             Ok(entries) if entries.is_empty() => {}
@@ -58,7 +59,7 @@ pub(super) fn find(survey: &mut Survey<'_>, first: &Seen) {
     }
 }
 
-/// What is in one. `nodes` are devices that are made without it.
+/// The entries of one tmpfs. `nodes` are devices that are made without it.
 pub(super) fn entries(
     place: &OwnedFd,
     target: &str,
@@ -71,14 +72,14 @@ pub(super) fn entries(
     Ok(walk.entries)
 }
 
-/// Adds one that is at a place; gives its object.
+/// Adds the tmpfs at a place; returns its object.
 pub(super) fn add(survey: &mut Survey<'_>, tmpfs: Tmpfs, place: OwnedFd) -> usize {
     let index = survey.add(Thing::Tmpfs(tmpfs));
     survey.found.memories.push((index, place));
     index
 }
 
-/// Reads the contents of all of them, which nobody changes any more.
+/// Reads the contents of all files, which no process can change any more.
 pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
     for (index, place) in std::mem::take(&mut found.memories) {
         let Thing::Tmpfs(tmpfs) = &mut found.objects[index].thing else { continue };
@@ -88,7 +89,7 @@ pub(super) fn contents(found: &mut Found, writer: &mut Writer) -> Result<()> {
             let path = format!("{}/{}", tmpfs.target, entry.path);
             let mut read = || {
                 let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-                // Another file may be mounted there, which was met as this one.
+                // Another file may be mounted there, which was recorded as this one.
                 let how = BELOW.difference(ResolveFlags::NO_XDEV);
                 let open = rustix::fs::openat2(&place, &entry.path, flags, Mode::empty(), how)?;
                 let file = File::from(open);
@@ -104,7 +105,7 @@ struct Walk<'w> {
     maps: &'w Maps,
     target: &'w str,
     nodes: &'w [String],
-    /// Regular files that were met, by inode.
+    /// Regular files that were found, by inode.
     names: HashMap<u64, String>,
     entries: Vec<TmpfsEntry>,
 }
@@ -133,16 +134,16 @@ impl Walk<'_> {
             if name == c"." || name == c".." {
                 continue;
             }
-            let text = name.to_str().map_err(|_| format!("a name in '{target}' is no text"))?;
+            let text = name.to_str().map_err(|_| format!("a name in '{target}' is not UTF-8"))?;
             let path = if path.is_empty() { text.to_owned() } else { format!("{path}/{text}") };
             let stat = match rustix::fs::statat(&listing, name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) => stat,
-                // Removed meanwhile, while nothing is stopped yet.
+                // Removed meanwhile: nothing is stopped yet.
                 Err(rustix::io::Errno::NOENT) => continue,
                 Err(e) => return Err(failed(e)),
             };
             if stat.st_dev != own {
-                continue; // mounted there: it is not of this memory
+                continue; // mounted there: not a part of this tmpfs
             }
             let kind = FileType::from_raw_mode(stat.st_mode);
             let is_made = || self.nodes.iter().any(|node| *node == format!("{target}/{path}"));
@@ -158,7 +159,7 @@ impl Walk<'_> {
                     TmpfsKind::Link { to: to.map_err(|_| format!("a link in '{target}'"))? }
                 }
                 FileType::RegularFile if stat.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 => {
-                    return Err(format!("'{target}/{path}' changes who executes it, not saved"));
+                    return Err(format!("'{target}/{path}' is set-user-id (or -group), not saved"));
                 }
                 FileType::RegularFile => match self.names.get(&stat.st_ino) {
                     Some(of) if stat.st_nlink > 1 => TmpfsKind::Name { of: of.clone() },
@@ -175,7 +176,7 @@ impl Walk<'_> {
             if kind == FileType::Directory {
                 match open(&listing, name, OFlags::PATH | OFlags::DIRECTORY) {
                     Ok(inner) => self.below(&inner, &path, depth + 1)?,
-                    // Something is mounted there: that is not of this memory.
+                    // A mount point, whose contents are not a part of this tmpfs.
                     Err(rustix::io::Errno::XDEV) => {
                         self.entries.pop();
                     }

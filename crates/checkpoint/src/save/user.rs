@@ -1,8 +1,8 @@
-//! User namespaces: which one a process is in, in which one each was made, and to which one other
-//! namespaces belong, by ioctl_nsfs(2).
+//! User namespaces: the one of each process, the parent of each, and the one that owns other
+//! namespaces, by ioctl_nsfs(2).
 //!
-//! What procfs shows of ids is as the reader's user namespace has them, which is the host's. All ids of a
-//! record are those of the container's own, whoever has them: [`Seen::maps`] is the map of that.
+//! procfs shows ids as mapped in the reader's user namespace, which is the host's. All ids of a
+//! record are those of the container's own user namespace: [`Seen::maps`] is the map.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,57 +23,56 @@ pub(crate) struct Apart {
     own: Option<u64>,
     /// Objects by inodes; or why one cannot be saved.
     known: HashMap<u64, Result<usize, Why>>,
-    /// A process that is in one, by inodes.
+    /// A process that is in each, by inodes.
     members: HashMap<u64, u32>,
 }
 
-/// The inode that a link in procfs is to: `user:[4026531837]`.
+/// Parses the inode of a link in procfs: `user:[4026531837]`.
 fn inode(link: &str) -> Option<u64> {
     link.strip_prefix("user:[")?.strip_suffix(']')?.parse().ok()
 }
 
-/// Finds out who is in which. ORDER: before anything is looked at that may belong to one.
+/// Finds the members of each namespace. ORDER: before objects are inspected that may belong to one.
 pub(super) fn find(survey: &mut Survey<'_>, tree: &[Seen]) {
     let Some(first) = tree.first() else { return };
     let own = link_of_first(first.first, tree, "user").as_deref().and_then(inode);
     survey.users.own = own;
     for seen in tree.iter().filter(|seen| !seen.is_zombie) {
-        // It may have ended meanwhile, while nothing is stopped yet.
+        // The process may have exited meanwhile: nothing is stopped yet.
         if let Some(inode) = seen.link("user").and_then(inode).filter(|inode| Some(*inode) != own) {
             survey.users.members.entry(inode).or_insert(seen.pid);
         }
     }
 }
 
-/// Refuses a container whose first process has left the user namespace that its pid namespace belongs to:
-/// nobody is left who is in the container's own.
+/// Refuses a container whose init has left its pid namespace's user namespace: no process is left
+/// there to set it up again.
 pub(super) fn check_first(seen: &Seen) -> Result<(), Why> {
     let Some(process) = &seen.pidfd else { return Ok(()) };
     let own =
         pidfd::namespace(process, Namespace::Pid).and_then(|pids| namespace::owner(pids.as_fd()));
-    // Who may not look there is below it, and has ended otherwise.
+    // If the owner may not be read, the process is in a namespace below it, or has exited.
     let own = own.ok().and_then(|own| rustix::fs::fstat(own).ok()).map(|stat| stat.st_ino);
     match own.zip(seen.link("user").and_then(inode)) {
         Some((own, its)) if own != its => {
-            Err("it is the first, and in a user namespace of its own, which is not saved yet"
-                .into())
+            Err("it is the first, and in another user namespace, which is not saved yet".into())
         }
         _ => Ok(()),
     }
 }
 
-/// The object of the user namespace of a process that is not in the container's own.
+/// The object of the user namespace of a process outside the container's own.
 pub(super) fn of_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Why> {
     let said = |why: &dyn std::fmt::Display| format!("it is in a user namespace of its own {why}");
-    let process = seen.pidfd.as_ref().ok_or_else(|| said(&"and has ended"))?;
+    let process = seen.pidfd.as_ref().ok_or_else(|| said(&"and has exited"))?;
     let its = pidfd::namespace(process, Namespace::User);
-    let its = its.map_err(|e| said(&format!("that cannot be looked at: {e}")))?;
+    let its = its.map_err(|e| said(&format!("that cannot be inspected: {e}")))?;
     let found = object(survey, seen, &its).map_err(|why| said(&why))?;
     let found = found.ok_or_else(|| said(&"that it has made just now"));
-    // A thread may change its ids alone. Who is in the namespace cannot take on those that are not
-    // mapped there, and all threads come into it together.
+    // A thread may change its ids alone. In the namespace it cannot take ids that are not mapped,
+    // and all threads enter the namespace together.
     let ids = |tid: u32| {
-        let fields = proc::fields(tid).ok()?; // it may have ended
+        let fields = proc::fields(tid).ok()?; // it may have exited
         Some(["Uid", "Gid", "Groups"].map(|name| fields.field(name).map(str::to_owned)))
     };
     let first = ids(seen.pid);
@@ -84,7 +83,7 @@ pub(super) fn of_process(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, 
     found
 }
 
-/// Sets to which user namespaces the others belong that a process is in.
+/// Sets the owning user namespaces of the other namespaces of a process.
 pub(super) fn own(survey: &mut Survey<'_>, seen: &Seen, surveyed: &Surveyed) {
     let others = [
         (surveyed.mounts, Namespace::Mount, "mount"),
@@ -101,7 +100,7 @@ pub(super) fn own(survey: &mut Survey<'_>, seen: &Seen, surveyed: &Surveyed) {
     }
     for (index, kind, name) in others {
         let (Some(index), Some(process)) = (index, &seen.pidfd) else { continue };
-        let failed = |e: dormouse_kernel::CallError| format!("that cannot be looked at: {e}");
+        let failed = |e: dormouse_kernel::CallError| format!("that cannot be inspected: {e}");
         let namespace = pidfd::namespace(process, kind);
         let owner = namespace.and_then(|namespace| namespace::owner(namespace.as_fd()));
         let found = owner.map_err(failed).and_then(|owner| object(survey, seen, &owner));
@@ -115,7 +114,7 @@ pub(super) fn own(survey: &mut Survey<'_>, seen: &Seen, surveyed: &Surveyed) {
                 Err("and has shared mounts, which is not saved yet".into())
             }
             (Some(_), kind) if kind != Namespace::Uts && !may_administer(seen.first) => {
-                let why = "that would not be made again where CAP_SYS_ADMIN is not granted";
+                let why = "that cannot be created again without CAP_SYS_ADMIN";
                 Err(why.into())
             }
             _ => Ok(owner),
@@ -132,16 +131,17 @@ pub(super) fn own(survey: &mut Survey<'_>, seen: &Seen, surveyed: &Surveyed) {
     }
 }
 
-/// Whether a process may gain CAP_SYS_ADMIN; of the first that says what the container was granted.
+/// Whether a process may gain CAP_SYS_ADMIN; for the first process, whether the container was
+/// granted it.
 fn may_administer(pid: u32) -> bool {
     const SYS_ADMIN: u64 = 1 << 21;
     let bound = proc::fields(pid).ok().and_then(|fields| fields.mask("CapBnd"));
     bound.is_some_and(|mask| mask & SYS_ADMIN != 0)
 }
 
-/// The object of a user namespace; none for the container's own.
+/// The object of a user namespace; `None` for the container's own.
 fn object(survey: &mut Survey<'_>, seen: &Seen, namespace: &OwnedFd) -> Result<Option<usize>, Why> {
-    let failed = |e: &dyn std::fmt::Display| format!("that cannot be looked at: {e}");
+    let failed = |e: &dyn std::fmt::Display| format!("that cannot be inspected: {e}");
     let inode = rustix::fs::fstat(namespace).map_err(|e| failed(&e))?.st_ino;
     if survey.users.own == Some(inode) {
         return Ok(None);
@@ -154,20 +154,20 @@ fn object(survey: &mut Survey<'_>, seen: &Seen, namespace: &OwnedFd) -> Result<O
     found.map(Some)
 }
 
-/// Adds a user namespace, behind the one that it was made in.
+/// Adds a user namespace, after its parent.
 fn read(
     survey: &mut Survey<'_>,
     seen: &Seen,
     namespace: &OwnedFd,
     inode: u64,
 ) -> Result<usize, Why> {
-    let failed = |e: dormouse_kernel::CallError| format!("that cannot be looked at: {e}");
-    // The first of all has none.
+    let failed = |e: dormouse_kernel::CallError| format!("that cannot be inspected: {e}");
+    // The initial namespace has no parent.
     let parent = namespace::owner(namespace.as_fd());
-    let parent = parent.map_err(|_| "that does not come from the container's".to_owned())?;
+    let parent = parent.map_err(|_| "that does not descend from the container's".to_owned())?;
     let parent = object(survey, seen, &parent)?;
     let of_member = survey.users.members.get(&inode).map(|pid| UserMaps::of_process(*pid));
-    // It may have ended, or gone elsewhere, meanwhile: while nothing is stopped yet.
+    // The process may have exited, or left, meanwhile: nothing is stopped yet.
     let maps = match of_member {
         Some(Ok(maps)) => maps,
         _ => UserMaps::of(namespace.as_fd()).map_err(failed)?,
@@ -175,7 +175,7 @@ fn read(
     let (container_uids, container_gids) = seen.maps().ids();
     let owner = namespace::owner_uid(namespace.as_fd()).map_err(failed)?;
     let owner = Ids { inside: 0, outside: owner, count: 1 }.within(&container_uids);
-    let foreign = || "that has ids which the container has not".to_owned();
+    let foreign = || "with ids that the container does not have".to_owned();
     let record = User {
         parent,
         owner: owner.ok_or_else(foreign)?.outside,
@@ -186,7 +186,7 @@ fn read(
     Ok(survey.add(Thing::User(record)))
 }
 
-/// The lines of a map, by the container's ids.
+/// Parses the lines of a map, by the container's ids.
 fn ids(text: &str, container: &[Ids]) -> Option<Vec<Ids>> {
     let line = |line: &str| {
         let mut numbers = line.split_ascii_whitespace().map(|n| n.parse().ok());
@@ -196,7 +196,7 @@ fn ids(text: &str, container: &[Ids]) -> Option<Vec<Ids>> {
     text.lines().map(line).collect()
 }
 
-/// Refuses what can only be made by those who were there.
+/// Refuses objects that can only be created again from inside a namespace.
 pub(super) fn finish(survey: &mut Survey<'_>) {
     let objects = &survey.found.objects;
     let is_inside = |object: &crate::format::Object| match &object.thing {

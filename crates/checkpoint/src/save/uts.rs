@@ -1,4 +1,4 @@
-//! UTS namespaces: their names are asked for by a thread that enters them.
+//! UTS namespaces: the names are read by a thread that enters them.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,7 +11,7 @@ use super::object::{Survey, Why};
 use super::tree::Seen;
 use crate::format::{Thing, Uts};
 
-/// The object of the UTS namespace of a process, by its link in procfs, where that is not the first
+/// The object of the UTS namespace of a process, by its link in procfs, if it is not the first
 /// process's.
 pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result<usize, Why> {
     if let Some(index) = survey.uts.get(link) {
@@ -27,13 +27,13 @@ pub(crate) fn object(survey: &mut Survey<'_>, seen: &Seen, link: &str) -> Result
 }
 
 fn failed(e: &dyn std::fmt::Display) -> Why {
-    format!("a UTS namespace that cannot be asked for its names: {e}")
+    format!("a UTS namespace without readable names: {e}")
 }
 
 /// The names of host and domain as a process sees them.
 fn names(process: &OwnedFd) -> Result<(String, String), Why> {
     let uts = pidfd::namespace(process, Namespace::Uts).map_err(|e| failed(&e))?;
-    // A thread of its own enters the namespace and never comes back.
+    // A separate thread enters the namespace and ends there.
     let asked = std::thread::scope(|scope| {
         let asked = scope.spawn(|| {
             let kind = Some(LinkNameSpaceType::HostNameAndNISDomainName);
