@@ -1,6 +1,7 @@
-//! Network namespaces: each is made by a stand-in, filled by the engine, and entered by those who were in
-//! it. A socket is of the namespace in which it was made, whoever has it, so for each in one of these a
-//! stand-in enters that and makes it.
+//! Network namespaces: each is created by a helper process, filled by the engine, and entered by
+//! its members. A socket belongs to the namespace in which it was created, whatever process has it.
+//! Each socket of such a namespace is therefore created by a helper process that enters the
+//! namespace.
 
 use dormouse_kernel::pidfd;
 
@@ -11,10 +12,10 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::net::{self, Site, Unlike};
 use crate::stack;
 
-/// The stage at which all are there, and empty.
+/// The stage at which all namespaces exist, and are empty.
 pub(super) const STAGE: &str = "stacks";
 
-/// Makes all of them. ORDER: before sockets.
+/// Makes all namespaces. ORDER: before sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let mut is_any = plan.records.about.network.is_some();
     for (n, object) in plan.records.objects.iter().enumerate() {
@@ -37,7 +38,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Fills all of them, and the container's own. The first process waits, and nobody else is there.
+/// Fills all namespaces, and the container's own. The first process waits, and no other exists.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
     let mut sites = Vec::new();
     for (n, object) in restore.records.objects.iter().enumerate() {
@@ -56,7 +57,9 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
             Elsewhere::Object(n) => format!("object {n} (network namespace)"),
         };
         match why {
-            Unlike::What(why) => Error::Elsewhere(format!("{what} cannot come back as one {why}")),
+            Unlike::What(why) => {
+                Error::Elsewhere(format!("{what} cannot be restored as one {why}"))
+            }
             Unlike::Refused(source) => {
                 Error::Restore { what, call: "the engine's part".into(), source }
             }
@@ -64,7 +67,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
     })
 }
 
-/// Has a part followed in a network namespace, if it is not to be in the container's own.
+/// Runs a part in a network namespace, unless that is the container's own.
 pub(super) fn inside(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -84,7 +87,7 @@ pub(super) fn inside(
     Ok(())
 }
 
-/// socket(2) of the object that is being made, in its network namespace.
+/// socket(2) for the object that is being made, in its network namespace.
 pub(super) fn socket(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -98,7 +101,7 @@ pub(super) fn socket(
     })
 }
 
-/// Has the calling process enter one.
+/// Makes the calling process enter a network namespace.
 pub(super) fn enter_one(
     plan: &Plan<'_>,
     sequence: &mut Sequence,
@@ -110,7 +113,7 @@ pub(super) fn enter_one(
     Ok(())
 }
 
-/// Has a process enter the one it was in. ORDER: before it has threads.
+/// Makes a process enter its network namespace. ORDER: before it has threads.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(net) = record.net else { return Ok(()) };
     enter_one(plan, sequence, &format!("the network namespace of process {}", record.pid), net)

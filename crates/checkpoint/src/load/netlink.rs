@@ -1,4 +1,5 @@
-//! Netlink sockets: bound to their old port, unless somebody else has it, and members of their old groups.
+//! Netlink sockets: bound to their recorded port, unless it is taken, and members of their recorded
+//! groups.
 
 use super::{Plan, file, net, socket};
 use crate::error::Result;
@@ -32,8 +33,8 @@ pub(super) fn make(
         Call::new(call, args)
     };
     if it.port != 0 {
-        // In a stack that is shared another container may have it by now: the kernel gives another, as it
-        // would have at first. What is bound is not bound again.
+        // In a shared stack another container may have the port by now: the kernel assigns another,
+        // as it would have at first. A second bind of a bound socket fails, which is ignored.
         sequence.call(what, name(libc::SYS_bind, it.port, 0).lenient());
         sequence.call(what, name(libc::SYS_bind, 0, 0).lenient());
     }

@@ -1,8 +1,9 @@
-//! Sockets that are called from outside, made by a process of the engine's that stands for the
-//! container: in its network, and in its control group, by which a socket is the container's.
+//! Sockets that are reachable from outside, made by a process of the engine in place of the
+//! container: in the network namespace and the control group of the container, which make a socket
+//! belong to it.
 //!
-//! They are what [`super::socket::listener`] and [`super::udp::make`] have the container make, for
-//! whoever holds them while it sleeps.
+//! These sockets equal those of [`super::socket::listener`] and [`super::udp::make`] in the
+//! container, and are held while the container sleeps.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,10 +17,10 @@ use super::socket::{attach_filter, moved};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Listener, Records, SocketOption, Thing, UdpSocket};
 
-/// Makes all of them; each with the number of its object ([`super::Allowed::held`]). `addresses` are
-/// those of [`super::Allowed::addresses`].
+/// Makes all sockets; each with the number of its object ([`super::Allowed::held`]). `addresses`
+/// are those of [`super::Allowed::addresses`].
 ///
-/// What had been received by a socket of the same name and not read is lost.
+/// Data that an earlier socket of the same name had received, and that was not read, is lost.
 pub fn outside_sockets(
     records: &Records,
     addresses: &[(IpAddr, IpAddr)],
@@ -29,7 +30,7 @@ pub fn outside_sockets(
         let made = match &object.thing {
             Thing::Listener(it) => listener(it, addresses),
             Thing::UdpSocket(it) => udp(it, addresses),
-            // A connection that nobody holds is over.
+            // A connection that is not held has ended.
             _ => continue,
         };
         let made = made.map_err(|source| {
@@ -48,7 +49,7 @@ fn listener(it: &Listener, addresses: &[(IpAddr, IpAddr)]) -> std::result::Resul
         name: libc::SO_REUSEADDR,
         value: Bytes(value.to_ne_bytes().to_vec()),
     };
-    // Connections of its last life may still be fading away under its address.
+    // Connections of the earlier socket may still be in TIME_WAIT under its address.
     set(&socket, &reuse(1))?;
     it.options.iter().try_for_each(|option| set(&socket, option))?;
     attach_filter(&socket, &it.options)?;

@@ -1,5 +1,5 @@
-//! Raw sockets, those for echo requests, and packet sockets: made by the program; packet sockets are
-//! bound by the engine, which finds the numbers that devices have now.
+//! Raw sockets, ping sockets and packet sockets: made by the program; packet sockets are bound by
+//! the engine, which looks up the present numbers of devices.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -26,7 +26,7 @@ pub(super) fn make(
     for option in &raw.options {
         socket::option(plan, sequence, what, cell, option);
     }
-    // ORDER: before anything can come.
+    // ORDER: before a packet can arrive.
     socket::filter(plan, sequence, what, cell, &raw.options);
     for (call, address) in [(libc::SYS_bind, raw.address), (libc::SYS_connect, raw.peer)] {
         let Some(address) = address else { continue };
@@ -45,7 +45,7 @@ pub(super) fn packet(
 ) -> Result<Cell> {
     let cell = plan.cell();
     let kind = packet.socket_type | libc::SOCK_CLOEXEC;
-    // Of no protocol it hears nothing.
+    // Without a protocol the socket receives nothing.
     let args = [Arg::from(libc::AF_PACKET), Arg::from(kind), Arg::Number(0)];
     net::socket(plan, sequence, what, cell, args)?;
     for option in &packet.options {
@@ -56,7 +56,7 @@ pub(super) fn packet(
     Ok(cell)
 }
 
-/// Has a packet socket, of which `copy` is a descriptor of ours, hear what it heard.
+/// Binds a packet socket and its memberships. `copy` is a descriptor of it in this program.
 pub(super) fn hear(copy: &OwnedFd, packet: &PacketSocket) -> std::result::Result<(), Errno> {
     const FANOUT: i32 = 18;
     let netns = stack::of_socket(copy)?;

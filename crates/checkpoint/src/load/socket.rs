@@ -1,4 +1,4 @@
-//! Sockets: made in the container's own cgroup and network, so that its identity is theirs.
+//! Sockets: made in the container's own cgroup and network, which they belong to.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -36,7 +36,7 @@ fn set(
     sequence.call(what, Call::new(libc::SYS_setsockopt, args));
 }
 
-/// Gives a socket its packet filter, which [`option`] does not.
+/// Sets the packet filter of a socket, which [`option`] does not.
 pub(super) fn filter(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -47,7 +47,7 @@ pub(super) fn filter(
     for one in options.iter().filter(|one| one.is_about_filter()) {
         let mut one = one.clone();
         if one.is_filter() {
-            // struct sock_fprog: how many instructions, and where.
+            // struct sock_fprog: the number of instructions, and their address.
             let code = plan.builder.data(&one.value.0);
             let instructions = one.value.0.len() as u64 / 8;
             one.value = Bytes([instructions, code].map(u64::to_ne_bytes).concat());
@@ -56,7 +56,7 @@ pub(super) fn filter(
     }
 }
 
-/// The same by a copy of ours.
+/// The same by a descriptor of this program.
 pub(super) fn attach_filter(
     socket: &OwnedFd,
     options: &[SocketOption],
@@ -107,7 +107,7 @@ pub(super) fn listener(
     let args =
         [Arg::from(family), Arg::from(libc::SOCK_STREAM | libc::SOCK_CLOEXEC), Arg::Number(0)];
     net::socket(plan, sequence, &what, cell, args)?;
-    // Connections of its last life may still be fading away under its address.
+    // Connections of the earlier socket may still be in TIME_WAIT under its address.
     let reuse = |value: i32| SocketOption {
         level: libc::SOL_SOCKET,
         name: libc::SO_REUSEADDR,
@@ -129,7 +129,7 @@ pub(super) fn listener(
     Ok(cell)
 }
 
-/// Has sockets that were bound to an address of another container bound to what takes its place.
+/// Replaces the addresses of another container in the addresses of sockets.
 pub fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
     for object in records.objects.iter_mut().filter(|object| object.net.is_none()) {
         let all: Vec<&mut SocketAddr> = match &mut object.thing {
@@ -147,7 +147,7 @@ pub fn move_to(records: &mut Records, addresses: &[(IpAddr, IpAddr)]) {
     }
 }
 
-/// What takes the place of an address.
+/// The replacement of an address.
 pub(super) fn moved(mut address: SocketAddr, addresses: &[(IpAddr, IpAddr)]) -> SocketAddr {
     let own = addresses.iter().find(|(other, _)| *other == address.ip());
     if let Some((_, own)) = own {

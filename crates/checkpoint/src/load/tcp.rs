@@ -1,20 +1,21 @@
-//! TCP sockets that do not listen: made by the program, connected by the engine.
+//! TCP sockets that are not listeners: made by the program, connected by the engine.
 //!
-//! Only whoever has CAP_NET_ADMIN over a stack may say what a connection has come to (TCP_REPAIR),
-//! and a container has not. So the program makes the sockets, in the container's own cgroup and
-//! with its own identity, and the engine takes copies while all processes wait. In order:
+//! Only a process with CAP_NET_ADMIN over a stack may set the state of a connection (TCP_REPAIR),
+//! and a container does not have it. So the program makes the sockets, in the container's own
+//! cgroup and with its own identity, and the engine takes copies while all processes wait. In
+//! order:
 //!
-//! 1. all connections are put together in repair mode, in which nothing is sent ([`restore`]);
-//! 2. connections that nobody has accepted are put where they waited ([`crate::accept`]);
-//! 3. the silence that was kept for them ends, and they are let go: what was not sent is sent, and
-//!    each peer hears a word ([`Connections::go`]). No process of the container runs yet.
+//! 1. All connections are restored in repair mode, in which nothing is sent ([`restore`]).
+//! 2. Pending connections are put into the queues of their listeners ([`crate::accept`]).
+//! 3. The drop rules are removed, and the connections leave repair mode: unsent data is sent, and
+//!    each peer gets a packet ([`Connections::go`]). No process of the container runs yet.
 //!
-//! One that was being made is begun again, from the same port and with the same first number: to a
-//! peer who has heard of it that is the same request, sent once more. Whoever waits for it in
-//! connect(2) goes on waiting.
+//! A connection in SYN_SENT is requested again, from the same port and with the same initial
+//! sequence number: a peer that has received the request sees a retransmission. A thread in
+//! connect(2) continues to wait.
 //!
-//! The addresses that a record names are asked for like any other: the programs of address mode
-//! refuse those that are not the container's.
+//! The addresses of a record are bound like any others: the programs of address mode refuse those
+//! that are not the container's.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,8 +53,8 @@ pub(super) fn make(
         sequence.call(what, Call::new(libc::SYS_bind, [cell.into(), at, length]));
     }
     if tcp.held || tcp.over {
-        // Its connection is nowhere. To whoever reads it the peer has hung up: so says the kernel of
-        // a socket that is shut, though it never had a peer (and refuses the call all the same).
+        // The connection does not exist any more. After shutdown(2) a read shows that the peer has
+        // hung up, also on a socket that never had a peer (and the call fails all the same).
         let args = [cell.into(), Arg::from(libc::SHUT_RDWR)];
         sequence.call(what, Call::new(libc::SYS_shutdown, args).lenient());
     }
@@ -61,18 +62,18 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Connections that are whole and not let go.
+/// Connections that are complete and still in repair mode.
 #[derive(Debug, Default)]
 pub(super) struct Connections {
     sockets: Vec<(OwnedFd, usize)>,
     /// Sockets with a packet filter.
     filtered: Vec<(OwnedFd, usize)>,
-    /// Sockets that listen, to which connections are to be put.
+    /// Listeners whose pending connections are to be restored.
     listening: Vec<(OwnedFd, usize)>,
 }
 
-/// Does what only the engine may, to sockets that the first process has made: it puts connections
-/// together and fills queues. All processes wait.
+/// Restores, by the engine's rights, connections and queues of sockets that the first process has
+/// made. All processes wait.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     let mut connections = Connections::default();
     for (index, object) in restore.records.objects.iter().enumerate() {
@@ -85,7 +86,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
                 Thing::Listener(listener) => !listener.waiting.is_empty(),
                 _ => false,
             };
-        // What was held has its queue.
+        // A held socket has its queue.
         if !is_needed || restore.wants.contains(&Wanted::Held(index as u32)) {
             continue;
         }
@@ -123,13 +124,13 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Connections> {
     Ok(connections)
 }
 
-/// Whether it has a packet filter that the program has not given it.
+/// Whether a socket has a packet filter that the program has not set.
 fn has_filter(thing: &Thing) -> bool {
     let is_given = matches!(thing, Thing::RawSocket(_) | Thing::PacketSocket(_));
     !is_given && thing.socket_options().iter().any(SocketOption::is_about_filter)
 }
 
-/// A copy of ours of a socket that the first process has made.
+/// A descriptor in this program of a socket that the first process has made.
 fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
     let number = restore.number(index).map_err(Error::of("find a socket", pid))?;
     pidfd::open(pid)
@@ -138,9 +139,10 @@ fn copy(pid: u32, restore: &Restore, index: usize) -> Result<OwnedFd> {
 }
 
 impl Connections {
-    /// Ends the silence and lets them go.
+    /// Removes the drop rules and ends repair mode.
     pub(super) fn go(self, pid: u32, restore: &Restore) -> Result<()> {
-        // ORDER: while it is quiet: neither the peers nor the kernel has an answer to disagree with.
+        // ORDER: while packets are dropped: neither the peers nor the kernel can send an answer
+        // that disagrees.
         for (copy, index) in &self.listening {
             let Thing::Listener(it) = &restore.records.objects[*index].thing else { continue };
             stack::of_socket(copy)
@@ -154,12 +156,13 @@ impl Connections {
             let Thing::TcpSocket(tcp) = &restore.records.objects[*index].thing else { continue };
             let Some(connection) = &tcp.connection else { continue };
             match go_on(copy, tcp, connection) {
-                // Its peer had left, and says so as soon as it may: the program is told when it looks.
+                // The peer had closed, and resets the connection at once: the program sees that
+                // when it uses the socket.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {}
                 Err(e) => return Err(Error::call("let a TCP connection go on")(e)),
             }
         }
-        // ORDER: all has been received that was, whatever they keep out from now on.
+        // ORDER: after all received data is in place, whatever the filters drop from now on.
         for (copy, index) in &self.filtered {
             let options = restore.records.objects[*index].thing.socket_options();
             socket::attach_filter(copy, options).map_err(Error::call("attach a packet filter"))?;
@@ -168,7 +171,7 @@ impl Connections {
     }
 }
 
-/// A step that failed, and why.
+/// The step that failed, and the cause.
 type Failed = (&'static str, Errno);
 
 fn put_together(
@@ -181,18 +184,18 @@ fn put_together(
     let set = |name, value: i32| call::set_int_option(fd, libc::IPPROTO_TCP, name, value);
     let general = |name, value: u32| call::set_int_option(fd, libc::SOL_SOCKET, name, value as i32);
     set(REPAIR, 1).map_err(at("repair mode"))?;
-    // The same bytes in other pieces take more room than they did, for as long as they wait.
+    // The same bytes in other segments may take more buffer space until they are read.
     const MORE: u32 = 1 << 20;
     general(libc::SO_SNDBUFFORCE, it.buffers_bytes.0 + MORE).map_err(at("its buffer"))?;
     general(libc::SO_RCVBUFFORCE, it.buffers_bytes.1 + MORE).map_err(at("its buffer"))?;
     rustix::net::bind(socket, &own).map_err(at("bind"))?;
     if it.state == TcpState::SynSent {
         set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
-        // The request takes a number.
+        // The SYN takes a sequence number.
         let first = it.sent_sequence.wrapping_sub(1);
         set(QUEUE_SEQUENCE, first as i32).map_err(at("its sequence number"))?;
         set(REPAIR_QUEUE, NO_QUEUE).map_err(at("its queue"))?;
-        // What it asks for goes by the room it has.
+        // The window of the request depends on the buffer size.
         return set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
             .map_err(at("its buffer"));
     }
@@ -208,13 +211,13 @@ fn put_together(
     set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
     write(socket, &it.sent.0).map_err(at("what it sent"))?;
     if it.state == TcpState::FinWait2 {
-        // Behind everything that was sent, and as sent.
+        // After all sent data, and as sent.
         rustix::net::shutdown(socket, Shutdown::Write).map_err(at("shutdown"))?;
     }
     set(REPAIR_QUEUE, NO_QUEUE).map_err(at("its queue"))?;
     let mut window = it.window;
     if it.state.peer_has_ended() {
-        // What the peer's end took of it comes with that end, below.
+        // The part of the window that the peer's FIN took is subtracted with that FIN, below.
         window[3] = window[3].wrapping_add(1);
         window[4] = window[4].wrapping_sub(1);
     }
@@ -227,7 +230,7 @@ fn put_together(
     Ok(())
 }
 
-/// What both sides have agreed upon when they met.
+/// Sets the options that both sides have negotiated in the handshake.
 fn agree(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     const OPTIONS: i32 = 22;
     // Numbers of TCP options (RFC 9293, 7323, 2018).
@@ -254,7 +257,7 @@ fn agree(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     Ok(())
 }
 
-/// Writes to the queue that was chosen, or to the peer.
+/// Writes to the selected queue, or to the peer.
 fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
     let mut rest = data;
     while !rest.is_empty() {
@@ -265,21 +268,21 @@ fn write(socket: &OwnedFd, data: &[u8]) -> std::result::Result<(), Errno> {
     Ok(())
 }
 
-/// What came from the peer has come: its end, where that is known, and then there is as much room
-/// for more as there was.
+/// Completes the receiving side: the FIN of the peer, if it has arrived, and then the recorded size
+/// of the receive buffer.
 ///
-/// ORDER: before a peer inside goes on, who would be told of more.
+/// ORDER: before a peer inside resumes, which would otherwise see a larger window.
 fn peer_has_said_all(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     end_of_peer(socket, it)?;
     set_buffer(socket, libc::SO_RCVBUFFORCE, it.buffers_bytes.1)
 }
 
 fn set_buffer(socket: &OwnedFd, option: i32, bytes: u32) -> std::result::Result<(), Errno> {
-    // socket(7): the kernel doubles what it is told.
+    // socket(7): the kernel doubles the value that is set.
     call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, option, bytes as i32 / 2)
 }
 
-/// The peer's part of an end, which came once and comes once more.
+/// Repeats the FIN of the peer, or its acknowledgement of the FIN of this side.
 fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Errno> {
     use accept::{ACKNOWLEDGES, FIN};
     let (flags, acknowledged) = match it.state {
@@ -300,7 +303,7 @@ fn end_of_peer(socket: &OwnedFd, it: &Connection) -> std::result::Result<(), Err
 fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Result<(), Errno> {
     let fd = socket.as_fd();
     call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 0)?;
-    // Repair mode shares every address while it lasts, and none afterwards.
+    // In repair mode every address is shared, and afterwards none.
     for option in tcp.options.iter().filter(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
         call::set_socket_option(fd, option.level, option.name, &option.value.0)?;
     }
@@ -310,7 +313,7 @@ fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Res
         rustix::net::shutdown(socket, Shutdown::Write)?;
     }
     if it.state == TcpState::Closing {
-        peer_has_said_all(socket, it)?; // after our end
+        peer_has_said_all(socket, it)?; // after the FIN of this side
     }
     let locked = i32::from(it.buffers_locked);
     call::set_int_option(fd, libc::SOL_SOCKET, BUFFER_LOCK, locked)?;
@@ -320,7 +323,7 @@ fn go_on(socket: &OwnedFd, tcp: &TcpSocket, it: &Connection) -> std::result::Res
     }
 }
 
-/// Asks for a connection, and does not wait for the answer.
+/// Requests a connection without waiting for the answer.
 fn ask(socket: &OwnedFd, peer: SocketAddr) -> std::result::Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(socket)?;
     rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?;

@@ -1,5 +1,5 @@
-//! UDP sockets: bound and connected by the program; their queues are filled by the engine, when
-//! all sockets are there.
+//! UDP sockets: bound and connected by the program. The engine fills their queues, once all sockets
+//! exist.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -40,7 +40,8 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Fills the queue of a socket, and says what went wrong with it, of which `copy` is a descriptor of ours.
+/// Fills the queue of a socket, and restores its pending error. `copy` is a descriptor of it in
+/// this program.
 pub(super) fn fill(copy: &OwnedFd, udp: &UdpSocket) -> std::result::Result<(), Errno> {
     let netns = stack::of_socket(copy)?;
     if udp.received.is_empty() && udp.error.is_none() {

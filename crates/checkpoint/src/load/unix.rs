@@ -1,30 +1,30 @@
-//! Unix sockets: bound where they were, connected to whom they were, with what was on its way.
+//! Unix sockets: bound to their names, connected to their peers, with the messages in flight.
 //!
-//! The first process makes all of them before anybody else is there, when every other object is
-//! made already:
+//! The first process makes all of them before any other process exists, after every other object:
 //!
-//! 1. pairs without a borrowed name by socketpair(2), all others by socket(2); names are bound, in
-//!    the place of the socket files of their last life;
-//! 2. names whose file is gone or is another's now: what lies there is moved aside, the name is
-//!    bound, everything that needs it is done, and it is removed again;
-//! 3. names that live: queues of datagrams, connections, connections that wait.
+//! 1. pairs without an inherited name by socketpair(2), all others by socket(2); names are bound,
+//!    and replace the socket files of the saved sockets;
+//! 2. names with a file that was removed or replaced: an existing file is renamed, the name is
+//!    bound, everything that needs the name is done, and the file is restored;
+//! 3. names with their file: queues of datagrams, connections, pending connections.
 //!
-//! A connection has its name from the socket that accepted it. So it is made by connecting to that
-//! socket and accepting; where that one is gone, to one in its place, for that moment.
+//! A connection inherits its name from the listener that accepted it. Such a connection is
+//! therefore made by connecting to that listener and accepting. If the listener does not exist any
+//! more, a temporary one is used.
 //!
-//! Who had connected and was closed before anybody accepted it is played by a socket that connects in
-//! its turn, and is closed when it has sent what the other had.
+//! A pending connection whose client had already closed is re-created: a temporary socket connects
+//! in the recorded order, sends the recorded bytes and is closed.
 //!
-//! Messages are sent when all sockets are there, since other sockets may come along with them; those of
-//! datagram sockets that have a name as soon as that leads to them.
+//! Messages are sent once all sockets exist, since sockets may be in flight in them. Messages of
+//! named datagram sockets are sent as soon as the name leads to the socket.
 //!
-//! What a peer is told of whoever listened, connected, made a pair or sent (SO_PEERCRED,
-//! SCM_CREDENTIALS) is what the kernel knows of the process that made the call. So a *stand-in* with
-//! its id, user and groups makes it: a child of the first process that shares its descriptors, and ends
-//! before anybody with that id is born.
+//! The credentials of the process that listened, connected, made a pair or sent (SO_PEERCRED,
+//! SCM_CREDENTIALS) are those of the caller of the system call. So a *helper process* with its pid,
+//! user and groups makes the call: a child of the first process that shares its descriptors, and
+//! exits before the process with that pid is created.
 //!
-//! LIMIT: a pidfd of a peer (SO_PEERPIDFD) is one of the stand-in, which has ended. Who had ended
-//! before has a number that nobody has.
+//! LIMIT: a pidfd of a peer (SO_PEERPIDFD) refers to the helper process, which has exited. If the
+//! recorded peer no longer exists, an unused pid is presented.
 
 use std::collections::BTreeMap;
 
@@ -37,13 +37,13 @@ use crate::format::{
 };
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-/// What a file that is in the way is called meanwhile.
+/// The suffix of a file that is temporarily renamed.
 const ASIDE: &str = ".dormouse-aside";
 
 /// Makes all unix sockets.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let mut all = sockets(plan.records);
-    // What was held is there, has its queue, and nobody inside speaks to it.
+    // A held socket exists, has its queue, and is used by no socket inside.
     all.retain(|index, _| !plan.held.contains_key(index));
     let mut work = Work { plan, sequence, all, gone: Vec::new(), left: Vec::new() };
     work.new_ones()?;
@@ -69,13 +69,13 @@ fn sockets(records: &Records) -> BTreeMap<usize, &UnixSocket> {
     unix.collect()
 }
 
-/// Whether the name leads nowhere, or to another, or is borrowed.
+/// Whether the name leads to no file, to another socket's, or is inherited.
 fn is_gone(name: &UnixName) -> bool {
     name.inherited || name.path().is_some() && name.file.is_none()
 }
 
-/// Refuses to begin where something that is no socket lies in the place of one: it would be
-/// removed. No process of the container runs yet.
+/// Refuses to begin if a file that is not a socket has replaced one: it would be removed. No
+/// process of the container runs yet.
 pub(super) fn check_places(records: &Records, pid: u32) -> Result<()> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let mut root = None;
@@ -117,7 +117,7 @@ pub(super) fn check_places(records: &Records, pid: u32) -> Result<()> {
 fn sockaddr(name: &[u8]) -> Vec<u8> {
     let mut address = (libc::AF_UNIX as u16).to_ne_bytes().to_vec();
     address.extend_from_slice(name);
-    // A path ends at a NUL, which an abstract name may not have.
+    // A path ends with a NUL, which an abstract name must not have.
     if name.first().is_some_and(|b| *b != 0) && name.len() < 108 {
         address.push(0);
     }
@@ -128,17 +128,17 @@ struct Work<'w, 'r> {
     plan: &'w mut Plan<'r>,
     sequence: &'w mut Sequence,
     all: BTreeMap<usize, &'r UnixSocket>,
-    /// Whose peer was closed, and what plays it until all has been sent.
+    /// Sockets whose peer was closed, and the temporary peer until all has been sent.
     gone: Vec<(usize, Cell)>,
-    /// Who has connected and was closed, likewise, and what it was.
+    /// The same for clients of pending connections that were closed, with their records.
     left: Vec<(usize, Cell, &'r UnixLeft)>,
 }
 
-/// Who connects, and waits to be accepted.
+/// A client that connects, and waits to be accepted.
 enum Caller<'r> {
     /// A socket, an object.
     Socket(usize, Option<&'r PeerCredentials>),
-    /// One that is closed again.
+    /// A client that is closed again.
     Left(&'r UnixLeft),
 }
 
@@ -164,7 +164,7 @@ impl<'r> Work<'_, 'r> {
         self.sequence.call(what, Call::new(number, args).lenient());
     }
 
-    /// A socket of its type, that does not wait for anything.
+    /// A socket of the type, in non-blocking mode.
     fn socket(&mut self, index: usize) -> Result<Cell> {
         let kind = self.all[&index].socket_type | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let cell = self.plan.cell();
@@ -177,10 +177,10 @@ impl<'r> Work<'_, 'r> {
         Ok(cell)
     }
 
-    /// Two that are connected to each other.
+    /// Two sockets that are connected to each other.
     fn pair(&mut self, index: usize) -> Result<[Cell; 2]> {
         let kind = self.all[&index].socket_type | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // socketpair writes two numbers next to each other: the cells follow one another.
+        // socketpair writes two numbers next to each other: the cells are adjacent.
         let cells = [self.plan.cell(), self.plan.cell()];
         let at = Arg::At(cells[0]);
         let args = [Arg::from(libc::AF_UNIX), Arg::from(kind), Arg::Number(0), at];
@@ -210,8 +210,8 @@ impl<'r> Work<'_, 'r> {
         self.all[&index].name.as_ref().is_some_and(|name| name.inherited)
     }
 
-    /// Does something as somebody would, so that others are told it was they. As the first process where
-    /// nobody is known.
+    /// Calls `act` with the credentials that a peer is to see; as the first process if none are
+    /// known.
     fn act_as(
         &mut self,
         index: usize,
@@ -245,7 +245,7 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// The same in the network namespace of the socket: there is always a stand-in, then.
+    /// The same in the network namespace of the socket, which always takes a helper process.
     fn act_as_inside(
         &mut self,
         index: usize,
@@ -270,12 +270,12 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// The network namespace that a socket is in, unless it is the container's own.
+    /// The network namespace of a socket, unless it is the container's own.
     fn net(&self, index: usize) -> Option<usize> {
         self.plan.records.objects[index].net
     }
 
-    /// Has a socket listen, as whoever is said to have done so.
+    /// Makes a socket listen, with the recorded credentials.
     fn listen(
         &mut self,
         index: usize,
@@ -289,7 +289,7 @@ impl<'r> Work<'_, 'r> {
         })
     }
 
-    /// Pairs, and sockets that are made alone; not those that are accepted, and their makers.
+    /// Makes pairs and single sockets; not those that are accepted, and their clients.
     fn new_ones(&mut self) -> Result<()> {
         for index in self.indices() {
             if self.is_made(index) || self.borrows(index) {
@@ -325,7 +325,7 @@ impl<'r> Work<'_, 'r> {
         index != other && self.all[&other].peer == UnixPeer::Socket { object: index }
     }
 
-    /// Goes where a relative path begins, and comes back.
+    /// Changes to the directory of a relative path, and back.
     fn in_directory(
         &mut self,
         index: usize,
@@ -357,14 +357,14 @@ impl<'r> Work<'_, 'r> {
         self.call(index, libc::SYS_connect, [cell.into(), at, length]);
     }
 
-    /// Binds all names that will lead to their sockets.
+    /// Binds all names that lead to their sockets.
     fn live_names(&mut self) {
         for index in self.indices() {
             let Some(name) = self.all[&index].name.as_ref().filter(|name| !is_gone(name)) else {
                 continue;
             };
             let Some(cell) = self.plan.cells[index] else { continue };
-            // Nothing in it fails.
+            // No step in it fails.
             let _ = self.in_directory(index, name, |work| {
                 work.bind_live(index, cell, name);
                 Ok(())
@@ -376,7 +376,7 @@ impl<'r> Work<'_, 'r> {
         if let (Some(path), Some(file)) = (name.path(), &name.file) {
             let text = self.plan.builder.text(path.as_bytes());
             let here = Arg::from(libc::AT_FDCWD);
-            // The file of its last life, where there is one: `check_places` has looked.
+            // An old socket file is removed: `check_places` has checked its type.
             self.lenient(index, libc::SYS_unlinkat, [here, text.into(), Arg::Number(0)]);
             self.bind(index, cell, &name.bytes.0);
             let mode = Arg::from(file.mode & 0o777);
@@ -389,7 +389,8 @@ impl<'r> Work<'_, 'r> {
         }
     }
 
-    /// Sockets that were accepted by one that is gone: one in its place accepts them.
+    /// Sockets that were accepted by a listener that does not exist any more: a temporary one
+    /// accepts them.
     fn borrowed_names(&mut self) -> Result<()> {
         for index in self.indices() {
             let Some(name) = self.all[&index].name.as_ref().filter(|name| name.inherited) else {
@@ -412,11 +413,11 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// The socket that listens at a name.
+    /// The listener with the name of a socket.
     fn acceptor(&self, index: usize) -> Option<usize> {
         let (socket_type, net) = (self.all[&index].socket_type, self.net(index));
         let name = self.all[&index].name.as_ref()?;
-        // An abstract name is one of its network namespace.
+        // An abstract name belongs to its network namespace.
         let is_near = |other: usize| name.path().is_some() || self.net(other) == net;
         let listens = |socket: &UnixSocket| {
             let own = socket.name.as_ref().is_some_and(|n| {
@@ -428,7 +429,8 @@ impl<'r> Work<'_, 'r> {
         self.all.iter().find(found).map(|(index, _)| *index)
     }
 
-    /// Makes room for a name that leads nowhere, and leaves what was there as it was.
+    /// Binds a name whose file does not exist any more, and then restores the existing file of that
+    /// name.
     fn under_a_name_that_is_gone(
         &mut self,
         index: usize,
@@ -463,7 +465,7 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// Whatever reaches a socket by its name, which leads to it.
+    /// Makes everything that reaches a socket by its name, while the name leads to it.
     fn under_its_name(&mut self, index: usize) -> Result<()> {
         let record = self.all[&index];
         let Some(name) = &record.name else { return Ok(()) };
@@ -482,7 +484,8 @@ impl<'r> Work<'_, 'r> {
         })
     }
 
-    /// Whom the other side of an accepted connection has met: whoever listened then.
+    /// The credentials that the client of an accepted connection has seen: those of the listener
+    /// then.
     fn accepted_by(&self, index: usize) -> Option<&'r PeerCredentials> {
         match self.all[&index].peer {
             UnixPeer::Socket { object } => self.all[&object].peer_credentials.as_ref(),
@@ -490,7 +493,7 @@ impl<'r> Work<'_, 'r> {
         }
     }
 
-    /// The connections of a socket that listens: accepted ones, and those that wait, in order.
+    /// The connections of a listener: accepted ones, and pending ones, in order.
     fn connections(
         &mut self,
         index: usize,
@@ -501,7 +504,7 @@ impl<'r> Work<'_, 'r> {
         let own = self.all[&index].peer_credentials.as_ref();
         self.listen(index, cell, backlog, own)?;
         let mut listens_as = own;
-        // Others may have listened there before.
+        // Another process may have listened there before.
         let mut met_by = |work: &mut Self, who: Option<&'r PeerCredentials>| {
             let is_as_before = who.is_none() || who == listens_as;
             listens_as = who.or(listens_as);
@@ -544,7 +547,7 @@ impl<'r> Work<'_, 'r> {
         met_by(self, own)
     }
 
-    /// Has somebody connect who will be closed.
+    /// Queues a connection whose client side is closed at once.
     fn leave(&mut self, index: usize, name: &UnixName, left: &'r UnixLeft) -> Result<()> {
         let cell = self.socket(index)?;
         let what = self.what(index);
@@ -557,7 +560,7 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// Makes an accepted socket at one that listens by that name.
+    /// Makes an accepted socket, by connecting to the listener of that name.
     fn accept(&mut self, index: usize, listener: Cell, name: &[u8]) -> Result<()> {
         let client = match self.all[&index].peer {
             UnixPeer::Socket { object } => self.plan.object(object)?,
@@ -580,7 +583,7 @@ impl<'r> Work<'_, 'r> {
         self.has(index, accepted)
     }
 
-    /// What waits in the queue of a datagram socket that has a name.
+    /// Sends the datagrams in the queue of a named socket.
     fn datagrams(&mut self, index: usize, record: &UnixSocket, name: &UnixName) -> Result<()> {
         for message in &record.received {
             let by_name = |socket: &&UnixSocket| {
@@ -590,7 +593,7 @@ impl<'r> Work<'_, 'r> {
             let sender = self.all.iter().find(|(_, socket)| by_name(socket)).map(|(n, _)| *n);
             let to = Some(name.bytes.0.as_slice());
             match sender {
-                // ORDER: one that is connected elsewhere may still send where it is told to.
+                // ORDER: a socket with another peer may still send to a given address.
                 Some(sender) => {
                     let cell = self.plan.object(sender)?;
                     self.send(index, cell, message, to)?;
@@ -618,7 +621,7 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// Those that only speak to a datagram socket, which speaks to others or nobody.
+    /// Connects datagram sockets to a named one that is not connected to them.
     fn connect_to(&mut self, index: usize, name: &UnixName) -> Result<()> {
         for other in self.indices() {
             let socket = self.all[&other];
@@ -669,8 +672,9 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// The same with open files (SCM_RIGHTS of unix(7)). Their numbers are known only by then: each is
-    /// duplicated for this, which a call writes into the message, and closed with all others at the end.
+    /// The same with descriptors (SCM_RIGHTS of unix(7)). The numbers are only known at run time:
+    /// each descriptor is duplicated by a call that writes its number into the message. The
+    /// duplicates are closed with all others at the end.
     fn send_descriptors(
         &mut self,
         index: usize,
@@ -707,8 +711,8 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// What connected sockets have received, the other one has sent; and what those have sent whom nobody
-    /// has accepted.
+    /// Sends the messages of connected sockets from their peers, and those of pending connections
+    /// from their clients.
     fn queues_of_pairs(&mut self) -> Result<()> {
         for index in self.indices() {
             let record = self.all[&index];
@@ -742,7 +746,7 @@ impl<'r> Work<'_, 'r> {
         Ok(())
     }
 
-    /// How they were shut down, and their flags: nothing is sent any more.
+    /// Shuts the sockets down and sets their flags: nothing is sent any more.
     fn last(&mut self) -> Result<()> {
         for index in self.indices() {
             let record = self.all[&index];
