@@ -1,7 +1,9 @@
-//! Control groups: made by the first process where they are mounted inside, before anybody else is
-//! born. It enters its own; everybody else is born in theirs (clone3(2), CLONE_INTO_CGROUP). A group that
-//! hands controllers down takes no process, so that comes when the first has left for its own. Groups
-//! that were frozen are frozen by the engine when everybody has registers and nobody runs.
+//! Control groups: created by the first process where they are mounted inside, before any other
+//! process exists. The first process enters its own; every other process is created in its group
+//! (clone3(2), CLONE_INTO_CGROUP). A group with controllers in `cgroup.subtree_control` takes no
+//! process, so the controllers are enabled after the first process has left for its own group.
+//! Groups that were frozen are frozen by the engine once all registers are set and before any
+//! process runs.
 
 use super::{Plan, cgroup_namespace, file, object};
 use crate::error::{Error, Result};
@@ -9,14 +11,14 @@ use crate::format::{CGROUPS_AT, Cgroup, Records};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 use crate::save;
 
-/// Makes all of them.
+/// Makes all groups.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     let Some(cgroups) = records.cgroups() else {
         return cgroup_namespace::make_all(plan, sequence);
     };
     if !plan.allowed.cgroups {
-        let text = "it has control groups inside, and this container is given none (--systemd)";
+        let text = "it has control groups inside, and this container may have none (--systemd)";
         return Err(Error::Elsewhere(text.into()));
     }
     for group in &cgroups.groups {
@@ -41,7 +43,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Freezes those that were frozen. `pid` is the first process; it and all others stand still.
+/// Freezes the groups that were frozen. `pid` is the first process; all processes are stopped.
 pub(super) fn freeze(pid: u32, records: &Records) -> Result<()> {
     let Some(cgroups) = records.cgroups() else { return Ok(()) };
     save::freeze(pid, cgroups).map_err(Error::call("freeze its control groups"))
@@ -55,7 +57,7 @@ fn place(path: &str) -> String {
     format!("{CGROUPS_AT}/{path}")
 }
 
-/// Makes one, unless it is the container's own, and opens it.
+/// Makes a group, unless it is the container's own, and opens it.
 fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, group: &Cgroup) -> Result<Cell> {
     let (what, place) = (what(&group.path), place(&group.path));
     let at = plan.builder.text(place.as_bytes());

@@ -1,13 +1,13 @@
-//! Cgroup namespaces: each is made by a stand-in that is born in the control group at its root, and entered
-//! by those who were in it.
+//! Cgroup namespaces: each is created by a helper process in the control group at its root, and
+//! entered by its members.
 
 use super::{Plan, file, object};
 use crate::error::Result;
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// Makes all of them. ORDER: control groups are there, and none hands controllers down yet: those that do
-/// take no process.
+/// Makes all namespaces. ORDER: the control groups exist, and none has controllers enabled for its
+/// children yet: such groups take no process.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     for (n, object) in records.objects.iter().enumerate() {
@@ -17,7 +17,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWCGROUP)]));
         let path = "/proc/self/ns/cgroup";
         let made = file::open(plan, &mut part, &what, path, libc::O_RDONLY as u32)?;
-        // The first process is still in the container's own.
+        // The first process is still in the container's own group.
         let root = if it.root.is_empty() { None } else { plan.cgroups.get(&it.root).copied() };
         let pid = plan.fresh_pid();
         plan.stand_in_within(sequence, &what, (pid, root), part);
@@ -26,7 +26,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Has a process enter the one it was in. ORDER: before it has threads.
+/// Makes a process enter its cgroup namespace. ORDER: before it has threads.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(namespace) = record.cgroup_namespace else { return Ok(()) };
     let what = format!("the cgroup namespace of process {}", record.pid);

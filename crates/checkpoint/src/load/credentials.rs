@@ -1,4 +1,4 @@
-//! Credentials: what a record says only narrows what the container's configuration gives.
+//! Credentials: a record only narrows the grants of the container's configuration.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use crate::error::{Error, Result};
 use crate::format::{Credentials, PeerCredentials, Records, Thing, Thread};
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// What the configuration of a container gives its processes.
+/// The grants of a container's configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
-    /// Its first process is the init of the house.
+    /// The first process is the init of the house.
     pub has_init: bool,
     /// Capabilities, as a mask (capabilities(7)).
     pub capabilities: u64,
@@ -22,30 +22,30 @@ pub struct Allowed {
     pub groups: Vec<u32>,
     /// How many ids it has, from 0; and 65,534.
     pub ids: u32,
-    /// Directories inside that are kept in memory.
+    /// Directories inside that are tmpfs.
     pub memory: Vec<String>,
-    /// It has a network stack to itself.
+    /// Its network stack is private.
     pub own_network: bool,
-    /// It may make control groups below its own.
+    /// It may create control groups below its own.
     pub cgroups: bool,
-    /// Everybody may make a user namespace (user_namespaces(7)).
+    /// Any process may create a user namespace (user_namespaces(7)).
     pub user_namespaces: bool,
-    /// No filter keeps those from chroot(2) who may in a user namespace of their own.
+    /// No filter prevents chroot(2) by a process with the capability in its own user namespace.
     pub chroots: bool,
     /// No process gains privileges by execve.
     pub no_new_privileges: bool,
-    /// Objects whose open files were held and come along ([`super::Wanted::Held`]); all others are
-    /// made again.
+    /// Objects with open files that were held and are passed in ([`super::Wanted::Held`]); all
+    /// others are created again.
     pub held: Vec<u32>,
     /// It has a terminal, whose master is the engine's.
     pub console: bool,
-    /// Addresses that were another container's, and its own in their place.
+    /// Addresses of another container, each with the address that replaces it.
     pub addresses: Vec<(IpAddr, IpAddr)>,
-    /// It goes on beside the one that was saved, as a child beside its parent: memory that is wiped by
-    /// a fork (MADV_WIPEONFORK), where generators of random numbers keep their state, is empty.
+    /// The restore runs beside the saved container, as a child beside its parent: memory that is
+    /// wiped by a fork (MADV_WIPEONFORK), such as the state of random number generators, is empty.
     pub beside: bool,
-    /// Time that has passed for its timers and waits since it was saved; none where time has stood
-    /// still for it.
+    /// Time that has passed for its timers and waits since the checkpoint; 0 if time has stopped
+    /// for it.
     pub passed_ns: u64,
 }
 
@@ -64,7 +64,7 @@ const NET_RAW: u64 = 1 << 13;
 const SETGID: u64 = 1 << 6;
 const SETUID: u64 = 1 << 7;
 
-/// Refuses what the configuration could not have led to.
+/// Refuses records that cannot result from the configuration.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     let may_set_up = allowed.own_network && allowed.capabilities & NET_ADMIN != 0;
     if records.about.network.is_some() && !may_set_up {
@@ -105,8 +105,9 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
                 object.thing.name()
             )));
         }
-        // Whoever makes them again has more than its processes. A network and IPC objects take memory
-        // that nobody is charged for, so not everybody makes them even in a user namespace of his own.
+        // The restore makes these with more capabilities than the processes have. Network stacks
+        // and IPC objects take memory that is not accounted to a cgroup. So their creation needs
+        // SYS_ADMIN even in a user namespace of the process itself.
         let is_namespace = match object.thing {
             Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) => true,
             Thing::Time(_) | Thing::CgroupNamespace(_) => true,
@@ -121,8 +122,9 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         }
     }
     for process in &records.processes {
-        // Who chooses the root of a set-user-id program is its master. In a user namespace of his own
-        // everybody may choose: of whom it knows nothing, nobody there becomes by a program.
+        // A process that can choose the root directory controls any set-user-ID program run there.
+        // Inside its own user namespace every process can, so set-user-ID programs give no
+        // credentials outside that namespace's map.
         let may_choose = match process.user {
             Some(_) => allowed.capabilities & SYS_CHROOT != 0 || allowed.chroots,
             None => allowed.capabilities & SYS_CHROOT != 0,
@@ -152,8 +154,8 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     user::check(records, allowed)
 }
 
-/// Whether somebody among its processes may have had a capability. A root with CAP_SETUID becomes whom it
-/// wants; so does, by a set-user-id program, whoever may gain privileges.
+/// Returns whether any process may have held the capability. Root with CAP_SETUID can take any uid;
+/// so can a process without no_new_privs, through a set-user-ID program.
 pub(super) fn may(allowed: &Allowed, capability: u64) -> bool {
     let by_itself = allowed.uid == 0 || !allowed.no_new_privileges;
     by_itself && allowed.capabilities & capability != 0
@@ -185,8 +187,8 @@ pub(super) fn check_thread(
     Ok(())
 }
 
-/// Who may be played before a peer: somebody whom the configuration could have led to, or else whom it
-/// says.
+/// Credentials to present to a peer: the recorded ones if the container's configuration allows
+/// them, otherwise the configured ones.
 pub(super) fn narrowed(who: &PeerCredentials, allowed: &Allowed) -> PeerCredentials {
     match check_thread(&ids_of(who), allowed) {
         Ok(()) => who.clone(),
@@ -197,14 +199,14 @@ pub(super) fn narrowed(who: &PeerCredentials, allowed: &Allowed) -> PeerCredenti
     }
 }
 
-/// A thread with the ids of somebody.
+/// Credentials with the ids of a peer.
 fn ids_of(who: &PeerCredentials) -> Credentials {
     let PeerCredentials { uid, gid, ref groups, .. } = *who;
     let groups = groups.clone();
     Credentials { uids: [uid; 4], gids: [gid; 4], groups, ..Credentials::default() }
 }
 
-/// Takes on the ids of somebody, and keeps all capabilities.
+/// Takes the ids of a peer, and keeps all capabilities.
 pub(super) fn play(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -215,18 +217,18 @@ pub(super) fn play(
     set_ids(plan, sequence, what, &ids_of(who));
 }
 
-/// Has a change of ids take no capabilities away.
+/// Makes later changes of ids keep all capabilities.
 pub(super) fn keep_while_changing(sequence: &mut Sequence, what: &str) {
     const NO_SETUID_FIXUP: u64 = 4;
     sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [NO_SETUID_FIXUP, 0, 0, 0]));
 }
 
-/// The end of that, for a process that goes on.
+/// Reverts [`play`], for a process that continues.
 pub(super) fn play_no_more(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) {
     let root = PeerCredentials { pid: None, uid: 0, gid: 0, groups: Vec::new() };
     set_ids(plan, sequence, what, &ids_of(&root));
     sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [0; 4]));
-    // What it has open is its own to look at again.
+    // Makes the process's own descriptors in procfs accessible to it again.
     sequence.call(what, prctl(libc::PR_SET_DUMPABLE, [1, 0, 0, 0]));
 }
 
@@ -235,7 +237,8 @@ fn prctl(request: i32, args: [u64; 4]) -> Call {
     Call::new(libc::SYS_prctl, [Arg::from(request), a, b, c, d])
 }
 
-/// The thread becomes who it was. It is root of its user namespace with everything until here.
+/// The thread takes its recorded credentials. Until here it is root of its user namespace with all
+/// capabilities.
 pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
     let found = &thread.credentials;
     let what = format!("the credentials of thread {}", thread.tid);
@@ -247,8 +250,8 @@ pub(super) fn take_on(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     let_go_of_the_rest(plan, sequence, what, found, capabilities);
 }
 
-/// The same in a user namespace of its own, which has given it every capability in there: it came with its
-/// ids.
+/// The same in another user namespace, whose entry has granted every capability in there. The ids
+/// were set before the entry.
 pub(super) fn take_on_inside(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
     let found = &thread.credentials;
     let what = format!("the credentials of thread {}", thread.tid);
@@ -256,10 +259,10 @@ pub(super) fn take_on_inside(plan: &mut Plan<'_>, sequence: &mut Sequence, threa
     let_go_of_the_rest(plan, sequence, &what, found, found.capabilities);
 }
 
-/// Leaves these capabilities in the bounding set.
+/// Reduces the bounding set to these capabilities.
 fn bound(sequence: &mut Sequence, what: &str, [.., bounding, _]: [u64; 5]) {
     for capability in (0..64u64).filter(|n| bounding & (1 << n) == 0) {
-        // Those that the kernel does not know are dropped already.
+        // Capabilities that the kernel does not know are absent already.
         sequence.call(what, prctl(libc::PR_CAPBSET_DROP, [capability, 0, 0, 0]).lenient());
     }
 }
@@ -287,7 +290,7 @@ pub(super) fn set_ids(
     }
 }
 
-/// Capabilities, and what goes with them.
+/// Sets the capabilities, securebits and no_new_privs.
 fn let_go_of_the_rest(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -295,7 +298,8 @@ fn let_go_of_the_rest(
     found: &Credentials,
     [inheritable, permitted, effective, _, ambient]: [u64; 5],
 ) {
-    // Another effective id has taken the effective set away: what is permitted comes back first.
+    // A change of the effective uid has cleared the effective set: the permitted set is restored
+    // first.
     let everything = capset(plan, [EVERYTHING, EVERYTHING, inheritable]);
     sequence.call(what, everything.lenient());
     sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [0; 4]));
@@ -313,10 +317,10 @@ fn let_go_of_the_rest(
     }
 }
 
-/// Capabilities that there may be.
+/// All capabilities that may exist.
 const EVERYTHING: u64 = u64::MAX >> 23;
 
-/// Has the calling process no others than these.
+/// Reduces the capabilities of the calling process to these.
 pub(super) fn have(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, mask: u64) {
     let call = capset(plan, [EVERYTHING & mask, EVERYTHING & mask, 0]);
     sequence.call(what, call);
@@ -417,12 +421,12 @@ mod tests {
         assert!(jailed(None, SYS_CHROOT, false).is_ok());
         assert!(jailed(None, !SYS_CHROOT, true).is_err_and(|said| said.contains("'/jail'")));
         assert!(jailed(Some(0), SYS_CHROOT, false).is_ok());
-        assert!(jailed(Some(0), !SYS_CHROOT, true).is_ok(), "it may in there");
-        assert!(jailed(Some(0), !SYS_CHROOT, false).is_err(), "a filter kept it from that");
+        assert!(jailed(Some(0), !SYS_CHROOT, true).is_ok(), "allowed inside its own namespace");
+        assert!(jailed(Some(0), !SYS_CHROOT, false).is_err(), "a filter prevents chroot");
         let user = Allowed { uid: 5, ..allowed };
         assert!(
             check_thread(&Credentials::default(), &user).is_err(),
-            "root where a user was asked for"
+            "root, but the configuration has a user"
         );
     }
 }

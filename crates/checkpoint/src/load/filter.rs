@@ -1,7 +1,8 @@
 //! System call filters that processes have loaded themselves, on top of the configuration's.
 //!
-//! They are not asked until the conductor lets go. Where all threads have the same they are loaded
-//! before other threads are made, which then share them, as SECCOMP_FILTER_FLAG_TSYNC wants it.
+//! Filters are suspended until the conductor detaches. If all threads have the same filters, these
+//! are loaded before other threads are created, which then share them, as SECCOMP_FILTER_FLAG_TSYNC
+//! requires.
 
 use super::Plan;
 use super::credentials::Allowed;
@@ -13,10 +14,10 @@ const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Bytes of an instruction.
 const INSTRUCTION_BYTES: usize = 8;
 
-/// A program without no_new_privs would be lied to about what its calls did: only who may administer
-/// the container could have loaded such a filter.
+/// A filter can fake the results of system calls of a set-user-ID program. Without no_new_privs,
+/// only a process with CAP_SYS_ADMIN in the container can have loaded a filter.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
-    // In a user namespace of its own everybody may administer it.
+    // In its own user namespace any process may have the capability.
     let outside = records.processes.iter().filter(|process| process.user.is_none());
     let threads = outside.flat_map(|p| &p.threads);
     for thread in threads.filter(|t| !t.filters.is_empty()) {
@@ -32,19 +33,19 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     Ok(())
 }
 
-/// Whether the filters of a process are those of all its threads.
+/// Whether all threads of a process have the same filters.
 fn is_common(process: &Process) -> bool {
     process.threads.windows(2).all(|pair| pair[0].filters == pair[1].filters)
 }
 
-/// Those that other threads will share.
+/// Loads the filters that other threads will share.
 pub(super) fn of_process(plan: &mut Plan<'_>, sequence: &mut Sequence, process: &Process) {
     if let Some(first) = process.threads.first().filter(|_| is_common(process)) {
         load(plan, sequence, first.tid, &first.filters);
     }
 }
 
-/// Those of a thread alone. ORDER: before it may have lost what it takes to load them.
+/// Loads the filters of a single thread. ORDER: before it may lose the permission to load them.
 pub(super) fn of_thread(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
     let process =
         plan.records.processes.iter().find(|p| p.threads.iter().any(|t| t.tid == thread.tid));
@@ -56,7 +57,7 @@ pub(super) fn of_thread(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &T
 fn load(plan: &mut Plan<'_>, sequence: &mut Sequence, tid: u32, filters: &[Filter]) {
     for (n, filter) in filters.iter().enumerate() {
         let code = plan.builder.data(&filter.code.0);
-        // struct sock_fprog: a number of instructions, and where they are.
+        // struct sock_fprog: the number of instructions, and their address.
         let count = (filter.code.0.len() / INSTRUCTION_BYTES) as u64;
         let program = plan.builder.numbers(&[count, code]);
         const SET_MODE_FILTER: u64 = 1;

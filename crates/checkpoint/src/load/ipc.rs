@@ -1,12 +1,12 @@
-//! IPC namespaces: each is made by a stand-in, with its message queues, and entered by those who were in
-//! it. Objects of System V are the engine's part ([`super::system_v`]).
+//! IPC namespaces: each is created by a helper process, with its message queues, and entered by its
+//! members. Objects of System V are created by the engine ([`super::system_v`]).
 
 use super::{Plan, file, mqueue, object, user};
 use crate::error::Result;
 use crate::format::{Process, Thing};
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// Makes all of them. ORDER: before mounts, which may show their message queues.
+/// Makes all namespaces. ORDER: before mounts, which may show their message queues.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     for (n, object) in records.objects.iter().enumerate() {
@@ -32,7 +32,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Has a process enter the one it was in. ORDER: before it attaches memory.
+/// Makes a process enter its IPC namespace. ORDER: before it attaches memory.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(ipc) = record.ipc else { return Ok(()) };
     let what = format!("the IPC namespace of process {}", record.pid);

@@ -1,18 +1,20 @@
-//! Mount namespaces: each is made by a stand-in, whose rights are those of the container's own root, and
-//! entered by those who were in it.
+//! Mount namespaces: each is created by a helper process, with the rights of the container's own
+//! root, and entered by its members.
 //!
-//! A stand-in has a copy of the container's mount namespace. In that it takes copies of what is mounted,
-//! which are private, and puts them together to a tree of their own, each below the descriptor of the one
-//! it is in; the tree becomes the root, and the copy goes. Then it opens what is open there: a file that
-//! was opened in a namespace leads nowhere else.
+//! A helper process has a copy of the container's mount namespace. In the copy it clones mounts,
+//! which are private, and assembles them to another tree, each below the descriptor of its parent.
+//! The tree becomes the root, and the copy is unmounted. Then the helper opens the files that are
+//! open there: a file opened in a namespace leads to no other.
 //!
-//! One that belongs to a user namespace inside is a copy of such a tree, made by somebody who has entered
-//! that: what is in it is locked, as is what it has from the container (mount_namespaces(7)).
+//! A namespace that belongs to a user namespace inside is a copy of such a tree, made by a helper
+//! that has entered the user namespace. The mounts in the copy are locked, as are those that it has
+//! from the container (mount_namespaces(7)).
 //!
-//! What processes have mounted in the container's own namespace a stand-in mounts there, by its path.
+//! Mounts that processes have added to the container's own namespace are mounted there by a helper
+//! process, by their paths.
 //!
-//! What is in memory is made before, empty, and filled by the engine ([`super::tmpfs`]) at a stage of
-//! its own.
+//! Each tmpfs is created before, empty, and filled by the engine ([`super::tmpfs`]) at a separate
+//! stage.
 
 use std::collections::HashMap;
 
@@ -21,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::format::{Mount, MountSource, Mounts, Process, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-/// The stage at which what is in memory is there, and empty.
+/// The stage at which each tmpfs exists, and is empty.
 pub(super) const STAGE: &str = "memory";
 
 const FSCONFIG_SET_STRING: u64 = 1;
@@ -34,7 +36,7 @@ const MOVE_TO_EMPTY_PATH: u64 = 0x40;
 /// Copies of mounts for other namespaces, by namespace and number there.
 type Copies = HashMap<(usize, usize), Cell>;
 
-/// Makes all of them, and opens what is open there.
+/// Makes all namespaces, and opens the files that are open there.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     let all = records.objects.iter().enumerate().filter_map(|(n, object)| match &object.thing {
@@ -74,7 +76,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         };
         let whole = format!("object {n} (mount namespace)");
         if let (Some(made), Some(_)) = (made, records.objects[*n].user) {
-            // Who has made it has no rights over the container any more, by which its files are opened.
+            // The creator has no rights over the container any more, which opening its files needs.
             let pid = plan.fresh_pid();
             plan.stand_in(sequence, &whole, pid, std::mem::take(&mut part));
             let args = [made.into(), Arg::from(libc::CLONE_NEWNS)];
@@ -102,7 +104,7 @@ fn what(namespace: usize, mount: &Mount) -> String {
     format!("object {namespace} (mount namespace), the mount at '{}'", mount.place)
 }
 
-/// Has the calling process mount in the container's own namespace what was mounted there, in the same
+/// Makes the calling process mount the added mounts in the container's own namespace, in the same
 /// order.
 fn own(
     plan: &mut Plan<'_>,
@@ -112,7 +114,7 @@ fn own(
     copies: &mut Copies,
 ) -> Result<()> {
     let here = Arg::from(libc::AT_FDCWD);
-    // ORDER: before anything of it is covered.
+    // ORDER: before any source is covered.
     let mut given = HashMap::new();
     for (number, mount) in all.mounts.iter().enumerate() {
         if let MountSource::Container { path } = &mount.source {
@@ -135,7 +137,7 @@ fn own(
     Ok(())
 }
 
-/// What a mount shows, attached nowhere.
+/// The source of a mount, not attached.
 fn source(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -161,7 +163,7 @@ fn source(
     }
 }
 
-/// move_mount(2) to a place.
+/// Attaches a mount to a place by move_mount(2).
 fn attach(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -176,7 +178,7 @@ fn attach(
     part.call(what, Call::new(libc::SYS_move_mount, args));
 }
 
-/// What comes last of mounts that are made.
+/// The last steps for new mounts.
 fn share_and_close(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -187,14 +189,14 @@ fn share_and_close(
     for (mount, cell) in all.mounts.iter().zip(own) {
         let what = what(n, mount);
         if mount.shared {
-            // ORDER: what is mounted below a mount that is shared is shared, too.
+            // ORDER: a mount below a shared mount becomes shared, too.
             set(plan, part, &what, cell, [0, 0, libc::MS_SHARED]);
         }
         part.call(what, Call::new(libc::SYS_close, [cell.into()]));
     }
 }
 
-/// Has the calling process make a mount namespace and enter it; gives what leads there.
+/// Makes the calling process create a mount namespace and enter it; returns a descriptor of it.
 fn namespace(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -223,7 +225,7 @@ fn namespace(
         attach(plan, part, &what, cell, to);
         own.push(cell);
     }
-    // Both are one place: the old root ends up on top of the new one, and is taken off it.
+    // Both arguments are one place: the old root ends up on top of the new one, and is unmounted.
     let dot = Arg::from(plan.builder.text(b"."));
     part.call(&*whole, Call::new(libc::SYS_fchdir, [own[0].into()]));
     part.call(&*whole, Call::new(libc::SYS_pivot_root, [dot, dot]));
@@ -242,7 +244,7 @@ fn namespace(
     Ok(made)
 }
 
-/// Copies of mounts that are in a namespace which is made later, too.
+/// Copies mounts that a namespace which is made later has, too.
 fn copy_for_others(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -265,7 +267,7 @@ fn copy_for_others(
     Ok(())
 }
 
-/// A copy of what is mounted at a path below a descriptor, attached nowhere.
+/// Clones the mount at a path below a descriptor, not attached.
 fn copy(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -282,7 +284,7 @@ fn copy(
     Ok(cell)
 }
 
-/// The message queues of an IPC namespace, mounted nowhere by a stand-in that enters that.
+/// Mounts the message queues of an IPC namespace in a helper process that enters it, not attached.
 fn queues(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -298,7 +300,7 @@ fn queues(
     object::lift(plan, sequence, what, made)
 }
 
-/// A new file system, mounted nowhere.
+/// Creates a new file system, not attached.
 fn new(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -328,7 +330,7 @@ fn new(
     Ok(cell)
 }
 
-/// mount_setattr(2) of one mount: what is set, what is cleared before, propagation.
+/// mount_setattr(2) of one mount: flags to set, flags to clear before, propagation.
 fn set(
     plan: &mut Plan<'_>,
     part: &mut Sequence,
@@ -344,8 +346,8 @@ fn set(
     part.call(what, Call::new(libc::SYS_mount_setattr, args));
 }
 
-/// Has a process enter the one it was in. ORDER: before it has threads; its working directory and root
-/// come later.
+/// Makes a process enter its mount namespace. ORDER: before it has threads; its working directory
+/// and root are set later.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(mounts) = record.mounts else { return Ok(()) };
     let what = format!("the mount namespace of process {}", record.pid);

@@ -1,19 +1,19 @@
-//! Time namespaces: those that only had processes in them are made by stand-ins. Those that a process had
-//! made for its children, and is not in, it makes again: nothing else brings it there (setns(2) changes
-//! both). It does so when its children are born, and who was in one enters it afterwards, at a stage for
-//! each generation of them.
+//! Time namespaces. A namespace that only has members is created by a helper process. A namespace
+//! that a process has created for its children, without being in it, is created by that process
+//! again, since setns(2) would change both. The process does so after the creation of its children.
+//! Members enter the namespace afterwards, at one stage for each generation.
 //!
-//! Offsets can be written until somebody is in it (time_namespaces(7)).
+//! Offsets can be written until a process enters (time_namespaces(7)).
 
 use super::{Plan, file};
 use crate::error::Result;
 use crate::format::{Process, Thing, Time};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-/// The stage at which those of a generation are there.
+/// The stage at which the namespaces of a generation exist.
 const STAGE: &str = "clocks";
 
-/// Makes one; nothing where a process does.
+/// Makes a namespace; `None` if a process does.
 pub(super) fn make(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -33,14 +33,15 @@ pub(super) fn make(
     Ok(Some(cell))
 }
 
-/// Has the calling process make one for its children.
+/// Makes the calling process create a namespace for its children.
 fn for_children(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
     time: &Time,
 ) -> Result<()> {
-    // Its files in procfs are its own by that, and others may look at it to find the namespace.
+    // Dumpable: its files in procfs then belong to it, and other processes may use them to find the
+    // namespace.
     let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(1)];
     sequence.call(what, Call::new(libc::SYS_prctl, args));
     sequence.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]));
@@ -54,8 +55,8 @@ fn for_children(
     Ok(())
 }
 
-/// Has a process enter the one it was in, and make the one that it had made for its children. ORDER: it has
-/// made those that it has, and has no threads yet; everybody who lives is there, and waits for the others.
+/// Makes a process enter its namespace, and create the one for its children. ORDER: its children
+/// exist, and it has no threads yet; every live process exists, and waits for the others.
 pub(super) fn enter(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let last = plan.times.values().map(|made| made.generation).max().unwrap_or(0);
     let made = record.time.and_then(|n| plan.times.get(&n)).copied();

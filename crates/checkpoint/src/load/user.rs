@@ -1,19 +1,21 @@
-//! User namespaces: each is made by a stand-in, gets its ids from another, and is entered by those who
-//! were in it, last of all.
+//! User namespaces: each is created by a helper process, gets its id maps from another, and is
+//! entered by its members, last of all.
 //!
-//! **Made.** A stand-in becomes the user to whom it belonged and enters the one that it was made in; there it
-//! makes the new one (unshare(2)), and stays for as long as somebody who is still in that one, and has
-//! every capability there, writes its ids to its files in procfs (user_namespaces(7)). Each waits for
-//! the other with futex(2) at a cell.
+//! **Creation.** A helper process takes the uid of the namespace's owner and enters the parent
+//! namespace. There it creates the new one (unshare(2)), and exists until another helper has
+//! written the id maps. That one is still in the parent namespace, has every capability there, and
+//! writes to the files of the first in procfs (user_namespaces(7)). Each waits for the other with
+//! futex(2) at a cell.
 //!
-//! **Entered.** Who enters one has every capability in it, and none any more over the container's own. So
-//! whatever takes one of those comes before; also its ids, which go with it and need not be mapped there.
-//! It has one thread until then, as setns(2) wants it, and makes others afterwards, which is the one thing
-//! that is harder there: to say which number a thread gets takes a capability over the pid namespace
-//! (clone3(2)). So a child of the first process, the *numberer*, says before each what number is to be
-//! given out next (`/proc/sys/kernel/ns_last_pid`), and nobody else has one given out meanwhile.
+//! **Entry.** A process that enters a user namespace has every capability in it, and none any more
+//! over the container's own. Steps that need those come before. So does the change of its ids,
+//! which the entry keeps and which need not be mapped there. The process has one thread until then,
+//! as setns(2) requires. Its other threads are created inside, where clone3(2) cannot set their
+//! ids: that needs a capability over the pid namespace. So a child of the first process, the
+//! *numberer*, sets the next id before each creation (`/proc/sys/kernel/ns_last_pid`), and no other
+//! task is created meanwhile.
 //!
-//! **What it may be** is said by [`check`]: no more than processes of that configuration could have made.
+//! **Limits.** [`check`] allows no more than processes of that configuration could have created.
 
 use std::os::fd::OwnedFd;
 
@@ -23,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::format::{Credentials, Ids, PeerCredentials, Process, Records, Thing, Thread, User};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-/// The stage at which all threads are there.
+/// The stage at which all threads exist.
 pub(super) const STAGE: &str = "inside";
 
 const SETFCAP: u64 = 1 << 31;
@@ -34,7 +36,7 @@ fn what_of(n: usize) -> String {
     format!("object {n} (user namespace)")
 }
 
-/// Makes all of them. ORDER: before what belongs to one.
+/// Makes all namespaces. ORDER: before objects that belong to one.
 pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let records = plan.records;
     for (n, object) in records.objects.iter().enumerate() {
@@ -45,13 +47,13 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Makes one.
+/// Makes a namespace.
 fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -> Result<Cell> {
     let around = user.parent.and_then(|parent| match &plan.records.objects[parent].thing {
         Thing::User(around) => Some(around),
         _ => None,
     });
-    // Whose group it is makes no difference to anybody, but it must be one of the namespace around.
+    // The owning group has no effect, but it must be mapped in the parent namespace.
     let gid = around.and_then(|around| around.gids.first()).map_or(0, |ids| ids.outside);
     let owner = PeerCredentials { pid: None, uid: user.owner, gid, groups: Vec::new() };
     let (is_made, has_ids) = (plan.cell(), plan.cell());
@@ -60,13 +62,13 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
     let mut part = Sequence::default();
     credentials::play(plan, &mut part, what, &owner);
     if plan.allowed.capabilities & SETFCAP == 0 {
-        // Who has made it without cannot say himself that its root is the container's.
+        // A creator without CAP_SETFCAP cannot map the container's root itself.
         credentials::have(plan, &mut part, what, !SETFCAP);
     }
     enter_one(plan, &mut part, what, user.parent)?;
     part.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWUSER)]));
     let made = file::open(plan, &mut part, what, "/proc/self/ns/user", libc::O_RDONLY as u32)?;
-    // Its files in procfs are its user's own only while it says so.
+    // Its files in procfs belong to its user only while it is dumpable.
     let dumpable = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(1)];
     part.call(what, Call::new(libc::SYS_prctl, dumpable));
     tell(&mut part, what, is_made);
@@ -86,7 +88,7 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
         part.call(what, Call::new(libc::SYS_close, [file.into()]));
         Ok(())
     };
-    // ORDER: before its groups are said.
+    // ORDER: before the group map.
     if user.denies_groups && !around.is_some_and(|around| around.denies_groups) {
         write("setgroups", "deny".into())?;
     }
@@ -106,17 +108,17 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
     Ok(made)
 }
 
-/// The lines of a map, by ids of the namespace around; none is the container's own.
+/// The lines of a map, by ids of the parent namespace; `None` is the container's own.
 fn map(ids: &[Ids], around: Option<&[Ids]>) -> String {
     let line = |ids: &Ids| {
-        // All are there, as was checked.
+        // All ids are in the parent's map, as was checked.
         let ids = around.map_or(Some(*ids), |around| ids.within(around)).unwrap_or(*ids);
         format!("{} {} {}\n", ids.inside, ids.outside, ids.count)
     };
     ids.iter().map(line).collect()
 }
 
-/// Tells whoever waits at a cell that it is time.
+/// Wakes all waiters at a cell.
 fn tell(sequence: &mut Sequence, what: &str, cell: Cell) {
     // Any number but 0 will do.
     sequence.call_into(what, cell, Call::new(libc::SYS_getpid, []));
@@ -125,16 +127,16 @@ fn tell(sequence: &mut Sequence, what: &str, cell: Cell) {
     sequence.call(what, Call::new(libc::SYS_futex, args));
 }
 
-/// Waits until somebody has told.
+/// Waits until a cell is set.
 fn hear(sequence: &mut Sequence, what: &str, cell: Cell) {
     let no_limit = Arg::Number(0);
     let args = [Arg::At(cell), Arg::from(libc::FUTEX_WAIT), Arg::Number(0), no_limit];
-    // It fails when it was told before.
+    // The call fails if the cell is set already.
     sequence.call(what, Call::new(libc::SYS_futex, args).lenient());
 }
 
-/// Has the calling process enter one; none is the container's own, where it is. What it makes then belongs
-/// to that.
+/// Makes the calling process enter a namespace; `None` is the container's own, where it is. Objects
+/// that it creates then belong to the namespace.
 pub(super) fn enter_one(
     plan: &Plan<'_>,
     sequence: &mut Sequence,
@@ -147,17 +149,17 @@ pub(super) fn enter_one(
     Ok(())
 }
 
-/// A thread that is made by a process which has entered one.
+/// A thread that a process creates after it has entered a user namespace.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Late {
     tid: u32,
-    /// The next number is this.
+    /// Set when the next pid is that of the thread.
     is_next: Cell,
-    /// It was given.
+    /// Set when the thread has its pid.
     is_given: Cell,
 }
 
-/// Whether somebody makes threads who cannot say their numbers.
+/// Whether a process creates threads without being able to set their pids.
 pub(super) fn has_late_threads(records: &Records) -> bool {
     late_threads(records).next().is_some()
 }
@@ -167,16 +169,16 @@ fn late_threads(records: &Records) -> impl Iterator<Item = &Thread> {
     inside.flat_map(|process| process.threads.iter().skip(1))
 }
 
-/// `/proc/sys/kernel/ns_last_pid` (proc_sys_kernel(5)), which is about the pid namespace of whoever writes
-/// to it.
+/// Opens `/proc/sys/kernel/ns_last_pid` (proc_sys_kernel(5)), which acts on the pid namespace of
+/// the writing process.
 pub fn last_pid() -> Result<OwnedFd> {
     let path = "/proc/sys/kernel/ns_last_pid";
     let file = std::fs::OpenOptions::new().write(true).open(path);
     file.map(OwnedFd::from).map_err(Error::file("cannot open", path))
 }
 
-/// Has the first process make the numberer, where there is something for it to do. ORDER: before it has
-/// its memory, of which this needs none.
+/// Makes the first process create the numberer, if there is work for it. ORDER: before the first
+/// process has its memory, which the numberer does not need.
 pub(super) fn begin_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let Some(last_pid) = plan.last_pid else { return Ok(()) };
     let tids: Vec<u32> = late_threads(plan.records).map(|thread| thread.tid).collect();
@@ -190,7 +192,7 @@ pub(super) fn begin_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Res
         let late = Late { tid, is_next: plan.cell(), is_given: plan.cell() };
         let text = (tid - 1).to_string();
         let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
-        // What is written anywhere but at the beginning is not looked at.
+        // The kernel ignores a write that is not at offset 0.
         let args = [last_pid.into(), at.into(), bytes.into(), Arg::Number(0)];
         part.call(what, Call::new(libc::SYS_pwrite64, args).returns(bytes));
         tell(&mut part, what, late.is_next);
@@ -203,7 +205,7 @@ pub(super) fn begin_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Res
     Ok(())
 }
 
-/// Has the first process wait for the end of the numberer, and everybody for all threads.
+/// Makes the first process wait for the exit of the numberer, and every task wait for all threads.
 pub(super) fn end_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence, is_first: bool) {
     let Some(pid) = plan.numberer else { return };
     if is_first {
@@ -212,8 +214,9 @@ pub(super) fn end_numbers(plan: &mut Plan<'_>, sequence: &mut Sequence, is_first
     sequence.stage(STAGE);
 }
 
-/// Has a process enter the one that it was in, and make its threads there; gives their sequences, which have
-/// numbers from `next_thread` on. ORDER: whatever takes capabilities over the container is done.
+/// Makes a process enter its namespace, and create its threads there; returns their sequences,
+/// numbered from `next_thread` on. ORDER: all steps that need capabilities over the container are
+/// done.
 pub(super) fn enter(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -234,7 +237,8 @@ pub(super) fn enter(
     let mut others = Vec::new();
     for (n, other) in record.threads.iter().enumerate().skip(1) {
         let late = plan.late.iter().find(|late| late.tid == other.tid).copied();
-        let late = late.ok_or_else(|| Error::damaged("section 'process'", "a thread of nobody"))?;
+        let late =
+            late.ok_or_else(|| Error::damaged("section 'process'", "a thread without a record"))?;
         let what = format!("thread {}", other.tid);
         hear(sequence, &what, late.is_next);
         thread::make_next(plan, sequence, other, next_thread + n - 1);
@@ -249,7 +253,8 @@ pub(super) fn enter(
     Ok(others)
 }
 
-/// Has a process keep the user namespace that it will enter open while it gives up all else.
+/// Makes a process keep the user namespace open that it will enter, while it closes all other
+/// descriptors.
 pub(super) fn keep(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<bool> {
     let Some(user) = record.user else { return Ok(false) };
     let what = format!("the user namespace of process {}", record.pid);
@@ -258,11 +263,11 @@ pub(super) fn keep(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -
     Ok(true)
 }
 
-/// Refuses what processes of that configuration could not have made.
+/// Refuses namespaces that processes of that configuration could not have created.
 ///
-/// Who has neither CAP_SETUID nor CAP_SETGID may map his own ids, one of each, and no other groups then;
-/// who has them any that the container has, but root only with CAP_SETFCAP. Below such a namespace
-/// anything may be made of what is mapped in it.
+/// Without CAP_SETUID/CAP_SETGID a process may map only its own uid and gid (setgroups denied);
+/// with them, any id of the container, id 0 only with CAP_SETFCAP. Below such a namespace any ids
+/// that are mapped in it may be mapped.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     for (n, object) in records.objects.iter().enumerate() {
         let Thing::User(user) = &object.thing else { continue };
@@ -280,7 +285,7 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         let owner =
             Credentials { uids: [user.owner; 4], gids: [allowed.gid; 4], ..Credentials::default() };
         credentials::check_thread(&owner, allowed)
-            .map_err(|why| said(&format!("whose owner {why}")))?;
+            .map_err(|why| said(&format!("with an owner that {why}")))?;
         let may = |capability| credentials::may(allowed, capability);
         let is_one = |ids: &[Ids], own: u32| {
             ids.is_empty() || matches!(ids, [ids] if ids.outside == own && ids.count == 1)
@@ -294,34 +299,34 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
             return Err(said(&format!("with groups {:?}", user.gids)));
         }
         if !may(SETFCAP) && Ids::has(&user.uids, 0) {
-            return Err(said("whose users include root"));
+            return Err(said("with root among its users"));
         }
         let all = user.uids.iter().chain(&user.gids);
         let mut last = all.flat_map(|ids| [ids.outside, ids.outside + (ids.count - 1)]);
         if !last.all(|id| allowed.has_id(id)) {
-            return Err(said("with ids that it has not"));
+            return Err(said("with ids that the container does not have"));
         }
     }
     Ok(())
 }
 
-/// Refuses a thread in one that could not have come to be what it is: ids are those that the
-/// configuration could lead to, or mapped; capabilities are those in there, and may be any.
+/// Refuses a thread whose credentials are impossible in its namespace. Ids must be allowed by the
+/// configuration, or be mapped. Capabilities apply only inside, and may be any.
 pub(super) fn check_thread(
     found: &Credentials,
     records: &Records,
     user: usize,
     allowed: &Allowed,
 ) -> std::result::Result<(), String> {
-    // That of all around it which is not in another has most.
+    // The outermost namespace around it maps the most ids.
     let mut outermost = None;
     let mut at = Some(user);
     while let Some(Thing::User(user)) = at.map(|n| &records.objects[n].thing) {
         outermost = Some(user);
-        at = user.parent; // before it, as was checked
+        at = user.parent; // the parent comes first, as was checked
     }
     let Some(outermost) = outermost else { return Err("is in no user namespace".into()) };
-    // What is mapped it may have taken on inside.
+    // A process inside may have taken any mapped id.
     let rest = |ids: [u32; 4], mapped: &[Ids], own: u32| {
         ids.map(|id| if Ids::has(mapped, id) && allowed.has_id(id) { own } else { id })
     };
@@ -380,7 +385,7 @@ mod tests {
         assert_eq!(said(&own, &nobody), "");
         let none = Allowed { user_namespaces: false, ..nobody.clone() };
         assert!(said(&own, &none).contains("(SYS_ADMIN)"));
-        assert!(said(&User { owner: 6, ..own.clone() }, &nobody).contains("whose owner"));
+        assert!(said(&User { owner: 6, ..own.clone() }, &nobody).contains("with an owner"));
         assert!(said(&User { uids: one(0, 6, 1), ..own.clone() }, &nobody).contains("with users"));
         assert!(said(&User { uids: one(0, 5, 2), ..own.clone() }, &nobody).contains("with users"));
         assert!(said(&User { gids: one(0, 6, 1), ..own.clone() }, &nobody).contains("with groups"));
@@ -391,7 +396,7 @@ mod tests {
         assert_eq!(said(&many, &root), "");
         assert!(said(&User { uids: one(0, 0, 1), ..many.clone() }, &root).contains("root"));
         assert!(
-            said(&User { uids: one(1, 1, 1000), ..many.clone() }, &root).contains("it has not")
+            said(&User { uids: one(1, 1, 1000), ..many.clone() }, &root).contains("does not have")
         );
         let all = allowed(SETUID | SETGID | SETFCAP, 0);
         assert_eq!(said(&User { uids: one(0, 0, 1), ..many }, &all), "");

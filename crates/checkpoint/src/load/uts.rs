@@ -1,4 +1,4 @@
-//! UTS namespaces: each is made by a stand-in and entered by those who were in it.
+//! UTS namespaces: each is created by a helper process and entered by its members.
 
 use super::{Plan, file, user};
 use crate::error::Result;
@@ -28,7 +28,7 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Has a process enter the one it was in. ORDER: before it has threads.
+/// Makes a process enter its UTS namespace. ORDER: before it has threads.
 pub(super) fn enter(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let Some(uts) = record.uts else { return Ok(()) };
     let what = format!("the UTS namespace of process {}", record.pid);
