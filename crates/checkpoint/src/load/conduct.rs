@@ -1,7 +1,8 @@
-//! The conductor: traces a newborn and all it makes, from stage to stage, and lets go.
+//! The conductor: the tracer that leads a newborn and all its children from stage to stage, and
+//! resumes them.
 //!
-//! Every process that a program makes is traced from birth, and killed when the conductor ends in
-//! whatever way before it lets go. A stage is over when everybody who lives has come to its end.
+//! Every process of the restore is traced from its creation, and killed if the conductor exits for
+//! any reason before it detaches. A stage is complete when every live process has reached its end.
 
 use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
@@ -19,14 +20,15 @@ use crate::format::{Memory, Process, Records, Restart, Thread};
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 use crate::{remaining, vdso};
 
-/// A newborn that is traced. It dies when this is dropped before [`Traced::conduct`] is done.
+/// A newborn that is traced. If this is dropped before [`Traced::conduct`] is done, the newborn is
+/// killed.
 #[derive(Debug)]
 pub struct Traced {
     pid: u32,
     of_one_thread: PhantomData<*const ()>,
 }
 
-/// Where a task is.
+/// The state of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     Running,
@@ -35,8 +37,8 @@ enum At {
 }
 
 impl Traced {
-    /// Seizes a newborn that waits at its sync point. From here on no filter is asked about what it
-    /// does, until it is let go: the restore makes calls that a container must not.
+    /// Seizes a newborn that waits at its sync point. Until the conductor detaches, seccomp filters
+    /// are suspended: the restore makes calls that a container must not.
     pub fn seize(pid: u32) -> Result<Self> {
         let options = TraceOptions::EXIT_KILL
             | TraceOptions::SUSPEND_SECCOMP
@@ -48,8 +50,9 @@ impl Traced {
         Ok(Self { pid, of_one_thread: PhantomData })
     }
 
-    /// Waits until the newborn, which was let go, has become an init: its child is the newborn from here
-    /// on, and the init, which is ours, nobody's business. A newborn that has failed before tells why.
+    /// Waits until the newborn, which was resumed, has become an init. From then on its child is
+    /// the newborn, and the init, which belongs to the house, is not traced. A newborn that failed
+    /// before reports the cause.
     pub fn leave_init(self) -> Result<Self> {
         let (mut child, mut is_born) = (None, false);
         loop {
@@ -58,8 +61,8 @@ impl Traced {
             match stop {
                 Stop::Ended(_) if tid == self.pid => return Ok(self),
                 Stop::Ended(_) => return Err(Error::Ended("as the program of an init".into())),
-                // ORDER: it goes on when its parent is known to have made it: from then on its stops
-                // are those of a restore.
+                // ORDER: the child is resumed once the stop of its parent has identified it: from
+                // then on its stops are those of a restore.
                 Stop::Event(EVENT_STOP, _) if tid != self.pid => is_born = true,
                 Stop::Event(EVENT_STOP, _) | Stop::Call => go_on(0)?,
                 Stop::Signal(signal) => go_on(signal)?,
@@ -76,12 +79,12 @@ impl Traced {
         }
     }
 
-    /// Leads the newborn, which was let go, and all it makes through the restore.
+    /// Leads the newborn, which was resumed, and all its children through the restore.
     ///
-    /// `console` is the master of its terminal, where it has one. `checked` is asked whether the
-    /// contents are whole ([`crate::format::Reader::verify`]), when all are read and nothing runs.
-    /// `fill` has memory filled from now on, where the restore leaves that to others
-    /// ([`super::Lazy`]); its error is a text.
+    /// `console` is the master of its terminal, if it has one. `checked` returns whether the
+    /// contents are intact ([`crate::format::Reader::verify`]); it is called after all are read and
+    /// while nothing runs. `fill` starts the filling of memory, if the restore leaves that to
+    /// another process ([`super::Lazy`]); its error is a text.
     pub fn conduct(
         self,
         restore: &Restore,
@@ -92,16 +95,16 @@ impl Traced {
         let mut tasks = HashMap::from([(self.pid, At::Running)]);
         let led = lead(self.pid, &mut tasks, restore, console, fill);
         let led = led.and_then(|connections| checked().map(|()| connections));
-        // ORDER: whole, but not let go: a failure until here leaves connections quiet, and no peer
-        // has heard of it.
+        // ORDER: complete, but not resumed: after a failure until here the drop rules stay, and no
+        // peer has received anything.
         let went = led.and_then(|connections| connections.go(self.pid, restore));
         match went.and_then(|()| finish(self.pid, &tasks, restore)) {
             Ok(()) => Ok(()),
             Err(e) => {
-                // The first process takes all others of its pid namespace along.
+                // The exit of the first process kills all others of its pid namespace.
                 let killed = dormouse_kernel::pidfd::open(self.pid)
                     .and_then(|pidfd| dormouse_kernel::pidfd::send_signal(&pidfd, libc::SIGKILL));
-                let _ = killed; // it may be gone already; the first error is the one to tell
+                let _ = killed; // it may have exited already; the first error is the one to report
                 reap(&mut tasks);
                 Err(e)
             }
@@ -109,7 +112,7 @@ impl Traced {
     }
 }
 
-/// Waits for the end of all tasks: a tracer must, before a parent can.
+/// Waits for the exit of all tasks: a tracer must, before a parent can.
 fn reap(tasks: &mut HashMap<u32, At>) {
     while !tasks.is_empty() {
         match call::wait_stop(None) {
@@ -120,7 +123,7 @@ fn reap(tasks: &mut HashMap<u32, At>) {
     }
 }
 
-/// From stage to stage, to `done`.
+/// Leads all tasks from stage to stage, to `done`.
 fn lead(
     pid: u32,
     tasks: &mut HashMap<u32, At>,
@@ -148,7 +151,7 @@ fn lead(
             connections = tcp::restore(pid, restore)?;
         }
         if stage == "begin" {
-            // ORDER: what is in memory may be mapped, and is then looked at.
+            // ORDER: files in a tmpfs may be mapped, and are checked afterwards.
             tmpfs::restore(pid, restore)?;
             set_clocks(pid, restore)?;
             begin(tasks, restore)?;
@@ -157,7 +160,7 @@ fn lead(
             type_again(restore, console)?;
         }
         if stage == lazy::STAGE {
-            // ORDER: before anybody makes a thread, or does anything else with its memory.
+            // ORDER: before any process creates a thread, or does anything else with its memory.
             let filled = fill(lazy::take(restore, &by_inner(tasks)?)?);
             filled.map_err(|why| {
                 Error::Elsewhere(format!("its memory cannot be filled while it runs: {why}"))
@@ -170,10 +173,10 @@ fn lead(
     }
 }
 
-/// Until everybody has come to the end of a stage; gives its name.
+/// Waits until every task has reached the end of a stage; returns its name.
 fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> {
     let mut name = String::new();
-    // Who ends at once may be heard of before its maker is.
+    // A task that exits at once may be reported before the clone event of its parent.
     let (mut announced, mut ended) = (HashSet::new(), HashSet::new());
     loop {
         if !name.is_empty() && tasks.values().all(|at| *at == At::Waiting) {
@@ -186,7 +189,7 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
                 name = stage_of(tid, restore)?;
                 tasks.insert(tid, At::Waiting);
             }
-            // The end of a zombie, by its own signal.
+            // The signal by which a zombie exits.
             Stop::Signal(signal) => go_on(signal)?,
             Stop::Event(EVENT_STOP, _) => {
                 tasks.insert(tid, At::Running); // born
@@ -208,7 +211,7 @@ fn one_stage(tasks: &mut HashMap<u32, At>, restore: &Restore) -> Result<String> 
                 if !announced.contains(&tid) {
                     ended.insert(tid);
                 }
-                // Helpers and zombies end as they should, others should not.
+                // Helpers and zombies exit as planned; other tasks must not exit.
                 if tasks.is_empty() || libc::WIFSIGNALED(status) && !is_zombie(restore, status) {
                     return Err(Error::Ended(format!("wait status {status:x}")));
                 }
@@ -222,7 +225,7 @@ fn is_zombie(restore: &Restore, status: i32) -> bool {
     restore.records.processes.iter().any(|p| p.ended.is_some_and(|e| e & 0x7f == signal))
 }
 
-/// The name of the stage whose end a task has come to, or what it failed at.
+/// The name of the stage whose end a task has reached, or the call that failed.
 fn stage_of(tid: u32, restore: &Restore) -> Result<String> {
     let registers = call::registers(tid).map_err(Error::of("read the registers", tid))?;
     let about = restore.program.about(registers.rbx);
@@ -231,7 +234,7 @@ fn stage_of(tid: u32, restore: &Restore) -> Result<String> {
         return Ok(about.what.clone());
     }
     let returned = registers.rax as i64;
-    // It failed, or returned less than it must.
+    // The call failed, or returned less than it must.
     let errno = if (-4095..0).contains(&returned) { -returned as i32 } else { libc::EIO };
     Err(Error::Restore {
         what: about.what.clone(),
@@ -240,7 +243,7 @@ fn stage_of(tid: u32, restore: &Restore) -> Result<String> {
     })
 }
 
-/// The name of a system call of ours, for the message.
+/// The name of a system call of the restore, for the message.
 fn call_name(number: i64) -> String {
     let known = [
         (libc::SYS_mmap, "mmap"),
@@ -289,7 +292,7 @@ fn call_name(number: i64) -> String {
     found.map_or_else(|| format!("system call {number}"), |(_, name)| (*name).to_owned())
 }
 
-/// What was typed at the console and nobody has read. Its slave echoes nothing at this stage.
+/// Writes the unread input of the console again. Its slave does not echo at this stage.
 fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> {
     let (Some(terminal), Some(master)) = (super::console(&restore.records), console) else {
         return Ok(());
@@ -298,7 +301,7 @@ fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> 
     while !rest.is_empty() {
         match rustix::io::write(master, rest) {
             Ok(n) => rest = &rest[n..],
-            // More than fits cannot have been there.
+            // More input than fits cannot have been there.
             Err(Errno::AGAIN) => break,
             Err(e) => return Err(Error::call("type at the console")(e)),
         }
@@ -306,17 +309,17 @@ fn type_again(restore: &Restore, console: Option<BorrowedFd<'_>>) -> Result<()> 
     Ok(())
 }
 
-/// The offsets of the time namespace that the newborn has made and will enter.
+/// Sets the offsets of the time namespace that the newborn has created and will enter.
 fn set_clocks(pid: u32, restore: &Restore) -> Result<()> {
     let Some(offsets) = restore.clocks else { return Ok(()) };
     let path = format!("/proc/{pid}/timens_offsets");
     std::fs::write(&path, offsets.text()).map_err(Error::file("cannot set the clocks by", path))
 }
 
-/// The first stage: its root is there, and nothing is made yet.
+/// The first stage: the root is in place, and nothing is created yet.
 ///
-/// The newborn is a copy of the keeper, whose C library has registered an rseq: without it the
-/// kernel would write to memory that is gone.
+/// The newborn is a copy of the keeper, whose C library has registered an rseq. Without a
+/// deregistration the kernel would write to memory that is unmapped.
 fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     for tid in tasks.keys() {
         file::check_unchanged(&restore.records, *tid)?;
@@ -338,9 +341,9 @@ fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     Ok(())
 }
 
-/// Registers, and off they go. ORDER: all are ready before the first is let go, but those that job
-/// control has stopped: they stop again at once, children before their parents, who are told of it
-/// while they cannot hear.
+/// Sets the registers and resumes all tasks. ORDER: all are ready before the first is resumed,
+/// except processes in a job control stop. Those stop again at once, children before their parents,
+/// which get the notification while they do not run.
 fn finish(pid: u32, tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     let by_inner = by_inner(tasks)?;
     let processes = &restore.records.processes;
@@ -371,7 +374,7 @@ fn by_inner(tasks: &HashMap<u32, At>) -> Result<HashMap<u32, u32>> {
 fn let_go(tids: &[u32]) -> Result<()> {
     for tid in tids {
         match call::detach(*tid, 0) {
-            // Those that were let go run already, and may have ended all of their process.
+            // Resumed threads run already, and may have ended their whole process.
             Ok(()) | Err(Errno::SRCH) => {}
             Err(e) => return Err(Error::of("let go of a task", *tid)(e)),
         }
@@ -379,7 +382,7 @@ fn let_go(tids: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// All of a process but its running; gives its threads by the host's ids.
+/// Everything of a process but its resumption; returns its threads by the host's ids.
 fn become_process(
     by_inner: &HashMap<u32, u32>,
     restore: &Restore,
@@ -389,17 +392,17 @@ fn become_process(
     let Some(memory) = process.memory.map(|m| &records.memories[m]) else { return Ok(Vec::new()) };
     if let Some(pid) = by_inner.get(&process.pid) {
         process::oom_score(*pid, process.oom_score_adj)?;
-        // The kernel takes the place it is asked for as a hint; jumps lead there.
+        // The kernel takes the requested address as a hint; jumps lead there.
         let wanted = memory.vdso.map(|(start, bytes)| start + bytes);
         if restore.is_foreign && vdso::of_process(*pid).map(|object| object.end) != wanted {
-            let why = "the kernel has put its shared object (vdso) to another place";
+            let why = "the kernel has mapped the vDSO at another address";
             return Err(Error::Elsewhere(why.into()));
         }
     }
     let mut tids = Vec::new();
     for thread in &process.threads {
         let tid = by_inner.get(&thread.tid).copied();
-        let tid = tid.ok_or_else(|| Error::Ended(format!("thread {} is gone", thread.tid)))?;
+        let tid = tid.ok_or_else(|| Error::Ended(format!("thread {} has exited", thread.tid)))?;
         let step = become_thread(tid, restore, process, memory, thread);
         step.map_err(Error::of("give registers to a task", tid))?;
         tids.push(tid);
@@ -410,8 +413,8 @@ fn become_process(
 /// How long a process may take to stop again.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
-/// Lets go of a process that stops before it does anything: by the signal it was stopped by where
-/// that still does so, by SIGSTOP otherwise.
+/// Resumes a process that stops before it does anything: by its recorded stop signal if that still
+/// has its default action, otherwise by SIGSTOP.
 fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
     let Some(pid) = tids.first().copied() else { return Ok(()) };
     let signal = process.stopped.unwrap_or(libc::SIGSTOP);
@@ -433,7 +436,7 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
         let_go(&tids).map_err(|_| Errno::SRCH)?;
         let began = Instant::now();
         while !is_stopped() {
-            // The kernel ignores those of a terminal where nobody could make the group go on.
+            // The kernel ignores stop signals of a terminal in an orphaned process group.
             if began.elapsed() > STOP_WITHIN / 10 {
                 send(libc::SIGSTOP)?;
             }
@@ -447,7 +450,7 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
     sent.map_err(failed)
 }
 
-/// A parent has heard long ago that its children were stopped.
+/// A parent was notified of the stop of its children long ago.
 fn forget_stops(
     tid: u32,
     remote: &mut Remote,
@@ -466,7 +469,7 @@ fn forget_stops(
         let options = (libc::WSTOPPED | libc::WNOHANG) as u64;
         remote.call(libc::SYS_waitid, [OF_A_PROCESS, child.into(), 0, options, 0])?;
     }
-    // The signal, and no time to wait for it.
+    // The signal set, and a timeout of zero.
     let mut bytes = (1u64 << (libc::SIGCHLD - 1)).to_ne_bytes().to_vec();
     bytes.extend([0; 16]);
     scratch.write(&bytes)?;
@@ -490,7 +493,7 @@ fn become_thread(
     let mut remote = Remote::begin(tid, gadget.ok_or(Errno::NOEXEC)?)?;
     let mut registers = thread.registers;
     if thread.tid == process.pid {
-        // Other threads of it stand still, and go on elsewhere.
+        // Other threads of it are stopped, and resume elsewhere.
         let base = restore.program.base();
         remote.call(libc::SYS_munmap, [base, restore.work_bytes])?;
         forget_stops(tid, &mut remote, &restore.records, process)?;
@@ -501,7 +504,7 @@ fn become_thread(
         scratch.unmap(&mut remote)?;
         const ERESTART_RESTARTBLOCK: i64 = -516;
         if returned != ERESTART_RESTARTBLOCK {
-            // It is over already.
+            // The call has completed already.
             registers.rax = returned as u64;
             registers.orig_rax = u64::MAX;
         }
@@ -518,8 +521,8 @@ fn become_thread(
     remote.finish(&registers, thread.mask)
 }
 
-/// The extended registers in the length that this kernel has them in: what lies beyond those that
-/// were saved is as in a new program.
+/// The extended registers in the length of this kernel: components beyond the saved ones are as in
+/// a new program.
 fn extended(tid: u32, thread: &Thread) -> std::result::Result<Vec<u8>, Errno> {
     let mut state = vec![0; 16 << 10];
     let here = call::extended_state(tid, &mut state)?;
@@ -528,8 +531,8 @@ fn extended(tid: u32, thread: &Thread) -> std::result::Result<Vec<u8>, Errno> {
     Ok(state)
 }
 
-/// Has the kernel remember in the new task how a wait goes on: the call is made again with what is
-/// left of its time, and interrupted at once.
+/// Makes the kernel create the restart block of a wait in the new task: the call is made again with
+/// its remaining time, and interrupted at once.
 fn go_on_waiting(
     remote: &mut Remote,
     scratch: Scratch,
@@ -550,7 +553,7 @@ fn go_on_waiting(
         libc::SYS_clock_nanosleep => args[2] = scratch.address,
         libc::SYS_futex => args[3] = scratch.address,
         libc::SYS_poll => args[2] = left.div_ceil(1_000_000),
-        // No other call is recorded: a record that names one is not followed.
+        // No other call is recorded: a record with another call is refused.
         _ => return Err(Errno::NOSYS),
     }
     remote.interrupted(restart.call, args)

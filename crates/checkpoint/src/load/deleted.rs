@@ -1,5 +1,5 @@
-//! Files and directories without a name: made where they were, a file without ever having a name,
-//! a directory by one that is taken away again; then opened as often as they were.
+//! Files and directories without a name: created where they were, a file with O_TMPFILE, a
+//! directory under a temporary name; then opened once for each file description.
 
 use super::{Plan, file, object};
 use crate::error::Result;
@@ -37,7 +37,7 @@ pub(super) fn make(
     open_all(plan, sequence, &what, index, made)
 }
 
-/// Opens what has no name as often as it was open.
+/// Opens a file without a name once for each file description.
 pub(super) fn open_all(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -57,7 +57,7 @@ pub(super) fn open_all(
     Ok(())
 }
 
-/// Writes contents, and nothing where there are none.
+/// Writes contents, and leaves holes where there are none.
 pub(super) fn fill(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -119,7 +119,7 @@ fn directory(
     let name = plan.builder.text(name.as_bytes());
     let at = Arg::from(libc::AT_FDCWD);
     let remove = Call::new(libc::SYS_unlinkat, [at, name.into(), Arg::from(libc::AT_REMOVEDIR)]);
-    // Of a restore that was killed here.
+    // Left behind by a restore that was killed here.
     sequence.call(what, remove.clone().lenient());
     let make = [at, name.into(), Arg::Number(0o700)];
     sequence.call(what, Call::new(libc::SYS_mkdirat, make));

@@ -1,4 +1,4 @@
-//! Descriptors: each object takes the numbers it had, and nothing else stays open.
+//! Descriptors: each object takes its recorded numbers, and no other descriptor stays open.
 
 use super::{Plan, pidfd, user};
 use crate::error::Result;

@@ -20,7 +20,7 @@ pub(super) fn event(
     let args = [Arg::Number(first), flags.into()];
     sequence.call_into(what, cell, Call::new(libc::SYS_eventfd2, args));
     if event.count > first {
-        // A counter is born with 32 bits and filled up to 64.
+        // eventfd2(2) takes an initial value of 32 bits; the rest is added by a write.
         let rest = plan.builder.numbers(&[event.count - first]);
         let args = [cell.into(), rest.into(), Arg::Number(8)];
         sequence.call(what, Call::new(libc::SYS_write, args).returns(8));
@@ -48,8 +48,9 @@ pub(super) fn epoll(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) ->
     Ok(cell)
 }
 
-/// Has the epolls of a process watch what it watched. An item is known by an open file and its
-/// number, so both must be in place, and a signalfd is watched for whoever adds it.
+/// Makes the epolls of a process watch their items. An item is identified by file description and
+/// number, so both must be in place. A watched signalfd reports the signals of the process that
+/// adds it.
 pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Watches by fanotify(7): added at the end, when nothing of a restore touches a file any more.
+//! Watches by fanotify(7): added at the end, when the restore touches no file any more.
 
 use super::Plan;
 use crate::error::Result;
@@ -17,7 +17,7 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// The marks of those that this process is the first to have.
+/// The marks of the groups that this process is the first to have.
 pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {

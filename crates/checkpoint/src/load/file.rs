@@ -1,4 +1,4 @@
-//! Files with a name, devices, and what the engine gives.
+//! Files with a name, devices, and descriptors from the engine.
 //!
 //! Paths are resolved by the process itself, below the container's root, as its own open would be.
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::format::{Device, External, File, Records, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-/// What fcntl(F_SETFL) may set.
+/// Flags that fcntl(F_SETFL) may set.
 pub(super) const SETTABLE: i32 =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 
@@ -40,9 +40,9 @@ pub(super) fn make(
     let kinds = [libc::S_IFREG, libc::S_IFDIR];
     let is_place = file.flags & libc::O_PATH as u32 != 0;
     if !is_place && !kinds.contains(&file.file_type) {
-        return Err(Error::damaged("section 'object'", format!("{what} is no file")));
+        return Err(Error::damaged("section 'object'", format!("{what} is not a file")));
     }
-    // O_NONBLOCK: a fifo that has taken its place must not make the restore wait.
+    // O_NONBLOCK: a fifo that has replaced the file must not block the restore.
     let wait = libc::O_NONBLOCK as u32;
     let is_link = file.file_type == libc::S_IFLNK;
     let extra = match (is_place, is_link) {
@@ -58,7 +58,7 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// Offset and locks of an open file.
+/// Sets offset and locks of an open file.
 pub(super) fn settle(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -73,7 +73,7 @@ pub(super) fn settle(
     lock::of_file(plan, sequence, what, cell.into(), &file.locks);
 }
 
-/// Sets the flags of an open file that can be set.
+/// Sets the settable flags of an open file.
 pub(super) fn set_flags(sequence: &mut Sequence, what: &str, cell: Cell, flags: u32) {
     let flags = flags & SETTABLE as u32;
     let args = [cell.into(), Arg::from(libc::F_SETFL), flags.into()];
@@ -105,7 +105,7 @@ pub(super) fn external(
     Ok(cell)
 }
 
-/// Whether the files that memory was mapped from are what they were: a library that was upgraded
+/// Checks that files which memory was mapped from are unchanged: a library that was upgraded
 /// meanwhile would be other code in the middle of a function.
 pub(super) fn check_unchanged(records: &Records, pid: u32) -> Result<()> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -125,7 +125,7 @@ pub(super) fn check_unchanged(records: &Records, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// The same of those that were opened in mount namespaces of their own, which the first process has.
+/// The same for files of other mount namespaces, which the first process has open.
 pub(super) fn check_unchanged_apart(restore: &Restore, pid: u32) -> Result<()> {
     for (object, cell) in restore.records.objects.iter().zip(&restore.cells) {
         let (Thing::File(file), Some(cell)) = (&object.thing, cell) else { continue };
@@ -142,7 +142,7 @@ fn is_unchanged(file: &File, found: rustix::io::Result<Stat>) -> Result<()> {
     let stat = found.map_err(|e| Error::Elsewhere(format!("its file '{path}': {e}")))?;
     let now = (stat.st_size as u64, crate::save::modified_ns(&stat));
     if now != (file.bytes, file.modified_ns) {
-        let text = format!("its file '{path}', which is mapped, is another than it was");
+        let text = format!("its mapped file '{path}' has changed");
         return Err(Error::Elsewhere(text));
     }
     Ok(())

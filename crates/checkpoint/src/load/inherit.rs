@@ -1,15 +1,15 @@
-//! What processes have shared since fork(2): pages are filled in once, by the one from whom all who
-//! have them come, before it makes children; they inherit them, and are the kernel's to copy when
-//! somebody writes, as they were.
+//! Memory that processes share since fork(2). A shared page is read once, by the common ancestor of
+//! the processes that have it, before the ancestor creates children. The children inherit the page,
+//! and the kernel copies it on write, as before.
 //!
-//! **Which.** A page that several processes had was written once, so those who have one number of
-//! `pages` at one address had one page. It is filled in by the last common ancestor of all of them, in
-//! the order in which processes are made now. That one need not have the page itself, nor the area: it
-//! may have written to it or unmapped it since. What a process has inherited and did not have is
-//! overwritten or given up when it gets its memory ([`super::memory`]).
+//! **Which pages.** A page that several processes had was written once, so processes with one
+//! number of `pages` at one address had one page. The last common ancestor reads it, in the order
+//! in which processes are created now. The ancestor need not have the page or the area itself: it
+//! may have written to the page or unmapped it since. A process overwrites or drops inherited pages
+//! that are not its own when it gets its memory ([`super::memory`]).
 //!
-//! **Why so.** Nothing else makes a page belong to two processes: what is mapped from a file is no
-//! anonymous memory, and KSM merges later and by chance.
+//! **Why so.** Nothing else makes two processes share a page: a file mapping is not anonymous
+//! memory, and KSM merges later and by chance.
 
 use super::Plan;
 use super::memory;
@@ -17,29 +17,29 @@ use crate::error::Result;
 use crate::format::{Area, Backing, PAGE_BYTES, Records, Run};
 use crate::inject::program::Sequence;
 
-/// What a stretch of memory is: only into the same can a process inherit.
+/// The kind of a range of memory: a process can only inherit into the same kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Kind {
-    /// The file and where in it address 0 would be; none where it is anonymous.
+    /// The file and the offset that address 0 would have; `None` for anonymous memory.
     file: Option<(usize, u64)>,
-    /// Flags that it has from when it is mapped or filled.
+    /// Flags that take effect when the area is mapped or filled.
     flags: Vec<String>,
 }
 
-/// Flags of areas that say how they are mapped, and how they are filled.
+/// Flags of areas that decide how they are mapped and filled.
 const OF_A_KIND: [&str; 5] = ["gd", "nr", "hg", "nh", "mg"];
 
 impl Kind {
-    /// The kind of an area; none where its pages are not a process's own.
+    /// The kind of an area; `None` if its pages are not private.
     pub(super) fn of(area: &Area) -> Option<Self> {
         let file = match area.backing {
             Backing::Anonymous => None,
             Backing::Private { object, offset } => Some((object, offset.wrapping_sub(area.start))),
-            // LIMIT: of huge pages each has its own.
+            // LIMIT: huge pages are not shared.
             Backing::Huge { .. } | Backing::Shared { .. } => return None,
         };
         let flags = area.flags.iter().filter(|f| OF_A_KIND.contains(&f.as_str())).cloned();
-        // What the kernel may drop has no contents.
+        // Memory that the kernel may drop has no contents.
         (!area.has("dp")).then(|| Self { file, flags: flags.collect() })
     }
 
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// A stretch that is mapped.
+/// A range that is mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Laid {
     start: u64,
@@ -63,13 +63,13 @@ struct Laid {
 }
 
 impl Laid {
-    /// They are at the same addresses, and of two kinds.
+    /// Whether two ranges overlap and differ in kind.
     fn clashes(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end && self.kind != other.kind
     }
 }
 
-/// The memory of a process when it makes children.
+/// The memory of a process at the time when it creates children.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sheet {
     /// By address.
@@ -78,25 +78,25 @@ pub(super) struct Sheet {
     pages: Vec<Run>,
 }
 
-/// What one process fills in for those who come from it.
+/// The memory that one process fills in for its descendants.
 #[derive(Debug, Clone, Default)]
 struct Fill {
     areas: Vec<Laid>,
     pages: Vec<Run>,
 }
 
-/// For each process that is made, what it has in its memory for its children.
+/// The memory that each process has for its children, by process.
 #[derive(Debug, Default)]
 pub(super) struct Inheritance {
     fills: Vec<Fill>,
     sheets: Vec<Sheet>,
-    /// Of one that inherits nothing.
+    /// For a process that inherits nothing.
     blank: Sheet,
 }
 
 impl Inheritance {
-    /// Finds out what is shared. `makers` are those who make each process, the first one's its own;
-    /// `records` the record of each, where it is no helper.
+    /// Determines the shared pages. `makers` is the creator of each process, the first process
+    /// being its own; `records` is the record of each, `None` for a helper.
     pub(super) fn find(all: &Records, makers: &[usize], records: &[Option<usize>]) -> Self {
         let mut fills = vec![Fill::default(); makers.len()];
         let depths: Vec<usize> = (0..makers.len()).map(|node| depth(makers, node)).collect();
@@ -105,26 +105,26 @@ impl Inheritance {
         for (page, holders) in shared(&holdings) {
             let nodes = holders.iter().map(|h| h.node);
             let Some(node) = nodes.reduce(|a, b| ancestor(makers, &depths, a, b)) else { continue };
-            // The one who fills in knows best how large the area is.
+            // The process that fills the page knows the size of the area best.
             let like = holders.iter().find(|h| h.node == node).unwrap_or(&holders[0]);
             let (start, end) = like.area;
             let laid = Laid { start, end, kind: kinds[like.kind].clone() };
             let fill = &mut fills[node];
             if fill.areas.last() != Some(&laid) && !fill.areas.contains(&laid) {
-                // LIMIT: where two kinds meet at one address, what is of the second is not shared.
+                // LIMIT: if two kinds meet at one address, pages of the second kind are not shared.
                 if fill.areas.iter().any(|other| other.clashes(&laid)) {
                     continue;
                 }
                 fill.areas.push(laid);
             }
-            // The same of pages: they come by address, those that most have first.
+            // The same for pages: they come by address, those with most holders first.
             if fill.pages.last().is_none_or(|last| run_end(last) <= page.address) {
                 fill.pages.push(page);
             }
         }
         let mut sheets: Vec<Option<Sheet>> = vec![None; makers.len()];
         for node in 0..makers.len() {
-            // From the nearest maker whose own is known.
+            // From the nearest ancestor with a known sheet.
             let mut line = vec![node];
             while let Some(last) = line.last()
                 && sheets[*last].is_none()
@@ -144,12 +144,12 @@ impl Inheritance {
         Self { fills, sheets, blank: Sheet::default() }
     }
 
-    /// Of a single process, which has inherited this.
+    /// For a single process, which has inherited this.
     pub(super) fn of_one(sheet: Sheet) -> Self {
         Self { sheets: vec![sheet], ..Self::default() }
     }
 
-    /// Has a process map and fill in what it leaves to its children.
+    /// Makes a process map and fill in the memory for its children.
     pub(super) fn fill_in(
         &self,
         plan: &mut Plan<'_>,
@@ -165,15 +165,15 @@ impl Inheritance {
         Ok(())
     }
 
-    /// What is in the memory of a process when it has made its children.
+    /// The memory of a process after it has created its children.
     pub(super) fn sheet(&self, node: usize) -> &Sheet {
         self.sheets.get(node).unwrap_or(&self.blank)
     }
 }
 
 impl Sheet {
-    /// What is there before the first process begins: whole areas that nothing else lies in, and their pages,
-    /// by address.
+    /// The memory that exists before the first process begins: areas that overlap no other, and
+    /// their pages, by address.
     pub(super) fn of(areas: &[Area], pages: Vec<Run>) -> Self {
         let laid = |area: &Area| {
             let kind = Kind::of(area)?;
@@ -182,10 +182,10 @@ impl Sheet {
         Self { laid: areas.iter().filter_map(laid).collect(), pages }
     }
 
-    /// Adds what is filled in, and leaves there only what is not there yet.
+    /// Adds a fill, and leaves in it only the parts that do not exist yet.
     fn add(&mut self, fill: &mut Fill) {
         for area in std::mem::take(&mut fill.areas) {
-            // What is there of another kind goes.
+            // A range of another kind at these addresses is removed.
             for old in self.laid.iter().filter(|old| old.clashes(&area)) {
                 self.pages = without(&self.pages, old.start, old.end);
             }
@@ -202,13 +202,13 @@ impl Sheet {
         self.pages.sort_by_key(|run| run.address);
     }
 
-    /// The parts of a range where nothing is laid.
+    /// The parts of a range where nothing is mapped.
     fn missing(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let there = self.laid.iter().map(|laid| (laid.start, laid.end));
         gaps(there, start, end)
     }
 
-    /// The parts of an area that are there already.
+    /// The parts of an area that exist already.
     pub(super) fn parts(&self, area: &Area) -> Vec<(u64, u64)> {
         let Some(kind) = Kind::of(area) else { return Vec::new() };
         let first = self.laid.partition_point(|laid| laid.end <= area.start);
@@ -217,7 +217,7 @@ impl Sheet {
         same.map(|laid| (laid.start.max(area.start), laid.end.min(area.end))).collect()
     }
 
-    /// The pages that are there in such parts.
+    /// The pages that exist in such parts.
     pub(super) fn pages(&self, parts: &[(u64, u64)]) -> Vec<Run> {
         let mut all = Vec::new();
         for (start, end) in parts {
@@ -230,7 +230,7 @@ impl Sheet {
     }
 }
 
-/// The parts of a range that are in none of these, which are by address.
+/// The parts of a range that are in none of the given ranges, which are sorted by address.
 pub(super) fn gaps(
     there: impl Iterator<Item = (u64, u64)>,
     start: u64,
@@ -259,7 +259,7 @@ fn part_of(run: &Run, start: u64, end: u64) -> Run {
     Run { address: start, pages: (end - start) / PAGE_BYTES, first: run.first + skipped }
 }
 
-/// What of runs is not in a range of addresses.
+/// The parts of runs outside a range of addresses.
 fn without(runs: &[Run], start: u64, end: u64) -> Vec<Run> {
     let parts = |run: &Run| {
         let before = (run.address, start.min(run_end(run)));
@@ -280,7 +280,7 @@ pub(super) fn elsewhere_than(runs: &[Run], there: &[Run]) -> Vec<Run> {
     beside(runs, there, |_, _| true)
 }
 
-/// What of runs is beside those others that count. Both are by address.
+/// The parts of runs outside those others that count. Both are sorted by address.
 fn beside(runs: &[Run], there: &[Run], counts: impl Fn(&Run, &Run) -> bool) -> Vec<Run> {
     let mut left = Vec::new();
     let mut first = 0;
@@ -297,7 +297,7 @@ fn beside(runs: &[Run], there: &[Run], counts: impl Fn(&Run, &Run) -> bool) -> V
     left
 }
 
-/// What two runs have in common that show the same pages at the same addresses.
+/// A number that two runs share if they have the same pages at the same addresses.
 fn diagonal(run: &Run) -> u64 {
     run.first.wrapping_sub(run.address / PAGE_BYTES)
 }
@@ -334,7 +334,7 @@ fn holdings<'r>(
     found
 }
 
-/// Pages that more than one has, and who, by address.
+/// Pages with more than one holder, and the holders, by address.
 fn shared<'r>(holdings: &[Holding<'r>]) -> Vec<(Run, Vec<Holding<'r>>)> {
     let mut sorted = holdings.to_vec();
     sorted.sort_by_key(|h| (h.kind, diagonal(h.run), h.run.address, h.node));
@@ -342,7 +342,7 @@ fn shared<'r>(holdings: &[Holding<'r>]) -> Vec<(Run, Vec<Holding<'r>>)> {
         |a: &Holding<'_>, b: &Holding<'_>| (a.kind, diagonal(a.run)) == (b.kind, diagonal(b.run));
     let mut found = Vec::new();
     for group in sorted.chunk_by(is_same).filter(|group| group.len() > 1) {
-        // From edge to edge the same processes have it.
+        // Between two edges the holders are the same.
         let mut edges: Vec<u64> =
             group.iter().flat_map(|h| [h.run.address, run_end(h.run)]).collect();
         edges.sort_unstable();
@@ -364,13 +364,13 @@ fn shared<'r>(holdings: &[Holding<'r>]) -> Vec<(Run, Vec<Holding<'r>>)> {
     found
 }
 
-/// How many it comes from.
+/// The number of ancestors.
 fn depth(makers: &[usize], node: usize) -> usize {
     let up = |node: &usize| (makers[*node] != *node).then(|| makers[*node]);
     std::iter::successors(Some(node), up).count()
 }
 
-/// The last that two have come from.
+/// The last common ancestor of two processes.
 fn ancestor(makers: &[usize], depths: &[usize], mut a: usize, mut b: usize) -> usize {
     while a != b {
         if depths[a] >= depths[b] {
@@ -419,7 +419,7 @@ mod tests {
             &[run(0, 4, 0), run(9, 1, 90)],
             &[run(0, 3, 0)],
             &[run(1, 3, 1)],
-            // What their maker has not any more, and what only one has.
+            // Pages that their creator does not have any more, and pages of a single process.
             &[run(0, 1, 0), run(6, 2, 50), run(9, 1, 91)],
             &[run(7, 2, 51)],
         ]);
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(Inheritance::find(&all, &[0, 0], &both).fills[0].pages.len(), 1);
         all.memories[1].areas[0].flags.push("hg".into());
         assert_eq!(Inheritance::find(&all, &[0, 0], &both).fills[0].pages.len(), 0);
-        // What is set when everybody has their own memory makes no difference.
+        // Flags that are set after each process has its own memory make no difference.
         all.memories[1].areas[0].flags = vec!["wf".into(), "lo".into()];
         assert_eq!(Inheritance::find(&all, &[0, 0], &both).fills[0].pages.len(), 1);
     }

@@ -1,5 +1,5 @@
-//! Watches: added at the end, when nothing of a restore touches a file any more, with the numbers
-//! that they had.
+//! Watches: added at the end, when the restore touches no file any more, with their recorded
+//! numbers.
 
 use super::Plan;
 use crate::error::Result;
@@ -21,12 +21,12 @@ pub(super) fn make(
     Ok(cell)
 }
 
-/// The watches of those that this process is the first to have.
+/// The watches of the instances that this process is the first to have.
 pub(super) fn watch(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {
         let Thing::Inotify(inotify) = &object.thing else { continue };
-        // What was held has its watches, and tells what has happened meanwhile.
+        // A held instance has its watches, and reports the events since.
         if plan.held.contains_key(&index) {
             continue;
         }

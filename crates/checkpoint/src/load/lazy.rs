@@ -1,14 +1,15 @@
-//! What of memory comes only when it is touched (userfaultfd(2)).
+//! Memory that is filled when it is touched (userfaultfd(2)).
 //!
-//! Chosen are large anonymous areas of restores that have much in them; everything else is read before
-//! anything runs, as is what threads need at once (stack, thread-local storage) and what was touched
-//! after an earlier restore. Each process makes a descriptor of its address space when its memory is
-//! mapped, and waits; the conductor takes it, has the areas watched, and gives it to whoever fills them
-//! ([`Sources`]). From there on nobody, the restore itself included, sees a page of theirs that is not
-//! filled.
+//! Large anonymous areas are chosen, in restores with much memory; everything else is read before
+//! anything runs. So are pages that threads need at once (stack, thread-local storage) and pages
+//! that were touched after an earlier restore. Each process creates a userfaultfd once its memory
+//! is mapped, and waits. The conductor takes it over, registers the areas, and passes it to the
+//! process that fills them ([`Sources`]). From there on no process, the restore included, sees a
+//! page of them that is not filled.
 //!
-//! Left out are areas that a fork treats in a way of its own, locked ones, and stacks that grow; and, for
-//! now, containers of several processes, which inherit memory from each other ([`super::inherit`]).
+//! Left out are areas that a fork handles specially, locked areas and stacks that grow. For now,
+//! containers of several processes are left out, too: these inherit memory from each other
+//! ([`super::inherit`]).
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,33 +25,33 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 /// Areas with fewer pages are not worth it.
 const AREA_PAGES_MIN: u64 = 64;
-/// Nor are restores with less of them, of which nobody knows what will be touched: a program of that size
-/// touches most of it before it answers, and to wait for each part is longer than to read all.
+/// Nor are restores with less memory and no record of touched pages: a program of that size touches
+/// most of it before it answers, and the faults take longer than to read all.
 const UNKNOWN_BYTES_MIN: u64 = 12 << 20;
-/// Nor those with less, beside what is known to be touched.
+/// Nor are those with less memory beside the pages that are known to be touched.
 const KNOWN_BYTES_MIN: u64 = 4 << 20;
 /// Flags of areas that are read at once.
 const AT_ONCE: [&str; 5] = ["gd", "lo", "dc", "wf", "dp"];
-/// The stage at which all have mapped their memory.
+/// The stage at which all processes have mapped their memory.
 pub(super) const STAGE: &str = "mapped";
 
 /// Contents that are filled in later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Of which of [`Lazy::processes`].
+    /// The index in [`Lazy::processes`].
     pub source: usize,
     /// First address.
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// Where in `pages`, in bytes.
+    /// The offset in `pages`, in bytes.
     pub offset: u64,
 }
 
 /// Descriptors of the address spaces, in the order of [`Lazy::processes`].
 pub type Sources = Vec<OwnedFd>;
 
-/// The choice.
+/// The areas that were chosen.
 #[derive(Debug, Clone)]
 pub struct Lazy {
     parts: Vec<Part>,
@@ -58,12 +59,12 @@ pub struct Lazy {
     at_once: Vec<bool>,
 }
 
-/// Of one process.
+/// The areas of one process.
 #[derive(Debug, Clone)]
 struct Part {
     pid: u32,
     memory: usize,
-    /// Begin and length of each area.
+    /// Start and length of each area.
     areas: Vec<(u64, u64)>,
     later: Vec<Run>,
     at_once: Vec<Run>,
@@ -76,9 +77,9 @@ impl Part {
 }
 
 impl Lazy {
-    /// Chooses, for `most` processes at most. `touched` says which parts, of `around` bytes (a power of
-    /// two), of whose memory are wanted at once: processes by their ids, and first addresses. `None`
-    /// where all is read at once.
+    /// Chooses areas of at most `most` processes. `touched` lists parts of memory that are wanted
+    /// at once, of `around` bytes each (a power of two): process ids and first addresses. `None` if
+    /// all is read at once.
     pub fn choose(
         records: &Records,
         most: usize,
@@ -86,7 +87,8 @@ impl Lazy {
         around: u64,
     ) -> Option<Self> {
         let alive = || records.processes.iter().filter(|p| p.ended.is_none());
-        // What several have had since a fork is there when it is read ([`super::inherit`]).
+        // Pages that several processes share since a fork exist when they are read
+        // ([`super::inherit`]).
         if alive().count() != 1 {
             return None;
         }
@@ -105,12 +107,12 @@ impl Lazy {
         Some(Self { parts, at_once })
     }
 
-    /// Processes whose memory it is, by their ids inside.
+    /// The processes of the chosen memory, by their ids inside.
     pub fn processes(&self) -> Vec<u32> {
         self.parts.iter().map(|part| part.pid).collect()
     }
 
-    /// What is filled in later.
+    /// The contents that are filled in later.
     pub fn pieces(&self) -> Vec<Piece> {
         let of = |(source, part): (usize, &Part)| {
             let piece = move |run: &Run| {
@@ -122,12 +124,13 @@ impl Lazy {
         self.parts.iter().enumerate().flat_map(of).collect()
     }
 
-    /// Bytes that [`Lazy::verify`] looks at.
+    /// Bytes that [`Lazy::verify`] checks.
     pub fn at_once_bytes(&self) -> u64 {
         self.at_once.iter().filter(|at_once| **at_once).count() as u64 * CHUNK_BYTES
     }
 
-    /// Compares what is read at once with its checksums; the rest is whoever fills it's to check.
+    /// Compares the contents that are read at once with their checksums; the process that fills the
+    /// rest checks the rest.
     ///
     /// Errors: as of [`Reader::verify`].
     pub fn verify(&self, reader: &Reader) -> Result<()> {
@@ -145,7 +148,7 @@ fn is_eligible(area: &Area) -> bool {
 fn part(records: &Records, process: &Process, touched: &[(u32, u64)], around: u64) -> Option<Part> {
     let number = process.memory?;
     let memory = records.memories.get(number)?;
-    // Where its threads go on.
+    // The memory in which its threads resume.
     let own = process.threads.iter().flat_map(|thread| {
         let rseq = thread.rseq.as_ref().map_or(0, |rseq| rseq.address);
         [thread.registers.rsp, thread.registers.rip, thread.registers.fs_base, rseq]
@@ -166,7 +169,7 @@ fn part(records: &Records, process: &Process, touched: &[(u32, u64)], around: u6
     (!later.is_empty()).then_some(Part { pid: process.pid, memory: number, areas, later, at_once })
 }
 
-/// Divides a run between what is filled in later and what is wanted.
+/// Divides a run into pages that are filled in later and pages that are wanted at once.
 fn split(
     run: &Run,
     wanted: &HashSet<u64>,
@@ -202,13 +205,13 @@ fn split(
     }
 }
 
-/// Which chunks hold more than what is filled in later.
+/// Which chunks contain pages that are read at once.
 fn at_once(records: &Records, parts: &[Part]) -> Vec<bool> {
     let page_count = (records.pages.bytes / PAGE_BYTES) as usize;
     let range = |run: &Run| run.first as usize..(run.first + run.pages) as usize; // within, as was checked
     let mut is_later = vec![false; page_count];
     parts.iter().flat_map(|part| &part.later).for_each(|run| is_later[range(run)].fill(true));
-    // One page may be of several.
+    // One page may belong to several runs.
     let lazy: HashMap<usize, &Part> = parts.iter().map(|part| (part.memory, part)).collect();
     for (number, memory) in records.memories.iter().enumerate() {
         match lazy.get(&number) {
@@ -238,14 +241,14 @@ fn at_once(records: &Records, parts: &[Part]) -> Vec<bool> {
     is_later.chunks(chunk).map(|pages| pages.iter().any(|is_later| !is_later)).collect()
 }
 
-/// What the sequences know of it.
+/// State of the choice while the sequences are made.
 #[derive(Debug, Default)]
 pub(super) struct Making {
-    /// The device, of which descriptors come.
+    /// The device from which userfaultfds are created.
     pub(super) device: Option<Cell>,
-    /// By memory: what is read at once.
+    /// By memory: the runs that are read at once.
     at_once: HashMap<usize, Vec<Run>>,
-    /// Where the numbers of descriptors are, in the order of the parts.
+    /// The cells of the descriptor numbers, in the order of the parts.
     cells: Vec<Cell>,
     /// By memory.
     cell_of: HashMap<usize, Cell>,
@@ -263,7 +266,7 @@ impl Making {
         making
     }
 
-    /// What is read of a memory at once, where that is not all.
+    /// The runs of a memory that are read at once, if these are not all.
     pub(super) fn at_once(&self, memory: usize) -> Option<Vec<Run>> {
         self.at_once.get(&memory).cloned()
     }
@@ -273,7 +276,7 @@ impl Making {
     }
 }
 
-/// A process, all of whose memory is mapped, makes a descriptor of it and waits until that was taken.
+/// A process whose memory is all mapped creates a userfaultfd and waits until it was taken over.
 pub(super) fn make(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
     let Some(device) = plan.lazy.device else { return };
     let own = record.memory.and_then(|memory| plan.lazy.cell_of.get(&memory)).copied();
@@ -292,14 +295,14 @@ pub(super) fn make(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
     }
 }
 
-/// Takes the descriptors and has the areas watched; all processes wait. `by_inner` gives tasks by their
-/// ids inside.
+/// Takes over the descriptors and registers the areas; all processes wait. `by_inner` maps ids
+/// inside to tasks.
 pub(super) fn take(restore: &Restore, by_inner: &HashMap<u32, u32>) -> Result<Sources> {
     let mut sources = Sources::new();
     let parts = restore.lazy.iter().flat_map(|lazy| &lazy.parts);
     for (part, cell) in parts.zip(&restore.lazy_cells) {
         let pid = by_inner.get(&part.pid).copied();
-        let pid = pid.ok_or_else(|| Error::Ended(format!("process {} is gone", part.pid)))?;
+        let pid = pid.ok_or_else(|| Error::Ended(format!("process {} has exited", part.pid)))?;
         let number = restore.program.value(*cell);
         let number = number.map_err(Error::of("find the memory", pid))?;
         let source = pidfd::open(pid)
@@ -360,7 +363,8 @@ mod tests {
         let expected = expected.chain((64..4064).map(|n| (n, n - 60, later(n))));
         let expected = expected.chain((8192..8196).map(|n| (n, n - 4188, false)));
         assert_eq!(places, expected.collect::<Vec<_>>());
-        // 16 pages are a chunk. What is read at once is in the first two, in the third, and at the end.
+        // 16 pages are a chunk. Pages that are read at once are in the first two, the third, and
+        // the last.
         let chunks: Vec<usize> = (0..251).filter(|n| lazy.at_once[*n]).collect();
         assert_eq!((chunks, lazy.at_once.len()), (vec![0, 1, 2, 3, 124, 125, 250], 251));
     }
@@ -386,7 +390,7 @@ mod tests {
         records.memories[0].areas[1].runs[0].pages = UNKNOWN_BYTES_MIN / P - 1;
         assert!(Lazy::choose(&records, 16, &[], AROUND).is_none());
         assert!(Lazy::choose(&large(), 0, &[], AROUND).is_none());
-        // 4,000 pages, of which so many times 16 are known to be touched.
+        // 4,000 pages, of which 16 times `count` are known to be touched.
         let (records, pid) = (large(), large().processes[0].pid);
         let beside = |count: u64| {
             let touched: Vec<(u32, u64)> = (0..count).map(|n| (pid, (64 + n * 16) * P)).collect();

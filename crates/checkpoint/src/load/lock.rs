@@ -1,6 +1,7 @@
-//! Locks of files: an open file's when it is made, a process's when nothing of that file is closed
-//! by it any more, which would take them away; leases when nobody has a file open who did not, by
-//! whoever may have one of it.
+//! File locks. Those of a file description are set when it is created. Those of a process are set
+//! when it closes no descriptor of that file any more, which would release them. Leases are set
+//! last, when only the recorded descriptors of the file are open, by a process that may hold one
+//! (fcntl(2), F_SETLEASE).
 
 use super::Plan;
 use crate::format::{Lock, LockKind, Process};
@@ -25,7 +26,7 @@ fn set(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, file: Arg, lock
     sequence.call(what, Call::new(libc::SYS_fcntl, [file, Arg::from(command), at.into()]));
 }
 
-/// Locks of an open file.
+/// Sets the locks of a file description.
 pub(super) fn of_file(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -38,7 +39,7 @@ pub(super) fn of_file(
     }
 }
 
-/// Leases of the open files of a process. ORDER: who it is it must be by now.
+/// Sets the leases of the open files of a process. ORDER: after it has its credentials.
 pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
     const F_SETSIG: i32 = 10;
     const F_SETOWN_EX: i32 = 15;
@@ -53,7 +54,7 @@ pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proc
         }
         let kind = if lease.writes { libc::F_WRLCK } else { libc::F_RDLCK };
         call(libc::F_SETLEASE, kind.into());
-        // The kernel tells who takes it, unless it hears of another.
+        // The kernel signals the process that takes the lease, unless another owner is set.
         let mut owner = lease.owner_kind.to_ne_bytes().to_vec();
         owner.extend(lease.owner.to_ne_bytes());
         let at = plan.builder.data(&owner);
@@ -61,7 +62,7 @@ pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proc
     }
 }
 
-/// Locks of a process.
+/// Sets the locks of a process.
 pub(super) fn of_process(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
     for held in &record.locks {
         let what = format!("a lock of descriptor {} of process {}", held.number, record.pid);

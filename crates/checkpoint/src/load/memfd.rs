@@ -1,6 +1,5 @@
-//! Files that are memory. Seals come when they can: one against writing before anybody maps the
-//! file, as a mapping that may be written to is in its way; others when everybody has mapped it, as
-//! one against future writing leaves those mappings alone that are there.
+//! Memfds. Order of seals: F_SEAL_WRITE before the file is mapped, because a writable mapping
+//! blocks it; F_SEAL_FUTURE_WRITE after, because it leaves existing mappings alone.
 
 use super::{Plan, deleted, memory};
 use crate::error::Result;
@@ -10,11 +9,11 @@ use crate::inject::program::{Arg, Call, Sequence};
 const SEAL_SEAL: u32 = libc::F_SEAL_SEAL as u32;
 const SEAL_WRITE: u32 = libc::F_SEAL_WRITE as u32;
 
-/// How often a seal is tried before it must be.
+/// How often a seal is tried before a failure counts.
 const SEAL_AGAIN: u32 = 4;
-/// KERNEL(6.3): that it may be executed is said when it is made.
+/// KERNEL(6.3): whether it may be executed is set at creation.
 const MFD_EXEC: u32 = 0x10;
-/// Its pages are huge; how large is said as to mmap(2).
+/// The file has huge pages; their size is encoded as for mmap(2).
 const MFD_HUGETLB: u32 = 4;
 
 pub(super) fn make(
@@ -44,7 +43,8 @@ pub(super) fn make(
     let mode = [cell.into(), Arg::from(file.mode & 0o777)];
     sequence.call(what.clone(), Call::new(libc::SYS_fchmod, mode));
     if file.seals & SEAL_WRITE != 0 {
-        // The kernel waits until nobody else has hold of a page, but for 0.15 s at most (EBUSY).
+        // The kernel waits until no other reference to a page exists, but for 0.15 s at most
+        // (EBUSY).
         for _ in 0..SEAL_AGAIN {
             sequence.call(what.clone(), add(cell, file.seals & !SEAL_SEAL).lenient());
         }
@@ -57,8 +57,8 @@ fn add(file: impl Into<Arg>, seals: u32) -> Call {
     Call::new(libc::SYS_fcntl, [file.into(), Arg::from(libc::F_ADD_SEALS), seals.into()])
 }
 
-/// The seals of files that a process is the first to have open for writing. ORDER: everybody has
-/// mapped what they had mapped.
+/// Sets the seals of files that a process is the first to have open for writing. ORDER: all
+/// processes have their mappings.
 pub(super) fn seal(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
     let records = plan.records;
     for (index, object) in records.objects.iter().enumerate() {

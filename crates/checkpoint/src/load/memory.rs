@@ -1,8 +1,9 @@
-//! Memory: the old goes, areas are mapped where they were, contents are read into them.
+//! Memory: the old memory is unmapped, areas are mapped at their addresses, contents are read into
+//! them.
 //!
-//! Areas of a process's own are anonymous again, as they were: their pages are read from `pages`,
-//! never mapped from it, which programs would notice (madvise(2), mremap(2), growth). What it shares
-//! with others since fork(2) is there already ([`super::inherit`]), and stays.
+//! Private areas are anonymous again: their pages are read from `pages`, and not mapped from it,
+//! which programs would notice (madvise(2), mremap(2), growth). Memory shared with other processes
+//! since fork(2) exists already ([`super::inherit`]), and stays.
 
 use super::Plan;
 use super::inherit::{self, Sheet};
@@ -18,8 +19,8 @@ use crate::vdso::Bent;
 pub(super) const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
 /// Bytes that one preadv(2) reads at most.
 const READ_BYTES_MAX: u64 = 2 << 20;
-/// So many bytes are made in one go before they are read into: the kernel is then not interrupted by
-/// every page that is not there, and what it has just made is still in the processor's cache.
+/// From this size on, pages are populated in one call before they are read into. The kernel is then
+/// not interrupted by a fault for every page, and the new pages are still in the processor's cache.
 const LARGE_BYTES: u64 = 8 << 10;
 /// Pieces of one preadv(2) at most.
 const PIECES_MAX: usize = 1024;
@@ -33,7 +34,7 @@ fn munmap(start: u64, end: u64) -> Call {
     Call::new(libc::SYS_munmap, [Arg::Number(start), Arg::Number(end - start)])
 }
 
-/// Shared memory waits in the first process until those who share it are made.
+/// Maps shared memory in the first process until the processes that share it are created.
 pub(super) fn make_shared(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -51,7 +52,7 @@ pub(super) fn make_shared(
     Ok(())
 }
 
-/// The memory of one process, which has inherited what is on the sheet.
+/// Restores the memory of one process, which has inherited the sheet.
 pub(super) fn restore(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -81,12 +82,13 @@ pub(super) fn restore(
     }
     let at_once = plan.lazy.at_once(number);
     if memory.no_huge_pages || at_once.is_some() {
-        // ORDER: before anything is read, where more comes later: a huge page would be there as a whole, with
-        // zeros for that. Until the areas are watched, which keeps them away.
+        // ORDER: before anything is read, if some memory is filled later: a huge page would be
+        // filled as a whole, with zeros in that memory. Until the areas are registered, which
+        // prevents huge pages.
         sequence.call(format!("the huge pages of process {pid}"), disable_huge_pages(true));
     }
     match at_once {
-        // It has inherited nothing ([`super::lazy`]).
+        // The process has inherited nothing ([`super::lazy`]).
         Some(runs) => {
             let what = format!("the contents of the memory of process {pid}");
             read(plan, sequence, &what, runs.iter().map(|r| (r.address, r)));
@@ -109,7 +111,8 @@ pub(super) fn restore(
     layout(plan, sequence, memory)
 }
 
-/// Reads what of a process's memory is not there already, and gives up what is and was not.
+/// Reads the pages of a process that do not exist already, and drops inherited pages that it did
+/// not have.
 fn contents(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -126,21 +129,21 @@ fn contents(
     for run in inherit::elsewhere_than(there, &all) {
         let bytes = run.pages * PAGE_BYTES;
         let args = [run.address.into(), bytes.into(), Arg::from(libc::MADV_DONTNEED)];
-        let what = format!("memory that process {pid} has not any more");
+        let what = format!("memory that process {pid} no longer has");
         sequence.call(what, Call::new(libc::SYS_madvise, args));
     }
     let own = inherit::other_than(&all, there);
     read(plan, sequence, &what, own.iter().map(|run| (run.address, run)));
 }
 
-/// Whether a process has transparent huge pages (PR_SET_THP_DISABLE(2const)). LIMIT: that only those are wanted
-/// that were asked for (Linux 6.18) cannot be seen from outside, and is lost.
+/// Sets whether a process has transparent huge pages (PR_SET_THP_DISABLE(2const)). LIMIT: the mode
+/// in which only advised areas have them (Linux 6.18) cannot be read from outside, and is lost.
 pub(super) fn disable_huge_pages(disabled: bool) -> Call {
     let args = [Arg::from(libc::PR_SET_THP_DISABLE), Arg::Number(disabled.into())];
     Call::new(libc::SYS_prctl, args)
 }
 
-/// Writes the shared object of another kernel to its place.
+/// Writes the vDSO of another kernel to its place.
 fn write_object(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, object: &Bent) {
     let what = format!("the shared object that process {pid} had before");
     let bytes = object.image.len() as u64;
@@ -153,25 +156,25 @@ fn write_object(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, object: 
     let from = plan.builder.data(&object.image);
     let (from, to) =
         (plan.builder.numbers(&[from, bytes]), plan.builder.numbers(&[object.address, bytes]));
-    // Its own memory: nobody is asked.
+    // The process's own memory: no permission check applies.
     let (one, none) = (Arg::Number(1), Arg::Number(0));
     let args = [pid.into(), from.into(), one, to.into(), one, none];
     sequence.call(what.clone(), Call::new(libc::SYS_process_vm_writev, args));
     protect(sequence, (libc::PROT_READ | libc::PROT_EXEC) as u32);
 }
 
-/// Takes away what a fork would.
+/// Removes the contents that a fork would wipe.
 pub(super) fn wipe(records: &mut Records) {
     let areas = records.memories.iter_mut().flat_map(|memory| &mut memory.areas);
     areas.filter(|area| area.has("wf")).for_each(|area| area.runs.clear());
 }
 
-/// Access that an area has while it is filled.
+/// Access of an area while it is filled.
 fn first_access(area: &Area) -> u32 {
     if area.runs.is_empty() { area.access } else { area.access | READ_WRITE }
 }
 
-/// A part of an area, for which that is enough to be mapped.
+/// A part of an area, with everything that mapping it needs.
 fn part(area: &Area, start: u64, end: u64, is_inherited: bool) -> Area {
     let skipped = start - area.start;
     let backing = match area.backing {
@@ -216,7 +219,7 @@ pub(super) fn map(
         }
         Backing::Shared { object, offset } => match plan.shared.get(&object) {
             Some(at) => {
-                // An old size of 0 makes a second mapping of what is shared (mremap(2)).
+                // An old size of 0 creates a second mapping of a shared one (mremap(2)).
                 let kind = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
                 let args = [
                     (at + offset).into(),
@@ -238,7 +241,7 @@ pub(super) fn map(
     };
     sequence.call(what, call);
     if area.has("dp") {
-        // KERNEL(6.11): another of the kind. Before that it is memory like any other.
+        // KERNEL(6.11): droppable memory. Before, it is ordinary memory.
         const MAP_DROPPABLE: i32 = 8;
         let flags = flags | MAP_DROPPABLE | libc::MAP_ANONYMOUS;
         let call = mmap(start, bytes, access, flags, Arg::from(-1), 0);
@@ -248,12 +251,12 @@ pub(super) fn map(
     Ok(())
 }
 
-/// What mmap(2) is told of huge pages.
+/// The flags of mmap(2) for huge pages.
 fn huge(page_bytes: u64) -> i32 {
     libc::MAP_HUGETLB | (page_bytes.trailing_zeros() as i32) << libc::MAP_HUGE_SHIFT
 }
 
-/// Fills a file that is memory of huge pages, which cannot be written to: through a mapping.
+/// Fills a memfd with huge pages, which has no write(2), through a mapping.
 pub(super) fn fill_huge(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -268,14 +271,14 @@ pub(super) fn fill_huge(
     }
     let at = plan.shared_end.next_multiple_of(page_bytes);
     plan.shared_end = at.saturating_add(file.bytes);
-    // Not more of the host's pages than it had.
+    // No more huge pages of the host than it had.
     let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
     sequence.call(what, mmap(at, file.bytes, READ_WRITE, flags, cell.into(), 0));
     read(plan, sequence, what, file.runs.iter().map(|run| (at + run.address, run)));
     sequence.call(what, munmap(at, at + file.bytes));
 }
 
-/// Attaches memory of System V, over what is there.
+/// Attaches memory of System V, over an existing mapping.
 fn attach(memory: &SystemVMemory, area: &Area) -> Call {
     let mut flags = libc::SHM_REMAP;
     if area.access & libc::PROT_WRITE as u32 == 0 {
@@ -288,7 +291,7 @@ fn attach(memory: &SystemVMemory, area: &Area) -> Call {
     Call::new(libc::SYS_shmat, args).returns(area.start)
 }
 
-/// Flags that madvise(2) and mlock(2) set.
+/// Sets flags of madvise(2) and mlock(2).
 fn advise(sequence: &mut Sequence, what: &str, area: &Area) {
     const ADVICE: [(&str, i32); 6] = [
         ("dc", libc::MADV_DONTFORK),
@@ -318,7 +321,7 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool) {
     }
 }
 
-/// Reads runs of pages to addresses, as few calls as there can be.
+/// Reads runs of pages to addresses, with as few calls as possible.
 pub(super) fn read<'a>(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -354,7 +357,7 @@ pub(super) fn read<'a>(
             }
             let now = left.min(READ_BYTES_MAX - bytes).min(room);
             if now >= LARGE_BYTES {
-                // KERNEL(5.14): before, they are made as they are read.
+                // KERNEL(5.14): before, pages are created by the read.
                 const MADV_POPULATE_WRITE: i32 = 23;
                 let args = [at.into(), now.into(), Arg::from(MADV_POPULATE_WRITE)];
                 sequence.call(what, Call::new(libc::SYS_madvise, args).lenient());
@@ -369,7 +372,7 @@ pub(super) fn read<'a>(
     flush(plan, sequence, &mut pieces, from_file, first, bytes);
 }
 
-/// What the kernel shows of the layout: arguments, heap, program.
+/// Sets the layout that the kernel shows: arguments, heap, program.
 fn layout(plan: &mut Plan<'_>, sequence: &mut Sequence, memory: &Memory) -> Result<()> {
     let layout = &memory.layout;
     let auxv = plan.builder.data(&memory.auxv.0);
@@ -396,7 +399,7 @@ fn layout(plan: &mut Plan<'_>, sequence: &mut Sequence, memory: &Memory) -> Resu
     let length = map.len() as u64;
     let at = plan.builder.data(&map);
     if let Some(program) = memory.program {
-        // Its number belongs into the structure, which a call writes that gives a number.
+        // The descriptor of the program belongs in the structure; a call writes its number there.
         let cell = plan.object(program)?;
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         sequence.call_to("the program", at + length - 4, Call::new(libc::SYS_fcntl, args));

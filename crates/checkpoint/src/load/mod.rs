@@ -2,32 +2,32 @@
 //!
 //! [`prepare`] turns checked records into one list of system calls per process and thread, laid out
 //! in one piece of shared memory. The engine starts a newborn as for any start: cgroups, network,
-//! namespaces, root, mounts, limits, filter, all from the container's own configuration; where it
-//! would execute the program it maps this memory and follows it. [`Restore::conduct`] traces all of
-//! it. In order, with the stages at which everybody waits for everybody:
+//! namespaces, root, mounts, limits, filter, all from the container's own configuration. Instead of
+//! executing the program, the newborn maps this memory and follows the list. [`Traced::conduct`]
+//! traces all of it. The order, with the stages at which every task waits for all others:
 //!
 //! ```text
-//! `stacks`         only where there are network namespaces inside
-//! `memory`         only where mount namespaces of processes' own have files in memory
-//! first process    objects, each into a cell; shared memory; then everybody:
-//! `born`           what children inherit; sessions; children, by clone3 with the id they had
-//! `led`            process groups are made
-//! `joined`         and joined; helpers and zombies end
-//! `clocks`         only where processes have made time namespaces for their children
-//! `mapped`         memory; only where some of it comes later ([`Lazy`])
+//! `stacks`         only if there are network namespaces inside
+//! `memory`         only if mount namespaces of processes have a tmpfs
+//! first process    objects, each into a cell; shared memory; then every process:
+//! `born`           memory for children; sessions; children, by clone3 with the recorded pid
+//! `led`            process groups are created
+//! `joined`         and joined; helpers and zombies exit
+//! `clocks`         only if processes have created time namespaces for their children
+//! `mapped`         memory; only if some of it is filled later ([`Lazy`])
 //! `whole`          memory, working directory, handlers, threads, descriptors
-//! `inside`         only where there are threads in user namespaces inside
+//! `inside`         only if there are threads in user namespaces inside
 //! `done`           epoll items, timers, pending signals, limits, credentials
-//! conductor        unmaps the program, sets registers, lets go
+//! conductor        unmaps the program, sets registers, detaches
 //! ```
 //!
-//! Until the conductor lets go, no instruction of the container's has run, and every process dies
-//! with it.
+//! Until the conductor detaches, no instruction of the container has run, and every process is
+//! killed if the conductor exits.
 //!
-//! **What it trusts.** Records only as far as [`crate::format::check`] proves; contents of memory
-//! and of files not at all: they are bytes that a process of the container reads, as root of its own
-//! user namespace and nobody outside. Credentials and limits of a record only narrow what
-//! [`Allowed`] says ([`credentials`]).
+//! **Trust.** Records are trusted only as far as [`crate::format::check`] proves them. Contents of
+//! memory and of files are not trusted at all: they are bytes that a process of the container
+//! reads, as root of its own user namespace and without rights outside. Credentials and limits of a
+//! record only narrow the grants of [`Allowed`] ([`credentials`]).
 
 mod cgroup;
 mod cgroup_namespace;
@@ -100,11 +100,11 @@ pub use user::last_pid;
 
 /// The resource number of the limit on descriptors.
 const NOFILE: u32 = 7;
-/// The same for nice(2).
+/// The resource number of the limit of nice(2).
 const NICE: u32 = 13;
-/// The same for real-time priorities.
+/// The resource number of the limit on real-time priorities.
 const RTPRIO: u32 = 14;
-/// Where shared memory waits, beyond the program.
+/// Where shared memory is mapped meanwhile, beyond the program.
 const SHARED_AT: u64 = 1 << 30;
 /// The lowest and the highest address of the work area. Below and above are the newborn's own
 /// program and stack.
@@ -118,49 +118,49 @@ pub struct Restore {
     /// Bytes of the work area: the program and shared memory.
     work_bytes: u64,
     wants: Vec<Wanted>,
-    /// Where the number of each object is while all are the first process's.
+    /// The cell of each object's descriptor number, valid while the first process has all of them.
     cells: Vec<Option<Cell>>,
     /// The contents of memory.
     pages: PageFiles,
-    /// Directories that the configuration has in memory.
+    /// Directories that are tmpfs by the configuration.
     memory: Vec<String>,
-    /// What is in memory in mount namespaces inside, by object.
+    /// Cells of each tmpfs in mount namespaces inside, by object.
     memories: HashMap<usize, Cell>,
-    /// The container whose connections were kept quiet.
+    /// The container whose packets were dropped meanwhile.
     quiet: Option<String>,
-    /// What its clocks add to the host's, where that is not what the newborn's do.
+    /// The offsets of its clocks from the host's, if they differ from the newborn's.
     clocks: Option<Offsets>,
-    /// It comes from another kernel, to whose shared object it has addresses.
+    /// The checkpoint comes from another kernel, and has addresses in that kernel's vDSO.
     is_foreign: bool,
-    /// Memory that is filled while they run, and where the numbers of its descriptors are.
+    /// Memory that is filled while the processes run, and the cells of its descriptor numbers.
     lazy: Option<Lazy>,
     lazy_cells: Vec<Cell>,
 }
 
-/// A descriptor that must come along, in this order.
+/// A descriptor to be passed in, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
     /// A part of the contents of memory, readable, by its number.
     Pages(usize),
-    /// What the engine called so when it was saved.
+    /// A file of the engine, by the name that it had at the checkpoint.
     Outside(String),
-    /// The open file that was held of this object.
+    /// The held open file of this object.
     Held(u32),
-    /// `/dev/userfaultfd`, for memory that is filled while they run.
+    /// `/dev/userfaultfd`, for memory that is filled while the processes run.
     Userfaults,
-    /// What says which process id is given out next ([`last_pid`]).
+    /// `ns_last_pid`, which sets the next pid ([`last_pid`]).
     LastPid,
 }
 
-/// What of memory is not read by the processes themselves before they run.
+/// The memory that is not read by the processes themselves before they run.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Memory<'m> {
     /// Nothing.
     #[default]
     Own,
-    /// Whoever leads the restore fills it ([`Traced::conduct`]).
+    /// The caller of [`Traced::conduct`] fills it.
     Later(&'m Lazy),
-    /// The newborn is born with it.
+    /// The newborn has it from its creation.
     Shared(&'m Shared),
 }
 
@@ -182,8 +182,8 @@ impl<'m> Memory<'m> {
 
 /// Turns a checkpoint into a restore.
 ///
-/// Errors: [`Error::Elsewhere`] where this host or this configuration lacks what the processes
-/// have.
+/// Errors: [`Error::Elsewhere`] if this host or this configuration lacks something that the
+/// processes need.
 pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result<Restore> {
     let lazy = memory.lazy();
     let mut records = reader.records().clone();
@@ -199,7 +199,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     records.let_pass(allowed.passed_ns);
     let is_same_boot = clock::is_same_boot(&records.about)?;
     let mut objects = vec![None; records.memories.len()];
-    // Whoever wakes does not wait for what cannot have changed.
+    // A wake in the same boot skips checks of properties that cannot have changed.
     if !is_same_boot {
         fits_here(&records.about)?;
         let read = |area: &Area, range| contents(reader.pages(), area, range);
@@ -210,7 +210,7 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     filter::check(&records, allowed)?;
     let clocks = clock::here(&records.about, is_same_boot)?;
     if clocks.is_some() && allowed.has_init {
-        // It stays in the time namespace of its host, and children of exec with it.
+        // The init stays in the time namespace of its host, and so do children of exec.
         let text = "its clocks began with another boot, and an --init has only this one's";
         return Err(Error::Elsewhere(text.into()));
     }
@@ -251,9 +251,9 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     })
 }
 
-/// Whether what was read of processes can be laid out as a restore, by the most that a configuration may
-/// give: so that nobody is ended for a checkpoint that cannot come back. Nothing is written, and nobody
-/// is born.
+/// Checks that records can be laid out as a restore, under the widest configuration. A container is
+/// therefore not killed for a checkpoint that cannot be restored. Nothing is written, and no
+/// process is created.
 pub(crate) fn rehearse(records: &Records) -> Result<()> {
     let allowed = Allowed {
         has_init: records.has_init(),
@@ -276,7 +276,7 @@ fn console(records: &Records) -> Option<&Terminal> {
     })
 }
 
-/// The descriptors that must come along.
+/// The descriptors to be passed in.
 fn wants(records: &Records, allowed: &Allowed, is_lazy: bool) -> Vec<Wanted> {
     let mut wants: Vec<Wanted> = (0..records.pages.parts().len()).map(Wanted::Pages).collect();
     for object in &records.objects {
@@ -308,41 +308,41 @@ impl Restore {
         &self.program
     }
 
-    /// Descriptors that must come along.
+    /// The descriptors to be passed in.
     pub fn wants(&self) -> &[Wanted] {
         &self.wants
     }
 
-    /// The connections of this container were kept quiet ([`crate::end_quiet`]): that ends when
-    /// they are whole.
+    /// Packets of this container's connections were dropped ([`crate::end_quiet`]): the drop rules
+    /// are removed once the connections are complete.
     pub fn end_quiet(&mut self, id: &str) {
         self.quiet = Some(id.to_owned());
     }
 
-    /// The size of the console, in rows and columns; `None` where there is none.
+    /// The size of the console, in rows and columns; `None` if there is none.
     pub fn console_size(&self) -> Option<(u16, u16)> {
         let console = console(&self.records)?;
         Some((console.size[0], console.size[1]))
     }
 
-    /// It makes a time namespace, in which its clocks go on as they were elsewhere.
+    /// Whether the restore creates a time namespace, in which the clocks of another boot continue.
     pub fn moves_clocks(&self) -> bool {
         self.clocks.is_some()
     }
 
-    /// The number of an object while all are the first process's.
+    /// The descriptor number of an object, valid while the first process has all of them.
     fn number(&self, index: usize) -> std::result::Result<i32, Errno> {
         let cell = self.cells.get(index).copied().flatten();
         cell.ok_or(Errno::BADF).and_then(|cell| self.program.value(cell))
     }
 
-    /// What it restores.
+    /// The records that it restores.
     pub fn records(&self) -> &Records {
         &self.records
     }
 }
 
-/// What the modules share while the sequences are made.
+/// State that the modules share while the sequences are made.
 struct Plan<'r> {
     records: &'r Records,
     allowed: &'r Allowed,
@@ -350,46 +350,46 @@ struct Plan<'r> {
     /// The work area.
     work: u64,
     work_end: u64,
-    /// The contents of memory: which bytes of them each file has.
+    /// The contents of memory: the range of bytes in each file.
     pages: Vec<(Range<u64>, Cell)>,
     outside: HashMap<String, Cell>,
-    /// What was held, by object.
+    /// Held files, by object.
     held: HashMap<usize, Cell>,
-    /// Numbers of objects while they wait for their place, by object.
+    /// Cells of the objects' descriptor numbers, by object.
     cells: Vec<Option<Cell>>,
-    /// The network namespace of the object that is being made; none is the container's own.
+    /// The network namespace of the object that is being made; `None` for the container's own.
     stack: Option<usize>,
     /// Open control groups, by path.
     cgroups: HashMap<String, Cell>,
-    /// Where the number of what is in memory is, of mount namespaces inside, by object.
+    /// Cells of each tmpfs in mount namespaces inside, by object.
     memories: HashMap<usize, Cell>,
     /// A side of each terminal, by object.
     terminals: HashMap<usize, Cell>,
-    /// Where shared memory waits, by object.
+    /// Where shared memory is mapped meanwhile, by object.
     shared: HashMap<usize, u64>,
     shared_end: u64,
-    /// The numbers from here on, and the one before, are used by no process.
+    /// No process uses descriptor numbers from here on, nor the one before.
     above: u32,
-    /// Numbers of helpers begin here.
+    /// Pids of helper processes begin here.
     free_pid: u32,
-    /// It gets a time namespace with other offsets.
+    /// The container gets a time namespace with other offsets.
     moves_clocks: bool,
-    /// What its clocks add to the host's.
+    /// The offsets of its clocks from the host's.
     clocks: Offsets,
     /// Time namespaces that processes make, by object.
     times: HashMap<usize, Made>,
-    /// Shared objects of other kernels that come along, by memory.
+    /// The vDSOs of other kernels that are restored, by memory.
     objects: Vec<Option<Bent>>,
-    /// Memory that is filled while they run.
+    /// Memory that is filled while the processes run.
     lazy: Making,
-    /// Memory that its newborn has already.
+    /// Memory that the newborn has already.
     born_with: Option<&'r Shared>,
-    /// What says which process id is given out next.
+    /// `ns_last_pid`, which sets the next pid.
     last_pid: Option<Cell>,
-    /// Threads that are made in user namespaces inside, and who says their numbers.
+    /// Threads that are created in user namespaces inside, and the pid of the numberer for them.
     late: Vec<user::Late>,
     numberer: Option<u32>,
-    /// What others do who end at once, and the number of the first of these sequences.
+    /// Sequences of helper processes, and the number of the first of them.
     stand_ins: Vec<Sequence>,
     stand_ins_from: usize,
 }
@@ -407,7 +407,7 @@ impl<'r> Plan<'r> {
         let parts = records.pages.parts();
         let mut lazy = Making::default();
         let mut last_pid = None;
-        // ORDER: the first cells are filled by the newborn, in the order of what it was given.
+        // ORDER: the newborn fills the first cells, in the order of the descriptors passed in.
         for wanted in wants {
             let cell = builder.cell();
             match wanted {
@@ -459,10 +459,10 @@ impl<'r> Plan<'r> {
         }
     }
 
-    /// The file that some contents are in, where in it, and how many bytes follow there.
+    /// The file of some contents, the offset in it, and how many bytes follow there.
     fn contents_at(&self, at: u64) -> (Cell, u64, u64) {
         let part = self.pages.iter().find(|(part, _)| part.contains(&at));
-        // There is one for every page that is named, as was checked.
+        // Every page of a run is in a file, as was checked.
         let (part, cell) = part.unwrap_or(&self.pages[0]);
         (*cell, at - part.start, part.end.saturating_sub(at).max(PAGE_BYTES))
     }
@@ -471,13 +471,13 @@ impl<'r> Plan<'r> {
         self.builder.cell()
     }
 
-    /// What everybody does.
+    /// The sequences of all processes and threads.
     fn sequences(&mut self) -> Result<Vec<Sequence>> {
         let all = tree::sequences(self)?;
         if self.shared_end > self.work_end { Err(too_small()) } else { Ok(all) }
     }
 
-    /// Where an object's number is.
+    /// The cell of an object's descriptor number.
     fn object(&self, index: usize) -> Result<Cell> {
         let found = self.cells.get(index).copied().flatten();
         found.ok_or_else(|| {
@@ -485,8 +485,8 @@ impl<'r> Plan<'r> {
         })
     }
 
-    /// Opens once more what a descriptor leads to: an open file of its own. A path has to say its
-    /// number, which nobody knows yet, so it gets one that no process uses.
+    /// Opens the file of a descriptor again, as another file description. The path needs a number
+    /// that is known now, so the descriptor is duplicated to one that no process uses.
     fn reopen(
         &mut self,
         sequence: &mut Sequence,
@@ -497,18 +497,18 @@ impl<'r> Plan<'r> {
         let number = self.above - 1;
         let args = [from.into(), number.into(), Arg::from(libc::O_CLOEXEC)];
         sequence.call(what, Call::new(libc::SYS_dup3, args));
-        // The name is a link, and what it leads to is what it is.
+        // The path is a magic link, which always leads to the same file.
         let flags = flags & !(libc::O_NOFOLLOW | libc::O_DIRECTORY) as u32;
         file::open(self, sequence, what, &format!("/proc/self/fd/{number}"), flags)
     }
 
-    /// Has a process of that id follow a part, and waits for its end. It has a copy of everything, but
-    /// the descriptors are the same.
+    /// Creates a helper process with that pid, which follows a part, and waits for its exit. The
+    /// helper has a copy of everything, but shares the descriptors.
     fn stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32, part: Sequence) {
         self.stand_in_within(sequence, what, (pid, None), part);
     }
 
-    /// The same in a control group, if not in that of who calls.
+    /// The same in a control group, if not in that of the caller.
     fn stand_in_within(
         &mut self,
         sequence: &mut Sequence,
@@ -520,7 +520,7 @@ impl<'r> Plan<'r> {
         self.end_stand_in(sequence, what, pid);
     }
 
-    /// Has a process of that id, which is cloned with these flags, follow a part.
+    /// Creates a helper process with that pid and these clone flags, which follows a part.
     fn begin_stand_in(
         &mut self,
         sequence: &mut Sequence,
@@ -536,18 +536,19 @@ impl<'r> Plan<'r> {
         sequence.fork(what, child, call);
     }
 
-    /// Waits for its end.
+    /// Waits for the exit of a helper process.
     fn end_stand_in(&mut self, sequence: &mut Sequence, what: &str, pid: u32) {
         let wait = [pid.into(), Arg::Number(0), Arg::Number(0), Arg::Number(0)];
         sequence.call(what, Call::new(libc::SYS_wait4, wait));
     }
 
-    /// The number of what a process keeps open when it has closed all that is not its own.
+    /// The number of the descriptor that a process keeps open when it closes all others that are
+    /// not its own.
     fn kept(&self) -> u32 {
         self.above - 1
     }
 
-    /// A pid that nobody has.
+    /// A pid that no process has.
     fn fresh_pid(&mut self) -> u32 {
         self.free_pid += 1;
         self.free_pid - 1
@@ -558,12 +559,12 @@ fn too_small() -> Error {
     Error::Elsewhere("no hole in the memory is large enough for its work".into())
 }
 
-/// Whether this CPU has all that the processes may use.
+/// Checks that this CPU has everything that the processes may use.
 fn fits_here(about: &About) -> Result<()> {
     let named = about.cpu.iter().map(String::as_str);
     let mut lacking: Vec<&str> = named.filter(|name| !cpu::features().contains(name)).collect();
     if !lacking.is_empty() {
-        // The kernel may know what this program does not.
+        // The kernel may know features that this program does not.
         let known = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         lacking.retain(|name| !known.split_ascii_whitespace().any(|word| word == *name));
     }
@@ -585,7 +586,7 @@ fn fits_here(about: &About) -> Result<()> {
     }
 }
 
-/// A part of what an area held.
+/// Reads a part of the contents of an area.
 fn contents(pages: &PageFiles, area: &Area, range: Range<u64>) -> Result<Vec<u8>> {
     let mut all = vec![0; (range.end - range.start) as usize];
     for run in &area.runs {
@@ -600,7 +601,7 @@ fn contents(pages: &PageFiles, area: &Area, range: Range<u64>) -> Result<Vec<u8>
     Ok(all)
 }
 
-/// The largest range of addresses that no process uses: its begin and length.
+/// The largest range of addresses that no process uses: start and length.
 fn hole(records: &Records) -> Result<(u64, u64)> {
     let mut used: Vec<(u64, u64)> = Vec::new();
     for memory in &records.memories {
@@ -616,7 +617,7 @@ fn hole(records: &Records) -> Result<(u64, u64)> {
         }
         at = at.max(end);
     }
-    // A hair's breadth on either side: a stack below may grow, and so may a heap.
+    // Leaves a margin on both sides: a stack may grow down into it, or a heap up.
     const MARGIN: u64 = 1 << 30;
     if best.1 < MARGIN * 4 {
         return Err(Error::Elsewhere("its memory has no hole for the restore's work".into()));

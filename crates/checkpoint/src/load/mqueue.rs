@@ -1,5 +1,5 @@
-//! POSIX message queues: made by the first process with what was in them, and opened as often as
-//! they were. Those that were removed get a name for that long.
+//! POSIX message queues: created by the first process with their messages, and opened once for each
+//! file description. Removed queues have a name meanwhile.
 
 use super::{Plan, object};
 use crate::error::Result;
@@ -40,7 +40,7 @@ pub(super) fn make(
         sequence.call_into(what.clone(), cell, Call::new(libc::SYS_mq_open, args));
         plan.cells[n] = Some(object::lift(plan, sequence, &what, cell)?);
     }
-    // ORDER: whoever it belongs to may have kept others out.
+    // ORDER: last, since the mode for the owner may exclude others.
     let owner = [made.into(), queue.uid.into(), queue.gid.into()];
     sequence.call(what.clone(), Call::new(libc::SYS_fchown, owner));
     let mode = [made.into(), queue.mode.into()];

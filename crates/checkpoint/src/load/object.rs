@@ -1,4 +1,4 @@
-//! Objects: made once, by the first process, before anybody else is there to inherit them.
+//! Objects: made once, by the first process, before any other process exists to inherit them.
 
 use super::{
     Plan, deleted, event, fanotify, file, inotify, ipc, memfd, memory, mount, mqueue, net, netlink,
@@ -26,9 +26,9 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         }
         plan.stack = object.net;
         let made = match &object.thing {
-            // Whoever holds what it is about makes it.
+            // Made with the object that holds its contents.
             Thing::File(it) if it.deleted.is_some() => None,
-            // In its namespace, before all others.
+            // Made with its mount namespace, before all others.
             Thing::File(it) if it.namespace.is_some() => None,
             Thing::Mounts(_) | Thing::Ipc(_) | Thing::Net(_) | Thing::User(_) => None,
             Thing::File(it) => Some(file::make(plan, sequence, what, it)?),
@@ -42,20 +42,20 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             }
             Thing::Device(it) => Some(file::device(plan, sequence, what, it)?),
             Thing::External(it) => Some(file::external(plan, sequence, what, it)?),
-            // Both ends at once; whoever names an end takes it from here.
+            // Both ends at once; each object of an end takes its descriptor from here.
             Thing::Pipe(it) => {
                 pipe::make(plan, sequence, what, index, it)?;
                 None
             }
             Thing::PipeEnd(_) | Thing::Terminal(_) | Thing::TerminalSide(_) => None,
-            // Together, below.
+            // All together, below.
             Thing::UnixSocket(_) => None,
             Thing::Listener(it) => Some(socket::listener(plan, sequence, what, it)?),
-            // By the engine, when there was nobody.
+            // Filled by the engine, before the first object.
             Thing::Tmpfs(_) => None,
-            // Before all others.
+            // Made before all others.
             Thing::Cgroups(_) | Thing::CgroupNamespace(_) => None,
-            // By the engine, before anybody attaches memory.
+            // Made by the engine, before any process attaches memory.
             Thing::SystemVMemory(_) | Thing::SystemVSemaphores(_) | Thing::SystemVQueue(_) => None,
             Thing::TcpSocket(it) => Some(tcp::make(plan, sequence, what, it)?),
             Thing::UdpSocket(it) => Some(udp::make(plan, sequence, what, it)?),
@@ -63,7 +63,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::PacketSocket(it) => Some(raw::packet(plan, sequence, what, it)?),
             Thing::Netlink(it) => Some(netlink::make(plan, sequence, what, it)?),
             Thing::MessageQueue(it) if it.namespace.is_some() => None,
-            // Whoever has it open takes it from here.
+            // The objects of open descriptors take them from here.
             Thing::MessageQueue(it) => {
                 mqueue::make(plan, sequence, what, index, it)?;
                 None
@@ -72,7 +72,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
             Thing::Event(it) => Some(event::event(plan, sequence, what, it)?),
             Thing::Timer(it) => Some(timer::make(plan, sequence, what, it)?),
             Thing::Signal(it) => Some(event::signal(plan, sequence, what, it)?),
-            // By whoever has it, when the process is born.
+            // Opened by each process that has it, once all processes exist.
             Thing::PidFd(_) => None,
             Thing::Fanotify(it) => Some(fanotify::make(plan, sequence, what, it)?),
             Thing::Inotify(it) => Some(inotify::make(plan, sequence, what, it)?),
@@ -94,8 +94,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
     Ok(())
 }
 
-/// Moves a descriptor out of the way of the numbers that processes had; the low one is closed with
-/// all others at the end.
+/// Moves a descriptor above the numbers that processes use; the low one is closed with all others
+/// at the end.
 pub(super) fn lift(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -107,7 +107,7 @@ pub(super) fn lift(
     Ok(cell)
 }
 
-/// The same for what came along.
+/// The same for descriptors that were passed in.
 fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
     let given = plan.outside.values().chain(plan.held.values()).copied();
     let pages = plan.pages.iter().map(|(_, cell)| *cell);
@@ -115,9 +115,9 @@ fn lift_given(plan: &mut Plan<'_>, sequence: &mut Sequence) {
         pages.chain(plan.lazy.device).chain(plan.last_pid).chain(given).collect();
     for cell in given {
         let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
-        sequence.call_into("a descriptor of the engine's", cell, Call::new(libc::SYS_fcntl, args));
+        sequence.call_into("a descriptor of the engine", cell, Call::new(libc::SYS_fcntl, args));
     }
-    // What is opened may come to have any number but the one that is set aside ([`Plan::reopen`]).
+    // A newly opened file may get any number but the reserved one ([`Plan::reopen`]).
     let args = [plan.contents_at(0).0.into(), (plan.above - 1).into(), Arg::from(libc::O_CLOEXEC)];
     sequence.call("a number that no process uses", Call::new(libc::SYS_dup3, args));
 }

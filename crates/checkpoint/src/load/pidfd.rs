@@ -1,12 +1,12 @@
-//! Descriptors of processes: opened by whoever has them, when all processes are born. They have no
-//! state of their own, so it does not matter that each gets another open file.
+//! Descriptors of processes: opened by each process that has them, once all processes exist. A
+//! pidfd has no state, so each process may have a file description of its own.
 
 use super::{Plan, object};
 use crate::error::Result;
 use crate::format::PidFd;
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
-/// Opens one, at a number that no process uses.
+/// Opens a pidfd, at a number that no process uses.
 pub(super) fn open(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,

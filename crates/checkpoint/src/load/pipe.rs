@@ -1,5 +1,5 @@
-//! Pipes: both ends are made or opened, what was in it is written, and each end that was open gets
-//! its own open file.
+//! Pipes: both ends are created or opened, the content is written, and each end that was open gets
+//! a file description.
 
 use super::{Plan, file, object};
 use crate::error::Result;
@@ -15,7 +15,7 @@ pub(super) fn make(
 ) -> Result<()> {
     let (reader, writer) = match &pipe.path {
         None => anonymous(plan, sequence, what)?,
-        // Never waits for the other end, being both.
+        // Opened for both, which never waits for the other end.
         Some(path) => {
             if let Some(fifo) = &pipe.deleted {
                 name(plan, sequence, what, path, fifo);
@@ -42,8 +42,8 @@ pub(super) fn make(
         }
         let mine = if end.writes { writer } else { reader };
         let taken = &mut taken[usize::from(end.writes)];
-        // Those of a fifo, and one that was opened once more through /proc/self/fd: an open file of
-        // its own.
+        // An end of a fifo, and one that was opened again through /proc/self/fd, is a separate file
+        // description.
         let is_first = !std::mem::replace(taken, true) && pipe.path.is_none();
         let own = match is_first {
             true => mine,
@@ -56,7 +56,7 @@ pub(super) fn make(
     Ok(())
 }
 
-/// Makes a fifo that has lost its name, by a name for this moment.
+/// Creates a deleted fifo, with a temporary name.
 fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, path: &str, fifo: &DeletedFifo) {
     let (here, text) = (Arg::from(libc::AT_FDCWD), Arg::from(plan.builder.text(path.as_bytes())));
     let made = [here, text, Arg::from(libc::S_IFIFO | 0o600), Arg::Number(0)];
@@ -69,7 +69,7 @@ fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, path: &str, fi
 
 /// Reader and writer of a new pipe.
 fn anonymous(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result<(Cell, Cell)> {
-    // pipe2 writes two numbers next to each other: the cells follow one another.
+    // pipe2 writes two numbers next to each other: the cells are adjacent.
     let (reader, writer) = (plan.cell(), plan.cell());
     let pair = Arg::At(reader);
     let flags = Arg::from(libc::O_CLOEXEC | libc::O_NONBLOCK);
@@ -77,7 +77,7 @@ fn anonymous(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str) -> Result
     Ok((reader, writer))
 }
 
-/// Writes what was in it, a packet at a time where there are packets.
+/// Writes the content, one packet at a time if there are packets.
 fn fill(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, writer: Cell, pipe: &Pipe) {
     let whole = [pipe.content.0.len() as u32];
     let lengths = if pipe.packets.is_empty() { &whole[..] } else { &pipe.packets[..] };

@@ -1,4 +1,4 @@
-//! Processes: what their threads share.
+//! Processes: state that their threads share.
 
 use super::{
     NICE, NOFILE, Plan, RTPRIO, cgroup_namespace, descriptor, event, fanotify, file, filter,
@@ -8,24 +8,26 @@ use crate::error::{Error, Result};
 use crate::format::Process;
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// The first operations of all: the newborn becomes a blank sheet.
+/// The first operations: the newborn drops its own state.
 pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
-    // Whatever comes is kept until the end; a breakpoint must come through.
+    // Signals stay pending until the end; a breakpoint must be delivered.
     let but_trap = plan.builder.numbers(&[!(1 << (libc::SIGTRAP - 1))]);
     let args = [Arg::from(libc::SIG_SETMASK), but_trap.into(), Arg::Number(0), Arg::Number(8)];
     sequence.call("the signal mask", Call::new(libc::SYS_rt_sigprocmask, args));
     if plan.moves_clocks {
-        // ORDER: offsets can be written until somebody is in it, which the conductor does at `begin`.
+        // ORDER: offsets can be written until a process enters, so the conductor writes them at
+        // `begin`.
         let new = Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]);
         sequence.call("a time namespace", new);
     }
-    // The conductor learns here where the newborn's own rseq is, and makes the next call end it.
+    // At this stage the conductor finds the newborn's own rseq, and changes the next call to end
+    // it.
     sequence.stage("begin");
     sequence.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
     if plan.moves_clocks {
         enter_time(plan, sequence)?;
     }
-    // What the configuration allows at most is allowed until each has its own limits again.
+    // Limits are as high as the configuration allows, until each process sets its own.
     let limits = &plan.records.processes[0].limits;
     for resource in [NOFILE, NICE, RTPRIO] {
         let Some(hard) = limits.iter().find(|l| l.resource == resource).map(|l| l.hard) else {
@@ -39,7 +41,7 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
     Ok(())
 }
 
-/// Enters the time namespace that was made for children; there are none yet.
+/// Enters the time namespace for children; there are none yet.
 fn enter_time(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let what = "the clocks";
     let path = "/proc/self/ns/time_for_children";
@@ -50,8 +52,8 @@ fn enter_time(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     Ok(())
 }
 
-/// Everything of a process behind its memory; gives the sequences of its other threads, which have
-/// numbers from `next_thread` on.
+/// Everything of a process after its memory; returns the sequences of its other threads, numbered
+/// from `next_thread` on.
 pub(super) fn restore(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -72,7 +74,7 @@ pub(super) fn restore(
     signal::actions(plan, sequence, record);
     filter::of_process(plan, sequence, record);
     let mut others = Vec::new();
-    // Who enters a user namespace has one thread until then.
+    // A process that enters a user namespace has one thread until then.
     let count = if record.user.is_some() { 1 } else { record.threads.len() };
     for (n, other) in record.threads[..count].iter().enumerate().skip(1) {
         thread::make(plan, sequence, other, next_thread + n - 1);
@@ -89,7 +91,8 @@ pub(super) fn restore(
     Ok(others)
 }
 
-/// What needs everything else in place, and the rights of the container's root. What opens a path does.
+/// Steps that need everything else in place, and the rights of the container's root, such as opening
+/// a path.
 pub(super) fn with_rights(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -101,7 +104,7 @@ pub(super) fn with_rights(
     inotify::watch(plan, sequence, record);
     fanotify::watch(plan, sequence, record);
     if let Some(root) = &record.root {
-        // ORDER: no path is opened any more; its working directory stays where it is.
+        // ORDER: no path is opened any more; the working directory does not change.
         let what = format!("the root '{root}' of process {}", record.pid);
         let at = plan.builder.text(root.as_bytes());
         sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
@@ -109,7 +112,7 @@ pub(super) fn with_rights(
     Ok(())
 }
 
-/// What needs everything else in place, and all threads.
+/// Steps that need everything else in place, and all threads.
 pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) -> Result<()> {
     if record.user.is_none() {
         with_rights(plan, sequence, record)?;
@@ -121,18 +124,18 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
     for limit in &record.limits {
         let values = plan.builder.numbers(&[limit.soft, limit.hard]);
         let args = [Arg::Number(0), limit.resource.into(), values.into(), Arg::Number(0)];
-        // A limit can be lowered and never raised: what this host or this configuration does not
-        // allow stays lower.
+        // A limit can be lowered and never raised: a limit above those of this host or
+        // configuration stays lower.
         let call = Call::new(libc::SYS_prlimit64, args).lenient();
         sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
     }
     Ok(())
 }
 
-/// Makes the kernel's killer think of a process as it did (proc_pid_oom_score_adj(5)).
+/// Sets the OOM killer's score adjustment of a process (proc_pid_oom_score_adj(5)).
 ///
-/// From outside, as it needs no `/proc` of the container's. Only ever raised: below what a start
-/// gives is what the operator, not a checkpoint, has to say.
+/// The write is made from outside, as it needs no `/proc` of the container. The value is only
+/// raised: a lower value than that of a start is a decision of the operator, not of a checkpoint.
 pub(super) fn oom_score(pid: u32, wanted: i32) -> Result<()> {
     let path = format!("/proc/{pid}/oom_score_adj");
     let step = || -> std::io::Result<()> {

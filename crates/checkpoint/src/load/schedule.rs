@@ -1,4 +1,4 @@
-//! How threads are scheduled: each asks for it itself, so that the kernel decides what it may.
+//! How threads are scheduled: each sets it by itself, so that the kernel checks its permissions.
 
 use super::Plan;
 use crate::format::Thread;
@@ -9,14 +9,15 @@ const OF_A_THREAD: u64 = 1;
 
 pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) {
     let (tid, schedule) = (thread.tid, &thread.schedule);
-    // What this host does not let it raise stays lower: whoever starts a container is its source.
+    // A priority that this host does not allow stays lower: a container started here has this one.
     let nice = [Arg::Number(0), Arg::Number(0), Arg::from(thread.nice)];
     let nice = Call::new(libc::SYS_setpriority, nice).lenient();
     sequence.call(format!("the priority of thread {tid}"), nice);
     let what = format!("the scheduling of thread {tid}");
     let policy = schedule.policy | u32::from(schedule.reset_on_fork) << 30;
     if schedule.slice_ns != 0 {
-        // struct sched_attr; the slice is kept by what follows. KERNEL(6.12): before, none.
+        // struct sched_attr; the slice is kept by what follows. KERNEL(6.12): before, there is no
+        // slice.
         let words = [56, schedule.policy, u32::from(schedule.reset_on_fork), 0];
         let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
         bytes.extend(thread.nice.to_ne_bytes());

@@ -1,30 +1,31 @@
-//! What of memory the clones of one checkpoint share until they write to it.
+//! Memory that the clones of one checkpoint share until they write to it.
 //!
-//! Chosen are anonymous areas of a container of one process that a fork would simply copy. A process of
-//! the keeper's, the template, maps them where they will be and reads them once; each clone's newborn comes from
-//! it by clone(2) and has them already, as it would have what a parent leaves it ([`super::inherit`]).
+//! Anonymous areas that a fork simply copies are chosen, in containers of one process. The
+//! template, a process of the keeper, maps them at their addresses and reads them once. Each
+//! clone's newborn is created from it by clone(2) and has them already, like memory from a parent
+//! ([`super::inherit`]).
 //!
-//! Left out are areas that grow down, whose copies would be made at once (locked ones: mlock(2) writes to
-//! what may be written to), that a fork wipes or the kernel may drop, and those that the program has given
-//! to the kernel to merge; and what lies below the lowest address that everybody may map: the template is root
-//! of the host, and its clones are not.
+//! Left out are areas that grow down and areas that are copied at once (locked ones: mlock(2)
+//! writes to writable memory). So are areas that a fork wipes, that the kernel may drop, or that
+//! KSM may merge. So is memory below the lowest address that any process may map: the template is
+//! root of the host, and its clones are not.
 
 use super::inherit::{Kind, Sheet};
 use crate::format::{Area, Backing, PAGE_BYTES, Records, Run};
 
-/// Flags of areas that each clone has for itself.
+/// Flags of areas that each clone has separately.
 const OWN: [&str; 5] = ["gd", "lo", "wf", "dp", "mg"];
 
-/// An area, to be mapped before anybody is cloned.
+/// An area, to be mapped before any clone is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SharedArea {
     /// First address.
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// No swap is reserved for it (MAP_NORESERVE).
+    /// No swap is reserved for the area (MAP_NORESERVE).
     pub no_reserve: bool,
-    /// It is to have huge pages, or to have none (madvise(2)).
+    /// Whether the area is to have huge pages, or to have none (madvise(2)).
     pub huge_pages: Option<bool>,
 }
 
@@ -33,15 +34,15 @@ pub struct SharedArea {
 pub struct SharedPiece {
     /// First address.
     pub start: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// In which file of pages, as [`super::pages_of`] gives them.
+    /// The index of the file of pages, as [`super::pages_of`] returns them.
     pub part: usize,
-    /// Where in that file, in bytes.
+    /// The offset in that file, in bytes.
     pub offset: u64,
 }
 
-/// The choice.
+/// The areas that were chosen.
 #[derive(Debug, Clone)]
 pub struct Shared {
     areas: Vec<Area>,
@@ -50,8 +51,9 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Chooses; `None` where clones share nothing: there is no such area, or there are several processes,
-    /// who inherit memory from each other ([`super::inherit`]). Nothing below `lowest` is chosen.
+    /// Chooses areas. `None` if clones share nothing: there is no such area, or there are several
+    /// processes, which inherit memory from each other ([`super::inherit`]). Nothing below `lowest`
+    /// is chosen.
     pub fn choose(records: &Records, lowest: u64) -> Option<Self> {
         let [process] = &records.processes[..] else { return None };
         let memory = records.memories.get(process.memory?)?;
@@ -77,7 +79,7 @@ impl Shared {
         (!areas.is_empty()).then_some(Self { areas, pieces, no_huge_pages })
     }
 
-    /// What is to be mapped, by address.
+    /// The areas to be mapped, by address.
     pub fn areas(&self) -> Vec<SharedArea> {
         let area = |area: &Area| SharedArea {
             start: area.start,
@@ -92,18 +94,18 @@ impl Shared {
         self.areas.iter().map(area).collect()
     }
 
-    /// What is to be read into them, by address.
+    /// The contents to be read into them, by address.
     pub fn pieces(&self) -> &[SharedPiece] {
         &self.pieces
     }
 
-    /// The process has no transparent huge pages (PR_SET_THP_DISABLE(2const)).
+    /// Whether the process has no transparent huge pages (PR_SET_THP_DISABLE(2const)).
     pub fn no_huge_pages(&self) -> bool {
         self.no_huge_pages
     }
 
-    /// Leaves out areas, by their places in [`Shared::areas`], that could not be mapped: each clone has those
-    /// for itself.
+    /// Leaves out areas that could not be mapped, by their places in [`Shared::areas`]: each clone
+    /// has those separately.
     pub fn keep(&mut self, is_mapped: impl Fn(usize) -> bool) {
         let mut place = 0..;
         self.areas.retain(|_| place.next().is_some_and(&is_mapped));
@@ -114,7 +116,7 @@ impl Shared {
         });
     }
 
-    /// What a newborn has from the template.
+    /// The memory that a newborn has from the template.
     pub(super) fn sheet(&self) -> Sheet {
         let runs = self.areas.iter().flat_map(|area| &area.runs);
         Sheet::of(&self.areas, runs.cloned().collect::<Vec<Run>>())
@@ -161,7 +163,7 @@ mod tests {
         let piece = |start, offset| SharedPiece { start, bytes: 4 * P, part: 0, offset };
         assert_eq!(shared.pieces(), [piece(17 * P, 0), piece(257 * P, 24 * P)]);
         let above = Shared::choose(&records(), 16 * P + 1).unwrap();
-        assert_eq!(above.areas(), [other], "nobody may map the first");
+        assert_eq!(above.areas(), [other], "the first is too low to be mapped");
         assert_eq!(above.pieces(), [piece(257 * P, 24 * P)]);
     }
 
@@ -184,7 +186,7 @@ mod tests {
         let kept = area(256, 4, 24, &["nh", "dc"]);
         assert_eq!(sheet.parts(&kept), [(256 * P, 264 * P)]);
         assert_eq!(sheet.pages(&sheet.parts(&kept)), kept.runs);
-        // What is there of another kind would have to go.
+        // An existing range of another kind would have to be unmapped.
         assert!(sheet.parts(&area(256, 4, 24, &["dc"])).is_empty());
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn actions(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Pro
     }
 }
 
-/// Takes away the SIGCHLD of helpers and of zombies that were made here.
+/// Consumes the SIGCHLD of helpers and of zombies that were created here.
 pub(super) fn forget_children(plan: &mut Plan<'_>, sequence: &mut Sequence) {
     let child = plan.builder.numbers(&[1 << (libc::SIGCHLD - 1)]);
     let at_once = plan.builder.numbers(&[0, 0]);
@@ -24,7 +24,7 @@ pub(super) fn forget_children(plan: &mut Plan<'_>, sequence: &mut Sequence) {
 }
 
 /// Queues signals again, for a process or for one of its threads. A task may send itself any
-/// siginfo, also one that only the kernel makes otherwise.
+/// siginfo, even one that only the kernel makes otherwise.
 pub(super) fn pending(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,

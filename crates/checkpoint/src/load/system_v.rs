@@ -1,5 +1,5 @@
-//! Objects of System V: made by the engine in the container's ipc namespace, as those who made
-//! them, before any process attaches memory; each gets the id it had.
+//! Objects of System V: made by the engine in the container's IPC namespace, as their creators,
+//! before any process attaches memory; each gets its recorded id.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,11 +14,11 @@ use crate::error::{Error, Result};
 use crate::format::{PAGE_BYTES, PageFiles, Run, SystemVHead, Thing};
 use crate::save::{Maps, system_v as namespace};
 
-/// Memory that goes with the last who detaches it: the namespaces that it is in, and its ids.
+/// Memory that is removed with its last detach: the namespaces, and its ids.
 #[derive(Debug, Default)]
 pub(super) struct Removed(Vec<(OwnedFd, i32)>);
 
-/// Makes all of them. All processes wait, and none has memory of its own yet.
+/// Makes all objects. All processes wait, and none has memory of its own yet.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Removed> {
     let mut wanted = restore.records.objects.iter().enumerate().filter(|(_, object)| {
         let thing = &object.thing;
@@ -38,7 +38,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Removed> {
         let inner;
         let namespace = match head(thing).and_then(|head| head.namespace) {
             None => &own,
-            // The first process has it open.
+            // The first process has the namespace open.
             Some(n) => {
                 let number = restore.number(n).map_err(Error::of("find an IPC namespace", pid))?;
                 inner = pidfd::copy_descriptor(&handle, number).map_err(|e| elsewhere(&e))?;
@@ -62,7 +62,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<Removed> {
 }
 
 impl Removed {
-    /// Removes it, when all have attached it.
+    /// Removes the memory, once all processes have attached it.
     pub(super) fn remove(self) -> Result<()> {
         for (namespace, id) in &self.0 {
             namespace::inside(namespace, || system_v::remove_segment(*id))
@@ -81,7 +81,7 @@ fn head(thing: &Thing) -> Option<&SystemVHead> {
     }
 }
 
-/// Makes one, in the namespace of the thread that calls.
+/// Makes an object, in the namespace of the calling thread.
 fn make(thing: &Thing, maps: &Maps, pages: &PageFiles) -> std::result::Result<(), Errno> {
     match thing {
         Thing::SystemVMemory(memory) => {
@@ -108,7 +108,7 @@ fn make(thing: &Thing, maps: &Maps, pages: &PageFiles) -> std::result::Result<()
     }
 }
 
-/// An object with the id that it had, of those who made it.
+/// Makes an object with its recorded id, as its creator.
 fn make_one(
     kind: SystemV,
     head: &SystemVHead,
@@ -120,7 +120,7 @@ fn make_one(
         SystemV::Semaphores => "sem",
         SystemV::Queue => "msg",
     };
-    // What the next object will have for an id (proc(5)); the kernel forgets it then.
+    // Sets the id of the next object (proc(5)); the kernel uses the value once.
     let path = format!("/proc/sys/kernel/{name}_next_id");
     std::fs::write(path, head.id.to_string())
         .map_err(|e| e.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
@@ -145,7 +145,7 @@ pub(super) fn fill(file: &File, runs: &[Run], pages: &PageFiles) -> std::result:
         for n in 0..run.pages {
             pages.read_exact_at(&mut page, (run.first + n) * PAGE_BYTES).map_err(failed)?;
             let at = run.address + n * PAGE_BYTES;
-            // The last page may be longer than what it was asked to be.
+            // The last page may exceed the requested size.
             let bytes = PAGE_BYTES.min(length.saturating_sub(at)) as usize;
             file.write_all_at(&page[..bytes], at).map_err(failed)?;
         }

@@ -1,8 +1,8 @@
-//! Terminals: made in the order of their numbers, as the kernel gives the lowest that is free. The
-//! console is there already: it was made with the newborn, and its master is the engine's.
+//! Terminals: created in the order of their numbers, as the kernel assigns the lowest free one. The
+//! console exists already: it was created with the newborn, and its master belongs to the engine.
 //!
-//! What was typed and written goes in while nothing echoes; how the terminal treats what comes is
-//! set when everybody is born, and the kernel has long passed it through.
+//! Recorded input and output are written while nothing echoes. The terminal modes are set once all
+//! processes exist, and the kernel has long processed the data.
 
 use super::{Plan, file, object};
 use crate::error::{Error, Result};
@@ -50,7 +50,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         }
         let master = if terminal.is_console { None } else { Some(plan.cell()) };
         while let Some(cell) = master.filter(|_| next <= number) {
-            // The last is the one; those between stay open until nobody needs them to be taken.
+            // The last one is used; those between stay open until all numbers are assigned.
             let text = plan.builder.text(b"/dev/pts/ptmx");
             let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
             let args = [Arg::from(libc::AT_FDCWD), text.into(), Arg::from(flags), Arg::Number(0)];
@@ -80,7 +80,7 @@ fn one(
         let zero = plan.builder.data(&[0; 4]);
         sequence.call(what, ioctl(master, TIOCSPTLCK, zero));
     }
-    // A slave that was never open is not opened: its master would notice when it closes.
+    // A slave that was not open is not opened: its close would be an event at the master.
     let is_open = terminal.session != 0 || sides.iter().any(|(_, side)| !side.is_master);
     let path = format!("/dev/pts/{}", terminal.number);
     let slave = match is_open || master.is_none() {
@@ -150,7 +150,8 @@ fn write(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, cell: Cell, b
     }
 }
 
-/// A leader of a session takes its terminal. ORDER: before it makes those who inherit it.
+/// Makes the leader of a session acquire its terminal. ORDER: before it creates children, which
+/// inherit it.
 pub(super) fn take(plan: &mut Plan<'_>, sequence: &mut Sequence, session: u32) {
     for (index, terminal) in all(plan) {
         if terminal.session == session
@@ -163,7 +164,7 @@ pub(super) fn take(plan: &mut Plan<'_>, sequence: &mut Sequence, session: u32) {
     }
 }
 
-/// Who is in the foreground. ORDER: when all groups are there.
+/// Sets the foreground process group. ORDER: once all groups exist.
 pub(super) fn foreground(plan: &mut Plan<'_>, sequence: &mut Sequence, session: u32) {
     for (index, terminal) in all(plan) {
         if terminal.session == session
@@ -172,14 +173,14 @@ pub(super) fn foreground(plan: &mut Plan<'_>, sequence: &mut Sequence, session: 
         {
             let group = plan.builder.data(&terminal.foreground.to_ne_bytes());
             let what = format!("the foreground of session {session}");
-            // A group may have lost its last member, and is in the foreground all the same.
+            // The foreground group may have no member any more.
             sequence.call(what, ioctl(cell, TIOCSPGRP, group).lenient());
         }
     }
 }
 
-/// How terminals treat what comes. ORDER: when the kernel has passed through what was typed, which it
-/// does in its own time unless somebody polls: adding it to an epoll does.
+/// Sets the terminal modes. ORDER: after the kernel has processed the input, which it does
+/// asynchronously unless the terminal is polled: adding it to an epoll polls it.
 pub(super) fn settle(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     for (index, terminal) in all(plan) {
         let Some(cell) = plan.terminals.get(&index).copied() else { continue };

@@ -5,21 +5,20 @@ use crate::error::Result;
 use crate::format::Thread;
 use crate::inject::program::{Arg, Call, Sequence};
 
-/// Makes another thread, which goes on with sequence number `own`.
+/// Creates another thread, which runs sequence number `own`.
 pub(super) fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
     let ids = plan.builder.data(&thread.tid.to_ne_bytes());
     let call = clone(plan, [ids, 1]);
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
-/// Makes another thread, which gets the number that is given out next, and goes on with sequence number
-/// `own`.
+/// Creates another thread, which gets the next pid in order, and runs sequence number `own`.
 pub(super) fn make_next(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
     let call = clone(plan, [0, 0]).returns(thread.tid.into());
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
-/// clone3(2) of a thread with these numbers in the pid namespaces it is in: where they are, and how many.
+/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count.
 fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2]) -> Call {
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
@@ -32,14 +31,14 @@ fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2]) -> Call {
     Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)])
 }
 
-/// A name, as `ps` shows it.
+/// Sets a name, as `ps` shows it.
 pub(super) fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, name: &str) {
     let text = plan.builder.text(name.as_bytes());
     let args = [Arg::from(libc::PR_SET_NAME), text.into()];
     sequence.call(format!("the name '{name}'"), Call::new(libc::SYS_prctl, args));
 }
 
-/// What the kernel was told about a thread.
+/// Sets the state of a thread in the kernel.
 pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
     let tid = thread.tid;
     name(plan, sequence, &thread.name);
@@ -69,7 +68,7 @@ pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     Ok(())
 }
 
-/// What needs everything else in place: signals, and who the thread is.
+/// Steps that need everything else in place: signals, and the credentials of the thread.
 pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
     let tid = thread.tid;
     let leader = plan.records.processes.iter().find(|p| p.threads.iter().any(|t| t.tid == tid));
@@ -90,7 +89,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         sequence.call(what, Call::new(libc::SYS_prctl, args));
     }
     if pid == tid {
-        // ORDER: a change of ids takes it away. What is neither 0 nor 1 cannot be asked for.
+        // ORDER: after the change of ids, which clears it. Values other than 0 and 1 cannot be set.
         let args = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(u64::from(dumpable == 1))];
         sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
         if let Some(process) = leader {

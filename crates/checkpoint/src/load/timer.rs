@@ -11,7 +11,7 @@ fn spec(interval_ns: u64, value_ns: u64) -> [u64; 4] {
     [interval_ns / second, interval_ns % second, value_ns / second, value_ns % second]
 }
 
-/// `_IOW('T', 0, __u64)`: how often a timerfd has rung. KERNEL(3.17), with CHECKPOINT_RESTORE.
+/// `_IOW('T', 0, __u64)`: the expirations of a timerfd. KERNEL(3.17), with CHECKPOINT_RESTORE.
 const SET_TICKS: u64 = 0x4008_5400;
 
 /// TFD_TIMER_ABSTIME.
@@ -37,7 +37,7 @@ pub(super) fn make(
         sequence.call(what, Call::new(libc::SYS_timerfd_settime, args));
     }
     if timer.ticks != 0 {
-        // ORDER: setting the time takes the ticks away.
+        // ORDER: setting the time clears the ticks.
         let ticks = plan.builder.numbers(&[timer.ticks]);
         let args = [cell.into(), Arg::Number(SET_TICKS), ticks.into()];
         sequence.call(what, Call::new(libc::SYS_ioctl, args));
@@ -50,10 +50,10 @@ const RESTORE_IDS: u64 = 77;
 /// LIMIT: the highest id that is reached by counting.
 const COUNTED_ID_MAX: i32 = 4096;
 
-/// The POSIX timers of a process, with the ids they had.
+/// Creates the POSIX timers of a process, with their recorded ids.
 ///
-/// A process's timers are numbered from 0, so an id is reached by making those before it; where that
-/// would be too many the kernel is told the id.
+/// A process's timers are numbered from 0, so an id is reached by creating those before it. If
+/// these would be too many, the id is passed to the kernel.
 pub(super) fn posix(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
     let Some(last) = record.timers.iter().map(|t| t.id).max() else { return };
     let counts = (0..=COUNTED_ID_MAX).contains(&last);

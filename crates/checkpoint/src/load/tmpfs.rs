@@ -1,7 +1,8 @@
-//! What was in a tmpfs: written by the engine through the root of the newborn, which has nothing
-//! open yet. Only into the directories that the configuration has in memory, which hold at most what
-//! a start puts there (the links of an OCI container's `/dev`, what `tmpcopyup` copies): it comes in
-//! their place, and what was not there any more goes. Devices stay, and what something is mounted on.
+//! The contents of a tmpfs: written by the engine through the root of the newborn, which has
+//! nothing open yet. Only tmpfs directories of the configuration are filled. These contain at most
+//! the files of a start (the links of an OCI container's `/dev`, files that `tmpcopyup` copies).
+//! Saved entries replace those, and files that were not saved are removed. Devices and mount points
+//! stay.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -20,10 +21,10 @@ use crate::error::{Error, Result};
 use crate::format::{PageFiles, Thing, Tmpfs, TmpfsEntry, TmpfsKind};
 use crate::save::{Maps, tmpfs_at};
 
-/// LIMIT: directories in each other.
+/// LIMIT: nested directories.
 const DEPTH_MAX: usize = 64;
 
-/// Fills all that the configuration has.
+/// Fills every tmpfs of the configuration.
 pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
     for object in &restore.records.objects {
         let Thing::Tmpfs(tmpfs) = &object.thing else { continue };
@@ -42,7 +43,7 @@ pub(super) fn restore(pid: u32, restore: &Restore) -> Result<()> {
     Ok(())
 }
 
-/// Fills those that the first process has made for mount namespaces of processes' own.
+/// Fills each tmpfs that the first process has created for other mount namespaces.
 pub(super) fn restore_apart(pid: u32, restore: &Restore) -> Result<()> {
     for (index, object) in restore.records.objects.iter().enumerate() {
         let Thing::Tmpfs(tmpfs) = &object.thing else { continue };
@@ -66,7 +67,7 @@ fn fill_in(place: &OwnedFd, tmpfs: &Tmpfs, maps: &Maps, pages: &PageFiles) -> Re
         for entry in &tmpfs.entries {
             make(place, entry, maps, pages).map_err(failed(tmpfs, &entry.path))?;
         }
-        // What was made in a directory has changed its time.
+        // Creating an entry has changed the times of its directory.
         for entry in tmpfs.entries.iter().rev().filter(|e| e.what == TmpfsKind::Directory) {
             date(place, entry).map_err(failed(tmpfs, &entry.path))?;
         }
@@ -75,8 +76,8 @@ fn fill_in(place: &OwnedFd, tmpfs: &Tmpfs, maps: &Maps, pages: &PageFiles) -> Re
     .map_err(failed(tmpfs, ""))?
 }
 
-/// Does something as root of a container, with all rights that this process has: a tmpfs that was
-/// mounted in a user namespace takes files of nobody else.
+/// Calls `act` as root of a container, with all capabilities of this process: a tmpfs that was
+/// mounted in a user namespace refuses files of other owners.
 fn as_root_of<T>(maps: &Maps, act: impl FnOnce() -> T) -> std::result::Result<T, Errno> {
     match maps.outside(0, 0) {
         None | Some((0, 0)) => Ok(act()),
@@ -88,7 +89,7 @@ fn as_root_of<T>(maps: &Maps, act: impl FnOnce() -> T) -> std::result::Result<T,
     }
 }
 
-/// The directory that something is in, and its name there. Links on the way are not followed.
+/// The parent directory of a path, and the name there. No symbolic link is followed.
 fn parent<'p>(place: &OwnedFd, path: &'p str) -> std::result::Result<(OwnedFd, &'p str), Errno> {
     let (dir, name) = path.rsplit_once('/').unwrap_or((".", path));
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -107,7 +108,7 @@ fn make(
     let private = Mode::from_raw_mode(0o600);
     match &entry.what {
         TmpfsKind::Directory => match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o700)) {
-            // It leads to where something else is mounted.
+            // The directory is on the path to another mount.
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(e),
         },
@@ -137,7 +138,7 @@ fn make(
     date(place, entry)
 }
 
-/// Removes what a start has put there and that was not there any more.
+/// Removes files of a start that were not saved.
 fn clear(
     dir: &OwnedFd,
     path: &str,
@@ -167,7 +168,7 @@ fn clear(
             FileType::CharacterDevice | FileType::BlockDevice => continue,
             FileType::Directory => {
                 match open(&listing, name) {
-                    // Another part of the same memory is mounted there.
+                    // Another part of the same tmpfs is mounted there.
                     Err(Errno::XDEV) => continue,
                     inner => clear(&inner?, &path, kept, depth + 1)?,
                 }
@@ -180,7 +181,7 @@ fn clear(
             _ => rustix::fs::unlinkat(&listing, name, AtFlags::empty()),
         };
         match gone {
-            // Something is mounted there, or in there.
+            // Something is mounted there, or below.
             Ok(()) | Err(Errno::BUSY | Errno::NOTEMPTY) => {}
             Err(e) => return Err(e),
         }
@@ -193,7 +194,7 @@ fn node(dir: &OwnedFd, name: &str, kind: FileType) -> std::result::Result<(), Er
     afresh(dir, name, || rustix::fs::mknodat(dir, name, kind, private, 0))
 }
 
-/// Makes something in the place of what a start has put there.
+/// Creates an entry in place of one from a start.
 fn afresh<T>(
     dir: &OwnedFd,
     name: &str,

@@ -1,11 +1,11 @@
-//! Who makes whom: every process is made by its parent, in the session it had.
+//! The creator of each process: every process is created by its parent, in its recorded session.
 //!
-//! A session is inherited at birth and left by setsid(2) only, so the order matters: a child that
-//! is in the session its parent was born in is made before the parent leaves it. A process whose
-//! session is neither (a daemon: its maker led the session, forked and ended) is made by a *helper*,
-//! which ends; the process is then adopted by the first process, as it was the first time. Helpers
-//! also stand in for leaders of process groups that have ended. They have their old ids, or one
-//! that nobody has.
+//! A session is inherited at fork and only left by setsid(2), so the order matters: a child in the
+//! session in which its parent was created is created before the parent leaves that session. A
+//! process in neither session (a daemon: its creator led the session, forked and exited) is created
+//! by a *helper*, which exits; the first process then adopts it, as originally. Helpers also
+//! replace leaders of process groups that have exited. A helper has the pid of the process that it
+//! replaces, or an unused one.
 
 use std::collections::HashMap;
 
@@ -18,13 +18,13 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 /// A process to be made.
 struct Node {
     pid: u32,
-    /// Index of the record; none for a helper.
+    /// Index of the record; `None` for a helper.
     record: Option<usize>,
     leads_session: bool,
     group: u32,
     before: Vec<usize>,
     after: Vec<usize>,
-    /// The session it is born in.
+    /// The session in which it is created.
     born_in: u32,
     session: u32,
 }
@@ -36,7 +36,7 @@ const OF_INIT: u32 = 1;
 pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     let nodes = nodes(plan)?;
     let inheritance = inheritance(plan, &nodes)?;
-    // Threads come behind the processes, and stand-ins behind those.
+    // Threads follow the processes, and helper processes of other modules follow the threads.
     let mut next_thread = nodes.len();
     let alive = plan.records.processes.iter().filter(|p| p.ended.is_none());
     plan.stand_ins_from = nodes.len() + alive.map(|p| p.threads.len() - 1).sum::<usize>();
@@ -81,10 +81,10 @@ pub(super) fn sequences(plan: &mut Plan<'_>) -> Result<Vec<Sequence>> {
     Ok(all)
 }
 
-/// What processes have from those who make them.
+/// The memory that processes inherit from their creators.
 fn inheritance(plan: &Plan<'_>, nodes: &[Node]) -> Result<Inheritance> {
     if let Some(shared) = plan.born_with {
-        // Helpers, who end before it gets its memory, need none.
+        // Helpers, which exit before the process gets its memory, need none.
         return Ok(Inheritance::of_one(shared.sheet()));
     }
     if nodes.len() == 1 {
@@ -103,7 +103,7 @@ fn inheritance(plan: &Plan<'_>, nodes: &[Node]) -> Result<Inheritance> {
     }
     let makers: Option<Vec<usize>> = makers.into_iter().collect();
     let makers = makers.ok_or_else(|| {
-        let text = "it has processes that come from each other, or from nobody";
+        let text = "it has processes that descend from each other, or from no process";
         Error::damaged("section 'process'", text)
     })?;
     let records: Vec<Option<usize>> = nodes.iter().map(|node| node.record).collect();
@@ -123,17 +123,17 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
             group: record.group,
             before: Vec::new(),
             after: Vec::new(),
-            // A program is born in the session of its init.
+            // A program is created in the session of its init.
             born_in: if plan.records.has_init() { OF_INIT } else { 0 },
             session: record.session,
         });
     }
-    // Who made it, for those that can be made by their parent.
+    // Finds the creator of each process, for those that their parent can create.
     let mut helpers = Helpers::new();
     for n in 1..processes.len() {
         let record = &processes[n];
         let Some(parent) = by_pid.get(&record.parent).copied() else {
-            // Of an init. Who leads a session may have been born in any.
+            // A child of an init. A session leader may have been created in any session.
             let session = if nodes[n].leads_session { OF_INIT } else { record.session };
             let orphan = (record, None, session);
             let helper = adopted(plan, &mut nodes, &by_pid, &mut helpers, orphan)?;
@@ -162,7 +162,7 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
     }
     let is_zombie = |node: &Node| node.record.is_some_and(|r| processes[r].ended.is_some());
     for node in nodes.iter_mut().filter(|node| is_zombie(node)) {
-        // Nobody can tell the group of the dead from its maker's, but where it still has members.
+        // The group of a zombie cannot be distinguished from its creator's, unless it has other members.
         if node.group != node.pid && !by_pid.contains_key(&node.group) {
             node.group = 0;
         }
@@ -171,12 +171,12 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
     Ok(nodes)
 }
 
-/// Helpers by the session that they make children in, and who adopts those.
+/// Helpers by the session in which they create children, and the process that adopts these.
 type Helpers = HashMap<(u32, Option<usize>), usize>;
 
-/// The one that makes a process which the first process, or a subreaper, or an init (`None`) shall
-/// adopt: a zombie that led the session, or a helper in its place, or a helper below the leader that
-/// still lives.
+/// The creator of a process that the first process, a subreaper or an init (`None`) is to adopt: a
+/// zombie that led the session, a helper in its place, or a helper below the leader if that is
+/// alive.
 fn adopted(
     plan: &mut Plan<'_>,
     nodes: &mut Vec<Node>,
@@ -194,7 +194,7 @@ fn adopted(
         || leader.is_some_and(|leader| adopter(plan, by_pid, leader) != parent)
     {
         return Err(Error::Elsewhere(format!(
-            "process {} ({}) was adopted by one who would not adopt it again",
+            "process {} ({}) has a parent that would not adopt it again",
             record.pid, record.name
         )));
     }
@@ -216,7 +216,7 @@ fn adopted(
                 session,
             });
             let helper = nodes.len() - 1;
-            // In the session of the init only before the program has one of its own.
+            // In the session of the init only before the program creates its own.
             match is_of_init && nodes[maker].leads_session {
                 true => nodes[maker].before.push(helper),
                 false => nodes[maker].after.push(helper),
@@ -228,11 +228,11 @@ fn adopted(
     Ok(helper)
 }
 
-/// Who gets the children of a process when it ends; `None` is an init.
+/// The process that adopts the children of a process which exits; `None` is an init.
 fn adopter(plan: &Plan<'_>, by_pid: &HashMap<u32, usize>, of: usize) -> Option<usize> {
     let processes = &plan.records.processes;
     let mut at = of;
-    // Parents come before their children, so this ends.
+    // Parents come before their children, so this loop ends.
     while at != 0 {
         at = by_pid.get(&processes[at].parent).copied()?;
         if processes[at].subreaper {
@@ -242,7 +242,7 @@ fn adopter(plan: &Plan<'_>, by_pid: &HashMap<u32, usize>, of: usize) -> Option<u
     (!plan.records.has_init()).then_some(0)
 }
 
-/// Helpers for process groups whose leader has ended.
+/// Adds helpers for process groups whose leader has exited.
 fn lead_groups(
     plan: &Plan<'_>,
     nodes: &mut Vec<Node>,
@@ -255,7 +255,7 @@ fn lead_groups(
         let is_of_init = plan.records.has_init() && group == OF_INIT;
         let is_led =
             group == 0 || is_of_init || by_pid.contains_key(&group) || led.contains(&group);
-        // Whoever stands in for a session's leader leads its group too.
+        // A helper that replaces a session leader leads its group, too.
         if is_led || helpers.keys().any(|(session, _)| *session == group) {
             continue;
         }
@@ -276,7 +276,7 @@ fn lead_groups(
     }
 }
 
-/// clone3(2) of a child with that id, in that control group.
+/// clone3(2) of a child with that pid, in that control group.
 pub(super) fn clone_with_pid(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
@@ -294,7 +294,7 @@ pub(super) fn clone_with_pid(
     let args = [flags, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, ids, 1, 0];
     let at = plan.builder.numbers(&args);
     if let Some(cgroup) = cgroup {
-        // Its number is known only by then: a call writes it there.
+        // The descriptor number is only known at run time: a call writes it there.
         let args = [cgroup.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];
         let what = format!("the control group of process {pid}");
         sequence.call_to(what, at + CGROUP_AT, Call::new(libc::SYS_fcntl, args));
@@ -302,7 +302,7 @@ pub(super) fn clone_with_pid(
     Call::new(libc::SYS_clone3, [at.into(), Arg::Number(88)])
 }
 
-/// Sessions, children, groups.
+/// Sessions, children and groups.
 fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Node) -> Result<()> {
     let fork = |plan: &mut Plan<'_>, sequence: &mut Sequence, child: usize| {
         let pid = nodes[child].pid;
@@ -313,7 +313,7 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
     };
     let record = node.record.map(|r| &plan.records.processes[r]);
     if record.is_some_and(|r| r.subreaper && r.ended.is_none()) {
-        // ORDER: before the first orphan is left to it.
+        // ORDER: before the first orphan, which it adopts.
         let args = [Arg::from(libc::PR_SET_CHILD_SUBREAPER), Arg::Number(1)];
         let what = format!("process {} as a subreaper", node.pid);
         sequence.call(what, Call::new(libc::SYS_prctl, args));
@@ -338,14 +338,15 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
         sequence.call(format!("the process group {}", node.pid), set_group(0));
     }
     sequence.stage("led");
-    // The leader of a session cannot leave its group, and need not; helpers go with their maker.
+    // The leader of a session cannot leave its group, and need not; helpers stay in their
+    // creator's.
     if !leads_group && node.session != node.pid && node.group != 0 {
         let what = format!("process {}'s place in group {}", node.pid, node.group);
         sequence.call(what, set_group(node.group));
     }
     sequence.stage("joined");
     let is_first = node.pid == plan.records.processes[0].pid;
-    // An init has no group in the foreground; its program says which has.
+    // An init sets no foreground group; its program does.
     if leads || is_first && node.session == OF_INIT {
         terminal::foreground(plan, sequence, node.session);
     }
@@ -355,7 +356,7 @@ fn born(plan: &mut Plan<'_>, sequence: &mut Sequence, nodes: &[Node], node: &Nod
     Ok(())
 }
 
-/// Waits for the helpers that a process has made.
+/// Waits for the helpers that a process has created.
 fn reap_helpers(sequence: &mut Sequence, nodes: &[Node], node: &Node) {
     for child in node.before.iter().chain(&node.after) {
         if nodes[*child].record.is_none() {
@@ -366,7 +367,7 @@ fn reap_helpers(sequence: &mut Sequence, nodes: &[Node], node: &Node) {
     }
 }
 
-/// The end of a helper or a zombie.
+/// The exit of a helper or a zombie.
 fn end(plan: &mut Plan<'_>, sequence: &mut Sequence, record: Option<&Process>) {
     let status = record.and_then(|r| r.ended).unwrap_or(0);
     if let Some(record) = record {
