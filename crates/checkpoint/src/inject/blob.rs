@@ -1,16 +1,16 @@
-//! The interpreter of restore programs: about sixty instructions that need no stack, no data of
-//! their own and no fixed address.
+//! The interpreter of restore programs: about sixty instructions without a stack, data of their own
+//! or a fixed address.
 //!
-//! It runs in a process that has nothing else left: its memory is being replaced while it works.
-//! `rbx` points to the operation ([`super::program::OPERATION_BYTES`] each), everything else is
-//! loaded from there. A process made by an operation that forks, or a thread without a stack,
-//! starts with the same registers and goes on at the operation that the fork names.
+//! The code runs in a process whose memory is being replaced meanwhile. `rbx` points to the
+//! operation ([`super::program::OPERATION_BYTES`] each), and everything else is loaded from there.
+//! A process created by an operation that forks, or a thread without a stack, starts with the same
+//! registers and continues at the operation that the fork names.
 //!
-//! Its labels are global, for whoever names them may be compiled into another object, and hidden, for
-//! nobody else shall.
+//! The labels are global, since references to them may be compiled into another object, and hidden,
+//! so that they are not exported.
 //!
-//! It stops, by a breakpoint, at the end of a stage and at a call that failed; whoever traces it
-//! sees from `rbx` where, and from `rax` why.
+//! The code stops, by a breakpoint, at the end of a stage and at a call that failed. The tracer
+//! reads the operation from `rbx`, and the result from `rax`.
 
 use std::arch::global_asm;
 
@@ -52,7 +52,7 @@ global_asm!(
     "int3",
     "jmp 5f",
     "3: syscall",
-    // In a child, which has an operation of its own to begin with.
+    // In a child, which begins with its own operation.
     "test r12d, 0x200",
     "jz 3f",
     "test rax, rax",
@@ -66,7 +66,7 @@ global_asm!(
     "jnz 5f",
     "int3",
     "ud2",
-    // A call that must return what its sixth argument says.
+    // A call that must return its sixth argument.
     "4: test r12d, 0x800",
     "jz 4f",
     "cmp rax, r9",
@@ -106,7 +106,7 @@ global_asm!(
     "mov qword ptr [rbx + 56], rax",
     "add rbx, 64",
     "jmp 2b",
-    // Waits for nothing, which only a tracer ends: ppoll(NULL, 0, NULL, NULL).
+    // Waits for ever, until a tracer interrupts: ppoll(NULL, 0, NULL, NULL).
     "3: mov eax, 271",
     "xor edi, edi",
     "xor esi, esi",
@@ -129,7 +129,7 @@ pub(crate) fn interpreter() -> &'static [u8] {
     between(&raw const dormouse_interpreter_start, &raw const dormouse_interpreter_end)
 }
 
-/// The bytes of what makes the calls of a [`super::script::Script`], one after the other.
+/// The bytes of the code that makes the calls of a [`super::script::Script`], one after the other.
 pub(crate) fn follower() -> &'static [u8] {
     unsafe extern "C" {
         static dormouse_follower_start: u8;
@@ -139,7 +139,7 @@ pub(crate) fn follower() -> &'static [u8] {
 }
 
 fn between(start: *const u8, end: *const u8) -> &'static [u8] {
-    // SAFETY: both are labels of one section, the second after the first, and what is between them is
-    // never written.
+    // SAFETY: both are labels of one section, the second after the first, and the bytes between
+    // them are never written.
     unsafe { std::slice::from_raw_parts(start, end as usize - start as usize) }
 }

@@ -1,5 +1,5 @@
-//! Machine code: the interpreter of restore programs, and calls made in another task, one by one
-//! ([`remote`]) or many at once ([`script`]).
+//! Machine code: the interpreter of restore programs, and calls injected into another task, one by
+//! one ([`remote`]) or many at once ([`script`]).
 //!
 //! The one place of this crate with `unsafe` and with knowledge of x86_64.
 

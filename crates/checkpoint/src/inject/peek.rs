@@ -1,32 +1,31 @@
-//! What waits in the queue of a unix socket, and where the last write of a stream begins that a look
-//! at it shows.
+//! The receive queue of a unix socket, and where the last write of a stream begins in a peek.
 //!
-//! recvmsg(2) with MSG_PEEK shows what several writes have left, and descriptors that came with one of
-//! them, as if they were one. But a write of which a part cannot be copied is left out as a whole: so a
-//! look that is given memory for all but the last byte, and then an address where there is none, ends
-//! with the write before the last.
+//! recvmsg(2) with MSG_PEEK returns the data of several writes, and the descriptors of one of them,
+//! as if they were one. But a write that cannot be copied in full is left out as a whole. So a peek
+//! with memory for all but the last byte, followed by an unmapped address, ends with the write
+//! before the last.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use dormouse_kernel::Errno;
 
-/// One look at what a socket has received.
+/// One peek at the receive queue of a socket.
 #[derive(Debug)]
 pub(crate) struct Peeked {
     pub(crate) bytes: usize,
     /// `sun_path` of the sender's address.
     pub(crate) from: Vec<u8>,
     pub(crate) descriptors: Vec<OwnedFd>,
-    /// Process, user and group of the sender, as this process is told, where that comes along. The
-    /// process is 0 where the kernel knows none.
+    /// Pid, user and group of the sender, as this process sees them, if they are included. The pid
+    /// is 0 if the kernel has none.
     pub(crate) sender: Option<[u32; 3]>,
-    /// Nothing else comes along, and nothing was cut off.
+    /// Nothing else is included, and nothing was cut off.
     pub(crate) is_whole: bool,
 }
 
-/// Looks at the next message, which stays where it is. Copies of its descriptors are made.
+/// Peeks at the next message, which stays in the queue. Its descriptors are copied.
 pub(crate) fn message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Peeked, Errno> {
-    // As many descriptors as one message can have, and some of anything else.
+    // As many descriptors as one message can have, and some space for other items.
     let mut control = [0u64; 256];
     let mut name = [0u8; 128];
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
@@ -91,11 +90,11 @@ pub(crate) fn message(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Peeke
 /// KERNEL(6.5): a pidfd of the sender.
 const SCM_PIDFD: i32 = 4;
 
-/// How many of the bytes that a look shows were written before the last write among them. `buffer` is
-/// of their number; what is left in it means nothing.
+/// How many of the bytes that a peek returns were written before the last write among them.
+/// `buffer` has their length; its contents are undefined afterwards.
 pub(crate) fn before_last_write(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     let Some(length) = buffer.len().checked_sub(1) else { return Ok(0) };
-    // The lowest page is nobody's.
+    // The lowest page is never mapped.
     const NOWHERE: usize = 1;
     let mut pieces = [
         libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: length },
@@ -106,9 +105,9 @@ pub(crate) fn before_last_write(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Re
     head.msg_iov = pieces.as_mut_ptr();
     head.msg_iovlen = pieces.len();
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes to the buffer, no more than the first piece says, and to no other
-    // memory: the second piece leads to none, of which it hears by a fault. Descriptors, for which
-    // there is no room, are not installed.
+    // SAFETY: the kernel writes to the buffer, no more than the length of the first piece, and to
+    // no other memory: the second piece is unmapped, and an access to it faults. Descriptors, for
+    // which there is no space, are not installed.
     let copied = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut head, flags) };
     match copied {
         -1 => match std::io::Error::last_os_error().raw_os_error() {

@@ -4,15 +4,15 @@
 //! 0      the interpreter
 //! 4096   data that operations point to
 //! ...    operations of 64 bytes
-//! ...    cells, 4 bytes each: descriptor numbers and what else is known only when it happened
+//! ...    cells, 4 bytes each: descriptor numbers and other results of calls
 //! ```
 //!
-//! Cells come last: how many there are is known when everything else is laid out, and not before.
+//! Cells come last: their number is known once everything else is laid out, and not before.
 //!
-//! The memory is a memfd, mapped shared at one address in every process of a restore and read and
-//! written as a file by whoever conducts it, so that a cell written by one process is read by all.
-//! Every pointer in it is an address of that mapping. Nothing of a checkpoint ever becomes an
-//! operation but through the functions that the modules of [`crate::load`] call.
+//! The memory is a memfd, mapped shared at one address in every process of a restore, and read and
+//! written as a file by the conductor. So a cell that one process writes is visible to all. Every
+//! pointer in it is an address of that mapping. Data of a checkpoint only become operations through
+//! the functions that the modules of [`crate::load`] call.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -42,7 +42,7 @@ pub(crate) struct Cell(u32);
 pub(crate) enum Arg {
     /// A number or an address.
     Number(u64),
-    /// What a cell holds by then.
+    /// The content of a cell at run time.
     Of(Cell),
     /// The address of a cell, for calls that write numbers to memory, such as pipe2(2) into two.
     At(Cell),
@@ -69,18 +69,18 @@ impl From<Cell> for Arg {
     }
 }
 
-/// What one operation is about, for the error when it fails.
+/// The purpose of one operation, for the error if it fails.
 #[derive(Debug, Clone)]
 pub(crate) struct About {
-    /// What was being restored: `descriptor 5 (a pipe)`.
+    /// The object that was being restored: `descriptor 5 (a pipe)`.
     pub(crate) what: String,
     /// The system call's number.
     pub(crate) call: i64,
-    /// It is the end of a stage, and `what` its name.
+    /// The operation is the end of a stage, and `what` its name.
     pub(crate) is_stage: bool,
 }
 
-/// One call, in the making.
+/// A call that is being built.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     number: i64,
@@ -96,13 +96,13 @@ impl Call {
         Self { number, args: all, flags: 0 }
     }
 
-    /// A failure is no failure.
+    /// Ignores a failure of the call.
     pub(crate) fn lenient(mut self) -> Self {
         self.flags |= FLAG_LENIENT;
         self
     }
 
-    /// It must return this number; a sixth argument it must not have.
+    /// Makes the call fail unless it returns this number; the call must not have a sixth argument.
     pub(crate) fn returns(mut self, value: u64) -> Self {
         self.flags |= FLAG_EXPECT;
         self.args[5] = Arg::Number(value);
@@ -116,7 +116,7 @@ pub(crate) struct Sequence {
     calls: Vec<(Call, Then, String)>,
 }
 
-/// What becomes of the result of a call.
+/// The use of the result of a call.
 #[derive(Debug, Clone, Copy)]
 enum Then {
     Nothing,
@@ -126,7 +126,7 @@ enum Then {
 }
 
 impl Sequence {
-    /// Adds a call; `what` names what is restored by it.
+    /// Adds a call; `what` names the object that it restores.
     pub(crate) fn call(&mut self, what: impl Into<String>, call: Call) {
         self.calls.push((call, Then::Nothing, what.into()));
     }
@@ -141,17 +141,17 @@ impl Sequence {
         self.calls.push((call, Then::To(address), what.into()));
     }
 
-    /// Adds a call that makes a process or thread, which goes on with sequence number `child`.
+    /// Adds a call that creates a process or thread, which runs sequence number `child`.
     pub(crate) fn fork(&mut self, what: impl Into<String>, child: usize, call: Call) {
         self.calls.push((call, Then::Child(child), what.into()));
     }
 
-    /// Adds all of another.
+    /// Adds all calls of another sequence.
     pub(crate) fn append(&mut self, other: Self) {
         self.calls.extend(other.calls);
     }
 
-    /// The end of a stage: everybody waits for everybody.
+    /// Adds the end of a stage: every task waits for all others.
     pub(crate) fn stage(&mut self, name: &'static str) {
         let mut call = Call::new(0, []);
         call.flags = FLAG_STAGE;
@@ -176,13 +176,13 @@ impl Builder {
         Self { base, cells: 0, bytes, abouts: Vec::new() }
     }
 
-    /// A new cell. Of two that follow each other the second is right behind the first.
+    /// Adds a cell. Of two consecutive cells the second is adjacent to the first.
     pub(crate) fn cell(&mut self) -> Cell {
         self.cells += 1;
         Cell(self.cells - 1)
     }
 
-    /// Keeps bytes, aligned to 16, and gives their address.
+    /// Stores bytes, aligned to 16, and returns their address.
     pub(crate) fn data(&mut self, bytes: &[u8]) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(16), 0);
         let at = self.base + self.bytes.len() as u64;
@@ -190,20 +190,20 @@ impl Builder {
         at
     }
 
-    /// Keeps a text and its NUL.
+    /// Stores a text and its NUL.
     pub(crate) fn text(&mut self, text: &[u8]) -> u64 {
         let mut bytes = text.to_vec();
         bytes.push(0);
         self.data(&bytes)
     }
 
-    /// Keeps numbers of 64 bits.
+    /// Stores numbers of 64 bits.
     pub(crate) fn numbers(&mut self, numbers: &[u64]) -> u64 {
         let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
         self.data(&bytes)
     }
 
-    /// Lays the sequences out; the first is where the first process begins.
+    /// Lays out the sequences; the first process begins with the first.
     pub(crate) fn finish(mut self, sequences: Vec<Sequence>) -> Result<Program, Errno> {
         self.bytes.resize(self.bytes.len().next_multiple_of(OPERATION_BYTES as usize), 0);
         let mut starts = Vec::with_capacity(sequences.len());
@@ -289,12 +289,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Where it must be mapped.
+    /// The address at which it must be mapped.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// How long the mapping is, in bytes.
+    /// The length of the mapping, in bytes.
     pub fn length_bytes(&self) -> u64 {
         self.length
     }
@@ -304,7 +304,7 @@ impl Program {
         self.start
     }
 
-    /// Where the numbers of the descriptors that came along are written, 4 bytes each.
+    /// Where the numbers of the descriptors that are passed in are written, 4 bytes each.
     pub fn descriptors_at(&self) -> u64 {
         self.cells_at
     }
@@ -314,13 +314,13 @@ impl Program {
         &self.memory
     }
 
-    /// What the operation at an address is about.
+    /// The purpose of the operation at an address.
     pub(crate) fn about(&self, address: u64) -> Option<&About> {
         let at = self.abouts.binary_search_by_key(&address, |(at, _)| *at).ok()?;
         Some(&self.abouts[at].1)
     }
 
-    /// What a cell holds by now.
+    /// The present content of a cell.
     pub(crate) fn value(&self, cell: Cell) -> Result<i32, Errno> {
         let mut bytes = [0; 4];
         let offset = self.cells_at + u64::from(cell.0) * 4;
@@ -330,8 +330,8 @@ impl Program {
         }
     }
 
-    /// Changes an operation before it is reached: `rseq(address, length, flags, signature)` and
-    /// its like, whose arguments are known only when the process exists.
+    /// Changes an operation before it is reached: `rseq(address, length, flags, signature)` and its
+    /// like, with arguments that are only known once the process exists.
     pub(crate) fn patch(&self, operation: u64, number: i64, args: &[u64]) -> Result<(), Errno> {
         let offset = operation - self.base;
         rustix::io::pwrite(self.memory.as_fd(), &(number as u32).to_ne_bytes(), offset)?;

@@ -1,13 +1,13 @@
-//! Calls made in another task that is stopped: by its own registers and a `syscall` instruction
-//! that it has anyway, with nothing written into its code.
+//! Calls injected into another task that is stopped: by its own registers and an existing `syscall`
+//! instruction, with nothing written into its code.
 //!
-//! A call is two stops, at its entry and at its exit; neither sends a signal. (A single step
-//! would: SIGTRAP, and where the task blocks or ignores that, the kernel forgets its action.)
-//! Signals are blocked meanwhile, so that none is delivered between two calls.
+//! A call is two stops, at its entry and at its exit; neither sends a signal. (A single step would:
+//! SIGTRAP, and if the task blocks or ignores that, the kernel resets its action.) Signals are
+//! blocked meanwhile, so that none is delivered between two calls.
 //!
-//! ORDER: the kernel decides about restarting an interrupted system call only on its way through
-//! signal handling, so a task is brought to a stop there ([`Remote::finish`]) before it gets its
-//! own registers back.
+//! ORDER: the kernel decides about restarting an interrupted system call only while it handles
+//! signals. So a task is brought to a stop there ([`Remote::finish`]) before it gets its own
+//! registers back.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use std::time::Duration;
 use dormouse_kernel::Errno;
 use dormouse_kernel::call::{self, Registers, Stop};
 
-/// So many looks are sooner done than a sleep.
+/// As many polls take less time than a sleep.
 const LOOKS_AT_ONCE: u32 = 50;
 
 /// PTRACE_EVENT_STOP.
 pub(crate) const EVENT_STOP: i32 = 128;
 
-/// A stopped tracee in which calls are made.
+/// A stopped tracee into which calls are injected.
 #[derive(Debug)]
 pub(crate) struct Remote {
     tid: u32,
@@ -38,17 +38,17 @@ impl Remote {
         Ok(Self { tid, gadget, registers, mask })
     }
 
-    /// Registers as they were.
+    /// The original registers.
     pub(crate) fn registers(&self) -> Registers {
         self.registers
     }
 
-    /// Signal mask as it was.
+    /// The original signal mask.
     pub(crate) fn mask(&self) -> u64 {
         self.mask
     }
 
-    /// Makes a call and gives what it returned.
+    /// Makes a call and returns its result.
     pub(crate) fn call<const N: usize>(
         &mut self,
         number: i64,
@@ -61,7 +61,7 @@ impl Remote {
         Ok(returned as u64)
     }
 
-    /// The same; an error of the call's is what it has returned.
+    /// The same; an error of the call is returned as its result.
     pub(crate) fn call_raw<const N: usize>(
         &mut self,
         number: i64,
@@ -72,7 +72,7 @@ impl Remote {
         Ok(call::registers(self.tid)?.rax)
     }
 
-    /// Has the task follow a script ([`super::script`]) until it is done, and stops it.
+    /// Makes the task follow a script ([`super::script`]) until it is done, and stops it.
     pub(crate) fn follow(
         &mut self,
         code: u64,
@@ -87,7 +87,7 @@ impl Remote {
         while !is_done()? {
             match call::poll_stop(self.tid)? {
                 None => {}
-                // A group stop that was on its way: the task goes on all the same.
+                // A group stop that was pending: the task continues all the same.
                 Some(Stop::Event(EVENT_STOP, _)) => call::resume(self.tid, 0)?,
                 Some(Stop::Ended(_)) => return Err(Errno::SRCH),
                 Some(_) => return Err(Errno::INTR),
@@ -115,8 +115,8 @@ impl Remote {
         self.step_to_call()
     }
 
-    /// Makes a call that waits, and interrupts it before it can: the kernel then remembers in the
-    /// task how to go on with it (restart_syscall(2)).
+    /// Makes a call that waits, and interrupts it before it can: the kernel then keeps the restart
+    /// block in the task (restart_syscall(2)).
     pub(crate) fn interrupted(&mut self, number: i64, args: [u64; 6]) -> Result<i64, Errno> {
         self.enter(number, args)?;
         call::interrupt(self.tid)?;
@@ -131,7 +131,7 @@ impl Remote {
             match call::wait_stop(Some(self.tid))?.1 {
                 Stop::Call => return Ok(()),
                 Stop::Ended(_) => return Err(Errno::SRCH),
-                // A group stop that was on its way: the task goes on all the same.
+                // A group stop that was pending: the task continues all the same.
                 Stop::Event(EVENT_STOP, _) => call::resume_to_call(self.tid)?,
                 Stop::Signal(_) | Stop::Event(..) => return Err(Errno::INTR),
             }
@@ -168,10 +168,10 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Bytes of it.
+    /// The length in bytes.
     pub(crate) const BYTES: u64 = 4096;
 
-    /// Has the task map it.
+    /// Makes the task map it.
     pub(crate) fn map(pid: u32, remote: &mut Remote) -> Result<Self, Errno> {
         let (access, kind) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -180,12 +180,12 @@ impl Scratch {
         Ok(Self { pid, address })
     }
 
-    /// Has the task unmap it.
+    /// Makes the task unmap it.
     pub(crate) fn unmap(self, remote: &mut Remote) -> Result<(), Errno> {
         remote.call(libc::SYS_munmap, [self.address, Self::BYTES]).map(drop)
     }
 
-    /// Writes to its begin.
+    /// Writes to its start.
     pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         match call::write_memory(self.pid, self.address, bytes)? {
             n if n == bytes.len() => Ok(()),

@@ -1,15 +1,15 @@
-//! Several calls made in another task with one stop for all.
+//! Several calls injected into another task with a single stop.
 //!
 //! ```text
 //! 0      code, without a stack
-//! 4096   calls of 64 bytes: number, six arguments, what it returned
-//! ...    room for what calls write to memory, zeros, and for what they read
+//! 4096   calls of 64 bytes: number, six arguments, result
+//! ...    space for memory that calls write, initially zeros, and for memory that they read
 //! ```
 //!
-//! Memory is never writable and code at once. When all calls are made the code waits in the kernel, with
-//! all signals blocked, where the tracer's interrupt ends it: no signal is needed to tell of the end. Where
-//! memory may not become code (PR_SET_MDWE(2const), a policy of the host's) the same calls are made one by
-//! one ([`Remote::call`]).
+//! No memory is writable and executable at once. When all calls are made, the code waits in the
+//! kernel with all signals blocked, until the tracer's interrupt ends the wait: no signal is needed
+//! to report the end. If memory may not become executable (PR_SET_MDWE(2const), a policy of the
+//! host) the same calls are made one by one ([`Remote::call`]).
 
 use dormouse_kernel::{Errno, call};
 
@@ -18,14 +18,14 @@ use super::remote::Remote;
 
 const PAGE_BYTES: u64 = 4096;
 const CALL_BYTES: u64 = 64;
-/// What a call has returned that was not made: no call does.
+/// The result of a call that was not made yet: no call returns it.
 const NOT_YET: u64 = i64::MIN as u64;
 
 /// Calls that are to be made.
 #[derive(Debug, Default)]
 pub(crate) struct Script {
     calls: Vec<(i64, [Arg; 6])>,
-    /// What is there before the calls are made.
+    /// The initial contents of the memory for calls.
     room: Vec<u8>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Script {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Arg {
     Number(u64),
-    /// The address of what the call writes.
+    /// The address of memory that the call writes.
     To(Room),
 }
 
@@ -55,7 +55,7 @@ impl From<Room> for Arg {
     }
 }
 
-/// Memory for what a call writes.
+/// Memory that a call writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room(u64);
 
@@ -63,7 +63,7 @@ pub(crate) struct Room(u64);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Made(usize);
 
-/// What calls have returned and written.
+/// The results of calls, and the memory that they wrote.
 #[derive(Debug)]
 pub(crate) struct Answers {
     returned: Vec<u64>,
@@ -79,21 +79,21 @@ impl Script {
         Made(self.calls.len() - 1)
     }
 
-    /// Memory for one of them, zeros before.
+    /// Reserves memory for a call, initially zeros.
     pub(crate) fn room(&mut self, bytes: u64) -> Room {
         let room = Room(self.room.len() as u64);
         self.room.resize(self.room.len() + bytes.next_multiple_of(16) as usize, 0);
         room
     }
 
-    /// Memory for a number that one of them reads, and may change.
+    /// Reserves memory for a number that a call reads, and may change.
     pub(crate) fn room_with(&mut self, number: u64) -> Room {
         let room = self.room(8);
         self.room[room.0 as usize..][..8].copy_from_slice(&number.to_ne_bytes());
         room
     }
 
-    /// Makes all calls. Nothing is left of it in the task but what they did.
+    /// Makes all calls. Nothing is left in the task but their effects.
     pub(crate) fn run(&self, pid: u32, remote: &mut Remote) -> Result<Answers, Errno> {
         let calls_bytes = self.calls.len() as u64 * CALL_BYTES;
         let bytes =
@@ -116,7 +116,7 @@ impl Script {
         base + PAGE_BYTES + self.calls.len() as u64 * CALL_BYTES
     }
 
-    /// A call's number and arguments, where all is mapped at `base`.
+    /// The number and arguments of a call, with all mapped at `base`.
     fn numbers(&self, (number, args): &(i64, [Arg; 6]), base: u64) -> (i64, [u64; 6]) {
         let number_of = |arg: Arg| match arg {
             Arg::Number(value) => value,
@@ -179,7 +179,7 @@ impl Script {
 }
 
 impl Answers {
-    /// What a call has returned.
+    /// The result of a call.
     pub(crate) fn returned(&self, Made(number): Made) -> Result<u64, Errno> {
         let returned = self.returned.get(number).map_or(0, |value| value.cast_signed());
         match returned {
@@ -217,11 +217,11 @@ mod tests {
     use super::*;
     use crate::inject::remote::EVENT_STOP;
 
-    /// A process of ours that sleeps, stopped, and where it has a `syscall` instruction.
+    /// A stopped child that sleeps, and where it has a `syscall` instruction.
     fn stopped() -> (std::process::Child, Remote) {
         let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id();
-        // Until it is that program: its own object is elsewhere than ours.
+        // Until it has executed that program: its vDSO is at another address than this process's.
         let is_there = || std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|c| c == b"sleep\n");
         while !is_there() {
             std::thread::yield_now();
@@ -266,10 +266,10 @@ mod tests {
             assert_eq!(answers.returned(own), Ok(u64::from(pid)));
             assert_eq!(answers.returned(bad), Err(Errno::BADF));
             assert_eq!(answers.numbers::<1>(room)[0].to_ne_bytes(), *b"sleep\0\0\0");
-            assert_eq!(answers.numbers(length), [8], "a call that fails leaves it as it was");
+            assert_eq!(answers.numbers(length), [8], "a failed call does not change it");
             assert!(more.iter().all(|room| answers.numbers(*room) == [0, 0]));
         }
-        assert_eq!(maps(), before, "nothing is left of it");
+        assert_eq!(maps(), before, "no mapping is left");
         let (registers, mask) = (remote.registers(), remote.mask());
         remote.finish(&registers, mask).unwrap();
         child.kill().unwrap();
