@@ -1,5 +1,5 @@
-//! Tables of packet filters, by nft(8): as JSON, for its own language may read files of the host
-//! (`include`), and a checkpoint may come from anybody.
+//! Tables of packet filters, by nft(8): as JSON, since its own language may read files of the host
+//! (`include`), and a checkpoint may come from any source.
 
 use dormouse_kernel::{nft, proc};
 use rustix::io::Errno;
@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use crate::netlink::{attributes, dump};
 use crate::quiet;
 
-/// What a list of rules is made of (libnftables-json(5)).
+/// The kinds of entries in a list of rules (libnftables-json(5)).
 const KINDS: [&str; 7] = ["table", "chain", "rule", "set", "map", "counter", "quota"];
 /// LIMIT: bytes of all tables.
 pub(crate) const BYTES_MAX: usize = 4 << 20;
 
-/// Names of all tables that others than we have made.
+/// Names of all tables that were not made here.
 pub(super) fn tables() -> Vec<String> {
     const GET_TABLE: u16 = 10 << 8 | 1;
     const NAME: u16 = 1;
     let mut all = Vec::new();
-    // struct nfgenmsg: family, version, number. A kernel that has none has nothing to tell.
+    // struct nfgenmsg: family, version, number. A kernel without nftables has no tables.
     let _ = dump(Some(netlink::NETFILTER), GET_TABLE, &[0; 4], |answer| {
         let found = attributes(answer.get(4..)?)?;
         let name = found.iter().find(|(kind, _)| *kind == NAME).map(|(_, name)| *name);
@@ -33,7 +33,7 @@ pub(super) fn tables() -> Vec<String> {
     all
 }
 
-/// Tables of the filters before nftables (xtables-legacy(8)), which nobody can ask for as a whole.
+/// Tables of the filters before nftables (xtables-legacy(8)), which cannot be read as a whole.
 pub(super) fn old_tables() -> Vec<String> {
     let of_family = |family: &str| {
         let names = proc::whole_text(format!("/proc/thread-self/net/{family}_tables_names"));
@@ -43,7 +43,7 @@ pub(super) fn old_tables() -> Vec<String> {
     ["ip", "ip6", "arp"].into_iter().flat_map(of_family).collect()
 }
 
-/// All tables of the calling thread's stack; or why nobody can tell.
+/// All tables of the calling thread's stack; the error is the cause.
 pub(super) fn all() -> Result<String, String> {
     let tables = tables();
     let Some(table) = tables.first() else { return Ok(String::new()) };
@@ -56,7 +56,7 @@ pub(super) fn all() -> Result<String, String> {
         let thing = thing.as_object_mut()?;
         let table = thing.get(if kind == "table" { "name" } else { "table" });
         let is_ours = table.and_then(Value::as_str).is_some_and(quiet::is_ours);
-        // Where it is in the kernel's list: another each time.
+        // The position in the kernel's list, which differs each time.
         thing.remove("handle");
         (kind != "metainfo" && !is_ours).then_some(one)
     });
@@ -65,7 +65,7 @@ pub(super) fn all() -> Result<String, String> {
     Ok(text)
 }
 
-/// Whether a record of tables is one, with nothing in it that would be more to nft.
+/// Checks that a record of tables is valid, and contains nothing that nft would take for more.
 pub(crate) fn check(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Ok(());
@@ -76,15 +76,15 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     let listed: Value = serde_json::from_str(text).map_err(|e| e.to_string())?;
     let all = listed.as_object().filter(|whole| whole.len() == 1);
     let all = all.and_then(|whole| whole.get("nftables")?.as_array());
-    for one in all.ok_or("it is no list of rules")? {
+    for one in all.ok_or("it is not a list of rules")? {
         let one = one.as_object().filter(|one| one.len() == 1);
-        let kind = one.and_then(|one| one.keys().next()).ok_or("something in it is no rule")?;
+        let kind = one.and_then(|one| one.keys().next()).ok_or("something in it is not a rule")?;
         if !KINDS.contains(&&**kind) {
             return Err(format!("it has a {kind:?}, which is not saved yet"));
         }
     }
-    // ORDER: as it will be given to nft: what is no JSON to that it reads as its own language, in which
-    // a text ends with the first quotation mark.
+    // ORDER: in the form in which nft gets it: nft reads text that is not JSON as its own language,
+    // in which a string ends with the first quotation mark.
     match is_plain(&listed) {
         true => Ok(()),
         false => Err("a text in it has quotation marks or backslashes".into()),

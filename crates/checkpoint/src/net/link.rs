@@ -12,7 +12,7 @@ use crate::netlink::{attributes, u32_at};
 
 /// The loopback device is the first of every stack.
 pub(super) const LOOPBACK: u32 = 1;
-/// What of `IFF_*` somebody chooses: up, no ARP, promiscuous, all multicasts, multicast.
+/// The configurable flags of `IFF_*`: up, no ARP, promiscuous, all multicasts, multicast.
 pub(crate) const CHOSEN: u32 = 1 | 0x80 | 0x100 | 0x200 | 0x1000;
 const UP: u32 = libc::IFF_UP as u32;
 
@@ -41,31 +41,31 @@ const DATA: u16 = 2;
 const PORT_DATA: u16 = 5;
 /// `VETH_INFO_PEER`.
 const PEER: u16 = 1;
-/// Options of a port that can be chosen: `IFLA_BRPORT_*`.
+/// Options of a port that can be configured: `IFLA_BRPORT_*`.
 const PORT_OPTIONS: std::ops::RangeInclusive<u16> = 2..=11;
 
-/// Options of a bridge that can be chosen and stay as they are: `IFLA_BR_*`.
+/// Options of a bridge that can be configured and do not change by themselves: `IFLA_BR_*`.
 pub(crate) fn is_bridge_option(kind: u16) -> bool {
     matches!(kind, 1..=9 | 20 | 22..=26 | 28..=39 | 41..=46)
 }
 
-/// A device, as the kernel tells of it.
+/// A device, as the kernel reports it.
 pub(super) struct Seen {
     pub(super) number: u32,
     pub(super) name: String,
     kind: String,
-    /// The number of the one that it is connected to or based on.
+    /// The number of the device that it is connected to or based on.
     other: Option<u32>,
-    /// What this stack calls the one that the other is in, if that is another.
+    /// The id that this stack has for the stack of the other device, if that is another.
     pub(super) elsewhere: Option<u32>,
     pub(super) address: Vec<u8>,
     mtu: u32,
     queue: u32,
     pub(super) flags: u32,
     master: Option<u32>,
-    /// Of a bridge.
+    /// Options of a bridge.
     options: Vec<(u16, Vec<u8>)>,
-    /// All that must be so in one that is like it.
+    /// Everything that must be equal in a copy.
     pub(super) told: Vec<u8>,
 }
 
@@ -91,13 +91,13 @@ impl Seen {
         let bridge = if kind == "bridge" { options(DATA, is_bridge_option)? } else { Vec::new() };
         let port = options(PORT_DATA, |kind| PORT_OPTIONS.contains(&kind))?;
         let flags = u32_at(body, 8)? & CHOSEN;
-        // Family and type of the device; then what is chosen.
+        // Family and type of the device; then the configurable values.
         let mut told = body.get(..8)?.to_vec();
         told.extend(flags.to_ne_bytes());
         told.extend(kind.as_bytes());
         let kept = [ADDRESS, NAME, MTU, OTHER, DISCIPLINE, MASTER, QUEUE, ALIAS, GROUP, ELSEWHERE];
         let plain = found.iter().filter(|(kind, _)| kept.contains(kind));
-        // What a stack calls another one is its own affair.
+        // The id of another stack is only valid in this one.
         let value =
             |kind, value: &[u8]| if kind == ELSEWHERE { Vec::new() } else { value.to_vec() };
         let plain = plain.map(|(kind, it)| (*kind, value(*kind, it)));
@@ -121,7 +121,7 @@ impl Seen {
         })
     }
 
-    /// Its record; or why it has none. `stacks` are others, by what this one calls them.
+    /// Its record, or why it has none. `stacks` are other stacks, by this one's ids.
     pub(super) fn record(&self, stacks: &HashMap<u32, Elsewhere>) -> Result<Link, String> {
         let name = &self.name;
         if !is_link_name(name) {
@@ -134,7 +134,7 @@ impl Seen {
                 let elsewhere = match self.elsewhere {
                     None => None,
                     Some(number) => Some(*stacks.get(&number).ok_or_else(|| {
-                        format!("with a link {name}, whose other end is in one of somebody else")
+                        format!("with a link {name} and its other end outside the container")
                     })?),
                 };
                 LinkKind::Veth { peer, elsewhere }
@@ -153,14 +153,14 @@ impl Seen {
         })
     }
 
-    /// Options that are not so in another one.
+    /// Options that differ from another bridge.
     pub(super) fn options_unlike(&self, other: &Self) -> Vec<(u16, Bytes)> {
         let differ = self.options.iter().filter(|option| !other.options.contains(option));
         differ.map(|(kind, value)| (*kind, Bytes(value.clone()))).collect()
     }
 }
 
-/// All of the calling thread's stack.
+/// All devices of the calling thread's stack.
 pub(super) fn all() -> Result<Vec<Seen>, Errno> {
     let mut all = Vec::new();
     ask(GET_LINK, &[0; HEAD], |body| {
@@ -176,8 +176,8 @@ pub(super) struct Far<'a> {
     pub(super) stack: &'a OwnedFd,
 }
 
-/// Makes devices: down, nobody's ports, with the options of new ones. `far` tells of the other end of a pair
-/// that is in another stack; nothing where the pair is there.
+/// Makes devices: down, without a bridge, with default options. `far` returns the other end of a
+/// pair that is in another stack; `None` if the pair exists.
 pub(super) fn make<'a>(
     links: &[Link],
     mut far: impl FnMut(&Link, Elsewhere) -> Result<Option<Far<'a>>, Errno>,
@@ -219,7 +219,7 @@ pub(super) fn make<'a>(
     links.iter().try_for_each(|link| set_options(link.number, &link.kind))
 }
 
-/// Gives a bridge its options.
+/// Sets the options of a bridge.
 pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<(), Errno> {
     let LinkKind::Bridge { options } = kind else { return Ok(()) };
     if options.is_empty() {
@@ -231,7 +231,7 @@ pub(super) fn set_options(number: u32, kind: &LinkKind) -> Result<(), Errno> {
     request(NEW_LINK, 0, &Body::of_link(number, 0, 0).with_inner(INFO, &info))
 }
 
-/// Makes them ports, and sets their flags.
+/// Attaches the ports, and sets the flags of all devices.
 pub(super) fn raise(links: &[Link]) -> Result<(), Errno> {
     for link in links {
         if let Some(master) = link.master {
@@ -243,12 +243,12 @@ pub(super) fn raise(links: &[Link]) -> Result<(), Errno> {
     links.iter().try_for_each(set)
 }
 
-/// Has the loopback device up, or down.
+/// Sets the loopback device up or down.
 pub(super) fn set_loopback(up: bool) -> Result<(), Errno> {
     request(NEW_LINK, 0, &Body::of_link(LOOPBACK, u32::from(up), UP))
 }
 
-/// Whether a record can be of a device.
+/// Checks that a record of a device is valid.
 pub(crate) fn is_sound(link: &Link) -> bool {
     let options = match &link.kind {
         LinkKind::Bridge { options } => {
@@ -265,8 +265,8 @@ pub(crate) fn is_sound(link: &Link) -> bool {
         && options
 }
 
-/// Whether those are there that it names: the other of a pair, which names it, and its bridge. Of a pair in
-/// two stacks [`far_end`] knows.
+/// Checks that the devices that a record refers to exist: the other end of a pair, which must refer
+/// back, and its bridge. [`far_end`] checks a pair in two stacks.
 pub(crate) fn is_among(link: &Link, all: &[Link]) -> bool {
     let any = |is: &dyn Fn(&Link) -> bool| all.iter().any(is);
     let pair = match link.kind {
@@ -283,7 +283,7 @@ pub(crate) fn is_among(link: &Link, all: &[Link]) -> bool {
     pair && link.master.is_none_or(is_bridge)
 }
 
-/// The other end of a pair in two stacks, if it names this one, which is in `stack`.
+/// The other end of a pair in two stacks, if it refers back to this one, which is in `stack`.
 pub(crate) fn far_end<'a>(link: &Link, stack: Elsewhere, there: &'a [Link]) -> Option<&'a Link> {
     let LinkKind::Veth { peer, elsewhere: Some(elsewhere) } = link.kind else { return None };
     let back = LinkKind::Veth { peer: link.number, elsewhere: Some(stack) };

@@ -1,4 +1,4 @@
-//! Messages of rtnetlink(7): what is asked, and how it is put together.
+//! Messages of rtnetlink(7): the requests, and how they are encoded.
 
 use std::os::fd::OwnedFd;
 
@@ -12,10 +12,10 @@ const ROUTE: Option<Protocol> = None;
 /// An attribute that has attributes.
 const NESTED: u16 = 0x8000;
 
-/// It is made, and was not there.
+/// Creates an entry that must not exist yet.
 pub(super) const NEW: u16 = 0x200 | 0x400;
 
-/// What stands behind the head of netlink.
+/// The part of a message behind the netlink header.
 pub(super) struct Body(Vec<u8>);
 
 impl Body {
@@ -25,13 +25,13 @@ impl Body {
         Self(bytes)
     }
 
-    /// Of a device: `struct ifinfomsg`, with these flags, of which `change` are set.
+    /// The message of a device: `struct ifinfomsg` with these flags, of which `change` are set.
     pub(super) fn of_link(number: u32, flags: u32, change: u32) -> Self {
         Self::new([0, number, flags, change].map(u32::to_ne_bytes).as_flattened())
     }
 
     pub(super) fn with(mut self, kind: u16, value: &[u8]) -> Self {
-        // An attribute is shorter than a message of ours.
+        // An attribute is shorter than any message here.
         self.0.extend((value.len() as u16 + 4).to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
         self.0.extend(value);
@@ -48,7 +48,7 @@ impl Body {
     }
 }
 
-/// Asks for all things of a kind.
+/// Requests all entries of a kind.
 pub(super) fn ask(
     kind: u16,
     head: &[u8],
@@ -57,7 +57,7 @@ pub(super) fn ask(
     dump(ROUTE, kind, head, each)
 }
 
-/// Has the kernel do something.
+/// Requests a change from the kernel.
 pub(super) fn request(kind: u16, flags: u16, body: &Body) -> Result<(), Errno> {
     const ACKNOWLEDGED: u16 = 4;
     match send(kind, ACKNOWLEDGED | flags, body)? {
@@ -66,7 +66,7 @@ pub(super) fn request(kind: u16, flags: u16, body: &Body) -> Result<(), Errno> {
     }
 }
 
-/// Asks for one thing; gives what stands behind the head of the answer.
+/// Requests one entry; returns the part of the answer behind the header.
 pub(super) fn answer(kind: u16, body: &Body) -> Result<Vec<u8>, Errno> {
     match send(kind, 0, body)? {
         (ERROR, _) => Err(Errno::BADMSG),
@@ -74,10 +74,11 @@ pub(super) fn answer(kind: u16, body: &Body) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// The kind of an answer that tells of an error, or of none.
+/// The kind of an answer that contains an error, or 0 for none.
 const ERROR: u16 = 2;
 
-/// Sends a request; gives the kind of its answer and what stands behind the head, or the error it tells.
+/// Sends a request; returns the kind of the answer and the part behind the header, or the error in
+/// it.
 fn send(kind: u16, flags: u16, body: &Body) -> Result<(u16, Vec<u8>), Errno> {
     const REQUEST: u16 = 1;
     const HEAD: usize = 16;

@@ -1,18 +1,18 @@
-//! Network stacks that processes have to themselves: what there is to know about one, and how one is made that
-//! is like it.
+//! Network stacks that are private to some processes: how one is read, and how a copy is made.
 //!
-//! What cannot be told by a [`Net`] is found without a list of all that a stack may have: another one is
-//! made by what the record says, and whatever the kernel tells of one and not of the other is
-//! different. So a device of a kind that has no record, a tunnel of a route, or a limit of a queue is
-//! refused by its name.
+//! Configuration that a [`Net`] cannot hold is found without a list of all that a stack may have. A
+//! copy is made from the record, and everything that the kernel reports for only one of the two is
+//! a difference. So a device of a kind without a record, a tunnel of a route, or a limit of a queue
+//! is refused by its name.
 //!
-//! A pair of devices may have its ends in two stacks. Where one of them is looked at, the other end is in an
-//! empty stack that stands for the other one; where both come back, whichever comes first makes the pair.
+//! A pair of devices may have its ends in two stacks. While one of them is read, the other end is
+//! in an empty stack in place of the other one. When both are restored, the first of them makes the
+//! pair.
 //!
-//! LIMIT: what the kernel is asked: links, addresses, routes, rules of routing, queueing disciplines,
-//! neighbours that stay, tables of packet filters, and settings. Policies of IPsec, rules of IPVS and what
-//! is known of connections that pass (conntrack) it is not asked for; and a route that the kernel makes for
-//! an address comes again, though somebody may have taken it away.
+//! LIMIT: the kernel is queried for links, addresses, routes, routing rules, queueing disciplines,
+//! permanent neighbours, packet filters and settings. IPsec policies, IPVS rules and tracked
+//! connections (conntrack) are not queried. A route that the kernel makes for an address is made
+//! again, even if a process had removed it.
 
 mod filter;
 mod link;
@@ -38,15 +38,16 @@ use crate::format::{Elsewhere, Link, LinkKind, Net};
 use crate::netlink::{attributes, u16_at, u32_at};
 use crate::stack::inside_of;
 
-/// How long addresses may take; those of a device that is down never come.
+/// How long addresses may take; those of a device that is down never become usable.
 const SETTLE_MS: u32 = 200;
 
-/// What the kernel tells of a stack: what people call a thing, all that is said of it, and whether the kernel
-/// may make one by itself, sooner or later.
+/// The kernel's report of a stack: the name of an entry, its contents, and whether the kernel may
+/// add one by itself at any time.
 type Told = Vec<(String, Vec<u8>, bool)>;
 
-/// What a stack is, as a record; or what it has that a record has no place for. The calling thread is in
-/// it, and another makes one like it. `others` are those in which a pair may have its other end.
+/// The record of the calling thread's stack, or the name of something that a record cannot hold.
+/// Another thread makes a copy to compare. `others` are stacks in which a pair may have its other
+/// end.
 pub(crate) fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String>, Errno> {
     settle()?;
     let stack = Stack::look()?;
@@ -54,7 +55,7 @@ pub(crate) fn look(others: &[(Elsewhere, OwnedFd)]) -> Result<Result<Net, String
         true => named(others)?,
         false => HashMap::new(),
     };
-    // A thread of its own makes a new stack, which ends with it.
+    // A separate thread creates a new stack, which is removed when the thread ends.
     std::thread::scope(|scope| {
         let like = scope.spawn(|| {
             unshare()?;
@@ -82,8 +83,8 @@ fn empty() -> Result<OwnedFd, Errno> {
     })
 }
 
-/// Stacks by what that of the calling thread calls them (ip-netns(8), list-id); those it has no number for
-/// are left out.
+/// Stacks by the ids that the calling thread's stack has for them (ip-netns(8), list-id); those
+/// without an id are left out.
 fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Errno> {
     const GET_NUMBER: u16 = 90;
     /// `NETNSA_*`.
@@ -101,18 +102,18 @@ fn named(stacks: &[(Elsewhere, OwnedFd)]) -> Result<HashMap<u32, Elsewhere>, Err
     Ok(all)
 }
 
-/// A stack that becomes what a record says: it is new but for the loopback device, which may be up.
+/// A stack to be configured as a record: new, except that the loopback device may be up.
 pub(crate) struct Site<'a> {
-    /// What it is in the checkpoint.
+    /// Its identity in the checkpoint.
     pub(crate) stack: Elsewhere,
     pub(crate) netns: OwnedFd,
     pub(crate) net: &'a Net,
 }
 
-/// Makes stacks what their records say; or tells of the first of them that cannot be, and why not.
+/// Configures stacks as their records; the error is the first that cannot be, and the cause.
 ///
-/// ORDER: step by step for all of them. What a stack gives its new devices has been set before another one
-/// makes an end of a pair in it, and both ends are up before there are routes over them.
+/// ORDER: step by step for all of them. Defaults for new devices of a stack are set before another
+/// stack makes an end of a pair in it, and both ends are up before there are routes over them.
 pub(crate) fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
     for site in sites {
         site.step(|| {
@@ -144,12 +145,12 @@ pub(crate) fn build(sites: &[Site<'_>]) -> Result<(), (Elsewhere, Unlike)> {
     Ok(())
 }
 
-/// Why a stack cannot be made what a record says.
+/// Why a stack cannot be configured as its record.
 #[derive(Debug)]
 pub(crate) enum Unlike {
-    /// It cannot have this.
+    /// Something that it cannot have.
     What(String),
-    /// The kernel refuses something.
+    /// An error of the kernel.
     Refused(Errno),
 }
 
@@ -169,7 +170,7 @@ impl Site<'_> {
     }
 }
 
-/// Makes the devices of one, and those in others that are connected to them; `made` are those.
+/// Makes the devices of one stack, and the connected ends in others; `made` are those.
 fn make_devices(
     site: &Site<'_>,
     sites: &[Site<'_>],
@@ -190,7 +191,7 @@ fn is_of_link(path: &str) -> bool {
     setting::link_of(path).is_some()
 }
 
-/// All that the kernel tells of one.
+/// The kernel's report of a stack.
 struct Stack {
     links: Vec<link::Seen>,
     addresses: Vec<route::Seen>,
@@ -198,12 +199,12 @@ struct Stack {
     rules: Vec<route::Seen>,
     settings: setting::Settings,
     filters: Result<String, String>,
-    /// What has no record.
+    /// Entries without a record.
     other: Told,
 }
 
 impl Stack {
-    /// That of the calling thread.
+    /// Reads the calling thread's stack.
     fn look() -> Result<Self, Errno> {
         let links = link::all()?;
         Ok(Self {
@@ -217,7 +218,7 @@ impl Stack {
         })
     }
 
-    /// Its record. The calling thread's stack is new, and becomes like it.
+    /// Its record. The calling thread's stack is new, and becomes a copy.
     fn record(&self, others: &HashMap<u32, Elsewhere>) -> Result<Result<Net, String>, Errno> {
         let filters = match &self.filters {
             Ok(filters) => filters.clone(),
@@ -239,7 +240,7 @@ impl Stack {
         }
         let alone = net.links.iter().find(|link| !link::is_among(link, &net.links));
         if let Some(link) = alone {
-            return Ok(Err(format!("with a link {} that belongs to another", link.name)));
+            return Ok(Err(format!("with a link {} that depends on a missing one", link.name)));
         }
         let of_links = |(path, _): &(String, String)| is_of_link(path);
         let mut settings = setting::changed(&self.settings, &new.settings);
@@ -247,7 +248,7 @@ impl Stack {
         if let Err(what) = setting::make(settings.iter()) {
             return Ok(Err(what));
         }
-        // What is for new devices the loopback device may have got by that (ip-sysctl, conf/default).
+        // The loopback device may have received defaults for new devices (ip-sysctl, conf/default).
         let mut more = setting::changed(&self.settings, &setting::all(std::iter::empty()));
         more.retain(|one| !of_links(one));
         if let Err(what) = setting::make(more.iter()) {
@@ -260,7 +261,7 @@ impl Stack {
             let stack = stand_ins.get(&elsewhere).ok_or(Errno::NODEV)?;
             Ok(Some(link::Far { record: substitute(link), stack }))
         })?;
-        // What of the devices is not as in new ones.
+        // Options of the devices that differ from new ones.
         let like = link::all()?;
         for link in &mut net.links {
             let LinkKind::Bridge { options } = &mut link.kind else { continue };
@@ -302,11 +303,11 @@ impl Stack {
         Ok(self.is_like(&like).map(|()| net))
     }
 
-    /// Whether another one is like it; or what it has more, or less.
+    /// Compares a copy with it; the error is what it has more, or less.
     fn is_like(&self, like: &Self) -> Result<(), String> {
         let unlike = self.settings.iter().find(|(path, v)| like.settings.get(*path) != Some(v));
         if let Some((path, _)) = unlike {
-            return Err(format!("whose setting net/{path} cannot be made again"));
+            return Err(format!("with the setting net/{path}, which cannot be made again"));
         }
         let (told, other) = (self.told(), like.told());
         let lacks = |one: &Told, other: &Told| {
@@ -335,7 +336,7 @@ impl Stack {
     }
 }
 
-/// Where the other end of a pair in two stacks is.
+/// The stack of the other end of a pair in two stacks.
 fn elsewhere(link: &Link) -> Option<Elsewhere> {
     match link.kind {
         LinkKind::Veth { elsewhere, .. } => elsewhere,
@@ -343,14 +344,14 @@ fn elsewhere(link: &Link) -> Option<Elsewhere> {
     }
 }
 
-/// A new stack for each that devices lead to.
+/// A new stack for each one that devices lead to.
 fn stand_ins(links: &[Link]) -> Result<HashMap<Elsewhere, OwnedFd>, Errno> {
     let all: HashSet<Elsewhere> = links.iter().filter_map(elsewhere).collect();
     all.into_iter().map(|stack| Ok((stack, empty()?))).collect()
 }
 
-/// A device that stands for the other end of one in the look: with another address, or each would find that the other
-/// has its own (RFC 4862, 5.4).
+/// A device in place of the other end of a pair while a stack is read. Its address differs, since
+/// each would find the other's address to be a duplicate of its own (RFC 4862, 5.4).
 fn substitute(link: &Link) -> Link {
     let number = match link.kind {
         LinkKind::Veth { peer, .. } => peer,
@@ -362,8 +363,8 @@ fn substitute(link: &Link) -> Link {
     far
 }
 
-/// Waits until addresses can be used: one of IPv6 is tentative for a moment (ip-address(8)) even where nobody
-/// is asked whether it is his, and has no route before.
+/// Waits until addresses are usable: one of IPv6 is tentative for a moment (ip-address(8)), even
+/// without duplicate address detection, and has no route before.
 fn settle() -> Result<(), Errno> {
     const TENTATIVE: u8 = 0x40;
     const GET_ADDRESS: u16 = 22;
@@ -382,7 +383,7 @@ fn settle() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Everything else of which there may be more than a new stack has.
+/// Everything else of which a stack may have more than a new one.
 fn other(links: &[link::Seen]) -> Result<Told, Errno> {
     const GET_DISCIPLINE: u16 = 38;
     const GET_NEIGHBOUR: u16 = 30;
@@ -404,7 +405,7 @@ fn other(links: &[link::Seen]) -> Result<Told, Errno> {
             let found = attributes(body.get(12..)?)?;
             let address = found.iter().find(|(kind, _)| *kind == ADDRESS).map(|(_, value)| *value);
             let is_of_link = |address: &[u8]| links.iter().any(|link| link.address == address);
-            // A bridge knows the addresses of all devices, and which groups they have joined.
+            // A bridge has the addresses of all devices, and the groups that they have joined.
             let comes =
                 |address: &[u8]| address.first().is_some_and(|b| b & 1 != 0) || is_of_link(address);
             let by_itself = family == BRIDGE && address.is_some_and(comes);
@@ -442,7 +443,7 @@ mod tests {
     use super::*;
     use crate::format::{Bytes, Link, Said};
 
-    /// Does something in a stack that is new.
+    /// Calls `act` in a new stack.
     fn in_new<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {
         std::thread::scope(|scope| {
             let done = scope.spawn(|| process::unshare(CloneFlags::NEWNET).ok().map(|()| act()));
@@ -461,7 +462,7 @@ mod tests {
             flags: 0x1001,
             master: None,
         };
-        // Number 2 and those behind it may be the kernel's tunnels.
+        // Number 2 and those after it may be the kernel's tunnels.
         vec![one(70, 90, "a.1"), one(90, 70, "b-2")]
     }
 
@@ -484,7 +485,7 @@ mod tests {
             routes: vec![route],
             settings: vec![
                 ("ipv4/ip_forward".into(), "1".into()),
-                // Addresses of the link come when they come.
+                // Link-local addresses appear asynchronously.
                 ("ipv6/conf/default/disable_ipv6".into(), "1".into()),
                 ("ipv4/conf/b-2/rp_filter".into(), "2".into()),
             ],
@@ -499,7 +500,7 @@ mod tests {
             let new = look().unwrap();
             build(&net).unwrap();
             let like = look().unwrap();
-            // Over two ways.
+            // A route over two next hops.
             let hop = |last| [16, 0, 0, 0, 70, 0, 0, 0, 8, 0, 5, 0, 10, 1, 2, last];
             let ways = [hop(8), hop(9)].concat();
             let body = message::Body::new(&[inet, 8, 0, 0, 254, 4, 0, 1, 0, 0, 0, 0]);
@@ -516,7 +517,7 @@ mod tests {
         assert_eq!((like.addresses.len(), like.routes.len(), like.rules.len()), (1, 1, 0));
         assert!(net.settings.iter().all(|one| like.settings.contains(one)), "{like:?}");
         assert_eq!(ways.routes.len(), 2);
-        // Its record makes one like it.
+        // Its record makes a copy.
         let again = in_new(|| {
             build(&ways).unwrap();
             look().unwrap()

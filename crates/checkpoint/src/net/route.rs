@@ -1,4 +1,4 @@
-//! Addresses, routes, and rules of routing: told and taken by the kernel in the same form.
+//! Addresses, routes and routing rules: the kernel reports and takes them in the same form.
 
 use std::net::IpAddr;
 
@@ -11,14 +11,14 @@ use crate::netlink::{attributes, u16_at, u32_at};
 
 /// One of the kernel's tables.
 pub(crate) struct Table {
-    /// Kinds of messages: to ask for all, and to make one.
+    /// Kinds of messages: to request all, and to make one.
     list: u16,
     make: u16,
-    /// Bytes of the structure at the begin.
+    /// Bytes of the structure at the start.
     head: usize,
-    /// Attributes that can be chosen.
+    /// Attributes that can be configured.
     chosen: &'static [u16],
-    /// What one is called.
+    /// The name of an entry.
     name: &'static str,
 }
 
@@ -38,7 +38,7 @@ pub(crate) const ROUTES: Table = Table {
     chosen: &[1, 2, OUT, 5, 6, 7, 8, WAYS, 15, 18, 20],
     name: "a route",
 };
-/// `struct fib_rule_hdr`: the same, but for the action and what stands for nothing.
+/// `struct fib_rule_hdr`: the same, except for the action and unused fields.
 pub(crate) const RULES: Table = Table {
     list: 34,
     make: 32,
@@ -47,45 +47,45 @@ pub(crate) const RULES: Table = Table {
     name: "a rule of routing",
 };
 
-/// Of an address (`IFA_*`): for how long it is preferred and valid, and since when; flags.
+/// Of an address (`IFA_*`): the preferred and valid lifetimes, and since when; flags.
 const LIFETIME: u16 = 6;
 const FLAGS: u16 = 8;
-/// Of a route (`RTA_*`): the device, several ways at once, and when it was last used.
+/// Of a route (`RTA_*`): the device, several next hops, and when it was last used.
 const OUT: u16 = 4;
 const WAYS: u16 = 9;
 const CACHE: u16 = 12;
-/// `IFA_F_*` that somebody chooses, or that follow from the order: all but those by which the kernel says
-/// how far it is with an address.
+/// Flags of `IFA_F_*` that are configured, or follow from the order: all except those by which the
+/// kernel shows the progress of an address.
 const ADDRESS_FLAGS: u32 = !(0x02 | 0x04 | 0x08 | 0x40);
-/// Nobody is asked whether it is his (`IFA_F_NODAD`): it was ours.
+/// No duplicate address detection (`IFA_F_NODAD`): the address was the stack's own.
 const NOT_ASKED: u32 = 0x02;
-/// `RTNH_F_ONLINK`; the others say how its device is.
+/// `RTNH_F_ONLINK`; the others show the state of the device.
 const ON_LINK: u32 = 4;
-/// `FIB_RULE_INVERT`; the others say whether its device is there.
+/// `FIB_RULE_INVERT`; the others show whether the device exists.
 const INVERT: u32 = 2;
 /// `struct rtnexthop`: length, flags, weight, device; attributes behind it.
 const WAY_HEAD: usize = 8;
 const WAY_FLAGS: usize = 2;
-/// LIMIT: some 200 ways.
+/// LIMIT: some 200 next hops.
 const WAYS_BYTES_MAX: usize = 4096;
 /// `RTPROT_KERNEL`.
 const BY_KERNEL: u8 = 2;
 
-/// One thing of a table.
+/// One entry of a table.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
-    /// What people call it.
+    /// A name for messages.
     pub(super) name: String,
-    /// As a record.
+    /// Its record.
     pub(super) said: Said,
-    /// All that must be so in one that is like it, chosen or not.
+    /// Everything that must be equal in a copy, configured or not.
     pub(super) told: Vec<u8>,
-    /// The kernel may make one by itself, sooner or later.
+    /// The kernel may add such an entry by itself, at any time.
     pub(super) may_come: bool,
 }
 
 impl Table {
-    /// Whether a record can be of this table.
+    /// Checks that a record can be of this table.
     pub(crate) fn is_sound(&self, said: &Said) -> bool {
         let fits = |(kind, value): &(u16, Bytes)| match *kind {
             WAYS if self.list == ROUTES.list => {
@@ -98,8 +98,8 @@ impl Table {
             && said.attributes.iter().all(fits)
     }
 
-    /// All of the calling thread's stack, but routes that the kernel has made for an address: with that
-    /// they come again.
+    /// All entries of the calling thread's stack, except routes that the kernel has made for an
+    /// address: those are made again with the address.
     pub(super) fn all(&self) -> Result<Vec<Seen>, Errno> {
         let mut all = Vec::new();
         ask(self.list, &vec![0; self.head], |body| {
@@ -127,7 +127,7 @@ impl Table {
                 let mut value = value.to_vec();
                 match *kind {
                     FLAGS if self.list == ADDRESSES.list => mask(&mut value, 0, ADDRESS_FLAGS),
-                    // Since when, by a clock of the host's.
+                    // Since when, by a clock of the host.
                     LIFETIME if self.list == ADDRESSES.list => {
                         value.iter_mut().skip(8).for_each(|b| *b = 0);
                     }
@@ -165,7 +165,7 @@ impl Table {
         Ok(all)
     }
 
-    /// Without what is not chosen.
+    /// Clears the flags that are not configured.
     fn clean(&self, head: &mut [u8]) {
         match self.list {
             22 => head[2] &= ADDRESS_FLAGS as u8,
@@ -174,7 +174,7 @@ impl Table {
         }
     }
 
-    /// Makes one. One that is there already is as good.
+    /// Makes an entry. An existing one is as good.
     fn make(&self, said: &Said) -> Result<(), Errno> {
         let (mut head, is_six) =
             (said.head.0.clone(), said.head.0.first() == Some(&(libc::AF_INET6 as u8)));
@@ -200,7 +200,7 @@ impl Table {
         }
     }
 
-    /// Makes all: one that needs another, such as the way to its gateway, after that.
+    /// Makes all entries: one that needs another, such as the route to its gateway, after that.
     pub(super) fn make_all(&self, all: &[Said]) -> Result<(), Errno> {
         let mut rest: Vec<&Said> = all.iter().collect();
         while !rest.is_empty() {
@@ -221,8 +221,8 @@ impl Table {
     }
 }
 
-/// Whether several ways are some that anybody may choose: each has a gateway, whose family may be another
-/// one, and a realm, and nothing else.
+/// Checks that several next hops are valid: each has a gateway, which may be of another family, and
+/// a realm, and nothing else.
 fn are_ways(mut rest: &[u8]) -> bool {
     const MAY_HAVE: [u16; 3] = [5, 11, 18];
     while !rest.is_empty() {
@@ -238,7 +238,7 @@ fn are_ways(mut rest: &[u8]) -> bool {
     true
 }
 
-/// Those that are not in another stack.
+/// Entries that are not in another stack.
 pub(super) fn missing(all: &[Seen], there: &[Seen]) -> Vec<Said> {
     let lacks = |seen: &&Seen| !there.iter().any(|other| other.told == seen.told);
     all.iter().filter(lacks).map(|seen| seen.said.clone()).collect()
@@ -275,7 +275,7 @@ mod tests {
             ways
         };
         assert!(sound(&good) && sound(&[good, good].concat()));
-        // Its length, a flag by which the kernel says how its device is, a tunnel.
+        // The length, a flag of the device's state, a tunnel.
         for (at, value) in [(0, 0), (0, 4), (0, 99), (2, 1), (10, 22)] {
             assert!(!sound(&[good, with(at, value)].concat()), "{at}");
         }

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use dormouse_kernel::proc;
 
-/// Where they are.
+/// The directory of all settings.
 const PLACE: &str = "/proc/sys/net";
-/// Directories, in the order in which they are made: what is for all devices before what is for one.
+/// Directories, in the order in which they are written: settings for all devices before those for
+/// one.
 const DIRS: [&str; 10] = [
     "core",
     "unix",
@@ -21,26 +22,26 @@ const DIRS: [&str; 10] = [
     "ipv6/conf/default",
     "ipv6/conf/lo",
 ];
-/// Directories of a device, in which there is one of its name.
+/// Directories with one subdirectory for each device.
 const OF_LINKS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
 /// Paths, and values.
 pub(super) type Settings = BTreeMap<String, String>;
 
-/// A name that cannot lead anywhere else: more than the kernel itself forbids.
+/// Checks a device name, so that it cannot lead to another path: stricter than the kernel.
 pub(crate) fn is_link_name(name: &str) -> bool {
     let known = |b: u8| b.is_ascii_alphanumeric() || b"_.-".contains(&b);
     (1..16).contains(&name.len()) && name.bytes().all(known) && !name.starts_with('.')
 }
 
-/// The name of the device that a setting is of, where it is of one beyond the loopback device.
+/// The name of the device of a setting, unless it is the loopback device or none.
 pub(super) fn link_of(path: &str) -> Option<&str> {
     let (dir, _) = path.rsplit_once('/')?;
     let (group, link) = dir.rsplit_once('/')?;
     (OF_LINKS.contains(&group) && !DIRS.contains(&dir)).then_some(link)
 }
 
-/// Whether a setting is of a directory that is known.
+/// Whether a setting is in a known directory.
 pub(crate) fn is_setting(path: &str) -> bool {
     let is_name = |name: &str| {
         let known = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
@@ -51,7 +52,7 @@ pub(crate) fn is_setting(path: &str) -> bool {
     })
 }
 
-/// Settings by their paths, those that can be read, of the stack and of these devices.
+/// Readable settings by their paths, of the stack and of these devices.
 pub(super) fn all<'n>(links: impl Iterator<Item = &'n str>) -> Settings {
     let of_links = links.flat_map(|name| OF_LINKS.map(|group| format!("{group}/{name}")));
     let mut all = Settings::new();
@@ -62,7 +63,7 @@ pub(super) fn all<'n>(links: impl Iterator<Item = &'n str>) -> Settings {
             if !entry.file_type().is_ok_and(|kind| kind.is_file()) || !is_setting(&path) {
                 continue;
             }
-            // One that has no value yet, or can only be written.
+            // A setting without a value yet, or that can only be written.
             let Ok(value) = proc::whole_text(entry.path()) else { continue };
             all.insert(path, value.trim_end().to_owned());
         }
@@ -70,7 +71,7 @@ pub(super) fn all<'n>(links: impl Iterator<Item = &'n str>) -> Settings {
     all
 }
 
-/// Those of `all` that are not so in `like`, in the order in which they are made.
+/// The settings of `all` that differ from `like`, in the order in which they are written.
 pub(super) fn changed(all: &Settings, like: &Settings) -> Vec<(String, String)> {
     let changed = all.iter().filter(|(path, value)| like.get(*path) != Some(value));
     let mut changed: Vec<(String, String)> =
@@ -83,13 +84,13 @@ pub(super) fn changed(all: &Settings, like: &Settings) -> Vec<(String, String)> 
     changed
 }
 
-/// Makes them; or tells which cannot be.
+/// Writes settings; the error names one that cannot be written.
 pub(super) fn make<'s>(
     settings: impl Iterator<Item = &'s (String, String)>,
 ) -> std::result::Result<(), String> {
     for (path, value) in settings {
         if !is_setting(path) || fs::write(Path::new(PLACE).join(path), value).is_err() {
-            return Err(format!("whose setting net/{path} cannot be made again"));
+            return Err(format!("with the setting net/{path}, which cannot be made again"));
         }
     }
     Ok(())
