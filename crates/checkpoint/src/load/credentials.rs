@@ -68,8 +68,8 @@ const SETUID: u64 = 1 << 7;
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
     let may_set_up = allowed.own_network && allowed.capabilities & NET_ADMIN != 0;
     if records.about.network.is_some() && !may_set_up {
-        let text = "something was set up in its network, which the container's configuration does not \
-                    allow (a network of its own, and NET_ADMIN)";
+        let text = "its network stack has a configuration, which the container's configuration \
+                    does not allow (a network of its own, and NET_ADMIN)";
         return Err(Error::Elsewhere(text.into()));
     }
     for (n, object) in records.objects.iter().enumerate() {
@@ -90,8 +90,8 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
             && allowed.capabilities & NET_ADMIN == 0
         {
             return Err(Error::Elsewhere(format!(
-                "object {n} is a {} in which something was set up, which the container's configuration \
-                 does not allow (NET_ADMIN)",
+                "object {n} is a configured {}, which the container's configuration does not \
+                 allow (NET_ADMIN)",
                 object.thing.name()
             )));
         }
@@ -100,8 +100,8 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
             && allowed.capabilities & SYS_TIME == 0
         {
             return Err(Error::Elsewhere(format!(
-                "object {n} is a {} whose clocks were set, which the container's configuration does not \
-                 allow (SYS_TIME)",
+                "object {n} is a {} with clocks that were set, which the container's \
+                 configuration does not allow (SYS_TIME)",
                 object.thing.name()
             )));
         }
@@ -116,7 +116,8 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         };
         if is_namespace && allowed.capabilities & SYS_ADMIN == 0 {
             return Err(Error::Elsewhere(format!(
-                "object {n} is a {}, which the container's configuration does not allow (SYS_ADMIN)",
+                "object {n} is a {}, which the container's configuration does not allow \
+                 (SYS_ADMIN)",
                 object.thing.name()
             )));
         }

@@ -208,7 +208,7 @@ fn split(
 /// Which chunks contain pages that are read at once.
 fn at_once(records: &Records, parts: &[Part]) -> Vec<bool> {
     let page_count = (records.pages.bytes / PAGE_BYTES) as usize;
-    let range = |run: &Run| run.first as usize..(run.first + run.pages) as usize; // within, as was checked
+    let range = |run: &Run| run.first as usize..(run.first + run.pages) as usize; // checked
     let mut is_later = vec![false; page_count];
     parts.iter().flat_map(|part| &part.later).for_each(|run| is_later[range(run)].fill(true));
     // One page may belong to several runs.

@@ -579,8 +579,8 @@ fn fits_here(about: &About) -> Result<()> {
     match about.cpu_state.iter().find(|part| !is_here(part)) {
         None => Ok(()),
         Some(part) => Err(Error::Elsewhere(format!(
-            "this CPU does not keep part {} of the extended registers (XSAVE) as the one it was made \
-             on did",
+            "this CPU does not keep part {} of the extended registers (XSAVE) as the CPU of the \
+             checkpoint did",
             part.number
         ))),
     }

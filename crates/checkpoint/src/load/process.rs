@@ -91,8 +91,8 @@ pub(super) fn restore(
     Ok(others)
 }
 
-/// Steps that need everything else in place, and the rights of the container's root, such as opening
-/// a path.
+/// Steps that need everything else in place, and the rights of the container's root, such as
+/// opening a path.
 pub(super) fn with_rights(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,

@@ -162,7 +162,8 @@ fn nodes(plan: &mut Plan<'_>) -> Result<Vec<Node>> {
     }
     let is_zombie = |node: &Node| node.record.is_some_and(|r| processes[r].ended.is_some());
     for node in nodes.iter_mut().filter(|node| is_zombie(node)) {
-        // The group of a zombie cannot be distinguished from its creator's, unless it has other members.
+        // The group of a zombie cannot be distinguished from its creator's, unless it has other
+        // members.
         if node.group != node.pid && !by_pid.contains_key(&node.group) {
             node.group = 0;
         }

@@ -702,7 +702,7 @@ impl<'r> Work<'_, 'r> {
         let pieces = self.plan.builder.numbers(&[data_at, bytes]);
         let name = to.map_or_else(Vec::new, sockaddr);
         let name_at = if name.is_empty() { 0 } else { self.plan.builder.data(&name) };
-        // struct msghdr: name and its length, pieces and their number, control and its length, flags.
+        // struct msghdr: name and length, pieces and their number, control and length, flags.
         let head =
             [name_at, name.len() as u64, pieces, 1, control_at, length.next_multiple_of(8), 0];
         let at = self.plan.builder.numbers(&head);

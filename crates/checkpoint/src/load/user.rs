@@ -273,7 +273,8 @@ pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
         let Thing::User(user) = &object.thing else { continue };
         let said = |what: &str| {
             Error::Elsewhere(format!(
-                "object {n} is a user namespace {what}, which the container's configuration does not allow"
+                "object {n} is a user namespace {what}, which the container's configuration does \
+                 not allow"
             ))
         };
         if !allowed.user_namespaces {

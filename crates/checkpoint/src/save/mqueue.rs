@@ -95,7 +95,7 @@ fn add(
     };
     let failed = |e: Errno| format!("{called}: {e}");
     if tells_somebody(&queue).map_err(failed)? {
-        return Err(format!("{called}, with a process registered by mq_notify"));
+        return Err(format!("{called}, with a registered process (mq_notify)"));
     }
     let stat = rustix::fs::fstat(&queue).map_err(failed)?;
     let attributes = mqueue::attributes(queue.as_fd()).map_err(failed)?;

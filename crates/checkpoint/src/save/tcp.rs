@@ -121,8 +121,8 @@ pub(super) fn save(
         }
         CLOSED => None,
         other => Some(known(other).ok_or_else(|| {
-            let why = "a TCP connection that was accepted before it is made (TCP_FASTOPEN), or that \
-                       both sides are making at once, not saved yet";
+            let why = "a TCP connection that was accepted before it is made (TCP_FASTOPEN), or \
+                       that both sides are making at once, not saved yet";
             survey.passing(why.into())
         })?),
     };

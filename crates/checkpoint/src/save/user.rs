@@ -94,8 +94,8 @@ pub(super) fn own(survey: &mut Survey<'_>, seen: &Seen, surveyed: &Surveyed) {
         (surveyed.cgroup_namespace, Namespace::Cgroup, "cgroup"),
     ];
     if surveyed.user.is_some() && surveyed.time[1].is_some() {
-        let why = "it has made a time namespace for its children in a user namespace of its own, which is \
-                   not saved yet";
+        let why = "it has made a time namespace for its children in a user namespace of its own, \
+                   which is not saved yet";
         survey.found.refusals.push(seen.refuse("", why));
     }
     for (index, kind, name) in others {
@@ -206,8 +206,8 @@ pub(super) fn finish(survey: &mut Survey<'_>) {
         _ => false,
     };
     if objects.iter().any(is_inside) {
-        let why = "a message queue in an IPC namespace that belongs to a user namespace of a process's \
-                   own, which is not saved yet";
+        let why = "a message queue in an IPC namespace that belongs to a user namespace of a \
+                   process's own, which is not saved yet";
         let (pid, process, what) = (0, String::new(), String::new());
         survey.found.refusals.push(Refusal { pid, process, what, why: why.into() });
     }
