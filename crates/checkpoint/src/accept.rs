@@ -1,15 +1,15 @@
-//! Connections that nobody has accepted: the queue of a TCP socket that listens.
+//! Pending connections: the accept queue of a TCP listener.
 //!
-//! Nothing tells what such a connection is but accepting it, and nothing puts it back. So whoever
-//! saves takes all of them out while everything stands still, reads them like any other and closes
-//! them without a word ([`crate::save`]); whoever restores, or lets the processes go on after all,
-//! has the kernel make them anew ([`put`]): a handshake that it has not seen is vouched for by a
-//! program ([`dormouse_bpf::handshake`]) and ends with the sequence numbers it had; then comes what
-//! the peer had sent, and its end. Our side has said nothing yet, or somebody would have accepted
-//! it. In between, the packets of the peer are dropped ([`crate::quiet`]).
+//! A pending connection can only be read by accepting it, and cannot be put back. So a save takes
+//! all of them out while everything is stopped, reads them like any other and closes them without a
+//! packet ([`crate::save`]). A restore, or a save after which the processes continue, makes the
+//! kernel create them again ([`put`]). A BPF program completes the handshake
+//! ([`dormouse_bpf::handshake`]) with the recorded sequence numbers; then the data of the peer
+//! follows, and its FIN. The server side has sent nothing yet, or the connection would have been
+//! accepted. In between, the packets of the peer are dropped ([`crate::quiet`]).
 //!
-//! LIMIT: a connection that its peer has reset is none any more: nobody will accept it. Whoever is
-//! killed between taking them out and putting them back takes them along.
+//! LIMIT: a connection that its peer has reset is left out: it will not be accepted. If this
+//! program is killed between taking them out and putting them back, the connections are lost.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,16 +32,16 @@ pub(crate) const FIN: u8 = 1;
 const PUSH: u8 = 8;
 pub(crate) const ACKNOWLEDGES: u8 = 16;
 
-/// How long the kernel may take to have a packet of the loopback device where it goes.
+/// How long a packet of the loopback device may take to its socket.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
-/// Bytes of what is sent again at once.
+/// Bytes of data that are sent again at once.
 const SEGMENT_BYTES: usize = 8 << 10;
 
-/// Whether connections can be put back in the stack of the calling thread, and why not.
+/// Whether connections can be put back in the stack of the calling thread; the error is the cause.
 pub(crate) fn supported() -> Result<(), String> {
     static LOADS: OnceLock<Result<(), String>> = OnceLock::new();
     LOADS.get_or_init(|| handshake::supported().map_err(|e| e.to_string())).clone()?;
-    // The kernel takes a program's word only where it takes cookies for handshakes at all.
+    // The kernel accepts the program's handshake only where SYN cookies are enabled.
     const COOKIES: &str = "/proc/sys/net/ipv4/tcp_syncookies";
     match std::fs::read_to_string(COOKIES) {
         Ok(text) if text.trim() == "0" => Err("net.ipv4.tcp_syncookies is 0".into()),
@@ -50,11 +50,11 @@ pub(crate) fn supported() -> Result<(), String> {
     }
 }
 
-/// Takes all that wait at a socket out of its queue.
+/// Takes all pending connections of a listener out of its queue.
 pub(crate) fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
     let mut all = Vec::new();
     loop {
-        // It may be one that would block.
+        // The listener may be in blocking mode.
         let mut polled = [PollFd::new(listener, PollFlags::IN)];
         rustix::event::poll(&mut polled, Some(&Timespec::default()))?;
         if !polled[0].revents().contains(PollFlags::IN) {
@@ -64,13 +64,13 @@ pub(crate) fn take(listener: &OwnedFd) -> Result<Vec<OwnedFd>, Errno> {
     }
 }
 
-/// Puts connections into the queue of a socket that listens, in their order, in the stack of the
-/// calling thread. `listener` is a descriptor of it.
+/// Puts connections into the queue of a listener, in their order, in the stack of the calling
+/// thread. `listener` is a descriptor of it.
 pub(crate) fn put(listener: &OwnedFd, all: &[Waiting]) -> Result<(), error::Error> {
     let handshakes = Handshakes::attach()
-        .map_err(|e| error::Error::Elsewhere(format!("a connection that waits: {e}")))?;
+        .map_err(|e| error::Error::Elsewhere(format!("a pending connection: {e}")))?;
     let room = Room::make(listener, all).map_err(error::Error::call("make room in a socket"))?;
-    let at = address_of(listener).map_err(error::Error::call("find a socket that listens"))?;
+    let at = address_of(listener).map_err(error::Error::call("find a listener"))?;
     for one in all {
         put_one(&handshakes, at, one).map_err(|source| error::Error::Restore {
             what: format!("the connection of {} at {}", one.connection.peer, one.address),
@@ -104,7 +104,7 @@ fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Re
         packet::send_here(&[(it.peer, one.address, payload)])
     };
     send(0, 0, &[])?;
-    // ORDER: what comes before there is a connection is answered with a reset.
+    // ORDER: data that arrives before the connection exists is answered with a reset.
     arrive(&ends, 0)?;
     for (n, part) in it.received.0.chunks(SEGMENT_BYTES).enumerate() {
         let offset = (n * SEGMENT_BYTES) as u32;
@@ -113,19 +113,19 @@ fn put_one(handshakes: &Handshakes, listens_at: SocketAddr, one: &Waiting) -> Re
     }
     if it.state == TcpState::CloseWait {
         send(FIN, length, &[])?;
-        // It takes a number.
+        // The FIN takes a sequence number.
         arrive(&ends, length + 1)?;
     }
     Ok(())
 }
 
-/// Where a socket listens, as the kernel has it.
+/// The address of a listener, as the kernel has it.
 fn address_of(listener: &OwnedFd) -> Result<SocketAddr, Errno> {
     let inode = rustix::fs::fstat(listener)?.st_ino;
     stack::address_here("tcp", inode).map(|[own, _]| own).ok_or(Errno::NOENT)
 }
 
-/// Waits until a connection is there and has so much in its queue.
+/// Waits until a connection exists and has as many bytes in its queue.
 fn arrive(ends: &Ends, bytes: u32) -> Result<(), Errno> {
     let began = Instant::now();
     while stack::received_here(ends).is_none_or(|received| received < bytes) {
@@ -150,8 +150,8 @@ pub(crate) fn segment<'d>(
     Payload::Tcp { sequence, acknowledged, flags, window, data }
 }
 
-/// More room in the buffer of what a socket that listens accepts: the same bytes in other pieces take
-/// more than they did.
+/// More buffer space for the connections that a listener accepts: the same bytes in other segments
+/// may take more than before.
 struct Room<'l> {
     listener: &'l OwnedFd,
     before_bytes: i32,
@@ -164,7 +164,7 @@ impl<'l> Room<'l> {
         let room =
             Self { listener, before_bytes: option(libc::SO_RCVBUF)?, locked: option(BUFFER_LOCK)? };
         let most = all.iter().map(|one| one.connection.received.0.len() as i32).max().unwrap_or(0);
-        // Half of a buffer is for what the kernel keeps beside the bytes.
+        // The kernel uses half of a buffer for its own data beside the bytes.
         if most.saturating_mul(4) > room.before_bytes {
             room.set(most.saturating_mul(4))?;
         }
@@ -175,7 +175,7 @@ impl<'l> Room<'l> {
         let set = |name, value| {
             call::set_int_option(self.listener.as_fd(), libc::SOL_SOCKET, name, value)
         };
-        // socket(7): the kernel doubles what it is told, and takes it for the program's wish.
+        // socket(7): the kernel doubles the value that is set, and marks it as set by the program.
         set(libc::SO_RCVBUFFORCE, bytes / 2)?;
         set(BUFFER_LOCK, self.locked)
     }

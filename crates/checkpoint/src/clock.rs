@@ -1,9 +1,11 @@
-//! Clocks that began when the host did: what a container's say, and how they go on elsewhere.
+//! Clocks that start with the host: the values of a container's clocks, and their continuation
+//! elsewhere.
 //!
 //! A time namespace adds an offset to CLOCK_MONOTONIC and CLOCK_BOOTTIME (time_namespaces(7)), each
-//! relative to the clock of the host, whatever namespace one looks from. A container that comes back
-//! in the same boot keeps the offsets it had. In another boot, or on another host, CLOCK_MONOTONIC goes
-//! on from where it was saved, as after a suspend, and CLOCK_BOOTTIME has counted the time in between.
+//! relative to the clock of the host, in whatever namespace it is read. A container that is
+//! restored in the same boot keeps its offsets. In another boot, or on another host,
+//! CLOCK_MONOTONIC continues from its saved value, as after a suspend, and CLOCK_BOOTTIME includes
+//! the time in between.
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -14,11 +16,11 @@ use rustix::time::ClockId;
 use crate::error::{Error, Result};
 use crate::format::{About, Time};
 
-/// LIMIT: what a clock may say, in nanoseconds: 73 years. The kernel takes twice that.
+/// LIMIT: the largest value of a clock, in nanoseconds: 73 years. The kernel takes twice that.
 pub(crate) const CLOCK_MAX_NS: i64 = 1 << 61;
 const SECOND_NS: i64 = 1_000_000_000;
 
-/// What a time namespace adds to the clocks of the host.
+/// The offsets of a time namespace from the clocks of the host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Offsets {
     pub(crate) monotonic_ns: i64,
@@ -26,7 +28,8 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Those of the time namespace that a process is in; `timens_offsets` tells of that of its children.
+    /// The offsets of a process's own time namespace; `timens_offsets` contains those of its
+    /// children's.
     pub(crate) fn of_process(pid: u32) -> Result<Self> {
         let [own, for_children] =
             ["time", "time_for_children"].map(|name| namespace::link(pid, pid, name));
@@ -39,19 +42,19 @@ impl Offsets {
         text.map(|text| Self::parse(&text)).map_err(|e| Error::Elsewhere(e.to_string()))
     }
 
-    /// Those of the time namespace of a process's children, by `/proc/PID/timens_offsets`; `self` is a
-    /// process, too.
+    /// The offsets of the time namespace of a process's children, by `/proc/PID/timens_offsets`;
+    /// `self` is allowed as the process.
     pub(crate) fn of(pid: impl std::fmt::Display) -> Result<Self> {
         let path = format!("/proc/{pid}/timens_offsets");
         match proc::whole_text(&path) {
             Ok(text) => Ok(Self::parse(&text)),
-            // KERNEL(5.6): one without time namespaces adds nothing.
+            // KERNEL(5.6): a kernel without time namespaces has no offsets.
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(Error::file("cannot read", path)(e)),
         }
     }
 
-    /// Reads lines of `CLOCK SECONDS NANOSECONDS`.
+    /// Parses lines of `CLOCK SECONDS NANOSECONDS`.
     fn parse(text: &str) -> Self {
         let of = |clock: &str| -> Option<i64> {
             let line = text.lines().find_map(|line| line.strip_prefix(clock))?;
@@ -66,7 +69,7 @@ impl Offsets {
         }
     }
 
-    /// Those with which clocks are so far ahead of these.
+    /// The offsets of clocks that are ahead of these by a `Time`.
     pub(crate) fn ahead(self, time: &Time) -> Self {
         Self {
             monotonic_ns: self.monotonic_ns.saturating_add(time.monotonic_ns),
@@ -74,7 +77,7 @@ impl Offsets {
         }
     }
 
-    /// What is written to `timens_offsets` to have these.
+    /// The text that sets these offsets in `timens_offsets`.
     pub(crate) fn text(self) -> String {
         let line = |name: &str, ns: i64| {
             format!("{name} {} {}\n", ns.div_euclid(SECOND_NS), ns.rem_euclid(SECOND_NS))
@@ -83,7 +86,7 @@ impl Offsets {
     }
 }
 
-/// Both clocks, of whoever has these offsets.
+/// Both clocks, for a process with these offsets.
 pub(crate) fn now(offsets: Offsets) -> Result<Offsets> {
     let own = Offsets::of("self")?;
     let read = |clock, own: i64, other: i64| {
@@ -96,14 +99,14 @@ pub(crate) fn now(offsets: Offsets) -> Result<Offsets> {
     })
 }
 
-/// Whether the host has not been started since a checkpoint was made: kernel and CPU are the same.
+/// Whether the host has not rebooted since a checkpoint was made: kernel and CPU are the same.
 pub(crate) fn is_same_boot(about: &About) -> Result<bool> {
     let boot_id = proc::boot_id().map_err(|e| Error::Elsewhere(e.to_string()))?;
     Ok(boot_id == about.boot_id)
 }
 
-/// The offsets with which the clocks of a checkpoint go on here; `None` where a process that is made
-/// here has them anyway.
+/// The offsets with which the clocks of a checkpoint continue here; `None` if a process that is
+/// created here has them anyway.
 pub(crate) fn here(about: &About, is_same_boot: bool) -> Result<Option<Offsets>> {
     let wanted = if is_same_boot {
         Offsets { monotonic_ns: about.monotonic_offset_ns, boottime_ns: about.boottime_offset_ns }
@@ -113,9 +116,9 @@ pub(crate) fn here(about: &About, is_same_boot: bool) -> Result<Option<Offsets>>
     Ok((wanted != Offsets::of("self")?).then_some(wanted))
 }
 
-/// The offsets in another boot, where the clocks of the host say `host`.
+/// The offsets in another boot, where the clocks of the host are `host`.
 fn elsewhere(about: &About, host: Offsets, now_unix_ms: i64) -> Offsets {
-    // The time of day may have been set back, and a record may say anything.
+    // The time of day may have been set back, and a record may contain any value.
     let passed_ms = now_unix_ms.saturating_sub(about.created_unix_ms).max(0);
     let boottime = about.boottime_ns.saturating_add(passed_ms.saturating_mul(1_000_000));
     Offsets {
@@ -153,7 +156,7 @@ mod tests {
         let found = elsewhere(&about, host, 5_000);
         assert_eq!(found.monotonic_ns, 47 * SECOND_NS);
         assert_eq!(found.boottime_ns, 61 * SECOND_NS, "four seconds have passed");
-        assert_eq!(elsewhere(&about, host, 0).boottime_ns, 57 * SECOND_NS, "none have");
+        assert_eq!(elsewhere(&about, host, 0).boottime_ns, 57 * SECOND_NS, "no time has passed");
         let liar = About { created_unix_ms: i64::MIN, ..about };
         assert_eq!(elsewhere(&liar, host, i64::MAX).boottime_ns, CLOCK_MAX_NS - 3 * SECOND_NS);
     }

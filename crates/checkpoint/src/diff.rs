@@ -1,18 +1,20 @@
-//! What differs between two checkpoints of a container: what its processes have done in between.
+//! The differences between two checkpoints of a container: the activity of its processes in
+//! between.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Error, Result};
 use crate::format::{Memory, PAGE_BYTES, PageFiles, Process, Reader, Records, Thing};
 
-/// One thing that differs.
+/// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Difference {
     /// The process, by its id inside.
     pub pid: u32,
-    /// What `ps` shows.
+    /// The name that `ps` shows.
     pub process: String,
-    /// What of it: `descriptor 5`, `memory at 7f0012340000`; empty for the process itself.
+    /// The part that differs: `descriptor 5`, `memory at 7f0012340000`; empty for the process
+    /// itself.
     pub what: String,
     /// How it differs.
     pub how: String,
@@ -28,9 +30,9 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// Everything that differs, process by process.
+/// All differences, process by process.
 ///
-/// Processes are told apart by their ids, which may have been given to another one in between.
+/// Processes are matched by pid, which may have been reused in between.
 pub fn diff(old: &Reader, new: &Reader) -> Result<Vec<Difference>> {
     let by_pid = |records: &Records| -> BTreeMap<u32, usize> {
         records.processes.iter().enumerate().map(|(n, p)| (p.pid, n)).collect()
@@ -117,7 +119,7 @@ fn descriptors(
     }
 }
 
-/// An object in a few words that are the same in two checkpoints when it is.
+/// A short description of an object, which is equal in two checkpoints if the object is.
 fn describe(records: &Records, index: usize) -> String {
     let Some(object) = records.objects.get(index) else { return String::new() };
     let name = object.thing.name();
@@ -143,7 +145,7 @@ fn describe(records: &Records, index: usize) -> String {
     }
 }
 
-/// Areas that were mapped or unmapped; those that grew are both.
+/// Areas that were mapped or unmapped; an area that grew counts as both.
 fn areas(all: &mut Vec<Difference>, is: &Process, before: &Memory, after: &Memory) {
     let ranges = |memory: &Memory| -> BTreeMap<u64, (u64, u32)> {
         memory.areas.iter().map(|a| (a.start, (a.end, a.access))).collect()
@@ -166,7 +168,7 @@ fn areas(all: &mut Vec<Difference>, is: &Process, before: &Memory, after: &Memor
     }
 }
 
-/// Pages with contents of their own: how many have others, are new, are gone.
+/// Pages with private contents: how many have changed, are new, or were removed.
 fn pages(
     all: &mut Vec<Difference>,
     is: &Process,

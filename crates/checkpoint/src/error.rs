@@ -1,19 +1,20 @@
-//! What can go wrong, and what cannot be saved.
+//! Errors, and refusals of state that cannot be saved.
 
 use std::path::PathBuf;
 
 use dormouse_kernel::{Errno, ErrorKind};
 
-/// Something that a checkpoint cannot hold, by name.
+/// A part of a container that a checkpoint cannot hold.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Refusal {
     /// The process, by its id inside; 0 for the container as a whole.
     pub pid: u32,
-    /// What `ps` shows.
+    /// The name that `ps` shows.
     pub process: String,
-    /// What of it: `descriptor 5`, `memory at 7f0012340000`, empty for the process itself.
+    /// The part of the process: `descriptor 5`, `memory at 7f0012340000`; empty for the process
+    /// itself.
     pub what: String,
-    /// What that is, and what would help.
+    /// The object and the cause, and what would help.
     pub why: String,
 }
 
@@ -33,75 +34,76 @@ impl std::fmt::Display for Refusal {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Something cannot be saved. Nothing was stopped, or all goes on.
+    /// Something cannot be saved. Nothing was stopped, or all processes continue.
     #[error("it cannot be saved: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Refused(Vec<Refusal>),
-    /// Something cannot be saved just now, and can be in a moment. All goes on.
+    /// Something cannot be saved just now, and can be in a moment. All processes continue.
     #[error("it cannot be saved just now: {}", .0.first().map(ToString::to_string).unwrap_or_default())]
     Passing(Vec<Refusal>),
     /// A step with a process of the container failed.
     #[error("cannot {step} of process {pid}")]
     Process {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
         /// The process or thread, by the host's id.
         pid: u32,
-        /// Why.
+        /// The cause.
         #[source]
         source: Errno,
     },
     /// A call of a restore program failed.
     #[error("cannot restore {what}: {call}")]
     Restore {
-        /// What was being restored.
+        /// The object that was being restored.
         what: String,
         /// The system call.
         call: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Errno,
     },
-    /// A process of a restore ended before its time.
-    #[error("a process ended while it was restored ({0})")]
+    /// A process of a restore exited prematurely.
+    #[error("a process exited while it was restored ({0})")]
     Ended(String),
-    /// The checkpoint is not what its checksum or its format says.
+    /// The checkpoint does not match its checksum or its format.
     #[error("the checkpoint is damaged: {part}: {what}")]
     Damaged {
-        /// Which part.
+        /// The damaged part.
         part: String,
-        /// What is wrong with it.
+        /// The kind of damage.
         what: String,
     },
-    /// It is encrypted, and what was given does not open it; or it cannot be encrypted so.
+    /// The archive is encrypted, and the given keys do not open it; or it cannot be encrypted that
+    /// way.
     #[error("{0}")]
     Seal(String),
-    /// It cannot come back here.
+    /// The checkpoint cannot be restored here.
     #[error("it cannot be restored here: {0}")]
     Elsewhere(String),
     /// A step with a file of the checkpoint failed.
     #[error("{step} '{}'", path.display())]
     File {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
     /// A call failed.
     #[error("cannot {step}")]
     Call {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: Errno,
     },
 }
 
 impl Error {
-    /// What kind of failure this is.
+    /// The kind of this failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Refused(_) | Self::Passing(_) | Self::Elsewhere(_) => {

@@ -1,43 +1,48 @@
 //! Running containers as files, and back.
 //!
-//! **The idea.** [`save`] stops the processes of a container, reads what they are from the outside
-//! (procfs, copies of descriptors, pagemaps, a handful of calls made in them through an instruction
-//! that they have anyway) and writes it as [`format`]: records and pages. [`load`] turns checked
-//! records into one flat list of system calls per process, which some sixty instructions of machine
-//! code ([`inject`]) follow in a process that the keeper cloned exactly as for a start. No code of
-//! ours is ever in a container's memory when one of its own instructions runs.
+//! **The idea.** [`save`] stops the processes of a container and reads their state from outside:
+//! procfs, copies of descriptors, pagemaps, and a few calls that are injected through an existing
+//! `syscall` instruction. The state is written as [`format`]: records and pages. [`load`] turns
+//! checked records into one flat list of system calls per process. Some sixty instructions of
+//! machine code ([`inject`]) execute the list in a process that the keeper cloned exactly as for a
+//! start. No code of this crate is in a container's memory while one of the container's own
+//! instructions runs.
 //!
-//! **Objects.** What several descriptors, mappings or processes share is one [`format::Object`],
-//! and has one number. A kind of object is a variant of [`format::Thing`] and one module of the
-//! same name in each of `format`, `save` and `load`:
+//! **Objects.** Something that several descriptors, mappings or processes share is one
+//! [`format::Object`], and has one number. A kind of object is a variant of [`format::Thing`] and
+//! one module of the same name in each of `format`, `save` and `load`:
 //!
 //! ```text
 //!            format/pipe.rs         save/pipe.rs              load/pipe.rs
-//!            what is written        how it is known, read     which calls make it again
+//!            the record             detects and reads it      the calls that make it again
 //! ```
 //!
-//! What is set up in a network stack, devices, routes and filters, is told and made again by `net`, which
-//! speaks to the kernel as ip(8) and nft(8) do; `save/net.rs` and `load/net.rs` use it.
+//! The configuration of a network stack (devices, routes and filters) is read and made again by
+//! `net`, which uses the kernel's interfaces of ip(8) and nft(8); `save/net.rs` and `load/net.rs`
+//! use it.
 //!
 //! # To add a kind
 //!
 //! 1. `format/KIND.rs`: its record; numbers and texts only, each field with its unit; a variant in
-//!    `format/object.rs`; a line in `format/check.rs` for every number that points to something.
-//! 2. `save/KIND.rs`: a row in `KINDS` of `save/object.rs`: how it is known (no side effect), and
-//!    what makes the record. `Err("a ..., which is not saved yet")` is how a case that cannot be
-//!    saved is told: [`explain`](save::explain) prints it with process and descriptor, and nothing
-//!    is stopped.
-//! 3. `load/KIND.rs`: an arm in `load/object.rs`. An object is made by the first process, before it
-//!    forks, into a cell that holds its number; all processes inherit it. What needs its final
-//!    number or its final process (an epoll's items) is done in the stage `last`.
-//! 4. `tests/workloads/KIND.c`: sets up, says ready, waits, checks, says ok; a row in
+//!    `format/object.rs`; a line in `format/check.rs` for every number that refers to something.
+//! 2. `save/KIND.rs`: a row in `KINDS` of `save/object.rs`: a test for the kind (no side effect),
+//!    and the function that makes the record. A case that cannot be saved is reported by
+//!    `Err("a ..., which is not saved yet")`: [`explain`](save::explain) prints it with process
+//!    and descriptor, and nothing is stopped.
+//! 3. `load/KIND.rs`: an arm in `load/object.rs`. The first process makes an object, before it
+//!    forks, into a cell that holds its number; all processes inherit it. Steps that need the final
+//!    number or the final process (an epoll's items) are done in the stage `done`.
+//! 4. `tests/workloads/KIND.c`: sets up, prints "ready", waits, checks, prints "ok"; a row in
 //!    `tests/checkpoint.rs`. `docs/state.md` is made from that.
 //!
 //! # What it does not do
 //!
-//! It knows no container, no image and no network: the engine gives it a process to follow the
-//! program (crate `container`), whose root, mounts, cgroups and limits are those of any start. What
-//! a checkpoint says about credentials and limits only narrows what the configuration gives.
+//! This crate knows no containers and no images. The engine (crate `container`) passes it a process
+//! that follows the program. Root, mounts, cgroups and limits of that process are those of any
+//! start. Of networks the crate knows only stacks: their configuration (`net`), their sockets
+//! (`stack`, `packet`), and rules that drop packets of saved connections (`quiet`). Addresses and
+//! bridges of the host are the work of crate `network`. Credentials and limits of a checkpoint only
+//! narrow the grants of the configuration.
 #![deny(unsafe_code)]
 
 mod accept;

@@ -1,10 +1,11 @@
-//! Tables of the kernel's, by netlink(7), of the network namespace of the thread that asks.
+//! Tables of the kernel, by netlink(7), of the network namespace of the calling thread.
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Asks for all that there is of something. `request` is what the `kind` of message has behind the head of
-/// netlink; `each` is given every answer, without that head, and says whether it is sound.
+/// Requests all entries of a table. `request` is the part of the message of this `kind` behind the
+/// netlink header. `each` is called with every answer, without that header, and returns `None` for
+/// a malformed one.
 pub(crate) fn dump(
     protocol: Option<Protocol>,
     kind: u16,
@@ -43,8 +44,7 @@ pub(crate) fn dump(
     }
 }
 
-/// The attributes of an answer, from where they begin: kind and value of each. `None` for one that is
-/// longer than there is room.
+/// The attributes of an answer: kind and value of each. `None` if one is longer than the rest.
 pub(crate) fn attributes(mut rest: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     let mut all = Vec::new();
     while let (Some(size), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {

@@ -1,9 +1,9 @@
-//! Packets that a container's sockets received once, and receive once more.
+//! Packets that the sockets of a container received once, and receive again.
 //!
-//! A datagram in a queue says who sent it, and nobody but its sender can send it again; so does the
-//! end of a connection that its peer has closed. They are put on the loopback device of the
-//! container's own stack by the engine, with the sender they had. Nothing leaves that device: the
-//! address they go to is the socket's own.
+//! A datagram in a queue has its sender's address, and only the sender could send it again. The
+//! same holds for the FIN of a peer that has closed its connection. The engine sends these packets
+//! on the loopback device of the container's own stack, with the recorded sender. No packet leaves
+//! that device: the destination address is that of the socket.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,11 +16,11 @@ use rustix::net::{
 
 use crate::{quiet, stack};
 
-/// What is above IP.
+/// The payload of an IP packet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Payload<'d> {
     Udp(&'d [u8]),
-    /// A datagram from the receiver to the sender, of nothing, did not arrive.
+    /// An ICMP message: an empty datagram from the receiver to the sender did not arrive.
     Unreachable {
         code: u8,
     },
@@ -33,10 +33,10 @@ pub(crate) enum Payload<'d> {
     },
 }
 
-/// Sender, receiver, and what is sent.
+/// Sender, receiver and payload.
 pub(crate) type Packet<'d> = (SocketAddr, SocketAddr, Payload<'d>);
 
-/// Has a connected UDP socket be told an error by the message of ICMP that leads to it.
+/// Sets the pending error of a connected UDP socket, by the ICMP message that causes it.
 pub(crate) fn fail(netns: &OwnedFd, socket: &OwnedFd, error: i32) -> Result<(), Errno> {
     let inode = rustix::fs::fstat(socket)?.st_ino;
     let [own, peer] = stack::address(netns, "udp", inode)?.ok_or(Errno::NOTCONN)?;
@@ -44,7 +44,7 @@ pub(crate) fn fail(netns: &OwnedFd, socket: &OwnedFd, error: i32) -> Result<(), 
     send(netns, &[(peer, own, Payload::Unreachable { code })])
 }
 
-/// The code of "destination unreachable" that means an error (RFC 792, RFC 4443).
+/// The code of "destination unreachable" that causes an error (RFC 792, RFC 4443).
 fn unreachable(error: i32, v6: bool) -> Option<u8> {
     const BY_FOUR: [(i32, u8); 6] = [
         (libc::ECONNREFUSED, 3),
@@ -70,7 +70,7 @@ pub(crate) fn send_here(packets: &[Packet<'_>]) -> Result<(), Errno> {
 }
 
 fn raw(family: AddressFamily) -> Result<OwnedFd, Errno> {
-    // IPPROTO_RAW: whoever sends writes the header too.
+    // IPPROTO_RAW: the sender writes the header, too.
     let (kind, flags) = (SocketType::RAW, SocketFlags::CLOEXEC);
     let socket = rustix::net::socket_with(family, kind, flags, Some(ipproto::RAW))?;
     call::set_int_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_MARK, quiet::MARK)?;
@@ -93,7 +93,8 @@ fn send_one((from, to, payload): &Packet<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The bytes of a packet. `None` where the two addresses are of two families, or it is too long.
+/// The bytes of a packet. `None` if the two addresses are of two families, or the packet is too
+/// long.
 fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec<u8>> {
     let protocol = match payload {
         Payload::Udp(_) => libc::IPPROTO_UDP as u8,
@@ -109,7 +110,7 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             bytes.extend([0x45, 0]);
             bytes.extend(length.checked_add(20)?.to_be_bytes());
-            // The kernel numbers it and computes the header's checksum.
+            // The kernel sets the identification and computes the header's checksum.
             bytes.extend([0, 0, 0, 0, 64, protocol, 0, 0]);
             bytes.extend(from.octets());
             bytes.extend(to.octets());
@@ -134,7 +135,7 @@ fn packet(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec
         Payload::Tcp { .. } => 16,
         Payload::Unreachable { .. } => {
             if to.is_ipv4() {
-                sum = Sum::default(); // of the message alone
+                sum = Sum::default(); // covers the message only
             }
             2
         }
@@ -170,7 +171,7 @@ fn above(from: SocketAddr, to: SocketAddr, payload: &Payload<'_>) -> Option<Vec<
     Some(bytes)
 }
 
-/// The checksum of the internet (RFC 1071).
+/// The internet checksum (RFC 1071).
 #[derive(Default)]
 struct Sum(u64);
 
@@ -187,7 +188,7 @@ impl Sum {
         while sum > 0xffff {
             sum = (sum & 0xffff) + (sum >> 16);
         }
-        // Zero would say that there is none (RFC 768).
+        // Zero would mean that there is none (RFC 768).
         match !(sum as u16) {
             0 => 0xffff,
             other => other,
@@ -195,11 +196,11 @@ impl Sum {
     }
 }
 
-/// The sender a packet must have to be taken for one from `from` by a socket at `to`.
+/// The sender address with which a socket at `to` sees a packet as sent from `from`.
 ///
-/// Where containers share a stack (address mode) each has loopback addresses of its own, by the
-/// arithmetic of the address programs, and reads them as 127.0.0.1 and ::1: what came from there
-/// must come from there again.
+/// Where containers share a stack (address mode) each has loopback addresses of its own, computed
+/// by the address programs, and sees them as 127.0.0.1 and ::1. A packet from there must be sent
+/// from there again.
 pub(crate) fn sender(from: SocketAddr, to: SocketAddr) -> SocketAddr {
     let ip = match (from.ip().to_canonical(), to.ip().to_canonical()) {
         (IpAddr::V4(from), IpAddr::V4(to)) if from.is_loopback() && to.is_loopback() => {
@@ -222,7 +223,7 @@ mod tests {
         let (from, to) = ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:6".parse().unwrap());
         let bytes = packet(from, to, &Payload::Udp(b"abc")).unwrap();
         assert_eq!(bytes.len(), 31);
-        // With its own checksum in it the sum is that of nothing.
+        // With its own checksum included, the sum is that of nothing.
         let mut sum = Sum::default();
         sum.add(&bytes[12..20]);
         sum.add(&[0, 17, 0, 11]);

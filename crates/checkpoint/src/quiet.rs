@@ -1,16 +1,16 @@
-//! Silence for connections: while their sockets are read, and while they are nowhere.
+//! Drop rules for connections: while their sockets are read, and while these do not exist.
 //!
-//! A packet for a connection that is being read would change it behind the reader's back, and one
-//! for a connection whose processes are gone would be answered with a reset. So the packets of
-//! every saved connection are dropped, as if they had been lost on the way: an nftables table in
-//! the container's own stack, from before the first socket is read until all are restored. Senders
-//! send again.
+//! A packet for a connection that is being read would change it during the read. A packet for a
+//! connection without processes would be answered with a reset. So the packets of every saved
+//! connection are dropped, as if they had been lost: by an nftables table in the container's own
+//! stack, from before the first socket is read until all are restored. Senders retransmit.
 //!
-//! One that is already on its way from there to the socket when the table is made arrives all the
-//! same: after the socket was read, and the kernel acknowledges what nobody will ever read; or when it
-//! is gone, and the kernel answers with a reset. So no answer leaves for them either.
+//! A packet that is between the table and the socket when the table is created arrives all the
+//! same. If the socket was read already, the kernel acknowledges data that is never read; if the
+//! socket is closed, the kernel answers with a reset. So answers of these connections are dropped,
+//! too.
 //!
-//! The table goes with the stack: whoever makes that anew has it from [`silence`].
+//! The table is removed with the stack: after that, [`silence`] returns the rules for a new one.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::format::Records;
 use crate::stack::{self, Ends};
 
-/// Packets with this mark pass: those that the engine itself sends again.
+/// Packets with this mark pass: the engine's own.
 pub(crate) const MARK: i32 = 0x646d;
 
 const PREFIX: &str = "dormouse_quiet_";
@@ -38,8 +38,8 @@ pub(crate) fn is_ours(table: &str) -> bool {
     table.starts_with(PREFIX)
 }
 
-/// What [`keep_quiet`] takes for those connections of a checkpoint whose own address the container may
-/// have, if there are any: rules as nft(8) reads them.
+/// The rules that [`keep_quiet`] takes, as nft(8) reads them, for the connections of a checkpoint
+/// whose own address the container may have; `None` if there are none.
 pub fn silence(records: &Records, id: &str, is_own: impl Fn(IpAddr) -> bool) -> Option<String> {
     let all = records.ends().map(|ends| ends.map(canonical));
     let connections: Vec<Ends> = all.filter(|[own, _]| is_own(own.ip())).collect();
@@ -51,17 +51,17 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// Drops the packets for which these rules are, in the stack of a network namespace.
+/// Drops the packets that match these rules, in the stack of a network namespace.
 pub fn keep_quiet(netns: &OwnedFd, rules: &str) -> Result<()> {
     nft(netns, rules)
 }
 
-/// Drops the packets that come for these connections, and those that answer.
+/// Drops the packets of these connections, and the answers.
 pub(crate) fn begin(netns: &OwnedFd, id: &str, connections: &[Ends]) -> Result<()> {
     nft(netns, &rules(&table(id), connections))
 }
 
-/// Lets packets through again, where any were dropped.
+/// Removes the drop rules, if there are any.
 pub fn end(netns: &OwnedFd, id: &str) -> Result<()> {
     let table = table(id);
     nft(netns, &format!("table inet {table}\ndelete table inet {table}\n"))
@@ -81,7 +81,7 @@ fn rules(table: &str, connections: &[Ends]) -> String {
             continue;
         }
         let elements = elements.join(", ");
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(
             sets,
             "set {ip}s {{ type {kind} . inet_service . {kind} . inet_service; elements = {{ \
@@ -106,7 +106,9 @@ fn rules(table: &str, connections: &[Ends]) -> String {
 fn nft(netns: &OwnedFd, rules: &str) -> Result<()> {
     let applied = stack::inside_of(netns, || Ok(nft::apply(rules)));
     let applied = applied.map_err(Error::call("enter the container's network namespace"))?;
-    applied.map_err(|e| Error::Elsewhere(format!("nft cannot keep its connections quiet: {e}")))
+    applied.map_err(|e| {
+        Error::Elsewhere(format!("nft cannot drop the packets of its connections: {e}"))
+    })
 }
 
 #[cfg(test)]

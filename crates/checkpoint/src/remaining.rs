@@ -1,12 +1,13 @@
-//! Calls that begin again, with what is left of their time.
+//! Calls that restart with their remaining time.
 //!
-//! Such a call has its limit in a register, or a register leads to it. What it leads to is the
-//! program's own, which may use it again: so what is left is written below the stack, beyond what a
-//! function may use there (System V ABI, the red zone), where the kernel would put a signal's frame, and
-//! the register leads there. Nobody else uses that while the thread waits.
+//! Such a call has its timeout in a register, or a register points to it. The memory there is the
+//! program's own, which may use it again. So the remaining time is written below the stack, beyond
+//! the part that a function may use there (System V ABI, the red zone), where the kernel would put
+//! a signal frame, and the register points there. Nothing else uses that memory while the thread
+//! waits.
 //!
-//! LIMIT: in a register that the call leaves alone the program then finds what was left, where it has
-//! the call in its own code (syscall(2) and the C libraries look at it no more).
+//! LIMIT: in a register that the call preserves the program then finds the remaining time, if its
+//! own code makes the call (syscall(2) and the C libraries do not read it again).
 
 use dormouse_kernel::call::{self, Registers};
 
@@ -14,7 +15,7 @@ use crate::format::TimeLimit;
 
 const RED_ZONE_BYTES: u64 = 128;
 
-/// The register that has or leads to the limit of a call.
+/// The register that contains or points to the timeout of a call.
 enum Place {
     Milliseconds(fn(&mut Registers) -> &mut u64),
     Timespec(fn(&mut Registers) -> &mut u64),
@@ -30,8 +31,8 @@ fn place(call: i64) -> Option<Place> {
     })
 }
 
-/// Registers of a stopped thread with which its call begins again so that it ends in time. Where memory
-/// cannot be written it has all of its time again.
+/// Registers of a stopped thread with which its call restarts so that it ends in time. If memory
+/// cannot be written, the call has its whole time again.
 pub(crate) fn begin_again(tid: u32, registers: Registers, limit: &TimeLimit) -> Registers {
     let mut again = registers;
     if !limit.begins_anew() || registers.orig_rax as i64 != limit.call {
@@ -40,7 +41,7 @@ pub(crate) fn begin_again(tid: u32, registers: Registers, limit: &TimeLimit) -> 
     let left_ns = limit.left_ns;
     match place(limit.call) {
         None => {}
-        // Never too early.
+        // Rounded up: never too early.
         Some(Place::Milliseconds(register)) => {
             *register(&mut again) = left_ns.div_ceil(1_000_000).min(i32::MAX as u64);
         }

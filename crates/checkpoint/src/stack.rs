@@ -1,4 +1,4 @@
-//! The network stack of a container, looked at from inside it.
+//! The network stack of a container, inspected from inside it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,7 +11,7 @@ use rustix::thread::LinkNameSpaceType;
 
 use crate::error::{Error, Result as Outcome};
 
-/// Our address and the peer's.
+/// The address of this side, and that of the peer.
 pub(crate) type Ends = [SocketAddr; 2];
 
 /// The network namespace of a process.
@@ -26,7 +26,7 @@ pub(crate) fn of_socket(socket: &OwnedFd) -> Result<OwnedFd, Errno> {
     call::network_of(socket.as_fd())
 }
 
-/// Does something in a network namespace: a thread enters it, and never comes back.
+/// Calls `act` in a network namespace, in a thread that enters it and ends there.
 pub(crate) fn inside_of<T: Send>(
     netns: &OwnedFd,
     act: impl FnOnce() -> Result<T, Errno> + Send,
@@ -51,7 +51,7 @@ pub(crate) fn address_here(protocol: &str, inode: u64) -> Option<Ends> {
     look(protocol, &[inode]).first().map(|(_, ends)| *ends)
 }
 
-/// Where the kernel has a UDP socket, whatever its owner is told.
+/// The address of a UDP socket in the kernel, whatever getsockname(2) returns.
 pub(crate) fn udp_address(netns: &OwnedFd, socket: &OwnedFd) -> Result<SocketAddr, Errno> {
     let inode = rustix::fs::fstat(socket)?.st_ino;
     address(netns, "udp", inode)?.map(|[own, _]| own).ok_or(Errno::NOENT)
@@ -62,14 +62,14 @@ pub(crate) fn tcp_addresses(netns: &OwnedFd, inodes: &[u64]) -> Result<HashMap<u
     inside_of(netns, || Ok(look("tcp", inodes).into_iter().collect()))
 }
 
-/// How many bytes a TCP connection in the stack of the calling thread has received that nobody has
-/// read, if it is there; the end of its peer counts as one.
+/// The unread bytes of a TCP connection in the stack of the calling thread, if it exists; the FIN
+/// of its peer counts as one.
 pub(crate) fn received_here(ends: &Ends) -> Option<u32> {
     let is = |line: &Line| line.ends == *ends;
     lines("tcp").into_iter().find(is).map(|line| line.received)
 }
 
-/// Reads `/proc/net/PROTOCOL` and its other for IPv6 in the namespace of the thread that calls.
+/// Reads `/proc/net/PROTOCOL` and its counterpart for IPv6 in the namespace of the calling thread.
 fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
     let all = lines(protocol).into_iter().filter(|line| inodes.contains(&line.inode));
     all.map(|line| (line.inode, line.ends)).collect()
@@ -79,9 +79,9 @@ fn look(protocol: &str, inodes: &[u64]) -> Vec<(u64, Ends)> {
 #[derive(Debug, PartialEq, Eq)]
 struct Line {
     ends: Ends,
-    /// Bytes that nobody has read.
+    /// Unread bytes.
     received: u32,
-    /// 0 where nobody has it open.
+    /// 0 if no process has it open.
     inode: u64,
 }
 
@@ -96,7 +96,7 @@ fn lines(protocol: &str) -> Vec<Line> {
     all
 }
 
-/// Reads `SL: LOCAL REMOTE ST TX:RX TR:WHEN RETRANSMITS UID TIMEOUT INODE ...`.
+/// Parses `SL: LOCAL REMOTE ST TX:RX TR:WHEN RETRANSMITS UID TIMEOUT INODE ...`.
 fn line(line: &str) -> Option<Line> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let ends = [parse(words.next()?)?, parse(words.next()?)?];
@@ -105,7 +105,7 @@ fn line(line: &str) -> Option<Line> {
     Some(Line { ends, received, inode: words.nth(4)?.parse().ok()? })
 }
 
-/// Reads `0100007F:1F90`, words of 32 bits as the processor has them.
+/// Parses `0100007F:1F90`, words of 32 bits in the processor's byte order.
 fn parse(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

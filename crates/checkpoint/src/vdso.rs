@@ -1,11 +1,11 @@
-//! The kernel's shared object (vdso(7)), and how processes go on with another kernel's.
+//! The kernel's shared object (vdso(7)), and how processes continue with another kernel's.
 //!
-//! A program finds the object by AT_SYSINFO_EHDR and keeps the addresses of its functions. The object
-//! belongs to the kernel that mapped it: its code reads that kernel's data (`[vvar]`), which lies at
-//! another place, in another form, in the next. So under another kernel the old object stays where it
-//! is, as memory of the process's own, and the kernel's lies close to it. Every function of the old
-//! begins with a jump to the one of the same name in the new, or makes the system call itself where the
-//! new has none.
+//! A program finds the vDSO by AT_SYSINFO_EHDR and keeps the addresses of its functions. The vDSO
+//! belongs to the kernel that mapped it: its code reads that kernel's data (`[vvar]`), which has
+//! another address and another layout in the next kernel. So under another kernel the old vDSO
+//! stays at its address, as private memory of the process, and the kernel's is mapped close to it.
+//! Every function of the old begins with a jump to the function of the same name in the new, or
+//! makes the system call itself if the new one lacks the function.
 //!
 //! ```text
 //!             made by one kernel                    under another
@@ -15,21 +15,22 @@
 //!                                                   [vdso] <--------------------------+
 //! ```
 //!
-//! A process that comes under a third kernel, or back under the first, has its old object's jumps
-//! written anew: its symbols are all there still. So there are never more than two objects.
+//! If a process is restored under a third kernel, or under the first again, the jumps of its old
+//! vDSO are rewritten: its symbols are all still there. So there are never more than two vDSOs.
 //!
-//! **Who is inside.** A thread that stands in the object when it is stopped would go on in code whose
-//! data is gone, so it is let out ([`crate::save`]); one that did not come out in time can only come
-//! back under the same kernel, and is named otherwise. LIMIT: a signal handler that has interrupted a
-//! function of the object returns into it. Its data being zeros, that function then asks the kernel, but
-//! for the coarse clocks and time(2), which say 0 that once.
+//! **Threads inside.** A thread that is stopped inside the vDSO would resume in code without its
+//! data, so the save resumes it until it leaves ([`crate::save`]). A thread that did not leave in
+//! time can only be restored under the same kernel, and is reported otherwise. LIMIT: a signal
+//! handler that has interrupted a function of the vDSO returns into it. As its data is zeros, that
+//! function then makes the system call, except for the coarse clocks and time(2), which return 0
+//! that once.
 //!
-//! **getrandom.** What `__vdso_getrandom` keeps between calls is of a size and form that its kernel chose.
-//! The old one makes the system call. That memory (MAP_DROPPABLE) is never saved: its kernel may drop
-//! it at any time, and what came back from it twice would be no random numbers.
+//! **getrandom.** The state that `__vdso_getrandom` keeps between calls has a size and layout that
+//! its kernel chose. The old function makes the system call. That memory (MAP_DROPPABLE) is never
+//! saved: its kernel may drop it at any time, and the same state in two clones would not be random.
 //!
-//! **Trust.** The old object may be anything. It is read as an ELF file by a library that checks it,
-//! and what is written to it is written to memory of that process alone.
+//! **Trust.** The old vDSO may contain any bytes. A library that checks it parses it as an ELF
+//! file, and changes to it are only written to memory of that process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -45,16 +46,16 @@ use crate::error::{Error, Result};
 use crate::format::check::USER_END;
 use crate::format::{Area, Backing, Memory, PAGE_BYTES, Records};
 
-/// LIMIT: bytes of an object; today's have two pages.
+/// LIMIT: bytes of a vDSO; present ones have two pages.
 pub(crate) const IMAGE_BYTES_MAX: u64 = 64 << 10;
-/// LIMIT: how far the kernel's object may be from the old one, for a jump to reach it.
+/// LIMIT: the distance between the kernel's vDSO and the old one, for a jump to reach it.
 const REACH_BYTES: u64 = 1 << 30;
-/// Room below a stack, which may grow.
+/// Space below a stack, which may grow.
 const STACK_BYTES: u64 = 1 << 30;
-/// The entry of the auxiliary vector that says where the object is.
+/// The entry of the auxiliary vector with the address of the vDSO.
 const AT_SYSINFO_EHDR: u64 = 33;
 
-/// This kernel's object.
+/// The vDSO of this kernel.
 #[derive(Debug, Clone)]
 pub(crate) struct Object {
     /// All of its bytes.
@@ -64,7 +65,7 @@ pub(crate) struct Object {
 }
 
 impl Object {
-    /// The one that this very process has mapped. `None` without one.
+    /// The vDSO that this process itself has mapped. `None` without one.
     pub(crate) fn here() -> Option<Self> {
         let maps = Maps::of("self")?;
         let text = maps.object()?;
@@ -85,7 +86,7 @@ impl Object {
     }
 }
 
-/// BLAKE3 of an object.
+/// BLAKE3 of a vDSO.
 pub(crate) fn hash(image: &[u8]) -> String {
     blake3::hash(image).to_hex().to_string()
 }
@@ -113,12 +114,12 @@ impl Maps {
     }
 }
 
-/// Where the kernel's object is in a process.
+/// Where the kernel's vDSO is in a process.
 pub(crate) fn of_process(pid: u32) -> Option<Range<u64>> {
     Maps::of(pid)?.object()
 }
 
-/// Where a process has objects: the kernel's, and the one that it came along with.
+/// Where a process has vDSOs: the kernel's, and one that was restored with it.
 pub(crate) fn all_of_process(pid: u32) -> Vec<Range<u64>> {
     let Some(maps) = Maps::of(pid) else { return Vec::new() };
     let auxv = fs::read(format!("/proc/{pid}/auxv")).unwrap_or_default();
@@ -128,7 +129,7 @@ pub(crate) fn all_of_process(pid: u32) -> Vec<Range<u64>> {
     maps.ranges().filter(is_object).map(|(range, _)| range).collect()
 }
 
-/// What an auxiliary vector says.
+/// The address in an auxiliary vector.
 fn told(auxv: &[u8]) -> Option<u64> {
     let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes); // eight bytes each
     let (entries, _) = auxv.as_chunks::<16>();
@@ -136,19 +137,19 @@ fn told(auxv: &[u8]) -> Option<u64> {
     Some(number(&entry[8..]))
 }
 
-/// An old object that goes along, as it is from now on.
+/// An old vDSO that is restored, with its changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bent {
-    /// Where it is.
+    /// Its address.
     pub(crate) address: u64,
     /// All of its bytes.
     pub(crate) image: Vec<u8>,
 }
 
-/// Makes place for this kernel's object in every memory that has another's; gives what becomes of that
-/// one, by memory. `read` reads memory as it was saved.
+/// Finds an address for this kernel's vDSO in every memory that has another's; returns that one
+/// with its changes, by memory. `read` reads memory as it was saved.
 ///
-/// Errors: [`Error::Elsewhere`] where a thread stands in it, or nothing is known of it.
+/// Errors: [`Error::Elsewhere`] if a thread is inside it, or its bytes are not recorded.
 pub(crate) fn bend(
     records: &mut Records,
     here: Option<&Object>,
@@ -205,7 +206,7 @@ pub(crate) fn bend(
     Ok(all)
 }
 
-/// The object that a process came along with, where the kernel's is not the one it was told of.
+/// The vDSO that a process was restored with, if its auxiliary vector does not name the kernel's.
 fn came_along(
     memory: &Memory,
     text: &Range<u64>,
@@ -220,11 +221,11 @@ fn came_along(
     };
     let Some(area) = memory.areas.iter().find(is_it) else { return Ok(None) };
     let image = read(area, first..area.end.min(first.saturating_add(IMAGE_BYTES_MAX)))?;
-    // A program may have put anything there; what is no object is not called as one.
+    // A program may have put anything there; bytes that are no vDSO are not treated as one.
     Ok(functions(&image).is_some().then_some((first, image)))
 }
 
-/// The areas that are in the place of a kernel's object and its data.
+/// The areas that replace a kernel's vDSO and its data.
 fn stay(start: u64, text: &Range<u64>) -> impl Iterator<Item = Area> {
     let (read, execute) = (libc::PROT_READ as u32, libc::PROT_EXEC as u32);
     let areas = [(start..text.start, read), (text.clone(), read | execute)];
@@ -238,10 +239,10 @@ fn stay(start: u64, text: &Range<u64>) -> impl Iterator<Item = Area> {
     })
 }
 
-/// The place nearest to `near` where nothing is for so many bytes.
+/// The free range of a length that is nearest to `near`.
 fn hole(memory: &Memory, near: u64, bytes: u64) -> Option<u64> {
     let mut places = Vec::new();
-    // The lowest addresses are nobody's.
+    // The lowest addresses are never used.
     let mut at = REACH_BYTES;
     let used = memory.areas.iter().map(|area| {
         let grows = if area.has("gd") { STACK_BYTES } else { 0 };
@@ -257,10 +258,10 @@ fn hole(memory: &Memory, near: u64, bytes: u64) -> Option<u64> {
     nearest.filter(|place| place.abs_diff(near) < REACH_BYTES)
 }
 
-/// Functions of an object by name, without what the kernel puts before it: where they are.
+/// The ranges of the functions of a vDSO by name, without the kernel's prefix.
 type Functions = BTreeMap<Vec<u8>, Range<usize>>;
 
-/// `None` where it is no object.
+/// `None` if the bytes are no vDSO.
 fn functions(image: &[u8]) -> Option<Functions> {
     let header = FileHeader64::<Endianness>::parse(image).ok()?;
     let endian = header.endian().ok()?;
@@ -281,8 +282,8 @@ fn functions(image: &[u8]) -> Option<Functions> {
 /// ENDBR64, with which a function may begin and which must stay in its place.
 const LANDING: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// Has the functions of an object at `address` go on in those of another at `there`. What it has no
-/// counterpart for and is no system call stays as it is.
+/// Makes the functions of a vDSO at `address` continue in those of another at `there`. A function
+/// without a counterpart that is no system call stays unchanged.
 fn bend_image(image: &mut [u8], address: u64, targets: &Functions, there: u64) {
     for (name, place) in functions(image).unwrap_or_default() {
         let Some(mut body) = image.get_mut(place.clone()) else { continue };
@@ -299,7 +300,7 @@ fn bend_image(image: &mut [u8], address: u64, targets: &Functions, there: u64) {
                 None => continue,
             },
         };
-        // One that is shorter than its jump is no function of any kernel's.
+        // A function that is shorter than its jump is not one of a kernel.
         if let Some(begin) = body.get_mut(..code.len()) {
             begin.copy_from_slice(&code);
         }
@@ -309,13 +310,13 @@ fn bend_image(image: &mut [u8], address: u64, targets: &Functions, there: u64) {
 /// `jmp`, relative.
 fn jump(from: u64, to: u64) -> Vec<u8> {
     const BYTES: u64 = 5;
-    let distance = to.wrapping_sub(from + BYTES) as i32; // within reach, as was asked of the hole
+    let distance = to.wrapping_sub(from + BYTES) as i32; // within reach, by the choice of the hole
     let mut code = vec![0xe9];
     code.extend(distance.to_le_bytes());
     code
 }
 
-/// `mov eax, NUMBER; syscall; ret`: arguments and results are where a function has them.
+/// `mov eax, NUMBER; syscall; ret`: arguments and results are in the registers of a function call.
 fn call(number: i64) -> Vec<u8> {
     let mut code = vec![0xb8];
     code.extend((number as u32).to_le_bytes());
@@ -323,7 +324,7 @@ fn call(number: i64) -> Vec<u8> {
     code
 }
 
-/// The call that a function saves its callers.
+/// The system call that a function replaces.
 fn call_of(name: &[u8]) -> Option<i64> {
     Some(match name {
         b"clock_gettime" => libc::SYS_clock_gettime,
@@ -335,7 +336,7 @@ fn call_of(name: &[u8]) -> Option<i64> {
     })
 }
 
-/// getrandom(2), but for the question how much memory it needs (fifth argument: all bits), which is
+/// getrandom(2), except for the query of its memory needs (fifth argument: all bits), which is
 /// answered as if there were no such function: -ENOSYS.
 const GETRANDOM: [u8; 20] = [
     0x49, 0x83, 0xf8, 0xff, // cmp r8, -1
@@ -356,7 +357,7 @@ mod tests {
     const OLD: u64 = 0x7fff_0000_0000;
     const PAGES: u64 = 4 * PAGE_BYTES;
 
-    /// Records of another kernel's, whose object differs in a byte that no function has.
+    /// Records of another kernel, whose vDSO differs in a byte outside all functions.
     fn foreign(here: &Object) -> Records {
         let mut records = small();
         let mut image = here.image.clone();
@@ -376,7 +377,7 @@ mod tests {
         Ok(vec![0; (range.end - range.start) as usize])
     }
 
-    /// Where the function of an object goes on that begins with a jump.
+    /// The target of the jump with which a function of a vDSO begins.
     fn goes_on(image: &[u8], address: u64, name: &str) -> Option<u64> {
         let start = functions(image)?.get(name.as_bytes())?.start;
         let landing = if image[start..].starts_with(&LANDING) { LANDING.len() } else { 0 };
@@ -407,7 +408,7 @@ mod tests {
         assert_eq!(accesses, [5, 1]);
         assert!(memory.areas.is_sorted_by_key(|area| area.start));
 
-        // Once more, under a third: the first object stays the one that is called.
+        // Again, under a third kernel: the first vDSO stays the one that is called.
         let (text, first) = (memory.vdso.unwrap().0 + here.data_bytes, bent.clone());
         records.about.vdso = "of a third".into();
         let held = |_: &Area, range: Range<u64>| {
@@ -419,7 +420,7 @@ mod tests {
         let to = goes_on(&again.image, again.address, "time").unwrap();
         let place = records.memories[0].vdso.unwrap().0;
         assert!((place..place + here.bytes()).contains(&to));
-        // Who stands where it was may not be let go on.
+        // A thread inside it must not be resumed.
         let thread = Thread { tid: 1, ..records.processes[0].threads[0].clone() };
         for rip in [text + 9, bent.address + 9] {
             let mut records = records.clone();
