@@ -2,20 +2,20 @@
 //!
 //! ```text
 //! "DORMARCH"  u32 version  u32 compression: 0 none, 1 zstd of all that follows
-//! parts, in the order that whoever writes and whoever reads agree upon:
+//! parts, in the order that writer and reader agree upon:
 //!             16 bytes name
 //!             pieces: u32 length (1 to 1 MiB), so many bytes; a length of 0 ends the part
 //!             32 bytes BLAKE3 of name and bytes
 //! "end"       a part without bytes, whose hash is that of all hashes before it
 //! ```
 //!
-//! A length need not be known before its bytes are, so nothing is written twice on the way out, and
-//! what comes in is checked while it comes: a part that was changed, cut or left out is refused by
-//! its name. Whatever it says is as little to be trusted as a checkpoint is ([`super`]).
+//! The length of a part need not be known before its bytes, so nothing is written twice on the way
+//! out. Input is checked as it arrives: a part that was changed, cut or left out is refused by its
+//! name. An archive is as untrusted as a checkpoint ([`super`]).
 //!
-//! Parts of a checkpoint ([`pack`], [`unpack`]): `records` and `pages`, as the files of that name are
-//! where there is one file of pages; several become one, with zeros where one ends within a chunk. Others
-//! are the caller's.
+//! Parts of a checkpoint ([`pack`], [`unpack`]): `records` and `pages`, equal to the files of that
+//! name if there is one file of pages. Several files become one part, with zeros if one ends within
+//! a chunk. Other parts are the caller's.
 
 use std::io::{self, BufReader, Read, Write};
 use std::path::Path;
@@ -38,14 +38,15 @@ const NAME_BYTES: usize = 16;
 const PIECE_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the pieces that are written here.
 const PIECE_BYTES: usize = 256 << 10;
-/// LIMIT: bytes of records in an archive. A compressed one could be told to fill all memory.
+/// LIMIT: bytes of records in an archive. A compressed archive could otherwise expand until all
+/// memory is used.
 const RECORDS_BYTES_MAX: u64 = 256 << 20;
 const END: &str = "end";
 
-/// What messages call it.
+/// The name of an archive in messages.
 pub(super) const ARCHIVE: &str = "the archive";
 
-/// An archive in the making.
+/// An archive that is being written.
 pub struct ArchiveWriter<W: Write> {
     out: Out<W>,
     hashes: blake3::Hasher,
@@ -73,7 +74,7 @@ impl<W: Write> Write for Out<W> {
 }
 
 impl<W: Write> ArchiveWriter<W> {
-    /// Begins an archive.
+    /// Starts an archive.
     pub fn begin(mut out: W, compress: bool) -> io::Result<Self> {
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
@@ -85,7 +86,7 @@ impl<W: Write> ArchiveWriter<W> {
         Ok(Self { out, hashes: blake3::Hasher::new() })
     }
 
-    /// Begins a part, which ends with [`PartWriter::finish`].
+    /// Starts a part, which ends with [`PartWriter::finish`].
     pub fn part(&mut self, name: &str) -> io::Result<PartWriter<'_, W>> {
         let name = padded(name);
         self.out.write_all(&name)?;
@@ -94,7 +95,7 @@ impl<W: Write> ArchiveWriter<W> {
         Ok(PartWriter { archive: self, hash, piece: Vec::with_capacity(PIECE_BYTES) })
     }
 
-    /// Ends the archive; gives back what it was written to.
+    /// Ends the archive; returns the writer of [`ArchiveWriter::begin`].
     pub fn finish(mut self) -> io::Result<W> {
         let whole = self.hashes.finalize();
         self.out.write_all(&padded(END))?;
@@ -109,7 +110,7 @@ impl<W: Write> ArchiveWriter<W> {
     }
 }
 
-/// A part in the making.
+/// A part that is being written.
 pub struct PartWriter<'a, W: Write> {
     archive: &'a mut ArchiveWriter<W>,
     hash: blake3::Hasher,
@@ -117,7 +118,7 @@ pub struct PartWriter<'a, W: Write> {
 }
 
 impl<W: Write> PartWriter<'_, W> {
-    /// Ends the part. One that is dropped instead makes an archive that is refused.
+    /// Ends the part. A part that is dropped instead makes an invalid archive.
     pub fn finish(mut self) -> io::Result<()> {
         self.flush()?;
         let hash = self.hash.finalize();
@@ -155,7 +156,7 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
     bytes
 }
 
-/// An archive that is read, from its beginning to its end.
+/// An archive that is read, from start to end.
 pub struct ArchiveReader<R: Read> {
     input: In<R>,
     hashes: blake3::Hasher,
@@ -178,16 +179,16 @@ impl<R: Read> Read for In<R> {
 impl<R: Read> ArchiveReader<R> {
     /// Reads the head of an archive.
     ///
-    /// Errors: [`Error::Damaged`] where it is none, [`Error::Elsewhere`] where it is of another
+    /// Errors: [`Error::Damaged`] if it is not an archive, [`Error::Elsewhere`] for another
     /// version.
     pub fn open(mut input: R) -> Result<Self> {
         let mut head = [0; 16];
         input.read_exact(&mut head).map_err(|e| broken("head", e))?;
         if head[..8] != MAGIC {
-            return Err(Error::damaged("head", "it is no archive of a checkpoint"));
+            return Err(Error::damaged("head", "it is not an archive of a checkpoint"));
         }
         let number = |at: usize| {
-            let bytes = head[at..at + 4].try_into().unwrap_or([0; 4]); // four bytes by the slice
+            let bytes = head[at..at + 4].try_into().unwrap_or([0; 4]); // the slice has four bytes
             u32::from_le_bytes(bytes)
         };
         let version = number(8);
@@ -197,21 +198,22 @@ impl<R: Read> ArchiveReader<R> {
         }
         let input = match number(12) {
             PLAIN => In::Plain(input),
-            // One frame: what follows it is not part of the archive, and is found by `end`. The
-            // decoder's own limit on the window, 128 MiB, is what one archive can make it allocate.
+            // One frame: bytes after it are not part of the archive, and are found by `end`. The
+            // decoder's own limit on the window, 128 MiB, bounds the memory that an archive can
+            // make it allocate.
             ZSTD => {
                 let decoder = zstd::Decoder::new(input).map_err(|e| broken("head", e))?;
                 In::Zstd(Box::new(decoder.single_frame()))
             }
             other => {
-                let what = format!("compression {other}, which this program does not know");
+                let what = format!("compression {other}, which is unknown to this program");
                 return Err(Error::Elsewhere(what));
             }
         };
         Ok(Self { input, hashes: blake3::Hasher::new() })
     }
 
-    /// Begins to read a part, which must be the next. It is to be read to its end.
+    /// Starts to read a part, which must be the next. The caller must read it to its end.
     pub fn part<'a>(&'a mut self, name: &'static str) -> Result<PartReader<'a, R>> {
         self.name(name)?;
         let mut hash = blake3::Hasher::new();
@@ -236,7 +238,7 @@ impl<R: Read> ArchiveReader<R> {
         let mut rest = [0; 36];
         self.input.read_exact(&mut rest).map_err(|e| broken(END, e))?;
         if rest[..4] != [0; 4] || rest[4..] != *self.hashes.finalize().as_bytes() {
-            return Err(damaged(END, "its checksum is another"));
+            return Err(damaged(END, "its checksum differs"));
         }
         let mut more = [0];
         let failed = |e| broken(END, e);
@@ -252,18 +254,18 @@ impl<R: Read> ArchiveReader<R> {
     }
 }
 
-/// A part that is read. Its end is reported only when its checksum is right.
+/// A part that is being read. Its end is reported only if its checksum is correct.
 pub struct PartReader<'a, R: Read> {
     archive: &'a mut ArchiveReader<R>,
     name: &'static str,
     hash: blake3::Hasher,
-    /// Bytes of the piece that are still to come.
+    /// Bytes of the piece that have not been read.
     left: usize,
     is_over: bool,
 }
 
 impl<R: Read> PartReader<'_, R> {
-    /// Reads what is left of a small part.
+    /// Reads the rest of a small part.
     pub fn read_whole(mut self, bytes_max: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let name = self.name;
@@ -274,7 +276,7 @@ impl<R: Read> PartReader<'_, R> {
         Ok(bytes)
     }
 
-    /// The length of the next piece; at the end the checksum.
+    /// Reads the length of the next piece, or the checksum at the end.
     fn next_piece(&mut self) -> io::Result<()> {
         let bad = |what: &str| io::Error::other(damaged(self.name, what));
         let mut length = [0; 4];
@@ -287,7 +289,7 @@ impl<R: Read> PartReader<'_, R> {
             let mut hash = [0; 32];
             self.archive.input.read_exact(&mut hash)?;
             if *self.hash.finalize().as_bytes() != hash {
-                return Err(bad("its checksum is another"));
+                return Err(bad("its checksum differs"));
             }
             self.archive.hashes.update(&hash);
             self.is_over = true;
@@ -303,7 +305,7 @@ impl<R: Read> Read for PartReader<'_, R> {
         }
         if self.left == 0 {
             self.next_piece()?;
-            // A decoder that is asked for nothing says that it gets nowhere.
+            // A decoder fails if it is called with an empty buffer.
             if self.is_over {
                 return Ok(0);
             }
@@ -323,7 +325,7 @@ fn damaged(part: &str, what: &str) -> Error {
     Error::damaged(format!("part '{part}' of the archive"), what)
 }
 
-/// What a failed read says: what is wrong with the archive, or that it cannot be read.
+/// The error of a failed read: damage of the archive, or the cause of the failure.
 fn broken(part: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::UnexpectedEof {
         return damaged(part, "it is cut off");
@@ -334,7 +336,7 @@ fn broken(part: &str, error: io::Error) -> Error {
     }
 }
 
-/// Adds a checkpoint, whose contents are compared with their checksums on the way.
+/// Adds a checkpoint, and compares its contents with their checksums.
 pub fn pack<W: Write>(archive: &mut ArchiveWriter<W>, reader: &Reader) -> Result<()> {
     let failed = |e| Error::file("cannot write", ARCHIVE)(e);
     let mut records = reader.records().clone();
@@ -352,7 +354,7 @@ pub fn pack<W: Write>(archive: &mut ArchiveWriter<W>, reader: &Reader) -> Result
     part.finish().map_err(failed)
 }
 
-/// Checksums of the pages of several files, as they are in one.
+/// Checksums of the pages of several files, after these were joined into one.
 fn in_one_file(reader: &Reader) -> Result<Pages> {
     let Pages { bytes, mut chunks, .. } = reader.records().pages.clone();
     let parts = reader.records().pages.parts();
@@ -369,8 +371,8 @@ fn in_one_file(reader: &Reader) -> Result<Pages> {
     Ok(Pages { bytes, chunks, parts: Vec::new() })
 }
 
-/// Takes a checkpoint out of an archive: it becomes the directory `place` when everything is there
-/// and right, and `adapt` has made it what it is to be here.
+/// Unpacks a checkpoint from an archive. `place` becomes its directory after all parts have been
+/// read and checked, and `adapt` has changed the records for this host.
 pub fn unpack<R: Read>(
     mut archive: ArchiveReader<R>,
     place: &Path,
@@ -388,18 +390,18 @@ pub fn unpack<R: Read>(
         left -= now.len() as u64;
     }
     if part.read(&mut chunk).map_err(|e| broken("pages", e))? != 0 {
-        return Err(damaged("pages", "it is longer than its records say"));
+        return Err(damaged("pages", "it is longer than in its records"));
     }
     archive.end()?;
     let found = writer.pages()?;
     compare(&records, &found)?;
-    records.pages = found; // in one file, whatever they were in
+    records.pages = found; // now in one file
     adapt(&mut records)?;
     check::records(&records)?;
     writer.publish(&records)
 }
 
-/// Whether contents are those that the records name.
+/// Compares contents with the checksums of the records.
 fn compare(records: &Records, found: &Pages) -> Result<()> {
     let mut pairs = records.pages.chunks.0.iter().zip(&found.chunks.0);
     let Some(n) = pairs.position(|(expected, found)| expected != found) else { return Ok(()) };
@@ -463,7 +465,7 @@ mod tests {
         let place = dir.path().join("to");
         for compress in [false, true] {
             let good = packed(&dir.path().join(format!("from-{compress}")), compress);
-            // Every byte of what is ours; of the contents some.
+            // Every byte of the archive's own data; some bytes of the contents.
             let step = |at: usize| if at < 100 || at + 2000 > good.len() { 1 } else { 4999 };
             let mut at = 0;
             while at < good.len() {
@@ -473,7 +475,7 @@ mod tests {
                     archive.part("about")?.read_whole(300_000)?;
                     unpack(archive, &place, |_| Ok(()))
                 });
-                // Some bits of a zstd frame mean nothing.
+                // Some bits of a zstd frame have no meaning.
                 if compress && read.is_ok() {
                     Reader::open(&place).unwrap().verify().unwrap();
                     std::fs::remove_dir_all(&place).unwrap();
@@ -508,7 +510,7 @@ mod tests {
         assert_eq!(read.part("one").unwrap().read_whole(0).unwrap(), b"");
         let said = read.part("two").unwrap().read_whole(2).unwrap_err().to_string();
         assert!(said.contains("more than 2 bytes"), "{said}");
-        // A part left out with everything in order again is found by the last checksum.
+        // If a part is left out and everything else is consistent, the last checksum differs.
         let first = 16 + 52;
         let left_out = [&bytes[..16], &bytes[first..]].concat();
         let mut read = ArchiveReader::open(&left_out[..]).unwrap();

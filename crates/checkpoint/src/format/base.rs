@@ -1,16 +1,16 @@
-//! An earlier checkpoint, whose pages need not be written again.
+//! An earlier checkpoint, the base, with pages that need not be written again.
 //!
-//! **By contents.** A page is taken from the earlier checkpoint where it is the same, byte by byte, and
-//! only there. Which of its pages to compare with is a guess: of the process with the same id, or of the
-//! object with the same number, the one at the same address. A wrong guess costs a page that is written,
-//! and nothing else, so the earlier one may be any that there is.
+//! **By contents.** A page is taken from the base only if it is equal, byte by byte. The page to
+//! compare with is a guess: the one at the same address of the process with the same id, or of the
+//! object with the same number. A wrong guess only costs a page that is written, so any earlier
+//! checkpoint can be the base.
 //!
-//! **By file.** A file of the earlier one becomes a file of the new one, by a hard link, where at least
-//! half of its pages are still named by the earlier one; what is named of the others is written again. So
-//! a checkpoint has twice the bytes that it needs at most, but for what has changed since the last. Where
-//! there would be more files than [`PARTS_MAX`] only the largest is taken.
+//! **By file.** A file of the base becomes a file of the new checkpoint, by a hard link, if the
+//! base still refers to at least half of its pages; pages of the other files are written again. So
+//! a checkpoint has at most twice the bytes that it needs, except for changes since the base. If
+//! there would be more files than [`PARTS_MAX`], only the largest is taken.
 //!
-//! What is taken is compared with its checksums first: damage is never handed on.
+//! Taken files are first compared with their checksums: damage is never propagated.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -26,24 +26,25 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Less is written anew, as ever.
+/// A smaller amount is not taken from a base, but written again.
 const BYTES_MIN: u64 = 4 << 20;
-/// LIMIT: chunks that are kept in memory: one of each part, so that what is read by address is read once.
+/// LIMIT: chunks that are kept in memory: one of each part, so that reads by address read each
+/// chunk once.
 const CHUNKS_KEPT: usize = PARTS_MAX;
 
-/// What contents are of.
+/// The owner of contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Of {
     /// The memory of a process, by its id inside.
     Process(u32),
     /// An object, by its number.
     Object(usize),
-    /// A file in memory: the object, and which of its entries.
+    /// A file in memory: the object, and the index of the entry.
     Entry(usize, usize),
 }
 
 impl Records {
-    /// All that is named of pages.
+    /// All runs that refer to pages.
     fn runs(&self) -> impl Iterator<Item = (Of, &Run)> {
         let of_process = |process: &Process| {
             let memory = process.memory.and_then(|n| self.memories.get(n));
@@ -79,11 +80,12 @@ fn of_thing(number: usize, thing: &Thing) -> Vec<(Of, &Run)> {
     runs.iter().map(|run| (Of::Object(number), run)).collect()
 }
 
-/// What a new checkpoint may take from an earlier one, as the new one numbers it.
+/// The files, checksums and runs that a new checkpoint may take from a base, by the numbers of the
+/// new one.
 #[derive(Debug, Clone)]
 pub struct Base {
     taken: Arc<Taken>,
-    /// Chunks that were read, the one used last at the end.
+    /// Recently read chunks, the last used at the end.
     kept: Vec<(u64, Vec<u8>)>,
 }
 
@@ -93,14 +95,14 @@ struct Taken {
     /// Lengths of the files, in bytes.
     parts: Vec<u64>,
     chunks: Vec<[u8; 32]>,
-    /// By address.
+    /// Runs, sorted by address.
     runs: HashMap<Of, Vec<Run>>,
 }
 
 impl Base {
-    /// Looks what there is to take; `None` where it is not worth it.
+    /// Finds the files that can be taken; `None` if it is not worth it.
     ///
-    /// Errors: as of [`Reader::verify`]. Nothing of it can be taken then.
+    /// Errors: as of [`Reader::verify`]. The base cannot be used then.
     pub fn of(reader: &Reader) -> Result<Option<Self>> {
         let records = reader.records();
         let all = records.pages.parts();
@@ -125,7 +127,7 @@ impl Base {
             let file = file.map_err(Error::file("cannot duplicate", part_name(number)))?;
             files.push((start..start + (was.end - was.start), file));
             moved.push((was.clone(), start));
-            chunks.extend_from_slice(&records.pages.chunks.0[chunks_of(was)]); // as many as was checked
+            chunks.extend_from_slice(&records.pages.chunks.0[chunks_of(was)]); // checked
         }
         let mut runs: HashMap<Of, Vec<Run>> = HashMap::new();
         for (of, run) in records.runs() {
@@ -139,13 +141,13 @@ impl Base {
         Ok(Some(Self { taken: Arc::new(taken), kept: Vec::new() }))
     }
 
-    /// Gives its files to a directory, too; where that cannot be, it has none of them.
+    /// Links its files into a directory; if that fails, no link is left there.
     pub(super) fn link_into(&self, dir: &Path) -> bool {
         let link = |(number, file): (usize, &std::fs::File)| {
             let from = format!("/proc/self/fd/{}", file.as_raw_fd());
             rustix::fs::linkat(CWD, from, CWD, dir.join(part_name(number)), AtFlags::SYMLINK_FOLLOW)
         };
-        // Another file system, or too many links.
+        // The directory may be on another file system, or a file has too many links.
         let is_linked = self.taken.files.files().enumerate().all(|one| link(one).is_ok());
         if !is_linked {
             (0..self.parts()).for_each(|n| drop(std::fs::remove_file(dir.join(part_name(n)))));
@@ -153,17 +155,17 @@ impl Base {
         is_linked
     }
 
-    /// How many files it gives.
+    /// The number of its files.
     pub(super) fn parts(&self) -> usize {
         self.taken.parts.len()
     }
 
-    /// Where the first page after it is, in bytes.
+    /// The end of its pages, in bytes.
     pub(super) fn end(&self) -> u64 {
         self.taken.chunks.len() as u64 * CHUNK_BYTES
     }
 
-    /// Itself and what follows, in a file of its own where there is anything.
+    /// Its pages, followed by `own`, which are a file of their own if there are any.
     pub(super) fn followed_by(&self, own: Pages) -> Pages {
         let Taken { parts, chunks, files, .. } = &*self.taken;
         let end = files.parts().last().map_or(0, |(part, _)| part.end);
@@ -179,7 +181,7 @@ impl Base {
         Pages { bytes, chunks: Checksums(chunks), parts }
     }
 
-    /// The number of a page that it has, at this address and with these contents.
+    /// The number of a page in the base with this address and these contents.
     pub(super) fn find(&mut self, of: Of, address: u64, page: &[u8]) -> Option<u64> {
         let runs = self.taken.runs.get(&of)?;
         let after = runs.partition_point(|run| run.address <= address);
@@ -208,7 +210,7 @@ impl Base {
                     _ => Vec::new(),
                 };
                 bytes.resize(CHUNK_BYTES.min(part.end - at) as usize, 0);
-                // What cannot be read any more is written anew.
+                // Pages that cannot be read any more are written again.
                 files.read_exact_at(&mut bytes, at).ok()?;
                 (number, bytes)
             }
@@ -218,11 +220,11 @@ impl Base {
     }
 }
 
-/// How many pages of each part are named.
+/// The number of referred pages of each part.
 fn named(records: &Records, parts: &[Range<u64>]) -> Vec<u64> {
     let mut is_named = vec![false; (records.pages.bytes / PAGE_BYTES) as usize];
     for (_, run) in records.runs() {
-        is_named[run.first as usize..(run.first + run.pages) as usize].fill(true); // as was checked
+        is_named[run.first as usize..(run.first + run.pages) as usize].fill(true); // checked
     }
     let count = |part: &Range<u64>| {
         let pages = &is_named[(part.start / PAGE_BYTES) as usize..(part.end / PAGE_BYTES) as usize];
@@ -231,7 +233,8 @@ fn named(records: &Records, parts: &[Range<u64>]) -> Vec<u64> {
     parts.iter().map(count).collect()
 }
 
-/// What of a run is in parts that have moved: where each was, and where it begins now.
+/// The ranges of a run in parts that have moved: `moved` has the old range and the new start of
+/// each.
 fn renumbered(run: &Run, moved: &[(Range<u64>, u64)]) -> Vec<Run> {
     let whole = run.first..run.first + run.pages;
     let within = |(was, now): &(Range<u64>, u64)| {
@@ -254,10 +257,10 @@ mod tests {
 
     const P: u64 = PAGE_BYTES;
     const AT: u64 = 1 << 30;
-    /// Pages of the memory: more than is not worth it, and no whole number of chunks.
+    /// Pages of the memory: enough to be worth it, and not a whole number of chunks.
     const PAGES: u64 = 3000;
 
-    /// Saves memory of one process, upon an earlier checkpoint; gives it and how many pages are new.
+    /// Saves memory of one process, upon a base; returns it and the number of new pages.
     fn saved(place: &Path, memory: &[u8], before: Option<&Reader>) -> (Reader, u64) {
         let base = before.and_then(|reader| Base::of(reader).unwrap());
         let mut writer = Writer::begin_upon(place, base).unwrap();
@@ -285,7 +288,7 @@ mod tests {
         for (run, page) in area.runs.iter().zip(found.chunks_mut(P as usize)) {
             reader.pages().read_exact_at(page, run.first * P).unwrap();
         }
-        assert!(found == memory, "what is read is what was saved");
+        assert!(found == memory, "the saved memory is read back");
         (reader, new)
     }
 
@@ -308,19 +311,19 @@ mod tests {
         let mut memory = memory();
         let (mut last, new) = saved(&place(0), &memory, None);
         assert_eq!(new, PAGES);
-        // Each time other ten pages, more often than there may be files.
+        // Ten other pages each time, more often than the limit of files.
         for n in 1..12 {
             for page in n * 20..n * 20 + 10 {
                 memory[page * P as usize] ^= 0xff;
             }
             let (next, new) = saved(&place(n), &memory, Some(&last));
-            // Where there would be too many files, what the small ones have is written again.
+            // At the limit of files, pages of the small ones are written again.
             assert_eq!(new, if n == 8 { 80 } else { 10 }, "{n}");
             assert!(next.records().pages.parts.len() <= PARTS_MAX);
             last = next;
         }
         assert_eq!(names(&place(3)), ["pages", "pages.1", "pages.2", "pages.3", "records"]);
-        // Each is whole by itself.
+        // Each is complete by itself.
         for n in 0..11 {
             std::fs::remove_dir_all(place(n)).unwrap();
         }
@@ -347,10 +350,10 @@ mod tests {
         half[..2000 * P as usize].fill(9);
         let (second, new) = saved(&dir.path().join("1"), &half, Some(&first));
         assert_eq!(new, 2000);
-        // Of the first file a third is left.
+        // A third of the first file is left.
         let (third, new) = saved(&dir.path().join("2"), &half, Some(&second));
         assert_eq!((new, third.records().pages.parts.len()), (1000, 2));
-        // What is left of a large one may be little.
+        // A small rest of a large file is enough.
         let (_, new) = saved(&dir.path().join("3"), &half[..4 * P as usize], Some(&third));
         assert_eq!(new, 0);
         let few = Reader::open(&dir.path().join("3")).unwrap();

@@ -1,4 +1,4 @@
-//! What a checkpoint is on disk.
+//! The format of a checkpoint on disk.
 //!
 //! A directory, mode 0700, of files, mode 0600:
 //!
@@ -11,26 +11,27 @@
 //! pages.1   more of them; up to `pages.7`
 //! ```
 //!
-//! **Several files of pages** are numbered as if they were one: each begins where a chunk does, and
-//! pages between two of them are nobody's. All but the last are files of an earlier checkpoint of the
-//! same container, by hard links ([`Base`]): what is in them has not changed since and was not written
-//! again. No file is written to after it was published, so whoever removes, moves or damages one
-//! checkpoint does nothing to what another says.
+//! **Several files of pages** are numbered as one: each begins at a chunk boundary, and no record
+//! refers to pages in the gap between two files. All files except the last are files of an earlier
+//! checkpoint of the same container, by hard links ([`Base`]): their pages have not changed since,
+//! and were not written again. No file is written to after its publication, so removal, move or
+//! damage of one checkpoint does not change another.
 //!
 //! Numbers are little-endian. The section `page` holds a BLAKE3 of every [`CHUNK_BYTES`] of pages,
-//! so the last 32 bytes of `records` stand for all that a checkpoint is. Sections: `about`
+//! so the last 32 bytes of `records` identify all of a checkpoint. Sections: `about`
 //! ([`About`]), `process` ([`Process`]), `memory` ([`Memory`]), `object` ([`Object`]), `page`
 //! ([`Pages`]).
 //!
-//! **Versions.** Fields and kinds are only added, each field with a default; a kind that a reader
-//! does not know is an error that names it. [`VERSION`] changes when an old reader would be wrong.
+//! **Versions.** Only new fields and kinds are added, each field with a default. A kind that is
+//! unknown to a reader is an error with its name. [`VERSION`] changes if an old reader would
+//! misread the records.
 //!
-//! **Trust.** None: a checkpoint may come from anywhere. What is read is checked as a whole and per
-//! part ([`Reader`]), then every number that points to something ([`check`]), before anything is
-//! made of it.
+//! **Trust.** None: a checkpoint may come from any source. The bytes are checked as a whole and per
+//! part ([`Reader`]), and then every number that refers to something ([`check`]), before anything
+//! is made from them.
 //!
-//! **One stream** of a checkpoint and what belongs to it, to be sent elsewhere: [`archive`]; encrypted, so
-//! that only those can read it for whom it is: [`seal`].
+//! **One stream** of a checkpoint and what belongs to it, for a transfer: [`archive`]; encrypted,
+//! so that only the chosen recipients can read it: [`seal`].
 //!
 //! **Published** by rename of a directory that is complete and on the disk ([`Writer`]).
 
@@ -131,7 +132,7 @@ use serde::{Deserialize, Serialize};
 pub const MAGIC: [u8; 8] = *b"DORMCKPT";
 /// The version that this code writes, and the only one that it reads.
 pub const VERSION: u32 = 4;
-/// Bytes of pages under one checksum: what is checked before a page of it is given to anybody.
+/// Bytes of pages under one checksum, which is checked before any page of the chunk is used.
 pub const CHUNK_BYTES: u64 = 64 << 10;
 /// Bytes of a page.
 pub const PAGE_BYTES: u64 = 4096;
@@ -141,28 +142,28 @@ pub const SECTION_BYTES_MAX: u64 = 1 << 30;
 /// All records of a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Records {
-    /// Of what, when, where.
+    /// The origin of the checkpoint.
     pub about: About,
     /// Parents before children, the first process first.
     pub processes: Vec<Process>,
     /// Address spaces.
     pub memories: Vec<Memory>,
-    /// Whatever descriptors, areas and other objects lead to.
+    /// The objects of descriptors, areas and other objects.
     pub objects: Vec<Object>,
     /// Checksums of pages.
     pub pages: Pages,
 }
 
-/// The process id of an init of the house, which is not saved.
+/// The process id of the engine's init, which is not saved.
 pub(crate) const INIT: u32 = 1;
 
-/// Those that its program may have: the next one, or, KERNEL(6.17), before that, the one after who made
-/// procfs for the container.
+/// Process ids that the program of such an init may have: the next one, or, KERNEL(6.17), before
+/// that, the next after the process that mounted procfs for the container.
 pub(crate) const PROGRAMS: std::ops::RangeInclusive<u32> = 2..=3;
 
 impl Records {
-    /// Its first process is the init of the house, which is made anew by whoever restores; the first
-    /// record is that of its program.
+    /// The container's first process is the engine's init, which the restore makes anew; the first
+    /// record is that of the program.
     pub fn has_init(&self) -> bool {
         self.of_init().is_some()
     }
@@ -173,19 +174,19 @@ impl Records {
     }
 }
 
-/// How long the files of pages are, and what they hold.
+/// The lengths and checksums of the files of pages.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pages {
     /// Where the last page ends, in bytes.
     pub bytes: u64,
-    /// Of every chunk; the last of a file may be shorter.
+    /// Checksums of all chunks; the last chunk of a file may be shorter.
     pub chunks: Checksums,
-    /// Bytes of each file; nothing where there is one.
+    /// Bytes of each file; empty if there is only one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
 }
 
-/// BLAKE3 of one chunk after the other, as base64 of all in records.
+/// BLAKE3 of one chunk after the other, as one base64 text in records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checksums(pub Vec<[u8; 32]>);
 

@@ -1,4 +1,4 @@
-//! The files that contents of memory are in, as if they were one.
+//! The files of memory contents, numbered as one.
 
 use std::fs::File;
 use std::io;
@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 
 use super::{CHUNK_BYTES, PAGE_BYTES, Pages};
 
-/// LIMIT: files of one checkpoint. Each is a descriptor of whoever restores.
+/// LIMIT: files of one checkpoint. Each is an open descriptor of the restore.
 pub const PARTS_MAX: usize = 8;
 
-/// What the file of a part is called.
+/// The file name of a part.
 pub fn part_name(number: usize) -> String {
     match number {
         0 => "pages".into(),
@@ -19,7 +19,7 @@ pub fn part_name(number: usize) -> String {
 }
 
 impl Pages {
-    /// Where the parts are, in bytes, each as long as its file. Each begins with a chunk.
+    /// The byte ranges of the parts, each as long as its file. Each begins with a chunk.
     pub fn parts(&self) -> Vec<Range<u64>> {
         self.places().collect()
     }
@@ -28,7 +28,7 @@ impl Pages {
         let mut at: u64 = 0;
         let place = move |bytes: &u64| {
             let start = at;
-            // One that reaches beyond all numbers is refused.
+            // A part that ends beyond all numbers is refused.
             let end = start.saturating_add(*bytes);
             at = end.checked_next_multiple_of(CHUNK_BYTES).unwrap_or(u64::MAX);
             start..end
@@ -40,7 +40,7 @@ impl Pages {
         lengths.iter().map(place)
     }
 
-    /// Whether there is such a file for each of some bytes.
+    /// Whether the files contain all bytes of a range.
     pub(super) fn has(&self, range: Range<u64>) -> bool {
         let mut at = range.start;
         for part in self.places() {
@@ -51,7 +51,7 @@ impl Pages {
         at >= range.end
     }
 
-    /// Whether lengths and checksums belong together.
+    /// Whether lengths and checksums are consistent.
     pub(super) fn is_whole(&self) -> bool {
         let end = self.places().last().map(|part| part.end);
         let is_even = |bytes: &u64| *bytes > 0 && bytes.is_multiple_of(PAGE_BYTES);
@@ -63,7 +63,7 @@ impl Pages {
     }
 }
 
-/// The files, open.
+/// The open files.
 #[derive(Debug)]
 pub struct PageFiles {
     files: Vec<(Range<u64>, File)>,
@@ -79,22 +79,22 @@ impl PageFiles {
         self.files.iter().map(|(_, file)| file)
     }
 
-    /// How long each is.
+    /// The length of each file.
     pub fn lengths(&self) -> Vec<u64> {
         self.files.iter().map(|(part, _)| part.end - part.start).collect()
     }
 
-    /// The files, and which bytes each has.
+    /// The files, and the byte range of each.
     pub(super) fn parts(&self) -> &[(Range<u64>, File)] {
         &self.files
     }
 
-    /// The number of the part that a byte is in.
+    /// The number of the part with a byte.
     pub(super) fn number_of(&self, at: u64) -> Option<usize> {
         self.files.iter().position(|(part, _)| part.contains(&at))
     }
 
-    /// Reads bytes that are all there.
+    /// Reads bytes; all of the range must be in the files.
     pub(crate) fn read_exact_at(&self, mut buffer: &mut [u8], mut at: u64) -> io::Result<()> {
         while !buffer.is_empty() {
             let found = self.files.iter().find(|(part, _)| part.contains(&at));
@@ -108,7 +108,7 @@ impl PageFiles {
         Ok(())
     }
 
-    /// The same files once more.
+    /// The same files, by duplicated descriptors.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         let copy = |(part, file): &(Range<u64>, File)| Ok((part.clone(), file.try_clone()?));
         Ok(Self { files: self.files.iter().map(copy).collect::<io::Result<_>>()? })

@@ -1,4 +1,4 @@
-//! Reading a checkpoint, which may say anything.
+//! Reads a checkpoint, which may contain any bytes.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// A part of `records`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
-    /// Of what, when, where.
+    /// The origin of the checkpoint.
     About,
     /// Processes and threads.
     Process,
@@ -29,7 +29,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// All of them, in order.
+    /// All sections, in order.
     pub const ALL: [Self; 5] = [Self::About, Self::Process, Self::Memory, Self::Object, Self::Page];
 
     /// Its name in the table.
@@ -44,7 +44,7 @@ impl Section {
     }
 }
 
-/// A checkpoint whose records were checked.
+/// A checkpoint with checked records.
 #[derive(Debug)]
 pub struct Reader {
     records: Records,
@@ -92,17 +92,17 @@ impl Reader {
 
     /// Checks the contents of memory against their checksums.
     ///
-    /// Errors: [`Error::Damaged`] with the process or object that the first damaged page is of.
+    /// Errors: [`Error::Damaged`] with the process or object of the first damaged page.
     pub fn verify(&self) -> Result<()> {
         self.verify_some(|_| true)
     }
 
-    /// The same for chunks of which `which` says so, by their numbers.
+    /// The same for the chunks that `which` selects by their numbers.
     pub(crate) fn verify_some(&self, which: impl Fn(usize) -> bool) -> Result<()> {
         self.each_chunk_of(which, |_, _| Ok(()))
     }
 
-    /// The same, and does something with each chunk that is right, and its number.
+    /// The same, and calls `act` with each correct chunk and its number.
     pub(super) fn each_chunk(&self, act: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         self.each_chunk_of(|_| true, act)
     }
@@ -123,7 +123,7 @@ impl Reader {
                 let (chunk, name) = (&mut buffer[..length], part_name(number));
                 let read = self.pages.read_exact_at(chunk, at);
                 read.map_err(Error::file("cannot read", self.dir.join(&name)))?;
-                // As many checksums as was checked.
+                // The number of checksums was checked.
                 if blake3::hash(chunk).as_bytes() != &chunks[n] {
                     let first = at / PAGE_BYTES;
                     let whose = whose(&self.records, first, first + length as u64 / PAGE_BYTES);
@@ -136,7 +136,7 @@ impl Reader {
     }
 }
 
-/// Whose contents some pages are.
+/// The owner of the contents of some pages, for messages.
 pub(super) fn whose(records: &Records, first: u64, end: u64) -> String {
     let hit = |runs: &[super::Run]| runs.iter().any(|r| r.first < end && r.first + r.pages > first);
     for process in &records.processes {
@@ -152,11 +152,11 @@ pub(super) fn whose(records: &Records, first: u64, end: u64) -> String {
 
 fn open(path: &Path) -> Result<File> {
     let mut options = std::fs::OpenOptions::new();
-    // A fifo or a device in its place would make the reader wait.
+    // Without O_NONBLOCK, a fifo or a device in its place could block the reader.
     options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path).map_err(Error::file("cannot open", path))?;
     let is_file = file.metadata().map_err(Error::file("cannot read", path))?.is_file();
-    if is_file { Ok(file) } else { Err(Error::damaged(path.display().to_string(), "is no file")) }
+    if is_file { Ok(file) } else { Err(Error::damaged(path.display().to_string(), "not a file")) }
 }
 
 /// Reads `records`.
@@ -173,7 +173,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Records> {
     Ok(records)
 }
 
-/// The table of sections, checked as a whole.
+/// The table of sections, of which the checksums were checked.
 struct Table<'b> {
     bytes: &'b [u8],
     count: usize,
@@ -191,12 +191,13 @@ impl<'b> Table<'b> {
             found.map(u32::from_le_bytes).ok_or_else(|| head("it is too short"))
         };
         if bytes.get(..8) != Some(&MAGIC) {
-            return Err(head("it is no checkpoint"));
+            return Err(head("it is not a checkpoint"));
         }
         let version = number(8)?;
         if version != VERSION {
             let text = format!(
-                "format {version}, this program reads {VERSION}: restore it with the one that made it"
+                "format {version}, this program reads {VERSION}: restore it with the program that \
+                 made it"
             );
             return Err(Error::Elsewhere(text));
         }
@@ -206,13 +207,13 @@ impl<'b> Table<'b> {
             return Err(head("it is cut"));
         }
         let table = Self { bytes, count };
-        // ORDER: parts first, so that the message names the one that is damaged.
+        // ORDER: parts first, so that the message names the damaged one.
         for section in Section::ALL {
             table.bytes_of(section)?;
         }
         let (all, whole) = bytes.split_at(bytes.len() - HASH_BYTES);
         if blake3::hash(all).as_bytes() != whole {
-            return Err(Error::damaged("the whole", "its checksum is another"));
+            return Err(Error::damaged("the whole", "its checksum differs"));
         }
         Ok(table)
     }
@@ -225,12 +226,12 @@ impl<'b> Table<'b> {
             name == Some(section.name().as_bytes())
         };
         let mut found = rows.filter(named);
-        let row = found.next().ok_or_else(|| damaged("it is not there"))?;
+        let row = found.next().ok_or_else(|| damaged("it is missing"))?;
         if found.next().is_some() {
-            return Err(damaged("it is there twice"));
+            return Err(damaged("it occurs twice"));
         }
         let number = |at: usize| {
-            let bytes = row[at..at + 8].try_into().unwrap_or([0; 8]); // eight bytes by the slice
+            let bytes = row[at..at + 8].try_into().unwrap_or([0; 8]); // the slice has eight bytes
             u64::from_le_bytes(bytes)
         };
         let (offset, length) = (number(16), number(24));
@@ -239,7 +240,7 @@ impl<'b> Table<'b> {
         let end = end.ok_or_else(|| damaged("it reaches beyond the end"))?;
         let bytes = &self.bytes[offset as usize..end as usize];
         if blake3::hash(bytes).as_bytes() != &row[32..64] {
-            return Err(damaged("its checksum is another"));
+            return Err(damaged("its checksum differs"));
         }
         Ok(bytes)
     }
@@ -293,7 +294,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(0u8.., 0..400)) {
-            let _ = decode(&bytes); // it comes back, whatever it says
+            let _ = decode(&bytes); // returns for any bytes
             let mut with_head = MAGIC.to_vec();
             with_head.extend(VERSION.to_le_bytes());
             with_head.extend(bytes);

@@ -1,26 +1,28 @@
-//! An archive that is encrypted, so that only those can read it for whom it was sealed: the format of
-//! age (<https://age-encryption.org/v1>) around everything else.
+//! An encrypted archive, which only its recipients can read: the format of age
+//! (<https://age-encryption.org/v1>) around everything else.
 //!
 //! ```text
-//! head     lines: what this is; for each recipient the key of the file, as only he can read it; a MAC
+//! head     lines: version; for each recipient the file key, encrypted for the recipient; a MAC
 //! nonce    16 bytes
-//! chunks   64 KiB each, encrypted and authenticated (ChaCha20-Poly1305) under key, nonce and number;
-//!          the last one is marked as the last
+//! chunks   64 KiB each, encrypted and authenticated (ChaCha20-Poly1305) under key, nonce and
+//!          number; the last one is marked as the last
 //! ```
 //!
-//! What `age -d` makes of it is an archive like any other ([`super::archive`]), and what `age -r` makes
-//! of an archive is read here. One chunk is in memory at a time.
+//! `age -d` turns it into an ordinary archive ([`super::archive`]), and the output of `age -r` for
+//! an archive is read here. One chunk is in memory at a time.
 //!
-//! **Nothing is looked at before it is known.** No byte comes out of a chunk that is not as a whole
-//! what was encrypted, at its place. A stream that ends before its last chunk is refused where it
-//! ends, also between two chunks, and so is one that goes on behind it. Who reads must come to the
-//! end for that; [`super::archive::ArchiveReader::end`] does, which is before anything is published.
+//! **No byte is used before its check.** All bytes of a chunk are authenticated before any is
+//! returned, and so is the chunk's position. A stream without its last chunk is refused at its end,
+//! even between two chunks, and so is a stream with data after the last chunk. For that the reader
+//! must read to the end; [`super::archive::ArchiveReader::end`] does, before anything is published.
 //!
-//! **What it does not tell** is who sealed it: anybody can who knows a recipient. So what comes out is
-//! trusted no more than any archive is, and one that is not encrypted is read as well.
+//! **The sender is not authenticated.** A recipient's public key is enough to make an archive for
+//! it. So the contents are as untrusted as any archive, and an archive without encryption is read
+//! as well.
 //!
-//! **A hostile head** is cut off at [`HEAD_BYTES_MAX`] and [`HEAD_LINES_MAX`], which bounds what is parsed
-//! and how many keys are tried, and gets no more work on a passphrase than [`WORK_MAX`] says.
+//! **A hostile head** is cut off at [`HEAD_BYTES_MAX`] and [`HEAD_LINES_MAX`], which bounds the
+//! parser's input and the number of tried keys. The work on a passphrase is limited by
+//! [`WORK_MAX`].
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read, Write};
@@ -35,27 +37,28 @@ use dormouse_model::Invalid;
 use super::archive::ARCHIVE;
 use crate::error::{Error, Result};
 
-/// What every version of the format begins with, and what the one that is read here does.
+/// The first bytes of every version of the format, and those of the version that is read here.
 const MAGIC: &[u8] = b"age-encryption.org/";
 const HEAD: &[u8] = b"age-encryption.org/v1\n";
-/// What one begins with that was made text (`age --armor`), as far as it is looked at.
+/// The first bytes of the text form (`age --armor`), as far as they are examined.
 const ARMOR: &[u8] = b"-----BEGIN AGE ENCR";
-/// The line that ends the head begins with it.
+/// The first bytes of the line that ends the head.
 const HEAD_END: &[u8] = b"---";
 const NONCE_BYTES: usize = 16;
-/// LIMIT: bytes of the head, and lines: the parser begins again with each.
+/// LIMIT: bytes of the head, and lines: the parser starts again with each line.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 const HEAD_LINES_MAX: usize = 1024;
-/// LIMIT: recipients of one archive, so that its head (100 bytes for each) can be read again.
+/// LIMIT: recipients of one archive, so that its head (100 bytes for each) stays within the limit
+/// of bytes.
 const RECIPIENTS_MAX: usize = 256;
-/// Work that is done on a passphrase: scrypt with N = 2^18, which takes 256 MiB and about a second.
+/// Work on a passphrase: scrypt with N = 2^18, which takes 256 MiB and about a second.
 const WORK: u8 = 18;
-/// LIMIT: work that an archive may ask for: 1 GiB, and some seconds.
+/// LIMIT: work that an archive may require: 1 GiB, and some seconds.
 const WORK_MAX: u8 = 20;
-/// What messages call what is encrypted.
+/// The name of an encrypted archive in messages.
 const SEALED: &str = "the encrypted archive";
 
-/// Somebody who can open what is sealed: `age1...`, as `age-keygen` prints it.
+/// The public key of a recipient: `age1...`, in the form that `age-keygen` prints.
 #[derive(Debug, Clone)]
 pub struct Recipient(x25519::Recipient);
 
@@ -63,7 +66,7 @@ impl FromStr for Recipient {
     type Err = Invalid;
 
     fn from_str(text: &str) -> std::result::Result<Self, Invalid> {
-        // A secret does not belong into a message.
+        // A secret key must not appear in a message.
         let is_secret = text.to_ascii_uppercase().starts_with("AGE-SECRET-KEY-");
         let shown = if is_secret { "AGE-SECRET-KEY-..." } else { text };
         let expected = "age1 and 58 letters and digits, as age-keygen prints it";
@@ -72,14 +75,15 @@ impl FromStr for Recipient {
 }
 
 impl Recipient {
-    /// Reads a list: one a line, with empty lines and such as begin with `#`.
+    /// Reads a list with one recipient per line; empty lines and lines that begin with `#` are
+    /// skipped.
     pub fn read_list(text: &str) -> std::result::Result<Vec<Self>, Invalid> {
         let lines = text.lines().map(str::trim);
         lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::parse).collect()
     }
 }
 
-/// For whom archives are sealed.
+/// The recipients or the passphrase of an encrypted archive.
 pub struct Seal(For);
 
 enum For {
@@ -88,7 +92,7 @@ enum For {
 }
 
 impl Seal {
-    /// For each of `recipients`, alone.
+    /// For each of `recipients`; any one of them can open the archive.
     pub fn of_recipients(recipients: Vec<Recipient>) -> Result<Self> {
         match recipients.len() {
             0 => Err(Error::Seal("it has no recipient".into())),
@@ -97,12 +101,12 @@ impl Seal {
         }
     }
 
-    /// For whoever knows the passphrase.
+    /// For all that have the passphrase.
     pub fn of_passphrase(passphrase: String) -> Self {
         Self(For::Passphrase(passphrase.into()))
     }
 
-    /// Begins to seal what is written.
+    /// Starts an encrypted stream into `out`.
     pub fn around<W: Write>(&self, out: W) -> io::Result<Sealed<W>> {
         let encryptor = match &self.0 {
             For::Recipients(all) => {
@@ -128,12 +132,12 @@ impl fmt::Debug for Seal {
     }
 }
 
-/// What is sealed while it is written. It ends with [`Sealed::finish`]; one that is dropped instead is
-/// refused by who reads it.
+/// An encrypted stream that is being written. It ends with [`Sealed::finish`]; a stream that is
+/// dropped instead is invalid to a reader.
 pub struct Sealed<W: Write>(StreamWriter<W>);
 
 impl<W: Write> Sealed<W> {
-    /// Writes the last chunk; gives back what it was written to.
+    /// Writes the last chunk; returns the writer of [`Seal::around`].
     pub fn finish(self) -> io::Result<W> {
         let mut out = self.0.finish()?;
         out.flush()?;
@@ -151,7 +155,7 @@ impl<W: Write> Write for Sealed<W> {
     }
 }
 
-/// What opens archives that are sealed.
+/// Keys for encrypted archives.
 #[derive(Default)]
 pub struct Keys {
     identities: Vec<Box<dyn age::Identity>>,
@@ -159,9 +163,10 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Adds what a file of identities holds: `AGE-SECRET-KEY-1...` a line, as `age-keygen` writes it.
+    /// Adds the keys of an identity file: one `AGE-SECRET-KEY-1...` per line, in the form that
+    /// `age-keygen` writes.
     ///
-    /// Errors: what it says names a line by its number, never its text.
+    /// Errors: the message contains the number of a line, never its text.
     pub fn add_identities(&mut self, file: impl BufRead) -> io::Result<()> {
         let found = IdentityFile::from_buffer(file)?.into_identities().map_err(io::Error::other)?;
         if found.is_empty() {
@@ -176,9 +181,9 @@ impl Keys {
         self.passphrase = Some(passphrase.into());
     }
 
-    /// Begins to read what is sealed, or is not.
+    /// Starts to read an archive, encrypted or not.
     ///
-    /// Errors: [`Error::Seal`] where none of the keys opens it, [`Error::Damaged`].
+    /// Errors: [`Error::Seal`] if none of the keys opens it, [`Error::Damaged`].
     pub fn open<R: Read>(&self, input: R) -> Result<Opened<R>> {
         let mut input = BufReader::new(input);
         let mut head = Vec::new();
@@ -191,7 +196,8 @@ impl Keys {
             return Ok(Opened(Inner::Plain(Cursor::new(head).chain(input))));
         }
         read_head(&mut input, &mut head)?;
-        // First alone: so the parser, whatever the head says, reads no more than the head.
+        // The head is first parsed alone: so the parser cannot read beyond the head, whatever it
+        // contains.
         if Decryptor::new_buffered(&head[..]).is_err() {
             return Err(Error::damaged(SEALED, "its head is not what was written"));
         }
@@ -221,7 +227,7 @@ impl fmt::Debug for Keys {
     }
 }
 
-/// Reads what follows [`MAGIC`], up to the nonce and with it.
+/// Reads the bytes after [`MAGIC`], to the end of the nonce.
 fn read_head(input: &mut impl BufRead, head: &mut Vec<u8>) -> Result<()> {
     let mut line = 0;
     for _ in 0..HEAD_LINES_MAX {
@@ -246,8 +252,8 @@ fn read_head(input: &mut impl BufRead, head: &mut Vec<u8>) -> Result<()> {
     Err(Error::damaged(SEALED, "its head is too long"))
 }
 
-/// What is wrong with an archive that was not opened. The texts are ours: those of the library are of
-/// several lines, and one is computed with a number of the head.
+/// The error for an archive that was not opened. The texts are written here: those of the library
+/// have several lines, and one of them computes with a number of the head.
 fn refused(error: DecryptError) -> Error {
     match error {
         DecryptError::NoMatchingKeys => {
@@ -257,8 +263,8 @@ fn refused(error: DecryptError) -> Error {
             Error::Seal("the archive is encrypted with another passphrase".into())
         }
         DecryptError::ExcessiveWork { required, .. } => Error::Seal(format!(
-            "the archive asks for 2^{required} units of work on its passphrase, at most 2^{WORK_MAX} \
-             are done"
+            "the archive requires 2^{required} units of work on its passphrase, at most \
+             2^{WORK_MAX} are done"
         )),
         DecryptError::Io(e) => broken(e),
         _ => Error::damaged(SEALED, "its head is not what was written"),
@@ -272,10 +278,10 @@ fn broken(error: io::Error) -> Error {
     }
 }
 
-/// An archive that is read: what was encrypted, or what never was.
+/// An archive that is being read, after decryption if it was encrypted.
 pub struct Opened<R: Read>(Inner<R>);
 
-/// What was read to know what it is, and the rest.
+/// The bytes that were read for the detection of the format, and the rest.
 type Input<R> = Chain<Cursor<Vec<u8>>, BufReader<R>>;
 
 enum Inner<R: Read> {
@@ -347,7 +353,7 @@ mod tests {
         Ok(part)
     }
 
-    /// Where the nonce begins.
+    /// The offset of the nonce.
     fn head_end(bytes: &[u8]) -> usize {
         let at = bytes.windows(5).position(|w| w == b"\n--- ").unwrap() + 1;
         at + bytes[at..].iter().position(|b| *b == b'\n').unwrap() + 1
@@ -415,7 +421,7 @@ mod tests {
         let good = sealed(&seal, &archive(&part));
         assert_eq!(read_archive(&keys, &good).unwrap(), part);
         let chunks = head_end(&good) + NONCE_BYTES;
-        // Every byte of the head and around the ends of chunks, some of the others.
+        // Every byte of the head and around the ends of chunks, some of the other bytes.
         let is_near = |at: usize| (at - chunks) % CHUNK_BYTES < 40 || at + 40 > good.len();
         for at in (0..good.len()).filter(|at| *at < chunks || is_near(*at) || at % 4999 == 0) {
             let mut bad = good.clone();
@@ -439,12 +445,12 @@ mod tests {
         }
     }
 
-    /// What is inside has said that it is over, and yet it is not whole.
+    /// The archive inside is complete, but the encrypted stream is not.
     #[test]
     fn an_end_that_is_missing_or_followed_is_found() {
         let (one, keys) = pair();
         let seal = Seal::of_recipients(vec![one]).unwrap();
-        // An archive that ends where a chunk does, and something behind it.
+        // An archive that ends at the end of a chunk, and extra bytes after it.
         let frame = archive(b"").len() + 4;
         let exact = archive(&vec![7; 3 * (64 << 10) - frame]);
         assert_eq!(exact.len(), 3 << 16);
@@ -458,14 +464,14 @@ mod tests {
         assert!(said.contains("something follows it"), "{said}");
         let said = read_archive(&keys, &[&good[..], b"x"].concat()).unwrap_err().to_string();
         assert!(said.contains("not what was encrypted"), "{said}");
-        // One that was not finished.
+        // An unfinished stream.
         let mut left = Vec::new();
         seal.around(&mut left).unwrap().write_all(&exact).unwrap();
         let said = read_archive(&keys, &left).unwrap_err().to_string();
         assert!(said.contains("cut off"), "{said}");
     }
 
-    /// A reader that counts.
+    /// A reader without end that counts bytes.
     struct Endless<'a>(&'a [u8], &'a [u8], usize);
 
     impl Read for Endless<'_> {
@@ -493,7 +499,7 @@ mod tests {
             (head(""), "-> a\nYWFh\n", "too long"),
             (head("-> X25519 a\n"), "\n", "too long"),
             (head("-> a\n\n--- "), "a", "too long"),
-            // What the library would go on to read.
+            // Cases in which the library would continue to read.
             (head("-> a\n\n--- a\n"), "a", "not what was written"),
             (head("---\n"), "a", "not what was written"),
             (b"age-encryption.org/v2\n".to_vec(), "a", "not 1"),
@@ -542,7 +548,7 @@ mod tests {
         let (one, _) = pair();
         let text = format!("# the first\n\n  {}\r\n{}", one.0, one.0);
         assert_eq!(Recipient::read_list(&text).unwrap().len(), 2);
-        assert!(Recipient::read_list("# nobody\n").unwrap().is_empty());
+        assert!(Recipient::read_list("# none\n").unwrap().is_empty());
         let secret = "AGE-SECRET-KEY-1GQ9778VQXMMJVE8SK7J6VT8UJ4HDQAJUVSFCWCM02D8GEWQ72PVQ2Y5J33";
         for bad in [secret, &secret.to_lowercase(), "age1", "ssh-ed25519 AAAA", "age1x\u{1b}"] {
             let said = bad.parse::<Recipient>().unwrap_err().to_string();

@@ -1,15 +1,15 @@
-//! The file `pages` while it is written: appended to, with a checksum of every chunk.
+//! Writes the file `pages`: appends, with a checksum of every chunk.
 //!
-//! Large contents go through threads of their own, so that whoever copies them out of a process that
-//! stands still waits neither for the file, nor for checksums, nor for the disk:
+//! Large contents are written by separate threads, so that the copy from a frozen process waits
+//! neither for the file, nor for checksums, nor for the disk:
 //!
 //! ```text
 //! append -> write(2) -> checksums
 //!               \----> fdatasync(2), again and again
 //! ```
 //!
-//! A disk takes what is written to it into a cache of its own, and only a flush brings it further: one
-//! flush in the end would wait for all of it. Threads cost more than a few megabytes take.
+//! A disk first stores written data in its cache, and only a flush makes it durable: a single flush
+//! at the end would wait for all of it. For a few megabytes, threads cost more than they save.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,15 +20,15 @@ use std::thread::JoinHandle;
 use super::{CHUNK_BYTES, Checksums, PAGE_BYTES, Pages};
 use crate::error::{Error, Result};
 
-/// From so many bytes on threads are worth it.
+/// Minimum of bytes for which threads are used.
 const LARGE_BYTES: u64 = 4 << 20;
-/// What is handed on at a time.
+/// Bytes of a piece that is passed to the threads.
 const PIECE_BYTES: usize = 1 << 20;
-/// LIMIT: pieces that wait for one of the threads.
+/// LIMIT: pieces in the queue of a thread.
 const WAITING: usize = 8;
-/// LIMIT: what waits in memory.
+/// LIMIT: bytes that are buffered before they are written.
 const EARLY_BYTES: u64 = 1 << 20;
-/// So many bytes at a time are brought to the disk.
+/// Bytes of each flush to the disk.
 const TO_DISK_BYTES: u64 = 32 << 20;
 
 /// Appends pages to a file.
@@ -38,9 +38,9 @@ pub(super) struct Sink {
     file: File,
     bytes: u64,
     way: Way,
-    /// What was appended and waits, as far as there is room.
+    /// The buffer of appended pages that are not written yet, up to its capacity.
     early: Vec<u8>,
-    /// Why it failed, so that whoever asks again is told again.
+    /// The first error, which is reported again by all later calls.
     failed: Option<std::io::ErrorKind>,
 }
 
@@ -50,7 +50,7 @@ enum Way {
     There(Threads),
 }
 
-/// Checksums so far.
+/// The checksums of all chunks so far.
 #[derive(Debug, Default)]
 struct Chunks {
     bytes: u64,
@@ -60,10 +60,10 @@ struct Chunks {
 
 #[derive(Debug)]
 struct Threads {
-    /// What is gathered.
+    /// The piece that is being filled.
     piece: Vec<u8>,
     full: SyncSender<Vec<u8>>,
-    /// Buffers that nobody needs any more.
+    /// Buffers for reuse.
     free: Receiver<Vec<u8>>,
     writer: JoinHandle<std::io::Result<()>>,
     hasher: JoinHandle<Chunks>,
@@ -82,12 +82,12 @@ impl Sink {
         }
     }
 
-    /// How many bytes were appended.
+    /// The number of appended bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Has memory for so many bytes that are appended next, and written later.
+    /// Allocates memory for so many bytes, which are appended next and written later.
     pub(super) fn make_room(&mut self, bytes: u64) {
         if self.early.is_empty() {
             warm(&mut self.early, bytes.min(EARLY_BYTES) as usize);
@@ -113,7 +113,7 @@ impl Sink {
         self.pass_on(pages)
     }
 
-    /// Writes what waits; there is no room any more.
+    /// Writes the buffered pages; later pages are not buffered.
     fn pass_early_on(&mut self) -> Result<()> {
         let early = std::mem::take(&mut self.early);
         if early.is_empty() { Ok(()) } else { self.pass_on(&early) }
@@ -136,19 +136,19 @@ impl Sink {
                 if threads.append(pages) {
                     return Ok(());
                 }
-                // The threads end before they are told to when they cannot write, and say why.
+                // The threads end early only after a failed write, and return its error.
                 self.settle().map(drop)
             }
         }
     }
 
-    /// Nothing of it is of use any more: what was appended before may be lost.
+    /// Records the error. The whole file is invalid then: earlier appends may be lost.
     fn fail(&mut self, e: std::io::Error) -> Error {
         self.failed = Some(e.kind());
         Error::file("cannot write", &self.path)(e)
     }
 
-    /// All that was appended is in the file.
+    /// Waits until all appended pages are in the file.
     fn settle(&mut self) -> Result<&mut Chunks> {
         if self.failed.is_none() {
             self.pass_early_on()?;
@@ -169,7 +169,7 @@ impl Sink {
         }
     }
 
-    /// Checksums of all that was appended.
+    /// Checksums of all appended pages.
     pub(super) fn pages(&mut self) -> Result<Pages> {
         let chunks = self.settle()?;
         if !chunks.bytes.is_multiple_of(CHUNK_BYTES) {
@@ -179,7 +179,7 @@ impl Sink {
         Ok(Pages { bytes, chunks: Checksums(std::mem::take(&mut chunks.all)), parts: Vec::new() })
     }
 
-    /// It is on the disk.
+    /// Makes the file durable.
     pub(super) fn make_durable(&mut self) -> Result<()> {
         self.settle()?;
         self.file.sync_all().map_err(Error::file("cannot write", &self.path))
@@ -192,10 +192,10 @@ impl Threads {
         let (full, pieces) = sync_channel::<Vec<u8>>(WAITING);
         let (hash, written) = sync_channel::<Vec<u8>>(WAITING);
         let (give_back, free) = channel();
-        // One is enough: what is written while a flush lasts is in the next.
+        // A queue of one is enough: pages that are written during a flush are part of the next.
         let (flush, asked) = sync_channel::<()>(1);
-        // Where no thread can be made (pids.max of a cgroup, for one) everybody stands still meanwhile, and
-        // is to go on: those that were made end by themselves.
+        // If a thread cannot be created (for example by pids.max of a cgroup), the frozen processes
+        // wait and must continue: threads that were created end by themselves.
         let writer = thread("dormouse-write", move || {
             let mut since = 0;
             for piece in pieces {
@@ -204,11 +204,11 @@ impl Threads {
                 if since >= TO_DISK_BYTES {
                     since = 0;
                     if let Err(TrySendError::Disconnected(())) = flush.try_send(()) {
-                        break; // it could not be brought to the disk, and why is told in the end
+                        break; // the flush failed; `end` returns its error
                     }
                 }
                 if hash.send(piece).is_err() {
-                    break; // that thread ended in a panic, which goes on in whoever joins it
+                    break; // the thread panicked; `joined` continues the panic
                 }
             }
             Ok(())
@@ -216,7 +216,7 @@ impl Threads {
         let hasher = thread("dormouse-hash", move || {
             for piece in written {
                 chunks.update(&piece);
-                let _ = give_back.send(piece); // nobody needs it when all is appended
+                let _ = give_back.send(piece); // fails after the last append
             }
             chunks
         })?;
@@ -225,7 +225,7 @@ impl Threads {
         Ok(Self { piece: Vec::with_capacity(PIECE_BYTES), full, free, writer, hasher, syncer })
     }
 
-    /// Whether the threads take it.
+    /// Passes pages to the threads; `false` if the threads have ended.
     fn append(&mut self, pages: &[u8]) -> bool {
         self.piece.extend_from_slice(pages);
         self.piece.len() < PIECE_BYTES || {
@@ -235,13 +235,13 @@ impl Threads {
         }
     }
 
-    /// All is written, or it is told why not.
+    /// Waits for the threads; returns the checksums, and the error of a failed write.
     fn end(self) -> (Chunks, std::io::Result<()>) {
-        let _ = self.full.send(self.piece); // who ended before says why
+        let _ = self.full.send(self.piece); // an ended thread returns its error
         drop(self.full);
         let written = joined(self.writer);
         let chunks = joined(self.hasher);
-        // A flush that fails is told once: whoever asks afterwards is told that all is well (fsync(2)).
+        // A failed flush is reported only once: later calls of fsync(2) succeed.
         (chunks, written.and(joined(self.syncer)))
     }
 }
@@ -278,9 +278,10 @@ impl Chunks {
     }
 }
 
-/// Has memory for so many bytes, so that nobody stands still while the kernel finds it.
+/// Allocates memory for so many bytes in advance, so that processes are not frozen during page
+/// faults.
 pub(crate) fn warm(buffer: &mut Vec<u8>, bytes: usize) {
-    // The kernel gives memory of zeros only when it is written to.
+    // The kernel allocates pages of zeros only when they are written to.
     const NOT_ZERO: u8 = 1;
     if buffer.len() < bytes {
         buffer.resize(bytes, NOT_ZERO);
@@ -291,7 +292,7 @@ pub(crate) fn warm(buffer: &mut Vec<u8>, bytes: usize) {
 mod tests {
     use super::*;
 
-    /// Contents of so many pages, appended by so many at a time.
+    /// Appends so many pages, a number at a time; returns the file's contents and checksums.
     fn written(pages: usize, at_a_time: usize, room: u64) -> (Vec<u8>, Pages) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pages");
@@ -325,10 +326,10 @@ mod tests {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut sink = Sink::new("/dev/full".into(), full);
         assert!(sink.append(&[1; 4096]).is_err(), "there is no room");
-        // Somebody makes room.
+        // Room becomes available.
         sink.file = tempfile::tempfile().unwrap();
         for _ in 0..3 {
-            assert!(sink.append(&[1; 4 << 20]).is_err(), "and again");
+            assert!(sink.append(&[1; 4 << 20]).is_err(), "the error is reported again");
         }
         assert_eq!(sink.file.metadata().unwrap().len(), 0);
         assert_eq!(sink.bytes(), 4096);
@@ -352,6 +353,6 @@ mod tests {
         let failed = (0..100).find_map(|_| sink.append(&piece).err());
         let failed = failed.or_else(|| sink.pages().err()).expect("there is no room");
         assert!(failed.to_string().contains("/dev/full"), "{failed}");
-        assert!(sink.pages().is_err(), "and again");
+        assert!(sink.pages().is_err(), "the error is reported again");
     }
 }

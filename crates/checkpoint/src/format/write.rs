@@ -1,4 +1,4 @@
-//! Writing a checkpoint: into a directory beside its place, which it takes when it is whole.
+//! Writes a checkpoint: into a directory next to its place, which is renamed when it is complete.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::Write;
@@ -11,27 +11,27 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// A checkpoint in the making. Dropped before [`Writer::publish`], it is removed.
+/// A checkpoint that is being written. If it is dropped before [`Writer::publish`], it is removed.
 #[derive(Debug)]
 pub struct Writer {
     place: PathBuf,
     partial: PathBuf,
-    /// What is appended.
+    /// Appended pages.
     pages: Sink,
-    /// What is there before it.
+    /// The base, with the pages before them.
     base: Option<Base>,
-    /// Bytes that were found there.
+    /// Bytes that were found in the base.
     found_bytes: u64,
 }
 
 impl Writer {
-    /// Begins a checkpoint that will be the directory `place`, which must not exist.
+    /// Starts a checkpoint that will be the directory `place`, which must not exist.
     pub fn begin(place: &Path) -> Result<Self> {
         Self::begin_upon(place, None)
     }
 
-    /// The same, of which what an earlier one has need not be written. Where its files cannot be had, as
-    /// they are on another disk, all is.
+    /// The same, upon a base: its pages need not be written again. If its files cannot be linked,
+    /// for example from another file system, all pages are written.
     pub fn begin_upon(place: &Path, base: Option<Base>) -> Result<Self> {
         if place.exists() {
             let exists = std::io::Error::from(std::io::ErrorKind::AlreadyExists);
@@ -40,7 +40,7 @@ impl Writer {
         let mut name = std::ffi::OsString::from(".new-");
         name.push(place.file_name().unwrap_or_default());
         let partial = place.with_file_name(name);
-        // What a killed writer has left: nobody else writes here, callers hold a lock.
+        // The rest of a killed writer. No other process writes here: callers hold a lock.
         let _ = fs::remove_dir_all(&partial);
         DirBuilder::new()
             .mode(0o700)
@@ -57,35 +57,35 @@ impl Writer {
         (self.base.as_ref().map_or(0, Base::end) + self.pages.bytes()) / PAGE_BYTES
     }
 
-    /// Bytes that were appended.
+    /// The number of appended bytes.
     pub fn new_bytes(&self) -> u64 {
         self.pages.bytes()
     }
 
-    /// Bytes that were appended, or found.
+    /// The number of appended bytes, and of those found in the base.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes() + self.found_bytes
     }
 
-    /// The number of a page that need not be appended, since an earlier checkpoint has it.
+    /// The number of a page that need not be appended, since the base has it.
     pub fn find(&mut self, of: Of, address: u64, page: &[u8]) -> Option<u64> {
         let found = self.base.as_mut()?.find(of, address, page)?;
         self.found_bytes += PAGE_BYTES;
         Some(found)
     }
 
-    /// Appends whole pages. Where they cannot be written, that may be told by a later call.
+    /// Appends whole pages. A failed write may be reported by a later call.
     pub fn append(&mut self, pages: &[u8]) -> Result<()> {
         self.pages.append(pages)
     }
 
-    /// What is appended waits in memory that is there already, as far as there is room for so many bytes:
-    /// whoever stands still meanwhile waits neither for the file nor for checksums.
+    /// Appended pages are first buffered in preallocated memory, up to so many bytes: while
+    /// processes are frozen, appends then wait neither for the file nor for checksums.
     pub(crate) fn make_room(&mut self, bytes: u64) {
         self.pages.make_room(bytes);
     }
 
-    /// Checksums of all that there is.
+    /// Lengths and checksums of all pages.
     pub fn pages(&mut self) -> Result<Pages> {
         let own = self.pages.pages()?;
         Ok(match &self.base {
@@ -98,7 +98,7 @@ impl Writer {
     pub fn publish(mut self, records: &Records) -> Result<()> {
         let path = self.partial.join("records");
         let bytes = encode(records);
-        // LIMIT: what is longer is not read.
+        // LIMIT: a longer section would not be read.
         if bytes.len() as u64 > SECTION_BYTES_MAX {
             let why = std::io::ErrorKind::FileTooLarge.into();
             return Err(Error::file("cannot write", path)(why));
@@ -126,7 +126,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // It has another name when it was published; otherwise nobody misses it.
+        // After publication the directory has another name, and nothing is removed.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }
@@ -140,7 +140,7 @@ fn create(path: &Path) -> Result<File> {
 /// The file `records`.
 pub(crate) fn encode(records: &Records) -> Vec<u8> {
     let Records { about, processes, memories, objects, pages } = records;
-    // Maps with keys that are no texts could fail; there are none in these records.
+    // Maps with non-text keys could fail; these records have none.
     let json = |value: serde_json::Result<Vec<u8>>| value.unwrap_or_default();
     let sections = [
         (Section::About, json(serde_json::to_vec(about))),
