@@ -1,13 +1,14 @@
-//! Control groups (cgroups(7), version 2) that processes have made below their container's own.
+//! Control groups (cgroups(7), version 2) that processes have made below the container's own.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Bytes, Records, Thing};
 
-/// Where they are mounted, inside.
+/// Their mount point, inside.
 pub(crate) const CGROUPS_AT: &str = "/sys/fs/cgroup";
 
-/// What of a group is saved, and what a new one says. Pressure is watched by whoever has it open.
+/// Files of a group that are saved, and their contents in a new group. PSI triggers belong to the
+/// open file.
 pub(crate) const SETTINGS: [(&str, &str); 22] = [
     ("cgroup.max.depth", "max"),
     ("cgroup.max.descendants", "max"),
@@ -36,13 +37,13 @@ pub(crate) const SETTINGS: [(&str, &str); 22] = [
 /// All control groups of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroups {
-    /// The first is the container's own, of which only what it hands down is its business; parents
-    /// before what is in them.
+    /// The first is the container's own, of which only the delegated controllers are restored.
+    /// Parents are before their children.
     pub groups: Vec<Cgroup>,
 }
 
 impl Records {
-    /// The control groups inside, where it may have any.
+    /// The control groups inside, if the container may have any.
     pub(crate) fn cgroups(&self) -> Option<&Cgroups> {
         self.objects.iter().find_map(|object| match &object.thing {
             Thing::Cgroups(cgroups) => Some(cgroups),
@@ -52,7 +53,7 @@ impl Records {
 }
 
 impl Cgroups {
-    /// Whether who is in this group stands still, for its own sake or that of one that it is in.
+    /// Whether the processes of this group are frozen, by the group itself or one above it.
     pub(crate) fn stands_still(&self, path: &str) -> bool {
         let is_above = |above: &str| {
             path.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -61,24 +62,24 @@ impl Cgroups {
     }
 }
 
-/// One of them.
+/// One control group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroup {
-    /// Its path below the container's own, which is empty of that.
+    /// Its path below the container's own, which has the empty path.
     pub path: String,
     /// Permission bits.
     pub mode: u32,
-    /// Whose it is, inside: user and group.
+    /// User and group of its directory, by the ids inside.
     pub owner: (u32, u32),
-    /// Who may put processes into it: the owner of `cgroup.procs` and its like.
+    /// User and group of `cgroup.procs` and similar files: they may move processes into the group.
     pub manager: (u32, u32),
-    /// Who is in it stands still until somebody inside says otherwise (`cgroup.freeze`).
+    /// Frozen by a process of the container (`cgroup.freeze`).
     #[serde(default)]
     pub frozen: bool,
-    /// The controllers that it hands down (`cgroup.subtree_control`).
+    /// The controllers that it delegates (`cgroup.subtree_control`).
     #[serde(default)]
     pub hands_down: Vec<String>,
-    /// Files and what they say that is not as in a new group; a line is a setting.
+    /// Files with contents that differ from a new group; each line is a setting.
     #[serde(default)]
     pub settings: Vec<(String, String)>,
     /// Extended attributes of users.

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One of them. In hierarchies of version 1 its root is the group that all processes are in.
+/// One namespace. In hierarchies of version 1 its root is the group of all processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupNamespace {
-    /// The group at its root, by its path below the container's own ([`super::Cgroups`]), which is empty of
-    /// that.
+    /// The group at its root, by its path below the container's own ([`super::Cgroups`]), which has
+    /// the empty path.
     #[serde(default)]
     pub root: String,
 }

@@ -1,15 +1,16 @@
-//! Files and directories whose names are gone while they are open.
+//! Open files and directories without a name.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Bytes, Run};
 
-/// What has no name any more, once however often it is open.
+/// A file or directory without a name: one object, even if it is open several times.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deleted {
-    /// A directory of the same file system, by its path inside: it is made there.
+    /// A directory of the same file system, by its path inside, in which the restore creates the
+    /// file.
     pub place: String,
-    /// `st_mode`, less what gives privileges.
+    /// `st_mode`, without set-user-ID and set-group-ID bits.
     pub mode: u32,
     /// Its owner, by the container's ids.
     pub uid: u32,

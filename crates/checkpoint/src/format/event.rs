@@ -1,4 +1,4 @@
-//! Descriptors that tell of events: eventfd, signalfd, epoll.
+//! Descriptors that report events: eventfd, signalfd, epoll.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct Event {
 /// signalfd(2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalFd {
-    /// Signals it takes.
+    /// The signals that it receives.
     pub mask: u64,
     /// `O_NONBLOCK`.
     pub flags: u32,
@@ -25,19 +25,19 @@ pub struct SignalFd {
 /// epoll_create1(2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Epoll {
-    /// What it watches.
+    /// Its items.
     pub items: Vec<EpollItem>,
 }
 
 /// One item of an epoll (epoll_ctl(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpollItem {
-    /// The process whose descriptor it is.
+    /// The process of the descriptor.
     pub pid: u32,
     /// The descriptor.
     pub number: u32,
     /// `EPOLL*`.
     pub events: u32,
-    /// What the program wants back.
+    /// The program's data (`epoll_event.data`).
     pub data: u64,
 }

@@ -5,29 +5,29 @@ use serde::{Deserialize, Serialize};
 /// fanotify_init(2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fanotify {
-    /// `FAN_*`, less FAN_CLOEXEC, which is the descriptor's.
+    /// `FAN_*`, without FAN_CLOEXEC, which belongs to the descriptor.
     pub flags: u32,
-    /// `O_*` of files that come with events.
+    /// `O_*` of files that are opened for events.
     pub event_flags: u32,
-    /// What it watches.
+    /// Its marks.
     pub marks: Vec<Mark>,
 }
 
 /// fanotify_mark(2), of a file or directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
-    /// What is watched, by a path inside.
+    /// The watched file or directory, by a path inside.
     pub path: String,
-    /// `FAN_MARK_*` that stay with a mark.
+    /// `FAN_MARK_*` that are stored with a mark.
     pub flags: u32,
-    /// Events that are told.
+    /// Reported events.
     pub mask: u64,
-    /// Events that are not.
+    /// Ignored events.
     pub ignored: u64,
 }
 
 impl Mark {
-    /// The flags that stay.
+    /// The flags that are stored with a mark.
     pub(crate) const FLAGS: u32 =
         libc::FAN_MARK_IGNORED_SURV_MODIFY | libc::FAN_MARK_EVICTABLE | libc::FAN_MARK_IGNORE;
 }

@@ -1,39 +1,41 @@
-//! Files with a name, devices without state, and what the engine gives.
+//! Files with a name, devices without state, and descriptors that the engine passes.
 
 use serde::{Deserialize, Serialize};
 
 use super::Lock;
 
-/// A file or a directory, opened.
+/// An open file or directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
     /// Its path inside, or in the mount namespace.
     pub path: String,
-    /// `O_*`, without those that only open(2) looks at.
+    /// `O_*`, without those that only open(2) uses.
     pub flags: u32,
-    /// Where it is read or written next.
+    /// The file offset.
     pub offset: u64,
     /// File type bits of `st_mode`.
     pub file_type: u32,
-    /// Its length at that time.
+    /// Its length at the time of the checkpoint.
     pub bytes: u64,
     /// Its time of modification, in nanoseconds since the epoch.
     pub modified_ns: i64,
-    /// It is mapped without being written by anybody: what it says must be what it said.
+    /// Mapped, and not open for writing by any process: its contents must be unchanged at the
+    /// restore.
     #[serde(default)]
     pub unchanged: bool,
-    /// It has no name any more, or is memory: the object that it is about.
+    /// The object with the contents, if the file has no name, or is in memory.
     #[serde(default)]
     pub deleted: Option<usize>,
-    /// The mount namespace that it was opened in, an object; none is the container's own.
+    /// The object of the mount namespace in which it was opened; `None` for the container's own.
     #[serde(default)]
     pub namespace: Option<usize>,
-    /// Locks of this open file.
+    /// Locks of this file description.
     #[serde(default)]
     pub locks: Vec<Lock>,
 }
 
-/// A character device whose driver keeps nothing of an open: null, zero, full, random, urandom.
+/// A character device with a driver that keeps no state of an open file: null, zero, full, random,
+/// urandom.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// Its name below `/dev`.
@@ -42,7 +44,8 @@ pub struct Device {
     pub flags: u32,
 }
 
-/// What is not of the container: one of its standard streams, by the name the engine gave it.
+/// A file description from outside the container: one of its standard streams, by the engine's name
+/// for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct External {
     /// The name.

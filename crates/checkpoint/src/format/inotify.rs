@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 pub struct Inotify {
     /// `O_NONBLOCK`.
     pub flags: u32,
-    /// What it watches.
+    /// Its watches.
     pub watches: Vec<Watch>,
-    /// All of that is on volumes, where others may change it, so it was held.
+    /// All watches are on volumes, which processes outside may change, so the instance was held
+    /// open.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub held: bool,
 }
@@ -17,9 +18,9 @@ pub struct Inotify {
 /// inotify_add_watch(2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
-    /// Its number.
+    /// The watch descriptor.
     pub number: u32,
-    /// What is watched, by a path inside.
+    /// The watched file or directory, by a path inside.
     pub path: String,
     /// `IN_*`.
     pub mask: u32,

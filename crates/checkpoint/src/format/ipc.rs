@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One of them. What is in it names it: objects of System V ([`super::SystemVHead`]) and POSIX message
-/// queues ([`super::MessageQueue`]).
+/// One namespace. Objects in it refer to it: those of System V ([`super::SystemVHead`]) and POSIX
+/// message queues ([`super::MessageQueue`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ipc {}

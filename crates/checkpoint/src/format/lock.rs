@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 /// One lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lock {
-    /// Whose it is, and by which call.
+    /// Its owner, and the call that made it.
     pub kind: LockKind,
-    /// Nobody else may have one.
+    /// A write lock (exclusive).
     pub writes: bool,
     /// First byte.
     pub start: u64,
-    /// Last byte; `None` where it reaches as far as the file may grow.
+    /// Last byte; `None` for a lock to the end of the file, even if the file grows.
     pub end: Option<u64>,
 }
 
@@ -19,30 +19,32 @@ pub struct Lock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LockKind {
-    /// A process's (F_SETLK).
+    /// Of a process (F_SETLK).
     Process,
-    /// An open file's (F_OFD_SETLK).
+    /// Of a file description (F_OFD_SETLK).
     OpenFile,
-    /// An open file's as a whole (flock(2)).
+    /// Of a file description, for the whole file (flock(2)).
     Whole,
 }
 
-/// A lease of an open file (fcntl(2), F_SETLEASE), as a process that has it open takes it again.
+/// A lease of a file description (fcntl(2), F_SETLEASE), for a process that has it open and takes
+/// it again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// The descriptor.
     pub number: u32,
-    /// Nobody else may have it open.
+    /// A write lease: no other open of the file.
     pub writes: bool,
-    /// Who is told when somebody wants to open it: F_OWNER_TID, F_OWNER_PID or F_OWNER_PGRP.
+    /// The kind of `owner`, which is signalled when another process opens the file: F_OWNER_TID,
+    /// F_OWNER_PID or F_OWNER_PGRP.
     pub owner_kind: i32,
-    /// By the container's ids; 0 for nobody.
+    /// The receiver of the signal, by the container's ids; 0 for none.
     pub owner: u32,
     /// The signal; 0 for SIGIO.
     pub signal: i32,
 }
 
-/// A lock of a process, and a descriptor of it that leads to the file.
+/// A lock of a process, and a descriptor of the process for the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {
     /// The descriptor.

@@ -1,13 +1,13 @@
-//! Files that are memory (memfd_create(2)).
+//! Memory files (memfd_create(2)).
 
 use serde::{Deserialize, Serialize};
 
 use super::Run;
 
-/// A file that is memory and has no place; what is open of it are objects of their own.
+/// A memory file without a path; its open file descriptions are objects of their own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFile {
-    /// What it was called.
+    /// The name from memfd_create(2).
     pub name: String,
     /// `st_mode`.
     pub mode: u32,
@@ -17,7 +17,7 @@ pub struct MemoryFile {
     pub gid: u32,
     /// Its length.
     pub bytes: u64,
-    /// Bytes of its pages, where they are huge (MFD_HUGETLB).
+    /// Bytes of its pages, if these are huge (MFD_HUGETLB).
     #[serde(default)]
     pub huge_page_bytes: Option<u64>,
     /// `F_SEAL_*`.

@@ -9,21 +9,21 @@ use super::Bytes;
 pub struct Memory {
     /// Its areas, by address.
     pub areas: Vec<Area>,
-    /// Where the kernel says that things lie.
+    /// The kernel's record of where the parts of a program are.
     pub layout: Layout,
     /// The auxiliary vector.
     pub auxv: Bytes,
-    /// The program, an object.
+    /// The object of the executed file.
     pub program: Option<usize>,
-    /// Where the kernel's shared object and its data are mapped, and how long both are together.
+    /// The address of the mapping of the vdso and its data, and the length of both together.
     pub vdso: Option<(u64, u64)>,
-    /// That it is to have no transparent huge pages (PR_SET_THP_DISABLE(2const)). Not there in what older
-    /// versions wrote.
+    /// Transparent huge pages are disabled (PR_SET_THP_DISABLE(2const)). Records of older versions
+    /// do not have this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_huge_pages: bool,
 }
 
-/// `struct prctl_mm_map`, less what needs a descriptor or a pointer (PR_SET_MM(2const)).
+/// `struct prctl_mm_map`, without fields for a descriptor or a pointer (PR_SET_MM(2const)).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names are the kernel's")]
 pub struct Layout {
@@ -40,7 +40,7 @@ pub struct Layout {
     pub env_end: u64,
 }
 
-/// A range of addresses that is of one kind.
+/// A range of addresses with one mapping.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Area {
     /// First address.
@@ -49,9 +49,9 @@ pub struct Area {
     pub end: u64,
     /// PROT_READ 1, PROT_WRITE 2, PROT_EXEC 4.
     pub access: u32,
-    /// What it shows.
+    /// The mapped memory.
     pub backing: Backing,
-    /// Two-letter flags that are restored, as `/proc/PID/smaps` calls them.
+    /// Two-letter flags that are restored, in the notation of `/proc/PID/smaps`.
     #[serde(default)]
     pub flags: Vec<String>,
     /// Pages whose contents are in `pages`.
@@ -71,29 +71,29 @@ impl Area {
     }
 }
 
-/// What an area shows.
+/// The memory that an area maps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Backing {
-    /// Its own memory.
+    /// Private memory.
     Anonymous,
-    /// Its own memory, of huge pages (mmap(2), MAP_HUGETLB).
+    /// Private memory of huge pages (mmap(2), MAP_HUGETLB).
     Huge {
         /// Bytes of a page.
         page_bytes: u64,
     },
-    /// A file, each process having its own changes.
+    /// A private mapping of a file: each process has its own changes.
     Private {
         /// The file, an object.
         object: usize,
-        /// Where in it.
+        /// The offset in the file.
         offset: u64,
     },
-    /// A file, or memory that is an object, changes being everybody's.
+    /// A shared mapping of a file or of shared memory.
     Shared {
         /// The file or memory, an object.
         object: usize,
-        /// Where in it.
+        /// The offset in the object.
         offset: u64,
     },
 }
@@ -103,13 +103,13 @@ pub enum Backing {
 pub struct Run {
     /// First address.
     pub address: u64,
-    /// How many pages.
+    /// The number of pages.
     pub pages: u64,
     /// Number of the first in `pages`.
     pub first: u64,
 }
 
-/// Memory that processes share, of no file that has a name (mmap(2), MAP_SHARED|MAP_ANONYMOUS).
+/// Shared memory without a named file (mmap(2), MAP_SHARED|MAP_ANONYMOUS).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedMemory {
     /// Its length.

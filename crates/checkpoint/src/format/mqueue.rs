@@ -7,23 +7,24 @@ use super::Bytes;
 /// A queue (mq_overview(7)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageQueue {
-    /// Its name, without the slash; `None` where it was removed while somebody has it open.
+    /// Its name, without the slash; `None` for a queue that was removed while a process has it
+    /// open.
     #[serde(default)]
     pub name: Option<String>,
     /// Permission bits.
     pub mode: u32,
     /// Its owner, by the ids inside.
     pub uid: u32,
-    /// Its group, the same way.
+    /// Its group, by the ids inside.
     pub gid: u32,
-    /// How many messages it holds at most.
+    /// The maximum number of messages.
     pub messages_max: u64,
-    /// How many bytes each has at most.
+    /// The maximum bytes of a message.
     pub message_bytes: u64,
-    /// The IPC namespace it is in, an object; none is the container's own.
+    /// The object of its IPC namespace; `None` for the container's own.
     #[serde(default)]
     pub namespace: Option<usize>,
-    /// What is in it, in the order in which it is received.
+    /// Its messages, in the order in which they are received.
     #[serde(default)]
     pub messages: Vec<QueuedMessage>,
 }
@@ -33,7 +34,7 @@ pub struct MessageQueue {
 pub struct QueuedMessage {
     /// Its priority.
     pub priority: u32,
-    /// What it says.
+    /// Its contents.
     pub data: Bytes,
 }
 

@@ -1,11 +1,12 @@
-//! What is set up in a network stack (network_namespaces(7)) that processes have to themselves: one that they
-//! have made, or the container's own. Sockets in one that they have made name it ([`super::Object::net`]).
+//! The configuration of a private network stack (network_namespaces(7)): one that processes have
+//! made, or the container's own. Sockets in a stack that processes have made refer to it
+//! ([`super::Object::net`]).
 
 use serde::{Deserialize, Serialize};
 
 use super::Bytes;
 
-/// All that a new stack has not.
+/// All differences from a new stack.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Net {
     /// The loopback device is up.
@@ -14,26 +15,26 @@ pub struct Net {
     /// Its other devices, in the order in which they are made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<Link>,
-    /// Addresses that the kernel has not given by itself.
+    /// Addresses, without those that the kernel assigns by itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<Said>,
-    /// Routes that no address brings along.
+    /// Routes, without those that come with an address.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<Said>,
-    /// Rules of routing beyond the kernel's three.
+    /// Routing rules, without the kernel's three.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Said>,
-    /// Tables of packet filters, as libnftables-json(5) has them; empty where there are none.
+    /// Tables of packet filters, in the format of libnftables-json(5); empty if there are none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub filters: String,
-    /// Settings that are not as in a new stack, in the order in which they are made: paths below
+    /// Settings that differ from a new stack, in the order in which they are written: paths below
     /// `/proc/sys/net`, and values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub settings: Vec<(String, String)>,
 }
 
 impl Net {
-    /// Whether it is as somebody may leave it who has no rights over it but to make it.
+    /// Whether it is unchanged, so that a process could have made it without rights over it.
     pub(crate) fn is_new(&self) -> bool {
         *self == Self::default()
     }
@@ -46,17 +47,17 @@ pub struct Link {
     pub number: u32,
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: LinkKind,
-    /// Its address of the link layer.
+    /// Its link-layer address.
     pub address: Bytes,
     /// The largest packet, in bytes.
     pub mtu: u32,
     /// The length of its queue, in packets.
     pub queue: u32,
-    /// `IFF_UP` and others that can be chosen.
+    /// `IFF_UP` and other configurable flags.
     pub flags: u32,
-    /// The bridge that it is a port of.
+    /// The bridge of this port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<u32>,
 }
@@ -64,38 +65,38 @@ pub struct Link {
 /// Kinds of devices that are made again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LinkKind {
-    /// One that swallows all.
+    /// A device that drops all packets.
     Dummy,
-    /// One of two that are connected (veth(4)).
+    /// One end of a connected pair (veth(4)).
     Veth {
-        /// The number of the other.
+        /// The number of the other end.
         peer: u32,
-        /// The stack that the other is in, where it is another one.
+        /// The stack of the other end, if that is another one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         elsewhere: Option<Elsewhere>,
     },
     /// A bridge.
     Bridge {
-        /// `IFLA_BR_*` that are not as in a new one.
+        /// Options of `IFLA_BR_*` that differ from a new bridge.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         options: Vec<(u16, Bytes)>,
     },
 }
 
-/// A stack of a checkpoint.
+/// A network stack of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Elsewhere {
     /// The container's own.
     Container,
-    /// That of an object.
+    /// The stack of an object.
     Object(usize),
 }
 
-/// An address, a route, a rule of routing, as rtnetlink(7) tells it and takes it.
+/// An address, a route or a routing rule, in the form in which rtnetlink(7) reports and takes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
-    /// The structure at its begin.
+    /// The structure at the start.
     pub head: Bytes,
-    /// Attributes by number, of those that can be chosen.
+    /// The configurable attributes, by number.
     pub attributes: Vec<(u16, Bytes)>,
 }

@@ -4,21 +4,22 @@ use serde::{Deserialize, Serialize};
 
 use super::SocketOption;
 
-/// A socket that speaks with the kernel. What it is told is of the network it is restored in.
+/// A socket of the kernel's netlink interface. After a restore the answers are about the new
+/// network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Netlink {
-    /// `SOCK_RAW` or `SOCK_DGRAM`, between which the kernel sees no difference.
+    /// `SOCK_RAW` or `SOCK_DGRAM`, which the kernel treats alike.
     pub socket_type: i32,
-    /// `NETLINK_ROUTE` and its like.
+    /// `NETLINK_ROUTE` and similar.
     pub protocol: i32,
     /// `O_*`.
     pub flags: u32,
-    /// The id it is bound to; 0 where it is not bound.
+    /// The port id that it is bound to; 0 if it is not bound.
     pub port: u32,
-    /// Groups it hears of, by number, from 1.
+    /// The multicast groups that it has joined, by number, from 1.
     pub groups: Vec<u32>,
-    /// Whom it speaks to when nothing is said, as port and groups; the kernel is 0 and 0.
+    /// Its default destination, as port and groups; 0 and 0 is the kernel.
     pub peer: (u32, u32),
-    /// Options that are not as in a new socket.
+    /// Options that differ from a new socket.
     pub options: Vec<SocketOption>,
 }

@@ -1,4 +1,5 @@
-//! Objects: what descriptors, areas and working directories lead to, each once however many do.
+//! Objects: the targets of descriptors, areas and working directories. Each is one record, however
+//! many refer to it.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +16,7 @@ use super::{
 pub struct Descriptor {
     /// Its number.
     pub number: u32,
-    /// What it leads to: an open file, shared by all descriptors that name the same object.
+    /// Its file description, an object that all duplicates of the descriptor refer to.
     pub object: usize,
     /// FD_CLOEXEC.
     pub close_on_exec: bool,
@@ -24,25 +25,26 @@ pub struct Descriptor {
 /// One object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// What it is.
+    /// The kind and its record.
     #[serde(flatten)]
     pub thing: Thing,
-    /// The network namespace that a socket is in, an object; none is the container's own.
+    /// The object of the network namespace of a socket; `None` for the container's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net: Option<usize>,
-    /// The user namespace that a namespace belongs to, an object; none is the container's own.
+    /// The object of the owning user namespace of a namespace; `None` for the container's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<usize>,
 }
 
 impl Object {
-    /// Whether somebody outside the container may call it while its processes are gone. Nobody comes into
-    /// a network namespace inside.
+    /// Whether a process outside the container may connect, send or cause an event while the
+    /// container is not running. Sockets of a network namespace inside are not reachable from
+    /// outside.
     pub fn is_called_from_outside(&self) -> bool {
         self.net.is_none() && self.thing.is_called_from_outside()
     }
 
-    /// What it is that it tells then.
+    /// The kind of event that it reports then.
     pub fn cause(&self) -> Cause {
         self.thing.cause()
     }
@@ -54,18 +56,18 @@ impl From<Thing> for Object {
     }
 }
 
-/// What it is that an open file tells.
+/// The kind of event that an open file reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Somebody new speaks.
+    /// A new connection, or a datagram.
     Call,
-    /// Somebody who is connected speaks, or listens again.
+    /// Data from a connected peer, or a peer that listens again.
     Data,
-    /// Something happened to a file.
+    /// An event of a file.
     File,
-    /// It is time.
+    /// An expired timer.
     Timer,
-    /// An operator at a terminal, a device.
+    /// Input of a terminal or of a device.
     Other,
 }
 
@@ -75,13 +77,13 @@ pub enum Cause {
 pub enum Thing {
     /// A file or directory with a name.
     File(File),
-    /// What has lost its name while it is open; open files are objects of their own.
+    /// A file or directory without a name; open file descriptions are objects of their own.
     Deleted(Deleted),
-    /// A file that is memory; open files are objects of their own.
+    /// A memory file; open file descriptions are objects of their own.
     MemoryFile(MemoryFile),
-    /// A device that has no state.
+    /// A device without state.
     Device(Device),
-    /// Something of the engine's: a log, a standard stream.
+    /// A file description of the engine: a log, a standard stream.
     External(External),
     /// A pipe; its ends are objects of their own.
     Pipe(Pipe),
@@ -93,13 +95,13 @@ pub enum Thing {
     Terminal(Terminal),
     /// An open side of a terminal.
     TerminalSide(TerminalSide),
-    /// A TCP socket that listens.
+    /// A listening TCP socket.
     Listener(Listener),
-    /// A TCP socket that does not listen.
+    /// A TCP socket that is not listening.
     TcpSocket(TcpSocket),
     /// A UDP socket.
     UdpSocket(UdpSocket),
-    /// A raw socket, or one for echo requests.
+    /// A raw socket, or one for ICMP echo requests.
     RawSocket(RawSocket),
     /// A packet socket.
     PacketSocket(PacketSocket),
@@ -119,7 +121,7 @@ pub enum Thing {
     Fanotify(Fanotify),
     /// epoll(7).
     Epoll(Epoll),
-    /// Files that are kept in memory.
+    /// The contents of a tmpfs.
     Tmpfs(Tmpfs),
     /// Control groups inside.
     Cgroups(Cgroups),
@@ -127,13 +129,13 @@ pub enum Thing {
     SystemVMemory(SystemVMemory),
     /// Semaphores of System V.
     SystemVSemaphores(SystemVSemaphores),
-    /// A queue of messages of System V.
+    /// A message queue of System V.
     SystemVQueue(SystemVQueue),
-    /// A POSIX message queue; open ones are objects of their own.
+    /// A POSIX message queue; open file descriptions are objects of their own.
     MessageQueue(MessageQueue),
     /// An open POSIX message queue.
     OpenQueue(OpenQueue),
-    /// Memory that is shared without a file.
+    /// Shared memory without a file.
     SharedMemory(SharedMemory),
     /// A mount namespace of some processes.
     Mounts(Mounts),
@@ -152,7 +154,8 @@ pub enum Thing {
 }
 
 impl Thing {
-    /// Whether somebody outside the container may call it while its processes are gone.
+    /// Whether a process outside the container may connect, send or cause an event while the
+    /// container is not running.
     pub(crate) fn is_called_from_outside(&self) -> bool {
         match self {
             Self::Listener(_) | Self::UdpSocket(_) => true,
@@ -163,7 +166,7 @@ impl Thing {
         }
     }
 
-    /// What it is that it tells, where it is called from outside.
+    /// The kind of event that it reports, for an object that is reachable from outside.
     pub(crate) fn cause(&self) -> Cause {
         match self {
             Self::TcpSocket(_) => Cause::Data,
@@ -173,8 +176,8 @@ impl Thing {
         }
     }
 
-    /// Whether it is an open file that is made before any process is, so that it can be on its way
-    /// through a unix socket.
+    /// Whether its file description is made before any process, so that a descriptor of it can be
+    /// in flight in a unix socket.
     pub(crate) fn may_be_on_its_way(&self) -> bool {
         match self {
             Self::File(_)
@@ -218,7 +221,8 @@ impl Thing {
         }
     }
 
-    /// Whether it is whole when it is made, and nothing of it is done by those who have it open.
+    /// Whether it is complete when it is made, so that the processes that have it open need no step
+    /// for it.
     pub(crate) fn needs_no_owner(&self) -> bool {
         self.may_be_on_its_way()
             && !matches!(
@@ -227,12 +231,12 @@ impl Thing {
             )
     }
 
-    /// What people call it.
+    /// Its name in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::File(_) => "file",
             Self::Deleted(_) => "deleted file",
-            Self::MemoryFile(_) => "file that is memory",
+            Self::MemoryFile(_) => "memory file",
             Self::Device(_) => "device",
             Self::External(_) => "standard stream",
             Self::Pipe(_) => "pipe",
@@ -240,7 +244,7 @@ impl Thing {
             Self::UnixSocket(_) => "unix socket",
             Self::Terminal(_) => "terminal",
             Self::TerminalSide(_) => "side of a terminal",
-            Self::Listener(_) => "TCP socket that listens",
+            Self::Listener(_) => "listening TCP socket",
             Self::TcpSocket(_) => "TCP socket",
             Self::UdpSocket(_) => "UDP socket",
             Self::RawSocket(_) => "raw socket",
@@ -253,7 +257,7 @@ impl Thing {
             Self::Inotify(_) => "inotify",
             Self::Fanotify(_) => "fanotify",
             Self::Epoll(_) => "epoll",
-            Self::Tmpfs(_) => "files in memory",
+            Self::Tmpfs(_) => "contents of a tmpfs",
             Self::Cgroups(_) => "control groups",
             Self::SystemVMemory(_) => "System V shared memory",
             Self::SystemVSemaphores(_) => "System V semaphores",

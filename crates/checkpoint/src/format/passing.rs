@@ -1,27 +1,28 @@
-//! Time that passes while processes are records.
+//! Time that passes while a container only exists as records.
 //!
-//! Records say of every timer and every wait how much of its time is left, as of when they were read.
-//! What an operator saves and restores goes on with that: time has stood still for it. What sleeps on
-//! this host is to ring when it would have rung awake: [`Records::next_ring_ns`] says when it has to
-//! be woken at the latest, [`Records::let_pass`] takes from everything the time that has passed by
-//! then. Moments (futex(2) but for `FUTEX_WAIT`, clock_nanosleep(2) with `TIMER_ABSTIME`) need
-//! nothing: the clocks have gone on.
+//! Records hold the remaining time of every timer and every timed wait, at the time of the
+//! checkpoint. After an explicit checkpoint and restore, timers and waits continue with the
+//! remaining time. A container that sleeps on this host must wake at the time at which its next
+//! timer would have expired: [`Records::next_ring_ns`] returns the longest time that it may sleep,
+//! and [`Records::let_pass`] subtracts the elapsed time from all timers and waits. Absolute times
+//! (futex(2) except `FUTEX_WAIT`, clock_nanosleep(2) with `TIMER_ABSTIME`) are not changed: the
+//! clocks have advanced.
 //!
-//! LIMIT: limits of sockets (`SO_RCVTIMEO`) and of POSIX message queues are not known; a wait under
-//! one begins again when the container wakes for another reason.
+//! LIMIT: time limits of sockets (`SO_RCVTIMEO`) and of POSIX message queues are not known; a wait
+//! with such a limit starts again when the container wakes for another reason.
 
 use rustix::time::ClockId;
 
 use super::thread::{Restart, Thread, TimeLimit};
 use super::{About, PosixTimer, Process, Records, Thing, Time, TimerFd};
 
-/// The clocks that time on a CPU moves, not time (timer_create(2)); negative ones are of a process.
+/// Clocks that advance by time on a CPU (timer_create(2)); negative ones are of a process.
 const CPU_CLOCKS: [i32; 2] = [libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID];
-/// `setitimer(2)`: the one that time moves.
+/// `setitimer(2)`: the timer in real time.
 const REAL: u32 = 0;
-/// Rings of this one nobody hears.
+/// A timer with this notification has no visible expiry.
 const SIGEV_NONE: i32 = 1;
-/// What of an operation of futex(2) is its command, and the bit for the wall clock.
+/// The mask of the command in an operation of futex(2), and the bit for CLOCK_REALTIME.
 const FUTEX_COMMAND: i32 = 127;
 const FUTEX_REALTIME: i32 = 256;
 
@@ -29,7 +30,7 @@ fn is_of_a_cpu(clock: i32) -> bool {
     clock < 0 || CPU_CLOCKS.contains(&clock)
 }
 
-/// What a clock said, in a time namespace, when the records were made.
+/// The value of a clock in a time namespace at the time of the checkpoint.
 fn then_ns(about: &About, time: &Time, clock: i32) -> u64 {
     let ns = match clock {
         libc::CLOCK_REALTIME => about.created_unix_ms.saturating_mul(1_000_000),
@@ -40,8 +41,8 @@ fn then_ns(about: &About, time: &Time, clock: i32) -> u64 {
 }
 
 impl About {
-    /// Nanoseconds since then, in which timers went on: by the clock that they go by, and by the wall
-    /// where the host has been rebooted since.
+    /// Nanoseconds since the checkpoint, for timers: by CLOCK_MONOTONIC, or by CLOCK_REALTIME if
+    /// the host has been rebooted since.
     pub fn passed_ns(&self) -> u64 {
         let same_boot = dormouse_kernel::proc::boot_id().is_ok_and(|boot| boot == self.boot_id);
         let (clock, then_ns) = match same_boot {
@@ -57,9 +58,9 @@ impl About {
 }
 
 impl Records {
-    /// How long until the first timer rings or the first wait is over, from when the records were
-    /// made; `None` where none is. A timer that rang again and again in the last `quiet_ns`, in which
-    /// no task ran, is one that nobody hears.
+    /// The time from the checkpoint to the first expiry of a timer or of a wait; `None` if there is
+    /// none. A timer that expired repeatedly in the last `quiet_ns`, in which no task ran, is not
+    /// counted: no task reacts to it.
     pub fn next_ring_ns(&self, quiet_ns: u64) -> Option<u64> {
         let of_timers = self.objects.iter().filter_map(|object| match &object.thing {
             Thing::Timer(timer) => of_timer(timer, quiet_ns),
@@ -69,8 +70,8 @@ impl Records {
         of_timers.chain(of_processes).min()
     }
 
-    /// Takes `ns` from what is left of all timers and waits. After it [`Thread::time_limit`] is only
-    /// there where a register or memory has to say what is left.
+    /// Subtracts `ns` from the remaining time of all timers and waits. Afterwards
+    /// [`Thread::time_limit`] is only set if a register or memory must receive the remaining time.
     pub fn let_pass(&mut self, ns: u64) {
         for object in &mut self.objects {
             if let Thing::Timer(timer) = &mut object.thing {
@@ -117,7 +118,7 @@ fn of_restart(about: &About, time: &Time, restart: &Restart) -> Option<u64> {
     }
 }
 
-/// The clock by which a wait names the moment at which it ends, if it does.
+/// The clock of a wait that ends at an absolute time.
 fn moment_of(restart: &Restart) -> Option<i32> {
     let operation = restart.args[1] as i32;
     let is_moment =
@@ -129,7 +130,7 @@ fn moment_of(restart: &Restart) -> Option<i32> {
     is_moment.then_some(clock)
 }
 
-/// A sleep that lasts some time on a CPU.
+/// Whether it is a sleep in CPU time.
 fn is_on_a_cpu(restart: &Restart) -> bool {
     restart.call == libc::SYS_clock_nanosleep && is_of_a_cpu(restart.args[0] as i32)
 }
@@ -150,7 +151,7 @@ fn pass_timer(timer: &mut TimerFd, ns: u64) {
     timer.value_ns = next;
 }
 
-/// LIMIT: rings that it missed count as one (timer_getoverrun(2)).
+/// LIMIT: several missed expiries count as one (timer_getoverrun(2)).
 fn pass_posix(timer: &mut PosixTimer, ns: u64) {
     if timer.value_ns != 0 {
         timer.value_ns = timer.value_ns.saturating_sub(ns).max(1);
@@ -171,7 +172,7 @@ fn pass_thread(thread: &mut Thread, ns: u64) {
             thread.registers.rax = returned as u64;
             thread.registers.orig_rax = u64::MAX;
         }
-        // The kernel has written it to memory as of when the call was interrupted.
+        // The kernel wrote the remaining time to memory when the call was interrupted.
         None if limit.begins_anew() || limit.at.is_some() && ns != 0 => {
             thread.time_limit = Some(TimeLimit { left_ns, ..limit });
         }
@@ -179,7 +180,8 @@ fn pass_thread(thread: &mut Thread, ns: u64) {
     }
 }
 
-/// What a call returns whose time is over; `None` where it finds out by itself.
+/// The return value of a call after its time is over; `None` if the repeated call returns by
+/// itself.
 fn over(call: i64) -> Option<i64> {
     match call {
         libc::SYS_epoll_wait
@@ -228,10 +230,10 @@ mod tests {
             (timer.ticks, timer.value_ns)
         };
         assert_eq!(after(3, timer(10, 0)), (0, 7));
-        assert_eq!(after(10, timer(10, 0)), (1, 0), "it rang once and is not set any more");
+        assert_eq!(after(10, timer(10, 0)), (1, 0), "a single timer is disarmed after its expiry");
         assert_eq!(after(10, timer(10, 4)), (1, 4));
         assert_eq!(after(25, timer(10, 4)), (4, 1), "at 10, 14, 18 and 22, next at 26");
-        assert_eq!(after(99, timer(0, 0)), (0, 0), "one that is not set stays so");
+        assert_eq!(after(99, timer(0, 0)), (0, 0), "a disarmed timer stays disarmed");
     }
 
     #[test]
@@ -240,7 +242,7 @@ mod tests {
         assert_eq!(records.next_ring_ns(0), Some(5 * SECOND));
         records.objects.push(Thing::Timer(timer(2 * SECOND, SECOND / 2)).into());
         assert_eq!(records.next_ring_ns(0), Some(2 * SECOND));
-        assert_eq!(records.next_ring_ns(SECOND), Some(5 * SECOND), "nobody heard that one");
+        assert_eq!(records.next_ring_ns(SECOND), Some(5 * SECOND), "no task reacts");
         let alarm = IntervalTimer { which: REAL, value_us: 3_000_000, interval_us: 0 };
         let of_cpu = IntervalTimer { which: 1, value_us: 1, interval_us: 0 };
         records.processes[0].interval_timers.extend([of_cpu, alarm]);
@@ -249,8 +251,8 @@ mod tests {
         assert_eq!(records.next_ring_ns(SECOND), Some(SECOND));
         records.let_pass(20 * SECOND);
         assert_eq!(records.next_ring_ns(SECOND), Some(0), "the sleep is over");
-        assert_eq!(records.processes[0].interval_timers[1].value_us, 1, "it rings at once");
-        assert_eq!(records.processes[0].interval_timers[0].value_us, 1, "no time of a CPU passed");
+        assert_eq!(records.processes[0].interval_timers[1].value_us, 1, "expires at once");
+        assert_eq!(records.processes[0].interval_timers[0].value_us, 1, "no CPU time has passed");
     }
 
     #[test]
@@ -265,7 +267,7 @@ mod tests {
         let ahead = Time { monotonic_ns: 7 * SECOND as i64, boottime_ns: 0 };
         records.objects.push(Thing::Time(ahead).into());
         records.processes[0].time = Some(0);
-        assert_eq!(records.next_ring_ns(0), Some(3 * SECOND), "by its own clock");
+        assert_eq!(records.next_ring_ns(0), Some(3 * SECOND), "by the clock of its time namespace");
         let cpu = [libc::CLOCK_PROCESS_CPUTIME_ID as u64, 0, 0, 0, 0, 0];
         assert_eq!(one_thread(sleep(libc::SYS_clock_nanosleep, cpu, 1)).next_ring_ns(0), None);
     }
@@ -280,20 +282,20 @@ mod tests {
         let mut epoll = waiting(libc::SYS_epoll_wait, 10, None);
         epoll.processes[0].threads[0].registers.rax = 77;
         epoll.let_pass(9);
-        assert_eq!(rax(&epoll), 77, "it is not over and begins again");
+        assert_eq!(rax(&epoll), 77, "the wait is not over and starts again");
         let left = |records: &Records| {
             records.processes[0].threads[0].time_limit.as_ref().map(|limit| limit.left_ns)
         };
-        assert_eq!(left(&epoll), Some(1), "with what is left");
+        assert_eq!(left(&epoll), Some(1), "with the remaining time");
         epoll.let_pass(0);
-        assert_eq!(left(&epoll), Some(1), "also where no time has passed");
+        assert_eq!(left(&epoll), Some(1), "also if no time has passed");
         let mut signals = waiting(libc::SYS_rt_sigtimedwait, 10, None);
         signals.let_pass(10);
         assert_eq!(rax(&signals), -i64::from(libc::EAGAIN));
         let mut select = waiting(libc::SYS_select, 10, Some(0x1000));
         select.let_pass(4);
         let limit = select.processes[0].threads[0].time_limit.as_ref().unwrap();
-        assert_eq!((limit.left_ns, limit.at), (6, Some(0x1000)), "memory has to say it");
+        assert_eq!((limit.left_ns, limit.at), (6, Some(0x1000)), "memory is stale");
         let mut untouched = waiting(libc::SYS_select, 10, Some(0x1000));
         untouched.let_pass(0);
         assert_eq!(untouched.processes[0].threads[0].time_limit, None);

@@ -1,4 +1,4 @@
-//! Pipes, without a name and with one (pipe(7), fifo(7)).
+//! Pipes and named pipes (pipe(7), fifo(7)).
 
 use serde::{Deserialize, Serialize};
 
@@ -9,27 +9,27 @@ use super::Bytes;
 pub struct Pipe {
     /// F_GETPIPE_SZ.
     pub capacity_bytes: u32,
-    /// What is in it.
+    /// Its unread bytes.
     pub content: Bytes,
-    /// How long the packets in it are, one after the other; empty where it is a stream.
+    /// Lengths of its packets, one after the other; empty for a stream.
     #[serde(default)]
     pub packets: Vec<u32>,
-    /// Its path inside, where it has a name.
+    /// Its path inside, for a named pipe.
     #[serde(default)]
     pub path: Option<String>,
-    /// The name is gone. The directory of `path` is there, and nothing in it by that name.
+    /// The named pipe was removed. The directory of `path` exists, without an entry of that name.
     #[serde(default)]
     pub deleted: Option<DeletedFifo>,
 }
 
-/// What a fifo without a name is like.
+/// Attributes of a removed named pipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeletedFifo {
     /// Permission bits.
     pub mode: u32,
     /// Its owner, by the ids inside.
     pub uid: u32,
-    /// Its group, the same way.
+    /// Its group, by the ids inside.
     pub gid: u32,
 }
 
@@ -38,7 +38,7 @@ pub struct DeletedFifo {
 pub struct PipeEnd {
     /// The pipe, an object.
     pub pipe: usize,
-    /// It is the end that writes.
+    /// The write end.
     pub writes: bool,
     /// `O_*`.
     pub flags: u32,

@@ -1,4 +1,4 @@
-//! A process: what its threads share.
+//! A process: the state that its threads share.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,18 +15,18 @@ pub struct Process {
     pub group: u32,
     /// Its session.
     pub session: u32,
-    /// What `ps` shows.
+    /// The name that `ps` shows.
     pub name: String,
-    /// The status it ended with (wait(2)), where it waits to be reaped; all below is then empty.
+    /// The exit status (wait(2)) of a zombie; all fields below are then empty.
     #[serde(default)]
     pub ended: Option<i32>,
-    /// It is stopped by this signal (job control).
+    /// The signal that stopped it (job control).
     #[serde(default)]
     pub stopped: Option<i32>,
     /// Its address space, an index.
     #[serde(default)]
     pub memory: Option<usize>,
-    /// Its threads, the first having the process's id.
+    /// Its threads; the first has the process's id.
     #[serde(default)]
     pub threads: Vec<Thread>,
     /// Its open descriptors, by number.
@@ -35,41 +35,41 @@ pub struct Process {
     /// Its locks of files.
     #[serde(default)]
     pub locks: Vec<HeldLock>,
-    /// Leases that it takes again for all who have the same open file.
+    /// Leases that it takes again, on behalf of all processes with the same file description.
     #[serde(default)]
     pub leases: Vec<Lease>,
     /// Its working directory, an object.
     #[serde(default)]
     pub directory: Option<usize>,
-    /// Its root, by its path from the container's, where it is another (chroot(2)).
+    /// Its root, by its path from the container's, if that differs (chroot(2)).
     #[serde(default)]
     pub root: Option<String>,
     /// Its control group, by its path below the container's own ([`super::Cgroups`]).
     #[serde(default)]
     pub cgroup: Option<String>,
-    /// The mount namespace it is in, an object; none is the container's own.
+    /// The object of its mount namespace; `None` for the container's own.
     #[serde(default)]
     pub mounts: Option<usize>,
-    /// The UTS namespace it is in, an object; none is the container's own.
+    /// The object of its UTS namespace; `None` for the container's own.
     #[serde(default)]
     pub uts: Option<usize>,
-    /// The IPC namespace it is in, an object; none is the container's own.
+    /// The object of its IPC namespace; `None` for the container's own.
     #[serde(default)]
     pub ipc: Option<usize>,
-    /// The network namespace it is in, an object; none is the container's own.
+    /// The object of its network namespace; `None` for the container's own.
     #[serde(default)]
     pub net: Option<usize>,
-    /// The time namespace it is in, an object; none is the container's own.
+    /// The object of its time namespace; `None` for the container's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<usize>,
-    /// The one that it has made for its children, an object; none is the one it is in.
+    /// The object of the time namespace of its children, if it has made one; `None` for its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_for_children: Option<usize>,
-    /// The cgroup namespace it is in, an object; none is the container's own.
+    /// The object of its cgroup namespace; `None` for the container's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup_namespace: Option<usize>,
-    /// The user namespace it is in, an object; none is the container's own. Ids of its threads are the
-    /// container's, capabilities are those in there.
+    /// The object of its user namespace; `None` for the container's own. Ids of its threads are the
+    /// container's, capabilities are those in its user namespace.
     #[serde(default)]
     pub user: Option<usize>,
     /// umask(2).
@@ -78,13 +78,13 @@ pub struct Process {
     /// Resource limits by number.
     #[serde(default)]
     pub limits: Vec<Limit>,
-    /// What signals do, those that are not as in a new program.
+    /// Signal actions that differ from a new program.
     #[serde(default)]
     pub actions: Vec<Action>,
-    /// Signals for the process as a whole that wait.
+    /// Pending signals for the process as a whole.
     #[serde(default)]
     pub pending: Vec<Signal>,
-    /// setitimer(2): real, virtual, profiling; those that run.
+    /// Running timers of setitimer(2): real, virtual, profiling.
     #[serde(default)]
     pub interval_timers: Vec<IntervalTimer>,
     /// timer_create(2).
@@ -112,7 +112,7 @@ pub struct Limit {
     pub hard: u64,
 }
 
-/// Who a thread is. Ids are the container's.
+/// The credentials of a thread. Ids are the container's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     /// Real, effective, saved, file system.
@@ -127,6 +127,6 @@ pub struct Credentials {
     pub securebits: u64,
     /// PR_GET_NO_NEW_PRIVS.
     pub no_new_privileges: bool,
-    /// System call filters it has.
+    /// The number of its system call filters.
     pub filters: u32,
 }

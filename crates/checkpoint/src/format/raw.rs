@@ -1,4 +1,4 @@
-//! Sockets below the transport protocols: raw ones, and those that only ask for echoes.
+//! Sockets below the transport protocols: raw sockets, and sockets for ICMP echo requests.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::{Bytes, SocketOption};
 /// A raw socket (raw(7)), or one for echo requests of ICMP (icmp(7)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RawSocket {
-    /// It is of the IPv6 family.
+    /// Of the IPv6 family.
     pub v6: bool,
     /// `SOCK_RAW`, or `SOCK_DGRAM` for echo requests.
     pub socket_type: i32,
@@ -17,13 +17,13 @@ pub struct RawSocket {
     pub protocol: i32,
     /// `O_*`.
     pub flags: u32,
-    /// What it is bound to; of echo requests the port is their identifier.
+    /// Its local address; for echo requests the port is their identifier.
     #[serde(default)]
     pub address: Option<SocketAddr>,
-    /// Whom it is connected to.
+    /// The address that it is connected to.
     #[serde(default)]
     pub peer: Option<SocketAddr>,
-    /// Options that are not as in a new socket.
+    /// Options that differ from a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,
 }
@@ -33,31 +33,31 @@ pub struct RawSocket {
 pub struct PacketSocket {
     /// `SOCK_RAW` or `SOCK_DGRAM`.
     pub socket_type: i32,
-    /// The protocol that it hears; 0 is none.
+    /// The protocol that it receives; 0 for none.
     pub protocol: u16,
-    /// The device at which it does; `None` is all.
+    /// The device that it is bound to; `None` for all.
     #[serde(default)]
     pub device: Option<String>,
     /// `O_*`.
     pub flags: u32,
-    /// What it has devices do for it.
+    /// Modes and addresses that it has enabled on devices.
     #[serde(default)]
     pub memberships: Vec<PacketMembership>,
-    /// The group with whose members it shares what comes, as PACKET_FANOUT takes it.
+    /// The fanout group with which it shares incoming packets, in the form of PACKET_FANOUT.
     #[serde(default)]
     pub fanout: Option<u32>,
-    /// Options that are not as in a new socket.
+    /// Options that differ from a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,
 }
 
-/// What a device does for a packet socket (PACKET_ADD_MEMBERSHIP).
+/// A mode or address that a packet socket enables on a device (PACKET_ADD_MEMBERSHIP).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketMembership {
     /// The device.
     pub device: String,
     /// `PACKET_MR_*`.
     pub kind: u16,
-    /// The address that it listens to.
+    /// The address to receive.
     pub address: Bytes,
 }

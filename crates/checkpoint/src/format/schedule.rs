@@ -1,23 +1,24 @@
-//! How a thread is scheduled.
+//! The scheduling of a thread.
 
 use serde::{Deserialize, Serialize};
 
-/// What sched(7), ioprio_set(2) and prctl(2) say about when a thread runs, less its nice value.
+/// Attributes of sched(7), ioprio_set(2) and prctl(2) that control when a thread runs, without its
+/// nice value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Schedule {
     /// `SCHED_*`.
     pub policy: u32,
-    /// Its children do not inherit a policy that is above theirs.
+    /// Children do not inherit a policy or priority above the normal ones.
     pub reset_on_fork: bool,
-    /// Of SCHED_FIFO and SCHED_RR.
+    /// The priority of SCHED_FIFO and SCHED_RR.
     pub priority: u32,
-    /// A slice that is not the host's; 0 for none.
+    /// The thread's own time slice; 0 for the host's.
     pub slice_ns: u64,
-    /// The CPUs it was bound to; empty where it may run on all.
+    /// The CPUs that it is bound to; empty if it may run on all.
     pub cpus: Vec<u32>,
     /// ioprio_set(2); 0 for none.
     pub io_priority: u32,
-    /// How late a timer may ring; 0 where nobody may wait (SCHED_FIFO and SCHED_RR).
+    /// How late its timers may expire; 0 for SCHED_FIFO and SCHED_RR.
     pub timer_slack_ns: u64,
 }

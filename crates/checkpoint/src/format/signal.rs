@@ -1,10 +1,10 @@
-//! Signals: what they do, where they run, which wait.
+//! Signals: actions, alternate stacks, pending signals.
 
 use serde::{Deserialize, Serialize};
 
 use super::Bytes;
 
-/// What a signal does (sigaction(2)).
+/// The action of a signal (sigaction(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Action {
     /// Its number.
@@ -15,11 +15,11 @@ pub struct Action {
     pub flags: u64,
     /// Address of the trampoline.
     pub restorer: u64,
-    /// Signals blocked meanwhile.
+    /// Signals that are blocked while the handler runs.
     pub mask: u64,
 }
 
-/// A signal that waits.
+/// A pending signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Signal {
     /// The kernel's `siginfo_t`, 128 bytes.
@@ -45,13 +45,13 @@ pub struct AlternateStack {
     pub length_bytes: u64,
 }
 
-/// A timer of setitimer(2) that runs.
+/// A running timer of setitimer(2).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IntervalTimer {
     /// 0 real, 1 virtual, 2 profiling.
     pub which: u32,
-    /// Until it rings, in microseconds.
+    /// Time until it expires, in microseconds.
     pub value_us: u64,
-    /// Between later rings; 0 for none.
+    /// The interval of later expiries; 0 for none.
     pub interval_us: u64,
 }

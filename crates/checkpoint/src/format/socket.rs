@@ -1,4 +1,4 @@
-//! Sockets of the internet families, and options of all.
+//! Internet sockets, and options of all sockets.
 
 use std::net::SocketAddr;
 
@@ -11,15 +11,15 @@ use super::{Bytes, Connection, Thing};
 pub struct SocketOption {
     /// `SOL_SOCKET` or a protocol.
     pub level: i32,
-    /// Its number.
+    /// The number of the option.
     pub name: i32,
-    /// Its value, as setsockopt(2) takes it.
+    /// Its value, in the form of setsockopt(2).
     pub value: Bytes,
 }
 
-/// Of raw(7), by the same number for ICMP and ICMPv6.
+/// Option of raw(7), with the same number for ICMP and ICMPv6.
 const ICMP_FILTER: i32 = 1;
-/// Of packet(7).
+/// Options of packet(7).
 const PACKET_ORIGDEV: i32 = 9;
 const PACKET_VNET_HDR: i32 = 15;
 const PACKET_IGNORE_OUTGOING: i32 = 23;
@@ -103,7 +103,7 @@ pub(crate) const OPTIONS: [(i32, i32, usize); 72] = [
 ];
 
 impl SocketOption {
-    /// A packet filter, of 8 bytes an instruction.
+    /// A packet filter, with 8 bytes for each instruction.
     pub(crate) fn filter(code: Vec<u8>) -> Self {
         Self { level: libc::SOL_SOCKET, name: libc::SO_ATTACH_FILTER, value: Bytes(code) }
     }
@@ -112,8 +112,8 @@ impl SocketOption {
         self.is(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER)
     }
 
-    /// Whether it is about a packet filter, and has its turn when everything has been received that is
-    /// to be.
+    /// Whether the option concerns a packet filter, and is set after everything in the receive
+    /// queue has been restored.
     pub(crate) fn is_about_filter(&self) -> bool {
         self.is_filter() || self.is(libc::SOL_SOCKET, libc::SO_LOCK_FILTER)
     }
@@ -132,30 +132,30 @@ impl SocketOption {
     }
 }
 
-/// A TCP socket that listens.
+/// A listening TCP socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listener {
-    /// What it is bound to.
+    /// Its local address.
     pub address: SocketAddr,
-    /// It is of the IPv6 family.
+    /// Of the IPv6 family.
     pub v6: bool,
-    /// listen(2).
+    /// The backlog of listen(2).
     pub backlog: i32,
-    /// Options that are not as in a new socket.
+    /// Options that differ from a new socket.
     pub options: Vec<SocketOption>,
     /// `O_*`.
     pub flags: u32,
-    /// Connections that it has not accepted, the oldest first.
+    /// Its pending connections, the oldest first.
     #[serde(default)]
     pub waiting: Vec<Waiting>,
 }
 
-/// A connection that nobody has accepted.
+/// A pending connection, which no process has accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
-    /// This side's address, as the kernel has it.
+    /// The local address, in the kernel's form.
     pub address: SocketAddr,
-    /// The connection, with the peer's address as the kernel has it. Nothing was sent.
+    /// The connection, with the peer's address in the kernel's form. Nothing was sent.
     pub connection: Connection,
 }
 

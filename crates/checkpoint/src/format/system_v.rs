@@ -1,10 +1,10 @@
-//! Objects of System V (sysvipc(7)): they belong to no process, but to the ipc namespace.
+//! Objects of System V (sysvipc(7)): they belong to no process, but to the IPC namespace.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Bytes, Run};
 
-/// What all three kinds have. User and group ids are the container's.
+/// Attributes of all three kinds. User and group ids are the container's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemVHead {
     /// Its id.
@@ -17,11 +17,11 @@ pub struct SystemVHead {
     pub uid: u32,
     /// Its group.
     pub gid: u32,
-    /// Who made it.
+    /// The user that created it.
     pub creator_uid: u32,
-    /// And in which group.
+    /// The group of the creator.
     pub creator_gid: u32,
-    /// The IPC namespace it is in, an object; none is the container's own.
+    /// The object of its IPC namespace; `None` for the container's own.
     #[serde(default)]
     pub namespace: Option<usize>,
 }
@@ -29,32 +29,32 @@ pub struct SystemVHead {
 /// Shared memory (shmget(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemVMemory {
-    /// Who it is.
+    /// Id, key and permissions.
     pub head: SystemVHead,
     /// Its length.
     pub bytes: u64,
-    /// It goes with the last who detaches it (IPC_RMID).
+    /// Removed at its last detach (IPC_RMID).
     #[serde(default)]
     pub removed: bool,
-    /// Contents, with offsets for addresses.
+    /// Its contents; addresses are offsets.
     pub runs: Vec<Run>,
 }
 
 /// A set of semaphores (semget(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemVSemaphores {
-    /// Who it is.
+    /// Id, key and permissions.
     pub head: SystemVHead,
     /// Their values.
     pub values: Vec<u16>,
 }
 
-/// A queue of messages (msgget(2)).
+/// A message queue (msgget(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SystemVQueue {
-    /// Who it is.
+    /// Id, key and permissions.
     pub head: SystemVHead,
-    /// What is in it.
+    /// Its messages.
     pub messages: Vec<SystemVMessage>,
 }
 

@@ -1,4 +1,4 @@
-//! Terminals: pairs of a master and a slave (pty(7)), and what is open of them.
+//! Terminals: pairs of a master and a slave (pty(7)), and their open file descriptions.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,9 +9,9 @@ use super::Bytes;
 pub struct Terminal {
     /// Its number: `/dev/pts/NUMBER`.
     pub number: u32,
-    /// Its master is the engine's: it is the container's console.
+    /// The container's console: the engine holds its master.
     pub is_console: bool,
-    /// `struct termios2`, of which there is one for both sides.
+    /// `struct termios2`, one for both sides.
     pub termios: Bytes,
     /// Rows, columns, and the same in pixels.
     pub size: [u16; 4],
@@ -23,28 +23,28 @@ pub struct Terminal {
     pub packet: bool,
     /// TIOCGEXCL.
     pub exclusive: bool,
-    /// What was typed, and nobody has read.
+    /// Input of the terminal that no process has read.
     #[serde(default)]
     pub typed: Bytes,
-    /// What was written to it, and nobody has read from the master.
+    /// Output of the terminal that was not read from the master.
     #[serde(default)]
     pub written: Bytes,
     /// The process group in the foreground; 0 for none.
     #[serde(default)]
     pub foreground: u32,
-    /// The session whose terminal it is; 0 for none.
+    /// The session with this controlling terminal; 0 for none.
     #[serde(default)]
     pub session: u32,
 }
 
-/// An open side of a terminal.
+/// An open file description of one side of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalSide {
     /// The terminal, an object.
     pub terminal: usize,
-    /// It is the master, of which there is one.
+    /// The master, of which there is one.
     pub is_master: bool,
-    /// It was opened as `/dev/console`.
+    /// Opened as `/dev/console`.
     pub as_console: bool,
     /// `O_*`.
     pub flags: u32,

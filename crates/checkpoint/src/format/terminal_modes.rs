@@ -1,18 +1,17 @@
-//! `struct termios2`, as far as what is on its way through a terminal must be taken out and put in
-//! unchanged.
+//! Changes of `struct termios2` that let data in a terminal be taken out and put back unchanged.
 
 use dormouse_kernel::call::TERMIOS_BYTES;
 
-/// Modes of a terminal, as the kernel has them.
+/// Modes of a terminal, in the kernel's form.
 type Modes = [u8; TERMIOS_BYTES];
 
-/// Where things are: four words of flags, a line discipline, characters.
+/// Offsets: four words of flags, a line discipline, characters.
 const INPUT: usize = 0;
 const OUTPUT: usize = 4;
 const LOCAL: usize = 12;
 const CHARACTERS: usize = 17;
 const CHARACTERS_END: usize = 36;
-/// Characters that stop and start output: a master in packet mode is told when they change.
+/// Characters that stop and start output: a master in packet mode is notified when they change.
 const KEPT: [usize; 2] = [libc::VSTART, libc::VSTOP];
 
 fn word(modes: &Modes, at: usize) -> u32 {
@@ -23,7 +22,8 @@ fn set(modes: &mut Modes, at: usize, value: u32) {
     modes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
 }
 
-/// Nothing is echoed, changed, or special but the end of a line; lines are lines as before.
+/// Modes without echo, translation and special characters, except the end of a line. Lines stay as
+/// they were.
 pub(crate) fn quiet(own: &Modes) -> Modes {
     let mut modes = *own;
     set(&mut modes, INPUT, word(own, INPUT) & libc::IXON);
@@ -37,7 +37,7 @@ pub(crate) fn quiet(own: &Modes) -> Modes {
     modes
 }
 
-/// The same with no lines: everything that was typed can be read, and reading never waits.
+/// The same without lines: all typed input can be read, and a read never blocks.
 pub(crate) fn raw(quiet: &Modes) -> Modes {
     let mut modes = *quiet;
     set(&mut modes, LOCAL, word(quiet, LOCAL) & !libc::ICANON);

@@ -10,15 +10,15 @@ use super::{AlternateStack, Bytes, Credentials, Schedule, Signal};
 pub struct Thread {
     /// Its id, in the container's own pid namespace.
     pub tid: u32,
-    /// What `ps -L` shows.
+    /// The name that `ps -L` shows.
     pub name: String,
-    /// General registers; a call that was interrupted to stop the thread is about to begin again.
+    /// General registers; a call that the stop of the thread interrupted is about to be restarted.
     pub registers: Registers,
-    /// All other registers, as NT_X86_XSTATE has them.
+    /// All other registers, in the form of NT_X86_XSTATE.
     pub extended: Bytes,
     /// Blocked signals.
     pub mask: u64,
-    /// Signals for it alone that wait.
+    /// Pending signals for this thread only.
     #[serde(default)]
     pub pending: Vec<Signal>,
     /// sigaltstack(2).
@@ -33,16 +33,16 @@ pub struct Thread {
     /// rseq(2).
     #[serde(default)]
     pub rseq: Option<Rseq>,
-    /// A wait with a time limit, which goes on with what is left of it.
+    /// A wait with a time limit, which continues with the remaining time.
     #[serde(default)]
     pub restart: Option<Restart>,
-    /// A wait with a time limit that begins again.
+    /// A wait with a time limit, which starts again.
     #[serde(default)]
     pub time_limit: Option<TimeLimit>,
     /// Its own system call filters, the oldest first.
     #[serde(default)]
     pub filters: Vec<Filter>,
-    /// Who it is.
+    /// Its user and group ids, capabilities and securebits.
     pub credentials: Credentials,
     /// PR_GET_PDEATHSIG.
     #[serde(default)]
@@ -50,7 +50,7 @@ pub struct Thread {
     /// nice(2).
     #[serde(default)]
     pub nice: i32,
-    /// When it runs.
+    /// Its scheduling attributes.
     #[serde(default)]
     pub schedule: Schedule,
     /// personality(2).
@@ -74,38 +74,39 @@ pub struct Rseq {
     pub address: u64,
     /// Its length.
     pub length_bytes: u32,
-    /// What stands before abort handlers.
+    /// The value in front of abort handlers.
     pub signature: u32,
 }
 
-/// A call that waits for some time at most, and had waited for a part of it.
+/// A blocking call with a time limit, of which a part had passed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restart {
     /// The call's number.
     pub call: i64,
     /// Its arguments.
     pub args: [u64; 6],
-    /// What is left of the time; `None` where there is no limit (poll(2) keeps even that).
+    /// The remaining time; `None` without a limit (only poll(2) records that).
     pub remaining_ns: Option<u64>,
 }
 
-/// What is left of the time of a call that begins again: as a whole, or with what memory says.
+/// The remaining time of a call that starts again: with its whole limit, or with the limit in
+/// memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimeLimit {
     /// The call's number.
     pub call: i64,
-    /// What is left, at most.
+    /// The remaining time, at most.
     pub left_ns: u64,
-    /// Where in memory the kernel has written what is left (select(2)).
+    /// The address to which the kernel wrote the remaining time (select(2)).
     #[serde(default)]
     pub at: Option<u64>,
-    /// There in seconds and microseconds; nanoseconds otherwise.
+    /// Seconds and microseconds at that address; nanoseconds otherwise.
     #[serde(default)]
     pub microseconds: bool,
 }
 
 impl TimeLimit {
-    /// It waits for some time, of which only this record says what is left.
+    /// Whether it is a wait with a limit that is only in this record.
     pub(crate) fn begins_anew(&self) -> bool {
         self.at.is_none() && self.call != libc::SYS_clock_nanosleep
     }

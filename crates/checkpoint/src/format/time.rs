@@ -1,8 +1,8 @@
 //! Time namespaces (time_namespaces(7)) that processes have made for themselves.
 //!
-//! Who makes one by unshare(2) stays where it is: its children are in the new one. So a process may be in
-//! one ([`Process::time`]) and have made another ([`Process::time_for_children`]), and nothing but
-//! unshare(2) leads there: setns(2) changes both.
+//! A process that makes one by unshare(2) stays in its old one: its children are in the new one. So
+//! a process may be in one ([`Process::time`]) and have made another
+//! ([`Process::time_for_children`]). Only unshare(2) leads to that state: setns(2) changes both.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Process, Records, Thing};
 
-/// One of them: how far its clocks are ahead of the container's own.
+/// Offsets of the clocks of a namespace from the container's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Time {
     /// CLOCK_MONOTONIC, in nanoseconds.
@@ -22,24 +22,24 @@ pub struct Time {
 }
 
 impl Time {
-    /// Whether it is as somebody may leave it who has no rights over it but to make it.
+    /// Whether it is unchanged, so that a process could have made it without rights over it.
     pub(crate) fn is_new(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// How a time namespace is made that a process had made for its children.
+/// The making of a time namespace that a process had made for its children.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Made {
-    /// The process.
+    /// The process that had made it.
     pub(crate) by: u32,
-    /// How many have to be made one after the other until it is there.
+    /// The number of namespaces to be made one after the other, up to and with this one.
     pub(crate) generation: usize,
 }
 
 impl Records {
-    /// The time namespaces that processes had made for their children and are not in, by object; none
-    /// where two have made the same, or they come from each other.
+    /// The time namespaces that processes had made for their children and are not in, by object;
+    /// `None` if two processes have made the same, or if they derive from each other.
     pub(crate) fn times_made(&self) -> Option<HashMap<usize, Made>> {
         let mut makers: HashMap<usize, &Process> = HashMap::new();
         for process in self.processes.iter().filter(|process| process.ended.is_none()) {
@@ -65,7 +65,7 @@ impl Records {
         makers.iter().map(made).collect()
     }
 
-    /// How far the clocks of a process are ahead of the container's own.
+    /// The offsets of a process's clocks from the container's own.
     pub(crate) fn time_of(&self, process: &Process) -> Time {
         match process.time.and_then(|n| self.objects.get(n)).map(|object| &object.thing) {
             Some(Thing::Time(time)) => time.clone(),

@@ -15,11 +15,11 @@ pub struct PosixTimer {
     pub signal: i32,
     /// `sigev_value`.
     pub value: u64,
-    /// The thread that is told, with `SIGEV_THREAD_ID`.
+    /// The thread that is notified, with `SIGEV_THREAD_ID`.
     pub tid: u32,
-    /// Until it rings; 0 where it is not set.
+    /// Time until it expires; 0 if it is disarmed.
     pub value_ns: u64,
-    /// Between later rings; 0 for none.
+    /// The interval of later expiries; 0 for none.
     pub interval_ns: u64,
 }
 
@@ -30,13 +30,13 @@ pub struct TimerFd {
     pub flags: u32,
     /// Its clock.
     pub clock: i32,
-    /// Rings that nobody has read.
+    /// Expiries that were not read.
     pub ticks: u64,
-    /// Until it rings; 0 where it is not set.
+    /// Time until it expires; 0 if it is disarmed.
     pub value_ns: u64,
-    /// Between later rings; 0 for none.
+    /// The interval of later expiries; 0 for none.
     pub interval_ns: u64,
-    /// When it rings by CLOCK_REALTIME, where it is cancelled when that clock is set
+    /// The expiry by CLOCK_REALTIME, for a timer that is cancelled when that clock is set
     /// (TFD_TIMER_CANCEL_ON_SET).
     #[serde(default)]
     pub cancelled_at_set_ns: Option<u64>,

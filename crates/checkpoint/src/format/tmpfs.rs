@@ -1,35 +1,35 @@
-//! Files that are kept in memory: what is in a container's tmpfs, `/dev/shm` first of all.
+//! Files in memory: the contents of a container's tmpfs, foremost `/dev/shm`.
 
 use serde::{Deserialize, Serialize};
 
 use super::Run;
 
-/// Everything below one directory that is in memory.
+/// The contents of one tmpfs mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tmpfs {
     /// The directory, inside: `/dev/shm`.
     pub target: String,
-    /// The mount namespace that it is in, an object; none is the container's own.
+    /// The object of its mount namespace; `None` for the container's own.
     #[serde(default)]
     pub namespace: Option<usize>,
-    /// What is in it, directories before what is in them.
+    /// Its entries, directories before their contents.
     pub entries: Vec<TmpfsEntry>,
 }
 
-/// One file.
+/// One entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TmpfsEntry {
     /// Its path below the directory.
     pub path: String,
     /// Permission bits.
     pub mode: u32,
-    /// Its owner, inside.
+    /// Its owner, by the ids inside.
     pub uid: u32,
-    /// Its group, inside.
+    /// Its group, by the ids inside.
     pub gid: u32,
-    /// When it was modified, in nanoseconds since the epoch.
+    /// Its time of modification, in nanoseconds since the epoch.
     pub modified_ns: i64,
-    /// What it is.
+    /// Its kind.
     pub what: TmpfsKind,
 }
 
@@ -39,27 +39,27 @@ pub struct TmpfsEntry {
 pub enum TmpfsKind {
     /// A directory.
     Directory,
-    /// A pipe with a name.
+    /// A named pipe.
     Fifo,
-    /// A unix socket; whoever has it bound binds it again.
+    /// A unix socket; its owner binds it again.
     Socket,
-    /// A device that is none (0, 0), which stands for what is not there.
+    /// A character device 0, 0, which overlayfs uses for a deleted name (whiteout).
     Whiteout,
     /// A symbolic link.
     Link {
-        /// Where it leads.
+        /// Its target.
         to: String,
     },
     /// A regular file.
     File {
         /// Its length.
         bytes: u64,
-        /// Its contents, with offsets for addresses.
+        /// Its contents; addresses are offsets.
         runs: Vec<Run>,
     },
-    /// Another name of a regular file.
+    /// A hard link to a regular file.
     Name {
-        /// The path of that, which stands before.
+        /// The path of that file, which is before it.
         of: String,
     },
 }

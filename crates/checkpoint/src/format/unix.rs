@@ -4,82 +4,82 @@ use serde::{Deserialize, Serialize};
 
 use super::{Bytes, SocketOption};
 
-/// A unix socket that some process has open.
+/// A unix socket that a process has open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixSocket {
     /// `SOCK_STREAM`, `SOCK_DGRAM` or `SOCK_SEQPACKET`.
     pub socket_type: i32,
     /// `O_*`.
     pub flags: u32,
-    /// What it is bound to.
+    /// Its name.
     #[serde(default)]
     pub name: Option<UnixName>,
-    /// How many connections may wait to be accepted, where it listens.
+    /// The backlog, if it is listening.
     #[serde(default)]
     pub backlog: Option<i32>,
-    /// Whom it speaks to.
+    /// Its peer.
     #[serde(default)]
     pub peer: UnixPeer,
-    /// Connections that wait to be accepted and whose other side was closed again.
+    /// Pending connections with a closed connecting side.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub left: Vec<UnixLeft>,
-    /// What it has received and not read, a message each.
+    /// Its receive queue, message by message.
     #[serde(default)]
     pub received: Vec<UnixMessage>,
-    /// What SO_PEERCRED says of its other side; of a socket that listens, what it will say to those
-    /// who connect.
+    /// The credentials that SO_PEERCRED reports for its peer; for a listener, those that connecting
+    /// processes will see.
     #[serde(default)]
     pub peer_credentials: Option<PeerCredentials>,
-    /// How it was shut down: 1 reads no more, 2 writes no more.
+    /// Shutdown: 1 for reading, 2 for writing.
     #[serde(default)]
     pub shut: u8,
-    /// Options that are not as in a new socket.
+    /// Options that differ from a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,
-    /// Others outside may call it, so it was held. Who has to do without it makes it as it is told here: a
-    /// connection has no other side any more.
+    /// The socket was held open, since processes outside may connect or send to it. A restore
+    /// without the held socket makes it from this record: a connection then has no peer any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub held: bool,
 }
 
-/// The other side of a unix socket.
+/// The peer of a unix socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "kebab-case")]
 pub enum UnixPeer {
-    /// There is none.
+    /// No peer.
     #[default]
     None,
-    /// Another socket; of streams and packets, each is the other's.
+    /// Another socket; streams and sequenced packets are peers of each other.
     Socket {
         /// The object.
         object: usize,
     },
-    /// A connection that was not accepted yet.
+    /// The peer is a pending connection.
     Waiting {
-        /// The socket that listens, an object.
+        /// The object of the listener.
         listener: usize,
-        /// Its place in the queue, from 0.
+        /// Its position in the queue, from 0.
         place: u32,
-        /// Who has connected, as whoever accepts it will be told.
+        /// The credentials of the connecting process, for the process that accepts.
         #[serde(default)]
         by: Option<PeerCredentials>,
-        /// What was written into it already, a message each.
+        /// Messages that were already sent into it.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         sent: Vec<UnixMessage>,
     },
-    /// It was closed.
+    /// The peer was closed.
     Gone,
 }
 
-/// A connection that waits to be accepted, and whose other side was closed.
+/// A pending connection with a closed connecting side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixLeft {
-    /// Its place in the queue, from 0.
+    /// Its position in the queue, from 0.
     pub place: u32,
-    /// Who had connected.
+    /// The credentials of the process that had connected.
     #[serde(default)]
     pub by: Option<PeerCredentials>,
-    /// What was written into it, a message each.
+    /// Messages that were sent into it.
     #[serde(default)]
     pub sent: Vec<UnixMessage>,
 }
@@ -87,21 +87,21 @@ pub struct UnixLeft {
 /// The name of a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixName {
-    /// What bind(2) was given: a path, or a NUL and any bytes, which is an abstract name.
+    /// The argument of bind(2): a path, or a NUL and any bytes, which is an abstract name.
     pub bytes: Bytes,
-    /// The directory that a path is relative to, if it is.
+    /// The working directory at bind(2), for a relative path.
     #[serde(default)]
     pub directory: Option<String>,
-    /// The file of a path, where it still leads to this socket.
+    /// The file of a path, if it still refers to this socket.
     #[serde(default)]
     pub file: Option<UnixFile>,
-    /// It was not bound itself, but accepted by a socket that was.
+    /// Not bound itself, but accepted by a bound listener.
     #[serde(default)]
     pub inherited: bool,
 }
 
 impl UnixSocket {
-    /// All that is on its way from it or to it.
+    /// All messages in flight from it or to it.
     pub(crate) fn on_its_way(&self) -> impl Iterator<Item = &UnixMessage> {
         let sent = match &self.peer {
             UnixPeer::Waiting { sent, .. } => &sent[..],
@@ -132,41 +132,42 @@ impl std::fmt::Display for UnixName {
     }
 }
 
-/// Whom the file of a socket belongs to.
+/// Owner and mode of a socket's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixFile {
     /// Permission bits.
     pub mode: u32,
-    /// Its owner, inside.
+    /// Its owner, by the ids inside.
     pub uid: u32,
-    /// Its group, inside.
+    /// Its group, by the ids inside.
     pub gid: u32,
 }
 
-/// One message in the queue of a unix socket.
+/// One message in the receive queue of a unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnixMessage {
-    /// What it says.
+    /// Its contents.
     pub data: Bytes,
-    /// The name of its sender, as in [`UnixName::bytes`]; empty where it had none.
+    /// The name of the sending socket, as in [`UnixName::bytes`]; empty if it had none.
     #[serde(default)]
     pub from: Bytes,
-    /// Open files that come along (SCM_RIGHTS), objects.
+    /// In-flight file descriptions (SCM_RIGHTS), objects.
     #[serde(default)]
     pub descriptors: Vec<usize>,
-    /// Who has sent it (SCM_CREDENTIALS), where that comes along.
+    /// The sender's credentials (SCM_CREDENTIALS), if they are passed.
     #[serde(default)]
     pub credentials: Option<PeerCredentials>,
 }
 
-/// Who somebody is to the other side of a unix socket.
+/// The credentials of a process, as its peer sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerCredentials {
-    /// The process, inside. `None` is one that has ended: nobody can tell any more which it was.
+    /// The process, by the ids inside. `None` for a process that has exited and is not known any
+    /// more.
     pub pid: Option<u32>,
-    /// Its user, inside.
+    /// Its user, by the ids inside.
     pub uid: u32,
-    /// Its group, inside.
+    /// Its group, by the ids inside.
     pub gid: u32,
     /// Its supplementary groups.
     #[serde(default)]

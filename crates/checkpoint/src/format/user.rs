@@ -1,34 +1,34 @@
 //! User namespaces (user_namespaces(7)) that processes have made for themselves.
 //!
-//! All ids are those of the container's own user namespace, but for the ones that say they are inside.
+//! All ids are those of the container's own user namespace, except fields that are named `inside`.
 
 use serde::{Deserialize, Serialize};
 
-/// One of them.
+/// One user namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
-    /// The one that it was made in, an object before it; none is the container's own.
+    /// The object of its parent, which is before it; `None` for the container's own.
     #[serde(default)]
     pub parent: Option<usize>,
-    /// The effective user of whoever made it, who has every capability in it.
+    /// The effective user of its creator, which has every capability in it.
     pub owner: u32,
-    /// Its users; none where nobody has said which.
+    /// Its user id map; empty if none was written.
     pub uids: Vec<Ids>,
-    /// Its groups; the same.
+    /// Its group id map; the same.
     pub gids: Vec<Ids>,
     /// setgroups(2) is denied in it.
     #[serde(default)]
     pub denies_groups: bool,
 }
 
-/// Ids in a row that are mapped.
+/// A range of mapped ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ids {
     /// The first, inside.
     pub inside: u32,
-    /// What that is in the container's own user namespace.
+    /// The first, in the container's own user namespace.
     pub outside: u32,
-    /// How many there are.
+    /// The number of ids.
     pub count: u32,
 }
 
@@ -36,7 +36,7 @@ impl Ids {
     /// LIMIT: UID_GID_MAP_MAX_EXTENTS of the kernel.
     pub(crate) const MAX: usize = 340;
 
-    /// The ids from one of them on, by another namespace's: none where they are not all in a row there.
+    /// The same range in terms of another namespace; `None` if it is not contiguous there.
     pub(crate) fn within(self, others: &[Self]) -> Option<Self> {
         let is_part = |other: &&Self| {
             let end = |ids: &Self| u64::from(ids.outside) + u64::from(ids.count);
@@ -47,7 +47,7 @@ impl Ids {
         Some(Self { outside, ..self })
     }
 
-    /// Whether an id of the container's is one of these.
+    /// Whether an id of the container is in one of the ranges.
     pub(crate) fn has(all: &[Self], id: u32) -> bool {
         all.iter().any(|ids| id >= ids.outside && id - ids.outside < ids.count)
     }

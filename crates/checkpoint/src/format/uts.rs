@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One of them. A name that is missing is the container's own.
+/// One namespace. A missing name is the container's own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Uts {
-    /// The name of the host.
+    /// The host name.
     #[serde(default)]
     pub hostname: Option<String>,
-    /// Its NIS domain.
+    /// The NIS domain name.
     #[serde(default)]
     pub domainname: Option<String>,
 }
