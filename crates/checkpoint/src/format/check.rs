@@ -1,8 +1,8 @@
-//! Whether records can be true: every number that points to something points to something, and
-//! nothing is outside the bounds of what the kernel could have said.
+//! Checks of records: every number that refers to something has a valid target, and no value
+//! exceeds the range that the kernel could have reported.
 //!
-//! A checksum says only that nobody changed a checkpoint by accident. These checks are what the
-//! load side relies on: it indexes, adds and multiplies with numbers that passed here.
+//! A checksum only detects accidental changes. The restore relies on these checks: it indexes, adds
+//! and multiplies with checked numbers.
 
 mod cgroup;
 mod cgroup_namespace;
@@ -34,19 +34,19 @@ pub const TASKS_MAX: usize = 1 << 16;
 const NUMBER_MAX: u32 = 1 << 22;
 /// LIMIT: bytes of a text.
 const TEXT_MAX: usize = 4096;
-/// LIMIT: bytes that one socket or pipe holds.
+/// LIMIT: bytes in one socket or pipe.
 const CONTENT_MAX: usize = 64 << 20;
 /// LIMIT: numbers of terminals, which are made one after the other.
 const TERMINALS_MAX: u32 = 1024;
-/// LIMIT: bytes on their way through a terminal, in one direction.
+/// LIMIT: bytes in flight in a terminal, in one direction.
 pub const ON_THE_WAY_MAX: usize = 256 << 10;
 /// LIMIT: bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 62;
 
 /// LIMIT: the number of a CPU.
 const CPU_MAX: u32 = 8192;
-/// What personality(2) may be: of Linux, as 64 or 32 bits, with flags that change what a process
-/// sees of its own only.
+/// The allowed values of personality(2): Linux, with 64 or 32 bits, and flags that only change the
+/// process's own view.
 pub const PERSONALITIES: u32 = 0x0ff6_0000 | 8;
 
 /// Checks all records.
@@ -218,7 +218,7 @@ fn object(n: usize, records: &Records) -> std::result::Result<&Thing, String> {
     records.objects.get(n).map(|o| &o.thing).ok_or_else(|| format!("object {n} is not there"))
 }
 
-/// Whether something is in an IPC namespace that is there; none is the container's own.
+/// Checks that an IPC namespace exists; `None` is the container's own.
 fn in_ipc(namespace: Option<usize>, records: &Records) -> Found {
     let Some(n) = namespace else { return Ok(()) };
     ensure(matches!(object(n, records)?, Thing::Ipc(_)), || "in no IPC namespace".into())
@@ -260,7 +260,7 @@ fn check_area(area: &Area, records: &Records) -> Found {
         Backing::Private { object: n, offset } => {
             ensure(offset.is_multiple_of(PAGE_BYTES), || "offset".into())?;
             ensure(matches!(object(n, records)?, Thing::File(_) | Thing::Device(_)), || {
-                "maps what is no file".into()
+                "maps an object that is not a file".into()
             })
         }
         Backing::Shared { object: n, offset } => {
@@ -276,7 +276,7 @@ fn check_area(area: &Area, records: &Records) -> Found {
                     let end = offset.checked_add(area.bytes());
                     ensure(end.is_some_and(|end| end <= memory.bytes), || "beyond the end".into())
                 }
-                _ => Err("maps what is no file".into()),
+                _ => Err("maps an object that is not a file".into()),
             }
         }
     }
@@ -398,7 +398,7 @@ fn check_object(n: usize, thing: &Thing, records: &Records) -> Found {
         Thing::Timer(timer) => {
             let can_be_set = [libc::CLOCK_REALTIME, libc::CLOCK_REALTIME_ALARM];
             let sound = timer.cancelled_at_set_ns.is_none() || can_be_set.contains(&timer.clock);
-            ensure(sound, || "its clock, which nobody sets".into())
+            ensure(sound, || "its clock, which cannot be set".into())
         }
         Thing::PidFd(pidfd) => {
             let is = |p: &Process| {
@@ -444,7 +444,7 @@ fn check_deleted(deleted: &Deleted, path: impl Fn(&str) -> bool, all: &Pages) ->
     ensure(path(&deleted.place), || "its place".into())?;
     let kind = deleted.mode & libc::S_IFMT;
     ensure([libc::S_IFREG, libc::S_IFDIR].contains(&kind), || "no file".into())?;
-    // A file that makes root of whoever executes it is nothing a checkpoint may bring.
+    // A checkpoint must not create a file that gives root's rights to a process that executes it.
     let gives = kind == libc::S_IFREG && deleted.mode & (libc::S_ISUID | libc::S_ISGID) != 0;
     ensure(!gives, || "its mode".into())?;
     let known = |name: &str| name.starts_with("user.") && name.len() < 256 && !name.contains('\0');
@@ -459,11 +459,11 @@ fn check_terminal(terminal: &Terminal, records: &Records) -> Found {
     let number = terminal.number;
     ensure(number < TERMINALS_MAX, || "its number".into())?;
     let same = |o: &&super::Object| matches!(&o.thing, Thing::Terminal(t) if t.number == number);
-    ensure(records.objects.iter().filter(same).count() == 1, || "it is there twice".into())?;
+    ensure(records.objects.iter().filter(same).count() == 1, || "it occurs twice".into())?;
     ensure(terminal.termios.0.len() == TERMIOS_BYTES, || "its modes".into())?;
     ensure(terminal.owner.2 <= 0o777, || "its mode".into())?;
     let fits = |bytes: &Bytes| bytes.0.len() <= ON_THE_WAY_MAX;
-    ensure(fits(&terminal.typed) && fits(&terminal.written), || "what is on its way".into())
+    ensure(fits(&terminal.typed) && fits(&terminal.written), || "its bytes in flight".into())
 }
 
 fn check_lock(lock: &Lock) -> Found {
@@ -554,7 +554,7 @@ pub(crate) mod tests {
             (|r| r.pages.parts = vec![4096, 4096], "another number"),
             (|r| r.pages.parts = vec![0, u64::MAX - 4095], "another number"),
             (
-                // Between the end of one file and the begin of the next.
+                // Between the end of one file and the start of the next.
                 |r| {
                     let chunks = Checksums(vec![[0; 32]; 2]);
                     let bytes = crate::format::CHUNK_BYTES + 4096;
@@ -571,7 +571,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A checkpoint brings no more than its container could have: every case is one that would.
+    /// A checkpoint must not exceed the container's rights: every case would.
     #[test]
     fn what_would_widen_or_reach_outside_is_refused() {
         let deleted = |change: fn(&mut Deleted)| {
@@ -622,7 +622,7 @@ pub(crate) mod tests {
             records(&all).is_ok()
         };
         assert!(filter(0, 8) && !filter(0, 0) && !filter(0, 12) && !filter(0, 1 << 20));
-        assert!(!filter(8, 8), "one that somebody answers");
+        assert!(!filter(8, 8), "a filter with a listener");
     }
 
     #[test]
@@ -656,7 +656,7 @@ pub(crate) mod tests {
         assert!(said(&[terminal(|t| t.number = 5000)]).contains("its number"));
         assert!(said(&[terminal(|t| t.termios.0.truncate(9))]).contains("its modes"));
         assert!(said(&[terminal(|t| t.owner.2 = 0o4777)]).contains("its mode"));
-        assert!(said(&[terminal(|t| t.typed.0 = vec![0; 1 << 20])]).contains("on its way"));
+        assert!(said(&[terminal(|t| t.typed.0 = vec![0; 1 << 20])]).contains("in flight"));
         let side = TerminalSide { terminal: 0, is_master: true, as_console: false, flags: 0 };
         assert!(said(&[Thing::TerminalSide(side)]).contains("of no terminal"));
         let memory = |mode: u32, seals: u32, name: &str| {

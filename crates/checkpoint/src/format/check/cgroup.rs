@@ -1,20 +1,20 @@
-//! Whether records of control groups can be true: that each is below the container's own, and that
-//! nothing but known settings is written.
+//! Checks of control groups: each is below the container's own, and only known settings are
+//! written.
 
 use std::collections::HashSet;
 
 use super::{Found, TEXT_MAX, ensure};
 use crate::format::{Bytes, Cgroup, Cgroups, Process, Records, SETTINGS, Thing};
 
-/// LIMIT: control groups inside, and how deep (a container that is started may make as many).
+/// LIMIT: control groups inside, and their depth (a started container may make as many).
 const GROUPS_MAX: usize = 4097;
 const DEPTH_MAX: usize = 32;
-/// LIMIT: controllers that one hands down.
+/// LIMIT: controllers that a group delegates.
 const CONTROLLERS_MAX: usize = 32;
 
 pub(super) fn all(cgroups: &Cgroups, records: &Records) -> Found {
     let is_one = |o: &&crate::format::Object| matches!(o.thing, Thing::Cgroups(_));
-    ensure(records.objects.iter().filter(is_one).count() == 1, || "they are there twice".into())?;
+    ensure(records.objects.iter().filter(is_one).count() == 1, || "they occur twice".into())?;
     ensure(cgroups.groups.len() <= GROUPS_MAX, || "too many".into())?;
     let mut paths = HashSet::new();
     for (n, group) in cgroups.groups.iter().enumerate() {
@@ -22,13 +22,13 @@ pub(super) fn all(cgroups: &Cgroups, records: &Records) -> Found {
         let is_own = n == 0 && group.path.is_empty();
         let parent = group.path.rsplit_once('/').map_or("", |(parent, _)| parent);
         ensure(is_own || is_path(&group.path) && paths.contains(parent), || said("its place"))?;
-        ensure(paths.insert(group.path.as_str()), || said("it is there twice"))?;
+        ensure(paths.insert(group.path.as_str()), || said("it occurs twice"))?;
         ensure(group.mode <= 0o777, || said("its mode"))?;
         let ids = [group.owner.0, group.owner.1, group.manager.0, group.manager.1];
         ensure(ids.iter().all(|id| *id != u32::MAX), || said("its owner"))?;
         settings(group).map_err(|what| said(&what))?;
         ensure(!is_own || group.settings.is_empty() && !group.frozen, || {
-            said("what its host has set")
+            said("a setting of the host")
         })?;
     }
     let is_there = |p: &&Process| p.cgroup.as_deref().is_some_and(|path| paths.contains(path));
@@ -50,7 +50,7 @@ fn settings(group: &Cgroup) -> Found {
         (1..32).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
     };
     let sound = group.hands_down.len() <= CONTROLLERS_MAX && group.hands_down.iter().all(word);
-    ensure(sound, || "what it hands down".into())?;
+    ensure(sound, || "its delegated controllers".into())?;
     let sound = |(file, value): &(String, String)| {
         SETTINGS.iter().any(|(known, _)| known == file)
             && (1..TEXT_MAX).contains(&value.len())
@@ -107,11 +107,11 @@ mod tests {
             (|g| drop(g.remove(0)), "its place"),
             (|g| g[1].mode = 0o4755, "its mode"),
             (|g| g[1].owner.1 = u32::MAX, "its owner"),
-            (|g| g[1].hands_down = vec!["pids +cpu".into()], "hands down"),
+            (|g| g[1].hands_down = vec!["pids +cpu".into()], "delegated controllers"),
             (|g| g[2].settings[0].0 = "cgroup.procs".into(), "its settings"),
             (|g| g[2].settings[0].1.clear(), "its settings"),
-            (|g| g[0].settings = g[2].settings.clone(), "its host"),
-            (|g| g[0].frozen = true, "its host"),
+            (|g| g[0].settings = g[2].settings.clone(), "of the host"),
+            (|g| g[0].frozen = true, "of the host"),
             (|g| g[2].attributes[0].0 = "trusted.id".into(), "its attributes"),
             (|g| drop(g.remove(2)), "is in none"),
         ];
@@ -126,7 +126,7 @@ mod tests {
         }
         let mut twice = groups();
         twice.objects.extend(twice.objects.last().cloned());
-        assert!(records(&twice).unwrap_err().to_string().contains("there twice"));
+        assert!(records(&twice).unwrap_err().to_string().contains("occur twice"));
         let mut none = small();
         none.processes[0].cgroup = Some("a".into());
         assert!(records(&none).unwrap_err().to_string().contains("control group"));

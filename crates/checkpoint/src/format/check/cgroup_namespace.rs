@@ -1,4 +1,4 @@
-//! Whether records of cgroup namespaces can be true: that the group at the root of each is there.
+//! Checks of cgroup namespaces: the group at the root of each exists.
 
 use super::{Found, ensure, object};
 use crate::format::{CgroupNamespace, Object, Process, Records, Thing};
@@ -6,14 +6,14 @@ use crate::format::{CgroupNamespace, Object, Process, Records, Thing};
 /// LIMIT: cgroup namespaces inside.
 const NAMESPACES_MAX: usize = 1024;
 
-/// Whether there are no more than a program could have made.
+/// Checks that there are no more than a program could have made.
 pub(super) fn number(records: &Records) -> Found {
     let is_one = |object: &&Object| matches!(object.thing, Thing::CgroupNamespace(_));
     let count = records.objects.iter().filter(is_one).count();
     ensure(count <= NAMESPACES_MAX, || format!("{count} cgroup namespaces"))
 }
 
-/// Whether a process is in one.
+/// Checks that a process's cgroup namespace is one.
 pub(super) fn of_process(process: &Process, records: &Records) -> Found {
     let Some(n) = process.cgroup_namespace else { return Ok(()) };
     let is_one = matches!(object(n, records)?, Thing::CgroupNamespace(_));

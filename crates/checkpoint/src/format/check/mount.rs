@@ -1,5 +1,4 @@
-//! Whether records of mount namespaces can be true: that each mount is in one that stands before it, and
-//! shows what is there by then.
+//! Checks of mount namespaces: the parent and the source of each mount are made before it.
 
 use std::collections::HashSet;
 
@@ -12,7 +11,7 @@ use crate::format::{
 const NAMESPACES_MAX: usize = 1024;
 const MOUNTS_MAX: usize = 1 << 16;
 
-/// Whether there are no more than a program could have made.
+/// Checks that there are no more than a program could have made.
 pub(super) fn number(records: &Records) -> Found {
     let counts = records.objects.iter().filter_map(|object| match &object.thing {
         Thing::Mounts(mounts) => Some(mounts.mounts.len()),
@@ -45,7 +44,7 @@ pub(super) fn all(n: usize, mounts: &Mounts, records: &Records) -> Found {
         ensure(known, || said("its attributes"))?;
         source((n, number), &mount.source, records).map_err(|what| said(&what))?;
         if let MountSource::Tmpfs { contents: one, .. } = &mount.source {
-            ensure(contents.insert(*one), || said("what is in another, too"))?;
+            ensure(contents.insert(*one), || said("the contents of another mount"))?;
         }
     }
     Ok(())
@@ -67,7 +66,7 @@ fn source((n, number): (usize, usize), source: &MountSource, records: &Records) 
             self::options(options, &TMPFS_OPTIONS)?;
             let is_its =
                 matches!(object(*contents, records)?, Thing::Tmpfs(t) if t.namespace == Some(n));
-            ensure(is_its, || "what is in it".into())
+            ensure(is_its, || "its contents".into())
         }
         MountSource::MessageQueues { namespace } => {
             ensure(matches!(object(*namespace, records)?, Thing::Ipc(_)), || "no queues".into())
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
     use crate::format::Tmpfs;
 
-    /// The first object is a file, the second what is in a tmpfs, the third a namespace.
+    /// The first object is a file, the second the contents of a tmpfs, the third a namespace.
     fn namespaces() -> Records {
         let mount = |parent, place: &str, source| Mount {
             parent,
@@ -167,7 +166,7 @@ mod tests {
                 },
                 "its options",
             ),
-            (|m| m[2].source = m[1].source.clone(), "in another, too"),
+            (|m| m[2].source = m[1].source.clone(), "contents of another mount"),
             (|m| m[2].source = MountSource::MessageQueues { namespace: 0 }, "no queues"),
         ];
         for (change, text) in cases {
@@ -187,7 +186,7 @@ mod tests {
             unreachable!("it is the third");
         };
         found.own = true;
-        // Nobody has entered the container's own.
+        // No process can be in the container's own by its record.
         assert!(records(&own).unwrap_err().to_string().contains("no mount namespace"));
         own.processes[0].mounts = None;
         assert!(records(&own).unwrap_err().to_string().contains("its place"));

@@ -1,9 +1,9 @@
-//! Whether records of POSIX message queues can be true.
+//! Checks of POSIX message queues.
 
 use super::{CONTENT_MAX, Found, ensure, in_ipc};
 use crate::format::{MessageQueue, QueuedMessage, Records};
 
-/// The kernel's own limits on messages of a queue, bytes of one, and priorities.
+/// The kernel's limits on the messages of a queue, the bytes of a message, and priorities.
 const MESSAGES_MAX: u64 = 1 << 16;
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
 const PRIORITIES: u32 = 1 << 15;

@@ -1,4 +1,4 @@
-//! Whether records of network namespaces can be true, and what is in them.
+//! Checks of network namespaces and their configuration.
 
 use super::{Found, TEXT_MAX, ensure, object};
 use crate::format::{Elsewhere, LinkKind, Net, Object, Records, Said, Thing};
@@ -9,7 +9,7 @@ const NAMESPACES_MAX: usize = 1024;
 const LINKS_MAX: usize = 256;
 const THINGS_MAX: usize = 16_384;
 
-/// Whether there are no more than a program could have made.
+/// Checks that there are no more than a program could have made.
 pub(super) fn number(records: &Records) -> Found {
     let is_net = |object: &&Object| matches!(object.thing, Thing::Net(_));
     let count = records.objects.iter().filter(is_net).count();
@@ -26,7 +26,7 @@ pub(super) fn net(net: &Net) -> Found {
     let links = net.links.len() <= LINKS_MAX && net.links.iter().all(net::is_link);
     ensure(links, || "its links".into())?;
     let agree = net.links.iter().all(|link| net::is_among(link, &net.links));
-    ensure(agree, || "its links, of which one belongs to none of them".into())?;
+    ensure(agree, || "its links, one with a missing peer or bridge".into())?;
     net::check_filters(&net.filters).map_err(|what| format!("its packet filters: {what}"))?;
     let sound = |(path, value): &(String, String)| {
         net::is_setting(path) && value.len() < TEXT_MAX && !value.contains('\0')
@@ -35,7 +35,7 @@ pub(super) fn net(net: &Net) -> Found {
     ensure(settings, || "its settings".into())
 }
 
-/// Whether pairs with their ends in two stacks are there as a whole.
+/// Checks that pairs with ends in two stacks are complete.
 pub(super) fn pairs(records: &Records) -> Found {
     let of_object = |n: usize| match records.objects.get(n).map(|object| &object.thing) {
         Some(Thing::Net(net)) => Some(net),
@@ -53,17 +53,14 @@ pub(super) fn pairs(records: &Records) -> Found {
             };
             let end = other.and_then(|other| net::far_end(link, stack, &other.links));
             ensure(end.is_some(), || {
-                format!(
-                    "the device {} of a network namespace, whose other end is nowhere",
-                    link.name
-                )
+                format!("the device {} of a network namespace, with a missing other end", link.name)
             })?;
         }
     }
     Ok(())
 }
 
-/// Whether what is in a network namespace is a socket, and the namespace is there.
+/// Checks that an object of a network namespace is a socket, and that the namespace exists.
 pub(super) fn place(it: &Object, records: &Records) -> Found {
     let Some(n) = it.net else { return Ok(()) };
     ensure(matches!(object(n, records)?, Thing::Net(_)), || "in no network namespace".into())?;
@@ -77,13 +74,13 @@ pub(super) fn place(it: &Object, records: &Records) -> Found {
             | Thing::PacketSocket(_)
             | Thing::Netlink(_)
     );
-    ensure(is_socket, || "in a network namespace, and no socket".into())?;
+    ensure(is_socket, || "in a network namespace, and not a socket".into())?;
     let is_held = match &it.thing {
         Thing::TcpSocket(socket) => socket.held,
         Thing::UnixSocket(socket) => socket.held,
         _ => false,
     };
-    ensure(!is_held, || "held in a network namespace, where nobody calls".into())
+    ensure(!is_held, || "held, but not reachable from outside".into())
 }
 
 #[cfg(test)]
@@ -133,7 +130,7 @@ mod tests {
         };
         assert_eq!(said(pair), "");
         type Case = (fn(&mut Records), &'static str);
-        let nowhere = "whose other end is nowhere";
+        let nowhere = "with a missing other end";
         let cases: [Case; 14] = [
             (|r| its(r).links.push(end(5, Elsewhere::Container)), nowhere),
             (|r| its(r).links.push(end(5, Elsewhere::Object(0))), nowhere),
@@ -141,7 +138,7 @@ mod tests {
             (|r| with_own(r, vec![end(4, Elsewhere::Object(1))]), nowhere),
             (|r| r.processes[0].net = Some(0), "in no network namespace"),
             (|r| r.objects[0].net = Some(0), "in no network namespace"),
-            (|r| r.objects[0].net = Some(1), "no socket"),
+            (|r| r.objects[0].net = Some(1), "not a socket"),
             (|r| its(r).addresses.push(head(4)), "its addresses"),
             (|r| its(r).routes.push(head(8)), "its routes"),
             (|r| its(r).rules.push(head(4000)), "its rules"),

@@ -1,4 +1,4 @@
-//! Whether records of sockets can be true.
+//! Checks of sockets.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ pub(super) fn options(options: &[SocketOption]) -> Found {
     })
 }
 
-/// Whether a socket of that family can have that address.
+/// Whether a socket of that family can have an address.
 fn fits(v6: bool, address: &SocketAddr) -> bool {
     v6 == address.is_ipv6()
 }
@@ -32,26 +32,26 @@ pub(super) fn udp(udp: &UdpSocket) -> Found {
     let sound = |d: &Datagram| fits(udp.v6, &d.from) && d.data.0.len() < 65_508;
     let sound = bytes <= CONTENT_MAX && udp.received.iter().all(sound);
     ensure(sound && (udp.received.is_empty() || udp.address.is_some()), || {
-        "what it received".into()
+        "its receive queue".into()
     })
 }
 
 pub(super) fn listener(listener: &Listener) -> Found {
     options(&listener.options)?;
     ensure(listener.v6 || listener.address.is_ipv4(), || "its address".into())?;
-    ensure(listener.waiting.len() <= WAITING_MAX, || "too many wait".into())?;
+    ensure(listener.waiting.len() <= WAITING_MAX, || "too many pending connections".into())?;
     for Waiting { address, connection: it } in &listener.waiting {
         let fits = listener.v6 || address.is_ipv4();
-        ensure(fits && it.peer.is_ipv4() == address.is_ipv4(), || "who waits".into())?;
+        ensure(fits && it.peer.is_ipv4() == address.is_ipv4(), || "a pending connection".into())?;
         let is_new = it.sent.0.is_empty() && it.unsent.0.is_empty();
         let is_open = [TcpState::Established, TcpState::CloseWait].contains(&it.state);
-        ensure(is_new && is_open, || "what was said to who waits".into())?;
+        ensure(is_new && is_open, || "a state of a pending connection".into())?;
         connection(it)?;
     }
     Ok(())
 }
 
-/// LIMIT: connections that wait at one socket.
+/// LIMIT: pending connections of one listener.
 const WAITING_MAX: usize = 1 << 16;
 /// LIMIT: bytes of one buffer of a connection.
 const BUFFER_MAX: u32 = 64 << 20;
@@ -67,11 +67,11 @@ pub(super) fn tcp(tcp: &TcpSocket) -> Found {
 
 fn connection(it: &Connection) -> Found {
     let (sent, received) = (it.sent.0.len() + it.unsent.0.len(), it.received.0.len());
-    ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "what it holds".into())?;
+    ensure(sent <= CONTENT_MAX && received <= CONTENT_MAX, || "its queues".into())?;
     let all_known = it.state != TcpState::FinWait2 || sent == 0;
-    ensure(all_known, || "what was sent behind its end".into())?;
+    ensure(all_known, || "unacknowledged bytes and an acknowledged FIN".into())?;
     let is_there = it.state != TcpState::SynSent || sent + received == 0;
-    ensure(is_there, || "what it holds before it is made".into())?;
+    ensure(is_there, || "bytes before it is made".into())?;
     ensure((1..=65_535).contains(&it.segment_bytes), || "its segments".into())?;
     ensure(it.scales.is_none_or(|(a, b)| a <= 14 && b <= 14), || "its window scales".into())?;
     let buffers = it.buffers_bytes.0.max(it.buffers_bytes.1) <= BUFFER_MAX;
@@ -103,7 +103,7 @@ pub(super) fn packet(packet: &PacketSocket) -> Found {
     let sound = |one: &PacketMembership| is_device(&one.device) && one.address.0.len() <= 8;
     let memberships = &packet.memberships;
     ensure(memberships.len() <= MEMBERSHIPS_MAX && memberships.iter().all(sound), || {
-        "what devices do for it".into()
+        "its memberships".into()
     })
 }
 
@@ -137,20 +137,20 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     ensure(known.contains(&socket.socket_type), || "its type".into())?;
     let is_connection = socket.socket_type != libc::SOCK_DGRAM;
     options(&socket.options)?;
-    ensure(socket.shut <= 3, || "how it was shut down".into())?;
+    ensure(socket.shut <= 3, || "the directions that are shut down".into())?;
     let bytes: usize = socket.on_its_way().map(|m| m.data.0.len()).sum();
     let sound = |m: &UnixMessage| !m.data.0.is_empty() && m.from.0.len() <= UNIX_NAME_MAX;
     let received = bytes <= CONTENT_MAX && socket.on_its_way().all(sound);
-    ensure(received, || "what it received".into())?;
+    ensure(received, || "its receive queue".into())?;
     let mut credentials = socket.on_its_way().flat_map(|m| &m.credentials);
-    ensure(credentials.all(peer_credentials), || "who sent what it received".into())?;
+    ensure(credentials.all(peer_credentials), || "the credentials of a sender".into())?;
     let by = match &socket.peer {
         UnixPeer::Waiting { by, .. } => by.as_ref(),
         _ => None,
     };
     let left = socket.left.iter().flat_map(|left| &left.by);
     let mut credentials = socket.peer_credentials.iter().chain(by).chain(left);
-    ensure(credentials.all(peer_credentials), || "who its peer is".into())?;
+    ensure(credentials.all(peer_credentials), || "the credentials of its peer".into())?;
     for message in socket.on_its_way() {
         ensure(message.descriptors.len() <= DESCRIPTORS_MAX, || "descriptors".into())?;
         for n in &message.descriptors {
@@ -162,7 +162,7 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     }
     if let Some(name) = &socket.name {
         let length = name.bytes.0.len();
-        // An abstract name is text to nobody; a path is, and ends at its first NUL.
+        // An abstract name can be any bytes; a path is text, and ends at its first NUL.
         let is_abstract = name.bytes.0.first() == Some(&0);
         let is_path = name.path().is_some_and(|path| !path.contains('\0'));
         ensure(length <= UNIX_NAME_MAX && (is_abstract || is_path), || "its name".into())?;
@@ -173,7 +173,7 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
         ensure(name.directory.is_some() == is_relative, || "its directory".into())?;
         ensure(!is_abstract || name.file.is_none(), || "its file".into())?;
         ensure(!name.inherited || is_connection && socket.backlog.is_none(), || {
-            "where it has its name from".into()
+            "the origin of its name".into()
         })?;
     }
     let listens = socket.backlog.is_some();
@@ -181,22 +181,22 @@ pub(super) fn unix(index: usize, socket: &UnixSocket, records: &Records) -> Foun
     ensure(!listens || may_listen && socket.peer == UnixPeer::None, || "it listens".into())?;
     let may_wait = (listens || socket.left.is_empty()) && socket.left.len() <= WAITING_MAX;
     ensure(may_wait && socket.left.iter().all(|left| left.place < NUMBER_MAX), || {
-        "who waits at it".into()
+        "its pending connections".into()
     })?;
     let other = |n: usize| match object(n, records)? {
         Thing::UnixSocket(other) if other.socket_type == socket.socket_type => Ok(other),
-        _ => Err("its peer is none".to_owned()),
+        _ => Err("its peer is not such a socket".to_owned()),
     };
     match socket.peer {
         UnixPeer::None => ensure(!is_connection || socket.received.is_empty(), || {
-            "what it received from nobody".into()
+            "a receive queue without a peer".into()
         }),
         UnixPeer::Gone => Ok(()),
         UnixPeer::Waiting { listener, place, .. } => {
             ensure(other(listener)?.backlog.is_some() && place < NUMBER_MAX, || {
-                "it waits where nobody listens".into()
+                "pending at a socket that is not listening".into()
             })?;
-            ensure(socket.received.is_empty(), || "what it received from nobody".into())
+            ensure(socket.received.is_empty(), || "a receive queue without a peer".into())
         }
         UnixPeer::Socket { object: n } => {
             let other = other(n)?;
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::format::{Bytes, Connection, UnixLeft, UnixName};
 
-    /// A pair of sockets, of which the second was accepted at a third, which listens.
+    /// A pair of sockets, of which the second was accepted at a third, the listener.
     fn sockets() -> Records {
         let name = |inherited| {
             let (bytes, file) = (Bytes(b"/a".to_vec()), None);
@@ -268,7 +268,7 @@ mod tests {
             let sent = vec![UnixMessage { data, from, descriptors, credentials }];
             UnixPeer::Waiting { listener: 3, place: 0, by: None, sent }
         };
-        // The first one connects where the third listens, and has written to it.
+        // The first is a pending connection at the third, with sent bytes.
         let written = |data: &[u8], descriptors, credentials| {
             let mut all = sockets();
             let mut things = all.objects.iter_mut().filter_map(|o| match &mut o.thing {
@@ -285,11 +285,11 @@ mod tests {
         let refused = |found: std::result::Result<(), String>, text: &str| {
             assert!(found.as_ref().is_err_and(|said| said.contains(text)), "{text}: {found:?}");
         };
-        refused(written(b"", Vec::new(), None), "what it received");
+        refused(written(b"", Vec::new(), None), "its receive queue");
         refused(written(b"a", vec![99], None), "object 99");
         refused(written(b"a", vec![4], None), "which cannot be sent");
         refused(written(b"a", vec![0; 254], None), "descriptors");
-        refused(written(b"a", Vec::new(), who(Some(0))), "who sent what it received");
+        refused(written(b"a", Vec::new(), who(Some(0))), "the credentials of a sender");
         let left = |data: &[u8], place, pid| {
             let (data, from, by) = (Bytes(data.to_vec()), Bytes::default(), who(pid));
             let sent = vec![UnixMessage { data, from, descriptors: vec![0], credentials: None }];
@@ -305,11 +305,14 @@ mod tests {
             records(&all).map(drop).map_err(|e| e.to_string())
         };
         assert_eq!(with_left(2, vec![left(b"a", 0, Some(7))]), Ok(()));
-        refused(with_left(0, vec![left(b"a", 0, None)]), "who waits at it");
-        refused(with_left(2, vec![left(b"a", NUMBER_MAX, None)]), "who waits at it");
-        refused(with_left(2, vec![left(b"a", 0, None); WAITING_MAX + 1]), "who waits at it");
-        refused(with_left(2, vec![left(b"a", 0, Some(0))]), "who its peer is");
-        refused(with_left(2, vec![left(b"", 0, None)]), "what it received");
+        refused(with_left(0, vec![left(b"a", 0, None)]), "its pending connections");
+        refused(with_left(2, vec![left(b"a", NUMBER_MAX, None)]), "its pending connections");
+        refused(
+            with_left(2, vec![left(b"a", 0, None); WAITING_MAX + 1]),
+            "its pending connections",
+        );
+        refused(with_left(2, vec![left(b"a", 0, Some(0))]), "the credentials of its peer");
+        refused(with_left(2, vec![left(b"", 0, None)]), "its receive queue");
         let cases: [Case; 17] = [
             (|s| s[0].received[0].descriptors = vec![99], "object 99"),
             (|s| s[0].received[0].descriptors = vec![4], "which cannot be sent"),
@@ -317,12 +320,12 @@ mod tests {
             (|s| s[0].socket_type = libc::SOCK_RAW, "its type"),
             (|s| s[0].shut = 4, "shut down"),
             (|s| s[0].peer = UnixPeer::Socket { object: 99 }, "object 99"),
-            (|s| s[0].peer = UnixPeer::Socket { object: 0 }, "its peer is none"),
+            (|s| s[0].peer = UnixPeer::Socket { object: 0 }, "not such a socket"),
             (|s| s[0].peer = UnixPeer::Socket { object: 3 }, "has another"),
-            (|s| s[0].peer = waits_at(2, 0), "nobody listens"),
-            (|s| s[0].peer = waits_at(3, u32::MAX), "nobody listens"),
-            (|s| s[0].received[0].data.0.clear(), "what it received"),
-            (|s| s[0].received[0].from.0 = vec![b'a'; 200], "what it received"),
+            (|s| s[0].peer = waits_at(2, 0), "not listening"),
+            (|s| s[0].peer = waits_at(3, u32::MAX), "not listening"),
+            (|s| s[0].received[0].data.0.clear(), "its receive queue"),
+            (|s| s[0].received[0].from.0 = vec![b'a'; 200], "its receive queue"),
             (|s| s[1].name.as_mut().unwrap().bytes.0 = vec![b'a'; 200], "its name"),
             (|s| s[1].name.as_mut().unwrap().bytes.0.clear(), "its name"),
             (|s| s[1].name.as_mut().unwrap().bytes.0 = b"a".to_vec(), "its directory"),
@@ -384,7 +387,7 @@ mod tests {
         let cases: [Case; 8] = [
             (|_| {}, ""),
             (|c| c.peer = "[::1]:5".parse().unwrap(), "its peer"),
-            (|c| c.state = TcpState::FinWait2, "behind its end"),
+            (|c| c.state = TcpState::FinWait2, "an acknowledged FIN"),
             (|c| c.state = TcpState::SynSent, "before it is made"),
             (|c| c.segment_bytes = 0, "its segments"),
             (|c| c.scales = Some((15, 0)), "its window scales"),
@@ -409,8 +412,8 @@ mod tests {
             udp(&UdpSocket { v6, flags: 0, address, peer, received, error, options })
         };
         assert!(with(false, address, vec![datagram(9)]).is_ok());
-        assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any");
+        assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any datagram");
         assert!(with(true, address, Vec::new()).is_err(), "of another family");
-        assert!(with(false, None, vec![datagram(9)]).is_err(), "where it is not bound");
+        assert!(with(false, None, vec![datagram(9)]).is_err(), "not bound");
     }
 }

@@ -1,4 +1,4 @@
-//! Whether records of objects of System V can be true.
+//! Checks of objects of System V.
 
 use super::{CONTENT_MAX, Found, ensure, in_ipc, object};
 use crate::format::{Area, Backing, Records, SystemVHead, SystemVQueue, SystemVSemaphores, Thing};
@@ -13,7 +13,7 @@ pub(super) fn head(head: &SystemVHead, records: &Records) -> Found {
     ensure(head.mode <= 0o777, || "its mode".into())
 }
 
-/// Whether a process that is in an IPC namespace can attach all that it has attached.
+/// Whether a process of an IPC namespace can attach all that it has attached.
 pub(super) fn are_reached(areas: &[Area], ipc: Option<usize>, records: &Records) -> bool {
     areas.iter().all(|area| match area.backing {
         Backing::Shared { object: n, .. } => match object(n, records) {

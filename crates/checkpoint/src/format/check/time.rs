@@ -1,20 +1,20 @@
-//! Whether records of time namespaces can be true: that each can be made, and its clocks can be what they
-//! are said to be.
+//! Checks of time namespaces: each can be made, and its clocks can have the recorded values.
 
 use super::{Found, ensure, object};
 use crate::clock::CLOCK_MAX_NS;
 use crate::format::{Object, Process, Records, Thing, Time};
 
-/// LIMIT: time namespaces inside, and how many are made one after the other.
+/// LIMIT: time namespaces inside, and the number that are made one after the other.
 const NAMESPACES_MAX: usize = 1024;
 const GENERATIONS_MAX: usize = 32;
 
-/// Whether there are no more than a program could have made, and each can be made.
+/// Checks that there are no more than a program could have made, and that each can be made.
 pub(super) fn all(records: &Records) -> Found {
     let is_time = |object: &&Object| matches!(object.thing, Thing::Time(_));
     let count = records.objects.iter().filter(is_time).count();
     ensure(count <= NAMESPACES_MAX, || format!("{count} time namespaces"))?;
-    // ORDER: before anybody follows from one to the next: nobody has counted processes yet.
+    // ORDER: before any chain of namespaces is followed: the number of processes is not checked
+    // yet.
     let makers = records.processes.iter().filter(|p| p.time_for_children.is_some()).count();
     ensure(makers <= NAMESPACES_MAX, || format!("{makers} makers of time namespaces"))?;
     let made = records.times_made().ok_or("time namespaces that come from each other")?;
@@ -22,7 +22,7 @@ pub(super) fn all(records: &Records) -> Found {
     ensure(last <= GENERATIONS_MAX, || format!("{last} time namespaces in each other"))
 }
 
-/// Whether a process is in one, and has made one.
+/// Checks that a process's time namespace, and that of its children, are such.
 pub(super) fn of_process(process: &Process, records: &Records) -> Found {
     for namespace in [process.time, process.time_for_children].into_iter().flatten() {
         let is_time = matches!(object(namespace, records)?, Thing::Time(_));
@@ -81,7 +81,8 @@ mod tests {
             all.objects.extend(std::iter::repeat_n(one, NAMESPACES_MAX));
         });
         assert!(many.contains("1026 time namespaces"), "{many}");
-        // Each in the one that another has made: whoever is told of them does not follow a million of them.
+        // Each in the namespace that another has made: the check must not follow a chain of a
+        // million.
         let chain = said(&|all| {
             for n in 0..1 << 20 {
                 let (time, time_for_children) = (Some(first + n), Some(first + n + 1));
@@ -89,7 +90,7 @@ mod tests {
             }
         });
         assert!(chain.contains("1048577 makers"), "{chain}");
-        // Two that have made those that the other is in; and two that have made the same.
+        // Two that have each made the namespace of the other; and two that have made the same.
         let second = |records: &mut Records, time, time_for_children| {
             let (pid, parent) = (2, 1);
             let other = Process { pid, parent, time, time_for_children, ..Process::default() };

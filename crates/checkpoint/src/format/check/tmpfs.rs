@@ -1,11 +1,11 @@
-//! Whether records of files in memory can be true: that each name is below its directory.
+//! Checks of files in memory: each name is below its directory.
 
 use std::collections::HashSet;
 
 use super::{Found, TEXT_MAX, ensure};
 use crate::format::{Tmpfs, TmpfsKind};
 
-/// LIMIT: files of one directory that is in memory.
+/// LIMIT: entries of one tmpfs.
 const ENTRIES_MAX: usize = 1 << 20;
 
 pub(super) fn names(tmpfs: &Tmpfs) -> Found {
@@ -21,7 +21,8 @@ pub(super) fn names(tmpfs: &Tmpfs) -> Found {
         if is_file {
             files.insert(entry.path.as_str());
         }
-        // A file that makes root of whoever executes it is nothing a checkpoint may bring.
+        // A checkpoint must not create a file that gives root's rights to a process that executes
+        // it.
         let mode = if is_file { 0o1777 } else { 0o7777 };
         ensure(entry.mode & !mode == 0, || format!("the mode of '{}'", entry.path))?;
         let link = match &entry.what {
@@ -52,7 +53,7 @@ mod tests {
         for path in ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a\0b"] {
             assert!(with(path, 0o644, file()).is_err(), "{path:?}");
         }
-        assert!(with("a", 0o4755, file()).is_err(), "it would make root");
+        assert!(with("a", 0o4755, file()).is_err(), "set-user-ID");
         assert!(with("a", 0o777, TmpfsKind::Link { to: String::new() }).is_err());
         assert!(with("a", 0o600, TmpfsKind::Name { of: "../b".into() }).is_err());
     }

@@ -1,17 +1,17 @@
-//! Whether records of user namespaces can be true, of who is in them, and of what belongs to them.
+//! Checks of user namespaces, of the processes in them, and of the objects that belong to them.
 
 use super::{Found, ensure, object};
 use crate::format::{Ids, Object, Process, Records, Thing, User};
 
-/// LIMIT: user namespaces inside, and how deep they are in each other (user_namespaces(7)).
+/// LIMIT: user namespaces inside, and the depth of their nesting (user_namespaces(7)).
 const NAMESPACES_MAX: usize = 1024;
 const DEPTH_MAX: usize = 32;
-/// LIMIT: bytes of a map as it is written, which the kernel takes at once.
+/// LIMIT: bytes of a map in its written form, which the kernel accepts in one write.
 const MAP_BYTES_MAX: usize = 4096;
 /// LIMIT: the largest id.
 const ID_MAX: u64 = u32::MAX as u64;
 
-/// Whether there are no more than a program could have made.
+/// Checks that there are no more than a program could have made.
 pub(super) fn number(records: &Records) -> Found {
     let is_user = |object: &&Object| matches!(object.thing, Thing::User(_));
     let count = records.objects.iter().filter(is_user).count();
@@ -59,13 +59,13 @@ fn map(all: &[Ids], around: Option<&[Ids]>) -> Found {
     let mut bytes = 0;
     for ids in all {
         let there = around.map_or(Some(*ids), |around| ids.within(around));
-        let Ids { inside, outside, count } = there.ok_or("that are not around it")?;
+        let Ids { inside, outside, count } = there.ok_or("that are not in its parent")?;
         bytes += format!("{inside} {outside} {count}\n").len();
     }
     ensure(bytes < MAP_BYTES_MAX, || "too many".into())
 }
 
-/// Whether a process is in one that is there, with all its threads.
+/// Checks that a process's user namespace exists, and holds all its threads.
 pub(super) fn process(process: &Process, records: &Records) -> Found {
     let Some(n) = process.user else { return Ok(()) };
     ensure(matches!(object(n, records)?, Thing::User(_)), || "in no user namespace".into())?;
@@ -77,7 +77,7 @@ pub(super) fn process(process: &Process, records: &Records) -> Found {
     ensure(process.threads.iter().all(is_same), || "a thread with other ids".into())
 }
 
-/// Whether what belongs to one is a namespace, and can be made there.
+/// Checks that an object of a user namespace is a namespace, and can be made there.
 pub(super) fn owner(it: &Object, records: &Records) -> Found {
     if let Thing::MessageQueue(queue) = &it.thing
         && let Some(namespace) = queue.namespace.and_then(|n| records.objects.get(n))
@@ -91,7 +91,7 @@ pub(super) fn owner(it: &Object, records: &Records) -> Found {
         Thing::Mounts(mounts) => !mounts.own && mounts.mounts.iter().all(|mount| !mount.shared),
         _ => false,
     };
-    ensure(is_namespace, || "of a user namespace, and no namespace".into())
+    ensure(is_namespace, || "of a user namespace, and not a namespace".into())
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
                 },
                 "a thread with other ids",
             ),
-            (|r| r.objects[0].user = Some(1), "no namespace"),
+            (|r| r.objects[0].user = Some(1), "not a namespace"),
             (|r| r.objects[3].user = Some(0), "of no user namespace"),
             (|r| its(r, 2).parent = Some(0), "in no user namespace"),
             (|r| its(r, 2).parent = Some(2), "not made before"),
@@ -156,7 +156,7 @@ mod tests {
             (|r| its(r, 2).owner = 99, "its owner"),
             (|r| its(r, 1).gids.clear(), "without groups"),
             (|r| its(r, 2).denies_groups = false, "its groups"),
-            (|r| its(r, 2).uids[0].count = 6, "not around it"),
+            (|r| its(r, 2).uids[0].count = 6, "not in its parent"),
             (|r| its(r, 1).uids[0].count = 0, "beyond all ids"),
             (|r| its(r, 1).gids[0].outside = u32::MAX, "beyond all ids"),
             (
