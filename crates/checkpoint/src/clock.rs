@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_go_on_in_another_boot() {
+    fn clocks_continue_in_another_boot() {
         let about = About {
             created_unix_ms: 1_000,
             monotonic_ns: 50 * SECOND_NS,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_clocks_are_what_the_kernel_says() {
+    fn clocks_of_the_calling_process_match_the_kernel() {
         let own = Offsets::of("self").unwrap();
         let now = now(own).unwrap();
         let kernel = rustix::time::clock_gettime(ClockId::Monotonic);

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_and_what_does_not_is_not() {
+    fn only_differences_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let one = reader(dir.path(), "one", small(), 1);
         assert_eq!(diff(&one, &reader(dir.path(), "same", small(), 1)).unwrap(), []);

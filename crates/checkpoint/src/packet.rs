@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_the_containers_own() {
+    fn loopback_senders_get_an_address_of_the_container() {
         let own: SocketAddr = "127.0.1.65:9".parse().unwrap();
         assert_eq!(sender("127.0.0.2:7".parse().unwrap(), own), "127.0.1.66:7".parse().unwrap());
         let far: SocketAddr = "192.0.2.1:9".parse().unwrap();

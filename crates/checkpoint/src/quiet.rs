@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_silences_no_address_but_its_containers_own() {
+    fn drop_rules_only_name_addresses_of_the_container() {
         let connection = |own: &str, peer: &str| {
             let connection = crate::save::tcp::unread(TcpState::Established, peer.parse().unwrap());
             Object::from(Thing::TcpSocket(TcpSocket {

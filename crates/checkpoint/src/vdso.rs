@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_the_old_go_on_in_the_new() {
+    fn functions_of_the_old_vdso_jump_to_the_new_one() {
         let here = Object::here().unwrap();
         let mut records = foreign(&here);
         let bent = bend(&mut records, Some(&here), nothing).unwrap().remove(0).unwrap();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_object_stays_and_one_that_nobody_knows_is_refused() {
+    fn the_same_vdso_stays_and_an_unknown_one_is_refused() {
         let here = Object::here().unwrap();
         let mut same = foreign(&here);
         same.about.vdso = here.hash();
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_new_kernel_has_not_is_a_system_call() {
+    fn functions_missing_in_the_new_vdso_make_a_system_call() {
         let here = Object::here().unwrap();
         let mut image = here.image.clone();
         bend_image(&mut image, OLD, &Functions::new(), OLD + PAGES);
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_is_close_and_nobodys() {
+    fn the_new_vdso_is_mapped_close_and_in_unused_space() {
         let area = |start: u64, end: u64, flags: &[&str]| Area {
             start,
             end,
@@ -492,7 +492,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_bytes_are_an_object_or_none(
+        fn any_bytes_parse_as_a_vdso_or_none(
             flips in proptest::collection::vec((0usize..8192, 0u8..), 0..64),
             bytes in proptest::collection::vec(0u8.., 0..400),
         ) {

@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_in_comes_out() {
+    fn a_packed_checkpoint_is_unpacked_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         for compress in [false, true] {
             let (from, to) = (format!("from-{compress}"), format!("to-{compress}"));
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_or_cut_leaves_nothing() {
+    fn a_changed_or_cut_archive_leaves_no_directory() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("to");
         for compress in [false, true] {
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_told_apart() {
+    fn parts_are_read_by_name_in_order() {
         let mut archive = ArchiveWriter::begin(Vec::new(), false).unwrap();
         archive.part("one").unwrap().finish().unwrap();
         let mut part = archive.part("two").unwrap();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_written() {
+    fn only_changed_pages_are_written() {
         let dir = tempfile::tempdir().unwrap();
         let place = |n: usize| dir.path().join(n.to_string());
         let mut memory = memory();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_has_changed_nothing_is_written() {
+    fn unchanged_memory_writes_no_pages() {
         let dir = tempfile::tempdir().unwrap();
         let (first, _) = saved(&dir.path().join("0"), &memory(), None);
         let (second, new) = saved(&dir.path().join("1"), &memory(), Some(&first));
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mostly_dead_is_not_taken() {
+    fn a_file_of_mostly_unused_pages_is_not_taken() {
         let dir = tempfile::tempdir().unwrap();
         let (first, _) = saved(&dir.path().join("0"), &memory(), None);
         let mut half = memory();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_not_handed_on_and_is_named() {
+    fn a_damaged_base_is_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let (first, _) = saved(&dir.path().join("0"), &memory(), None);
         let mut other = memory();

@@ -522,7 +522,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn numbers_that_point_nowhere_are_refused() {
+    fn references_without_a_target_are_refused() {
         assert!(records(&small()).is_ok());
         let bad = |change: fn(&mut Records)| {
             let mut all = small();
@@ -573,7 +573,7 @@ pub(crate) mod tests {
 
     /// A checkpoint must not exceed the container's rights: every case would.
     #[test]
-    fn what_would_widen_or_reach_outside_is_refused() {
+    fn records_beyond_the_containers_rights_are_refused() {
         let deleted = |change: fn(&mut Deleted)| {
             let mut it = Deleted {
                 place: "/".into(),
@@ -626,7 +626,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn objects_that_cannot_be_are_refused() {
+    fn invalid_objects_are_refused() {
         let said = |things: &[Thing]| {
             let mut all = small();
             all.objects.extend(things.iter().cloned().map(Object::from));

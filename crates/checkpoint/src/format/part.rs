@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_cannot_be_are_refused() {
+    fn invalid_parts_are_refused() {
         assert!(!pages(&[0]).is_whole());
         assert!(!pages(&[PAGE_BYTES, 100]).is_whole());
         assert!(!pages(&[PAGE_BYTES; PARTS_MAX + 1]).is_whole());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_files_hold_is_read_as_one() {
+    fn several_files_are_read_as_one() {
         let file = |bytes: Vec<u8>| {
             let file = tempfile::tempfile().unwrap();
             file.write_all_at(&bytes, 0).unwrap();

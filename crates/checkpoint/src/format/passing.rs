@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_descriptor_rings_as_often_as_it_would_have() {
+    fn a_timer_descriptor_counts_missed_expiries() {
         let after = |ns, mut timer: TimerFd| {
             pass_timer(&mut timer, ns);
             (timer.ticks, timer.value_ns)
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_all_rings_decides() {
+    fn the_first_expiry_decides() {
         let mut records = one_thread(sleep(libc::SYS_nanosleep, [0; 6], 5 * SECOND));
         assert_eq!(records.next_ring_ns(0), Some(5 * SECOND));
         records.objects.push(Thing::Timer(timer(2 * SECOND, SECOND / 2)).into());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_stays_where_it_is() {
+    fn absolute_times_do_not_change() {
         let wait = [0, libc::FUTEX_WAIT_BITSET as u64, 0, 0, 0, 0];
         let mut records = one_thread(sleep(libc::SYS_futex, wait, 70 * SECOND));
         records.about.monotonic_ns = 60 * SECOND as i64;
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_is_over_returns_what_its_call_says() {
+    fn an_expired_wait_returns_the_value_of_its_call() {
         let waiting = |call, left_ns, at| {
             let limit = TimeLimit { call, left_ns, at, microseconds: false };
             one_thread(Thread { time_limit: Some(limit), ..Thread::default() })

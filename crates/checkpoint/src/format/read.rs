@@ -258,7 +258,7 @@ mod tests {
     use crate::format::check::tests::small;
 
     #[test]
-    fn what_was_written_is_read() {
+    fn encoded_records_are_decoded_unchanged() {
         let records = small();
         assert_eq!(decode(&encode(&records)).unwrap(), records);
     }

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn each_recipient_opens_what_was_sealed() {
+    fn each_recipient_opens_the_archive() {
         let ((one, his), (other, hers)) = (pair(), pair());
         let seal = Seal::of_recipients(vec![one, other]).unwrap();
         for length in [0, 1, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 200_000] {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sealed_is_read_as_it_is() {
+    fn unencrypted_input_is_read_unchanged() {
         let (_, keys) = pair();
         for bytes in [&b""[..], b"D", b"age", &MAGIC[1..], &archive(b"some")] {
             assert!(!is_sealed(&keys, bytes));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_key_opens_it() {
+    fn only_the_right_key_opens_an_archive() {
         let ((one, his), (_, hers)) = (pair(), pair());
         let out = sealed(&Seal::of_recipients(vec![one]).unwrap(), b"some");
         let mut phrase = Keys::default();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_passphrase_opens_it() {
+    fn only_the_right_passphrase_opens_an_archive() {
         let out = sealed(&Seal::of_passphrase("right".into()), b"some");
         let (_, mut keys) = pair();
         let said = opened(&keys, &out).unwrap_err();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_or_cut_is_refused() {
+    fn a_changed_or_cut_archive_is_refused() {
         let (one, keys) = pair();
         let seal = Seal::of_recipients(vec![one]).unwrap();
         let part = vec![7; 200_000];
@@ -447,7 +447,7 @@ mod tests {
 
     /// The archive inside is complete, but the encrypted stream is not.
     #[test]
-    fn an_end_that_is_missing_or_followed_is_found() {
+    fn a_missing_end_or_trailing_data_is_found() {
         let (one, keys) = pair();
         let seal = Seal::of_recipients(vec![one]).unwrap();
         // An archive that ends at the end of a chunk, and extra bytes after it.
@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_work_is_done_than_is_allowed() {
+    fn work_beyond_the_limit_is_refused() {
         let mut keys = Keys::default();
         keys.set_passphrase("some".into());
         let good = sealed(&Seal::of_passphrase("some".into()), b"some");
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_recipients_as_are_allowed_can_be_read_again() {
+    fn the_maximum_of_recipients_can_be_read() {
         let (last, keys) = pair();
         let mut all: Vec<_> = std::iter::repeat_with(|| pair().0).take(RECIPIENTS_MAX).collect();
         all[RECIPIENTS_MAX - 1] = last.clone();

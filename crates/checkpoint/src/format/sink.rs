@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_writes_what_would_have_been_written_without_one() {
+    fn threads_write_the_same_bytes() {
         let sizes = [(0, 1), (3, 1), (1024, 1024), (2500, 700), (5000, 33)];
         for ((pages, at_a_time), room) in sizes.into_iter().flat_map(|s| [(s, 0), (s, 40_960)]) {
             let (bytes, told) = written(pages, at_a_time, room);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_once_is_no_checkpoint() {
+    fn a_failed_append_makes_all_later_calls_fail() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut sink = Sink::new("/dev/full".into(), full);
         assert!(sink.append(&[1; 4096]).is_err(), "there is no room");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_its_turn_and_cannot_be_written_is_no_checkpoint() {
+    fn a_failed_write_of_buffered_pages_is_reported() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut sink = Sink::new("/dev/full".into(), full);
         sink.make_room(8192);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_cannot_write_says_so() {
+    fn a_failed_write_of_a_thread_is_reported() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut sink = Sink::new("/dev/full".into(), full);
         let piece = vec![1; 8 << 20];

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_lines_are_left() {
+    fn quiet_modes_keep_line_input_only() {
         let mut own = [0xff; TERMIOS_BYTES];
         set(&mut own, LOCAL, libc::ICANON | libc::ECHO | libc::ISIG);
         let quiet = quiet(&own);

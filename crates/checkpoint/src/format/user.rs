@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_found_in_the_namespace_around() {
+    fn ids_are_found_in_the_parent_namespace() {
         let around = [
             Ids { inside: 0, outside: 1000, count: 10 },
             Ids { inside: 50, outside: 5000, count: 2 },

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_write_is_told_from_those_before() {
+    fn the_last_write_is_separated_from_earlier_ones() {
         let (mut to, from) = UnixStream::pair().unwrap();
         to.write_all(b"before").unwrap();
         assert_eq!(before_last_write(from.as_fd(), &mut [0; 6]), Ok(0));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_seen_with_all_that_comes_along() {
+    fn a_message_is_peeked_with_all_control_data() {
         let (one, other) = UnixDatagram::pair().unwrap();
         set_socket_passcred(&other, true).unwrap();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_made_at_once_and_one_by_one_with_the_same_answers() {
+    fn batched_and_single_calls_return_the_same() {
         let (mut child, mut remote) = stopped();
         let pid = child.id();
         let maps = || std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines().count();

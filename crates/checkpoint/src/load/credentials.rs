@@ -345,7 +345,7 @@ mod tests {
     use crate::format::{CgroupNamespace, Net, Object, Process, Time, User, Uts};
 
     #[test]
-    fn records_only_narrow_what_the_configuration_gives() {
+    fn records_only_narrow_the_configuration() {
         let allowed = Allowed {
             has_init: false,
             capabilities: SETUID | 1,

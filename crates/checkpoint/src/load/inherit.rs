@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_filled_in_by_the_last_that_all_who_have_them_come_from() {
+    fn pages_are_filled_in_the_last_common_ancestor() {
         // The second and third come from the first, the fourth and fifth from the second.
         let makers = [0, 0, 0, 1, 1];
         let own = [Some(0), Some(1), Some(2), Some(3), Some(4)];
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_filled_in_further_down_takes_the_place_of_what_was_there() {
+    fn pages_of_a_descendant_replace_inherited_pages() {
         // The first and its child share one page, the grandchildren another at the same address.
         let all = records(&[&[run(0, 1, 0)], &[run(0, 1, 0)], &[run(0, 1, 7)], &[run(0, 1, 7)]]);
         let own = [Some(0), Some(1), Some(2), Some(3)];
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_leave_of_each_other_what_is_beside() {
+    fn gaps_and_cuts_of_ranges_are_computed() {
         assert_eq!(gaps([(2, 4), (6, 9)].into_iter(), 0, 8), [(0, 2), (4, 6)]);
         assert_eq!(gaps([(0, 9)].into_iter(), 3, 5), []);
         let whole = [run(0, 8, 10)];

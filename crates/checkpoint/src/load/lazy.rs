@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn each_page_comes_once_from_its_place() {
+    fn each_page_is_filled_once_from_its_offset() {
         let records = large();
         let pid = records.processes[0].pid;
         let touched = [(pid, 80 * P), (pid, 96 * P), (pid, 2048 * P), (pid + 1, 160 * P)];
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_also_elsewhere_is_checked_at_once() {
+    fn a_page_with_several_addresses_is_checked_at_once() {
         let mut records = large();
         records.memories[0].areas[2].runs[0].first = 1000;
         let lazy = Lazy::choose(&records, 16, &[], AROUND).unwrap();
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_small_or_of_a_kind_of_its_own_is_read_at_once() {
+    fn small_memory_and_special_areas_are_read_at_once() {
         assert!(Lazy::choose(&small(), 16, &[], AROUND).is_none());
         for flag in AT_ONCE {
             let mut records = large();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_fork_copies_is_shared_and_nothing_else() {
+    fn only_memory_that_a_fork_copies_is_shared() {
         let shared = Shared::choose(&records(), 16 * P).unwrap();
         let one =
             SharedArea { start: 16 * P, end: 24 * P, no_reserve: true, huge_pages: Some(true) };
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_mapped_is_each_ones_own() {
+    fn memory_without_a_shared_mapping_is_private() {
         let mut shared = Shared::choose(&records(), 0).unwrap();
         shared.keep(|place| place == 1);
         assert_eq!(shared.areas().len(), 1);

@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_configuration_could_have_led_to_is_mapped() {
+    fn user_namespaces_beyond_the_configuration_are_refused() {
         let said = |user: &User, allowed: &Allowed| {
             check(&records(user.clone()), allowed).err().map(|e| e.to_string()).unwrap_or_default()
         };
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_inside_has_ids_that_are_mapped_or_that_it_had_before() {
+    fn ids_of_a_thread_are_mapped_or_from_before() {
         let user = User {
             parent: None,
             owner: 0,
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_written_by_ids_of_the_namespace_around() {
+    fn maps_are_written_with_ids_of_the_parent_namespace() {
         let around = [Ids { inside: 0, outside: 1000, count: 10 }];
         let ids = [Ids { inside: 3, outside: 1004, count: 2 }];
         assert_eq!(map(&ids, None), "3 1004 2\n");

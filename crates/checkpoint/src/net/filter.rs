@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_rules_has_nothing_else_in_it() {
+    fn filter_text_with_anything_but_rules_is_refused() {
         let good = r#"{"nftables":[{"table":{"family":"inet","name":"t"}}]}"#;
         assert_eq!((check(""), check(good)), (Ok(()), Ok(())));
         for (bad, why) in [

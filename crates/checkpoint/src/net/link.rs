@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_link_is_refused() {
+    fn invalid_links_are_refused() {
         let good = Link {
             number: 2,
             name: "veth0".into(),

@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_is_told_by_its_record_or_refused_by_name() {
+    fn a_stack_is_copied_from_its_record_or_refused_by_name() {
         let inet = libc::AF_INET as u8;
         let ip = [10, 1, 2, 3];
         let address = said(&[inet, 24, 0, 0, 70, 0, 0, 0], &[(1, &ip), (2, &ip), (3, b"a.1\0")]);

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_ways_have_gateways_and_nothing_else() {
+    fn next_hops_have_gateways_and_nothing_else() {
         let sound = |ways: &[u8]| {
             let attributes = vec![(WAYS, Bytes(ways.to_vec()))];
             ROUTES.is_sound(&Said { head: Bytes(vec![0; 12]), attributes })

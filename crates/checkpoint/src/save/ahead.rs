@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_copied_is_missing() {
+    fn pages_without_a_copy_are_missing() {
         let missing = |range| copied().missing_from(pages(range));
         assert_eq!(missing(1..4), []);
         assert_eq!(missing(0..10), [pages(0..1), pages(4..7), pages(9..10)]);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_cut_to_what_is_asked_for() {
+    fn runs_are_cut_to_the_requested_range() {
         let within = |range| {
             let all = copied().runs_within(pages(range)).collect::<Vec<_>>();
             all.iter().map(|r| (r.address / PAGE_BYTES, r.pages, r.first)).collect::<Vec<_>>()

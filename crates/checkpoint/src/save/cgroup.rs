@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_known_by_its_path_below_the_containers_own() {
+    fn a_group_is_identified_by_its_path_below_the_containers_own() {
         let own = Own("/house/a".into());
         let split = |text| own.split(text);
         let others = "9:cpu:/x\n1:name=systemd:/".to_owned();

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_root_is_what_the_whole_path_has_more() {
+    fn a_root_is_the_difference_of_the_two_paths() {
         let own = Own::at("/house/a");
         let root = |outside: &str, inside: &str| {
             let lines = |path: &str, other: &str| format!("9:pids:{other}\n0::{path}\n");

@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_bring_something_from_outside_is_known_by_its_name() {
+    fn sources_of_outside_events_are_classified_by_link() {
         let kind = |link: &str| kind_of(link, "/proc/self/none");
         assert_eq!(kind("socket:[77]"), Some(Kind::Socket));
         assert_eq!(kind("pipe:[77]"), Some(Kind::Pipe));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_gone_says_nothing_more_and_one_that_speaks_does() {
+    fn a_closed_peer_is_over_and_a_sending_peer_is_not() {
         let socket = (Kind::Socket, 1, 2, 2);
         assert!(is_over(socket, PollFlags::IN | PollFlags::RDHUP));
         assert!(is_over(socket, PollFlags::HUP));
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ready_is_told_without_waiting() {
+    fn readiness_is_polled_without_blocking() {
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         assert!(!ready(&event).unwrap().contains(PollFlags::IN));
         rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_in_any_call_is_due_when_what_it_waits_for_is_there() {
+    fn a_blocked_call_is_due_when_its_descriptor_is_ready() {
         let (sender, mut peer) = full();
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let data = epoll::EventData::new_u64(0);
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_stopped_while_it_waits_for_room_that_comes_then_is_at_work() {
+    fn a_blocked_writer_is_busy_when_room_becomes_available() {
         for comes in [false, true] {
             let (sender, mut peer) = full();
             sender.set_nonblocking(false).unwrap();

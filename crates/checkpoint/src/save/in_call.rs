@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_of_the_call_whose_registers_it_has() {
+    fn a_line_matches_the_registers_of_its_call() {
         let line = "43 0x3 0x7ffe1 0x7ffe2 0x4 0x5 0x6 0x7ff0 0x48194\n";
         let call = InCall::read(line).unwrap();
         assert_eq!((call.number, call.arguments[5]), (43, 6));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_or_sleeps_elsewhere_is_in_none() {
+    fn a_line_without_a_call_is_none() {
         for line in
             ["running", "-1 0x7ffe 0x7f00", "", "43 0x3", "x 0x3 0x0 0x0 0x0 0x0 0x0 0x1 0x2"]
         {

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_that_a_call_was_given_stands_in_its_line() {
+    fn the_time_limit_of_a_call_is_read_from_its_line() {
         let of =
             |line: &str| given(&InCall::read(line).unwrap(), |address, _| Some(address), |_| None);
         let rest = "0x0 0x0 0x7ffe 0x7f00";
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_a_call_is_found_where_the_call_has_it() {
+    fn the_time_limit_of_a_call_is_read_from_its_arguments() {
         let of = |call: i64, r10: u64, r8: u64| {
             let rax = -ERESTARTNOHAND as u64;
             let registers =

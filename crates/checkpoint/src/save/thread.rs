@@ -470,7 +470,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_begin_again_or_go_on() {
+    fn interrupted_calls_restart_or_continue() {
         let of = |call: i64, returned: i64| Registers {
             orig_rax: call as u64,
             rax: returned as u64,

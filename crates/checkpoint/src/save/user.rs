@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_are_told_by_ids_of_the_container() {
+    fn maps_are_read_with_ids_of_the_container() {
         let container = [
             Ids { inside: 0, outside: 100_000, count: 32_767 },
             Ids { inside: 65_534, outside: 132_767, count: 1 },

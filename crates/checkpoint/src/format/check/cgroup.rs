@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_cannot_be_are_refused() {
+    fn invalid_groups_are_refused() {
         assert!(records(&groups()).is_ok());
         type Case = (fn(&mut Vec<Cgroup>), &'static str);
         let cases: [Case; 16] = [

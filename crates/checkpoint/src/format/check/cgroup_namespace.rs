@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cgroup_namespaces_that_cannot_be_are_refused() {
+    fn invalid_cgroup_namespaces_are_refused() {
         let mut all = small();
         let n = all.objects.len();
         all.objects.push(Thing::CgroupNamespace(CgroupNamespace::default()).into());

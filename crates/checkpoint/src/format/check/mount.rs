@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts_that_cannot_be_are_refused() {
+    fn invalid_mounts_are_refused() {
         assert!(records(&namespaces()).is_ok());
         type Case = (fn(&mut Vec<Mount>), &'static str);
         let cases: [Case; 15] = [

@@ -34,7 +34,7 @@ mod tests {
     use crate::format::Bytes;
 
     #[test]
-    fn queues_that_cannot_be_are_refused() {
+    fn invalid_queues_are_refused() {
         let with = |change: fn(&mut MessageQueue)| {
             let message = QueuedMessage { priority: 3, data: Bytes(vec![0; 8]) };
             let mut it = MessageQueue {

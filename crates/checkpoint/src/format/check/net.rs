@@ -91,7 +91,7 @@ mod tests {
     use crate::format::{Bytes, Link};
 
     #[test]
-    fn namespaces_that_cannot_be_are_refused() {
+    fn invalid_network_namespaces_are_refused() {
         let said = |change: fn(&mut Records)| {
             let mut all = small();
             all.objects.push(Thing::Net(Net { up: true, ..Net::default() }).into());

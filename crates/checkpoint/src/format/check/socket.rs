@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_cannot_be_are_refused() {
+    fn invalid_unix_sockets_are_refused() {
         assert!(records(&sockets()).is_ok());
         type Case = (fn(&mut [&mut UnixSocket]), &'static str);
         let who = |pid| Some(PeerCredentials { pid, uid: 0, gid: 0, groups: Vec::new() });
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn netlink_sockets_that_cannot_be_are_refused() {
+    fn invalid_netlink_sockets_are_refused() {
         let with = |socket_type, protocol, groups| {
             let (flags, port, peer, options) = (0, 7, (0, 0), Vec::new());
             netlink(&Netlink { socket_type, protocol, flags, port, groups, peer, options })
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_and_datagrams_that_cannot_be_are_refused() {
+    fn invalid_connections_and_datagrams_are_refused() {
         let own = "10.0.0.1:80".parse().unwrap();
         let address = Some(own);
         let connection = Connection {

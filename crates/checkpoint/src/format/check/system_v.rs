@@ -45,7 +45,7 @@ mod tests {
     use crate::format::{Bytes, SystemVMessage};
 
     #[test]
-    fn objects_that_cannot_be_are_refused() {
+    fn invalid_system_v_objects_are_refused() {
         let good = SystemVHead {
             id: 3,
             key: -1,

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn time_namespaces_that_cannot_be_are_refused() {
+    fn invalid_time_namespaces_are_refused() {
         assert!(records(&namespaces()).is_ok());
         let first = small().objects.len();
         let said = |change: &dyn Fn(&mut Records)| {

@@ -41,7 +41,7 @@ mod tests {
     use crate::format::TmpfsEntry;
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn paths_outside_of_the_directory_are_refused() {
         let with = |path: &str, mode, what: TmpfsKind| {
             let path = path.to_owned();
             let entry = TmpfsEntry { path, mode, uid: 0, gid: 0, modified_ns: 0, what };

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_that_cannot_be_are_refused() {
+    fn invalid_user_namespaces_are_refused() {
         let said = |change: fn(&mut Records)| {
             let mut all = small();
             let ids = |inside, outside, count| vec![Ids { inside, outside, count }];
