@@ -1169,7 +1169,7 @@ fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
     let out = host.dm(&["explain", "a"]);
     assert_eq!(out.status, 1, "{out}");
     let line = out.stdout.lines().find(|l| l.starts_with("process 1 (sh), descriptor 5: "));
-    assert!(line.is_some_and(|l| l.contains("/etc/passwd") && l.contains("has others")), "{out}");
+    assert!(line.is_some_and(|l| l.contains("/etc/passwd") && l.contains("other links")), "{out}");
     let out = host.dm(&["checkpoint", "a"]);
     assert!(out.status != 0 && out.stderr.contains("descriptor 5"), "{out}");
     assert_eq!(host.state_of("a"), "running");

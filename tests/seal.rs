@@ -146,7 +146,7 @@ fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
     let is_letter = |at: &usize| (good[*at] ^ 4).is_ascii_alphanumeric();
     let recipient = (share..share + 40).find(is_letter).expect("one of forty");
     for (at, why) in [
-        (3, "no archive"),
+        (3, "not an archive"),
         (HEAD.len() - 2, "not 1"),
         (recipient, "no identity that was given opens it"),
         (mac + 3, "damaged"),

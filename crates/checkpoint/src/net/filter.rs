@@ -123,12 +123,12 @@ mod tests {
         assert_eq!((check(""), check(good)), (Ok(()), Ok(())));
         for (bad, why) in [
             ("include \"/etc/shadow\"", "expected value"),
-            (r#"{"nftables":[],"more":1}"#, "no list"),
+            (r#"{"nftables":[],"more":1}"#, "not a list"),
             (r#"{"nftables":[{"flush":{"ruleset":null}}]}"#, "flush"),
-            (r#"{"nftables":[{"table":{},"rule":{}}]}"#, "no rule"),
+            (r#"{"nftables":[{"table":{},"rule":{}}]}"#, "not a rule"),
             (r#"{"nftables":[{"table":{"name":"a\";include \"/etc/shadow"}}]}"#, "quotation"),
             (r#"{"nftables":[{"table":{"name\n":"a"}}]}"#, "quotation"),
-            (r#"[]"#, "no list"),
+            (r#"[]"#, "not a list"),
         ] {
             let said = check(bad).unwrap_err();
             assert!(said.contains(why), "{bad}: {said}");

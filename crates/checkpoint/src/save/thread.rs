@@ -486,7 +486,7 @@ mod tests {
             Some(1_500_000_000)
         );
         let rest = restart(&poll, "", |_| None, |_, _| Some(7)).unwrap();
-        assert_eq!(rest.remaining_ns, Some(7), "what is left, not the whole");
+        assert_eq!(rest.remaining_ns, Some(7), "the remaining time, not the whole");
         let poll = Registers { rdx: u64::from(u32::MAX), ..poll };
         assert_eq!(restart(&poll, "", |_| None, |_, _| None).unwrap().remaining_ns, None);
         assert!(restart(&of(libc::SYS_poll, -512), "", |_| None, |_, _| None).is_none());
