@@ -1,9 +1,9 @@
-//! Containers on their way to sleep: processes of ours that do it, each one container after the other.
+//! Worker processes that suspend containers to disk or push their pages out to swap.
 //!
-//! Processes, so that several can at once (a tracer waits for all tracees of its process), so that
-//! one that meets something odd takes nobody with it, and so that the daemon stays as small as it
-//! was. One that has put a container to sleep is there for the next for a while: to make one costs as much
-//! as what it is made for.
+//! Separate processes are used for three reasons: several can work at once (a tracer waits for all
+//! tracees of its process), a failure in one does not stop the daemon, and the daemon stays small.
+//! A worker runs one job at a time. An idle worker is kept for a while, because starting one costs
+//! as much as a job.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -15,70 +15,71 @@ use std::time::{Duration, Instant};
 use dormouse_container::{Asked, Fell, Idle, Why};
 use dormouse_model::ContainerId;
 
-/// How long one is there that has nothing to do.
+/// Time after which an idle worker is ended.
 const RESTS: Duration = Duration::from_secs(2);
 
-/// A process that puts containers to sleep: it reads a line for each, and answers with one.
+/// A worker process. It reads one line for each job and replies with one line.
 #[derive(Debug)]
-struct Hand {
+struct Worker {
     child: Child,
-    /// None once it is to end.
-    asked: Option<ChildStdin>,
-    said: BufReader<ChildStdout>,
+    /// None when the worker is to exit.
+    requests: Option<ChildStdin>,
+    replies: BufReader<ChildStdout>,
 }
 
-impl Hand {
-    /// `command` is the program and its arguments.
+impl Worker {
+    /// Starts a worker; `command` is the program and its arguments.
     fn start(command: &[OsString]) -> std::io::Result<Self> {
         let mut words = command.iter();
         let program = words.next().ok_or(std::io::ErrorKind::NotFound)?;
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // What ends the daemon at a terminal lets it come to its end.
+        // Own process group: a terminal signal for the daemon must not interrupt a running job.
         let mut child = command.process_group(0).spawn()?;
-        let (asked, said) = (child.stdin.take(), child.stdout.take());
-        let said = said.ok_or(std::io::ErrorKind::BrokenPipe)?;
-        Ok(Self { child, asked, said: BufReader::new(said) })
+        let (requests, replies) = (child.stdin.take(), child.stdout.take());
+        let replies = replies.ok_or(std::io::ErrorKind::BrokenPipe)?;
+        Ok(Self { child, requests, replies: BufReader::new(replies) })
     }
 
-    fn ask(&mut self, line: &str) -> std::io::Result<()> {
-        let asked = self.asked.as_mut().ok_or(std::io::ErrorKind::BrokenPipe)?;
-        asked.write_all(line.as_bytes())
+    fn request(&mut self, line: &str) -> std::io::Result<()> {
+        let requests = self.requests.as_mut().ok_or(std::io::ErrorKind::BrokenPipe)?;
+        requests.write_all(line.as_bytes())
     }
 }
 
-impl Drop for Hand {
+impl Drop for Worker {
     fn drop(&mut self) {
-        drop(self.asked.take());
-        let _ = self.child.wait(); // it has nothing more to tell
+        drop(self.requests.take());
+        let _ = self.child.wait(); // the exit status is not used
     }
 }
 
-/// Those that have nothing to do.
+/// The idle workers, and how to start more.
 #[derive(Debug)]
-pub(crate) struct Hands {
+pub(crate) struct Workers {
     command: Vec<OsString>,
-    /// Since when, the latest last.
-    free: Vec<(Instant, Hand)>,
+    /// Idle workers with the time when each became idle, the most recent last.
+    free: Vec<(Instant, Worker)>,
 }
 
-impl Hands {
-    /// `command` is the program and its arguments.
+impl Workers {
+    /// Returns an empty set; `command` is the worker program and its arguments.
     pub(crate) fn new(command: Vec<OsString>) -> Self {
         Self { command, free: Vec::new() }
     }
 
-    /// When there is nothing to do for the first of them any more.
+    /// Time when the longest idle worker is to be ended.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.free.first().map(|(since, _)| *since + RESTS)
     }
 
-    /// Those end that have had nothing to do for a while.
+    /// Ends the workers that have been idle for [`RESTS`].
     pub(crate) fn rest(&mut self, now: Instant) {
         self.free.retain(|(since, _)| *since + RESTS > now);
     }
 
-    /// Begins to put a container to sleep; without `idle` it sleeps whatever it does.
+    /// Starts a job for a container. Without `idle` the container is suspended even if it is
+    /// active.
     pub(crate) fn start(
         &mut self,
         id: &ContainerId,
@@ -91,49 +92,49 @@ impl Hands {
             line += &format!(" {} {used_ns} {}", quiet.as_millis(), worth.as_millis());
         }
         line.push('\n');
-        let of = |hand| Errand { id: id.clone(), asked, why, hand };
-        while let Some((_, mut hand)) = self.free.pop() {
-            // One that was killed meanwhile is made up for.
-            if hand.ask(&line).is_ok() {
-                return Ok(of(hand));
+        let of = |worker| Errand { id: id.clone(), asked, why, worker };
+        while let Some((_, mut worker)) = self.free.pop() {
+            // A worker that was killed in the meantime is replaced.
+            if worker.request(&line).is_ok() {
+                return Ok(of(worker));
             }
         }
-        let mut hand = Hand::start(&self.command)?;
-        hand.ask(&line)?;
-        Ok(of(hand))
+        let mut worker = Worker::start(&self.command)?;
+        worker.request(&line)?;
+        Ok(of(worker))
     }
 
-    /// Waits for what came of it.
+    /// Waits for the result of a job.
     pub(crate) fn finish(&mut self, now: Instant, errand: Errand) -> Fell {
-        let mut hand = errand.hand;
+        let mut worker = errand.worker;
         let mut text = String::new();
-        let read = hand.said.read_line(&mut text);
+        let read = worker.replies.read_line(&mut text);
         if let Ok(fell) = serde_json::from_str(text.trim()) {
-            self.free.push((now, hand));
+            self.free.push((now, worker));
             return fell;
         }
-        drop(hand.asked.take());
+        drop(worker.requests.take());
         Fell::Awake {
-            why: match (read, hand.child.wait()) {
-                (Err(e), _) | (_, Err(e)) => format!("nobody knows what came of it: {e}"),
-                (_, Ok(status)) => format!("what was to put it to sleep failed: {status}"),
+            why: match (read, worker.child.wait()) {
+                (Err(e), _) | (_, Err(e)) => format!("the result of the job is not known: {e}"),
+                (_, Ok(status)) => format!("the worker process failed: {status}"),
             },
         }
     }
 }
 
-/// A container on its way.
+/// A running job for one container.
 #[derive(Debug)]
 pub(crate) struct Errand {
     pub(crate) id: ContainerId,
     pub(crate) asked: Asked,
     pub(crate) why: Why,
-    hand: Hand,
+    worker: Worker,
 }
 
 impl Errand {
-    /// Readable when it has come to its end.
+    /// Readable when the job has completed.
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.hand.said.get_ref().as_fd()
+        self.worker.replies.get_ref().as_fd()
     }
 }

@@ -1,15 +1,16 @@
-//! The gatekeeper: whoever wakes a container waits here until there is memory for it.
+//! Admission control: a wake waits here until there is memory for the container.
 //!
-//! First come, first served: those that come later wait behind the first, however little they need, so
-//! nobody waits for ever. Who has more of the processors by its record (`--cpu-weight`) has so much to do in
-//! time: twice the weight stands before those who came a quarter of a second earlier, and no weight before
-//! those who came some seconds earlier. For the first ones in the line others give their pages to swap, or are put
-//! to sleep ([`crate::room`] says which), by the same processes that put the idle to sleep.
+//! Waiters are served in the order of their arrival times minus a bonus for CPU weight. Later ones
+//! wait behind the first, however little memory they need, so no waiter starves. Doubling
+//! `--cpu-weight` counts as arriving 0.25 s earlier; the range of weights bounds the bonus to some
+//! seconds. For the first waiters, idle containers have their pages pushed out to swap or are
+//! suspended ([`crate::room`] chooses them), by the same worker processes that suspend idle ones.
 //!
-//! **Looks.** What is awake is what has a directory below `RUN/c`; each has its CPU time and its memory
-//! looked at, three small files: ten times a second while there is little room, more often while
-//! somebody waits; and never for more than a hundredth of the time (a tenth while somebody waits). At
-//! leisure that is a thousandth, and one file tells every two seconds how much all of them take.
+//! **Polling.** A container with a directory below `RUN/c` is awake. Three small files are read for
+//! each: its CPU time and its memory. They are read ten times a second while memory is short, and
+//! more often while a client waits, but never for more than a hundredth of the time (a tenth while
+//! a client waits). Otherwise it is a thousandth of the time, and one file is read every two
+//! seconds for the memory of all containers together.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,35 +24,35 @@ use dormouse_model::ContainerId;
 use crate::room::{Choice, Need, PATIENCE, Room};
 use crate::{Batch, Reclaim};
 
-/// How often all that is awake is looked at: at leisure, while there is little room, and while somebody
-/// waits for some.
+/// Polling intervals for the containers that are awake: normally, while memory is short, and while
+/// a client waits.
 const LOOKS: [Duration; 3] =
     [Duration::from_secs(2), Duration::from_millis(100), Duration::from_millis(5)];
-/// How many times what a look takes has to pass before the next, at least.
+/// At least so many times the duration of a poll passes before the next one.
 const LOOK_SHARES: [u32; 3] = [1000, 100, 10];
-/// How often it is looked how much all take together.
+/// Interval at which the memory of all containers together is read.
 const GLANCES: Duration = Duration::from_secs(2);
-/// How much earlier one has come, as it were, with twice the weight of another.
+/// The bonus for twice the CPU weight, as an earlier arrival time.
 const TWICE: Duration = Duration::from_millis(250);
-/// The weight of one that says nothing of it (cgroups(7)).
+/// The default weight (cgroups(7)).
 const WEIGHT: f64 = 100.0;
-/// After how long it is told that somebody waits.
+/// Time after which a long wait is logged.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Somebody who has come.
+/// A connected client that wakes a container.
 #[derive(Debug)]
-struct Guest {
+struct Client {
     asker: Asker,
-    /// Whom it is to wake, once it has said so.
+    /// The container to wake, once the client has sent its id.
     id: Option<ContainerId>,
-    has_leave: bool,
+    is_admitted: bool,
     since: Instant,
-    /// Where it stands in the line: when it has come, or earlier where it has more weight.
+    /// Position in the queue: the arrival time minus the bonus for CPU weight.
     place: Instant,
-    told: Instant,
+    notified: Instant,
 }
 
-/// Where one with a weight stands that comes now.
+/// Returns the position of a client that arrives now for a container with this weight.
 fn place(now: Instant, weight: Option<u32>) -> Instant {
     let doublings = weight.map_or(0.0, |weight| (f64::from(weight) / WEIGHT).log2());
     let ahead = TWICE.mul_f64(doublings.abs());
@@ -61,31 +62,31 @@ fn place(now: Instant, weight: Option<u32>) -> Instant {
     }
 }
 
-/// All of it.
+/// State of admission control.
 #[derive(Debug)]
 pub(crate) struct Gate {
     door: Door,
     memory: MemoryInUse,
     room: Room,
-    /// For how many of those that wait room is made at once, and how many are put to sleep for it.
+    /// Number of waiters to free memory for at once, and of containers to suspend for them at once.
     batch: usize,
-    /// Pages of the idle go to swap first.
+    /// Whether idle pages go to swap before containers are suspended.
     swaps: bool,
-    /// In their order.
-    guests: Vec<Guest>,
+    /// Clients in queue order.
+    clients: Vec<Client>,
     looked: Instant,
     look_took: Duration,
     glanced: Instant,
-    /// All together take so much that there is little room.
+    /// Whether all containers together take so much that memory is short.
     is_tight: bool,
-    /// Since when more is taken than there is, though nobody waits.
+    /// Time since when the budget is exceeded while no client waits.
     over_since: Option<Instant>,
-    /// Who was told of last as waiting for long.
-    lamented: Option<ContainerId>,
+    /// The last container whose long wait was logged.
+    logged_for: Option<ContainerId>,
 }
 
 impl Gate {
-    /// Opens the gate to so much memory.
+    /// Starts admission control with a budget of `room_bytes`.
     pub(crate) fn open(
         engine: &Engine,
         memory: MemoryInUse,
@@ -98,30 +99,30 @@ impl Gate {
             room: Room::of(room_bytes),
             batch: batch.count(),
             swaps: reclaim == Reclaim::Swap,
-            guests: Vec::new(),
+            clients: Vec::new(),
             looked: Instant::now(),
             look_took: Duration::ZERO,
             glanced: Instant::now(),
             is_tight: true,
             over_since: None,
-            lamented: None,
+            logged_for: None,
         })
     }
 
-    /// What becomes readable when there is something to do.
+    /// Descriptors that become readable when there is something to do.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.door.as_fd()).chain(self.guests.iter().map(|it| it.asker.as_fd()))
+        std::iter::once(self.door.as_fd()).chain(self.clients.iter().map(|it| it.asker.as_fd()))
     }
 
-    fn waiting(&self) -> impl Iterator<Item = (&Guest, &ContainerId)> {
-        let waits = |it: &&Guest| !it.has_leave;
-        self.guests.iter().filter(waits).filter_map(|it| Some((it, it.id.as_ref()?)))
+    fn waiting(&self) -> impl Iterator<Item = (&Client, &ContainerId)> {
+        let waits = |it: &&Client| !it.is_admitted;
+        self.clients.iter().filter(waits).filter_map(|it| Some((it, it.id.as_ref()?)))
     }
 
-    /// When there is something to do though nobody comes.
+    /// Time of the next action if no descriptor becomes readable.
     pub(crate) fn next(&self) -> Instant {
-        let told = self.waiting().map(|(guest, _)| guest.told + TOLD_EVERY);
-        told.fold(self.next_look().min(self.glanced + GLANCES), Instant::min)
+        let notices = self.waiting().map(|(client, _)| client.notified + TOLD_EVERY);
+        notices.fold(self.next_look().min(self.glanced + GLANCES), Instant::min)
     }
 
     fn next_look(&self) -> Instant {
@@ -135,31 +136,32 @@ impl Gate {
         self.looked + LOOKS[haste].max(self.look_took * LOOK_SHARES[haste])
     }
 
-    /// Hears who has come and gone, gives leave, and says who is to sleep.
+    /// Handles arriving and departing clients, admits waiters, and returns the containers that are
+    /// to give memory.
     pub(crate) fn serve(&mut self, engine: &Engine, cpu: &CpuTime) -> Vec<Choice> {
         let now = Instant::now();
         while let Some(asker) = self.door.accept() {
-            let (id, has_leave, since) = (None, false, now);
-            let guest = Guest { asker, id, has_leave, since, place: now, told: now };
-            self.guests.push(guest);
+            let (id, is_admitted, since) = (None, false, now);
+            let client = Client { asker, id, is_admitted, since, place: now, notified: now };
+            self.clients.push(client);
         }
         let room = &mut self.room;
-        self.guests.retain_mut(|guest| match guest.asker.hear() {
+        self.clients.retain_mut(|client| match client.asker.hear() {
             Heard::Nothing => true,
             Heard::Wakes(id) => {
                 let config = engine.config(&id).ok();
-                guest.place = place(guest.since, config.and_then(|it| it.limits.cpu_weight));
-                guest.id = Some(id);
+                client.place = place(client.since, config.and_then(|it| it.limits.cpu_weight));
+                client.id = Some(id);
                 true
             }
             Heard::Gone => {
-                if let Some(id) = guest.id.as_ref().filter(|_| guest.has_leave) {
+                if let Some(id) = client.id.as_ref().filter(|_| client.is_admitted) {
                     room.arrived(now, id);
                 }
                 false
             }
         });
-        self.guests.sort_by_key(|guest| guest.place);
+        self.clients.sort_by_key(|client| client.place);
         if self.glanced + GLANCES <= now {
             self.glanced = now;
             let all = self.memory.of_all();
@@ -168,11 +170,11 @@ impl Gate {
         if self.next_look() <= now {
             self.look(now, engine, cpu);
         }
-        self.give_leave(now, engine);
+        self.admit(now, engine);
         self.choose(now, engine)
     }
 
-    /// Looks at all that is awake.
+    /// Reads the CPU time and the memory of all containers that are awake.
     fn look(&mut self, now: Instant, engine: &Engine, cpu: &CpuTime) {
         let Ok(ids) = engine.started() else { return };
         for id in &ids {
@@ -192,11 +194,11 @@ impl Gate {
         (self.looked, self.look_took) = (Instant::now(), now.elapsed());
     }
 
-    /// ORDER: who stands before another has leave first.
-    fn give_leave(&mut self, now: Instant, engine: &Engine) {
-        for guest in self.guests.iter_mut().filter(|guest| !guest.has_leave) {
-            let Some(id) = &guest.id else { continue };
-            // One that falls asleep just now sleeps first.
+    /// ORDER: in queue order; a waiter that does not fit blocks those behind it.
+    fn admit(&mut self, now: Instant, engine: &Engine) {
+        for client in self.clients.iter_mut().filter(|client| !client.is_admitted) {
+            let Some(id) = &client.id else { continue };
+            // A container that is being suspended now finishes that first.
             if self.room.is_leaving(id) {
                 break;
             }
@@ -204,24 +206,26 @@ impl Gate {
             if !self.room.knows(id) && !self.room.has_room(now, bytes) {
                 break;
             }
-            guest.has_leave = true;
-            guest.asker.tell(Answer::Go);
+            client.is_admitted = true;
+            client.asker.tell(Answer::Go);
             self.room.admit(now, id.clone(), may_sleep(engine, id), bytes);
         }
-        for guest in self.guests.iter_mut().filter(|guest| !guest.has_leave && guest.id.is_some()) {
-            if now - guest.told >= TOLD_EVERY {
-                guest.asker.tell(Answer::Wait);
-                guest.told = now;
+        for client in
+            self.clients.iter_mut().filter(|client| !client.is_admitted && client.id.is_some())
+        {
+            if now - client.notified >= TOLD_EVERY {
+                client.asker.tell(Answer::Wait);
+                client.notified = now;
             }
         }
     }
 
     fn choose(&mut self, now: Instant, engine: &Engine) -> Vec<Choice> {
-        let first = self.waiting().next().map(|(guest, id)| (guest.since, id.clone()));
+        let first = self.waiting().next().map(|(client, id)| (client.since, id.clone()));
         let is_over = self.room.taken_bytes() > self.room.room_bytes();
         self.over_since = is_over.then(|| self.over_since.unwrap_or(now));
         let Some((since, id)) = first else {
-            // It has grown, or was started, or awake before there was a daemon.
+            // A container has grown, was started, or was awake before the daemon started.
             let need = match self.over_since {
                 None => Need::Ahead,
                 Some(since) if now - since < PATIENCE => Need::Now,
@@ -230,10 +234,13 @@ impl Gate {
             return self.room.choose(now, need, 0, self.batch);
         };
         let waits = now - since;
-        if waits >= LONG && self.lamented.as_ref() != Some(&id) {
+        if waits >= LONG && self.logged_for.as_ref() != Some(&id) {
             let (taken, all) = (self.room.taken_bytes() >> 20, self.room.room_bytes() >> 20);
-            crate::say(&format!("{} waits: {taken} of {all} MiB are taken", id.short()));
-            self.lamented = Some(id);
+            crate::say(&format!(
+                "{} waits for memory: {taken} of {all} MiB are in use",
+                id.short()
+            ));
+            self.logged_for = Some(id);
         }
         let needs = |id: &ContainerId| self.room.needs(id, || engine.asleep_bytes(id));
         let wanted = self.waiting().take(self.batch).map(|(_, id)| needs(id)).sum();
@@ -241,13 +248,13 @@ impl Gate {
         self.room.choose(now, need, wanted, self.batch)
     }
 
-    /// Whose fate the daemon knows of.
+    /// The memory budget with its containers.
     pub(crate) fn room(&mut self) -> &mut Room {
         &mut self.room
     }
 }
 
-/// Whether a container may be put to sleep: it does fall asleep by itself.
+/// Returns whether the container may be suspended: `--sleep-after` is set.
 pub(crate) fn may_sleep(engine: &Engine, id: &ContainerId) -> bool {
     engine.config(id).is_ok_and(|config| config.sleep.after().is_some())
 }
@@ -257,13 +264,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_more_weight_stands_before_those_who_came_a_little_earlier() {
+    fn twice_the_weight_counts_as_a_quarter_second_earlier() {
         let now = Instant::now() + Duration::from_secs(60);
         let later = |ms| now + Duration::from_millis(ms);
         assert_eq!(place(now, None), now);
-        assert_eq!(place(now, Some(100)), now, "as one that says nothing");
+        assert_eq!(place(now, Some(100)), now, "the default weight");
         assert!(place(later(200), Some(200)) < place(now, None));
-        assert!(place(later(300), Some(200)) > place(now, None), "not before who waits for long");
+        assert!(place(later(300), Some(200)) > place(now, None), "the bonus is bounded");
         assert!(place(now, Some(50)) > place(later(200), None));
         assert!(place(now, Some(50)) < place(later(300), None));
         let most = Duration::from_secs(2);

@@ -1,27 +1,26 @@
-//! The daemon: containers that are idle fall asleep, and those that wake are let in as memory allows.
+//! The daemon: suspends idle containers and admits wakes as memory allows.
 //!
-//! It is one more caller of the engine, and no container depends on it: killed, it leaves containers
-//! that do not fall asleep until it runs again; those that sleep are woken by the keeper. It holds no
-//! truth: what it knows of a container is when it looked at it last, in a few hundred bytes.
+//! It is one more user of the engine, and no container depends on it. If it is killed, containers
+//! are not suspended until it runs again; sleeping ones are still woken by the keeper. It is not a
+//! source of truth: for each container it keeps the last readings, in a few hundred bytes.
 //!
 //! ```text
-//! events (LIB/events) ----> which containers run and fall asleep by themselves
-//! cpu.stat of one, when its time has come ([`watch`]) ----> idle ----> a process of ours ([`errand`])
-//!                                                                        puts it to sleep
-//! RUN/gate.sock <---- who is about to wake one ([`gate`]) ----> leave, when there is room ([`room`]):
-//!                                                               a process of ours puts others to sleep
+//! events (LIB/events) ----> the containers that run and have --sleep-after
+//! cpu.stat of one, when due ([`watch`]) ----> idle ----> a worker ([`errand`]) suspends it
+//! RUN/gate.sock <---- client about to wake one ([`gate`]) ----> admitted when it fits ([`room`]):
+//!                                                            workers suspend others
 //! ```
 //!
-//! **What costs what.** A container that does not fall asleep by itself costs nothing. One that does
-//! and works is looked at twice in its time, one file of some 300 bytes; one that is idle twice in all;
-//! one that sleeps costs nothing. The busy pay nothing: the kernel counts their time anyway. Why not by a
-//! program at every switch of tasks: docs/decisions/0010.
+//! **Cost.** A container without `--sleep-after` costs nothing. One with it that is active is read
+//! twice in its idle time, one file of some 300 bytes; an idle one twice in all; a sleeping one
+//! costs nothing. Active containers pay nothing, because the kernel counts their CPU time anyway.
+//! For why no program at every task switch is used see docs/decisions/0010.
 //!
-//! **What it may miss.** Events are lines of a file that is followed by inotify(7). A full disk loses
-//! some, so every ten minutes all that are awake are gone through, as at the start.
+//! **Missed events.** Events are lines of a file that is followed with inotify(7). A full disk
+//! loses some. Therefore all awake containers are checked every ten minutes, as at the start.
 //!
-//! **Its end.** On SIGTERM or SIGINT it starts nothing more, waits for the processes it has
-//! started, and ends. After SIGKILL those finish by themselves: each is a verb of its own, under the
+//! **Shutdown.** On SIGTERM or SIGINT the daemon starts no new job, waits for the running ones, and
+//! exits. After SIGKILL those jobs finish by themselves: each is a separate command that holds the
 //! container's lock.
 #![forbid(unsafe_code)]
 
@@ -49,52 +48,52 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
-use errand::{Errand, Hands};
+use errand::{Errand, Workers};
 use gate::Gate;
 use room::Choice;
 pub use settings::{Batch, Memory, Reclaim, Settings};
 pub use swap::SwapFile;
 use watch::Watch;
 
-/// After a sweep in the middle of which the keeper was killed.
+/// Delay of the next sweep if the keeper was killed during one.
 const SWEEP_AGAIN: Duration = Duration::from_millis(100);
-/// How often all containers that are awake are gone through.
-const GO_THROUGH: Duration = Duration::from_secs(600);
-/// How many of them at once: whoever wakes one does not wait for more.
-const GO_THROUGH_AT_ONCE: usize = 32;
-/// How long the lock of a daemon that was killed may be with somebody else.
+/// Interval at which all awake containers are checked.
+const ROUND_EVERY: Duration = Duration::from_secs(600);
+/// Number of them per turn of the loop, which bounds the delay for a client that wakes one.
+const ROUND_AT_ONCE: usize = 32;
+/// Time for which another process may keep the lock of a daemon that was killed.
 const LOCK_WITHIN: Duration = Duration::from_secs(2);
 const LOCK_AGAIN: Duration = Duration::from_millis(10);
-/// How often events are looked for where nobody tells of them.
+/// Interval at which events are read without inotify.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why the daemon does not run.
+/// Reason why the daemon does not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is one already.
-    #[error("a daemon is running here already")]
+    /// Another daemon runs for the same directories.
+    #[error("a daemon is already running for these directories")]
     Running,
     /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The control groups are not where they should be.
+    /// The control groups were not found.
     #[error("cannot find the CPU time of containers")]
     Cgroup(#[from] CgroupError),
-    /// `config.toml` is not as it should be.
+    /// `config.toml` is invalid, or a swap file cannot be used.
     #[error("{}: {what}", path.display())]
     Settings {
-        /// Which it is.
+        /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         what: String,
     },
     /// A step failed.
     #[error("cannot {step}")]
     Step {
-        /// What was being done.
+        /// The step.
         step: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -107,21 +106,21 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> Error 
     move |source| Error::Step { step, source: source.into() }
 }
 
-/// Runs until it is asked to end. What `said` says nothing of is what `config.toml` says.
-pub fn run(places: Places, said: Settings) -> Result<()> {
-    let settings = said.or(Settings::read(&places.etc.join("config.toml"))?);
+/// Runs until SIGTERM or SIGINT. A setting that is `None` in `given` is taken from `config.toml`.
+pub fn run(places: Places, given: Settings) -> Result<()> {
+    let settings = given.or(Settings::read(&places.etc.join("config.toml"))?);
     let engine = Engine::open(places)?;
     engine.check_settings()?;
     let _alone = alone(&engine)?;
     swap::begin(&settings.swap)?;
-    // ORDER: before anything is looked at, so that no signal ends it in the middle.
+    // ORDER: before the first container is checked, so that no signal interrupts a job.
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
     signals.thread_block().map_err(step("block signals"))?;
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).map_err(step("receive signals"))?;
     let mut daemon = Daemon::new(engine, &settings)?;
-    daemon.go_through()?;
-    while daemon.go_on() {}
+    daemon.start_round()?;
+    while daemon.continue_round() {}
     notify::tell("READY=1");
     say("ready");
     daemon.serve(&signals)?;
@@ -130,8 +129,8 @@ pub fn run(places: Places, said: Settings) -> Result<()> {
     Ok(())
 }
 
-/// Who has this lock is the daemon of these places. One that was killed while it made a process may have
-/// left it with that until it executes its program.
+/// Takes the lock that makes this process the only daemon for these directories. A daemon that was
+/// killed between fork and execve may have left the lock with that child until its execve.
 fn alone(engine: &Engine) -> Result<File> {
     let path = engine.places().run.join("daemon.lock");
     let file = File::options().create(true).truncate(false).write(true).open(path);
@@ -149,53 +148,53 @@ fn alone(engine: &Engine) -> Result<File> {
     }
 }
 
-/// One line for whoever reads our output; a reader that is gone stops nothing.
+/// Writes one line to standard error; a closed reader is ignored.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "dormouse daemon: {line}");
 }
 
-/// What was waited for.
-struct Heard {
-    /// There are events.
-    is_told: bool,
-    /// The daemon is to end.
-    is_over: bool,
-    /// The keeper has ended.
+/// The events that a wait returned.
+struct Ready {
+    /// `LIB/events` has changed.
+    has_events: bool,
+    /// A signal to exit has arrived.
+    is_stopping: bool,
+    /// The keeper has exited.
     is_orphaned: bool,
-    /// Somebody has come to the gate, or has gone.
+    /// A client of admission control is readable or has disconnected.
     is_at_gate: bool,
-    /// Errands that have, by their places.
+    /// Indices of the completed jobs.
     ended: Vec<usize>,
 }
 
 struct Daemon {
     engine: Engine,
     cpu: CpuTime,
-    /// Tells that there are events; none where the kernel has no more for us.
-    told: Option<OwnedFd>,
+    /// inotify descriptor of the events; None if the kernel refused one.
+    changes: Option<OwnedFd>,
     events: Follow,
     watches: HashMap<ContainerId, Watch>,
-    /// When each is due, the soonest first. An entry whose time is not that of its watch is old.
+    /// Due times, the soonest first. An entry whose time differs from its watch's is outdated.
     queue: BinaryHeap<Reverse<(Instant, ContainerId)>>,
     errands: Vec<Errand>,
     errands_max: usize,
-    hands: Hands,
+    workers: Workers,
     next_round: Instant,
-    /// Those that are still to be gone through.
+    /// The containers that are still to be checked in this round.
     round: Vec<ContainerId>,
-    /// Who hears of those who call what sleeps; readable when it has ended.
+    /// The keeper's pidfd; readable when the keeper has exited.
     keeper: Option<OwnedFd>,
-    /// When to sweep again: it has ended where its end could not be heard.
+    /// Time of the next sweep, if the keeper exited before its pidfd was held.
     next_sweep: Option<Instant>,
-    /// Where those wait who wake containers; none where nobody is to wait.
+    /// Admission control; None if no wake is to wait for memory.
     gate: Option<Gate>,
 }
 
-/// The gate, where there is to be one and memory is counted.
+/// Starts admission control if it is configured and the memory controller is there.
 fn gate(engine: &Engine, settings: &Settings) -> Result<Option<Gate>> {
     let Memory::Bytes(bytes) = settings.memory() else { return Ok(None) };
     let Some(in_use) = MemoryInUse::below(&engine.places().cgroup)? else {
-        say("nobody waits for memory: this host has no memory controller");
+        say("wakes do not wait for memory: this host has no memory controller");
         return Ok(None);
     };
     Ok(Some(Gate::open(engine, in_use, bytes, (settings.batch(), settings.reclaim()))?))
@@ -203,20 +202,20 @@ fn gate(engine: &Engine, settings: &Settings) -> Result<Option<Gate>> {
 
 impl Daemon {
     fn new(engine: Engine, settings: &Settings) -> Result<Self> {
-        // ORDER: from here on no event is missed; then all containers are gone through.
-        let told = told(&engine).inspect_err(|e| say(&format!("looks for events: {e}"))).ok();
+        // ORDER: events are followed first, then all containers are checked, so none is missed.
+        let changes = changes(&engine).inspect_err(|e| say(&format!("polls for events: {e}"))).ok();
         let events = engine.follow()?;
         Ok(Self {
             cpu: CpuTime::below(&engine.places().cgroup)?,
-            told,
+            changes,
             events,
             watches: HashMap::new(),
             queue: BinaryHeap::new(),
             errands: Vec::new(),
-            // Half of each is waiting for the disk and for the end of processes.
+            // Half of the jobs wait for the disk or for processes to exit.
             errands_max: std::thread::available_parallelism()
                 .map_or(4, |n| (n.get() * 2).clamp(4, 8)),
-            hands: Hands::new(engine.internal("sleep")?),
+            workers: Workers::new(engine.internal("sleep")?),
             next_round: Instant::now(),
             round: Vec::new(),
             keeper: None,
@@ -226,17 +225,17 @@ impl Daemon {
         })
     }
 
-    /// Begins to look which containers fall asleep by themselves, all that are awake.
-    fn go_through(&mut self) -> Result<()> {
-        self.next_round = Instant::now() + GO_THROUGH;
+    /// Begins to check the settings of all awake containers.
+    fn start_round(&mut self) -> Result<()> {
+        self.next_round = Instant::now() + ROUND_EVERY;
         self.sweep();
         self.round = self.engine.started()?;
         Ok(())
     }
 
-    /// Goes on with that. False where it has come to its end.
-    fn go_on(&mut self) -> bool {
-        let rest = self.round.len().saturating_sub(GO_THROUGH_AT_ONCE);
+    /// Checks the next of them. Returns false when all are done.
+    fn continue_round(&mut self) -> bool {
+        let rest = self.round.len().saturating_sub(ROUND_AT_ONCE);
         for id in self.round.split_off(rest) {
             if !self.watches.contains_key(&id) {
                 self.consider(id);
@@ -245,8 +244,8 @@ impl Daemon {
         !self.round.is_empty()
     }
 
-    /// Where the keeper was killed nobody listens for those who sleep; where a command was, something
-    /// may be frozen.
+    /// Re-creates what was lost: without a keeper no process polls for connections to sleeping
+    /// containers, and a command that was killed may have left a container frozen.
     fn sweep(&mut self) {
         self.keeper = None;
         self.next_sweep = None;
@@ -256,8 +255,8 @@ impl Daemon {
         self.find_keeper();
     }
 
-    /// Finds the keeper, whose end is heard then. One that was killed before that, such as in the middle of
-    /// a sweep, is made up for by another.
+    /// Finds the keeper and holds its pidfd. A keeper that was killed before that, such as during a
+    /// sweep, is replaced in the next sweep.
     fn find_keeper(&mut self) {
         if self.keeper.is_some() {
             return;
@@ -268,7 +267,7 @@ impl Daemon {
         }
     }
 
-    /// Something has happened to a container.
+    /// Reads a container's settings after an event.
     fn consider(&mut self, id: ContainerId) {
         let policy = match self.engine.policy(&id) {
             Ok(policy) => policy,
@@ -285,7 +284,7 @@ impl Daemon {
             self.watches.remove(&id);
             return;
         };
-        // One that has no cgroup yet has used nothing.
+        // A container that has no cgroup yet has used nothing.
         let used_ns = self.cpu.of(id.as_str()).ok().flatten().unwrap_or(0);
         let now = Instant::now();
         let watch = self.watches.entry(id.clone());
@@ -296,58 +295,60 @@ impl Daemon {
 
     fn serve(&mut self, signals: &SignalFd) -> Result<()> {
         loop {
-            self.look_at_those_that_are_due();
-            self.mind_the_gate();
+            self.read_due();
+            self.serve_gate();
             if self.next_round <= Instant::now()
-                && let Err(e) = self.go_through()
+                && let Err(e) = self.start_round()
             {
-                say(&format!("cannot go through all that are awake: {e}"));
+                say(&format!("cannot list the containers that are awake: {e}"));
             }
-            self.go_on();
-            self.hands.rest(Instant::now());
-            let Heard { is_told, is_over, is_orphaned, is_at_gate, ended } = self.wait(signals)?;
-            if is_over {
+            self.continue_round();
+            self.workers.rest(Instant::now());
+            let Ready { has_events, is_stopping, is_orphaned, is_at_gate, ended } =
+                self.wait(signals)?;
+            if is_stopping {
                 return Ok(());
             }
             if is_orphaned || self.next_sweep.is_some_and(|when| when <= Instant::now()) {
                 self.sweep();
             }
-            // Before what else has happened: somebody's caller waits for the answer.
+            // Before the other events: a client waits for its admission.
             if is_at_gate {
-                self.mind_the_gate();
+                self.serve_gate();
             }
-            // ORDER: from the back, so that the places of the others stay.
+            // ORDER: from the last index to the first, so that the indices of the others stay
+            // valid.
             for place in ended.into_iter().rev() {
                 let errand = self.errands.swap_remove(place);
                 self.ended(errand);
             }
-            if (is_told || self.told.is_none())
-                && let Err(e) = self.hear()
+            if (has_events || self.changes.is_none())
+                && let Err(e) = self.read_events()
             {
-                // What it has missed is found as at the start.
+                // Missed events are made up for by a full round.
                 say(&format!("cannot read events: {e}"));
                 self.next_round = Instant::now() + LOOK;
             }
         }
     }
 
-    /// Waits until there is something to do: events, the end of the daemon, errands that have ended.
-    fn wait(&self, signals: &SignalFd) -> Result<Heard> {
+    /// Waits for the next event: a line of `LIB/events`, a signal, a completed job, a due time.
+    fn wait(&self, signals: &SignalFd) -> Result<Ready> {
         let now = Instant::now();
         let free = self.errands.len() < self.errands_max;
         let due = self.queue.peek().filter(|_| free).map(|Reverse((due, _))| *due);
-        let events = self.told.is_none().then(|| now + LOOK);
+        let events = self.changes.is_none().then(|| now + LOOK);
         let gate = self.gate.as_ref().map(Gate::next);
-        let times = due.into_iter().chain(events).chain(gate).chain(self.hands.next());
+        let times = due.into_iter().chain(events).chain(gate).chain(self.workers.next());
         let times = times.chain(self.next_sweep);
         let next = times.fold(self.next_round, Instant::min);
         let next = if self.round.is_empty() { next } else { now };
         let left = next.saturating_duration_since(now);
-        // Not before it is due.
+        // Rounded up, so that the wait does not return before the due time.
         let left = left + Duration::from_micros(100);
         let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let (told, keeper) = (self.told.as_ref(), self.keeper.as_ref());
-        let first = [Some(signals.as_fd()), told.map(AsFd::as_fd), keeper.map(AsFd::as_fd)];
+        let (changes, keeper) = (self.changes.as_ref(), self.keeper.as_ref());
+        let first = [Some(signals.as_fd()), changes.map(AsFd::as_fd), keeper.map(AsFd::as_fd)];
         let first: Vec<BorrowedFd<'_>> = first.into_iter().flatten().collect();
         let errands = first.len();
         let at_gate = self.gate.iter().flat_map(Gate::fds);
@@ -360,16 +361,16 @@ impl Daemon {
             Err(e) => return Err(step("wait")(e)),
         }
         let is_ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        Ok(Heard {
-            is_over: is_ready[0],
-            is_told: told.is_some() && is_ready[1],
+        Ok(Ready {
+            is_stopping: is_ready[0],
+            has_events: changes.is_some() && is_ready[1],
             is_orphaned: keeper.is_some() && is_ready[errands - 1],
             is_at_gate: is_ready[errands + self.errands.len()..].contains(&true),
             ended: (0..self.errands.len()).filter(|n| is_ready[errands + n]).collect(),
         })
     }
 
-    fn look_at_those_that_are_due(&mut self) {
+    fn read_due(&mut self) {
         let now = Instant::now();
         while self.errands.len() < self.errands_max
             && self.queue.peek().is_some_and(|Reverse((due, _))| *due <= now)
@@ -384,14 +385,14 @@ impl Daemon {
 
     fn look(&mut self, id: ContainerId, now: Instant) {
         match self.cpu.of(id.as_str()) {
-            // It sleeps, has ended, or is just being started.
+            // The container sleeps, has ended, or is just being started.
             Ok(None) => self.consider(id),
             Ok(Some(used_ns)) => {
                 let Some(watch) = self.watches.get_mut(&id) else { return };
                 let idle = watch.look(now, used_ns);
                 self.queue.push(Reverse((watch.due, id.clone())));
                 if let Some((tier, idle)) = idle {
-                    self.ask(id, Some(&idle), Asked::Fall(tier), Why::Idle);
+                    self.request(id, Some(&idle), Asked::Fall(tier), Why::Idle);
                 }
             }
             Err(e) => {
@@ -401,17 +402,17 @@ impl Daemon {
         }
     }
 
-    /// Lets those in for whom there is room, and has others give memory for those for whom there is none.
-    fn mind_the_gate(&mut self) {
+    /// Admits the wakes that fit, and starts jobs that free memory for those that do not.
+    fn serve_gate(&mut self) {
         let Some(gate) = &mut self.gate else { return };
         for Choice { id, asked, idle } in gate.serve(&self.engine, &self.cpu) {
-            self.ask(id, idle.as_ref(), asked, Why::Memory);
+            self.request(id, idle.as_ref(), asked, Why::Memory);
         }
     }
 
-    /// Has a process of ours put a container to sleep, or push its pages out.
-    fn ask(&mut self, id: ContainerId, idle: Option<&Idle>, asked: Asked, why: Why) {
-        match self.hands.start(&id, idle, asked, why) {
+    /// Starts a job: a worker suspends the container or pushes its pages out.
+    fn request(&mut self, id: ContainerId, idle: Option<&Idle>, asked: Asked, why: Why) {
+        match self.workers.start(&id, idle, asked, why) {
             Ok(errand) => {
                 self.errands.push(errand);
                 if let Some(gate) = &mut self.gate {
@@ -422,7 +423,7 @@ impl Daemon {
                 }
             }
             Err(e) => {
-                let reason = format!("no process can be made: {e}");
+                let reason = format!("cannot start a worker process: {e}");
                 self.fell(&id, Fell::Awake { why: reason }, asked, why);
             }
         }
@@ -430,12 +431,12 @@ impl Daemon {
 
     fn ended(&mut self, errand: Errand) {
         let (id, asked, reason) = (errand.id.clone(), errand.asked, errand.why);
-        let fell = self.hands.finish(Instant::now(), errand);
+        let fell = self.workers.finish(Instant::now(), errand);
         if let Some(watch) = self.watches.get_mut(&id) {
             watch.is_falling = false;
         }
         if matches!(fell, Fell::Awake { .. }) {
-            self.sweep(); // it may have been killed in the middle of it
+            self.sweep(); // the worker may have been killed in the middle of its job
         }
         self.fell(&id, fell, asked, reason);
     }
@@ -450,7 +451,7 @@ impl Daemon {
                 Fell::Awake { .. } => gate.room().stays(now, id, true),
             }
         }
-        // It was frozen since.
+        // The reading before the job is outdated; the container was frozen meanwhile.
         let used_ns = self.cpu.of(id.as_str()).ok().flatten();
         let policy = self.engine.policy(id).ok().flatten();
         let Some(watch) = self.watches.get_mut(id) else { return };
@@ -464,9 +465,10 @@ impl Daemon {
             }
             Fell::Gone => return self.consider(id.clone()),
             Fell::Ran => watch.ran(now),
-            Fell::Swapped { .. } => {} // it is as idle as it was
+            Fell::Swapped { .. } => {} // still as idle as before
             Fell::Awake { why } => {
-                // The gate asks sooner than the idle time has come, and then the idle may still be tried.
+                // Admission control tries before the idle time is over; the idle timer may still
+                // try later.
                 if reason == Why::Idle
                     && let Asked::Fall(tier) = asked
                     && watch.refused(now, &why, tier)
@@ -480,13 +482,13 @@ impl Daemon {
         self.queue.push(Reverse((watch.due, id.clone())));
     }
 
-    /// Reads the events that have come.
-    fn hear(&mut self) -> Result<()> {
-        if let Some(told) = &self.told {
+    /// Reads the new events.
+    fn read_events(&mut self) -> Result<()> {
+        if let Some(changes) = &self.changes {
             let mut bytes = [0; 4096];
-            while matches!(rustix::io::read(told, &mut bytes), Ok(n) if n > 0) {}
+            while matches!(rustix::io::read(changes, &mut bytes), Ok(n) if n > 0) {}
         }
-        self.find_keeper(); // it is there as soon as somebody runs
+        self.find_keeper(); // the keeper is there as soon as a container runs
         while let Some(event) = self.events.next_event()? {
             let is_of_interest = matches!(
                 event.kind.as_str(),
@@ -501,17 +503,17 @@ impl Daemon {
 
     fn finish(mut self) {
         for errand in self.errands {
-            self.hands.finish(Instant::now(), errand);
+            self.workers.finish(Instant::now(), errand);
         }
     }
 }
 
-/// Becomes readable when the file of events changes.
-fn told(engine: &Engine) -> rustix::io::Result<OwnedFd> {
+/// Returns an inotify descriptor that becomes readable when the file of events changes.
+fn changes(engine: &Engine) -> rustix::io::Result<OwnedFd> {
     let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
-    let told = inotify::init(flags)?;
+    let inotify_fd = inotify::init(flags)?;
     let changes =
         inotify::WatchFlags::MODIFY | inotify::WatchFlags::CREATE | inotify::WatchFlags::MOVED_TO;
-    inotify::add_watch(&told, engine.places().lib.as_path(), changes)?;
-    Ok(told)
+    inotify::add_watch(&inotify_fd, engine.places().lib.as_path(), changes)?;
+    Ok(inotify_fd)
 }

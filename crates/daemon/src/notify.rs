@@ -1,10 +1,10 @@
-//! What the service manager wants to know (sd_notify(3)).
+//! Notifications to the service manager (sd_notify(3)).
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells it, if there is one. That it does not listen stops nothing.
+/// Sends `state` to the service manager, if there is one. A failure is ignored.
 pub(crate) fn tell(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match path.as_bytes() {
@@ -12,6 +12,6 @@ pub(crate) fn tell(state: &str) {
         _ => SocketAddr::from_pathname(&path),
     };
     if let (Ok(address), Ok(socket)) = (address, UnixDatagram::unbound()) {
-        let _ = socket.send_to_addr(state.as_bytes(), &address); // it may be gone
+        let _ = socket.send_to_addr(state.as_bytes(), &address); // the manager may be gone
     }
 }

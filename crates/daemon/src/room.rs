@@ -1,13 +1,14 @@
-//! Who is awake, how much memory that takes, and who is to give it when others need it ([`choice`]).
+//! The memory budget: the awake containers, how much memory they take, and which of them give
+//! memory when others need it ([`choice`]).
 //!
-//! Numbers in, choices out: no file is read and no process started here.
+//! Pure computation: this module reads no file and starts no process.
 //!
-//! **Popularity** is how often a container is used, in uses a second, older ones counting less: with
-//! each look the past is weighed by `e^(-t/20 s)`, and a look that finds that it has run since the last
-//! one counts one use. So the expected time until its next use is one over that.
+//! **Popularity** is the rate at which a container is used, in uses per second. At each reading the
+//! old value is multiplied by `e^(-t/20 s)`, and one use is added if the container has run since
+//! the last reading. The expected time until the next use is therefore one over the popularity.
 //!
-//! LIMIT: where all that may sleep does, or cannot now, and there is no room all the same, one more is
-//! let in: the next waits until that one sleeps.
+//! LIMIT: if every container that may sleep already does, or cannot sleep now, one more is admitted
+//! although it does not fit; the next one waits until that one sleeps.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -19,52 +20,52 @@ mod choice;
 
 pub(crate) use choice::{Choice, Need};
 
-/// After how long a use counts 1/e of one now.
+/// Time after which a use counts 1/e.
 const FADES: Duration = Duration::from_secs(20);
-/// Below this nobody has to remember it: once in some hours.
+/// Popularity below which a record is dropped: one use in some hours.
 const POPULARITY_MIN: f64 = 1e-4;
-/// How long one that is at work stays awake at least.
+/// Time for which an active container stays awake at least.
 const TURN: Duration = Duration::from_secs(1);
-/// How long somebody waits until that counts for more than who was woken just now.
+/// Waiting time after which a waiter takes precedence over recently woken containers.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(250);
-/// How long one that could not sleep is left alone, the first time.
+/// Time before the first retry after a container could not sleep.
 const LEFT_ALONE: Duration = Duration::from_millis(100);
-/// How long nobody tries again to push out what did not go.
+/// Time before another attempt to push out pages that did not go.
 const KEEPS_PAGES: Duration = Duration::from_secs(60);
-/// LIMIT: how often that doubles.
+/// LIMIT: how often [`LEFT_ALONE`] doubles.
 const DOUBLINGS_MAX: u32 = 9;
-/// How often in a row one cannot sleep until nobody waits for it.
+/// Number of refusals in a row after which no waiter waits for that container.
 const REFUSALS: u32 = 5;
-/// What a container needs beside the pages in its checkpoint, in bytes.
+/// Kernel memory that a container needs in addition to the pages of its checkpoint, in bytes.
 const KERNEL_BYTES: u64 = 512 << 10;
 
-/// What is known of a container that is awake.
+/// Readings and state of a container that is awake.
 #[derive(Debug)]
 struct Awake {
     bytes: u64,
-    /// Of that, what could be in swap.
+    /// The part of `bytes` that could be in swap.
     for_swap_bytes: u64,
-    /// What was pushed out of it and may be there still.
+    /// Bytes that were pushed out and may still be in swap.
     swapped_bytes: u64,
-    /// The kernel does not push its pages out, for whatever reason: not again before that.
+    /// No attempt to push its pages out before this time, because the last one failed.
     keeps_pages_until: Instant,
-    /// What was reserved for it when it was let in.
+    /// Memory reserved for it when it was admitted.
     reserved_bytes: u64,
     used_ns: u64,
     since: Instant,
     looked: Instant,
-    /// The first look that found what the last one did.
+    /// Time of the first reading with the same CPU time as the last one.
     still_since: Instant,
     popularity: f64,
     may_sleep: bool,
     step: Step,
-    /// What it gives that is leaving.
+    /// Bytes that it is to give while it is leaving.
     leaving_bytes: u64,
     refusals: u32,
     left_alone_until: Instant,
 }
 
-/// Where it is on its way.
+/// Progress of a container through its time awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Waking,
@@ -72,7 +73,7 @@ enum Step {
     Leaving,
 }
 
-/// What is remembered of one that sleeps.
+/// Record of a container that sleeps.
 #[derive(Debug)]
 struct Past {
     bytes: u64,
@@ -80,22 +81,22 @@ struct Past {
     left: Instant,
 }
 
-/// All of it.
+/// The budget.
 #[derive(Debug)]
 pub(crate) struct Room {
     bytes: u64,
-    /// What has room in swap.
+    /// Free space in swap.
     swap_bytes: u64,
     awake: HashMap<ContainerId, Awake>,
     past: HashMap<ContainerId, Past>,
 }
 
-/// What is left of a popularity after a time.
+/// Returns the popularity after a time without use.
 fn faded(popularity: f64, time: Duration) -> f64 {
     popularity * (-time.as_secs_f64() / FADES.as_secs_f64()).exp()
 }
 
-/// What one use adds.
+/// Popularity that one use adds.
 fn use_once() -> f64 {
     1.0 / FADES.as_secs_f64()
 }
@@ -107,17 +108,17 @@ impl Awake {
 }
 
 impl Room {
-    /// Room of so many bytes.
+    /// Returns a budget of so many bytes.
     pub(crate) fn of(bytes: u64) -> Self {
         Self { bytes, swap_bytes: 0, awake: HashMap::new(), past: HashMap::new() }
     }
 
-    /// So much has room in swap that pages may be pushed out to.
+    /// Sets the free space of swap.
     pub(crate) fn has_swap(&mut self, bytes: u64) {
         self.swap_bytes = bytes;
     }
 
-    /// What those that are awake take, and those that have leave to be.
+    /// Memory of the containers that are awake or admitted.
     pub(crate) fn taken_bytes(&self) -> u64 {
         self.awake.values().map(|awake| awake.bytes).sum()
     }
@@ -126,27 +127,28 @@ impl Room {
         self.bytes
     }
 
-    /// What is kept free, so that who wakes does not have to wait.
+    /// Part of the budget that is kept free so that wakes do not have to wait.
     fn reserve_bytes(&self) -> u64 {
         self.bytes / 16
     }
 
-    /// So much makes it nearly full.
+    /// Returns whether this amount nearly fills the budget.
     pub(crate) fn is_tight_with(&self, bytes: u64) -> bool {
         bytes > self.bytes / 4 * 3
     }
 
-    /// It is awake, or has leave to be: what it takes is counted.
+    /// Returns whether the container is awake or admitted, so that its memory is counted.
     pub(crate) fn knows(&self, id: &ContainerId) -> bool {
         self.awake.contains_key(id)
     }
 
-    /// It is being put to sleep.
+    /// Returns whether the container is being suspended.
     pub(crate) fn is_leaving(&self, id: &ContainerId) -> bool {
         self.awake.get(id).is_some_and(|awake| awake.step == Step::Leaving)
     }
 
-    /// What one needs that wakes; `checkpoint_bytes` is asked of one that nobody remembers.
+    /// Returns the memory that a wake needs; `checkpoint_bytes` is called if there is no record of
+    /// it.
     pub(crate) fn needs(&self, id: &ContainerId, checkpoint_bytes: impl FnOnce() -> u64) -> u64 {
         match (self.awake.get(id), self.past.get(id)) {
             (Some(_), _) => 0,
@@ -155,7 +157,7 @@ impl Room {
         }
     }
 
-    /// Whether there is room for so much more, or never will be.
+    /// Returns whether so much more fits, or no container can ever make room for it.
     pub(crate) fn has_room(&self, now: Instant, bytes: u64) -> bool {
         let fits = self.taken_bytes().saturating_add(bytes) <= self.bytes;
         let may_yet = |awake: &Awake| match awake.step {
@@ -168,7 +170,7 @@ impl Room {
         fits || !self.awake.values().any(may_yet)
     }
 
-    /// It has leave to wake, or was found awake.
+    /// Records a container that was admitted or found awake.
     fn enter(&mut self, now: Instant, id: ContainerId, step: Step, may_sleep: bool, bytes: u64) {
         let past = self.past.remove(&id);
         let popularity = past.map_or(0.0, |past| faded(past.popularity, now - past.left));
@@ -192,7 +194,8 @@ impl Room {
         self.awake.insert(id, awake);
     }
 
-    /// It has leave to wake. One that is known as awake has fallen asleep since the last look.
+    /// Admits a wake. A container still recorded as awake has been suspended since the last
+    /// reading.
     pub(crate) fn admit(&mut self, now: Instant, id: ContainerId, may_sleep: bool, bytes: u64) {
         match self.awake.get_mut(&id) {
             None => self.enter(now, id, Step::Waking, may_sleep, bytes),
@@ -202,14 +205,14 @@ impl Room {
         }
     }
 
-    /// Who had leave has woken, or not: the next look tells.
+    /// Records that an admitted wake has completed or failed; the next reading decides which.
     pub(crate) fn arrived(&mut self, now: Instant, id: &ContainerId) {
         if let Some(awake) = self.awake.get_mut(id).filter(|awake| awake.step == Step::Waking) {
             (awake.step, awake.since) = (Step::Here, now);
         }
     }
 
-    /// Takes note of a look at one that is awake; `may_sleep` is asked of one that is new.
+    /// Records a reading of an awake container; `may_sleep` is called if the container is new.
     pub(crate) fn look(
         &mut self,
         now: Instant,
@@ -225,7 +228,7 @@ impl Room {
             }
             return;
         };
-        // What was read again is in memory; what else is there is new.
+        // Pages read back from swap are in memory again; the rest of the growth is new.
         let more = for_swap_bytes.saturating_sub(awake.for_swap_bytes);
         awake.swapped_bytes = awake.swapped_bytes.saturating_sub(more);
         awake.for_swap_bytes = for_swap_bytes;
@@ -235,12 +238,12 @@ impl Room {
             (awake.used_ns, awake.still_since) = (used_ns, now);
             awake.popularity += use_once();
         }
-        // What it had comes back as it is touched.
+        // The memory of a woken container returns page by page, as it is touched.
         let has_begun = awake.step == Step::Here && now - awake.since >= TURN;
         awake.bytes = if has_begun { bytes } else { bytes.max(awake.reserved_bytes) };
     }
 
-    /// All but these have ended, or fallen asleep.
+    /// Removes all containers but these; the others have ended or sleep.
     pub(crate) fn only(&mut self, now: Instant, is_there: impl Fn(&ContainerId) -> bool) {
         let gone = self.awake.iter().filter(|(id, it)| it.step != Step::Waking && !is_there(id));
         let gone: Vec<ContainerId> = gone.map(|(id, _)| id.clone()).collect();
@@ -248,21 +251,21 @@ impl Room {
         self.past.retain(|_, past| faded(past.popularity, now - past.left) >= POPULARITY_MIN);
     }
 
-    /// It sleeps, or has ended.
+    /// Records that a container sleeps or has ended.
     pub(crate) fn left(&mut self, now: Instant, id: ContainerId) {
         if let Some(awake) = self.awake.remove(&id) {
             let popularity = faded(awake.popularity, now - awake.looked);
-            // All of it comes back with it.
+            // Swapped pages return as well when the container is restored.
             let bytes = awake.bytes + awake.swapped_bytes;
             self.past.insert(id, Past { bytes, popularity, left: now });
         }
     }
 
-    /// Its pages were pushed out, so many bytes of them.
+    /// Records that so many bytes of its pages were pushed out.
     pub(crate) fn pushed_out(&mut self, now: Instant, id: &ContainerId, bytes: u64) {
         let Some(awake) = self.awake.get_mut(id) else { return };
         awake.step = Step::Here;
-        // It may use no swap, or has what swap does not take.
+        // The container may use no swap, or may have pages that swap does not take.
         if bytes < awake.for_swap_bytes / 4 {
             awake.keeps_pages_until = now + KEEPS_PAGES;
         }
@@ -273,14 +276,14 @@ impl Room {
         self.swap_bytes = self.swap_bytes.saturating_sub(bytes);
     }
 
-    /// It is being put to sleep, for whatever reason.
+    /// Records that a container is being suspended.
     pub(crate) fn leaves(&mut self, id: &ContainerId) {
         if let Some(awake) = self.awake.get_mut(id).filter(|awake| awake.step != Step::Leaving) {
             (awake.step, awake.leaving_bytes) = (Step::Leaving, awake.bytes);
         }
     }
 
-    /// It is not, after all: it has run, or cannot sleep.
+    /// Records that a container was not suspended: it has run, or cannot sleep.
     pub(crate) fn stays(&mut self, now: Instant, id: &ContainerId, is_refused: bool) {
         let Some(awake) = self.awake.get_mut(id) else { return };
         (awake.step, awake.still_since) = (Step::Here, awake.looked);
@@ -291,7 +294,7 @@ impl Room {
         }
     }
 
-    /// Its configuration has changed.
+    /// Records a changed configuration.
     pub(crate) fn may_sleep(&mut self, id: &ContainerId, may_sleep: bool) {
         if let Some(awake) = self.awake.get_mut(id) {
             awake.may_sleep = may_sleep;
@@ -316,13 +319,13 @@ mod tests {
         Duration::from_secs_f64(n)
     }
 
-    /// All of it is pages.
+    /// Memory that consists of pages alone.
     fn of(bytes: u64) -> InUse {
         InUse { bytes, for_swap_bytes: bytes }
     }
 
-    /// Containers of 10 MB that are looked at ten times a second for ten seconds; number n has run at
-    /// every look whose number n divides, the last one long ago.
+    /// Containers of 10 MB, read ten times a second for ten seconds. Number n has run at every
+    /// reading whose number it divides, for the last time some readings ago.
     fn used_by_rank(room: u64, count: u8) -> (Room, Instant) {
         let (mut room, mut now) = (Room::of(room), Instant::now());
         for look in 1..=100u64 {
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_popular_sleep_first_and_as_many_as_it_takes() {
+    fn least_popular_containers_sleep_first_and_no_more_than_needed() {
         let (mut room, now) = used_by_rank(40 * MB, 4);
         assert!(room.has_room(now, 0) && !room.has_room(now, MB));
         assert_eq!(ids(&room.choose(now, Need::Now, 5 * MB, 8)), [id(4)]);
@@ -354,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_are_as_popular_the_one_sleeps_that_gives_more_for_its_wake() {
+    fn of_equally_popular_containers_the_larger_one_sleeps() {
         let (mut room, mut now) = (Room::of(100 * MB), Instant::now());
         for look in 0..20 {
             now += s(0.1);
@@ -365,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_ahead_of_the_idle_alone() {
+    fn memory_is_freed_ahead_from_idle_containers_only() {
         let (mut room, now) = used_by_rank(40 * MB, 4);
         assert_eq!(ids(&room.choose(now, Need::Ahead, 0, 8)), [id(4)], "a sixteenth is kept free");
         let mut room = Room::of(10 * MB);
@@ -378,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_woken_just_now_has_its_time() {
+    fn recently_woken_container_keeps_its_turn() {
         let (mut room, now) = (Room::of(10 * MB), Instant::now());
         room.admit(now, id(1), true, 10 * MB);
         assert!(!room.has_room(now, MB));
@@ -396,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_may_sleep_one_more_is_let_in() {
+    fn wake_is_admitted_over_budget_if_no_container_may_sleep() {
         let (mut room, now) = (Room::of(10 * MB), Instant::now());
         room.look(now, &id(1), 1, of(20 * MB), || false);
         assert!(room.has_room(now, MB), "there will never be room");
@@ -413,20 +416,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_takes_no_room_and_popularity_fades() {
+    fn removed_container_takes_no_memory_and_popularity_fades() {
         let (mut room, now) = used_by_rank(40 * MB, 2);
         room.only(now, |one| *one == id(1));
         assert_eq!(room.taken_bytes(), 10 * MB);
         assert!(room.past.contains_key(&id(2)));
         room.only(now + s(3600.0), |one| *one == id(1));
         assert!(room.past.is_empty());
-        // One that is awake and that nobody uses is as good as unknown after a while.
+        // A container that is awake but unused has almost no popularity after a while.
         room.look(now + s(600.0), &id(1), 99, of(10 * MB), || true);
         assert!(room.awake[&id(1)].popularity < POPULARITY_MIN + use_once());
     }
 
     #[test]
-    fn pages_of_the_idle_go_to_swap_before_anybody_sleeps() {
+    fn pages_of_idle_containers_go_to_swap_before_any_container_sleeps() {
         let (mut room, now) = used_by_rank(40 * MB, 4);
         room.has_swap(15 * MB);
         let asked = |chosen: &[Choice]| -> Vec<(ContainerId, Asked)> {
@@ -437,17 +440,18 @@ mod tests {
         room.pushed_out(now, &id(4), 9 * MB);
         assert!(room.has_room(now, 9 * MB) && !room.has_room(now, 10 * MB));
         assert!(!room.is_leaving(&id(4)), "it goes on");
-        // There is no more room in swap, so the next sleeps; what is left of the first is little.
+        // Swap is full, so the next one sleeps; little of the first is left in memory.
         let chosen = room.choose(now, Need::Now, 12 * MB, 8);
         assert_eq!(asked(&chosen), [(id(3), SLEEP)]);
-        // What it had comes back with it when it has slept, and what was read again is not counted twice.
+        // A suspended container needs its swapped pages as well when it is restored; pages read
+        // back from swap are not counted twice.
         room.look(now + s(0.1), &id(4), 99, of(4 * MB), || true);
         room.left(now + s(0.2), id(4));
         assert_eq!(room.needs(&id(4), || 0), 10 * MB);
     }
 
     #[test]
-    fn what_does_not_go_to_swap_sleeps() {
+    fn container_whose_pages_do_not_go_to_swap_sleeps() {
         let choice = |in_use: InUse| {
             let (mut room, mut now) = used_by_rank(10 * MB, 1);
             room.has_swap(100 * MB);

@@ -1,11 +1,11 @@
-//! What the operator can choose: `[daemon]` in `config.toml`.
+//! Settings of the operator: `[daemon]` in `config.toml`.
 //!
 //! ```toml
 //! [daemon]
-//! memory = "6g"   # for all that is awake; "off": nobody waits for memory
-//! batch = 4       # for how many that wait for memory others are put to sleep at once
-//! reclaim = "swap" # pages of the idle go to swap first, as far as there is some; "sleep": they sleep at once
-//! swap = ["/var/swap=8g", "/disk2/swap=8g"]   # files for memory of the drowsy, made where they are not there
+//! memory = "6g"   # for all awake containers; "off": wakes do not wait for memory
+//! batch = 4       # number of waiting wakes that memory is freed for at once
+//! reclaim = "swap" # push pages of idle containers to swap first; "sleep": suspend at once
+//! swap = ["/var/swap=8g", "/disk2/swap=8g"]   # swap files, created if missing
 //! ```
 
 use std::path::Path;
@@ -17,10 +17,10 @@ use serde::Deserialize;
 
 use crate::{Error, Result, SwapFile};
 
-/// How much memory there is for containers that are awake.
+/// Memory budget for the containers that are awake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// As much as they take: nobody waits.
+    /// No budget: wakes do not wait.
     Off,
     /// So many bytes.
     Bytes(u64),
@@ -37,12 +37,12 @@ impl FromStr for Memory {
     }
 }
 
-/// For how many of those that wait room is made at once, and how many are put to sleep for it.
+/// Number of waiting wakes that memory is freed for at once, and of containers suspended at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Batch(u8);
 
 impl Batch {
-    /// LIMIT: so many are awake beside each other only to fall asleep.
+    /// LIMIT: the number of suspends in flight.
     const MAX: u8 = 64;
 
     pub(crate) fn count(self) -> usize {
@@ -65,13 +65,13 @@ impl FromStr for Batch {
     }
 }
 
-/// How memory is had of the idle where others need it.
+/// How memory of idle containers is freed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reclaim {
-    /// Their pages go to the swap that the host has; then they sleep.
+    /// Push pages to the host's swap first, then suspend.
     #[default]
     Swap,
-    /// They sleep.
+    /// Suspend at once.
     Sleep,
 }
 
@@ -103,16 +103,16 @@ struct Section {
     swap: Vec<String>,
 }
 
-/// What was chosen; what is `None` is as it is where nobody says anything.
+/// The settings; `None` selects the default named at each field.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Three quarters of the host's memory.
+    /// Default: three quarters of the host's memory.
     pub memory: Option<Memory>,
-    /// Four.
+    /// Default: four.
     pub batch: Option<Batch>,
-    /// To swap first.
+    /// Default: swap first.
     pub reclaim: Option<Reclaim>,
-    /// Files to swap to; empty where nobody says any.
+    /// Swap files; default: none.
     pub swap: Vec<SwapFile>,
 }
 
@@ -136,7 +136,7 @@ impl Settings {
         })
     }
 
-    /// What was said here, and elsewhere where nothing was.
+    /// Returns these settings, completed from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         let swap = if self.swap.is_empty() { other.swap } else { self.swap };
         Self {
@@ -160,7 +160,7 @@ impl Settings {
     }
 }
 
-/// Three quarters of the host's memory (proc_meminfo(5)).
+/// Returns three quarters of the host's memory (proc_meminfo(5)).
 fn of_host() -> Memory {
     let text = proc::read_text("/proc/meminfo", 1 << 20).unwrap_or_default();
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
@@ -173,20 +173,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_an_amount_or_off() {
+    fn memory_setting_is_an_amount_or_off() {
         assert_eq!("off".parse::<Memory>().unwrap(), Memory::Off);
         assert_eq!("38m".parse::<Memory>().unwrap(), Memory::Bytes(38 << 20));
         assert!("most".parse::<Memory>().is_err());
-        let Memory::Bytes(bytes) = of_host() else { panic!("a host tells how much it has") };
+        let Memory::Bytes(bytes) = of_host() else { panic!("/proc/meminfo has MemTotal") };
         assert!(bytes > 64 << 20);
     }
 
     #[test]
-    fn what_the_command_says_counts_for_more_than_the_file() {
+    fn command_line_settings_override_the_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "[daemon]\nmemory = \"2g\"\nbatch = 7\n").unwrap();
-        let said = Settings { batch: Some("1".parse().unwrap()), ..Settings::default() };
-        let both = said.or(Settings::read(file.path()).unwrap());
+        let given = Settings { batch: Some("1".parse().unwrap()), ..Settings::default() };
+        let both = given.or(Settings::read(file.path()).unwrap());
         assert_eq!((both.memory(), both.batch().count()), (Memory::Bytes(2 << 30), 1));
         assert_eq!(Settings::default().batch().count(), 4);
         for bad in ["0", "65", "-1", "many", ""] {

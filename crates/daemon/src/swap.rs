@@ -1,8 +1,8 @@
-//! Swap files that an operator gives, for the memory of those that are drowsy.
+//! Swap files given by the operator, for the memory of drowsy (frozen) containers.
 //!
-//! All have one priority, above that of what the host has without saying any, so the kernel spreads what is
-//! pushed out over the disks that they are on. They stay in use when the daemon ends: what is
-//! in them belongs to containers. `swapoff FILE` ends it, and a reboot.
+//! All of them have one priority, above that of the host's own areas without a priority, so the
+//! kernel spreads pages over their disks. They stay in use after the daemon has exited, because
+//! they hold memory of containers. `swapoff FILE` or a reboot ends their use.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use dormouse_model::{Invalid, parse_bytes};
 
 use crate::{Error, Result, say};
 
-/// The kernel gives swap areas without a priority negative ones.
+/// Swap areas without an explicit priority get negative ones from the kernel.
 const PRIORITY: u16 = 100;
 
-/// A file, and how much it is to hold where it has to be made: `/var/swap=8g`.
+/// A file, and its size if it has to be created: `/var/swap=8g`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SwapFile {
     path: PathBuf,
@@ -38,7 +38,7 @@ impl FromStr for SwapFile {
     }
 }
 
-/// Has the kernel swap to all of them; makes those that are not there.
+/// Enables swapping to all of them; creates the missing ones.
 pub(crate) fn begin(files: &[SwapFile]) -> Result<()> {
     for SwapFile { path, bytes } in files {
         let failed = |what: &str, e: std::io::Error| Error::Settings {
@@ -47,7 +47,7 @@ pub(crate) fn begin(files: &[SwapFile]) -> Result<()> {
         };
         let known = swap::areas().map_err(|e| failed("cannot read /proc/swaps", e))?;
         let read = |e| failed("cannot be read", e);
-        // The kernel shows the path behind links.
+        // /proc/swaps shows resolved paths.
         let real = match path.canonicalize() {
             Ok(real) => real,
             Err(_) => {
@@ -58,16 +58,16 @@ pub(crate) fn begin(files: &[SwapFile]) -> Result<()> {
         if known.iter().any(|area| area.path == real) {
             continue;
         }
-        // ORDER: opened once: whoever may write to a directory on the way may put another file there.
+        // ORDER: opened once. A user with write access to a parent directory could replace the file
+        // between two opens.
         let file = swap::open(&real).map_err(read)?;
         if !swap::is_area(&file).map_err(read)? {
-            let what = "there is a file that is not for swap: remove it, or give another name";
+            let what = "the file exists and is not a swap file: remove it, or give another name";
             return Err(Error::Settings { path: path.clone(), what: what.into() });
         }
         let meta = file.metadata().map_err(read)?;
         if meta.uid() != 0 || meta.mode() & 0o077 != 0 {
-            let what =
-                "others than root may read what is swapped there: chown root and chmod 600 it";
+            let what = "the swap file is readable by others than root: chown root and chmod 600 it";
             return Err(Error::Settings { path: path.clone(), what: what.into() });
         }
         let why = "cannot be swapped to (its file system must be one such as ext4 or xfs)";
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_swap_file_is_a_path_and_a_size() {
+    fn swap_file_setting_is_a_path_and_a_size() {
         let file: SwapFile = "/var/a=b=8m".parse().unwrap();
         assert_eq!((file.path.as_path(), file.bytes), (Path::new("/var/a=b"), 8 << 20));
         for bad in ["", "/var/swap", "swap=8g", "/=8g", "/var/swap=", "/var/swap=4k", "/a=much"] {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_read_is_not_swapped_to() {
+    fn swap_file_readable_by_others_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("swap");
@@ -102,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_swap_file_is_left_alone() {
+    fn existing_file_that_is_no_swap_file_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("diary");
         std::fs::write(&path, "dear diary").unwrap();
         let error = begin(&[SwapFile { path: path.clone(), bytes: 1 << 20 }]).unwrap_err();
-        assert!(error.to_string().contains("not for swap"), "{error}");
+        assert!(error.to_string().contains("not a swap file"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "dear diary");
     }
 }

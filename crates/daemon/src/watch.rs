@@ -1,54 +1,54 @@
-//! When a container is looked at, and when it has been idle for its time.
+//! When a container's CPU time is read, and when the container has been idle long enough.
 //!
-//! A look is one number, the CPU time that the container has used. Two looks that find the same
-//! prove that it has not run in between, however long that was; so a container that was found still
-//! is looked at once more, when its time is over. One that was not is looked at again after a pause
-//! that grows to half of its time: the busy are looked at twice in it, whatever they do.
+//! A reading is one number, the CPU time used so far. Two equal readings prove that the container
+//! has not run in between, however long that was. A container found idle is therefore read only
+//! once more, when its idle time is over. Otherwise it is read again after a pause that grows to
+//! half of the idle time T, so that an active container is read twice per T.
 //!
 //! ```text
-//! ran      | a look after a pause: T/8, T/4, T/2, T/2, ...
-//! still    | a look when it has been still for T: still again, it falls asleep
-//! refused  | nothing for 2T, 4T, ... 64T, an hour at most; then as if it had run
+//! ran      | next reading after a pause: T/8, T/4, T/2, T/2, ...
+//! idle     | next reading after T without a run: if still idle, it is suspended
+//! refused  | no reading for 2T, 4T, ... 64T, an hour at most; then as if it had run
 //! ```
 //!
-//! **Whose timers may wait** (`--wake-on`) may have used something, a thousandth of the time at most: what
-//! rings, is set again and does nothing else is no work. LIMIT: neither is who answers somebody who asks as
-//! seldom; the next question wakes it.
+//! **Timers that may wait** (`--wake-on`) may use up to a thousandth of the time: a timer that
+//! expires and is only set again is not activity. LIMIT: answering clients that call equally seldom
+//! is not activity either; the next request wakes the container.
 //!
-//! **Two tiers.** T is the time until the next of them: the shorter one of a container that is awake,
-//! the one until sleep of one that is drowsy, counted from the same moment. One that cannot sleep
-//! becomes drowsy when its time for that has come, and is tried again from there.
+//! **Two tiers.** T is the time until the next tier: for an awake container the shorter of the two,
+//! for a drowsy one the time until sleep, counted from the same moment. A container that cannot
+//! sleep becomes drowsy when its time for that has come, and is tried again from there.
 
 use std::time::{Duration, Instant};
 
 use dormouse_container::{Idle, Policy, Tier};
 
-/// LIMIT: how long one that cannot sleep is left alone.
+/// LIMIT: longest time without a retry after a refusal.
 const LEFT_ALONE_MAX: Duration = Duration::from_secs(3600);
-/// How many times its cost a sleep has to last: one twentieth of the time goes into it at most.
+/// A sleep has to last so many times its cost, so at most one twentieth of the time is spent on it.
 const WORTH: u32 = 20;
-/// Timers that may wait use one part in so many of the time at most.
-const RINGS_SHARE: u32 = 1000;
+/// Timers that may wait use at most one part in so many of the time.
+const TIMERS_SHARE: u32 = 1000;
 
-/// What is known of one container.
+/// State of one watched container.
 #[derive(Debug)]
 pub(crate) struct Watch {
     policy: Policy,
-    /// What the last look found, and the first look that found it.
+    /// The last reading, and the time of the first equal one.
     used_ns: u64,
     still_since: Instant,
-    /// What had been used by then.
+    /// CPU time used at that time.
     still_ns: u64,
     pause: Duration,
-    /// When it is looked at next.
+    /// Time of the next reading.
     pub(crate) due: Instant,
-    /// It is falling asleep.
+    /// Whether a job for it is running.
     pub(crate) is_falling: bool,
-    /// How long that took last time, by tier.
+    /// Duration of the last suspend, by tier.
     took: [Duration; 2],
     refusals: u32,
-    /// What was told last of why it cannot, as a hash.
-    told: u64,
+    /// Hash of the last reported reason why it cannot sleep.
+    reported: u64,
 }
 
 impl Watch {
@@ -63,14 +63,14 @@ impl Watch {
             is_falling: false,
             took: [Duration::ZERO; 2],
             refusals: 0,
-            told: 0,
+            reported: 0,
         };
         watch.pause = watch.after() / 8;
         watch.due = now + watch.pause;
         watch
     }
 
-    /// Where it goes next, and after how much time without work.
+    /// Returns the next tier and the idle time until it.
     fn goal(&self) -> Option<(Tier, Duration)> {
         let Policy { drowsy, asleep, is_drowsy, .. } = self.policy;
         let asleep = asleep.map(|after| (Tier::Asleep, after));
@@ -88,16 +88,17 @@ impl Watch {
         self.goal().map_or(LEFT_ALONE_MAX, |(_, after)| after)
     }
 
-    /// It was started, woken or changed: all begins anew but for what it has taught.
+    /// Restarts the timing after a start, a wake or a change; the measured durations are kept.
     pub(crate) fn begin_again(&mut self, now: Instant, policy: Policy, used_ns: u64) {
-        let (took, told, is_falling) = (self.took, self.told, self.is_falling);
-        *self = Self { took, told, is_falling, ..Self::new(now, policy, used_ns) };
+        let (took, reported, is_falling) = (self.took, self.reported, self.is_falling);
+        *self = Self { took, reported, is_falling, ..Self::new(now, policy, used_ns) };
     }
 
-    /// Takes note of a look. What comes back is to fall asleep; `due` is set either way.
+    /// Records a reading. Returns a tier if the container is to enter it now; sets `due` in either
+    /// case.
     pub(crate) fn look(&mut self, now: Instant, used_ns: u64) -> Option<(Tier, Idle)> {
         let after = self.after();
-        let is_still = used_ns == self.used_ns || self.rings_only(now, used_ns);
+        let is_still = used_ns == self.used_ns || self.timers_only(now, used_ns);
         self.used_ns = used_ns;
         if !is_still {
             (self.still_since, self.still_ns) = (now, used_ns);
@@ -110,7 +111,7 @@ impl Watch {
         if self.due > now {
             return None;
         }
-        // One whose timers rang meanwhile has run.
+        // A container whose timers expired has run since.
         let quiet = match used_ns == self.still_ns {
             true => now - self.still_since,
             false => Duration::ZERO,
@@ -121,25 +122,25 @@ impl Watch {
         Some((tier, Idle { quiet, used_ns, worth }))
     }
 
-    /// Whether all that it has used since is what timers use that may wait.
-    fn rings_only(&self, now: Instant, used_ns: u64) -> bool {
+    /// Returns whether all CPU time used since is within the share of timers that may wait.
+    fn timers_only(&self, now: Instant, used_ns: u64) -> bool {
         let used = Duration::from_nanos(used_ns.saturating_sub(self.still_ns));
-        self.policy.timers_wait && used * RINGS_SHARE <= now - self.still_since
+        self.policy.timers_wait && used * TIMERS_SHARE <= now - self.still_since
     }
 
-    /// It has fallen asleep. The next look finds that it has no cgroup; or it was woken by then.
+    /// Records a completed suspend. The next reading finds no cgroup, or a woken container.
     pub(crate) fn slept(&mut self, now: Instant, took: Duration) {
         self.took[Tier::Asleep as usize] = took;
         self.refusals = 0;
         self.due = now + self.after();
     }
 
-    /// Which it is now: one that was tried may be awake by that.
+    /// Records whether the container is drowsy; a failed suspend may have thawed it.
     pub(crate) fn is_drowsy(&mut self, is_drowsy: bool) {
         self.policy.is_drowsy = is_drowsy;
     }
 
-    /// It is drowsy: what it has used stays as it is from now on.
+    /// Records that the container is drowsy: its CPU time does not change from now on.
     pub(crate) fn drowsed(&mut self, now: Instant, took: Duration, used_ns: u64) {
         self.took[Tier::Drowsy as usize] = took;
         (self.policy.is_drowsy, self.used_ns, self.still_ns) = (true, used_ns, used_ns);
@@ -150,26 +151,26 @@ impl Watch {
         self.due = (self.still_since + self.after()).max(now + alone);
     }
 
-    /// It has run just when it was to fall asleep.
+    /// Records that the container ran just before it was to be suspended.
     pub(crate) fn ran(&mut self, now: Instant) {
         if self.policy.timers_wait {
-            self.due = now + self.pause; // by a timer, or it is found then
+            self.due = now + self.pause; // run by a timer, or else the next reading shows activity
             return;
         }
         self.still_since = now;
         self.due = now + self.pause;
     }
 
-    /// It cannot sleep. Whether that is to be told: the same is told once.
+    /// Records a refusal. Returns whether the reason is new and is to be reported.
     pub(crate) fn refused(&mut self, now: Instant, why: &str, tier: Tier) -> bool {
         self.refusals = self.refusals.saturating_add(1);
         self.due = now + self.left_alone(self.refusals);
-        // What cannot sleep becomes drowsy in its time.
+        // A container that cannot sleep becomes drowsy in its time.
         if tier == Tier::Asleep && self.goal().is_some_and(|(goal, _)| goal == Tier::Drowsy) {
             self.due = now.max(self.still_since + self.after());
         }
         let hash = hash(why);
-        std::mem::replace(&mut self.told, hash) != hash
+        std::mem::replace(&mut self.reported, hash) != hash
     }
 
     fn left_alone(&self, refusals: u32) -> Duration {
@@ -190,12 +191,13 @@ mod tests {
 
     const T: Duration = Duration::from_secs(8);
 
-    /// One that only sleeps.
+    /// A policy with the tier `Asleep` alone.
     fn sleeps(after: Duration) -> Policy {
         Policy { asleep: Some(after), ..Policy::default() }
     }
 
-    /// Looks at it whenever it is due until it falls asleep; `used` tells what it has used by then.
+    /// Reads the container whenever it is due until it is to sleep; `used` returns the CPU time by
+    /// then.
     fn follow(
         watch: &mut Watch,
         begin: Instant,
@@ -204,7 +206,7 @@ mod tests {
         for looks in 1..1000 {
             let now = watch.due;
             if let Some((Tier::Asleep, idle)) = watch.look(now, used(now - begin)) {
-                // Whose timers rang meanwhile has not been quiet.
+                // With timers that may wait the container has run since.
                 let least = if watch.policy.timers_wait { Duration::ZERO } else { T };
                 assert!(idle.quiet >= least && idle.quiet <= now - begin);
                 return (looks, now - begin);
@@ -215,14 +217,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_nothing_falls_asleep_after_its_time_and_two_looks() {
+    fn idle_container_sleeps_after_its_time_and_two_readings() {
         let begin = Instant::now();
         let mut watch = Watch::new(begin, sleeps(T), 5);
         assert_eq!(follow(&mut watch, begin, |_| 5), (2, T));
     }
 
     #[test]
-    fn one_that_stops_working_falls_asleep_soon_after_its_time() {
+    fn container_sleeps_soon_after_its_activity_ends() {
         let begin = Instant::now();
         for stops in [1, 100, 999, 5_000, 60_000] {
             let stops = Duration::from_millis(stops);
@@ -234,13 +236,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_works_is_looked_at_twice_in_its_time_and_never_falls_asleep() {
+    fn active_container_is_read_twice_per_idle_time_and_never_sleeps() {
         let begin = Instant::now();
         let mut watch = Watch::new(begin, sleeps(T), 0);
         let mut looks = 0;
         while watch.due < begin + T * 100 {
             let now = watch.due;
-            // Once a second, for a moment.
+            // One moment of activity per second.
             assert!(watch.look(now, (now - begin).as_secs() + 1).is_none());
             looks += 1;
         }
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_timers_may_wait_falls_asleep_between_them_and_who_works_does_not() {
+    fn timers_that_may_wait_do_not_prevent_sleep_but_activity_does() {
         let begin = Instant::now();
         let policy = Policy { timers_wait: true, ..sleeps(T) };
         let ticks = |each_ns: u64| move |at: Duration| at.as_secs() * each_ns;
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_cannot_sleep_is_left_alone_longer_and_longer_and_told_of_once() {
+    fn refused_container_is_retried_ever_later_and_reported_once() {
         let mut now = Instant::now();
         let mut watch = Watch::new(now, sleeps(T), 0);
         let mut alone = Vec::new();
@@ -273,7 +275,7 @@ mod tests {
             now = watch.due;
         }
         assert_eq!(alone, [16, 32, 64, 128, 256, 512, 512, 512]);
-        assert!(watch.refused(now, "it has two", Tier::Asleep), "what is new is told");
+        assert!(watch.refused(now, "it has two", Tier::Asleep), "a new reason is reported");
         watch.begin_again(now, sleeps(T), 0);
         assert!(!watch.refused(now, "it has two", Tier::Asleep), "and not again after a start");
         assert_eq!(watch.due - now, T * 2);
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_has_to_be_worth_what_it_costs() {
+    fn sleep_must_outlast_its_cost() {
         let now = Instant::now();
         let mut watch = Watch::new(now, sleeps(T), 0);
         assert_eq!(watch.look(now + T, 0).unwrap().1.worth, T);
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ran_at_the_last_moment_waits_for_its_time_again() {
+    fn run_at_the_last_moment_restarts_the_idle_time() {
         let now = Instant::now();
         let mut watch = Watch::new(now, sleeps(T), 0);
         assert!(watch.look(now + T, 0).is_some());
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn it_becomes_drowsy_and_then_falls_asleep_by_the_same_clock() {
+    fn container_becomes_drowsy_and_then_sleeps_on_the_same_clock() {
         let begin = Instant::now();
         let policy = Policy { drowsy: Some(T), asleep: Some(T * 3), ..Policy::default() };
         let mut watch = Watch::new(begin, policy, 5);
@@ -315,13 +317,13 @@ mod tests {
         assert_eq!(watch.due, begin + T * 3);
         let (tier, idle) = watch.look(watch.due, 7).unwrap();
         assert_eq!((tier, idle.quiet), (Tier::Asleep, T * 3));
-        // Woken, it begins anew.
+        // A wake restarts the timing.
         watch.begin_again(begin, policy, 9);
         assert_eq!(watch.look(begin + T, 9).unwrap().0, Tier::Drowsy);
     }
 
     #[test]
-    fn one_that_cannot_sleep_becomes_drowsy_and_is_tried_from_there() {
+    fn container_that_cannot_sleep_becomes_drowsy_and_is_retried_from_there() {
         let begin = Instant::now();
         let policy = Policy { drowsy: Some(T * 2), asleep: Some(T), ..Policy::default() };
         let mut watch = Watch::new(begin, policy, 5);
@@ -334,7 +336,7 @@ mod tests {
         assert_eq!(watch.look(watch.due, 6).unwrap().0, Tier::Asleep);
         assert!(!watch.refused(begin + T * 4, "it has a debugger", Tier::Asleep));
         assert_eq!(watch.due, begin + T * 8);
-        // One that only becomes drowsy has nowhere to go from there.
+        // With the tier `Drowsy` alone there is no next tier.
         let policy = Policy { drowsy: Some(T), ..Policy::default() };
         let mut watch = Watch::new(begin, policy, 5);
         watch.drowsed(begin + T, Duration::ZERO, 6);

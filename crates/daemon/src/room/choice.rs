@@ -1,17 +1,18 @@
-//! Who is to give memory when others need it, and how.
+//! Which containers give memory when others need it, and how.
 //!
-//! **Who sleeps.** Whoever is put to sleep gives its memory, and will cost its wake as often as it is
-//! used: worth = popularity x wake / memory, and the least worth sleeps first. A wake has a price of its
-//! own and one by the byte.
+//! **Suspend.** A suspended container gives all its memory but has to be restored as often as it is
+//! used: worth = popularity x wake / memory. The container of the least worth is suspended first. A
+//! wake has a fixed cost and a cost per byte.
 //!
-//! **Swap first.** Where the host has swap with room in it, whoever is idle need not sleep at once: its pages
-//! are pushed out, and it goes on. That gives nearly as much and costs far less, since nothing is to be made
-//! again: the kernel reads what is touched. What is left then is the kernel's part, and sleep gives that.
+//! **Swap first.** If the host has free swap, an idle container's pages are pushed out and it
+//! continues to run. That frees nearly as much and costs far less: nothing has to be re-created,
+//! and the kernel reads the touched pages back. Only kernel memory remains, which a suspend frees
+//! as well.
 //!
-//! **In turn**, while somebody waits: those that are idle and have been awake for a moment; when that
-//! is of no help for a while, all that are idle; then those at work, too, that had their time. One that
-//! was at work asks for its wake at once and waits behind the others: where the busy do not fit
-//! together, each has its turn.
+//! **Order**, while a client waits: first idle containers that have been awake for a moment; after
+//! some time all idle ones; then also active ones that have had their turn. An active container
+//! that was suspended requests its wake at once and queues behind the others. Active containers
+//! that do not fit together therefore take turns.
 
 use std::time::{Duration, Instant};
 
@@ -20,56 +21,56 @@ use dormouse_model::ContainerId;
 
 use super::{Awake, Room, Step, TURN};
 
-/// What is asked of whom nothing less helps.
+/// The last resort.
 pub(super) const SLEEP: Asked = Asked::Fall(Tier::Asleep);
-/// What a wake costs whatever it brings back, in seconds.
+/// Fixed cost of a wake, in seconds.
 const WAKE_S: f64 = 0.005;
-/// What each byte adds: memory is read at some 1 GB/s.
+/// Cost per byte: memory is read at some 1 GB/s.
 const WAKE_S_PER_BYTE: f64 = 1e-9;
-/// What it costs to have pages read again from swap, whatever they are, in seconds, and for each byte: the
-/// kernel reads some of them at a time.
+/// Cost of reading pages back from swap, in seconds: a fixed part, and a part per byte. The kernel
+/// reads several pages at a time.
 const SWAP_S: f64 = 0.0005;
 const SWAP_S_PER_BYTE: f64 = 2e-9;
-/// What is less than this is not pushed out, nor what is less than a quarter of all.
+/// Minimum to push out; a quarter of the container's memory is another minimum.
 const PUSHED_BYTES_MIN: u64 = 64 << 10;
-/// How long one is left where it is that has been woken, so that it does what it was woken for.
+/// Time for which a woken container is left alone, so that it does what it was woken for.
 pub(super) const SETTLES: Duration = Duration::from_millis(20);
-/// A sleep that a timer ends sooner is not worth it.
+/// A sleep that a timer would end sooner is not worth its cost.
 const WORTH: Duration = Duration::from_secs(1);
 
-/// One that is to give memory now.
+/// A container that is to give memory now.
 #[derive(Debug)]
 pub(crate) struct Choice {
     pub(crate) id: ContainerId,
-    /// How: its pages go to swap, or it sleeps.
+    /// Push out its pages, or suspend it.
     pub(crate) asked: Asked,
-    /// What it is to be still; none where it sleeps though it is at work.
+    /// The idle time required of it; None if it is suspended although it is active.
     pub(crate) idle: Option<Idle>,
 }
 
-/// How one could give memory.
+/// The memory that one container can give, and its price.
 struct Offer {
     id: ContainerId,
     asked: Asked,
     is_busy: bool,
-    /// What it is worth to have a byte of that in memory, in seconds a second.
+    /// Worth of keeping one byte of it in memory, in seconds per second.
     worth: f64,
     bytes: u64,
 }
 
-/// How much somebody who waits may ask of the others.
+/// Urgency of the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// Nobody waits: room is made ahead.
+    /// No client waits: memory is freed ahead.
     Ahead,
-    /// Somebody waits.
+    /// A client waits.
     Now,
-    /// Somebody has waited for a while.
+    /// A client has waited for longer than [`super::PATIENCE`].
     Urgent,
 }
 
 impl Awake {
-    /// How it can give memory that may go, where so much has room in swap.
+    /// Returns how this container can give memory, with so much free swap.
     fn offer(&self, now: Instant, id: &ContainerId, swap_bytes: u64) -> Offer {
         let is_busy = !self.is_idle();
         let pages = self.for_swap_bytes;
@@ -91,7 +92,7 @@ impl Awake {
         }
     }
 
-    /// Whether it may be put to sleep now, where so much is asked of it.
+    /// Returns whether the container may be chosen for this urgency.
     fn may_go(&self, now: Instant, need: Need) -> bool {
         let awake = now.saturating_duration_since(self.since);
         let here = self.may_sleep && self.step == Step::Here && self.left_alone_until <= now;
@@ -104,8 +105,8 @@ impl Awake {
 }
 
 impl Room {
-    /// Who is to give memory so that `wanted` bytes more have room, or that there is some ahead; at most so
-    /// many at once. They are leaving from now on.
+    /// Chooses the containers that are to give memory so that `wanted` more bytes fit (or the
+    /// reserve is free); at most `count_max` at once. They are recorded as leaving.
     pub(crate) fn choose(
         &mut self,
         now: Instant,
