@@ -1,5 +1,5 @@
-//! Alarms: when sleeping containers are woken though nobody has called them, because a timer of
-//! theirs would have rung.
+//! Wake-up times of sleeping containers: when a timer of the container would have expired, it is
+//! woken without a connection.
 //!
 //! An alarm that has rung rings again a second later, until the container has let go of what it left
 //! here: a wake that failed is tried again.
@@ -45,7 +45,7 @@ impl Alarms {
         self.due.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// A container whose alarm has rung.
+    /// Returns a container whose wake-up time has come, and sets it again for later.
     pub(crate) fn rung(&mut self, now: Instant) -> Option<Id> {
         let id = *self.due.first_key_value().filter(|((at, _), _)| *at <= now)?.1;
         self.set(id, now + AGAIN);
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_soonest_rings_first_and_again_until_it_is_let_go() {
+    fn soonest_alarm_expires_first_and_repeats_until_it_is_removed() {
         let id = |text: &str| Id::new(text.as_bytes()).unwrap();
         let begin = Instant::now();
         let at = |s| begin + Duration::from_secs(s);

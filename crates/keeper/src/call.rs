@@ -16,7 +16,7 @@ fn check(returned: libc::c_long) -> Result<usize, Errno> {
 
 /// sigprocmask(2): bit N-1 of `mask` blocks signal N, the others are let through.
 pub fn block_signals(mask: u64) -> Result<(), Errno> {
-    // SAFETY: the mask is 8 bytes, as its size says.
+    // SAFETY: the mask is 8 bytes, the size that is passed.
     check(unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,
@@ -32,7 +32,7 @@ pub fn block_signals(mask: u64) -> Result<(), Errno> {
 /// signalfd4(2) for the signals of `mask`, closed on exec, never blocking.
 pub fn signal_fd(mask: u64) -> Result<OwnedFd, Errno> {
     let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-    // SAFETY: the mask is 8 bytes, as its size says.
+    // SAFETY: the mask is 8 bytes, the size that is passed.
     let fd = check(unsafe {
         libc::syscall(libc::SYS_signalfd4, -1, &mask as *const u64, 8usize, flags)
     })?;
@@ -42,7 +42,7 @@ pub fn signal_fd(mask: u64) -> Result<OwnedFd, Errno> {
 
 /// sigwaitinfo(2): waits for one of the blocked signals of `mask`.
 pub fn wait_signal(mask: u64) -> Result<i32, Errno> {
-    // SAFETY: the mask is 8 bytes, as its size says; null asks for no details and no timeout.
+    // SAFETY: the mask is 8 bytes, the size that is passed; null means no details and no timeout.
     check(unsafe {
         libc::syscall(
             libc::SYS_rt_sigtimedwait,
@@ -61,20 +61,20 @@ pub fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_kill, pid, signal) }).map(drop)
 }
 
-/// Reads signalfd(2): who sent the SIGCHLD that is pending, if one is. It is not queued: of children that
-/// end meanwhile nothing is told.
+/// Reads signalfd(2): returns the sender of a pending SIGCHLD. SIGCHLD is not queued: children that
+/// exit while it is pending are not reported.
 pub fn signalled_by(signals: &OwnedFd) -> Option<u32> {
     const PID: usize = offset_of!(libc::signalfd_siginfo, ssi_pid);
-    let mut told = [0; size_of::<libc::signalfd_siginfo>()];
-    let read = rustix::io::read(signals, &mut told).ok()?;
-    let pid = told[..read].get(PID..PID + 4)?;
+    let mut info = [0; size_of::<libc::signalfd_siginfo>()];
+    let read = rustix::io::read(signals, &mut info).ok()?;
+    let pid = info[..read].get(PID..PID + 4)?;
     Some(u32::from_ne_bytes(pid.try_into().ok()?))
 }
 
 /// wait4(2) for one child, or any of them, not blocking: pid and status, `None` where none has ended.
 pub fn reap(which: Option<u32>) -> Result<Option<(i32, i32)>, Errno> {
     let mut status = 0;
-    // SAFETY: the status is written where a c_int is; null asks for no usage.
+    // SAFETY: the status is written to a c_int; null means no resource usage.
     let pid = check(unsafe {
         libc::syscall(
             libc::SYS_wait4,
@@ -120,14 +120,15 @@ pub unsafe fn execve(path: &CStr, argv: *const *const c_char, envp: *const *cons
 /// close_range(2): closes descriptors from `first` on. KERNEL(5.9).
 ///
 /// # Safety
-/// Nobody uses them afterwards.
+/// No code uses them afterwards.
 pub unsafe fn close_from(first: c_int) -> Result<(), Errno> {
     // SAFETY: only integers are passed; the rest is the caller's promise.
     check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) }).map(drop)
 }
 
-/// Does something under another real uid (setresuid(2)); as itself where that uid cannot be had, as in a user
-/// namespace that does not know it. What else it may do stays as it was: effective and saved uid do.
+/// Runs a function under another real uid (setresuid(2)). If that uid cannot be taken, as in a user
+/// namespace that does not map it, the function runs under the present one. Permissions stay the
+/// same, because they depend on the effective and saved uid.
 pub(crate) fn as_user<T>(uid: u32, does: impl FnOnce() -> T) -> T {
     let real = rustix::process::getuid().as_raw();
     // SAFETY: only integers are passed.
@@ -141,7 +142,7 @@ pub(crate) fn as_user<T>(uid: u32, does: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A socket whose messages come back to it, and to which nobody else can send (unix(7)).
+/// Returns a socket that is connected to itself, so no other socket can send to it (unix(7)).
 pub(crate) fn self_connected() -> Result<OwnedFd, Errno> {
     use rustix::net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname,
@@ -170,15 +171,15 @@ pub(crate) fn close_all_but<'k>(
         unsafe { close_range(first, fd - 1) }?;
         first = fd + 1;
     }
-    // SAFETY: whoever calls is a process that has just been cloned, and never returns to where the owners of
-    // the others are.
+    // SAFETY: the caller is a process that has just been cloned, and never returns to the owners of
+    // the other descriptors.
     unsafe { close_from(first) }
 }
 
 /// close_range(2): closes descriptors from `first` to `last`, if any. KERNEL(5.9).
 ///
 /// # Safety
-/// Nobody uses them afterwards.
+/// No code uses them afterwards.
 pub unsafe fn close_range(first: c_int, last: c_int) -> Result<(), Errno> {
     if first > last {
         return Ok(());
@@ -190,7 +191,7 @@ pub unsafe fn close_range(first: c_int, last: c_int) -> Result<(), Errno> {
 /// close_range(2) with CLOSE_RANGE_UNSHARE: closes descriptors from `first` on in this process alone. Of a
 /// table that is shared no more than the others is copied. KERNEL(5.9).
 pub fn part_with_from(first: c_int) -> Result<(), Errno> {
-    // SAFETY: only integers are passed; whoever calls becomes another program.
+    // SAFETY: only integers are passed; the caller is about to execute another program.
     check(unsafe {
         libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
     })
@@ -210,7 +211,7 @@ pub fn close_on_exec_from(first: c_int) -> Result<(), Errno> {
 /// dup3(2) onto a fixed number, whatever was there; closed on exec if `close_on_exec`.
 ///
 /// # Safety
-/// Nobody owns the number.
+/// No value owns the number.
 pub unsafe fn duplicate_to(
     fd: BorrowedFd<'_>,
     number: c_int,
@@ -238,7 +239,7 @@ pub fn set_uts_name(name: &CStr, domain: bool) -> Result<(), Errno> {
 }
 
 /// Sets the loopback device of this process's network namespace up (netdevice(7)). Any socket
-/// carries the request; one of the unix family asks nothing of the stack.
+/// carries the request; a unix socket needs nothing of the network stack.
 pub fn loopback_up() -> Result<(), Errno> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
     let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
@@ -270,9 +271,9 @@ pub fn set_scheduler(attributes: &[u8]) -> Result<(), Errno> {
     if attributes.len() < 48 {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the structure says its own size in its first field, which the plan's writer has set
-    // to its length; the kernel reads no more than it knows of, 56 bytes, of a mapping that is
-    // longer.
+    // SAFETY: the first field of the structure contains its size, which the plan's writer has set
+    // to its length. The kernel reads at most the size that it knows, 56 bytes, of a mapping that
+    // is longer.
     check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, attributes.as_ptr(), 0) }).map(drop)
 }
 
@@ -322,8 +323,8 @@ impl Arguments {
             return;
         }
         let n = name.len().min(length - 1);
-        // SAFETY: the kernel has laid the arguments there, on the stack, and they are written to by
-        // nobody else; the length was checked by `find`.
+        // SAFETY: the kernel has laid the arguments there, on the stack, and no other code writes
+        // to them; the length was checked by `find`.
         unsafe {
             std::ptr::write_bytes(self.start as *mut u8, 0, length);
             std::ptr::copy_nonoverlapping(name.as_ptr(), self.start as *mut u8, n);
@@ -331,8 +332,9 @@ impl Arguments {
     }
 }
 
-/// Runs `body` with `argument` in a process of its own that shares memory and descriptors with the
-/// caller, who sleeps until it has ended (vfork(2)). Gives its pid, to be reaped.
+/// Runs `body` with `argument` in a separate process that shares memory and descriptors with the
+/// caller. The caller is blocked until that process has exited (vfork(2)). Returns its pid, to be
+/// reaped.
 ///
 /// # Safety
 /// `body` neither allocates, locks, panics nor returns to Rust code of the caller; it ends by
@@ -360,8 +362,7 @@ pub unsafe fn run_aside(
 /// `code` is the begin of such an interpreter, mapped executable, and `start` the address of an
 /// operation of its program. Nothing of the caller is ever used again.
 pub unsafe fn follow(code: *const u8, start: u64) -> ! {
-    // SAFETY: the interpreter needs no stack and returns to nobody; the rest is the caller's
-    // promise.
+    // SAFETY: the interpreter needs no stack and does not return; the rest is the caller's promise.
     unsafe {
         std::arch::asm!(
             "mov rbx, {start}",

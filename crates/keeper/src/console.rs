@@ -1,4 +1,4 @@
-//! Terminals, standard inputs and logs that the keeper holds for containers nobody looks at.
+//! Terminals, standard inputs and logs that the keeper holds while no client is attached.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -7,10 +7,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{FallocateFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// The master of a terminal and the log that its output goes to while nobody is attached.
+/// The master of a terminal and the log that receives its output while no client is attached.
 #[derive(Debug)]
 pub struct Console {
-    /// Whose.
+    /// The container.
     pub id: Id,
     /// The master.
     pub master: OwnedFd,
@@ -18,16 +18,16 @@ pub struct Console {
     pub log: OwnedFd,
     /// The connection that has it now.
     pub attached: Option<u64>,
-    /// Nobody held the other side open when it was last looked at; it is not watched now.
+    /// The other side was closed at the last check; the terminal is not polled now.
     pub hung_up: bool,
 }
 
-/// What became of a console's output.
+/// Result of moving a console's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pumped {
     /// Some was written, or there is none now.
     Some,
-    /// Nobody holds the other side open.
+    /// The other side is closed.
     HungUp,
 }
 
@@ -83,9 +83,9 @@ pub struct Logs {
 const BLOCK: u64 = 4096;
 
 impl Logs {
-    /// Cuts what is too much from the head of each log by making it a hole. The writer, who
-    /// appends, never notices; a reader begins at SEEK_DATA. A quarter more than needed is cut, so
-    /// that it does not happen at every look.
+    /// Removes the excess from the head of each log by punching a hole. The writer appends and is
+    /// not affected; a reader begins at SEEK_DATA. A quarter more than needed is removed, so that
+    /// most checks have nothing to do.
     ///
     /// LIMIT: a writer faster than the bound between two looks (2 s, with more than a thousand
     /// containers so much longer) exceeds it for that long.

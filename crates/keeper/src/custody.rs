@@ -1,18 +1,20 @@
-//! Custody: descriptors of sleeping containers, and who calls them.
+//! Custody: the held descriptors of sleeping containers, and the detection of clients.
 //!
-//! A socket that listens goes on listening here; whoever connects is answered by the kernel and waits
-//! in its queue. A connection goes on, too: the kernel acknowledges what comes, sends what is still to
-//! be sent, and tells us when there is something to read, room to write again, or nobody any more.
-//! epoll(7) tells once (EPOLLONESHOT) that there is somebody; the container is then woken by a process
-//! of ours, which takes the descriptors out and lets go of them, so the waiting caller is the first
-//! whom the container accepts.
+//! A listening socket keeps listening here: the kernel completes connections, which wait in its
+//! queue. An open connection stays open, too: the kernel acknowledges incoming data, sends what is
+//! still queued, and reports through epoll(7) that there is data to read, space to write, or a
+//! hang-up. One report is enough (EPOLLONESHOT). The container is then woken by a waker process,
+//! which takes the descriptors out and has the rest released. The container therefore accepts the
+//! waiting client first.
 //!
-//! **Parked.** A process has so many descriptors and no more (RLIMIT_NOFILE), and each clone copies all
-//! of them. So what a container has left here is parked ([`crate::lot`]) when it says that this is all. An epoll
-//! set of its own is among it: that set is in the keeper's, so the keeper hears of it, and a set whose last
-//! descriptor is closed is in no other any more. What is asked for is taken out first, and watched as it was.
+//! **Parked.** The number of descriptors of a process is limited (RLIMIT_NOFILE), and each clone
+//! copies all of them. Therefore the descriptors of a container are parked ([`crate::lot`]) once
+//! all of them have arrived. A private epoll set is parked with them: it is a member of the
+//! keeper's set, so the keeper is still notified, and a set whose last descriptor is closed leaves
+//! the other set. Requested descriptors are taken out first, and polled as before.
 //!
-//! What is parked outlives the keeper, in the vault ([`crate::vault`]): the next keeper finds it there.
+//! Parked descriptors outlive the keeper, in the vault ([`crate::vault`]): the next keeper finds
+//! them there.
 //!
 //! LIMIT: a container that leaves more descriptors than one message carries is not parked, and one that is
 //! woken is not while that lasts: the vault does not have them.
@@ -28,33 +30,33 @@ use rustix::io::Errno;
 use crate::lot::{DESCRIPTORS, Found, Lots};
 use crate::vault::Vault;
 
-/// How soon one that could not be woken is tried again, while somebody calls.
+/// Time before another attempt to wake a container that could not be woken, while a client waits.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The bit of the number of an epoll set that is parked; the others are those of its first descriptor.
 const SET: u64 = 1 << 63;
 
-/// What one container left here.
+/// The held descriptors of one container.
 #[derive(Debug, Default)]
 struct Sleeper {
     held: Vec<Numbered>,
     /// Where they are instead, and in which order: the number in the epoll set and in the lot.
     parked: Option<(u64, Vec<Parked>)>,
-    /// Somebody has called, and nobody is told again before this is over.
+    /// A wake is in progress; no other is started before it is over.
     is_called: bool,
-    /// It comes from the vault, and nobody has asked for it yet.
+    /// Found in the vault and not requested yet.
     is_found: bool,
-    /// It is no longer wanted, and could not be taken out to be closed: no number was left.
+    /// No longer wanted, but not closed yet, because no descriptor number was free to take it out.
     is_let_go: bool,
 }
 
 /// One descriptor.
 #[derive(Debug)]
 pub(crate) struct Held {
-    /// What its container calls it.
+    /// The key that its container uses for it.
     pub(crate) key: u32,
-    /// Bits of [`watch`]. LIMIT: one without any is in no epoll set, which would tell of a hang-up
-    /// that its owner knows of.
+    /// Bits of [`watch`]. LIMIT: a descriptor without any is in no epoll set, since epoll would
+    /// report a hang-up that the container has already seen.
     pub(crate) watch: u8,
     pub(crate) fd: OwnedFd,
 }
@@ -70,13 +72,13 @@ struct Parked {
     watch: u8,
 }
 
-/// What all sleeping containers left here.
+/// The held descriptors of all sleeping containers.
 #[derive(Debug, Default)]
 pub(crate) struct Custody {
     sleepers: HashMap<Id, Sleeper>,
     tokens: HashMap<u64, Id>,
     lots: Lots,
-    /// Those that are watched again, and when, soonest first.
+    /// Containers that are polled again, with the time, soonest first.
     again: VecDeque<(Instant, Id)>,
 }
 
@@ -87,7 +89,7 @@ fn watched(token: u64, held: &Held) -> (epoll::EventData, epoll::EventFlags) {
     (epoll::EventData::new_u64(token), flags)
 }
 
-/// What stands beside the descriptors of a container that are parked: its id, and key and watch of each.
+/// Returns the label of a container's parked descriptors: its id, and the key and watch of each.
 fn label(id: Id, held: &[Numbered]) -> Vec<u8> {
     let text = id.as_str().as_bytes();
     let mut label = vec![text.len() as u8];
@@ -108,7 +110,7 @@ fn read_label(label: &[u8]) -> Option<(Id, Vec<(u32, u8)>)> {
 }
 
 impl Custody {
-    /// Custody of what a keeper before has left in the vault. `next` gives a number that is nobody's.
+    /// Takes over what an earlier keeper has left in the vault. `next` returns an unused number.
     pub(crate) fn restore(epoll: &OwnedFd, vault: Vault, mut next: impl FnMut() -> u64) -> Self {
         let mut custody = Self::default();
         let (sleepers, tokens) = (&mut custody.sleepers, &mut custody.tokens);
@@ -189,11 +191,11 @@ impl Custody {
         let fds = std::iter::once(&own).chain(sleeper.held.iter().map(|(_, held)| &held.fd));
         let label = label(id, &sleeper.held);
         self.lots.park(number, &label, &fds.map(AsFd::as_fd).collect::<Vec<_>>())?;
-        // ORDER: parked, and heard of by the one set; then out of the other.
+        // ORDER: first parked, in the container's own set; then removed from the keeper's.
         let held = std::mem::take(&mut sleeper.held);
         for (token, held) in &held {
             if self.tokens.remove(token).is_some() {
-                let _ = epoll::delete(epoll, &held.fd); // it is in the set
+                let _ = epoll::delete(epoll, &held.fd); // a member of the set
             }
         }
         let parked = held.into_iter();
@@ -246,12 +248,12 @@ impl Custody {
         }
         for (token, held) in self.sleepers.remove(&id).into_iter().flat_map(|s| s.held) {
             if self.tokens.remove(&token).is_some() {
-                let _ = epoll::delete(epoll, &held.fd); // it is in the set, or nothing is lost
+                let _ = epoll::delete(epoll, &held.fd); // a member, or else there is nothing to remove
             }
         }
     }
 
-    /// The container that is called by what has this number, if nobody was told yet.
+    /// Returns the container whose descriptor has this number, unless its wake is in progress.
     pub(crate) fn called(&mut self, token: u64) -> Option<Id> {
         let id = *self.tokens.get(&token)?;
         let sleeper = self.sleepers.get_mut(&id)?;
@@ -259,7 +261,7 @@ impl Custody {
     }
 
     /// The same for a container that is woken for another reason.
-    pub(crate) fn tell(&mut self, id: Id) -> bool {
+    pub(crate) fn start_wake(&mut self, id: Id) -> bool {
         let sleeper = self.sleepers.get_mut(&id);
         sleeper.is_some_and(|sleeper| !std::mem::replace(&mut sleeper.is_called, true))
     }
@@ -269,16 +271,16 @@ impl Custody {
         self.sleepers.get(&id).is_some_and(|sleeper| !sleeper.is_let_go)
     }
 
-    /// The same for somebody who knows that the container sleeps.
-    pub(crate) fn ask(&mut self, id: Id) -> bool {
+    /// The same for a client that knows that the container sleeps.
+    pub(crate) fn request(&mut self, id: Id) -> bool {
         if let Some(sleeper) = self.sleepers.get_mut(&id) {
             sleeper.is_found = false;
         }
         self.has(id)
     }
 
-    /// Containers of which something was found that nobody has asked for.
-    pub(crate) fn unasked(&self) -> Vec<Id> {
+    /// Returns the containers whose descriptors were found in the vault and not requested.
+    pub(crate) fn unrequested(&self) -> Vec<Id> {
         self.sleepers.iter().filter(|(_, sleeper)| sleeper.is_found).map(|(id, _)| *id).collect()
     }
 
@@ -302,12 +304,12 @@ impl Custody {
                 self.let_go(epoll, id);
                 continue;
             }
-            let _ = self.fetch(epoll, id); // it is tried again when somebody calls
+            let _ = self.fetch(epoll, id); // tried again at the next connection
             let Some(sleeper) = self.sleepers.get_mut(&id) else { continue };
             sleeper.is_called = false;
             for (token, held) in sleeper.held.iter().filter(|(_, held)| held.watch != 0) {
                 let (data, flags) = watched(*token, held);
-                let _ = epoll::modify(epoll, &held.fd, data, flags); // it is in the set
+                let _ = epoll::modify(epoll, &held.fd, data, flags); // a member of the set
             }
         }
     }
@@ -325,7 +327,7 @@ mod tests {
         Id::new(format!("c{n}").as_bytes()).unwrap()
     }
 
-    /// Who is called, as the server finds out.
+    /// Returns the containers to wake, as the server finds them.
     fn called(custody: &mut Custody, epoll: &OwnedFd) -> Vec<Id> {
         let mut events = [MaybeUninit::uninit(); 16];
         let (ready, _) = epoll::wait(epoll, &mut events[..], Some(&Timespec::default())).unwrap();
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_sleepers_the_one_that_is_called_is_named() {
+    fn of_many_sleeping_containers_the_called_one_is_reported() {
         const COUNT: usize = 100;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         let mut custody = Custody::default();
@@ -356,11 +358,11 @@ mod tests {
         let open =
             |custody: &Custody| custody.sleepers.values().map(|it| it.held.len()).sum::<usize>();
         assert_eq!((open(&custody), custody.next()), (0, None));
-        assert_eq!(called(&mut custody, &epoll), [], "nobody has called yet");
+        assert_eq!(called(&mut custody, &epoll), [], "no client has connected yet");
         for n in [77, 3, 99, 50] {
             rustix::io::write(&callers[n], &1u64.to_ne_bytes()).unwrap();
             assert_eq!(called(&mut custody, &epoll), [id(n)]);
-            assert_eq!(called(&mut custody, &epoll), [], "it is told once");
+            assert_eq!(called(&mut custody, &epoll), [], "one report per wake");
             let taken = custody.take(&epoll, id(n), 5).unwrap();
             let mut bytes = [0; 8];
             rustix::io::read(&taken, &mut bytes).unwrap();
@@ -369,7 +371,7 @@ mod tests {
             custody.let_go(&epoll, id(n));
             assert_eq!(custody.take(&epoll, id(n), 5).unwrap_err(), Errno::NOENT);
         }
-        // One that could not be woken is told of again.
+        // A container that could not be woken is reported again.
         rustix::io::write(&callers[60], &1u64.to_ne_bytes()).unwrap();
         assert_eq!(called(&mut custody, &epoll), [id(60)]);
         custody.came_back(id(60));
@@ -379,7 +381,7 @@ mod tests {
         assert!(custody.is_empty() && custody.tokens.is_empty() && open(&custody) == 0);
     }
     #[test]
-    fn a_label_says_what_was_left() {
+    fn label_round_trips_id_keys_and_watches() {
         let fd = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let held = [
             (1, Held { key: 7, watch: 3, fd: fd() }),

@@ -1,8 +1,8 @@
-//! The tiny init: pid 1 of a container that asked for one.
+//! The tiny init: pid 1 of a container that requested one (`--init`).
 //!
-//! It does not execute a program of its own: it is the newborn itself, which forks the program and
-//! stays. It holds no descriptor, cannot be looked into (its memory is the keeper's copy, owned by
-//! the host's user namespace), and calls rt_sigtimedwait, wait4, kill and exit_group only.
+//! The init executes no program: the newborn itself forks the program and stays. It holds no
+//! descriptor and cannot be inspected (its memory is the keeper's copy, owned by the host's user
+//! namespace). Its only system calls are rt_sigtimedwait, wait4, kill and exit_group.
 //!
 //! LIMIT: it costs the copied pages of the keeper, about 100 kB, where a program of its own would
 //! cost an execve and its file.
@@ -16,7 +16,7 @@ use crate::newborn::Shared;
 /// All signals.
 const ALL: u64 = u64::MAX;
 
-/// Who the init is.
+/// Identity of the init.
 #[derive(Debug, Clone, Copy)]
 pub struct Own {
     /// User and group, where they are not those that it has.
@@ -86,12 +86,13 @@ pub(crate) fn become_init(
         other => other?,
     };
     let _ = kernel::set_name(c"dormouse-init");
-    // Whoever would be more than it should be is nobody: the kernel takes the program along. What the
-    // program shares with others it would keep for as long as it lives.
+    // If dropping privileges fails the init exits; the kernel then kills the pid namespace. Memory
+    // shared with other containers is unmapped, because the init would keep it for as long as it
+    // lives.
     if shared.let_go().and_then(|()| own.take_on()).is_err() {
         kernel::exit(125);
     }
-    // SAFETY: this process holds nothing any more; its arguments are nobody's.
+    // SAFETY: this process uses no descriptor any more, and no code uses its arguments.
     unsafe {
         let _ = call::close_from(0);
         arguments.overwrite(b"dormouse-init");

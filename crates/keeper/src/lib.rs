@@ -1,28 +1,30 @@
 //! The parent of all containers of a host.
 //!
-//! One keeper runs per runtime directory, started on demand ([`dormouse_launch::Keeper`]). It
-//! clones processes from its own tiny memory (a clone copies the page tables of its parent: 0.04 ms
-//! here, 6.5 ms from a large program), inside a mount namespace that holds one empty read-only
-//! tmpfs, so that nothing of the host is ever below a container's root. It reaps them, writes how
-//! they ended, holds terminals while nobody looks at them, keeps logs under their bound, and ends
-//! by itself.
+//! One keeper runs per runtime directory, started on demand ([`dormouse_launch::Keeper`]). The
+//! keeper clones processes from its own tiny memory: a clone copies the page tables of its parent
+//! (0.04 ms here, 6.5 ms from a large program). Its mount namespace holds one empty read-only
+//! tmpfs, so that nothing of the host is ever below a container's root. The keeper reaps the
+//! processes, records their exit status, holds terminals while no client is attached, keeps logs
+//! under their bound, and exits by itself when it is idle.
 //!
-//! It decides nothing: what a container is, the engine knows. It is one thread, one epoll, and the
-//! tables in [`server`]; there are no locks. What it holds for a running container is an entry in a
+//! The keeper takes no decisions: only the engine knows what a container is. One thread runs one
+//! epoll loop over the tables in [`server`], without locks. A running container is an entry in a
 //! table: children need no pidfd, and only a terminal is polled.
 //!
-//! Clones of one checkpoint may be born with memory that they share, from a process of its own (`template`).
-//! What sleeping containers left here outlives it, in a process of its own ([`vault`]).
-//! If it is killed, its children go on without it (no parent death signal); how they end is then
-//! unknown to later commands, unless the kernel tells (PIDFD_GET_INFO, KERNEL(6.15)). A new keeper
-//! can be started beside such orphans.
+//! Clones of one checkpoint can share memory from the start, which they get from a separate process
+//! (`template`). Held descriptors of sleeping containers outlive the keeper in a separate process
+//! ([`vault`]). If the keeper is killed, its children continue without it (no parent death signal).
+//! Their exit status is then unknown to later commands, unless the kernel reports it
+//! (PIDFD_GET_INFO, KERNEL(6.15)). A new keeper can be started beside such orphans.
 //!
 //! Kernel facts relied on:
-//! - clone3 with CLONE_INTO_CGROUP places without the RCU wait of writing to `cgroup.procs`.
-//! - a procfs can't be mounted by a user namespace whose mount namespace shows none, therefore the
-//!   keeper makes it ([`birth`]): KERNEL(6.17) by the `pidns` parameter, before by a helper.
-//! - move_mount over `/` and chroot look at no other task, where pivot_root visits all of them; the
-//!   root is then the namespace's own, so that nested user namespaces work (`current_chrooted`).
+//! - clone3 with CLONE_INTO_CGROUP places a process without the RCU wait of a write to
+//!   `cgroup.procs`.
+//! - A procfs cannot be mounted in a user namespace whose mount namespace shows none, therefore the
+//!   keeper makes it ([`birth`]): KERNEL(6.17) by the `pidns` parameter, before by a helper
+//!   process.
+//! - move_mount over `/` and chroot visit no other task, while pivot_root visits all of them. The
+//!   root is then the namespace's own, so nested user namespaces work (`current_chrooted`).
 
 mod alarm;
 pub mod birth;
@@ -43,8 +45,8 @@ pub mod vault;
 
 pub use call::close_from;
 
-/// Copies of descriptors that this process was started with, from number `first` on. Those are
-/// nobody's in this process: it neither closes nor uses them.
+/// Copies of descriptors that this process was started with, from number `first` on. No code in
+/// this process owns them: it neither closes nor uses them.
 ///
 /// The error is the first number that is not open, and why.
 pub fn inherited(
@@ -60,11 +62,11 @@ pub fn inherited(
     (first..first.saturating_add(count)).map(copy).collect()
 }
 
-/// A step of the keeper that failed, for whoever starts it or asks it.
+/// A failed step of the keeper, for its clients.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {source}")]
 pub struct Failed {
-    /// What it tried: the end of "cannot ...".
+    /// The step: the end of "cannot ...".
     pub step: &'static str,
     /// Why.
     pub source: rustix::io::Errno,

@@ -1,19 +1,20 @@
-//! Descriptors that are open though nobody has them: parked in the queues of sockets.
+//! Open descriptors without a number in any process: parked in the queues of sockets.
 //!
-//! A descriptor that was sent (unix(7), SCM_RIGHTS) and not received yet is an open file without a
-//! number: it counts against no RLIMIT_NOFILE. What belongs together is a *bundle*, with a label; a *lot* is
-//! a socket that is connected to itself, with one message in its queue, of all that its bundles have. A
-//! message takes 4 kB of the kernel, however few descriptors it has (Linux 6.10 and later keep
-//! `struct scm_fp_list` as it was allocated), so several containers share one. To add to a lot or to take
-//! from it, it is received and what stays is sent again; so a lot is small. Nobody else can send to it:
-//! a datagram socket takes from whom it is connected to.
+//! A descriptor that was sent (unix(7), SCM_RIGHTS) and not yet received is an open file without a
+//! number, so RLIMIT_NOFILE does not count it. A *bundle* is a group of descriptors with a label. A
+//! *lot* is a socket connected to itself, with one queued message that carries all its bundles. A
+//! message takes 4 kB of kernel memory, however few descriptors it has (Linux 6.10 and later keep
+//! `struct scm_fp_list` as it was allocated), so several containers share one. To add to a lot or
+//! take from it, the message is received and the rest is sent again; so a lot is small. No other
+//! process can send to it: a connected datagram socket receives from its peer alone.
 //!
 //! **The vault** ([`crate::vault`]) has a copy of each lot's socket: whatever becomes of this process, the
 //! queues stay, and the next keeper finds in the labels what they are.
 //!
-//! Files on their way count against the sender's limit, unless he has CAP_SYS_ADMIN, and against everybody
-//! else's of the same user: they are sent under a user of their own ([`UID`]). The search for cycles among
-//! them looks at unix sockets only, and there are few.
+//! In-flight files count against the sender's limit, unless it has CAP_SYS_ADMIN, and against the
+//! limit of all other processes of the same user. Therefore they are sent under a separate user id
+//! ([`UID`]). The search for cycles among in-flight files visits unix sockets only, and those are
+//! few.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +27,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::call;
 use crate::vault::Vault;
 
-/// Under whose real uid it is sent: nobody's, above a host's own users and below subordinate ids
+/// The real uid for sending: not in use, above a host's own users and below subordinate ids
 /// (login.defs(5), SUB_UID_MIN).
 const UID: u32 = 99_999;
 
@@ -38,7 +39,7 @@ const SHARED: usize = 96;
 pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
 /// LIMIT: bytes of a message: the labels of its bundles.
 const MESSAGE: usize = 4096;
-/// The key of a bundle that nobody has.
+/// The key of a bundle without an owner.
 const NOBODYS: u64 = u64::MAX;
 /// Bytes before a label: how long it is (2), and how many descriptors it is of.
 const HEAD: usize = 3;
@@ -70,8 +71,8 @@ pub(crate) struct Found<'l> {
 }
 
 impl Lots {
-    /// What the vault has of a keeper that is gone. `name` gives each bundle its key; one that it gives none
-    /// is let go of.
+    /// Takes over the lots of an earlier keeper from the vault. `name` returns the key for each
+    /// bundle; a bundle without a key is released.
     pub(crate) fn restore(&mut self, vault: Vault, mut name: impl FnMut(Found<'_>) -> Option<u64>) {
         self.vault = vault;
         for (number, sock) in self.vault.take_stock() {
@@ -84,7 +85,7 @@ impl Lots {
                     }
                     self.lots.insert(number, lot);
                 }
-                // Empty, or not to be read: whose that was is heard again as after a reboot.
+                // Empty or unreadable: its container is treated as after a reboot.
                 Err(_) => self.vault.forget(number),
             }
         }
@@ -188,7 +189,7 @@ impl Lot {
             (own, fds) = fds.split_at_checked(count).ok_or(Errno::BADMSG)?;
             all.push(Found { label, fds: own });
         }
-        // ORDER: all can be read: whoever was named is here.
+        // ORDER: `name` is called when all bundles were read, so each named one is there.
         let bundle = |found: Found<'_>| (found.fds.len(), name(found).unwrap_or(NOBODYS));
         let bundles = all.into_iter().map(bundle).map(|(count, key)| (key, count)).collect();
         let mut lot = Self { sock, bundles };
@@ -252,7 +253,8 @@ impl Lot {
                 wire::send(&self.sock, labels, fds, SendFlags::DONTWAIT)?;
             }
             if !self.bundles.is_empty() {
-                // ORDER: the new one is there. Whoever has no room for descriptors has the kernel close them.
+                // ORDER: the new message is there. A receive without space for descriptors makes
+                // the kernel close them.
                 rustix::net::recv(&self.sock, &mut [0; 1], RecvFlags::DONTWAIT)?;
             }
             Ok(())
@@ -260,10 +262,11 @@ impl Lot {
     }
 }
 
-/// What the last message of a lot has, which stays, and is the only one then: a keeper that was killed in the
-/// middle of [`Lot::replace`] has left two.
+/// Returns the contents of a lot's last message, which stays and is the only one afterwards. A
+/// keeper that was killed during [`Lot::replace`] has left two messages.
 ///
-/// ORDER: nothing is taken out before all was looked at, and the last never: whoever is killed here loses nothing.
+/// ORDER: no message is removed before all were read, and the last one never: a kill at any point
+/// loses nothing.
 fn last(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     // From the first on, whatever a keeper that was killed here has looked at; each look goes on to the next.
     look_from(sock, 0)?;
@@ -288,8 +291,8 @@ fn look_from(sock: &OwnedFd, bytes: i32) -> Result<(), Errno> {
     kernel::set_int_option(sock.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, bytes)
 }
 
-/// What the first message of a lot has, which stays. EMSGSIZE where there are not as many numbers left:
-/// nothing is lost then.
+/// Returns the contents of a lot's first message, which stays. On EMSGSIZE (too few free descriptor
+/// numbers) nothing is lost.
 fn peek(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     let (mut labels, mut fds) = (vec![0; MESSAGE], Vec::new());
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -309,11 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_parked_is_taken_out_in_any_order() {
+    fn parked_descriptors_are_taken_out_in_any_order() {
         let mut lots = Lots::default();
         let count = BUNDLES as u64 * 2 + 5;
         for key in 0..count {
-            // Two of each, which say the key and the one after it.
+            // Two for each, with the key and the key + 1 as values.
             let pair =
                 [key + 1, key + 2].map(|n| eventfd(n as u32, EventfdFlags::CLOEXEC).unwrap());
             let label = vec![key as u8; key as usize]; // of none, too
@@ -323,7 +326,7 @@ mod tests {
         for n in 0..count {
             let key = n * 7 % count; // each once: 7 does not divide the count
             let fds = lots.take(key).unwrap();
-            let said: Vec<u64> = fds
+            let numbers: Vec<u64> = fds
                 .iter()
                 .map(|fd| {
                     let mut bytes = [0; 8];
@@ -331,14 +334,14 @@ mod tests {
                     u64::from_ne_bytes(bytes)
                 })
                 .collect();
-            assert_eq!(said, [key + 1, key + 2]);
+            assert_eq!(numbers, [key + 1, key + 2]);
         }
         assert!(lots.lots.is_empty() && lots.places.is_empty() && lots.free.is_empty());
         assert_eq!(lots.take(1).unwrap_err(), Errno::NOENT);
     }
 
     #[test]
-    fn of_two_messages_the_last_is_true() {
+    fn of_two_messages_the_last_is_current() {
         let mut lot = Lot { sock: call::self_connected().unwrap(), bundles: Vec::new() };
         let fds: Vec<OwnedFd> =
             (1..=3).map(|n| eventfd(n, EventfdFlags::CLOEXEC).unwrap()).collect();
@@ -362,7 +365,7 @@ mod tests {
         assert_eq!(peek(&found.sock).unwrap_err(), Errno::AGAIN, "nothing is left");
     }
     #[test]
-    fn what_nobody_knows_is_let_go_of_and_the_rest_stays() {
+    fn unknown_bundle_is_released_and_the_rest_stays() {
         let mut lot = Lot { sock: call::self_connected().unwrap(), bundles: Vec::new() };
         let fds: Vec<OwnedFd> =
             (1..=3).map(|n| eventfd(n, EventfdFlags::CLOEXEC).unwrap()).collect();
@@ -375,7 +378,7 @@ mod tests {
         let mut bytes = [0; 8];
         rustix::io::read(&found.take(2).unwrap()[0], &mut bytes).unwrap();
         assert_eq!(u64::from_ne_bytes(bytes), 2, "it is the very file");
-        // Labels that are cut give nobody a name.
+        // A truncated label names no container.
         send(&found.sock, &[9, 0, 1, b'x'], &[fds[0].as_fd()]).unwrap();
         let named = Lot::found(found.sock, &mut |_| panic!("it cannot be read"));
         assert_eq!(named.unwrap_err(), Errno::BADMSG);

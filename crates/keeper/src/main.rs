@@ -1,7 +1,7 @@
 //! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]... [--wake WORD]... [--tidy WORD]...`
 //!
 //! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
-//! directory. It returns 0 when its daemon listens, or 1 with one line that says why not.
+//! directory. This process returns 0 when its daemon listens, or 1 with a one-line reason.
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
 //! arguments, one word each, that clean up after a container, `--wake` those that wake one, `--tidy`
@@ -22,7 +22,7 @@ use rustix::fs::{Mode, OFlags};
 
 /// Resource number of the limit on descriptors (getrlimit(2)).
 const NOFILE: u32 = 7;
-/// What the keeper asks for itself: the last to be killed when memory is short.
+/// Badness of the keeper: the last process to be killed when memory is short.
 const OOM_SCORE_ADJ: i32 = -999;
 
 fn main() -> ExitCode {
@@ -70,8 +70,8 @@ fn arguments() -> Result<Arguments, String> {
 }
 
 /// Wipes the arguments from memory. Until execve a newborn that joins a container shows the
-/// keeper's, and `/proc/PID/cmdline` is for everybody to read, whoever may not trace it: the
-/// container would learn where the host keeps its things.
+/// keeper's arguments, and `/proc/PID/cmdline` is readable without ptrace permission. The container
+/// would learn the paths of the host.
 ///
 /// ORDER: after the arguments were copied, while there is one thread.
 fn wipe_arguments() {
@@ -81,17 +81,17 @@ fn wipe_arguments() {
     let mut fields = rest.split_ascii_whitespace().skip(45).map(|f| f.parse::<usize>().ok());
     let (Some(Some(start)), Some(Some(end))) = (fields.next(), fields.next()) else { return };
     if start != 0 && start < end {
-        // SAFETY: the kernel wrote the arguments there, on our own writable stack; the only ones who
-        // read them, the standard library's `args`, copied them and are not asked again.
+        // SAFETY: the kernel wrote the arguments there, on our own writable stack. Their only
+        // reader, the standard library's `args`, has copied them and is not called again.
         unsafe { std::ptr::write_bytes(start as *mut u8, 0, end - start) };
     }
-    let _ = kernel::set_name(c"dormouse-keeper"); // what ps shows instead
+    let _ = kernel::set_name(c"dormouse-keeper"); // shown by ps
 }
 
 fn start() -> Result<(), String> {
-    // What whoever runs the first container happens to have open (a lock of a shell script) would stay
-    // open for as long as any container is there.
-    // SAFETY: nobody has opened anything yet, and the standard streams stay.
+    // Descriptors inherited from the command that starts the first container (such as the lock of a
+    // shell script) would stay open as long as any container exists.
+    // SAFETY: no descriptor was opened yet, and the standard streams stay.
     unsafe { dormouse_keeper::close_from(3) }.map_err(|e| format!("close what is open: {e}"))?;
     let all = arguments()?;
     wipe_arguments();
@@ -107,7 +107,7 @@ fn start() -> Result<(), String> {
     heritage.oom_score_adj = lower_oom_score();
     let listener = listen(&run).map_err(|e| e.to_string())?;
     let vault = Vault::open(&run).map_err(|e| format!("make the vault's socket: {e}"))?;
-    // Any directory will do as the place of a mount that nobody else sees; this one is there.
+    // Any directory will do as the place of a mount that no other process sees; this one is there.
     let outside = tiny::enter(&all.run).map_err(|e| e.to_string())?;
     let (_, hard) = heritage.nofile;
     let _ = kernel::prlimit(NOFILE, Some((hard, hard)));

@@ -1,18 +1,18 @@
 //! The life of a process between clone and execve: it receives its plan and executes it.
 //!
-//! **State.** A table of the descriptors it received, the plan in a private mapping, the master of
-//! a terminal if it opened one. Descriptors 0 to 2 are those of who cloned it (the keeper's are
-//! `/dev/null`), 3 is the socket to the engine, 4 its procfs; all others are closed first.
+//! **State.** The table of received descriptors, the plan in a private mapping, and the master of a
+//! terminal if one was opened. Descriptors 0 to 2 are those of the cloning process (the keeper's
+//! are `/dev/null`), 3 is the socket to the engine, 4 its procfs; all others are closed first.
 //!
 //! **Rules.** It is a copy of the keeper: it must not allocate, lock or panic, and never returns.
 //! Paths are texts of the plan;
 //! where a part of one is needed it is copied to the stack.
 //!
-//! **Whom it trusts.** The engine, which wrote the plan; not the image: see [`crate::tree`].
+//! **Trust.** The engine, which wrote the plan, is trusted; the image is not: see [`crate::tree`].
 //!
-//! **Ends.** By execve, or in a restore program (the crate `checkpoint`); or it says `Failed` and
-//! exits with 125 (126, 127 where execve failed); or, when the engine goes away before Go, it exits
-//! with 125 in silence.
+//! **Exit.** By execve, or in a restore program (the crate `checkpoint`). On a failure the newborn
+//! sends `Failed` and exits with 125 (126, 127 if execve failed). If the engine exits before Go,
+//! the newborn exits with 125 without a message.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
@@ -44,7 +44,7 @@ const PROC_MAGIC: u64 = 0x9fa0;
 /// Index of a failure that is of no operation.
 const NO_OPERATION: u32 = u32::MAX;
 
-/// What a newborn takes along from the keeper.
+/// Settings that a newborn inherits from the keeper.
 #[derive(Debug, Clone, Copy)]
 pub struct Heritage {
     /// Limit on descriptors before the keeper raised its own.
@@ -77,7 +77,7 @@ impl Shared {
 }
 
 impl Heritage {
-    /// What this process has now, before it changes it.
+    /// Reads the present settings of this process, before it changes them.
     pub fn now() -> Self {
         let nofile = kernel::prlimit(NOFILE, None).unwrap_or((1024, 4096));
         let arguments = call::Arguments::find();
@@ -120,7 +120,7 @@ fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
-/// Nobody in the container may look into this process or trace it.
+/// Makes this process undumpable, so that no process of the container can inspect or trace it.
 fn hide() -> Outcome {
     // Where ids change the kernel itself would see to it.
     kernel::set_dumpable(weakened("undumpable"))
@@ -147,7 +147,7 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         heritage,
     };
     if let Err(errno) = newborn.settle_in(sock, proc) {
-        // Nothing is at its place yet: there is nobody to tell but the keeper, by the exit code.
+        // Nothing is set up yet: only the keeper can be notified, by the exit code.
         let _ = errno;
         kernel::exit(NEVER_BEGAN);
     }
@@ -181,12 +181,12 @@ struct Newborn {
 }
 
 impl Newborn {
-    /// Takes its own place: descriptors, signals, umask; nobody may look inside.
+    /// Sets up descriptors, signals and umask, and makes the process undumpable.
     fn settle_in(&mut self, sock: RawFd, proc: RawFd) -> Outcome {
         // ORDER: both are moved out of the way before one of them is put onto the other.
         let sock = rustix::io::fcntl_dupfd_cloexec(borrowed(sock), 16)?.into_raw_fd();
         let proc = rustix::io::fcntl_dupfd_cloexec(borrowed(proc), 16)?.into_raw_fd();
-        // SAFETY: this process is a copy of the keeper that never returns to its code: nobody uses
+        // SAFETY: this process is a copy of the keeper that never returns to its code: no code uses
         // the keeper's descriptors any more.
         unsafe {
             call::duplicate_to(borrowed(sock), SOCK, true)?;
@@ -507,12 +507,12 @@ impl Newborn {
         }
     }
 
-    /// The engine ends meanwhile; who starts this process connects to the listener.
+    /// The engine exits meanwhile; the starting command connects to the listener.
     fn wait_for_start(&mut self, listener: BorrowedFd<'_>) -> Outcome {
         self.sync()?;
         let starter =
             rustix::io::retry_on_intr(|| rustix::net::accept_with(listener, SocketFlags::CLOEXEC))?;
-        // SAFETY: the number is that of the socket to the engine, which nobody uses any more.
+        // SAFETY: the number is that of the socket to the engine, which no code uses any more.
         unsafe { call::duplicate_to(starter.as_fd(), self.sock, true)? };
         self.wait_for_go()
     }
@@ -557,9 +557,9 @@ impl Newborn {
 
     /// Sets the capabilities.
     ///
-    /// What is permitted now says nothing about the program: execve computes its sets from the
-    /// bounding, inheritable and ambient ones. So CAP_SYS_ADMIN (of this user namespace) can stay
-    /// until then, and the filter be loaded last even without no_new_privs.
+    /// The permitted set has no effect on the program: execve computes its sets from the bounding,
+    /// inheritable and ambient ones. Therefore CAP_SYS_ADMIN (of this user namespace) can stay
+    /// until then, and the filter can be loaded last even without no_new_privs.
     fn capabilities(&mut self, plan: &Flat<'_>, op: &Record) -> Outcome {
         let data = plan.data(op).map_err(damaged)?;
         let mut masks = [0u64; 5];
@@ -573,7 +573,7 @@ impl Newborn {
         let now = kernel::capget()?;
         kernel::capset(CapabilityMasks { effective: now.permitted, ..now })?;
         kernel::capability_bound(bounding)?;
-        // What this process does not have itself it cannot give.
+        // A process cannot give capabilities that it does not have.
         let permitted = (permitted | ambient) & now.permitted;
         let effective = effective & permitted;
         let inheritable = inheritable & now.permitted;
@@ -589,8 +589,8 @@ impl Newborn {
         Ok(())
     }
 
-    /// Maps a restore program, tells it which numbers its descriptors have, and follows it; gives
-    /// why it could not.
+    /// Maps a restore program, passes it the numbers of its descriptors, and jumps into it. Returns
+    /// the error if that fails.
     fn follow(&mut self, plan: &Flat<'_>, op: &Record) -> Errno {
         let go = || -> Outcome<(*const u8, u64)> {
             if let Some(op) = self.nofile {
@@ -637,8 +637,8 @@ impl Newborn {
         }
     }
 
-    /// Becomes the program; gives why it could not, as a shell chooses among several candidates:
-    /// one that may not be executed says more than one that is not there.
+    /// Executes the program. Returns the error if that fails; among several candidates, as in a
+    /// shell, one that may not be executed takes precedence over one that does not exist.
     fn exec(&mut self, plan: &mut Flat<'_>, op: &Record) -> Errno {
         if let Err(errno) = self.seal() {
             return errno;
@@ -649,7 +649,7 @@ impl Newborn {
             _ => return Errno::BADMSG,
         };
         let Ok(mut rest) = plan.data(op) else { return Errno::BADMSG };
-        let mut said = Errno::NOENT;
+        let mut error = Errno::NOENT;
         while !rest.is_empty() {
             let at = op.text as usize + op.text_len as usize - rest.len();
             let Ok(path) = plan.text_at(at as u64) else { return Errno::BADMSG };
@@ -657,12 +657,12 @@ impl Newborn {
             // that the tables end with null.
             match unsafe { call::execve(path, argv, envp) } {
                 Errno::NOENT | Errno::NOTDIR => {}
-                Errno::ACCESS => said = Errno::ACCESS,
+                Errno::ACCESS => error = Errno::ACCESS,
                 other => return other,
             }
             rest = rest.get(path.count_bytes() + 1..).unwrap_or_default();
         }
-        said
+        error
     }
 }
 
@@ -685,8 +685,8 @@ pub(crate) fn decimal(value: i64, text: &mut [u8; 20]) -> &[u8] {
     &text[at..]
 }
 
-/// Writes a sysctl of this process's namespaces. Through the procfs of who cloned it: which
-/// namespace is meant the kernel takes from the writer, and no image has a hand in that procfs.
+/// Writes a sysctl of this process's namespaces through the procfs of the cloning process. The
+/// kernel takes the namespace from the writer, and the image has no influence on that procfs.
 fn sysctl(key: &CStr, value: &CStr) -> Outcome {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(borrowed(PROC), c"sys", flags, Mode::empty())?;
@@ -697,8 +697,8 @@ fn sysctl(key: &CStr, value: &CStr) -> Outcome {
     rustix::io::write(&file, value.to_bytes()).map(drop)
 }
 
-/// Asks the host's security module for a label at execve (proc_pid_attr(5)): AppArmor's own file
-/// where there is one, otherwise the one that all modules share.
+/// Requests a label of the host's security module at execve (proc_pid_attr(5)): AppArmor's own file
+/// if there is one, otherwise the one that all modules share.
 fn label(label: &CStr) -> Outcome {
     let open = |path: &CStr| {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -714,38 +714,40 @@ fn label(label: &CStr) -> Outcome {
 /// Whether one of the candidates could be executed, as `exec` would choose among them.
 fn lookup(plan: &Flat<'_>, op: &Record) -> Outcome {
     let mut rest = plan.data(op).map_err(damaged)?;
-    let mut said = Errno::NOENT;
+    let mut error = Errno::NOENT;
     while !rest.is_empty() {
         let at = op.text as usize + op.text_len as usize - rest.len();
         let path = plan.text_at(at as u64).map_err(damaged)?;
         match rustix::fs::stat(path) {
             Err(Errno::NOENT | Errno::NOTDIR) => {}
-            Err(e) => said = e,
+            Err(e) => error = e,
             Ok(stat) => {
                 let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
                 if !is_dir && rustix::fs::access(path, Access::EXEC_OK).is_ok() {
                     return Ok(());
                 }
-                said = Errno::ACCESS;
+                error = Errno::ACCESS;
             }
         }
         rest = rest.get(path.count_bytes() + 1..).unwrap_or_default();
     }
-    Err(said)
+    Err(error)
 }
 
-/// Loads a filter that asks a listener, whose descriptor somebody outside fetches from this process
-/// by the number that is left in the shared page (`launch::Listener`), and then says so there.
+/// Loads a filter with a user-notification listener. A process outside the container fetches the
+/// listener's descriptor from this process, by the number in the shared page (`launch::Listener`),
+/// and then sets a flag in that page.
 ///
-/// The filter may ask about any call, so none is made: the processor waits, for a bounded time.
+/// The filter may notify for any system call, so none is made: the thread busy-waits, for a bounded
+/// time.
 fn load_with_listener(program: &[Instruction], flags: u32, page: BorrowedFd<'_>) -> Outcome {
     use std::sync::atomic::{AtomicI32, Ordering};
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the kernel chooses.
     let at =
         unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, MapFlags::SHARED, page, 0)? };
-    // SAFETY: the mapping is a page long, aligned, and never unmapped; who else has it mapped uses
-    // atomic accesses, too.
+    // SAFETY: the mapping is a page long, aligned, and never unmapped; other processes that map it
+    // use atomic accesses, too.
     let words = unsafe { std::slice::from_raw_parts(at.cast::<AtomicI32>(), 2) };
     let listener = kernel::load_filter_with(program, flags | kernel::FILTER_NEW_LISTENER)?;
     words[0].store(listener + 1, Ordering::Release);
@@ -771,7 +773,7 @@ fn rlimit(op: &Record) -> Outcome {
 
 pub(crate) fn become_stdio(fds: [BorrowedFd<'_>; 3]) -> Outcome {
     for (number, fd) in fds.into_iter().enumerate() {
-        // SAFETY: 0 to 2 are owned by nobody; descriptors of a plan have higher numbers.
+        // SAFETY: no value owns 0 to 2; descriptors of a plan have higher numbers.
         unsafe { call::duplicate_to(fd, number as RawFd, false)? };
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! A program that a newborn runs on the way: a hook of an OCI bundle.
 //!
-//! It is a child of the newborn, with its namespaces and credentials, and has to end well, in time,
-//! before the newborn goes on. As everything here it neither allocates nor locks.
+//! The program is a child of the newborn, with its namespaces and credentials. The newborn
+//! continues only if the program exits with 0 in time. Like everything here this neither allocates
+//! nor locks.
 
 use std::ffi::{CStr, c_char};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,8 +17,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use crate::call;
 use crate::newborn::Outcome;
 
-/// Runs a program and waits for its end, `seconds` at most where that is not 0. The error is an
-/// errno, or how it ended, as `flat::PROGRAM_ENDED` says.
+/// Runs a program and waits for its exit, `seconds` at most unless that is 0. The error is an errno
+/// or an exit status, encoded as in `flat::PROGRAM_ENDED`.
 ///
 /// # Safety
 /// Both tables are arrays of pointers to texts ended by NUL, and end with null.
@@ -58,7 +59,7 @@ pub(crate) unsafe fn run(
 /// In the child: its streams, and nothing else of ours.
 fn prepare(input: BorrowedFd<'_>) -> Outcome {
     rustix::fs::seek(input, SeekFrom::Start(0))?;
-    // SAFETY: this process is about to become another program: nobody owns these numbers.
+    // SAFETY: this process is about to execute another program: no value owns these numbers.
     unsafe { call::duplicate_to(input, 0, false)? };
     let null = rustix::fs::open(c"/dev/null", OFlags::WRONLY | OFlags::NOCTTY, Mode::empty());
     if let Ok(null) = null {

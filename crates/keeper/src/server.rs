@@ -3,30 +3,32 @@
 //! **State.** Everything is in the tables of [`Server`], touched by one thread:
 //!
 //! ```text
-//! connections   who talks to us, by serial number     consoles  terminals, by serial number
-//! children      processes that live, by pid            stdins    write ends, by container
-//! unsettled     ended, their spawner has yet to say    logs      files kept under a bound
-//!               that it has cleaned up           custody  what sleeping containers left here
-//!                                                alarms   when they are woken uncalled
+//! connections   clients, by serial number             consoles  terminals, by serial number
+//! children      live processes, by pid                stdins    write ends, by container
+//! unsettled     exited, clean-up by the spawner       logs      files kept under a bound
+//!               not reported yet                      custody   descriptors of sleeping containers
+//!                                                     alarms    wake-up times without a client
 //! fills         memory of containers that is being filled while they run
-//! templates     processes with memory that newborns share, by serial number, and whom they were asked for
-//! queue         errands: containers to be settled or woken by a process of ours, 4 of each at once
+//! templates     processes whose memory newborns share, by serial number, with pending requests
+//! queue         errands: containers to be settled or woken by a process, 4 of each kind at once
 //! ```
 //!
-//! **The end of a child.** It is reaped; a first process's exit file is written (before anybody is
-//! told, so that the file is there for whoever was told); the connection that spawned it and those
-//! that wait hear `Exited`. Where the spawner asked for settling, it has to say `Settled`; if its
+//! **Exit of a child.** The child is reaped. For a first process the exit file is written before
+//! the clients are notified, so that they find it. The connection that spawned it and those that
+//! wait receive `Exited`. If the spawner requested settling, it must send `Settled`; if its
 //! connection closes before that, or had closed long ago, `SETTLE... ID` is run in the host's mount
-//! namespace. So what follows the end of a container happens once at least, whoever is killed when.
+//! namespace. Clean-up after a container's exit therefore happens at least once, even if processes
+//! are killed.
 //!
-//! **Sleep.** A sleeping container's sockets are in [`Custody`]; when one can be read from, or its
-//! alarm rings, a *waker* takes them and has them let go. If it did not, they are watched again a second
-//! later; if it was killed, another one is told at once. Should the keeper be killed, the [`crate::vault`]
-//! still has them. A waker is a process `WAKE...` that has got
-//! ready, reads lines `ID called` or `ID timer` from its standard input, and answers each with a byte when
-//! that container is awake; it ends when its input does. As long as somebody sleeps one is there, so that
-//! a caller does not wait for what a process does before it can do anything; more are made when more are
-//! called at once, and end when they have had nothing to do for a second.
+//! **Sleep.** The sockets of a sleeping container are in [`Custody`]. When one becomes readable, or
+//! its alarm expires, a *waker* takes them and has the rest released. If the wake fails, the
+//! sockets are polled again a second later; if the waker was killed, another one is notified at
+//! once. If the keeper is killed, the [`crate::vault`] still has them. A waker is a process
+//! `WAKE...` that has finished its start-up. It reads lines `ID called` or `ID timer` from its
+//! standard input, and answers each with a byte when that container is awake; at end of file it
+//! exits. While any container sleeps one waker is kept, so that a client does not wait for the
+//! start-up of a process. More are started when several containers are called at once; those exit
+//! after a second without work.
 //!
 //! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
 //! answers are never waited for: a client that does not read loses its connection.
@@ -64,7 +66,7 @@ use crate::custody::{Custody, Held};
 use crate::fill::{self, Fill};
 use crate::newborn::Heritage;
 use crate::sweep::Sweep;
-use crate::template::{self, Asked, Template};
+use crate::template::{self, PendingBirth, Template};
 use crate::tiny::Outside;
 use crate::vault::Vault;
 use crate::{Failed, Step};
@@ -76,7 +78,7 @@ const ERRANDS_MAX: usize = 4;
 const IDLE: Duration = Duration::from_secs(1);
 /// How often logs are looked at.
 const LOOK: Duration = Duration::from_secs(2);
-/// LIMIT: containers whose logs are looked at each time; with more, each waits for its turn.
+/// LIMIT: containers whose logs are checked each time; with more, they take turns.
 const LOOK_AT: usize = 1000;
 /// How soon it tries again what could not be done now.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -96,7 +98,7 @@ pub struct Child {
     settle: bool,
 }
 
-/// A container whose first process has ended and whose spawner is still there.
+/// A container whose first process has exited and whose spawner is still connected.
 #[derive(Debug)]
 struct Unsettled {
     pid: u32,
@@ -104,15 +106,15 @@ struct Unsettled {
     connection: u64,
 }
 
-/// What a process of ours is to do about a container.
+/// A job of a helper process for a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Errand {
     Settle(Id),
-    Wake { id: Id, why: Why, is_second: bool },
+    Wake { id: Id, why: Reason, is_second: bool },
 }
 
 impl Errand {
-    fn wake(id: Id, why: Why) -> Self {
+    fn wake(id: Id, why: Reason) -> Self {
         Self::Wake { id, why, is_second: false }
     }
 
@@ -121,14 +123,14 @@ impl Errand {
     }
 }
 
-/// Why a container is woken.
+/// Reason a container is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum Reason {
     Called,
     Timer,
 }
 
-impl Why {
+impl Reason {
     /// The word that stands behind the id.
     fn word(self) -> &'static str {
         match self {
@@ -138,38 +140,38 @@ impl Why {
     }
 }
 
-/// A process that wakes one container after the other, as it is told.
+/// A process that wakes containers, one after the other, on request.
 #[derive(Debug)]
 struct Waker {
     pid: u32,
-    /// The other end of its standard input. It ends when this is closed.
-    told: OwnedFd,
+    /// The other end of its standard input. The waker exits when this is closed.
+    requests: OwnedFd,
 }
 
 impl Waker {
-    /// Tells it whom to wake; one that has ended meanwhile does not hear it.
-    fn tell(&self, id: Id, why: Why) -> bool {
+    /// Sends the id of the container to wake; returns false if the waker has exited.
+    fn request(&self, id: Id, why: Reason) -> bool {
         let line = format!("{} {}\n", id.as_str(), why.word());
-        rustix::net::send(&self.told, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
+        rustix::net::send(&self.requests, line.as_bytes(), SendFlags::NOSIGNAL).is_ok()
     }
 }
 
-/// What a keeper is made of, before it runs.
+/// The parts of a keeper, before it runs.
 #[derive(Debug)]
 pub struct Parts {
     /// The runtime directory.
     pub run: OwnedFd,
     /// The listening socket.
     pub listener: OwnedFd,
-    /// What a keeper before has left.
+    /// Descriptors left by an earlier keeper.
     pub vault: Vault,
-    /// What it holds of the world outside.
+    /// Descriptors of the host's namespaces.
     pub outside: Outside,
-    /// What its newborns inherit.
+    /// Settings that its newborns inherit.
     pub heritage: Heritage,
     /// Program and arguments that settle; the id is appended.
     pub settle: Vec<CString>,
-    /// Program and arguments that wake whoever they are told of.
+    /// Program and arguments of a waker.
     pub wake: Vec<CString>,
     /// Program and arguments that the keeper becomes at its end.
     pub tidy: Vec<CString>,
@@ -196,14 +198,14 @@ pub struct Server {
     vault: u64,
     alarms: Alarms,
     fills: HashMap<u64, Fill>,
-    /// What nobody fills any more, until the container has ended.
+    /// Memory that is no longer filled, until its container has ended.
     lost: Vec<Fill>,
     templates: HashMap<u64, Template>,
     queue: VecDeque<Errand>,
     errands: HashMap<u32, Errand>,
     /// By serial number.
     wakers: HashMap<u64, Waker>,
-    /// None is made before to be there when somebody calls: one has ended that had nothing to do.
+    /// No spare waker is started before this time, because one without work has exited.
     next_waker: Instant,
     /// When one was at work last.
     woken: Instant,
@@ -211,7 +213,7 @@ pub struct Server {
     next_look: Instant,
     idle_since: Option<Instant>,
     ending: bool,
-    /// Whose logs were looked at last.
+    /// The container whose logs were checked last.
     log_turn: Option<Id>,
 }
 
@@ -328,9 +330,10 @@ impl Server {
         let waker = self.lacks_a_waker().then_some(self.next_waker);
         let is_more = self.at_rest().count() > usize::from(!self.custody.is_empty());
         let rest = is_more.then(|| self.woken + IDLE);
-        let asked = self.asked().map(|asked| asked.until).min();
+        let pending = self.pending().map(|pending| pending.until).min();
         let sweep = self.sweep.next();
-        let next = [look, idle, queue, custody, alarm, waker, rest, asked, sweep, self.deaf_until];
+        let next =
+            [look, idle, queue, custody, alarm, waker, rest, pending, sweep, self.deaf_until];
         let next = next.into_iter().flatten().min()?;
         let wait = next.saturating_duration_since(now) + Duration::from_millis(1);
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
@@ -339,7 +342,7 @@ impl Server {
     /// Has a vault made where there is none and something for it.
     fn secure(&mut self) {
         if self.custody.secure() {
-            // One that cannot be watched is missed by whoever tells it something.
+            // If it cannot be polled, its end is noticed at the next request to it.
             self.serial += 1;
             self.vault = self.serial;
             let _ = self.custody.vault().map(|vault| self.watch(vault, self.vault));
@@ -361,8 +364,8 @@ impl Server {
         self.custody.look(&self.epoll, now);
         self.secure();
         while let Some(id) = self.alarms.rung(now) {
-            if self.custody.tell(id) {
-                self.queue.push_back(Errand::wake(id, Why::Timer));
+            if self.custody.start_wake(id) {
+                self.queue.push_back(Errand::wake(id, Reason::Timer));
                 self.start_errands();
             }
         }
@@ -370,19 +373,19 @@ impl Server {
             self.start_errands();
         }
         self.keep_a_waker(now);
-        if self.asked().any(|asked| asked.until <= now) {
-            // It may answer yet, and nobody would know whom.
-            let is_late = |asked: &Asked| asked.until <= now;
-            let which = |_, template: &Template| template.asked.as_ref().is_some_and(is_late);
+        if self.pending().any(|pending| pending.until <= now) {
+            // A late answer could not be matched to its request.
+            let is_late = |pending: &PendingBirth| pending.until <= now;
+            let which = |_, template: &Template| template.pending.as_ref().is_some_and(is_late);
             self.end_templates(Errno::TIMEDOUT, which);
         }
         if self.ending {
-            // ORDER: who asked is still connected and sees our end only when we are gone; nobody
-            // else is.
-            let asked = std::mem::take(&mut self.connections);
+            // ORDER: the client that requested the end stays connected and sees it when the keeper
+            // is gone; all other connections are closed.
+            let open = std::mem::take(&mut self.connections);
             let ended = self.end();
             if !ended {
-                self.connections.extend(asked);
+                self.connections.extend(open);
                 return false;
             }
             return true;
@@ -391,9 +394,9 @@ impl Server {
         over && self.end()
     }
 
-    /// Newborns that templates were asked for.
-    fn asked(&self) -> impl Iterator<Item = &Asked> {
-        self.templates.values().filter_map(|template| template.asked.as_ref())
+    /// Pending requests for newborns of templates.
+    fn pending(&self) -> impl Iterator<Item = &PendingBirth> {
+        self.templates.values().filter_map(|template| template.pending.as_ref())
     }
 
     fn has_to_look(&self) -> bool {
@@ -412,7 +415,7 @@ impl Server {
         }
     }
 
-    /// A terminal that nobody held open may be in use again: a getty opens and closes it.
+    /// A terminal that was closed may be in use again: a getty opens and closes it.
     fn look_after_consoles(&mut self) {
         let epoll = &self.epoll;
         for (token, console) in &mut self.consoles {
@@ -424,7 +427,7 @@ impl Server {
         }
     }
 
-    /// Ends, unless somebody has come or is about to.
+    /// Stops serving, unless a client has connected or is about to.
     fn end(&mut self) -> bool {
         self.idle_since = Some(Instant::now() - IDLE + AGAIN);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
@@ -453,7 +456,8 @@ impl Server {
         let sock = match rustix::net::accept_with(&self.parts.listener, flags) {
             Ok(sock) => sock,
             Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
-                // Nobody is heard until descriptors are free again, instead of a busy loop.
+                // No connection is accepted until descriptors are free again; otherwise this would
+                // be a busy loop.
                 let _ = epoll::delete(&self.epoll, &self.parts.listener);
                 self.deaf_until = Some(Instant::now() + AGAIN);
                 return;
@@ -483,7 +487,7 @@ impl Server {
 
     fn serve(&mut self, serial: u64, flags: epoll::EventFlags) {
         if serial == self.vault {
-            return self.custody.lose_vault(); // it says nothing: it has ended
+            return self.custody.lose_vault(); // the vault sends nothing, so it has exited
         }
         if let Some(console) = self.consoles.get(&serial) {
             let readable = flags.contains(epoll::EventFlags::IN);
@@ -493,16 +497,16 @@ impl Server {
             return;
         }
         if self.wakers.contains_key(&serial) {
-            return self.hear_waker(serial);
+            return self.receive_from_waker(serial);
         }
         if let Some(fill) = self.fills.remove(&serial) {
             return self.filled(fill);
         }
         if self.templates.contains_key(&serial) {
-            return self.hear_template(serial);
+            return self.receive_from_template(serial);
         }
         if let Some(id) = self.custody.called(serial) {
-            self.queue.push_back(Errand::wake(id, Why::Called));
+            self.queue.push_back(Errand::wake(id, Reason::Called));
             return self.start_errands();
         }
         let Some(sock) = self.connections.get(&serial) else { return };
@@ -529,11 +533,11 @@ impl Server {
             },
         };
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        self.tell(serial, &reply, &fds);
+        self.send(serial, &reply, &fds);
     }
 
     /// Sends to a connection, which is closed if it does not take it.
-    fn tell(&mut self, serial: u64, reply: &Reply, fds: &[BorrowedFd<'_>]) -> bool {
+    fn send(&mut self, serial: u64, reply: &Reply, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(sock) = self.connections.get(&serial) else { return false };
         let sent = wire::send(sock, &reply.encode(), fds, SendFlags::DONTWAIT).is_ok();
         if !sent {
@@ -607,7 +611,7 @@ impl Server {
             }
             Request::Hold { id, key, watch } => self.hold(serial, id, key, watch, fds),
             Request::Park { id } => {
-                // What cannot be parked now stays open, and is this keeper's alone.
+                // Descriptors that cannot be parked now stay open, in this keeper alone.
                 let _ = self.custody.park(&self.epoll, id);
                 self.secure();
                 done()
@@ -616,12 +620,12 @@ impl Server {
                 Ok(fd) => (Reply::Attached, vec![fd]),
                 Err(e) => refused(e, "find what it holds of a sleeping container"),
             },
-            Request::Holds { id } => match self.custody.ask(id) {
+            Request::Holds { id } => match self.custody.request(id) {
                 true => done(),
                 false => refused(Errno::NOENT, "find a sleeping container"),
             },
             Request::LetGoUnasked => {
-                self.custody.unasked().into_iter().for_each(|id| self.let_go(id));
+                self.custody.unrequested().into_iter().for_each(|id| self.let_go(id));
                 done()
             }
             Request::LetGo { id } => {
@@ -649,14 +653,14 @@ impl Server {
         })
     }
 
-    /// One that a template is asked for is answered when that has answered.
+    /// Spawns a process. A request to a template is answered when the template has answered.
     fn spawn(&mut self, serial: u64, request: SpawnRequest, fds: Vec<OwnedFd>) -> Option<Answer> {
         let (outside, heritage) = (&self.parts.outside, self.parts.heritage);
         let wanted = birth::Wanted::of(&request, &fds);
         let born = match request.template {
             Some(key) if wanted.is_ok() => {
-                let asked = self.ask_template(key, serial, request, fds);
-                return asked.err().map(|Failed { step, source }| refused(source, step));
+                let requested = self.request_birth(key, serial, request, fds);
+                return requested.err().map(|Failed { step, source }| refused(source, step));
             }
             _ => wanted.and_then(|wanted| birth::give(outside, heritage, &wanted)),
         };
@@ -683,7 +687,7 @@ impl Server {
         (Reply::Spawned { pid: born.pid, start_time: born.start_time }, fds)
     }
 
-    fn ask_template(
+    fn request_birth(
         &mut self,
         key: Id,
         serial: u64,
@@ -693,10 +697,10 @@ impl Server {
         let is_it = |template: &&mut Template| template.key == key && !template.is_awaited;
         let found = self.templates.values_mut().find(is_it);
         let template = found.ok_or(Errno::NOENT).step("find the template")?;
-        template.ask(request, fds, serial).step(template::BEAR)
+        template.request(request, fds, serial).step(template::BEAR)
     }
 
-    /// It is answered when its memory is there.
+    /// Starts a template. The answer follows when its memory is there.
     fn make_template(&mut self, serial: u64, key: Id, fds: Vec<OwnedFd>) -> Option<Answer> {
         if self.templates.values().any(|template| template.key == key) {
             return Some(refused(Errno::EXIST, "make a second template of one name"));
@@ -716,19 +720,19 @@ impl Server {
     }
 
     /// Its memory is there, or a newborn, or it has ended.
-    fn hear_template(&mut self, token: u64) {
+    fn receive_from_template(&mut self, token: u64) {
         let Some(template) = self.templates.get_mut(&token) else { return };
-        let heard = match template.hear() {
+        let received = match template.receive() {
             Err(Errno::AGAIN) => return,
-            heard => heard,
+            received => received,
         };
-        if let Some(asked) = template.asked.take() {
-            if heard.is_err() {
+        if let Some(pending) = template.pending.take() {
+            if received.is_err() {
                 self.end_templates(Errno::CHILD, |it, _| it == token);
             }
-            return self.answer_asked(&asked, asked.born(heard));
+            return self.answer_pending(&pending, pending.born(received));
         }
-        let reply = match heard {
+        let reply = match received {
             Ok((reply, _)) if template.is_awaited => reply,
             _ => refused(Errno::CHILD, "fill the memory of a template, which has ended").0,
         };
@@ -738,23 +742,23 @@ impl Server {
             self.end_templates(Errno::CHILD, |it, _| it == token);
         }
         if is_awaited {
-            self.tell(connection, &reply, &[]);
+            self.send(connection, &reply, &[]);
         }
     }
 
-    /// Tells whoever waits for a newborn of a template what became of it.
-    fn answer_asked(&mut self, asked: &Asked, born: Result<(u32, OwnedFd), Errno>) {
-        let Asked { request, fds, connection, .. } = asked;
+    /// Answers a client that waits for a newborn of a template.
+    fn answer_pending(&mut self, pending: &PendingBirth, born: Result<(u32, OwnedFd), Errno>) {
+        let PendingBirth { request, fds, connection, .. } = pending;
         let (outside, heritage) = (&self.parts.outside, self.parts.heritage);
         let born = birth::Wanted::of(request, fds).and_then(|wanted| {
             birth::raise(outside, heritage, &wanted, born.step(template::BEAR)?)
         });
         let (reply, fds) = self.born(*connection, request, born);
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        self.tell(*connection, &reply, &fds);
+        self.send(*connection, &reply, &fds);
     }
 
-    /// Whoever waits for a newborn of theirs hears why there is none.
+    /// Ends templates; clients that wait for a newborn of theirs receive the cause.
     fn end_templates(&mut self, why: Errno, which: impl Fn(u64, &Template) -> bool) {
         let epoll = &self.epoll;
         let mut waiting = Vec::new();
@@ -763,11 +767,11 @@ impl Server {
             if goes {
                 // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
                 let _ = epoll::delete(epoll, template.sock());
-                waiting.extend(template.asked.take());
+                waiting.extend(template.pending.take());
             }
             !goes
         });
-        waiting.into_iter().for_each(|asked| self.answer_asked(&asked, Err(why)));
+        waiting.into_iter().for_each(|pending| self.answer_pending(&pending, Err(why)));
     }
 
     fn status(&self) -> Status {
@@ -805,7 +809,7 @@ impl Server {
             spawner || self.waiters.iter().any(|(waited, _)| Some(waited) == first)
         });
         if awaited && watch & watch::STAYS == 0 {
-            return refused(Errno::BUSY, "hold what somebody who waits for its end would miss");
+            return refused(Errno::BUSY, "hold descriptors while a client waits for its exit");
         }
         let Some(fd) = fds.into_iter().next() else { return refused(Errno::BADMSG, "hold it") };
         let watch = watch & !watch::STAYS;
@@ -829,7 +833,8 @@ impl Server {
         Ok(())
     }
 
-    /// Nobody is at it any more. What cannot be watched is known at its end.
+    /// The filling processes have exited. If they cannot be polled, that is found when the
+    /// container ends.
     fn filled(&mut self, mut fill: Fill) {
         let _ = epoll::delete(&self.epoll, fill.alive());
         match fill.ended() {
@@ -856,7 +861,7 @@ impl Server {
             return refused(Errno::NOENT, "find its terminal");
         };
         if console.attached.is_some() {
-            return refused(Errno::BUSY, "attach to a terminal that somebody is attached to");
+            return refused(Errno::BUSY, "attach to a terminal that is already attached");
         }
         match (console.master.try_clone(), console.log.try_clone()) {
             (Ok(master), Ok(log)) => {
@@ -868,8 +873,8 @@ impl Server {
         }
     }
 
-    /// Nobody holds a terminal open any more. A container's own may come back to life, one of an
-    /// exec does not.
+    /// The other side of a terminal was closed. A container's own terminal may be opened again,
+    /// that of an exec is not.
     fn hung_up(&mut self, serial: u64) {
         let Some(console) = self.consoles.get_mut(&serial) else { return };
         let _ = epoll::delete(&self.epoll, &console.master);
@@ -892,17 +897,17 @@ impl Server {
         }
     }
 
-    /// Reaps whom the signal names, and whoever has ended while it was pending.
+    /// Reaps the child that the signal names, and children that exited while it was pending.
     fn reap(&mut self) {
         let named = call::signalled_by(&self.signals);
         if let Some(Ok(Some((pid, status)))) = named.map(|pid| call::reap(Some(pid))) {
             self.ended(pid as u32, status);
         }
-        self.sweep.ask();
+        self.sweep.request();
         self.sweep(Instant::now());
     }
 
-    /// Asks for all children that have ended, if it is time to.
+    /// Checks all children for an exit, if the time for that has come.
     fn sweep(&mut self, now: Instant) {
         if self.sweep.next().is_none_or(|next| now < next) {
             return;
@@ -940,8 +945,8 @@ impl Server {
             self.next_waker = Instant::now() + IDLE;
         }
         let Some(child) = self.children.remove(&pid) else {
-            let waiting = self.templates.values_mut().filter_map(|it| it.asked.as_mut());
-            return waiting.for_each(|asked| asked.ended.push(pid));
+            let waiting = self.templates.values_mut().filter_map(|it| it.pending.as_mut());
+            return waiting.for_each(|pending| pending.ended.push(pid));
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (code, signal) = code_of(status);
@@ -952,19 +957,21 @@ impl Server {
             }
             self.lost.retain(|fill| fill.id != child.id);
             self.forget(child.id);
-            // Without its directory the container is being removed, and nobody will ask.
+            // Without its directory the container is being removed, and no command will read the
+            // file.
             let _ = write_exit_file(&self.parts.run, child.id, pid, ended);
         }
         let reply = Reply::Exited { pid, ended };
-        let heard = self.tell(child.connection, &reply, &[]);
-        let (told, rest) = std::mem::take(&mut self.waiters).into_iter().partition(|w| w.0 == pid);
+        let received = self.send(child.connection, &reply, &[]);
+        let (to_notify, rest) =
+            std::mem::take(&mut self.waiters).into_iter().partition(|w| w.0 == pid);
         self.waiters = rest;
-        let told: Vec<(u32, u64)> = told;
-        for (_, waiter) in told {
-            self.tell(waiter, &reply, &[]);
+        let to_notify: Vec<(u32, u64)> = to_notify;
+        for (_, waiter) in to_notify {
+            self.send(waiter, &reply, &[]);
         }
         if child.settle {
-            match heard {
+            match received {
                 true => {
                     let (id, connection) = (child.id, child.connection);
                     self.unsettled.push(Unsettled { pid, id, connection });
@@ -995,7 +1002,7 @@ impl Server {
         }
     }
 
-    /// The place in the queue of the first errand of whose kind there are not too many.
+    /// Index of the first errand in the queue whose kind is below its limit.
     fn next_errand(&self) -> Option<usize> {
         let wakes = self.errands.values().filter(|errand| errand.is_wake()).count();
         let has_room = |is_wake: bool| {
@@ -1012,7 +1019,7 @@ impl Server {
         self.wakers.iter().filter(rests).map(|(serial, waker)| (*serial, waker))
     }
 
-    /// One is there as long as somebody sleeps, and the others end when there is no more for them to do.
+    /// Keeps one waker while any container sleeps, and ends the others when they have no work.
     fn keep_a_waker(&mut self, now: Instant) {
         let kept = match self.woken + IDLE <= now {
             true => usize::from(!self.custody.is_empty()),
@@ -1021,27 +1028,27 @@ impl Server {
         let spare: Vec<u32> = self.at_rest().skip(kept).map(|(_, waker)| waker.pid).collect();
         self.dismiss(|waker| spare.contains(&waker.pid));
         if self.lacks_a_waker() && self.next_waker <= now && self.make_waker().is_err() {
-            // Whoever is called waits a little longer.
+            // A client then waits a little longer.
             self.next_waker = now + IDLE;
         }
     }
 
-    /// Somebody sleeps, and nobody is there to wake, nor at work with something else.
+    /// Returns whether containers are asleep while no waker is idle or starting.
     fn lacks_a_waker(&self) -> bool {
         let is_wanted = !self.custody.is_empty() && !self.parts.wake.is_empty();
         is_wanted && self.wakers.is_empty() && self.errands.is_empty()
     }
 
-    /// One more, which is told whom to wake under this number.
+    /// Starts a waker, which receives requests under this serial number.
     fn make_waker(&mut self) -> Result<u64, Errno> {
         use rustix::net::{AddressFamily, SocketType, socketpair};
         let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
-        let (input, told) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
+        let (input, requests) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
         let pid = self.run_program(&self.parts.wake, None, Some(input.as_fd()))?;
         self.serial += 1;
-        // One that cannot be watched ends again, for it is not told anything.
-        self.watch(told.as_fd(), self.serial)?;
-        self.wakers.insert(self.serial, Waker { pid, told });
+        // A waker that cannot be polled exits, because its input is closed.
+        self.watch(requests.as_fd(), self.serial)?;
+        self.wakers.insert(self.serial, Waker { pid, requests });
         Ok(self.serial)
     }
 
@@ -1053,18 +1060,18 @@ impl Server {
             let goes = which(waker);
             if goes {
                 // ORDER: a newborn may have a copy for a moment, which would keep it in the set.
-                let _ = epoll::delete(epoll, &waker.told);
+                let _ = epoll::delete(epoll, &waker.requests);
             }
             !goes
         });
         self.wakers.len() < before
     }
 
-    /// It has woken whom it was told to, or has ended.
-    fn hear_waker(&mut self, serial: u64) {
-        let Some(Waker { pid, told }) = self.wakers.get(&serial) else { return };
+    /// A waker has completed a wake, or has exited.
+    fn receive_from_waker(&mut self, serial: u64) {
+        let Some(Waker { pid, requests }) = self.wakers.get(&serial) else { return };
         let pid = *pid;
-        match rustix::net::recv(told, &mut [0; 1], RecvFlags::DONTWAIT) {
+        match rustix::net::recv(requests, &mut [0; 1], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => {}
             Ok((1, _)) => {
                 self.woken = Instant::now();
@@ -1073,7 +1080,7 @@ impl Server {
                 }
                 self.start_errands();
             }
-            // What it was at is over when it is reaped.
+            // An unfinished job is handled when the process is reaped.
             _ => {
                 self.dismiss(|waker| waker.pid == pid);
                 if !self.errands.contains_key(&pid) {
@@ -1092,13 +1099,13 @@ impl Server {
             }
             Errand::Wake { id, why, .. } => {
                 self.woken = Instant::now();
-                let ready = self.at_rest().find(|(_, waker)| waker.tell(id, why));
+                let ready = self.at_rest().find(|(_, waker)| waker.request(id, why));
                 if let Some((_, waker)) = ready {
                     return Ok(waker.pid);
                 }
                 let serial = self.make_waker()?;
                 let waker = self.wakers.get(&serial).ok_or(Errno::SRCH)?;
-                waker.tell(id, why).then_some(waker.pid).ok_or(Errno::SRCH)
+                waker.request(id, why).then_some(waker.pid).ok_or(Errno::SRCH)
             }
         }
     }
@@ -1120,7 +1127,7 @@ impl Server {
             argv: &'s [*const libc::c_char],
         }
         extern "C" fn body(becoming: *mut c_void) -> c_int {
-            // SAFETY: it points to the caller's variable, who sleeps meanwhile.
+            // SAFETY: the pointer is to a variable of the caller, which is blocked meanwhile.
             let Becoming { server, program, argv } = unsafe { &*becoming.cast::<Becoming<'_>>() };
             if rustix::process::setsid().is_ok() {
                 // SAFETY: the table ends with null, and its texts live in this process.
@@ -1132,7 +1139,7 @@ impl Server {
         let argv: Vec<_> = words.map(|w| w.as_ptr()).chain([null()]).collect();
         let program = program.first().ok_or(Errno::INVAL)?;
         let mut becoming = Becoming { server: self, program, argv: &argv };
-        // It has the keeper's standard input, which is /dev/null like its standard output.
+        // The child inherits standard input from the keeper: /dev/null, like standard output.
         input.map_or(Ok(()), rustix::stdio::dup2_stdin)?;
         // SAFETY: the body makes system calls only, and writes nothing.
         let pid = unsafe { call::run_aside(body, (&raw mut becoming).cast()) };
@@ -1200,7 +1207,7 @@ fn write_exit_file(run: &OwnedFd, id: Id, pid: u32, ended: Ended) -> Result<(), 
     rustix::fs::renameat(run, &temporary, run, &path)
 }
 
-/// Makes the listening socket of a runtime directory. Whoever calls holds the lock.
+/// Creates the listening socket of a runtime directory. The caller holds the lock.
 pub fn listen(run: &OwnedFd) -> Result<OwnedFd, Failed> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket_with};
     match rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()) {

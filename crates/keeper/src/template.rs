@@ -1,21 +1,21 @@
 //! Memory that the clones of one checkpoint share until they write to it.
 //!
-//! A *template* is a process of its own: a copy of the keeper, which maps the areas that it is told of
-//! ([`dormouse_launch::template`]) where they will be in the end, reads them once, and then clones a newborn
-//! whenever the keeper asks for one. The newborn is the keeper's child like any other (CLONE_PARENT), and
-//! does what any other does; it has those pages from the template (clone(2)), the kernel's to copy when
-//! somebody writes. The keeper does not wait for it: what says where pages are is copied, 2 kB of each
-//! megabyte, and others are to be woken meanwhile. When the template has ended those who came from it share
-//! them with each other.
+//! A *template* is a separate process, a copy of the keeper. The template maps the areas on a list
+//! ([`dormouse_launch::template`]) at their final addresses, reads them once, and clones a newborn
+//! on each request of the keeper. The newborn is an ordinary child of the keeper (CLONE_PARENT) and
+//! does what any newborn does. Its pages come from the template (clone(2)); the kernel copies them
+//! when they are written. The keeper does not block on the clone, because page tables are copied (2
+//! kB per megabyte) and other containers have to be woken meanwhile. After the template has exited
+//! its newborns share the pages with each other.
 //!
-//! **Its life** is that of the connection over which it was asked for. It ends when that is closed, or the
-//! keeper ends: by the end of its socket, by the death signal, or because it is killed.
+//! **Lifetime**: that of the connection which requested it. A template exits when that is closed or
+//! the keeper exits: by the end of its socket, by the parent death signal, or because it is killed.
 //!
-//! **Whose it is.** It holds the memory of one checkpoint and has a name that only whoever asked for it
-//! knows, so no other container's newborn comes from it. Nobody may look into it.
+//! **Ownership.** A template holds the memory of one checkpoint. Its name is known to its requester
+//! only, so no other container's newborn comes from it. The process is not dumpable.
 //!
-//! **What is in the way.** Nothing is mapped over what is there: an area where the keeper's own program, heap
-//! or stack lies stays out, and is each clone's own.
+//! **Conflicts.** Nothing is mapped over an existing mapping: an area where the keeper's program,
+//! heap or stack lies is left out, and each clone reads its own.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -35,11 +35,11 @@ use crate::newborn::{Heritage, Shared};
 use crate::tiny::Outside;
 use crate::{Failed, Step, call};
 
-/// LIMIT: how long it may take to clone, which copies what says where its pages are: 2 kB of each megabyte.
+/// LIMIT: time for a clone, which copies page tables: 2 kB per megabyte.
 const CLONE_WITHIN: Duration = Duration::from_secs(20);
 /// LIMIT: so much below its stack nothing is mapped, for that may grow.
 const STACK_BYTES: u64 = 16 << 20;
-/// What is read at once.
+/// Bytes per read.
 const READ_BYTES: u64 = 2 << 20;
 /// So many bytes are made in one go before.
 const POPULATED_BYTES: u64 = 8 << 10;
@@ -48,36 +48,36 @@ const POPULATED_BYTES: u64 = 8 << 10;
 #[derive(Debug)]
 pub(crate) struct Template {
     pub(crate) key: Id,
-    /// Whose it is.
+    /// The connection that requested it.
     pub(crate) connection: u64,
     /// Readable when its memory is there, or when it has ended.
     sock: OwnedFd,
     pidfd: OwnedFd,
-    /// Somebody waits until its memory is there.
+    /// A client waits until its memory is there.
     pub(crate) is_awaited: bool,
-    /// Somebody waits for a newborn.
-    pub(crate) asked: Option<Asked>,
+    /// The pending request for a newborn.
+    pub(crate) pending: Option<PendingBirth>,
 }
 
-/// A newborn that a template was asked for.
+/// A request to a template for a newborn.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct PendingBirth {
     pub(crate) request: SpawnRequest,
     pub(crate) fds: Vec<OwnedFd>,
-    /// Who waits for it.
+    /// The connection that waits.
     pub(crate) connection: u64,
-    /// It has failed if it is not there by then.
+    /// Time at which the request has failed.
     pub(crate) until: Instant,
     /// Children of the keeper that ended meanwhile and that it knew nothing of. The newborn may be one of them.
     pub(crate) ended: Vec<u32>,
 }
 
-/// The step that fails when somebody waits for a newborn in vain.
+/// The failed step when a template does not deliver a newborn.
 pub(crate) const BEAR: &str = "have a process cloned from the template";
 
 impl Drop for Template {
     fn drop(&mut self) {
-        let _ = kernel::pidfd_send_signal(self.pidfd.as_fd(), libc::SIGKILL); // it may have ended
+        let _ = kernel::pidfd_send_signal(self.pidfd.as_fd(), libc::SIGKILL); // may have exited
     }
 }
 
@@ -100,11 +100,11 @@ impl Template {
         // SAFETY: the keeper has one thread, so no lock is held by another.
         match unsafe { kernel::clone3(&args) }.step("make a template")? {
             Cloned::Parent { pidfd, .. } => {
-                Ok(Self { key, connection, sock, pidfd, is_awaited: true, asked: None })
+                Ok(Self { key, connection, sock, pidfd, is_awaited: true, pending: None })
             }
             Cloned::Child => {
-                let given = Given { outside, heritage, sock: theirs, list, parts };
-                let code = given.settle_in(keeper).map_or(1, |()| given.live());
+                let inputs = Inputs { outside, heritage, sock: theirs, list, parts };
+                let code = inputs.settle_in(keeper).map_or(1, |()| inputs.live());
                 kernel::exit(code)
             }
         }
@@ -114,13 +114,13 @@ impl Template {
         self.sock.as_fd()
     }
 
-    /// What it says when its memory is there, or about a newborn, which comes with it; an error where it has
-    /// ended.
-    pub(crate) fn hear(&self) -> Result<(Reply, Option<OwnedFd>), Errno> {
+    /// Receives the message that its memory is there, or the reply about a newborn, with its pidfd.
+    /// Fails if the template has exited.
+    pub(crate) fn receive(&self) -> Result<(Reply, Option<OwnedFd>), Errno> {
         let (mut bytes, mut fd) = ([0; MESSAGE_MAX_BYTES], None);
         let n = wire::receive(&self.sock, &mut bytes, RecvFlags::DONTWAIT, |one| fd = Some(one));
         let n = match n {
-            // It had not read what it was asked.
+            // Requests in its socket were not read.
             Err(Errno::CONNRESET) => return Err(Errno::CHILD),
             n => n?,
         };
@@ -128,33 +128,34 @@ impl Template {
         Ok((reply, fd))
     }
 
-    /// Asks it for a newborn, of which it is [heard](Self::hear). One at a time: who asks is one command.
-    pub(crate) fn ask(
+    /// Requests a newborn; the reply is [received](Self::receive) later. One request at a time,
+    /// because a template has one client.
+    pub(crate) fn request(
         &mut self,
         request: SpawnRequest,
         fds: Vec<OwnedFd>,
         connection: u64,
     ) -> Result<(), Errno> {
-        if self.asked.is_some() {
+        if self.pending.is_some() {
             return Err(Errno::BUSY);
         }
         let sent: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let message = Request::Spawn(request.clone()).encode();
         wire::send(&self.sock, &message, &sent, SendFlags::DONTWAIT)?;
         let until = Instant::now() + CLONE_WITHIN;
-        self.asked = Some(Asked { request, fds, connection, until, ended: Vec::new() });
+        self.pending = Some(PendingBirth { request, fds, connection, until, ended: Vec::new() });
         Ok(())
     }
 }
 
-impl Asked {
-    /// The newborn, by what was heard of the template.
+impl PendingBirth {
+    /// Returns the newborn from a reply of the template.
     pub(crate) fn born(
         &self,
-        heard: Result<(Reply, Option<OwnedFd>), Errno>,
+        received: Result<(Reply, Option<OwnedFd>), Errno>,
     ) -> Result<(u32, OwnedFd), Errno> {
-        match heard? {
-            // It was reaped, so its number may be another's by now.
+        match received? {
+            // Already reaped, so the pid may be another process's by now.
             (Reply::Spawned { pid, .. }, _) if self.ended.contains(&pid) => Err(Errno::SRCH),
             (Reply::Spawned { pid, .. }, Some(pidfd)) => Ok((pid, pidfd)),
             (Reply::Refused { errno, .. }, _) => Err(Errno::from_raw_os_error(errno)),
@@ -163,8 +164,8 @@ impl Asked {
     }
 }
 
-/// What the template has.
-struct Given<'o> {
+/// Inputs of the template process.
+struct Inputs<'o> {
     outside: &'o Outside,
     heritage: Heritage,
     sock: OwnedFd,
@@ -172,21 +173,21 @@ struct Given<'o> {
     parts: Vec<File>,
 }
 
-impl Given<'_> {
+impl Inputs<'_> {
     /// In a new process, which has copies of all that the keeper has.
     fn settle_in(&self, keeper: rustix::process::Pid) -> Result<(), Errno> {
         let outside = self.outside;
         let own = [&self.sock, &outside.proc, &outside.net, &outside.pid].map(AsFd::as_fd);
         let files = self.parts.iter().chain([&self.list]).map(AsFd::as_fd);
         call::close_all_but(own.into_iter().chain(files))?;
-        // ORDER: its parent may have ended before it could ask for the signal.
+        // ORDER: the parent may have exited before the death signal was set.
         kernel::set_parent_death_signal(libc::SIGKILL)?;
         if rustix::process::getppid() != Some(keeper) {
             return Err(Errno::CHILD);
         }
         kernel::set_dumpable(false)?;
         let _ = kernel::set_name(c"dormouse-share");
-        // It is what memory is taken from first: whoever was cloned lives on without it.
+        // Memory is to be taken from the template first: its clones live on without it.
         self.heritage.give_back(outside.proc.as_fd())
     }
 
@@ -200,8 +201,8 @@ impl Given<'_> {
         };
         let Self { outside, heritage, sock, list, parts } = self;
         drop((list, parts));
-        let said = wire::send(&sock, &reply.encode(), &[], SendFlags::empty());
-        let (Ok(shared), Ok(())) = (filled, said) else { return 1 };
+        let sent = wire::send(&sock, &reply.encode(), &[], SendFlags::empty());
+        let (Ok(shared), Ok(())) = (filled, sent) else { return 1 };
         let heritage = heritage.with(shared);
         while let Some((reply, pidfd)) = serve(&sock, outside, heritage) {
             let fds: Vec<_> = pidfd.iter().map(AsFd::as_fd).collect();
@@ -214,7 +215,8 @@ impl Given<'_> {
 
     /// Maps and reads. Gives where.
     fn fill(&self) -> Result<Shared, Failed> {
-        // What it maps its clones have, who may map less than the host's root may (CAP_SYS_RAWIO).
+        // The mappings are inherited by clones that may map less than the host's root may
+        // (CAP_SYS_RAWIO).
         let lowest = lowest(self.outside.proc.as_fd()).step("read vm.mmap_min_addr")?;
         let list = template::Template::read(&self.list, self.parts.len(), lowest);
         let list = list.map_err(errno).step("read the list of a template")?;
@@ -225,8 +227,8 @@ impl Given<'_> {
         for (place, area) in list.areas.iter().enumerate() {
             if map(area).step("map memory that is shared")? {
                 mapped.push((area.start, area.end));
-                let said = template::set_mapped(&self.list, place);
-                said.map_err(errno).step("say what is mapped")?;
+                let stored = template::set_mapped(&self.list, place);
+                stored.map_err(errno).step("record the mapped areas")?;
             }
         }
         for piece in &list.pieces {
@@ -249,8 +251,8 @@ impl Given<'_> {
                 // SAFETY: as below; nothing is there yet. KERNEL(5.14): before, pages are made as they are read.
                 let _ = unsafe { madvise(at.cast(), length as usize, Advice::LinuxPopulateWrite) };
             }
-            // SAFETY: it is within an area that was mapped here just now, as was checked when the list was
-            // read, and nobody else refers to it.
+            // SAFETY: the range is within an area that was just mapped here, as checked when the
+            // list was read, and nothing else refers to it.
             let bytes = unsafe { std::slice::from_raw_parts_mut(at, length as usize) };
             match rustix::io::retry_on_intr(|| {
                 rustix::io::pread(part, &mut *bytes, piece.offset + done)
@@ -263,7 +265,7 @@ impl Given<'_> {
     }
 }
 
-/// The lowest address that everybody may map (proc_sys_vm(5)).
+/// Returns the lowest address that an unprivileged process may map (proc_sys_vm(5)).
 fn lowest(proc: BorrowedFd<'_>) -> Result<u64, Errno> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(proc, c"sys/vm/mmap_min_addr", flags, Mode::empty())?;
@@ -277,7 +279,7 @@ fn lowest(proc: BorrowedFd<'_>) -> Result<u64, Errno> {
 fn map(area: &Area) -> Result<bool, Errno> {
     let here = 0u8;
     let stack = (&raw const here).expose_provenance() as u64;
-    // The kernel lets a stack grow, and somebody's own may have ended just below it.
+    // The kernel may grow the stack down to just above an area below it.
     if area.start <= stack && area.end > stack.saturating_sub(STACK_BYTES) {
         return Ok(false);
     }
@@ -307,7 +309,7 @@ fn errno(e: std::io::Error) -> Errno {
     Errno::from_io_error(&e).unwrap_or(Errno::BADMSG)
 }
 
-/// Does what the keeper asks for; nothing when that is gone.
+/// Serves requests of the keeper until its socket is closed.
 fn serve(
     sock: &OwnedFd,
     outside: &Outside,

@@ -1,8 +1,8 @@
 //! The tiny mount namespace: one empty read-only tmpfs and nothing else.
 //!
-//! Every container's mount namespace is a copy of it, so a clone copies one mount instead of the
-//! host's thirty or three thousand, and whoever takes off a container's root finds an empty
-//! directory below.
+//! Every container's mount namespace is a copy of this one, so a clone copies one mount instead of
+//! the host's thirty or three thousand, and an unmounted container root uncovers an empty
+//! directory.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -14,7 +14,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::{Failed, Step};
 
-/// What the keeper holds of the world outside.
+/// The descriptors that the keeper holds of the host.
 #[derive(Debug)]
 pub struct Outside {
     /// The host's mount namespace.
@@ -46,8 +46,8 @@ fn open(path: &std::ffi::CStr, flags: OFlags) -> Result<OwnedFd, rustix::io::Err
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Enters a new tiny mount namespace. `place` is any directory: the tmpfs is mounted there for the
-/// moment between its making and its becoming the root, seen by nobody else.
+/// Enters a new tiny mount namespace. `place` is any directory: the tmpfs is mounted there until it
+/// becomes the root, visible to no other process.
 pub fn enter(place: &Path) -> Result<Outside, Failed> {
     let outside = Outside::here()?;
 

@@ -1,9 +1,9 @@
 //! The root of a container as its newborn builds it: places in it, and what is mounted on them.
 //!
-//! **Whom it trusts.** Nobody who writes below the root: every path is opened by openat2 with
-//! RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS, the places of procfs, sysfs, devpts and their like
-//! without following any link, and what is taken from devpts is checked to be of that filesystem
-//! (CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2025-31133, CVE-2025-52565,
+//! **Trust.** Writers below the root are not trusted: every path is opened by openat2 with
+//! RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS. Mount points of procfs, sysfs, devpts and the like
+//! are opened without following any link, and files from devpts are verified to be of that file
+//! system (CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2025-31133, CVE-2025-52565,
 //! CVE-2025-52881, CVE-2026-41579).
 //!
 //! **Rules** are those of [`crate::newborn`]: nothing here allocates, locks or panics.
@@ -29,7 +29,7 @@ fn none() -> MountAttr {
     MountAttr::empty()
 }
 
-/// What a target must be: the kinds of `launch::TargetKind`, by number.
+/// The required type of a target: the kinds of `launch::TargetKind`, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Target {
     Dir,
@@ -103,8 +103,8 @@ fn spread_each(mount: BorrowedFd<'_>, mut spreads: u64) -> Outcome {
 /// Attaches a copy of a mount, which is younger. Only what is attached in this mount namespace can be
 /// copied, so the mount itself is there for a moment.
 ///
-/// ORDER: the propagation comes last. What is unbindable cannot be copied, and what is below it would
-/// be left out; and below a mount that is shared everything is attached as shared.
+/// ORDER: the propagation comes last. An unbindable mount cannot be copied, so mounts below it
+/// would be left out; below a shared mount everything is attached as shared.
 pub(crate) fn attach_copy(
     mount: BorrowedFd<'_>,
     place: BorrowedFd<'_>,
@@ -130,7 +130,7 @@ pub(crate) fn attach_copy(
 }
 
 /// Attaches the mount at a path of the host, in a mount namespace that is a copy of the host's and
-/// becomes private: what is mounted here is nobody else's from now on.
+/// becomes private: later mounts here do not propagate.
 pub(crate) fn put_root_below(mount: BorrowedFd<'_>, place: &CStr) -> Outcome {
     let top = open_dir(c"/")?;
     let all = kernel::open_tree(top.as_fd(), c"", OpenTreeFlags::EMPTY_PATH)?;
@@ -183,7 +183,7 @@ impl Tree {
     pub(crate) fn open(&self, path: &CStr, extra: ResolveFlags) -> Outcome<OwnedFd> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         if weakened("in-root") {
-            // As who puts two paths together would: links lead where they like.
+            // A naive concatenation of paths: links lead anywhere.
             let start = path.to_bytes().iter().take_while(|byte| **byte == b'/').count();
             let rest = &path.to_bytes_with_nul()[start..];
             let rest = CStr::from_bytes_with_nul(rest).map_err(|_| Errno::INVAL)?;
@@ -191,7 +191,7 @@ impl Tree {
             return rustix::fs::openat2(&self.top, path, flags, Mode::empty(), extra);
         }
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | extra;
-        // A rename anywhere on the way makes the kernel unsure of `..`: it says EAGAIN.
+        // A rename anywhere on the way makes `..` uncertain for the kernel: EAGAIN.
         for _ in 0..128 {
             match rustix::fs::openat2(&self.top, path, flags, Mode::empty(), how) {
                 Err(Errno::AGAIN) => {}
@@ -201,7 +201,7 @@ impl Tree {
         Err(Errno::AGAIN)
     }
 
-    /// Opens the target of a mount, made when it is missing and `create` says so.
+    /// Opens the target of a mount; creates a missing one if `create` is set.
     pub(crate) fn target(&self, path: &CStr, kind: Target, create: bool) -> Outcome<OwnedFd> {
         let fd = match self.open(path, kind.resolve()) {
             Err(Errno::NOENT) if create => self.make(path, kind, Mode::from_raw_mode(0o755))?,
@@ -434,7 +434,7 @@ impl Tree {
             rustix::termios::tcsetwinsize(&master, size)?;
         }
         match rustix::process::setsid() {
-            // It leads one already.
+            // Already a session leader.
             Ok(_) | Err(Errno::PERM) => {}
             Err(e) => return Err(e),
         }
@@ -442,7 +442,7 @@ impl Tree {
         become_stdio([slave.as_fd(); 3])?;
         if op.flags & flat::CONSOLE != 0 {
             let mount = match weakened("console-by-handle") {
-                // As who looks for the first terminal by its name (CVE-2025-52565).
+                // A naive lookup of the first terminal by its name (CVE-2025-52565).
                 true => copy(self.open(c"/dev/pts/0", ResolveFlags::empty())?.as_fd(), false)?,
                 false => copy(slave.as_fd(), false)?,
             };

@@ -1,14 +1,15 @@
 //! The vault: a second process that has copies of what the keeper parks, and parses nothing.
 //!
-//! Each lot ([`crate::lot`]) is one socket with its descriptors in the queue. The vault has a copy of each of
-//! these sockets, by a number: one of 32 sleeping containers or so. If the keeper is killed, whoever
-//! calls a sleeping container goes on to be answered by the kernel, and open connections stay open; the next
-//! keeper asks the vault for the sockets and finds in their queues what there was.
+//! Each lot ([`crate::lot`]) is one socket with descriptors in its queue. The vault has a copy of
+//! each of these sockets, by a number: one per 32 sleeping containers or so. If the keeper is
+//! killed, the kernel still completes connections to sleeping containers, and open connections stay
+//! open. The next keeper requests the sockets from the vault and finds the descriptors in their
+//! queues.
 //!
-//! It is forked when something is parked for the first time. It listens at `RUN/vault.sock`, to which keepers
-//! connect, and has a connection to the keeper that is there. It ends when it has had nothing for
-//! a second. A keeper whose vault has ended makes another one when it has something for it; who kills both at
-//! once costs open connections, and no container.
+//! The vault is forked when a descriptor is parked for the first time. It listens at
+//! `RUN/vault.sock` for new keepers and has a connection to the present keeper. When it has held
+//! nothing for a second it exits. A keeper whose vault has exited makes another one when it needs
+//! one. If both are killed at once, open connections are lost, but no container is.
 //!
 //! ```text
 //! vault -> keeper   first: the listening socket, and a pidfd of itself
@@ -16,10 +17,11 @@
 //! keeper -> vault   number and socket: keep it; number alone: forget it
 //! ```
 //!
-//! **Never two.** A vault that nobody knows of would hold sockets that callers wait at. Who listens is the
-//! vault alone, so that whom a keeper reaches there is one, and it is given nothing before it listens: one
-//! that no keeper can find has nothing, and ends. The peer's pid (unix(7), SO_PEERCRED) says who listened
-//! last, which may be somebody before; what is signalled is what the vault has said of itself.
+//! **Never two.** A vault that no keeper can find would hold sockets that clients wait at. Only the
+//! vault listens on `RUN/vault.sock`, so at most one vault is reachable. It receives no descriptors
+//! before it listens, so an unreachable vault holds none and exits. The peer's pid (unix(7),
+//! SO_PEERCRED) is that of the process that called listen(2) last, possibly an earlier vault;
+//! signals therefore go to the pidfd that the vault has sent.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -44,11 +46,11 @@ use crate::call;
 const PART: usize = 128;
 /// How long it stays with nothing.
 const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// LIMIT: keepers that wait to be heard.
+/// LIMIT: keepers that wait to be accepted.
 const BACKLOG: i32 = 8;
 /// LIMIT: how long either waits for the other to take a message.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How soon a keeper looks again whether somebody listens.
+/// Interval at which a keeper retries to connect.
 const AGAIN: Duration = Duration::from_millis(10);
 /// Its name.
 const NAME: &CStr = c"dormouse-vault";
@@ -88,7 +90,7 @@ impl Vault {
                     return Ok(Self { listener: Some(listener), there });
                 }
                 Err(Errno::AGAIN) => end_silent(&sock),
-                // One that is just ending. Then nobody is there.
+                // A vault that is just exiting; the next attempt finds none.
                 Err(_) => std::thread::sleep(AGAIN),
             }
             if Instant::now() > until {
@@ -102,15 +104,15 @@ impl Vault {
         bound.map(|()| Self { listener: Some(sock), there: None })
     }
 
-    /// Takes its socket away: nobody needs it any more.
+    /// Removes the vault's socket, which is not needed any more.
     pub(crate) fn leave(run: &OwnedFd) {
         let _ = rustix::fs::unlinkat(run, SOCKET, AtFlags::empty()); // there may be none
     }
 
-    /// What it has of the keeper before.
+    /// Returns the lots of the earlier keeper.
     pub(crate) fn take_stock(&mut self) -> Vec<(u32, OwnedFd)> {
         let Some(there) = &self.there else { return Vec::new() };
-        // What it has is listened for anew, when it is gone.
+        // If the vault fails, its containers are listened for anew.
         stock(&there.sock).unwrap_or_else(|_| {
             self.lose();
             Vec::new()
@@ -126,8 +128,8 @@ impl Vault {
         self.there.as_ref().map(|there| there.sock.as_fd())
     }
 
-    /// It has ended, or does so now: beside another one it would hold what that does not know of, and answer
-    /// in its place.
+    /// Kills the vault, or records that it has exited. Beside a new one it would hold descriptors
+    /// that the new one does not know of, and would answer in its place.
     pub(crate) fn lose(&mut self) {
         if let Some(There { process, .. }) = self.there.take() {
             end(&process);
@@ -141,14 +143,14 @@ impl Vault {
     }
 
     pub(crate) fn keep(&mut self, number: u32, sock: BorrowedFd<'_>) {
-        self.tell(number, &[sock]);
+        self.send_lot(number, &[sock]);
     }
 
     pub(crate) fn forget(&mut self, number: u32) {
-        self.tell(number, &[]);
+        self.send_lot(number, &[]);
     }
 
-    fn tell(&mut self, number: u32, fds: &[BorrowedFd<'_>]) {
+    fn send_lot(&mut self, number: u32, fds: &[BorrowedFd<'_>]) {
         let Some(There { sock, .. }) = &self.there else { return };
         if wire::send(sock, &number.to_ne_bytes(), fds, SendFlags::empty()).is_err() {
             self.lose();
@@ -161,8 +163,8 @@ fn socket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)
 }
 
-/// Ends a vault that does not say anything any more. Nobody else is: whoever has copies of what a keeper
-/// has is about to close them.
+/// Kills a vault that does not respond. No other process can be the peer: copies of a keeper's
+/// descriptors are about to be closed by their holders.
 fn end_silent(sock: &OwnedFd) {
     let Ok(peer) = sockopt::socket_peercred(sock) else { return };
     let Ok(process) = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()) else { return };
@@ -173,9 +175,9 @@ fn end_silent(sock: &OwnedFd) {
     }
 }
 
-/// What it had is closed then, and its control group empty.
+/// Its descriptors are then closed, and its control group is empty.
 fn end(process: &OwnedFd) {
-    let _ = pidfd::send_signal(process, libc::SIGKILL); // it may have ended
+    let _ = pidfd::send_signal(process, libc::SIGKILL); // may have exited
     let _ = pidfd::wait(process, Some(PATIENCE));
 }
 
@@ -184,7 +186,7 @@ fn set_patience(sock: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_socket_timeout(sock, sockopt::Timeout::Recv, Some(PATIENCE))
 }
 
-/// What the vault says first: its listening socket, and who it is.
+/// Receives the vault's first message: its listening socket and its pidfd.
 fn greeting(sock: &OwnedFd) -> Result<(OwnedFd, OwnedFd), Errno> {
     let mut fds = Vec::new();
     wire::receive(sock, &mut [0], RecvFlags::empty(), |fd| fds.push(fd))?;
@@ -198,7 +200,7 @@ fn greet(sock: &OwnedFd, listener: &OwnedFd, own: &OwnedFd) -> Result<(), Errno>
     wire::send(sock, &[0], &[listener.as_fd(), own.as_fd()], SendFlags::empty())
 }
 
-/// Reads what the vault says to who has connected.
+/// Receives the lots that the vault sends to a new keeper.
 fn stock(sock: &OwnedFd) -> Result<Vec<(u32, OwnedFd)>, Errno> {
     let mut bytes = [0; PART * 4];
     let mut all = Vec::new();
@@ -249,7 +251,7 @@ fn fork(listener: &OwnedFd) -> Result<There, Errno> {
 
 /// The vault itself.
 fn serve(listener: &OwnedFd, keeper: OwnedFd) -> Result<(), Errno> {
-    // It is who listens from now on (unix(7), SO_PEERCRED).
+    // From now on SO_PEERCRED names this process (unix(7)).
     rustix::net::listen(listener, BACKLOG)?;
     let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
     greet(&keeper, listener, &own)?;
@@ -265,19 +267,20 @@ fn serve(listener: &OwnedFd, keeper: OwnedFd) -> Result<(), Errno> {
             Ok(_) => {}
             Err(_) => continue,
         }
-        // ORDER: all that a keeper has said before it was killed, then who comes next.
+        // ORDER: first all messages that the keeper sent before it was killed, then the next
+        // keeper.
         if says || comes {
-            keeper = keeper.filter(|sock| hear(sock, &mut stock));
+            keeper = keeper.filter(|sock| receive_all(sock, &mut stock));
         }
         if comes && let Ok(sock) = accept(listener) {
-            let told = greet(&sock, listener, &own).and_then(|()| tell(&sock, &stock));
-            keeper = told.is_ok().then_some(sock).or(keeper);
+            let greeted = greet(&sock, listener, &own).and_then(|()| send_all(&sock, &stock));
+            keeper = greeted.is_ok().then_some(sock).or(keeper);
         }
     }
 }
 
-/// All that the keeper has said by now. False when it is gone.
-fn hear(sock: &OwnedFd, stock: &mut HashMap<u32, OwnedFd>) -> bool {
+/// Receives all pending messages of the keeper. Returns false when the keeper has exited.
+fn receive_all(sock: &OwnedFd, stock: &mut HashMap<u32, OwnedFd>) -> bool {
     loop {
         let (mut number, mut given) = ([0; 4], None);
         match wire::receive(sock, &mut number, RecvFlags::DONTWAIT, |fd| given = Some(fd)) {
@@ -304,8 +307,8 @@ fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     Ok(sock)
 }
 
-/// Says all to a keeper that has come.
-fn tell(sock: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Result<(), Errno> {
+/// Sends all lots to a new keeper.
+fn send_all(sock: &OwnedFd, stock: &HashMap<u32, OwnedFd>) -> Result<(), Errno> {
     let all: Vec<(&u32, &OwnedFd)> = stock.iter().collect();
     for part in all.chunks(PART) {
         let numbers: Vec<u8> = part.iter().flat_map(|(number, _)| number.to_ne_bytes()).collect();
@@ -322,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_outlives_who_gave_it() {
+    fn parked_descriptors_outlive_the_keeper() {
         let dir = tempfile::tempdir().unwrap();
         let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC;
         let run = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();

@@ -1,4 +1,4 @@
-//! What is left to fill, by address space and address, as what happens to the memory changes it.
+//! The list of memory still to fill, by address space and address, updated as mappings change.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_found_by_its_address() {
+    fn page_is_found_by_its_address() {
         let left = left();
         assert_eq!(
             [at(&left, 0, 9), at(&left, 0, 10), at(&left, 0, 19)],
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_gone_and_nothing_else() {
+    fn cut_removes_the_range_alone() {
         let mut left = left();
         left.cut(0, 15 * P..22 * P);
         for page in 0..40 {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_elsewhere() {
+    fn moved_range_is_found_at_its_new_address() {
         let mut left = left();
         left.moved(0, 18 * P, 1000 * P, 4 * P);
         assert_eq!([at(&left, 0, 17), at(&left, 0, 18), at(&left, 0, 21)], [Some(107), None, None]);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_lacks_the_same_and_goes_its_own_way() {
+    fn fork_copies_the_list_for_the_child() {
         let mut left = left();
         left.forked(0, -8);
         assert_eq!(at(&left, -8, 25), Some(305));

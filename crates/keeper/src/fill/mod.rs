@@ -1,23 +1,23 @@
 //! Fills the memory of a container that runs already, from its checkpoint (userfaultfd(2)).
 //!
-//! Two processes for each restore, for as long as it takes. The *filler* serves whoever waits for a
-//! page, what is around it at once (64 kB), and fills the rest meanwhile; the *second* does nothing but wait for
-//! the filler's end. Both have one table of descriptors and one file, in which is what is left to
-//! do ([`dormouse_launch::fill`]): when the filler is killed the second takes its place and makes
-//! another second, and when the second is killed the filler makes another. So
+//! Each restore has two processes for as long as the filling takes. The *filler* serves page
+//! faults, 64 kB around the page at once, and fills the rest in between. The *second* only waits
+//! for the filler to exit. Both share one table of descriptors and one file, which contains the
+//! state of the work ([`dormouse_launch::fill`]). If the filler is killed, the second takes its
+//! place and starts another second; if the second is killed, the filler starts another. Therefore
 //!
-//! - whoever of the two is killed, nothing is lost. What the kernel has said is read straight into
-//!   the shared file, and what it gives (the descriptor of a child, after fork(2)) is in the shared
-//!   table: there is no moment in which only one of them knows;
-//! - the keeper has the descriptors, too. When both are killed it begins again, unless a process has
-//!   forked meanwhile, since it has no descriptor of the child: then the container is ended;
-//! - when the keeper is killed, the two go on. LIMIT: all three at the same moment: the kernel gives
-//!   zeros for what is missing then, until the next command or the daemon ends the container.
+//! - if either process is killed, nothing is lost. Messages of the kernel are read directly into
+//!   the shared file, and descriptors from the kernel (of a child, after fork(2)) are in the shared
+//!   table. At no moment does only one of the two have them;
+//! - the keeper has the descriptors as well. If both are killed it starts again, unless a process
+//!   has forked meanwhile: the keeper has no descriptor of the child, so the container is ended;
+//! - if the keeper is killed, the two continue. LIMIT: if all three are killed at once, the kernel
+//!   maps missing pages as zeros until the next command or the daemon ends the container.
 //!
-//! **What is true.** A page of [`Left`] has never been there since the restore, or is there already:
-//! the kernel never fills one twice (EEXIST). What happens to the memory is told before it takes
-//! effect, and no page is filled before that has been read (EAGAIN). So the list is on record after
-//! each such event, while pages that were filled are taken off it at leisure.
+//! **Invariant.** A page of [`Left`] has not been there since the restore, or is there already: the
+//! kernel never fills a page twice (EEXIST). Changes of the memory are reported before they take
+//! effect, and no page is filled before the report was read (EAGAIN). Therefore the list is
+//! recorded after each such event, while filled pages are removed from it later.
 //!
 //! **Contents** are compared with their BLAKE3, a chunk at a time, before any of it is given to a
 //! process. Where they are not what they were, the container is ended.
@@ -42,12 +42,12 @@ use left::Left;
 
 /// LIMIT: how often the keeper begins again when both are killed.
 const BEGINS_MAX: u32 = 3;
-/// The rest is begun with when nobody has asked for so long, and after [`FIRST_WITHIN`] at the latest: whoever
-/// comes back is busy with that, and with what has woken it, and there may be no other processor.
+/// Filling of the rest starts after so long without a fault, and after [`FIRST_WITHIN`] at the
+/// latest. A restored process is busy with its wake and may share the only processor.
 const QUIET: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 const FIRST_WITHIN: Duration = Duration::from_millis(100);
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// How long whoever was served has for asking again, before the rest is gone on with.
+/// Time that a served process has for its next fault before filling of the rest continues.
 const MORE_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
 /// LIMIT: chunks that are kept in memory.
 const CHUNKS_KEPT: usize = 4;
@@ -64,34 +64,35 @@ const ALL: (u64, u64) = (1 << 16, 0x7fff_ffff_f000);
 #[derive(Debug)]
 pub(crate) struct Fill {
     pub(crate) id: Id,
-    given: Given,
-    /// Hung up when nobody fills any more.
+    given: Inputs,
+    /// Hung up when the filling processes have exited.
     alive: OwnedFd,
     begins: u32,
 }
 
-/// What those who fill are given.
+/// Inputs of the filling processes.
 ///
-/// ORDER: dropped in this order: who waits for the lock of the file finds memory that nobody watches.
+/// ORDER: dropped in this order, so that a holder of the file's lock finds memory without a
+/// userfaultfd.
 #[derive(Debug)]
-struct Given {
+struct Inputs {
     sources: Vec<OwnedFd>,
     file: File,
-    /// The contents, as [`Job::parts`] says.
+    /// The contents, listed in [`Job::parts`].
     pages: Vec<File>,
     /// The first process of the container.
     first: OwnedFd,
     touched: File,
 }
 
-/// What became of it.
+/// Result of the filling.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// All is filled, or the container is gone.
     Done,
     /// Others are at it.
     Again,
-    /// Nobody can: the container was ended.
+    /// Impossible: the container was ended.
     Lost,
 }
 
@@ -106,7 +107,7 @@ impl Fill {
         };
         let pages = fds.by_ref().take(usize::from(parts)).map(File::from).collect();
         let (file, touched) = (file.into(), File::from(touched));
-        let given = Given { file, pages, first, touched, sources: fds.collect() };
+        let given = Inputs { file, pages, first, touched, sources: fds.collect() };
         let alive = start(&given)?;
         Ok(Self { id, given, alive, begins: 1 })
     }
@@ -115,7 +116,7 @@ impl Fill {
         self.alive.as_fd()
     }
 
-    /// Those who filled have ended.
+    /// The filling processes have exited: returns the result, or starts them again.
     pub(crate) fn ended(&mut self) -> Ended {
         if fill::number(&self.given.file, head::DONE).is_ok_and(|done| done != 0) {
             return Ended::Done;
@@ -127,7 +128,7 @@ impl Fill {
             self.alive = alive;
             return Ended::Again;
         }
-        let why = "whoever filled its memory was killed, again and again";
+        let why = "the processes that filled its memory were killed repeatedly";
         let _ = fill::give_reason(&self.given.file, why);
         let _ = pidfd_send_signal(&self.given.first, Signal::KILL);
         Ended::Lost
@@ -135,7 +136,7 @@ impl Fill {
 }
 
 /// Makes a process that fills. Gives what hangs up when it and all that it makes have ended.
-fn start(given: &Given) -> Result<OwnedFd, Errno> {
+fn start(given: &Inputs) -> Result<OwnedFd, Errno> {
     let (alive, living) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let args = CloneArgs::default();
     // SAFETY: the keeper has one thread, so no lock is held by another.
@@ -161,8 +162,8 @@ fn start(given: &Given) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// What each of them does, from the begin or when it takes the other's place.
-fn live(given: &Given, is_first: bool) -> i32 {
+/// Body of both processes, at the start or when one takes the other's place.
+fn live(given: &Inputs, is_first: bool) -> i32 {
     let Ok(head) = Head::map(&given.file) else { return 1 };
     let _ = rustix::thread::set_name(c"dormouse-fill");
     let mut filler = match Filler::load(given, &head, is_first) {
@@ -192,7 +193,7 @@ struct Second {
 }
 
 /// Makes a second, which does not return.
-fn make_second(given: &Given, head: &Head) -> Result<Second, Errno> {
+fn make_second(given: &Inputs, head: &Head) -> Result<Second, Errno> {
     let filler = pidfd_open(getpid(), PidfdFlags::empty())?;
     let flags = CloneFlags::FILES | CloneFlags::PARENT;
     // SAFETY: this process has one thread. The second closes nothing, since the table is one.
@@ -219,9 +220,9 @@ fn has_ended(pidfd: BorrowedFd<'_>, within: Option<Duration>) -> bool {
 
 /// Ends the container: it must not go on with memory that is wrong.
 ///
-/// ORDER: descriptors stay open until all its processes are gone, since who waits for a page would be
-/// given zeros otherwise.
-fn give_up(given: &Given, head: &Head, why: &str) -> i32 {
+/// ORDER: descriptors stay open until all processes of the container have exited; otherwise pending
+/// faults would be resolved with zeros.
+fn give_up(given: &Inputs, head: &Head, why: &str) -> i32 {
     let _ = fill::give_reason(&given.file, why);
     let _ = pidfd_send_signal(&given.first, Signal::KILL);
     has_ended(given.first.as_fd(), Some(END_WITHIN));
@@ -257,7 +258,7 @@ impl Head {
         unsafe { self.0.add(place).write_volatile(value) }
     }
 
-    /// Reads a message into the head, so that it is there whoever is killed.
+    /// Reads a message into the shared head, where it survives the death of either process.
     fn receive(&self, source: i64, fd: RawFd) -> Result<(), Errno> {
         self.set(head::SENDER, source.cast_unsigned());
         self.set(head::MESSAGE, 0);
@@ -275,12 +276,12 @@ impl Head {
     }
 }
 
-/// Why memory cannot be filled.
-type Why = String;
+/// Reason memory cannot be filled.
+type Reason = String;
 
-/// Whoever fills.
+/// The filling process.
 struct Filler<'g> {
-    given: &'g Given,
+    given: &'g Inputs,
     head: &'g Head,
     job: Job,
     left: Left,
@@ -298,8 +299,8 @@ struct Filler<'g> {
 }
 
 impl<'g> Filler<'g> {
-    /// Goes on where the file says.
-    fn load(given: &'g Given, head: &'g Head, is_first: bool) -> Result<Self, Why> {
+    /// Continues from the state in the file.
+    fn load(given: &'g Inputs, head: &'g Head, is_first: bool) -> Result<Self, Reason> {
         let read = |e: std::io::Error| format!("what is left of its memory cannot be read: {e}");
         let job = Job::read(&given.file).map_err(read)?;
         if job.parts.len() != given.pages.len() {
@@ -335,8 +336,8 @@ impl<'g> Filler<'g> {
         let has_forked = matches!(message, Some(UserfaultEvent::Fork(_)));
         if is_first && (has_forked || head.get(head::FORKED) != 0) {
             return Err(
-                "both who filled its memory were killed after one of its processes forked, \
-                        and nobody else has the child's"
+                "the processes that filled its memory were killed after one of its processes \
+                 forked, and the descriptor of the child is lost"
                     .into(),
             );
         }
@@ -346,7 +347,7 @@ impl<'g> Filler<'g> {
         filler.children = children.into_iter().map(number_of).collect();
         let sender = head.get(head::SENDER).cast_signed();
         match message {
-            // Whoever waits for it asks again, below.
+            // The faulting thread faults again, see below.
             None | Some(UserfaultEvent::Fault(_)) => filler.settle(),
             Some(event) => filler.follow(sender, event)?,
         }
@@ -355,7 +356,7 @@ impl<'g> Filler<'g> {
     }
 
     /// Until nothing is left.
-    fn run(&mut self) -> Result<(), Why> {
+    fn run(&mut self) -> Result<(), Reason> {
         let began = Instant::now();
         while began.elapsed() < FIRST_WITHIN && self.serve(QUIET)? {}
         loop {
@@ -368,9 +369,9 @@ impl<'g> Filler<'g> {
         }
     }
 
-    /// All that is asked for within a time. The second is looked after, too. Whether anything was asked for.
-    fn serve(&mut self, mut within: Timespec) -> Result<bool, Why> {
-        let mut was_asked = false;
+    /// Serves faults for a time and looks after the second. Returns whether there was any fault.
+    fn serve(&mut self, mut within: Timespec) -> Result<bool, Reason> {
+        let mut was_served = false;
         loop {
             self.close_children()?;
             let sources = 0..self.given.sources.len() as i64;
@@ -393,36 +394,36 @@ impl<'g> Filler<'g> {
                 // Where none can be made now there is none for a while.
                 self.second = make_second(self.given, self.head).ok();
             }
-            let mut has_heard = false;
+            let mut has_received = false;
             for source in ready {
-                has_heard |= self.hear(source)?;
+                has_received |= self.receive_event(source)?;
             }
-            if !has_heard {
-                return Ok(was_asked);
+            if !has_received {
+                return Ok(was_served);
             }
-            was_asked = true;
+            was_served = true;
             within = MORE_WITHIN;
         }
     }
 
-    /// Reads one message, and does what it asks. Whether there was one.
-    fn hear(&mut self, source: i64) -> Result<bool, Why> {
+    /// Reads one message and handles it. Returns whether there was one.
+    fn receive_event(&mut self, source: i64) -> Result<bool, Reason> {
         match self.head.receive(source, self.number(source)) {
             // Too many descriptors: it can be read again when some are closed.
             Err(Errno::AGAIN | Errno::INTR | Errno::MFILE | Errno::NFILE) => return Ok(false),
-            Err(e) => return Err(format!("what becomes of its memory cannot be heard: {e}")),
+            Err(e) => return Err(format!("the events of its memory cannot be read: {e}")),
             Ok(()) => {}
         }
         match self.head.message() {
             Some(UserfaultEvent::Fault(address)) => self.fault(source, address)?,
             Some(event) => self.follow(source, event)?,
-            None => return Err("the kernel says something else of its memory".into()),
+            None => return Err("the kernel reports an unknown event of its memory".into()),
         }
         Ok(true)
     }
 
-    /// What happened to a range, on record before the kernel is asked for more.
-    fn follow(&mut self, source: i64, event: UserfaultEvent) -> Result<(), Why> {
+    /// Applies a change of a range and records it before the next message is read.
+    fn follow(&mut self, source: i64, event: UserfaultEvent) -> Result<(), Reason> {
         match event {
             UserfaultEvent::Fault(_) => {}
             UserfaultEvent::Removed(range) | UserfaultEvent::Unmapped(range) => {
@@ -438,8 +439,8 @@ impl<'g> Filler<'g> {
         self.put_on_record(true)
     }
 
-    /// Somebody waits for a page.
-    fn fault(&mut self, source: i64, address: u64) -> Result<(), Why> {
+    /// Resolves a page fault.
+    fn fault(&mut self, source: i64, address: u64) -> Result<(), Reason> {
         if self.left.find(source, address).is_some() {
             self.note(source, address);
         }
@@ -464,8 +465,8 @@ impl<'g> Filler<'g> {
         }
     }
 
-    /// A page that nobody fills is one of zeros. Whether it is there.
-    fn zero(&mut self, source: i64, address: u64) -> Result<bool, Why> {
+    /// Maps a page of zeros where nothing is to be filled. Returns whether a page is there.
+    fn zero(&mut self, source: i64, address: u64) -> Result<bool, Reason> {
         let fd = borrow(self.given, source);
         match kernel::userfault_zero(fd, address, 4096) {
             Ok(()) => Ok(true),
@@ -473,7 +474,7 @@ impl<'g> Filler<'g> {
                 self.let_happen(source)?;
                 Ok(false)
             }
-            // It is there, or nothing is: whoever waits will see.
+            // A page is there, or no mapping is: the woken thread faults again if needed.
             Err((_, Errno::EXIST | Errno::NOENT | Errno::FAULT | Errno::INVAL)) => {
                 let _ = kernel::userfault_wake(fd, address, 4096);
                 Ok(true)
@@ -487,7 +488,7 @@ impl<'g> Filler<'g> {
     }
 
     /// Fills a range chunk by chunk, until something happens to it.
-    fn copy_all(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Why> {
+    fn copy_all(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Reason> {
         let mut at = range.start;
         while at < range.end {
             let Some(piece) = self.left.find(source, at) else { return Ok(()) };
@@ -496,7 +497,7 @@ impl<'g> Filler<'g> {
             let end = range.end.min(piece.end).min(at + room);
             self.copy(source, at..end)?;
             if self.left.find(source, at).is_some() {
-                return Ok(()); // it waits for what happens, and is filled in its turn
+                return Ok(()); // blocked by a pending event; filled after that
             }
             at = end;
         }
@@ -504,7 +505,7 @@ impl<'g> Filler<'g> {
     }
 
     /// Fills a range of one piece, to the end of a chunk at most, as far as it can.
-    fn copy(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Why> {
+    fn copy(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Reason> {
         let Some(piece) = self.left.find(source, range.start) else { return Ok(()) };
         let offset = piece.offset + (range.start - piece.start);
         let (number, within) = (offset / self.job.chunk_bytes, offset % self.job.chunk_bytes);
@@ -529,7 +530,7 @@ impl<'g> Filler<'g> {
                 Errno::EXIST => done += 4096,
                 // The range is in two mappings by now; a page is in one, or in none.
                 Errno::NOENT if now.len() > 4096 => most = 4096,
-                // It may have moved just now, which the kernel says to whoever asks again (EAGAIN).
+                // The range may just have moved, which the next attempt reports (EAGAIN).
                 Errno::NOENT if gone != Some(done) => gone = Some(done),
                 Errno::NOENT => done += 4096,
                 Errno::SRCH => {
@@ -549,16 +550,16 @@ impl<'g> Filler<'g> {
     }
 
     /// Something happens to the memory, and nothing is filled before it has.
-    fn let_happen(&mut self, source: i64) -> Result<(), Why> {
-        if !self.hear(source)? {
-            // It has been heard of, and whoever does it has yet to go on.
+    fn let_happen(&mut self, source: i64) -> Result<(), Reason> {
+        if !self.receive_event(source)? {
+            // The event was read, and the thread that caused it has yet to continue.
             rustix::thread::sched_yield();
         }
         Ok(())
     }
 
     /// Where in the cache a chunk is, which is right.
-    fn chunk(&mut self, number: u64) -> Result<usize, Why> {
+    fn chunk(&mut self, number: u64) -> Result<usize, Reason> {
         if let Some(at) = self.chunks.iter().position(|(n, _)| *n == number) {
             let found = self.chunks.remove(at);
             self.chunks.push(found);
@@ -588,8 +589,8 @@ impl<'g> Filler<'g> {
         Ok(self.chunks.len() - 1)
     }
 
-    /// Writes down what is left; `is_followed` says that the message in the head is part of it.
-    fn put_on_record(&mut self, is_followed: bool) -> Result<(), Why> {
+    /// Records the list; `is_followed` means that the message in the head has been applied to it.
+    fn put_on_record(&mut self, is_followed: bool) -> Result<(), Reason> {
         let list = self.left.pieces();
         let other = 1 - (self.head.get(head::STATE) & 1) as usize;
         let bytes = list_bytes(list.len());
@@ -603,7 +604,7 @@ impl<'g> Filler<'g> {
             .map_err(|e| format!("what is left of its memory cannot be written down: {e}"))?;
         self.head.set(head::LISTS + other * 2, at);
         self.head.set(head::LISTS + other * 2 + 1, list.len() as u64);
-        // ORDER: one write says that this list counts, and that the message is part of it.
+        // ORDER: one write makes this list current and marks the message as applied.
         self.head.set(head::STATE, other as u64 | u64::from(is_followed) << 1);
         if is_followed {
             self.settle();
@@ -618,7 +619,7 @@ impl<'g> Filler<'g> {
         self.head.set(head::STATE, self.head.get(head::STATE) & 1);
     }
 
-    /// Whoever waits for a page asks again.
+    /// Wakes all blocked threads; those whose page is missing fault again.
     fn wake_all(&self) {
         let sources = 0..self.given.sources.len() as i64;
         for source in sources.chain(self.children.iter().map(|fd| source_of(*fd))) {
@@ -627,7 +628,7 @@ impl<'g> Filler<'g> {
     }
 
     /// Children that lack nothing have memory like any other. ORDER: off the record, then closed.
-    fn close_children(&mut self) -> Result<(), Why> {
+    fn close_children(&mut self) -> Result<(), Reason> {
         let left = &self.left;
         let all = std::mem::take(&mut self.children).into_iter();
         let (lack, whole): (Vec<RawFd>, _) = all.partition(|fd| left.has(source_of(*fd)));
@@ -656,7 +657,7 @@ impl<'g> Filler<'g> {
         }
     }
 
-    /// What was touched this time, then what was before.
+    /// Records the touched pages: those of this run, then those of earlier runs.
     fn record_touched(&mut self) {
         if self.touched.is_empty() {
             return;
@@ -669,7 +670,7 @@ impl<'g> Filler<'g> {
     }
 }
 
-/// What a descriptor of a child's is called in lists.
+/// Returns the number that lists use for a child's descriptor.
 fn source_of(fd: RawFd) -> i64 {
     -1 - i64::from(fd)
 }
@@ -679,7 +680,7 @@ fn number_of(source: i64) -> RawFd {
 }
 
 /// The descriptor of an address space.
-fn borrow(given: &Given, source: i64) -> BorrowedFd<'_> {
+fn borrow(given: &Inputs, source: i64) -> BorrowedFd<'_> {
     match usize::try_from(source) {
         // A list has no number beyond, as was checked when it was read.
         Ok(n) => given.sources[n].as_fd(),
