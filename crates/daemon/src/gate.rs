@@ -70,14 +70,14 @@ pub(crate) struct Gate {
     room: Room,
     /// Number of waiters to free memory for at once, and of containers to suspend for them at once.
     batch: usize,
-    /// Whether idle pages go to swap before containers are suspended.
+    /// Push idle pages to swap before suspending containers.
     swaps: bool,
     /// Clients in queue order.
     clients: Vec<Client>,
     looked: Instant,
     look_took: Duration,
     glanced: Instant,
-    /// Whether all containers together take so much that memory is short.
+    /// All containers together take so much that memory is short.
     is_tight: bool,
     /// Time since when the budget is exceeded while no client waits.
     over_since: Option<Instant>,

@@ -42,7 +42,7 @@ pub(crate) struct Watch {
     pause: Duration,
     /// Time of the next reading.
     pub(crate) due: Instant,
-    /// Whether a job for it is running.
+    /// A job for it is running.
     pub(crate) is_falling: bool,
     /// Duration of the last suspend, by tier.
     took: [Duration; 2],
