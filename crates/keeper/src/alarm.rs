@@ -1,23 +1,23 @@
 //! Wake-up times of sleeping containers: when a timer of the container would have expired, it is
 //! woken without a connection.
 //!
-//! An alarm that has rung rings again a second later, until the container has let go of what it left
-//! here: a wake that failed is tried again.
+//! An expired alarm expires again a second later, until the descriptors of its container are
+//! released: a failed wake is retried.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use dormouse_launch::protocol::Id;
 
-/// How soon it rings again.
+/// Time until an expired alarm expires again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The alarms of all sleeping containers, one each at most.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
-    /// When, and a number that makes it the only one.
+    /// Expiry time, and a number that makes it unique.
     of: HashMap<Id, (Instant, u64)>,
-    /// The same, soonest first.
+    /// The containers by expiry, soonest first.
     due: BTreeMap<(Instant, u64), Id>,
     number: u64,
 }
@@ -33,19 +33,19 @@ impl Alarms {
         self.due.insert(alarm, id);
     }
 
-    /// Takes the alarm of a container away.
+    /// Removes the alarm of a container.
     pub(crate) fn let_go(&mut self, id: Id) {
         if let Some(alarm) = self.of.remove(&id) {
             self.due.remove(&alarm);
         }
     }
 
-    /// When the first one rings.
+    /// Returns the expiry time of the first alarm.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Returns a container whose wake-up time has come, and sets it again for later.
+    /// Returns a container with an expired alarm, and sets the alarm again for later.
     pub(crate) fn rung(&mut self, now: Instant) -> Option<Id> {
         let id = *self.due.first_key_value().filter(|((at, _), _)| *at <= now)?.1;
         self.set(id, now + AGAIN);

@@ -14,7 +14,7 @@ fn check(returned: libc::c_long) -> Result<usize, Errno> {
     Err(Errno::from_raw_os_error(unsafe { *libc::__errno_location() }))
 }
 
-/// sigprocmask(2): bit N-1 of `mask` blocks signal N, the others are let through.
+/// sigprocmask(2): bit N-1 of `mask` blocks signal N; all others are unblocked.
 pub fn block_signals(mask: u64) -> Result<(), Errno> {
     // SAFETY: the mask is 8 bytes, the size that is passed.
     check(unsafe {
@@ -71,7 +71,8 @@ pub fn signalled_by(signals: &OwnedFd) -> Option<u32> {
     Some(u32::from_ne_bytes(pid.try_into().ok()?))
 }
 
-/// wait4(2) for one child, or any of them, not blocking: pid and status, `None` where none has ended.
+/// wait4(2) for one child, or any of them, without blocking: pid and status, `None` if none has
+/// exited.
 pub fn reap(which: Option<u32>) -> Result<Option<(i32, i32)>, Errno> {
     let mut status = 0;
     // SAFETY: the status is written to a c_int; null means no resource usage.
@@ -87,8 +88,8 @@ pub fn reap(which: Option<u32>) -> Result<Option<(i32, i32)>, Errno> {
     Ok((pid != 0).then_some((pid as i32, status)))
 }
 
-/// fork(2) by the plain call: a filter that cannot look into clone3's structure refuses that one.
-/// Gives 0 in the child.
+/// fork(2) by the plain system call: a filter that cannot read clone3's structure refuses clone3.
+/// Returns 0 in the child.
 ///
 /// # Safety
 /// There is one thread, and the child calls nothing that allocates or locks.
@@ -188,8 +189,8 @@ pub unsafe fn close_range(first: c_int, last: c_int) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) }).map(drop)
 }
 
-/// close_range(2) with CLOSE_RANGE_UNSHARE: closes descriptors from `first` on in this process alone. Of a
-/// table that is shared no more than the others is copied. KERNEL(5.9).
+/// close_range(2) with CLOSE_RANGE_UNSHARE: closes descriptors from `first` on in this process
+/// alone. Of a shared table only the lower descriptors are copied. KERNEL(5.9).
 pub fn part_with_from(first: c_int) -> Result<(), Errno> {
     // SAFETY: only integers are passed; the caller is about to execute another program.
     check(unsafe {
@@ -254,7 +255,7 @@ pub fn loopback_up() -> Result<(), Errno> {
     check(libc::c_long::from(done)).map(drop)
 }
 
-/// PR_SET_THP_DISABLE(2const): no transparent huge pages for this process and those that it makes.
+/// PR_SET_THP_DISABLE(2const): no transparent huge pages for this process and its children.
 pub(crate) fn disable_huge_pages() -> Result<(), Errno> {
     // SAFETY: only integers are passed.
     check(unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) }).map(drop)
@@ -284,7 +285,8 @@ pub fn set_io_priority(priority: i32) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, priority) }).map(drop)
 }
 
-/// Whether getcwd(2) names a place below the root; outside of it the text is `(unreachable)/...`.
+/// Returns whether getcwd(2) is a path below the root; outside of it the text is
+/// `(unreachable)/...`.
 pub fn directory_is_reachable() -> bool {
     let mut text = [0u8; 4096];
     // SAFETY: pointer and length describe the buffer.
@@ -292,7 +294,7 @@ pub fn directory_is_reachable() -> bool {
     n.is_ok() && text[0] == b'/'
 }
 
-/// Where the arguments of this program lie, which `ps` shows: from `/proc/self/stat`.
+/// Location of this program's arguments, which `ps` shows: from `/proc/self/stat`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Arguments {
     start: usize,
@@ -300,7 +302,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Finds them; an empty place where the text cannot be read.
+    /// Finds them; an empty range if the file cannot be read.
     pub fn find() -> Self {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let fields = stat.rsplit(')').next().unwrap_or_default();
@@ -356,7 +358,8 @@ pub unsafe fn run_aside(
     check(libc::c_long::from(pid)).map(|pid| pid as i32)
 }
 
-/// Goes on in the interpreter of a restore program at `code`, with its first operation at `start`.
+/// Continues in the interpreter of a restore program at `code`, with its first operation at
+/// `start`.
 ///
 /// # Safety
 /// `code` is the begin of such an interpreter, mapped executable, and `start` the address of an

@@ -25,15 +25,15 @@ pub struct Console {
 /// Result of moving a console's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pumped {
-    /// Some was written, or there is none now.
+    /// Output was written, or none was available.
     Some,
     /// The other side is closed.
     HungUp,
 }
 
 impl Console {
-    /// Moves what there is, once, from the terminal to the log. Call it when the master is
-    /// readable.
+    /// Moves the available output, once, from the terminal to the log. To be called when the master
+    /// is readable.
     pub fn pump(&self) -> Pumped {
         let mut bytes = [0; 16 << 10];
         match rustix::io::read(&self.master, &mut bytes) {
@@ -87,8 +87,8 @@ impl Logs {
     /// not affected; a reader begins at SEEK_DATA. A quarter more than needed is removed, so that
     /// most checks have nothing to do.
     ///
-    /// LIMIT: a writer faster than the bound between two looks (2 s, with more than a thousand
-    /// containers so much longer) exceeds it for that long.
+    /// LIMIT: a writer faster than the bound between two checks (2 s, proportionally longer with
+    /// more than a thousand containers) exceeds it until the next check.
     pub fn trim(&self, root: &OwnedFd) {
         for path in &self.paths {
             let _ = trim(root, path, self.bound_bytes);

@@ -16,8 +16,8 @@
 //! Parked descriptors outlive the keeper, in the vault ([`crate::vault`]): the next keeper finds
 //! them there.
 //!
-//! LIMIT: a container that leaves more descriptors than one message carries is not parked, and one that is
-//! woken is not while that lasts: the vault does not have them.
+//! LIMIT: a container with more descriptors than fit into one message is not parked, nor is one
+//! during its wake: the vault does not have their descriptors.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,14 +33,15 @@ use crate::vault::Vault;
 /// Time before another attempt to wake a container that could not be woken, while a client waits.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The bit of the number of an epoll set that is parked; the others are those of its first descriptor.
+/// The bit of the number of an epoll set that is parked; the others are those of its first
+/// descriptor.
 const SET: u64 = 1 << 63;
 
 /// The held descriptors of one container.
 #[derive(Debug, Default)]
 struct Sleeper {
     held: Vec<Numbered>,
-    /// Where they are instead, and in which order: the number in the epoll set and in the lot.
+    /// If parked: the number in the epoll set and in the lot, and the order of the descriptors.
     parked: Option<(u64, Vec<Parked>)>,
     /// A wake is in progress; no other is started before it is over.
     is_called: bool,
@@ -50,7 +51,7 @@ struct Sleeper {
     is_let_go: bool,
 }
 
-/// One descriptor.
+/// A held descriptor.
 #[derive(Debug)]
 pub(crate) struct Held {
     /// The key that its container uses for it.
@@ -64,7 +65,7 @@ pub(crate) struct Held {
 /// A descriptor that is held, and its number in the epoll set.
 type Numbered = (u64, Held);
 
-/// The same without the descriptor.
+/// A parked descriptor: the fields of [`Held`] without the descriptor itself.
 #[derive(Debug)]
 struct Parked {
     token: u64,
@@ -140,7 +141,7 @@ impl Custody {
         self.lots.lose_vault();
     }
 
-    /// Has a vault made where there is none and something for it. Whether one was made.
+    /// Starts a vault if there is none and it is needed. Returns whether it did.
     pub(crate) fn secure(&mut self) -> bool {
         self.lots.secure()
     }
@@ -173,7 +174,7 @@ impl Custody {
         Ok(())
     }
 
-    /// Parks what a container has left here, all of it; nothing where it is called already.
+    /// Parks all held descriptors of a container; does nothing during its wake.
     pub(crate) fn park(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
         let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
         let Some((first, _)) = sleeper.held.first() else { return Ok(()) };
@@ -205,14 +206,14 @@ impl Custody {
         Ok(())
     }
 
-    /// Takes out what is parked of a container, if it is.
+    /// Takes the descriptors of a container out of the lot, if they are parked.
     fn fetch(&mut self, epoll: &OwnedFd, id: Id) -> Result<(), Errno> {
         let Some(sleeper) = self.sleepers.get_mut(&id) else { return Ok(()) };
         let Some((number, _)) = &sleeper.parked else { return Ok(()) };
         let fds = self.lots.take(*number)?;
         let Some((number, parked)) = sleeper.parked.take() else { return Ok(()) };
         self.tokens.remove(&number);
-        // The first is its epoll set, which ends here.
+        // The first is its epoll set, which is closed here.
         for (Parked { token, key, watch }, fd) in parked.into_iter().zip(fds.into_iter().skip(1)) {
             let held = Held { key, watch, fd };
             if held.watch != 0 {
@@ -225,7 +226,7 @@ impl Custody {
         Ok(())
     }
 
-    /// A copy of what is held.
+    /// Returns a copy of a held descriptor.
     pub(crate) fn take(&mut self, epoll: &OwnedFd, id: Id, key: u32) -> Result<OwnedFd, Errno> {
         self.fetch(epoll, id)?;
         self.find(id, key).ok_or(Errno::NOENT)?.fd.try_clone().map_err(|_| Errno::MFILE)
@@ -248,7 +249,7 @@ impl Custody {
         }
         for (token, held) in self.sleepers.remove(&id).into_iter().flat_map(|s| s.held) {
             if self.tokens.remove(&token).is_some() {
-                let _ = epoll::delete(epoll, &held.fd); // a member, or else there is nothing to remove
+                let _ = epoll::delete(epoll, &held.fd); // may not be a member
             }
         }
     }
@@ -260,18 +261,19 @@ impl Custody {
         (!std::mem::replace(&mut sleeper.is_called, true)).then_some(id)
     }
 
-    /// The same for a container that is woken for another reason.
+    /// Starts a wake for another reason. Returns whether none was in progress.
     pub(crate) fn start_wake(&mut self, id: Id) -> bool {
         let sleeper = self.sleepers.get_mut(&id);
         sleeper.is_some_and(|sleeper| !std::mem::replace(&mut sleeper.is_called, true))
     }
 
-    /// Whether something is held of a container.
+    /// Returns whether descriptors of a container are held.
     pub(crate) fn has(&self, id: Id) -> bool {
         self.sleepers.get(&id).is_some_and(|sleeper| !sleeper.is_let_go)
     }
 
-    /// The same for a client that knows that the container sleeps.
+    /// Like [`Custody::has`], for a client that knows the container to be asleep: marks its
+    /// descriptors as requested.
     pub(crate) fn request(&mut self, id: Id) -> bool {
         if let Some(sleeper) = self.sleepers.get_mut(&id) {
             sleeper.is_found = false;
@@ -284,19 +286,19 @@ impl Custody {
         self.sleepers.iter().filter(|(_, sleeper)| sleeper.is_found).map(|(id, _)| *id).collect()
     }
 
-    /// The process that was to wake a container has ended; if it is still here, it has failed.
+    /// Handles the exit of a waker's job: if descriptors are still held, the wake has failed.
     pub(crate) fn came_back(&mut self, id: Id) {
         if self.has(id) {
             self.again.push_back((Instant::now() + AGAIN, id));
         }
     }
 
-    /// When [`Custody::look`] has something to do.
+    /// Returns when [`Custody::look`] has to run next.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.again.front().map(|(at, _)| *at)
     }
 
-    /// What time brings.
+    /// Retries failed wakes and releases when their time has come.
     pub(crate) fn look(&mut self, epoll: &OwnedFd, now: Instant) {
         while self.again.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, id)) = self.again.pop_front() else { return };

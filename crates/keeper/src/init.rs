@@ -19,16 +19,16 @@ const ALL: u64 = u64::MAX;
 /// Identity of the init.
 #[derive(Debug, Clone, Copy)]
 pub struct Own {
-    /// User and group, where they are not those that it has.
+    /// User and group, if they differ from the present ones.
     pub ids: Option<(u32, u32)>,
     /// Its capabilities, the same.
     pub capabilities: Option<CapabilityMasks>,
-    /// The process id of its program, where that is not the next one.
+    /// The process id of its program, if it is not the next one.
     pub program: Option<i32>,
 }
 
 impl Own {
-    /// From the data of its operation; none where there is none.
+    /// Reads the identity from the data of its operation; None if there is none.
     pub fn read(data: &[u8]) -> Result<Option<Self>, Errno> {
         if data.is_empty() {
             return Ok(None);
@@ -71,7 +71,7 @@ pub(crate) fn become_init(
     shared: Shared,
 ) -> Result<(), Errno> {
     call::block_signals(ALL)?;
-    // SAFETY: there is one thread; the child goes on as a newborn, without allocation or locks.
+    // SAFETY: there is one thread; the child continues as a newborn, without allocation or locks.
     let pid = match unsafe { fork(own.program) } {
         Ok(0) => {
             // A process group of its own, in the foreground of the terminal if there is one;
@@ -100,7 +100,7 @@ pub(crate) fn become_init(
     pass_and_reap(pid)
 }
 
-/// Gives 0 in the child.
+/// Returns 0 in the child.
 ///
 /// # Safety
 /// There is one thread, and the child calls nothing that allocates or locks.

@@ -48,7 +48,7 @@ pub use call::close_from;
 /// Copies of descriptors that this process was started with, from number `first` on. No code in
 /// this process owns them: it neither closes nor uses them.
 ///
-/// The error is the first number that is not open, and why.
+/// The error is the first number that is not open, and the cause.
 pub fn inherited(
     first: u32,
     count: u32,

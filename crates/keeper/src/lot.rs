@@ -8,8 +8,8 @@
 //! take from it, the message is received and the rest is sent again; so a lot is small. No other
 //! process can send to it: a connected datagram socket receives from its peer alone.
 //!
-//! **The vault** ([`crate::vault`]) has a copy of each lot's socket: whatever becomes of this process, the
-//! queues stay, and the next keeper finds in the labels what they are.
+//! **The vault** ([`crate::vault`]) has a copy of each lot's socket. If this process is killed the
+//! queues stay, and the labels identify their contents to the next keeper.
 //!
 //! In-flight files count against the sender's limit, unless it has CAP_SYS_ADMIN, and against the
 //! limit of all other processes of the same user. Therefore they are sent under a separate user id
@@ -33,7 +33,7 @@ const UID: u32 = 99_999;
 
 /// LIMIT: bundles in one lot.
 const BUNDLES: usize = 32;
-/// LIMIT: descriptors of a lot, but where one bundle has more: all are received and sent to take one.
+/// LIMIT: descriptors of a lot of several bundles: all are received and sent to take one.
 const SHARED: usize = 96;
 /// LIMIT: descriptors of a bundle.
 pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
@@ -41,14 +41,14 @@ pub(crate) const DESCRIPTORS: usize = wire::FDS_PER_MESSAGE;
 const MESSAGE: usize = 4096;
 /// The key of a bundle without an owner.
 const NOBODYS: u64 = u64::MAX;
-/// Bytes before a label: how long it is (2), and how many descriptors it is of.
+/// Bytes before a label: its length (2), and the number of its descriptors.
 const HEAD: usize = 3;
 
-/// All that is parked. Keys are the caller's, and unique.
+/// All parked bundles. Keys are the caller's, and unique.
 #[derive(Debug, Default)]
 pub(crate) struct Lots {
     lots: HashMap<u32, Lot>,
-    /// Where each bundle is.
+    /// The lot of each bundle.
     places: HashMap<u64, u32>,
     /// Lots that may have room.
     free: BTreeSet<u32>,
@@ -59,7 +59,7 @@ pub(crate) struct Lots {
 #[derive(Debug)]
 struct Lot {
     sock: OwnedFd,
-    /// Keys of its bundles and how many descriptors each has, in the order of the message.
+    /// Keys of its bundles and their numbers of descriptors, in the order of the message.
     bundles: Vec<(u64, usize)>,
 }
 
@@ -100,7 +100,7 @@ impl Lots {
         self.vault.lose();
     }
 
-    /// Has a vault made where there is none and something for it. Whether one was made.
+    /// Starts a vault if there is none and it is needed. Returns whether it did.
     pub(crate) fn secure(&mut self) -> bool {
         if self.lots.is_empty() || self.vault.is_there() || !self.vault.make() {
             return false;
@@ -131,7 +131,8 @@ impl Lots {
         Ok(())
     }
 
-    /// A lot with room for so many. One that has not is not looked at again until something is taken out.
+    /// Returns a lot with room for so many. A lot without room is not tried again until a bundle is
+    /// taken out.
     fn with_room(&mut self, count: usize) -> Option<u32> {
         let number = *self.free.first()?;
         if self.lots.get(&number).is_some_and(|lot| lot.has_room(count)) {
@@ -141,7 +142,7 @@ impl Lots {
         None
     }
 
-    /// One more lot, which is empty.
+    /// Creates an empty lot.
     fn make(&mut self) -> Result<u32, Errno> {
         let lot = Lot { sock: call::self_connected()?, bundles: Vec::new() };
         while self.lots.contains_key(&self.number) {
@@ -153,7 +154,7 @@ impl Lots {
         Ok(self.number)
     }
 
-    /// Takes a bundle out, in the order in which it was put together.
+    /// Takes a bundle out, with its descriptors in their original order.
     pub(crate) fn take(&mut self, key: u64) -> Result<Vec<OwnedFd>, Errno> {
         let number = *self.places.get(&key).ok_or(Errno::NOENT)?;
         let lot = self.lots.get_mut(&number).ok_or(Errno::NOENT)?;
@@ -171,7 +172,7 @@ impl Lots {
 }
 
 impl Lot {
-    /// One of a keeper before.
+    /// Takes over a lot of an earlier keeper.
     fn found(
         sock: OwnedFd,
         name: &mut impl FnMut(Found<'_>) -> Option<u64>,
@@ -238,7 +239,7 @@ impl Lot {
         Ok(bundle)
     }
 
-    /// Labels of all that it has, and copies.
+    /// Returns the labels of all bundles, and copies of the descriptors.
     fn copies(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
         match self.bundles.is_empty() {
             true => Ok(Default::default()),
@@ -246,7 +247,7 @@ impl Lot {
         }
     }
 
-    /// Has these instead.
+    /// Replaces the contents.
     fn replace(&mut self, labels: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         call::as_user(UID, || {
             if !labels.is_empty() {
@@ -268,7 +269,8 @@ impl Lot {
 /// ORDER: no message is removed before all were read, and the last one never: a kill at any point
 /// loses nothing.
 fn last(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
-    // From the first on, whatever a keeper that was killed here has looked at; each look goes on to the next.
+    // From the first message, wherever the position of an earlier keeper was; each peek advances to
+    // the next.
     look_from(sock, 0)?;
     let mut found = peek(sock)?;
     let mut older = 0;
@@ -286,7 +288,7 @@ fn last(sock: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), Errno> {
     Ok(found)
 }
 
-/// Sets where a message is looked at (unix(7), SO_PEEK_OFF); -1: always the first.
+/// Sets the peek position (unix(7), SO_PEEK_OFF); -1: always the first message.
 fn look_from(sock: &OwnedFd, bytes: i32) -> Result<(), Errno> {
     kernel::set_int_option(sock.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, bytes)
 }
@@ -347,11 +349,11 @@ mod tests {
             (1..=3).map(|n| eventfd(n, EventfdFlags::CLOEXEC).unwrap()).collect();
         lot.put(1, b"one", &[fds[0].as_fd()]).unwrap();
         lot.put(2, b"two", &[fds[1].as_fd(), fds[2].as_fd()]).unwrap();
-        // Killed while the first is taken: what stays is sent, and the old message is still there.
+        // Killed while the first is taken: the rest was sent, and the old message is still there.
         let (labels, _) = lot.copies().unwrap();
         let second = &labels[HEAD + 3..];
         send(&lot.sock, second, &[fds[1].as_fd(), fds[2].as_fd()]).unwrap();
-        // So did one that looked at them and was killed.
+        // The same state after a reader that was killed.
         look_from(&lot.sock, 0).unwrap();
         peek(&lot.sock).unwrap();
         let mut seen = Vec::new();

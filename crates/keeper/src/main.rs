@@ -1,11 +1,14 @@
-//! `dormouse-keeper --run DIR [--cgroup DIR]... [--settle WORD]... [--wake WORD]... [--tidy WORD]...`
+//! ```text
+//! dormouse-keeper --run DIR [--cgroup DIR]...
+//!                 [--settle WORD]... [--wake WORD]... [--tidy WORD]...
+//! ```
 //!
 //! Started by [`dormouse_launch::Keeper::connect_or_start`], which holds the lock of the runtime
 //! directory. This process returns 0 when its daemon listens, or 1 with a one-line reason.
 //!
 //! `--cgroup` names the directory of its own cgroup in one hierarchy; `--settle` gives program and
-//! arguments, one word each, that clean up after a container, `--wake` those that wake one, `--tidy`
-//! what the keeper becomes at its end (see [`dormouse_keeper::server`]).
+//! arguments, one word each, that clean up after a container, `--wake` those that wake one,
+//! `--tidy` what the keeper becomes at its end (see [`dormouse_keeper::server`]).
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -142,8 +145,9 @@ fn start() -> Result<(), String> {
     }
 }
 
-/// Places itself in a v1 cgroup: by `tasks`, for it has one thread, so that nothing is waited for. A
-/// v2 cgroup comes back, for the daemon to be cloned into: entering one waits for an RCU grace period.
+/// Enters a v1 cgroup by `tasks`, which needs no wait, because this process has one thread. Returns
+/// a v2 cgroup instead, for the daemon to be cloned into: entering one waits for an RCU grace
+/// period.
 fn enter_cgroup(dir: &Path) -> Result<Option<OwnedFd>, String> {
     let failed = |e: std::io::Error| format!("enter the cgroup {}: {e}", dir.display());
     // Not fs::write, which creates: cgroup v2 answers that with EACCES, not ENOENT.

@@ -4,9 +4,8 @@
 //! terminal if one was opened. Descriptors 0 to 2 are those of the cloning process (the keeper's
 //! are `/dev/null`), 3 is the socket to the engine, 4 its procfs; all others are closed first.
 //!
-//! **Rules.** It is a copy of the keeper: it must not allocate, lock or panic, and never returns.
-//! Paths are texts of the plan;
-//! where a part of one is needed it is copied to the stack.
+//! **Rules.** A newborn is a copy of the keeper: it must not allocate, lock or panic, and never
+//! returns. Paths are texts of the plan; a part of a path is copied to the stack when needed.
 //!
 //! **Trust.** The engine, which wrote the plan, is trusted; the image is not: see [`crate::tree`].
 //!
@@ -55,17 +54,17 @@ pub struct Heritage {
     shared: Shared,
 }
 
-/// Memory that a newborn has from a template: of its program, not of the newborn.
+/// Memory that a newborn shares with a template: it belongs to the program, not to the newborn.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Shared(&'static [(u64, u64)]);
 
 impl Shared {
-    /// Where it is, for as long as there is a copy of this process.
+    /// Records the shared areas for the lifetime of this process and its copies.
     pub(crate) fn leak(areas: Vec<(u64, u64)>) -> Self {
         Self(areas.leak())
     }
 
-    /// Gives it up: in a process that does not become the program.
+    /// Unmaps the areas, in a process that does not become the program.
     pub(crate) fn let_go(self) -> Outcome {
         for (start, end) in self.0 {
             let at = std::ptr::with_exposed_provenance_mut(*start as usize);
@@ -84,12 +83,12 @@ impl Heritage {
         Self { nofile, oom_score_adj: None, arguments, shared: Shared::default() }
     }
 
-    /// The same, and memory that is shared.
+    /// The same, with shared memory.
     pub(crate) fn with(self, shared: Shared) -> Self {
         Self { shared, ..self }
     }
 
-    /// Gives back to a process what the keeper has taken for itself.
+    /// Restores the limits and settings that the keeper has changed for itself.
     pub(crate) fn give_back(&self, proc: BorrowedFd<'_>) -> Outcome {
         kernel::prlimit(NOFILE, Some(self.nofile))?;
         match self.oom_score_adj {
@@ -122,17 +121,18 @@ fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
 
 /// Makes this process undumpable, so that no process of the container can inspect or trace it.
 fn hide() -> Outcome {
-    // Where ids change the kernel itself would see to it.
+    // On a change of ids the kernel itself would do this.
     kernel::set_dumpable(weakened("undumpable"))
 }
 
 /// Closes a descriptor by its number.
 fn close(fd: RawFd) {
-    // SAFETY: the caller has just made it and forgets it.
+    // SAFETY: the caller has just created it and does not use it any more.
     unsafe { rustix::io::close(fd) }
 }
 
-/// Lives. `sock` and `proc` are numbers of the keeper's table, of which this process has a copy.
+/// Runs the newborn. `sock` and `proc` are numbers of the keeper's table, of which this process has
+/// a copy.
 pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
     let mut newborn = Newborn {
         fds: [-1; flat::FDS_MAX],
@@ -171,11 +171,11 @@ struct Newborn {
     capabilities: Option<CapabilityMasks>,
     nofile: Option<Record>,
     sealed: bool,
-    /// The socket to the engine: `SOCK`, until that number is wanted for something else.
+    /// The socket to the engine: `SOCK`, until that number is needed for another descriptor.
     sock: RawFd,
-    /// How many descriptors from 3 on are the program's.
+    /// Number of descriptors from 3 on that are the program's.
     preserved: u32,
-    /// The mount that is to become the root, while it is none yet.
+    /// The mount that is to become the root, until it is.
     root: Option<BorrowedFd<'static>>,
     heritage: Heritage,
 }
@@ -224,7 +224,7 @@ impl Newborn {
                 }
             })?;
             match (ToNewborn::from_bytes(bytes.get(..n).unwrap_or_default()), expected) {
-                // The engine is gone.
+                // The engine has exited.
                 (None, _) if n == 0 => kernel::exit(NEVER_BEGAN),
                 (Some(ToNewborn::Plan { bytes, descriptors }), None) => {
                     memory = first.ok_or(Errno::BADMSG)?;
@@ -255,8 +255,8 @@ impl Newborn {
         }
     }
 
-    /// The keeper has raised its own limit; the program begins with what the keeper began with.
-    /// Room is left for the descriptors of the plan: the engine sets the final limit.
+    /// The keeper has raised its own limit; the program starts with the keeper's original one. Room
+    /// is left for the descriptors of the plan: the engine sets the final limit.
     fn restore_descriptor_limit(&self) {
         let (soft, hard) = self.heritage.nofile;
         let soft = soft.max(self.count as u64 + 64).min(hard);
@@ -304,7 +304,7 @@ impl Newborn {
                 self.fail_with(index as u32, number, NEVER_BEGAN);
             }
         }
-        // A plan without an end.
+        // A plan without a final operation.
         self.fail(NO_OPERATION, Errno::NOEXEC, NEVER_BEGAN)
     }
 
@@ -470,9 +470,9 @@ impl Newborn {
         }
     }
 
-    /// Whatever is open beyond standard error ends with execve. The host's procfs ends now: in the
-    /// middle of execve the memory is the container's already, and a root that has CAP_SYS_PTRACE there
-    /// may look at what is still open (seen under emulation, where the middle is long).
+    /// Descriptors beyond standard error are closed by execve. The host's procfs is closed now: in
+    /// the middle of execve the memory is the container's already, and a root with CAP_SYS_PTRACE
+    /// there could inspect open descriptors (seen under emulation, where the middle is long).
     fn seal(&mut self) -> Outcome {
         if !std::mem::replace(&mut self.sealed, true) {
             if PROC >= SOCK + self.preserved as RawFd {
@@ -711,7 +711,7 @@ fn label(label: &CStr) -> Outcome {
     rustix::io::write(&file, label.to_bytes()).map(drop)
 }
 
-/// Whether one of the candidates could be executed, as `exec` would choose among them.
+/// Checks that one of the candidates is executable, with the choice of `exec`.
 fn lookup(plan: &Flat<'_>, op: &Record) -> Outcome {
     let mut rest = plan.data(op).map_err(damaged)?;
     let mut error = Errno::NOENT;

@@ -56,7 +56,7 @@ pub(crate) unsafe fn run(
     }
 }
 
-/// In the child: its streams, and nothing else of ours.
+/// In the child: sets its streams and closes all other descriptors.
 fn prepare(input: BorrowedFd<'_>) -> Outcome {
     rustix::fs::seek(input, SeekFrom::Start(0))?;
     // SAFETY: this process is about to execute another program: no value owns these numbers.
@@ -75,7 +75,7 @@ fn prepare(input: BorrowedFd<'_>) -> Outcome {
     call::close_on_exec_from(3)
 }
 
-/// Whether a child has ended before its time was over.
+/// Returns whether a child exits before its time is over.
 fn wait(pid: Pid, seconds: u16) -> Outcome<bool> {
     if seconds == 0 {
         return Ok(true);

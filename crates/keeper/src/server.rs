@@ -30,12 +30,13 @@
 //! start-up of a process. More are started when several containers are called at once; those exit
 //! after a second without work.
 //!
-//! **Hostile input.** Only root may connect. A message that is none is answered by `Refused`;
-//! answers are never waited for: a client that does not read loses its connection.
+//! **Hostile input.** Only root may connect. An invalid message is answered by `Refused`. The
+//! keeper never blocks on a reply: a client that does not read is disconnected.
 //!
-//! **The end of the keeper.** A second after the last child, connection, errand and sleeper is gone
-//! it takes the lock that clients start keepers under, looks once more for a client, unlinks its
-//! socket and becomes the tidy program, which takes down what no container needs any more.
+//! **The end of the keeper.** A second after the last child, connection, errand and sleeper is
+//! removed, the keeper takes the lock that clients start keepers under, checks once more for a
+//! client, unlinks its socket and becomes the tidy program, which removes resources that no
+//! container needs any more.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -74,13 +75,13 @@ use crate::{Failed, Step};
 /// LIMIT: processes at once that settle, and as many that wake: those may have to wait for memory,
 /// which the others give back.
 const ERRANDS_MAX: usize = 4;
-/// How long it stays with nothing to do.
+/// Idle time before the keeper exits.
 const IDLE: Duration = Duration::from_secs(1);
-/// How often logs are looked at.
+/// Interval of the checks of logs.
 const LOOK: Duration = Duration::from_secs(2);
 /// LIMIT: containers whose logs are checked each time; with more, they take turns.
 const LOOK_AT: usize = 1000;
-/// How soon it tries again what could not be done now.
+/// Time before a failed step is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 /// SIGCHLD as a bit of a signal mask.
 const CHILD_SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
@@ -131,7 +132,7 @@ enum Reason {
 }
 
 impl Reason {
-    /// The word that stands behind the id.
+    /// The word behind the id.
     fn word(self) -> &'static str {
         match self {
             Self::Called => "called",
@@ -194,7 +195,8 @@ pub struct Server {
     stdins: HashMap<Id, OwnedFd>,
     logs: BTreeMap<Id, Logs>,
     custody: Custody,
-    /// The number of the vault: of each another one, for a newborn may have a copy of the last.
+    /// The serial number of the vault: a new one for each, because a newborn may have a copy of the
+    /// last one's socket.
     vault: u64,
     alarms: Alarms,
     fills: HashMap<u64, Fill>,
@@ -207,17 +209,17 @@ pub struct Server {
     wakers: HashMap<u64, Waker>,
     /// No spare waker is started before this time, because one without work has exited.
     next_waker: Instant,
-    /// When one was at work last.
+    /// Time of the last wake.
     woken: Instant,
     deaf_until: Option<Instant>,
     next_look: Instant,
     idle_since: Option<Instant>,
     ending: bool,
-    /// The container whose logs were checked last.
+    /// The container with the last checked logs.
     log_turn: Option<Id>,
 }
 
-/// podman's exit code and the signal, 0 for none, of a status as wait4(2) gives it.
+/// podman's exit code and the signal, 0 for none, of a status from wait4(2).
 pub fn code_of(status: i32) -> (i32, i32) {
     match libc::WIFSIGNALED(status) {
         true => (128 + libc::WTERMSIG(status), libc::WTERMSIG(status)),
@@ -236,7 +238,7 @@ fn done() -> Answer {
 }
 
 impl Server {
-    /// A keeper that listens. SIGCHLD is blocked from here on.
+    /// Creates a listening keeper. SIGCHLD is blocked from here on.
     pub fn new(mut parts: Parts) -> Result<Self, Failed> {
         call::block_signals(CHILD_SIGNAL).step("block a signal")?;
         let signals = call::signal_fd(CHILD_SIGNAL).step("listen for signals")?;
@@ -339,7 +341,7 @@ impl Server {
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
     }
 
-    /// Has a vault made where there is none and something for it.
+    /// Starts a vault if there is none and it is needed.
     fn secure(&mut self) {
         if self.custody.secure() {
             // If it cannot be polled, its end is noticed at the next request to it.
@@ -349,7 +351,7 @@ impl Server {
         }
     }
 
-    /// What time brings. True when it is over.
+    /// Runs the timed work. Returns true if the keeper is to exit.
     fn look(&mut self) -> bool {
         let now = Instant::now();
         if self.deaf_until.is_some_and(|until| until <= now) {
@@ -546,8 +548,8 @@ impl Server {
         sent
     }
 
-    /// A connection is gone: what it had attached to is ours again, what it should have settled
-    /// too.
+    /// Handles a closed connection: the keeper takes back its attached terminals, and settles its
+    /// children.
     fn close(&mut self, serial: u64) {
         if self.connections.remove(&serial).is_none() {
             return;
@@ -667,7 +669,7 @@ impl Server {
         Some(self.born(serial, &request, born))
     }
 
-    /// A newborn is a child, or is none.
+    /// Records a newborn as a child, or returns the error.
     fn born(
         &mut self,
         connection: u64,
@@ -719,7 +721,7 @@ impl Server {
         }
     }
 
-    /// Its memory is there, or a newborn, or it has ended.
+    /// The template's memory is there, a newborn is, or the template has exited.
     fn receive_from_template(&mut self, token: u64) {
         let Some(template) = self.templates.get_mut(&token) else { return };
         let received = match template.receive() {
@@ -845,7 +847,7 @@ impl Server {
     }
 
     fn set_alarm(&mut self, id: Id, after_ms: u64) -> Answer {
-        // One beyond the end of the clock never rings.
+        // A time beyond the range of the clock never comes.
         let Some(at) = Instant::now().checked_add(Duration::from_millis(after_ms)) else {
             return done();
         };
@@ -925,9 +927,8 @@ impl Server {
         if let Some(errand) = self.errands.remove(&pid) {
             let is_killed = code_of(status).1 == libc::SIGKILL;
             match errand {
-                // Killed in the middle of it, or before it had begun: what is not done yet is done by the
-                // next one. A wake is tried at once a second time, no third: it may be what there is no
-                // memory for.
+                // Killed during the job or before it began: the next one completes it. A wake is
+                // retried once at once, not twice: memory may be too short for it.
                 Errand::Wake { id, why, is_second: false } if is_killed && self.custody.has(id) => {
                     self.dismiss(|waker| waker.pid == pid);
                     self.queue.push_back(Errand::Wake { id, why, is_second: true });
@@ -1052,7 +1053,7 @@ impl Server {
         Ok(self.serial)
     }
 
-    /// Has wakers end. Whether there was one.
+    /// Ends wakers. Returns whether there was one.
     fn dismiss(&mut self, which: impl Fn(&Waker) -> bool) -> bool {
         let before = self.wakers.len();
         let epoll = &self.epoll;
@@ -1112,9 +1113,9 @@ impl Server {
 
     /// Runs a program in the host's mount namespace, with one more word.
     ///
-    /// ORDER: it waits for execve(2). Until then the child has the memory of the keeper and its descriptors
-    /// with it: nothing of a table for a hundred thousand is copied, and nothing that is let go of
-    /// meanwhile is open elsewhere.
+    /// ORDER: the caller blocks until execve(2). Until then the child shares the keeper's memory
+    /// and its table of descriptors: no table of a hundred thousand entries is copied, and no
+    /// descriptor that is closed meanwhile stays open in a copy.
     fn run_program(
         &self,
         program: &[CString],
@@ -1158,8 +1159,9 @@ impl Server {
         Err(Failed { step: "become the tidy program", source })
     }
 
-    /// Becomes a program of the host, in its mount namespace and with what the keeper was given, but for
-    /// its descriptors from 3 on, with which `part` does away. Returns only on failure; allocates nothing.
+    /// Executes a program of the host, in its mount namespace and with the settings that the keeper
+    /// was started with. `part` closes or unshares descriptors from 3 on. Returns only on failure;
+    /// allocates nothing.
     ///
     /// # Safety
     /// `argv` ends with null and points to C strings.

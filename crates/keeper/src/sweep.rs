@@ -13,7 +13,7 @@ const SHARE: u32 = 20;
 /// Longest delay: a check also takes long if this process was preempted.
 const WAIT_MAX: Duration = Duration::from_millis(200);
 
-/// Whether a child may have exited without a signal, and when that is checked.
+/// The time of the next check for children that exited without a signal.
 #[derive(Debug)]
 pub struct Sweep {
     is_requested: bool,
@@ -21,7 +21,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Nothing is to be found out, and from `now` on it may be.
+    /// Returns a state without a pending check; checks are allowed from `now` on.
     pub fn new(now: Instant) -> Self {
         Self { is_requested: false, not_before: now }
     }

@@ -37,11 +37,11 @@ use crate::{Failed, Step, call};
 
 /// LIMIT: time for a clone, which copies page tables: 2 kB per megabyte.
 const CLONE_WITHIN: Duration = Duration::from_secs(20);
-/// LIMIT: so much below its stack nothing is mapped, for that may grow.
+/// LIMIT: nothing is mapped within this distance below its stack, which may grow.
 const STACK_BYTES: u64 = 16 << 20;
 /// Bytes per read.
 const READ_BYTES: u64 = 2 << 20;
-/// So many bytes are made in one go before.
+/// A read of at least this size populates its pages at once before.
 const POPULATED_BYTES: u64 = 8 << 10;
 
 /// A template, as the keeper sees it.
@@ -68,7 +68,8 @@ pub(crate) struct PendingBirth {
     pub(crate) connection: u64,
     /// Time at which the request has failed.
     pub(crate) until: Instant,
-    /// Children of the keeper that ended meanwhile and that it knew nothing of. The newborn may be one of them.
+    /// Children of the keeper that exited meanwhile and were unknown to it. The newborn may be one
+    /// of them.
     pub(crate) ended: Vec<u32>,
 }
 
@@ -82,7 +83,7 @@ impl Drop for Template {
 }
 
 impl Template {
-    /// Makes one, which gets its memory meanwhile.
+    /// Starts a template, which reads its memory in the background.
     pub(crate) fn begin(
         (outside, heritage): (&Outside, Heritage),
         key: Id,
@@ -174,7 +175,7 @@ struct Inputs<'o> {
 }
 
 impl Inputs<'_> {
-    /// In a new process, which has copies of all that the keeper has.
+    /// Sets up the new process, which has copies of all descriptors of the keeper.
     fn settle_in(&self, keeper: rustix::process::Pid) -> Result<(), Errno> {
         let outside = self.outside;
         let own = [&self.sock, &outside.proc, &outside.net, &outside.pid].map(AsFd::as_fd);
@@ -213,7 +214,7 @@ impl Inputs<'_> {
         0
     }
 
-    /// Maps and reads. Gives where.
+    /// Maps the areas and reads their contents. Returns the mapped areas.
     fn fill(&self) -> Result<Shared, Failed> {
         // The mappings are inherited by clones that may map less than the host's root may
         // (CAP_SYS_RAWIO).
@@ -248,7 +249,8 @@ impl Inputs<'_> {
             let length = (piece.bytes - done).min(READ_BYTES);
             let at: *mut u8 = std::ptr::with_exposed_provenance_mut((piece.start + done) as usize);
             if length >= POPULATED_BYTES {
-                // SAFETY: as below; nothing is there yet. KERNEL(5.14): before, pages are made as they are read.
+                // SAFETY: as below; the area is still empty. KERNEL(5.14): before, pages are
+                // created as they are read.
                 let _ = unsafe { madvise(at.cast(), length as usize, Advice::LinuxPopulateWrite) };
             }
             // SAFETY: the range is within an area that was just mapped here, as checked when the
@@ -275,7 +277,7 @@ fn lowest(proc: BorrowedFd<'_>) -> Result<u64, Errno> {
     text.trim().parse().map_err(|_| Errno::BADMSG)
 }
 
-/// Maps an area where it will be; false where something is in its way.
+/// Maps an area at its final address; returns false if another mapping is in the way.
 fn map(area: &Area) -> Result<bool, Errno> {
     let here = 0u8;
     let stack = (&raw const here).expose_provenance() as u64;

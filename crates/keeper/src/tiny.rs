@@ -30,7 +30,7 @@ pub struct Outside {
 }
 
 impl Outside {
-    /// The world as this process sees it now.
+    /// Opens the namespaces of this process.
     pub fn here() -> Result<Self, Failed> {
         let mounts = open(c"/proc/self/ns/mnt", OFlags::RDONLY).step("open its mount namespace")?;
         let net = open(c"/proc/self/ns/net", OFlags::RDONLY).step("open its network namespace")?;
@@ -62,7 +62,7 @@ pub fn enter(place: &Path) -> Result<Outside, Failed> {
     let attr = MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
     let options = [(c"mode", c"0555"), (c"nr_inodes", c"2"), (c"nr_blocks", c"1")];
     let empty = new(c"tmpfs", &options, attr).step("make an empty filesystem")?;
-    // ORDER: opened now, in the new namespace: nothing can be mounted onto a place of another one.
+    // ORDER: opened now, in the new namespace: a mount point must be in the caller's namespace.
     let place = rustix::fs::open(place, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         .step("open its directory")?;
     kernel::move_mount(empty.as_fd(), place.as_fd(), c"").step("mount an empty filesystem")?;

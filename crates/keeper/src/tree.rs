@@ -1,4 +1,4 @@
-//! The root of a container as its newborn builds it: places in it, and what is mounted on them.
+//! The root of a container as its newborn builds it: paths below it, and the mounts on them.
 //!
 //! **Trust.** Writers below the root are not trusted: every path is opened by openat2 with
 //! RESOLVE_IN_ROOT and RESOLVE_NO_MAGICLINKS. Mount points of procfs, sysfs, devpts and the like
@@ -47,7 +47,7 @@ impl Target {
         }
     }
 
-    /// How the way to it is walked.
+    /// The restrictions on the path to the target.
     fn resolve(self) -> ResolveFlags {
         match self {
             Self::PlainDir if !weakened("plain-targets") => ResolveFlags::NO_SYMLINKS,
@@ -100,8 +100,8 @@ fn spread_each(mount: BorrowedFd<'_>, mut spreads: u64) -> Outcome {
     Ok(())
 }
 
-/// Attaches a copy of a mount, which is younger. Only what is attached in this mount namespace can be
-/// copied, so the mount itself is there for a moment.
+/// Attaches a copy of a mount, which is younger. Only an attached mount of this namespace can be
+/// copied, so the mount itself is attached for a moment.
 ///
 /// ORDER: the propagation comes last. An unbindable mount cannot be copied, so mounts below it
 /// would be left out; below a shared mount everything is attached as shared.
@@ -113,8 +113,7 @@ pub(crate) fn attach_copy(
 ) -> Outcome {
     kernel::move_mount(mount, place, c"")?;
     let copy = copy(mount, true)?;
-    // ORDER: what is unmounted below a mount that others share is unmounted for them, too: on the host,
-    // and in the copy.
+    // ORDER: unmounting below a shared mount propagates to its peers: on the host, and in the copy.
     kernel::mount_setattr(mount, true, none(), none(), Some(Propagation::Private), None)?;
     let mut path = *b"self/fd/\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0; 20];
@@ -138,19 +137,19 @@ pub(crate) fn put_root_below(mount: BorrowedFd<'_>, place: &CStr) -> Outcome {
     kernel::move_mount(mount, open_dir(place)?.as_fd(), c"")
 }
 
-/// Makes an attached mount the root of the mount namespace and lets go of all others.
+/// Makes an attached mount the root of the mount namespace and detaches all others.
 pub(crate) fn pivot(mount: BorrowedFd<'_>) -> Outcome {
     rustix::process::fchdir(mount)?;
-    // Both are one place: the old root ends up on top of the new one, and is taken off it.
+    // Both are one place: the old root ends up on top of the new one, and is unmounted from it.
     rustix::process::pivot_root(c".", c".")?;
     kernel::umount_detach(c".")?;
     rustix::process::chdir(c"/")
 }
 
-/// The same without pivot_root(2), which the initramfs cannot be left by: the mount covers the
-/// root, so that the way up from it leads nowhere.
+/// The same without pivot_root(2), which does not work on the initramfs: the mount covers the root,
+/// so that `..` from it does not lead out.
 pub(crate) fn cover(mount: BorrowedFd<'_>) -> Outcome {
-    // A place on the way to a mount cannot be moved there: a copy can.
+    // A mount on the path to a mount point cannot be moved there: a copy can.
     let copy = copy(mount, true)?;
     put_root(copy.as_fd())
 }
@@ -179,7 +178,7 @@ impl Tree {
         kernel::mount_setattr(self.top.as_fd(), recursive, none(), none(), propagation, None)
     }
 
-    /// Opens a path below the root as a place, never leaving it.
+    /// Opens a path below the root as O_PATH, never leaving the root.
     pub(crate) fn open(&self, path: &CStr, extra: ResolveFlags) -> Outcome<OwnedFd> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         if weakened("in-root") {
@@ -214,8 +213,8 @@ impl Tree {
         }
     }
 
-    /// Makes a directory, or an empty file, with the directories that lead to it. Links on the way
-    /// are followed inside the root; one that leads nowhere is an error.
+    /// Creates a directory, or an empty file, with its parent directories. Links on the path are
+    /// followed inside the root; a dangling one is an error.
     pub(crate) fn make(&self, path: &CStr, kind: Target, mode: Mode) -> Outcome<OwnedFd> {
         let extra = kind.resolve();
         let bytes = path.to_bytes();
@@ -253,7 +252,8 @@ impl Tree {
         Ok(here)
     }
 
-    /// The directory that a path is in, made where it is missing, and what follows it in `part`.
+    /// Returns the parent directory of a path, created if missing, and the last component in
+    /// `part`.
     fn parent<'p>(
         &self,
         path: &CStr,
@@ -289,7 +289,7 @@ impl Tree {
         }
     }
 
-    /// Makes a device node; one that is there must be the same.
+    /// Creates a device node; an existing one must be the same.
     pub(crate) fn device(&self, op: &Record, path: &CStr) -> Outcome {
         let mut part = [0u8; 4096];
         let (parent, name) = self.parent(path, &mut part, Target::PlainDir)?;
@@ -341,7 +341,7 @@ impl Tree {
         kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
     }
 
-    /// Any filesystem: `words` gives its type and then its options one after the other.
+    /// Mounts any file system: `words` contains its type and then its options one after the other.
     pub(crate) fn filesystem<'p>(
         &self,
         op: &Record,
@@ -376,7 +376,7 @@ impl Tree {
         let mount = kernel::fsmount(context, MountAttr::from_bits_retain(attr))?;
         let place = self.target(path, kind, true)?;
         if op.flags & flat::APART != 0 {
-            // Below a root that is attached nowhere it could not be set any more.
+            // Below a detached root the propagation could not be set any more.
             spread_each(mount.as_fd(), spreads)?;
             return kernel::move_mount(mount.as_fd(), place.as_fd(), c"");
         }
@@ -418,7 +418,7 @@ impl Tree {
         kernel::move_mount(mount.as_fd(), place.as_fd(), c"")
     }
 
-    /// Opens a terminal of the devpts at `path`; gives its master.
+    /// Opens a terminal of the devpts at `path`; returns its master.
     pub(crate) fn terminal(&self, op: &Record, path: &CStr) -> Outcome<RawFd> {
         let devpts = self.open(path, ResolveFlags::NO_SYMLINKS)?;
         is_of(&devpts, DEVPTS_MAGIC)?;
@@ -465,7 +465,7 @@ fn make_file(parent: &OwnedFd, name: &CStr) -> Outcome {
 fn make_dir(parent: &OwnedFd, name: &CStr, mode: Option<Mode>) -> Outcome {
     let ordinary = Mode::from_raw_mode(0o755);
     match rustix::fs::mkdirat(parent, name, mode.unwrap_or(ordinary)) {
-        // The umask has cut it.
+        // The umask has reduced the mode.
         Ok(()) => match mode.filter(|mode| mode.bits() & 0o7022 != 0) {
             Some(mode) => rustix::fs::chmodat(parent, name, mode, AtFlags::empty()),
             None => Ok(()),
@@ -479,7 +479,7 @@ fn is_dir(fd: BorrowedFd<'_>) -> Outcome<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode) == FileType::Directory)
 }
 
-/// A detached copy of what is mounted at `place`.
+/// A detached copy of the mount at `place`.
 fn copy(place: BorrowedFd<'_>, recursive: bool) -> Outcome<OwnedFd> {
     let mut flags = OpenTreeFlags::CLONE | OpenTreeFlags::EMPTY_PATH;
     if recursive {

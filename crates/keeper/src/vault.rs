@@ -13,8 +13,8 @@
 //!
 //! ```text
 //! vault -> keeper   first: the listening socket, and a pidfd of itself
-//!                   to one that has connected: all sockets, each with its number; then a message of one byte
-//! keeper -> vault   number and socket: keep it; number alone: forget it
+//!                   to a new client: all sockets, each with its number; then a message of one byte
+//! keeper -> vault   number and socket: keep it; number alone: drop it
 //! ```
 //!
 //! **Never two.** A vault that no keeper can find would hold sockets that clients wait at. Only the
@@ -44,26 +44,26 @@ use crate::call;
 
 /// LIMIT: sockets in one message.
 const PART: usize = 128;
-/// How long it stays with nothing.
+/// Idle time before the vault exits.
 const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// LIMIT: keepers that wait to be accepted.
 const BACKLOG: i32 = 8;
-/// LIMIT: how long either waits for the other to take a message.
+/// LIMIT: how long either side waits for the other to read a message.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a keeper retries to connect.
 const AGAIN: Duration = Duration::from_millis(10);
 /// Its name.
 const NAME: &CStr = c"dormouse-vault";
 
-/// The vault, as the keeper sees it.
+/// The keeper's state of the vault.
 #[derive(Debug, Default)]
 pub struct Vault {
-    /// Bound, and listening where there has been one.
+    /// Bound, and listening if there has been a vault.
     listener: Option<OwnedFd>,
     there: Option<There>,
 }
 
-/// One that lives.
+/// A running vault.
 #[derive(Debug)]
 struct There {
     sock: OwnedFd,
@@ -71,7 +71,7 @@ struct There {
 }
 
 impl Vault {
-    /// Connects to the vault of a keeper that is gone, or makes the socket for one of our own.
+    /// Connects to the vault of an earlier keeper, or creates the socket for a new one.
     ///
     /// ORDER: while `/proc` can be reached.
     pub fn open(run: &OwnedFd) -> Result<Self, Errno> {
@@ -136,7 +136,7 @@ impl Vault {
         }
     }
 
-    /// Makes one, which has nothing. False where that cannot be done now.
+    /// Starts a vault, which holds nothing yet. Returns false if that fails now.
     pub(crate) fn make(&mut self) -> bool {
         self.there = self.listener.as_ref().and_then(|listener| fork(listener).ok());
         self.is_there()
@@ -168,7 +168,8 @@ fn socket() -> Result<OwnedFd, Errno> {
 fn end_silent(sock: &OwnedFd) {
     let Ok(peer) = sockopt::socket_peercred(sock) else { return };
     let Ok(process) = rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()) else { return };
-    // ORDER: it is the name of that process, unless this has ended and is not signalled any more.
+    // ORDER: the name is that of the process behind the pidfd, unless it has exited and cannot be
+    // signalled.
     let name = std::fs::read(format!("/proc/{}/comm", peer.pid.as_raw_pid()));
     if name.is_ok_and(|name| name.trim_ascii_end() == NAME.to_bytes()) {
         end(&process);
@@ -227,7 +228,7 @@ fn fork(listener: &OwnedFd) -> Result<There, Errno> {
     match unsafe { kernel::clone3(&CloneArgs::default()) }? {
         Cloned::Parent { pidfd, .. } => {
             drop(own);
-            // ORDER: it is given something when it listens, and so can be found.
+            // ORDER: descriptors are sent to it once it listens, and so can be found.
             match greeting(&keeper) {
                 Ok(_) => Ok(There { sock: keeper, process: pidfd }),
                 Err(e) => {
@@ -239,8 +240,9 @@ fn fork(listener: &OwnedFd) -> Result<There, Errno> {
         Cloned::Child => {
             let _ = rustix::process::setsid();
             let _ = kernel::set_name(NAME);
-            // ORDER: nothing but these two: what sleeping containers left here would stay open. The parent's
-            // owners of the rest are not used any more in this process, nor dropped.
+            // ORDER: all descriptors but these two are closed: copies of held descriptors would
+            // stay open. Their owners in the parent's memory are neither used nor dropped in this
+            // process.
             if call::close_all_but([listener.as_fd(), own.as_fd()]).is_ok() {
                 let _ = serve(listener, own);
             }
@@ -331,7 +333,7 @@ mod tests {
         let run = rustix::fs::open(dir.path(), flags, Mode::empty()).unwrap();
         let mut first = Vault::open(&run).unwrap();
         assert!(first.take_stock().is_empty() && !first.is_there());
-        // A thread in the place of the process: this one has more than one.
+        // A thread in place of the process, because this process has several threads.
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let pair = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
         let (sock, own) = pair.unwrap();
@@ -363,7 +365,7 @@ mod tests {
                 all.iter().for_each(|(number, _)| next.forget(*number));
             }
         }
-        // With nothing left it ends.
+        // Without any socket left the vault exits.
         vault.join().unwrap().unwrap();
         assert!(!Vault::open(&run).unwrap().is_there());
     }

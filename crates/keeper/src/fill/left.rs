@@ -23,35 +23,35 @@ impl Left {
         self.pieces.values().copied().collect()
     }
 
-    /// Whether anything of an address space is left.
+    /// Returns whether any page of an address space is missing.
     pub(super) fn has(&self, source: i64) -> bool {
         self.pieces.range((source, 0)..=(source, u64::MAX)).next().is_some()
     }
 
-    /// The piece that an address is of.
+    /// Returns the piece that contains an address.
     pub(super) fn find(&self, source: i64, address: u64) -> Option<Piece> {
         let mut before = self.pieces.range((source, 0)..=(source, address));
         let (_, piece) = before.next_back()?;
         (piece.end > address).then_some(*piece)
     }
 
-    /// The next piece: those of children come last.
+    /// Returns the next piece: those of children come last.
     pub(super) fn next(&self) -> Option<Piece> {
         let of_job = self.pieces.range((0, 0)..).next();
         of_job.or_else(|| self.pieces.iter().next()).map(|(_, piece)| *piece)
     }
 
-    /// A range is no longer to be filled.
+    /// Removes a range.
     pub(super) fn cut(&mut self, source: i64, range: Range<u64>) {
         self.take(source, range);
     }
 
-    /// Nothing of an address space is to be filled any more.
+    /// Removes all pages of an address space.
     pub(super) fn forget(&mut self, source: i64) {
         self.cut(source, 0..u64::MAX);
     }
 
-    /// A range has moved; what was where it came to is gone.
+    /// Moves a range; the pages at its new place are removed first.
     pub(super) fn moved(&mut self, source: i64, from: u64, to: u64, bytes: u64) {
         let end = |start: u64| start.saturating_add(bytes);
         let taken = self.take(source, from..end(from));
@@ -64,7 +64,7 @@ impl Left {
         }
     }
 
-    /// An address space has been copied: the copy lacks the same.
+    /// Copies the list of an address space to its copy, after fork(2).
     pub(super) fn forked(&mut self, source: i64, copy: i64) {
         self.forget(copy);
         let all: Vec<Piece> =
@@ -78,7 +78,7 @@ impl Left {
         }
     }
 
-    /// Takes out what overlaps with a range, and gives it.
+    /// Removes the part that overlaps with a range, and returns it.
     fn take(&mut self, source: i64, range: Range<u64>) -> Vec<Piece> {
         if range.is_empty() {
             return Vec::new();
@@ -169,7 +169,7 @@ mod tests {
             [at(&left, 0, 22), at(&left, 0, 1000), at(&left, 0, 1003)],
             [Some(302), Some(108), Some(301)]
         );
-        // Onto what is still to be filled: that is gone.
+        // Onto a range still to be filled, which is removed.
         left.moved(0, 1000 * P, 10 * P, 4 * P);
         assert_eq!(
             [at(&left, 0, 10), at(&left, 0, 13), at(&left, 0, 14)],

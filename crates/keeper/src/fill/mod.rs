@@ -19,8 +19,8 @@
 //! effect, and no page is filled before the report was read (EAGAIN). Therefore the list is
 //! recorded after each such event, while filled pages are removed from it later.
 //!
-//! **Contents** are compared with their BLAKE3, a chunk at a time, before any of it is given to a
-//! process. Where they are not what they were, the container is ended.
+//! **Contents** are compared with their BLAKE3, a chunk at a time, before any of it is copied to a
+//! process. On a mismatch the container is ended.
 
 mod left;
 
@@ -40,7 +40,7 @@ use rustix::process::{PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal}
 use crate::call;
 use left::Left;
 
-/// LIMIT: how often the keeper begins again when both are killed.
+/// LIMIT: how often the keeper starts again when both are killed.
 const BEGINS_MAX: u32 = 3;
 /// Filling of the rest starts after so long without a fault, and after [`FIRST_WITHIN`] at the
 /// latest. A restored process is busy with its wake and may share the only processor.
@@ -49,13 +49,13 @@ const FIRST_WITHIN: Duration = Duration::from_millis(100);
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// Time that a served process has for its next fault before filling of the rest continues.
 const MORE_WITHIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000 };
-/// LIMIT: chunks that are kept in memory.
+/// LIMIT: chunks kept in memory.
 const CHUNKS_KEPT: usize = 4;
-/// LIMIT: how long a page is tried for that the container's memory limit has no room for.
+/// LIMIT: retries of a page for which the container's memory limit has no room.
 const MEMORY_WITHIN: Duration = Duration::from_secs(20);
-/// How long the container may take to end.
+/// Time for the container to exit.
 const END_WITHIN: Duration = Duration::from_secs(20);
-/// After so many bytes what is left is put on record, though nothing has happened.
+/// Filled bytes after which the list is recorded without an event.
 const RECORD_BYTES: u64 = 16 << 20;
 /// The range in which all mappings are.
 const ALL: (u64, u64) = (1 << 16, 0x7fff_ffff_f000);
@@ -88,7 +88,7 @@ struct Inputs {
 /// Result of the filling.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// All is filled, or the container is gone.
+    /// All memory is filled, or the container has ended.
     Done,
     /// Others are at it.
     Again,
@@ -97,7 +97,7 @@ pub(crate) enum Ended {
 }
 
 impl Fill {
-    /// Has it filled by processes of their own.
+    /// Starts the filling processes.
     pub(crate) fn begin(id: Id, parts: u8, fds: Vec<OwnedFd>) -> Result<Self, Errno> {
         let mut fds = fds.into_iter();
         let [Some(file), Some(first), Some(touched)]: [_; FILL_DESCRIPTORS] =
@@ -135,7 +135,7 @@ impl Fill {
     }
 }
 
-/// Makes a process that fills. Gives what hangs up when it and all that it makes have ended.
+/// Starts a filling process. Returns a pipe that hangs up when it and all its helpers have exited.
 fn start(given: &Inputs) -> Result<OwnedFd, Errno> {
     let (alive, living) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let args = CloneArgs::default();
@@ -144,7 +144,7 @@ fn start(given: &Inputs) -> Result<OwnedFd, Errno> {
         Cloned::Child => {
             let files = given.pages.iter().chain([&given.file, &given.touched]).map(AsFd::as_fd);
             let more = given.sources.iter().chain([&given.first, &living]).map(AsFd::as_fd);
-            // ORDER: what the keeper lets go of is open nowhere else, from here on.
+            // ORDER: from here on no copy of a descriptor that the keeper closes stays open.
             let closed = call::close_all_but(files.chain(more));
             let code = match closed.and_then(|()| rustix::io::write(&living, &[0])) {
                 Ok(1) => live(given, true),
@@ -185,18 +185,18 @@ fn live(given: &Inputs, is_first: bool) -> i32 {
     }
 }
 
-/// The other one of the two.
+/// The second of the two processes.
 struct Second {
     pidfd: OwnedFd,
-    /// The filler, by which the second knows of its end: their table is one.
+    /// The filler, for the second: the shared table of descriptors shows it the filler's exit.
     _filler: OwnedFd,
 }
 
-/// Makes a second, which does not return.
+/// Starts a second; the function does not return in it.
 fn make_second(given: &Inputs, head: &Head) -> Result<Second, Errno> {
     let filler = pidfd_open(getpid(), PidfdFlags::empty())?;
     let flags = CloneFlags::FILES | CloneFlags::PARENT;
-    // SAFETY: this process has one thread. The second closes nothing, since the table is one.
+    // SAFETY: this process has one thread. The second closes nothing, because the table is shared.
     match unsafe { kernel::clone3(&CloneArgs { flags, ..CloneArgs::default() }) }? {
         Cloned::Parent { pidfd, .. } => Ok(Second { pidfd, _filler: filler }),
         Cloned::Child => {
@@ -208,7 +208,7 @@ fn make_second(given: &Inputs, head: &Head) -> Result<Second, Errno> {
     }
 }
 
-/// Whether a process has ended, within a time; `None` waits for it.
+/// Returns whether a process exits within a time; `None` waits without limit.
 fn has_ended(pidfd: BorrowedFd<'_>, within: Option<Duration>) -> bool {
     let time = within.map(|within| Timespec {
         tv_sec: within.as_secs() as i64,
@@ -218,7 +218,7 @@ fn has_ended(pidfd: BorrowedFd<'_>, within: Option<Duration>) -> bool {
     rustix::io::retry_on_intr(|| poll(&mut fds, time.as_ref())).is_ok_and(|ready| ready > 0)
 }
 
-/// Ends the container: it must not go on with memory that is wrong.
+/// Ends the container, which must not continue with wrong memory.
 ///
 /// ORDER: descriptors stay open until all processes of the container have exited; otherwise pending
 /// faults would be resolved with zeros.
@@ -230,7 +230,7 @@ fn give_up(given: &Inputs, head: &Head, why: &str) -> i32 {
     1
 }
 
-/// The first page of the file, as all see it.
+/// The first page of the file, shared by all processes.
 struct Head(*mut u64);
 
 impl Head {
@@ -242,7 +242,7 @@ impl Head {
         // SAFETY: the kernel chooses a place, so nothing is mapped over.
         let at =
             unsafe { mmap(std::ptr::null_mut(), Self::BYTES, access, MapFlags::SHARED, file, 0) }?;
-        // So that the kernel, which writes to it, never has to wait for it.
+        // Locked, so that the kernel never faults when it writes to it.
         // SAFETY: it was mapped just now.
         let _ = unsafe { mlock(at, Self::BYTES) };
         Ok(Self(at.cast()))
@@ -291,9 +291,9 @@ struct Filler<'g> {
     /// Chunks that are right, the one used last at the end.
     chunks: Vec<(u64, Vec<u8>)>,
     touched: Vec<Touched>,
-    /// Bytes that were filled since the list was put on record.
+    /// Bytes filled since the list was last recorded.
     unrecorded: u64,
-    /// Where a list may be written: begin and length of either place, and the end of the file.
+    /// The two places for a list, begin and length of each, and the end of the file.
     places: [(u64, u64); 2],
     end: u64,
 }
@@ -355,7 +355,7 @@ impl<'g> Filler<'g> {
         Ok(filler)
     }
 
-    /// Until nothing is left.
+    /// Fills until no page is missing.
     fn run(&mut self) -> Result<(), Reason> {
         let began = Instant::now();
         while began.elapsed() < FIRST_WITHIN && self.serve(QUIET)? {}
@@ -391,7 +391,7 @@ impl<'g> Filler<'g> {
             let ready: Vec<i64> =
                 all.iter().zip(&fds).filter(|(_, fd)| is_ready(fd)).map(|(s, _)| *s).collect();
             if lacks_second {
-                // Where none can be made now there is none for a while.
+                // After a failure the next attempt is made a while later.
                 self.second = make_second(self.given, self.head).ok();
             }
             let mut has_received = false;
@@ -487,7 +487,7 @@ impl<'g> Filler<'g> {
         }
     }
 
-    /// Fills a range chunk by chunk, until something happens to it.
+    /// Fills a range chunk by chunk, until an event changes it.
     fn copy_all(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Reason> {
         let mut at = range.start;
         while at < range.end {
@@ -504,7 +504,7 @@ impl<'g> Filler<'g> {
         Ok(())
     }
 
-    /// Fills a range of one piece, to the end of a chunk at most, as far as it can.
+    /// Fills a range of one piece, to the end of a chunk at most.
     fn copy(&mut self, source: i64, range: std::ops::Range<u64>) -> Result<(), Reason> {
         let Some(piece) = self.left.find(source, range.start) else { return Ok(()) };
         let offset = piece.offset + (range.start - piece.start);
@@ -549,7 +549,7 @@ impl<'g> Filler<'g> {
         if waits { self.let_happen(source) } else { Ok(()) }
     }
 
-    /// Something happens to the memory, and nothing is filled before it has.
+    /// Handles the pending event of the memory; nothing is filled before that.
     fn let_happen(&mut self, source: i64) -> Result<(), Reason> {
         if !self.receive_event(source)? {
             // The event was read, and the thread that caused it has yet to continue.
@@ -558,7 +558,7 @@ impl<'g> Filler<'g> {
         Ok(())
     }
 
-    /// Where in the cache a chunk is, which is right.
+    /// Returns the index of a verified chunk in the cache.
     fn chunk(&mut self, number: u64) -> Result<usize, Reason> {
         if let Some(at) = self.chunks.iter().position(|(n, _)| *n == number) {
             let found = self.chunks.remove(at);
@@ -566,7 +566,7 @@ impl<'g> Filler<'g> {
             return Ok(self.chunks.len() - 1);
         }
         let at = number * self.job.chunk_bytes;
-        // One of a list ends within all of them, and may yet begin between two.
+        // An address on the list lies within all parts, but possibly in a gap between two.
         let places = self.job.places();
         let part = places.iter().position(|part| part.contains(&at));
         let part = part.ok_or("what is left of its memory is in no file")?;
@@ -578,7 +578,7 @@ impl<'g> Filler<'g> {
         chunk.resize(length, 0);
         let read = self.given.pages[part].read_exact_at(&mut chunk, at - places[part].start);
         read.map_err(|e| format!("its checkpoint cannot be read any more: {e}"))?;
-        // Within, as every piece of a list is.
+        // In bounds, as every piece of a list is.
         if blake3::hash(&chunk).as_bytes() != &self.job.checksums[number as usize] {
             return Err(format!(
                 "its checkpoint is damaged: {}: chunk {number} of its memory is not what it was",
@@ -613,7 +613,7 @@ impl<'g> Filler<'g> {
         Ok(())
     }
 
-    /// The message needs nothing more. ORDER: gone, before the word that it was followed.
+    /// Completes the message. ORDER: the message is cleared before its applied flag.
     fn settle(&self) {
         self.head.set(head::MESSAGE, 0);
         self.head.set(head::STATE, self.head.get(head::STATE) & 1);
@@ -627,7 +627,8 @@ impl<'g> Filler<'g> {
         }
     }
 
-    /// Children that lack nothing have memory like any other. ORDER: off the record, then closed.
+    /// Closes the descriptors of children without missing pages. ORDER: removed from the record,
+    /// then closed.
     fn close_children(&mut self) -> Result<(), Reason> {
         let left = &self.left;
         let all = std::mem::take(&mut self.children).into_iter();
@@ -638,7 +639,7 @@ impl<'g> Filler<'g> {
         }
         self.put_on_record(false)?;
         for fd in whole {
-            // SAFETY: the kernel made it for us, and nothing names it any more.
+            // SAFETY: the kernel made it for us, and no list refers to it any more.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
         Ok(())
@@ -648,7 +649,7 @@ impl<'g> Filler<'g> {
         borrow(self.given, source).as_raw_fd()
     }
 
-    /// For the next restore, which reads it before anything runs.
+    /// Notes a page for the next restore, which reads it before the processes run.
     fn note(&mut self, source: i64, address: u64) {
         let process = usize::try_from(source).ok().and_then(|n| self.job.processes.get(n));
         if let (Some(pid), true) = (process, self.touched.len() < TOUCHED_MAX) {
@@ -665,7 +666,7 @@ impl<'g> Filler<'g> {
         self.touched.extend(fill::read_touched(&self.given.touched));
         let mut seen = std::collections::HashSet::new();
         self.touched.retain(|touched| seen.insert((touched.pid, touched.start)));
-        // Without it the next restore is slower.
+        // A failure makes the next restore slower, nothing else.
         let _ = fill::write_touched(&self.given.touched, &self.touched);
     }
 }
@@ -682,9 +683,9 @@ fn number_of(source: i64) -> RawFd {
 /// The descriptor of an address space.
 fn borrow(given: &Inputs, source: i64) -> BorrowedFd<'_> {
     match usize::try_from(source) {
-        // A list has no number beyond, as was checked when it was read.
+        // A list contains no number beyond, as was checked when it was read.
         Ok(n) => given.sources[n].as_fd(),
-        // SAFETY: the kernel made it for us; it is closed when nothing names it any more.
+        // SAFETY: the kernel made it for us; it is closed when no list refers to it any more.
         Err(_) => unsafe { BorrowedFd::borrow_raw(number_of(source)) },
     }
 }
