@@ -121,7 +121,7 @@ pub(crate) enum AttachType {
     UnixConnect = 49,
 }
 
-/// What [`load`] is asked for.
+/// Arguments of [`load`].
 #[derive(Debug)]
 pub(crate) struct Program<'a> {
     pub(crate) kind: ProgramType,
@@ -145,7 +145,7 @@ const ALLOW_OVERRIDE: u32 = 1;
 
 /// bpf(2). The attributes are zero-extended by the kernel where they are shorter than its own.
 fn bpf<T>(command: u32, attributes: &mut T) -> Result<usize, Errno> {
-    // SAFETY: the structure is as long as is said, its pointers are to data that the callers
+    // SAFETY: the size passed is that of the structure, its pointers are to data that the callers
     // below keep alive over the call, and the kernel writes to nothing else.
     let returned = unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<T>())
@@ -159,7 +159,7 @@ fn bpf<T>(command: u32, attributes: &mut T) -> Result<usize, Errno> {
 
 /// A descriptor that a command has just returned.
 fn owned(returned: usize) -> OwnedFd {
-    // SAFETY: it was made by the call for nobody else; bpf(2) sets close-on-exec.
+    // SAFETY: the call made it and no other value owns it; bpf(2) sets close-on-exec.
     unsafe { OwnedFd::from_raw_fd(returned as RawFd) }
 }
 
@@ -210,8 +210,8 @@ pub(crate) fn load(program: &Program<'_>) -> Result<OwnedFd> {
         .explain("bpf", || format!("PROG_LOAD, {:?} for {:?}", program.kind, program.attach))
 }
 
-/// Runs an iterator over tasks, or what they have, for one of them: what it writes is what is read from
-/// here (Documentation/bpf/bpf_iterators.rst). KERNEL(6.1): before, it would be run for all.
+/// Runs an iterator over tasks, or what they have, for one of them: what it writes is what is read
+/// from here (Documentation/bpf/bpf_iterators.rst). KERNEL(6.1): before, it would be run for all.
 pub fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
@@ -240,10 +240,10 @@ pub fn iterate_task(program: BorrowedFd<'_>, tid: u32) -> Result<OwnedFd> {
         info_length: size_of::<Task>() as u32,
         ..Link::default()
     };
-    let said = || format!("an iterator over task {tid}");
-    let link = bpf(LINK_CREATE, &mut attributes).map(owned).explain("bpf", said)?;
+    let describe = || format!("an iterator over task {tid}");
+    let link = bpf(LINK_CREATE, &mut attributes).map(owned).explain("bpf", describe)?;
     let mut from_link = [link.as_raw_fd() as u32, 0];
-    bpf(ITER_CREATE, &mut from_link).map(owned).explain("bpf", said)
+    bpf(ITER_CREATE, &mut from_link).map(owned).explain("bpf", describe)
 }
 
 #[repr(C)]

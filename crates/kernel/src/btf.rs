@@ -1,7 +1,7 @@
 //! The kernel's own description of its types (Documentation/bpf/btf.rst): where a program finds a
 //! function's id, and where in a structure of this very kernel a field is.
 
-/// Kinds of types, as far as they are asked for.
+/// The kinds of types that are used here.
 pub(crate) const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 pub(crate) const TYPEDEF: u32 = 8;
@@ -27,7 +27,7 @@ struct Type {
 }
 
 impl Btf {
-    /// That of the running kernel.
+    /// Reads the table of the running kernel.
     pub(crate) fn read() -> std::io::Result<Self> {
         let bytes = std::fs::read("/sys/kernel/btf/vmlinux")?;
         Self::parse(bytes).ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidData))
@@ -50,8 +50,8 @@ impl Btf {
         self.types().find(|t| t.kind == kind && self.is_named(t.name, name)).map(|t| t.id)
     }
 
-    /// Where a field of a structure is, in bytes: each name is one of a structure inside the last.
-    /// Those without a name are looked into, as in C.
+    /// Returns the offset of a field in bytes: each name is that of a structure inside the last
+    /// one. Anonymous structures are searched, as in C.
     pub(crate) fn offset(&self, structure: &str, path: &[&str]) -> Option<u32> {
         let mut found =
             self.types().find(|t| t.kind == STRUCT && self.is_named(t.name, structure))?;
@@ -59,7 +59,7 @@ impl Btf {
         for name in path {
             let (bits, id) = self.member(found, name)?;
             sum += bits;
-            // What the last one is does not matter.
+            // The type of the last field does not matter.
             found = self.types().find(|t| t.id == id)?;
         }
         Some(sum / 8)
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_table_is_none() {
+    fn malformed_table_parses_to_none() {
         assert!(Btf::parse(Vec::new()).is_none());
         let cut = [0x9f, 0xeb, 1, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         let cut = Btf::parse(cut.to_vec()).unwrap();

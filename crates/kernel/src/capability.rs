@@ -18,7 +18,7 @@ macro_rules! capabilities {
         }
 
         impl Capability {
-            /// All that this program knows, by number.
+            /// All capabilities with a name here, by number.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// The name without `CAP_`.
@@ -101,24 +101,24 @@ impl Set {
         self.0
     }
 
-    /// Whether it is in the set.
+    /// Returns whether it is in the set.
     pub const fn contains(self, capability: Capability) -> bool {
         self.0 & (1 << capability as u8) != 0
     }
 
-    /// What is in either.
+    /// Returns the capabilities in either set.
     #[must_use]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// What is in both.
+    /// Returns the capabilities in both sets.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// What is in this one alone.
+    /// Returns the capabilities in this set alone.
     #[must_use]
     pub const fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -160,8 +160,8 @@ pub fn parse<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Set, Invali
     })
 }
 
-/// What a container's root has unless told otherwise: podman's list, eleven capabilities that
-/// change nothing outside of its own user namespace.
+/// The default set of a container's root: podman's list, eleven capabilities that change nothing
+/// outside their own user namespace.
 pub fn default_set() -> Set {
     use Capability::*;
     [
@@ -181,9 +181,9 @@ pub fn default_set() -> Set {
     .collect()
 }
 
-/// All capabilities that this kernel knows, also those without a name here.
+/// Returns all capabilities of this kernel, also those without a name here.
 ///
-/// A capability that is newer than the kernel can't be given to anybody.
+/// A capability that is newer than the kernel cannot be granted.
 pub fn all() -> Set {
     static ALL: OnceLock<Set> = OnceLock::new();
     *ALL.get_or_init(|| {
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_as_people_write_them() {
+    fn capability_names_parse_in_any_usual_form() {
         assert_eq!(parse(["CAP_NET_RAW"]).unwrap().bits(), 1 << 13);
         assert_eq!(parse(["net_raw", "Chown"]).unwrap().bits(), 1 << 13 | 1);
         assert_eq!(parse(["all"]).unwrap(), all());
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_the_kernels() {
+    fn capability_numbers_match_the_kernel() {
         assert_eq!(Capability::SysAdmin as u8, 21);
         assert_eq!(Capability::CheckpointRestore as u8, 40);
         assert!(all().contains(Capability::Chown));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn default_has_nothing_that_reaches_out() {
+    fn default_set_has_no_capability_over_the_host() {
         let set = default_set();
         assert_eq!(set.iter().count(), 11);
         for capability in [Capability::SysAdmin, Capability::NetRaw, Capability::Mknod] {

@@ -1,12 +1,12 @@
-//! What of this CPU a program may use: instructions by name, and the state it may keep in registers.
+//! CPU features that a program may use: instructions by name, and the register state it may have.
 //!
-//! From CPUID and XCR0, which is what a program itself asks. `/proc/cpuinfo` also tells of what only
-//! the kernel uses, in words that change from one kernel to the next.
+//! The source is CPUID and XCR0, the same that a program reads. `/proc/cpuinfo` also lists features
+//! that only the kernel uses, with names that change between kernel versions.
 
 use std::arch::x86_64::{__cpuid_count, __get_cpuid_max, _xgetbv, CpuidResult};
 use std::sync::OnceLock;
 
-/// Where a bit of CPUID is: leaf, subleaf, and which of its words.
+/// Position of a bit of CPUID: leaf, subleaf, and the word.
 type Word = (u32, u32, Register);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +18,7 @@ enum Register {
 }
 use Register::{A, B, C, D};
 
-/// What of XCR0 the kernel must have switched on: nothing, or the state that the instructions use.
+/// Bits of XCR0 that the kernel must have enabled: none, or the state that the instructions use.
 const NONE: u64 = 0;
 const AVX: u64 = 0b110;
 const AVX512: u64 = 0b1110_0110;
@@ -176,14 +176,14 @@ const FEATURES: [(Word, &[Feature]); 12] = [
 pub struct StateComponent {
     /// Its bit in XCR0.
     pub number: u32,
-    /// Where it is in an area that is not compacted.
+    /// Offset in an area that is not compacted.
     pub offset: u32,
     /// Its length.
     pub bytes: u32,
 }
 
-/// Words of CPUID; 0 where the CPU has no such leaf. In a virtual machine each question is an exit to
-/// the hypervisor, of 11 to 32 us where it was measured: it is asked no more than it takes.
+/// Words of CPUID; 0 if the CPU has no such leaf. In a virtual machine each read is an exit to the
+/// hypervisor, of 11 to 32 us as measured: no leaf is read without need.
 #[allow(unused_unsafe, reason = "newer compilers call it safe")]
 fn cpuid() -> impl Fn(u32, u32) -> CpuidResult {
     const EXTENDED: u32 = 0x8000_0000;
@@ -263,7 +263,7 @@ mod tests {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
         let line = text.lines().find_map(|l| l.strip_prefix("flags")?.split_once(':')).unwrap();
         let kernel: Vec<&str> = line.1.split_ascii_whitespace().collect();
-        // Every kernel knows these names.
+        // Every kernel has these names.
         let old = ["sse2", "pni", "sse4_2", "popcnt", "avx", "avx2", "bmi1", "avx512f", "rdrand"];
         for name in old {
             assert_eq!(features().contains(&name), kernel.contains(&name), "{name}");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_not_switched_on_is_not_there() {
+    fn feature_without_enabled_xcr0_state_is_absent() {
         let all = |_, _| CpuidResult { eax: !0, ebx: !0, ecx: !0, edx: !0 };
         let with = |xcr0| named(all, xcr0);
         assert!(with(0).contains(&"sse4_2") && !with(0).contains(&"avx"));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_the_state_lie_beside_each_other() {
+    fn state_components_do_not_overlap() {
         let mut all = state_components().to_vec();
         all.sort_unstable_by_key(|part| part.offset);
         let is_behind = |pair: &[StateComponent]| pair[1].offset >= pair[0].offset + pair[0].bytes;

@@ -1,4 +1,4 @@
-//! What a failed system call looks like to the rest of the house.
+//! Errors of failed system calls.
 //!
 //! A [`CallError`] remembers the call and its arguments, so that a user's report is enough to see
 //! what was tried. [`ErrorKind`] is what callers decide on; it is small on purpose.
@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::Errno;
 
-/// What a caller may decide on when something failed.
+/// Kinds of errors, for decisions of callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
     /// The kernel has no such feature.
@@ -17,15 +17,15 @@ pub enum ErrorKind {
     },
     /// A quota, a table or a limit is full.
     Limit,
-    /// The thing changed while it was looked at; trying again may work.
+    /// The object changed during the operation; a retry may succeed.
     Race,
-    /// Data is not what its checksum or its format says.
+    /// Data does not match its checksum or its format.
     Corrupt,
-    /// Somebody else uses it now.
+    /// In use by another process.
     Busy,
     /// There is no such thing.
     NotFound,
-    /// It is there already.
+    /// The object exists already.
     Exists,
     /// The request makes no sense.
     Invalid,
@@ -61,11 +61,11 @@ pub struct CallError {
     note: String,
 }
 
-/// A result whose error remembers the call.
+/// A result whose error includes the call.
 pub type Result<T, E = CallError> = std::result::Result<T, E>;
 
 impl CallError {
-    /// An error of `call`, whose `arguments` are shown as they are given.
+    /// An error of `call`; `arguments` are shown unchanged.
     pub fn new(call: &'static str, arguments: String, errno: i32) -> Self {
         Self { call, arguments, errno, note: String::new() }
     }
@@ -87,12 +87,12 @@ impl CallError {
         self.call
     }
 
-    /// What the call was given, as it is shown.
+    /// Returns the arguments of the call, as shown.
     pub fn arguments(&self) -> &str {
         &self.arguments
     }
 
-    /// What a caller may decide on.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         match self.errno {
             // The user's or the cgroup's number of processes.
@@ -122,7 +122,7 @@ impl CallError {
         }
     }
 
-    /// What the user can do about it, where that is known.
+    /// Returns a hint for the user, if there is one.
     pub fn advice(&self) -> Option<String> {
         match (self.errno, self.kind()) {
             (_, ErrorKind::Unsupported { since }) if !since.is_empty() => {

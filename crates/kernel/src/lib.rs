@@ -1,19 +1,23 @@
-//! The Linux interface of Dormouse: what the house asks of the kernel, and nothing else.
+//! The Linux interface of Dormouse.
 //!
-//! **The idea.** A thing is named once and then held: processes by pidfd, files by descriptor and
-//! `openat2`, mounts as detached trees, placement by descriptor. So nothing here takes a pid or a
-//! path where a descriptor would do, and whoever holds one cannot be tricked by a pid that was
-//! used again or a link that was swapped.
+//! **The idea.** An object is resolved once and then held: processes by pidfd, files by descriptor
+//! and `openat2`, mounts as detached trees, placement by descriptor. No function here takes a pid
+//! or a path if a descriptor would do. A held object cannot be replaced by reuse of a pid or by a
+//! swapped link.
 //!
 //! **Two levels.** [`call`] is one thin layer: a function per system call that `rustix` lacks or
-//! leaves unsafe, [`Errno`] as its only error, no allocation, no lock, so that it may be used
-//! between clone and exec. The other modules speak for callers who can explain themselves: they
-//! return [`CallError`], which remembers the call, its arguments and why it failed.
+//! leaves unsafe, with [`Errno`] as its only error. These functions take no lock and, but for two
+//! that return socket or seccomp filters, do not allocate, so they can be used between clone and
+//! exec. The other modules return [`CallError`], which contains the call, its arguments and the
+//! cause; `cgroup` returns `CgroupError`, which names the failed step.
 //!
-//! **Kernel facts relied on** are tagged `KERNEL(version):` where they are used, with what happens
-//! on older kernels. x86_64 only: the system call filter and the clone path know one machine.
+//! **Kernel facts relied on** are tagged `KERNEL(version):` where they are used, with the behaviour
+//! on older kernels. x86_64 only: the system call filter and the clone path are written for one
+//! machine.
 //!
-//! **Not here**: decisions. No module knows what a container is.
+//! **Not here**: the state and the configuration of containers. Some modules do know that the host
+//! runs containers: [`seccomp`] has the default policy, [`scale`] and [`probe`] check that a host
+//! suffices, and [`cgroup`] places the keeper.
 
 mod bpf;
 mod btf;

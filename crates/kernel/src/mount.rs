@@ -1,13 +1,13 @@
 //! Mounts, by descriptor only.
 //!
-//! A mount is made detached ([`FsContext`], [`clone_tree`], [`overlay`]), changed while nobody can
-//! see it ([`set_attr`], [`idmap`]) and then attached in one step. A detached mount that is
-//! dropped is gone: half-built trees need no cleaning up.
+//! A mount is created detached ([`FsContext`], [`clone_tree`], [`overlay`]), changed while no other
+//! process can see it ([`set_attr`], [`idmap`]) and then attached in one step. A detached mount
+//! ends with its descriptor, so half-built trees need no cleaning up.
 //!
-//! **Kernel facts relied on.** An idmapped mount must be detached and never have been attached
-//! when it is mapped. An overlay takes private copies of its layers, so the descriptors they were
-//! given by may be closed. KERNEL(6.13) takes layers by descriptor, KERNEL(6.15) also from
-//! detached mounts; before, [`overlay`] goes through paths in a mount namespace nobody else sees.
+//! **Kernel facts relied on.** A mount must be detached and never have been attached when it is
+//! idmapped. An overlay makes private copies of its layers, so the descriptors passed for them may
+//! be closed. KERNEL(6.13) takes layers by descriptor, KERNEL(6.15) also from detached mounts;
+//! before, [`overlay`] uses paths in a private mount namespace.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -57,7 +57,8 @@ impl FsContext {
         })
     }
 
-    /// What the file system wrote down about a failure, such as `overlay: missing 'lowerdir'`.
+    /// Returns the messages of the file system about a failure, such as `overlay: missing
+    /// 'lowerdir'`.
     fn messages(&self) -> String {
         let mut found: Vec<String> = Vec::new();
         let mut buffer = [0u8; 1024];
@@ -71,8 +72,8 @@ impl FsContext {
         found.join("; ")
     }
 
-    /// A parameter and its value. EINVAL when the file system does not know it, or the value is
-    /// longer than 255 bytes.
+    /// Sets a parameter. EINVAL if the file system does not have it, or the value is longer than
+    /// 255 bytes.
     pub fn set_string(&self, key: &str, value: &str) -> Result<()> {
         self.set_bytes(key, value.as_bytes())
     }
@@ -89,7 +90,7 @@ impl FsContext {
         self.config(FsCommand::Flag(&key))
     }
 
-    /// A parameter whose value is a descriptor.
+    /// Sets a parameter with a descriptor as its value.
     pub fn set_fd(&self, key: &str, fd: BorrowedFd<'_>) -> Result<()> {
         let key = c_string(key.as_bytes(), "fsconfig")?;
         self.config(FsCommand::Fd(&key, fd))
@@ -168,8 +169,8 @@ pub fn set_attr(
         .explain("mount_setattr", || format!("{}, set {set:?}, clear {clear:?}", mount.as_raw_fd()))
 }
 
-/// mount_setattr(2), of this mount and all below it: whether they hear of what is mounted below the
-/// mounts that they are copies of (`slave`) or of nothing; nobody hears of theirs. KERNEL(5.12).
+/// mount_setattr(2), of this mount and all below it. With `slave` they receive events from the
+/// mounts that they are copies of, otherwise none; they send none in either case. KERNEL(5.12).
 pub fn set_propagation(mount: BorrowedFd<'_>, slave: bool) -> Result<()> {
     let none = MountAttr::empty();
     let propagation = if slave { Propagation::Slave } else { Propagation::Private };
@@ -217,21 +218,21 @@ pub struct OverlayLayer<'a> {
 /// The descriptors may be closed afterwards. Options are overlay's own, such as
 /// `("metacopy", Some("on"))`.
 ///
-/// KERNEL(6.15): before, layers are attached in a mount namespace made for that and given as
-/// paths. That **consumes** layers that are detached mounts (they end when this returns), asks
-/// upper and work to be entries of one directory, and costs the copy of a mount namespace.
+/// KERNEL(6.15): before, layers are attached in a mount namespace made for that and passed as
+/// paths. The fallback **consumes** layers that are detached mounts (they end when this returns),
+/// requires upper and work to be entries of one directory, and costs the copy of a mount namespace.
 ///
-/// Errors: EINVAL for options the kernel does not know; ESTALE when `index=on` finds an upper that
-/// was used with another lower.
+/// Errors: EINVAL for unknown options; ESTALE if `index=on` finds an upper that was used with
+/// another lower.
 pub fn overlay(
     lower: &[OverlayLayer<'_>],
     upper_work: Option<(BorrowedFd<'_>, BorrowedFd<'_>)>,
     options: &[(&str, Option<&str>)],
 ) -> Result<OwnedFd> {
     match overlay_by_descriptor(lower, upper_work, options) {
-        // EBADF: before 6.13 no option takes a descriptor, and those of paths (O_PATH) not even
-        // reach overlay. The kernel does not say which of its reasons for EINVAL it had: where the
-        // second way fails too, that one's error speaks of what is wrong with the request.
+        // EBADF: before 6.13 no option takes a descriptor, and O_PATH descriptors do not even reach
+        // overlay. EINVAL has several causes that the kernel does not distinguish. If the fallback
+        // fails too, its error is returned, because it describes the fault in the request.
         Err(error) if matches!(error.errno(), libc::EINVAL | libc::EBADF) => {
             overlay_by_path(lower, upper_work, options, |fd| clone_tree(fd, "", false))
         }
@@ -269,14 +270,14 @@ fn set_options(context: &FsContext, options: &[(&str, Option<&str>)]) -> Result<
 /// A layer as the second way wants it: a detached mount that can be attached elsewhere.
 enum Movable<'a> {
     Copy(OwnedFd),
-    Given(BorrowedFd<'a>),
+    Borrowed(BorrowedFd<'a>),
 }
 
 impl Movable<'_> {
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Copy(fd) => fd.as_fd(),
-            Self::Given(fd) => *fd,
+            Self::Borrowed(fd) => *fd,
         }
     }
 }
@@ -296,7 +297,7 @@ fn overlay_by_path(
     for layer in lower {
         layers.push(match copy(layer.fd) {
             Ok(copy) => Movable::Copy(copy),
-            Err(error) if error.errno() == libc::EINVAL => Movable::Given(layer.fd),
+            Err(error) if error.errno() == libc::EINVAL => Movable::Borrowed(layer.fd),
             Err(error) => return Err(error),
         });
     }
@@ -369,7 +370,7 @@ fn overlay_in_own_namespace(
     let old_root =
         rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .explain("open", || "/".into())?;
-    // ORDER: nothing mounted below may be heard in the namespace that this one was copied from.
+    // ORDER: no later mount below may propagate to the namespace that this one was copied from.
     set_propagation(old_root.as_fd(), false)?;
     let root = FsContext::open("tmpfs")?.create(MountAttr::empty())?;
     let make = |name: &str| {
@@ -427,7 +428,8 @@ mod tests {
     const BASE: u32 = 700_000;
     const OPTIONS: &[(&str, Option<&str>)] = &[("metacopy", Some("on"))];
 
-    /// An image layer whose only file is a stub, the object it redirects to, and a volume.
+    /// An image layer with a stub as its only file, the object that the stub redirects to, and a
+    /// volume.
     struct Scratch {
         dir: tempfile::TempDir,
         userns: OwnedFd,
@@ -466,7 +468,7 @@ mod tests {
             layer
         }
 
-        /// What every overlay made of this must show.
+        /// Checks the properties that every overlay made of this must have.
         fn check(&self, root: &OwnedFd) {
             let stat = rustix::fs::statat(root, "file", AtFlags::empty()).unwrap();
             assert_eq!((stat.st_uid, stat.st_size), (BASE, 7));
@@ -574,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn root_upper_elsewhere_than_work_is_refused_by_the_second_way() {
+    fn root_upper_and_work_in_two_directories_are_refused_by_path() {
         let scratch = Scratch::new();
         let (meta, objects) = (scratch.idmapped(), scratch.open("objects"));
         let (upper, work) = (scratch.open("volume/upper"), scratch.open("meta"));
@@ -586,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn root_wrong_option_is_explained_in_the_kernels_words() {
+    fn root_wrong_option_error_contains_the_kernel_message() {
         let scratch = Scratch::new();
         let meta = scratch.open("meta");
         let lower = [OverlayLayer { fd: meta.as_fd(), data_only: false }];
@@ -596,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn root_read_only_mount_takes_no_write() {
+    fn root_read_only_mount_refuses_writes() {
         let context = FsContext::open("tmpfs").unwrap();
         context.set_string("size", "64k").unwrap();
         let mount = context.create(MountAttr::NODEV).unwrap();

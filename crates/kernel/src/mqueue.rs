@@ -1,4 +1,4 @@
-//! POSIX message queues (mq_overview(7)), for those who save them.
+//! POSIX message queues (mq_overview(7)), for saving and restoring them.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
@@ -11,14 +11,14 @@ use crate::call::check;
 /// The type of the filesystem that the queues of an ipc namespace are in (statfs(2)).
 pub const MAGIC: u64 = 0x1980_0202;
 
-/// What a queue is like (mq_getattr(3)).
+/// Attributes of a queue (mq_getattr(3)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attributes {
-    /// How many messages it holds at most.
+    /// Limit on the number of messages.
     pub messages_max: u64,
-    /// How many bytes each has at most.
+    /// Limit on the bytes of each.
     pub message_bytes: u64,
-    /// How many there are.
+    /// Number of messages in the queue.
     pub messages: u64,
 }
 

@@ -12,8 +12,9 @@ use crate::error::{CallError, Explain, Result};
 use crate::process::Exit;
 use crate::{Errno, pidfd, proc, process};
 
-/// What procfs shows of a namespace of a thread by its name there, such as `net`: `net:[4026531840]`. Two
-/// that are the same show the same. None where the thread has ended, or the kernel has no such namespaces.
+/// Returns the procfs link of a thread's namespace, named as there, such as `net`:
+/// `net:[4026531840]`. Equal links mean the same namespace. None if the thread has exited, or the
+/// kernel lacks the kind.
 pub fn link(pid: u32, tid: u32, name: &str) -> Option<String> {
     let process = format!("/proc/{pid}");
     let task = if tid == pid { process } else { format!("{process}/task/{tid}") };
@@ -35,13 +36,14 @@ pub fn new_user(uid_map: &str, gid_map: &str) -> Result<OwnedFd> {
     )
 }
 
-/// A network namespace (network_namespaces(7)) that belongs to a user namespace made for it, in
-/// which no process is and, having no ids, none can do anything. Who created it, root of the
-/// caller's user namespace, has every capability over it; root of any other user namespace has none.
+/// Creates a network namespace (network_namespaces(7)) that belongs to a user namespace made for
+/// it. That user namespace contains no process and maps no ids, so no process in it can act. Its
+/// creator, root of the caller's user namespace, has every capability over it; root of any other
+/// user namespace has none.
 ///
-/// What belongs to the initial user namespace hears every uevent of the machine (lib/kobject_uevent.c);
-/// this hears only those of its own network devices. Some settings are not shown in it:
-/// `net/ipv6/route`, `net/core/xfrm_*` and, before Linux 6, a few more.
+/// A namespace of the initial user namespace receives every uevent of the machine
+/// (lib/kobject_uevent.c); this one receives only those of its own network devices. Some settings
+/// are not shown in it: `net/ipv6/route`, `net/core/xfrm_*` and, before Linux 6, a few more.
 ///
 /// ENOSPC when a limit of namespaces is reached.
 pub fn new_network() -> Result<OwnedFd> {
@@ -50,8 +52,9 @@ pub fn new_network() -> Result<OwnedFd> {
     born_with(flags, || Ok(()), |_, pidfd| pidfd::namespace(pidfd, Namespace::Net))
 }
 
-/// The offsets of a time namespace as text (time_namespaces(7)). `/proc/PID/timens_offsets` has those of
-/// the namespace that a process makes children in, so one enters it and is looked at. KERNEL(5.8).
+/// Returns the offsets of a time namespace as text (time_namespaces(7)). `/proc/PID/timens_offsets`
+/// shows those of the namespace for a process's children, so a helper process enters the namespace
+/// and its file is read. KERNEL(5.8).
 ///
 /// EPERM without CAP_SYS_ADMIN over it, EINVAL when it is no time namespace.
 pub fn clock_offsets(time: BorrowedFd<'_>) -> Result<String> {
@@ -76,8 +79,8 @@ pub fn clock_offsets(time: BorrowedFd<'_>) -> Result<String> {
     })
 }
 
-/// Takes something from a process that is born into new namespaces, does something `first`, which makes
-/// system calls of the thin layer and nothing else, and ends at once.
+/// Takes something from a process that is born into new namespaces, does something `first`, which
+/// makes system calls of the thin layer and nothing else, and ends at once.
 fn born_with<T>(
     flags: CloneFlags,
     first: impl FnOnce() -> std::result::Result<(), Errno>,
@@ -93,11 +96,12 @@ fn born_with<T>(
         },
         Cloned::Parent { pid, pidfd } => {
             let result = take(pid, &pidfd);
-            // ORDER: killed and reaped whatever happened, and only then the result is looked at.
+            // ORDER: killed and reaped in any case, and only then the result is used.
             let killed = pidfd::send_signal(&pidfd, libc::SIGKILL);
             let reaped = killed.and_then(|()| pidfd::wait(&pidfd, None)).and_then(|_| {
                 match pidfd::reap(&pidfd) {
-                    // Somebody ignores SIGCHLD or reaps everything: then it is reaped, too.
+                    // With SIGCHLD ignored, or another reaper in this process, it was reaped
+                    // already.
                     Err(error) if error.errno() == libc::ECHILD => Ok(None),
                     other => other,
                 }
@@ -109,7 +113,7 @@ fn born_with<T>(
     }
 }
 
-/// What kind of namespace a descriptor is of: one of the `NEW` flags (ioctl_nsfs(2),
+/// Returns the kind of namespace of a descriptor: one of the `NEW` flags (ioctl_nsfs(2),
 /// NS_GET_NSTYPE). KERNEL(4.11).
 ///
 /// ENOTTY for a descriptor of something else.
@@ -119,8 +123,8 @@ pub fn kind(namespace: BorrowedFd<'_>) -> Result<CloneFlags> {
     Ok(CloneFlags::from_bits_retain(kind as u64))
 }
 
-/// The user namespace that a namespace belongs to (ioctl_nsfs(2), NS_GET_USERNS); of a user namespace
-/// the one that it was made in. KERNEL(4.9).
+/// The user namespace that a namespace belongs to (ioctl_nsfs(2), NS_GET_USERNS); of a user
+/// namespace the one that it was made in. KERNEL(4.9).
 ///
 /// EPERM when that is not the caller's own, nor below it; so of the first user namespace, which has
 /// none.
@@ -131,8 +135,8 @@ pub fn owner(namespace: BorrowedFd<'_>) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The effective user of whoever made a user namespace, as the caller's has it (ioctl_nsfs(2),
-/// NS_GET_OWNER_UID). KERNEL(4.11).
+/// Returns the effective user of the creator of a user namespace, as the caller's namespace maps it
+/// (ioctl_nsfs(2), NS_GET_OWNER_UID). KERNEL(4.11).
 ///
 /// EINVAL for a namespace of another kind.
 pub fn owner_uid(namespace: BorrowedFd<'_>) -> Result<u32> {
@@ -148,8 +152,8 @@ fn ask(
     (request, name): (libc::c_ulong, &str),
     to: *mut u32,
 ) -> Result<i32> {
-    // SAFETY: `to` is where the request writes a number, or is not looked at: callers give a number of
-    // their own to the one request that writes.
+    // SAFETY: `to` is the place for the result of a request, or is not used: callers pass a number
+    // of their own to the one request that writes.
     let answer = unsafe { libc::ioctl(namespace.as_raw_fd(), request, to) };
     if answer < 0 {
         let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
@@ -162,16 +166,16 @@ fn ask(
 /// The ids of a user namespace, as procfs shows them to the caller's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserMaps {
-    /// Lines of `INSIDE OUTSIDE COUNT` (`/proc/PID/uid_map`); none where nobody has written it.
+    /// Lines of `INSIDE OUTSIDE COUNT` (`/proc/PID/uid_map`); empty if no map was written.
     pub uid_map: String,
-    /// The same of groups.
+    /// The same for groups.
     pub gid_map: String,
     /// setgroups(2) is denied (`/proc/PID/setgroups`, KERNEL(3.19)).
     pub denies_groups: bool,
 }
 
 impl UserMaps {
-    /// Those of the user namespace that a process is in; it may be one that has ended and was not reaped.
+    /// Reads the maps of a process's user namespace; the process may be a zombie.
     pub fn of_process(pid: u32) -> Result<Self> {
         // LIMIT: 340 lines of three numbers.
         let read = |name: &str| proc::read_text(format!("/proc/{pid}/{name}"), 1 << 16);
@@ -179,7 +183,7 @@ impl UserMaps {
         Ok(Self { uid_map: read("uid_map")?, gid_map: read("gid_map")?, denies_groups })
     }
 
-    /// Those of a user namespace that nobody need be in: a process enters it and ends.
+    /// Reads the maps of a user namespace without processes: a helper process enters it and exits.
     pub fn of(namespace: BorrowedFd<'_>) -> Result<Self> {
         // SAFETY: the child only makes system calls of the thin layer.
         match unsafe { process::clone3(&CloneArgs::default())? } {
@@ -205,7 +209,7 @@ impl UserMaps {
 
 /// The life of the process that a namespace is born with.
 fn wait_to_be_killed(parent: rustix::process::Pid) -> ! {
-    // ORDER: first ask to die with the parent, then see whether it died before that.
+    // ORDER: first set the death signal, then check whether the parent exited before that.
     let asked = call::set_parent_death_signal(libc::SIGKILL);
     if asked.is_err() || rustix::process::getppid() != Some(parent) {
         call::exit(1);
@@ -262,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn root_network_belongs_to_nobody_and_obeys_its_maker() {
+    fn root_new_network_has_an_empty_owner_and_obeys_its_creator() {
         let netns = new_network().unwrap();
         let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
         let its = owner(netns.as_fd()).unwrap();
@@ -278,10 +282,10 @@ mod tests {
     }
 
     #[test]
-    fn root_clock_offsets_are_those_of_the_namespace_that_is_asked() {
+    fn root_clock_offsets_are_read_from_the_given_namespace() {
         let own = std::fs::File::open("/proc/self/ns/time").unwrap();
-        let said = crate::proc::whole_text("/proc/self/timens_offsets").unwrap();
-        assert_eq!(clock_offsets(own.as_fd()).unwrap(), said);
+        let expected = crate::proc::whole_text("/proc/self/timens_offsets").unwrap();
+        assert_eq!(clock_offsets(own.as_fd()).unwrap(), expected);
         let args = CloneArgs { flags: CloneFlags::NEWTIME, ..CloneArgs::default() };
         // SAFETY: the child calls the thin layer only.
         match unsafe { process::clone3(&args).unwrap() } {
@@ -290,7 +294,7 @@ mod tests {
             },
             Cloned::Parent { pid, pidfd } => {
                 let other = std::fs::File::open(format!("/proc/{pid}/ns/time")).unwrap();
-                assert_eq!(clock_offsets(other.as_fd()).unwrap(), said, "a copy of ours");
+                assert_eq!(clock_offsets(other.as_fd()).unwrap(), expected, "a copy of ours");
                 pidfd::send_signal(&pidfd, libc::SIGKILL).unwrap();
                 pidfd::reap(&pidfd).unwrap();
             }
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn root_ids_of_a_user_namespace_are_known_where_nobody_is_in_it() {
+    fn root_id_maps_of_an_empty_user_namespace_are_readable() {
         let uid_map = "0 700000 32767\n65534 732767 1\n";
         let namespace = new_user(uid_map, "0 700000 32768\n").unwrap();
         let maps = UserMaps::of(namespace.as_fd()).unwrap();

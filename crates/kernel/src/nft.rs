@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// LIMIT: lines of what nft says that an error repeats.
+/// LIMIT: lines of nft's output that an error repeats.
 const LINES: usize = 3;
 
 /// Why rules are not in force.
@@ -13,17 +13,17 @@ pub enum NftError {
     /// The program could not be run.
     #[error("{0}; it is in the package nftables")]
     NotRun(#[source] std::io::Error),
-    /// It said why not.
+    /// nft refused the rules, with its message.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Has nft take these rules, all of them or none (`nft -f -`).
+/// Applies these rules with nft, all of them or none (`nft -f -`).
 pub fn apply(rules: &str) -> Result<(), NftError> {
     run(&["-f", "-"], rules).map(drop)
 }
 
-/// The same for rules as JSON (libnftables-json(5)). What is none nft reads as rules in its own language.
+/// Applies rules in JSON (libnftables-json(5)). nft reads other text as rules in its own language.
 pub fn apply_json(rules: &str) -> Result<(), NftError> {
     run(&["-j", "-f", "-"], rules).map(drop)
 }
@@ -33,9 +33,9 @@ pub fn list() -> Result<String, NftError> {
     run(&["-j", "list", "ruleset"], "")
 }
 
-/// Runs it; gives what it says.
+/// Runs nft; returns its output.
 fn run(arguments: &[&str], input: &str) -> Result<String, NftError> {
-    // Where Debian has it: whoever settles a container after its end may have no PATH.
+    // Debian's path: the process that cleans up after a container may have no PATH.
     let usual = "/usr/sbin/nft";
     let mut child = Command::new(if Path::new(usual).exists() { usual } else { "nft" })
         .args(arguments)
@@ -45,7 +45,7 @@ fn run(arguments: &[&str], input: &str) -> Result<String, NftError> {
         .spawn()
         .map_err(NftError::NotRun)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // When nft gives up early its message is what counts.
+        // If nft exits early its message is the error.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(NftError::NotRun)?;

@@ -1,4 +1,5 @@
-//! Processes held by descriptor, so that a pid that was used again fools nobody (pidfd_open(2)).
+//! Processes held by descriptor, so that a reused pid is never mistaken for the old process
+//! (pidfd_open(2)).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use crate::{Errno, proc};
 
 pub use crate::proc::start_time;
 
-/// pidfd_open(2): the process that has `pid` now. KERNEL(5.3). ESRCH when there is none.
+/// pidfd_open(2): the process that has `pid` now. KERNEL(5.3). ESRCH if there is none.
 ///
-/// Whoever remembered the pid from earlier compares [`start_time`] *after* this call.
+/// A caller that remembered the pid from earlier compares [`start_time`] *after* this call.
 pub fn open(pid: u32) -> Result<OwnedFd> {
     i32::try_from(pid)
         .ok()
@@ -30,8 +31,9 @@ pub fn open(pid: u32) -> Result<OwnedFd> {
 /// ESRCH also when the pid belongs to another process by now.
 pub fn open_exactly(pid: u32, start_time: u64) -> Result<OwnedFd> {
     let pidfd = open(pid)?;
-    // ORDER: the pid can't change hands while the process behind the pidfd lives or is unreaped,
-    // so what is read after the open and before a look at its life belongs to that process.
+    // ORDER: the pid stays the same process's while the process behind the pidfd is alive or
+    // unreaped. A value read after the open and before a successful check of liveness therefore
+    // belongs to that process.
     let found = proc::start_time(pid)?;
     if found != start_time {
         let arguments = format!("{pid} started at {start_time}, found {found}");
@@ -40,7 +42,7 @@ pub fn open_exactly(pid: u32, start_time: u64) -> Result<OwnedFd> {
     Ok(pidfd)
 }
 
-/// pidfd_send_signal(2); signal 0 only asks whether it could be sent. KERNEL(5.1).
+/// pidfd_send_signal(2); signal 0 only checks the permission. KERNEL(5.1).
 ///
 /// ESRCH when the process has ended.
 pub fn send_signal(pidfd: impl AsFd, signal: i32) -> Result<()> {
@@ -48,7 +50,7 @@ pub fn send_signal(pidfd: impl AsFd, signal: i32) -> Result<()> {
         .explain("pidfd_send_signal", || format!("{}, {signal}", pidfd.as_fd().as_raw_fd()))
 }
 
-/// Whether the process still runs. A zombie does not.
+/// Returns whether the process still runs. A zombie does not.
 pub fn is_alive(pidfd: impl AsFd) -> bool {
     wait(pidfd, Some(Duration::ZERO)).is_ok_and(|ended| !ended)
 }
@@ -89,14 +91,16 @@ pub fn reap(pidfd: impl AsFd) -> Result<Option<Exit>> {
     }))
 }
 
-/// How the process ended, for anybody who holds a pidfd that was opened before it was reaped.
+/// Returns the exit status, for any holder of a pidfd that was opened before the process was
+/// reaped.
 ///
-/// `None` while it runs or waits to be reaped, and where the kernel keeps no such thing:
-/// KERNEL(6.15), before which only the parent learns it.
+/// `None` while it runs or waits to be reaped, and on kernels that do not keep the status:
+/// KERNEL(6.15), before which only the parent can read it.
 pub fn exit_status(pidfd: impl AsFd) -> Result<Option<Exit>> {
     match call::pidfd_get_info(pidfd.as_fd(), PidfdInfo::EXIT) {
         Ok(info) if info.mask & PidfdInfo::EXIT != 0 => Ok(Exit::from_wait_status(info.exit_code)),
-        // ENOTTY, EINVAL: no such request before 6.13; ESRCH: gone, and 6.13 and 6.14 forget.
+        // ENOTTY, EINVAL: no such request before 6.13; ESRCH: reaped, and 6.13 and 6.14 do not keep
+        // the status.
         Ok(_) | Err(Errno::NOTTY | Errno::INVAL | Errno::SRCH) => Ok(None),
         Err(error) => {
             let arguments = || pidfd.as_fd().as_raw_fd().to_string();
@@ -118,7 +122,7 @@ pub fn pid(pidfd: impl AsFd) -> Result<u32> {
         .ok_or_else(|| CallError::new("pidfd", pidfd.as_raw_fd().to_string(), libc::ESRCH))
 }
 
-/// KERNEL(6.13): before, the descriptor's own page in /proc tells; -1 when the process is gone.
+/// KERNEL(6.13): before, the pid is read from fdinfo in /proc; -1 if the process has been reaped.
 fn pid_by_fdinfo(pidfd: BorrowedFd<'_>) -> Result<Option<u32>> {
     let text = proc::read_text(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()), 4096)?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
@@ -140,8 +144,8 @@ pub fn namespace(pidfd: impl AsFd, kind: Namespace) -> Result<OwnedFd> {
     }
 }
 
-/// KERNEL(6.11): before, a namespace is reached by path; a look at the pidfd afterwards proves
-/// that the pid still belonged to the same process.
+/// KERNEL(6.11): before, a namespace is opened by path; a check of the pidfd afterwards proves that
+/// the pid still belonged to the same process.
 fn namespace_by_path(pidfd: BorrowedFd<'_>, kind: Namespace) -> Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     let path = format!("/proc/{}/ns/{}", pid(pidfd)?, kind.file());

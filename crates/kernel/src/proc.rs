@@ -1,4 +1,4 @@
-//! Bounded reads of /proc: nothing here reads more than it was told to.
+//! Bounded reads of /proc: no read exceeds the limit that the caller sets.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::error::{CallError, Explain, Result};
 
-/// Longest `/proc/PID/stat` or `status` that is looked at, in bytes.
+/// Longest `/proc/PID/stat` or `status` that is read, in bytes.
 const PAGE: usize = 16 * 1024;
 
 /// The contents of a file of at most `max_bytes` bytes; EFBIG when it is longer.
@@ -14,7 +14,7 @@ pub fn read(path: impl AsRef<Path>, max_bytes: usize) -> Result<Vec<u8>> {
     let path = path.as_ref();
     let file = File::open(path).explain("open", || path.display().to_string())?;
     let mut bytes = Vec::with_capacity(max_bytes.min(PAGE) + 1);
-    // LIMIT: one byte more is asked for, to know that the file ends.
+    // LIMIT: one byte more is requested, to detect the end of the file.
     file.take(max_bytes as u64 + 1)
         .read_to_end(&mut bytes)
         .explain("read", || path.display().to_string())?;
@@ -25,16 +25,17 @@ pub fn read(path: impl AsRef<Path>, max_bytes: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The whole of a file of the kernel's as text. Such files have no size, so [`std::fs::read_to_string`]
-/// would look for one and then ask for thirty bytes, and thirty more: this asks twice.
+/// Reads a whole file of the kernel as text. Such files report no size, so
+/// [`std::fs::read_to_string`] would query the size and then read in pieces of thirty bytes; this
+/// function needs two reads.
 pub fn whole_text(path: impl AsRef<Path>) -> std::io::Result<String> {
     let mut bytes = Vec::with_capacity(PAGE);
-    // Without a limit [`File`] looks for the size.
+    // Without a limit [`File`] would query the size.
     File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
     String::from_utf8(bytes).map_err(|e| std::io::Error::new(std::io::ErrorKind::InvalidData, e))
 }
 
-/// The same as text; EILSEQ when it is not UTF-8.
+/// The same as text; EILSEQ if it is not UTF-8.
 pub fn read_text(path: impl AsRef<Path>, max_bytes: usize) -> Result<String> {
     let path = path.as_ref();
     String::from_utf8(read(path, max_bytes)?)
@@ -46,17 +47,17 @@ pub fn boot_id() -> Result<String> {
     Ok(read_text("/proc/sys/kernel/random/boot_id", 64)?.trim().to_owned())
 }
 
-/// What `/proc/PID/stat` tells (proc_pid_stat(5)).
+/// The fields of `/proc/PID/stat` (proc_pid_stat(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// The letter of the state: `R`, `S`, `D`, `T`, `t`, `Z`, `X` or `I`.
     pub state: char,
     /// Process id of the parent, 0 when it is not visible.
     pub ppid: u32,
-    /// When it was started, in clock ticks since boot. Together with the boot id and the pid it
-    /// names one process for all time.
+    /// Start time in clock ticks since boot. Together with the boot id and the pid it identifies
+    /// one process permanently.
     pub start_time: u64,
-    /// It is about to end: it lets go of what it has.
+    /// The process is exiting and releases its resources.
     pub is_exiting: bool,
 }
 
@@ -64,7 +65,7 @@ pub struct Stat {
 const EXITING: u32 = 4;
 
 impl Stat {
-    /// Whether it has ended, and at most waits to be reaped.
+    /// Returns whether it has exited; it may be waiting to be reaped.
     pub fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
@@ -83,14 +84,14 @@ impl Stat {
     }
 }
 
-/// State, parent and start time of a process, in one read. ESRCH when there is none.
+/// Reads state, parent and start time of a process at once. ESRCH if there is none.
 pub fn status(pid: u32) -> Result<Stat> {
     let path = format!("/proc/{pid}/stat");
     let bytes = read(&path, PAGE).map_err(gone)?;
     Stat::parse(&bytes).ok_or_else(|| CallError::new("parse", path, libc::EBADMSG))
 }
 
-/// When the process was started, in clock ticks since boot. ESRCH when there is none.
+/// Returns the start time of the process, in clock ticks since boot. ESRCH if there is none.
 pub fn start_time(pid: u32) -> Result<u64> {
     Ok(status(pid)?.start_time)
 }
@@ -103,7 +104,7 @@ fn gone(error: CallError) -> CallError {
     }
 }
 
-/// What `/proc/PID/status` tells (proc_pid_status(5)).
+/// The fields of `/proc/PID/status` (proc_pid_status(5)).
 #[derive(Debug, Clone)]
 pub struct Fields(String);
 
@@ -121,12 +122,12 @@ impl Fields {
         self.0.lines().find_map(|line| value(line).map(|at| line[at..].trim()))
     }
 
-    /// A field whose value is a decimal number, whatever unit follows.
+    /// Returns a field with a decimal number as its value; a unit after it is ignored.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.field(name)?.split_ascii_whitespace().next()?.parse().ok()
     }
 
-    /// A field whose value is a mask in hexadecimal, such as `"CapEff"`.
+    /// Returns a field with a hexadecimal mask as its value, such as `"CapEff"`.
     pub fn mask(&self, name: &str) -> Option<u64> {
         u64::from_str_radix(self.field(name)?, 16).ok()
     }
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_ourselves_are_truthful() {
+    fn own_stat_fields_are_correct() {
         let fields = fields(std::process::id()).unwrap();
         assert_eq!(fields.pids(), [std::process::id()]);
         assert_eq!(fields.number("Tgid"), Some(u64::from(std::process::id())));
@@ -151,14 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn status_of_ourselves_is_truthful() {
+    fn own_status_fields_are_correct() {
         let stat = status(std::process::id()).unwrap();
         assert_eq!(stat.ppid, std::os::unix::process::parent_id());
         assert!(stat.start_time > 0 && !stat.is_zombie());
     }
 
     #[test]
-    fn hostile_program_name_fools_nobody() {
+    fn hostile_program_name_does_not_shift_fields() {
         let line = b"7 (a) Z 1 2 3) S 4 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 777 1 2\n";
         let stat = Stat { state: 'S', ppid: 4, start_time: 777, is_exiting: false };
         assert_eq!(Stat::parse(line), Some(stat));
@@ -186,7 +187,7 @@ mod tests {
         fn any_bytes_are_parsed_or_refused(
             bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..300),
         ) {
-            let _ = Stat::parse(&bytes); // it comes back, whatever it says
+            let _ = Stat::parse(&bytes); // returns for any input
         }
     }
 

@@ -1,4 +1,4 @@
-//! Processes and the namespaces they live in, for callers who can explain a failure.
+//! Processes and their namespaces, with errors that contain the call.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use crate::call;
 pub use crate::call::{CloneArgs, CloneFlags, Cloned};
 use crate::error::{Explain, Result};
 
-/// How a process ended (wait(2)).
+/// Exit status of a process (wait(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// It left by itself with this status.
+    /// Exited by itself with this status.
     Code(i32),
-    /// It was ended by this signal.
+    /// Killed by this signal.
     Signal(i32),
 }
 
@@ -65,9 +65,9 @@ pub fn setns(fd: BorrowedFd<'_>, flags: CloneFlags) -> Result<()> {
     call::setns(fd, flags).explain("setns", || format!("{fd:?}, {flags:?}"))
 }
 
-/// Maps all of this program and its libraries that is on the disk, so that what it does next waits for
-/// no page of them. Where the kernel does not know how, pages come as they are needed.
-/// KERNEL(5.14): MADV_POPULATE_READ.
+/// Maps all file-backed pages of this program and its libraries, so that later steps wait for no
+/// page of them. On a kernel without this, pages are read when they are needed. KERNEL(5.14):
+/// MADV_POPULATE_READ.
 pub fn map_own_program() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     for line in maps.lines().filter(|line| line.contains(" r") && line.contains(" /")) {
@@ -82,8 +82,8 @@ pub fn map_own_program() {
     }
 }
 
-/// The lowest address that a process may map which has no CAP_SYS_RAWIO over the host (`vm.mmap_min_addr`,
-/// proc_sys_vm(5)); where it cannot be read, what x86 has by default.
+/// The lowest address that a process may map which has no CAP_SYS_RAWIO over the host
+/// (`vm.mmap_min_addr`, proc_sys_vm(5)); where it cannot be read, what x86 has by default.
 pub fn lowest_address() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/vm/mmap_min_addr").ok();
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(1 << 16)

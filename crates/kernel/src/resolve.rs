@@ -1,8 +1,8 @@
 //! Paths from outside, resolved so that they can't lead out (openat2(2)). KERNEL(5.6).
 //!
-//! Whoever may write in a tree may swap any of its directories for a link at any time. So a path
-//! is resolved by the kernel in one step, as if the tree's top were "/", and what comes back is a
-//! descriptor: it is used, never the path again.
+//! A process with write access to a tree may replace any of its directories by a link at any time.
+//! Therefore the kernel resolves a path in one step, as if the tree's top were "/". The result is a
+//! descriptor, and the path is not used again.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -53,8 +53,9 @@ pub fn create_directories(
     raw::create_directories(root, &name, mode).explain("mkdir -p", describe)
 }
 
-/// Makes the regular file `path` inside `root` unless something is there, with the directories
-/// above it; returns it as O_PATH. It is for mounting on: a link at the end is followed.
+/// Creates the regular file `path` inside `root` with its parent directories, unless something
+/// exists there; returns an O_PATH descriptor. The file is a mount point: a link at the end is
+/// followed.
 pub fn create_file(root: BorrowedFd<'_>, path: impl AsRef<Path>, mode: Mode) -> Result<OwnedFd> {
     let path = path.as_ref();
     let describe = || format!("{}, {path:?}", root.as_raw_fd());
@@ -137,8 +138,8 @@ pub mod raw {
                     last[length] = 0;
                     let last = CStr::from_bytes_with_nul(last).map_err(|_| Errno::INVAL)?;
                     match rustix::fs::mkdirat(&parent, last, mode) {
-                        // Somebody else was faster, or it is a link that leads nowhere: the open
-                        // tells them apart.
+                        // Another process was faster, or the name is a dangling link: the open
+                        // distinguishes the two.
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(error) => return Err(error),
                     }
@@ -171,8 +172,8 @@ pub mod raw {
     }
 }
 
-/// Whether the descriptor is of a file system of the given type (`statfs(2)`), such as
-/// [`PROC_SUPER_MAGIC`]: before something is written to what should be procfs.
+/// Returns whether the descriptor is of a file system of the given type (`statfs(2)`), such as
+/// [`PROC_SUPER_MAGIC`]: to be called before a write to a file that should be procfs.
 pub fn is_on(fd: impl AsFd, magic: i64) -> Result<bool> {
     let found = rustix::fs::fstatfs(fd.as_fd())
         .explain("fstatfs", || fd.as_fd().as_raw_fd().to_string())?;

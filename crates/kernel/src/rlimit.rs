@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_taken_as_people_write_them() {
+    fn rlimit_names_parse_in_any_usual_form() {
         assert_eq!(resource("nofile"), Some(7));
         assert_eq!(resource("RLIMIT_NOFILE"), Some(7));
         assert_eq!(resource("NoFile"), Some(7));
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_was_set_is_read_back() {
+    fn rlimit_reads_back_as_set() {
         let (soft, hard) = get(4).unwrap();
         set(4, 0, hard).unwrap();
         assert_eq!(get(4).unwrap(), (0, hard));

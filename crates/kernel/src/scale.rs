@@ -1,14 +1,14 @@
-//! Which limits of the host so many awake containers run into, before they do.
+//! Limits of the host that so many awake containers would reach, found before they do.
 //!
-//! A row is one limit: what the host has, what that many need, and what to set. The needs are what
-//! containers of a few processes take: three tasks each, a namespace of every kind, one inotify
-//! instance, three superblocks. A limit that only some programs meet (a terminal each, asynchronous
-//! I/O) is told and does not count. Asleep containers need of all this next to nothing: descriptors and
-//! namespaces of theirs are parked or gone.
+//! A row is one limit: the host's value, the need of so many containers, and the setting to change.
+//! The needs are those of containers of a few processes: three tasks each, a namespace of every
+//! kind, one inotify instance, three superblocks. A limit that only some programs meet (a terminal
+//! each, asynchronous I/O) is reported but does not count. Asleep containers need next to nothing
+//! of all this: their descriptors are parked and their namespaces removed.
 //!
-//! KERNEL(6.18): numbers that no file tells are the kernel's own constants; memory is measured
-//! (`bench density`) and, for the arrays of shrinkers, known from mm/shrinker.c: every memory cgroup has
-//! 16 bytes for every superblock of the machine.
+//! KERNEL(6.18): numbers without a file are constants of the kernel. Memory is measured (`bench
+//! density`) and, for the arrays of shrinkers, known from mm/shrinker.c: every memory cgroup has 16
+//! bytes for every superblock of the machine.
 
 use std::path::Path;
 
@@ -24,39 +24,39 @@ const SUPERBLOCKS: u64 = 3;
 const MEMORY_BYTES: u64 = 160 << 10;
 /// Bytes of each memory cgroup for each superblock.
 const SHRINKER_BYTES: u64 = 16;
-/// What the host itself needs of anything.
+/// The host's own need of any resource.
 const HOST: u64 = 4096;
 
-/// Whether there is enough of something.
+/// The verdict on one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// There is.
     Enough,
     /// So many containers cannot run.
     Short,
-    /// They can, unless their programs use it.
+    /// The containers can run, unless their programs use the resource.
     Perhaps,
 }
 
 /// One limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit {
-    /// What is limited.
+    /// The limited resource.
     pub name: &'static str,
-    /// What the host has; `None` where it has no such limit.
+    /// The host's value; `None` if there is no such limit.
     pub have: Option<u64>,
-    /// What so many containers need.
+    /// The need of so many containers.
     pub need: u64,
-    /// Whether that is enough.
+    /// The verdict.
     pub verdict: Verdict,
     /// For what.
     pub what_for: &'static str,
-    /// What to do where it is not.
+    /// The setting that raises the limit.
     pub set: String,
 }
 
 impl Limit {
-    /// A limit that somebody else knows of.
+    /// A limit whose values come from the caller.
     pub fn new(
         name: &'static str,
         have: Option<u64>,
@@ -71,7 +71,7 @@ impl Limit {
         Self { name, have, need, verdict, what_for, set }
     }
 
-    /// The same for what only some programs use.
+    /// The same for a resource that only some programs use.
     fn perhaps(self) -> Self {
         match self.verdict {
             Verdict::Short => Self { verdict: Verdict::Perhaps, ..self },
@@ -116,7 +116,7 @@ const PARAMETERS: &[Parameter] = &[
     // Each has ids, and so a quota, of its own.
     sure("kernel.keys.maxkeys", 0, 16, "keys of one container"),
     sure("kernel.keys.root_maxkeys", 0, 1024, "keys of ours"),
-    // In the mount namespace of one container, or of ours.
+    // Per mount namespace: of one container, or of the engine.
     sure("fs.mount-max", 0, HOST, "mounts of one container"),
     perhaps("vm.max_map_count", 0, 65_530, "mappings of one process"),
     perhaps("net.core.somaxconn", 0, 128, "callers that wait for one that sleeps"),
@@ -132,7 +132,7 @@ pub fn limits(containers: u64) -> Vec<Limit> {
     let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let terminals = "terminals and standard inputs that the keeper holds";
     let set =
-        |need| format!("ulimit -Hn {need}, or LimitNOFILE={need} for whoever starts the first");
+        |need| format!("ulimit -Hn {need}, or LimitNOFILE={need} where the first one is started");
     let need = containers + 1024;
     all.push(Limit::new("RLIMIT_NOFILE", descriptors, need, terminals, set(need)).perhaps());
     let superblocks = containers.saturating_mul(SUPERBLOCKS) + HOST;
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_is_short_where_the_host_has_less_than_is_needed() {
+    fn limit_below_the_need_is_reported_short() {
         let all = of_parameters(10_000, |name| match name {
             "kernel.pid_max" => Some(32_768),
             "kernel.pty.max" => Some(4096),

@@ -1,7 +1,7 @@
 //! Swap files (swapon(8)): where memory goes that is pushed out.
 //!
-//! The kernel takes areas of one priority in turn, page by page and cluster by cluster, so that those on
-//! several disks share the work (swapon(2)).
+//! The kernel takes areas of one priority in turn, page by page and cluster by cluster, so that
+//! those on several disks share the work (swapon(2)).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,22 +18,22 @@ use crate::call;
 const PAGE_BYTES: u64 = 4096;
 /// Behind the room for a boot loader: version, last page, number of pages that are bad.
 const HEAD_AT: u64 = 1024;
-/// The end of the first page says that it is one.
+/// Mark of a swap area, at the end of its first page.
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
 const MAGIC_AT: u64 = PAGE_BYTES - MAGIC.len() as u64;
 /// LIMIT: a smaller one is not worth it.
 pub const BYTES_MIN: u64 = 1 << 20;
 
-/// What the kernel swaps to.
+/// A swap area in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Area {
     /// A file or a device.
     pub path: PathBuf,
-    /// How much has room there.
+    /// Size in bytes.
     pub bytes: u64,
-    /// How much is there.
+    /// Bytes in use.
     pub used_bytes: u64,
-    /// Those with the highest number are taken first.
+    /// Areas with the highest number are used first.
     pub priority: i32,
 }
 
@@ -71,13 +71,13 @@ fn unescaped(name: &str) -> Vec<u8> {
     all
 }
 
-/// Opens one, by a path without links: what is looked at is what is [swapped to](begin), whoever may give
-/// that name to another file meanwhile.
+/// Opens an area, by a path without links: the checked file is the one that is [swapped to](begin),
+/// even if the name is given to another file meanwhile.
 pub fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)
 }
 
-/// Whether a file says of itself that it is a swap area.
+/// Returns whether a file has the mark of a swap area.
 pub fn is_area(file: &File) -> io::Result<bool> {
     let mut magic = [0; MAGIC.len()];
     match file.read_exact_at(&mut magic, MAGIC_AT) {
@@ -86,7 +86,7 @@ pub fn is_area(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Makes a new swap file, without holes, of mode 0600. It is there whole, or not at all.
+/// Creates a new swap file, without holes, of mode 0600. The file appears whole, or not at all.
 pub fn make(path: &Path, bytes: u64) -> io::Result<()> {
     let mut name = std::ffi::OsString::from(".new-");
     name.push(path.file_name().unwrap_or_default());
@@ -97,8 +97,8 @@ pub fn make(path: &Path, bytes: u64) -> io::Result<()> {
 }
 
 fn fill(path: &Path, bytes: u64) -> io::Result<()> {
-    // What somebody left here who was killed is begun anew. Whoever may write to the directory may have
-    // made a link of that name.
+    // A file left by a killed process is created anew. A user with write access to the directory
+    // may have made a link of that name.
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
@@ -112,11 +112,11 @@ fn fill(path: &Path, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Has the kernel swap to a file, with a priority from 0 to 32767. EINVAL where its file system cannot
-/// do that (tmpfs, overlayfs), or where it has holes; EBUSY where the kernel does so already.
+/// Enables swapping to a file, with a priority from 0 to 32767. EINVAL if its file system does not
+/// support that (tmpfs, overlayfs), or if it has holes; EBUSY if it is in use already.
 ///
-/// swapon(2) wants a name: that of the descriptor leads to the file itself (proc_pid_fd(5)), and the kernel
-/// shows the file's own in `/proc/swaps`.
+/// swapon(2) wants a name: that of the descriptor leads to the file itself (proc_pid_fd(5)), and
+/// the kernel shows the file's own in `/proc/swaps`.
 pub fn begin(file: &File, priority: u16) -> io::Result<()> {
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(call::swap_on(&std::ffi::CString::new(name)?, priority)?)
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_where_a_link_leads() {
+    fn swap_file_creation_does_not_follow_links() {
         let dir = tempfile::tempdir().unwrap();
         let victim = dir.path().join("victim");
         fs::write(&victim, "kept").unwrap();
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_made_is_one_and_others_are_not() {
+    fn created_file_is_a_swap_area_and_others_are_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("swap");
         make(&path, BYTES_MIN).unwrap();

@@ -1,9 +1,9 @@
 //! Kernel parameters (proc_sys(5)), by name: which of them a container may set.
 //!
-//! Only those that belong to a namespace of its own; [`owner`] is the one place that says which
-//! namespace that is. Whoever takes a name from a user asks it, and so does the plan that carries
-//! the name into the container, where its first process writes it through the container's own
-//! procfs, with no more rights than root inside has.
+//! Only those that belong to a namespace other than the host's; [`owner`] is the one place that
+//! maps a name to its namespace. Code that takes a name from a user calls it, and so does the plan
+//! that carries the name into the container. There the first process writes it through the
+//! container's own procfs, with no more rights than root inside has.
 
 use crate::call::Namespace;
 
@@ -56,7 +56,7 @@ pub fn path(name: &str) -> Option<String> {
     (path.contains('/') && path.split('/').all(good)).then_some(path)
 }
 
-/// Whether this can be the value of a parameter: one line of text.
+/// Returns whether this is a valid value of a parameter: one line of text.
 pub fn is_value(value: &str) -> bool {
     value.len() <= VALUE_MAX && value.bytes().all(|byte| byte >= b' ' || byte == b'\t')
 }

@@ -1,4 +1,4 @@
-//! Objects of System V (sysvipc(7)), for those who save and restore them.
+//! System V IPC objects (sysvipc(7)), for saving and restoring them.
 //!
 //! Every call is about the ipc namespace of the thread that makes it.
 
@@ -46,7 +46,7 @@ pub fn make_system_v(kind: SystemV, key: i32, size: usize, mode: u32) -> Result<
     Ok(id as i32)
 }
 
-/// Gives an object to somebody.
+/// Sets the owner of an object.
 pub fn set_owner(kind: SystemV, id: i32, owner: Owner) -> Result<(), Errno> {
     macro_rules! change {
         ($ds:ty, $perm:ident, |$command:ident, $at:ident| $call:expr) => {{
@@ -94,16 +94,16 @@ pub fn segment_file(id: i32, bytes: u64) -> Result<OwnedFd, Errno> {
     opened
 }
 
-/// What tells the file of shared memory from all others, also from those of other namespaces with the
-/// same id (name_to_handle_at(2), Linux 2.6.39). It may be open O_PATH.
+/// Returns the identity of a shared memory file, unique also among namespaces that use the same ids
+/// (name_to_handle_at(2), Linux 2.6.39). The file may be open O_PATH.
 pub fn handle_of(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     const BYTES_MAX: u32 = 128;
     // struct file_handle: the length, a type, then so many bytes.
     let mut handle = [0u32; 2 + BYTES_MAX as usize / 4];
     handle[0] = BYTES_MAX;
     let mut mount = 0i32;
-    // SAFETY: the path is empty, the kernel writes at most as many bytes as it is told there are behind
-    // the head, and one number of a mount; both outlive the call.
+    // SAFETY: the path is empty. The kernel writes at most as many bytes as the head gives, which
+    // the buffer has behind it, and one mount number; both outlive the call.
     check(unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -123,7 +123,7 @@ pub fn handle_of(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
 pub fn semaphore_values(id: i32, count: usize) -> Result<Vec<u16>, Errno> {
     const GET_ALL: i32 = 13;
     let mut values = vec![0u16; count];
-    // SAFETY: the kernel writes as many values as the set has, which is told to be `count`; it is
+    // SAFETY: the kernel writes as many values as the set has, which is `count`; the number is
     // fixed when the set is made.
     check(unsafe { libc::syscall(libc::SYS_semctl, id, 0, GET_ALL, values.as_mut_ptr()) })?;
     Ok(values)
@@ -141,7 +141,7 @@ pub fn queued_message(id: i32, nth: usize) -> Result<Option<(i64, Vec<u8>)>, Err
     const COPY: i32 = 0o40_000;
     const BYTES_MAX: usize = 64 << 10;
     let mut buffer = vec![0u8; 8 + BYTES_MAX];
-    // SAFETY: the buffer holds a long and as many bytes as are told.
+    // SAFETY: the buffer holds a long and as many bytes as the length gives.
     let read = check(unsafe {
         libc::syscall(
             libc::SYS_msgrcv,
@@ -167,7 +167,7 @@ pub fn queued_message(id: i32, nth: usize) -> Result<Option<(i64, Vec<u8>)>, Err
 pub fn queue_message(id: i32, kind: i64, text: &[u8]) -> Result<(), Errno> {
     let mut buffer = kind.to_ne_bytes().to_vec();
     buffer.extend_from_slice(text);
-    // SAFETY: the buffer holds a long and as many bytes as are told.
+    // SAFETY: the buffer holds a long and as many bytes as the length gives.
     check(unsafe {
         let at = buffer.as_ptr();
         libc::syscall(libc::SYS_msgsnd, id, at, text.len(), libc::IPC_NOWAIT)
@@ -175,8 +175,8 @@ pub fn queue_message(id: i32, kind: i64, text: &[u8]) -> Result<(), Errno> {
     .map(drop)
 }
 
-/// Does something as another user and group (effective ids of this thread alone), who may be
-/// nobody; afterwards it is root again.
+/// Runs a function as another, possibly unprivileged, user and group (effective ids of this thread
+/// alone); afterwards the thread is root again.
 pub fn as_user<T>(uid: u32, gid: u32, act: impl FnOnce() -> T) -> Result<T, Errno> {
     const SAME: i64 = -1;
     let set = |call, id: u32| {

@@ -1,14 +1,14 @@
-//! Until when a task waits: by its restart block, for a call that was interrupted and goes on by
-//! restart_syscall(2); by the timer on its kernel stack, for one that still sleeps.
+//! The deadline of a waiting task: from its restart block, for an interrupted call that is resumed
+//! by restart_syscall(2); from the timer on its kernel stack, for a task that still sleeps.
 //!
-//! The kernel tells nobody, so a program of a few instructions is run over one task
-//! (Documentation/bpf/bpf_iterators.rst) and writes both out as they are; where their fields are
-//! says this kernel's BTF. KERNEL(6.1): iterators over one task; before, or where BPF may not be
-//! loaded, the end of such a wait is not known.
+//! No interface reports either, so a BPF program of a few instructions runs over one task
+//! (Documentation/bpf/bpf_iterators.rst) and copies both out; the offsets of their fields come from
+//! this kernel's BTF. KERNEL(6.1): iterators over one task; before, or if BPF may not be loaded,
+//! the deadline is not known.
 //!
-//! A task that sleeps for some time at most has a `struct hrtimer_sleeper` in one of its frames, which
-//! names the task. It is looked for by that name, and by what else a timer that runs says, from where
-//! the task was switched out upwards, where nothing but live frames are.
+//! A task that sleeps with a timeout has a `struct hrtimer_sleeper` in one of its frames, which
+//! points to the task. That pointer and the other fields of a running timer identify it. The search
+//! goes upwards from the stack pointer of the switched-out task, where all frames are live.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,7 +39,7 @@ pub struct Waits {
     poll_nanoseconds: usize,
 }
 
-/// Where a `struct hrtimer_sleeper` has what.
+/// Layout of `struct hrtimer_sleeper`.
 #[derive(Debug, Clone, Copy)]
 struct Sleeper {
     task: usize,
@@ -51,20 +51,21 @@ struct Sleeper {
     state: Option<usize>,
 }
 
-/// How a task waits.
+/// State of a waiting task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskWait {
-    /// How a call that was interrupted would go on; true while the task stands still.
+    /// The restart block, which an interrupted call would resume with; valid while the task is
+    /// stopped.
     pub restart: RestartBlock,
-    /// When the sleep that it is in ends at the latest, by CLOCK_MONOTONIC of the host. Another kind of
-    /// wait, or one without a limit, has none.
+    /// Latest end of the present sleep, by CLOCK_MONOTONIC of the host. Another kind of wait, or
+    /// one without a timeout, has none.
     pub sleeps_until_ns: Option<u64>,
-    /// How often it was switched out because it waited, before this was looked at.
+    /// Number of voluntary switches before this reading.
     pub switches: u64,
 }
 
-/// When a wait ends, by each call that it may be: only one of them is true. Nanoseconds of the
-/// clock that the call waits by, the host's.
+/// End of a wait, for each call that it may be: only one of them is valid. Nanoseconds of the clock
+/// that the call uses, the host's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartBlock {
     /// futex(2).
@@ -126,7 +127,7 @@ impl Waits {
         })
     }
 
-    /// How one thread waits.
+    /// Reads how one thread waits.
     pub fn of(&self, tid: u32) -> Result<TaskWait> {
         let mut file = std::fs::File::from(bpf::iterate_task(self.program.as_fd(), tid)?);
         let mut bytes = [0; HEAD_BYTES + BLOCK_BYTES + STACK_BYTES];
@@ -157,8 +158,8 @@ fn number(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 impl Sleeper {
-    /// When a timer on this stack ends the sleep of a task: what it was asked for, and not what the
-    /// kernel may add to it for ringing several at once (PR_SET_TIMERSLACK).
+    /// Returns when a timer on this stack ends the sleep of a task: the requested time, without the
+    /// slack that the kernel may add (PR_SET_TIMERSLACK).
     fn ends(&self, task: u64, stack: &[u8]) -> Option<u64> {
         const KERNEL_AT: u64 = 1 << 63;
         const QUEUED: u8 = 1;
@@ -180,7 +181,8 @@ impl Sleeper {
     }
 }
 
-/// Writes out what it knows of the task it is called for. At the end it is called without one.
+/// Returns the program, which copies the fields of its task. At the end it is called without a
+/// task.
 fn program(block: i32, switches: i16, stack: i16) -> Vec<Insn> {
     let (head, piece) = (HEAD_BYTES as i32, PIECE_BYTES as i32);
     let write = |bytes: i32| {
@@ -204,7 +206,7 @@ fn program(block: i32, switches: i16, stack: i16) -> Vec<Insn> {
         ]
     };
     let mut body = vec![
-        Insn::load_wide(7, 1, 0), // what is known of the iteration
+        Insn::load_wide(7, 1, 0), // the state of the iteration
         Insn::load_wide(7, 7, 0), // where it writes to
         Insn::store_wide(10, -head as i16, 6),
         Insn::load_wide(1, 6, switches),
@@ -234,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a program, and looks at it twice: as it waits, and stopped.
+    /// Runs a program, and reads its state twice: waiting, and stopped.
     fn looked_at(program: &mut Command) -> Option<(TaskWait, TaskWait, i64)> {
         let waits = match Waits::load() {
             Ok(waits) => waits,
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_wait_is_known_before_and_after_it_is_interrupted() {
+    fn deadline_of_a_wait_is_found_before_and_after_interruption() {
         let Some((before, after, now_ns)) = looked_at(Command::new("sleep").arg("100")) else {
             return;
         };
@@ -267,13 +269,13 @@ mod tests {
         let expected = 98_000_000_000..100_000_000_000;
         assert!(expected.contains(&left(after.restart.sleep_ns)), "{after:?}");
         let until = before.sleeps_until_ns.expect("it sleeps");
-        // The block has what the kernel added to ring several timers at once.
+        // The restart block includes the slack for several timers at once.
         assert!((until..until + 1_000_000).contains(&after.restart.sleep_ns), "{until}: {after:?}");
         assert_eq!(after.switches, before.switches + 1, "the stop, and nothing else");
     }
 
     #[test]
-    fn a_timer_is_known_by_all_that_it_says() {
+    fn timer_is_recognised_by_all_its_fields() {
         let sleeper = Sleeper {
             task: 64,
             expires: 24,
@@ -286,7 +288,7 @@ mod tests {
         let code = 0xffff_ffff_8142_04b0;
         let timer = |soft, hard, state| [0, 0, 0, hard, soft, code, code, state, task];
         let bytes = |words: &[u64]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<u8>>();
-        // What a stack holds where there is none: the task, after other addresses.
+        // A decoy without a timer: the task, after other addresses.
         let decoy = [task, task, 7, code, task, code, code, 1, task];
         assert_eq!(sleeper.ends(task, &bytes(&decoy)), None);
         assert_eq!(sleeper.ends(task, &bytes(&timer(500, 510, 0))), None, "it does not run");
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_without_a_limit_has_none() {
+    fn wait_without_timeout_has_no_deadline() {
         let Some((before, after, _)) = looked_at(&mut Command::new("cat")) else { return };
         assert_eq!(before.sleeps_until_ns, None);
         assert_eq!(after.sleeps_until_ns, None);

@@ -3,10 +3,10 @@
 //!
 //! A program built without the feature `weaken` contains none of this: [`weakened`] is a constant.
 
-/// Whether the protection is to be left out: only in a build with the feature `weaken`, and only
-/// when `DORMOUSE_WEAKEN` lists its name, separated by commas.
+/// Returns whether the protection is to be left out: only in a build with the feature `weaken`, and
+/// only if `DORMOUSE_WEAKEN` lists its name, separated by commas.
 ///
-/// Whoever applies a protection asks at that one place.
+/// Called at the one place that applies a protection.
 #[cfg(feature = "weaken")]
 pub fn weakened(protection: &str) -> bool {
     std::env::var("DORMOUSE_WEAKEN")

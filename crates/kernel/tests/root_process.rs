@@ -94,7 +94,7 @@ fn root_time_namespace_is_made_by_clone() {
     assert_ne!(link(&child.pid.to_string()), link("self"));
 }
 
-/// Where cgroup v2 is mounted, on unified and hybrid hosts.
+/// Mount point of cgroup v2, on unified and hybrid hosts.
 fn cgroup2() -> PathBuf {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).unwrap();
@@ -124,15 +124,15 @@ fn root_child_is_born_in_its_cgroup() {
 }
 
 #[test]
-fn root_exit_is_known_to_whoever_holds_a_pidfd() {
+fn root_exit_status_is_readable_through_any_pidfd() {
     let child = Child::new(&CloneArgs::default(), || 42);
-    // A second descriptor, as somebody else would hold it.
+    // A second descriptor, as another process would hold it.
     let other = pidfd::open(child.pid).unwrap();
     assert!(pidfd::wait(&other, Some(Duration::from_secs(10))).unwrap());
     assert!(!pidfd::is_alive(&other));
     assert_eq!(child.join(), Exit::Code(42));
     let found = pidfd::exit_status(&other).unwrap();
-    // KERNEL(6.15): before, it is nobody's but the parent's.
+    // KERNEL(6.15): before, only the parent can read it.
     if kernel_is_at_least(6, 15) {
         assert_eq!(found, Some(Exit::Code(42)));
     } else {
@@ -150,7 +150,7 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
 }
 
 #[test]
-fn root_signal_ends_the_process_and_is_told() {
+fn root_signal_ends_the_process_and_is_in_its_exit_status() {
     let child = Child::waiting(&CloneArgs::default(), || Ok(()));
     assert!(pidfd::is_alive(&child.pidfd));
     assert!(!pidfd::wait(&child.pidfd, Some(Duration::from_millis(20))).unwrap());
@@ -185,7 +185,7 @@ fn root_descriptor_of_another_process_is_copied() {
 }
 
 #[test]
-fn root_identity_of_a_program_is_what_was_asked_for() {
+fn root_program_runs_with_the_requested_ids() {
     const KEEP: u64 = 1 << 10 | 1; // CHOWN, NET_BIND_SERVICE
     let child = Child::waiting(&CloneArgs::default(), || {
         call::capability_bound(KEEP)?;

@@ -95,7 +95,7 @@ fn swapped_directory_never_leads_outside() {
             }
         });
         let mode = Mode::from_raw_mode(0o755);
-        // Until both sides of the race were seen often enough.
+        // Until both outcomes of the race were seen often enough.
         let (mut made, mut refused) = (0, 0);
         let end = Instant::now() + Duration::from_secs(20);
         while (made < 300 || refused < 300) && Instant::now() < end {

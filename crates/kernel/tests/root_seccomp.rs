@@ -55,7 +55,7 @@ fn try_all(filter: &Filter, calls: &[(libc::c_long, &[u64], i32)]) -> Exit {
 }
 
 #[test]
-fn root_calls_get_what_the_policy_promises() {
+fn root_calls_return_the_results_of_the_policy() {
     use libc::*;
     let (nothing, enosys, eperm) = (&[][..], ENOSYS, EPERM);
     let calls: &[(c_long, &[u64], i32)] = &[
@@ -104,7 +104,7 @@ fn root_calls_get_what_the_policy_promises() {
     ];
     let exit = try_all(&default_filter(default_set()), calls);
     assert_eq!(exit, Exit::Code(200), "the number is the place of the call that differs");
-    // The same calls without a filter: at least the first that it refuses succeeds.
+    // The same calls without a filter: at least the first of the refused ones succeeds.
     let sock_diag = [AF_NETLINK as u64, SOCK_RAW as u64, NETLINK_SOCK_DIAG as u64, 0, 0, 0];
     assert_eq!(child(CloneFlags::empty(), || raw(SYS_socket, sock_diag)), Exit::Code(0));
 }
@@ -182,7 +182,7 @@ fn root_programs_run_under_the_filter() {
 }
 
 #[test]
-fn root_filter_without_privilege_or_sense_is_refused() {
+fn root_malformed_or_unprivileged_filter_is_refused() {
     let filter = default_filter(default_set()).to_bytes();
     let exit = child(CloneFlags::empty(), || {
         let none = call::CapabilityMasks::default();

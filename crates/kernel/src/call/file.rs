@@ -1,17 +1,17 @@
-//! Who is told when something happens to an open file: fcntl(2), and what `rustix` lacks of it.
+//! Signal owners of open files: fcntl(2), the parts that `rustix` lacks.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::check;
 use crate::Errno;
 
-/// Who is told: `struct f_owner_ex`.
+/// The receiver of signals about a file: `struct f_owner_ex`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FileOwner {
     /// F_OWNER_TID (0), F_OWNER_PID (1), F_OWNER_PGRP (2).
     pub kind: i32,
-    /// The thread, process or group, by the caller's ids; 0 for nobody.
+    /// The thread, process or group, by the caller's ids; 0 for none.
     pub id: i32,
 }
 
@@ -39,7 +39,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn nobody_is_told_of_a_file_that_was_just_opened() {
+    fn new_file_has_no_signal_owner() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(file_owner(file.as_fd()).unwrap().id, 0);
         assert_eq!(file_signal(file.as_fd()).unwrap(), 0);

@@ -7,9 +7,9 @@ use rustix::io::Errno;
 
 use super::check;
 
-/// process_madvise(2) with MADV_PAGEOUT, of one range: its pages go to swap, or to their files, and
-/// come back when they are touched. Gives how many bytes were gone through. What several processes
-/// share stays. EINVAL for memory that is locked, or a device's. KERNEL(5.10).
+/// process_madvise(2) with MADV_PAGEOUT, of one range: its pages go to swap or to their files, and
+/// are read back when touched. Returns how many bytes were processed. Pages shared by several
+/// processes stay. EINVAL for locked or device memory. KERNEL(5.10).
 pub fn page_out(pidfd: BorrowedFd<'_>, address: u64, bytes: u64) -> Result<usize, Errno> {
     const PAGE_OUT: i32 = 21;
     let range = libc::iovec { iov_base: address as *mut _, iov_len: bytes as usize };

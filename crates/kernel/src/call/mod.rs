@@ -1,8 +1,9 @@
 //! One function per system call that `rustix` lacks or leaves unsafe.
 //!
-//! Nothing here allocates, locks, so every function may be used between clone
-//! and exec, where a copied lock could be held by a thread that does not exist any more. Strings
-//! are [`CStr`]s for the same reason. Errors are bare [`Errno`]s; the modules above explain them.
+//! No function here takes a lock, and only two that return filters ([`packet_filter`], [`filter`])
+//! allocate. All others may be used between clone and exec, where a copied lock could be held by a
+//! thread that does not exist any more. Strings are [`CStr`]s for the same reason. Errors are bare
+//! [`Errno`]s; the modules above add the call and the hint.
 
 mod file;
 mod memory;

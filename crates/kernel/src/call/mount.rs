@@ -50,16 +50,16 @@ bitflags::bitflags! {
     }
 }
 
-/// Which mounts hear of new mounts below this one (mount_namespaces(7)).
+/// Propagation of mount and unmount events below a mount (mount_namespaces(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
-    /// Nobody.
+    /// No propagation.
     Private,
-    /// It hears, but is not heard.
+    /// Receives events and sends none.
     Slave,
     /// Both ways.
     Shared,
-    /// Nobody, and it can't be bind mounted.
+    /// No propagation, and the mount cannot be bind mounted.
     Unbindable,
 }
 
@@ -112,14 +112,14 @@ pub fn fsopen(fstype: &CStr) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// What [`fsconfig`] does to a context (fsconfig(2)).
+/// The commands of [`fsconfig`] (fsconfig(2)).
 #[derive(Debug, Clone, Copy)]
 pub enum FsCommand<'a> {
     /// A parameter without a value.
     Flag(&'a CStr),
     /// A parameter and its value, at most 255 bytes.
     String(&'a CStr, &'a CStr),
-    /// A parameter whose value is a descriptor.
+    /// A parameter with a descriptor as its value.
     Fd(&'a CStr, BorrowedFd<'a>),
     /// Make the superblock, or share one that exists.
     Create,
@@ -157,7 +157,7 @@ pub fn fsmount(context: BorrowedFd<'_>, attr: MountAttr) -> Result<OwnedFd, Errn
 
 /// mount_setattr(2) on the mount that `mount` is the root of. KERNEL(5.12).
 ///
-/// Where `set` names a policy for access times, the old one is cleared as the kernel asks.
+/// If `set` contains a policy for access times, the old one is cleared, as the kernel requires.
 pub fn mount_setattr(
     mount: BorrowedFd<'_>,
     recursive: bool,
@@ -194,7 +194,7 @@ pub fn mount_setattr(
     .map(drop)
 }
 
-/// umount2(2) with MNT_DETACH: out of the tree now, gone when nobody uses it any more.
+/// umount2(2) with MNT_DETACH: removed from the tree now, released when it is no longer in use.
 pub fn umount_detach(path: &CStr) -> Result<(), Errno> {
     // SAFETY: the path is a C string that outlives the call.
     check(unsafe {

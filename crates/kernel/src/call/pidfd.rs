@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use super::check;
 use crate::Errno;
 
-/// What PIDFD_GET_INFO tells; the first version of the kernel's `struct pidfd_info`, 64 bytes.
+/// The result of PIDFD_GET_INFO; the first version of the kernel's `struct pidfd_info`, 64 bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PidfdInfo {
@@ -50,9 +50,9 @@ impl PidfdInfo {
     pub const EXIT: u64 = 8;
 }
 
-/// ioctl(PIDFD_GET_INFO): facts about the process, by what `wanted` asks for. KERNEL(6.13).
+/// ioctl(PIDFD_GET_INFO): facts about the process, selected by `wanted`. KERNEL(6.13).
 ///
-/// ESRCH when the process is gone and its exit status was not asked for or not kept.
+/// ESRCH if the process was reaped and its exit status was not requested or not kept.
 pub fn pidfd_get_info(pidfd: BorrowedFd<'_>, wanted: u64) -> Result<PidfdInfo, Errno> {
     // _IOWR(0xFF, 11, struct pidfd_info): the size is part of the number.
     const PIDFD_GET_INFO: libc::c_ulong =
@@ -120,7 +120,7 @@ pub fn pidfd_get_namespace(pidfd: BorrowedFd<'_>, kind: Namespace) -> Result<Own
 
 /// pidfd_send_signal(2), with any signal number and 0. KERNEL(5.1).
 pub fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
-    // SAFETY: a null siginfo asks for what kill(2) would send.
+    // SAFETY: a null siginfo means the one that kill(2) would send.
     check(unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,

@@ -1,9 +1,9 @@
-//! How another task is scheduled: sched_getattr(2), sched_getaffinity(2), ioprio_get(2).
+//! Scheduling attributes of another task: sched_getattr(2), sched_getaffinity(2), ioprio_get(2).
 
 use super::check;
 use crate::Errno;
 
-/// `struct sched_attr`, as far as every kernel since 5.3 knows it.
+/// `struct sched_attr`, the fields that every kernel since 5.3 has.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SchedulingAttributes {
@@ -33,13 +33,13 @@ pub struct SchedulingAttributes {
 pub fn scheduling_attributes(tid: u32) -> Result<SchedulingAttributes, Errno> {
     let mut found = SchedulingAttributes::default();
     let size = size_of::<SchedulingAttributes>();
-    // SAFETY: the structure is as long as said.
+    // SAFETY: the size passed is that of the structure.
     check(unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut found, size, 0) })?;
     Ok(found)
 }
 
-/// sched_getaffinity(2) of a thread: fills `mask`, a bit a CPU, and says how many bytes of it are
-/// used. EINVAL where it is too short for this host.
+/// sched_getaffinity(2) of a thread: fills `mask`, a bit per CPU, and returns how many bytes of it
+/// are used. EINVAL if the mask is too short for this host.
 pub fn affinity(tid: u32, mask: &mut [u64]) -> Result<usize, Errno> {
     // SAFETY: pointer and length describe one slice.
     check(unsafe {

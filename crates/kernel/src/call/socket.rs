@@ -1,4 +1,4 @@
-//! Options of sockets by number (getsockopt(2), setsockopt(2)), for those who save sockets.
+//! Options of sockets by number (getsockopt(2), setsockopt(2)), for saving sockets.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -13,7 +13,7 @@ pub fn socket_option(
     buffer: &mut [u8],
 ) -> Result<usize, Errno> {
     let mut length = buffer.len() as libc::socklen_t;
-    // SAFETY: the kernel writes no more than the length says, which is the buffer's.
+    // SAFETY: the kernel writes at most `length` bytes, the size of the buffer.
     check(unsafe {
         libc::syscall(
             libc::SYS_getsockopt,
@@ -34,7 +34,8 @@ pub fn int_option(socket: BorrowedFd<'_>, level: i32, name: i32) -> Result<i32, 
     Ok(i32::from_ne_bytes(bytes))
 }
 
-/// The network namespace that a socket is in (SIOCGSKNS, Linux 4.10), of whoever has CAP_NET_ADMIN over it.
+/// The network namespace of a socket (SIOCGSKNS, Linux 4.10). The caller needs CAP_NET_ADMIN over
+/// it.
 pub fn network_of(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const GET_NAMESPACE: u64 = 0x894c;
     // SAFETY: the request takes nothing, and gives a new descriptor.
@@ -91,13 +92,13 @@ pub fn set_int_option(
     set_socket_option(socket, level, name, &value.to_ne_bytes())
 }
 
-/// The packet filter of a socket (SO_GET_FILTER, Linux 3.8), 8 bytes an instruction; empty where it has
-/// none. EACCES: it has a program of another kind.
+/// The packet filter of a socket (SO_GET_FILTER, Linux 3.8), 8 bytes an instruction; empty where it
+/// has none. EACCES: it has a program of another kind.
 pub fn packet_filter(socket: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     /// BPF_MAXINSNS.
     const INSTRUCTIONS_MAX: usize = 4096;
     let mut buffer = vec![0; INSTRUCTIONS_MAX * 8];
-    // Told and answered in instructions; no filter is longer than the buffer.
+    // Both lengths are in instructions; no filter is longer than the buffer.
     let instructions = socket_option(socket, libc::SOL_SOCKET, libc::SO_GET_FILTER, &mut buffer)?;
     buffer.truncate(instructions * 8);
     Ok(buffer)
@@ -112,8 +113,8 @@ pub fn attach_filter(socket: BorrowedFd<'_>, code: &[u8]) -> Result<(), Errno> {
     }
     let instructions = u16::try_from(code.len() / 8).map_err(|_| Errno::INVAL)?;
     let program = Program { instructions, code: code.as_ptr() };
-    // SAFETY: the kernel reads one struct sock_fprog, and as many instructions as it says from code,
-    // which holds as many.
+    // SAFETY: the kernel reads one struct sock_fprog, and `instructions` instructions from `code`,
+    // which contains as many.
     check(unsafe {
         libc::syscall(
             libc::SYS_setsockopt,

@@ -43,7 +43,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What [`clone3`] is asked for.
+/// The arguments of [`clone3`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CloneArgs<'a> {
     /// Namespaces to make and how to run; sharing memory is not offered.
@@ -159,11 +159,11 @@ pub fn set_groups(groups: &[u32]) -> Result<(), Errno> {
 /// Capability sets of one thread, as masks: bit N is capability N (capabilities(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CapabilityMasks {
-    /// What the kernel looks at.
+    /// The set that the kernel checks.
     pub effective: u64,
-    /// What may be made effective.
+    /// The capabilities that may be made effective.
     pub permitted: u64,
-    /// What a program may keep over exec when its file says so.
+    /// The capabilities kept over execve if the file has them, too.
     pub inheritable: u64,
 }
 
@@ -220,7 +220,7 @@ pub fn capset(masks: CapabilityMasks) -> Result<(), Errno> {
 pub fn capability_bound(keep: u64) -> Result<(), Errno> {
     for number in 0..64u64 {
         match prctl(libc::PR_CAPBSET_READ, number, 0, 0) {
-            // The kernel knows no capability of this number, nor any above it.
+            // The kernel has no capability of this number, nor any above it.
             Err(Errno::INVAL) => break,
             Ok(1) if keep & (1 << number) == 0 => {
                 prctl(libc::PR_CAPBSET_DROP, number, 0, 0)?;
@@ -243,7 +243,7 @@ pub fn capability_ambient(mask: u64) -> Result<(), Errno> {
 /// prctl(2) with plain numbers. Requests that take a pointer are not reachable from outside.
 fn prctl(request: i32, a: u64, b: u64, c: u64) -> Result<usize, Errno> {
     // SAFETY: callers in this module pass requests whose arguments are numbers, or pointers to
-    // something that outlives the call.
+    // memory that outlives the call.
     check(unsafe { libc::syscall(libc::SYS_prctl, request, a, b, c, 0) })
 }
 
@@ -258,7 +258,7 @@ pub fn set_no_new_privs() -> Result<(), Errno> {
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0).map(drop)
 }
 
-/// PR_SET_DUMPABLE: whether others of the same ids may look into this process (ptrace(2)).
+/// PR_SET_DUMPABLE: whether other processes of the same ids may inspect this one (ptrace(2)).
 pub fn set_dumpable(dumpable: bool) -> Result<(), Errno> {
     prctl(libc::PR_SET_DUMPABLE, u64::from(dumpable), 0, 0).map(drop)
 }
@@ -278,13 +278,13 @@ pub fn set_name(name: &CStr) -> Result<(), Errno> {
     prctl(libc::PR_SET_NAME, name.as_ptr() as u64, 0, 0).map(drop)
 }
 
-/// keyctl(KEYCTL_JOIN_SESSION_KEYRING): a new anonymous session keyring (keyrings(7)), so that
-/// the keys of whoever started us are out of reach. Returns its serial number.
+/// keyctl(KEYCTL_JOIN_SESSION_KEYRING): a new anonymous session keyring (keyrings(7)), so that the
+/// keys of the starting process are out of reach. Returns its serial number.
 ///
 /// ENOSYS on kernels without keyrings; EDQUOT when the user's quota of keys is used up.
 pub fn join_session_keyring() -> Result<i32, Errno> {
     const JOIN_SESSION_KEYRING: libc::c_int = 1;
-    // SAFETY: a null name asks for an anonymous keyring.
+    // SAFETY: a null name means an anonymous keyring.
     check(unsafe {
         libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<c_char>())
     })
@@ -313,7 +313,7 @@ pub fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     load_filter_with(filter, 0).map(drop)
 }
 
-/// The same with `SECCOMP_FILTER_FLAG_*`. Gives the number of the listener's descriptor for
+/// The same with `SECCOMP_FILTER_FLAG_*`. Returns the number of the listener's descriptor for
 /// [`FILTER_NEW_LISTENER`], closed on exec, and otherwise 0.
 pub fn load_filter_with(filter: &[Instruction], flags: u32) -> Result<i32, Errno> {
     load_program(filter.as_ptr().cast(), filter.len(), flags)
@@ -450,7 +450,7 @@ pub fn reset_signals() -> Result<(), Errno> {
         })?;
     }
     let none = 0u64;
-    // SAFETY: the mask is 8 bytes, as its size says.
+    // SAFETY: the mask is 8 bytes, the size that is passed.
     check(unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,

@@ -8,13 +8,13 @@ use crate::Errno;
 /// Bytes of `struct termios2`: four words of flags, a line discipline, 19 characters, two speeds.
 pub const TERMIOS_BYTES: usize = 44;
 
-/// What a terminal tells as one number.
+/// Properties of a terminal that are one number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum TerminalNumber {
     /// TIOCGDEV: the device that it is, whatever name it was opened by; of a master its slave's.
     Device = 0x8004_5432,
-    /// TIOCGPKT: a master gets every piece of output behind a byte that says what it is.
+    /// TIOCGPKT: a master reads every piece of output behind a byte with its kind.
     Packet = 0x8004_5438,
     /// TIOCGPTLCK: the slave cannot be opened.
     Locked = 0x8004_5439,
@@ -23,11 +23,11 @@ pub enum TerminalNumber {
 }
 
 fn ioctl(fd: BorrowedFd<'_>, request: u64, argument: u64) -> Result<usize, Errno> {
-    // SAFETY: callers in this module pass memory that is as large as the request says.
+    // SAFETY: callers in this module pass memory that is as large as the request requires.
     check(unsafe { libc::syscall(libc::SYS_ioctl, fd.as_raw_fd(), request, argument) })
 }
 
-/// One number; ENOTTY where it is no terminal, EIO where it has hung up.
+/// Reads one number; ENOTTY if it is not a terminal, EIO if it has hung up.
 pub fn terminal_number(terminal: BorrowedFd<'_>, what: TerminalNumber) -> Result<u32, Errno> {
     let mut number = 0u32;
     ioctl(terminal, u64::from(what as u32), &raw mut number as u64)?;

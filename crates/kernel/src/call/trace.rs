@@ -1,9 +1,9 @@
 //! Looking into another task and steering it: ptrace(2), kcmp(2), process_vm_readv(2), pagemaps.
 //!
 //! A tracer is a *thread*: every call on a tracee comes from the thread that seized it, and
-//! [`wait_stop`] hears of that thread's tracees and children alone. Task ids are those of the
-//! caller's pid namespace; a tracee keeps its id until its tracer has waited for its end, so here,
-//! and only here, a number names a task as well as a descriptor would.
+//! [`wait_stop`] returns stops of that thread's tracees and children alone. Task ids are those of
+//! the caller's pid namespace. A tracee keeps its id until its tracer has waited for its exit.
+//! Here, and only here, a number therefore identifies a task as well as a descriptor would.
 
 use std::cmp::Ordering;
 use std::ffi::c_long;
@@ -22,25 +22,25 @@ bitflags::bitflags! {
         const VFORK = 0x4;
         /// Threads and other clones, the same.
         const CLONE = 0x8;
-        /// It stops when it has become another program.
+        /// Stop after a successful execve.
         const EXEC = 0x10;
-        /// Stops at a call say so by bit 7 of the signal.
+        /// System call stops set bit 7 of the signal.
         const SYSGOOD = 0x1;
         /// Every tracee is killed when the tracer ends.
         const EXIT_KILL = 0x10_0000;
-        /// System call filters are not asked while the task is traced. Needs CAP_SYS_ADMIN of the
-        /// first user namespace. KERNEL(4.3).
+        /// System call filters are not run while the task is traced. Needs CAP_SYS_ADMIN of the
+        /// initial user namespace. KERNEL(4.3).
         const SUSPEND_SECCOMP = 0x20_0000;
     }
 }
 
 fn ptrace(request: u32, tid: u32, address: u64, data: u64) -> Result<usize, Errno> {
-    // SAFETY: callers in this module pass numbers, or addresses of memory of theirs that is as
-    // large as the request says.
+    // SAFETY: callers in this module pass numbers, or addresses of their own memory that is as
+    // large as the request requires.
     check(unsafe { libc::syscall(libc::SYS_ptrace, c_long::from(request), tid, address, data) })
 }
 
-/// PTRACE_SEIZE: becomes the tracer of a task, which goes on. EPERM where it has a tracer.
+/// PTRACE_SEIZE: becomes the tracer of a task, which keeps running. EPERM if it has a tracer.
 pub fn seize(tid: u32, options: TraceOptions) -> Result<(), Errno> {
     ptrace(libc::PTRACE_SEIZE, tid, 0, options.bits()).map(drop)
 }
@@ -117,7 +117,7 @@ pub struct Registers {
 }
 
 impl Registers {
-    /// Whether they are of 64-bit code.
+    /// Returns whether they are of 64-bit code.
     pub fn are_of_64_bit(&self) -> bool {
         const CODE: u64 = 0x33; // __USER_CS
         self.cs == CODE
@@ -140,14 +140,14 @@ pub fn set_registers(tid: u32, registers: &Registers) -> Result<(), Errno> {
 /// NT_X86_XSTATE, the register set of PTRACE_GETREGSET that holds all beyond the general ones.
 const XSTATE: u64 = 0x202;
 
-/// PTRACE_GETREGSET of the extended state: fills `buffer` and says how much of it is used.
+/// PTRACE_GETREGSET of the extended state: fills `buffer` and returns how much of it is used.
 pub fn extended_state(tid: u32, buffer: &mut [u8]) -> Result<usize, Errno> {
     let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     ptrace(libc::PTRACE_GETREGSET, tid, XSTATE, &raw mut iov as u64)?;
     Ok(iov.iov_len)
 }
 
-/// PTRACE_SETREGSET of the extended state; EINVAL or EFAULT where it is none of this CPU.
+/// PTRACE_SETREGSET of the extended state; EINVAL or EFAULT if it does not fit this CPU.
 pub fn set_extended_state(tid: u32, state: &[u8]) -> Result<(), Errno> {
     let mut iov = libc::iovec { iov_base: state.as_ptr() as *mut _, iov_len: state.len() };
     ptrace(libc::PTRACE_SETREGSET, tid, XSTATE, &raw mut iov as u64).map(drop)
@@ -212,15 +212,15 @@ pub fn filter_flags(tid: u32, index: u64) -> Result<u64, Errno> {
     Ok(metadata[1])
 }
 
-/// Where a task's restartable sequences are registered (rseq(2)).
+/// The registration of a task's restartable sequences (rseq(2)).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RseqConfiguration {
-    /// Address of the structure; 0 where there is none.
+    /// Address of the structure; 0 without a registration.
     pub address: u64,
     /// Its length.
     pub length_bytes: u32,
-    /// What stands before abort handlers.
+    /// The signature in front of abort handlers.
     pub signature: u32,
     /// Flags of the registration.
     pub flags: u32,
@@ -236,7 +236,7 @@ pub fn rseq_configuration(tid: u32) -> Result<RseqConfiguration, Errno> {
     Ok(found)
 }
 
-/// What [`wait_stop`] heard of.
+/// The stops that [`wait_stop`] returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// A signal is about to be delivered.
@@ -251,7 +251,7 @@ pub enum Stop {
 
 /// waitpid(2) for a tracee of the calling thread, or for all of them where `tid` is `None`.
 ///
-/// ECHILD where there is none.
+/// ECHILD if there is none.
 pub fn wait_stop(tid: Option<u32>) -> Result<(u32, Stop), Errno> {
     loop {
         if let Some(found) = wait(tid, 0)? {
@@ -260,7 +260,7 @@ pub fn wait_stop(tid: Option<u32>) -> Result<(u32, Stop), Errno> {
     }
 }
 
-/// The same for one tracee, not waiting: `None` where it runs.
+/// The same for one tracee, without waiting: `None` if it runs.
 pub fn poll_stop(tid: u32) -> Result<Option<Stop>, Errno> {
     wait(Some(tid), libc::WNOHANG).map(|found| found.map(|(_, stop)| stop))
 }
@@ -270,7 +270,7 @@ fn wait(tid: Option<u32>, flags: i32) -> Result<Option<(u32, Stop)>, Errno> {
     let which = tid.map_or(-1, |tid| tid as i32);
     let flags = flags | libc::__WALL | NO_OTHER_THREADS;
     let mut status = 0i32;
-    // SAFETY: the status is written where an i32 is; null asks for no usage.
+    // SAFETY: the status is written to an i32; null means no resource usage.
     let found = match check(unsafe {
         libc::syscall(libc::SYS_wait4, which, &raw mut status, flags, std::ptr::null::<u8>())
     }) {
@@ -306,7 +306,7 @@ pub fn compare_files(one: (u32, u32), other: (u32, u32)) -> Result<Ordering, Err
     kcmp(0, (one.0, u64::from(one.1)), (other.0, u64::from(other.1)))
 }
 
-/// What of a process two tasks may share.
+/// Parts of a process that two tasks may share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shared {
     /// The address space.
@@ -403,12 +403,12 @@ pub struct PageRun {
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// What the pages are: bits of [`page`].
+    /// Properties of the pages: bits of [`page`].
     pub categories: u64,
 }
 
 impl PageRun {
-    /// Nobody has written to these pages since they were protected ([`Scan::Protect`]).
+    /// Returns whether these pages were not written since they were protected ([`Scan::Protect`]).
     pub fn is_clean(&self) -> bool {
         self.categories & (page::WATCHED | page::WRITTEN) == page::WATCHED
     }
@@ -430,18 +430,18 @@ pub mod page {
     pub const ZERO: u64 = 1 << 5;
 }
 
-/// What a scan does with the pages it finds.
+/// The action of a scan on the pages that it finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan {
-    /// Nothing.
+    /// No action.
     Look,
     /// Protects them: the next write to one is noted. EPERM where writes are not.
     Protect,
 }
 
-/// PAGEMAP_SCAN over `start..end` of the process whose pagemap this is: runs of pages that are
-/// present or swapped, and neither of a file nor the page of zeros. Gives how many runs were found
-/// and the address to go on from. KERNEL(6.7).
+/// PAGEMAP_SCAN over `start..end` of the process of this pagemap: runs of pages that are present or
+/// swapped, and neither of a file nor the zero page. Returns how many runs were found and the
+/// address to continue from. KERNEL(6.7).
 pub fn scan_own_pages(
     pagemap: BorrowedFd<'_>,
     scan: Scan,
@@ -486,7 +486,7 @@ pub fn scan_own_pages(
         return_mask: page::WATCHED | page::WRITTEN,
         ..Args::default()
     };
-    // SAFETY: the structure and the array it points to outlive the call and are as long as said.
+    // SAFETY: the structure and the array it points to outlive the call and have the sizes passed.
     let found = check(unsafe {
         libc::syscall(libc::SYS_ioctl, pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut args)
     })?;

@@ -1,7 +1,7 @@
-//! Memory whose pages come when they are touched (userfaultfd(2), ioctl_userfaultfd(2)).
+//! Memory that is filled on page faults (userfaultfd(2), ioctl_userfaultfd(2)).
 //!
-//! A descriptor is of one address space, that of whoever made it; anybody who has it fills pages and
-//! is told of what becomes of the ranges.
+//! A userfaultfd belongs to the address space that created it. Any process holding the descriptor
+//! can resolve faults and receives the events of its ranges.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -22,19 +22,19 @@ const WAKE: libc::Ioctl = 0x8010_AA02_u32 as libc::Ioctl;
 const COPY: libc::Ioctl = 0xC028_AA03_u32 as libc::Ioctl;
 const ZERO: libc::Ioctl = 0xC020_AA04_u32 as libc::Ioctl;
 
-/// What a message says.
+/// The contents of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserfaultEvent {
-    /// Somebody waits for the page at this address.
+    /// A thread is blocked on the page at this address.
     Fault(u64),
     /// The address space was copied by fork(2): the copy's own descriptor, by its number in the
-    /// table of whoever has read this.
+    /// table of the reader.
     Fork(i32),
     /// A range has moved (mremap(2)).
     Moved {
-        /// Where it was.
+        /// The old address.
         from: u64,
-        /// Where it is.
+        /// The new address.
         to: u64,
         /// Its length in bytes.
         bytes: u64,
@@ -46,7 +46,7 @@ pub enum UserfaultEvent {
 }
 
 impl UserfaultEvent {
-    /// Reads a message, given as numbers of 64 bits; `None` for one that is none of these.
+    /// Decodes a message of 64-bit numbers; `None` for any other kind.
     pub fn decode(message: [u64; MESSAGE_BYTES / 8]) -> Option<Self> {
         let [kind, a, b, c] = message;
         match kind & 0xff {
@@ -61,8 +61,8 @@ impl UserfaultEvent {
     }
 }
 
-/// Asks for faults and all events of anonymous memory. EPERM for who may not trace others, EINVAL
-/// where the kernel lacks one of the events. KERNEL(4.14).
+/// Enables faults and all events of anonymous memory. EPERM without permission to trace other
+/// processes, EINVAL if the kernel lacks one of the events. KERNEL(4.14).
 pub fn userfault_begin(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     const VERSION: u64 = 0xAA;
     const FORK: u64 = 1 << 1;
@@ -74,7 +74,7 @@ pub fn userfault_begin(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     check(unsafe { libc::ioctl(fd.as_raw_fd(), API, api.as_mut_ptr()) }.into()).map(drop)
 }
 
-/// From here on whoever touches a page of the range that is not there waits for it.
+/// From here on, access to a missing page of the range blocks.
 pub fn userfault_register(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<(), Errno> {
     const MISSING: u64 = 1;
     let mut register = [start, bytes, MISSING, 0];
@@ -82,8 +82,8 @@ pub fn userfault_register(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<
     check(unsafe { libc::ioctl(fd.as_raw_fd(), REGISTER, register.as_mut_ptr()) }.into()).map(drop)
 }
 
-/// Flags of userfaultfd(2) for [`userfault_note_writes`], which needs no privilege: faults of the
-/// kernel's are not for whoever reads the descriptor, and nobody reads it. KERNEL(5.11).
+/// Flags of userfaultfd(2) for [`userfault_note_writes`], which needs no privilege: faults in
+/// kernel mode are not reported, and the descriptor is not read at all. KERNEL(5.11).
 pub const NOTE_FLAGS: u64 = NEW_FLAGS | 1;
 
 /// A descriptor of the caller's own address space, with [`NOTE_FLAGS`].
@@ -94,8 +94,8 @@ pub fn userfault_noting() -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Has writes to protected pages noted ([`super::Scan`]), by a descriptor that was just made: nobody
-/// waits for anybody. EINVAL where the kernel cannot. KERNEL(6.7).
+/// Enables recording of writes to protected pages ([`super::Scan`]) on a new descriptor; no thread
+/// ever blocks on it. EINVAL if the kernel lacks this. KERNEL(6.7).
 pub fn userfault_note_writes(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     const VERSION: u64 = 0xAA;
     const WRITE_PROTECTION: u64 = 1;
@@ -105,7 +105,7 @@ pub fn userfault_note_writes(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     check(unsafe { libc::ioctl(fd.as_raw_fd(), API, api.as_mut_ptr()) }.into()).map(drop)
 }
 
-/// Has writes to a range of whole areas noted from then on when its pages are protected.
+/// Records writes to a range of whole areas from then on, once its pages are protected.
 pub fn userfault_register_writes(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<(), Errno> {
     const WRITES: u64 = 2;
     let mut register = [start, bytes, WRITES, 0];
@@ -113,10 +113,10 @@ pub fn userfault_register_writes(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> 
     check(unsafe { libc::ioctl(fd.as_raw_fd(), REGISTER, register.as_mut_ptr()) }.into()).map(drop)
 }
 
-/// Fills pages from `to` on that are not there, and wakes who waits for them. Gives how many bytes,
-/// or how many and what the next page met: EEXIST where it is there, ENOENT where nothing is
-/// registered (any more), EAGAIN while an event waits to be read, ESRCH where all of the memory is
-/// gone.
+/// Fills missing pages from `to` on, and wakes the threads blocked on them. On an error returns how
+/// many bytes were filled and the cause at the next page: EEXIST if it is present, ENOENT if the
+/// range is not registered (any more), EAGAIN while an event waits to be read, ESRCH if the whole
+/// address space is gone.
 pub fn userfault_copy(fd: BorrowedFd<'_>, to: u64, pages: &[u8]) -> Result<(), (u64, Errno)> {
     let mut copy = [to, pages.as_ptr() as u64, pages.len() as u64, 0, 0];
     // SAFETY: the structure has five numbers, and is ours; it reads a slice of that length.
@@ -137,7 +137,7 @@ fn copied(field: u64) -> u64 {
     u64::try_from(field.cast_signed()).unwrap_or(0)
 }
 
-/// Lets who waits for a page of the range look again.
+/// Wakes threads that are blocked on a page of the range; they fault again if it is missing.
 pub fn userfault_wake(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<(), Errno> {
     let mut range = [start, bytes];
     // SAFETY: the structure has two numbers, and is ours.

@@ -1,10 +1,10 @@
-//! Which devices a container may use: a second lock behind the missing nodes in its `/dev` and
-//! behind its user namespace, which lets it make none.
+//! Access to devices: a second barrier behind the missing nodes in a container's `/dev`, and behind
+//! its user namespace, which prevents it from creating any.
 //!
-//! v1 keeps a list in a cgroup; one cgroup with the ordinary list serves all containers, and one
-//! with more devices gets a list of its own. v2 asks a BPF program (KERNEL(4.15)) at the parent,
-//! and one at the container's own cgroup instead of it where there is one. A program stays attached
-//! as long as its cgroup is there; no process of ours has to stay.
+//! v1 keeps a list per cgroup. One cgroup with the ordinary list serves all containers, and a
+//! container with more devices gets a separate list. v2 runs a BPF program (KERNEL(4.15)) at the
+//! parent, or instead one at the container's own cgroup if there is one. A program stays attached
+//! as long as its cgroup exists; no process of ours has to stay.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -27,7 +27,7 @@ pub enum DeviceKind {
 }
 
 bitflags::bitflags! {
-    /// What may be done with a device (Documentation/admin-guide/cgroup-v1/devices.rst).
+    /// Kinds of access to a device (Documentation/admin-guide/cgroup-v1/devices.rst).
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct DeviceAccess: u32 {
         /// `m`: make a node of it.
@@ -39,7 +39,7 @@ bitflags::bitflags! {
     }
 }
 
-/// One line of a list of what is allowed.
+/// One line of an allow-list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceRule {
     /// Character or block.
@@ -48,7 +48,7 @@ pub struct DeviceRule {
     pub major: Option<u32>,
     /// `None` is every one.
     pub minor: Option<u32>,
-    /// What is allowed.
+    /// The allowed access.
     pub access: DeviceAccess,
 }
 
@@ -73,8 +73,8 @@ impl DeviceRule {
         format!("{kind} {}:{} {access}", number(self.major), number(self.minor))
     }
 
-    /// Instructions that return 1 if the rule allows what is asked for, and otherwise fall through.
-    /// r2 is the access, r3 the kind, r4 and r5 major and minor.
+    /// Instructions that return 1 if the rule allows the requested access, and otherwise fall
+    /// through. r2 is the access, r3 the kind, r4 and r5 major and minor.
     fn to_program(self, code: &mut Vec<Insn>) {
         // `BPF_DEVCG_DEV_*`, `BPF_DEVCG_ACC_*` (the same bits as ours).
         let kind = if self.kind == DeviceKind::Block { 1 } else { 2 };
@@ -96,9 +96,9 @@ impl DeviceRule {
     }
 }
 
-/// The same for a rule of a list in which the last one that matches decides: an answer where the
-/// rule is about the device and, of a rule that allows, about all that is asked for; of one that
-/// denies, about any of it.
+/// The same for a rule of a list in which the last match decides. The code returns if the rule
+/// matches the device and, for an allowing rule, covers all of the requested access; for a denying
+/// rule, any of it.
 fn to_verdict(rule: &DeviceRule, allow: bool, code: &mut Vec<Insn>) {
     let kind = if rule.kind == DeviceKind::Block { 1 } else { 2 };
     let numbers = [(4, rule.major), (5, rule.minor)];
@@ -111,7 +111,7 @@ fn to_verdict(rule: &DeviceRule, allow: bool, code: &mut Vec<Insn>) {
         code.push(Insn::and(0, denied));
         code.push(Insn::skip_unless(0, 0, left));
     } else {
-        // Skips the answer where nothing of what is asked for is denied.
+        // Skips the return if none of the requested access is denied.
         code.push(Insn::and(0, rule.access.bits() as i32));
         code.push(Insn::skip_unless(0, 0, 1));
         code.push(Insn::jump(left));
@@ -190,8 +190,8 @@ pub(super) fn guard_parent(parent: &Dir) -> CallResult<()> {
     attach_program(parent, ORDINARY.iter().copied())
 }
 
-/// What every container may use. A node of any device may be made (the user namespace decides
-/// whether), but not used.
+/// The devices that every container may use. Nodes of any device may be created (subject to the
+/// user namespace), but not used.
 pub(super) const ORDINARY: &[DeviceRule] = &[
     DeviceRule::all(DeviceKind::Char, DeviceAccess::MKNOD),
     DeviceRule::all(DeviceKind::Block, DeviceAccess::MKNOD),
@@ -206,7 +206,7 @@ pub(super) const ORDINARY: &[DeviceRule] = &[
     DeviceRule::char(136, None),  // pts
 ];
 
-/// How the device list is enforced on a host.
+/// Enforcement of the device list on a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DevicePolicy {
     /// By the v1 controller.
@@ -218,7 +218,7 @@ pub enum DevicePolicy {
 }
 
 impl Hierarchy {
-    /// Sees to it that the device list is in force, and says how.
+    /// Puts the device list in force, and returns how.
     ///
     /// A host that can enforce none is no error: containers have no other device nodes and can
     /// make none, and `check` reports it.
@@ -260,8 +260,8 @@ fn shared_list(parent: &Dir) -> CallResult<Dir> {
         if let Some(list) = parent.child(SHARED_DEVICES)? {
             return Ok(list);
         }
-        // ORDER: filled first and then given its name, so that nobody ever joins one that still
-        // allows everything.
+        // ORDER: filled first and then renamed, so that no process ever joins one that still allows
+        // everything.
         static DRAFTS: AtomicU32 = AtomicU32::new(0);
         let number = DRAFTS.fetch_add(1, Ordering::Relaxed);
         let draft = format!("{SHARED_DEVICES}-{}-{number}", std::process::id());

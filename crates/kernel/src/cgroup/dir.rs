@@ -29,7 +29,7 @@ impl Dir {
         Ok(Self { fd, path: path.to_owned() })
     }
 
-    /// Opens the directory `name` in this one; `None` where there is none.
+    /// Opens the directory `name` in this one; `None` if it does not exist.
     pub(super) fn child(&self, name: &str) -> Result<Option<Self>> {
         // O_NOFOLLOW costs nothing and a cgroup file system has no links.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -40,13 +40,13 @@ impl Dir {
         }
     }
 
-    /// Makes the cgroup `name` in this one and opens it. It is an error if it is there.
+    /// Creates the cgroup `name` in this one and opens it. Fails if it exists.
     pub(super) fn make(&self, name: &str) -> Result<Self> {
         fs::mkdirat(&self.fd, name, Mode::from_raw_mode(0o755))
             .explain("mkdirat", || self.show(name))?;
         match self.child(name) {
             Ok(Some(child)) => Ok(child),
-            // Somebody removed it at once.
+            // Removed again by another process.
             Ok(None) => Err(Errno::NOENT).explain("openat", || self.show(name)),
             Err(e) => {
                 let _ = self.remove(name);
@@ -62,7 +62,7 @@ impl Dir {
                 return Ok(child);
             }
             match self.make(name) {
-                // Somebody else has made it, and may remove it again before it is opened.
+                // Created by another process, which may remove it again before it is opened.
                 Err(e) if matches!(e.errno(), libc::EEXIST) => {}
                 made => return made,
             }
@@ -104,7 +104,7 @@ impl Dir {
         Ok(names)
     }
 
-    /// Whether there is a file of this name.
+    /// Returns whether a file of this name exists.
     pub(super) fn has(&self, file: &str) -> bool {
         fs::accessat(&self.fd, file, fs::Access::EXISTS, AtFlags::empty()).is_ok()
     }
@@ -161,7 +161,7 @@ impl Dir {
             .explain("openat", || self.show(file))
     }
 
-    /// Gives the directory itself (`.`) or a file to a user.
+    /// Changes the owner of the directory itself (`.`) or of a file.
     pub(super) fn chown(&self, file: &str, uid: u32, gid: u32) -> Result<()> {
         let (uid, gid) = (fs::Uid::from_raw(uid), fs::Gid::from_raw(gid));
         fs::chownat(&self.fd, file, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)

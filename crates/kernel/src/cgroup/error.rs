@@ -1,4 +1,4 @@
-//! What can go wrong with cgroups.
+//! Errors of cgroup operations.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ pub enum CgroupError {
     /// A limit or a name that no kernel would take. Nothing was made or changed.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// A limit was asked for whose controller, or whose file, this host does not have.
+    /// A limit was requested whose controller, or whose file, this host does not have.
     #[error("{limit} cannot be limited: {why}")]
     Missing {
         /// The limit, in the words of `dormouse_model::Limits`.
         limit: &'static str,
-        /// What is missing and how to get it.
+        /// The missing part and how to get it.
         why: String,
         /// The first kernel that has it.
         since: &'static str,
@@ -38,7 +38,7 @@ pub enum CgroupError {
     /// A controller could not be handed down the tree.
     #[error("enabling the controllers {controllers:?} below {below:?}")]
     Enable {
-        /// What was written to `cgroup.subtree_control`.
+        /// The text written to `cgroup.subtree_control`.
         controllers: String,
         /// The cgroup it was written in.
         below: String,
@@ -73,9 +73,9 @@ pub enum CgroupError {
     /// Some process would not freeze. All of them were thawed again.
     #[error("processes {pids:?} did not freeze within {waited:?}")]
     StillRunning {
-        /// Those in the cgroup.
+        /// The processes in the cgroup.
         pids: Vec<u32>,
-        /// How long it was waited.
+        /// The time waited.
         waited: Duration,
     },
     /// Its memory could not be taken back.
@@ -90,9 +90,9 @@ pub enum CgroupError {
     /// A cgroup still has processes after all the waiting.
     #[error("the cgroup still has the processes {pids:?} after {waited:?}")]
     InUse {
-        /// Those in it.
+        /// The remaining processes.
         pids: Vec<u32>,
-        /// How long it was waited.
+        /// The time waited.
         waited: Duration,
     },
     /// A cgroup could not be handed to the container's own root.
@@ -101,7 +101,7 @@ pub enum CgroupError {
 }
 
 impl CgroupError {
-    /// What a caller may decide on.
+    /// The kind of the error, for decisions of callers.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Invalid(_) => ErrorKind::Invalid,

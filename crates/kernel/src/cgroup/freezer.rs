@@ -11,7 +11,7 @@ use crate::error::{CallError, Result as CallResult};
 /// exec cannot be frozen before that is done.
 const FREEZE_WITHIN: Duration = Duration::from_secs(10);
 
-/// What freezes a cgroup.
+/// The freezer of a cgroup.
 #[derive(Debug)]
 pub(super) enum Freezer<'a> {
     V2(&'a Dir),
@@ -20,7 +20,7 @@ pub(super) enum Freezer<'a> {
 }
 
 impl<'a> Freezer<'a> {
-    /// That of a cgroup, by its directories.
+    /// Returns the freezer of a cgroup, by its directories.
     pub(super) fn of(v2: Option<&'a Dir>, v1: Option<&'a Dir>) -> Self {
         match (v2, v1) {
             (Some(v2), _) => Self::V2(v2),
@@ -29,8 +29,8 @@ impl<'a> Freezer<'a> {
         }
     }
 
-    /// Returns when the last process stands still. `pids` are named if some would not; then all are
-    /// thawed again.
+    /// Returns when the last process is frozen. The error contains `pids` if some did not freeze;
+    /// then all are thawed again.
     pub(super) fn freeze(
         &self,
         pids: impl FnOnce() -> Result<Vec<u32>, CgroupError>,
@@ -69,7 +69,7 @@ impl<'a> Freezer<'a> {
         .map_err(CgroupError::Freeze)
     }
 
-    /// Whether it was frozen and not thawed since.
+    /// Returns whether it was frozen and not thawed since.
     pub(super) fn is_frozen(&self) -> Result<bool, CgroupError> {
         match self {
             Self::V2(dir) => dir.read("cgroup.freeze").map(|text| text.trim() == "1"),
@@ -80,8 +80,8 @@ impl<'a> Freezer<'a> {
     }
 }
 
-/// v1 has to be asked until it says FROZEN: FREEZING stays when a process forked or was stopped
-/// in between, until the state is read or written again (freezer-subsystem.rst).
+/// v1 has to be polled until the state is FROZEN: FREEZING stays when a process forked or was
+/// stopped in between, until the state is read or written again (freezer-subsystem.rst).
 fn freeze_v1(dir: &Dir, deadline: Instant) -> CallResult<bool> {
     let mut pause = Duration::from_micros(20);
     loop {

@@ -1,8 +1,8 @@
 //! Freezing, killing, waiting for the end, removing, handing over.
 //!
-//! Processes are told by cgroup, not by pid, wherever the kernel can (v2: `cgroup.freeze`,
-//! KERNEL(5.2); `cgroup.kill`, KERNEL(5.14)). Otherwise a pid is signalled only while it cannot
-//! end: frozen, so that it is not somebody else's by then.
+//! Operations address a cgroup, not a pid, if the kernel can (v2: `cgroup.freeze`, KERNEL(5.2);
+//! `cgroup.kill`, KERNEL(5.14)). Otherwise a pid is signalled only while its process is frozen: a
+//! frozen process cannot exit, so the pid cannot be another process's by then.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -18,31 +18,30 @@ use super::stats::field;
 use super::{Cgroup, Controllers};
 use crate::error::{Explain, Result as CallResult};
 
-/// Longest wait of [`Cgroup::remove`] for the last process to be gone.
+/// Longest wait of [`Cgroup::remove`] for the last process to exit.
 pub(super) const REMOVE_WITHIN: Duration = Duration::from_secs(5);
 /// LIMIT: cgroups that a container may make below its own once it owns it. Each costs the host
 /// kernel memory that the container's limit does not fully cover.
 const MOST_DESCENDANTS: &str = "4096";
 /// LIMIT: how deep. Every charge walks up.
 const MOST_DEPTH: &str = "32";
-/// Nesting that removal follows; deeper ones are only left behind by something that is no
-/// container of ours.
+/// Nesting that removal follows; deeper trees are not made by containers of ours.
 const DEEPEST: usize = 128;
 
 impl Cgroup {
-    /// Stops all processes and returns when the last one stands still.
+    /// Freezes all processes and returns when the last one is frozen.
     ///
     /// Errors with [`CgroupError::StillRunning`] (kind `Busy`) after 10 s, all thawed again.
     pub fn freeze(&self) -> Result<(), CgroupError> {
         self.freezer().freeze(|| self.pids())
     }
 
-    /// Lets all processes go on. No error if they do already.
+    /// Thaws all processes. No error if they are not frozen.
     pub fn thaw(&self) -> Result<(), CgroupError> {
         self.freezer().thaw()
     }
 
-    /// Whether it was frozen and not thawed since; processes may still be on their way there.
+    /// Returns whether it was frozen and not thawed since; processes may still be freezing.
     pub fn is_frozen(&self) -> Result<bool, CgroupError> {
         self.freezer().is_frozen()
     }
@@ -61,8 +60,8 @@ impl Cgroup {
                 other => return other.map_err(CgroupError::Kill),
             }
         }
-        // ORDER: freeze, so that nobody forks and no pid ends and is used again between our
-        // reading and signalling it; then signal; then thaw, or a v1-frozen process never dies.
+        // ORDER: freeze, so that no process forks and no pid is released and reused between reading
+        // and signalling it; then signal; then thaw, because a v1-frozen process does not die.
         let frozen = self.freeze();
         let killed = self.pids().and_then(|pids| pids.into_iter().try_for_each(kill_pid));
         let thawed = self.thaw();
@@ -73,7 +72,7 @@ impl Cgroup {
         killed.and(thawed)
     }
 
-    /// Whether the kernel kills all of a cgroup in one call. KERNEL(5.14), on v2.
+    /// Returns whether the kernel kills all of a cgroup in one call. KERNEL(5.14), on v2.
     pub fn kills_at_once(&self) -> bool {
         self.v2.as_ref().is_some_and(|v2| v2.has("cgroup.kill"))
     }
@@ -93,8 +92,8 @@ impl Cgroup {
         }
     }
 
-    /// The processes in it and below, as pids of the reader's pid namespace, in no order. A
-    /// process whose threads are in different cgroups counts once.
+    /// Returns the processes in it and below, as pids of the reader's pid namespace, unordered. A
+    /// process with threads in different cgroups counts once.
     pub fn pids(&self) -> Result<Vec<u32>, CgroupError> {
         let mut pids = Vec::new();
         // v1 cgroups may be joined a moment later than v2's: v2 sees every process first.
@@ -102,7 +101,8 @@ impl Cgroup {
             walk(dir, 0, &mut |dir| {
                 match dir.read("cgroup.procs") {
                     Ok(text) => pids.extend(text.lines().filter_map(|l| l.parse::<u32>().ok())),
-                    // Gone meanwhile; or a threaded cgroup, whose processes show further up.
+                    // Removed meanwhile; or a threaded cgroup, whose processes are listed further
+                    // up.
                     Err(e)
                         if matches!(e.errno(), libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP) => {}
                     Err(e) => return Err(e),
@@ -111,7 +111,7 @@ impl Cgroup {
             })
             .map_err(CgroupError::Read)?;
         }
-        // 0 stands for a process of a pid namespace that the reader does not see.
+        // 0 is a process of a pid namespace that the reader does not see.
         pids.retain(|pid| *pid != 0);
         pids.sort_unstable();
         pids.dedup();
@@ -124,7 +124,7 @@ impl Cgroup {
         if let Some(v2) = &self.v2 {
             return wait_event(v2, "populated", 0, deadline).map_err(CgroupError::Read);
         }
-        // v1 tells nobody without a release agent: look, more and more seldom.
+        // Without a release agent v1 sends no event: poll at growing intervals.
         let mut pause = Duration::from_micros(100);
         while !self.pids()?.is_empty() {
             if Instant::now() >= deadline {
@@ -136,8 +136,8 @@ impl Cgroup {
         Ok(true)
     }
 
-    /// Removes it from every hierarchy, and what the container has made below it. No error if it
-    /// is gone already.
+    /// Removes it from every hierarchy, with the cgroups that the container has created below. No
+    /// error if it was removed already.
     ///
     /// Waits up to 5 s for processes that are just ending. Errors with [`CgroupError::InUse`]
     /// (kind `Busy`) if some are left.
@@ -153,8 +153,8 @@ impl Cgroup {
     /// [`remove`](Self::remove) that waits so long at most.
     pub fn remove_within(&self, timeout: Duration) -> Result<(), CgroupError> {
         let deadline = Instant::now() + timeout;
-        // ORDER: v2 first. It knows of every process and says when the last is gone, so that
-        // nothing at all is removed of a cgroup that is in use.
+        // ORDER: v2 first. It contains every process and reports when the last has exited, so that
+        // nothing at all is removed of a cgroup in use.
         if let Some(v2) = &self.hierarchy.0.v2 {
             self.remove_from(&v2.parent, deadline, timeout)?;
         }
@@ -209,8 +209,8 @@ impl Cgroup {
         }
     }
 
-    /// Hands its v2 cgroup to a user (the container's root, as the host sees it), who may then
-    /// make cgroups below and move its processes among them: what systemd inside needs
+    /// Delegates its v2 cgroup to a user (the container's root, as the host sees it). That user may
+    /// then create cgroups below and move its processes among them, as systemd inside does
     /// (cgroups(7), "Delegation"). The limits stay the host's.
     ///
     /// Errors with kind `Unsupported` without v2: v1 controllers cannot be handed to a user safely.
@@ -234,7 +234,7 @@ impl Cgroup {
     }
 }
 
-/// Tries again while the kernel says EBUSY, and until `timeout` has passed.
+/// Retries on EBUSY until `timeout` has passed.
 pub(super) fn retry_busy<T>(
     timeout: Duration,
     mut call: impl FnMut() -> CallResult<T>,
@@ -251,7 +251,7 @@ pub(super) fn retry_busy<T>(
     }
 }
 
-/// Waits until `cgroup.events` says `name value`; `false` at the deadline.
+/// Waits until `cgroup.events` contains `name value`; `false` at the deadline.
 pub(super) fn wait_event(dir: &Dir, name: &str, value: u64, deadline: Instant) -> CallResult<bool> {
     let file = dir.open_file("cgroup.events", OFlags::RDONLY)?;
     let show = || format!("{:?}", dir.path().join("cgroup.events"));
@@ -275,7 +275,7 @@ pub(super) fn wait_event(dir: &Dir, name: &str, value: u64, deadline: Instant) -
     }
 }
 
-/// One value of `cgroup.events`; `None` where it is not there.
+/// Reads one value of `cgroup.events`; `None` if it is missing.
 fn event(file: &OwnedFd, name: &str) -> Result<Option<u64>, Errno> {
     let mut bytes = [0; 256];
     let n = match rustix::io::pread(file, &mut bytes, 0) {

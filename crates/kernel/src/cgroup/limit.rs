@@ -1,7 +1,7 @@
 //! Limits as what is written into which file: pure, so that everything that can be refused is
 //! refused before anything is made.
 //!
-//! v2's words are ours; v1's files are reached by the kernel's own conversions:
+//! Limits are in v2's units; for v1's files they are converted as the kernel does:
 //!
 //! | limit | v2 | v1 |
 //! |---|---|---|
@@ -25,7 +25,7 @@ const CPU_LEAST_MILLI: u32 = 10;
 /// LIMIT: under this the first process is killed before its first instruction (page tables, kernel
 /// stacks and the program itself count).
 const MEMORY_LEAST_BYTES: u64 = 1 << 20;
-/// What v1 shows where there is no limit: the largest count of pages, in bytes.
+/// The value that v1 shows for no limit: the largest count of pages, in bytes.
 pub(super) const V1_UNLIMITED_BYTES: u64 = (i64::MAX as u64) & !4095;
 
 /// One write.
@@ -38,18 +38,18 @@ pub(super) struct Setting {
     pub(super) value: String,
 }
 
-/// Which interface a controller has on a host.
+/// The interface of a controller on a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Version {
     V1,
     V2,
 }
 
-/// What is to be known of a host to translate limits.
+/// The facts about a host that are needed to translate limits.
 pub(super) trait Host {
-    /// Where a controller is; `None` where the host lacks it.
+    /// Returns the version of a controller; `None` if the host lacks it.
     fn version(&self, controller: Controllers) -> Option<Version>;
-    /// Whether its cgroups have this file.
+    /// Returns whether its cgroups have this file.
     fn has(&self, controller: Controllers, file: &str) -> bool;
     /// Why the host lacks it.
     fn why_missing(&self, controller: Controllers) -> String;
@@ -59,7 +59,7 @@ pub(super) trait Host {
     fn mems(&self) -> Result<String, CgroupError>;
 }
 
-/// What a v1 cgroup allows now, in bytes.
+/// The present limits of a v1 cgroup, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryV1 {
     pub(super) limit: u64,
@@ -195,7 +195,7 @@ impl<H: Host> Plan<'_, H> {
         let mut pair = if new.limit <= now.memsw { [first, second] } else { [second, first] };
         pair.iter_mut().for_each(|s| {
             if s.file.contains("memsw") && limits.swap_max_bytes.is_none() {
-                s.limit = memory; // it only follows the limit of memory
+                s.limit = memory; // follows the limit of memory
             }
         });
         let changed = |s: &Setting| match s.file {
@@ -281,8 +281,8 @@ impl<H: Host> Plan<'_, H> {
     }
 }
 
-/// What v1 is to allow. A limit that is not asked for stays; the swap on top of memory, where it
-/// is limited, stays when memory alone changes.
+/// Computes the v1 limits. A limit that is not requested stays; the swap on top of memory, if it is
+/// limited, stays when memory alone changes.
 fn memory_v1(limits: &Limits, now: MemoryV1) -> Result<MemoryV1, CgroupError> {
     // The kernel keeps whole pages.
     let pages = |bytes: u64| bytes & !4095;
@@ -314,7 +314,7 @@ fn shares(weight: u32) -> u64 {
     (u64::from(weight) * 1024 + 50).div_euclid(100).clamp(2, 262_144)
 }
 
-/// bfq knows 1 to 1000; its default is 100 like ours, and both halves are stretched linearly.
+/// bfq accepts 1 to 1000; both defaults are 100, and both halves are stretched linearly.
 fn bfq_weight(weight: u32) -> u32 {
     if weight <= 100 { weight } else { 100 + (weight - 100) * 900 / 9_900 }
 }
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn v2_speaks_its_own_words() {
+    fn limits_are_written_in_v2_file_formats() {
         let limits = Limits { io_weight: Some(10_000), ..all() };
         let expected = [
             ("cpu.max", "150000 100000"),
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn v1_gets_conversions() {
+    fn limits_are_converted_for_v1() {
         let expected = [
             ("cpu.cfs_period_us", "100000"),
             ("cpu.cfs_quota_us", "150000"),

@@ -1,10 +1,10 @@
 //! Control groups: one interface over v2, v1, and both at once (cgroups(7)).
 //!
-//! **Where containers are.** Every container has one cgroup, by the same name in every hierarchy
-//! it takes part in, below one parent of ours at the top: `/sys/fs/cgroup/dormouse/NAME` on v2,
-//! `/sys/fs/cgroup/memory/dormouse/NAME` and so on with v1. Nothing goes through systemd: a cgroup
-//! at the top that systemd did not make is none of its business, and our `cgroup.subtree_control`
-//! keeps the controllers from being switched off above us.
+//! **Paths.** Every container has one cgroup, by the same name in every hierarchy that it uses,
+//! below one parent of ours at the top: `/sys/fs/cgroup/dormouse/NAME` on v2,
+//! `/sys/fs/cgroup/memory/dormouse/NAME` and so on with v1. systemd is not involved: it leaves a
+//! cgroup at the top alone if it did not create it, and our `cgroup.subtree_control` keeps the
+//! controllers of the parent enabled.
 //!
 //! ```text
 //! PARENT/            no process, hands the controllers down (v2), carries the device policy
@@ -14,21 +14,22 @@
 //! ```
 //!
 //! **Three layouts, one table.** Each controller has at most one home: a v1 hierarchy, the v2
-//! hierarchy, or none. [`Hierarchy::open`] finds the homes, all else asks for a controller's home.
-//! What v2 can do without a controller (freezing, killing, counting CPU time, telling that the
-//! last process is gone) is left to v2 wherever it is mounted: in the hybrid layout a container
-//! has no directory in `freezer` and `cpuacct`, which is cheaper by two directories and better
-//! (processes frozen by v2 can be traced and killed; a v1 freezer may have to be asked many times).
+//! hierarchy, or none. [`Hierarchy::open`] finds the homes; all other code looks up a controller's
+//! home. Functions that v2 has without a controller (freezing, killing, counting CPU time,
+//! reporting that the last process has exited) use v2 wherever it is mounted. In the hybrid layout
+//! a container therefore has no directory in `freezer` and `cpuacct`. That saves two directories,
+//! and processes frozen by v2 can be traced and killed, while a v1 freezer may need many retries.
 //!
 //! **Placement.** A process is never moved by writing its pid: that waits for an RCU grace period
-//! (12 ms on a quiet machine). It is cloned into its v2 cgroup (clone3(2), CLONE_INTO_CGROUP) and
-//! writes `0` into the `tasks` files of its v1 cgroups while it has one thread, which waits for
-//! nothing. [`Placement`] has the descriptors. KERNEL(5.17): `tasks` is checked against whoever
-//! opened it, so the newborn may write as nobody.
+//! (12 ms on a quiet machine). A process is cloned into its v2 cgroup (clone3(2),
+//! CLONE_INTO_CGROUP) and writes `0` into the `tasks` files of its v1 cgroups while it has one
+//! thread, which needs no wait. [`Placement`] has the descriptors. KERNEL(5.17): access to `tasks`
+//! is checked against the credentials of its opener, so the newborn may write as an unprivileged
+//! user.
 //!
-//! **What can be interrupted.** A cgroup is some directories; nothing of it lasts over a reboot.
-//! Killed in [`Hierarchy::create`] or [`Cgroup::remove`], some of them remain;
-//! [`Hierarchy::find`] then finds the rest, and `remove` takes it.
+//! **Interruption.** A cgroup is a set of directories; none of it lasts over a reboot. If a process
+//! is killed in [`Hierarchy::create`] or [`Cgroup::remove`], some directories remain;
+//! [`Hierarchy::find`] then finds them, and `remove` removes them.
 //!
 //! **Cost.** A memory cgroup costs 16 bytes per superblock of the machine; each directory about
 //! 30 us to make and 25 to remove. Nothing is cached but descriptors of the parents.
@@ -67,7 +68,7 @@ use self::mounts::Mounts;
 use crate::error::Result as CallResult;
 use crate::proc;
 
-/// Parent of all containers where no other is asked for.
+/// The default parent of all containers.
 pub const DEFAULT_PARENT: &str = "dormouse";
 /// The cgroup of our own process.
 const KEEPER: &str = "keeper";
@@ -114,16 +115,16 @@ impl Controllers {
         (Self::CPUSET, "cpuset", Some("cpuset")),
     ];
 
-    /// What a container is always given on v2 (`cpuset` only when it is asked for).
+    /// Controllers that every container has on v2 (`cpuset` only on request).
     const ALWAYS_V2: Self = Self::CPU.union(Self::MEMORY).union(Self::PIDS).union(Self::IO);
 
-    /// Those in the options of a v1 mount, `rw,cpu,cpuacct`.
+    /// Parses the options of a v1 mount, `rw,cpu,cpuacct`.
     fn from_v1_options(options: &str) -> Self {
         let named = |word: &str| Self::NAMES.iter().find(|n| n.1 == word).map(|n| n.0);
         options.split(',').filter_map(named).collect()
     }
 
-    /// Those in a v2 list such as `cgroup.controllers`.
+    /// Parses a v2 list such as `cgroup.controllers`.
     fn from_v2_list(list: &str) -> Self {
         let named = |word: &str| Self::NAMES.iter().find(|n| n.2 == Some(word)).map(|n| n.0);
         list.split_whitespace().filter_map(named).collect()
@@ -136,7 +137,7 @@ impl Controllers {
     }
 }
 
-/// How cgroups are mounted on a host.
+/// The mounts of cgroups on a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// v2 alone.
@@ -189,7 +190,7 @@ struct V1 {
 struct V2 {
     mount: PathBuf,
     parent: Dir,
-    /// What the parent hands down.
+    /// The controllers that the parent enables for its children.
     enabled: Controllers,
 }
 
@@ -269,7 +270,7 @@ impl Hierarchy {
         Ok(hierarchy)
     }
 
-    /// How cgroups are mounted here.
+    /// Returns the layout of cgroups on this host.
     pub fn layout(&self) -> Layout {
         self.0.layout
     }
@@ -291,7 +292,7 @@ impl Hierarchy {
         v1 | v2.map_or(Controllers::empty(), |v2| v2.enabled | v2.root_controllers())
     }
 
-    /// Where a controller is, `v1` or `v2`; or why it is nowhere.
+    /// Returns the version of a controller, `v1` or `v2`; or why it is missing.
     pub fn home(&self, controller: Controllers) -> Result<&'static str, String> {
         match self.version(controller) {
             Some(Version::V1) => Ok("v1"),
@@ -302,17 +303,17 @@ impl Hierarchy {
 
     /// Makes the cgroups of a container and sets its limits.
     ///
-    /// Everything that can be refused without asking the kernel is refused before anything is
-    /// made; what was made is removed again when a later step fails. Errors with kind `Exists` if
-    /// any of its directories is there: [`find`](Self::find) and remove it first.
+    /// Every request that can be refused without a system call is refused before anything is
+    /// created; created directories are removed again when a later step fails. Errors with kind
+    /// `Exists` if any of its directories exists: [`find`](Self::find) and remove it first.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
         let (cgroup, ()) = self.create_with(name, limits, |_| Ok::<_, CgroupError>(()))?;
         Ok(cgroup)
     }
 
-    /// The same. `meanwhile` is called as soon as the first process can be cloned into its v2 cgroup,
-    /// which it is given where there is one; the rest is made after that, and in force before
-    /// [`Cgroup::placement`] can be asked.
+    /// The same with a callback. `meanwhile` is called as soon as the first process can be cloned
+    /// into the v2 cgroup, which is passed to it if there is one. The rest is created after that,
+    /// and is in force before [`Cgroup::placement`] can be called.
     pub fn create_with<T, E: From<CgroupError>>(
         &self,
         name: &str,
@@ -397,9 +398,9 @@ impl Hierarchy {
         Ok(names)
     }
 
-    /// Where our own process belongs: the directory of one cgroup beside those of the containers
-    /// in every hierarchy, made where it is missing. There it is neither limited nor frozen nor
-    /// killed with whoever happened to start it, and what it starts inherits nothing of them.
+    /// Directories for the keeper: one cgroup beside those of the containers in every hierarchy,
+    /// created if missing. The keeper is neither limited nor frozen nor killed with the command
+    /// that started it, and its children inherit nothing of that command's cgroups.
     ///
     /// The process enters by writing `0` into `cgroup.procs` of each. That waits for an RCU grace
     /// period, once in its life.
@@ -420,8 +421,8 @@ impl Hierarchy {
         Ok(dirs)
     }
 
-    /// The same cgroup in the v2 hierarchy alone: its directory, O_PATH, and the id that BPF programs
-    /// see.
+    /// The same cgroup in the v2 hierarchy alone: its directory, O_PATH, and the id that BPF
+    /// programs see.
     pub fn keeper_v2(&self) -> Result<Option<(OwnedFd, u64)>, CgroupError> {
         let Some(v2) = &self.0.v2 else { return Ok(None) };
         let dir = v2.parent.child_or_make(KEEPER).map_err(CgroupError::Make)?;
@@ -489,7 +490,7 @@ impl Host for Hierarchy {
             return Some(Version::V1);
         }
         let v2 = self.0.v2.as_ref()?;
-        // What is always enabled is so already, or refused.
+        // An always enabled controller is enabled already, or was refused.
         let has = v2.enabled.contains(controller)
             || controller == Controllers::CPUSET && v2.root_controllers().contains(controller);
         has.then_some(Version::V2)
@@ -567,13 +568,13 @@ impl V2 {
         Ok(v2)
     }
 
-    /// What the host's root could hand down to the parent.
+    /// Returns the controllers that the host's root could enable for the parent.
     fn root_controllers(&self) -> Controllers {
         let list = Dir::open(&self.mount).and_then(|root| root.read("cgroup.controllers"));
         list.map_or(Controllers::empty(), |list| Controllers::from_v2_list(&list))
     }
 
-    /// What the parent hands down now.
+    /// Returns the controllers that the parent enables now.
     fn handed_down(&self) -> CallResult<Controllers> {
         Ok(Controllers::from_v2_list(&self.parent.read("cgroup.subtree_control")?))
     }
@@ -618,7 +619,7 @@ pub struct Placement {
 pub struct Cgroup {
     hierarchy: Hierarchy,
     name: String,
-    /// One for each v1 hierarchy in which it has a directory.
+    /// Its directory in each v1 hierarchy that has one.
     v1: Vec<(Controllers, Dir)>,
     v2: Option<Dir>,
 }
@@ -708,7 +709,7 @@ impl Cgroup {
         if over == 0 {
             return Ok(());
         }
-        // KERNEL(5.19): memory.reclaim; EAGAIN when less was found. Before that, only looked at.
+        // KERNEL(5.19): memory.reclaim; EAGAIN if less was found. Before, only the usage is read.
         let _ = v2.write("memory.reclaim", &over.to_string());
         let used = used()?.unwrap_or(0);
         if used <= bytes {
@@ -772,7 +773,7 @@ fn tasks(dir: &Dir) -> Result<OwnedFd, CgroupError> {
     dir.open_file("tasks", OFlags::WRONLY).map_err(CgroupError::Open)
 }
 
-/// A container's name is one path component and none of ours.
+/// A container's name is one path component and not a reserved name.
 fn check_name(name: &str) -> Result<(), Invalid> {
     let _: Name = name.parse()?;
     if name == KEEPER || name.starts_with("devices-") || name.contains('.') && is_file(name) {

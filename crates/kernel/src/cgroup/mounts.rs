@@ -1,4 +1,4 @@
-//! Where cgroup file systems are mounted, from `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! Mount points of cgroup file systems, from `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub(super) struct Mounts {
 }
 
 impl Mounts {
-    /// Looks at this host.
+    /// Reads the mounts of this host.
     pub(super) fn find() -> Result<Self, CgroupError> {
         // The table need not be read on a host with v2 alone, which is nearly every host: one call
         // against one line for each mount of the machine.
@@ -87,7 +87,7 @@ pub(super) fn find_all() -> Result<(Named, Option<PathBuf>), CgroupError> {
         let Some((mount, fs)) = line.split_once(" - ") else { continue };
         let mut fs = fs.split(' ');
         let (Some("cgroup"), Some(options)) = (fs.next(), fs.nth(1)) else { continue };
-        // `major:minor root place`: a mount of a part is none of the hierarchy.
+        // `major:minor root place`: a mount of a subdirectory is not the hierarchy.
         let mut fields = mount.split(' ').skip(3);
         let (Some("/"), Some(at)) = (fields.next(), fields.next()) else { continue };
         let at = unescape(at);
@@ -102,7 +102,7 @@ pub(super) fn find_all() -> Result<(Named, Option<PathBuf>), CgroupError> {
     Ok((v1, Mounts::parse(&table).v2))
 }
 
-/// Whether `new` is a better place than the one found so far.
+/// Returns whether `new` is preferred to the place found so far.
 fn better(old: Option<&Path>, new: &Path) -> bool {
     old.is_none_or(|old| !old.starts_with(ROOT) && new.starts_with(ROOT))
 }
@@ -134,7 +134,7 @@ mod tests {
 ";
 
     #[test]
-    fn co_mounted_controllers_are_one_hierarchy_and_the_host_s_own_mount_wins() {
+    fn co_mounted_controllers_are_one_hierarchy_and_the_hosts_own_mount_wins() {
         let found = Mounts::parse(HYBRID);
         assert_eq!(found.v2, Some("/sys/fs/cgroup/unified".into()));
         assert_eq!(
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_are_unescaped_and_nonsense_is_passed_over() {
+    fn escaped_names_are_decoded_and_malformed_lines_skipped() {
         let line = "20 23 0:30 / /a\\040b\\134c rw - cgroup cgroup rw,pids\nnot a mount\n";
         assert_eq!(Mounts::parse(line).v1, [(Controllers::PIDS, "/a b\\c".into())]);
         assert_eq!(Mounts::parse(""), Mounts::default());

@@ -3,11 +3,11 @@
 use super::error::CgroupError;
 use super::{Cgroup, Controllers};
 
-/// How much is asked for at once: whoever asks can think better of it in between.
+/// Amount per request: the caller can stop between two requests.
 const STEP_BYTES: u64 = 32 << 20;
 
 impl Cgroup {
-    /// Memory that is charged to it now, in bytes; 0 where nobody counts.
+    /// Returns the memory that is charged to it now, in bytes; 0 without the memory controller.
     pub fn memory_bytes(&self) -> Result<u64, CgroupError> {
         let read = || match (self.in_v2(Controllers::MEMORY), self.in_v1(Controllers::MEMORY)) {
             (Some(v2), _) => v2.read_number("memory.current"),
@@ -17,10 +17,9 @@ impl Cgroup {
         Ok(read().map_err(CgroupError::Read)?.unwrap_or(0))
     }
 
-    /// Has the kernel take back what it can of that memory: page cache, and the rest as far as there is
-    /// swap that it may use (cgroups: `memory.reclaim`, KERNEL(5.19); v1: `memory.force_empty`). In
-    /// pieces where the kernel can, as long as `goes_on` says so. Nothing happens where there is no
-    /// such file.
+    /// Requests reclaim of that memory: page cache, and the rest as far as there is swap that it
+    /// may use (cgroups: `memory.reclaim`, KERNEL(5.19); v1: `memory.force_empty`). v2 reclaims in
+    /// pieces, as long as `goes_on` returns true. Nothing happens without such a file.
     pub fn reclaim(&self, goes_on: impl Fn() -> bool) -> Result<(), CgroupError> {
         if let Some(v2) = self.in_v2(Controllers::MEMORY).filter(|v2| v2.has("memory.reclaim")) {
             let pieces = self.memory_bytes()?.div_ceil(STEP_BYTES);
@@ -29,7 +28,7 @@ impl Cgroup {
                     break;
                 }
                 match v2.write("memory.reclaim", &STEP_BYTES.to_string()) {
-                    // It has found less than that: all there was.
+                    // Less than the amount was found: everything reclaimable is reclaimed.
                     Err(e) if e.errno() == libc::EAGAIN => break,
                     other => other.map_err(CgroupError::Reclaim)?,
                 }
@@ -39,7 +38,7 @@ impl Cgroup {
             && goes_on()
         {
             match v1.write("memory.force_empty", "0") {
-                // Something cannot be taken, or somebody was quicker.
+                // Some pages cannot be reclaimed, or a signal arrived.
                 Err(e) if matches!(e.errno(), libc::EBUSY | libc::EINTR) => {}
                 other => other.map_err(CgroupError::Reclaim)?,
             }

@@ -1,4 +1,4 @@
-//! What a container has used.
+//! Resource usage of a container.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::limit::V1_UNLIMITED_BYTES;
 use super::{Cgroup, Controllers};
 use crate::error::Result as CallResult;
 
-/// What a container has used since its cgroup was made, everything below it included.
+/// Usage since the cgroup was created, including everything below it.
 ///
 /// `None` and 0 are different things: `None` is "no such controller" or "no limit".
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,13 +28,13 @@ pub struct Stats {
     pub memory_inactive_file_bytes: u64,
     /// The most that was charged at once. KERNEL(5.19) on v2, 0 before.
     pub memory_peak_bytes: u64,
-    /// The limit; `None` where there is none.
+    /// The limit; `None` if there is none.
     pub memory_max_bytes: Option<u64>,
     /// Swap in use.
     pub swap_bytes: u64,
     /// Tasks (threads count).
     pub pids: u64,
-    /// The limit; `None` where there is none.
+    /// The limit; `None` if there is none.
     pub pids_max: Option<u64>,
     /// Read from block devices.
     pub io_read_bytes: u64,
@@ -141,7 +141,7 @@ impl Cgroup {
     }
 }
 
-/// The number after `name ` at the start of a line; 0 where there is none.
+/// The number after `name ` at the start of a line; 0 if there is no such line.
 pub(super) fn field(text: &str, name: &str) -> u64 {
     let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(value).unwrap_or(0)

@@ -12,7 +12,7 @@ use super::*;
 use crate::ErrorKind;
 
 #[test]
-fn names_of_files_and_of_ours_are_no_container() {
+fn control_file_and_reserved_names_are_refused() {
     for bad in ["keeper", "devices-1", "devices-1-77", "cgroup.procs", "memory.max", "blkio.x"] {
         assert!(check_name(bad).is_err(), "{bad}");
     }
@@ -132,7 +132,7 @@ fn root_container_is_placed_counted_killed_and_leaves_nothing() {
 }
 
 #[test]
-fn root_frozen_stands_still_thawed_goes_on_and_frozen_can_be_killed() {
+fn root_frozen_cgroup_stops_thawed_resumes_and_frozen_is_killed() {
     let scratch = Scratch::new();
     let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
     let mut child = spawn(&cgroup, "while :; do :; done");
@@ -201,8 +201,7 @@ fn root_refused_limits_leave_nothing_behind() {
         Limits { cpuset_cpus: Some("60000".into()), ..limits() },
         Limits { cpuset_cpus: Some("zero".into()), ..limits() },
         Limits { pids_max: Some(0), ..limits() },
-        // Passes every check of ours and is refused by the kernel: over 2^44 us of quota per
-        // period do not exist, but more tasks than the kernel can count do not either.
+        // Passes our checks and is refused by the kernel: more tasks than it can count.
         Limits { pids_max: Some(u32::MAX), ..limits() },
     ];
     for limits in bad {
@@ -248,7 +247,7 @@ fn root_cgroups_made_inside_are_emptied_and_removed() {
 }
 
 #[test]
-fn root_busy_is_not_removed() {
+fn root_busy_cgroup_is_not_removed() {
     let scratch = Scratch::new();
     let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
     let mut child = spawn(&cgroup, "exec sleep 100");
@@ -347,7 +346,7 @@ fn root_delegated_tree_belongs_to_the_container() {
 }
 
 #[test]
-fn root_parent_that_vanished_is_made_again() {
+fn root_removed_parent_is_created_again() {
     let scratch = Scratch::new();
     scratch.hierarchy.remove_parent().unwrap();
     let cgroup = scratch.hierarchy.create("a", &Limits::default()).unwrap();
@@ -358,7 +357,7 @@ fn root_parent_that_vanished_is_made_again() {
 }
 
 #[test]
-fn root_keeper_has_a_place_beside_the_containers() {
+fn root_keeper_cgroup_is_beside_the_containers() {
     let scratch = Scratch::new();
     let dirs = scratch.hierarchy.keeper_dirs().unwrap();
     assert_eq!(dirs, scratch.hierarchy.keeper_dirs().unwrap());

@@ -1,13 +1,14 @@
-//! A cgroup at any path, in every hierarchy that it needs: what an OCI caller names by
-//! `linux.cgroupsPath`, and whose files it knows by their own names.
+//! A cgroup at any path, in every hierarchy that it needs: an OCI client selects it by
+//! `linux.cgroupsPath`, and its limits by the names of its files.
 //!
-//! [`super::Hierarchy`] is for containers of our own, all beside each other below one parent;
-//! a [`Tree`] lies where somebody else says. The rest is the same: directories are held by
-//! descriptor, processes place themselves ([`Placement`]), v2 freezes and kills where it is there.
+//! [`super::Hierarchy`] is for the engine's own containers, all of them below one parent; a
+//! [`Tree`] has a path chosen by the client. The rest is the same: directories are held by
+//! descriptor, processes place themselves ([`Placement`]), and v2 freezes and kills if it is
+//! mounted.
 //!
-//! **What is made.** A directory in the v2 hierarchy; in those v1 hierarchies that can limit or
-//! count something for every container; and in those that the caller names. Directories above it
-//! that are missing are made, too, and taken away with it as long as they are empty.
+//! **Directories.** One in the v2 hierarchy; one in each v1 hierarchy that limits or counts
+//! something for every container; and one in each hierarchy that the client selects. Missing parent
+//! directories are created, too, and removed with it if they are empty.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -25,10 +26,10 @@ use super::{DeviceRule, LATER, Layout, Placement, fill_cpuset, tasks};
 use crate::error::{CallError, Result as CallResult};
 use crate::weaken::weakened;
 
-/// Controllers of v1 that every container is put into. CPU sets are not among them: one that is not
-/// filled takes no process, and a filled one that says nothing is of no use.
+/// v1 controllers that every container is put into. `cpuset` is not among them: an unfilled CPU set
+/// takes no process, and a filled one without a restriction is of no use.
 const ALWAYS_V1: [&str; 6] = ["cpu", "cpuacct", "memory", "pids", "blkio", "devices"];
-/// What is handed down on v2, where it is there.
+/// Controllers to enable on v2, as far as they exist.
 const ALWAYS_V2: [&str; 7] = ["cpuset", "cpu", "io", "memory", "pids", "hugetlb", "rdma"];
 /// LIMIT: components of a path.
 const DEEPEST_PATH: usize = 64;
@@ -42,7 +43,7 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Looks at this host.
+    /// Reads the mounts of this host.
     pub fn find() -> Result<Self, CgroupError> {
         let (v1, v2) = find_all()?;
         if v1.is_empty() && v2.is_none() {
@@ -51,7 +52,7 @@ impl Forest {
         Ok(Self { v1, v2 })
     }
 
-    /// How cgroups are mounted here.
+    /// Returns the layout of cgroups on this host.
     pub fn layout(&self) -> Layout {
         match (self.v1.is_empty(), self.v2.is_some()) {
             (true, _) => Layout::Unified,
@@ -60,13 +61,13 @@ impl Forest {
         }
     }
 
-    /// Whether a controller is v1's here, by the name that v1 has for it.
+    /// Returns whether a controller, by its v1 name, is in a v1 hierarchy.
     pub fn is_v1(&self, controller: &str) -> bool {
         self.v1.iter().any(|(words, _)| has_word(words, controller))
     }
 
-    /// How many of the directories above the cgroup `path` are missing: what [`Forest::make`] would
-    /// make for it.
+    /// Returns how many parent directories of the cgroup `path` are missing; [`Forest::make`] would
+    /// create them.
     pub fn missing(&self, path: &str) -> Result<usize, CgroupError> {
         let parts = components(path)?;
         let above = &parts[..parts.len() - 1];
@@ -80,8 +81,8 @@ impl Forest {
         Ok(most)
     }
 
-    /// The nearest cgroup above `path` in which processes are, and below which v2 therefore runs none:
-    /// one that hands controllers down has no processes of its own (cgroups(7)).
+    /// The nearest cgroup above `path` in which processes are, and below which v2 therefore runs
+    /// none: one that hands controllers down has no processes of its own (cgroups(7)).
     pub fn occupied_above(&self, path: &str) -> Result<Option<String>, CgroupError> {
         let parts = components(path)?;
         let (Layout::Unified, Some(mount)) = (self.layout(), &self.v2) else { return Ok(None) };
@@ -114,7 +115,7 @@ impl Forest {
         if let Some(mount) = &self.v2 {
             let handed: Vec<&str> = match self.layout() {
                 Layout::Unified => ALWAYS_V2.to_vec(),
-                // Beside v1, v2 has what no v1 hierarchy has; that is handed down only when asked.
+                // Beside v1, v2 has the remaining controllers; those are enabled only on request.
                 _ => also.iter().copied().filter(|name| !self.is_v1(name)).collect(),
             };
             let (dir, made) = make_path(mount, &parts, |above, _| hand_down(above, &handed))
@@ -200,7 +201,7 @@ fn make_path(
                 None => {
                     made += usize::from(at + 1 < parts.len());
                     match dir.child_or_make(part) {
-                        // Somebody has just removed what we are in, being empty.
+                        // Another process has just removed the empty parent.
                         Err(e) if e.errno() == libc::ENOENT && tries < 16 => {
                             tries += 1;
                             continue 'again;
@@ -227,8 +228,8 @@ fn open_path(mount: &Path, parts: &[&str]) -> CallResult<Option<Dir>> {
     Ok(Some(dir))
 }
 
-/// Hands down what a v2 cgroup has. Each controller by itself: one that is refused must not take
-/// the others with it, and is missed only by who asks for a limit of it.
+/// Enables controllers for the children of a v2 cgroup, one by one: a refused controller must not
+/// prevent the others, and matters only for a request that limits it.
 fn hand_down(dir: &Dir, names: &[&str]) -> CallResult<()> {
     if names.is_empty() {
         return Ok(());
@@ -251,8 +252,8 @@ pub struct Tree {
     v1: Vec<(String, PathBuf, Dir)>,
     v2: Option<(PathBuf, Dir)>,
     made: usize,
-    /// Where every hierarchy is mounted, v2 first: an interrupted creation may have made
-    /// directories above the cgroup and no cgroup.
+    /// Mount points of all hierarchies, v2 first: an interrupted creation may have left parent
+    /// directories and no cgroup.
     mounts: Vec<PathBuf>,
 }
 
@@ -262,12 +263,12 @@ impl Tree {
         &self.path
     }
 
-    /// How many directories above it were made for it.
+    /// Returns how many parent directories were created for it.
     pub fn made(&self) -> usize {
         self.made
     }
 
-    /// Whether anything of it is there.
+    /// Returns whether any of its directories exists.
     pub fn exists(&self) -> bool {
         self.v2.is_some() || !self.v1.is_empty()
     }
@@ -281,17 +282,17 @@ impl Tree {
         found.map(|(.., dir)| dir)
     }
 
-    /// Whether it has a directory in the v1 hierarchy of a controller.
+    /// Returns whether it has a directory in the v1 hierarchy of a controller.
     pub fn has_v1(&self, controller: &str) -> bool {
         self.v1_dir(controller).is_some()
     }
 
-    /// Whether its v2 directory has a file.
+    /// Returns whether its v2 directory has a file.
     pub fn has_v2(&self, file: &str) -> bool {
         self.v2_dir().is_some_and(|dir| dir.has(file))
     }
 
-    /// Whether its directory of a v1 controller has a file.
+    /// Returns whether its directory of a v1 controller has a file.
     pub fn has_v1_file(&self, controller: &str, file: &str) -> bool {
         self.v1_dir(controller).is_some_and(|dir| dir.has(file))
     }
@@ -316,7 +317,7 @@ impl Tree {
         self.known(self.v2_dir(), file)?.read(file)
     }
 
-    /// A file that no directory of ours can have is one that is not there.
+    /// An invalid file name is treated as a missing file.
     fn known<'d>(&self, dir: Option<&'d Dir>, file: &str) -> CallResult<&'d Dir> {
         let plain = !file.is_empty() && !file.contains('/') && !file.starts_with('.');
         let missing =
@@ -349,10 +350,10 @@ impl Tree {
         Ok(placement)
     }
 
-    /// Sets which devices may be used: of the rules the last one that matches decides (the flag
-    /// says whether it allows), and none that do is a denial.
+    /// Sets which devices may be used: the last rule that matches decides (the flag means that it
+    /// allows); without a match the access is denied.
     ///
-    /// `everything` says that the first rule was about all devices, and what it said.
+    /// `everything` is the verdict of a first rule about all devices, if there was one.
     pub fn set_devices(
         &self,
         rules: &[(DeviceRule, bool)],
@@ -374,18 +375,18 @@ impl Tree {
         set().map_err(CgroupError::Devices)
     }
 
-    /// Stops all processes and returns when the last one stands still; see
+    /// Freezes all processes and returns when the last one is frozen; see
     /// [`super::Cgroup::freeze`].
     pub fn freeze(&self) -> Result<(), CgroupError> {
         self.freezer().freeze(|| self.pids())
     }
 
-    /// Lets all processes go on.
+    /// Thaws all processes.
     pub fn thaw(&self) -> Result<(), CgroupError> {
         self.freezer().thaw()
     }
 
-    /// Whether it was frozen and not thawed since.
+    /// Returns whether it was frozen and not thawed since.
     pub fn is_frozen(&self) -> Result<bool, CgroupError> {
         self.freezer().is_frozen()
     }
@@ -429,14 +430,14 @@ impl Tree {
         killed.and(self.thaw())
     }
 
-    /// Removes it from every hierarchy with what is below it, and the directories above it that
-    /// were made for it, as long as nobody else is in there. No error if it is gone already; with
+    /// Removes it from every hierarchy with everything below it, and the parent directories that
+    /// were created for it, unless other cgroups are in there. No error if it was removed already;
     /// [`CgroupError::InUse`] if processes are left after `timeout`.
     pub fn remove(&self, timeout: Duration) -> Result<(), CgroupError> {
         let deadline = Instant::now() + timeout;
         let parts: Vec<&str> = self.path.split('/').collect();
         let mut first_error = None;
-        // ORDER: v2 first, which knows of every process.
+        // ORDER: v2 first, which contains every process.
         for mount in &self.mounts {
             if let Err(e) = self.remove_from(mount, &parts, deadline, timeout) {
                 first_error.get_or_insert(e);
@@ -474,7 +475,7 @@ impl Tree {
                 Some(dir) => retry_busy(Duration::ZERO, || dir.remove(above[at])),
                 None => Ok(false),
             });
-            // Somebody else lives there meanwhile.
+            // In use by other cgroups meanwhile.
             if gone.is_err() {
                 break;
             }

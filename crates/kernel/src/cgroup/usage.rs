@@ -1,4 +1,5 @@
-//! CPU time and memory of containers, for who asks often: nothing is held open and nothing is made.
+//! CPU time and memory of containers, for frequent reading: nothing is held open and nothing is
+//! created.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +12,12 @@ use crate::proc;
 /// `cpu.stat` of v2 has some 300 bytes, `memory.stat` 2,000.
 const LARGEST_FILE_BYTES: usize = 64 << 10;
 
-/// Where the CPU time of the containers below one parent is counted.
+/// Source of the CPU time of the containers below one parent.
 ///
-/// The kernel counts in nanoseconds at every switch of tasks and v2 tells microseconds: a task that is
-/// woken, finds nothing to do and waits again has used one at least. So a container of which two looks
-/// find the same number has not run in between, and it costs the busy nothing to know it.
+/// The kernel counts in nanoseconds at every task switch, and v2 reports microseconds: a task that
+/// is woken, finds nothing to do and waits again has used at least one. Two equal readings of a
+/// container therefore prove that it has not run in between, and active containers pay nothing for
+/// it.
 #[derive(Debug, Clone)]
 pub struct CpuTime {
     parent: PathBuf,
@@ -36,8 +38,7 @@ impl CpuTime {
         Ok(Self { parent: v1.join(parent), is_v2: false })
     }
 
-    /// What a container has used since its cgroup was made, in nanoseconds; `None` where it has no
-    /// cgroup.
+    /// Returns the CPU time since the cgroup was created, in nanoseconds; `None` without a cgroup.
     pub fn of(&self, name: &str) -> Result<Option<u64>, CgroupError> {
         check_name(name)?;
         let file = if self.is_v2 { "cpu.stat" } else { "cpuacct.usage" };
@@ -49,7 +50,7 @@ impl CpuTime {
     }
 }
 
-/// What is in use of memory, in bytes.
+/// Memory in use, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct InUse {
     /// In all: pages of processes and of tmpfs, and what the kernel has for them.
@@ -64,7 +65,7 @@ impl InUse {
     }
 }
 
-/// Where the memory of the containers below one parent is counted.
+/// Source of the memory usage of the containers below one parent.
 #[derive(Debug, Clone)]
 pub struct MemoryInUse {
     parent: PathBuf,
@@ -72,7 +73,7 @@ pub struct MemoryInUse {
 }
 
 impl MemoryInUse {
-    /// Looks where cgroups are mounted; `parent` need not be there. `None` where nobody counts memory.
+    /// Finds the mounts of cgroups; `parent` need not exist. `None` without a memory controller.
     pub fn below(parent: &str) -> Result<Option<Self>, CgroupError> {
         check_name(parent)?;
         let mounts = Mounts::find()?;
@@ -86,14 +87,14 @@ impl MemoryInUse {
         Ok(is_counted.then(|| Self { parent: v2.join(parent), is_v2: true }))
     }
 
-    /// What a container has of the memory that only its sleep, or swap, gives back. Page cache is not
-    /// among it. `None` where it has no cgroup.
+    /// Returns the memory of a container that only a suspend, or swap, frees. Page cache is not
+    /// included. `None` without a cgroup.
     pub fn of(&self, name: &str) -> Result<Option<InUse>, CgroupError> {
         check_name(name)?;
         self.in_dir(&self.parent.join(name))
     }
 
-    /// The same of all of them; nothing where there is none.
+    /// Returns the sum over all of them; zero without a cgroup.
     pub fn of_all(&self) -> Result<InUse, CgroupError> {
         Ok(self.in_dir(&self.parent)?.unwrap_or_default())
     }

@@ -1,15 +1,15 @@
 //! Programs that are attached to kernel functions, which are found in the kernel's BTF
 //! (Documentation/bpf/btf.rst). Whether they may be loaded is known only by loading them.
 
-use super::{Probed, Scratch, Why, lack};
+use super::{Probed, Reason, Scratch, lack};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::btf::{Btf, FUNC, TYPEDEF};
 use crate::wait::Waits;
 
-fn table(scratch: &Scratch) -> Result<&Btf, Why> {
+fn table(scratch: &Scratch) -> Result<&Btf, Reason> {
     let read = || Btf::read().map_err(|e| e.to_string());
     let table = scratch.btf.get_or_init(read);
-    table.as_ref().map_err(|why| Why(format!("/sys/kernel/btf/vmlinux: {why}")))
+    table.as_ref().map_err(|why| Reason(format!("/sys/kernel/btf/vmlinux: {why}")))
 }
 
 pub(super) fn present(scratch: &Scratch) -> Probed {
@@ -47,7 +47,7 @@ pub(super) fn fentry(scratch: &Scratch) -> Probed {
 pub(super) fn lsm(scratch: &Scratch) -> Probed {
     let list = std::fs::read_to_string("/sys/kernel/security/lsm").unwrap_or_default();
     load(scratch, ProgramType::Lsm, AttachType::LsmMac, (FUNC, "bpf_lsm_file_open"))?;
-    // It may be loaded and is then never called.
+    // A program may be loaded and then never be called.
     if !list.is_empty() && !list.trim().split(',').any(|lsm| lsm == "bpf") {
         return lack("bpf is not among the active security modules (lsm= on the command line)");
     }

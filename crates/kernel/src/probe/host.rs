@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::task::{child, forever};
-use super::{Probed, Scratch, Why, lack};
+use super::{Probed, Reason, Scratch, lack};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::cgroup::{Controllers, DevicePolicy};
 use crate::process::CloneArgs;
@@ -22,7 +22,7 @@ pub(super) fn v2(scratch: &Scratch) -> Probed {
 }
 
 /// A child in the scratch cgroup.
-fn inhabitant(scratch: &Scratch) -> Result<super::task::Child, Why> {
+fn inhabitant(scratch: &Scratch) -> Result<super::task::Child, Reason> {
     let Some(dir) = scratch.cgroup()?.1.placement()?.v2 else { return lack("no cgroup v2") };
     Ok(child(&CloneArgs { into_cgroup: Some(dir.as_fd()), ..CloneArgs::default() }, forever)?)
 }
@@ -58,7 +58,7 @@ pub(super) fn kill(scratch: &Scratch) -> Probed {
 /// A controller that the scratch cgroup has, and where.
 fn controller(scratch: &Scratch, controller: Controllers) -> Probed {
     let (hierarchy, _) = scratch.cgroup()?;
-    hierarchy.home(controller).map(String::from).map_err(Why)
+    hierarchy.home(controller).map(String::from).map_err(Reason)
 }
 
 pub(super) fn cpu(scratch: &Scratch) -> Probed {

@@ -1,4 +1,4 @@
-//! What this kernel can do, found out by doing it.
+//! The features of this kernel, determined by trying them.
 //!
 //! A version number proves nothing: features are configured out, refused by lockdown or by a
 //! seccomp filter around us, or carried back into older kernels. So each [`Feature`] has a probe
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::cgroup::{Cgroup, CgroupError, Hierarchy};
 
-/// Where probes may make scratch things.
+/// Directories for scratch files of probes.
 #[derive(Debug, Clone)]
 pub struct ProbePlaces {
     /// A directory on the file system that images and containers are kept on; made where it is
@@ -32,27 +32,27 @@ pub struct ProbePlaces {
 /// A feature of the kernel or of the host.
 #[derive(Debug)]
 pub struct Feature {
-    /// What it is called.
+    /// The name.
     pub name: &'static str,
     /// The first version of Linux that has it; `-` where the version does not decide.
     pub since: &'static str,
-    /// What it is used for.
+    /// The use of the feature.
     pub used_for: &'static str,
-    /// What happens without it.
+    /// The effect of its absence.
     pub without: &'static str,
-    /// What that costs.
+    /// The cost of its absence.
     pub cost: &'static str,
-    /// Whether no container can run without it.
+    /// No container can run without it.
     pub required: bool,
     probe: fn(&Scratch) -> Probed,
 }
 
-/// What a probe found.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It works. The text adds what was seen, and may be empty.
+    /// Available. The text adds an observation, and may be empty.
     Have(String),
-    /// It does not, and why.
+    /// Not available, with the reason.
     Lack(String),
 }
 
@@ -61,19 +61,19 @@ pub enum Outcome {
 pub struct Finding {
     /// The feature.
     pub feature: &'static Feature,
-    /// What was found.
+    /// The result.
     pub outcome: Outcome,
-    /// How long the probe took.
+    /// Duration of the probe.
     pub took: Duration,
 }
 
 impl Finding {
-    /// Whether it works.
+    /// Returns whether it is available.
     pub fn have(&self) -> bool {
         matches!(self.outcome, Outcome::Have(_))
     }
 
-    /// Whether it is missing and no container can run without it.
+    /// Returns whether it is missing and no container can run without it.
     pub fn prevents_containers(&self) -> bool {
         self.feature.required && !self.have()
     }
@@ -86,14 +86,14 @@ pub fn probe_all(places: &ProbePlaces) -> Vec<Finding> {
         let begin = Instant::now();
         let outcome = match (feature.probe)(&scratch) {
             Ok(seen) => Outcome::Have(seen),
-            Err(Why(why)) => Outcome::Lack(why),
+            Err(Reason(why)) => Outcome::Lack(why),
         };
         Finding { feature, outcome, took: begin.elapsed() }
     };
     FEATURES.iter().map(probe).collect()
 }
 
-/// Whether containers can run: nothing that is required is missing.
+/// Returns whether containers can run: nothing that is required is missing.
 pub fn can_run_containers(findings: &[Finding]) -> bool {
     !findings.iter().any(Finding::prevents_containers)
 }
@@ -116,14 +116,14 @@ pub fn markdown() -> String {
     text
 }
 
-/// What was seen, or why it does not work.
-type Probed = Result<String, Why>;
+/// The observation, or why the feature does not work.
+type Probed = Result<String, Reason>;
 
 /// A reason in words.
 #[derive(Debug)]
-struct Why(String);
+struct Reason(String);
 
-impl<E: std::error::Error> From<E> for Why {
+impl<E: std::error::Error> From<E> for Reason {
     fn from(error: E) -> Self {
         let cause = error.source().map_or(String::new(), |e| format!(": {e}"));
         Self(format!("{error}{cause}"))
@@ -131,11 +131,11 @@ impl<E: std::error::Error> From<E> for Why {
 }
 
 /// Fails with a reason.
-fn lack<T>(why: impl Into<String>) -> Result<T, Why> {
-    Err(Why(why.into()))
+fn lack<T>(why: impl Into<String>) -> Result<T, Reason> {
+    Err(Reason(why.into()))
 }
 
-/// Scratch things of one run; gone with it.
+/// Scratch objects of one run, removed on drop.
 struct Scratch {
     dir: PathBuf,
     cgroup: OnceLock<Result<(Hierarchy, Cgroup), String>>,
@@ -164,7 +164,7 @@ impl Scratch {
     }
 
     /// A cgroup without limits below a parent of its own.
-    fn cgroup(&self) -> Result<&(Hierarchy, Cgroup), Why> {
+    fn cgroup(&self) -> Result<&(Hierarchy, Cgroup), Reason> {
         let make = || -> Result<_, CgroupError> {
             let hierarchy = Hierarchy::open(&Self::name())?;
             let made = hierarchy.create("probe", &dormouse_model::Limits::default());
@@ -176,14 +176,14 @@ impl Scratch {
                 }
             }
         };
-        let made = self.cgroup.get_or_init(|| make().map_err(|e| Why::from(e).0));
-        made.as_ref().map_err(|why| Why(why.clone()))
+        let made = self.cgroup.get_or_init(|| make().map_err(|e| Reason::from(e).0));
+        made.as_ref().map_err(|why| Reason(why.clone()))
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Nothing can be done about a failure, and nothing in use is in them.
+        // A failure cannot be handled here, and no object in use is in them.
         let _ = fs::remove_dir_all(&self.dir);
         if let Some(Ok((hierarchy, cgroup))) = self.cgroup.get() {
             let _ = cgroup.kill();
@@ -227,7 +227,7 @@ const INFORMATION: (&str, &str) = ("-", "-");
 static FEATURES: &[Feature] = &[
     required("clone3 with a pidfd", "5.3", "every process is born with a handle", task::clone3),
     required("pidfd_open, waitid on a pidfd", "5.4", "finding and awaiting processes", task::pidfd),
-    required("user namespaces", "3.8", "root inside is nobody outside", task::user_namespace),
+    required("user namespaces", "3.8", "root inside has no rights outside", task::user_namespace),
     required("mount namespaces", "2.4.19", "a file tree of its own", task::mount_namespace),
     required("pid namespaces", "3.8", "processes of its own", task::pid_namespace),
     required("ipc namespaces", "3.0", "IPC objects of its own", task::ipc_namespace),
@@ -296,7 +296,7 @@ static FEATURES: &[Feature] = &[
     feature(
         "kcmp",
         "3.5",
-        "telling which descriptors of a checkpoint are one open file",
+        "detecting descriptors of a checkpoint that share one open file",
         ("none: no checkpoint", "containers cannot be saved"),
         task::kcmp,
     ),
@@ -313,14 +313,14 @@ static FEATURES: &[Feature] = &[
     feature(
         "PIDFD_GET_INFO with the exit status",
         "6.15",
-        "exit codes for those who are not the parent",
+        "exit codes for processes that are not the parent",
         ("only the parent knows", "after the loss of the keeper: \"exit unknown\""),
         task::pidfd_exit,
     ),
     feature(
         "session keyrings",
         "2.6.10",
-        "keys of whoever started it stay out of reach",
+        "keys of the starting user stay out of reach",
         ("nothing: a kernel without keys has none to protect", "-"),
         task::keyring,
     ),
@@ -449,7 +449,7 @@ static FEATURES: &[Feature] = &[
         "BPF: iterator over a task",
         "6.1",
         "checkpoints: how long a poll, futex, nanosleep, epoll_wait or sigtimedwait that is interrupted has to wait; \
-         since 6.9 what was written into a unix connection that nobody has accepted",
+         since 6.9 the data in un-accepted unix connections",
         (
             "the whole time again; waiting a second until it is",
             "a wait with a limit takes longer, by what it had waited; a container with such a connection is not \
@@ -460,7 +460,7 @@ static FEATURES: &[Feature] = &[
     feature(
         "BPF: bpf_sk_assign_tcp_reqsk",
         "6.9",
-        "connections that nobody has accepted come back from a checkpoint",
+        "un-accepted connections are restored from a checkpoint",
         (
             "waiting a second until they are",
             "a container with such connections is not checkpointed; it sleeps",

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::{Probed, Scratch, Why, lack, open_dir};
+use super::{Probed, Reason, Scratch, lack, open_dir};
 use crate::mount::{FsContext, MountAttr, OverlayLayer};
 use crate::{mount, namespace, resolve};
 
-/// Where id 0 of the probes' user namespace is on the host.
+/// Host id of id 0 of the probes' user namespace.
 const BASE: u32 = 700_000;
 
 pub(super) fn openat2(_: &Scratch) -> Probed {
@@ -30,19 +30,19 @@ pub(super) fn new_interface(_: &Scratch) -> Probed {
 }
 
 /// `lower` with a file `f` of root's, and empty `upper` and `work`.
-fn layers(scratch: &Scratch) -> Result<[PathBuf; 3], Why> {
+fn layers(scratch: &Scratch) -> Result<[PathBuf; 3], Reason> {
     let dirs =
         [scratch.directory("lower")?, scratch.directory("upper")?, scratch.directory("work")?];
     fs::write(dirs[0].join("f"), "lower")?;
     Ok(dirs)
 }
 
-fn owner(root: &OwnedFd, file: &str) -> Result<u32, Why> {
+fn owner(root: &OwnedFd, file: &str) -> Result<u32, Reason> {
     Ok(rustix::fs::statat(root, file, rustix::fs::AtFlags::empty())?.st_uid)
 }
 
-/// A copy of the mount at a directory whose owners are shifted.
-fn shifted(dir: &PathBuf) -> Result<OwnedFd, Why> {
+/// A copy of the mount at a directory with shifted owners.
+fn shifted(dir: &PathBuf) -> Result<OwnedFd, Reason> {
     let map = format!("0 {BASE} 1000\n");
     let user = namespace::new_user(&map, &map)?;
     let copy = mount::clone_tree(CWD, dir, false)?;
@@ -180,7 +180,7 @@ pub(super) fn loop_device(scratch: &Scratch) -> Probed {
         if error.raw_os_error() != Some(libc::EBUSY) {
             return Err(error.into());
         }
-        // Somebody else took it between the two calls.
+        // Another process took it between the two calls.
     }
     lack("others took every free one")
 }

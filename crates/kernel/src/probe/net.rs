@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::{Probed, Scratch, Why, lack};
+use super::{Probed, Reason, Scratch, lack};
 use crate::nft::{self, NftError};
 use crate::process::{self, CloneFlags};
 
@@ -16,7 +16,7 @@ fn in_scratch(probe: fn() -> Probed) -> Probed {
 }
 
 /// One request to rtnetlink(7): a message and the kernel's answer to it.
-fn request(kind: u16, flags: u16, body: &[u8]) -> Result<(), Why> {
+fn request(kind: u16, flags: u16, body: &[u8]) -> Result<(), Reason> {
     // SAFETY: no pointer is passed.
     let fd = unsafe {
         libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
@@ -35,7 +35,7 @@ fn request(kind: u16, flags: u16, body: &[u8]) -> Result<(), Why> {
     message.extend(body);
     rustix::io::write(&socket, &message)?;
     let mut answer = [0u8; 1024];
-    // SAFETY: the buffer is as long as is said.
+    // SAFETY: the length passed is that of the buffer.
     let length = unsafe { libc::recv(socket.as_raw_fd(), answer.as_mut_ptr().cast(), 1024, 0) };
     if length < 20 {
         return lack("rtnetlink did not answer");
@@ -79,7 +79,7 @@ pub(super) fn veth(_: &Scratch) -> Probed {
 }
 
 /// Loopback up, and `10.136.0.0/14` local on it.
-fn loopback() -> Result<(), Why> {
+fn loopback() -> Result<(), Reason> {
     request(RTM_NEWLINK, 0, &link(1, libc::IFF_UP as u32))?;
     // `struct rtmsg`: IPv4, /14, table local, protocol static, scope host, type local.
     let mut body = vec![libc::AF_INET as u8, 14, 0, 0, 255, 4, 254, 2, 0, 0, 0, 0];
@@ -111,8 +111,8 @@ pub(super) fn masquerade(_: &Scratch) -> Probed {
                      ip saddr 10.136.0.0/14 masquerade; }; }\n";
         match nft::apply(rules) {
             Ok(()) => Ok(String::new()),
-            Err(e @ NftError::NotRun(_)) => Err(Why(format!("nft cannot be run: {e}"))),
-            Err(NftError::Refused(said)) => lack(said),
+            Err(e @ NftError::NotRun(_)) => Err(Reason(format!("nft cannot be run: {e}"))),
+            Err(NftError::Refused(message)) => lack(message),
         }
     })
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use super::{Probed, Scratch, Why, lack};
+use super::{Probed, Reason, Scratch, lack};
 use crate::call::{self, Instruction, Namespace};
 use crate::process::{self, CloneArgs, CloneFlags, Cloned, Exit};
 use crate::{Errno, namespace, pidfd};
@@ -33,7 +33,7 @@ pub(super) fn child(args: &CloneArgs<'_>, then: fn() -> i32) -> crate::error::Re
 
 /// Waits until the parent ends us.
 pub(super) fn forever() -> i32 {
-    // ORDER: ask to die with the parent first; whoever dies before that leaves a sleeper for none.
+    // ORDER: set the death signal first, so that a dying parent leaves no sleeping child.
     if call::set_parent_death_signal(libc::SIGKILL).is_err() {
         return 1;
     }
@@ -42,12 +42,12 @@ pub(super) fn forever() -> i32 {
     }
 }
 
-fn status(flags: CloneFlags, then: fn() -> i32) -> Result<i32, Why> {
+fn status(flags: CloneFlags, then: fn() -> i32) -> Result<i32, Reason> {
     let child = child(&CloneArgs { flags, ..CloneArgs::default() }, then)?;
     pidfd::wait(&child.pidfd, None)?;
     match pidfd::reap(&child.pidfd)? {
         Some(exit) => Ok(exit.code()),
-        None => lack("the child was reaped by somebody else"),
+        None => lack("the child was reaped by another thread"),
     }
 }
 
@@ -141,7 +141,7 @@ pub(super) fn setns_pidfd(_: &Scratch) -> Probed {
 }
 
 /// Opens a file of its own process.
-fn own_file(path: &str) -> Result<OwnedFd, Why> {
+fn own_file(path: &str) -> Result<OwnedFd, Reason> {
     use rustix::fs::{Mode, OFlags};
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -1,8 +1,8 @@
 //! From a policy to classic BPF.
 //!
-//! Jumps only lead forward, over blocks whose length is known when the jump is written, so there
-//! are no labels. A jump that depends on a comparison reaches 255 instructions; where a block is
-//! longer, an unconditional jump, which reaches everywhere, stands in between.
+//! Jumps only lead forward, over blocks of known length, so there are no labels. A jump that
+//! depends on a comparison reaches 255 instructions; over a longer block an unconditional jump,
+//! which reaches everywhere, is inserted.
 
 use super::{Action, Argument, Condition, Decision, Policy, Rule, Test, X32};
 use crate::call::Instruction;
@@ -57,7 +57,7 @@ pub(super) fn compile(policy: &Policy) -> Option<Vec<Instruction>> {
         program.push(plain(JUMP, 1));
         program.push(plain(JUMP, over));
         program.extend(other);
-        // The machine is looked at once more: 64-bit calls have jumped over the table.
+        // The machine is tested once more: 64-bit calls have jumped over the table.
     }
     program.extend([
         Instruction { code: EQUAL, jump_true: 1, jump_false: 0, k: X86_64 },
@@ -162,7 +162,7 @@ fn checked(condition: &Condition, then: Vec<Instruction>) -> Option<Vec<Instruct
 
 /// Compares the lower half and, for a long, the upper one.
 fn equal(low: u32, long: bool, mask: u64, value: u64, then: Vec<Instruction>) -> Vec<Instruction> {
-    // No number has bits where nothing is looked at, nor an int any above 32.
+    // A masked number has no bits outside the mask, and an int none above 32.
     let impossible = value & !mask != 0 || (!long && value >> 32 != 0);
     if impossible {
         return vec![plain(JUMP, 0)];
@@ -198,7 +198,8 @@ fn unless(compare: Instruction, then: Vec<Instruction>, code: &mut Vec<Instructi
     code.extend(then);
 }
 
-/// Where `then` is longer than a comparison can skip, it decides about two jumps instead.
+/// If `then` is longer than a conditional jump reaches, the comparison selects one of two jumps
+/// instead.
 fn short(
     then: Vec<Instruction>,
     compare: impl FnOnce(Vec<Instruction>) -> Vec<Instruction>,
@@ -229,8 +230,8 @@ fn other_than(low: u32, long: bool, value: u64, then: Vec<Instruction>) -> Vec<I
     code
 }
 
-/// `then`, which is short, where the number is more than `value`, or as much, as `compare` says of
-/// the lower half.
+/// Emits `then`, which is short, for numbers greater than `value`, or at least as great, selected
+/// by the comparison `compare` of the lower half.
 fn more(
     low: u32,
     long: bool,
@@ -253,7 +254,8 @@ fn more(
     code
 }
 
-/// `then`, which is short, where the number is less than `value`, or as much: where `compare` fails.
+/// `then`, which is short, where the number is less than `value`, or as much: where `compare`
+/// fails.
 fn less(
     low: u32,
     long: bool,

@@ -1,51 +1,52 @@
-//! The policy of the house: what a container's programs may ask of the kernel.
+//! The default policy: the system calls that a container's programs may make.
 //!
-//! In spirit that of podman and docker: an allow-list of what programs use, in which what only
-//! privilege can use is open to those who were given the capability. Where it differs:
+//! In spirit the policy is that of podman and docker: an allow-list of the calls that programs use;
+//! calls for privileged use are allowed to containers that have the capability. The differences:
 //!
-//! - **Nested user namespaces work** for everybody (sandboxes of browsers, `unshare -U`), but
-//!   without CAP_SYS_ADMIN nothing may be mounted in them, as root in a nested namespace would
+//! - **Nested user namespaces work** for all containers (sandboxes of browsers, `unshare -U`), but
+//!   without CAP_SYS_ADMIN no file system may be mounted in them. Root in a nested namespace would
 //!   otherwise reach every file system's parser, overlay and fsconfig (CVE-2022-0185,
-//!   CVE-2023-0386), and a release_agent (CVE-2022-0492). Two kinds of namespace are kept back,
-//!   because the kernel does not charge their memory to who makes them: a network namespace is
-//!   about 100 kB that no contract sees, and brings most of the kernel's network
-//!   configuration within reach; an ipc namespace is a superblock, which makes every memory cgroup
-//!   of the host larger for good.
-//! - For that, flags must be seen, and **clone3 gets ENOSYS**: its flags are behind a pointer. The
-//!   C libraries fall back to clone, as they have had to under docker for years.
+//!   CVE-2023-0386), and a release_agent (CVE-2022-0492). Two kinds of namespace are refused,
+//!   because the kernel does not charge their memory to their creator. A network namespace is about
+//!   100 kB outside every limit and brings most of the kernel's network configuration within reach.
+//!   An ipc namespace is a superblock, which enlarges every memory cgroup of the host permanently.
+//! - For that, flags must be visible, and **clone3 gets ENOSYS**: its flags are behind a pointer.
+//!   The C libraries fall back to clone, as they have had to under docker for years.
 //! - **io_uring gets ENOSYS**: its operations never pass a filter.
-//! - **Keys get ENOSYS**: keyrings know user ids, not containers.
+//! - **Keys get ENOSYS**: keyrings belong to user ids, not to containers.
 //! - **Sockets** are UNIX, INET and INET6 of the ordinary protocols, and NETLINK_ROUTE. In a stack
-//!   shared with others, SOCK_DIAG would list their connections, audit the host's affairs, and SCTP,
-//!   MPTCP or raw sockets would pass by the hooks that keep a container to its addresses. In a network
-//!   namespace of its own a container may use more.
+//!   shared with other containers, SOCK_DIAG would list their connections, audit concerns the host,
+//!   and SCTP, MPTCP or raw sockets would bypass the hooks that keep a container to its addresses.
+//!   In a private network namespace a container may use more.
 //! - **Device events** (NETLINK_KOBJECT_UEVENT), which logind listens for, are those of the whole
-//!   machine in every network namespace of the initial user namespace, and of its own network devices
-//!   in all others (lib/kobject_uevent.c, since 4.18). So they depend on whose the stack is.
-//! - **syslog, kcmp, cachestat, vmsplice, userfaultfd, migrate_pages** tell or touch more than a
-//!   container's own. cachestat would show which pages of a shared image others have read.
+//!   machine in every network namespace of the initial user namespace, and of its own network
+//!   devices in all others (lib/kobject_uevent.c, since 4.18). Therefore they depend on the owner
+//!   of the stack.
+//! - **syslog, kcmp, cachestat, vmsplice, userfaultfd, migrate_pages** show or affect more than the
+//!   container itself. cachestat would show which pages of a shared image other containers have
+//!   read.
 //!
-//! What the kernel would answer with EPERM without the capability gets EPERM; what programs do
-//! without gets ENOSYS, and so does everything that is not listed: a call that is newer than this
-//! list must look as if the kernel were older, or libraries would not fall back.
+//! Calls that the kernel would refuse with EPERM without the capability get EPERM. Calls that
+//! programs can do without get ENOSYS, and so does every unlisted one: a call newer than this list
+//! must look like one of an older kernel, or libraries would not fall back.
 
 use libc::*;
 
 use super::{Action, Argument, Condition, Decision, Filter, Policy, Rule, Test};
 use crate::capability::{Capability, Set};
 
-/// Whose network stack a container uses.
+/// The network stack that a container uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Network {
     /// The host's, or one that belongs to the initial user namespace.
     Host,
-    /// One shared with other containers, which belongs to none of them.
+    /// A stack shared with other containers, which belongs to none of them.
     Shared,
     /// A network namespace of its own, which belongs to its user namespace.
     Own,
 }
 
-/// Allowed to everybody.
+/// Allowed to all containers.
 #[rustfmt::skip]
 const ALLOWED: &[c_long] = &[
     SYS_accept, SYS_accept4, SYS_access, SYS_adjtimex, SYS_alarm, SYS_arch_prctl, SYS_bind,
@@ -101,7 +102,7 @@ const ALLOWED: &[c_long] = &[
     SYS_utimensat, SYS_utimes, SYS_vfork, SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
 ];
 
-/// Allowed to everybody, and newer than the C library's list of names (or missing in it).
+/// Allowed to all containers, and newer than the C library's list of names (or missing in it).
 #[rustfmt::skip]
 const ALLOWED_NEWER: &[c_long] = &[
     333, // io_pgetevents
@@ -117,7 +118,7 @@ const ALLOWED_NEWER: &[c_long] = &[
 
 const OPEN_TREE_ATTR: c_long = 467; // KERNEL(6.15)
 
-/// Allowed to those who were given one of the capabilities, EPERM to others.
+/// Allowed to containers that have one of the capabilities, EPERM to others.
 const PRIVILEGED: &[(&[Capability], &[c_long])] = &[
     (
         &[Capability::SysAdmin],
@@ -155,15 +156,14 @@ const PRIVILEGED: &[(&[Capability], &[c_long])] = &[
     (&[Capability::SysTtyConfig], &[SYS_vhangup]),
 ];
 
-/// EPERM to everybody.
+/// EPERM to all containers.
 const FORBIDDEN: &[c_long] =
     &[SYS_kexec_load, SYS_kexec_file_load, SYS_swapon, SYS_swapoff, SYS_userfaultfd, SYS_vmsplice];
 
-// ENOSYS to everybody because they are not listed: io_uring_setup, io_uring_enter,
-// io_uring_register, keyctl, add_key, request_key, cachestat, lsm_set_self_attr, and everything
-// that no kernel has any more.
+// ENOSYS because they are not listed: io_uring_setup, io_uring_enter, io_uring_register, keyctl,
+// add_key, request_key, cachestat, lsm_set_self_attr, and all calls that no kernel has any more.
 
-/// Namespaces that nobody may make without CAP_SYS_ADMIN.
+/// Namespaces that need CAP_SYS_ADMIN.
 const KEPT_BACK: u64 = (CLONE_NEWNET | CLONE_NEWIPC) as u64;
 
 /// The filter of a container in a shared stack that was granted these capabilities.
@@ -201,8 +201,8 @@ pub fn default_policy(granted: Set, network: Network) -> Policy {
             policy.set(number as u32, Action::Allow);
         }
     } else {
-        // The kernel looks at the lower half of clone's flags; unshare's upper half must be zero,
-        // and is for the kernel to refuse.
+        // The kernel uses the lower half of clone's flags; unshare's upper half must be zero, which
+        // the kernel enforces.
         let without = Test::Masked { mask: KEPT_BACK, value: 0 };
         for number in [SYS_clone, SYS_unshare] {
             let rules = vec![allow([Condition::new(Argument::Int(0), without.clone())])];
@@ -243,8 +243,8 @@ fn terminal_injection() -> Decision {
     }
 }
 
-/// The ordinary one, 32 bits, old version numbers, and the question which it is. What is left out
-/// takes randomness from addresses or makes pages executable.
+/// The ordinary domain, 32 bits, old version numbers, and the query. The other domains take
+/// randomness from addresses or make pages executable.
 fn execution_domain() -> Decision {
     const LINUX32: u64 = 0x8;
     const UNAME26: u64 = 0x2_0000;
@@ -263,7 +263,7 @@ fn socket(granted: Set, network: Network) -> Decision {
         Condition::new(Argument::Int(argument), Test::OneOf(values))
     };
     let internet = || one_of(0, &[AF_INET, AF_INET6]);
-    // SOCK_PACKET, which nobody should use: the kernel makes an AF_PACKET socket of it.
+    // SOCK_PACKET is obsolete: the kernel turns it into an AF_PACKET socket.
     let packet = Test::Masked { mask: 0xf, value: 10 };
     let mut rules = vec![
         allow([is(0, AF_UNIX)]),

@@ -1,25 +1,24 @@
 //! System call filters (seccomp(2)): a policy, its compiler, and the policy of the house.
 //!
-//! **The idea.** A [`Policy`] says for every system call number what becomes of it, and for a few
-//! what depends on their arguments. The compiler turns it into classic BPF: not a list of
-//! comparisons, but a binary tree over the *ranges* of numbers that are treated alike. The kernel
-//! runs a new filter once for every number it knows, to learn which ones are always allowed (those
-//! never run it again); so loading costs numbers times depth, and a tree of some hundred ranges is
-//! seven comparisons deep where a list of 300 numbers is 150 on average.
+//! **The idea.** A [`Policy`] has an action for every system call number; a few depend on
+//! arguments. The compiler turns it into classic BPF: not a list of comparisons, but a binary tree
+//! over the *ranges* of numbers with the same action. The kernel runs a new filter once for every
+//! number it knows, to learn which ones are always allowed (those never run it again). Loading
+//! therefore costs numbers times depth: a tree of some hundred ranges is seven comparisons deep,
+//! while a list of 300 numbers has 150 on average.
 //!
-//! **What a program must look like** so that the kernel recognises "always allowed": the way to
-//! the answer may read the number and the machine, nothing else. Arguments are only read in the
-//! leaves that need them.
+//! **Form of a program** that lets the kernel recognise "always allowed": the path to the result
+//! reads the number and the machine, nothing else. Arguments are only read in the leaves that need
+//! them.
 //!
-//! **Widths.** Many arguments are `int` to the kernel: it ignores their upper half. Comparing all
-//! 64 bits would let `ioctl(fd, 1 << 32 | TIOCSTI)` pass a rule about TIOCSTI. So every condition
-//! says which width the kernel looks at: [`Argument::Int`] or [`Argument::Long`].
+//! **Widths.** Many arguments are `int` to the kernel, which ignores their upper half. Comparing
+//! all 64 bits would let `ioctl(fd, 1 << 32 | TIOCSTI)` pass a rule about TIOCSTI. So every
+//! condition states the width that the kernel uses: [`Argument::Int`] or [`Argument::Long`].
 //!
-//! **Other ABIs.** One kernel answers three sets of numbers. Calls of i386 (`int 0x80`, 32-bit
-//! programs) end the process with SIGSYS, unless there is a policy of their own for them: a program
-//! of which every call failed would not stop but stumble, and an attack on the other table gets no
-//! second try. Numbers of x32 get ENOSYS, which is what nearly all kernels say by themselves: they
-//! are built without it.
+//! **Other ABIs.** One kernel accepts three sets of numbers. Calls of i386 (`int 0x80`, 32-bit
+//! programs) end the process with SIGSYS, unless there is a separate policy for them: a program
+//! whose every call failed would continue in error, and an attack on the other table gets no second
+//! try. Numbers of x32 get ENOSYS, as from nearly all kernels, which are built without it.
 //!
 //! **Not here**: other machines than x86_64; the listener that answers for [`Action::Notify`].
 
@@ -35,12 +34,12 @@ pub use house::{Network, default_filter, default_filter_for, default_policy};
 use crate::call::{self, Instruction};
 use crate::error::{Explain, Result};
 
-/// What becomes of a system call.
+/// The action for a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// It happens.
+    /// The call is made.
     Allow,
-    /// It fails with this error number and does nothing else.
+    /// Fails with this error number and does nothing else.
     Errno(u16),
     /// The whole process ends with SIGSYS.
     Kill,
@@ -48,9 +47,9 @@ pub enum Action {
     KillThread,
     /// The thread gets SIGSYS, which it may handle.
     Trap,
-    /// A tracer decides, who is told this number; ENOSYS without one.
+    /// A tracer decides, which receives this number; ENOSYS without one.
     Trace(u16),
-    /// It happens, and is logged.
+    /// The call is made, and logged.
     Log,
     /// A listener decides (seccomp_unotify(2)).
     Notify,
@@ -65,7 +64,7 @@ pub enum Argument {
     Long(u8),
 }
 
-/// What an argument must be.
+/// A test of an argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Test {
     /// This number.
@@ -82,11 +81,11 @@ pub enum Test {
     Less(u64),
     /// This or less.
     AtMost(u64),
-    /// This number, when only the bits of the mask are looked at.
+    /// The number equals this under a mask.
     Masked {
-        /// The bits to look at.
+        /// The mask.
         mask: u64,
-        /// What they must be.
+        /// The required value of the masked bits.
         value: u64,
     },
 }
@@ -94,9 +93,9 @@ pub enum Test {
 /// One condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// What is looked at.
+    /// The tested argument.
     pub argument: Argument,
-    /// What it must be.
+    /// The test.
     pub test: Test,
 }
 
@@ -112,16 +111,16 @@ impl Condition {
 pub struct Rule {
     /// All must hold.
     pub when: Vec<Condition>,
-    /// What happens then.
+    /// The action.
     pub then: Action,
 }
 
-/// What becomes of one system call number: the first rule that holds decides.
+/// The decision for one system call number: the first rule that holds decides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// In this order.
     pub rules: Vec<Rule>,
-    /// When none holds.
+    /// The action without a match.
     pub otherwise: Action,
 }
 
@@ -131,15 +130,15 @@ impl From<Action> for Decision {
     }
 }
 
-/// What becomes of every system call of x86_64.
+/// The decisions for all system calls of x86_64.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
     otherwise: Decision,
     x32: Decision,
     decisions: BTreeMap<u32, Decision>,
-    /// What becomes of numbers from one on, in place of `otherwise`.
+    /// The decision for numbers from this one on, in place of `otherwise`.
     beyond: Option<(u32, Decision)>,
-    /// What becomes of the calls of 32-bit programs; without it they end.
+    /// The policy for calls of 32-bit programs; without it they end the process.
     i386: Option<Box<Policy>>,
 }
 
@@ -178,7 +177,7 @@ impl Policy {
         self.i386 = Some(Box::new(policy));
     }
 
-    /// What was decided about a number.
+    /// Returns the decision for a number.
     pub fn decision(&self, number: u32) -> &Decision {
         if number >= X32 {
             return &self.x32;
@@ -187,7 +186,7 @@ impl Policy {
         self.decisions.get(&number).unwrap_or(beyond.map_or(&self.otherwise, |(_, d)| d))
     }
 
-    /// What becomes of one call of x86_64, word by word.
+    /// Evaluates the policy for one call of x86_64, without the compiler.
     pub fn answer(&self, number: u32, arguments: &[u64; 6]) -> Action {
         let decision = self.decision(number);
         let holds = |condition: &Condition| {
@@ -210,7 +209,7 @@ impl Policy {
         rule.map_or(decision.otherwise, |rule| rule.then)
     }
 
-    /// The program that does what the policy says.
+    /// Returns the program that implements the policy.
     ///
     /// `None` when it would be longer than the kernel's 4,096 instructions, or when a condition is
     /// about an argument that no system call has, or names more than 255 numbers.

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::capability::{Capability, Set, default_set};
 
-/// What a filter is given: the kernel's `struct seccomp_data` without the instruction pointer.
+/// The input of a filter: the kernel's `struct seccomp_data` without the instruction pointer.
 #[derive(Debug, Clone, Copy)]
 struct Call {
     number: u32,
@@ -55,7 +55,7 @@ fn run(program: &[Instruction], call: Call) -> (u32, bool) {
     }
 }
 
-/// What the policy says, evaluated word by word.
+/// The result of the policy, evaluated without the compiler.
 fn expected(policy: &Policy, call: Call) -> u32 {
     let value = |action| match action {
         Action::Allow => 0x7fff_0000,
@@ -137,8 +137,8 @@ fn policy() -> impl Strategy<Value = Policy> {
     })
 }
 
-/// Calls worth trying on a policy: its own numbers and their neighbours, and values that its own
-/// conditions name, also with something in the half that is not looked at.
+/// Test calls for a policy: its own numbers and their neighbours, and values from its own
+/// conditions, also with bits set in the ignored half.
 fn calls(policy: &Policy, arguments: &[[u64; 6]]) -> Vec<Call> {
     let mut numbers: Vec<u32> = policy
         .decisions
@@ -186,7 +186,7 @@ proptest! {
     })]
 
     #[test]
-    fn program_does_what_the_policy_says(
+    fn compiled_program_matches_its_policy(
         policy in policy(),
         rest in action(),
         i386 in prop_oneof![Just(None), policy().prop_map(Some)],
@@ -219,7 +219,7 @@ fn all_houses() -> impl Iterator<Item = Policy> {
 }
 
 #[test]
-fn filter_of_the_house_does_what_its_policy_says() {
+fn default_filter_matches_its_policy() {
     let some =
         [[0; 6], [u64::MAX; 6], [1, 2, 3, 4, 5, 6], [2, 10, 0, 0, 0, 0], [16, 3, 0, 0, 0, 0]];
     for policy in all_houses() {
@@ -237,7 +237,7 @@ fn filter_of_the_house_does_what_its_policy_says() {
 }
 
 #[test]
-fn what_needs_no_argument_reads_none() {
+fn rule_without_arguments_reads_none() {
     // Else the kernel would run the filter for each of these calls.
     let policy = default_policy(default_set(), Network::Shared);
     let filter = policy.compile().unwrap();
@@ -249,7 +249,7 @@ fn what_needs_no_argument_reads_none() {
 }
 
 #[test]
-fn longer_than_the_kernel_takes_is_no_filter() {
+fn program_over_the_kernel_limit_is_refused() {
     let mut policy = Policy::new(Action::Allow);
     for number in 0..3000 {
         policy.set(number * 2, Action::Kill);
@@ -263,7 +263,7 @@ fn longer_than_the_kernel_takes_is_no_filter() {
 }
 
 #[test]
-fn long_jumps_arrive() {
+fn long_jumps_reach_their_target() {
     let mut policy = Policy::new(Action::Errno(1));
     for number in 0..900 {
         policy.set(number * 2, Action::Allow);
@@ -355,7 +355,7 @@ fn kept_back_namespaces_are_found_among_other_flags() {
 }
 
 #[test]
-fn upper_half_of_an_int_hides_nothing() {
+fn upper_half_of_an_int_is_ignored() {
     let policy = default_policy(default_set(), Network::Shared);
     let high = 1u64 << 32;
     let eperm = errno(libc::EPERM);
@@ -432,7 +432,7 @@ fn own_stack_allows_what_its_capabilities_are_for() {
 }
 
 #[test]
-fn bytes_are_the_kernels_layout() {
+fn program_bytes_match_the_kernel_layout() {
     let filter = default_filter(default_set());
     let bytes = filter.to_bytes();
     assert_eq!(bytes.len(), filter.instructions().len() * 8);
