@@ -31,7 +31,8 @@ const PROG_BIND_MAP: i32 = 35;
 /// # Safety
 /// Every pointer in `attr` must be valid for what `command` does with it.
 unsafe fn bpf<T>(command: i32, attr: &mut T) -> Result<i32, i32> {
-    // SAFETY: attr is ours, its size is given, and the caller vouches for the pointers within.
+    // SAFETY: attr is a local value of the given size, and the caller guarantees the pointers
+    // within.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attr as *mut T, size_of::<T>()) };
     if result < 0 {
         Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
@@ -134,7 +135,8 @@ impl Map {
         }
     }
 
-    /// The key after `key`, the first one for `None`. A key that is gone starts from the beginning.
+    /// Returns the key after `key`, the first one for `None`. After a removed key it starts from
+    /// the beginning.
     pub fn next_key(&self, key: Option<&[u8]>) -> Result<Option<Vec<u8>>> {
         let mut next = vec![0u8; self.key_bytes];
         let pointer = next.as_mut_ptr() as u64;
@@ -163,7 +165,7 @@ impl AsFd for Map {
     }
 }
 
-/// A loaded program: its descriptor and what the kernel says of it.
+/// A loaded program: its descriptor and the kernel's information about it.
 #[derive(Debug)]
 pub struct Program {
     fd: OwnedFd,
@@ -329,7 +331,7 @@ pub fn detach_from_cgroup(
 }
 
 /// Attaches a program to the ingress of a device of the calling thread's network namespace (TCX,
-/// Linux 6.6). It goes with the device.
+/// Linux 6.6). The attachment ends with the device.
 pub fn attach_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<()> {
     let mut attr = Attachment {
         target: ifindex,
@@ -346,7 +348,7 @@ pub fn attach_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same until what this returns is closed.
+/// The same until the returned descriptor is closed.
 pub fn link_to_device(ifindex: u32, program: BorrowedFd<'_>) -> Result<OwnedFd> {
     // Program, device, hook, flags; no other program to be before or behind, any revision.
     let hook = libbpf_rs::libbpf_sys::BPF_TCX_INGRESS;
@@ -368,7 +370,7 @@ pub fn attached_to_cgroup(cgroup: BorrowedFd<'_>, hook: u32) -> Result<Vec<u32>>
         ids: u64,
         count: u32,
         pad: u32,
-        // The kernel writes here (program flags, revision), whatever size was told.
+        // The kernel writes here (program flags, revision), even if the size passed is smaller.
         room: [u64; 4],
     }
     let mut ids = vec![0u32; 64];

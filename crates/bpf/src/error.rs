@@ -1,4 +1,4 @@
-//! What can fail between a program's bytes and its hook.
+//! Failures between loading a program and attaching it.
 
 use dormouse_kernel::{CallError, ErrorKind};
 
@@ -8,7 +8,7 @@ pub enum BpfError {
     /// The object could not be prepared.
     #[error("open the BPF object '{object}'")]
     Open {
-        /// Which one.
+        /// The object.
         object: &'static str,
         /// libbpf's reason.
         #[source]
@@ -17,9 +17,9 @@ pub enum BpfError {
     /// The kernel refused the programs.
     #[error("load the BPF programs '{object}' ({log})")]
     Load {
-        /// Which ones.
+        /// The object.
         object: &'static str,
-        /// The last lines libbpf or the verifier said.
+        /// The last lines of output of libbpf or the verifier.
         log: String,
         /// The kernel's answer.
         #[source]
@@ -28,27 +28,27 @@ pub enum BpfError {
     /// A program is loaded and cannot be attached.
     #[error("attach the BPF program '{program}'")]
     Attach {
-        /// Which one.
+        /// The program.
         program: &'static str,
         /// The kernel's answer.
         #[source]
         source: CallError,
     },
-    /// The object lacks a program or map that the loader knows.
+    /// The object lacks a program or map that the loader uses.
     #[error("the BPF object '{object}' has no '{name}'")]
     Missing {
-        /// Which object.
+        /// The object.
         object: &'static str,
-        /// What is missing.
+        /// The missing program or map.
         name: String,
     },
     /// A call about a map or an attached program.
-    #[error("ask the kernel about BPF")]
+    #[error("access BPF maps or programs")]
     Call(#[from] CallError),
 }
 
 impl BpfError {
-    /// What a caller may decide on.
+    /// The kind of the error, for decisions of callers.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Open { source, .. } | Self::Load { source, .. } => match source.kind() {

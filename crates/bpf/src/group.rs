@@ -1,10 +1,10 @@
-//! A group of programs that hang at one cgroup: load, attach, find again, replace, detach.
+//! A group of programs attached to one cgroup: load, attach, find, replace, detach.
 //!
 //! The group is complete when its *about* map, kept by its *anchor* program, holds the version of
-//! the build; it is written last. Anything else is unfinished or older: then the programs are loaded
-//! again around the maps that are there (containers keep their entries, sockets their identity) and
-//! take the places of the attached ones, each in one step. Two processes must not do that at once:
-//! callers hold a lock.
+//! the build; it is written last. Anything else is unfinished or older: then the programs are
+//! loaded again around the maps that are there (containers keep their entries, sockets their
+//! identity) and take the places of the attached ones, each in one step. Two processes must not do
+//! that at once: callers hold a lock.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use libbpf_rs::{MapCore, ObjectBuilder, PrintLevel};
 use crate::call::{self, Map, Program};
 use crate::error::BpfError;
 
-/// What a group is made of.
+/// The parts of a group.
 #[derive(Debug)]
 pub struct Description {
     /// Name for messages.
@@ -23,7 +23,7 @@ pub struct Description {
     pub object: &'static [u8],
     /// Programs and the hook of each (a `BPF_*` attach type).
     pub programs: &'static [(&'static str, u32)],
-    /// The program that is asked for the maps.
+    /// The program that is queried for the maps.
     pub anchor: &'static str,
     /// Maps that outlive the programs.
     pub maps: &'static [&'static str],
@@ -37,7 +37,7 @@ pub struct Attached {
     maps: Vec<Map>,
     /// Id of the program that keeps them.
     anchor: u32,
-    /// Programs of the object that hang elsewhere, when they were loaded just now.
+    /// Programs of the object with another hook, if they were loaded just now.
     others: Vec<(String, Program)>,
 }
 
@@ -47,19 +47,19 @@ impl Attached {
         self.maps.iter().find(|m| m.name == name)
     }
 
-    /// A program that hangs elsewhere, if it was loaded together with those of the group.
+    /// A program with another hook, if it was loaded together with those of the group.
     pub fn other(&self, name: &str) -> Option<&Program> {
         self.others.iter().find(|(n, _)| n == name).map(|(_, program)| program)
     }
 
-    /// By what one of the maps is found again.
+    /// Returns the ids by which one of the maps is found.
     pub fn trace(&self, map: &str) -> Option<Trace> {
         Some(Trace { anchor: self.anchor, map: self.map(map)?.id })
     }
 }
 
-/// By what one map of an attached group is found again without asking for all of them: the ids of
-/// the anchor and of the map.
+/// Ids of the anchor and of one map, by which the map of an attached group is found without a
+/// search of all maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trace {
     /// The program.
@@ -68,7 +68,7 @@ pub struct Trace {
     pub map: u32,
 }
 
-/// What libbpf said last: its callback carries no state of ours.
+/// The last output of libbpf: its callback carries no state of ours.
 static LOG: Mutex<String> = Mutex::new(String::new());
 
 fn log(_: PrintLevel, line: String) {
@@ -137,12 +137,13 @@ impl Description {
         Ok(Loaded { maps, programs })
     }
 
-    /// Whether the kernel takes every program of the group. Nothing stays loaded.
+    /// Tests whether the kernel loads every program of the group. Nothing stays loaded.
     pub fn supported(&self, constants: &[u8]) -> Result<(), BpfError> {
         self.load(constants, &|_| true, None).map(drop)
     }
 
-    /// Loads all programs and their maps, to be attached elsewhere and to go when they are dropped.
+    /// Loads all programs and their maps, to be attached elsewhere and to end when they are
+    /// dropped.
     pub fn load_alone(&self) -> Result<(Vec<Map>, Vec<Program>), BpfError> {
         let loaded = self.load(&[], &|_| true, None)?;
         Ok((loaded.maps, loaded.programs.into_iter().map(|(_, program)| program).collect()))
@@ -180,7 +181,7 @@ impl Description {
         Ok(None)
     }
 
-    /// The map that was found before, if its group still hangs at the cgroup.
+    /// The map found before, if its group is still attached to the cgroup.
     pub fn follow(&self, cgroup: BorrowedFd<'_>, trace: Trace) -> Result<Option<Map>, BpfError> {
         if !call::attached_to_cgroup(cgroup, self.anchor_hook()?)?.contains(&trace.anchor) {
             return Ok(None);
@@ -197,15 +198,15 @@ impl Description {
             .ok_or_else(|| BpfError::Missing { object: self.name, name: self.anchor.into() })
     }
 
-    /// Whether `attached` is this very build with these constants, completely attached.
+    /// Returns whether `attached` is of this build with these constants, completely attached.
     pub fn is_current(&self, attached: &Attached, constants: &[u8]) -> Result<bool, BpfError> {
         let Some(about) = attached.map(self.about) else { return Ok(false) };
         let found = about.get(&0u32.to_ne_bytes())?;
         Ok(found.as_deref() == Some(&self.version(constants).to_ne_bytes()[..]))
     }
 
-    /// Makes the group hang at the cgroup, whatever is there: nothing, an unfinished or an older
-    /// group. `without` names programs that are left out: a test's way to show what they are for.
+    /// Attaches the group to the cgroup, over no group, an unfinished or an older one. `without`
+    /// names programs to leave out: a test's way to show their effect.
     pub fn attach(
         &self,
         cgroup: BorrowedFd<'_>,
@@ -240,7 +241,7 @@ impl Description {
             anchor.keep(map.as_fd())?;
         }
         let attached = Attached { anchor: anchor.id, maps: loaded.maps, others };
-        // ORDER: the anchor first, so that whatever happens next is found around the same maps.
+        // ORDER: the anchor first, so that the same maps are found again after an interruption.
         let first = self.programs.iter().filter(|(name, _)| *name == self.anchor);
         let rest = self.programs.iter().filter(|(name, _)| *name != self.anchor);
         for (name, hook) in first.chain(rest) {
@@ -259,7 +260,7 @@ impl Description {
         for (name, hook) in self.programs.iter().filter(|(name, _)| without.contains(name)) {
             self.detach_one(cgroup, name, *hook)?;
         }
-        // ORDER: the version last: it says that all programs are in place.
+        // ORDER: the version last: it marks all programs as in place.
         let version = if without.is_empty() { self.version(constants) } else { 0 };
         if let Some(about) = attached.map(self.about) {
             about.set(&0u32.to_ne_bytes(), &version.to_ne_bytes())?;
@@ -267,7 +268,7 @@ impl Description {
         Ok(attached)
     }
 
-    /// Takes the group away from the cgroup. It is also gone when the cgroup is removed.
+    /// Detaches the group from the cgroup. Removal of the cgroup detaches it as well.
     pub fn detach(&self, cgroup: BorrowedFd<'_>) -> Result<(), BpfError> {
         // ORDER: the anchor last, so that an interrupted detach is still found.
         let rest = self.programs.iter().filter(|(name, _)| *name != self.anchor);

@@ -1,13 +1,18 @@
-//! The BPF programs of Dormouse: one folder per group of programs with its C, the record that C and
-//! Rust share, and five verbs: supported, attach, update, find, detach.
+//! The BPF programs of Dormouse: one folder per group of programs, with its C code, the record that
+//! C and Rust share, and the loader. Every group has `supported`; the others depend on its
+//! lifetime:
 //!
-//! Programs are attached to a cgroup the plain way (`BPF_PROG_ATTACH` with `BPF_F_ALLOW_MULTI`), so
-//! that the kernel keeps them and their maps for as long as the cgroup exists: no process holds a
-//! descriptor, no bpffs is needed, and whoever comes later finds the maps through the cgroup
-//! ([`group`]). Starting a container is then a few bpf(2) calls ([`call`]); libbpf is only needed to
-//! load, once per boot.
+//! - `address` and `abstract_unix` have `attach` and `detach`, and `address` also `find`. They are
+//!   attached to a cgroup (`BPF_PROG_ATTACH` with `BPF_F_ALLOW_MULTI`), and the kernel keeps
+//!   programs and maps for as long as the cgroup exists. No process holds a descriptor, no bpffs is
+//!   needed, and a later process finds the maps through the cgroup ([`group`]). `attach` also
+//!   replaces programs of another build. Starting a container is then a few bpf(2) calls
+//!   ([`call`]); libbpf loads the programs once per boot.
+//! - `embryo` is loaded for each checkpoint (`load`, `read`, `holders`) and ends with its
+//!   descriptors.
+//! - `handshake` is attached to a device by a link, which its owner holds until it is dropped.
 //!
-//! "Supported" means that it was loaded: configuration and version numbers lie about BPF.
+//! "Supported" means that the programs were loaded: configuration and version numbers are no proof.
 
 pub mod abstract_unix;
 pub mod address;

@@ -1,11 +1,12 @@
-/* Abstract unix sockets (unix(7)) belong to a network stack, not to a filesystem: containers of one
- * domain would meet there. These two programs make a connect() or sendto() to an abstract name fail
- * with ECONNREFUSED, as if nobody had bound it, unless a socket of the caller's own container has.
+/* Abstract unix sockets (unix(7)) belong to a network stack, not to a file system: containers of
+ * one domain share the names. These two programs make a connect() or sendto() to an abstract name
+ * fail with ECONNREFUSED, as for an unbound name, unless the socket was bound by the caller's own
+ * container.
  *
- * No hook tells who bound a name, so the kernel's own table is read: every abstract socket of a
- * stack is in `net->unx.table.buckets[256 + hash]`, the hash being that of the name and the type
- * (net/unix/af_unix.c: unix_abstract_hash). A socket remembers the cgroup it was made in; its
- * ancestor at the containers' level tells the container.
+ * No hook reports the owner of a bound name, so the kernel's own table is read: every abstract
+ * socket of a stack is in `net->unx.table.buckets[256 + hash]`, with the hash of the name and the
+ * type (net/unix/af_unix.c: unix_abstract_hash). A socket keeps a reference to the cgroup it was
+ * created in; the ancestor of that at the containers' level identifies the container.
  *
  * The chain is read without its lock. A socket that moves meanwhile may make the walk miss its end:
  * the walk is bounded and an unclear answer is a refusal. Between this look and the kernel's own, a
@@ -15,7 +16,7 @@
  * (EADDRINUSE), and /proc/net/unix shows it.
  *
  * KERNEL(6.7): cgroup/connect_unix, cgroup/sendmsg_unix. The layout of the table is as since 5.20;
- * where it has changed the programs do not load, and the caller says what is then missing. */
+ * with another layout the programs do not load, and the caller reports the missing feature. */
 #include <linux/types.h>
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -97,9 +98,9 @@ struct bpf_sock_addr_kern {
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym;
 
-/* A name with its family word in front, as the kernel compares it. What is behind it is zero, so
- * names of one length are compared by words: the verifier follows each byte on its own, which took
- * it 20 ms. */
+/* A name with its family word in front, as the kernel compares it. The bytes behind it are zero, so
+ * names of one length are compared by words: the verifier follows each byte separately, which took
+ * 20 ms. */
 union name {
 	__u8 bytes[112];
 	__u64 words[14];
@@ -178,11 +179,11 @@ static __always_inline int judge(void *ctx)
 
 	if (!container)
 		return 1;
-	/* Not by looking into it: for each look the verifier goes through all of the kernel's types. */
+	/* Not by direct access: for each access the verifier searches all of the kernel's types. */
 	sk = BPF_CORE_READ(kern, sk);
 	uaddr = BPF_CORE_READ(kern, uaddr);
 	length = BPF_CORE_READ(kern, uaddrlen);
-	/* Shorter is unnamed: the kernel refuses it. The first byte of the name tells abstract. */
+	/* A shorter name is unnamed: the kernel refuses it. The first byte marks an abstract name. */
 	if (length < 3 || length > 2 + NAME_MAX)
 		return 1;
 	length &= 127;

@@ -25,7 +25,7 @@ fn constants(level: u32) -> [u8; 4] {
     level.to_ne_bytes()
 }
 
-/// Whether this kernel takes the programs (Linux 6.7).
+/// Tests whether this kernel loads the programs (Linux 6.7).
 pub fn supported() -> Result<(), BpfError> {
     GROUP.supported(&constants(2))
 }

@@ -1,4 +1,5 @@
-/* What the abstract socket programs and their loader (mod.rs) both read. Only add at the end. */
+/* The record shared by the abstract socket programs and their loader (mod.rs). Only add at the
+ * end. */
 #ifndef DORMOUSE_ABSTRACT_UNIX_RECORD_H
 #define DORMOUSE_ABSTRACT_UNIX_RECORD_H
 

@@ -1,29 +1,31 @@
 /* Address networking: many containers in one network stack, each with addresses of its own.
  *
  * The stack of a trust domain has the whole pool as local addresses (AnyIP) and no interface per
- * container. These programs hang at the parent cgroup of all containers and make each see only its
- * own addresses:
+ * container. These programs are attached to the parent cgroup of all containers and make each see
+ * only its own addresses:
  *
- * - who: dm_sock_create finds the container by the cgroup of the maker and writes it into the
- *   socket's storage. All other programs ask the socket, never the task: a descriptor that is
- *   passed on keeps its identity, and a socket of a nested network namespace has none.
+ * - identity: dm_sock_create finds the container by the cgroup of the creating task and stores it
+ *   with the socket. All other programs use the identity of the socket, never of the task: a
+ *   descriptor that is passed on keeps its identity, and a socket of a nested network namespace has
+ *   none.
  * - bind: "any" becomes the container's own address, loopback its private loopback, its own
  *   addresses pass, all others do not exist (EADDRNOTAVAIL). `::` without IPV6_V6ONLY becomes the
- *   mapped IPv4 address, because that is where most callers come from.
+ *   mapped IPv4 address, because most connections use IPv4.
  * - connect and sendto: loopback leads to the private loopback, and the source becomes its own.
- * - getsockname, getpeername, recvfrom: the private loopback reads as 127.0.0.0/26 or ::1 again, and
- *   "any" as any.
+ * - getsockname, getpeername, recvfrom: the private loopback reads as 127.0.0.0/26 or ::1 again,
+ *   and "any" as any.
  * - ingress and egress: a packet reaches a socket only if it is addressed to that container, and
- *   leaves only from one of its addresses. This closes what has no hook: listen() without bind(),
- *   UDP sockets that were never bound, IP_PKTINFO. The private loopback takes packets from the
- *   loopback device only.
- * - steer, on the domain's devices: a socket bound to "any" lives at one address; a connection to
- *   another of the container's addresses (::1, 127.0.0.1, IPv6, an added one) is led to it, unless a
- *   socket is bound there precisely. Packets keep their addresses, nothing is translated.
+ *   leaves only from one of its addresses. Cases without a hook are covered by this: listen()
+ *   without bind(), UDP sockets that were never bound, IP_PKTINFO. The private loopback takes
+ *   packets from the loopback device only.
+ * - steer, on the domain's devices: a socket bound to "any" has one address; a connection to
+ *   another of the container's addresses (::1, 127.0.0.1, IPv6, an added one) is assigned to it,
+ *   unless a socket is bound to exactly that address. Packets keep their addresses, nothing is
+ *   translated.
  *
  * LIMIT: a UDP or TCP socket that is bound to `::` for both families cannot be *connected* to an
- * IPv6 address afterwards. 127.0.0.0/26 keeps its 64 addresses apart, the rest of 127/8 is one more.
- * Multicast and broadcast do not reach containers.
+ * IPv6 address afterwards. 127.0.0.0/26 keeps its 64 addresses apart, the rest of 127/8 is one
+ * more. Multicast and broadcast do not reach containers.
  *
  * KERNEL(6.12): written for; needs netns cookies (5.7), bpf_set_retval (5.18), sk storage in all of
  * these hooks, getsockname hooks (5.8), TCX (6.6). */
@@ -57,7 +59,7 @@ const volatile struct dm_config config SEC(".rodata.config") = {};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
+	__uint(max_entries, 262144); /* LIMIT: one per address of the largest pool, else E2BIG */
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u64);
 	__type(value, struct dm_member);
@@ -66,13 +68,14 @@ struct {
 /* index of an added address -> index of the container's first one */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
+	__uint(max_entries, 262144); /* LIMIT: as above */
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
 	__type(value, __u32);
 } dm_extra SEC(".maps");
 
-/* cookies of the domains' stacks: nobody but a member makes a socket there from below our cgroup */
+/* Cookies of the domains' stacks: below our cgroup only members create sockets there.
+ * LIMIT: 4,096 domains; an insertion into a full map fails with E2BIG. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -110,7 +113,7 @@ struct address6 {
 	__u32 scope;
 };
 
-/* One bit of struct sock that no helper tells. */
+/* One bit of struct sock that no helper returns. */
 struct sock_common {
 	unsigned char skc_ipv6only : 1;
 } __attribute__((preserve_access_index));
@@ -134,7 +137,7 @@ static __always_inline __be32 own4(__u32 index)
 	return bpf_htonl(config.pool4 + index);
 }
 
-/* Of the container's 64 loopback addresses the one for 127.0.0.N; the last for all that are further. */
+/* The container's loopback address for 127.0.0.N, one of 64; the last one for all N beyond. */
 static __always_inline __be32 own_loop4(__u32 index, __be32 asked)
 {
 	__u32 a = bpf_ntohl(asked) & 0xffffff;
@@ -172,7 +175,8 @@ static __always_inline int owns4(__u32 index, __be32 a)
 	return owns_number(index, bpf_ntohl(a) - config.pool4);
 }
 
-/* The domain's own address, from which pings leave: nobody's, and only echo replies come to it. */
+/* The domain's own address, the source of its pings: no container has it, and it receives only echo
+ * replies. */
 static __always_inline int is_domain_number(__u32 number)
 {
 	return number < config.pool_count && (number & (config.chunk - 1)) == 2;
@@ -183,7 +187,7 @@ static __always_inline int is_public6(const __u32 *a)
 	return a[0] == config.public6[0] && a[1] == config.public6[1] && a[2] == config.public6[2];
 }
 
-/* Anybody's private ::1. */
+/* The private ::1 of any container. */
 static __always_inline int is_loop6(const __u32 *a)
 {
 	return a[0] == config.loop6[0] && a[1] == config.loop6[1] && a[2] == config.loop6[2];
@@ -245,8 +249,8 @@ int dm_sock_create(struct bpf_sock *ctx)
 	struct dm_socket *socket;
 
 	if (!member || member->netns != netns) {
-		/* Another stack: the host's (--net host) or one of its own making. In a domain's it
-		 * is a process whose container has left: no network for it. */
+		/* Another stack: the host's (--net host) or a nested one. In a domain's stack it is a process
+		 * whose container has left: no network for it. */
 		if (!bpf_map_lookup_elem(&dm_domains, &netns))
 			return 1;
 		bpf_set_retval(-E_PERM);
@@ -272,7 +276,7 @@ int dm_sock_create(struct bpf_sock *ctx)
 	return 1;
 }
 
-/* ---- names a socket takes ---- */
+/* ---- addresses that a socket takes ---- */
 
 static __always_inline int refuse_bind(void)
 {
@@ -315,7 +319,7 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 	socket->named4 = 0;
 	if (is_zero6(asked)) {
 		struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
-		/* Not by looking into it: for each look the verifier goes through all of the kernel's types. */
+		/* Not by direct access: for each access the verifier searches all of the kernel's types. */
 		struct sock *sk = BPF_CORE_READ(kern, sk);
 
 		if (BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only)) {
@@ -349,7 +353,7 @@ int dm_bind6(struct bpf_sock_addr *ctx)
 	return owns6(socket->index, asked) ? 1 : refuse_bind();
 }
 
-/* ---- whom a socket speaks to, and from where ---- */
+/* ---- destination and source addresses ---- */
 
 static __always_inline int is_unbound(struct bpf_sock *sk)
 {
@@ -377,8 +381,8 @@ int dm_connect4(struct bpf_sock_addr *ctx)
 	} else {
 		from.address = own4(socket->index);
 	}
-	/* Fails only for a UDP socket that was disconnected and has kept its port; what it then sends
-	 * passes egress or not. */
+	/* Fails only for a UDP socket that was disconnected and has kept its port; the egress program then
+	 * decides about its packets. */
 	if (ctx->sk->src_ip4 == 0)
 		bpf_bind(ctx, (struct sockaddr *)&from, sizeof(from));
 	return 1;
@@ -438,13 +442,13 @@ int dm_sendmsg4(struct bpf_sock_addr *ctx)
 		to = bpf_htonl(0x7f000001);
 	if (is_loop4(to)) {
 		ctx->user_ip4 = own_loop4(socket->index, to);
-		/* An answer of a socket bound to "any" comes from the loopback it was asked on. */
+		/* A reply of a socket bound to "any" has the loopback address of the request as its source. */
 		loop = own_loop4(socket->index, bpf_htonl(0x7f000001));
 		if (!owns_loop4(socket->index, from) && (from == 0 || socket->any))
 			ctx->msg_src_ip4 = loop;
 		return 1;
 	}
-	/* An added address asked for by IP_PKTINFO stays; somebody else's does not. */
+	/* An added address selected by IP_PKTINFO stays; another container's does not. */
 	if (!owns_loop4(socket->index, from) && !owns4(socket->index, from))
 		ctx->msg_src_ip4 = own4(socket->index);
 	return 1;
@@ -474,9 +478,9 @@ int dm_sendmsg6(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-/* ---- names a program is told ---- */
+/* ---- names reported to programs ---- */
 
-static __always_inline void tell4(struct bpf_sock_addr *ctx)
+static __always_inline void report4(struct bpf_sock_addr *ctx)
 {
 	struct dm_socket *socket = self(ctx->sk);
 
@@ -484,7 +488,7 @@ static __always_inline void tell4(struct bpf_sock_addr *ctx)
 		ctx->user_ip4 = plain_loop4(ctx->user_ip4);
 }
 
-static __always_inline void tell6(struct bpf_sock_addr *ctx)
+static __always_inline void report6(struct bpf_sock_addr *ctx)
 {
 	struct dm_socket *socket = self(ctx->sk);
 	READ6(a, ctx->user_ip6);
@@ -500,32 +504,32 @@ static __always_inline void tell6(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg4")
 int dm_recvmsg4(struct bpf_sock_addr *ctx)
 {
-	tell4(ctx);
+	report4(ctx);
 	return 1;
 }
 
 SEC("cgroup/recvmsg6")
 int dm_recvmsg6(struct bpf_sock_addr *ctx)
 {
-	tell6(ctx);
+	report6(ctx);
 	return 1;
 }
 
 SEC("cgroup/getpeername4")
 int dm_peername4(struct bpf_sock_addr *ctx)
 {
-	tell4(ctx);
+	report4(ctx);
 	return 1;
 }
 
 SEC("cgroup/getpeername6")
 int dm_peername6(struct bpf_sock_addr *ctx)
 {
-	tell6(ctx);
+	report6(ctx);
 	return 1;
 }
 
-/* A socket that asked for any address and has no peer: the kernel would say "any". */
+/* A socket bound to "any" without a peer: the kernel would report "any". */
 static __always_inline int is_any(struct dm_socket *socket, struct bpf_sock *sk)
 {
 	return socket->any && (sk->state == STATE_LISTEN || sk->state == STATE_CLOSE);
@@ -543,7 +547,7 @@ int dm_sockname4(struct bpf_sock_addr *ctx)
 	else if (socket->named4 && owns_loop4(socket->index, ctx->user_ip4))
 		ctx->user_ip4 = socket->named4;
 	else
-		tell4(ctx);
+		report4(ctx);
 	return 1;
 }
 
@@ -560,7 +564,7 @@ int dm_sockname6(struct bpf_sock_addr *ctx)
 		else
 			WRITE6(ctx->user_ip6, 0, 0, 0, 0);
 	} else {
-		tell6(ctx);
+		report6(ctx);
 	}
 	return 1;
 }
@@ -588,8 +592,9 @@ static __always_inline int load6(struct __sk_buff *skb, __u32 offset, __u32 *a)
 	return 1;
 }
 
-/* Whether a packet may pass a container's socket: on our side must be an address of the container's,
- * and a private loopback address only speaks with its own container, over the loopback device. */
+/* Whether a packet may pass a container's socket: the address on our side must be the container's,
+ * and a private loopback address only exchanges packets with its own container, over the loopback
+ * device. */
 static __always_inline int passes(struct __sk_buff *skb, int incoming)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -642,7 +647,7 @@ int dm_egress(struct __sk_buff *skb)
 	return passes(skb, 0);
 }
 
-/* ---- a packet for an address at which "any" was meant ---- */
+/* ---- a packet for another address of a socket bound to "any" ---- */
 
 struct packet {
 	__u32 index;               /* the container it is for */
@@ -661,7 +666,8 @@ static __always_inline struct bpf_sock *find(struct __sk_buff *skb, struct bpf_s
 	return bpf_sk_lookup_tcp(skb, to, size, BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Leads the packet to the socket found at `to`, if that one asked for any of `wanted`. 1: done. */
+/* Assigns the packet to the socket found at `to`, if that one is bound to any of `wanted`. Returns 1
+ * if done. */
 static __always_inline int lead(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6, int udp,
 				__u32 index, __u32 wanted)
 {
@@ -678,7 +684,7 @@ static __always_inline int lead(struct __sk_buff *skb, struct bpf_sock_tuple *to
 	return done;
 }
 
-/* Whether a socket of the container is found the ordinary way. */
+/* Whether a normal lookup finds a socket of the container. */
 static __always_inline int is_served(struct __sk_buff *skb, struct bpf_sock_tuple *to, int is6, int udp,
 				     __u32 index)
 {
@@ -769,7 +775,7 @@ int dm_steer(struct __sk_buff *skb)
 	} else if (protocol == IP_TCP) {
 		if (transport + 14 > end)
 			return PASS;
-		/* SYN without ACK: the others find their connection by themselves */
+		/* SYN without ACK: other segments find their connection by a normal lookup */
 		if ((*(__u8 *)(transport + 13) & 0x12) != 0x02)
 			return PASS;
 		udp = 0;

@@ -1,4 +1,4 @@
-//! Address networking: the programs of `address.bpf.c`, and their maps as verbs.
+//! Address networking: the programs of `address.bpf.c`, and operations on their maps.
 
 use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,7 +11,7 @@ use crate::group::{Attached, Description};
 
 pub use crate::group::Trace;
 
-/// The programs that hang at the parent cgroup, and their hooks.
+/// The programs attached to the parent cgroup, and their hooks.
 pub static GROUP: Description = Description {
     name: "address",
     object: include_bytes!(concat!(env!("OUT_DIR"), "/address.o")),
@@ -40,17 +40,17 @@ pub static GROUP: Description = Description {
 /// The map of containers by their cgroups.
 const MEMBERS: &str = "dm_members";
 
-/// The program that hangs at a domain's devices.
+/// The program attached to a domain's devices.
 pub const STEER: &str = "dm_steer";
 
-/// What the programs know before they are loaded: `struct dm_config` of record.h.
+/// Constants set before the programs are loaded: `struct dm_config` of record.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Constants {
     /// Level of a container's cgroup below the root of the v2 hierarchy (a child of it has 1).
     pub level: u32,
     /// First address of the pool.
     pub pool: Ipv4Addr,
-    /// How many addresses the pool has, at most 2^18: the private loopback has room for no more.
+    /// Number of addresses of the pool, at most 2^18: the private loopback has no room for more.
     pub pool_count: u32,
     /// Addresses per chunk, a power of two.
     pub chunk: u32,
@@ -74,7 +74,7 @@ impl Constants {
     }
 }
 
-/// Whether this kernel takes the programs, the one for devices included.
+/// Tests whether this kernel loads the programs, including the one for devices.
 pub fn supported(constants: Constants) -> Result<(), BpfError> {
     GROUP.supported(&constants.to_bytes())
 }
@@ -114,23 +114,23 @@ impl Programs {
             .ok_or_else(|| BpfError::Missing { object: GROUP.name, name: name.into() })
     }
 
-    /// Whether every program is attached and of this build.
+    /// Returns whether every program is attached and of this build.
     pub fn is_current(&self) -> Result<bool, BpfError> {
         GROUP.is_current(&self.attached, &self.constants.to_bytes())
     }
 
-    /// By what the map of members is found again.
+    /// Returns the ids by which the map of members is found.
     pub fn trace(&self) -> Result<Trace, BpfError> {
         let missing = || BpfError::Missing { object: GROUP.name, name: MEMBERS.into() };
         self.attached.trace(MEMBERS).ok_or_else(missing)
     }
 
-    /// Which cgroups are containers.
+    /// Returns the map of the containers' cgroups.
     pub fn members(&self) -> Result<Members, BpfError> {
         Ok(Members(Map::by_id(self.map(MEMBERS)?.id)?))
     }
 
-    /// Whether a container is in the stack with this cookie.
+    /// Returns whether a container is in the stack with this cookie.
     pub fn is_used(&self, netns: u64) -> Result<bool, BpfError> {
         let members = self.map(MEMBERS)?;
         let mut key = None;
@@ -145,22 +145,22 @@ impl Programs {
         Ok(false)
     }
 
-    /// One more address for the container whose first one is `owner`.
+    /// Adds an address for the container with the first address `owner`. E2BIG if the map is full.
     pub fn add(&self, index: u32, owner: u32) -> Result<(), BpfError> {
         Ok(self.map("dm_extra")?.set(&index.to_ne_bytes(), &owner.to_ne_bytes())?)
     }
 
-    /// Takes an added address back; `false` if it was nobody's.
+    /// Removes an added address; `false` if no container had it.
     pub fn remove(&self, index: u32) -> Result<bool, BpfError> {
         Ok(self.map("dm_extra")?.remove(&index.to_ne_bytes())?)
     }
 
-    /// From now on only members make sockets in this stack, as far as they live below the cgroup.
+    /// From now on only members create sockets in this stack, among processes below the cgroup.
     pub fn open_domain(&self, netns: u64) -> Result<(), BpfError> {
         Ok(self.map("dm_domains")?.set(&netns.to_ne_bytes(), &1u32.to_ne_bytes())?)
     }
 
-    /// The stack is gone.
+    /// Removes a stack.
     pub fn close_domain(&self, netns: u64) -> Result<bool, BpfError> {
         Ok(self.map("dm_domains")?.remove(&netns.to_ne_bytes())?)
     }
@@ -183,18 +183,18 @@ impl Programs {
     }
 }
 
-/// Which cgroups are containers: all that a start and an end touch.
+/// The map of the containers' cgroups: the only one that a start and an end change.
 #[derive(Debug)]
 pub struct Members(Map);
 
 impl Members {
-    /// Those that were found before, if their programs still hang at the cgroup.
+    /// Returns the map found before, if its programs are still attached to the cgroup.
     pub fn follow(cgroup: BorrowedFd<'_>, trace: Trace) -> Result<Option<Self>, BpfError> {
         Ok(GROUP.follow(cgroup, trace)?.map(Self))
     }
 
-    /// Processes below this cgroup are from now on the container whose first address is `index`, in
-    /// the stack with this cookie.
+    /// Makes processes below this cgroup members: the container whose first address is `index`, in
+    /// the stack with this cookie. E2BIG if the map is full.
     pub fn enter(&self, cgroup_id: u64, index: u32, netns: u64) -> Result<(), BpfError> {
         let mut member = Vec::with_capacity(16);
         member.extend(index.to_ne_bytes());
@@ -203,8 +203,8 @@ impl Members {
         Ok(self.0.set(&cgroup_id.to_ne_bytes(), &member)?)
     }
 
-    /// Processes below this cgroup are nobody; `false` if they were already. Sockets stay what they
-    /// are.
+    /// Ends the membership of processes below this cgroup; `false` if there was none. Sockets keep
+    /// their identity.
     pub fn leave(&self, cgroup_id: u64) -> Result<bool, BpfError> {
         Ok(self.0.remove(&cgroup_id.to_ne_bytes())?)
     }

@@ -1,4 +1,4 @@
-/* What the address programs and their loader (mod.rs) both read. Only add at the end.
+/* The record shared by the address programs and their loader (mod.rs). Only add at the end.
  *
  * An *index* names an address of the pool. From it everything else is arithmetic, so that the
  * packet path needs no table: pool + index is the IPv4 address, PREFIX::index the IPv6 one,
@@ -16,7 +16,7 @@ struct dm_config {
 	__u32 loop6[3];    /* the same of the private loopback addresses */
 };
 
-/* dm_members: cgroup id -> who lives there. */
+/* dm_members: cgroup id -> the container */
 struct dm_member {
 	__u32 index;       /* of its first address: what it is called on the packet path */
 	__u32 reserved;

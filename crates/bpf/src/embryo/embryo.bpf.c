@@ -1,21 +1,21 @@
-/* What waits in the queue of a unix socket that listens: connections that nobody has accepted, and what
- * was written into them.
+/* The queue of a listening unix socket: pending (un-accepted) connections, and the data written
+ * into them.
  *
- * Such a connection (the kernel calls it an embryo) is a socket that no process has and no call leads
- * to but accept(2), which takes it out for good. So it is read where it is: the socket that listens is
- * an open file of the process that is looked at (an iterator over its files), its queue has one packet
- * for each connection, which leads to its socket, and that one's queue has what was written. Memory is
- * read by addresses, and a read that fails is no more than that. Nothing is held: so in the end it is
- * looked whether the connection still waits, since as long as it does nothing is taken out of it, and
- * nobody comes to wait there a second time.
+ * Such a connection (the kernel calls it an embryo) is a socket that belongs to no process. Only
+ * accept(2) returns it, and removes it from the queue. So it is read in place. The listening socket
+ * is an open file of the examined process (an iterator over its files). Its queue has one packet
+ * for each connection, which points to the connection's socket, and that socket's queue has the
+ * data. Memory is read by address; a failed read makes the result incomplete, nothing else. No
+ * reference is held. Therefore the last step verifies that the connection is still in the queue:
+ * until then no data is taken out of it, and it cannot be queued a second time.
  *
- * A write of more than a page is in pages of its own, which the packet names by their descriptions
- * (struct page). Where the kernel has all memory mapped, and where it describes it, are variables that
- * not every kernel has a symbol for. But both are in the same order, so one page that is known by both
- * gives all others: that of a file in memory, which the loader has filled with numbers that are nowhere
- * else. Its description is found through the file; its contents are looked for (dm_embryo_find), below
- * where other objects of the kernel are, at the place that its physical address has from each beginning
- * that there might be.
+ * A write of more than a page is in separate pages, which the packet refers to by their
+ * descriptions (struct page). The start of the direct mapping, and that of the array of
+ * descriptions, are in variables without a symbol on some kernels. But both are in the same order,
+ * so one page with known address and description determines all others: a page of a file in memory,
+ * which the loader has filled with unique numbers. Its description is found through the file. Its
+ * contents are searched for (dm_embryo_find), below the addresses of other kernel objects, at the
+ * offset of its physical address from each possible start of the mapping.
  *
  * KERNEL(6.9): the pages of a packet (netmem); iterators over the files of one task are of 6.1. */
 #include <linux/types.h>
@@ -56,7 +56,7 @@ struct {
 	__type(value, struct dm_embryo_page);
 } dm_embryo_page SEC(".maps");
 
-/* Addresses of open files whose holders are asked for. */
+/* Addresses of open files to find the holders of. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, WANTED_MAX);
@@ -177,7 +177,7 @@ struct unix_skb_parms {
 };
 #pragma clang attribute pop
 
-/* Where in a queue somebody is. */
+/* A position in a queue. */
 struct place {
 	__u64 head, packet;
 	__u32 left;
@@ -212,7 +212,7 @@ static struct unix_sock *waiting_at(struct sock *listener, __u32 place)
 	return (struct unix_sock *)BPF_CORE_READ(packet, sk);
 }
 
-/* The number of a process in the pid namespace of whoever asks, or 0. */
+/* The number of a process in the pid namespace of the reader, or 0. */
 static __u32 number_of(struct pid *pid)
 {
 	struct task_struct *self = (struct task_struct *)bpf_get_current_task();
@@ -226,7 +226,7 @@ static __u32 number_of(struct pid *pid)
 	return BPF_CORE_READ(there, nr);
 }
 
-/* Where in what was written somebody is. */
+/* A position in the written data. */
 struct walk {
 	__u64 head, packet;
 	__u32 part; /* of a packet: files that come along, its head, its pages */
@@ -237,7 +237,7 @@ struct walk {
 	__u64 page, address; /* a page that is known */
 };
 
-/* Where the page is that is described there. */
+/* The address of the page with this description. */
 static __u64 address_of(const struct walk *walk, __u64 page)
 {
 	__u32 size = bpf_core_type_size(struct page);
@@ -335,20 +335,20 @@ broken:
 	return 1;
 }
 
-/* Who has connected, as whoever accepts it would be told. */
-static void tell_who(struct dm_embryo *asked, struct unix_sock *embryo)
+/* The credentials of the client, as SO_PEERCRED would return them. */
+static void read_peer(struct dm_embryo *result, struct unix_sock *embryo)
 {
 	struct pid *pid = BPF_CORE_READ(embryo, sk.sk_peer_pid);
 	const struct cred *cred = BPF_CORE_READ(embryo, sk.sk_peer_cred);
 	struct group_info *groups = BPF_CORE_READ(cred, group_info);
 	__u32 bytes = BPF_CORE_READ(groups, ngroups) * sizeof(kgid_t);
 
-	asked->pid = number_of(pid);
-	asked->uid = BPF_CORE_READ(cred, euid.val);
-	asked->gid = BPF_CORE_READ(cred, egid.val);
-	asked->groups = bytes / sizeof(kgid_t);
-	if (bytes <= sizeof asked->group)
-		bpf_probe_read_kernel(asked->group, bytes,
+	result->pid = number_of(pid);
+	result->uid = BPF_CORE_READ(cred, euid.val);
+	result->gid = BPF_CORE_READ(cred, egid.val);
+	result->groups = bytes / sizeof(kgid_t);
+	if (bytes <= sizeof result->group)
+		bpf_probe_read_kernel(result->group, bytes,
 				      (void *)((__u64)groups +
 					       bpf_core_field_offset(struct group_info, gid)));
 }
@@ -361,12 +361,12 @@ int dm_embryo_read(struct bpf_iter__task_file *context)
 	struct unix_sock *embryo;
 	struct socket *socket;
 	struct dm_embryo_page *known;
-	struct dm_embryo *asked;
+	struct dm_embryo *result;
 	struct sock *listener, *client;
 	__u32 zero = 0;
 
-	asked = bpf_map_lookup_elem(&dm_embryo, &zero);
-	if (!file || !asked || context->fd != asked->fd)
+	result = bpf_map_lookup_elem(&dm_embryo, &zero);
+	if (!file || !result || context->fd != result->fd)
 		return 0;
 	socket = bpf_sock_from_file(file);
 	if (!socket)
@@ -375,14 +375,14 @@ int dm_embryo_read(struct bpf_iter__task_file *context)
 	if (!listener || BPF_CORE_READ(listener, __sk_common.skc_family) != FAMILY_UNIX ||
 	    BPF_CORE_READ(listener, __sk_common.skc_state) != STATE_LISTEN)
 		return 0;
-	embryo = waiting_at(listener, asked->place);
+	embryo = waiting_at(listener, result->place);
 	if (!embryo)
 		return 0;
 	client = BPF_CORE_READ(embryo, peer);
-	asked->client = BPF_CORE_READ(client, sk_socket, file, f_inode, i_ino);
-	asked->named = BPF_CORE_READ((struct unix_sock *)client, addr) != NULL;
-	tell_who(asked, embryo);
-	asked->urgent = BPF_CORE_READ(embryo, oob_skb) != NULL;
+	result->client = BPF_CORE_READ(client, sk_socket, file, f_inode, i_ino);
+	result->named = BPF_CORE_READ((struct unix_sock *)client, addr) != NULL;
+	read_peer(result, embryo);
+	result->urgent = BPF_CORE_READ(embryo, oob_skb) != NULL;
 	walk.head = (__u64)embryo + bpf_core_field_offset(struct sock, sk_receive_queue);
 	walk.packet = (__u64)BPF_CORE_READ(embryo, sk.sk_receive_queue.next);
 	known = bpf_map_lookup_elem(&dm_embryo_page, &zero);
@@ -390,16 +390,16 @@ int dm_embryo_read(struct bpf_iter__task_file *context)
 		walk.page = known->page;
 		walk.address = known->address;
 	}
-	/* Some parts are none. */
+	/* Some parts are empty. */
 	bpf_loop(DM_PIECES_MAX * 4, next_piece, &walk, 0);
-	asked->pieces = walk.pieces;
-	asked->whole = !walk.broken && walk.packet == walk.head;
-	asked->found = waiting_at(listener, asked->place) == embryo &&
+	result->pieces = walk.pieces;
+	result->whole = !walk.broken && walk.packet == walk.head;
+	result->found = waiting_at(listener, result->place) == embryo &&
 		       BPF_CORE_READ(embryo, peer) == client;
 	return 0;
 }
 
-/* Where a page that is looked for might be. */
+/* A search for the address of a page. */
 struct search {
 	__u64 below;
 	struct dm_embryo_page *page;

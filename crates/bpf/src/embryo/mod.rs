@@ -1,5 +1,5 @@
-//! Connections that wait at a unix socket that listens, and what was written into them; see
-//! `embryo.bpf.c`.
+//! Pending (un-accepted) connections of a listening unix socket, and the data written into them;
+//! see `embryo.bpf.c`.
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -27,51 +27,51 @@ const PIECES: &str = "dm_embryo_piece";
 const PAGE: &str = "dm_embryo_page";
 const FILES: &str = "dm_embryo_file";
 
-/// Bytes of `struct dm_embryo`, of `struct dm_embryo_piece` without its data, of `struct dm_embryo_page`,
-/// and of `struct dm_embryo_holder` (record.h).
+/// Bytes of `struct dm_embryo`, of `struct dm_embryo_piece` without its data, of `struct
+/// dm_embryo_page`, and of `struct dm_embryo_holder` (record.h).
 const ASKED_BYTES: usize = 56 + 4 * GROUPS_MAX;
 const PIECE_HEAD_BYTES: usize = 32;
 const PAGE_RECORD_BYTES: usize = 64;
 const HOLDER_BYTES: usize = 16;
 
-/// Bytes of a page, and of what one begins with that is looked for.
+/// Bytes of a page, and of the pattern at its start that is searched for.
 const PAGE_BYTES: usize = 4096;
 const CONTENT_BYTES: usize = 32;
 
-/// Supplementary groups that are told.
+/// Supplementary groups that are reported.
 const GROUPS_MAX: usize = 256;
 
-/// LIMIT: open files whose holders are asked for at once.
+/// LIMIT: open files in one search for holders.
 pub const FILES_MAX: usize = 4096;
 
-/// A connection that waits to be accepted.
+/// A pending connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Embryo {
-    /// The inode of the socket of whoever has connected; 0 is one that was closed.
+    /// The inode of the client's socket; 0 if that was closed.
     pub client: u64,
-    /// That socket has a name.
+    /// Whether that socket has a name.
     pub named: bool,
-    /// Process, user and group of whoever has connected, as this process is told. The process is 0 where
-    /// it is of another pid namespace.
+    /// Process, user and group of the client, as this process sees them. The process is 0 if it is
+    /// in another pid namespace.
     pub by: [u32; 3],
-    /// Its supplementary groups. LIMIT: none where these are more than 256.
+    /// Its supplementary groups. LIMIT: None if there are more than 256.
     pub groups: Option<Vec<u32>>,
-    /// What was written into it. LIMIT: none where that is more than 1,024 pieces of a page each, a
-    /// message being one at least.
+    /// The written data. LIMIT: None if that is more than 1,024 pieces of a page each; a message is
+    /// at least one piece.
     pub messages: Option<Vec<Message>>,
-    /// A byte of it is out of band (`MSG_OOB`).
+    /// One byte of it is out of band (`MSG_OOB`).
     pub urgent: bool,
 }
 
 /// A packet in the queue of a connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// What it says.
+    /// The bytes of the message.
     pub data: Vec<u8>,
-    /// Addresses of open files that come along.
+    /// Addresses of open files sent along.
     pub files: Vec<u64>,
-    /// Process, user and group of its sender, as this process is told, where that comes along. The
-    /// process is 0 where it is of another pid namespace.
+    /// Process, user and group of the sender, as this process sees them, if they were sent along.
+    /// The process is 0 if it is in another pid namespace.
     pub sender: Option<[u32; 3]>,
 }
 
@@ -87,7 +87,7 @@ pub struct Embryos {
     _page: Map,
 }
 
-/// Whether this kernel takes the programs (Linux 6.9).
+/// Tests whether this kernel loads the programs (Linux 6.9).
 pub fn supported() -> Result<(), BpfError> {
     GROUP.supported(&[])
 }
@@ -106,15 +106,15 @@ impl Embryos {
             at.map(|at| programs.swap_remove(at)).ok_or_else(|| missing(name))
         };
         let (read, find, holders) = (program(READ)?, program(FIND)?, program(HOLDERS)?);
-        // Where it is not found, messages of more than a page are not known.
+        // If the page is not found, messages of more than a page cannot be read.
         let _ = find_page(&page, &find);
         Ok(Self { read, holders, asked, pieces, files, _page: page })
     }
 
-    /// The connection at a place in the queue of a socket that listens, which stays there. `listener` is
-    /// a descriptor of it. `None` where fewer wait.
+    /// Reads the pending connection at a place in the queue of a listening socket; it stays in the
+    /// queue. `listener` is a descriptor of the socket. `None` if the queue is shorter.
     ///
-    /// `None`, too, where it is accepted meanwhile.
+    /// `None`, too, if it is accepted meanwhile.
     pub fn read(
         &mut self,
         listener: BorrowedFd<'_>,
@@ -168,7 +168,8 @@ impl Embryos {
         Ok(all)
     }
 
-    /// Which of the open files at these addresses a process has: the address, and its descriptor.
+    /// Returns which of the open files at these addresses a process has: the address, and its
+    /// descriptor.
     ///
     /// LIMIT: [`FILES_MAX`] of them.
     pub fn holders(&mut self, pid: u32, files: &[u64]) -> Result<Vec<(u64, u32)>, CallError> {
@@ -184,7 +185,7 @@ impl Embryos {
     }
 }
 
-/// Has a page found that is known by its description and by its address.
+/// Finds the address and the description of one page.
 fn find_page(map: &Map, program: &Program) -> Result<(), CallError> {
     let failed = |what: &'static str| {
         move |errno: rustix::io::Errno| CallError::new("mmap", what.into(), errno.raw_os_error())
@@ -218,7 +219,7 @@ fn frame_of(file: BorrowedFd<'_>) -> rustix::io::Result<u64> {
         std::os::unix::fs::FileExt::read_exact_at(&pages, &mut entry, at as u64 / 4096 * 8)?;
         Ok(u64::from_ne_bytes(entry))
     });
-    // SAFETY: it was mapped above, and nobody else knows of it.
+    // SAFETY: it was mapped above, and nothing else refers to it.
     unsafe { rustix::mm::munmap(at, PAGE_BYTES) }?;
     let entry = entry.map_err(|_| rustix::io::Errno::IO)?;
     match entry & FRAME {
@@ -227,15 +228,15 @@ fn frame_of(file: BorrowedFd<'_>) -> rustix::io::Result<u64> {
     }
 }
 
-/// What a program writes that is run over the open files of a process.
+/// Returns the output of a program that is run over the open files of a process.
 fn run(program: &Program, pid: u32) -> Result<Vec<u8>, CallError> {
     let mut file = std::fs::File::from(dormouse_kernel::iterate_task(program.as_fd(), pid)?);
-    let mut said = Vec::new();
-    file.read_to_end(&mut said).map_err(|e| {
+    let mut output = Vec::new();
+    file.read_to_end(&mut output).map_err(|e| {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
         CallError::new("read", format!("an iterator over the files of {pid}"), errno)
     })?;
-    Ok(said)
+    Ok(output)
 }
 
 /// The four bytes at a place; 0 beyond the end.
@@ -256,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_what_waits_is_read_where_it_is() {
+    fn root_pending_connections_are_read_in_place() {
         let mut embryos = match Embryos::load() {
             Ok(embryos) => embryos,
             Err(e) => {
@@ -284,21 +285,21 @@ mod tests {
         let groups: Vec<u32> = groups.into_iter().map(|group| group.as_raw()).collect();
         assert_eq!(found.groups, Some(groups));
         let found = read(1).unwrap();
-        let said: Vec<Vec<u8>> = found.messages.unwrap().into_iter().map(|m| m.data).collect();
+        let output: Vec<Vec<u8>> = found.messages.unwrap().into_iter().map(|m| m.data).collect();
         assert_eq!(
-            (found.client, said),
+            (found.client, output),
             (inode(&small), vec![b"first".to_vec(), b"second".to_vec()])
         );
         let found = read(2).unwrap();
-        let said: Vec<u8> = found.messages.unwrap().into_iter().flat_map(|m| m.data).collect();
-        assert!(found.client == inode(&large) && said == text);
+        let output: Vec<u8> = found.messages.unwrap().into_iter().flat_map(|m| m.data).collect();
+        assert!(found.client == inode(&large) && output == text);
         assert_eq!(read(3), None);
-        // It was only looked at.
+        // Reading removed nothing.
         drop(small);
         assert_eq!(read(1).unwrap().client, 0, "it was closed");
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         listener.accept().unwrap();
-        listener.accept().unwrap().0.read_to_end(&mut said).unwrap();
-        assert_eq!(said, b"firstsecond");
+        listener.accept().unwrap().0.read_to_end(&mut output).unwrap();
+        assert_eq!(output, b"firstsecond");
     }
 }

@@ -1,4 +1,4 @@
-/* What the embryo programs and their loader (mod.rs) both read. Only add at the end. */
+/* The record shared by the embryo programs and their loader (mod.rs). Only add at the end. */
 #ifndef DORMOUSE_EMBRYO_RECORD_H
 #define DORMOUSE_EMBRYO_RECORD_H
 
@@ -6,10 +6,10 @@
 #define DM_PIECE_BYTES 4096
 /* Pieces of one connection. */
 #define DM_PIECES_MAX 1024
-/* Supplementary groups of whoever has connected. */
+/* Supplementary groups of the client. */
 #define DM_GROUPS_MAX 256
 
-/* What is asked about, and what was found. */
+/* The request, and the result. */
 struct dm_embryo {
 	__u32 fd; /* the socket that listens, of the process that is looked at */
 	__u32 place; /* in its queue, from 0 */
@@ -50,7 +50,7 @@ struct dm_embryo_page {
 	__u32 reserved;
 };
 
-/* Who has an open file. */
+/* A holder of an open file. */
 struct dm_embryo_holder {
 	__u64 file; /* its address */
 	__u32 fd;

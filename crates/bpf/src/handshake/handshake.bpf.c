@@ -1,10 +1,10 @@
-/* A connection that waits to be accepted, made without its peer: the segment that ends a handshake
- * comes once more, and the kernel is told what had been agreed upon before it.
+/* A pending connection made without its peer: the last segment of a handshake is sent once more,
+ * and the kernel receives the options that were negotiated before it.
  *
- * That is what a proxy for SYN cookies does (bpf_sk_assign_tcp_reqsk): the kernel takes the word of
- * the program for a handshake that it has not seen, and the sequence numbers of both sides from the
- * segment. The program hangs at the loopback device, where only the engine sends packets with its
- * mark, for as long as that takes.
+ * This is the mechanism of a proxy for SYN cookies (bpf_sk_assign_tcp_reqsk): the kernel accepts
+ * the program's word for a handshake that it has not seen, and takes the sequence numbers of both
+ * sides from the segment. The program is attached to the loopback device, where only the engine
+ * sends packets with its mark, for as long as that takes.
  *
  * KERNEL(6.9): bpf_sk_assign_tcp_reqsk. */
 #include <linux/types.h>
@@ -92,7 +92,8 @@ int dm_handshake_in(struct __sk_buff *skb)
 	tcp = tcp_of(skb);
 	if (!tcp || !only_acknowledges(tcp))
 		return TC_ACT_UNSPEC;
-	/* Where the caller was led to, which may be another address than he called. */
+	/* The destination that the connection was steered to, possibly another one than the client's. */
+	 */
 	if (agreed->v6) {
 		__builtin_memcpy(at.ipv6.daddr, agreed->address, sizeof at.ipv6.daddr);
 		at.ipv6.dport = agreed->port;

@@ -1,4 +1,4 @@
-//! Connections that wait to be accepted, made without their peers; see `handshake.bpf.c`.
+//! Pending connections created without their peers; see `handshake.bpf.c`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,13 +24,13 @@ const MAP: &str = "dm_handshake";
 /// The loopback device is the first of every network namespace.
 const LOOPBACK: u32 = 1;
 
-/// Smallest segments that the kernel takes for agreed upon, by IPv4 and IPv6.
+/// Smallest segments that the kernel accepts as negotiated, by IPv4 and IPv6.
 const SEGMENTS_MIN_BYTES: (u16, u16) = (536, 1220);
 
-/// What both sides of a connection agreed upon when they met.
+/// The options that both sides of a connection negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// Where the socket listens.
+    /// Address of the listening socket.
     pub listener: SocketAddr,
     /// The connection is by IPv6.
     pub is_v6: bool,
@@ -42,7 +42,7 @@ pub struct Agreed {
     pub scales: Option<(u8, u8)>,
     /// Selective acknowledgements.
     pub selective: bool,
-    /// What our clock of time stamps says.
+    /// Our time stamp clock.
     pub timestamp: Option<u32>,
 }
 
@@ -81,7 +81,7 @@ pub struct Handshakes {
     _attached: OwnedFd,
 }
 
-/// Whether this kernel takes the program (Linux 6.9).
+/// Tests whether this kernel loads the program (Linux 6.9).
 pub fn supported() -> Result<(), BpfError> {
     GROUP.supported(&[])
 }
@@ -98,7 +98,7 @@ impl Handshakes {
         Ok(Self { agreed, _attached: attached })
     }
 
-    /// Says what was agreed upon in the handshake whose end comes next.
+    /// Sets the options for the last segment that is sent next.
     pub fn agree(&self, agreed: &Agreed) -> Result<(), CallError> {
         self.agreed.set(&0u32.to_ne_bytes(), &agreed.record())
     }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_upon_is_as_the_program_reads_it() {
+    fn negotiated_options_have_the_layout_of_the_record() {
         let agreed = Agreed {
             listener: "[::ffff:1.2.3.4]:5".parse().unwrap(),
             is_v6: true,

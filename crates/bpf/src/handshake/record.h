@@ -1,8 +1,8 @@
-/* What the handshake program and its loader (mod.rs) both read. Only add at the end. */
+/* The record shared by the handshake program and its loader (mod.rs). Only add at the end. */
 #ifndef DORMOUSE_HANDSHAKE_RECORD_H
 #define DORMOUSE_HANDSHAKE_RECORD_H
 
-/* What both sides of a connection agreed upon when they met. */
+/* The options that both sides of a connection negotiated. */
 struct dm_handshake {
 	__u32 mark; /* of the packet that ends the handshake */
 	__u32 timestamp; /* what our clock of time stamps says */
