@@ -1,7 +1,8 @@
-//! How a process ended, and the file that says so after everybody who could ask is gone.
+//! The exit status of a process, and the file that keeps it after the parent and all clients have
+//! exited.
 //!
-//! `RUN/c/ID/exit` is written by the keeper under another name and renamed, so that it is either
-//! absent or whole. It is one JSON object; fields are only added:
+//! The keeper writes `RUN/c/ID/exit` under another name and renames it, so that the file is either
+//! absent or whole. The content is one JSON object; fields are only added:
 //!
 //! ```json
 //! {"version":1,"pid":4711,"code":137,"signal":9,"oom":false,"finished_unix_ms":1763700000000}
@@ -17,11 +18,11 @@ use crate::protocol::Ended;
 /// Name of the exit file in a container's runtime directory.
 pub const EXIT_FILE: &str = "exit";
 
-/// The exit code of a process that has ended before its program began: a step before it failed, or
-/// the engine went away before it let go.
+/// The exit code of a process that never executed its program: an earlier step failed, or the
+/// engine exited before it sent Go.
 pub const NEVER_BEGAN: i32 = 125;
 
-/// How a process ended.
+/// The exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitStatus {
     /// podman's exit code: the program's own, or 128 and the number of the signal that ended it.
@@ -29,7 +30,7 @@ pub struct ExitStatus {
     /// The signal that ended it.
     #[serde(default)]
     pub signal: Option<i32>,
-    /// Its memory limit ended it. The keeper never says so: the engine reads it from the cgroup.
+    /// Killed by its memory limit. The keeper never sets this: the engine reads it from the cgroup.
     #[serde(default)]
     pub oom: bool,
     /// Milliseconds since the epoch.
@@ -45,7 +46,7 @@ impl From<Ended> for ExitStatus {
 }
 
 impl ExitStatus {
-    /// Writes the exit file of a container whose keeper is gone.
+    /// Writes the exit file of a container after the exit of its keeper.
     pub fn write(&self, container_dir: &Path, pid: u32) -> Result<(), LaunchError> {
         let (path, new) = (container_dir.join(EXIT_FILE), container_dir.join(".exit"));
         let Self { code, signal, oom, finished_unix_ms } = self;
@@ -59,8 +60,8 @@ impl ExitStatus {
             .map_err(|source| LaunchError::ExitFile { path, source })
     }
 
-    /// Reads the exit file in a container's runtime directory; `None` where there is none of process
-    /// `pid`. There may be one of an earlier process, whose start was given up.
+    /// Reads the exit file in a container's runtime directory; `None` if there is none of process
+    /// `pid`. There may be one of an earlier, abandoned start.
     pub fn read(container_dir: &Path, pid: u32) -> Result<Option<Self>, LaunchError> {
         #[derive(Deserialize)]
         struct Of {

@@ -1,16 +1,16 @@
-//! What is said to those who fill memory while its processes run already, and what they say to each
-//! other: one file, which outlives each of them.
+//! The file of a fill job: the input of the processes that fill memory while the container runs,
+//! and their shared state, which survives each of them.
 //!
 //! ```text
-//! 0      head      64-bit numbers (`head`), shared by all who map this page
+//! 0      head      64-bit numbers (`head`), shared by all processes that map it
 //! 2048   reason    why the container was ended, as text
 //! 4096   job       numbers, ids of processes, lengths of files of pages, then the BLAKE3 of each chunk
-//! ...    lists     what is left to fill; the head says which one counts
+//! ...    lists     memory still to fill; the head selects the current list
 //! ```
 //!
-//! The engine writes it, with a lock (flock(2)) on the open file that it gives to the keeper, who has
-//! it [filled](crate::Keeper::fill). The lock is free when all is filled: whoever waits for that takes
-//! it. Everything is checked by whoever reads it, though only root writes it.
+//! The engine writes the file, with a lock (flock(2)) on the open file that is passed to the keeper
+//! for [filling](crate::Keeper::fill). The lock is released when all memory is filled; a waiter
+//! takes it then. Every reader verifies the contents, although only root writes the file.
 
 use std::fs::File;
 use std::io;
@@ -21,10 +21,10 @@ use crate::word;
 
 /// First number of the job.
 const MAGIC: u64 = u64::from_ne_bytes(*b"DMFILL02");
-/// Where the reason begins, and the most it is, in bytes.
+/// Offset of the reason, and its longest size, in bytes.
 const REASON_AT: u64 = 2048;
 const REASON_BYTES: usize = 1024;
-/// Where the job begins.
+/// Offset of the job.
 const JOB_AT: u64 = 4096;
 /// Numbers of the job, before the checksums.
 const JOB_NUMBERS: usize = 6;
@@ -43,40 +43,41 @@ pub const SOURCES_MAX: usize = 16;
 
 /// Places in the head, in 64-bit numbers.
 pub mod head {
-    /// Bit 0: which list counts. Bit 1: the message was followed in it.
+    /// Bit 0: the current list. Bit 1: the message was applied to it.
     pub const STATE: usize = 0;
     /// Offset and number of pieces of the one list, then of the other.
     pub const LISTS: usize = 1;
-    /// Whose message it is, as in [`super::Piece::source`].
+    /// The sender of the message, as in [`super::Piece::source`].
     pub const SENDER: usize = 5;
     /// The message that was read last (ioctl_userfaultfd(2)), four numbers.
     pub const MESSAGE: usize = 6;
-    /// Not 0 when there is nothing left to do.
+    /// Not 0 when all memory is filled.
     pub const DONE: usize = 10;
-    /// Not 0 when a process has forked: only those who fill have descriptors of its children.
+    /// Not 0 after a fork of a process: only the filling processes have descriptors of its
+    /// children.
     pub const FORKED: usize = 11;
     /// Bytes around an address that are filled together; 0 is [`super::AROUND_BYTES`].
     pub const AROUND: usize = 12;
 }
 
-/// Memory that is to be filled.
+/// Memory to be filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Of which address space: the number of a descriptor that came with the job, or the negative of
-    /// one (and of 1) that somebody who fills was given by the kernel.
+    /// The address space: the number of a descriptor that came with the job, or, for a descriptor
+    /// that the kernel gave to a filling process, -1 minus its number.
     pub source: i64,
     /// First address.
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// Where in the pages its contents are, in bytes.
+    /// Offset of its contents in the pages, in bytes.
     pub offset: u64,
 }
 
-/// What is the same for all who fill.
+/// The part that is the same for all filling processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
-    /// Where the last page ends.
+    /// End of the last page.
     pub bytes: u64,
     /// Lengths of the files of pages, each of which begins with a chunk.
     pub parts: Vec<u64>,
@@ -86,11 +87,11 @@ pub struct Job {
     pub checksums: Vec<[u8; 32]>,
     /// Bytes around an address that are filled together, [`is_around`].
     pub around_bytes: u64,
-    /// Whose the address spaces are that come with it: ids of processes, inside.
+    /// The owners of the address spaces that come with it: ids of processes, inside.
     pub processes: Vec<u32>,
 }
 
-/// Whether so many bytes may be filled together: whole pages, and a megabyte at most.
+/// Returns whether so many bytes may be filled together: whole pages, and a megabyte at most.
 pub fn is_around(bytes: u64) -> bool {
     bytes.is_power_of_two() && (4096..=1 << 20).contains(&bytes)
 }
@@ -113,7 +114,7 @@ impl Job {
         word::write(file, head::AROUND as u64 * 8, &[self.around_bytes])?;
         let at = self.lists_at();
         write_list(file, at, left)?;
-        // ORDER: last, so that a file that was cut says that nothing is to be done.
+        // ORDER: last, so that a truncated file contains no work.
         word::write(file, head::LISTS as u64 * 8, &[at, left.len() as u64])
     }
 
@@ -152,7 +153,7 @@ impl Job {
         JOB_AT + (JOB_NUMBERS + self.processes.len() + self.parts.len()) as u64 * 8
     }
 
-    /// Where each file of pages is among all pages, in bytes.
+    /// Returns the range of each file of pages among all pages, in bytes.
     pub fn places(&self) -> Vec<Range<u64>> {
         let mut at: u64 = 0;
         let place = |bytes: &u64| {
@@ -164,13 +165,13 @@ impl Job {
         self.parts.iter().map(place).collect()
     }
 
-    /// Where the first list is.
+    /// Returns the offset of the first list.
     pub fn lists_at(&self) -> u64 {
         let checksums = self.checksums.len() as u64 * CHECKSUM_BYTES;
         (self.checksums_at() + checksums).next_multiple_of(4096)
     }
 
-    /// Reads a list; every piece of it is whole pages that are within the length of all.
+    /// Reads a list; every piece of it is whole pages within the length of all.
     pub fn read_list(&self, file: &File, at: u64, count: u64) -> io::Result<Vec<Piece>> {
         if count > PIECES_MAX {
             return Err(word::bad("a list is too long"));
@@ -187,7 +188,7 @@ impl Job {
                 return Err(word::bad("a piece is beyond the end"));
             }
             if piece.source >= self.processes.len() as i64 {
-                return Err(word::bad("a piece is of nobody's"));
+                return Err(word::bad("a piece of an unknown process"));
             }
             pieces.push(piece);
         }
@@ -195,7 +196,7 @@ impl Job {
     }
 }
 
-/// What a file of pages is called.
+/// Returns the name of a file of pages.
 pub fn part_name(number: usize) -> String {
     match number {
         0 => "pages".into(),
@@ -214,12 +215,12 @@ pub fn write_list(file: &File, at: u64, left: &[Piece]) -> io::Result<()> {
     word::write(file, at, left.iter().map(fields).collect::<Vec<_>>().as_flattened())
 }
 
-/// One number of the head, by its place.
+/// Reads one number of the head, by its place.
 pub fn number(file: &File, place: usize) -> io::Result<u64> {
     Ok(word::read(file, place as u64 * 8, 1)?[0])
 }
 
-/// Says why the container was ended.
+/// Records why the container was ended.
 pub fn give_reason(file: &File, why: &str) -> io::Result<()> {
     let mut end = why.len().min(REASON_BYTES - 1);
     while !why.is_char_boundary(end) {
@@ -228,7 +229,7 @@ pub fn give_reason(file: &File, why: &str) -> io::Result<()> {
     file.write_all_at(&[&why.as_bytes()[..end], &[0]].concat(), REASON_AT)
 }
 
-/// Why the container was ended, where it was.
+/// Returns why the container was ended, if it was.
 pub fn reason(file: &File) -> io::Result<Option<String>> {
     let mut bytes = [0; REASON_BYTES];
     file.read_exact_at(&mut bytes, REASON_AT)?;
@@ -236,14 +237,14 @@ pub fn reason(file: &File) -> io::Result<Option<String>> {
     Ok((!text.is_empty()).then(|| String::from_utf8_lossy(text).into_owned()))
 }
 
-/// Bytes around an address that are filled together where nobody says anything else.
+/// Bytes around an address that are filled together by default.
 pub const AROUND_BYTES: u64 = 64 << 10;
-/// LIMIT: places in a record of what was touched: 32 MB of 64 kB each.
+/// LIMIT: places in a record of touched memory: 32 MB of 64 kB each.
 pub const TOUCHED_MAX: usize = 512;
 /// First number of such a record.
 const TOUCHED_MAGIC: u64 = u64::from_ne_bytes(*b"DMTOUCH1");
 
-/// A part of a process's memory, the process by its id inside, that somebody waited for.
+/// A part of a process's memory that a thread waited for; the process by its id inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Touched {
     /// The process.
@@ -252,9 +253,10 @@ pub struct Touched {
     pub start: u64,
 }
 
-/// Writes what was touched, the most important first, over what the file holds.
+/// Writes the touched places, the most important first, over the contents of the file.
 ///
-/// A record that is cut or damaged is none: it is worth time, not truth.
+/// A truncated or damaged record counts as empty: it saves time, and correctness does not depend on
+/// it.
 pub fn write_touched(file: &File, touched: &[Touched]) -> io::Result<()> {
     let touched = &touched[..touched.len().min(TOUCHED_MAX)];
     let places = touched.iter().flat_map(|t| [u64::from(t.pid), t.start]);
@@ -266,7 +268,7 @@ pub fn write_touched(file: &File, touched: &[Touched]) -> io::Result<()> {
     file.write_all_at(&bytes, 0)
 }
 
-/// What such a record holds; nothing where it is none.
+/// Reads such a record; returns nothing if it is invalid.
 pub fn read_touched(file: &File) -> Vec<Touched> {
     const HEAD_BYTES: usize = 16;
     const PLACE_BYTES: usize = 16;
@@ -280,7 +282,7 @@ pub fn read_touched(file: &File) -> Vec<Touched> {
     let Some((all, checksum)) = bytes.split_last_chunk::<32>().filter(|_| is_read) else {
         return Vec::new();
     };
-    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // eight by the slice
+    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // 8 bytes
     let all_numbers: Vec<u64> = all.chunks_exact(8).map(number).collect();
     match all_numbers.split_first_chunk::<2>() {
         Some(([TOUCHED_MAGIC, count], places))
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn job_round_trips() {
         let (job, left) = job();
         let file = tempfile::tempfile().unwrap();
         job.write(&file, &left).unwrap();
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_touched_is_read_or_is_nothing() {
+    fn touched_record_round_trips_or_reads_as_empty() {
         let file = tempfile::tempfile().unwrap();
         assert_eq!(read_touched(&file), []);
         let touched: Vec<Touched> =
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_that_are_none_are_refused() {
+    fn invalid_pieces_are_refused() {
         let (job, left) = job();
         let file = tempfile::tempfile().unwrap();
         for bad in [

@@ -1,4 +1,4 @@
-//! The form a plan has on its way: one flat piece of memory that the newborn maps and executes.
+//! The form of a plan in transit: one flat piece of memory that the newborn maps and executes.
 //!
 //! ```text
 //! 0     header, 48 bytes        magic, version, length, operations: where, how many; descriptors
@@ -8,8 +8,8 @@
 //!
 //! All numbers are in the machine's own order: writer and reader are one program on one machine.
 //! Offsets count from the start. A table (`argv`, `envp`) becomes an array of pointers by adding
-//! the address of the mapping to each entry ([`Flat::relocate`]), so that the newborn hands the
-//! kernel what it mapped, with no allocation between clone and execve. Every access is checked
+//! the address of the mapping to each entry ([`Flat::relocate`]), so that the newborn passes its
+//! mapping to the kernel, with no allocation between clone and execve. Every access is checked
 //! against the bounds: a damaged plan is an error, never a wild read.
 
 use std::ffi::CStr;
@@ -31,7 +31,7 @@ pub const NO_FD: u32 = u32::MAX;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
-        /// What one operation does. The texts are what errors call it.
+        /// The operations. The texts name them in errors.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u16)]
         pub enum Code { $($(#[$doc])* $name = $value,)* }
@@ -42,7 +42,7 @@ macro_rules! codes {
                 match number { $($value => Some(Self::$name),)* _ => None }
             }
 
-            /// What the operation does, for an error message: `cannot TEXT`.
+            /// The operation, for an error message: `cannot TEXT`.
             pub fn text(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
@@ -65,8 +65,8 @@ codes! {
     Root = 6, "put the root filesystem in place";
     /// The root mount becomes read-only.
     RootReadOnly = 7, "make the root filesystem read-only";
-    /// Mount `fd` is attached at `text`; the lower half of `a` is the kind of the target, flag CREATE
-    /// makes it, and for flag COPY the upper half is how the copy's propagation is set.
+    /// Mount `fd` is attached at `text`; the lower half of `a` is the kind of the target, flag
+    /// CREATE makes it, and for flag COPY the upper half is how the copy's propagation is set.
     Attach = 8, "mount";
     /// A new filesystem of type `b` (an index into `FILESYSTEMS`) at `text`.
     NewFilesystem = 9, "mount";
@@ -106,8 +106,8 @@ codes! {
     NoNewPrivs = 26, "set no_new_privs";
     /// Loads `a` instructions of the filter at `text`.
     Seccomp = 27, "load the system call filter";
-    /// A tiny init of ours stays as this process; the program is its child. Where there is data: its
-    /// user and group, effective, permitted and inheritable capabilities, 8 bytes each.
+    /// A tiny init stays as this process; the program is its child. Data, if any: its user and
+    /// group, effective, permitted and inheritable capabilities, 8 bytes each.
     Init = 28, "start the init process";
     /// execve: candidates at `text`, argv table at `a`, envp table at `b`.
     Exec = 29, "execute";
@@ -117,8 +117,9 @@ codes! {
     Symlink = 31, "make the link";
     /// The loopback device of its network namespace is set up.
     Loopback = 32, "set the loopback device up";
-    /// The program in memory `fd` is mapped at `a`, `b` bytes long, and followed. At `text`, numbers
-    /// of 64 bits: its first operation, where descriptor numbers go, how many, their indices.
+    /// The program in memory `fd` is mapped at `a`, `b` bytes long, and followed. At `text`,
+    /// numbers of 64 bits: its first operation, where descriptor numbers go, how many, their
+    /// indices.
     Follow = 33, "follow the restore";
     /// Mount `fd` is attached at `text`, a path of the host that the mount namespace is a copy of;
     /// what follows is relative to it.
@@ -127,15 +128,16 @@ codes! {
     Pivot = 48, "make the root filesystem the root";
     /// The root mount's propagation: `a` is a `Spread`, with everything below for flag RECURSIVE.
     Spread = 34, "set the propagation of the root filesystem";
-    /// A new filesystem at `text`, a target of kind `fd`, with mount attributes in the lower half of
-    /// `a` and its propagation in the upper; at `b` its type and its options, texts one after the
-    /// other, ended by an empty one.
+    /// A new filesystem at `text`, a target of kind `fd`, with mount attributes in the lower half
+    /// of `a` and its propagation in the upper; at `b` its type and its options, texts one after
+    /// the other, ended by an empty one.
     Filesystem = 35, "mount";
     /// The device node `text`: device number `a`, mode and kind in the lower half of `b`, owner in
     /// its upper half, group `fd`.
     Device = 36, "make the device";
-    /// The program `text` with argv table `a` and envp table `b`, descriptor `fd` as its standard
-    /// input, in a process of its own; killed after as many seconds as the flags say, 0 for never.
+    /// The program `text` with argv table `a` and envp table `b` and descriptor `fd` as its
+    /// standard input, in a separate process; killed after the number of seconds in the flags, 0
+    /// for never.
     Hook = 37, "run the hook";
     /// Sends Ready and, after Go, waits for a connection to the listening socket `fd` and another
     /// Go from there.
@@ -159,7 +161,7 @@ codes! {
 }
 
 impl Code {
-    /// Which of the arguments `a` and `b` are offsets.
+    /// Returns which of the arguments `a` and `b` are offsets.
     fn offsets(self) -> (bool, bool) {
         match self {
             Self::Exec | Self::Hook => (true, true),
@@ -183,24 +185,24 @@ pub const RECURSIVE: u16 = 16;
 pub const NO_PIVOT: u16 = 32;
 /// The root is attached nowhere, and entered by chroot(2).
 pub const APART: u16 = 64;
-/// What is attached is a copy that is made now: in the kernel's table, which goes by the age of
-/// mounts, it comes after those that are there.
+/// A copy made now is attached: in the kernel's table, which is in the order of creation of mounts,
+/// it comes after the existing ones.
 pub const COPY: u16 = 128;
 
 /// LIMIT: how often the propagation of one mount is set.
 pub const SPREADS_MAX: usize = 8;
-/// Bits of one setting in the upper half of an operation's `a`, the first one lowest: [`SPREAD_SET`],
-/// [`SPREAD_RECURSIVE`], and a `Spread` by its number.
+/// Bits of one setting in the upper half of an operation's `a`, the first one lowest:
+/// [`SPREAD_SET`], [`SPREAD_RECURSIVE`], and a `Spread` by its number.
 pub const SPREAD_BITS: u32 = 4;
 /// There is such a setting.
 pub const SPREAD_SET: u64 = 8;
-/// It goes for all mounts below, too.
+/// Also applies to all mounts below.
 pub const SPREAD_RECURSIVE: u64 = 4;
 
-/// From this number on, what a newborn reports as errno is 4096 and how a program that it ran has
-/// ended: errnos are smaller (MAX_ERRNO).
+/// From this number on, an errno reported by a newborn is 4096 plus the exit status of a program
+/// that it ran: errnos are smaller (MAX_ERRNO).
 pub const PROGRAM_ENDED: i32 = 4096;
-/// What a program is reported to have ended with that was killed because its time was over.
+/// The reported status of a program that was killed because its time was over.
 pub const TIMED_OUT: i32 = 512;
 
 /// Filesystems that a newborn makes of its own namespaces.
@@ -274,12 +276,12 @@ impl<'m> Flat<'m> {
         Ok(Self { bytes, operations, count, descriptors })
     }
 
-    /// How many operations there are.
+    /// Number of operations.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// How many descriptors the plan refers to.
+    /// Number of descriptors of the plan.
     pub fn descriptors(&self) -> usize {
         self.descriptors
     }
@@ -309,7 +311,7 @@ impl<'m> Flat<'m> {
         CStr::from_bytes_with_nul(bytes).map_err(|_| Damaged)
     }
 
-    /// The bytes of an operation whose text is none.
+    /// Returns the binary data of an operation without text.
     pub fn data(&self, record: &Record) -> Result<&[u8], Damaged> {
         let end = (record.text as usize).checked_add(record.text_len as usize).ok_or(Damaged)?;
         self.bytes.get(record.text as usize..end).ok_or(Damaged)
@@ -322,7 +324,7 @@ impl<'m> Flat<'m> {
     }
 
     /// Turns the table at `offset` into pointers by adding the address of the plan to each entry;
-    /// gives the place of the table. The entries must be texts of the plan.
+    /// returns the place of the table. The entries must be texts of the plan.
     pub fn relocate(&mut self, offset: u64) -> Result<usize, Damaged> {
         let base = self.bytes.as_ptr() as u64;
         let start = offset as usize;
@@ -342,7 +344,7 @@ impl<'m> Flat<'m> {
         }
     }
 
-    /// Where the plan is mapped.
+    /// Address of the mapped plan.
     pub fn base(&self) -> *const u8 {
         self.bytes.as_ptr()
     }
@@ -354,13 +356,13 @@ pub(crate) struct Writer {
     strings: Vec<u8>,
 }
 
-/// Where strings begin until the number of operations is known: offsets are relative before.
+/// Strings begin at offset 0 until the number of operations is known: offsets are relative before.
 impl Writer {
     pub(crate) fn new() -> Self {
         Self { records: Vec::new(), strings: Vec::new() }
     }
 
-    /// Keeps bytes and a NUL; gives their offset in the string area.
+    /// Stores bytes and a NUL; returns their offset in the string area.
     pub(crate) fn text(&mut self, bytes: &[u8]) -> (u32, u32) {
         let at = self.strings.len() as u32;
         self.strings.extend_from_slice(bytes);
@@ -368,13 +370,13 @@ impl Writer {
         (at, bytes.len() as u32)
     }
 
-    /// Keeps bytes at a multiple of 8.
+    /// Stores bytes at a multiple of 8.
     pub(crate) fn aligned(&mut self, bytes: &[u8]) -> (u32, u32) {
         self.strings.resize(self.strings.len().next_multiple_of(8), 0);
         self.text(bytes)
     }
 
-    /// Keeps texts and a table of their offsets; gives the table's.
+    /// Stores texts and a table of their offsets; returns the table's.
     pub(crate) fn table(&mut self, texts: &[Vec<u8>]) -> Table {
         let offsets: Vec<u32> = texts.iter().map(|t| self.text(t).0).collect();
         let size = (offsets.len() + 1) * 8;

@@ -1,8 +1,9 @@
-//! The keeper as its clients see it: found, or started under a lock, and asked over its socket.
+//! The client side of the keeper: finding it, starting it under a lock, and requests over its
+//! socket.
 //!
-//! `RUN/keeper.sock` is a SOCK_SEQPACKET socket, mode 0600. `RUN/keeper.lock` is held (flock(2)) by
-//! whoever starts a keeper and by a keeper that ends, so that there is one at most and nobody
-//! connects to one that is going away. A connection that was answered once keeps the keeper alive.
+//! `RUN/keeper.sock` is a SOCK_SEQPACKET socket, mode 0600. A process that starts a keeper and a
+//! keeper that exits hold `RUN/keeper.lock` (flock(2)), so that there is at most one keeper and no
+//! client connects to an exiting one. A connection with at least one reply keeps the keeper alive.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -29,12 +30,12 @@ use crate::{ExitStatus, LaunchError, Newborn, wire};
 
 /// Name of the socket in the runtime directory.
 pub const SOCKET: &str = "keeper.sock";
-/// Name of the vault's socket there: what a keeper holds of sleeping containers outlives it.
+/// Name of the vault's socket there: held descriptors of sleeping containers outlive the keeper.
 pub const VAULT: &str = "vault.sock";
 /// Name of the lock in the runtime directory.
 pub const LOCK: &str = "keeper.lock";
 
-/// What a keeper is started with.
+/// The parameters of a new keeper.
 #[derive(Debug, Clone, Default)]
 pub struct KeeperStart {
     /// RUN: its socket, its lock, `c/ID/exit`.
@@ -43,14 +44,15 @@ pub struct KeeperStart {
     pub program: PathBuf,
     /// Directories of its own cgroup, one per hierarchy; it enters them by itself.
     pub cgroups: Vec<PathBuf>,
-    /// Program and arguments that settle a container whose spawner is gone; the id is appended.
+    /// Program and arguments that settle a container without a spawner; the id is appended.
     /// Empty: nothing is settled.
     pub settle: Vec<OsString>,
-    /// Program and arguments that wake containers: it reads a line `ID WHY` (`called`, `timer`) for each
-    /// from its standard input, a socket, and answers with a byte when that one is awake.
+    /// Program and arguments that wake containers: it reads a line `ID WHY` (`called`, `timer`) for
+    /// each from its standard input, a socket, and answers with a byte when that container is
+    /// awake.
     pub wake: Vec<OsString>,
-    /// Program and arguments that the keeper becomes when it ends, after it has let go of its
-    /// socket, in the host's mount namespace. Empty: it just ends.
+    /// Program and arguments that the keeper executes before it exits, after it has closed its
+    /// socket, in the host's mount namespace. Empty: none.
     pub tidy: Vec<OsString>,
 }
 
@@ -63,19 +65,19 @@ pub struct Spawn {
     pub kind: Kind,
     /// `CLONE_NEW*` (clone(2)). Not NEWCGROUP: see [`crate::Plan::unshare`].
     pub flags: u64,
-    /// It is born in this network namespace.
+    /// The network namespace of the new process.
     pub netns: Option<OwnedFd>,
-    /// It is born in the pid namespace of this process (a pidfd).
+    /// A process (pidfd); the new process joins its pid namespace.
     pub pid_namespace_of: Option<OwnedFd>,
-    /// It is born in this v2 cgroup (its directory).
+    /// The v2 cgroup (its directory) of the new process.
     pub cgroup: Option<OwnedFd>,
     /// Texts for uid_map and gid_map.
     pub id_map: Option<(String, String)>,
     /// The keeper makes a procfs of its pid namespace: [`Newborn::take_proc`].
     pub proc: bool,
-    /// If this connection is closed before [`Keeper::settled`] was said, the keeper settles.
+    /// If this connection is closed before [`Keeper::settled`], the keeper settles.
     pub settle: bool,
-    /// It is born with the memory of this [template](Keeper::template).
+    /// The [template](Keeper::template) whose memory the new process shares.
     pub template: Option<String>,
 }
 
@@ -97,16 +99,16 @@ impl Spawn {
     }
 }
 
-/// A terminal that was attached to.
+/// An attached terminal.
 #[derive(Debug)]
 pub struct Console {
-    /// Its master. While the connection lives, nobody else reads it.
+    /// The master. While the connection is open, no other process reads it.
     pub master: OwnedFd,
-    /// Its log, opened for appending; what is read from the master belongs there too.
+    /// Its log, opened for appending; output read from the master belongs there too.
     pub log: OwnedFd,
 }
 
-/// A keeper that was called and has not answered yet: it may be about to end.
+/// A keeper that was contacted and has not answered yet: it may be about to exit.
 #[derive(Debug)]
 pub struct Calling(Keeper);
 
@@ -125,7 +127,7 @@ impl Calling {
     }
 }
 
-/// A process that was asked for: the socket over which it will be told its plan.
+/// A requested process: the socket that will carry its plan.
 #[derive(Debug)]
 pub struct Expected(OwnedFd);
 
@@ -140,7 +142,7 @@ pub struct Keeper {
 }
 
 impl AsFd for Keeper {
-    /// Readable when something has ended ([`Keeper::try_wait`]) or the keeper is gone.
+    /// Readable when a child has exited ([`Keeper::try_wait`]) or the keeper has.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.sock.as_fd()
     }
@@ -151,7 +153,7 @@ fn id(text: &str) -> Result<Id, LaunchError> {
 }
 
 impl Keeper {
-    /// Connects to the keeper of this runtime directory, which is started if there is none.
+    /// Connects to the keeper of this runtime directory, and starts one if there is none.
     pub fn connect_or_start(start: &KeeperStart) -> Result<Self, LaunchError> {
         if let Some(keeper) = Self::connect(&start.run_dir)? {
             return Ok(keeper);
@@ -170,7 +172,7 @@ impl Keeper {
         Self::call(run_dir)?.map_or(Ok(None), Calling::answer)
     }
 
-    /// Calls the keeper, if there is one, and does not wait for its answer.
+    /// Contacts the keeper, if there is one, and does not wait for its answer.
     pub fn call(run_dir: &Path) -> Result<Option<Calling>, LaunchError> {
         let path = run_dir.join(SOCKET);
         let failed = |source| LaunchError::Connect { path: path.clone(), source };
@@ -222,7 +224,7 @@ impl Keeper {
         }
     }
 
-    /// Asks and waits for the answer; ends that are told in between are kept for later.
+    /// Sends a request and waits for the reply; exits reported in between are kept for later.
     fn ask(
         &mut self,
         request: &Request,
@@ -252,12 +254,12 @@ impl Keeper {
         self.ask(request, fds).map(drop)
     }
 
-    /// The keeper's pid: the parent of what it has cloned.
+    /// The keeper's pid: the parent of the processes it has cloned.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// What the keeper keeps.
+    /// Returns the keeper's counts.
     pub fn status(&mut self) -> Result<Status, LaunchError> {
         match self.ask(&Request::Status, &[])? {
             (Reply::Status(status), _) => Ok(status),
@@ -271,7 +273,7 @@ impl Keeper {
         self.born(expected)
     }
 
-    /// Asks for a process and does not wait until it is [born](Self::born), which must be asked for
+    /// Requests a process and does not wait until it is [born](Self::born), which must be called
     /// next.
     pub fn expect(&mut self, spawn: Spawn) -> Result<Expected, LaunchError> {
         let failed = |source| LaunchError::Connect { path: self.path.clone(), source };
@@ -305,7 +307,7 @@ impl Keeper {
         Ok(Expected(sock))
     }
 
-    /// The process that was asked for.
+    /// Returns the requested process.
     pub fn born(&mut self, expected: Expected) -> Result<Newborn, LaunchError> {
         let (reply, fds) = self.answer()?;
         let Reply::Spawned { pid, start_time } = reply else { return Err(unexpected()) };
@@ -323,7 +325,7 @@ impl Keeper {
         })
     }
 
-    /// Waits until the child has ended. A child of another connection can be waited for too.
+    /// Waits until the child has exited. A child of another connection can be waited for too.
     pub fn wait(&mut self, pid: u32) -> Result<ExitStatus, LaunchError> {
         if !self.mine.contains(&pid) && !self.ended.contains_key(&pid) {
             self.say(&Request::Wait { pid }, &[])?;
@@ -337,7 +339,8 @@ impl Keeper {
         }
     }
 
-    /// Whether the child, spawned over this connection, has ended; never blocks.
+    /// Returns the exit status of the child, spawned over this connection, if it has exited; never
+    /// blocks.
     pub fn try_wait(&mut self, pid: u32) -> Result<Option<ExitStatus>, LaunchError> {
         while self.hear(RecvFlags::DONTWAIT)? {}
         let ended = self.ended.remove(&pid);
@@ -361,14 +364,14 @@ impl Keeper {
         }
     }
 
-    /// Says that what follows the end of a child spawned with [`Spawn::settle`] has been done. The
-    /// keeper hears it before it hears that the connection is closed, so nothing is waited for.
+    /// Reports that clean-up after the exit of a child spawned with [`Spawn::settle`] is done. The
+    /// keeper reads the report before the end of the connection, so there is no reply to wait for.
     pub fn settled(mut self, pid: u32) -> Result<(), LaunchError> {
         self.say(&Request::Settled { pid }, &[])
     }
 
-    /// Gives the master of a container's terminal, and its log (opened for appending), into the
-    /// keeper's hands: output goes to the log while nobody is attached.
+    /// Passes the master of a container's terminal, and its log (opened for appending), to the
+    /// keeper: output goes to the log while no client is attached.
     pub fn keep_console(
         &mut self,
         container: &str,
@@ -379,15 +382,15 @@ impl Keeper {
         self.done(&request, &[master.as_fd(), log.as_fd()])
     }
 
-    /// Gives the write end of a container's standard input into the keeper's hands.
+    /// Passes the write end of a container's standard input to the keeper.
     pub fn keep_stdin(&mut self, container: &str, write_end: OwnedFd) -> Result<(), LaunchError> {
         let request = Request::KeepStdin { id: id(container)? };
         self.done(&request, &[write_end.as_fd()])
     }
 
-    /// Has the logs of a container kept under `bound_bytes` each, by holes at their head: readers
-    /// begin at SEEK_DATA (lseek(2)), writers (O_APPEND) never notice. The paths are absolute, two
-    /// at most.
+    /// Keeps the logs of a container under `bound_bytes` each, by holes at their head: readers
+    /// begin at SEEK_DATA (lseek(2)), writers (O_APPEND) are not affected. The paths are absolute,
+    /// two at most.
     pub fn keep_logs(
         &mut self,
         container: &str,
@@ -402,8 +405,8 @@ impl Keeper {
         self.done(&Request::KeepLogs { id: id(container)?, bound_bytes, paths }, &[])
     }
 
-    /// Takes over a container's terminal for as long as this connection lives. Refused with EBUSY
-    /// while somebody else has it, with ENOENT where it has none.
+    /// Takes over a container's terminal for as long as this connection is open. Refused with EBUSY
+    /// while another client is attached, with ENOENT if the container has no terminal.
     pub fn attach_console(&mut self, container: &str) -> Result<Console, LaunchError> {
         let (_, fds) = self.ask(&Request::AttachConsole { id: id(container)? }, &[])?;
         let mut fds = fds.into_iter();
@@ -413,13 +416,13 @@ impl Keeper {
         Ok(Console { master, log })
     }
 
-    /// The write end of a container's standard input. ENOENT where the keeper holds none.
+    /// Returns the write end of a container's standard input. ENOENT if the keeper holds none.
     pub fn attach_stdin(&mut self, container: &str) -> Result<OwnedFd, LaunchError> {
         let (_, fds) = self.ask(&Request::AttachStdin { id: id(container)? }, &[])?;
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
-    /// Asks the keeper to end now and waits until it has let go of its socket. Refused with EBUSY
+    /// Requests the keeper to exit now and waits until it has closed its socket. Refused with EBUSY
     /// while it has children or other connections.
     pub fn end(mut self) -> Result<(), LaunchError> {
         match self.ask(&Request::End, &[]) {
@@ -435,9 +438,10 @@ impl Keeper {
         }
     }
 
-    /// Gives the keeper a descriptor of a container that falls asleep; when it is as `watch` says
-    /// (bits of [`crate::protocol::watch`]), the keeper runs [`KeeperStart::wake`]. Refused with EBUSY
-    /// while somebody waits for the end of the container's first process: sleep would look like it.
+    /// Passes a descriptor of a container that falls asleep to the keeper. When it is ready as in
+    /// `watch` (bits of [`crate::protocol::watch`]), the keeper runs [`KeeperStart::wake`]. Refused
+    /// with EBUSY while a client waits for the exit of the container's first process, which a
+    /// suspend would look like.
     pub fn hold(
         &mut self,
         container: &str,
@@ -448,31 +452,31 @@ impl Keeper {
         self.done(&Request::Hold { id: id(container)?, key, watch }, &[fd])
     }
 
-    /// Says that a container has given all that it has: from now on that outlives the keeper, in its vault.
+    /// Ends the descriptors of a container: from now on they outlive the keeper, in its vault.
     pub fn park(&mut self, container: &str) -> Result<(), LaunchError> {
         self.done(&Request::Park { id: id(container)? }, &[])
     }
 
-    /// What was given by [`Keeper::hold`]. ENOENT where this keeper was never given it.
+    /// Returns a descriptor passed by [`Keeper::hold`]. ENOENT if this keeper never received it.
     pub fn take(&mut self, container: &str, key: u32) -> Result<OwnedFd, LaunchError> {
         self.ask_for(container, key)?;
         self.taken()
     }
 
-    /// Asks for it, for who has something else to do until [`Keeper::taken`].
+    /// Requests it without waiting for the reply, which [`Keeper::taken`] reads.
     ///
-    /// LIMIT: the keeper leaves who does not hear some hundred of its answers.
+    /// LIMIT: the keeper disconnects a client with some hundred unread replies.
     pub fn ask_for(&mut self, container: &str, key: u32) -> Result<(), LaunchError> {
         self.say(&Request::Take { id: id(container)?, key }, &[])
     }
 
-    /// What was asked for first and was not given yet.
+    /// Returns the descriptor that was requested first and not received yet.
     pub fn taken(&mut self) -> Result<OwnedFd, LaunchError> {
         let (_, fds) = self.answer()?;
         fds.into_iter().next().ok_or_else(unexpected)
     }
 
-    /// Whether it holds something of a container.
+    /// Returns whether the keeper holds descriptors of a container.
     pub fn holds(&mut self, container: &str) -> Result<bool, LaunchError> {
         match self.done(&Request::Holds { id: id(container)? }, &[]) {
             Err(LaunchError::Refused { source, .. }) if source == Errno::NOENT => Ok(false),
@@ -480,13 +484,14 @@ impl Keeper {
         }
     }
 
-    /// Lets the keeper drop what it has of a keeper before it and [`Keeper::holds`] was not asked of.
+    /// Makes the keeper drop descriptors of an earlier keeper that [`Keeper::holds`] was not called
+    /// for.
     pub fn let_go_unasked(&mut self) -> Result<(), LaunchError> {
         self.done(&Request::LetGoUnasked, &[])
     }
 
-    /// Lets the keeper drop all that it holds of a container. Of one that is gone the vault has it, until the
-    /// next finds that its container runs.
+    /// Makes the keeper drop all held descriptors of a container. If the keeper has exited, the
+    /// vault has them until the next keeper finds that the container runs.
     pub fn let_go(&mut self, container: &str) -> Result<(), LaunchError> {
         match self.done(&Request::LetGo { id: id(container)? }, &[]) {
             Err(LaunchError::KeeperGone) => Ok(()),
@@ -494,14 +499,14 @@ impl Keeper {
         }
     }
 
-    /// Has a container woken after so many milliseconds, of which something is held.
+    /// Has a container with held descriptors woken after so many milliseconds.
     pub fn set_alarm(&mut self, container: &str, after_ms: u64) -> Result<(), LaunchError> {
         self.done(&Request::Alarm { id: id(container)?, after_ms }, &[])
     }
 
-    /// Has memory of a container filled by processes of its own, as [`crate::fill`] says: the file, the
-    /// first process, where is written what was touched, the files of the contents, and the address
-    /// spaces.
+    /// Has memory of a container filled by separate processes, as in [`crate::fill`]. The
+    /// descriptors: the file, the first process, the file for the record of touched pages, the
+    /// files of the contents, and the address spaces.
     pub fn fill(
         &mut self,
         container: &str,
@@ -516,9 +521,9 @@ impl Keeper {
         self.done(&request, &fds)
     }
 
-    /// Has a process made from which newborns are cloned that share its memory ([`Spawn::template`]), and
-    /// waits until that is there: the file of [`crate::template`], and the files of contents. Its name is
-    /// one that nobody else has. It ends with this connection.
+    /// Starts a process from which newborns that share its memory ([`Spawn::template`]) are cloned,
+    /// and waits until the memory is there. The inputs are the file of [`crate::template`] and the
+    /// files of contents. The name must be unique. The process ends with this connection.
     pub fn template(
         &mut self,
         key: &str,
@@ -530,7 +535,7 @@ impl Keeper {
         self.done(&request, &fds)
     }
 
-    /// Lets the keeper drop console, standard input and logs of a container.
+    /// Makes the keeper drop console, standard input and logs of a container.
     pub fn forget(&mut self, container: &str) -> Result<(), LaunchError> {
         self.done(&Request::Forget { id: id(container)? }, &[])
     }
@@ -557,22 +562,22 @@ fn lock(run_dir: &Path) -> Result<File, LaunchError> {
     }
 }
 
-/// A sealed copy of the program: nothing that a container could do to `/proc/PID/exe` of the
-/// keeper or of a newborn changes the file on disk (CVE-2019-5736).
+/// A sealed copy of the program: a write through `/proc/PID/exe` of the keeper or of a newborn
+/// cannot change the file on disk (CVE-2019-5736).
 fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
     let failed = |source| LaunchError::Program { path: program.to_owned(), source };
     let bytes = std::fs::read(program).map_err(failed)?;
     let memory = |source| LaunchError::Memory { source };
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // KERNEL(6.3): MFD_EXEC says that it will be executed; before, every memfd can be.
+    // KERNEL(6.3): MFD_EXEC marks it as executable; before, every memfd is.
     let fd = rustix::fs::memfd_create(c"dormouse-keeper", flags | MemfdFlags::EXEC)
         .or_else(|_| rustix::fs::memfd_create(c"dormouse-keeper", flags))
         .map_err(memory)?;
     let mut file = File::from(fd);
     file.write_all(&bytes).map_err(failed)?;
-    // Not F_SEAL_WRITE, for which the kernel waits until nobody has hold of a page, and after 0.15 s no
-    // longer (EBUSY): reclaim and other processors' lists of new pages have, for a while. There is
-    // no mapping yet, so to forbid new ones and write(2) is as much.
+    // Not F_SEAL_WRITE: the kernel waits for it until no page has an extra reference, and fails
+    // after 0.15 s (EBUSY); reclaim and other processors' lists of new pages hold references for a
+    // while. There is no mapping yet, so forbidding new ones and write(2) is as much.
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(memory)?;
     Ok(file.into())
@@ -582,9 +587,9 @@ fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
 fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
     let program = sealed_copy(&start.program)?;
     let mut command = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()));
-    command.arg0("dormouse-keeper"); // what ps shows
-    // ORDER: it has the lock itself, until it has started the keeper: whoever waits here may be killed, and
-    // the next one would start another keeper beside it.
+    command.arg0("dormouse-keeper"); // shown by ps
+    // ORDER: the child holds the lock itself until it has started the keeper: this process may be
+    // killed, and the next one would start another keeper beside it.
     command.env_clear().current_dir("/").stdin(lock).stdout(Stdio::null());
     command.stderr(Stdio::piped()).arg("--run").arg(&start.run_dir);
     for dir in &start.cgroups {
@@ -604,10 +609,10 @@ fn run_program(start: &KeeperStart, lock: File) -> Result<(), LaunchError> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let why = match said.trim() {
+    let message = String::from_utf8_lossy(&output.stderr);
+    let why = match message.trim() {
         "" => output.status.to_string(),
-        said => said.to_owned(),
+        message => message.to_owned(),
     };
     Err(LaunchError::Start { why })
 }

@@ -1,9 +1,9 @@
-//! The language between the engine, the keeper and a newborn container.
+//! The plan, the protocol and the keeper's client: the messages between engine, keeper and newborn.
 //!
 //! The engine decides, in a process that may be large; the keeper clones, in a process that is
-//! tiny; the newborn executes a flat [`Plan`] and becomes the program. This crate holds what they
-//! say to each other and the engine's side of it: the plan's builder, the [`Newborn`], the client
-//! of the keeper ([`keeper::Keeper`]). The other side is the crate `keeper`.
+//! tiny; the newborn executes a flat [`Plan`] and becomes the program. This crate has the messages
+//! between them and the engine's side: the plan's builder, the [`Newborn`], the client of the
+//! keeper ([`keeper::Keeper`]). The other side is the crate `keeper`.
 //!
 //! One start, in time:
 //!
@@ -20,8 +20,9 @@
 //!   wait <----------- Exited ---- reaps, writes RUN/c/ID/exit
 //! ```
 //!
-//! If the engine dies at any point before `go`, the newborn reads the end of its socket and exits;
-//! the keeper reaps it. If the keeper dies, its children go on, and how they end stays unknown.
+//! If the engine exits at any point before `go`, the newborn reads the end of its socket and exits;
+//! the keeper reaps it. If the keeper exits, its children continue, and their exit status stays
+//! unknown.
 #![forbid(unsafe_code)]
 
 mod exit;
@@ -58,7 +59,7 @@ pub enum LaunchError {
     /// The keeper refused.
     #[error("the keeper cannot {step}")]
     Refused {
-        /// What it tried.
+        /// The step.
         step: String,
         /// Why.
         #[source]
@@ -89,7 +90,7 @@ pub enum LaunchError {
         #[source]
         source: Errno,
     },
-    /// The plan could not be sent: mostly because the newborn has ended.
+    /// The plan could not be sent, mostly because the newborn has exited.
     #[error("cannot reach the new process")]
     SendPlan {
         /// Why.
@@ -97,16 +98,16 @@ pub enum LaunchError {
         source: Errno,
     },
     /// Its answer could not be received.
-    #[error("cannot hear the new process")]
+    #[error("cannot receive from the new process")]
     HearNewborn {
         /// Why.
         #[source]
         source: Errno,
     },
-    /// It behaved otherwise than it must.
+    /// The new process violated the protocol.
     #[error("the new process {what}")]
     Newborn {
-        /// What it did.
+        /// The violation.
         what: &'static str,
     },
     /// The keeper's lock.
@@ -121,7 +122,7 @@ pub enum LaunchError {
     /// The keeper's program.
     #[error("cannot read the keeper's program {path}")]
     Program {
-        /// Where it was looked for.
+        /// The searched path.
         path: PathBuf,
         /// Why.
         #[source]
@@ -142,13 +143,13 @@ pub enum LaunchError {
         #[source]
         source: Errno,
     },
-    /// The keeper has gone away in the middle.
-    #[error("the keeper has ended; what became of its processes is unknown")]
+    /// The keeper has exited during the request.
+    #[error("the keeper has exited; the state of its processes is unknown")]
     KeeperGone,
-    /// It speaks another protocol, mostly because it is older or newer than this program.
+    /// The keeper speaks another protocol, mostly because it is older or newer than this program.
     #[error("the keeper's answer cannot be read: {source}")]
     Protocol {
-        /// What is wrong with it.
+        /// The violation.
         source: protocol::Malformed,
     },
     /// The exit file.

@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::protocol::{FromNewborn, ToNewborn};
 use crate::{LaunchError, wire};
 
-/// What one operation of a plan is about, for errors.
+/// The object of one operation of a plan, for errors.
 #[derive(Debug, Clone)]
 pub struct Step {
     pub(crate) code: Code,
@@ -21,22 +21,22 @@ pub struct Step {
 /// An operation of the newborn that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What it did.
+    /// The operation.
     pub op: &'static str,
-    /// To what: a path, a name; may be empty.
+    /// The object: a path, a name; may be empty.
     pub detail: String,
-    /// Why. `ENOENT` and `EACCES` of "execute" become exit codes 127 and 126.
+    /// The error. `ENOENT` and `EACCES` of "execute" become exit codes 127 and 126.
     pub errno: i32,
 }
 
 impl Failure {
-    /// It was the execve, or the look whether there is a program for it.
+    /// Returns whether this was the execve, or the search for its program.
     pub fn is_exec(&self) -> bool {
         self.op == Code::Exec.text() || self.op == Code::Lookup.text()
     }
 
-    /// The exit code a shell or podman would give: 127 for a program that is not there, 126 for
-    /// one that cannot be executed, 125 for everything that came before.
+    /// The exit code that a shell or podman would return: 127 for a missing program, 126 for one
+    /// that cannot be executed, 125 for all earlier steps.
     pub fn exit_code(&self) -> i32 {
         match (self.is_exec(), rustix::io::Errno::from_raw_os_error(self.errno)) {
             (true, rustix::io::Errno::NOENT) => 127,
@@ -66,7 +66,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A process between its clone and its execve. Dropped before [`Newborn::go`], it ends by itself.
+/// A process between its clone and its execve. Dropped before [`Newborn::go`], the process exits.
 #[derive(Debug)]
 pub struct Newborn {
     /// Its pid in the keeper's (the host's) pid namespace.
@@ -78,7 +78,7 @@ pub struct Newborn {
     pub(crate) proc: Option<OwnedFd>,
     pub(crate) sock: OwnedFd,
     pub(crate) steps: Vec<Step>,
-    /// Its plan has a sync point.
+    /// Whether its plan has a sync point.
     pub(crate) waits: bool,
 }
 
@@ -89,12 +89,12 @@ impl Newborn {
         Self { pid, start_time, pidfd, proc: None, sock, steps: Vec::new(), waits: true }
     }
 
-    /// What its operations are, for [`Newborn::recall`] by a later process.
+    /// Returns the operations, for [`Newborn::recall`] by a later process.
     pub fn memory(&self) -> Vec<(u16, String)> {
         self.steps.iter().map(|step| (step.code as u16, step.about.clone())).collect()
     }
 
-    /// Knows again what its operations are, so that errors name them.
+    /// Sets the operations from an earlier [`Newborn::memory`], so that errors name them.
     pub fn recall(&mut self, memory: &[(u16, String)]) {
         let step = |(code, about): &(u16, String)| {
             Some(Step { code: Code::from_number(*code)?, about: about.clone() })
@@ -102,8 +102,8 @@ impl Newborn {
         self.steps = memory.iter().map_while(step).collect();
     }
 
-    /// The detached procfs of its pid namespace, where [`crate::Spawn::proc`] asked for one; the
-    /// plan attaches it ([`Plan::proc`]).
+    /// The detached procfs of its pid namespace, if [`crate::Spawn::proc`] requested one; the plan
+    /// attaches it ([`Plan::proc`]).
     pub fn take_proc(&mut self) -> Option<OwnedFd> {
         self.proc.take()
     }
@@ -139,8 +139,8 @@ impl Newborn {
         let mut fd = None;
         let mut receive =
             || wire::receive(&self.sock, &mut bytes, RecvFlags::empty(), |f| fd = Some(f));
-        // A process that ends with messages of ours unread resets the connection; that is told
-        // once, before what it said.
+        // A process that exits with unread messages of ours resets the connection; the error is
+        // returned once, before its own messages.
         let n = match receive() {
             Err(rustix::io::Errno::CONNRESET) => receive(),
             other => other,
@@ -149,13 +149,13 @@ impl Newborn {
             Ok(0) | Err(rustix::io::Errno::CONNRESET) => Ok((None, None)),
             Ok(n) => match FromNewborn::from_bytes(&bytes[..n]) {
                 Some(message) => Ok((Some(message), fd)),
-                None => Err(LaunchError::Newborn { what: "said something unknown" }),
+                None => Err(LaunchError::Newborn { what: "sent an unknown message" }),
             },
             Err(source) => Err(LaunchError::HearNewborn { source }),
         }
     }
 
-    /// Waits until it is at its sync point. Gives the master of its terminal, if it opened one.
+    /// Waits until it is at its sync point. Returns the master of its terminal, if it opened one.
     pub fn ready(&self) -> Result<Option<OwnedFd>, LaunchError> {
         match self.hear()? {
             (Some(FromNewborn::Ready), master) => Ok(master),
@@ -166,13 +166,13 @@ impl Newborn {
         }
     }
 
-    /// Lets it go on from one sync point to the next.
+    /// Releases the newborn from one sync point to the next.
     pub fn release(&self) -> Result<(), LaunchError> {
         wire::send(&self.sock, &ToNewborn::Go.to_bytes(), &[], SendFlags::empty())
             .map_err(|source| LaunchError::SendPlan { source })
     }
 
-    /// Waits until it has become the program, after its last [`Newborn::release`].
+    /// Waits until it has executed the program, after its last [`Newborn::release`].
     pub fn watch(self) -> Result<(), LaunchError> {
         match self.hear()? {
             (Some(FromNewborn::Failed { index, errno }), _) => {
@@ -183,13 +183,14 @@ impl Newborn {
         }
     }
 
-    /// Lets it go on and waits until it has become the program.
+    /// Releases the newborn and waits until it has executed the program.
     ///
     /// LIMIT: a seccomp filter that forbids sendmsg(2) hides why execve failed; the process then
-    /// ends with 127 or 126 all the same.
+    /// exits with 127 or 126 all the same.
     pub fn go(self) -> Result<(), LaunchError> {
         let sent = wire::send(&self.sock, &ToNewborn::Go.to_bytes(), &[], SendFlags::empty());
-        // One that has failed, or has no sync point to wait at, may be gone; its last word is not.
+        // A newborn that has failed, or has no sync point, may have exited; its last message is
+        // still readable.
         if let Err(source) = sent
             && !matches!(source, rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET)
         {

@@ -1,9 +1,9 @@
-//! What a newborn does between its birth and execve, laid out by the engine.
+//! The steps of a newborn between its birth and execve, laid out by the engine.
 //!
-//! A [`Plan`] is built in the engine, where memory, locks and errors are free, and becomes one
-//! flat piece of memory (see [`crate::flat`]). The newborn executes the operations in the order in
-//! which the methods were called; the order is the caller's responsibility, and what depends on it
-//! is said at each method. A usual start is:
+//! A [`Plan`] is built in the engine, where memory, locks and errors are free, and becomes one flat
+//! piece of memory (see [`crate::flat`]). The newborn executes the operations in the order of the
+//! method calls. The order is the caller's responsibility; each method documents its constraints. A
+//! usual start is:
 //!
 //! ```text
 //! join_cgroup*  become_root  unshare(NEWCGROUP)  session_keyring  setsid
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! A start by the OCI command line, which has no keeper, begins in a copy of the host's mount
-//! namespace, where hooks of the bundle may look at the container before it is closed, and waits
+//! namespace, where hooks of the bundle may inspect the container before it is closed, and waits
 //! twice:
 //!
 //! ```text
@@ -41,22 +41,22 @@ use crate::{LaunchError, Step};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdIndex(pub(crate) u32);
 
-/// What the target of a mount must be.
+/// The required type of a mount's target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetKind {
     /// A directory; symbolic links on the way are followed inside the root.
     Dir,
     /// Anything but a directory; links as above.
     File,
-    /// A directory reached without any symbolic link: for procfs, sysfs and `/dev`, whose place
-    /// must not be chosen by an image (CVE-2019-19921, CVE-2023-27561).
+    /// A directory reached without any symbolic link: for procfs, sysfs and `/dev`, whose place an
+    /// image must not choose (CVE-2019-19921, CVE-2023-27561).
     PlainDir,
 }
 
 /// Capability sets as bit masks (capabilities(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CapabilityMasks {
-    /// What no later process can exceed.
+    /// The bound that no later process can exceed.
     pub bounding: u64,
     /// In effect. Only the init of [`Plan::init`] keeps this; execve computes it anew.
     pub effective: u64,
@@ -69,16 +69,16 @@ pub struct CapabilityMasks {
     pub ambient: u64,
 }
 
-/// Who hears of mounts below a mount, and whom it hears of (mount_namespaces(7)).
+/// Propagation of mount events below a mount (mount_namespaces(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spread {
-    /// Nobody.
+    /// No propagation.
     Private,
-    /// It hears, but is not heard.
+    /// Receives events and sends none.
     Slave,
     /// Both ways.
     Shared,
-    /// Nobody, and it cannot be bound.
+    /// No propagation, and the mount cannot be bound.
     Unbindable,
 }
 
@@ -87,7 +87,7 @@ pub enum Spread {
 pub struct Node {
     /// Kind (`S_IFCHR`, `S_IFBLK`, `S_IFIFO`) and permissions.
     pub mode: u32,
-    /// Device number, as makedev(3) gives it.
+    /// Device number, as from makedev(3).
     pub device: u64,
     /// Owner, as seen inside.
     pub uid: u32,
@@ -109,13 +109,13 @@ pub struct Ids {
 /// A terminal of the container's own devpts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terminal {
-    /// Where the devpts is mounted inside.
+    /// Mount point of the devpts inside.
     pub devpts: String,
     /// Rows and columns at first; 0 leaves them.
     pub size: (u16, u16),
-    /// Who owns it.
+    /// The owner.
     pub uid: u32,
-    /// It is bound at `/dev/console` too.
+    /// Whether it is bound at `/dev/console` too.
     pub console: bool,
 }
 
@@ -136,25 +136,25 @@ pub struct Exec {
     pub envp: Vec<Vec<u8>>,
 }
 
-/// A restore program: machine code that is followed instead of a program being executed. What it
-/// is, the crate `checkpoint` tells.
+/// A restore program: machine code that is run instead of executing a program. The crate
+/// `checkpoint` documents it.
 #[derive(Debug)]
 pub struct Follow {
     /// Its memory.
     pub memory: OwnedFd,
-    /// Where it is mapped.
+    /// Address of the mapping.
     pub base: u64,
-    /// How long the mapping is.
+    /// Length of the mapping.
     pub length_bytes: u64,
     /// The address of its first operation.
     pub start: u64,
-    /// Where in the mapping the numbers of `descriptors` are written, 4 bytes each.
+    /// Offset in the mapping of the numbers of `descriptors`, 4 bytes each.
     pub descriptors_at: u64,
-    /// What comes along, in that order.
+    /// The descriptors it receives, in this order.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What a newborn does between its birth and execve.
+/// The steps of a newborn between its birth and execve.
 pub struct Plan {
     writer: Writer,
     tables: Vec<Table>,
@@ -185,8 +185,8 @@ impl Plan {
         }
     }
 
-    /// Takes a descriptor along. The newborn's copy is closed at execve; a descriptor that becomes
-    /// one of 0, 1, 2 by [`Plan::stdio`] stays.
+    /// Adds a descriptor. The newborn's copy is closed at execve; a descriptor that becomes one of
+    /// 0, 1, 2 by [`Plan::stdio`] stays.
     pub fn fd(&mut self, fd: OwnedFd) -> FdIndex {
         self.fds.push(fd);
         FdIndex(self.fds.len() as u32 - 1)
@@ -264,34 +264,34 @@ impl Plan {
         self.push(Code::Write, 0, fd.0, 0, 0, text.as_bytes(), about);
     }
 
-    /// Enters the time namespace that [`Plan::unshare`] has made, whose offsets are final then.
+    /// Enters the time namespace that [`Plan::unshare`] has created, which makes its offsets final.
     pub fn enter_time(&mut self) {
         self.simple(Code::EnterTime, 0, "");
     }
 
-    /// The detached mount is attached at `place`, a path of the host whose mount namespace the
-    /// newborn has a copy of; that copy becomes private. What follows is inside this root, and
-    /// nothing else leaves the view, before [`Plan::pivot`].
+    /// Attaches the detached mount at `place`, a path of the host whose mount namespace the newborn
+    /// has a copy of; that copy becomes private. Later operations are inside this root, and nothing
+    /// else leaves the view before [`Plan::pivot`].
     pub fn root_below(&mut self, mount: FdIndex, place: &str, read_only: bool) {
         self.push(Code::RootBelow, 0, mount.0, 0, 0, place.as_bytes(), place);
         self.root_read_only = read_only;
     }
 
-    /// What follows is inside the detached mount, which is attached nowhere: the newborn shares the
-    /// mount namespace of who cloned it, and changes nothing in it. KERNEL(6.15)
+    /// Later operations are inside the detached mount, which is attached nowhere: the newborn
+    /// shares the mount namespace of its cloning process, and changes nothing in it. KERNEL(6.15)
     pub fn root_apart(&mut self, mount: FdIndex, read_only: bool) {
         self.push(Code::RootBelow, flat::APART, mount.0, 0, 0, b"", "");
         (self.is_apart, self.root_read_only) = (true, read_only);
     }
 
-    /// The root of [`Plan::root_apart`] becomes that of the process. There is nothing above it.
+    /// Makes the root of [`Plan::root_apart`] that of the process. Nothing is above it.
     pub fn enter_root(&mut self) {
         self.push(Code::Pivot, flat::APART, NO_FD, 0, 0, b"", "");
     }
 
-    /// The root of [`Plan::root_below`] becomes that of the mount namespace, and nothing of the
-    /// host stays below it; without `pivot`, for a host whose own root is its initramfs, it only
-    /// covers it.
+    /// Makes the root of [`Plan::root_below`] that of the mount namespace; nothing of the host
+    /// stays below it. Without `pivot`, for a host whose own root is its initramfs, the new root
+    /// only covers the old one.
     pub fn pivot(&mut self, pivot: bool) {
         let flags = if pivot { 0 } else { flat::NO_PIVOT };
         self.push(Code::Pivot, flags, NO_FD, 0, 0, b"", "");
@@ -318,9 +318,9 @@ impl Plan {
         first_lowest.fold(0, |all, one| all << flat::SPREAD_BITS | number(one)) << 32
     }
 
-    /// Mounts a new filesystem of its own namespaces at `target`, which is made; `attr` are bits of
-    /// `MountAttr`, `options` words or `key=value`. Its propagation is set as often as told, at most
-    /// 8 times.
+    /// Mounts a new file system of its own namespaces at `target`, which is created; `attr` are
+    /// bits of `MountAttr`, `options` words or `key=value`. The propagation is set for each element
+    /// of the list, at most 8.
     pub fn filesystem_with(
         &mut self,
         fstype: &str,
@@ -350,8 +350,8 @@ impl Plan {
         self.push(Code::Device, 0, node.gid, node.device, b, path.as_bytes(), path);
     }
 
-    /// Runs a program that is no part of the container and waits for it; `input` becomes its
-    /// standard input from the beginning, seconds of 0 are for ever. The plan fails where it does.
+    /// Runs a program outside the container and waits for it; `input`, from its beginning, becomes
+    /// its standard input, and 0 seconds mean no limit. The plan fails if the program does.
     pub fn hook(&mut self, program: &Exec, input: FdIndex, seconds: u16) {
         let path = program.candidates.first().cloned().unwrap_or_default();
         if program.argv.iter().chain(&program.envp).flatten().any(|b| *b == 0) {
@@ -365,8 +365,9 @@ impl Plan {
         self.push(Code::Hook, seconds, input.0, a, b, &path, &about);
     }
 
-    /// Says Ready, waits for [`crate::Newborn::release`], then lets go of its engine and waits for
-    /// a connection to `listener` and its Go. It ends if either goes away before.
+    /// Sends Ready, waits for [`crate::Newborn::release`], then disconnects from its engine and
+    /// waits for a connection to `listener` and its Go. The newborn exits if either goes away
+    /// before.
     pub fn wait_for_start(&mut self, listener: FdIndex) {
         self.seal_root();
         self.push(Code::Await, 0, listener.0, 0, 0, b"", "");
@@ -388,7 +389,7 @@ impl Plan {
         self.simple(Code::IoPriority, u64::from(priority), "");
     }
 
-    /// These descriptors become 3 and following, in order, and are the program's.
+    /// Gives the program these descriptors as 3 and following, in order.
     pub fn preserve(&mut self, fds: Vec<OwnedFd>) {
         let (first, count) = (self.fds.len() as u32, fds.len() as u64);
         self.fds.extend(fds);
@@ -400,16 +401,16 @@ impl Plan {
         self.push(Code::Label, 0, NO_FD, 0, 0, label.as_bytes(), label);
     }
 
-    /// Sees to it that there is a program to execute, so that a lack of it is told before the
-    /// start and not by it.
+    /// Checks that there is a program to execute, so that a missing one is reported before the
+    /// start.
     pub fn lookup(&mut self, exec: &Exec) {
         let name = exec.argv.first().map(|n| String::from_utf8_lossy(n).into_owned());
         let at = self.writer.text(&exec.candidates.join(&0));
         self.push_at(Code::Lookup, 0, NO_FD, 0, 0, at, &name.unwrap_or_default());
     }
 
-    /// The detached mount becomes the root, by move_mount over `/` and chroot: no task of the host
-    /// is looked at, and the root is the namespace's own (nested user namespaces work).
+    /// Makes the detached mount the root, by move_mount over `/` and chroot: no task of the host is
+    /// visited, and the root is the namespace's own (nested user namespaces work).
     ///
     /// `read_only` takes effect before the first of [`Plan::sync`], [`Plan::credentials`],
     /// [`Plan::capabilities`], [`Plan::no_new_privs`], [`Plan::exec`], so that mount points can
@@ -431,8 +432,8 @@ impl Plan {
         self.push(Code::Attach, flags, mount.0, kind as u64, 0, target.as_bytes(), target);
     }
 
-    /// The same, with `create`, for a copy of the mount, which is younger than all that was mounted
-    /// before. Its propagation is set as often as told, at most 8 times.
+    /// The same, with `create`, for a copy of the mount, which is younger than all earlier mounts.
+    /// The propagation is set for each element of the list, at most 8.
     pub fn attach_copy(
         &mut self,
         mount: FdIndex,
@@ -447,8 +448,8 @@ impl Plan {
 
     /// Attaches the procfs of the container's own pid namespace ([`crate::Newborn::take_proc`]).
     ///
-    /// The keeper makes it: a procfs made inside the tiny mount namespace would be refused, as
-    /// there is none in view that it would not reveal more than.
+    /// The keeper makes the procfs: one made inside the tiny mount namespace would be refused,
+    /// because no procfs is visible there.
     pub fn proc(&mut self, mount: FdIndex, target: &str) {
         self.attach(mount, target, TargetKind::PlainDir, true);
     }
@@ -521,7 +522,7 @@ impl Plan {
             return Err(LaunchError::SysctlValue { name: name.to_owned() });
         }
         match path.as_str() {
-            // Only the host's root may write these two files, whosever the namespace is.
+            // Only the host's root may write these two files, in any namespace.
             "kernel/hostname" => self.hostname(value),
             "kernel/domainname" => self.domainname(value),
             _ => self.write_sysctl(name, &path, value),
@@ -566,7 +567,7 @@ impl Plan {
         self.push(Code::OomScoreAdj, flat::LENIENT, NO_FD, value, 0, b"", "");
     }
 
-    /// What becomes standard input, output and error.
+    /// Sets standard input, output and error.
     pub fn stdio(&mut self, fds: [FdIndex; 3]) {
         let [input, output, error] = fds.map(|f| f.0);
         self.push(Code::Stdio, 0, input, u64::from(output), u64::from(error), b"", "");
@@ -591,19 +592,20 @@ impl Plan {
         self.simple(Code::Sync, 0, "");
     }
 
-    /// Says Ready and waits for Go; the newborn ends if the engine does.
+    /// Sends Ready and waits for Go; the newborn exits if the engine does.
     pub fn sync(&mut self) {
         self.seal_root();
         self.simple(Code::Sync, 0, "");
     }
 
-    /// The working directory, which must be inside the root (CVE-2024-21626); `create` makes it.
+    /// Sets the working directory, which must be inside the root (CVE-2024-21626); `create` makes
+    /// it.
     pub fn chdir(&mut self, path: &str, create: bool) {
         let flags = if create { flat::CREATE } else { 0 };
         self.push(Code::Chdir, flags, NO_FD, 0, 0, path.as_bytes(), path);
     }
 
-    /// Takes on ids, keeping the permitted capabilities.
+    /// Sets the ids, keeping the permitted capabilities.
     ///
     /// ORDER: [`Plan::capabilities`] follows at once.
     pub fn credentials(&mut self, ids: &Ids) {
@@ -638,15 +640,15 @@ impl Plan {
     /// filter must allow: fork, execve, wait4, rt_sigtimedwait, kill, close_range, exit_group).
     pub fn seccomp(&mut self, program: &[u8]) {
         if !program.len().is_multiple_of(8) || program.is_empty() || program.len() > 8 * 4096 {
-            self.invalid = Some("a system call filter that is none");
+            self.invalid = Some("an invalid system call filter");
         }
         let at = self.writer.aligned(program);
         let count = (program.len() / 8) as u64;
         self.push_at(Code::Seccomp, 0, NO_FD, count, 0, at, "");
     }
 
-    /// The same with flags of seccomp(2) (`SECCOMP_FILTER_FLAG_*`), and, where the filter asks a
-    /// listener, with a shared page by which its descriptor is fetched
+    /// The same with flags of seccomp(2) (`SECCOMP_FILTER_FLAG_*`), and, for a filter with user
+    /// notification, with a shared page by which the listener's descriptor is fetched
     /// ([`crate::Listener`]).
     pub fn seccomp_with(&mut self, program: &[u8], flags: u16, page: Option<FdIndex>) {
         self.seccomp(program);
@@ -656,16 +658,16 @@ impl Plan {
         }
     }
 
-    /// A tiny init of ours stays as this process, pid 1: it passes signals on to the program,
-    /// reaps orphans and ends with the program's status.
+    /// Keeps a tiny init as this process, pid 1: it passes signals on to the program, reaps orphans
+    /// and exits with the program's status.
     ///
     /// ORDER: followed by [`Plan::exec`] only.
     pub fn init(&mut self) {
         self.simple(Code::Init, 0, "");
     }
 
-    /// The same where the program comes back ([`Plan::follow`]) with the process id that it had, and
-    /// takes on by itself who it is: the init has this user, group and capabilities.
+    /// The same for a program that is restored ([`Plan::follow`]) with the process id that it had,
+    /// and takes its credentials by itself: the init has this user, group and capabilities.
     pub fn init_as(&mut self, program: u32, ids: &Ids, masks: &CapabilityMasks) {
         let [uid, gid, program] = [ids.uid, ids.gid, program].map(u64::from);
         let all = [uid, gid, masks.effective, masks.permitted, masks.inheritable, program];
@@ -674,7 +676,7 @@ impl Plan {
         self.push_at(Code::Init, 0, NO_FD, 0, 0, at, "");
     }
 
-    /// Becomes the program; the last operation.
+    /// Executes the program; the last operation.
     pub fn exec(&mut self, exec: &Exec) {
         self.seal_root();
         if exec.candidates.is_empty() || exec.argv.is_empty() {
@@ -695,10 +697,10 @@ impl Plan {
         self.push_at(Code::Exec, 0, NO_FD, a, b, at, &name.unwrap_or_default());
     }
 
-    /// Follows a restore program instead of executing one; the last operation.
+    /// Runs a restore program instead of executing one; the last operation.
     ///
-    /// ORDER: after [`Plan::sync`]: between Ready and Go the newborn gets its tracer, without which
-    /// the program does not go beyond its first stage.
+    /// ORDER: after [`Plan::sync`]: between Ready and Go the newborn is seized by its tracer,
+    /// without which the program does not pass its first stage.
     pub fn follow(&mut self, follow: Follow) {
         self.seal_root();
         let Follow { memory, base, length_bytes, start, descriptors_at, descriptors } = follow;
@@ -711,12 +713,12 @@ impl Plan {
         self.push_at(Code::Follow, 0, memory.0, base, length_bytes, at, "");
     }
 
-    /// How many descriptors travel with it.
+    /// Number of descriptors of the plan.
     pub fn descriptors(&self) -> usize {
         self.fds.len()
     }
 
-    /// The flat form, its descriptors, and what each step is about.
+    /// Returns the flat form, its descriptors, and the objects of the steps.
     pub(crate) fn finish(mut self) -> Result<Finished, LaunchError> {
         self.seal_root();
         if let Some(why) = self.invalid {

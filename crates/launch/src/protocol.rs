@@ -1,14 +1,14 @@
-//! What engine and keeper, and engine and newborn, say to each other.
+//! The messages between engine and keeper, and between engine and newborn.
 //!
-//! Both speak over SOCK_SEQPACKET sockets, one message per packet, in the machine's own byte order:
+//! Both use SOCK_SEQPACKET sockets, one message per packet, in the machine's own byte order:
 //!
 //! ```text
 //! u32 magic "DMK1"   u16 version   u16 kind   fields of the kind, in order
 //! ```
 //!
 //! Numbers are fixed-width, texts are a u16 length and bytes. Descriptors travel beside a message
-//! in the order said at its kind. A message of another version, of unknown kind, too short, too
-//! long or with the wrong number of descriptors is answered by [`Reply::Refused`] and otherwise
+//! in the order documented at its kind. A message of another version, of unknown kind, too short,
+//! too long or with the wrong number of descriptors is answered by [`Reply::Refused`] and otherwise
 //! ignored.
 //!
 //! To the keeper: [`Request`]; from it: [`Reply`]. To the newborn: [`ToNewborn`]; from it:
@@ -32,7 +32,7 @@ pub const FILL_DESCRIPTORS: usize = 3;
 /// LIMIT: descriptors that come with one message to the keeper.
 pub const DESCRIPTORS_MAX: usize = FILL_DESCRIPTORS + PARTS_MAX + SOURCES_MAX;
 
-/// Not a message of this protocol. The text says why.
+/// Not a message of this protocol; the text is the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(pub &'static str);
@@ -159,7 +159,7 @@ impl std::fmt::Debug for Id {
 pub enum Kind {
     /// The first: its end is written to the exit file and settled.
     Init,
-    /// One more: its end is told to whoever asked for it.
+    /// A further process: its exit is reported to its requester.
     Exec,
 }
 
@@ -167,24 +167,24 @@ pub enum Kind {
 pub mod with {
     /// A network namespace.
     pub const NETNS: u8 = 1;
-    /// A pidfd of a process whose pid namespace is joined.
+    /// A pidfd of a process; its pid namespace is joined.
     pub const PID_NAMESPACE: u8 = 2;
     /// The directory of a v2 cgroup.
     pub const CGROUP: u8 = 4;
     /// Not a descriptor: the keeper shall make a procfs of the new pid namespace.
     pub const PROC: u8 = 8;
-    /// Not a descriptor: it is cloned from a template, which is named.
+    /// Not a descriptor: cloned from the template whose name follows.
     pub(super) const TEMPLATE: u8 = 16;
 }
 
-/// Bits of [`Request::Hold`]: what the keeper watches a descriptor for. A hang-up and an error count
-/// with either; without any it is only held.
+/// Bits of [`Request::Hold`]: the events that the keeper polls a descriptor for. A hang-up and an
+/// error count with either; without any bit it is only held.
 pub mod watch {
-    /// It can be read from.
+    /// Ready for reading.
     pub const READ: u8 = 1;
-    /// It can be written to.
+    /// Ready for writing.
     pub const WRITE: u8 = 2;
-    /// Its processes stay while it is held: nobody waits for their end in vain.
+    /// Processes of the container stay while it is held, so their exit can still be waited for.
     pub const STAYS: u8 = 4;
 }
 
@@ -195,7 +195,7 @@ pub struct SpawnRequest {
     pub id: Id,
     /// First process or a later one.
     pub kind: Kind,
-    /// Its end is settled by the keeper where the spawner is gone.
+    /// The keeper settles its exit if the spawner has exited.
     pub settle: bool,
     /// Bits of [`with`].
     pub with: u8,
@@ -205,31 +205,31 @@ pub struct SpawnRequest {
     pub uid_map: String,
     /// Text for gid_map.
     pub gid_map: String,
-    /// The template whose memory it is born with.
+    /// The template whose memory the process shares.
     pub template: Option<Id>,
 }
 
 impl SpawnRequest {
-    /// How many descriptors come with it.
+    /// Number of descriptors of the message.
     pub fn descriptors(&self) -> usize {
         1 + (self.with & (with::NETNS | with::PID_NAMESPACE | with::CGROUP)).count_ones() as usize
     }
 }
 
-/// What the engine asks of the keeper.
+/// Requests of the engine to the keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Are you there? Answered by `Status`.
+    /// Liveness check. Answered by `Status`.
     Status,
     /// Clones a newborn. Descriptors: its socket, then those of `with`, in the order of the bits.
     /// Answered by `Spawned`, and later by `Exited`.
     Spawn(SpawnRequest),
-    /// Answered by `Exited` when this child ends, or `Refused(ESRCH)` where it is none.
+    /// Answered by `Exited` when this child exits, or `Refused(ESRCH)` if there is no such child.
     Wait {
         /// The child.
         pid: u32,
     },
-    /// The sender has done what follows the end of this child.
+    /// The sender has cleaned up after the exit of this child.
     Settled {
         /// The child.
         pid: u32,
@@ -254,7 +254,7 @@ pub enum Request {
         paths: Vec<String>,
     },
     /// Answered by `Attached`: the master and the log of its console; pumping stops until this
-    /// connection closes. `Refused(EBUSY)` while somebody else has it.
+    /// connection closes. `Refused(EBUSY)` while another client is attached.
     AttachConsole {
         /// The container.
         id: Id,
@@ -264,57 +264,57 @@ pub enum Request {
         /// The container.
         id: Id,
     },
-    /// Lets go of console, standard input and logs of a container.
+    /// Drops console, standard input and logs of a container.
     Forget {
         /// The container.
         id: Id,
     },
     /// Descriptor: one that a container which falls asleep will have again when it wakes. When it
-    /// is as `watch` says the keeper has the container woken. `Refused(EBUSY)` while somebody waits
-    /// for the end of the container's first process.
+    /// is ready as in `watch` the keeper has the container woken. `Refused(EBUSY)` while a client
+    /// waits for the exit of the container's first process.
     Hold {
         /// The container.
         id: Id,
-        /// What it is called within the container's.
+        /// Its key within the container's descriptors.
         key: u32,
         /// Bits of [`watch`].
         watch: u8,
     },
-    /// A container has left all that it has: what is held of it outlives this keeper from the answer on.
+    /// All descriptors of a container were sent: from the answer on they outlive this keeper.
     Park {
         /// The container.
         id: Id,
     },
-    /// Answered by `Attached`: what was given by `Hold`. `Refused(ENOENT)` where it is not there.
+    /// Answered by `Attached`: the descriptor sent by `Hold`. `Refused(ENOENT)` if it is not held.
     Take {
         /// The container.
         id: Id,
-        /// What it was called.
+        /// Its key.
         key: u32,
     },
-    /// Whether something is held of a container. `Refused(ENOENT)` where nothing is.
+    /// Asserts that descriptors of a container are held. `Refused(ENOENT)` if there are none.
     Holds {
         /// The container.
         id: Id,
     },
-    /// Lets go of all that this keeper has found in the vault and that `Holds` was not asked of since.
+    /// Releases all descriptors found in the vault that `Holds` was not sent for since.
     LetGoUnasked,
-    /// Lets go of all that is held of a container.
+    /// Drops all held descriptors of a container.
     LetGo {
         /// The container.
         id: Id,
     },
-    /// A container of which something is held is to be woken then, whoever calls before.
-    /// `Refused(ENOENT)` where nothing is.
+    /// Wakes a container with held descriptors at that time, unless a client connects before.
+    /// `Refused(ENOENT)` if none is held.
     Alarm {
         /// The container.
         id: Id,
         /// From now.
         after_ms: u64,
     },
-    /// Memory of the container is to be filled while it runs. Descriptors: the file of
-    /// [`crate::fill`], its first process, where it is written what was touched, so many files of the
-    /// contents, and so many address spaces.
+    /// Fills memory of the container while it runs. Descriptors: the file of [`crate::fill`], its
+    /// first process, the file for the record of touched pages, so many files of the contents, and
+    /// so many address spaces.
     Fill {
         /// The container.
         id: Id,
@@ -323,16 +323,16 @@ pub enum Request {
         /// Address spaces.
         sources: u8,
     },
-    /// A process is made from which newborns are cloned that share its memory, until this connection
-    /// closes. Descriptors: the file of [`crate::template`], and so many files of the contents. Answered by
-    /// `Done` when its memory is there.
+    /// Starts a template, from which newborns that share its memory are cloned, until this
+    /// connection closes. Descriptors: the file of [`crate::template`], and so many files of the
+    /// contents. Answered by `Done` when its memory is there.
     Template {
-        /// What it is called, for [`SpawnRequest::template`]: something that nobody else has.
+        /// Its name, for [`SpawnRequest::template`], which must be unique.
         key: Id,
         /// Files of the contents.
         parts: u8,
     },
-    /// End now. `Refused(EBUSY)` while there is something to keep.
+    /// Exit now. `Refused(EBUSY)` while there are children or other connections.
     End,
 }
 
@@ -493,7 +493,7 @@ impl Request {
         Ok(request)
     }
 
-    /// How many descriptors must come with it.
+    /// Number of descriptors of the message.
     pub fn descriptors(&self) -> usize {
         match self {
             Self::Spawn(spawn) => spawn.descriptors(),
@@ -508,18 +508,18 @@ impl Request {
     }
 }
 
-/// How a process ended (waitid(2)).
+/// Exit of a process (waitid(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// The exit code; 128 and the signal's number where a signal ended it.
     pub code: i32,
     /// The signal, 0 for none.
     pub signal: i32,
-    /// When it was reaped, in milliseconds since the epoch.
+    /// Time of the reaping, in milliseconds since the epoch.
     pub finished_unix_ms: i64,
 }
 
-/// What the keeper keeps.
+/// Counts of the keeper.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Status {
     /// Processes.
@@ -528,18 +528,18 @@ pub struct Status {
     pub connections: u32,
     /// Terminals.
     pub consoles: u32,
-    /// Settle processes that run, and that wait for their turn.
+    /// Settle processes that run, and queued ones.
     pub settling: u32,
     /// Its own pid.
     pub pid: u32,
 }
 
-/// What the keeper answers.
+/// Replies of the keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// State of the keeper.
     Status(Status),
-    /// Descriptors: a pidfd, and the procfs where one was asked for.
+    /// Descriptors: a pidfd, and the procfs if one was requested.
     Spawned {
         /// The newborn.
         pid: u32,
@@ -550,16 +550,16 @@ pub enum Reply {
     Exited {
         /// The child.
         pid: u32,
-        /// How.
+        /// The exit status.
         ended: Ended,
     },
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// Descriptors as said at the request.
+    /// Descriptors as documented at the request.
     Attached,
-    /// It is not done.
+    /// The request was not carried out.
     Refused {
-        /// The errno of what failed.
+        /// The errno of the failed step.
         errno: i32,
         /// The step that failed.
         step: String,
@@ -641,12 +641,12 @@ pub enum ToNewborn {
     Plan {
         /// Length of the plan in bytes.
         bytes: u32,
-        /// How many descriptors belong to it.
+        /// Number of its descriptors.
         descriptors: u32,
     },
     /// More descriptors.
     More,
-    /// Go on after Sync.
+    /// Continue after Sync.
     Go,
 }
 
@@ -675,11 +675,11 @@ impl ToNewborn {
 /// From a newborn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FromNewborn {
-    /// It waits at Sync. Descriptor: the master of its terminal, if it opened one.
+    /// The newborn waits at Sync. Descriptor: the master of its terminal, if it opened one.
     Ready,
-    /// An operation failed; it exits.
+    /// An operation failed; the newborn exits.
     Failed {
-        /// Which one; `u32::MAX` is "receiving the plan".
+        /// Index of the operation; `u32::MAX` is "receiving the plan".
         index: u32,
         /// Why.
         errno: i32,

@@ -1,5 +1,5 @@
-//! What a template is told: a process of the keeper's with memory that the clones of one checkpoint
-//! share, each of whom is cloned from it ([`crate::Keeper::template`]).
+//! The input of a template: a process of the keeper with memory that the clones of one checkpoint
+//! share, each of which is cloned from it ([`crate::Keeper::template`]).
 //!
 //! ```text
 //! 0      numbers of 64 bits: magic, flags, count of areas, count of pieces
@@ -7,8 +7,8 @@
 //! ...    pieces: start, bytes, file of contents, offset in it
 //! ```
 //!
-//! The engine writes it, and reads which areas are mapped when the template says that it is ready. All
-//! that it says is checked by whoever reads it, though only root writes it.
+//! The engine writes the file, and reads the mapped areas from it when the template is ready. Every
+//! reader verifies the contents, although only root writes the file.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ const PIECE_NUMBERS: usize = 4;
 /// Place among the numbers of an area.
 const MAPPED: u64 = 3;
 const PAGE_BYTES: u64 = 4096;
-/// LIMIT: areas of a process (`vm.max_map_count` is 65,530 where nobody has changed it).
+/// LIMIT: areas of a process (`vm.max_map_count` is 65,530 by default).
 const AREAS_MAX: u64 = 1 << 20;
 /// LIMIT: pieces.
 const PIECES_MAX: u64 = 1 << 24;
@@ -36,7 +36,7 @@ const NO_RESERVE: u64 = 1;
 const HUGE_PAGES: u64 = 2;
 const SMALL_PAGES: u64 = 4;
 
-/// Anonymous memory, to be mapped where it says if nothing is there.
+/// Anonymous memory, to be mapped at its address if nothing is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
     /// First address.
@@ -54,18 +54,18 @@ pub struct Area {
 pub struct Piece {
     /// First address.
     pub start: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// Which of the files of contents.
+    /// Number of the file of contents.
     pub part: u64,
-    /// Where in it.
+    /// Offset in that file.
     pub offset: u64,
 }
 
-/// All of it.
+/// The contents of the list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Template {
-    /// No huge pages, whatever areas say.
+    /// No huge pages, whatever the areas request.
     pub no_huge_pages: bool,
     /// By address.
     pub areas: Vec<Area>,
@@ -103,8 +103,9 @@ impl Template {
         word::write(file, 0, &all)
     }
 
-    /// Reads one, with so many files of contents. Whoever maps it may map more than those whom it is for, so
-    /// it says below which address they may not (`vm.mmap_min_addr`).
+    /// Reads a list with so many files of contents. The mapping process may be allowed lower
+    /// addresses than the clones, so `lowest` is the lowest address that those may map
+    /// (`vm.mmap_min_addr`).
     pub fn read(file: &File, parts: usize, lowest: u64) -> io::Result<Self> {
         let head = rows::<HEAD_NUMBERS>(file, 0, 1)?;
         let Some(&[MAGIC, flags, areas, pieces]) = head.first() else {
@@ -155,12 +156,12 @@ impl Template {
     }
 }
 
-/// Says of an area, by its place, that it is mapped.
+/// Records that an area, by its place, is mapped.
 pub fn set_mapped(file: &File, place: usize) -> io::Result<()> {
     word::write(file, area_at(place as u64) + MAPPED * 8, &[1])
 }
 
-/// Which of so many areas are mapped.
+/// Returns which of so many areas are mapped.
 pub fn mapped(file: &File, areas: usize) -> io::Result<Vec<bool>> {
     let all = rows::<AREA_NUMBERS>(file, area_at(0), areas)?;
     Ok(all.iter().map(|area| area[MAPPED as usize] != 0).collect())
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn list_round_trips() {
         let file = file();
         template().write(&file).unwrap();
         assert_eq!(Template::read(&file, 2, 0x1000).unwrap(), template());
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_list_is_refused() {
         let file = file();
         let refused = |change: &dyn Fn(&mut Template)| {
             let mut one = template();

@@ -13,7 +13,7 @@ use rustix::net::{
 /// LIMIT: descriptors in one message (SCM_MAX_FD).
 pub const FDS_PER_MESSAGE: usize = 253;
 
-/// Sends one message. EPIPE where the other side is gone; no signal is raised.
+/// Sends one message. EPIPE if the other side is closed; no signal is raised.
 pub fn send(
     socket: impl AsFd,
     bytes: &[u8],
@@ -36,8 +36,8 @@ pub fn send(
     }
 }
 
-/// Receives one message into `bytes` and hands each descriptor to `keep`. Gives the length; 0 is
-/// the end. EMSGSIZE where the message or its descriptors did not fit.
+/// Receives one message into `bytes` and passes each descriptor to `keep`. Returns the length; 0 at
+/// the end of the connection. EMSGSIZE if the message or its descriptors did not fit.
 pub fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],

@@ -1,10 +1,10 @@
-//! Words of 64 bits in the files by which processes of the keeper's are told things.
+//! Words of 64 bits in the input files of the keeper's helper processes.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// What is not what it should be.
+/// An error for invalid data.
 pub(crate) fn bad(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
@@ -13,7 +13,7 @@ pub(crate) fn bad(what: &'static str) -> io::Error {
 pub(crate) fn read(file: &File, at: u64, count: usize) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0; count * 8];
     file.read_exact_at(&mut bytes, at)?;
-    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // eight by the slice
+    let number = |b: &[u8]| u64::from_ne_bytes(b.try_into().unwrap_or_default()); // 8 bytes
     Ok(bytes.chunks_exact(8).map(number).collect())
 }
 

@@ -1,4 +1,4 @@
-//! What comes from outside is read or refused, never worse.
+//! Data from outside is read or refused, never worse.
 
 use std::ffi::CString;
 
@@ -50,7 +50,7 @@ fn request() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn requests_survive_the_way(request in request()) {
+    fn requests_round_trip(request in request()) {
         prop_assert_eq!(Request::decode(&request.encode()), Ok(request));
     }
 
@@ -68,7 +68,7 @@ proptest! {
             prop_assert!(Request::decode(&bytes).is_err());
         } else {
             bytes[at] ^= 1u8 << bit;
-            // What is read again is a request like any other.
+            // The decoded request is a request like any other.
             if let Ok(read) = Request::decode(&bytes) {
                 prop_assert_eq!(Request::decode(&read.encode()), Ok(read));
             }
@@ -156,7 +156,7 @@ fn tables_become_pointers() {
     let record = flat.record(0).unwrap();
     assert_eq!(flat.text(&record).unwrap(), CString::new("/bin/sh").unwrap().as_c_str());
     let (argv, envp) = (flat.relocate(record.a).unwrap(), flat.relocate(record.b).unwrap());
-    // A second time its entries are pointers, which are no offsets.
+    // A second time its entries are pointers, not offsets.
     assert!(flat.relocate(record.a).is_err());
     let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let text = |pointer: u64| {
@@ -169,7 +169,7 @@ fn tables_become_pointers() {
 }
 
 #[test]
-fn replies_survive_the_way() {
+fn replies_round_trip() {
     let ended = Ended { code: 137, signal: 9, finished_unix_ms: 1_763_700_000_000 };
     for reply in [
         Reply::Status(Status { children: 3, connections: 2, consoles: 1, settling: 0, pid: 77 }),
@@ -198,7 +198,7 @@ fn descriptors_are_counted() {
         template: None,
     };
     assert_eq!(Request::Spawn(spawn).descriptors(), 3);
-    // Another version is not understood.
+    // Another version is refused.
     bytes[4] = 2;
     assert!(Request::decode(&bytes).is_err());
 }
@@ -234,7 +234,7 @@ fn sysctls_are_those_of_namespaces() {
 }
 
 #[test]
-fn exit_file_is_read_or_said_to_be_damaged() {
+fn exit_file_is_read_or_reported_damaged() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(ExitStatus::read(dir.path(), 4711).unwrap(), None);
     let path = dir.path().join("exit");
