@@ -1,8 +1,9 @@
-//! What address networking costs: the same client and server on a plain stack's loopback, and as two
-//! containers of a domain. Rounds are interleaved and each gives a ratio; the median of the ratios is
-//! what counts, because absolute times on a shared machine mean little.
+//! The cost of address networking: the same client and server on a plain stack's loopback, and as
+//! two containers of a domain. Rounds are interleaved and each gives a ratio; the median of the
+//! ratios is the result, because absolute times on a shared machine mean little.
 //!
-//! `cargo bench -p dormouse-network --bench address [-- ROUNDS]`, as root. One JSON line per figure.
+//! `cargo bench -p dormouse-network --bench address [-- ROUNDS]`, as root. One JSON line per
+//! figure.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -83,7 +84,7 @@ fn main() {
     fs::remove_dir(&parent).unwrap();
 }
 
-/// What a start asks of this crate, without processes: medians in microseconds.
+/// The part of a start in this crate, without processes: medians in microseconds.
 fn start_path(network: &Network, name: &Name, parent: &Path) {
     let steps = ["domain", "allocate", "enter", "hosts_add", "leave", "release"];
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); steps.len()];

@@ -1,13 +1,14 @@
-//! Trust domains: how one comes and goes.
+//! Trust domains: creation and removal.
 //!
 //! A domain is a directory `RUN/domains/NAME`:
 //! ```text
 //! net    its network namespace, bind-mounted        hosts, resolv.conf   for its containers
-//! sys    sysfs of that namespace, mounted           hold                 shared lock: somebody uses it
+//! sys    sysfs of that namespace, mounted           hold                 shared lock: in use
 //! ready  JSON, written last: what was made
 //! ```
-//! It is there when `ready` names the namespace that is mounted at `net`. Anything else is the rest of
-//! an interrupted creation or removal, or of the time before a reboot; creation clears it away first.
+//! It is there when `ready` names the namespace that is mounted at `net`. Anything else is the rest
+//! of an interrupted creation or removal, or of the time before a reboot; creation clears it away
+//! first.
 //!
 //! Locks, in this order: `RUN/domains/lock` (creation and removal, exclusive), `hold` of the domain
 //! (shared by every [`Domain`], exclusive and without waiting for removal), the table of addresses.
@@ -44,15 +45,15 @@ pub(crate) struct Ready {
     pub netns_inode: u64,
     pub netns_cookie: u64,
     pub uplink: String,
-    /// Chunks whose routes are in place; the first holds the ends of the uplink.
+    /// Chunks with routes; the first has the ends of the uplink.
     pub chunks: Vec<u32>,
-    /// By what the programs' map of members is found: ids of a program and of the map.
+    /// Ids of a program and of the programs' map of members, by which the map is found.
     #[serde(default)]
     pub trace: (u32, u32),
 }
 
 impl Ready {
-    /// Notes by what the programs are found; whether that is news.
+    /// Records the ids by which the programs are found; returns whether they have changed.
     pub fn note(&mut self, trace: Trace) -> bool {
         std::mem::replace(&mut self.trace, (trace.anchor, trace.map)) != self.trace
     }
@@ -102,7 +103,7 @@ impl Network {
         Ok(Some(Domain { name: name.clone(), netns, sys, ready, dir, hold }))
     }
 
-    /// Makes the domain, whatever an earlier attempt has left. The caller holds the lock.
+    /// Creates the domain over the remains of an earlier attempt. The caller holds the lock.
     pub(crate) fn create_domain(&self, name: &Name, rules: &str) -> Result<Domain> {
         self.notice_reboot()?;
         let dir = self.domain_dir(name);
@@ -154,7 +155,7 @@ impl Network {
             host.add_address(index, own, other, 2)?;
         }
         add_chunks_of_host(&host, index, &plan, chunks[0], &chunks)?;
-        // Side by side: nft(8) is a process, and the programs take long to load.
+        // In parallel: nft(8) is a process, and the programs take long to load.
         let programs = std::thread::scope(|scope| {
             let rules = scope.spawn(|| self.lead(&plan, &uplink));
             let programs = self.attach();
@@ -193,7 +194,7 @@ impl Network {
             trace: (0, 0),
         };
         ready.note(programs.trace()?);
-        // ORDER: last: it says that all of the above is in place.
+        // ORDER: last: the file marks all of the above as complete.
         write_ready(&dir, &ready)?;
         self.find_domain(name)?.ok_or_else(|| Error::Corrupt {
             path: dir,
@@ -201,7 +202,7 @@ impl Network {
         })
     }
 
-    /// Has the host's rules lead to and from an uplink.
+    /// Adds an uplink to the host's rules.
     fn lead(&self, plan: &Plan, uplink: &str) -> Result<()> {
         let mut uplinks = self.uplinks()?;
         if !uplinks.is_empty() && self.table().exists() {
@@ -211,7 +212,7 @@ impl Network {
         self.table().make(plan, &uplinks)
     }
 
-    /// Adds the routes of chunks the domain has got since it was made.
+    /// Adds the routes of chunks that the domain has claimed since it was created.
     pub(crate) fn add_chunk_routes(&self, domain: &Domain, plan: &Plan, chunk: u32) -> Result<()> {
         let _lock = self.lock_domains()?;
         let Some((mut ready, _)) = read_ready(&domain.dir)? else {
@@ -231,10 +232,10 @@ impl Network {
         write_ready(&domain.dir, &ready)
     }
 
-    /// Takes apart what there is of a domain, complete or not. The caller holds the lock.
+    /// Removes the parts of a domain, complete or not. The caller holds the lock.
     pub(crate) fn clear_domain(&self, name: &Name) -> Result<()> {
         let dir = self.domain_dir(name);
-        // ORDER: from now on nobody takes it for complete.
+        // ORDER: from now on the domain is not taken for complete.
         remove_file(&dir.join("ready"))?;
         let host = Links::open()?;
         if let Some(link) = host.find(&self.uplink(name))? {
@@ -250,11 +251,11 @@ impl Network {
         }
     }
 
-    /// `RUN` may be on a disk: what was there before a reboot is not there any more.
+    /// Clears `RUN` after a reboot, because it may be on a disk.
     fn notice_reboot(&self) -> Result<()> {
         let path = self.run.join("domains/boot_id");
-        let boot = dormouse_kernel::proc::boot_id()
-            .map_err(|e| Error::Step("ask which boot this is", e))?;
+        let boot =
+            dormouse_kernel::proc::boot_id().map_err(|e| Error::Step("read the boot id", e))?;
         match fs::read_to_string(&path) {
             Ok(old) if old.trim() == boot.trim() => return Ok(()),
             _ => {}
@@ -263,7 +264,7 @@ impl Network {
         fs::write(&path, boot).map_err(Error::file("write", path))
     }
 
-    /// Removes the domain if no container is in it and nobody holds it. Whether it did.
+    /// Removes the domain if no container is in it and no process holds it. Returns whether it did.
     pub(crate) fn remove_domain(&self, name: &Name, programs: Option<&Programs>) -> Result<bool> {
         let dir = self.domain_dir(name);
         if let Ok(hold) = File::open(dir.join("hold"))
@@ -277,7 +278,7 @@ impl Network {
                 return Ok(false);
             }
             programs.close_domain(ready.netns_cookie)?;
-            // The table may have been flushed by the operator: then it is gone as wanted.
+            // The table may have been flushed by the operator: then the rule is removed already.
             let _ = self.table().remove_uplink(&ready.uplink);
         }
         self.clear_domain(name)?;
@@ -286,7 +287,7 @@ impl Network {
     }
 }
 
-/// Takes everything off a mount point, which may not be there.
+/// Unmounts everything from a mount point, which may be missing.
 pub(crate) fn unmount(path: &Path) -> Result<()> {
     loop {
         match mount::detach(path) {
@@ -302,7 +303,7 @@ fn is_absent(errno: i32) -> bool {
     [Errno::INVAL, Errno::NOENT].iter().any(|e| e.raw_os_error() == errno)
 }
 
-/// A directory by descriptor, only to be mounted from.
+/// Opens a directory as O_PATH, only to be mounted from.
 pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -327,7 +328,7 @@ fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-/// What is ready, with the namespace; `None` unless both are there and belong together.
+/// Reads `ready` and opens the namespace; `None` unless both are there and belong together.
 pub(crate) fn read_ready(dir: &Path) -> Result<Option<(Ready, OwnedFd)>> {
     let path = dir.join("ready");
     let text = match fs::read(&path) {
@@ -349,10 +350,10 @@ pub(crate) fn write_ready(dir: &Path, ready: &Ready) -> Result<()> {
     crate::store::replace(&path, &text)
 }
 
-/// A stack's own settings, before anything happens in it.
+/// Sets the stack's own settings, before any packet.
 fn prepare_stack(plan: &Plan) -> Result<()> {
-    // Containers have no capability over this stack: what root of a machine may do by right they
-    // may do by these.
+    // Containers have no capability over this stack: these settings allow them operations that root
+    // of a machine may do by capability.
     stack::sysctl("net/ipv4/ip_unprivileged_port_start", "0")?;
     // LIMIT: the kernel takes no larger group id: ids above are refused a ping.
     stack::sysctl("net/ipv4/ping_group_range", "0 2147483647")?;
@@ -379,7 +380,7 @@ fn prepare_stack(plan: &Plan) -> Result<()> {
 fn add_chunks_inside(links: &Links, plan: &Plan, first: u32, chunks: &[u32]) -> Result<()> {
     for chunk in chunks {
         for to in both(plan, chunk * CHUNK) {
-            // Pings, which no hook gives a source, come from the domain's own address.
+            // Pings, which have no hook for their source, come from the domain's own address.
             let source = Some(plan.v4(first * CHUNK + 2).into());
             links.add_local(to, chunk_bits(to.is_ipv4()), source)?;
         }
@@ -387,7 +388,7 @@ fn add_chunks_inside(links: &Links, plan: &Plan, first: u32, chunks: &[u32]) -> 
     Ok(())
 }
 
-/// Chunks lead to the domain by its end of the uplink.
+/// Routes chunks to the domain through its end of the uplink.
 fn add_chunks_of_host(
     host: &Links,
     index: u32,
@@ -404,7 +405,7 @@ fn add_chunks_of_host(
     Ok(())
 }
 
-/// The host becomes a router.
+/// Makes the host a router.
 fn prepare_host(uplink: &str) -> Result<()> {
     stack::sysctl("net/ipv4/ip_forward", "1")?;
     // Published ports on 127.0.0.1; the table drops loopback addresses that come in.
@@ -414,8 +415,8 @@ fn prepare_host(uplink: &str) -> Result<()> {
     stack::sysctl_if_there(&format!("net/ipv6/conf/{uplink}/accept_dad"), "0");
     let forwarding = Path::new("/proc/sys/net/ipv6/conf/all/forwarding");
     if fs::read_to_string(forwarding).is_ok_and(|v| v.trim() == "0") {
-        // ORDER: a router ignores router advertisements unless told otherwise (2), and would lose
-        // the default route that it got by one.
+        // ORDER: a router ignores router advertisements unless accept_ra is 2, and would lose the
+        // default route that an advertisement gave it.
         if let Ok(devices) = fs::read_dir("/proc/sys/net/ipv6/conf") {
             for device in devices.flatten() {
                 let path = device.path().join("accept_ra");

@@ -1,4 +1,4 @@
-//! What can fail here.
+//! Errors of the network.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use dormouse_kernel::{CallError, ErrorKind};
 /// A step of networking that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file of ours or of the kernel's could not be used.
+    /// A file of the store or of the kernel could not be used.
     #[error("{what} '{}'", path.display())]
     File {
-        /// What was tried.
+        /// The step.
         what: &'static str,
         /// On which file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
     /// The kernel refused a change of links, addresses or routes.
     #[error("{step}")]
     Netlink {
-        /// What was to be changed.
+        /// The intended change.
         step: String,
         /// The kernel's answer.
         #[source]
@@ -39,17 +39,17 @@ pub enum Error {
     /// nft(8) could not be run, or refused the rules.
     #[error("nft could not {step}: {message}")]
     Nft {
-        /// What the rules were for.
+        /// The purpose of the rules.
         step: &'static str,
-        /// What it said.
+        /// The message of nft.
         message: String,
     },
     /// The configuration file.
     #[error("[network] in '{}': {message}", path.display())]
     Settings {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         message: String,
     },
     /// The pool overlaps with a network that the host reaches.
@@ -64,29 +64,29 @@ pub enum Error {
         route: String,
     },
     /// The allocations on disk belong to another pool.
-    #[error("addresses have been given from {found}, the configuration says {wanted}; remove all containers and '{}' to change it", path.display())]
+    #[error("addresses are allocated from {found}, the configuration has {wanted}; remove all containers and '{}' to change it", path.display())]
     PoolChanged {
         /// The pool on disk.
         found: String,
         /// The pool of the configuration.
         wanted: String,
-        /// Where it is written.
+        /// The file with that pool.
         path: PathBuf,
     },
-    /// An address that was asked for is not one of the pool.
+    /// The requested address is not one of the pool.
     #[error("address {address} is not in the pool {pool}, or reserved")]
     NotInPool {
-        /// Asked for.
+        /// The requested address.
         address: IpAddr,
         /// The pool.
         pool: String,
     },
-    /// An address that was asked for is another container's or another domain's.
+    /// The requested address belongs to another container or another domain.
     #[error("address {address} belongs to {owner}")]
     AddressTaken {
-        /// Asked for.
+        /// The requested address.
         address: IpAddr,
-        /// Whose it is.
+        /// The owner.
         owner: String,
     },
     /// No address is left.
@@ -95,12 +95,12 @@ pub enum Error {
         /// The pool.
         pool: String,
     },
-    /// A port of the host that is asked for is in use.
+    /// The requested port of the host is in use.
     #[error("port {port} of the host is in use by {owner}")]
     PortTaken {
-        /// `8080/tcp`, with the address where one was given.
+        /// `8080/tcp`, with the address if one was given.
         port: String,
-        /// Whose it is.
+        /// The owner.
         owner: String,
     },
     /// The container has no addresses here.
@@ -112,12 +112,12 @@ pub enum Error {
     /// An address to be removed is not the container's.
     #[error("{0} is not an address of the container")]
     NotItsOwn(IpAddr),
-    /// A file of ours is damaged.
+    /// A file of the store is damaged.
     #[error("'{}' is damaged: {message}", path.display())]
     Corrupt {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// How.
+        /// The damage.
         message: String,
     },
     /// There is no cgroup v2 hierarchy.
@@ -126,7 +126,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What a caller may decide on.
+    /// The kind of the error, for decisions of callers.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::File { source, .. } => match source.raw_os_error() {
@@ -164,7 +164,7 @@ impl Error {
         move |source| Self::File { what, path, source }
     }
 
-    /// For rustix, whose errors are bare numbers.
+    /// For rustix, with errors that are bare numbers.
     pub(crate) fn errno(
         step: &'static str,
         call: &'static str,

@@ -1,23 +1,25 @@
 //! Networking of containers: addresses of their own in a shared stack, published ports, names.
 //!
-//! A *trust domain* is one network namespace that many containers share. All addresses of the domain
-//! are local there (AnyIP), and BPF programs at the containers' parent cgroup give each container its
-//! own: what it binds, where it sends from, what reaches its sockets (see `dormouse_bpf::address`).
-//! Inside a domain a packet goes over the loopback device and no other; one veth pair, the *uplink*,
-//! leads to the host, which routes, masquerades and publishes ([`publish`](Network::publish)).
+//! A *trust domain* is one network namespace that many containers share. All addresses of the
+//! domain are local there (AnyIP), and BPF programs at the containers' parent cgroup give each
+//! container its own: what it binds, where it sends from, what reaches its sockets (see
+//! `dormouse_bpf::address`). Inside a domain a packet goes over the loopback device and no other;
+//! one veth pair, the *uplink*, leads to the host, which routes, masquerades and publishes
+//! ([`publish`](Network::publish)).
 //!
-//! The namespace belongs to a user namespace that was made for it and that nobody can be in
-//! ([`dormouse_kernel::namespace::new_network`]). Root inside a container has no capability over it, so
-//! packet and raw sockets, routes and devices are refused by the kernel itself; the host's root, who
-//! made it, has all. Were it the host's, whoever listens inside would hear of every device of the machine.
+//! The namespace belongs to a user namespace that was created for it and that contains no process
+//! ([`dormouse_kernel::namespace::new_network`]). Root inside a container has no capability over
+//! it, so the kernel itself refuses packet and raw sockets, routes and devices; the host's root,
+//! its creator, has all capabilities. In a namespace of the host's user namespace, a listener
+//! inside would receive the events of every device of the machine.
 //!
-//! State: `LIB/addresses` and `LIB/network` (who owns which address, survives a reboot), `RUN/domains`
-//! and `RUN/published` (this boot). The *host* is the stack of the thread that calls: nothing here
-//! touches another one.
+//! State: `LIB/addresses` and `LIB/network` (the owners of addresses, which survive a reboot),
+//! `RUN/domains` and `RUN/published` (this boot). The *host* is the stack of the calling thread: no
+//! code here changes another one.
 //!
-//! A start does without processes, netlink and libbpf: [`Network::domain`] finds a namespace,
+//! A start needs no process, netlink or libbpf: [`Network::domain`] finds a namespace,
 //! [`Network::enter`] writes two map entries. Locks are taken inside and never kept beyond a call,
-//! save the one a [`Domain`] holds against removal.
+//! except the one a [`Domain`] holds against removal.
 #![forbid(unsafe_code)]
 
 mod domain;
@@ -47,7 +49,7 @@ use publish::Table;
 pub use settings::{Pool, Settings};
 use store::{CHUNK, Holding, Plan, Store};
 
-/// What containers of one domain see of each other in address mode, for `check` and `run` to say.
+/// Effects between containers of one domain in address mode, shown by `check` and `run`.
 pub const VISIBLE_IN_DOMAIN: &str = "\
 containers of one domain share a network stack: each sees the socket tables of all (/proc/net, ss), \
 abstract unix socket names in use (they cannot be connected to), the domain's counters and settings; \
@@ -73,7 +75,7 @@ pub struct Domain {
 struct Led {
     plan: Plan,
     numbers: Vec<u32>,
-    /// The container is known by it on the packet path.
+    /// The index that identifies the container on the packet path.
     first: u32,
 }
 
@@ -98,12 +100,12 @@ impl Network {
         Store::open(&self.lib, self.settings.pool)
     }
 
-    /// The table, unless nobody ever had an address.
+    /// Returns the table, unless no container ever had an address.
     fn existing_store(&self) -> Result<Option<Store>> {
         self.lib.join("addresses").exists().then(|| self.store()).transpose()
     }
 
-    /// Short hash of what tells instances on one host apart.
+    /// Returns a short hash that distinguishes instances on one host.
     fn hash(&self, more: &str) -> u32 {
         let mut hash = 0x811c_9dc5u32;
         for byte in self.run.as_os_str().as_encoded_bytes().iter().chain(more.as_bytes()) {
@@ -126,7 +128,7 @@ impl Network {
         Table::new(name, &self.run)
     }
 
-    /// Whether a BPF program is to be left out: a test's negative control.
+    /// Returns whether a BPF program is to be left out: a test's negative control.
     fn is_without(&self, program: &str) -> bool {
         self.settings.without.iter().any(|w| w == program) || dormouse_kernel::weakened(program)
     }
@@ -181,8 +183,8 @@ impl Network {
         Ok(())
     }
 
-    /// Attaches the programs to the parent cgroup, or completes and updates what is there; tells
-    /// fresh ones about the domains. The caller holds the lock of the domains.
+    /// Attaches the programs to the parent cgroup, or completes and updates the attached ones;
+    /// passes the domains to new ones. The caller holds the lock of the domains.
     fn attach(&self) -> Result<Programs> {
         let cgroup = self.parent_cgroup()?;
         let plan = self.store()?.plan;
@@ -194,7 +196,7 @@ impl Network {
             .map(|(name, _)| *name)
             .filter(|name| self.is_without(name))
             .collect();
-        // Side by side: libbpf and the verifier take tens of milliseconds for each.
+        // In parallel: libbpf and the verifier take tens of milliseconds for each.
         let programs = std::thread::scope(|scope| {
             let names = scope.spawn(|| match without.contains(&abstract_unix::GROUP.anchor) {
                 true => abstract_unix::detach(cgroup.as_fd()),
@@ -216,7 +218,7 @@ impl Network {
         Ok(programs)
     }
 
-    /// The map of members, where the programs hang as this domain knows them.
+    /// Returns the map of members, if the programs attached for this domain are still there.
     fn known_members(&self, ready: &domain::Ready) -> Result<Option<Members>> {
         match self.find_parent()? {
             Some(cgroup) => Ok(Members::follow(cgroup.as_fd(), ready.trace())?),
@@ -242,7 +244,7 @@ impl Network {
         Ok(names)
     }
 
-    /// The programs as they are attached, attached now if they are not.
+    /// Returns the attached programs, after attaching them if necessary.
     fn programs(&self, plan: &Plan) -> Result<Programs> {
         match self.find_programs(plan)? {
             Some(programs) => Ok(programs),
@@ -253,14 +255,14 @@ impl Network {
         }
     }
 
-    /// The trust domain, made on first use (some 0.1 s, once).
+    /// Returns the trust domain, created on first use (some 0.1 s, once).
     ///
-    /// It stays when its last container is gone, until [`remove_unused`](Self::remove_unused).
-    /// `rules`, asked for when it is made, are what nft(8) has in its stack from before anybody can
-    /// reach it.
+    /// The domain stays when its last container is removed, until
+    /// [`remove_unused`](Self::remove_unused). `rules`, called when the domain is created, returns
+    /// the nft(8) rules of its stack, which are in force before it can be reached.
     ///
-    /// PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8), or
-    /// a kernel that takes the BPF programs (Linux 6.7).
+    /// PoolOverlaps when the host has a route into the pool; Unsupported without cgroup v2, nft(8),
+    /// or a kernel that takes the BPF programs (Linux 6.7).
     pub fn domain(&self, name: &Name, rules: impl FnOnce() -> String) -> Result<Domain> {
         if let Some(domain) = self.find_domain(name)? {
             return Ok(domain);
@@ -272,15 +274,15 @@ impl Network {
         }
     }
 
-    /// Brings the attached programs to this build, where an older one has attached them. Containers
-    /// that run keep their addresses and connections.
+    /// Replaces attached programs of an older build by this one's. Running containers keep their
+    /// addresses and connections.
     pub fn update_programs(&self) -> Result<()> {
         let _lock = self.lock_domains()?;
         self.attach().map(drop)
     }
 
     /// Removes every domain without a container, and with the last of them the rules and programs.
-    /// Gives the names of those it removed.
+    /// Returns the names of the removed ones.
     pub fn remove_unused(&self) -> Result<Vec<Name>> {
         let names = self.domain_names()?;
         if names.is_empty() {
@@ -302,8 +304,8 @@ impl Network {
         Ok(removed)
     }
 
-    /// Takes everything apart that was made since boot: domains with or without containers, uplinks,
-    /// rules, programs, what is mounted. Who owns which address stays known.
+    /// Removes everything that was created since boot: domains with or without containers, uplinks,
+    /// rules, programs, mounts. The owners of addresses stay recorded.
     pub fn dismantle(&self) -> Result<()> {
         if !self.run.join("domains").exists() && !self.run.join("none").exists() {
             return Ok(());
@@ -326,8 +328,9 @@ impl Network {
         }
     }
 
-    /// The root of a sysfs mount (O_PATH) that shows a stack with nothing but a loopback device, for
-    /// `--net none`: common to all, where each has a stack that it makes by itself.
+    /// Returns the root of a sysfs mount (O_PATH) that shows a stack with nothing but a loopback
+    /// device, for `--net none`: common to all containers, each of which has a stack created by
+    /// itself.
     pub fn empty_sys(&self) -> Result<OwnedFd> {
         let dir = self.run.join("none/sys");
         let is_mounted =
@@ -343,7 +346,7 @@ impl Network {
         domain::open_path(&dir)
     }
 
-    /// Unmounts what [`empty_sys`](Self::empty_sys) has mounted. Containers that run keep their own.
+    /// Unmounts the mount of [`empty_sys`](Self::empty_sys). Running containers keep their own.
     pub fn remove_none(&self) -> Result<()> {
         let _lock = self.lock_domains()?;
         domain::unmount(&self.run.join("none/sys"))?;
@@ -355,8 +358,9 @@ impl Network {
         }
     }
 
-    /// Gives a container addresses in a domain: those asked for, or the next free one; for each IPv4
-    /// address the IPv6 one that belongs to it. They are its own until [`release`](Self::release).
+    /// Gives a container addresses in a domain: the requested ones, or the next free one; each IPv4
+    /// address has an IPv6 one that belongs to it. They stay allocated until
+    /// [`release`](Self::release).
     ///
     /// NotInPool, AddressTaken (by another container or domain), PoolFull.
     pub fn allocate(
@@ -367,7 +371,7 @@ impl Network {
     ) -> Result<Vec<IpAddr>> {
         let store = self.store()?;
         if let Some(holding) = store.holding(id)? {
-            // An attempt that was interrupted.
+            // The remains of an interrupted attempt.
             for number in holding.numbers {
                 store.release(id, number)?;
             }
@@ -376,13 +380,13 @@ impl Network {
         let addresses = numbers.iter().flat_map(|n| store.plan.addresses(*n)).collect();
         let holding = Holding { version: 1, domain: domain.clone(), numbers };
         store.set_holding(id, &holding).inspect_err(|_| {
-            // The first error is the one to tell.
+            // The first error is the one to return.
             holding.numbers.iter().for_each(|number| drop(store.release(id, *number)));
         })?;
         Ok(addresses)
     }
 
-    /// Takes a container's addresses back. Nothing happens if it has none.
+    /// Releases a container's addresses. Nothing happens if it has none.
     pub fn release(&self, id: &ContainerId) -> Result<()> {
         let Some(store) = self.existing_store()? else { return Ok(()) };
         for number in store.holding(id)?.map(|holding| holding.numbers).unwrap_or_default() {
@@ -392,18 +396,18 @@ impl Network {
         store.forget(id)
     }
 
-    /// Takes back what containers have that do not exist. How many addresses that was.
+    /// Releases the addresses of containers that do not exist. Returns their number.
     pub fn sweep(&self, exists: &dyn Fn(&ContainerId) -> bool) -> Result<u32> {
         self.existing_store()?.map_or(Ok(0), |store| store.sweep(exists))
     }
 
-    /// How many containers' addresses are given out.
+    /// Returns how many addresses are in use.
     pub fn addresses_in_use(&self) -> Result<u32> {
         self.existing_store()?.map_or(Ok(0), |store| store.count())
     }
 
-    /// Processes in the container's cgroup (its id in the v2 hierarchy) are from now on the owner of
-    /// these addresses in this domain. Called again with other addresses for one that runs, after
+    /// Makes processes in the container's cgroup (its id in the v2 hierarchy) the owner of these
+    /// addresses in this domain. Called again with other addresses for a running container, after
     /// [`update`](Self::update).
     pub fn enter(
         &self,
@@ -421,22 +425,23 @@ impl Network {
         drop(store); // ORDER: the lock of the domains comes before that of the table
         let members = self.members(domain, &led.plan)?;
         if old != cgroup_v2_id && old != 0 && members.index_of(old)? == Some(first) {
-            members.leave(old)?; // of a life whose end nobody saw
+            members.leave(old)?; // of an earlier start that was not cleaned up
         }
         self.add_further(&led)?;
-        // ORDER: last: with it the container's first socket may come.
+        // ORDER: last: from then on the container may create sockets.
         members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?;
         Ok(())
     }
 
-    /// Leads addresses to the domain of a container that has no processes.
+    /// Routes addresses to the domain of a container that has no processes.
     pub fn announce(&self, domain: &Domain, id: &ContainerId, addresses: &[IpAddr]) -> Result<()> {
         let led = self.route(domain, id, addresses)?;
         self.add_further(&led)
     }
 
-    /// Has what processes in a cgroup that is no container's make be the sockets of one that was
-    /// [announced](Self::announce), until it is lent for another. One at a time: a lock is the caller's.
+    /// Makes processes in a cgroup that is not a container's create sockets for an
+    /// [announced](Self::announce) container, until the cgroup is lent to another. One at a time:
+    /// the caller holds a lock.
     pub fn lend(&self, domain: &Domain, cgroup_v2_id: u64, addresses: &[IpAddr]) -> Result<()> {
         let plan = self.store()?.plan;
         let first = numbers(&plan, addresses)?.first().copied();
@@ -445,7 +450,7 @@ impl Network {
         Ok(members.enter(cgroup_v2_id, first, domain.ready.netns_cookie)?)
     }
 
-    /// Ends what [`lend`](Self::lend) has begun. The sockets stay whose they are.
+    /// Ends the effect of [`lend`](Self::lend). The sockets keep their identity.
     pub fn end_lending(&self, cgroup_v2_id: u64) -> Result<()> {
         let Some(store) = self.existing_store()? else { return Ok(()) };
         if let Some(programs) = self.find_programs(&store.plan)? {
@@ -477,7 +482,7 @@ impl Network {
         Ok(Led { plan, numbers, first })
     }
 
-    /// All but the first lead to the first.
+    /// Maps all addresses but the first to the first.
     fn add_further(&self, led: &Led) -> Result<()> {
         let [_, further @ ..] = &led.numbers[..] else { return Ok(()) };
         if further.is_empty() {
@@ -494,13 +499,13 @@ impl Network {
         }
     }
 
-    /// The container has no processes any more: its name is forgotten, its addresses stay its own.
+    /// The container has no processes any more: its name is removed, its addresses stay allocated.
     pub fn leave(&self, id: &ContainerId) -> Result<()> {
         self.part(id, false)
     }
 
-    /// The container falls asleep: nobody makes a socket in its name any more. Its addresses lead to
-    /// the sockets that it left, its name to its addresses.
+    /// Prepares for sleep: no process creates sockets in the container's name any more. Its
+    /// addresses lead to the sockets that it left, its name to its addresses.
     pub fn doze(&self, id: &ContainerId) -> Result<()> {
         self.part(id, true)
     }
@@ -547,10 +552,10 @@ impl Network {
         store.set_record(first, record)
     }
 
-    /// Adds and removes addresses of a container. A running one is then [entered](Self::enter) again
-    /// with what this gives back.
+    /// Adds and removes addresses of a container. A running one is then [entered](Self::enter)
+    /// again with the returned addresses.
     ///
-    /// Invalid when its first address is to go: sockets are known by it.
+    /// Invalid if its first address is to be removed: sockets are identified by it.
     pub fn update(
         &self,
         id: &ContainerId,
@@ -590,23 +595,24 @@ impl Network {
         holding.numbers.extend(added);
         holding.numbers.retain(|n| !gone.contains(n));
         store.set_holding(id, &holding)?;
-        // ORDER: free for others only when nothing says any more that it is this one's.
+        // ORDER: a number is free for others only when no record assigns it to this container any
+        // more.
         for number in gone {
             store.release(id, number)?;
         }
         Ok(holding.numbers.iter().flat_map(|n| plan.addresses(*n)).collect())
     }
 
-    /// Leads ports of the host to the container's first addresses: all of them or none.
+    /// Redirects ports of the host to the container's first addresses: all of them or none.
     ///
-    /// PortTaken when another container or a process of the host has one.
+    /// PortTaken if another container or a process of the host has one.
     pub fn publish(&self, id: &ContainerId, ports: &[Publish], own: &[IpAddr]) -> Result<()> {
         if ports.is_empty() {
             return Ok(());
         }
         let _lock = self.lock_domains()?;
         match self.table().publish(id, ports, own) {
-            // Somebody has flushed all rules: ours are made again.
+            // The ruleset was flushed: ours is created again.
             Err(Error::Nft { .. }) if !self.table().exists() => {
                 let plan = self.store()?.plan;
                 self.table().make(&plan, &self.uplinks()?)?;
@@ -626,7 +632,7 @@ impl Network {
         Ok(uplinks)
     }
 
-    /// Takes all ports of the container back.
+    /// Unpublishes all ports of the container.
     pub fn unpublish(&self, id: &ContainerId) -> Result<()> {
         if !self.table().has_ports(id) {
             return Ok(());
@@ -635,7 +641,7 @@ impl Network {
         self.table().unpublish(id)
     }
 
-    /// Makes the container known to its domain by these names, in the place of an older record.
+    /// Adds the container to its domain's hosts file by these names, in place of an older record.
     pub fn hosts_add(
         &self,
         domain: &Domain,
@@ -651,13 +657,13 @@ impl Network {
         let mut all = names.to_vec();
         all.push(id.short());
         let hosts = Hosts::new(&domain.dir);
-        // A record of an earlier life of the domain is another's by now.
+        // A record of an earlier instance of the domain may belong to another container by now.
         let old = if hosts.is_of(record.hosts, id.short())? { record.hosts } else { 0 };
         record.hosts = hosts.set(old, &all, addresses)?;
         store.set_record(first, record)
     }
 
-    /// Forgets the container's names. [`leave`](Self::leave) does it, too.
+    /// Removes the container's names. [`leave`](Self::leave) does it, too.
     pub fn hosts_remove(&self, domain: &Domain, id: &ContainerId) -> Result<()> {
         let store = self.store()?;
         let Some(holding) = store.holding(id)? else { return Ok(()) };
@@ -684,7 +690,8 @@ impl Network {
         Hosts::new(&domain.dir).path().to_owned()
     }
 
-    /// The domain's `/etc/resolv.conf`, brought up to date with the host's. Its inode stays the same.
+    /// The domain's `/etc/resolv.conf`, brought up to date with the host's. Its inode stays the
+    /// same.
     pub fn resolv_conf(&self, domain: &Domain) -> PathBuf {
         let path = domain.dir.join("resolv.conf");
         let _ = names::write_resolv_conf(&path); // an older text is better than no container
@@ -697,8 +704,8 @@ fn new_stack() -> Result<OwnedFd> {
     namespace::new_network().map_err(|e| Error::Step("make a network namespace", e))
 }
 
-/// Whether this kernel takes the programs of address networking, by loading them: the first error is
-/// about the connections between containers, the second about abstract unix sockets.
+/// Tests whether this kernel loads the programs of address networking: the first error is about the
+/// connections between containers, the second about abstract unix sockets.
 pub fn supported() -> (Result<(), BpfError>, Result<(), BpfError>) {
     let constants = Constants {
         level: 2,
@@ -725,7 +732,7 @@ fn numbers(plan: &Plan, addresses: &[IpAddr]) -> Result<Vec<u32>> {
 const SYSFS_MAGIC: u64 = 0x6265_6572;
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
-/// Where the v2 hierarchy is mounted: the two usual places, then what mountinfo says.
+/// Returns the mount of the v2 hierarchy: one of the two usual places, or else from mountinfo.
 fn cgroup2() -> Result<PathBuf> {
     for usual in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
         if rustix::fs::statfs(usual).is_ok_and(|s| s.f_type as u64 == CGROUP2_MAGIC) {

@@ -111,14 +111,14 @@ impl Links {
         self.run(self.handle.link().set(message).execute()).map_err(at(step))
     }
 
-    /// Gives a link an address of its own, and a neighbour at the other end that need not be asked.
+    /// Gives a link an address of its own, and a permanent neighbour entry for the other end.
     pub fn add_address(&self, index: u32, own: IpAddr, other: IpAddr, last: u8) -> Result<()> {
         if own.is_ipv6() && !has_ipv6() {
             return Ok(());
         }
         let bits = if own.is_ipv4() { 32 } else { 128 };
         let mut request = self.handle.address().add(index, own, bits).replace();
-        // No duplicate address detection: nobody else is on this wire.
+        // No duplicate address detection: there is no other host on this link.
         request.message_mut().header.flags =
             rtnetlink::packet_route::address::AddressHeaderFlags::Nodad;
         self.run(request.execute()).map_err(at(format!("add the address {own}")))?;
@@ -161,8 +161,9 @@ impl Links {
         self.add_route(message, what)
     }
 
-    /// Takes one address out of a prefix that is this stack's own: it is a neighbour on the link. The
-    /// table of own addresses is asked first, so the exception stands there.
+    /// Excludes one address from a prefix that is local to this stack: the address is a neighbour
+    /// on the link. The table of local addresses is searched first, so the exception is added
+    /// there.
     pub fn add_neighbour_route(&self, to: IpAddr, link: u32) -> Result<()> {
         let message = match to {
             IpAddr::V4(to) => RouteMessageBuilder::<Ipv4Addr>::new()
@@ -238,8 +239,8 @@ impl Links {
     }
 }
 
-/// Whether the kernel speaks IPv6 (it was not started with `ipv6.disable=1`). Without, IPv6 addresses
-/// exist on paper.
+/// Returns whether the kernel has IPv6 (was not started with `ipv6.disable=1`). Without it, IPv6
+/// addresses are allocated but not configured.
 fn has_ipv6() -> bool {
     std::path::Path::new("/proc/sys/net/ipv6").exists()
 }

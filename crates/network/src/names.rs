@@ -1,9 +1,10 @@
 //! `/etc/hosts` and `/etc/resolv.conf` of a domain, bind-mounted into its containers.
 //!
-//! Both files keep their inode for as long as the domain lives. The hosts file is a header of 512
+//! Both files keep their inode for as long as the domain exists. The hosts file is a header of 512
 //! bytes and a record of 256 bytes per container: one line of 128 for IPv4, one for IPv6, blanks
-//! when free. A container is added and removed by writing its record in place, whatever the number
-//! of the others. Free records are a stack in `hosts.free`, whose lock is the file's.
+//! when free. A container is added and removed by writing its record in place, independent of the
+//! number of the others. Free records are a stack in `hosts.free`, which the lock of the file
+//! protects.
 //!
 //! LIMIT: names that do not fit in a line together with the address (about 80 bytes) are left out.
 //! With many thousands of containers every look-up reads megabytes; then a name server is due.
@@ -90,7 +91,7 @@ impl Hosts {
         Ok(file)
     }
 
-    /// Writes a container's record: record `old` again, or a free one for 0. Gives its number,
+    /// Writes a container's record: record `old` again, or a free one for 0. Returns its number,
     /// counted from 1.
     pub fn set(&self, old: u32, names: &[&str], addresses: &[IpAddr]) -> Result<u32> {
         let mut names = names.to_vec();
@@ -130,7 +131,7 @@ impl Hosts {
         Ok(number)
     }
 
-    /// Whether a record is there and has this name.
+    /// Returns whether a record exists and has this name.
     pub fn is_of(&self, number: u32, name: &str) -> Result<bool> {
         if number == 0 {
             return Ok(false);
@@ -167,7 +168,7 @@ fn position(number: u32) -> u64 {
     HEADER_BYTES as u64 + u64::from(number - 1) * RECORD_BYTES as u64
 }
 
-/// Where the host keeps the name servers it was given, when `/etc/resolv.conf` names only itself.
+/// The file with the host's name servers when `/etc/resolv.conf` contains only the host itself.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
 
 /// The host's resolv.conf(5) for a container: name servers on the host's loopback do not exist

@@ -1,18 +1,19 @@
-//! Ports of the host that lead to containers, and the way out: the nftables table.
+//! The nftables table: ports of the host that lead to containers, and the masquerading of outgoing
+//! packets.
 //!
-//! One table of the house's own in the host's stack, so that no other firewall's rules are touched.
-//! Published ports are elements of four maps (`at` an address or `any`, IPv4 and IPv6): publishing is
-//! one element more, however many there are. `create` lets the kernel refuse a port that is taken.
+//! One separate table in the host's stack, so that the rules of other firewalls are not changed.
+//! Published ports are elements of four maps (`at` an address or `any`, IPv4 and IPv6): publishing
+//! adds one element, however many there are. `create` makes the kernel refuse a port that is taken.
 //!
-//! What the chains do: connections to a local address and published port are led to the container,
-//! from outside, from containers, and from the host itself (127.0.0.1 included: the uplink routes
-//! loopback sources, whose packets are given the uplink's address). Packets that leave the pool, also
-//! back into it by way of a published port, are masqueraded. Into a domain go only the host, answers,
-//! and published ports; nothing with a loopback destination comes out of one.
+//! Function of the chains: connections to a local address and published port are redirected to the
+//! container, from outside, from containers, and from the host itself (127.0.0.1 included: the
+//! uplink routes loopback sources, whose packets get the uplink's address). Packets that leave the
+//! pool, also back into it by way of a published port, are masqueraded. Only the host, replies, and
+//! published ports lead into a domain; nothing with a loopback destination leaves one.
 //!
 //! LIMIT: `[::1]` cannot be published (the kernel routes ::1 nowhere else). A firewall whose own
-//! forward chain drops must let the uplinks through. A service of the host that starts to listen on a
-//! published port later is not reached on it.
+//! forward chain drops must let the uplinks through. A service of the host that starts to listen on
+//! a published port later is not reached on it.
 
 use std::fs;
 use std::io;
@@ -31,11 +32,11 @@ use crate::store::{self, Plan};
 /// The table in the host's stack.
 pub(crate) struct Table {
     pub name: String,
-    /// Where published ports are written down: one file per container.
+    /// Directory of the published ports: one file per container.
     dir: PathBuf,
 }
 
-/// One published port as it stands in the table: `RUN/published/ID`.
+/// One published port, as in the table: `RUN/published/ID`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     protocol: Protocol,
@@ -59,7 +60,7 @@ impl Entry {
         }
     }
 
-    /// Whether a packet could be meant for both.
+    /// Returns whether one packet could match both.
     fn conflicts(&self, other: &Self) -> bool {
         self.protocol == other.protocol
             && self.host_port == other.host_port
@@ -86,7 +87,7 @@ impl Table {
         nft::apply(rules).map_err(|e| Error::Nft { step, message: e.to_string() })
     }
 
-    /// Whether the table is there.
+    /// Returns whether the table exists.
     pub fn exists(&self) -> bool {
         let look = format!("list map inet {} any6\n", self.name);
         self.nft("look at its table", &look).is_ok()
@@ -99,7 +100,7 @@ impl Table {
         self.nft("add an uplink", &add)
     }
 
-    /// Makes the table, in the place of one that is there, with every port that is written down.
+    /// Creates the table, in place of an existing one, with every recorded port.
     pub fn make(&self, plan: &Plan, uplinks: &[String]) -> Result<()> {
         let name = &self.name;
         let pool: Pool = plan.pool;
@@ -182,7 +183,7 @@ table inet {name} {{
         self.nft("remove its table", &format!("table inet {table}\ndelete table inet {table}\n"))
     }
 
-    /// Forgets all ports, as after a reboot.
+    /// Removes the records of all ports, as after a reboot.
     pub fn forget(&self) -> Result<()> {
         match fs::remove_dir_all(&self.dir) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -253,7 +254,7 @@ table inet {name} {{
         }
         self.unpublish(id)?;
         fs::create_dir_all(&self.dir).map_err(Error::file("create", &self.dir))?;
-        // ORDER: written down first: what is in the table and not here would never be removed.
+        // ORDER: recorded first: an element of the table without a record would never be removed.
         let path = self.dir.join(id.as_str());
         let text = serde_json::to_vec(&wanted)
             .map_err(|e| Error::Corrupt { path: path.clone(), message: e.to_string() })?;
@@ -261,11 +262,11 @@ table inet {name} {{
         let rules: String = wanted.iter().map(|e| self.element("create", e)).collect();
         // nft applies all of it or nothing.
         self.nft("publish the ports", &rules).inspect_err(|_| {
-            let _ = fs::remove_file(&path); // the first error is the one to tell
+            let _ = fs::remove_file(&path); // the first error is the one to return
         })
     }
 
-    /// Whether the container has ports here.
+    /// Returns whether the container has ports here.
     pub fn has_ports(&self, id: &ContainerId) -> bool {
         self.dir.join(id.as_str()).exists()
     }
@@ -274,7 +275,7 @@ table inet {name} {{
     pub fn unpublish(&self, id: &ContainerId) -> Result<()> {
         let entries = self.read(id.as_str())?;
         for entry in &entries {
-            // One by one: after a crash or a flushed table some are not there.
+            // One by one: after a crash or a flush of the table some are missing.
             match self.nft("take a port back", &self.element("delete", entry)) {
                 Err(Error::Nft { message, .. }) if message.contains("No such file") => {}
                 other => other?,
@@ -288,7 +289,7 @@ table inet {name} {{
     }
 }
 
-/// Whether a process of the host has the port: tried by binding it, without listening.
+/// Tests whether a process of the host has the port, by binding it without listening.
 fn check_listener(entry: &Entry) -> Result<()> {
     let any: IpAddr = if entry.to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
@@ -309,7 +310,7 @@ fn check_listener(entry: &Entry) -> Result<()> {
     };
     let step = "look for a listener";
     if entry.protocol == Protocol::Tcp {
-        // Connections that linger are no listeners.
+        // Connections in TIME_WAIT do not count as listeners.
         sockopt::set_socket_reuseaddr(&socket, true).map_err(Error::errno(step, "setsockopt"))?;
     }
     if family == AddressFamily::INET6 {

@@ -1,4 +1,4 @@
-//! What the operator can choose: `[network]` in `config.toml`.
+//! Settings of the operator: `[network]` in `config.toml`.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -19,12 +19,12 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// How many addresses it has.
+    /// Returns the number of addresses.
     pub fn count(self) -> u32 {
         1 << (32 - u32::from(self.bits))
     }
 
-    /// Whether the two have an address in common.
+    /// Returns whether the two have an address in common.
     pub fn overlaps(self, first: Ipv4Addr, bits: u8) -> bool {
         let shift = 32 - u32::from(self.bits.min(bits));
         let cut = |a: Ipv4Addr| u64::from(u32::from(a)) >> shift;
@@ -61,9 +61,9 @@ impl FromStr for Pool {
 /// The network's part of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where IPv4 addresses come from.
+    /// Pool of IPv4 addresses.
     pub pool: Pool,
-    /// BPF programs that are not attached: for tests, to show what each of them is for.
+    /// BPF programs that are not attached: for tests that show the effect of each.
     pub without: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pools_are_aligned_and_of_a_size_the_loopback_has_room_for() {
+    fn pools_are_aligned_and_within_the_size_of_the_private_loopback() {
         let pool: Pool = "10.136.0.0/14".parse().unwrap();
         assert_eq!(pool.count(), 1 << 18);
         for bad in ["10.136.0.0", "10.136.0.1/14", "10.0.0.0/8", "10.0.0.0/24", "127.0.0.0/14", "x"]

@@ -9,7 +9,7 @@ use rustix::thread::LinkNameSpaceType;
 
 use crate::error::{Error, Result};
 
-/// Does `work` on a thread inside the network namespace. What it spawns is inside, too.
+/// Runs `work` on a thread inside the network namespace. Processes it spawns are inside, too.
 pub(crate) fn inside<T: Send>(
     netns: BorrowedFd<'_>,
     work: impl FnOnce() -> Result<T> + Send,
@@ -31,12 +31,12 @@ pub(crate) fn sysctl(path: &str, value: &str) -> Result<()> {
     std::fs::write(&path, value).map_err(Error::file("write", path))
 }
 
-/// The same where the value may be refused or missing without harm.
+/// The same for a value that may be refused or missing without harm.
 pub(crate) fn sysctl_if_there(path: &str, value: &str) {
     let _ = sysctl(path, value); // the kernel was built without it
 }
 
-/// What never changes and is never used again: the cookie of this thread's stack.
+/// Returns the cookie of this thread's stack, which never changes and is never reused.
 pub(crate) fn cookie() -> Result<u64> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -46,7 +46,7 @@ pub(crate) fn cookie() -> Result<u64> {
     )
     .map_err(Error::errno("make a socket", "socket"))?;
     dormouse_bpf::call::netns_cookie(socket.as_fd())
-        .map_err(|e: CallError| Error::Step("ask for the cookie of the network namespace", e))
+        .map_err(|e: CallError| Error::Step("read the cookie of the network namespace", e))
 }
 
 /// Sets the loopback device of this thread's stack up: one message of rtnetlink(7), because the

@@ -1,9 +1,9 @@
-//! Which container owns which address: `LIB/addresses`, and `LIB/network/ID`.
+//! The owners of addresses: `LIB/addresses`, and `LIB/network/ID`.
 //!
 //! An address is a *number* of the pool; IPv4 and IPv6 follow from it. The pool is cut in chunks of
-//! 1,024 numbers, and a chunk belongs to one trust domain, so that a domain is a few routes, however
-//! many containers it has. The first four numbers of a chunk are nobody's: 1 is the host's and 2 the
-//! domain's end of the uplink.
+//! 1,024 numbers, and a chunk belongs to one trust domain, so that a domain is a few routes,
+//! however many containers it has. The first four numbers of a chunk belong to no container: 1 is
+//! the host's and 2 the domain's end of the uplink.
 //!
 //! Format of `addresses`, version 1, little endian:
 //! ```text
@@ -11,15 +11,17 @@
 //! 4096   256 chunks of 16 bytes: domain u64 (FNV-1a of its name, 0 is free), used u32, cursor u32
 //! 8192   one record of 32 bytes per number: container [u8; 16] (0 is free), cgroup u64, hosts u32, 0
 //! ```
-//! It is sparse, and every step reads and writes a bounded piece of it. One writer at a time (flock).
+//! It is sparse, and every step reads and writes a bounded piece of it. One writer at a time
+//! (flock).
 //!
-//! ORDER: a record is written before its chunk's count, and cleared before it. `used` is thus a hint:
-//! too low costs a look at a full chunk, too high hides a free number until [`Store::sweep`].
-//! Nothing is synced: after a power cut an address may be forgotten here that a container's own
-//! configuration still has. [`Store::claim`] takes it back at the next start, or says who has it now.
+//! ORDER: a record is written before its chunk's count, and cleared before it. `used` is thus a
+//! hint: too low costs a search of a full chunk, too high hides a free number until
+//! [`Store::sweep`]. Nothing is synced: after a power cut an address may be missing here that a
+//! container's own configuration still has. [`Store::claim`] takes it back at the next start, or
+//! names its new owner.
 //!
-//! `cgroup` and `hosts` are of this boot: where the container lives and which record of the domain's
-//! hosts file is its own.
+//! `cgroup` and `hosts` are of this boot: the container's cgroup and its record in the domain's
+//! hosts file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,7 +47,7 @@ pub(crate) const CHUNK: u32 = 1024;
 /// Numbers at the start of a chunk that no container gets.
 const RESERVED: u32 = 4;
 
-/// What a number is as addresses.
+/// The mapping of numbers to addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub pool: Pool,
@@ -98,12 +100,12 @@ impl Plan {
     }
 }
 
-/// What a container has, for as long as it exists: `LIB/network/ID`, JSON.
+/// The addresses of a container, for as long as it exists: `LIB/network/ID`, JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holding {
     pub version: u32,
     pub domain: Name,
-    /// The first one names the container on the packet path.
+    /// The first one identifies the container on the packet path.
     pub numbers: Vec<u32>,
 }
 
@@ -112,7 +114,7 @@ pub(crate) struct Holding {
 pub(crate) struct Record {
     pub container: [u8; 16],
     pub cgroup: u64,
-    /// Which record of the hosts file, counted from 1; 0 is none.
+    /// Record of the hosts file, counted from 1; 0 means none.
     pub hosts: u32,
 }
 
@@ -257,7 +259,7 @@ impl Store {
         Ok((0u32..).zip(chunks).filter(|(_, c)| c.domain == key).map(|(i, _)| i).collect())
     }
 
-    /// Gives the domain one more chunk.
+    /// Claims one more chunk for the domain.
     pub fn claim_chunk(&self, domain: &Name) -> Result<u32> {
         let free = (0u32..).zip(self.chunks()?).find(|(_, c)| c.domain == 0);
         let (index, _) = free.ok_or_else(|| Error::PoolFull { pool: self.plan.describe() })?;
@@ -265,7 +267,7 @@ impl Store {
         Ok(index)
     }
 
-    /// Takes the chunks of a domain back, if no container has a number in them.
+    /// Releases the chunks of a domain, if no container has a number in them.
     pub fn release_chunks(&self, domain: &Name) -> Result<()> {
         let key = domain_key(domain);
         for (index, chunk) in (0u32..).zip(self.chunks()?) {
@@ -287,7 +289,7 @@ impl Store {
         Ok(records.iter().filter(|r| r.container != [0; 16]).count() as u32)
     }
 
-    /// Gives a container numbers of its domain: those asked for, or the next free one.
+    /// Gives a container numbers of its domain: the requested ones, or the next free one.
     pub fn allocate(
         &self,
         domain: &Name,
@@ -311,7 +313,8 @@ impl Store {
         Ok(numbers)
     }
 
-    /// Takes back a number that the container's configuration has and this table may have forgotten.
+    /// Takes back a number that is in the container's configuration and may be missing in this
+    /// table.
     pub fn claim(&self, domain: &Name, id: &ContainerId, number: u32) -> Result<()> {
         if self.record(number)?.container == id.to_bytes() {
             return Ok(());
@@ -351,7 +354,7 @@ impl Store {
             self.set_chunk(index, chunk)?;
         }
         self.set_record(number, Record { container: id.to_bytes(), ..Record::default() })?;
-        // The cursor runs ahead, so that an address is used again as late as possible.
+        // The cursor runs ahead, so that an address is reused as late as possible.
         let cursor = number % CHUNK + 1;
         self.set_chunk(index, Chunk { used: chunk.used + 1, cursor, ..chunk })
     }
@@ -373,26 +376,26 @@ impl Store {
         Ok(self.claim_chunk(domain)? * CHUNK + RESERVED)
     }
 
-    /// Gives a number back, if it is this container's.
+    /// Frees a number, if it is this container's.
     pub fn release(&self, id: &ContainerId, number: u32) -> Result<bool> {
         if self.record(number)?.container != id.to_bytes() {
             return Ok(false);
         }
         let index = number / CHUNK;
         let chunk = self.chunks()?[index as usize];
-        // ORDER: the count first: one that is too low costs a look, one that is too high hides a number.
+        // ORDER: the count first: too low a count costs a search, too high a count hides a number.
         self.set_chunk(index, Chunk { used: chunk.used.saturating_sub(1), ..chunk })?;
         self.set_record(number, Record::default())?;
         Ok(true)
     }
 
-    /// How many numbers are given out.
+    /// Returns how many numbers are in use.
     pub fn count(&self) -> Result<u32> {
         let claimed = (0u32..).zip(self.chunks()?).filter(|(_, chunk)| chunk.domain != 0);
         claimed.map(|(index, _)| self.used_in(index)).sum()
     }
 
-    /// Gives back what no container has (`exists` says no), and counts anew. How many it was.
+    /// Frees numbers without a container (by `exists`), and counts anew. Returns how many it freed.
     pub fn sweep(&self, exists: &dyn Fn(&ContainerId) -> bool) -> Result<u32> {
         let mut freed = 0;
         for (index, chunk) in (0u32..).zip(self.chunks()?) {
@@ -416,7 +419,7 @@ impl Store {
         self.lib.join("network").join(id.as_str())
     }
 
-    /// What a container has, if anything.
+    /// Returns the addresses of a container, if it has any.
     pub fn holding(&self, id: &ContainerId) -> Result<Option<Holding>> {
         let path = self.holding_path(id);
         let text = match fs::read(&path) {
@@ -430,7 +433,7 @@ impl Store {
         }
     }
 
-    /// Writes down what a container has.
+    /// Records the addresses of a container.
     pub fn set_holding(&self, id: &ContainerId, holding: &Holding) -> Result<()> {
         let path = self.holding_path(id);
         let text = serde_json::to_vec(holding)
@@ -438,7 +441,7 @@ impl Store {
         replace(&path, &text)
     }
 
-    /// Forgets what a container has, and what was about to be written of it.
+    /// Removes the addresses of a container, and an incomplete new version of that file.
     pub fn forget(&self, id: &ContainerId) -> Result<()> {
         let path = self.holding_path(id);
         for path in [new_name(&path), path] {
@@ -463,7 +466,7 @@ fn parse_record(b: &[u8]) -> Record {
     record
 }
 
-/// Where the next text of a file is written before it takes its place.
+/// Returns the name of the new version of a file before it is renamed.
 fn new_name(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
@@ -558,7 +561,7 @@ mod tests {
         let domain: Name = "d".parse().unwrap();
         let store = Store::open(dir.path(), pool()).unwrap();
         let number = store.allocate(&domain, &id(1), &[]).unwrap()[0];
-        // A power cut: the record is gone, the container's own configuration has the address.
+        // A power cut: the record is missing, the container's own configuration has the address.
         store.set_record(number, Record::default()).unwrap();
         store.claim(&domain, &id(1), number).unwrap();
         assert_eq!(store.record(number).unwrap().container, id(1).to_bytes());
@@ -569,7 +572,7 @@ mod tests {
     }
 
     #[test]
-    fn another_pool_is_refused_while_addresses_are_given() {
+    fn another_pool_is_refused_while_addresses_are_in_use() {
         let dir = tempfile::tempdir().unwrap();
         drop(Store::open(dir.path(), pool()).unwrap());
         let other = Store::open(dir.path(), "10.200.0.0/16".parse().unwrap());

@@ -60,7 +60,7 @@ fn sh(script: &str) -> String {
 }
 
 impl Host {
-    /// The thread that calls becomes the host; threads and processes it starts are on it, too.
+    /// Makes the calling thread the host; threads and processes it starts are on it, too.
     fn new(without: &[&str]) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         unshare(CloneFlags::NEWNET).unwrap();
@@ -106,7 +106,7 @@ impl Host {
         Agent::start(cgroup, Some(&netns))
     }
 
-    /// Ends the container's process and takes the container out.
+    /// Ends the container's process and removes the container.
     fn end(&self, container: Container) {
         let Container { id, cgroup, agent, .. } = container;
         drop(agent);
@@ -139,7 +139,8 @@ impl Drop for Host {
                 remove_cgroup(&entry.path());
             }
         }
-        // The containers' cgroups are gone, but not their entries: domains are taken apart by force.
+        // The containers' cgroups were removed, but not their entries: domains are removed by
+        // force.
         let run = self.dir.path().join("run");
         if let Ok(domains) = fs::read_dir(run.join("domains")) {
             for domain in domains.flatten() {
@@ -163,7 +164,7 @@ fn listener(agent: &mut Agent, family: u8, address: &str) -> usize {
     socket
 }
 
-/// What a connect gives.
+/// Returns the result of a connect.
 fn connect(agent: &mut Agent, family: u8, address: &str) -> String {
     let socket = agent.make(&format!("socket {family} stream"));
     agent.ask(&format!("connect {socket} {address}"))
@@ -244,7 +245,7 @@ fn root_loopback_is_private_to_the_container() {
         let (mut a, mut b) = (host.container(&domain), host.container(&domain));
         let at = listener(&mut a.agent, family, &format!("{loopback}:7000"));
         assert_eq!(a.agent.ask(&format!("sockname {at}")), format!("{loopback}:7000"));
-        // Its own clients reach it and everybody is told of the loopback.
+        // Its own clients reach it and are shown the loopback address.
         let socket = a.agent.make(&format!("socket {family} stream"));
         assert_eq!(a.agent.ask(&format!("connect {socket} {loopback}:7000")), "ok");
         assert_eq!(a.agent.ask(&format!("peername {socket}")), format!("{loopback}:7000"));
@@ -253,14 +254,14 @@ fn root_loopback_is_private_to_the_container() {
         assert!(accepted.contains(&format!(" {loopback}:")), "{accepted}");
         let number = accepted.split(' ').next().unwrap();
         assert_eq!(a.agent.ask(&format!("sockname {number}")), format!("{loopback}:7000"));
-        // Nobody else does: not by their own loopback, not by its address, not from the host.
+        // No other client does: not by its own loopback, not by the address, not from the host.
         let theirs = if family == 4 { a.v4().to_string() } else { a.v6() };
         for address in [loopback, &theirs] {
             assert_eq!(connect(&mut b.agent, family, &format!("{address}:7000")), "ECONNREFUSED");
         }
         let mut outside = Agent::start(None, None);
         assert_eq!(connect(&mut outside, family, &format!("{theirs}:7000")), "ECONNREFUSED");
-        // Nor by the address it really has.
+        // Nor by its real address.
         let real = private_loopback(&a, family);
         assert_ne!(connect(&mut b.agent, family, &format!("{real}:7000")), "ok");
     }
@@ -284,7 +285,8 @@ fn private_loopback(container: &Container, family: u8) -> String {
 #[test]
 fn root_private_loopback_needs_connect_and_packet_programs() {
     for (family, without, expected) in [
-        // The connect program leads it to its own loopback, the packet programs refuse the rest.
+        // The connect program redirects it to its own loopback, the packet programs refuse the
+        // rest.
         (4, vec!["dm_connect4"], false),
         (4, vec!["dm_connect4", "dm_egress"], false),
         (4, vec!["dm_egress", "dm_ingress"], false),
@@ -305,7 +307,7 @@ fn root_private_loopback_needs_connect_and_packet_programs() {
 }
 
 #[test]
-fn root_listening_without_bind_takes_nobody_elses_connections() {
+fn root_listening_without_bind_takes_no_connections_of_others() {
     let open = ["dm_ingress", "dm_egress"];
     for (without, family, expected) in
         [(&[][..], 4, false), (&open[..], 4, true), (&[], 6, false), (&open, 6, true)]
@@ -326,7 +328,7 @@ fn root_listening_without_bind_takes_nobody_elses_connections() {
 }
 
 #[test]
-fn root_unbound_udp_hears_only_its_own() {
+fn root_unbound_udp_receives_only_its_own_datagrams() {
     for (without, family, expected) in [
         (None, 4, false),
         (Some("dm_ingress"), 4, true),
@@ -345,7 +347,7 @@ fn root_unbound_udp_hears_only_its_own() {
         assert_eq!(b.agent.ask(&format!("send {from} {}:{port} stolen", own(&b))), "ok");
         let heard = a.agent.ask(&format!("receive {socket}"));
         assert_eq!(heard.ends_with("stolen"), expected, "{without:?}: {heard}");
-        // What is sent to it arrives, from the sender's address.
+        // A datagram sent to it arrives, from the sender's address.
         assert_eq!(b.agent.ask(&format!("send {from} {}:{port} hello", own(&a))), "ok");
         let heard = a.agent.ask(&format!("receive {socket}"));
         assert!(heard.starts_with(&format!("{}:", own(&b))) && heard.ends_with("hello"), "{heard}");
@@ -353,7 +355,7 @@ fn root_unbound_udp_hears_only_its_own() {
 }
 
 #[test]
-fn root_source_addresses_cannot_be_anothers() {
+fn root_forged_source_addresses_are_dropped() {
     for (without, expected) in [
         (vec!["dm_bind4", "dm_sendmsg4"], false),
         (vec!["dm_bind4", "dm_sendmsg4", "dm_egress"], true),
@@ -374,9 +376,9 @@ fn root_source_addresses_cannot_be_anothers() {
 }
 
 #[test]
-fn root_source_addresses_asked_for_by_packet_info_are_checked() {
-    // The send program puts the own address in its place, also where a connected socket sends with
-    // control data and no address; without it the packet is caught on its way out.
+fn root_source_addresses_of_packet_info_are_checked() {
+    // The send program replaces the source by the own address, also for a connected socket that
+    // sends with control data and no address; without the program the packet is dropped on egress.
     for (family, connected, without, heard_forged) in [
         (4, false, vec![], false),
         (4, true, vec![], false),
@@ -408,7 +410,7 @@ fn root_source_addresses_asked_for_by_packet_info_are_checked() {
         let heard = b.agent.ask(&format!("receive {at}"));
         let case = format!("{family} {connected} {without:?}: {sent}, {heard}");
         assert_eq!(heard.starts_with(&format!("{}:", own(&c))), heard_forged, "{case}");
-        // With all programs the datagram arrives, from the address it may have.
+        // With all programs the datagram arrives, from a permitted address.
         let corrected = heard.starts_with(&format!("{}:", own(&a)));
         assert!(heard_forged || corrected || heard == "timeout", "{case}");
         assert!(!without.is_empty() || corrected, "{case}");
@@ -416,16 +418,17 @@ fn root_source_addresses_asked_for_by_packet_info_are_checked() {
 }
 
 #[test]
-fn root_sockets_of_other_kinds_and_of_strangers_are_refused() {
+fn root_sockets_of_other_kinds_and_outside_processes_are_refused() {
     let mut host = Host::new(&[]);
     let domain = host.domain("d");
     let mut a = host.container(&domain);
     assert_eq!(a.agent.ask("socket 4 raw"), "EPERM");
     assert_eq!(a.agent.ask("socket 4 mptcp"), "EPROTONOSUPPORT");
-    // The same process outside of a container has both: it is the program that refuses.
+    // The same process outside of a container has both: only the program refuses.
     let mut outside = host.agent(None, &domain.name);
     outside.make("socket 4 raw");
-    // Below the parent, in the domain's stack, but no member: no socket, or it would have no owner.
+    // Below the parent, in the domain's stack, but no member: no socket, because it would have no
+    // owner.
     let stranger = host.parent.join("stranger");
     fs::create_dir(&stranger).unwrap();
     let mut stranger = host.agent(Some(&stranger), &domain.name);
@@ -493,7 +496,7 @@ fn root_any_means_every_address_of_the_container() {
 }
 
 #[test]
-fn root_udp_answers_come_from_where_they_were_asked() {
+fn root_udp_replies_come_from_the_address_of_the_request() {
     let mut host = Host::new(&[]);
     let domain = host.domain("d");
     let (mut a, mut b) = (host.container(&domain), host.container(&domain));
@@ -529,7 +532,7 @@ fn root_udp_answers_come_from_where_they_were_asked() {
 }
 
 #[test]
-fn root_abstract_names_of_others_are_as_if_unbound() {
+fn root_abstract_names_of_others_appear_unbound() {
     for (without, expected) in
         [(vec![], "ECONNREFUSED"), (vec!["dm_unix_connect", "dm_unix_sendmsg"], "ok")]
     {
@@ -554,7 +557,7 @@ fn root_abstract_names_of_others_are_as_if_unbound() {
         assert_eq!(b.agent.ask(&format!("send {socket} @three x")), expected);
         let own = a.agent.make("socket u dgram");
         assert_eq!(a.agent.ask(&format!("send {own} @three x")), "ok");
-        // Names of the file system are none of its business.
+        // Names in the file system are not affected.
         let path = host.dir.path().join("sock");
         let at = a.agent.make("socket u stream");
         assert_eq!(a.agent.ask(&format!("bind {at} {}", path.display())), "ok");
@@ -604,7 +607,7 @@ fn root_containers_reach_out_and_only_published_ports_lead_in() {
     listener(&mut a.agent, 6, "[::]:80");
     listener(&mut b.agent, 4, "0.0.0.0:81");
     listener(&mut a.agent, 4, "127.0.0.1:82");
-    // The host gets in; the world and other domains do not.
+    // The host reaches the container; the world and other domains do not.
     assert_eq!(connect(&mut here, 4, &format!("{}:80", a.v4())), "ok");
     assert_eq!(connect(&mut here, 6, &format!("{}:80", a.v6())), "ok");
     assert_eq!(connect(&mut world, 4, &format!("{}:80", a.v4())), "timeout");
@@ -624,7 +627,7 @@ fn root_containers_reach_out_and_only_published_ports_lead_in() {
     for container in [&mut a, &mut b, &mut other] {
         assert_eq!(connect(&mut container.agent, 4, "203.0.113.1:8080"), "ok");
     }
-    // A service on the container's loopback is not reached even when somebody publishes it.
+    // A service on the container's loopback is not reached even when its port is published.
     assert_eq!(connect(&mut world, 4, "203.0.113.1:8082"), "ECONNREFUSED");
     // Conflicts: another container, a process of the host.
     let taken = host.network.publish(&b.id, &ports[..1], &b.addresses).unwrap_err();
@@ -633,12 +636,12 @@ fn root_containers_reach_out_and_only_published_ports_lead_in() {
     listener(&mut here, 4, "0.0.0.0:8090");
     let taken = host.network.publish(&b.id, &["8090:81".parse().unwrap()], &b.addresses);
     assert!(taken.unwrap_err().to_string().contains("a process of the host"));
-    // Somebody flushes all rules: the next publishing makes them again.
+    // All rules are flushed: the next publishing creates them again.
     sh("nft flush ruleset");
     host.network.publish(&a.id, &ports[..2], &a.addresses).unwrap();
     assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ok");
     assert_eq!(connect(&mut world, 4, "203.0.113.1:8081"), "ok");
-    // Taken back: nothing leads in, and another may have it.
+    // Unpublished: no connection gets in, and another container may take the port.
     host.network.unpublish(&a.id).unwrap();
     assert_eq!(connect(&mut world, 4, "203.0.113.1:8080"), "ECONNREFUSED");
     host.network.publish(&b.id, &["8080:81".parse().unwrap()], &b.addresses).unwrap();
@@ -714,7 +717,7 @@ fn root_interrupted_creation_and_removal_are_finished_by_the_next() {
         host.end(a);
         host.end(b);
     }
-    // In use, or held by somebody who is about to use it: it stays.
+    // In use, or held by a process that is about to use it: the domain stays.
     let domain = host.domain("d");
     assert!(host.network.remove_unused().unwrap().is_empty());
     let a = host.container(&domain);

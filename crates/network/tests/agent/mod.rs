@@ -1,6 +1,6 @@
-//! A process that does with sockets what it is told, inside a cgroup and a network namespace: this
-//! test program, run again. It is root of the host with all capabilities, so that what stops it is
-//! the program under test and not the kernel's own rules for containers.
+//! A process that performs requested socket operations inside a cgroup and a network namespace:
+//! this test program, run again. The process is root of the host with all capabilities, so that
+//! only the program under test can refuse, and not the kernel's own rules for containers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -26,7 +26,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts one in a cgroup (a directory) and a namespace (a path), where given.
+    /// Starts an agent in a cgroup (a directory) and a namespace (a path), if given.
     pub fn start(cgroup: Option<&Path>, netns: Option<&Path>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "agent_process", "--nocapture", "--test-threads", "1"]);
@@ -55,7 +55,7 @@ impl Agent {
         }
     }
 
-    /// One command, one answer: see [`obey`].
+    /// Sends one command and returns the reply: see [`obey`].
     pub fn ask(&mut self, command: &str) -> String {
         writeln!(self.input, "{command}").unwrap();
         self.answer()
@@ -107,7 +107,7 @@ pub fn run() {
 }
 
 fn name(error: Errno) -> String {
-    // Debug is the number alone on some builds; the names the tests ask for are these.
+    // Debug is the number alone on some builds; the tests use these names.
     for (errno, name) in [
         (Errno::ADDRNOTAVAIL, "EADDRNOTAVAIL"),
         (Errno::ADDRINUSE, "EADDRINUSE"),
@@ -147,7 +147,7 @@ fn show(address: SocketAddrAny) -> String {
 /// bind N ADDRESS    connect N ADDRESS    listen N   -> ok        close N
 /// accept N -> number PEER      sockname N     peername N
 /// send N ADDRESS TEXT          receive N -> FROM TEXT     echo N ADDRESS -> FROM
-/// forge N ADDRESS IP: a datagram to ADDRESS that says it is from IP (IP_PKTINFO, IPV6_PKTINFO)
+/// forge N ADDRESS IP: a datagram to ADDRESS with the source IP (IP_PKTINFO, IPV6_PKTINFO)
 /// ```
 /// An ADDRESS is `IP:PORT` or `@NAME`. Nothing waits longer than half a second.
 fn obey(line: &str, sockets: &mut Vec<Option<OwnedFd>>) -> Result<String, Errno> {
