@@ -92,13 +92,13 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).at("write", path)
 }
 
-/// Brings the directory to the disk and renames it to its place.
+/// Syncs the directory and renames it to its place.
 fn publish(tmp: &Path, dir: &Path) -> Result<()> {
     let file = fs::File::open(tmp).at("open", tmp)?;
     // One call for a few files, or for the thousands of a stub directory.
     rustix::fs::syncfs(&file).at("bring to the disk", tmp)?;
     match fs::rename(tmp, dir) {
-        // Another import of the same image was faster, and made the same.
+        // Another import of the same image was faster, with the same result.
         Err(_) if dir.join("image.json").exists() => {
             let _ = fs::remove_dir_all(tmp);
             Ok(())

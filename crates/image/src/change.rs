@@ -1,14 +1,14 @@
-//! What a container changed: as a list, as a layer, as a tree.
+//! The changes of a container: as a list, as a layer, as a tree.
 //!
-//! Three trees are walked side by side: *merged* (what the container sees, mounted read-only for
-//! the occasion), *base* (the same without the upper), and the *upper* directory. Only directories that
-//! exist in the upper are looked into: the cost is that of the changes, not of the image. What
-//! the upper alone cannot say, the merged view does: contents of files that were only chmodded
-//! (metacopy), of directories that were renamed (redirect). In a directory that is opaque or was
-//! renamed nothing can be taken from the base: all of it counts.
+//! Three trees are walked side by side: *merged* (the container's view, mounted read-only for the
+//! purpose), *base* (the same without the upper), and the *upper* directory. Only directories that
+//! exist in the upper are read, so the cost depends on the changes, not on the image. The merged
+//! view supplies what is missing in the upper: contents of files that were only chmodded
+//! (metacopy), and of renamed directories (redirect). An opaque or renamed directory has no
+//! counterpart in the base: all of its contents count as changed.
 //!
-//! A hard link of the image that was written under one name has changed under all of them, though the
-//! upper has only the one: when overlayfs keeps an index, all directories are looked into.
+//! A hard link of the image that was written under one name has changed under all of them, although
+//! the upper has only the one: if overlayfs keeps an index, all directories are searched.
 //!
 //! **Ids.** The upper holds host ids, the image its own: an id in the container's range on the host
 //! is shifted back, every other is left. An image's id that happens to be in that range is shifted
@@ -37,14 +37,14 @@ use crate::progress::Progress;
 use crate::store::{Image, ImageId, Store, to_json};
 use crate::walk::{Here, Walker, join, names, open_at, stat_at, too_deep};
 
-/// How a path changed.
+/// The kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It was not there.
+    /// The path did not exist in the base.
     Added,
-    /// It was there and is another now; a directory also when something in it changed.
+    /// The path existed and is different; a directory also if something in it changed.
     Changed,
-    /// It is not there any more.
+    /// The path does not exist any more.
     Deleted,
 }
 
@@ -59,19 +59,19 @@ impl ChangeKind {
     }
 }
 
-/// One path that differs between a container and what it was made from.
+/// A path that differs between a container and its image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// How.
+    /// The kind.
     pub kind: ChangeKind,
-    /// Where, absolute inside the container; bytes as the file system has them.
+    /// The path, absolute inside the container; bytes as the file system has them.
     pub path: Vec<u8>,
 }
 
-/// What a commit writes beside the files.
+/// The metadata of a commit.
 #[derive(Debug, Clone, Default)]
 pub struct Commit {
-    /// What the new image is to be called.
+    /// The name of the new image.
     pub name: Option<Reference>,
     /// `author` of the configuration.
     pub author: Option<String>,
@@ -83,8 +83,9 @@ pub struct Commit {
 }
 
 impl Store {
-    /// What a container changed, sorted by path. `upper` is its upper directory, whose owners are
-    /// host ids of `ids`. The container may run; what it changes meanwhile is seen or not.
+    /// Lists the changes of a container, sorted by path. `upper` is its upper directory, with
+    /// owners as host ids of `ids`. The container may run; concurrent changes may or may not be
+    /// included.
     pub fn diff(&self, lower: &Lower, upper: BorrowedFd<'_>, ids: &IdMap) -> Result<Vec<Change>> {
         let mut list = List::default();
         compare_all(lower, upper, ids, &mut list)?;
@@ -92,8 +93,9 @@ impl Store {
         Ok(list.0.into_iter().map(change).collect())
     }
 
-    /// Makes an image of a container: its image (none for `--rootfs`, then everything is in the one
-    /// new layer) and a layer with its changes. The container must be stopped or paused.
+    /// Creates an image from a container: its image's layers (none for `--rootfs`, then the one new
+    /// layer contains everything) and a layer with its changes. The container must be stopped or
+    /// paused.
     pub fn commit(
         &self,
         base: Option<&Image>,
@@ -108,8 +110,8 @@ impl Store {
         })
     }
 
-    /// Writes what [`Store::commit`] makes a layer of as a tar, with the ids that the container
-    /// sees: its changes, or with `whole` all of its files. The container must be stopped or paused.
+    /// Writes the layer of a [`Store::commit`] as a tar, with the ids inside the container: its
+    /// changes, or with `whole` all of its files. The container must be stopped or paused.
     pub fn changes(
         &self,
         whole: bool,
@@ -121,8 +123,8 @@ impl Store {
         changes(whole, lower, upper, ids, out)
     }
 
-    /// Makes an image of another one (of none: of nothing) and a layer that comes as a tar, such as
-    /// [`Store::changes`] has written. It may come from anywhere.
+    /// Creates an image from another one (without `base`: from nothing) and a layer in a tar, such
+    /// as [`Store::changes`] has written. The tar is untrusted.
     pub fn add_layer(
         &self,
         base: Option<&Image>,
@@ -135,7 +137,7 @@ impl Store {
         })
     }
 
-    /// An image of another one and a layer that `make` takes in.
+    /// Creates an image from another one and a layer that `make` imports.
     fn with_layer(
         &self,
         base: Option<&Image>,
@@ -165,7 +167,7 @@ impl Store {
         result
     }
 
-    /// Writes the files of a container as a tar, with the ids that the container sees.
+    /// Writes the files of a container as a tar, with the ids inside the container.
     pub fn export(
         &self,
         lower: &Lower,
@@ -181,13 +183,14 @@ impl Store {
     }
 }
 
-/// Who is told of changes.
+/// A receiver of changes.
 trait Sink {
-    /// A directory that may have changes below; `kind` is `None` where itself has none.
+    /// A directory that may have changes below; `kind` is `None` if the directory itself is
+    /// unchanged.
     fn directory(&mut self, kind: Option<ChangeKind>, here: &Here, path: &[u8]) -> Result<()>;
-    /// Something else than a directory.
+    /// Any other kind of file.
     fn leaf(&mut self, kind: ChangeKind, place: &Place<'_>, stat: &Stat) -> Result<()>;
-    /// A name that is gone.
+    /// A name was removed.
     fn deleted(&mut self, parent: &[u8], name: &[u8]) -> Result<()>;
 }
 
@@ -253,7 +256,7 @@ impl<W: Write> Sink for Layer<'_, '_, W> {
     }
 }
 
-/// The tar of a layer: what a container changed, or all that it has.
+/// Writes the tar of a layer: the changes of a container, or all of its files.
 fn changes(
     whole: bool,
     lower: &Lower,
@@ -298,8 +301,8 @@ fn compare_all(
     Compare { ids, sink, linked }.directory(&merged, &trees, b"", 0)
 }
 
-/// Whether overlayfs keeps hard links of the image together for this upper (`index=on`): then a
-/// file can have changed under a name that is not in the upper.
+/// Returns whether overlayfs keeps hard links of the image together for this upper (`index=on`):
+/// then a file can have changed under a name that is not in the upper.
 fn has_index(upper: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let index = std::path::Path::new("..").join("work").join("index");
@@ -308,8 +311,8 @@ fn has_index(upper: &OwnedFd) -> bool {
         .is_ok_and(|dir| dir.flatten().any(|e| !matches!(e.file_name().to_bytes(), b"." | b"..")))
 }
 
-/// Files of several names that are in the upper under one of them, by device and inode as the
-/// merged view shows them.
+/// Collects files with several names of which the upper contains only some, by device and inode in
+/// the merged view.
 fn collect_linked(
     merged: &Here,
     upper: &OwnedFd,
@@ -334,11 +337,11 @@ fn collect_linked(
     Ok(())
 }
 
-/// What a directory is compared with.
+/// The directories that a merged directory is compared with.
 struct Trees {
     base: Option<OwnedFd>,
     upper: Option<OwnedFd>,
-    /// Nothing is as it was in the base, though it may look so.
+    /// Everything counts as changed, even if it looks unchanged.
     all: bool,
 }
 
@@ -422,12 +425,12 @@ fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
-/// Whether an upper directory is not the one of the same name below: it hides that, or it was
-/// renamed.
+/// Returns whether an upper directory is not a version of the lower one of the same name: it hides
+/// that, or was renamed.
 fn is_another(upper: &OwnedFd) -> bool {
     let mut value = [0; 4096];
     let opaque = rustix::fs::fgetxattr(upper, "trusted.overlay.opaque", &mut value[..]);
-    // "x" says that there are whiteouts in it that are files, not that it hides what is below.
+    // "x" means that it contains whiteouts that are files, not that it hides the lower directory.
     let opaque = opaque.is_ok_and(|n| &value[..n] == b"y");
     let redirect = rustix::fs::fgetxattr(upper, "trusted.overlay.redirect", &mut value[..]);
     opaque || matches!(redirect, Ok(_) | Err(Errno::RANGE))
@@ -460,8 +463,8 @@ fn same_meta(
     Ok(read(dir)? == read(base_dir)?)
 }
 
-/// Whether a file that looks the same is the same: it may have been written to and then been given
-/// its old time.
+/// Returns whether a file with the same metadata has the same content: it may have been written to,
+/// with its old time restored.
 fn same_content(
     dir: &OwnedFd,
     base: &OwnedFd,
@@ -503,7 +506,7 @@ fn same_content(
     }
 }
 
-/// Adds a layer to a configuration, and what else a commit says.
+/// Adds a layer and the metadata of a commit to a configuration.
 fn extend(config: &mut Value, diff_id: &str, commit: &Commit) -> Result<()> {
     let bad = |what: &str| Fault::Invalid { what: format!("the image's configuration: {what}") };
     let root = config.as_object_mut().ok_or_else(|| bad("it is not an object"))?;
@@ -541,7 +544,7 @@ fn extend(config: &mut Value, diff_id: &str, commit: &Commit) -> Result<()> {
     Ok(())
 }
 
-/// One change in the words of a Dockerfile.
+/// Applies one change in Dockerfile syntax.
 pub(crate) fn apply(process: &mut Value, change: &str) -> Result<()> {
     let bad = || -> crate::ImageError {
         let what = format!(
@@ -606,7 +609,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dockerfile_words_change_the_configuration() {
+    fn dockerfile_instructions_change_the_configuration() {
         let mut config = json!({ "rootfs": { "type": "layers", "diff_ids": ["sha256:a"] },
             "config": { "Env": ["A=1", "B=2"] } });
         let words = [

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_values_round_trip() {
         let mut e = Encoder::default();
         let numbers = [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX];
         let signed = [0, 1, -1, i64::MAX, i64::MIN, 1_700_000_000];

@@ -1,4 +1,4 @@
-//! The two kinds of hash: SHA-256 where OCI asks for it, BLAKE3 where the store names its objects.
+//! The two kinds of hash: SHA-256 as OCI requires it, BLAKE3 for the store's object names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -76,7 +76,7 @@ impl fmt::Debug for Digest {
 /// The name of an object: the BLAKE3 hash of its content.
 ///
 /// A sparse file's object is named by its map and its data instead (see [`crate::object`]), so that
-/// a hole of terabytes is not read to learn its name.
+/// a hole of terabytes is not read to compute the name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId(pub(crate) [u8; 32]);
 

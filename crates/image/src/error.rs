@@ -1,4 +1,4 @@
-//! What can go wrong with images, and what kind of wrong it is.
+//! Errors of image operations, and their kinds.
 
 use std::error::Error;
 use std::io;
@@ -9,7 +9,7 @@ use dormouse_kernel::{CallError, ErrorKind};
 /// The result of everything in this crate.
 pub type Result<T, E = ImageError> = std::result::Result<T, E>;
 
-/// A step on images that failed. The text says which; the cause is its [`Error::source`].
+/// A failed step on images. The text names the step; the cause is its [`Error::source`].
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ImageError(Box<Fault>);
@@ -64,7 +64,7 @@ impl ImageError {
         Fault::Other { kind, message: message.into(), source: Some(source.into()) }.into()
     }
 
-    /// What a caller can do about it.
+    /// The kind of the error, for decisions of callers.
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
             Fault::Io { source, .. } => of_io(source),

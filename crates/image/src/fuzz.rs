@@ -1,5 +1,5 @@
-//! Doors for the fuzzers (`cargo xtask fuzz`): each hands bytes from nowhere to one reader, and
-//! panics where something is let through that the reader promises to refuse.
+//! Entry points for the fuzzers (`cargo xtask fuzz`). Each passes untrusted bytes to one reader,
+//! and panics if the reader accepts input that it promises to refuse.
 
 use serde_json::{Value, json};
 
@@ -29,8 +29,8 @@ impl Source for Memory<'_> {
     }
 }
 
-/// The tar of a layer: whatever entries come out are in bounds, name places below the root alone,
-/// make a tree or are refused, and are read back from a layer file as they were.
+/// The tar of a layer: all entries read are in bounds, have paths below the root, make a tree or
+/// are refused, and are read back unchanged from a layer file.
 pub fn tar(bytes: &[u8]) {
     let mut reader = Reader::new(Memory(bytes));
     let mut entries = Vec::new();
@@ -91,7 +91,7 @@ fn check_entry(entry: &Entry<Content>) {
     assert!(xattr_bytes <= MAX_XATTRS);
 }
 
-/// A layer file of the store whose checksum was made to fit.
+/// A layer file of the store with a correct checksum.
 pub fn layer(bytes: &[u8]) {
     let mut decoder = Decoder(bytes);
     while let Ok(entry) = decode_entry(&mut decoder) {
@@ -103,7 +103,7 @@ pub fn layer(bytes: &[u8]) {
     let _ = LayerFile::parse(Digest::of(bytes), &whole); // most are refused
 }
 
-/// The answer of a registry that was asked for a manifest.
+/// The reply of a registry to a request for a manifest.
 pub fn manifest(bytes: &[u8]) {
     crate::registry::fuzz_manifest(bytes);
 }

@@ -29,13 +29,13 @@ const MAX_JSON: u64 = 8 << 20;
 const MAX_NESTING: usize = 4;
 
 impl Store {
-    /// Takes in what is at `path`, told by its content: a directory with an `oci-layout` file, any
-    /// other directory (a root filesystem), an archive of an OCI layout, of `docker save`, or a tar
-    /// of a root filesystem; archives may be compressed by gzip or zstd.
+    /// Imports the file or directory at `path`, recognised by its content: a directory with an
+    /// `oci-layout` file, any other directory (a root file system), an archive of an OCI layout, of
+    /// `docker save`, or a tar of a root file system; archives may be compressed by gzip or zstd.
     ///
-    /// A root filesystem becomes an image of one layer with an empty configuration. Without `name`
-    /// the image gets the names that the archive says. Of an archive of several images all are
-    /// taken in, and the last one's id is returned.
+    /// A root file system becomes an image of one layer with an empty configuration. Without `name`
+    /// the image gets the names in the archive. Of an archive of several images all are imported,
+    /// and the last one's id is returned.
     pub fn import(
         &self,
         path: &Path,
@@ -78,7 +78,7 @@ fn from_directory(
     root_image(import, layer, path, name)
 }
 
-/// Takes in a layer whose tar is written by `write`, on a thread of its own.
+/// Imports a layer whose tar `write` produces on a separate thread.
 pub(crate) fn layer_of(
     import: &Import<'_>,
     progress: &dyn Progress,
@@ -89,7 +89,7 @@ pub(crate) fn layer_of(
         let abort = writer.chunks.clone();
         let writer = scope.spawn(move || {
             let result = write(writer);
-            // An early end of the stream could look like a whole archive.
+            // A truncated stream could look like a whole archive.
             if result.is_err() {
                 let _ = abort.send(Err(()));
             }
@@ -100,7 +100,7 @@ pub(crate) fn layer_of(
         let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match (written, taken) {
             (Ok(()), taken) => taken.map(|layer| layer.diff_id),
-            // Its only complaint is that the other side went away.
+            // The writer's only error is the broken pipe.
             (Err(e), Err(taken)) if broken_pipe(&e) => Err(taken),
             (Err(e), _) => Err(e),
         }
@@ -175,8 +175,8 @@ fn from_file(
             return files.import(import, name, progress);
         }
     } else {
-        // Whether it is a root filesystem is told by its first entry: to learn more, an archive of
-        // an image would have to be decompressed, and is.
+        // The first entry decides whether it is a root file system. An archive of an image would
+        // have to be decompressed for more, and is.
         let stream = BufReader::new(file.try_clone().at("open", path)?);
         let mut inside = packing.decoder(stream).at("decompress", path)?;
         let mut head = [0; 512];
@@ -206,7 +206,7 @@ fn read_head(file: &File, head: &mut [u8]) -> std::io::Result<usize> {
     Ok(n)
 }
 
-/// Whether the first entry of an archive is one that archives of images begin with.
+/// Returns whether the first entry of an archive is one that archives of images begin with.
 fn looks_like_image(head: &[u8; 512]) -> bool {
     let name = tar::Header::from_byte_slice(head).path_bytes().into_owned();
     let name = name.strip_prefix(b"./").unwrap_or(&name);
@@ -245,7 +245,7 @@ enum Files {
     Archive { file: File, path: PathBuf, index: HashMap<Vec<u8>, Place> },
 }
 
-/// Where a file is in an archive.
+/// The position of a file in an archive.
 enum Place {
     At { offset: u64, length: u64 },
     Link { target: Vec<u8> },
@@ -274,7 +274,7 @@ impl Files {
                 let what = "the number of entries in the archive".to_owned();
                 return Err(Fault::Limit { what, limit: MAX_ENTRIES as u64 }.into());
             }
-            // A root filesystem: it need not be read to its end to know that.
+            // A root file system: recognised without reading it to its end.
             if !image && index.len() > 4096 {
                 return Ok(None);
             }
@@ -398,7 +398,7 @@ fn beside(name: &[u8], target: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-/// Takes in the images of an OCI layout.
+/// Imports the images of an OCI layout.
 fn from_layout(
     import: &Import<'_>,
     files: &Files,
@@ -406,23 +406,23 @@ fn from_layout(
     progress: &dyn Progress,
 ) -> Result<ImageId> {
     let index: ImageIndex = files.json("OCI index", "index.json")?;
-    // What the index calls each manifest, and its digest.
+    // The names of each manifest in the index, and its digest.
     let mut found: Vec<(Vec<Reference>, Digest, Vec<u8>)> = Vec::new();
     for descriptor in index.manifests() {
         let annotations = descriptor.annotations().clone().unwrap_or_default();
-        let said = ["io.containerd.image.name", "org.opencontainers.image.ref.name"]
+        let names = ["io.containerd.image.name", "org.opencontainers.image.ref.name"]
             .iter()
             .filter_map(|key| annotations.get(*key))
-            // A tag alone names nothing.
-            .filter(|said| said.contains([':', '/']))
-            .filter_map(|said| said.parse().ok())
+            // A tag alone is not a name.
+            .filter(|name| name.contains([':', '/']))
+            .filter_map(|name| name.parse().ok())
             .take(1)
             .collect();
         let digest = descriptor.digest().to_string().parse()?;
         if let Some((digest, manifest)) = manifest_of(files, digest, 0)? {
             match found.iter_mut().find(|(_, other, _)| *other == digest) {
-                Some((names, ..)) => names.extend::<Vec<Reference>>(said),
-                None => found.push((said, digest, manifest)),
+                Some((known, ..)) => known.extend::<Vec<Reference>>(names),
+                None => found.push((names, digest, manifest)),
             }
         }
     }
@@ -524,7 +524,7 @@ struct DockerImage {
     layers: Vec<String>,
 }
 
-/// Takes in the images of a docker archive.
+/// Imports the images of a docker archive.
 fn from_docker(
     import: &Import<'_>,
     files: &Files,
@@ -554,8 +554,8 @@ fn from_docker(
         }
         let id = import.image(NewImage { config: &config, manifest: None, name })?;
         if name.is_none() {
-            for said in image.repo_tags.unwrap_or_default() {
-                if let Ok(name) = said.parse() {
+            for tag in image.repo_tags.unwrap_or_default() {
+                if let Ok(name) = tag.parse() {
                     import.store.name(&id, &name)?;
                 }
             }
@@ -565,7 +565,7 @@ fn from_docker(
     last.ok_or_else(|| files.bad("it holds no image".to_owned()))
 }
 
-/// Reads the headers of an archive and seeks over what is in it.
+/// Reads the headers of an archive and seeks over the data.
 struct Seeking<'p> {
     file: File,
     path: &'p Path,
@@ -608,7 +608,7 @@ impl Read for ReadAt<'_> {
     }
 }
 
-/// A pipe between two threads: what is written comes out of the reader.
+/// A pipe between two threads.
 pub(crate) fn pipe() -> (ChannelWriter, ChannelReader) {
     let (to, from) = sync_channel(8);
     let buffer = Vec::with_capacity(ChannelWriter::CHUNK);

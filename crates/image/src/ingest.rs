@@ -1,4 +1,4 @@
-//! Taking images in: the way every layer goes, from wherever it comes.
+//! Import: the path of every layer and image into the store.
 
 use std::io::Read;
 
@@ -9,15 +9,15 @@ use crate::error::Result;
 use crate::progress::Progress;
 use crate::store::{ImageId, Lock, LockKind, Store};
 
-/// An import that is under way. It holds the store's lock shared: nothing that it found present is
-/// swept before it is dropped. It can be used from several threads at once, a layer on each.
+/// An import in progress. It holds the store's lock shared: objects that it found present are not
+/// swept before it is dropped. Several threads may use it at once, each for one layer.
 #[derive(Debug)]
 pub struct Import<'s> {
     pub(crate) store: &'s Store,
     _lock: Lock,
 }
 
-/// What a layer must be. What is `None` is not checked, only found out.
+/// The required properties of a layer. `None` is not checked, only computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Expect {
     /// Digest of the stream as it comes, compressed.
@@ -28,7 +28,7 @@ pub struct Expect {
     pub diff_id: Option<Digest>,
 }
 
-/// What a layer turned out to be.
+/// The properties of an imported layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ingested {
     /// Digest of the stream as it came.
@@ -43,14 +43,14 @@ pub struct Ingested {
     pub new_bytes: u64,
 }
 
-/// What an image is made of.
+/// The parts of an image.
 #[derive(Debug, Clone, Copy)]
 pub struct NewImage<'a> {
     /// The configuration, byte for byte: its digest is the image's id.
     pub config: &'a [u8],
     /// The manifest it came with, byte for byte.
     pub manifest: Option<&'a [u8]>,
-    /// What it is to be called.
+    /// The name of the image.
     pub name: Option<&'a Reference>,
 }
 
@@ -62,16 +62,17 @@ impl Store {
 }
 
 impl Import<'_> {
-    /// Whether the store has this layer: then its blob need not be fetched.
+    /// Returns whether the store has this layer: then its blob need not be fetched.
     pub fn has_layer(&self, diff_id: &Digest) -> bool {
         self.store.layer_path(diff_id).exists()
     }
 
-    /// Takes a layer in: a tar, as it is or compressed by gzip or zstd, told by its first bytes.
+    /// Imports a layer: a tar, uncompressed or compressed by gzip or zstd, as recognised by its
+    /// first bytes.
     ///
     /// The reader is read to its end on this thread; hashing, decompressing and writing happen on
-    /// others. An error of the reader is the source of the error returned. Nothing of a layer that
-    /// failed can be seen, and what was written is swept by the next prune.
+    /// others. An error of the reader is the source of the returned error. A failed layer is not
+    /// visible, and its remains are swept by the next prune.
     pub fn layer(
         &self,
         reader: &mut dyn Read,
@@ -81,10 +82,10 @@ impl Import<'_> {
         crate::pipeline::run(self.store, reader, expect, progress)
     }
 
-    /// Makes an image of layers that were taken in, and names it. The layers are those that the
-    /// configuration lists (`rootfs.diff_ids`, lowest first).
+    /// Creates an image from imported layers, and names it. The layers are those in the
+    /// configuration (`rootfs.diff_ids`, lowest first).
     ///
-    /// An image that is there already only gets the name.
+    /// An existing image only gets the name.
     pub fn image(&self, image: NewImage<'_>) -> Result<ImageId> {
         crate::build::image(self.store, image)
     }

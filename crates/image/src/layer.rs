@@ -1,4 +1,4 @@
-//! The layer file: what a layer holds, and the recipe to make its tar again.
+//! The layer file: the entries of a layer, and the recipe to reproduce its tar.
 //!
 //! ```text
 //! "DMLAYER1"                         8 bytes
@@ -10,11 +10,12 @@
 //! BLAKE3 of all that                 32 bytes
 //! ```
 //!
-//! The recipe is what tar-split is to docker: raw bytes, then the data of a file, in turn. The data
-//! of a file are the bytes of its object, of a sparse one its pieces one after another. So the
-//! tar comes out byte for byte, its digest is the layer's diffID, and no compressed blob need be kept.
+//! The recipe corresponds to docker's tar-split: raw bytes, then the data of a file, in turn. The
+//! data of a file are the bytes of its object; of a sparse file, its pieces one after another.
+//! Therefore the tar is reproduced byte for byte, its digest is the layer's diffID, and no
+//! compressed blob need be kept.
 //!
-//! Entries stand in the order of the tar, two of one path included: the recipe needs both objects.
+//! Entries are in the order of the tar, including two of one path: the recipe needs both objects.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -30,12 +31,12 @@ use crate::store::Store;
 const MAGIC: &[u8; 8] = b"DMLAYER1";
 const HEADER: usize = 8 + 6 * 8;
 
-/// Where the content of a file is.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Here.
     Inline(Vec<u8>),
-    /// In an object; a sparse one has data only where the map says.
+    /// In an object; a sparse one has data only in the pieces of the map.
     Object { id: ObjectId, map: Option<Vec<Piece>> },
 }
 

@@ -1,24 +1,23 @@
-//! Images: where they are kept, how they come in and go out, and how a container gets a root
-//! filesystem from one.
+//! Images: storage, import and export, and root file systems for containers.
 //!
 //! **The idea** (composefs, and VServer's unification by other means): the content of every file is
-//! an *object*, named by its hash, kept once for all images. A *layer* is a tar that came from
-//! somewhere; it is kept as a list of its entries plus a recipe from which the very same bytes can
-//! be made again. An *image* is a configuration and a list of layers; their merge is written once as
-//! a small EROFS file that holds names, owners, modes and xattrs, and for each file the name of its
-//! object. overlayfs puts the two together (`metacopy`, data-only lower layer), and on top of it a
-//! container's writable layer. A new container costs one mount; two containers that read the same
-//! file share its pages in memory, whichever images they come from.
+//! an *object*, named by its hash and stored once for all images. A *layer* is an imported tar,
+//! stored as a list of its entries plus a recipe that reproduces the same bytes. An *image* is a
+//! configuration and a list of layers. The merged layers are written once as a small EROFS file
+//! with names, owners, modes and xattrs, and for each file the name of its object. overlayfs
+//! combines the two (`metacopy`, data-only lower layer), with a container's writable layer on top.
+//! A new container costs one mount; two containers that read the same file share its pages in
+//! memory, even from different images.
 //!
-//! **Never on the host.** A path in an archive names a place in a tree in memory, nothing else: the
-//! only files written are objects (named by hashes), layer files, and metadata. So no archive, however
+//! **Never on the host.** A path in an archive is only a place in a tree in memory. The only files
+//! written are objects (named by hashes), layer files, and metadata. Therefore no archive, however
 //! hostile, reaches the host's file system: not by `..`, not through symlinks, not by hard links.
 //! (The stub directory is written by descriptor and one component at a time, from the merged tree,
 //! in which no path leads through a symlink.)
 //!
-//! Layout, locks and publication are told in [`Store`]'s module, `store`; the way of a layer in
-//! `pipeline`; the layer file in `layer`; the tree and OCI's merge rules in `tree`; what overlayfs
-//! is asked for in `mount`.
+//! Layout, locks and publication are described in [`Store`]'s module, `store`; the import of a
+//! layer in `pipeline`; the layer file in `layer`; the tree and OCI's merge rules in `tree`; the
+//! requests to overlayfs in `mount`.
 #![forbid(unsafe_code)]
 
 mod archive;

@@ -1,4 +1,4 @@
-//! Keeping the store: removing, sweeping, verifying.
+//! Maintenance of the store: removal, sweep, verification.
 
 use std::collections::HashSet;
 use std::fs;
@@ -13,20 +13,20 @@ use crate::layer::{Content, LayerFile};
 use crate::object::name_of;
 use crate::store::{Image, ImageId, Lock, LockKind, Record, Store};
 
-/// What is swept.
+/// The objects to sweep.
 #[derive(Debug, Clone, Default)]
 pub struct Prune {
-    /// Images that containers are made from: these stay, whatever else is said.
+    /// Images that containers are made from: these stay in any case.
     pub in_use: Vec<ImageId>,
     /// Remove images that have no name.
     pub unnamed: bool,
     /// Remove every image that is not in use.
     pub all: bool,
-    /// Layers of no image are kept for so long, for a pull that was cut and comes again.
+    /// Layers of no image are kept for so long, for an interrupted pull that is repeated.
     pub grace: Duration,
 }
 
-/// What was swept.
+/// The swept objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Images removed.
@@ -39,25 +39,25 @@ pub struct Pruned {
     pub bytes: u64,
 }
 
-/// Something in the store that is not what it was when it was written.
+/// Damage of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// Path below the store's directory.
     pub path: String,
-    /// What is wrong with it.
+    /// The damage.
     pub problem: String,
 }
 
 impl Store {
-    /// Removes an image and its names. Its layers and objects go with the next prune. Whether a
-    /// container is made from it is for the caller to know.
+    /// Removes an image and its names. Its layers and objects are removed by the next prune. The
+    /// caller checks that no container is made from it.
     pub fn remove(&self, image: &Image) -> Result<()> {
         let _lock = self.lock("lock", LockKind::Shared)?;
         self.remove_locked(&image.id)
     }
 
     fn remove_locked(&self, id: &str) -> Result<()> {
-        // ORDER: names, then the mount, then the image: nobody finds a name that leads nowhere.
+        // ORDER: names, then the mount, then the image, so that no name refers to a missing image.
         self.change_names(|names| {
             names.retain(|_, of| of != id);
             Ok(())
@@ -71,7 +71,7 @@ impl Store {
         }
     }
 
-    /// Removes what nothing refers to. Waits for imports that are under way.
+    /// Removes unreferenced files. Waits for imports in progress.
     pub fn prune(&self, prune: &Prune) -> Result<Pruned> {
         let lock = self.lock("lock", LockKind::Exclusive)?;
         let mut images = Vec::new();
@@ -86,18 +86,18 @@ impl Store {
         Ok(Pruned { images, ..pruned })
     }
 
-    /// After a failed import: removes what it left, if nobody else imports now. Layers stay, for the
-    /// next try. A failure of this is not told: it would hide why the import failed, and `prune`
-    /// tells it.
+    /// After a failed import: removes its leftovers, unless another import runs now. Layers stay,
+    /// for the next attempt. An error here is not reported, because it would hide the cause of the
+    /// failed import; `prune` reports it.
     pub(crate) fn sweep_if_idle(&self) {
         if let Ok(Some(lock)) = Lock::try_exclusive(&self.dir.join("lock")) {
             let _ = self.sweep(&lock, None);
         }
     }
 
-    /// Removes unmarked objects, what is in `tmp/`, and, older than `grace`, layers of no image and
-    /// partial downloads. The lock is the store's, held exclusively: whoever is writing an
-    /// object or naming a layer holds it shared.
+    /// Removes unmarked objects, the contents of `tmp/`, and, if older than `grace`, layers of no
+    /// image and partial downloads. The lock is the store's, held exclusively: processes that write
+    /// an object or name a layer hold it shared.
     fn sweep(&self, _lock: &Lock, grace: Option<Duration>) -> Result<Pruned> {
         let mut pruned = Pruned::default();
         let old = |meta: &fs::Metadata| match (grace, meta.modified()) {
@@ -114,7 +114,7 @@ impl Store {
                 pruned.bytes += meta.blocks() * 512;
                 continue;
             }
-            // A layer that cannot be read would lose its objects: nothing is swept then.
+            // An unreadable layer would lose its objects: in that case nothing is swept.
             for (id, ..) in objects_of(&self.layer(&diff_id)?) {
                 marked.insert(id);
             }
@@ -138,7 +138,7 @@ impl Store {
         }
         let tmp = self.dir.join("tmp");
         for (path, meta) in files(&tmp)? {
-            // A name given to an image takes `names.lock` alone: what a living process makes stays.
+            // Naming an image holds `names.lock` alone, so files of live processes stay.
             if is_of_living_process(&path) {
                 continue;
             }
@@ -186,7 +186,7 @@ impl Store {
                 let found = self.open_object(&id, size).and_then(|_| name_of(&path, map));
                 match found {
                     Ok(found) if found == id => {}
-                    Ok(_) => note(&path, "its content is not what its name says".to_owned()),
+                    Ok(_) => note(&path, "its content does not match its name".to_owned()),
                     Err(e) => note(&path, e.to_string()),
                 }
             }
@@ -262,19 +262,19 @@ fn remove_file(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether the process that a name in `tmp/` begins with is there.
+/// Returns whether the process named at the start of a name in `tmp/` is alive.
 fn is_of_living_process(path: &Path) -> bool {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
     let pid = name.split('-').next().unwrap_or_default();
     pid.parse::<u32>().is_ok_and(|pid| Path::new(&format!("/proc/{pid}")).exists())
 }
 
-/// The layer that a file of `layers/` holds; `None` for a file that is none of ours.
+/// Returns the layer of a file in `layers/`; `None` for an unknown file.
 fn layer_name(path: &Path) -> Option<Digest> {
     format!("sha256:{}", path.file_name()?.to_str()?).parse().ok()
 }
 
-/// The object that a file of `objects/ab/` holds; `None` for a file that is none of ours.
+/// Returns the object of a file in `objects/ab/`; `None` for an unknown file.
 fn object_name(path: &Path) -> Option<ObjectId> {
     let name = path.file_name()?.to_str()?;
     let first = path.parent()?.file_name()?.to_str()?;
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_removes_what_nobody_refers_to_and_nothing_else() {
+    fn pruning_removes_unreferenced_objects_and_nothing_else() {
         let scratch = Scratch::new();
         let store = &scratch.store;
         let (one, two) = (scratch.image("one", b"ab"), scratch.image("two", b"bc"));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
+    fn leftovers_of_dead_processes_are_removed_and_those_of_live_ones_stay() {
         let scratch = Scratch::new();
         let tmp = scratch.dir.path().join("images/tmp");
         // No process has this id: pid_max ends at 2^22.
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_named_and_keeps_the_sweeper_away() {
+    fn damage_is_reported_and_prevents_a_sweep() {
         let scratch = Scratch::new();
         let (store, image) = (&scratch.store, scratch.image("one", b"ab"));
         assert_eq!(store.verify().unwrap(), []);
@@ -386,7 +386,7 @@ mod tests {
         flip(&store.layer_path(&image.layers[0].diff_id));
         let found = store.verify().unwrap();
         assert!(found.iter().any(|d| d.path.starts_with("layers/")), "{found:?}");
-        // What the damaged layer names is not known any more, so nothing is removed.
+        // The objects of the damaged layer are unknown, so nothing is removed.
         let before = scratch.objects();
         assert_eq!(store.prune(&Prune::default()).unwrap_err().kind(), ErrorKind::Corrupt);
         assert_eq!(scratch.objects(), before);

@@ -1,14 +1,14 @@
 //! The metadata of an image on disk: one EROFS file, or a directory of stubs.
 //!
-//! Both say the same: a file whose content is in an object is empty of data, has the file's size, and
-//! two xattrs for overlayfs: `trusted.overlay.metacopy` ("my data is elsewhere") and
+//! Both have the same contents: a file with its data in an object has no data, but the file's size
+//! and two xattrs for overlayfs: `trusted.overlay.metacopy` ("the data is elsewhere") and
 //! `trusted.overlay.redirect` (`/ab/cdef…`, looked up in the data-only layer). Files of at most 64
-//! bytes are there themselves.
+//! bytes are stored directly.
 //!
-//! The EROFS file is written by the `composefs` crate, which saves a file system writer and is read
-//! by composefs' own tools. It panics on what EROFS cannot say, so nothing of that kind may
-//! reach it: names, xattrs, device numbers and sizes are bounded where archives are read, and
-//! whiteouts of two names are taken apart here.
+//! The EROFS file is written by the `composefs` crate, which saves a file system writer and is
+//! readable by composefs' own tools. The crate panics on values that EROFS cannot represent, so
+//! none of those may reach it: names, xattrs, device numbers and sizes are bounded where archives
+//! are read, and whiteouts with two names are split here.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -136,7 +136,7 @@ pub(crate) fn stubs(tree: &Tree, path: &Path) -> Result<()> {
     stub_directory(tree, 0, &root, &mut links)
 }
 
-/// Where nodes of several names were first made.
+/// The first paths of nodes with several names.
 struct Links<'r> {
     root: BorrowedFd<'r>,
     counts: Vec<u32>,
@@ -218,8 +218,8 @@ fn stub_directory(tree: &Tree, id: usize, dir: &OwnedFd, links: &mut Links<'_>) 
     set_meta(dir, b"", &tree.nodes[id])
 }
 
-/// Owner, mode, xattrs and times of what was just made; ORDER: the owner first, for a change of it
-/// takes the setuid bit and file capabilities away; the times last.
+/// Sets owner, mode, xattrs and times of a new file. ORDER: the owner first, because its change
+/// clears the setuid bit and file capabilities; the times last.
 fn set_meta(dir: &OwnedFd, name: &[u8], node: &Node) -> Result<()> {
     let shown = OsStr::from_bytes(name);
     let meta = &node.meta;
@@ -234,7 +234,7 @@ fn set_meta(dir: &OwnedFd, name: &[u8], node: &Node) -> Result<()> {
     }
     for (key, value) in &meta.xattrs {
         use std::os::fd::AsRawFd;
-        // The name is a single component in a directory of ours that nobody else writes to.
+        // The name is a single component in a directory of ours that no other process writes to.
         let path = [format!("/proc/self/fd/{}/", dir.as_raw_fd()).as_bytes(), here].concat();
         rustix::fs::lsetxattr(&path[..], &key[..], value, XattrFlags::empty())
             .at("set an xattr of", shown)?;

@@ -1,4 +1,4 @@
-//! From an image to a root filesystem.
+//! Root file systems from images.
 //!
 //! ```text
 //! overlay            detached, nodev; metacopy, redirect_dir, index, xino
@@ -7,19 +7,19 @@
 //!   objects/         data-only: reached by redirects alone, so neither idmapped nor ever listed
 //! ```
 //!
-//! **Who owns what.** The image's files carry the ids they had in their archive; the idmapped clone
-//! shows them as the container's. The upper cannot be idmapped: the mounter's own id would have no
-//! mapping there, and overlayfs would silently mount read-only. So what a container writes is
-//! stored with host ids, and `commit` and `export` shift them back. Objects are root's, 0444; who
-//! may read a file is decided by its metadata before overlayfs opens the object as the mounter.
+//! **Owners.** The image's files have the ids of their archive; the idmapped clone shows them as
+//! the container's. The upper cannot be idmapped: the mounter's own id would have no mapping there,
+//! and overlayfs would silently mount read-only. Therefore the container's own files are stored
+//! with host ids, and `commit` and `export` shift them back. Objects are root's, 0444; the metadata
+//! decides about access to a file before overlayfs opens the object as the mounter.
 //!
-//! **nodev** on the overlay: an image may hold device nodes, and its mounter is the host's root, so
-//! nothing else would keep a container from opening a disk by one (the device cgroup is the other
-//! lock on that door). A container's `/dev` is another mount. **Not nosuid**: setuid programs and
-//! file capabilities work inside the container's user namespace and nowhere else.
+//! **nodev** on the overlay: an image may contain device nodes, and its mounter is the host's root,
+//! so nothing else would keep a container from opening a disk through one (the device cgroup is a
+//! second barrier). A container's `/dev` is another mount. **Not nosuid**: setuid programs and file
+//! capabilities take effect only inside the container's user namespace.
 //!
-//! **index=on** keeps hard links of the image together when one of them is written; it ties an
-//! upper to its lower, so an upper is never mounted over another image (ESTALE says so).
+//! **index=on** keeps hard links of the image together when one of them is written. It ties an
+//! upper to its lower, so an upper cannot be mounted over another image (ESTALE).
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -36,7 +36,7 @@ use rustix::io::Errno;
 use crate::error::{At, Fault, Result, Step};
 use crate::store::{Image, Lock, LockKind, Metadata, Store};
 
-/// statfs(2): what an EROFS says it is.
+/// statfs(2): the magic number of EROFS.
 const EROFS_MAGIC: i64 = 0xE0F5_E1E2;
 
 /// One read-only layer of a root filesystem.
@@ -44,7 +44,7 @@ const EROFS_MAGIC: i64 = 0xE0F5_E1E2;
 pub struct Layer {
     /// Its root directory.
     pub dir: OwnedFd,
-    /// It is only looked into by redirects from the layers above (data-only, KERNEL(6.5)).
+    /// Only redirects from the layers above lead into it (data-only, KERNEL(6.5)).
     pub data_only: bool,
 }
 
@@ -63,9 +63,9 @@ impl Lower {
 }
 
 impl Store {
-    /// The read-only layers of the image with this id. Its metadata is mounted at `RUN/images/ID`
-    /// if it is not yet; where it is, nothing else is read. This is safe to call from many processes
-    /// at once. The calling thread must be in the host's mount namespace.
+    /// Returns the read-only layers of the image with this id. Its metadata is mounted at
+    /// `RUN/images/ID` if necessary; if it is mounted, nothing else is read. Several processes may
+    /// call this at once. The calling thread must be in the host's mount namespace.
     pub fn rootfs(&self, id: &str) -> Result<Lower> {
         let objects = open_directory(&self.dir.join("objects"))?;
         let metadata = match open_mounted(&self.run.join(id))? {
@@ -80,7 +80,7 @@ impl Store {
         })
     }
 
-    /// The root of an image's metadata, whose EROFS is mounted now.
+    /// Returns the root of an image's metadata, after mounting its EROFS now.
     fn metadata_of(&self, image: &Image) -> Result<OwnedFd> {
         if image.metadata == Metadata::Stub {
             return open_directory(&self.image_dir(&image.id).join("stub"));
@@ -187,7 +187,7 @@ impl Store {
             (mode, uid, gid) = (stat.st_mode & 0o7777, stat.st_uid, stat.st_gid);
         }
         let own = |fd: &OwnedFd, uid: u32, gid: u32, mode: u32| -> Result<()> {
-            // Where the container has no such id, its root is the owner.
+            // If the container has no such id, its root is the owner.
             let host = |id| Some(ids.to_host(id).unwrap_or(ids.base));
             let (uid, gid) = (host(uid).map(Uid::from_raw), host(gid).map(Gid::from_raw));
             rustix::fs::fchown(fd, uid, gid).at("change the owner of", dir)?;
@@ -208,7 +208,7 @@ impl Store {
         Ok((open("upper")?, open("work")?))
     }
 
-    /// Removes a writable layer with everything in it. Nothing happens where there is none.
+    /// Removes a writable layer with everything in it. A missing one is no error.
     pub fn remove_upper(dir: &Path) -> Result<()> {
         match fs::remove_dir_all(dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -217,7 +217,7 @@ impl Store {
     }
 }
 
-/// The error numbers asked for here, which are the same on every Linux.
+/// The error numbers needed here, which are the same on every Linux.
 mod libc_errno {
     pub(super) const ENOTBLK: i32 = rustix::io::Errno::NOTBLK.raw_os_error();
     pub(super) const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
@@ -231,12 +231,12 @@ fn open_directory(path: &Path) -> Result<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).at("open", path)
 }
 
-/// The root of the EROFS that is mounted there; `None` where there is none.
+/// Opens the root of the EROFS mounted there; `None` if there is none.
 fn open_mounted(target: &Path) -> Result<Option<OwnedFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::open(target, flags, Mode::empty()) {
         Ok(root) => {
-            let stat = rustix::fs::fstatfs(&root).at("ask for the file system of", target)?;
+            let stat = rustix::fs::fstatfs(&root).at("read the file system type of", target)?;
             Ok((stat.f_type as i64 == EROFS_MAGIC).then_some(root))
         }
         Err(Errno::NOENT) => Ok(None),
@@ -253,12 +253,12 @@ fn mount_erofs(file: &Path) -> dormouse_kernel::error::Result<OwnedFd> {
 /// The writable layer of a root filesystem.
 #[derive(Debug, Clone, Copy)]
 pub struct Volume<'a> {
-    /// What is written.
+    /// The writable layer.
     pub upper: &'a OwnedFd,
     /// overlayfs' own directory, on the same file system.
     pub work: &'a OwnedFd,
-    /// Nothing of it has to survive its use: it is never synced, and unmounting does not wait for
-    /// everything that the whole file system below has not written yet. It can't be used again.
+    /// The contents need not survive: the mount is never synced, and unmounting does not wait for
+    /// unwritten data of the whole file system below. The upper cannot be used again.
     pub volatile: bool,
 }
 
@@ -267,30 +267,30 @@ pub struct Volume<'a> {
 pub struct Assembled {
     /// The mount, attached nowhere.
     pub root: OwnedFd,
-    /// Mounts that it was made from and does not need any more. To let go of one waits for a grace
-    /// period of RCU, some 60 us: for when nobody waits.
+    /// Source mounts that it does not need any more. Closing one waits for an RCU grace period,
+    /// some 60 us: to be done when no client waits.
     pub clones: Vec<OwnedFd>,
 }
 
-/// LIMIT: how long a volume may be in use as it was before. When a container has ended its root may stay for a
-/// moment: whoever reads `/proc/PID/cmdline` or the like of one of its processes while that ends has its
-/// memory, and the files that are mapped there, until he is done. `diff` and `cp` have it for as long as they run.
+/// LIMIT: wait for a busy volume. When a container has ended its root may stay in use for a moment:
+/// a reader of `/proc/PID/cmdline` or the like of an exiting process holds its memory, and the
+/// files mapped there. `diff` and `cp` use the root for as long as they run.
 const IN_USE_WAIT: Duration = Duration::from_secs(2);
 
-/// Makes a root filesystem: an overlay of `lower` and, where there is one, a writable volume as a
-/// detached mount, `nodev`. The lower layers are idmapped with `userns`, the user
-/// namespace of the container; upper and work are not, and are owned by the container's ids on the
-/// host. Without a volume the root is read-only.
+/// Makes a root file system: an overlay of `lower` and, if given, a writable volume, as a detached
+/// mount, `nodev`. The lower layers are idmapped with `userns`, the user namespace of the
+/// container; upper and work are not, and are owned by the container's ids on the host. Without a
+/// volume the root is read-only.
 ///
-/// Fails with ESTALE when the volume was used over another image. Waits for [`IN_USE_WAIT`] where the volume is
-/// still in use.
+/// Fails with ESTALE if the volume was used over another image. Waits up to [`IN_USE_WAIT`] for a
+/// volume that is still in use.
 pub fn assemble(
     lower: &Lower,
     userns: Option<BorrowedFd<'_>>,
     volume: Option<Volume<'_>>,
 ) -> Result<Assembled> {
     if let ([only], None) = (&lower.layers[..], volume) {
-        // Nothing to lay over one another.
+        // One layer alone needs no overlay.
         let mount = calls::clone_tree(only.dir.as_fd(), "", false).step("clone the root")?;
         if let Some(userns) = userns {
             calls::idmap(mount.as_fd(), userns, false).step("map the ids of the root")?;
@@ -360,9 +360,9 @@ pub fn assemble(
     calls::set_attr(root.as_fd(), false, MountAttr::NODEV, MountAttr::empty())
         .step("forbid device nodes in the root")?;
     if volume.is_some() {
-        // LIMIT of overlayfs: it mounts read-only, and says so only in the kernel's log, when it
-        // cannot use the work directory.
-        let stat = rustix::fs::fstatvfs(root).at("ask for the state of", "the root")?;
+        // LIMIT of overlayfs: if it cannot use the work directory, it mounts read-only and reports
+        // that only in the kernel's log.
+        let stat = rustix::fs::fstatvfs(root).at("read the mount flags of", "the root")?;
         if stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
             let what = "the writable layer cannot be written: overlayfs mounted it read-only \
                         (its file system is full, read-only, or cannot be an upper layer)";
@@ -374,16 +374,16 @@ pub fn assemble(
 
 /// The merged view of a container's files for reading, with nothing mounted anywhere.
 ///
-/// It is mounted as the container's own root was, for only overlayfs knows which hard links belong
-/// together (`index=on`). LIMIT: while the container's root is mounted that is refused (EBUSY); then the
-/// upper is looked at as one more read-only layer, and a hard link of the image that was written
-/// under one name shows the change under that name alone.
+/// The view is mounted like the container's own root, because only overlayfs knows which hard links
+/// belong together (`index=on`). LIMIT: that is refused (EBUSY) while the container's root is
+/// mounted. Then the upper is used as one more read-only layer, and a hard link of the image that
+/// was written under one name shows the change under that name alone.
 pub(crate) fn view(lower: &Lower, upper: Option<BorrowedFd<'_>>) -> Result<OwnedFd> {
     const ON: Option<&str> = Some("on");
     const STEP: &str = "look at the files of a container";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let (None, [only]) = (upper, &lower.layers[..]) {
-        // One that can be listed, whatever the caller's was opened for.
+        // A new descriptor for reading: the caller's may be O_PATH.
         return rustix::fs::openat(&only.dir, ".", flags, Mode::empty()).at("open", "the root");
     }
     let own =

@@ -1,8 +1,8 @@
 //! Objects: contents of files, each kept once, named by its hash, never modified.
 //!
 //! A plain file's object is named by the BLAKE3 hash of its bytes. A sparse file's object is sparse
-//! too, and named by a hash over its size, its map and its data, in a key space of its own: a hole of
-//! terabytes is neither read nor written. The same bytes with and without holes are two objects.
+//! too, and named by a hash over its size, its map and its data, in a key space of its own: a hole
+//! of terabytes is neither read nor written. The same bytes with and without holes are two objects.
 //!
 //! An object is written in `tmp/` and renamed to its name. One that is there already is left alone
 //! if it is as long as it must be: its inode may be in use by containers, and sharing its pages
@@ -80,11 +80,10 @@ impl<'s> Objects<'s> {
         Ok(ObjectWriter { objects: self, file, tmp, hasher, length: 0, sparse: None })
     }
 
-    /// Begins a sparse content of `size` bytes, whose data comes piece after piece.
+    /// Begins a sparse content of `size` bytes; the data follows in pieces.
     pub(crate) fn begin_sparse(&self, size: u64, map: &[Piece]) -> Result<ObjectWriter<'_>> {
         let (file, tmp) = self.create()?;
-        file.set_len(size)
-            .at("make a sparse file of the size that the archive asks for", &tmp.0)?;
+        file.set_len(size).at("make a sparse file of the size given in the archive", &tmp.0)?;
         let hasher = sparse_hasher(size, map);
         let sparse = Some(Sparse { size, map: map.to_vec(), piece: 0, done: 0 });
         Ok(ObjectWriter { objects: self, file, tmp, hasher, length: 0, sparse })
@@ -103,7 +102,7 @@ impl<'s> Objects<'s> {
         Ok((file.into(), tmp))
     }
 
-    /// Gives a written file its name, unless there is such an object.
+    /// Renames a written file to its name, unless the object exists.
     fn place(&self, tmp: Temporary, id: &ObjectId, size: u64) -> Result<()> {
         let name = id.path();
         let rename =
@@ -135,7 +134,7 @@ struct Temporary(std::path::PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Renamed or not: the name was ours alone.
+        // Renamed or not: no other process uses the name.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -151,7 +150,7 @@ pub(crate) struct ObjectWriter<'o> {
     sparse: Option<Sparse>,
 }
 
-/// Where the next data of a sparse file belongs.
+/// Position of the next data of a sparse file.
 #[derive(Debug)]
 struct Sparse {
     size: u64,
@@ -210,7 +209,7 @@ fn sparse_hasher(size: u64, map: &[Piece]) -> blake3::Hasher {
     hasher
 }
 
-/// Computes the name that the file at `path` should have; `map` says where a sparse one has data.
+/// Computes the name that the file at `path` should have; `map` lists the data of a sparse one.
 pub(crate) fn name_of(path: &Path, map: Option<&[Piece]>) -> Result<ObjectId> {
     let file = File::open(path).at("open", path)?;
     let size = file.metadata().at("stat", path)?.len();
@@ -232,18 +231,18 @@ pub(crate) fn name_of(path: &Path, map: Option<&[Piece]>) -> Result<ObjectId> {
     Ok(ObjectId(hasher.finalize().into()))
 }
 
-/// Keeps an import from filling the disk. LIMIT: it is refused while a reserve is still free, so
-/// that containers can go on writing and `prune` can work.
+/// Keeps an import from filling the disk. LIMIT: the import is refused while a reserve is still
+/// free, so that containers can continue to write and `prune` can work.
 #[derive(Debug)]
 pub(crate) struct Space {
     dir: OwnedFd,
     path: std::path::PathBuf,
-    /// Bytes taken since the file system was asked.
+    /// Bytes written since the last query of free space.
     unasked: AtomicU64,
 }
 
 impl Space {
-    /// After so many bytes the file system is asked again.
+    /// Bytes after which free space is queried again.
     const STEP: u64 = 8 << 20;
 
     fn new(store: &Store) -> Result<Self> {
@@ -265,14 +264,14 @@ impl Space {
 
     fn check(&self, need: u64) -> Result<()> {
         let stat =
-            rustix::fs::fstatvfs(self.dir.as_fd()).at("ask for free space in", &self.path)?;
+            rustix::fs::fstatvfs(self.dir.as_fd()).at("read the free space in", &self.path)?;
         let free = stat.f_bavail * stat.f_frsize;
         // One part in fifty, at most 512 MiB.
         let reserve = (stat.f_blocks * stat.f_frsize / 50).min(512 << 20);
         if free < reserve || free - reserve < need {
             return Err(Fault::Full { path: self.path.clone(), need, free, reserve }.into());
         }
-        // Some file systems make inodes as they need them and say 0 of 0.
+        // Some file systems create inodes on demand and report 0 of 0.
         if stat.f_files > 0 && stat.f_favail < stat.f_files / 100 {
             return Err(Fault::Limit {
                 what: format!("one more file in '{}'", self.path.display()),

@@ -1,4 +1,4 @@
-//! The way of a layer into the store, as a pipeline of threads.
+//! The import of a layer, as a pipeline of threads.
 //!
 //! ```text
 //! caller's thread     read, hash the stream as it comes
@@ -8,13 +8,13 @@
 //!         -> write    BLAKE3, then a file unless the object is there
 //! ```
 //!
-//! A gzip stream can only be decompressed by one thread: that is the floor, and everything else
-//! happens beside it. Channels are bounded, so a slow disk slows the network and memory stays
-//! below about 50 MiB per layer.
+//! A gzip stream can only be decompressed by one thread, which bounds the speed; all other stages
+//! run in parallel. Channels are bounded, so a slow disk slows the network and memory stays below
+//! about 50 MiB per layer.
 //!
 //! When a stage fails, its channel closes, the stages before it stop, and the stages after it see
-//! an early end. The error reported is that of the first stage in the order above that has one
-//! of its own. Whatever happened, a layer becomes visible only after both digests were compared.
+//! an early end. The returned error is that of the first stage in the order above that failed by
+//! itself. In every case a layer becomes visible only after both digests were compared.
 
 use std::fs;
 use std::io::{self, BufRead, Read};
@@ -45,7 +45,7 @@ const FILES_WAITING: usize = 32;
 
 type Chunk = Arc<Vec<u8>>;
 
-/// What the parser found out.
+/// The results of the parser.
 struct Parsed {
     entries: Vec<Entry<Content>>,
     recorder: Recorder,
@@ -93,24 +93,25 @@ pub(crate) fn run(
     found("the uncompressed layer", expect.diff_id, diff_id)?;
     let Parsed { entries, recorder, tar_bytes } = parsed;
     if tar_bytes == 0 {
-        // A tar of nothing is two empty blocks; this is the file that a full disk or a cut download left.
+        // An empty tar has two empty blocks; an empty file is the result of a full disk or a cut
+        // download.
         let problem = "it is empty".to_owned();
         return Err(Fault::Archive { what: "the archive".to_owned(), problem }.into());
     }
-    // Whether the entries make a tree is found out before the layer is kept.
+    // A layer is kept only if its entries make a tree.
     crate::tree::check_layer(&entries)?;
     let file = recorder.finish(tar_bytes, &entries)?;
     publish(store, &diff_id, &file)?;
     Ok(Ingested { blob, blob_bytes, diff_id, tar_bytes, new_bytes: objects.new_bytes() })
 }
 
-/// Brings objects and layer file to the disk, and names the layer.
+/// Syncs objects and layer file, and names the layer.
 fn publish(store: &Store, diff_id: &Digest, file: &[u8]) -> Result<()> {
     let path = store.layer_path(diff_id);
     let tmp = store.tmp_path();
     let write = || -> io::Result<()> {
         fs::write(&tmp, file)?;
-        // ORDER: the objects and this file are on the disk before the name is.
+        // ORDER: the objects and this file are synced before the name is.
         rustix::fs::syncfs(fs::File::open(&tmp)?)?;
         fs::rename(&tmp, &path)?;
         sync_dir(&store.dir.join("layers"))
@@ -157,7 +158,7 @@ fn read_all(
         hasher.update(&chunk);
         progress.advance(task, n as u64);
         if to_decoder.send(Arc::new(chunk)).is_err() {
-            // A later stage gave up, and says why.
+            // A later stage failed, and returns the cause.
             break Ok(());
         }
     };
@@ -180,7 +181,7 @@ fn fill(reader: &mut dyn Read, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(n)
 }
 
-/// How a stream is compressed, told by its first bytes.
+/// The compression of a stream, recognised by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Packing {
     None,
@@ -205,7 +206,7 @@ impl Packing {
         }
     }
 
-    /// What is inside of a compressed stream.
+    /// Returns the decompressed stream.
     pub(crate) fn decoder<'r>(self, stream: impl BufRead + 'r) -> io::Result<Box<dyn Read + 'r>> {
         Ok(match self {
             Self::None => Box::new(stream),
@@ -345,7 +346,7 @@ fn parse(objects: &Objects<'_>, from_decoder: Receiver<Chunk>) -> Result<Parsed>
         drop(to_writers);
         let ids: Vec<Result<Vec<(usize, ObjectId)>>> =
             writers.into_iter().map(|w| join(w).and_then(|r| r)).collect();
-        // A writer that failed is why the parser could not go on.
+        // A failed writer is the cause of a failed parser.
         let ids: Vec<(usize, ObjectId)> =
             ids.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
         let mut parsed = result?;
@@ -413,7 +414,7 @@ fn read_entries(
                     Content::Inline(take(&mut reader.source, size)?)
                 } else if data.map.is_none() && size <= SMALL {
                     let bytes = take(&mut reader.source, size)?;
-                    // Fails only when all writers have panicked, which joining them tells.
+                    // Fails only if all writers have panicked, which joining them reports.
                     let _ = to_writers.send((index, bytes));
                     Content::Inline(Vec::new())
                 } else {

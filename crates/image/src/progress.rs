@@ -1,16 +1,16 @@
-//! Telling somebody how far it is.
+//! Progress reports.
 
-/// Who is told. Every task has an id of its own; tasks run at the same time, from several threads.
+/// Receives progress. Every task has a unique id; tasks run at the same time, on several threads.
 pub trait Progress: Sync {
-    /// A task begins: what it is, and how many bytes it will take where that is known.
+    /// A task begins: its description, and its number of bytes if known.
     fn start(&self, what: &str, total_bytes: Option<u64>) -> u64;
     /// So many more bytes of the task are done.
     fn advance(&self, id: u64, bytes: u64);
-    /// The task is over, well or not.
+    /// The task has completed or failed.
     fn finish(&self, id: u64);
 }
 
-/// Nobody is told.
+/// Discards all progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,4 +1,4 @@
-//! Images on their way out: layers as tars again, archives.
+//! Export of images: tars of layers, and archives.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -11,12 +11,12 @@ use crate::error::{At, Fault, Result};
 use crate::progress::Progress;
 use crate::store::{Image, Store, to_json};
 
-/// How a layer is compressed on its way out.
+/// Compression of a written layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
     /// Not.
     None,
-    /// gzip, level 6: what every registry and engine reads.
+    /// gzip, level 6: readable by every registry and engine.
     Gzip,
     /// zstd, level 3: faster and smaller.
     Zstd,
@@ -33,14 +33,14 @@ pub struct Blob {
     pub media_type: &'static str,
 }
 
-/// What kind of archive `save` writes.
+/// The kinds of archive that `save` writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SaveFormat {
     /// An OCI image layout in a tar, with docker's `manifest.json` beside it: both sides load it.
     OciArchive,
 }
 
-/// Hashes and counts what passes.
+/// Hashes and counts the bytes written.
 struct Hashed<'w> {
     out: &'w mut dyn Write,
     hasher: sha2::Sha256,
@@ -61,8 +61,8 @@ impl Write for Hashed<'_> {
 }
 
 impl Store {
-    /// Writes the tar of a layer, byte for byte as it came in (its digest is `diff_id`), compressed
-    /// as asked. The same layer gives the same bytes every time.
+    /// Writes the tar of a layer, byte for byte as it was imported (its digest is `diff_id`), with
+    /// the requested compression. The same layer gives the same bytes every time.
     pub fn layer_blob(
         &self,
         diff_id: &Digest,
@@ -102,12 +102,13 @@ impl Store {
         std::fs::read(&path).at("read", path)
     }
 
-    /// Writes images as one archive that docker, podman, skopeo and [`Store::import`] read. Layers are
-    /// in it once and uncompressed: so their digests are the diffIDs, their lengths are known before
-    /// they are written, and nothing is written twice; compress the whole where size matters.
+    /// Writes images as one archive that docker, podman, skopeo and [`Store::import`] read. Layers
+    /// are in it once and uncompressed: so their digests are the diffIDs, their lengths are known
+    /// before they are written, and nothing is written twice; compress the whole where size
+    /// matters.
     ///
-    /// The names written are [`Image::names`]. Who was asked for one of them leaves only that one
-    /// there: skopeo and podman take an archive without being told a name when it has one.
+    /// The names written are [`Image::names`]. A caller that saves one of them leaves only that one
+    /// there: skopeo and podman accept an archive without a given name if it contains one name.
     pub fn save(
         &self,
         images: &[Image],
@@ -116,7 +117,7 @@ impl Store {
         progress: &dyn Progress,
     ) -> Result<()> {
         let SaveFormat::OciArchive = format;
-        // Nothing is swept meanwhile.
+        // Holds the lock that prevents a sweep.
         let _import = self.begin()?;
         let mut archive = Archive { out };
         let mut written = HashSet::new();
@@ -150,7 +151,7 @@ impl Store {
             }
             let digest = Digest::of(&manifest);
             let entry = descriptor(MANIFEST, &digest, manifest.len() as u64);
-            // A name by digest is not one that somebody else could give.
+            // A name by digest cannot be given to another image.
             let names: Vec<_> = image.names.iter().filter(|name| name.digest.is_none()).collect();
             for name in &names {
                 let mut entry = entry.clone();
@@ -210,7 +211,7 @@ impl Archive<'_> {
     ) -> Result<()> {
         self.header(&blob_path(diff_id), bytes)?;
         let task = progress.start(&format!("layer {}", &diff_id.hex()[..12]), Some(bytes));
-        let mut out = Told { out: self.out, progress, task };
+        let mut out = Counted { out: self.out, progress, task };
         let written = store.layer_blob(diff_id, Compression::None, &mut out);
         progress.finish(task);
         let blob = written?;
@@ -249,14 +250,14 @@ impl Archive<'_> {
     }
 }
 
-/// Tells how much has passed.
-struct Told<'w> {
+/// Reports how many bytes have passed.
+struct Counted<'w> {
     out: &'w mut dyn Write,
     progress: &'w dyn Progress,
     task: u64,
 }
 
-impl Write for Told<'_> {
+impl Write for Counted<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = self.out.write(bytes)?;
         self.progress.advance(self.task, n as u64);
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_comes_back_with_names_and_the_same_layers() {
+    fn saved_image_is_imported_with_names_and_the_same_layers() {
         let dir = tempfile::tempdir().unwrap();
         let at = |sub: &str| dir.path().join(sub);
         let open = |sub: &str| {
@@ -320,7 +321,7 @@ mod tests {
             assert_eq!(back.names, image.names);
             assert_eq!(back.layers, image.layers);
         }
-        // One image by a name of one's own.
+        // One image by a chosen name.
         let mut saved = Vec::new();
         store.save(&images[..1], SaveFormat::OciArchive, &mut saved, &Silent).unwrap();
         std::fs::write(at("saved.tar"), &saved).unwrap();

@@ -1,4 +1,4 @@
-//! The store of images: what lies where, who may write it when, and how it survives a crash.
+//! The store of images: layout, locks, and consistency after a crash.
 //!
 //! ```text
 //! DIR/                         `images` below the state directory, 0700
@@ -18,15 +18,14 @@
 //!   ID/                        meta.erofs, mounted read-only; one mount for all containers
 //! ```
 //!
-//! **Publication.** Everything is made in `tmp/`, brought to the disk, and renamed into its place.
-//! Objects are brought to the disk by one syncfs(2) per layer: thousands of fsync(2) would take
-//! minutes. ORDER: objects, syncfs, layer file, image directory, name. A reader who finds a name
-//! finds all the rest. A crash leaves files in `tmp/` and objects nobody refers to, which
-//! [`Store::prune`] sweeps.
+//! **Publication.** Everything is created in `tmp/`, synced, and renamed into its place. Objects
+//! are synced by one syncfs(2) per layer: thousands of fsync(2) would take minutes. ORDER: objects,
+//! syncfs, layer file, image directory, name. A reader that finds a name finds all the rest. A
+//! crash leaves files in `tmp/` and unreferenced objects, which [`Store::prune`] sweeps.
 //!
-//! **Locks**, taken in this order: `lock` (shared while something is imported, so that an object
-//! found present stays present; exclusive while sweeping), `names.lock`, `RUN/images/lock`.
-//! Reading takes none: what is published is immutable, and names.json is replaced by rename.
+//! **Locks**, taken in this order: `lock` (shared during an import, so that an object found present
+//! stays present; exclusive during a sweep), `names.lock`, `RUN/images/lock`. Reading takes none:
+//! published files are immutable, and names.json is replaced by rename.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -46,7 +45,7 @@ use crate::error::{At, Fault, ImageError, Result};
 /// The identity of an image: the SHA-256 of its configuration, 64 lower-case hex digits.
 pub type ImageId = String;
 
-/// How the tree of an image is kept.
+/// The representation of an image's tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Metadata {
@@ -69,13 +68,13 @@ pub struct Store {
 pub struct Image {
     /// The SHA-256 of the configuration, 64 hex digits.
     pub id: ImageId,
-    /// What it is called; none for an image whose name was given to another.
+    /// The names; none for an image whose name was given to another.
     pub names: Vec<Reference>,
     /// The configuration (OCI image specification, "Image Configuration").
     pub config: ImageConfiguration,
     /// Bytes of its files as the tree shows them, whether shared with other images or not.
     pub size_bytes: u64,
-    /// When it was made: `created` of the configuration (RFC 3339), where it says so.
+    /// Creation time: `created` of the configuration (RFC 3339), if present.
     pub created: Option<String>,
     /// Digest of the manifest it was pulled with.
     pub digest: Option<Digest>,
@@ -101,7 +100,7 @@ pub(crate) struct Record {
     pub layers: Vec<LayerRef>,
     pub size_bytes: u64,
     pub metadata: Metadata,
-    /// BLAKE3 of meta.erofs, by which `verify` knows it undamaged.
+    /// BLAKE3 of meta.erofs, which `verify` compares.
     #[serde(default)]
     pub metadata_blake3: Option<String>,
     #[serde(default)]
@@ -121,7 +120,7 @@ impl Store {
         Self::open_with(dir, run, Metadata::Erofs)
     }
 
-    /// The same, with new images kept as this says.
+    /// The same, with this representation for new images.
     pub fn open_with(dir: &Path, run: &Path, metadata: Metadata) -> Result<Self> {
         let make = |path: &Path| {
             fs::DirBuilder::new()
@@ -182,12 +181,12 @@ impl Store {
         Ok(images)
     }
 
-    /// Gives the image one more name. A name that another image has moves to this one.
+    /// Gives the image one more name. A name of another image moves to this one.
     pub fn tag(&self, image: &Image, name: &Reference) -> Result<()> {
         self.name(&image.id, name)
     }
 
-    /// Takes a name away; the image stays. Whether there was such a name.
+    /// Removes a name; the image stays. Returns whether the name existed.
     pub fn untag(&self, name: &Reference) -> Result<bool> {
         self.change_names(|names| Ok(names.remove(&name.to_string()).is_some()))
     }
@@ -202,8 +201,8 @@ impl Store {
         })
     }
 
-    /// Where downloads that were cut wait to be resumed; on the same file system as the rest. Files
-    /// in it that nobody has written to for the grace time are removed by [`Store::prune`].
+    /// The directory of incomplete downloads, which can be resumed; on the same file system as the
+    /// rest. Files without a write for the grace time are removed by [`Store::prune`].
     pub fn partial_dir(&self) -> PathBuf {
         self.dir.join("partial")
     }
@@ -278,7 +277,7 @@ impl Store {
         })
     }
 
-    /// Writes a small file beside its place, brings it to the disk and renames it there.
+    /// Writes a small file beside its place, syncs it and renames it there.
     pub(crate) fn publish_file(&self, bytes: &[u8], path: &Path) -> Result<()> {
         let tmp = self.tmp_path();
         let write = || -> std::io::Result<()> {
@@ -292,7 +291,7 @@ impl Store {
         write().inspect_err(|_| drop(fs::remove_file(&tmp))).at("write", path)
     }
 
-    /// A name in `tmp/` that nobody else uses.
+    /// Returns a unique name in `tmp/`.
     pub(crate) fn tmp_path(&self) -> PathBuf {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -305,7 +304,7 @@ impl Store {
     }
 }
 
-/// How a lock is held.
+/// The mode of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LockKind {
     Shared,
@@ -325,7 +324,7 @@ impl Lock {
         options.open(path).at("open the lock", path)
     }
 
-    /// Takes a lock if nobody holds it.
+    /// Takes a lock if it is free.
     pub(crate) fn try_exclusive(path: &Path) -> Result<Option<Self>> {
         let file = Self::file(path)?;
         match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
@@ -350,12 +349,12 @@ impl Lock {
     }
 }
 
-/// Brings a directory's entries to the disk.
+/// Syncs a directory's entries.
 pub(crate) fn sync_dir(dir: &Path) -> std::io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Serializes a record of ours, which cannot fail but by a bug.
+/// Serializes a record of the store, which fails only by a bug.
 pub(crate) fn to_json(value: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec_pretty(value).map_err(|e| {
         ImageError::with_source(

@@ -1,14 +1,14 @@
-//! The tree of an image: OCI's rules for laying layers over one another, in memory.
+//! The tree of an image: OCI's rules for stacking layers, in memory.
 //!
-//! A layer is made into a tree of its own first, then laid over what is below it. Names are looked up
+//! A layer is first made into a separate tree, then merged over the lower tree. Names are looked up
 //! in these trees and nowhere else. The rules (OCI image specification, "Image Layer Filesystem
-//! Changeset"; where it is silent, what docker's and podman's overlay drivers do):
+//! Changeset"; where it is silent, the behaviour of docker's and podman's overlay drivers):
 //!
-//! - An entry replaces the one of the same name, but a directory laid over a directory keeps what is
-//!   in it. Of two entries of one path in a layer the later one counts.
-//! - `.wh.NAME` removes NAME of the layers below; `.wh..wh..opq` removes all that is in the
-//!   directory below. Neither touches what its own layer brings, whichever comes first. Other
-//!   `.wh..wh.` names are aufs' own and mean nothing.
+//! - An entry replaces the one of the same name, but a directory laid over a directory keeps what
+//!   is in it. Of two entries of one path in a layer the later one counts.
+//! - `.wh.NAME` removes NAME of the layers below; `.wh..wh..opq` removes everything in the
+//!   directory below. Neither affects entries of its own layer, whichever comes first. Other
+//!   `.wh..wh.` names are aufs' own and are ignored.
 //! - A path that leads through a symlink of its own layer follows it, inside the tree. A symlink
 //!   of a lower layer is not followed: the path makes a directory in its place.
 //! - A directory that is only named in passing gets mode 0755 and root, or stays as it is below.
@@ -35,7 +35,7 @@ pub(crate) struct Node {
     pub kind: NodeKind,
 }
 
-/// What it is.
+/// The kind of the node.
 #[derive(Debug, Clone)]
 pub(crate) enum NodeKind {
     Directory(Directory),
@@ -65,7 +65,7 @@ pub(crate) struct Directory {
     whiteouts: BTreeSet<Name>,
     /// In the tree of a layer: everything below is removed.
     opaque: bool,
-    /// In the tree of a layer: nobody said what its owner and mode are.
+    /// In the tree of a layer: no entry gave its owner and mode.
     implied: bool,
 }
 
@@ -81,8 +81,8 @@ impl Tree {
         Self { nodes: vec![implied_directory()] }
     }
 
-    /// Adds what every container has something mounted on, where the layers bring nothing of that
-    /// name. Otherwise it would be made in the writable layer of each container: two copied
+    /// Adds the mount points of every container, if the layers have nothing of those names.
+    /// Otherwise they would be created in the writable layer of each container: two copied
     /// directories and three files, with their blocks on the disk.
     pub(crate) fn add_mount_points(&mut self) {
         for name in ["dev", "proc", "sys"] {
@@ -96,7 +96,7 @@ impl Tree {
         }
     }
 
-    /// What has this name in a directory, made where nothing has.
+    /// Returns the entry of this name in a directory, created if missing.
     fn entry(&mut self, directory: Id, name: &str, make: fn() -> Node) -> Id {
         let next = self.nodes.len();
         let NodeKind::Directory(into) = &mut self.nodes[directory].kind else { return directory };
@@ -107,7 +107,7 @@ impl Tree {
         id
     }
 
-    /// Lays a layer over this tree.
+    /// Merges a layer over this tree.
     pub(crate) fn lay(&mut self, entries: &[Entry<Content>]) -> Result<()> {
         let layer = layer_tree(entries)?;
         let mut moved = vec![None; layer.nodes.len()];
@@ -185,7 +185,7 @@ impl Tree {
         Ok(id)
     }
 
-    /// The node at a path, whose parents are directories.
+    /// Returns the node at a path with directories as parents.
     fn find(&self, path: &[u8]) -> Option<Id> {
         let mut at = 0;
         for part in path.split(|b| *b == b'/').filter(|p| !p.is_empty()) {
@@ -195,7 +195,7 @@ impl Tree {
         Some(at)
     }
 
-    /// How many names each node has; 0 for what is left over from layers below.
+    /// Returns the number of names of each node; 0 for replaced nodes of lower layers.
     pub(crate) fn links(&self) -> Vec<u32> {
         let mut links = vec![0; self.nodes.len()];
         let mut waiting = vec![0];
@@ -219,7 +219,7 @@ impl Tree {
     }
 }
 
-/// Finds out whether entries make a layer, without keeping it.
+/// Checks that entries make a layer, without keeping the tree.
 pub(crate) fn check_layer(entries: &[Entry<Content>]) -> Result<()> {
     layer_tree(entries).map(drop)
 }
@@ -331,7 +331,7 @@ impl Tree {
         self.walk(path, true)?.ok_or_else(|| "what should hold it is missing".to_owned())
     }
 
-    /// The node at a path whose last part is not followed; `None` where there is none.
+    /// Returns the node at a path without following its last part; `None` if there is none.
     fn follow_parent(&mut self, path: &[u8]) -> Result<Option<Id>, String> {
         let (parent, name) = match path.iter().rposition(|b| *b == b'/') {
             Some(slash) => (&path[..slash], &path[slash + 1..]),
@@ -346,7 +346,7 @@ impl Tree {
 
     /// Follows a path to a directory, through symlinks of this tree, never above its root.
     fn walk(&mut self, path: &[u8], make: bool) -> Result<Option<(Id, usize)>, String> {
-        // From the root down to where we are.
+        // From the root down to the current directory.
         let mut stack = vec![0];
         let parts = |path: &[u8]| -> Vec<Name> {
             let parts = path.split(|b| *b == b'/').filter(|p| !p.is_empty() && *p != b".");
@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mounted_on_is_there_and_what_the_layers_bring_stays() {
+    fn mount_points_are_created_and_those_of_layers_stay() {
         let entry = |path: &str, kind| Entry {
             path: path.as_bytes().to_vec(),
             meta: Meta { mode: 0o700, ..Meta::default() },

@@ -1,7 +1,8 @@
-//! Reading a directory of files into a tar: what `import` of a directory, `commit` and `export` share.
+//! Walking a directory of files and writing it as a tar: shared by `import` of a directory,
+//! `commit` and `export`.
 //!
-//! Everything is opened relative to the directory above by one component that is not followed, so
-//! that a tree which changes meanwhile, or was made to, cannot lead out of itself.
+//! Everything is opened relative to the parent directory by one component without following links.
+//! A tree that changes concurrently, even maliciously, therefore cannot lead out of itself.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -58,7 +59,7 @@ impl<'a, W: Write> Walker<'a, W> {
             let Some(stat) = stat_at(&here.dir, &name, &below)? else { continue };
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
                 let Some(child) = open_at(&here.dir, &name, &below)? else { continue };
-                // What is mounted below is another file system: an empty directory stays of it.
+                // A mount below is another file system: an empty directory is stored for it.
                 if child.stat.st_dev != here.stat.st_dev {
                     self.head(&child, &below)?;
                     continue;
@@ -136,7 +137,7 @@ impl<'a, W: Write> Walker<'a, W> {
                 Kind::Block { major, minor }
             }
             FileType::Fifo => Kind::Fifo,
-            // A socket is made by the program that binds it, and means nothing without.
+            // A socket is created by the program that binds it, and is useless without it.
             _ => return Ok(()),
         };
         let meta = self.meta(stat, &proc, path, true)?;
@@ -149,7 +150,7 @@ impl<'a, W: Write> Walker<'a, W> {
             for piece in map.as_deref().unwrap_or(&whole) {
                 self.copy(&file, *piece).at("read", shown)?;
             }
-            // A file that was cut meanwhile is filled up: its length was written before.
+            // A file truncated meanwhile is filled up with zeros: its length was written before.
             self.out.zeros().at("write the tar entry of", shown)?;
         }
         Ok(())
@@ -161,7 +162,7 @@ impl<'a, W: Write> Walker<'a, W> {
             let n = (end - at).min(self.buffer.len() as u64) as usize;
             let n = file.read_at(&mut self.buffer[..n], at)?;
             if n == 0 {
-                // Cut meanwhile; later pieces must still stand where they belong.
+                // Truncated meanwhile; later pieces must still be at their places.
                 let mut left = end - at;
                 while left > 0 {
                     let n = left.min(4096);
@@ -176,7 +177,7 @@ impl<'a, W: Write> Walker<'a, W> {
         Ok(())
     }
 
-    /// Writes that a name is not there any more.
+    /// Records the removal of a name.
     pub(crate) fn whiteout(&mut self, path: &[u8], name: &[u8]) -> Result<()> {
         let path = join(path, &[b".wh.", name].concat());
         let meta = Meta::default();
@@ -244,9 +245,9 @@ pub(crate) fn xattrs(
     Ok(found)
 }
 
-/// File capabilities that a container set name the root of its user namespace (version 3). In an
-/// image they are anybody's: version 2 (capabilities(7), "File capability extended attribute
-/// versioning").
+/// File capabilities set by a container contain the root of its user namespace (version 3). In an
+/// image they apply to any namespace: version 2 (capabilities(7), "File capability extended
+/// attribute versioning").
 fn portable_capability(value: &[u8]) -> Vec<u8> {
     const VERSION_2: u8 = 2;
     const VERSION_3: u8 = 3;
@@ -274,7 +275,7 @@ fn shift_acl(acl: &mut [u8], ids: &Ids<'_>) {
     }
 }
 
-/// Where a file has data; `None` when it has no hole after all.
+/// Returns the data ranges of a file; `None` if it has no hole after all.
 fn data_map(file: &File, size: u64) -> rustix::io::Result<Option<Vec<Piece>>> {
     let mut map = Vec::new();
     let mut at = 0;
@@ -318,7 +319,7 @@ pub(crate) fn names(dir: &OwnedFd, path: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// What is there; `None` where it went away meanwhile.
+/// Reads the metadata; `None` if the name was removed meanwhile.
 pub(crate) fn stat_at(dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<Stat>> {
     match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
@@ -327,7 +328,7 @@ pub(crate) fn stat_at(dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<
     }
 }
 
-/// Opens a directory; `None` where it went away or is none.
+/// Opens a directory; `None` if it was removed or is not a directory.
 pub(crate) fn open_at(dir: &OwnedFd, name: &[u8], path: &[u8]) -> Result<Option<Here>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(dir, name, flags, Mode::empty()) {

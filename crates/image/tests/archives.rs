@@ -1,4 +1,4 @@
-//! Archives that come from anywhere: the ordinary, the odd and the hostile.
+//! Archives of any origin: ordinary, odd and hostile ones.
 
 mod support;
 
@@ -10,7 +10,7 @@ use dormouse_image::{Compression, Digest, Expect, ImageError, NewImage, SaveForm
 use dormouse_kernel::ErrorKind;
 use support::{Scratch, Tar, chain, header};
 
-/// Each of these is refused with words that name what is wrong, and leaves nothing.
+/// Each of these is refused with a message about the fault, and leaves nothing.
 #[test]
 fn hostile_tars_are_refused_and_leave_nothing() {
     let scratch = Scratch::new();
@@ -123,7 +123,7 @@ fn gzip(data: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A stream that says it holds more than the disk is refused at its first header.
+/// A stream with an announced size beyond the disk is refused at its first header.
 #[test]
 fn stream_larger_than_the_disk_is_refused_at_once() {
     let scratch = Scratch::new();
@@ -219,7 +219,7 @@ fn wrong_digests_and_lengths_are_refused_before_anything_is_published() {
     }
     let layer = import.layer(&mut &packed[..], right, &Silent).unwrap();
     assert!(import.has_layer(&layer.diff_id));
-    // An image may only list layers that came.
+    // An image may only list imported layers.
     let config = |id: Digest| {
         format!(
             r#"{{"architecture":"amd64","os":"linux","rootfs":{{"type":"layers","diff_ids":["{id}"]}}}}"#
@@ -235,9 +235,9 @@ fn wrong_digests_and_lengths_are_refused_before_anything_is_published() {
     assert_eq!(image(&good).unwrap(), Digest::of(good.as_bytes()).hex());
 }
 
-/// A reader that fails in the middle is the cause that is told.
+/// The error of a reader that fails in the middle is returned as the cause.
 #[test]
-fn error_of_the_reader_is_told() {
+fn error_of_the_reader_is_returned() {
     struct Cut(usize);
     impl std::io::Read for Cut {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -354,7 +354,7 @@ fn saved_images_come_back_with_the_same_id() {
         assert_eq!((&again.id, &again.layers), (&id, &image.layers), "{}", way.display());
         assert!(other.store.verify().unwrap().is_empty());
     }
-    // One byte of any blob changed: refused, whichever it is.
+    // One byte of any blob changed: refused in each case.
     for blob in support::files(&layout.join("blobs")) {
         let good = fs::read(&blob).unwrap();
         let mut bad = good.clone();

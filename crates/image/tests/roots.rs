@@ -1,4 +1,4 @@
-//! Root filesystems: what a container sees, what its changes cost, and how they become an image.
+//! Root file systems: the container's view, the cost of its changes, and images made from them.
 
 mod support;
 
@@ -184,7 +184,7 @@ fn root_container_sees_the_tree_from_stubs() {
     container_sees_the_tree(Metadata::Stub);
 }
 
-/// The upper of a container is found again after everything was unmounted, as after a reboot.
+/// The upper of a container works again after everything was unmounted, as after a reboot.
 #[test]
 fn root_upper_outlives_its_mounts_and_fits_no_other_image() {
     in_own_mounts(|| {
@@ -251,9 +251,10 @@ fn root_diff_lists_what_a_container_changed() {
     });
 }
 
-/// What a container was, its image is: owners, renamed directories, replaced ones, removed names.
+/// A committed image equals its container: owners, renamed directories, replaced ones, removed
+/// names.
 #[test]
-fn root_committed_container_is_what_it_was() {
+fn root_committed_image_equals_its_container() {
     in_own_mounts(|| {
         let scratch = Scratch::new();
         let tree = scratch.path("tree");
@@ -355,7 +356,7 @@ fn root_committed_container_is_what_it_was() {
 
 /// The same tar, the same layer; what a layer hides is hidden.
 #[test]
-fn root_layers_hide_and_replace_as_oci_says() {
+fn root_layers_hide_and_replace_as_in_the_oci_specification() {
     in_own_mounts(|| {
         let scratch = Scratch::new();
         let import = scratch.store.begin().unwrap();
@@ -500,7 +501,7 @@ fn root_full_disk_leaves_the_store_as_it_was() {
         for (what, tar) in [("many", many), ("few", few), ("one", one)] {
             let path = dir.path().join("big.tar");
             fs::write(&path, tar.end()).unwrap();
-            // Compressed, so that its length does not tell.
+            // Compressed, so that its length does not reveal the size.
             let packed = dir.path().join("big.tar.zst");
             fs::write(&packed, zstd::encode_all(fs::File::open(&path).unwrap(), 1).unwrap())
                 .unwrap();

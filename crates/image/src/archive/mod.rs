@@ -1,4 +1,4 @@
-//! Archives: entries of a tar, read from a stream that nobody vouches for, and written.
+//! Archives: entries of a tar, read from an untrusted stream, and written.
 
 mod read;
 mod write;
@@ -16,7 +16,7 @@ pub(crate) const MAX_NAME: usize = 255;
 /// Bytes of all xattrs of one file together. LIMIT: the kernel takes 64 KiB for one.
 pub(crate) const MAX_XATTRS: usize = 64 * 1024;
 
-/// Who owns a file, and what else is said about it but its type.
+/// The owner of a file and its other metadata, but not its type.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Meta {
     /// Permissions with the setuid, setgid and sticky bits: 07777 at most.
@@ -36,7 +36,7 @@ pub(crate) struct Piece {
     pub length: u64,
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind<C> {
     Directory,
@@ -48,7 +48,7 @@ pub(crate) enum Kind<C> {
     Fifo,
 }
 
-/// One entry; `C` is what is known about a file's content.
+/// One entry; `C` is the type of a file's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry<C> {
     /// Without a leading `/` or `./`; empty for the root.
@@ -57,7 +57,7 @@ pub(crate) struct Entry<C> {
     pub kind: Kind<C>,
 }
 
-/// Whether an xattr is kept when a layer comes in.
+/// Returns whether an xattr is kept when a layer is imported.
 ///
 /// `trusted.overlay.*` would speak to overlayfs as if we had written it (a redirect to any object);
 /// every other `trusted.*` is the host's. `user.overlay.*` means something to an overlay that a
@@ -71,7 +71,7 @@ pub(crate) fn keep_xattr(name: &[u8]) -> bool {
         || name == b"system.posix_acl_default"
 }
 
-/// Whether a map of data in a sparse file is in order, and lies inside the file.
+/// Returns whether a map of data in a sparse file is sorted, and lies inside the file.
 pub(crate) fn map_is_sound(map: &[Piece], size: u64) -> bool {
     let mut end = 0;
     map.iter().all(|piece| {

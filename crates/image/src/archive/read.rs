@@ -1,14 +1,15 @@
-//! Reading a tar that nobody vouches for.
+//! Reading an untrusted tar.
 //!
-//! The formats are those that images are made of: v7, ustar, pax (POSIX.1-2017, `pax`, "pax Interchange
-//! Format") with `SCHILY.xattr`, GNU long names, and sparse files in the four ways of GNU tar (the
-//! old header, pax 0.0, 0.1 and 1.0). Where readers of tars differ, this one does what Go's does,
-//! since that is what made and checked the images there are: links, directories and devices have no
-//! data whatever their size says, global pax headers change nothing, an unknown type is a file.
+//! The formats are those of image layers: v7, ustar, pax (POSIX.1-2017, `pax`, "pax Interchange
+//! Format") with `SCHILY.xattr`, GNU long names, and sparse files in the four formats of GNU tar
+//! (the old header, pax 0.0, 0.1 and 1.0). Where readers of tars differ, this one does what Go's
+//! does, because Go programs made and checked the existing images: links, directories and devices
+//! have no data whatever their size field, global pax headers change nothing, an unknown type is a
+//! file.
 //!
-//! Why not the `tar` crate's reader: it splits pax records at newlines, which cuts binary xattrs in
-//! two, does not know sparse pax, and does not tell which bytes were headers. Those bytes are needed
-//! to write the same tar again. Its header type reads and writes the fields here.
+//! The `tar` crate's reader is not used: it splits pax records at newlines, which cuts binary
+//! xattrs in two, does not know sparse pax, and does not return the bytes of headers. Those bytes
+//! are needed to write the same tar again. Its header type reads and writes the fields here.
 //!
 //! The reader gives out entries one after another; every byte it takes as a header or padding goes
 //! to [`Source::raw`], every byte of a file's data is taken by the caller. Bounds are in the
@@ -27,17 +28,17 @@ const MAX_PIECES: usize = 1 << 20;
 const MAX_TRAILER: u64 = 16 << 20;
 const BLOCK: usize = 512;
 
-/// Where a tar comes from.
+/// The source of a tar.
 pub(crate) trait Source {
-    /// The next bytes, at most `limit` of them, at least one but at the end of the stream. They are
-    /// data of a file.
+    /// Returns the next bytes of the file's data, at most `limit` of them, and none only at the end
+    /// of the stream.
     fn data(&mut self, limit: usize) -> Result<&[u8]>;
     /// Reads exactly as many bytes as `buffer` is long, and remembers them as bytes that belong to
     /// no file. `Ok(false)` where the stream ends before the first.
     fn raw(&mut self, buffer: &mut [u8]) -> Result<bool>;
 }
 
-/// What pax records say about the next entry.
+/// The contents of pax records for the next entry.
 #[derive(Debug, Default)]
 struct Extension {
     path: Option<Vec<u8>>,
@@ -54,12 +55,12 @@ struct Extension {
     sparse_name: Option<Vec<u8>>,
 }
 
-/// How the content of a file lies in the tar.
+/// The content of a file in the tar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Data {
     /// Bytes of data that follow in the stream, without padding.
     pub length: u64,
-    /// Where they belong, for a sparse file.
+    /// The pieces of a sparse file.
     pub map: Option<Vec<Piece>>,
 }
 
@@ -211,7 +212,7 @@ impl<S: Source> Reader<S> {
             b'4' => device().map(|(major, minor)| Kind::Block { major, minor })?,
             b'5' => Kind::Directory,
             b'6' => Kind::Fifo,
-            // A v7 directory is a file whose name ends in a slash.
+            // A v7 directory is a file with a name that ends in a slash.
             0 | b'0' if slash => Kind::Directory,
             flag => {
                 let stored = extension.size.unwrap_or(field_size);
@@ -223,7 +224,7 @@ impl<S: Source> Reader<S> {
         Ok(Entry { path, meta, kind })
     }
 
-    /// How the content of a file lies in the stream: `stored` bytes of it.
+    /// Determines the content of a file in the stream: `stored` bytes of it.
     fn content(
         &mut self,
         path: &[u8],

@@ -1,8 +1,8 @@
 //! Writing a tar: pax with ustar headers, the same bytes for the same entries.
 //!
-//! A pax header is written only where a plain one cannot say it: long names, ids above seven octal
-//! digits, sizes from 8 GiB, times with nanoseconds or before 1970, xattrs (`SCHILY.xattr`), holes
-//! (GNU sparse 1.0, which GNU tar, bsdtar and Go read).
+//! A pax header is written only for values that a plain one cannot hold: long names, ids above
+//! seven octal digits, sizes from 8 GiB, times with nanoseconds or before 1970, xattrs
+//! (`SCHILY.xattr`), holes (GNU sparse 1.0, which GNU tar, bsdtar and Go read).
 
 use std::io::{self, Write};
 
@@ -34,8 +34,8 @@ impl<W: Write> Writer<W> {
         Self { out, left: 0, padding: 0 }
     }
 
-    /// Begins an entry. What follows by [`Writer::data`] must be as long as the file is, or as the
-    /// pieces of its map are together.
+    /// Begins an entry. The data passed to [`Writer::data`] must have the length of the file, or of
+    /// all pieces of its map together.
     pub(crate) fn entry(&mut self, head: &Head<'_>) -> io::Result<()> {
         assert_eq!(self.left, 0, "the data of the entry before is complete");
         let mut header = tar::Header::new_ustar();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_entries_come_back_as_they_were() {
+    fn odd_entries_round_trip() {
         let odd = Meta {
             mode: 0o4755,
             uid: 4_000_000_000,

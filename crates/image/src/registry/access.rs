@@ -1,4 +1,4 @@
-//! How a registry is reached: its address, protocol, certificates, and our credentials for it.
+//! Access to a registry: its address, protocol, certificates, and the credentials for it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -40,26 +40,26 @@ impl std::fmt::Debug for Credentials {
 impl std::str::FromStr for Credentials {
     type Err = dormouse_model::Invalid;
 
-    /// Reads `USER:PASSWORD`; a colon may stand in the password.
+    /// Parses `USER:PASSWORD`; the password may contain a colon.
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         match s.split_once(':') {
             Some((user, secret)) if !user.is_empty() => {
                 Ok(Self { user: user.to_owned(), secret: secret.to_owned() })
             }
-            // What was given is not repeated: it is a secret.
+            // The input is not repeated in the error: it is a secret.
             _ => Err(dormouse_model::Invalid::new("credentials", "***", "USER:PASSWORD")),
         }
     }
 }
 
-/// How registries are reached, as the operator says it.
+/// The operator's settings for access to registries.
 #[derive(Debug, Clone)]
 pub struct Access {
-    /// Where `config.toml` and `auth.json` lie, `/etc/dormouse` by default.
+    /// The directory of `config.toml` and `auth.json`, `/etc/dormouse` by default.
     pub config_dir: PathBuf,
-    /// `--creds`: used instead of what the files say.
+    /// `--creds`: used instead of the credentials in files.
     pub credentials: Option<Credentials>,
-    /// Plain http, whatever the configuration says.
+    /// Plain http, regardless of the configuration.
     pub insecure: bool,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Where a name leads: without a registry to docker.io, there without an owner to `library`.
+    /// Resolves a name: without a registry to docker.io, there without an owner to `library`.
     pub fn of(reference: &Reference) -> Self {
         let registry = match reference.registry.as_deref() {
             None | Some("index.docker.io" | "registry-1.docker.io") => DOCKER_HUB,
@@ -111,12 +111,12 @@ impl Place {
     }
 }
 
-/// Which protocol a registry is spoken to in.
+/// The protocol of a registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scheme {
     Https,
     Http,
-    /// https, and when that is not what it speaks, http: registries on this machine, as docker does.
+    /// https, or http if the registry has no https: registries on this machine, as docker does.
     Either,
 }
 
@@ -131,14 +131,14 @@ struct Settings {
     ca: Option<PathBuf>,
 }
 
-/// The part of config.toml that is read here; other parts are others'.
+/// The section of config.toml that is read here.
 #[derive(Debug, Default, Deserialize)]
 struct ConfigFile {
     #[serde(default)]
     registries: std::collections::BTreeMap<String, Settings>,
 }
 
-/// All that is needed to talk to one registry.
+/// The parameters for access to one registry.
 #[derive(Debug, Clone)]
 pub(super) struct Route {
     pub scheme: Scheme,
@@ -149,7 +149,7 @@ pub(super) struct Route {
 }
 
 impl Access {
-    /// Looks everything up for one registry.
+    /// Resolves the parameters for one registry.
     pub(super) fn route(&self, place: &Place) -> Result<Route, Failure> {
         let config_file = self.config_dir.join("config.toml");
         let config: ConfigFile = match read(&config_file)? {
@@ -259,7 +259,7 @@ fn find_credentials(text: &str, place: &Place) -> Result<Option<Credentials>, St
         .or_else(|| file.get("credsStore"))
         .and_then(Value::as_str);
     match helper {
-        // A store that answers for every registry is no reason to refuse an anonymous pull.
+        // A credential store for every registry is no reason to refuse an anonymous pull.
         Some(helper) if helpers.is_some_and(|h| h.contains_key(&place.registry)) => Err(format!(
             "the credentials for {} are with the helper '{helper}', and helpers are not supported: \
              use `login` or --creds USER:PASSWORD",
@@ -285,7 +285,7 @@ fn read_entry(entry: &Value) -> Result<Option<Credentials>, String> {
     Ok(pair.map(|(user, secret)| Credentials { user: user.to_owned(), secret: secret.to_owned() }))
 }
 
-/// Reads a small text file; `None` where there is none.
+/// Reads a small text file; `None` if it does not exist.
 fn read(path: &Path) -> Result<Option<String>, Failure> {
     let io = |source| Failure::Io { step: "read", path: path.to_owned(), source };
     match fs::metadata(path) {
@@ -300,8 +300,8 @@ fn read(path: &Path) -> Result<Option<String>, Failure> {
     fs::read_to_string(path).map(Some).map_err(io)
 }
 
-/// Asks the registry whether it takes these credentials and files them in `CONFIG_DIR/auth.json`,
-/// readable by root alone. Returns the file.
+/// Verifies these credentials with the registry and stores them in `CONFIG_DIR/auth.json`, readable
+/// by root alone. Returns the file.
 pub fn login(registry: &str, credentials: &Credentials, access: &Access) -> Result<PathBuf> {
     let place = registry_only(registry)?;
     let access = Access { credentials: Some(credentials.clone()), ..access.clone() };
@@ -315,7 +315,8 @@ pub fn login(registry: &str, credentials: &Credentials, access: &Access) -> Resu
     })
 }
 
-/// Forgets the credentials for a registry in `CONFIG_DIR/auth.json`. Whether there were any.
+/// Removes the credentials for a registry from `CONFIG_DIR/auth.json`. Returns whether there were
+/// any.
 pub fn logout(registry: &str, access: &Access) -> Result<bool> {
     let place = registry_only(registry)?;
     let mut was_there = false;
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn short_names_lead_to_docker_hub() {
+    fn short_names_resolve_to_docker_hub() {
         for (name, registry, repository, host) in [
             ("nginx", "docker.io", "library/nginx", "registry-1.docker.io"),
             ("a/b:1", "docker.io", "a/b", "registry-1.docker.io"),

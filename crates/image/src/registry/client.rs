@@ -1,7 +1,8 @@
 //! Requests to one repository of one registry: protocol, tokens, retries, bounded answers.
 //!
-//! oci-client was tried for this and left: it reads manifests and tokens to their end however long
-//! they are, forgets why a token was refused, and gives a status without its `Retry-After`.
+//! oci-client was tried for this and not used: it reads manifests and tokens to their end however
+//! long they are, drops the reason why a token was refused, and returns a status without its
+//! `Retry-After`.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -32,11 +33,11 @@ const TOKEN_MAX_BYTES: u64 = 256 << 10;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// LIMIT: how often one request is sent.
 pub(super) const ATTEMPTS: u32 = 5;
-/// A connection that says nothing for so long is given up.
+/// A connection without data for so long is closed.
 pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 const REDIRECTS_MAX: usize = 8;
-/// What a body is read from a file by.
+/// Bytes of a body read from a file at once.
 const BODY_CHUNK_BYTES: usize = 256 << 10;
 
 /// One repository of one registry.
@@ -45,31 +46,31 @@ pub(super) struct Client {
     http: reqwest::Client,
     base: Url,
     credentials: Option<Credentials>,
-    /// Where the operator can change what we do.
+    /// The configuration file named in messages.
     config_file: PathBuf,
     /// `pull` or `pull,push`.
     actions: &'static str,
     /// Other repositories that are read from, for mounting their blobs.
     also_pull: std::sync::Mutex<Vec<String>>,
-    /// What is sent as `Authorization`, once the registry asked for it.
+    /// The value of `Authorization`, once the registry requested it.
     grant: Mutex<Option<HeaderValue>>,
-    /// It has answered once: from then on a failed connection is worth another try.
+    /// Whether the registry has replied once: from then on a failed connection is retried.
     reached: AtomicBool,
     /// The first wait before a retry; doubled each time.
     backoff: Duration,
 }
 
-/// What goes out.
+/// The body of a request.
 #[derive(Default)]
 pub(super) enum Body<'b> {
     #[default]
     Empty,
     Bytes(&'b [u8]),
-    /// A file from its beginning, whose length was measured.
+    /// A file from its beginning, with its measured length.
     File {
         file: &'b File,
         bytes: u64,
-        /// How far it is.
+        /// Bytes sent so far.
         sent: Arc<AtomicU64>,
     },
 }
@@ -80,7 +81,7 @@ pub(super) struct Request<'r> {
     pub url: Url,
     pub headers: Vec<(HeaderName, String)>,
     pub body: Body<'r>,
-    /// What it is about, for messages: `the manifest latest`.
+    /// The object of the request, for messages: `the manifest latest`.
     pub what: String,
 }
 
@@ -101,8 +102,8 @@ impl<'r> Request<'r> {
 }
 
 impl Client {
-    /// Gets ready to talk to the registry. It is asked something only when it must be found out
-    /// whether it speaks https or http.
+    /// Prepares a connection to the registry. A request is sent only if it is unknown whether the
+    /// registry uses https or http.
     pub async fn open(
         access: &Access,
         place: Place,
@@ -124,8 +125,8 @@ impl Client {
                 let https = url("https")?;
                 let ping = timeout(SILENCE_MAX, http.get(join(&https, "v2/")).send()).await;
                 match ping.as_ref().map(|answer| answer.as_ref().err().map(tls_error)) {
-                    // Whoever shows a certificate speaks https; that we do not trust it is no
-                    // reason to go on without.
+                    // A peer with a certificate uses https. That the certificate is not trusted is
+                    // no reason to continue with http.
                     Ok(None | Some(Some(rustls::Error::InvalidCertificate(_)))) => https,
                     _ => url("http")?,
                 }
@@ -150,7 +151,7 @@ impl Client {
         join(&self.base, &format!("v2/{}/{path}", self.place.repository))
     }
 
-    /// A token asked for from now on also lets us read this repository.
+    /// Extends later tokens to reading this repository.
     pub async fn also_pull(&self, repository: &str) {
         {
             let mut also = lock(&self.also_pull);
@@ -166,7 +167,7 @@ impl Client {
         }
     }
 
-    /// Whether the registry takes our credentials.
+    /// Tests whether the registry accepts the credentials.
     pub async fn check_login(&self) -> Result<(), Failure> {
         let url = join(&self.base, "v2/");
         self.send(&Request::new(Method::GET, url, "the login")).await.map(drop)
@@ -190,8 +191,8 @@ impl Client {
         }
     }
 
-    /// Waits before retry number `attempt`: as long as the registry said, or twice as long each time.
-    /// The failure comes back when it said too long.
+    /// Waits before retry number `attempt`: for the time that the registry requested, or twice as
+    /// long each time. Returns the failure if the registry requested too long a time.
     pub async fn wait(&self, attempt: u32, failure: Failure) -> Result<(), Failure> {
         let pause = match failure.retry_after() {
             Some(pause) if pause > WAIT_MAX => return Err(failure),
@@ -202,7 +203,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request once, or twice when the registry first asks who we are.
+    /// Sends a request once, or twice if the registry first requires authentication.
     pub async fn send_once(&self, request: &Request<'_>) -> Result<Response, Failure> {
         let mut asked = false;
         loop {
@@ -227,7 +228,7 @@ impl Client {
                 }
             };
             let response = match &request.body {
-                // A large body may take long to send; who sends it watches over it.
+                // A large body may take long to send; its sender watches the progress.
                 Body::File { .. } => builder.send().await,
                 _ => match timeout(SILENCE_MAX, builder.send()).await {
                     Ok(result) => result,
@@ -239,7 +240,7 @@ impl Client {
             let status = response.status();
             if status == StatusCode::UNAUTHORIZED && ours && !asked {
                 asked = true;
-                // Who was redirected elsewhere does not tell us whom to show a password to.
+                // After a redirect to another host no password is shown there.
                 if same_origin(&self.base, response.url()) {
                     self.authenticate(response.headers(), grant.as_ref()).await?;
                     continue;
@@ -264,7 +265,7 @@ impl Client {
             what: what.to_owned(),
             limit: max_bytes,
         };
-        // LIMIT: by what it says first, then by what it sends.
+        // LIMIT: first by the announced length, then by the received one.
         if response.content_length().is_some_and(|n| n > max_bytes) {
             return Err(too_large());
         }
@@ -290,7 +291,7 @@ impl Client {
         }
     }
 
-    /// Nothing came for too long.
+    /// No data arrived in time.
     pub fn silent(&self, what: &str) -> Failure {
         Failure::Silent {
             registry: self.place.registry.clone(),
@@ -308,12 +309,12 @@ impl Client {
         }
     }
 
-    /// An answer that makes no sense.
+    /// A malformed reply.
     pub fn malformed(&self, what: impl Into<String>, problem: impl Into<String>) -> Failure {
         Failure::malformed(&self.place.registry, what, problem)
     }
 
-    /// Why no connection came about, and what to do about it.
+    /// Returns why there is no connection, and a hint.
     fn unreachable(&self, error: reqwest::Error, what: &str) -> Failure {
         let error = error.without_url();
         if error.is_redirect() {
@@ -343,7 +344,7 @@ impl Client {
         Failure::Connect { registry: self.place.registry.clone(), advice, source: error }
     }
 
-    /// What a status that is no success means.
+    /// Returns the meaning of a status that is no success.
     async fn refusal(&self, response: Response, what: &str) -> Failure {
         let status = response.status();
         let retry_after = response
@@ -383,8 +384,8 @@ impl Client {
         }
     }
 
-    /// Answers a 401: gets a token, or shows user and password, as the registry wants it.
-    /// `refused` is the grant that did not help.
+    /// Handles a 401: gets a token, or sends user and password, as the registry requires. `refused`
+    /// is the grant that was not accepted.
     async fn authenticate(
         &self,
         headers: &HeaderMap,
@@ -421,7 +422,7 @@ impl Client {
             advice: advice.into(),
         };
         match &self.credentials {
-            _ if !basic => Err(denied("it asks for neither a token nor a password")),
+            _ if !basic => Err(denied("it offers neither token nor password authentication")),
             None => Err(denied("it wants a user and a password: `login` or --creds USER:PASSWORD")),
             // Shown once already, or a token, which is of no use here.
             Some(c) if refused.is_some() || c.user.is_empty() => {
@@ -434,7 +435,7 @@ impl Client {
         }
     }
 
-    /// Asks the token service.
+    /// Requests a token from the token service.
     async fn token(&self, realm: &str, service: Option<&str>) -> Result<String, Failure> {
         let what = "the token service";
         let mut url = Url::parse(realm)
@@ -529,7 +530,7 @@ fn basic_auth(credentials: &Credentials) -> String {
     format!("Basic {}", STANDARD.encode(pair))
 }
 
-/// A lock whose holder cannot panic is never poisoned; were it, the list is still a list.
+/// The holder of this lock cannot panic, so it is never poisoned; even then the list stays valid.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -577,9 +578,9 @@ fn file_body(file: &File, bytes: u64, sent: &Arc<AtomicU64>) -> Result<reqwest::
     Ok(reqwest::Body::wrap_stream(chunks))
 }
 
-/// The machinery below: TLS by rustls with ring, the system's certificates, names by hickory.
+/// TLS by rustls with ring, the system's certificates, names by hickory.
 fn http_client(route: &Route) -> Result<reqwest::Client, Failure> {
-    // Somebody else in this process may have installed it: that one serves as well.
+    // Installed by other code of this process already: that provider serves as well.
     drop(rustls::crypto::ring::default_provider().install_default());
     let builder = || {
         reqwest::Client::builder()
@@ -598,7 +599,7 @@ fn http_client(route: &Route) -> Result<reqwest::Client, Failure> {
     }
     match builder().build() {
         Ok(client) => Ok(client),
-        // A machine without certificates can still speak plain http, and https in vain.
+        // A machine without certificates can still use plain http; https will fail.
         Err(_) => builder().tls_certs_only([]).build().map_err(failed),
     }
 }

@@ -1,10 +1,10 @@
-//! One layer: from the registry, through its partial file, into the store.
+//! The download of one layer: from the registry, through its partial file, into the store.
 //!
 //! The partial file is `partial/DIGITS` in the store's directory, named by the blob's digest and
-//! locked (flock(2)) by the pull that fills it; another pull of the same layer waits for that one
-//! and then finds the layer in the store. Bytes are written to it and then handed on, so it is
-//! never behind the store. It is not brought to the disk: after a power cut it may hold zeros,
-//! the digest then is wrong, and the layer is fetched once more from the beginning.
+//! locked (flock(2)) by the pull that fills it. Another pull of the same layer waits for that one
+//! and then finds the layer in the store. Bytes are written to the file and then passed on, so it
+//! is never behind the store. The file is not synced: after a power cut it may hold zeros, the
+//! digest then is wrong, and the layer is fetched once more from the beginning.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -30,20 +30,20 @@ use crate::progress::{Progress, Silent};
 
 /// LIMIT: attempts that bring less than `PROGRESS_BYTES` each, in a row.
 const FRUITLESS_MAX: u32 = 6;
-/// An attempt that brought so much was worth it.
+/// An attempt that brought so much counts as progress.
 const PROGRESS_BYTES: u64 = 1 << 20;
 /// LIMIT: pieces between the network and the store; each is what one read brought, at most 400 kB.
 const QUEUE_PIECES: usize = 16;
-/// What a partial file is read by.
+/// Bytes read from a partial file at once.
 const READ_BYTES: usize = 256 << 10;
-/// Partial files of pulls that never came back go after so long.
+/// Partial files of pulls that were not repeated are removed after so long.
 const STALE_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What lies in the store's directory of a blob that is under way.
+/// The file of an incomplete blob in the store's directory.
 struct Partial {
     file: File,
     path: PathBuf,
-    /// How many bytes of the blob are in it.
+    /// Number of bytes of the blob in it.
     at: u64,
 }
 
@@ -103,14 +103,14 @@ impl Partial {
         Ok(())
     }
 
-    /// ORDER: while the lock is held, so that nobody's new file is removed.
+    /// ORDER: while the lock is held, so that no other pull's new file is removed.
     fn remove(self) {
-        // What stays is removed by a later sweep.
+        // A file that stays is removed by a later sweep.
         drop(fs::remove_file(&self.path));
     }
 }
 
-/// Removes the partial files that nobody has come back for.
+/// Removes the partial files that no pull has resumed.
 pub(super) fn sweep(dir: &Path) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
@@ -128,7 +128,7 @@ pub(super) fn sweep(dir: &Path) {
     }
 }
 
-/// What travels from the network to the store.
+/// Data on the way from the network to the store.
 enum Piece {
     Bytes(Bytes),
     /// All bytes have come. Without it an end is a failure.
@@ -167,12 +167,12 @@ pub(super) struct Downloads<'a, 'scope, 'env> {
     pub import: &'env Import<'env>,
     pub progress: &'a dyn Progress,
     pub partial_dir: &'a Path,
-    /// Where the threads live that feed the store.
+    /// The scope of the threads that feed the store.
     pub threads: &'scope Scope<'scope, 'env>,
 }
 
 impl Downloads<'_, '_, '_> {
-    /// Brings one layer into the store.
+    /// Downloads and imports one layer.
     pub async fn layer(self, blob: Blob, diff_id: Digest) -> Result<(), Failure> {
         let mut partial = Partial::open(self.partial_dir, blob).await?;
         if self.import.has_layer(&diff_id) {
@@ -185,7 +185,7 @@ impl Downloads<'_, '_, '_> {
             let total_bytes = blob.bytes;
             match self.try_layer(blob, diff_id, &mut partial, task).await {
                 Ok(()) => break Ok(()),
-                // What an earlier pull left may have been damaged.
+                // The data of an earlier pull may have been damaged.
                 Err(Failure::Image(e))
                     if again && matches!(e.kind(), ErrorKind::Corrupt | ErrorKind::Invalid) =>
                 {
@@ -227,7 +227,7 @@ impl Downloads<'_, '_, '_> {
         self.threads.spawn(move || {
             let mut feed = Feed { queue, piece: Bytes::new(), ended: false };
             let result = import.layer(&mut feed, expect, &Silent);
-            // Whoever waits for it may have been stopped by the failure of another layer.
+            // The receiver may have been stopped by the failure of another layer.
             drop(done.send(result.map(drop)));
         });
         let down = self.download(blob, partial, &out, task).await;
@@ -235,13 +235,13 @@ impl Downloads<'_, '_, '_> {
         let into: Result<(), ImageError> = ingested.await.map_err(|_| Failure::Stopped)?;
         match (down, into) {
             (Ok(()), Ok(())) => Ok(()),
-            // The store stopped reading: it knows why.
+            // The store stopped reading; its error is the cause.
             (Ok(()) | Err(Failure::Stopped), Err(e)) => Err(e.into()),
             (Err(failure), _) => Err(failure),
         }
     }
 
-    /// Feeds the store with what is in the partial file and then with what the registry sends.
+    /// Feeds the store from the partial file and then from the registry.
     async fn download(
         self,
         blob: Blob,
@@ -280,8 +280,8 @@ impl Downloads<'_, '_, '_> {
         out.send(Piece::End).await.map_err(|_| Failure::Stopped)
     }
 
-    /// Asks for the rest of the blob and takes what comes. `ranges` becomes false when the registry
-    /// turns out not to understand `Range`; then what is there already is skipped.
+    /// Requests the rest of the blob and reads the response. `ranges` becomes false if the registry
+    /// does not support `Range`; then the present bytes are skipped.
     async fn attempt(
         self,
         blob: Blob,
@@ -315,11 +315,11 @@ impl Downloads<'_, '_, '_> {
                 match range.and_then(first_byte) {
                     Some(first) if first <= partial.at => first,
                     _ if *ranges => {
-                        // It answers another question: ask for everything.
+                        // Another range than requested: request all of it.
                         *ranges = false;
                         return Ok(());
                     }
-                    _ => return Err(client.malformed(&what, "a range that was not asked for")),
+                    _ => return Err(client.malformed(&what, "a range that was not requested")),
                 }
             }
             _ => 0,
@@ -340,7 +340,7 @@ impl Downloads<'_, '_, '_> {
             if bytes.is_empty() {
                 continue;
             }
-            // LIMIT: not a byte more than the manifest says.
+            // LIMIT: not a byte more than the size in the manifest.
             if bytes.len() as u64 > blob.bytes - partial.at {
                 let problem = format!("it goes on after the {} bytes of the manifest", blob.bytes);
                 return Err(client.malformed(&what, problem));

@@ -1,4 +1,4 @@
-//! What can go wrong with a registry, and which of it is worth another try.
+//! Errors of registries, and which of them are worth a retry.
 
 use std::error::Error;
 use std::io;
@@ -16,7 +16,7 @@ pub(super) enum Failure {
     Connect { registry: String, advice: String, source: reqwest::Error },
     #[error("the connection to {registry} broke while reading {what}")]
     Cut { registry: String, what: String, source: reqwest::Error },
-    #[error("{registry} said nothing for {seconds} s while we waited for {what}")]
+    #[error("{registry} sent nothing for {seconds} s while we waited for {what}")]
     Silent { registry: String, what: String, seconds: u64 },
     #[error("{registry} sent {got} of the {expected} bytes of {what}")]
     Short { registry: String, what: String, got: u64, expected: u64 },
@@ -52,7 +52,7 @@ pub(super) enum Failure {
     Local { step: &'static str, source: io::Error },
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The other side of a queue is gone: the error is told there.
+    /// The other side of a queue has stopped: the cause is reported there.
     #[error("the other half of the transfer stopped")]
     Stopped,
     #[error(
@@ -62,7 +62,7 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// An answer that makes no sense.
+    /// A malformed reply.
     pub fn malformed(registry: &str, what: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Malformed {
             registry: registry.to_owned(),
@@ -71,7 +71,7 @@ impl Failure {
         }
     }
 
-    /// Whether the same request may work a moment later.
+    /// Returns whether the same request may succeed a moment later.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Connect { .. } | Self::Cut { .. } | Self::Silent { .. } | Self::Short { .. } => {
@@ -84,7 +84,7 @@ impl Failure {
         }
     }
 
-    /// How long the registry asked us to wait.
+    /// Returns the waiting time that the registry requested.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status { retry_after, .. } => *retry_after,
@@ -148,7 +148,7 @@ fn os_error(error: &reqwest::Error) -> Option<i32> {
     causes(error).find_map(|e| e.downcast_ref::<io::Error>()?.raw_os_error())
 }
 
-/// What TLS had against the other side, where it was TLS.
+/// Returns the TLS error, if there was one.
 pub(super) fn tls_error(error: &reqwest::Error) -> Option<&rustls::Error> {
     causes(error).find_map(|e| {
         e.downcast_ref::<rustls::Error>()
@@ -164,7 +164,7 @@ fn causes<'e>(error: &'e reqwest::Error) -> impl Iterator<Item = &'e (dyn Error 
     })
 }
 
-/// Text of a stranger, fit for a terminal: one line, no control characters, at most 300 long.
+/// Untrusted text, made fit for a terminal: one line, no control characters, at most 300 long.
 pub(super) fn plain(text: &str) -> String {
     let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     clean.take(300).collect::<String>().trim().to_owned()

@@ -1,5 +1,5 @@
-//! A registry for tests: it keeps manifests and blobs in memory, takes uploads, and misbehaves when
-//! it is told to. One thread per connection, one request per connection.
+//! A registry for tests: it keeps manifests and blobs in memory, takes uploads, and misbehaves on
+//! request. One thread per connection, one request per connection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -41,7 +41,7 @@ pub struct Reply {
     pub stated_bytes: Option<u64>,
     /// The connection ends after so many bytes of the body.
     pub cut_after: Option<usize>,
-    /// The body is sent again and again, as long as somebody reads it.
+    /// The body is sent again and again, as long as the client reads it.
     pub endless: bool,
 }
 
@@ -56,7 +56,7 @@ impl Reply {
     }
 }
 
-/// What is in the registry.
+/// The contents of the registry.
 #[derive(Debug, Default)]
 pub struct Content {
     /// By repository and tag or digest: media type and bytes.
@@ -81,7 +81,7 @@ impl Content {
         digest
     }
 
-    /// What a well-behaved registry answers.
+    /// Returns the reply of a well-behaved registry.
     pub fn answer(&mut self, seen: &Seen) -> Reply {
         let missing = |code: &str| {
             let body = format!(r#"{{"errors":[{{"code":"{code}","message":"not here"}}]}}"#);
@@ -163,13 +163,13 @@ pub struct Fake {
 }
 
 impl Fake {
-    /// One that behaves.
+    /// Starts a well-behaved registry.
     pub fn start(content: Content) -> Self {
         Self::twisted(content, |_, _, reply| reply)
     }
 
-    /// One whose answers go through `twist`: the request, how many requests of the same method and
-    /// path came before it, and what would have been answered.
+    /// Starts a registry with replies changed by `twist`. The arguments are the request, the number
+    /// of earlier requests of the same method and path, and the unchanged reply.
     pub fn twisted(
         content: Content,
         twist: impl Fn(&Seen, usize, Reply) -> Reply + Send + Sync + 'static,
@@ -177,7 +177,7 @@ impl Fake {
         Self::serve(content, twist, None)
     }
 
-    /// One behind TLS.
+    /// Starts a registry behind TLS.
     pub fn tls(content: Content, tls: Arc<rustls::ServerConfig>) -> Self {
         Self::serve(content, |_, _, reply| reply, Some(tls))
     }
@@ -219,7 +219,7 @@ impl Fake {
                         let reply = content.lock().unwrap().answer(request);
                         twist(request, before, reply)
                     };
-                    // A client that goes away is none of our business.
+                    // A client that disconnects is no error.
                     drop(match tls {
                         None => converse(stream, answer),
                         Some(tls) => rustls::ServerConnection::new(tls)
@@ -237,12 +237,12 @@ impl Fake {
         format!("{}/{rest}", self.address).parse().unwrap()
     }
 
-    /// What was asked so far.
+    /// Returns the requests so far.
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
 
-    /// How often blobs were fetched so far.
+    /// Number of blobs fetched so far.
     pub fn blobs_fetched(&self) -> usize {
         let blob = |s: &&Seen| s.method == "GET" && s.path.contains("/blobs/");
         self.seen().iter().filter(blob).count()
@@ -259,7 +259,7 @@ impl Drop for Fake {
 fn converse(stream: impl Read + Write, answer: impl FnOnce(&Seen) -> Reply) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let Some(request) = read_request(&mut stream)? else {
-        // Somebody speaks TLS to us, for one.
+        // A client that speaks TLS, for example.
         let mut stream = stream.into_inner();
         return stream.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n");
     };

@@ -1,9 +1,10 @@
-//! Which blobs of which repositories are which layers, as earlier pulls and pushes saw it.
+//! The blobs of repositories that are known to contain layers, from earlier pulls and pushes.
 //!
-//! `blobs.json` in the store's directory. It saves work and nothing hangs on it: with it a push
-//! asks a registry for a blob before it compresses the layer again, mounts it from another
-//! repository of the same registry, and gives a pulled image back with its own digest. What is
-//! wrong in it costs a question that is answered with no; a damaged file counts as an empty one.
+//! `blobs.json` in the store's directory. The file saves work, and correctness does not depend on
+//! it. With it a push checks whether the registry has a blob before it compresses the layer again,
+//! mounts the blob from another repository of the same registry, and returns a pulled image with
+//! its own digest. A wrong entry costs one request with a negative reply; a damaged file counts as
+//! an empty one.
 
 use std::collections::BTreeMap;
 use std::fs;

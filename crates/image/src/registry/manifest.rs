@@ -20,8 +20,8 @@ const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+j
 const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 const ACCEPTED: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 
-/// What a layer may be. Its bytes say how it is compressed; the type only says that it is a layer.
-/// `nondistributable` and `foreign` ones are asked of the registry like all others.
+/// The media types of a layer. The compression is recognised by the bytes; the type only marks a
+/// layer. `nondistributable` and `foreign` ones are requested from the registry like all others.
 const LAYERS: [&str; 9] = [
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -45,7 +45,7 @@ pub(super) const LAYER_MAX_BYTES: u64 = 1 << 40;
 /// LIMIT: images of an index.
 const INDEX_MAX: usize = 4096;
 
-/// What programs are built for: `os/architecture[/variant]` in Go's words.
+/// The target of programs: `os/architecture[/variant]` in Go's terms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Platform {
     /// `linux`; nothing else can run here.
@@ -57,7 +57,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// That of this machine.
+    /// Returns the platform of this machine.
     pub fn host() -> Self {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", None),
@@ -77,7 +77,7 @@ impl Platform {
         }
     }
 
-    /// How well an image of `offer` serves: 0 is best, `None` not at all.
+    /// Rates an image of `offer`: 0 is best, `None` does not fit.
     fn rank(&self, offer: &Offer) -> Option<u32> {
         if offer.os != self.os || offer.architecture != self.architecture {
             return None;
@@ -142,7 +142,7 @@ impl fmt::Display for Platform {
     }
 }
 
-/// A platform as an index gives it.
+/// A platform in an index.
 #[derive(Debug, Clone, Default, Deserialize)]
 struct Offer {
     #[serde(default)]
@@ -152,7 +152,7 @@ struct Offer {
     variant: Option<String>,
 }
 
-/// What a manifest says of a blob.
+/// A manifest's description of a blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Descriptor {
@@ -161,7 +161,7 @@ pub(super) struct Descriptor {
     pub size: u64,
 }
 
-/// Everything that any accepted manifest may have; which of it is there tells them apart.
+/// All fields of all accepted manifests; the present ones distinguish them.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Any {
@@ -198,7 +198,7 @@ pub(super) struct Manifest {
     pub layers: Vec<(Blob, String)>,
 }
 
-/// What a manifest's bytes turned out to be.
+/// The result of parsing a manifest.
 enum Parsed {
     Image { config: Blob, layers: Vec<(Blob, String)> },
     Index(Vec<Entry>),
@@ -234,7 +234,7 @@ impl Client {
             self.manifest_at(&entry.at.digest, Some((digest, Some(entry.at.size)))).await?;
         match parsed {
             Parsed::Image { config, layers } => Ok(Manifest { bytes, config, layers }),
-            // Not followed: an index of indexes may be as deep, or as circular, as it likes.
+            // Not followed: an index of indexes may be of any depth, or circular.
             Parsed::Index(_) => Err(Failure::Unsupported {
                 what: format!("{reference} is an index of indexes, which is not supported"),
             }),
@@ -292,7 +292,7 @@ impl Client {
     }
 }
 
-/// Tells what a manifest is, refusing what could be read in two ways (CVE-2021-41190).
+/// Determines the type of a manifest, and refuses an ambiguous one (CVE-2021-41190).
 fn parse(registry: &str, bytes: &[u8], kind: Option<&str>, what: &str) -> Result<Parsed, Failure> {
     let bad = |problem: String| Failure::malformed(registry, what, plain(&problem));
     let any: Any = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
@@ -359,7 +359,7 @@ fn parse(registry: &str, bytes: &[u8], kind: Option<&str>, what: &str) -> Result
     }
 }
 
-/// LIMIT: what a manifest may say of the size of a blob.
+/// LIMIT: the size of a blob in a manifest.
 fn blob(registry: &str, at: &Descriptor, max_bytes: u64, what: &str) -> Result<Blob, Failure> {
     if at.size > max_bytes {
         return Err(Failure::TooLarge {
@@ -415,7 +415,7 @@ fn offered(entries: &[Entry]) -> String {
     }
 }
 
-/// What is read of a configuration here; the store reads the rest.
+/// The fields of a configuration that are read here; the store reads the rest.
 #[derive(Debug, Deserialize)]
 pub(super) struct ConfigHead {
     #[serde(default)]
@@ -433,7 +433,7 @@ pub(super) struct Rootfs {
 }
 
 impl ConfigHead {
-    /// Whether it runs on `platform`; one that does not say may.
+    /// Returns whether it runs on `platform`; true if the configuration names no platform.
     pub fn serves(&self, platform: &Platform) -> bool {
         let offer = Offer {
             os: self.os.clone(),
@@ -445,7 +445,7 @@ impl ConfigHead {
     }
 }
 
-/// For the fuzzer: a manifest, and a configuration, of whoever answers as a registry.
+/// For the fuzzer: a manifest and a configuration of an untrusted registry.
 pub(crate) fn fuzz(bytes: &[u8]) {
     let Some((first, rest)) = bytes.split_first() else { return };
     let kind = ACCEPTED.get(usize::from(*first)).copied();

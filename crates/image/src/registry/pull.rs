@@ -1,4 +1,4 @@
-//! From a registry into the store.
+//! Pull: from a registry into the store.
 
 use std::collections::HashSet;
 
@@ -21,24 +21,24 @@ use crate::store::{ImageId, Store};
 /// Layers that are fetched at the same time.
 const PARALLEL: usize = 4;
 
-/// How an image is pulled.
+/// Options of a pull.
 #[derive(Debug, Clone, Default)]
 pub struct PullOptions {
-    /// How the registry is reached.
+    /// Access to the registry.
     pub access: Access,
-    /// Which image of several; that of this machine when nothing is said.
+    /// The wanted image of several; by default that of this machine.
     pub platform: Option<Platform>,
 }
 
-/// Fetches an image and gives it the name that it was asked for by.
+/// Fetches an image and gives it the requested name.
 ///
-/// Layers that the store has are not fetched, an image that it has only gets the name. Nothing can
-/// be seen of an image before all of it is there. What was fetched of a layer when the connection
-/// broke for good, or the program was killed, is kept for the next pull, for seven days.
+/// Layers in the store are not fetched; an image in the store only gets the name. An image is
+/// invisible until all of it is there. The fetched part of a layer is kept for the next pull, for
+/// seven days, if the connection broke for good or the program was killed.
 ///
-/// Errors: `NotFound` (no such name there, or not for this platform), `Corrupt` (something has not
-/// its digest or size), `Unsupported` (a kind of manifest or layer), `Limit` (too large, or the disk
-/// full), `Busy` (too many requests), `Os(EACCES)` (a login is needed), `Os(..)` (not reached).
+/// Errors: `NotFound` (no such name there, or not for this platform), `Corrupt` (a wrong digest or
+/// size), `Unsupported` (a kind of manifest or layer), `Limit` (too large, or the disk full),
+/// `Busy` (too many requests), `Os(EACCES)` (a login is needed), `Os(..)` (not reached).
 pub fn pull(
     store: &Store,
     reference: &Reference,
@@ -61,7 +61,7 @@ pub fn pull(
             };
             run(store, downloads, reference, options).await
         })
-        // The connections' future is gone here and with it all queues: so the threads end.
+        // The future of the connections is dropped here, with all its queues, so the threads end.
     });
     drop(import);
     if id.is_err() {
@@ -128,8 +128,8 @@ async fn run(
     Ok(id)
 }
 
-/// Notes which blobs the layers are. That is a convenience of later pushes: when it cannot be
-/// written, the image is there all the same.
+/// Records the blobs of the layers for later pushes. The record is optional: if it cannot be
+/// written, the image is complete all the same.
 fn remember(store: &Store, client: &Client, manifest: &Manifest, diff_ids: Vec<Digest>) {
     let blobs = diff_ids
         .into_iter()

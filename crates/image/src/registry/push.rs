@@ -1,10 +1,10 @@
-//! From the store to a registry.
+//! Push: from the store to a registry.
 //!
-//! A layer that the registry has is not sent: what it was pulled as or pushed as before is asked
-//! for first, then mounted from another repository of the same registry, and only then is the layer
-//! written out, compressed into a file without a name, and sent by one PUT, whose length is known and
-//! which can be sent again. When all layers turn out to be the blobs of the manifest that the image
-//! was pulled with, that very manifest is pushed, so that its digest stays.
+//! A layer that the registry has is not sent: the blobs of earlier pulls and pushes are checked
+//! first, then mounted from another repository of the same registry. Only then is the layer written
+//! out, compressed into a file without a name, and sent by one PUT, which has a known length and
+//! can be repeated. If all layers turn out to be the blobs of the manifest that the image was
+//! pulled with, that very manifest is pushed, so that its digest stays.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -36,23 +36,23 @@ use crate::store::{Image, Store};
 
 /// Layers that are compressed and sent at the same time.
 const PARALLEL: usize = 2;
-/// How often progress is told.
+/// Interval of progress reports.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How an image is pushed.
+/// Options of a push.
 #[derive(Debug, Clone, Default)]
 pub struct PushOptions {
-    /// How the registry is reached.
+    /// Access to the registry.
     pub access: Access,
-    /// How layers are compressed. When nothing is said: as the registry has them, else by gzip,
-    /// which everybody reads.
+    /// Compression of layers. By default as the registry has them, else gzip, which every client
+    /// reads.
     pub compression: Option<Compression>,
 }
 
 /// Sends an image to the registry and repository that `to` names, under its tag. Returns the digest
 /// of the manifest.
 ///
-/// Errors: `Invalid` (`to` has a digest, which nobody can choose), `Os(EACCES)` (a login is needed
+/// Errors: `Invalid` (`to` has a digest, which cannot be chosen), `Os(EACCES)` (a login is needed
 /// or not enough), `Busy` (too many requests), `Limit` (disk full), `Os(..)` (not reached).
 pub fn push(
     store: &Store,
@@ -89,7 +89,7 @@ struct Push<'a, 'scope, 'env> {
     known: &'a std::collections::BTreeMap<Digest, Vec<Known>>,
     options: &'env PushOptions,
     progress: &'a dyn Progress,
-    /// Where the threads live that compress.
+    /// The scope of the threads that compress.
     threads: &'scope std::thread::Scope<'scope, 'env>,
 }
 
@@ -164,12 +164,12 @@ impl Push<'_, '_, '_> {
         let remembered = blobs.into_iter().filter_map(|(diff_id, at)| {
             Some((diff_id, at.digest.parse().ok()?, at.size, at.media_type))
         });
-        // A convenience of later pushes; the image is there all the same.
+        // Optional, for later pushes; the push has succeeded in any case.
         drop(known::remember(self.store, &client.place, remembered));
         Ok(digest)
     }
 
-    /// The manifest that the image was pulled with, when it says what ours would.
+    /// Returns the manifest that the image was pulled with, if its contents equal ours.
     fn original(
         self,
         image: &Image,
@@ -185,7 +185,7 @@ impl Push<'_, '_, '_> {
         (same && image.digest == Some(Digest::of(&bytes))).then_some((bytes, original.media_type))
     }
 
-    /// Sees to it that the registry has a layer.
+    /// Makes the registry have a layer.
     async fn layer(self, diff_id: Digest) -> Result<Descriptor, Failure> {
         for known in self.known.get(&diff_id).into_iter().flatten().rev() {
             let fits = match self.options.compression {
@@ -231,13 +231,13 @@ impl Push<'_, '_, '_> {
                 let file = out.into_inner().map_err(std::io::IntoInnerError::into_error);
                 Ok((file.at("write a layer below", &store.dir)?, blob))
             });
-            // Whoever waits for it may have been stopped by the failure of another layer.
+            // The receiver may have been stopped by the failure of another layer.
             drop(done.send(written));
         });
         Ok(result.await.map_err(|_| Failure::Stopped)??)
     }
 
-    /// Whether the repository has a blob.
+    /// Returns whether the repository has a blob.
     async fn has(self, digest: &str) -> Result<bool, Failure> {
         let url = self.client.url(&format!("blobs/{digest}"));
         match self.client.send(&Request::new(Method::HEAD, url, "a blob")).await {
@@ -265,7 +265,7 @@ impl Push<'_, '_, '_> {
                 Ok(response) if response.status() == StatusCode::CREATED => return Ok(true),
                 // 202 offers an upload instead; it is left alone and expires.
                 Ok(_) => {}
-                // It is an offer: a registry that does not like it gets the bytes.
+                // Mounting is optional: a registry that refuses it gets the bytes.
                 Err(Failure::Denied { .. } | Failure::NotFound { .. } | Failure::Status { .. }) => {
                 }
                 Err(failure) => return Err(failure),
@@ -294,23 +294,23 @@ impl Push<'_, '_, '_> {
                 .header(CONTENT_TYPE, "application/octet-stream")
                 .body(body);
             let mut put = std::pin::pin!(client.send_once(&request));
-            let (mut told, mut moved) = (0, Instant::now());
+            let (mut reported, mut moved) = (0, Instant::now());
             let result = loop {
                 tokio::select! {
                     result = &mut put => break result,
                     () = tokio::time::sleep(TICK) => {}
                 }
                 let now = sent.load(Ordering::Relaxed);
-                if now > told {
-                    source.advance(self.progress, now - told);
-                    (told, moved) = (now, Instant::now());
+                if now > reported {
+                    source.advance(self.progress, now - reported);
+                    (reported, moved) = (now, Instant::now());
                 } else if moved.elapsed() > 4 * SILENCE_MAX {
                     break Err(client.silent(&what));
                 }
             };
             match result {
                 Ok(_) => {
-                    source.advance(self.progress, source.bytes() - told);
+                    source.advance(self.progress, source.bytes() - reported);
                     return Ok(());
                 }
                 Err(failure) => {
@@ -324,7 +324,7 @@ impl Push<'_, '_, '_> {
         }
     }
 
-    /// Where an upload goes to.
+    /// Returns the URL of an upload.
     fn location(self, response: &Response) -> Result<Url, Failure> {
         let location = response.headers().get(LOCATION).and_then(|v| v.to_str().ok());
         let url = location.and_then(|l| response.url().join(l).ok());
@@ -337,7 +337,7 @@ impl Push<'_, '_, '_> {
     }
 }
 
-/// What is uploaded.
+/// The data of an upload.
 #[derive(Clone, Copy)]
 enum Source<'s> {
     Bytes(&'s [u8]),
@@ -359,7 +359,7 @@ impl Source<'_> {
     }
 }
 
-/// A file that is gone when it is closed (open(2), O_TMPFILE).
+/// Creates a file without a name, which is removed when it is closed (open(2), O_TMPFILE).
 fn nameless(dir: &Path) -> Result<File, Failure> {
     File::options()
         .read(true)

@@ -1,5 +1,5 @@
-//! Pulls and pushes against a registry in this process that misbehaves as it is told, and one
-//! against Debian's docker-registry.
+//! Pulls and pushes against a registry in this process that misbehaves on request, and one against
+//! Debian's docker-registry.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -65,7 +65,7 @@ impl Place {
         self.dir.path().join("images/partial").join(digest.hex())
     }
 
-    /// Nothing can be seen of an image that was refused.
+    /// Asserts that nothing of a refused image is visible.
     fn assert_nothing_published(&self) {
         assert!(self.store.list().unwrap().is_empty());
         let layers = std::fs::read_dir(self.dir.path().join("images/layers")).unwrap();
@@ -73,7 +73,7 @@ impl Place {
     }
 }
 
-/// A tar with files of these sizes, whose bytes do not compress.
+/// A tar with files of these sizes and incompressible contents.
 fn tar(files: &[(&str, usize)]) -> Vec<u8> {
     let mut state = 88172645463325252u64;
     let mut builder = tar::Builder::new(Vec::new());
@@ -165,7 +165,7 @@ fn small() -> Sample {
 }
 
 /// Error and causes in one text.
-fn told(error: &ImageError) -> String {
+fn with_causes(error: &ImageError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(next) = cause {
@@ -177,11 +177,11 @@ fn told(error: &ImageError) -> String {
 
 fn refused(place: &Place, name: &Reference) -> (ErrorKind, String) {
     let error = place.pull(name).expect_err("this pull must fail");
-    (error.kind(), told(&error))
+    (error.kind(), with_causes(&error))
 }
 
 #[test]
-fn an_image_is_pulled_and_a_second_tag_costs_no_blob() {
+fn image_is_pulled_and_a_second_tag_costs_no_blob() {
     let mut sample = sample(&[&[("a", 10)], &[("b", 300_000)], &[("c", 10)]]);
     let (kind, bytes) = sample.content.manifests[&("a".into(), "1".into())].clone();
     sample.content.manifest("a", "2", &kind, &bytes);
@@ -202,7 +202,7 @@ fn an_image_is_pulled_and_a_second_tag_costs_no_blob() {
 }
 
 #[test]
-fn layers_that_are_there_are_not_fetched() {
+fn present_layers_are_not_fetched() {
     let mut two = sample(&[&[("a", 10)], &[("b", 300_000)]]);
     let config = config_json(&two.diff_ids[1..]).to_string();
     let config_digest = two.content.blob("a", config.as_bytes());
@@ -217,7 +217,7 @@ fn layers_that_are_there_are_not_fetched() {
 }
 
 #[test]
-fn a_cut_connection_is_resumed_where_it_broke() {
+fn cut_connection_is_resumed_where_it_broke() {
     let sample = small();
     let layer = sample.layers[0];
     let fake = Fake::twisted(sample.content, move |seen, before, mut reply| {
@@ -244,7 +244,7 @@ fn a_cut_connection_is_resumed_where_it_broke() {
 }
 
 #[test]
-fn a_registry_without_ranges_is_read_from_the_start() {
+fn registry_without_ranges_is_read_from_the_start() {
     let sample = small();
     let layer = sample.layers[0];
     let whole = sample.content.blobs[&("a".into(), layer.to_string())].clone();
@@ -263,7 +263,7 @@ fn a_registry_without_ranges_is_read_from_the_start() {
 }
 
 #[test]
-fn a_range_that_was_not_asked_for_is_not_taken() {
+fn range_that_was_not_requested_is_refused() {
     let sample = small();
     let layer = sample.layers[0];
     let whole = sample.content.blobs[&("a".into(), layer.to_string())].clone();
@@ -281,12 +281,12 @@ fn a_range_that_was_not_asked_for_is_not_taken() {
             reply
         });
         let place = Place::new();
-        place.pull(&fake.name("a:1")).unwrap_or_else(|e| panic!("{status}: {}", told(&e)));
+        place.pull(&fake.name("a:1")).unwrap_or_else(|e| panic!("{status}: {}", with_causes(&e)));
     }
 }
 
 #[test]
-fn what_a_lost_pull_fetched_is_not_fetched_again() {
+fn fetched_part_of_a_killed_pull_is_not_fetched_again() {
     let sample = small();
     let layer = sample.layers[0];
     let broken = Arc::new(Mutex::new(true));
@@ -332,7 +332,7 @@ fn damaged_leftovers_are_fetched_again() {
 
 /// umoci ends a layer right behind the data of its last file.
 #[test]
-fn a_layer_without_an_end_is_read_and_written_again_as_it_was() {
+fn layer_without_an_end_mark_is_read_and_written_unchanged() {
     let whole = tar(&[("a", 100)]);
     let cut = whole[..512 + 100].to_vec();
     let sample = sample_of(std::slice::from_ref(&cut));
@@ -371,7 +371,7 @@ fn two_pulls_of_one_image_fetch_it_once() {
 
 #[test]
 fn wrong_digests_are_refused_and_nothing_stays() {
-    // What is wrong, and a word of the message.
+    // The damage, and a word of the message.
     let flip = |bytes: &mut Vec<u8>| {
         let middle = bytes.len() / 2;
         bytes[middle] ^= 1;
@@ -404,7 +404,7 @@ fn wrong_digests_are_refused_and_nothing_stays() {
 }
 
 #[test]
-fn a_layer_that_is_not_what_the_configuration_says_is_refused() {
+fn layer_that_differs_from_the_configuration_is_refused() {
     let mut sample = small();
     let config = config_json(&[Digest::of(b"something else")]).to_string();
     let digest = sample.content.blob("a", config.as_bytes());
@@ -420,7 +420,7 @@ fn a_layer_that_is_not_what_the_configuration_says_is_refused() {
 }
 
 #[test]
-fn bodies_without_end_are_given_up() {
+fn bodies_without_end_are_aborted() {
     for what in ["manifest", "config", "layer", "error", "token"] {
         let sample = small();
         let (layer, config) = (sample.layers[0], sample.config);
@@ -462,7 +462,7 @@ fn bodies_without_end_are_given_up() {
 }
 
 #[test]
-fn lengths_that_are_not_those_of_the_manifest_are_refused() {
+fn lengths_that_differ_from_the_manifest_are_refused() {
     for stated in [100, 10_000_000_000] {
         let sample = small();
         let layer = sample.layers[0];
@@ -480,7 +480,7 @@ fn lengths_that_are_not_those_of_the_manifest_are_refused() {
 }
 
 #[test]
-fn a_busy_registry_is_asked_again() {
+fn busy_registry_is_retried() {
     let busy = |retry: &'static str| {
         let sample = small();
         let fake = Fake::twisted(sample.content, move |_, before, reply| match before {
@@ -495,7 +495,7 @@ fn a_busy_registry_is_asked_again() {
     };
     let (fake, place) = busy("0");
     place.pull(&fake.name("a:1")).unwrap();
-    // Who wants us to wait for an hour is told to the user.
+    // A requested wait of an hour is reported to the user.
     let (fake, place) = busy("3600");
     let (kind, text) = refused(&place, &fake.name("a:1"));
     assert_eq!(kind, ErrorKind::Busy, "{text}");
@@ -503,7 +503,7 @@ fn a_busy_registry_is_asked_again() {
     assert_eq!(fake.seen().len(), 1);
 }
 
-/// A registry that wants a token of its own token service; `user` is who gets one.
+/// A registry that requires a token of its own token service; `user` is the accepted user.
 fn with_tokens(user: Option<&'static str>) -> (Fake, Sample) {
     let mut sample = small();
     let content = std::mem::take(&mut sample.content);
@@ -549,8 +549,12 @@ fn tokens_are_fetched_with_and_without_a_password() {
     let place = Place::new();
     let creds = |text: &str| Access { credentials: Some(text.parse().unwrap()), ..place.access() };
     let error = place.pull_as(&fake.name("a:1"), creds("me:wrong")).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Os(13), "{}", told(&error));
-    assert!(told(&error).contains("'me'") && !told(&error).contains("wrong"), "{}", told(&error));
+    assert_eq!(error.kind(), ErrorKind::Os(13), "{}", with_causes(&error));
+    assert!(
+        with_causes(&error).contains("'me'") && !with_causes(&error).contains("wrong"),
+        "{}",
+        with_causes(&error)
+    );
     let (kind, text) = refused(&place, &fake.name("a:1"));
     assert_eq!(kind, ErrorKind::Os(13), "{text}");
     assert!(text.contains("login"), "{text}");
@@ -558,7 +562,7 @@ fn tokens_are_fetched_with_and_without_a_password() {
 }
 
 #[test]
-fn login_keeps_what_the_registry_takes() {
+fn login_stores_credentials_that_the_registry_accepts() {
     let (fake, _) = with_tokens(Some("me:s:ecret"));
     let place = Place::new();
     let host = fake.address.to_string();
@@ -603,7 +607,7 @@ fn passwords_are_shown_to_the_registry_alone() {
 }
 
 #[test]
-fn redirects_without_end_are_given_up() {
+fn endless_redirects_are_aborted() {
     let fake = Fake::twisted(small().content, |seen, _, _| {
         Reply::new(307, "").with("location", format!("{}x", seen.path))
     });
@@ -619,7 +623,7 @@ fn loopback_registries_need_no_configuration_for_http() {
 }
 
 #[test]
-fn https_is_spoken_when_the_certificate_is_trusted() {
+fn https_is_used_with_a_trusted_certificate() {
     use rustls::pki_types::pem::PemObject;
     drop(rustls::crypto::ring::default_provider().install_default());
     let pem = include_str!("testdata/cert.pem");
@@ -631,20 +635,20 @@ fn https_is_spoken_when_the_certificate_is_trusted() {
     let place = Place::new();
     let access = Access { insecure: false, ..place.access() };
     let error = place.pull_as(&fake.name("a:1"), access.clone()).unwrap_err();
-    assert!(told(&error).contains("ca = "), "{}", told(&error));
-    assert!(fake.seen().is_empty(), "something was asked of a registry that is not trusted");
+    assert!(with_causes(&error).contains("ca = "), "{}", with_causes(&error));
+    assert!(fake.seen().is_empty(), "a request was sent to a registry that is not trusted");
     let etc = place.dir.path().join("etc");
     std::fs::write(etc.join("ca.pem"), pem).unwrap();
     let config = format!("[registries.\"{}\"]\nca = \"ca.pem\"\n", fake.address);
     std::fs::write(etc.join("config.toml"), config).unwrap();
     place.pull_as(&fake.name("a:1"), access).unwrap();
-    // And https is not left for http when a registry says so.
+    // And https is not left for http when a registry requests it.
     let error = place.pull(&fake.name("a:2")).unwrap_err();
-    assert!(!told(&error).contains("ca = "), "{}", told(&error));
+    assert!(!with_causes(&error).contains("ca = "), "{}", with_causes(&error));
 }
 
 #[test]
-fn of_an_index_the_image_of_the_platform_is_taken() {
+fn image_of_the_platform_is_chosen_from_an_index() {
     let mut sample = small();
     let bytes = sample.content.manifests[&("a".into(), "1".into())].1.len();
     let index = |entries: Value| {
@@ -756,7 +760,7 @@ fn damaged_manifests_never_panic() {
 }
 
 #[test]
-fn absent_images_and_registries_are_told_apart() {
+fn absent_images_and_registries_are_distinguished() {
     let (fake, place) = (Fake::start(small().content), Place::new());
     let (kind, text) = refused(&place, &fake.name("a:absent"));
     assert_eq!(kind, ErrorKind::NotFound, "{text}");
@@ -767,9 +771,9 @@ fn absent_images_and_registries_are_told_apart() {
     assert!(text.contains("cannot reach"), "{text}");
 }
 
-/// What was pulled goes back byte for byte, and only what is missing travels.
+/// A pulled image is pushed byte for byte, and only missing blobs are sent.
 #[test]
-fn root_a_pushed_image_keeps_its_digest_and_sends_what_is_missing() {
+fn root_pushed_image_keeps_its_digest_and_only_missing_blobs_are_sent() {
     let sample = sample(&[&[("a", 10)], &[("b", 300_000)]]);
     let (fake, place) = (Fake::start(sample.content), Place::new());
     let image = place.pull(&fake.name("a:1")).unwrap();
@@ -803,7 +807,7 @@ fn root_a_pushed_image_keeps_its_digest_and_sends_what_is_missing() {
 
 #[test]
 fn progress_adds_up() {
-    /// What it is called, how much there is, how much is done, whether it has ended.
+    /// Name, total, progress and end of a task.
     type Task = (String, Option<u64>, u64, bool);
     #[derive(Default)]
     struct Sum(Mutex<BTreeMap<u64, Task>>);
@@ -842,7 +846,7 @@ struct DockerRegistry {
 }
 
 impl DockerRegistry {
-    /// `None`, loudly, where there is none.
+    /// Starts docker-registry; `None`, with a message, if it is not installed.
     fn start() -> Option<Self> {
         let program = ["/usr/bin/docker-registry", "/usr/bin/registry"]
             .into_iter()
@@ -911,7 +915,7 @@ fn root_docker_registry_takes_and_gives_images() {
         let to = registry.name(&format!("team/a:{}", digests.len()));
         let digest = push(&place.store, &image, &to, &options, &crate::Silent).unwrap();
         let other = Place::new();
-        // Loopback: no configuration says that this is http.
+        // Loopback: http without configuration.
         let back = other.pull_as(&to, Access { insecure: false, ..other.access() }).unwrap();
         assert_eq!((back.id, back.digest), (image.id.clone(), Some(digest)));
         digests.push(digest);

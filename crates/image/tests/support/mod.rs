@@ -59,7 +59,7 @@ impl Drop for Scratch {
     }
 }
 
-/// All files below a directory, that is not there or is.
+/// All files below a directory, which may be missing.
 pub fn files(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = std::fs::read_dir(dir) else { return found };
@@ -111,12 +111,12 @@ pub fn userns() -> OwnedFd {
     dormouse_kernel::namespace::new_user(&map, &map).unwrap()
 }
 
-/// A tar, entry by entry, with whatever is asked for.
+/// A tar, entry by entry, with any contents.
 #[derive(Default)]
 pub struct Tar(pub Vec<u8>);
 
 impl Tar {
-    /// An entry whose header says this and nothing else.
+    /// Appends an entry with this header.
     pub fn entry(mut self, kind: u8, path: &[u8], link: &[u8], data: &[u8]) -> Self {
         self.0.extend_from_slice(&header(kind, path, link, data.len() as u64));
         self.data(data)
