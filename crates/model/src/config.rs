@@ -1,8 +1,9 @@
-//! The configuration of a container: everything that is decided when it is created.
+//! The configuration of a container: everything that is fixed when it is created.
 //!
-//! It is written once, as `config.json`, and read by every later verb. Fields are only ever added,
-//! each with a default, so that a newer program reads an older container. What `update` and
-//! `rename` may change (name, limits, addresses, restart policy, sleep) is rewritten as a whole.
+//! The configuration is written once, as `config.json`, and read by every later verb. Fields are
+//! only ever added, each with a default, so that a newer program reads an older container. The
+//! parts that `update` and `rename` may change (name, limits, addresses, restart policy, sleep) are
+//! rewritten as a whole.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,24 +15,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ContainerId, IdMap, Invalid, Limits, Name, Reference, WakeOn};
 
-/// What one container is.
+/// The configuration of one container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// Format of this record; this page describes 1.
     pub version: u32,
     /// Identity.
     pub id: ContainerId,
-    /// What the operator calls it.
+    /// The name given by the operator.
     pub name: Name,
     /// Seconds since the epoch.
     pub created_unix_s: i64,
-    /// Where its root filesystem comes from.
+    /// The source of its root file system.
     pub root: RootSource,
     /// Its ids on the host.
     pub ids: IdMap,
     /// Its first process.
     pub process: Process,
-    /// What it must not do.
+    /// The restrictions.
     pub security: Security,
     /// Host name inside.
     pub hostname: String,
@@ -49,7 +50,7 @@ pub struct Config {
     pub anonymous_volumes: Vec<Name>,
     /// Volumes, bind mounts and tmpfs, in the order given.
     pub mounts: Vec<Mount>,
-    /// How it reaches a network.
+    /// The network mode.
     pub net: NetMode,
     /// Its own addresses; empty but in address mode.
     #[serde(default)]
@@ -57,19 +58,19 @@ pub struct Config {
     /// Ports of the host that lead to it.
     #[serde(default)]
     pub publish: Vec<Publish>,
-    /// What it may use.
+    /// The resource limits.
     #[serde(default)]
     pub limits: Limits,
-    /// What happens when its first process ends.
+    /// The action at the exit of its first process.
     #[serde(default)]
     pub restart: Restart,
-    /// When it falls asleep by itself.
+    /// Idle time after which it falls asleep by itself.
     #[serde(default)]
     pub sleep: Sleep,
-    /// When it becomes drowsy by itself.
+    /// Idle time after which it becomes drowsy by itself.
     #[serde(default)]
     pub drowsy: Sleep,
-    /// What wakes it then.
+    /// The events that wake a sleeping or drowsy container.
     #[serde(default, skip_serializing_if = "WakeOn::is_default")]
     pub wake_on: WakeOn,
     /// Removed as soon as it stops.
@@ -78,7 +79,7 @@ pub struct Config {
     /// The root filesystem cannot be written.
     #[serde(default)]
     pub read_only: bool,
-    /// A tiny init of ours is its first process, which reaps and passes signals on.
+    /// A tiny init is its first process, which reaps orphans and passes signals on.
     #[serde(default)]
     pub init: bool,
     /// Its first process is a systemd: `/run` is memory, cgroups can be managed inside.
@@ -87,7 +88,7 @@ pub struct Config {
     /// Bytes kept of each of its two output streams; older output is dropped.
     #[serde(default = "default_log_max_bytes")]
     pub log_max_bytes: u64,
-    /// The signal that asks its first process to end, 15 (SIGTERM) unless the image says another.
+    /// The signal that requests its first process to exit: 15 (SIGTERM), or the one in the image.
     pub stop_signal: i32,
     /// Seconds between that signal and SIGKILL.
     pub stop_timeout_s: u32,
@@ -103,11 +104,11 @@ fn default_log_max_bytes() -> u64 {
     16 << 20
 }
 
-/// Where a root filesystem comes from.
+/// The source of a root file system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RootSource {
-    /// An image of the store, by its id, and the name it was asked for under.
+    /// An image of the store, by its id, and the name it was requested by.
     Image {
         /// The name as given.
         reference: Reference,
@@ -127,11 +128,11 @@ pub struct Process {
     pub env: Vec<String>,
     /// Working directory inside, absolute.
     pub cwd: String,
-    /// Who runs it.
+    /// The user of the process.
     pub user: User,
     /// umask(2).
     pub umask: Option<u32>,
-    /// It gets a terminal of its own.
+    /// Whether it gets a terminal of its own.
     #[serde(default)]
     pub terminal: bool,
     /// Its standard input stays open.
@@ -144,14 +145,14 @@ pub struct Process {
 #[serde(transparent)]
 pub struct User(pub String);
 
-/// What the processes of a container must not do.
+/// The restrictions on the processes of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Security {
     /// Capabilities by name (`CAP_CHOWN`), the bounding and the permitted set (capabilities(7)).
     pub capabilities: Vec<String>,
     /// No process gains privileges by execve (prctl(2), PR_SET_NO_NEW_PRIVS).
     pub no_new_privileges: bool,
-    /// Which system calls are allowed.
+    /// The system call filter.
     pub seccomp: SeccompChoice,
     /// Unmasked `/proc` and `/sys`, all capabilities of its own user namespace, no seccomp filter.
     pub privileged: bool,
@@ -161,13 +162,13 @@ pub struct Security {
     pub oom_score_adj: Option<i32>,
 }
 
-/// Which seccomp filter is loaded.
+/// The choice of a system call filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SeccompChoice {
-    /// The allow-list of the house.
+    /// The default allow-list.
     Default,
-    /// None: the operator said `--security-opt seccomp=unconfined`.
+    /// None: the operator chose `--security-opt seccomp=unconfined`.
     Unconfined,
 }
 
@@ -176,20 +177,20 @@ pub enum SeccompChoice {
 pub struct Rlimit {
     /// `nofile`, `nproc`, `core`, ...: the constant's name without `RLIMIT_`, lower case.
     pub name: String,
-    /// What applies; `u64::MAX` is unlimited.
+    /// The limit in force; `u64::MAX` is unlimited.
     pub soft: u64,
-    /// What the process may raise it to.
+    /// The bound up to which the process may raise it.
     pub hard: u64,
 }
 
-/// Something mounted inside a container.
+/// A mount inside a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
     /// Absolute path inside.
     pub target: String,
-    /// What is mounted there.
+    /// The kind of mount.
     pub kind: MountKind,
-    /// It cannot be written.
+    /// Whether it is read-only.
     #[serde(default)]
     pub read_only: bool,
     /// Programs on it cannot be executed.
@@ -197,7 +198,7 @@ pub struct Mount {
     pub no_exec: bool,
 }
 
-/// What is mounted.
+/// The kind of a mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MountKind {
@@ -207,9 +208,9 @@ pub enum MountKind {
         source: PathBuf,
         /// With everything mounted below it.
         recursive: bool,
-        /// The container's ids are those of the files: the mount is idmapped.
+        /// The mount is idmapped: file owners on the host appear as the container's ids.
         idmap: bool,
-        /// How later mounts travel.
+        /// Propagation of later mounts.
         propagation: Propagation,
     },
     /// A named volume, made when first used and owned by the container's root.
@@ -221,11 +222,11 @@ pub enum MountKind {
     Tmpfs {
         /// Largest size.
         size_bytes: Option<u64>,
-        /// Permissions of its root, 01777 unless said otherwise.
+        /// Permissions of its root, 01777 by default.
         mode: u32,
     },
-    /// Pseudo-terminals of its own, for programs that open some (sshd, script) in a container
-    /// that was started without one.
+    /// A devpts of its own, for programs that open terminals (sshd, script) in a container that was
+    /// started without one.
     Devpts,
 }
 
@@ -242,7 +243,7 @@ pub enum Propagation {
     Shared,
 }
 
-/// How a container reaches a network.
+/// The network mode of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetMode {
@@ -260,7 +261,7 @@ pub enum NetMode {
 /// A port of the host that leads to a port of the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Publish {
-    /// The host's address; any where there is none.
+    /// The host's address; all of them if `None`.
     pub host_ip: Option<IpAddr>,
     /// The host's port.
     pub host_port: u16,
@@ -294,8 +295,8 @@ impl Protocol {
 impl FromStr for Publish {
     type Err = Invalid;
 
-    /// Reads `[[IP:]HOST_PORT:]CONTAINER_PORT[/tcp|/udp]`; an IPv6 address stands in brackets.
-    /// Without a host port the host's port is the container's.
+    /// Parses `[[IP:]HOST_PORT:]CONTAINER_PORT[/tcp|/udp]`; an IPv6 address is in brackets. Without
+    /// a host port the container's port is used.
     fn from_str(s: &str) -> Result<Self, Invalid> {
         let bad = || Invalid::new("port", s, "[[IP:]HOST_PORT:]CONTAINER_PORT[/tcp|/udp]");
         let port = |p: &str| p.parse::<u16>().ok().filter(|p| *p != 0).ok_or_else(bad);
@@ -321,38 +322,38 @@ impl FromStr for Publish {
     }
 }
 
-/// What happens when the first process ends.
+/// The action at the exit of the first process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Restart {
-    /// It stays stopped.
+    /// Stays stopped.
     #[default]
     No,
-    /// It starts again, unless an operator stopped it.
+    /// Restarted, unless an operator stopped it.
     Always,
-    /// The same.
+    /// The same as `Always`.
     UnlessStopped,
-    /// It starts again after a failure, so many times at most.
+    /// Restarted after a failure, at most so many times.
     OnFailure {
         /// `None` is without end.
         retries: Option<u32>,
     },
 }
 
-/// When a container falls asleep, or becomes drowsy, by itself: the daemon sees to it. An operator may
-/// put it to sleep whenever he likes.
+/// Idle time after which the daemon suspends a container, or makes it drowsy. An operator may
+/// suspend a container at any time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sleep {
     /// Never.
     #[default]
     Never,
-    /// When none of its tasks has run for so many milliseconds.
+    /// After none of its tasks has run for so many milliseconds.
     AfterMs(u64),
 }
 
 impl Sleep {
-    /// How long none of its tasks has run then.
+    /// Returns that time.
     pub fn after(self) -> Option<Duration> {
         match self {
             Self::Never => None,
@@ -381,12 +382,12 @@ impl FromStr for Restart {
     }
 }
 
-/// A range of ids to be avoided when slots are given out.
+/// A range of ids that no slot may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdRange {
     /// First id.
     pub first: u32,
-    /// How many.
+    /// Number of ids.
     pub count: u32,
 }
 

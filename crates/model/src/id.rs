@@ -9,7 +9,7 @@ use crate::Invalid;
 
 /// The identity of a container: 16 random bytes, written as 32 lower-case hex digits.
 ///
-/// It never changes and is never used again; the [`Name`] may change.
+/// An id never changes and is never reused; the [`Name`] may change.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ContainerId(String);
@@ -77,7 +77,7 @@ impl fmt::Display for ContainerId {
     }
 }
 
-/// What an operator calls a container: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`, at most 128 bytes.
+/// The operator's name of a container: `[a-zA-Z0-9][a-zA-Z0-9_.-]*`, at most 128 bytes.
 ///
 /// Holding one proves that it is a single path component that is neither `.` nor `..`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -149,13 +149,13 @@ impl IdSlot {
     }
 }
 
-/// How the ids of a container are written on the host (user_namespaces(7), "User and group ID
+/// The mapping of a container's ids to the host's (user_namespaces(7), "User and group ID
 /// mappings"). The same map serves users and groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMap {
     /// The host id of the container's id 0.
     pub base: u32,
-    /// Whether the container sees 0 to 65,535 in one piece, which takes two slots.
+    /// The container sees 0 to 65,535 in one piece, which takes two slots.
     pub wide: bool,
 }
 
@@ -166,12 +166,12 @@ pub struct IdExtent {
     pub inside: u32,
     /// First id on the host.
     pub outside: u32,
-    /// How many.
+    /// Number of ids.
     pub count: u32,
 }
 
 impl IdMap {
-    /// The id that means "nobody" inside.
+    /// The id of the user `nobody` inside.
     pub const NOBODY: u32 = 65_534;
 
     /// Ids 0 to 32,766 and 65,534 in one slot.
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn narrow_map_keeps_nobody_and_never_leaves_its_slot() {
+    fn narrow_map_keeps_the_nobody_id_and_never_leaves_its_slot() {
         let map = IdMap::narrow(IdSlot(60_000));
         assert_eq!(map.to_host(0), Some(60_000 * 32_768));
         assert_eq!(map.to_host(32_766), Some(60_000 * 32_768 + 32_766));

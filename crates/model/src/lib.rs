@@ -1,9 +1,9 @@
 //! The words of Dormouse as plain types: what a container is called, what it is made of, what it
 //! may use, which state it is in.
 //!
-//! Everything here is a value. Parsing and validation live beside each type, so that every floor
-//! above refuses the same bad input with the same words. Nothing here reads a file, asks a clock
-//! or calls the kernel.
+//! Everything here is a value. Parsing and validation are beside each type, so that every floor
+//! above refuses the same bad input with the same words. No function here reads a file, a clock or
+//! calls the kernel.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -25,15 +25,15 @@ pub use size::{parse_bytes, parse_cpus};
 pub use state::State;
 pub use wake::{WakeOn, WakeOnTimer};
 
-/// Input that is not a value of its type. The text says what was expected.
+/// Input that is not a value of its type, with a description of valid ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} '{input}' is not valid: {expected}")]
 pub struct Invalid {
-    /// Which kind of value was asked for.
+    /// The kind of value.
     pub what: &'static str,
-    /// What was given, cut to a length that can be shown.
+    /// The input, truncated for display.
     pub input: String,
-    /// What would have been valid.
+    /// The valid form.
     pub expected: &'static str,
 }
 

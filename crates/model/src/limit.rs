@@ -1,4 +1,4 @@
-//! What a container may use, in the words of the kernel's resource controllers (cgroups(7)).
+//! Resource limits of a container, in the terms of the kernel's resource controllers (cgroups(7)).
 
 use serde::{Deserialize, Serialize};
 

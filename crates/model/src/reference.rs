@@ -9,7 +9,7 @@ use crate::Invalid;
 
 /// An image's name as people write it: `[REGISTRY[:PORT]/]REPOSITORY[:TAG][@DIGEST]`.
 ///
-/// Short names stay short: `nginx` is a local name until a registry is asked, and then it is
+/// Short names stay short: `nginx` is a local name until a registry is contacted, and then it is
 /// `docker.io/library/nginx`, as docker and podman expand it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

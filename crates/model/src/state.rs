@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a container is in its life.
+/// The state of a container.
 ///
 /// ```text
 /// created -> running <-> paused
@@ -15,17 +15,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// It has a configuration and a writable layer; no process was started yet.
+    /// Has a configuration and a writable layer; no process was started yet.
     Created,
-    /// Its first process lives.
+    /// The first process is alive.
     Running,
-    /// Its processes live and are frozen.
+    /// The processes are alive and frozen.
     Paused,
-    /// The same, but whoever calls lets them go on; their memory is elsewhere as far as there is room.
+    /// Frozen like a paused container, but thawed by the next connection; its memory is in swap as
+    /// far as there is room.
     Drowsy,
-    /// It has no processes: they are files, and come back when somebody calls.
+    /// Without processes: they are saved in files, and are restored at the next connection.
     Asleep,
-    /// Its first process has ended, or the host has been rebooted.
+    /// The first process has exited, or the host has been rebooted.
     Stopped,
 }
 

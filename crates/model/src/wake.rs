@@ -1,28 +1,28 @@
-//! What wakes a container.
+//! The events that wake a container.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What wakes a container that sleeps or is drowsy. Its operator does so in any case (`exec`, `attach`,
-/// `start`, a key at its terminal).
+/// The events that wake a sleeping or drowsy container. Its operator wakes it in any case (`exec`,
+/// `attach`, `start`, a key at its terminal).
 ///
-/// What does not wake it is kept by the kernel until it is awake: who connects waits in the queue of the
-/// socket, bytes wait in it.
+/// The kernel keeps other events until the container is awake: a connection waits in the queue of
+/// the socket, bytes wait in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WakeOn {
-    /// Somebody new: a connection to a socket that listens, a datagram.
+    /// New clients: a connection to a listening socket, a datagram.
     pub call: bool,
-    /// A connection that is open: bytes, room for more to send, its end.
+    /// An open connection: bytes, room for more to send, its end.
     pub data: bool,
-    /// Files that it watches (inotify(7), fanotify(7)).
+    /// Watched files (inotify(7), fanotify(7)).
     pub file: bool,
-    /// A timer of its own, or a wait of which the time is over.
+    /// A timer of the container, or the timeout of a wait.
     pub timer: WakeOnTimer,
 }
 
-/// Which timers wake a container.
+/// The timers that wake a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WakeOnTimer {
@@ -31,16 +31,17 @@ pub enum WakeOnTimer {
     /// Each, in its time.
     #[default]
     InTime,
-    /// Not before it has slept for so many milliseconds: whatever rings until then rings together.
+    /// Not before it has slept for so many milliseconds: timers that expire until then are
+    /// delivered together.
     AfterMs(u64),
 }
 
 impl WakeOn {
-    /// Nothing but its operator.
+    /// No event; only the operator wakes the container.
     pub const NOTHING: Self =
         Self { call: false, data: false, file: false, timer: WakeOnTimer::No };
 
-    /// Whether this is what a container has of which nobody has said anything.
+    /// Returns whether this is the default setting.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
@@ -53,7 +54,8 @@ impl Default for WakeOn {
 }
 
 impl WakeOnTimer {
-    /// After how long a sleep is over whose first timer rings then; `None` where no timer ends it.
+    /// Returns the length of a sleep, given the time until its first timer; `None` if no timer ends
+    /// it.
     pub fn ends_after(self, ring: Duration) -> Option<Duration> {
         match self {
             Self::No => None,
@@ -87,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_shown_as_it_is_given() {
+    fn setting_is_displayed_as_it_is_parsed() {
         assert_eq!(WakeOn::default().to_string(), "call,data,file,timer");
         assert_eq!(WakeOn::NOTHING.to_string(), "none");
         let timer = WakeOnTimer::AfterMs(90_000);
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_ring_in_time_or_together() {
+    fn timers_wake_in_time_or_together() {
         let s = Duration::from_secs;
         assert_eq!(WakeOnTimer::InTime.ends_after(s(5)), Some(s(5)));
         assert_eq!(WakeOnTimer::AfterMs(60_000).ends_after(s(5)), Some(s(60)));
