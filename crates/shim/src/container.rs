@@ -1,11 +1,11 @@
 //! Containers and their processes, as the shim remembers them.
 //!
-//! **States** of a process: `Wanted` (an exec that was not started), `Created`, `Running`, then ended.
-//! Paused is a state of the container.
+//! **States** of a process: `Wanted` (an exec that was not started), `Created`, `Running`, then
+//! ended. Paused is a state of the container.
 //!
-//! **Locks and their order.** `Process::order` (held over awaits: by who starts the process and tells
-//! it, and by who tells its end, so that the start is always told first), then the plain mutexes, each
-//! for a moment and never two of them.
+//! **Locks and their order.** `Process::order` (held over awaits: during the start of the process
+//! with its event, and while its exit is reported, so that the start is always reported first),
+//! then the plain mutexes, each for a moment and never two of them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,21 +24,21 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How a process ended.
+/// Exit of a process.
 #[derive(Debug, Clone, Copy)]
 pub struct End {
     pub status: u32,
     pub at: SystemTime,
 }
 
-/// Where a process is.
+/// Phase of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// It is described, and there is none.
+    /// Requested, but not created yet.
     Wanted,
-    /// It waits to be started.
+    /// Created, not started yet.
     Created,
-    /// It runs.
+    /// Running.
     Running,
 }
 
@@ -55,7 +55,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// One that is only described.
+    /// A process that is only described.
     pub fn new(exec_id: &str, wanted: Wanted) -> Self {
         Self {
             exec_id: exec_id.to_owned(),
@@ -71,12 +71,12 @@ impl Process {
         lock(&self.now).0
     }
 
-    /// 0 while there is none.
+    /// The pid; 0 while there is no process.
     pub fn pid(&self) -> u32 {
         lock(&self.now).1
     }
 
-    /// It exists from now on.
+    /// Records that the process exists from now on.
     pub fn is_there(&self, phase: Phase, pid: u32, held: Arc<Held>) {
         *lock(&self.now) = (phase, pid);
         *lock(&self.held) = held;
@@ -121,18 +121,18 @@ pub struct Container {
     pub bundle: PathBuf,
     pub runtime: Runtime,
     pub first: Arc<Process>,
-    /// Those that were added, by their exec id.
+    /// Additional processes, by their exec id.
     pub others: Mutex<HashMap<String, Arc<Process>>>,
     pub is_paused: AtomicBool,
     /// Its processes end with the first one.
     pub has_pid_namespace: bool,
-    /// How often memory had run out when it was last asked.
+    /// Count of out-of-memory kills at the last query.
     oom_kills: AtomicU64,
     cgroup: Mutex<Option<Tree>>,
 }
 
 impl Container {
-    /// One that is about to be made.
+    /// A container that is about to be created.
     pub fn new(
         id: &str,
         bundle: PathBuf,
@@ -153,7 +153,7 @@ impl Container {
         }
     }
 
-    /// One of its processes.
+    /// Returns one of its processes.
     pub fn process(&self, exec_id: &str) -> Option<Arc<Process>> {
         match exec_id {
             "" => Some(self.first.clone()),
@@ -174,7 +174,8 @@ impl Container {
         *lock(&self.cgroup) = path.and_then(|path| forest.open(path, 0).ok());
     }
 
-    /// Whether a process of its was killed for want of memory since this was last asked.
+    /// Returns whether a process of the container was killed for lack of memory since the last
+    /// call.
     pub fn ran_out_of_memory(&self) -> bool {
         let cgroup = lock(&self.cgroup);
         let Some(tree) = cgroup.as_ref() else { return false };
@@ -194,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_is_learnt_by_who_waits_and_by_who_comes_later() {
+    fn exit_is_seen_by_waiters_and_by_later_callers() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(async {
             let process = Arc::new(Process::new("", Wanted::default()));

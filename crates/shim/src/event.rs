@@ -1,4 +1,4 @@
-//! Events: what happens to containers, told to containerd in the order in which it happened.
+//! Events: changes of containers, sent to containerd in the order in which they happened.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 /// LIMIT: how often one event is tried; containerd may just be starting again.
 const ATTEMPTS: u32 = 10;
 const BETWEEN: Duration = Duration::from_millis(500);
-/// How long one try may take.
+/// Time limit of one attempt.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The way to containerd. Clones lead to the same queue.
@@ -26,7 +26,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Starts the task that tells them; it ends when nobody has anything to tell any more.
+    /// Starts the task that sends them; it ends when all senders are dropped.
     pub fn to(address: &str, namespace: &str) -> (Self, JoinHandle<()>) {
         let (queue, events) = unbounded_channel();
         let address = match address.contains("://") {
@@ -46,7 +46,7 @@ impl Events {
             event: MessageField::some(any(message)?),
             ..Default::default()
         };
-        self.queue.send(envelope).context("nobody tells events any more")
+        self.queue.send(envelope).context("the event sender has stopped")
     }
 }
 
@@ -64,25 +64,25 @@ async fn tell_all(address: String, mut events: UnboundedReceiver<Envelope>) {
     while let Some(envelope) = events.recv().await {
         let (topic, mut request) = (envelope.topic.clone(), ForwardRequest::new());
         request.envelope = MessageField::some(envelope);
-        let mut told = Ok(());
+        let mut sent = Ok(());
         for attempt in 0..ATTEMPTS {
             if attempt > 0 {
                 tokio::time::sleep(BETWEEN).await;
             }
-            told = tell(&mut client, &address, &request).await;
-            match told {
+            sent = send(&mut client, &address, &request).await;
+            match sent {
                 Ok(()) => break,
                 // A new containerd listens at a new socket.
                 Err(_) => client = None,
             }
         }
-        if let Err(e) = told {
+        if let Err(e) = sent {
             eprintln!("the event {topic} is lost: {e:#}");
         }
     }
 }
 
-async fn tell(
+async fn send(
     client: &mut Option<EventsClient>,
     address: &str,
     request: &ForwardRequest,
@@ -91,6 +91,6 @@ async fn tell(
         *client = Some(EventsClient::new(Client::connect(address).await.context("connecting")?));
     }
     let client = client.as_ref().context("there is no connection")?;
-    client.forward(context::with_duration(PATIENCE), request).await.context("telling an event")?;
+    client.forward(context::with_duration(PATIENCE), request).await.context("sending an event")?;
     Ok(())
 }

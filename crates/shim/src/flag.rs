@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 
-/// What was given.
+/// The command line.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// containerd's namespace.
@@ -15,9 +15,9 @@ pub struct Flags {
     pub address: String,
     /// `start`, `delete`, or our own `serve`.
     pub action: String,
-    /// The version is asked for.
+    /// Show the version.
     pub version: bool,
-    /// What the runtime can do is asked for.
+    /// Show the features of the runtime.
     pub info: bool,
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containerds_words_are_understood() {
+    fn containerds_arguments_are_parsed() {
         let line = "-namespace k8s.io -address /run/x.sock -publish-binary=/bin/c -id web -bundle /b \
                     delete";
         let flags = Flags::read(line.split_whitespace().map(str::to_owned)).expect("good");

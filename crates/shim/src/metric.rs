@@ -1,5 +1,5 @@
-//! What a container uses: from the runtime's JSON to the messages that containerd knows, one for
-//! cgroup v1 and one for v2.
+//! Resource usage of a container: from the runtime's JSON to the messages that containerd knows,
+//! one for cgroup v1 and one for v2.
 
 use anyhow::Result;
 use containerd_shim_protos::protobuf::MessageField;

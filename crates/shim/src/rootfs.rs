@@ -40,7 +40,7 @@ pub fn mount(place: &Path, mounts: &[api::Mount]) -> Result<()> {
         mount_one(&place.join(one.target.trim_start_matches('/')), one).with_context(what)
     });
     if mounted.is_err() {
-        let _ = unmount(place); // the first error is the one to tell
+        let _ = unmount(place); // the first error is the one to return
     }
     mounted
 }
@@ -52,7 +52,7 @@ fn mount_one(place: &Path, one: &api::Mount) -> Result<()> {
             MountFlags::BIND | if recursive(one) { MountFlags::REC } else { MountFlags::empty() };
         rustix::mount::mount(one.source.as_str(), place, "none", bind, None)?;
         if !flags.is_empty() {
-            // What a bind is attached with is said in a second call.
+            // The flags of a bind mount are set in a second call.
             rustix::mount::mount_remount(place, MountFlags::BIND | flags, c"")?;
         }
         return Ok(());
@@ -114,7 +114,7 @@ pub fn unmount(place: &Path) -> Result<()> {
     loop {
         match rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // Nothing is mounted there, or there is no such place.
+            // Not a mount point, or a missing directory.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(()),
             Err(e) => return Err(e).with_context(|| format!("unmounting {}", place.display())),
         }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_told_from_the_filesystems_own_options() {
+    fn mount_flags_are_separated_from_options_of_the_file_system() {
         let words = ["ro", "index=off", "lowerdir=/a:/b", "nosuid", "rw"].map(str::to_owned);
         let (flags, data) = options(&words);
         assert_eq!(flags, MountFlags::RDONLY | MountFlags::NOSUID);

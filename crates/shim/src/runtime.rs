@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::stream::Ends;
 
-/// In the bundle: what a later shim must know.
+/// The file in the bundle with settings for a later shim.
 const RECORD: &str = "runtime.json";
 /// In the bundle: the root of `dormouse-oci`.
 const ROOT: &str = "oci";
 
-/// How the runtime is called for one container.
+/// The call of the runtime for one container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Runtime {
     /// `dormouse-oci`.
@@ -69,7 +69,7 @@ impl Runtime {
                 let read: Self = serde_json::from_slice(&text).context(RECORD)?;
                 Ok(Self { bundle: bundle.to_owned(), ..read })
             }
-            // Nothing was made before it was there.
+            // Without the record nothing was created.
             Err(_) => Self::new(bundle, None),
         }
     }
@@ -92,14 +92,14 @@ impl Runtime {
         if out.status.success() {
             return Ok(out.stdout);
         }
-        let told = String::from_utf8_lossy(&out.stderr);
-        bail!("{}", message(&told))
+        let stderr = String::from_utf8_lossy(&out.stderr);
+        bail!("{}", message(&stderr))
     }
 
     /// Calls a verb that gives its standard streams to a process of the container.
     pub async fn start(&self, words: &[&str], ends: Ends) -> Result<()> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        // What goes wrong cannot be told over the container's streams.
+        // Errors cannot be reported over the container's streams.
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let log = self.bundle.join(format!("oci-{number}.log"));
         let mut command = Command::new(&self.program);
@@ -111,10 +111,10 @@ impl Runtime {
         let [input, output, error] = ends.0;
         command.stdin(input).stdout(output).stderr(error);
         let status = tokio::process::Command::from(command).status().await;
-        let told = fs::read_to_string(&log).unwrap_or_default();
-        let _ = fs::remove_file(&log); // it may never have been made
+        let errors = fs::read_to_string(&log).unwrap_or_default();
+        let _ = fs::remove_file(&log); // may be missing
         let status = status.with_context(|| format!("executing {}", self.program.display()))?;
-        ensure!(status.success(), "{}", message(&told));
+        ensure!(status.success(), "{}", message(&errors));
         Ok(())
     }
 
@@ -131,7 +131,7 @@ fn beside_us() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// What the last line of a log says: `time="..." level=error msg="..."`.
+/// Returns the message of the last error line of a log: `time="..." level=error msg="..."`.
 fn message(log: &str) -> String {
     let line = log.lines().rev().find(|line| line.contains("level=error"));
     let quoted = line.and_then(|line| line.split_once(" msg=")).map(|(_, quoted)| quoted);
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_message_is_found_in_a_line_of_the_log() {
+    fn message_is_found_in_a_line_of_the_log() {
         let log = "time=\"x\" level=warning msg=\"no\"\n\
                    time=\"x\" level=error msg=\"dormouse-oci create: \\\"a\\\" is bad\"\n";
         assert_eq!(message(log), "dormouse-oci create: \"a\" is bad");

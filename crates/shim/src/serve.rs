@@ -19,9 +19,9 @@ use crate::event::Events;
 use crate::flag::Flags;
 use crate::task::Pod;
 
-/// How long events may take to be told at the end.
+/// Time for sending the last events before exit.
 const LAST_WORDS: Duration = Duration::from_secs(10);
-/// What both generations of containerd call the same API.
+/// The names of the same API in both generations of containerd.
 const NAMES: [&str; 2] = ["containerd.task.v2.Task", "containerd.task.v3.Task"];
 
 /// Serves a pod until its last container is deleted. Standard input is the socket.
@@ -30,14 +30,14 @@ pub fn run(flags: &Flags) -> Result<()> {
     let listener = UnixListener::from(socket);
     let path = listener.local_addr().context("looking at the socket")?;
     let path = path.as_pathname().context("standard input is no socket of a shim")?.to_owned();
-    // What a container's process starts from.
+    // Standard input of later children.
     let null = std::fs::File::open("/dev/null").context("opening /dev/null")?;
     rustix::stdio::dup2_stdin(&null).context("letting go of standard input")?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("becoming the parent of orphans")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let served = runtime.context("starting")?.block_on(serve(flags, listener));
-    // ORDER: nobody finds the socket once nobody answers at it.
+    // ORDER: unlink the socket as soon as the server stops.
     let _ = std::fs::remove_file(path);
     served
 }
@@ -56,7 +56,7 @@ async fn serve(flags: &Flags, listener: UnixListener) -> Result<()> {
         server = server.register_service(named.collect());
     }
     let mut orphans = signal(SignalKind::child()).context("listening for signals")?;
-    // A shim ends with its last container. Who has started it may be told to stop before that.
+    // A shim ends with its last container; a stop of its starter (containerd) must not end it.
     let _ignored = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()]
         .map(|kind| signal(kind).context("listening for signals"));
     server.start().await.context("starting to serve")?;
@@ -74,9 +74,9 @@ async fn serve(flags: &Flags, listener: UnixListener) -> Result<()> {
 
 /// Processes whose parent the shim is or becomes.
 ///
-/// Those of containers are waited for by who knows them, and so are calls of the runtime. All others
-/// are orphans that a container without a pid namespace has left: they are reaped when no call is
-/// under way, since its child may be a process that nobody knows yet.
+/// Processes of containers are reaped by the code that waits for them, and so are calls of the
+/// runtime. All others are orphans of a container without a pid namespace. They are reaped when no
+/// call is in progress, because its child may be a process that is not registered yet.
 #[derive(Debug, Default)]
 pub struct Children(Mutex<Known>);
 
@@ -104,19 +104,19 @@ impl Children {
         Call(self)
     }
 
-    /// Somebody waits for this process.
+    /// Registers a process that is waited for.
     pub fn know(&self, pid: u32) {
         lock(&self.0).pids.insert(pid);
     }
 
-    /// He has reaped it.
+    /// Removes a process that was reaped.
     pub fn forget(&self, pid: u32) {
         lock(&self.0).pids.remove(&pid);
         self.sweep();
     }
 
-    /// Reaps orphans. The kernel shows one dead child at a time: where that is one that somebody waits
-    /// for, the rest is left to the sweep after it.
+    /// Reaps orphans. The kernel shows one dead child at a time: if that one is registered, the
+    /// rest is left to the sweep after it was reaped.
     pub fn sweep(&self) {
         let known = lock(&self.0);
         if known.calls > 0 {
@@ -144,7 +144,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn only_children_that_nobody_knows_are_reaped() {
+    fn only_unregistered_children_are_reaped() {
         let children = Children::default();
         let mut known = Command::new("true").spawn().expect("started");
         children.know(known.id());
@@ -155,7 +155,7 @@ mod tests {
         children.sweep();
         assert!(is_there(orphan.id()), "it was reaped under a call");
         drop(call);
-        let code = known.wait().expect("nobody else has reaped it").code();
+        let code = known.wait().expect("not reaped elsewhere").code();
         children.forget(known.id());
         assert_eq!(code, Some(0));
         assert!(!is_there(orphan.id()));

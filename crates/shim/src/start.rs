@@ -1,5 +1,5 @@
-//! `start` and `delete`: what containerd calls as a program, before there is a shim and after one was
-//! killed.
+//! `start` and `delete`: what containerd calls as a program, before there is a shim and after one
+//! was killed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -25,7 +25,7 @@ use crate::runtime::Runtime;
 const SOCKETS: &str = "/run/dormouse-shim";
 /// Annotations by which the containers of a pod name it: containerd's own, and that of its CRI.
 const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
-/// What a container that nobody waited for has ended with: SIGKILL.
+/// The exit status of a container that was not waited for: SIGKILL.
 const KILLED: u32 = 128 + 9;
 
 /// Answers with the address of the shim of the container's pod, which is started unless it runs.
@@ -48,7 +48,7 @@ pub fn start(flags: &Flags) -> Result<()> {
     fs::rename(bundle.join("address.new"), bundle.join("address"))
         .context("writing the address")?;
     let mut out = std::io::stdout();
-    out.write_all(address.as_bytes()).and_then(|()| out.flush()).context("telling the address")
+    out.write_all(address.as_bytes()).and_then(|()| out.flush()).context("writing the address")
 }
 
 fn make_dir(dir: &Path) -> std::io::Result<()> {
@@ -72,7 +72,8 @@ fn group(bundle: &Path) -> Result<Option<String>> {
     Ok(GROUPS.iter().find_map(|name| annotations.get(*name)).cloned())
 }
 
-/// One for each pod of each namespace of each containerd; as long as an address may be.
+/// One path for each pod of each namespace of each containerd, within the length limit of an
+/// address.
 fn socket_path(flags: &Flags, group: &str) -> PathBuf {
     let mut hasher = blake3::Hasher::new();
     for part in [&flags.address, &flags.namespace, group] {
@@ -101,7 +102,7 @@ fn bind(socket: &Path) -> Result<Option<UnixListener>> {
 
 /// Starts the shim. Callers may connect from now on: the socket listens already.
 fn serve(flags: &Flags, bundle: &Path, listener: UnixListener) -> Result<()> {
-    // containerd reads its shims' words there; without a reader nobody hears them.
+    // containerd reads the output of its shims there; without a reader it is discarded.
     let mut log = OpenOptions::new();
     log.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed());
     let log = log.open(bundle.join("log")).map_or_else(|_| Stdio::null(), Stdio::from);
@@ -126,7 +127,7 @@ fn serve(flags: &Flags, bundle: &Path, listener: UnixListener) -> Result<()> {
     Ok(())
 }
 
-/// Takes a container away whose shim is gone.
+/// Removes a container after its shim has exited.
 pub fn delete(flags: &Flags) -> Result<()> {
     let bundle = match flags.bundle.as_str() {
         "" => std::env::current_dir().context("finding the bundle")?,
@@ -137,7 +138,7 @@ pub fn delete(flags: &Flags) -> Result<()> {
     let out = out.with_context(|| format!("executing {}", runtime.program.display()))?;
     ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr).trim());
     rootfs::unmount(&bundle.join("rootfs"))?;
-    // Another container's shim may still listen there; a socket nobody listens at goes.
+    // Another container's shim may still listen there; a socket without a listener is removed.
     if let Ok(address) = fs::read_to_string(bundle.join("address"))
         && let Some(socket) = address.strip_prefix("unix://")
         && UnixStream::connect(socket).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
@@ -150,10 +151,10 @@ pub fn delete(flags: &Flags) -> Result<()> {
         ..Default::default()
     };
     let bytes = response.write_to_bytes().context("writing the answer")?;
-    std::io::stdout().write_all(&bytes).context("telling the answer")
+    std::io::stdout().write_all(&bytes).context("writing the reply")
 }
 
-/// What containerd 2.x asks a runtime about itself.
+/// Reports the information about the runtime that containerd 2.x requests.
 pub fn info() -> Result<()> {
     let version = types::introspection::RuntimeVersion {
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -165,7 +166,7 @@ pub fn info() -> Result<()> {
         ..Default::default()
     };
     let bytes = info.write_to_bytes().context("writing the answer")?;
-    std::io::stdout().write_all(&bytes).context("telling the answer")
+    std::io::stdout().write_all(&bytes).context("writing the reply")
 }
 
 #[cfg(test)]
@@ -183,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_named_by_an_annotation() {
+    fn pod_is_named_by_an_annotation() {
         let dir = tempfile::tempdir().expect("a directory");
-        let told = |text: &str| {
+        let pod_of = |text: &str| {
             fs::write(dir.path().join("config.json"), text).expect("written");
             group(dir.path()).expect("good")
         };
-        assert_eq!(told(r#"{"ociVersion": "1.0.2"}"#), None);
-        assert_eq!(told(r#"{"annotations": {"a": "b"}}"#), None);
+        assert_eq!(pod_of(r#"{"ociVersion": "1.0.2"}"#), None);
+        assert_eq!(pod_of(r#"{"annotations": {"a": "b"}}"#), None);
         let text = r#"{"annotations": {"io.kubernetes.cri.sandbox-id": "pod"}}"#;
-        assert_eq!(told(text), Some("pod".to_owned()));
+        assert_eq!(pod_of(text), Some("pod".to_owned()));
     }
 
     #[test]
-    fn a_socket_that_nobody_listens_at_is_taken_over() {
+    fn socket_without_a_listener_is_taken_over() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("socket");
         let first = bind(&path).expect("bound").expect("new");

@@ -1,8 +1,8 @@
 //! Standard streams: containerd's named pipes, files, and terminals.
 //!
-//! A pipe is given to the container itself. The shim holds it open for reading and writing, so that
-//! nobody who comes or goes at the other end makes it break; when the process has ended it lets go,
-//! and a reader sees the end. The shim opens no pipe that would keep it waiting.
+//! A pipe is passed to the container itself. The shim holds it open for reading and writing, so
+//! that it does not break when the other end is closed or reopened. After the exit of the process
+//! the shim closes it, and a reader sees the end. The shim opens no pipe in a way that would block.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,12 +23,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::task::JoinHandle;
 
-/// How long what a terminal still holds may take to be read after its process ended.
+/// Time for reading the remaining output of a terminal after its process has exited.
 const DRAINS_WITHIN: Duration = Duration::from_secs(2);
 /// Bytes that are copied at a time.
 const CHUNK: usize = 16 << 10;
 
-/// What containerd wants a process to speak to; an empty text is nothing.
+/// The streams that containerd requests for a process; an empty text means none.
 #[derive(Debug, Default, Clone)]
 pub struct Wanted {
     pub stdin: String,
@@ -37,11 +37,11 @@ pub struct Wanted {
     pub terminal: bool,
 }
 
-/// What the process gets.
+/// The streams of the process.
 #[derive(Debug)]
 pub struct Ends(pub [Stdio; 3]);
 
-/// What the shim keeps of the streams of a process, until that ends.
+/// The ends of a process's streams that the shim keeps until the process exits.
 #[derive(Debug, Default)]
 pub struct Held(Mutex<Keep>);
 
@@ -68,7 +68,7 @@ pub fn open(wanted: &Wanted) -> Result<(Ends, Held)> {
     let input = match wanted.stdin.as_str() {
         "" => Stdio::null(),
         path => {
-            // ORDER: held first; who only reads would wait for a writer.
+            // ORDER: held first; opening for reading alone would wait for a writer.
             keep.input = Some(open_both(path)?);
             File::open(path).with_context(|| format!("opening {path}"))?.into()
         }
@@ -95,7 +95,7 @@ fn open_both(path: impl AsRef<Path>) -> Result<File> {
 }
 
 /// A descriptor that is waited for.
-#[allow(deprecated)] // Not safe for types whose descriptor changes; this one's does not.
+#[allow(deprecated)] // unsafe only for types with a changing descriptor, unlike this one
 pub fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(fd)
 }
@@ -141,7 +141,7 @@ impl Held {
         rustix::termios::tcsetwinsize(terminal.master.get_ref(), size).context("resizing it")
     }
 
-    /// The process has ended: what it said is passed on, and everything is let go.
+    /// Handles the exit of the process: passes on its remaining output, and closes everything.
     pub async fn end(&self) {
         let Keep { input, output, terminal } = std::mem::take(&mut *self.keep());
         drop((input, output));
@@ -187,7 +187,7 @@ impl Console {
 
     /// The runtime has left the master there: from now on it is copied.
     pub fn attach(self, wanted: &Wanted, held: &Held) -> Result<()> {
-        let (stream, _) = self.listener.accept().context("nobody brought the terminal")?;
+        let (stream, _) = self.listener.accept().context("no terminal was received")?;
         let mut master = None;
         wire::receive(&stream, &mut [0; 256], RecvFlags::empty(), |fd| master = Some(fd))
             .context("receiving the terminal")?;
@@ -225,11 +225,11 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path); // it goes with the bundle otherwise
+        let _ = std::fs::remove_file(&self.path); // otherwise removed with the bundle
     }
 }
 
-/// Until somebody stops it: the pipe is held open by ourselves, too.
+/// Copies until it is stopped: the pipe is held open by the shim, too.
 async fn copy_in(mut from: pipe::Receiver, master: Arc<AsyncFd<OwnedFd>>) {
     let mut bytes = vec![0; CHUNK];
     while let Ok(n @ 1..) = from.read(&mut bytes).await {
@@ -245,7 +245,7 @@ async fn copy_in(mut from: pipe::Receiver, master: Arc<AsyncFd<OwnedFd>>) {
     }
 }
 
-/// Until the last process lets go of the terminal: then reading is an error (EIO).
+/// Copies until the last process closes the terminal: then reading is an error (EIO).
 async fn copy_out(master: Arc<AsyncFd<OwnedFd>>, mut to: Option<pipe::Sender>) {
     let mut bytes = vec![0; CHUNK];
     loop {
@@ -268,7 +268,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_is_a_path_or_an_address_of_one() {
+    fn stream_is_a_path_or_a_url_of_one() {
         assert_eq!(file_of("/run/a").expect("good"), Path::new("/run/a"));
         assert_eq!(file_of("file:///var/log/a?x=y").expect("good"), Path::new("/var/log/a"));
         for bad in ["binary:///bin/logger", "file://relative", "vsock://1:2"] {

@@ -1,4 +1,4 @@
-//! containerd's task API: what it asks of the containers of a pod.
+//! containerd's task API: its requests for the containers of a pod.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -30,14 +30,14 @@ use crate::serve::Children;
 use crate::stream::{self, Console, Wanted};
 use crate::{metric, rootfs};
 
-/// Status of a process that nobody could be asked about.
+/// Status of a process that could not be queried.
 const UNKNOWN: u32 = 255;
 const SIGKILL: u32 = 9;
 
 /// The containers of a pod.
 #[derive(Debug)]
 pub struct Pod {
-    /// Itself: verbs go on without their caller.
+    /// A reference to itself: verbs continue when their caller has disconnected.
     own: Weak<Self>,
     containers: Mutex<HashMap<String, Arc<Container>>>,
     events: Events,
@@ -52,7 +52,7 @@ fn refused(code: Code, why: impl Into<String>) -> ttrpc::Error {
 
 fn failed(e: &anyhow::Error) -> ttrpc::Error {
     let why = format!("{e:#}");
-    // containerd takes "it is gone already" for an answer, by its code.
+    // containerd recognises an object that is removed already by the code of the error.
     let gone = ["container not running", "does not exist"].iter().any(|words| why.contains(words));
     refused(if gone { Code::NOT_FOUND } else { Code::UNKNOWN }, why)
 }
@@ -176,7 +176,7 @@ impl Pod {
         words: &[&str],
     ) -> Result<(u32, OwnedFd)> {
         let (bundle, runtime) = (&container.bundle, &container.runtime);
-        // Exec ids are names of files to nobody: what they are called there is a hash.
+        // Exec ids are not used as file names: files are named by a hash.
         let name = match process.exec_id.as_str() {
             "" => "first".to_owned(),
             id => format!("exec-{}", &blake3::hash(id.as_bytes()).to_hex()[..16]),
@@ -203,11 +203,11 @@ impl Pod {
             words => all.extend(words),
         }
         all.push(&container.id);
-        // ORDER: until its process is known nobody may take it for an orphan.
+        // ORDER: until its pid is known the process must not be taken for an orphan.
         let _call = self.children.call();
         runtime.start(&all, ends).await?;
         let pid = std::fs::read_to_string(&pid_file).context("reading the pid")?;
-        let _ = std::fs::remove_file(&pid_file); // nobody else asks for it
+        let _ = std::fs::remove_file(&pid_file); // not needed any more
         let pid = pid.trim().parse().context("reading the pid")?;
         self.children.know(pid);
         let pidfd = pidfd::open(pid)?;
@@ -219,7 +219,7 @@ impl Pod {
         Ok((pid, pidfd))
     }
 
-    /// Waits for the end of a process and tells it.
+    /// Waits for the exit of a process and reports it.
     async fn watch(
         self: Arc<Self>,
         container: Arc<Container>,
@@ -241,7 +241,7 @@ impl Pod {
             let _call = self.children.call();
             let _ = container.runtime.call(&["kill", "--all", &container.id, "KILL"]).await;
         }
-        // ORDER: its start is told first.
+        // ORDER: its start is reported first.
         let _order = process.order.lock().await;
         process.streams().end().await;
         if container.ran_out_of_memory() {
@@ -338,7 +338,7 @@ impl Pod {
     }
 }
 
-/// How it ended, as an answer.
+/// Converts an exit to a response.
 fn ended(pid: u32, end: End) -> api::DeleteResponse {
     let exited_at = time(end.at);
     api::DeleteResponse { pid, exit_status: end.status, exited_at, ..Default::default() }
@@ -356,13 +356,13 @@ async fn reap(pidfd: OwnedFd) -> Result<u32> {
     }
 }
 
-/// Where the description of a process waits until it is started.
+/// Path of the description of a process until it is started.
 fn exec_spec(container: &Container, exec_id: &str) -> std::path::PathBuf {
     let name = blake3::hash(exec_id.as_bytes()).to_hex();
     container.bundle.join(format!("exec-{}.json", &name[..16]))
 }
 
-/// Whether a container's processes end with its first one.
+/// Returns whether a container's processes end with its first one.
 fn has_pid_namespace(bundle: &Path) -> Result<bool> {
     let config = std::fs::read(bundle.join("config.json")).context("reading config.json")?;
     let config: Value = serde_json::from_slice(&config).context("reading config.json")?;
@@ -444,9 +444,9 @@ impl Task for Pod {
     ) -> ttrpc::Result<api::PidsResponse> {
         let container = self.container(&asked.id)?;
         let _call = self.children.call();
-        let said = container.runtime.call(&["ps", "--format", "json", &asked.id]).await;
-        let said = said.map_err(|e| failed(&e))?;
-        let pids: Vec<u32> = serde_json::from_slice(&said)
+        let output = container.runtime.call(&["ps", "--format", "json", &asked.id]).await;
+        let output = output.map_err(|e| failed(&e))?;
+        let pids: Vec<u32> = serde_json::from_slice(&output)
             .map_err(|e| refused(Code::INTERNAL, format!("ps: {e}")))?;
         let others: Vec<_> = lock(&container.others).values().cloned().collect();
         let about = |pid: u32| {
@@ -491,7 +491,7 @@ impl Task for Pod {
             let _call = self.children.call();
             container.runtime.call(&words).await.map_err(|e| failed(&e))?;
             if asked.signal == SIGKILL {
-                // The runtime lets a frozen one go on: it could not die.
+                // The runtime thaws a frozen container; it could not die otherwise.
                 container.is_paused.store(false, Ordering::Relaxed);
             }
             return Ok(Empty::new());
@@ -537,7 +537,7 @@ impl Task for Pod {
     ) -> ttrpc::Result<Empty> {
         let (_, process) = self.process(&asked.id, &asked.exec_id)?;
         if process.end().is_some() {
-            // Who resizes it could not know.
+            // The caller could not know that it has exited.
             return Ok(Empty::new());
         }
         process.streams().resize(asked.width, asked.height).map_err(|e| failed(&e))?;
@@ -587,11 +587,11 @@ impl Task for Pod {
     ) -> ttrpc::Result<api::StatsResponse> {
         let container = self.container(&asked.id)?;
         let _call = self.children.call();
-        let said = container.runtime.call(&["events", "--stats", &asked.id]).await;
-        let said: Value = serde_json::from_slice(&said.map_err(|e| failed(&e))?)
+        let output = container.runtime.call(&["events", "--stats", &asked.id]).await;
+        let output: Value = serde_json::from_slice(&output.map_err(|e| failed(&e))?)
             .map_err(|e| refused(Code::INTERNAL, format!("events: {e}")))?;
         let forest = Forest::find().map_err(|e| refused(Code::INTERNAL, e.to_string()))?;
-        let stats = metric::of(&said["data"], forest.is_v1("memory")).map_err(|e| failed(&e))?;
+        let stats = metric::of(&output["data"], forest.is_v1("memory")).map_err(|e| failed(&e))?;
         Ok(api::StatsResponse { stats: MessageField::some(stats), ..Default::default() })
     }
 
