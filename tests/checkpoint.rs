@@ -1,8 +1,10 @@
-//! Checkpoint and restore: what runs becomes files and comes back as if nothing had been.
+//! Checkpoint and restore: the processes of a container become files and are restored without
+//! noticing.
 //!
-//! A workload (`tests/workloads/*.c`) sets something up, says `ready N`, is checkpointed and
-//! restored, is told to go on, checks, and ends with `ok`. A kind of object is one workload; the
-//! table of kinds in `tests/workloads/kinds.txt` names it, and `docs/state.md` is made from both.
+//! A workload (`tests/workloads/*.c`) sets up a kernel object, prints `ready N`, is checkpointed
+//! and restored, is released for the next round, checks the object, and ends with `ok`. Each kind
+//! of object has one workload. The table of kinds in `tests/workloads/kinds.txt` names the
+//! workload, and `docs/state.md` is made from both.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -27,10 +29,10 @@ mod seal;
 #[path = "share.rs"]
 mod share;
 
-/// What a boot is called that was none.
+/// A boot id that no boot has.
 const OTHER_BOOT: &str = "0b00b1e5-0000-4000-8000-000000000000";
 
-/// How often each workload goes round: once where all is emulated.
+/// Rounds of each workload: one only under emulation.
 fn rounds() -> usize {
     if slowness() == 1 { 3 } else { 1 }
 }
@@ -64,12 +66,12 @@ fn start(host: &Host, name: &str, more: &[&str]) {
     host.dm(&words).ok();
 }
 
-/// Tells a workload that a round is over.
+/// Releases a workload for its next round.
 #[track_caller]
 fn go_on(host: &Host, name: &str, round: usize) {
     let out = host.dm(&["exec", name, "touch", &format!("/go-{round}")]);
-    // After the last round the workload may end, and all of its container with it, before the
-    // command that told it has.
+    // After the last round the workload may end, and its container with it, before the command that
+    // released the workload has ended.
     let is_over = round + 1 == rounds() && out.status == 137;
     assert!(out.status == 0 || is_over, "{out}");
 }
@@ -110,7 +112,7 @@ fn run_on(host: &Host, name: &str, more: &[&str]) {
 
 #[test]
 fn vm_listeners() {
-    // In address mode, and with a stack of its own.
+    // In address mode, and with a private stack.
     let host = host();
     round_trip(&host, "listener", &[]);
     round_trip(&host, "listener", &["--net", "none"]);
@@ -118,7 +120,7 @@ fn vm_listeners() {
 
 #[test]
 fn vm_sockets_of_a_shared_stack() {
-    // In address mode, where loopback is the container's own by translation.
+    // In address mode, where loopback is private to the container by translation.
     let host = host();
     round_trip(&host, "udp", &[]);
     round_trip(&host, "tcp", &[]);
@@ -133,15 +135,16 @@ fn vm_sockets_of_a_shared_stack() {
 fn vm_large_memory_that_is_written_to_while_it_is_copied() {
     let host = host();
     round_trip(&host, "ahead", &[]);
-    // A checkpoint of one that goes on is of one moment, however much is written in the next.
+    // A checkpoint of a container that continues is of one moment, however much is written in the
+    // next.
     start(&host, "ahead", &[]);
     for round in 0..rounds() {
         wait_for_line(&host, "ahead", &format!("ready {round}"));
-        let said = host.dm(&["checkpoint", "--json", "--leave-running", "ahead"]).ok();
-        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        let us = |name: &str| said[name].as_u64().unwrap_or_default();
-        assert!(us("ahead_us") > 0, "nothing was copied ahead: {said}");
-        assert!(us("pause_us") >= us("ahead_us") + us("stop_us") + us("read_us"), "{said}");
+        let report = host.dm(&["checkpoint", "--json", "--leave-running", "ahead"]).ok();
+        let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+        let us = |name: &str| report[name].as_u64().unwrap_or_default();
+        assert!(us("ahead_us") > 0, "nothing was copied ahead: {report}");
+        assert!(us("pause_us") >= us("ahead_us") + us("stop_us") + us("read_us"), "{report}");
         host.dm(&["kill", "ahead"]).ok();
         host.dm(&["wait", "ahead"]).ok();
         host.dm(&["restore", "ahead"]).ok();
@@ -151,7 +154,7 @@ fn vm_large_memory_that_is_written_to_while_it_is_copied() {
     host.dm(&["rm", "--force", "ahead"]).ok();
 }
 
-/// Somebody outside, who checks every byte that is answered and hears of nothing else.
+/// A client outside the container checks every byte of the answers and notices nothing else.
 #[test]
 fn vm_a_caller_from_outside_does_not_notice() {
     let host = host();
@@ -159,76 +162,77 @@ fn vm_a_caller_from_outside_does_not_notice() {
     wait_for_line(&host, "tcp", "ready 0");
     let address = host.address_of("tcp");
     let caller = host.in_network(move || TcpStream::connect((address, 7001)));
-    let mut caller = caller.join().expect("no panic").expect("it listens");
-    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("it is a socket");
-    let mut said = 0u8;
-    let mut talk = |between: &mut dyn FnMut()| {
-        said = said.wrapping_add(7);
-        caller.write_all(&[said]).expect("nobody has closed it");
+    let mut caller = caller.join().expect("no panic").expect("the server listens");
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");
+    let mut sent = 0u8;
+    let mut exchange = |between: &mut dyn FnMut()| {
+        sent = sent.wrapping_add(7);
+        caller.write_all(&[sent]).expect("the connection is open");
         between();
         let mut answer = [0];
-        caller.read_exact(&mut answer).expect("it is answered");
-        assert_eq!(answer[0], said.wrapping_add(1));
+        caller.read_exact(&mut answer).expect("an answer");
+        assert_eq!(answer[0], sent.wrapping_add(1));
     };
     for round in 0..rounds() {
         wait_for_line(&host, "tcp", &format!("ready {round}"));
-        (0..100).for_each(|_| talk(&mut || {}));
+        (0..100).for_each(|_| exchange(&mut || {}));
         host.dm(&["checkpoint", "--leave-running", "tcp"]).ok();
-        (0..100).for_each(|_| talk(&mut || {}));
+        (0..100).for_each(|_| exchange(&mut || {}));
         host.dm(&["checkpoint", "tcp"]).ok();
-        // What is said now meets silence, again and again, until somebody is there.
-        talk(&mut || {
+        // Bytes that are sent now are dropped, again and again, until the server is restored.
+        exchange(&mut || {
             std::thread::sleep(Duration::from_millis(500));
             assert_eq!(host.state_of("tcp"), "stopped");
             host.dm(&["restore", "tcp"]).ok();
         });
-        (0..100).for_each(|_| talk(&mut || {}));
+        (0..100).for_each(|_| exchange(&mut || {}));
         go_on(&host, "tcp", round);
     }
     wait_for_line(&host, "tcp", "ok");
 }
 
-/// Somebody outside whom a server has answered, and who does not wait long for the next answer.
+/// Returns a client outside the container that has had one answer and has a short read timeout.
 fn answered_caller(host: &Host) -> TcpStream {
     start(host, "tcp", &[]);
     wait_for_line(host, "tcp", "ready 0");
     let address = host.address_of("tcp");
     let caller = host.in_network(move || TcpStream::connect((address, 7001)));
-    let mut caller = caller.join().expect("no panic").expect("it listens");
+    let mut caller = caller.join().expect("no panic").expect("the server listens");
     let patience = Duration::from_millis(700) * slowness().min(4);
-    caller.set_read_timeout(Some(patience)).expect("it is a socket");
-    caller.write_all(&[1]).expect("nobody has closed it");
-    caller.read_exact(&mut [0]).expect("it is answered");
+    caller.set_read_timeout(Some(patience)).expect("a socket");
+    caller.write_all(&[1]).expect("the connection is open");
+    caller.read_exact(&mut [0]).expect("an answer");
     caller
 }
 
-/// A caller speaks to a server that is saved, and hears nothing until that is back.
+/// Sends a byte to a server that is checkpointed: no answer comes until the server is restored.
 #[track_caller]
 fn is_answered_after_restore(host: &Host, caller: &mut TcpStream) {
     let mut answer = [0];
-    caller.write_all(&[5]).expect("nobody has closed it");
-    let silence = caller.read(&mut answer).expect_err("nobody answers");
+    caller.write_all(&[5]).expect("the connection is open");
+    let silence = caller.read(&mut answer).expect_err("no answer while checkpointed");
     assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock, "{silence}");
     host.dm(&["restore", "tcp"]).ok();
-    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("it is a socket");
-    caller.read_exact(&mut answer).expect("it is answered");
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");
+    caller.read_exact(&mut answer).expect("an answer");
     assert_eq!(answer, [6]);
 }
 
-/// What has nft(8) do something in a stack that stays, in which whatever comes for the workload is taken
-/// for what the engine itself sends, and so passes a silence.
+/// Returns a function that runs nft(8) in a stack that stays. In that stack packets to the workload
+/// have the mark of the engine's own packets, and so pass its drop rules.
 fn stack_with_late_packets(host: &Host) -> impl Fn(&str) {
     host.dm(&["run", "-d", "--name", "x", "workloads", "sleep", "1000"]).ok();
-    let pid = host.inspect("x")["pid"].as_u64().expect("it runs");
+    let pid = host.inspect("x")["pid"].as_u64().expect("the container runs");
     let nft = move |rules: &str| drop(host.sh(&format!("nsenter -t {pid} -n nft '{rules}'")).ok());
     nft("table inet late { chain in { type filter hook prerouting priority -400; \
          tcp dport 7001 meta mark set 0x646d; }; }");
     nft
 }
 
-/// A packet that has passed the silence before it was there and arrives when the processes are gone.
+/// A packet that passed before the drop rules were installed arrives after the processes have
+/// exited.
 #[test]
-fn vm_a_packet_that_was_on_its_way_is_not_answered_with_a_reset() {
+fn vm_in_flight_packet_gets_no_reset_during_checkpoint() {
     let host = host();
     let mut caller = answered_caller(&host);
     let _nft = stack_with_late_packets(&host);
@@ -236,24 +240,25 @@ fn vm_a_packet_that_was_on_its_way_is_not_answered_with_a_reset() {
     is_answered_after_restore(&host, &mut caller);
 }
 
-/// What arrives when a connection was read already, and that the kernel would acknowledge, comes again.
+/// Data that arrives after the connection was read, and that the kernel would acknowledge, is sent
+/// again.
 #[test]
-fn vm_what_arrives_while_a_container_is_saved_is_not_lost() {
+fn vm_data_that_arrives_during_checkpoint_is_not_lost() {
     let host = host();
     let mut caller = answered_caller(&host);
     let nft = stack_with_late_packets(&host);
-    caller.set_nodelay(true).expect("it is a socket");
+    caller.set_nodelay(true).expect("a socket");
     let is_saved = Arc::new(AtomicBool::new(false));
-    let says = {
+    let sender = {
         let (is_saved, mut caller) = (Arc::clone(&is_saved), caller.try_clone().expect("a copy"));
         std::thread::spawn(move || {
-            let mut said = 0;
-            while !is_saved.load(Ordering::Relaxed) && said < 30_000 {
-                caller.write_all(&[said as u8]).expect("nobody has closed it");
-                said += 1;
+            let mut sent = 0;
+            while !is_saved.load(Ordering::Relaxed) && sent < 30_000 {
+                caller.write_all(&[sent as u8]).expect("the connection is open");
+                sent += 1;
                 std::thread::sleep(Duration::from_micros(20) * slowness());
             }
-            said
+            sent
         })
     };
     std::thread::sleep(Duration::from_millis(50));
@@ -261,20 +266,20 @@ fn vm_what_arrives_while_a_container_is_saved_is_not_lost() {
     is_saved.store(true, Ordering::Relaxed);
     nft("delete table inet late");
     host.dm(&["restore", "tcp"]).ok();
-    // Whoever has no room for more waits until now.
-    let said: usize = says.join().expect("no panic");
-    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("it is a socket");
-    let mut answers = vec![0; said];
-    caller.read_exact(&mut answers).expect("each is answered");
+    // A sender that is blocked on a full send buffer waits until now.
+    let sent: usize = sender.join().expect("no panic");
+    caller.set_read_timeout(Some(Duration::from_secs(20) * slowness())).expect("a socket");
+    let mut answers = vec![0; sent];
+    caller.read_exact(&mut answers).expect("an answer to each byte");
     for (n, answer) in answers.into_iter().enumerate() {
-        assert_eq!(answer, (n as u8).wrapping_add(1), "byte {n} of {said}");
+        assert_eq!(answer, (n as u8).wrapping_add(1), "byte {n} of {sent}");
     }
 }
 
-/// The stack in which a container was kept quiet ends with the last of its domain, and another
-/// container has it made anew.
+/// The stack with the drop rules ends with the last container of its domain, and another container
+/// has the stack created anew.
 #[test]
-fn vm_a_caller_hears_nothing_from_a_stack_that_was_made_meanwhile() {
+fn vm_new_stack_sends_no_reset_to_client_of_checkpointed_server() {
     let host = host();
     let mut caller = answered_caller(&host);
     let domains = host.root().join("run/domains");
@@ -287,8 +292,8 @@ fn vm_a_caller_hears_nothing_from_a_stack_that_was_made_meanwhile() {
     is_answered_after_restore(&host, &mut caller);
 }
 
-/// Somebody outside who has connected, and whose connection waits until it is accepted: by a server
-/// that is stopped, goes on, comes back, and sleeps.
+/// A client outside the container has connected, and the connection waits in the accept queue. The
+/// server is stopped, continued, restored, and suspended to disk.
 #[test]
 fn vm_a_caller_whom_nobody_has_accepted_is_answered() {
     let host = host();
@@ -299,20 +304,20 @@ fn vm_a_caller_whom_nobody_has_accepted_is_answered() {
     let connect = || {
         let address = address.clone();
         let caller = host.in_network(move || TcpStream::connect((address, 80)));
-        let caller = caller.join().expect("no panic").expect("it listens");
+        let caller = caller.join().expect("no panic").expect("the server listens");
         let patience = Some(Duration::from_secs(20) * slowness());
-        caller.set_read_timeout(patience).expect("it is a socket");
+        caller.set_read_timeout(patience).expect("a socket");
         caller
     };
-    let hear = |mut caller: TcpStream| {
-        let mut said = String::new();
-        caller.read_to_string(&mut said).expect("it is answered");
-        said.trim().to_owned()
+    let answer_to = |mut caller: TcpStream| {
+        let mut text = String::new();
+        caller.read_to_string(&mut text).expect("an answer");
+        text.trim().to_owned()
     };
     let kill = |signal: &str| {
         host.dm(&["exec", "x", "sh", "-c", &format!("kill -{signal} $(cat /pid)")]).ok()
     };
-    assert_eq!(hear(connect()), "call 1");
+    assert_eq!(answer_to(connect()), "call 1");
     for round in 0..rounds() {
         kill("STOP");
         let callers = [connect(), connect()];
@@ -323,52 +328,52 @@ fn vm_a_caller_whom_nobody_has_accepted_is_answered() {
             std::thread::sleep(Duration::from_millis(500));
         }
         host.dm(&["restore", "x"]).ok();
-        // Who sleeps is woken by those who wait.
+        // An asleep container is woken by the pending connections.
         host.dm(&["sleep", "x"]).ok();
         let wakes = || host.state_of("x") == "running";
         assert!(wait_until(Duration::from_secs(20) * slowness(), wakes));
         kill("CONT");
         for (n, caller) in callers.into_iter().enumerate() {
-            assert_eq!(hear(caller), format!("call {}", 2 + round * 2 + n));
+            assert_eq!(answer_to(caller), format!("call {}", 2 + round * 2 + n));
         }
     }
 }
 
-/// Nobody waits for ever for a container that never comes back.
+/// A client does not wait for ever for a container that is never restored.
 #[test]
 fn vm_a_caller_hears_when_the_container_is_started_anew() {
     for anew in [&["start", "tcp"][..], &["rm", "tcp"]] {
         let host = host();
-        // The stack that answers in its place ends with the last of the domain.
+        // The stack that answers instead ends with the last container of the domain.
         host.dm(&["run", "-d", "workloads", "sleep", "1000"]).ok();
         let mut caller = answered_caller(&host);
         let mut answer = [0];
         host.dm(&["checkpoint", "tcp"]).ok();
-        caller.write_all(&[1]).expect("nobody has closed it");
-        let silence = caller.read(&mut answer).expect_err("nobody answers");
+        caller.write_all(&[1]).expect("the connection is open");
+        let silence = caller.read(&mut answer).expect_err("no answer while checkpointed");
         assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
         host.dm(anew).ok();
-        let mut told = Vec::new();
+        let mut results = Vec::new();
         let reset = wait_until(Duration::from_secs(20) * slowness().min(4), || {
-            told.push(caller.read(&mut answer).map_err(|e| e.kind()));
-            told.last() == Some(&Err(std::io::ErrorKind::ConnectionReset))
+            results.push(caller.read(&mut answer).map_err(|e| e.kind()));
+            results.last() == Some(&Err(std::io::ErrorKind::ConnectionReset))
         });
-        assert!(reset, "after {anew:?}: {told:?}");
+        assert!(reset, "after {anew:?}: {results:?}");
     }
 }
 
-/// What was to be dropped in the host's stack is not any more when nobody waits for it.
+/// Drop rules in the host's stack are removed once no checkpoint needs them.
 #[test]
-fn vm_in_the_hosts_stack_nothing_of_a_silence_stays() {
+fn vm_drop_rules_leave_host_stack_after_start_or_removal() {
     let host = host();
     let tables = || host.sh("nft list tables").ok();
     for anew in [&["start", "tcp"][..], &["rm", "tcp"]] {
         start(&host, "tcp", &["--net", "host"]);
         wait_for_line(&host, "tcp", "ready 0");
         let caller = host.in_network(|| TcpStream::connect("127.0.0.1:7001"));
-        let mut caller = caller.join().expect("no panic").expect("it listens");
-        caller.write_all(&[1]).expect("nobody has closed it");
-        caller.read_exact(&mut [0]).expect("it is answered");
+        let mut caller = caller.join().expect("no panic").expect("the server listens");
+        caller.write_all(&[1]).expect("the connection is open");
+        caller.read_exact(&mut [0]).expect("an answer");
         host.dm(&["checkpoint", "tcp"]).ok();
         assert!(tables().contains("dormouse_quiet"), "{}", tables());
         host.dm(anew).ok();
@@ -460,7 +465,7 @@ workloads! {
     vm_terminals: "terminal", "-t";
 }
 
-/// The init of the house is made anew, and does again what it is for.
+/// The init of `--init` is created again, and does its work again.
 #[test]
 fn vm_an_init_is_there_again() {
     let host = host();
@@ -491,7 +496,7 @@ fn vm_an_init_is_there_again() {
     }
 }
 
-/// What a container sets up in a network that it has to itself, and packet filters in it.
+/// A container's set-up of its private network, and packet filters in that network.
 #[test]
 fn vm_the_containers_own_network_as_it_is_set_up() {
     let host = host();
@@ -501,7 +506,7 @@ fn vm_the_containers_own_network_as_it_is_set_up() {
     let words = ["run", "-d", "--name", "a", "workloads", "sleep", "1000"];
     host.dm(&[&words[..2], &rights, &words[2..]].concat()).ok();
     let nft = |name: &str, input: &str| {
-        let pid = host.inspect(name)["pid"].as_u64().expect("it runs");
+        let pid = host.inspect(name)["pid"].as_u64().expect("the container runs");
         let nft = format!("nsenter --net=/proc/{pid}/ns/net /usr/sbin/nft {input}");
         host.sh(&nft).ok()
     };
@@ -528,45 +533,45 @@ fn vm_the_containers_own_network_as_it_is_set_up() {
     same("a");
     host.dm(&["clone", "-n", "2", "--name", "c", "a"]).ok();
     ["c-1", "c-2"].into_iter().for_each(same);
-    // What was taken away stays away.
+    // Rules that were removed stay removed.
     nft("a", "flush ruleset");
     host.dm(&["checkpoint", "a"]).ok();
     host.dm(&["restore", "a"]).ok();
     assert_eq!(nft("a", "list ruleset"), "");
 }
 
-/// Huge pages of the machine, for as long as a test needs them.
+/// Additional huge pages of the machine while a test needs them.
 struct HugePages(String);
 
 impl HugePages {
     const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 
     fn more(pages: u64) -> Option<Self> {
-        let read = || fs::read_to_string(Self::COUNT).expect("the kernel has them");
+        let read = || fs::read_to_string(Self::COUNT).expect("the kernel has huge pages");
         let before = Self(read());
         let wanted = before.0.trim().parse::<u64>().expect("a number") + pages;
-        fs::write(Self::COUNT, wanted.to_string()).expect("root may");
+        fs::write(Self::COUNT, wanted.to_string()).expect("root writes to sysctls");
         (read().trim() == wanted.to_string()).then_some(before)
     }
 }
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        fs::write(Self::COUNT, &self.0).expect("root may");
+        fs::write(Self::COUNT, &self.0).expect("root writes to sysctls");
     }
 }
 
 #[test]
 fn vm_memory_of_huge_pages() {
     let Some(_pages) = HugePages::more(16) else {
-        return eprintln!("SKIPPED: there are no 16 huge pages in one piece");
+        return eprintln!("SKIPPED: the kernel has no 16 free huge pages");
     };
     let host = host();
     round_trip(&host, "hugetlb", &["--net", "none"]);
     run_on(&host, "hugetlb", &["--net", "none"]);
 }
 
-/// What goes on as new containers, from one that runs and from a checkpoint of one that does not.
+/// New containers from a running container, and from a checkpoint of a stopped one.
 #[test]
 fn vm_clones_go_on_by_themselves() {
     let host = host();
@@ -583,7 +588,7 @@ fn vm_clones_go_on_by_themselves() {
         ("mqueue", &["--net", "none"]),
         ("user", &["--net", "none"]),
     ];
-    // Four of them take a minute where it is emulated.
+    // Four of these take a minute under emulation.
     let some = if slowness() > 1 { &all[..4] } else { &all };
     for &(name, more) in some {
         start(&host, name, more);
@@ -604,7 +609,7 @@ fn vm_clones_go_on_by_themselves() {
                 assert_eq!(same, !more.is_empty(), "{one} and {other}");
             }
             for round in 0..rounds() {
-                // What it said before it was cloned is not in its log.
+                // Lines that were printed before the clone are not in the clone's log.
                 if round > 0 {
                     wait_for_line(&host, one, &format!("ready {round}"));
                 }
@@ -616,7 +621,7 @@ fn vm_clones_go_on_by_themselves() {
     }
 }
 
-/// Generators of random numbers keep what they must not share with a child in memory that a fork wipes.
+/// Generators of random numbers keep their state in memory that a fork wipes (MADV_WIPEONFORK).
 #[test]
 fn vm_a_clone_has_nothing_of_what_a_fork_wipes() {
     let host = host();
@@ -632,14 +637,14 @@ fn vm_a_clone_has_nothing_of_what_a_fork_wipes() {
     }
 }
 
-/// The image of one host on another: the very same, by its id.
+/// Copies the image of one host to another, with the same id.
 fn carry_image(from: &Host, to: &Host) {
     let file = from.dir().join("image.tar").display().to_string();
     from.dm(&["save", "-q", "-o", &file, "workloads"]).ok();
     to.dm(&["import", "-q", &file]).ok();
 }
 
-/// Two hosts, and an archive that is carried from one to the other with the files that were changed.
+/// An archive is carried from one host to another, with the changed files in it.
 #[test]
 fn an_archive_makes_a_container_on_another_host() {
     let (one, other) = (host(), Host::new());
@@ -656,10 +661,13 @@ fn an_archive_makes_a_container_on_another_host() {
         let words = ["checkpoint", "--archive", "--to", &archive, compress, name];
         let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
         assert_eq!(one.dm(&words).ok(), archive);
-        let mode = fs::metadata(&archive).expect("it is there").permissions().mode() & 0o7777;
-        assert_eq!(mode, 0o600, "there is memory in it");
+        let mode = fs::metadata(&archive).expect("the file exists").permissions().mode() & 0o7777;
+        assert_eq!(mode, 0o600, "the archive contains memory");
         assert_eq!(one.state_of(name), "stopped");
-        assert!(one.dm(&["checkpoint", "ls", name]).ok().lines().count() == 1, "only there");
+        assert!(
+            one.dm(&["checkpoint", "ls", name]).ok().lines().count() == 1,
+            "the archive is the only checkpoint"
+        );
         if name == "memory" {
             let out = other.dm(&["checkpoint", "import", &archive]);
             assert!(out.status != 0 && out.stderr.contains("image 'workloads"), "{out}");
@@ -682,12 +690,12 @@ fn an_archive_makes_a_container_on_another_host() {
         }
         wait_for_line(&other, name, "ok");
         other.dm(&["wait", name]).ok();
-        // It is as good as any other from here on.
+        // From here on the imported container is like any other.
         other.dm(&["rm", name]).ok();
     }
 }
 
-/// Through a pipe, beside the old one, with an address and a name of its own.
+/// An archive goes through a pipe to a new container with an address and a name of its own.
 #[test]
 fn vm_a_checkpoint_makes_new_containers_on_the_same_host() {
     let host = host();
@@ -725,11 +733,12 @@ fn vm_a_checkpoint_makes_new_containers_on_the_same_host() {
     }
     let id = host.inspect("b")["id"].as_str().expect("an id").to_owned();
     let config = host.root().join("lib/containers").join(id).join("config.json");
-    let config = fs::read_to_string(config).expect("it is there");
+    let config = fs::read_to_string(config).expect("the file exists");
     assert!(config.contains(&format!("\"memory_max_bytes\":{}", 100 << 20)), "{config}");
 }
 
-/// An archive gives a container nothing of the host that imports it, and damage gives nothing at all.
+/// An archive gives a container nothing of the host that imports it. A damaged archive creates
+/// nothing.
 #[test]
 fn a_hostile_archive_is_refused_and_leaves_nothing() {
     let host = host();
@@ -747,9 +756,9 @@ fn a_hostile_archive_is_refused_and_leaves_nothing() {
     let given =
         ["checkpoint", "import", "--name", "b", "--cap-add", "SYS_ADMIN", "--tmpfs", "/host"];
     let path = Path::new(&archive);
-    let bytes = fs::read(path).expect("it was written");
+    let bytes = fs::read(path).expect("the archive was written");
     let find =
-        |what: &[u8]| bytes.windows(what.len()).position(|w| w == what).expect("it is there");
+        |what: &[u8]| bytes.windows(what.len()).position(|w| w == what).expect("part of the file");
     for (at, part) in [
         (3, "head"),
         (find(b"\"hostname\""), "part 'container'"),
@@ -764,16 +773,16 @@ fn a_hostile_archive_is_refused_and_leaves_nothing() {
         flip(path, at as u64);
     }
     for length in [0, 15, 16, bytes.len() / 2, bytes.len() - 1] {
-        fs::write(path, &bytes[..length]).expect("it can be written");
+        fs::write(path, &bytes[..length]).expect("write the file");
         let out = host.dm(&[&given[..], &[&archive]].concat());
         assert!(out.status != 0 && out.stderr.contains("damaged"), "{length}: {out}");
     }
-    fs::write(path, [&bytes[..], b"x"].concat()).expect("it can be written");
+    fs::write(path, [&bytes[..], b"x"].concat()).expect("write the file");
     let out = host.dm(&[&given[..], &[&archive]].concat());
     assert!(out.status != 0 && out.stderr.contains("something follows"), "{out}");
     let list = host.dm(&["ps", "-a", "--quiet"]).ok();
     assert_eq!(list.lines().count(), 1, "{list}");
-    fs::write(path, &bytes).expect("it can be written");
+    fs::write(path, &bytes).expect("write the file");
     assert_eq!(host.dm(&[&given[..], &[&archive]].concat()).ok(), "b");
     host.dm(&["restore", "b"]).ok();
     go_on(&host, "b", 0);
@@ -790,27 +799,27 @@ fn checkpoints_are_compared() {
     host.dm(&["exec", "a", "touch", "/b"]).ok();
     host.wait_inside("a", "test -e /d");
     host.dm(&["checkpoint", "--leave-running", "a"]).ok();
-    let told = host.dm(&["checkpoint", "diff", "a", "1", "2"]).ok();
+    let report = host.dm(&["checkpoint", "diff", "a", "1", "2"]).ok();
     for line in [
         "process 1 (sh), descriptor 3: was file '/etc/passwd' at 0, is closed",
         "process 1 (sh), descriptor 4: is new: file '/c' at 0",
     ] {
-        assert!(told.lines().any(|l| l == line), "{line}: {told}");
+        assert!(report.lines().any(|l| l == line), "{line}: {report}");
     }
-    assert!(told.lines().any(|l| l.ends_with("(sleep): is new")), "{told}");
-    assert!(told.contains("pages differ"), "{told}");
-    assert_eq!(host.dm(&["checkpoint", "diff", "a", "2"]).ok(), "", "it is the last");
+    assert!(report.lines().any(|l| l.ends_with("(sleep): is new")), "{report}");
+    assert!(report.contains("pages differ"), "{report}");
+    assert_eq!(host.dm(&["checkpoint", "diff", "a", "2"]).ok(), "", "2 is the last");
     host.dm(&["kill", "a"]).ok();
 }
 
-/// Eight megabytes of four processes, most of which they share, eight of three, four of one, and eight
-/// that are zero.
+/// Four processes share most of 8 MB, three share another 8 MB, 4 MB are of one process, and 8 MB
+/// are zero.
 #[test]
 fn vm_pages_that_several_processes_have_are_written_once() {
     let host = host();
     start(&host, "cow", &["--net", "none"]);
     wait_for_line(&host, "cow", "ready 0");
-    // Twice, since to be looked at changes nothing.
+    // Twice, because a checkpoint changes nothing.
     for _ in 0..2 {
         let made = host.dm(&["checkpoint", "--leave-running", "--json", "cow"]).ok();
         let made: serde_json::Value = serde_json::from_str(&made).expect("JSON");
@@ -820,7 +829,7 @@ fn vm_pages_that_several_processes_have_are_written_once() {
     host.dm(&["kill", "cow"]).ok();
 }
 
-/// What ends while it is looked at is no reason to refuse.
+/// A process that exits while it is read is no reason to refuse.
 #[test]
 fn vm_processes_that_come_and_go_are_no_hindrance() {
     let host = Host::with_busybox();
@@ -836,7 +845,7 @@ fn vm_processes_that_come_and_go_are_no_hindrance() {
     host.dm(&["kill", "a"]).ok();
 }
 
-/// In another boot the host's clocks have begun anew; the container's have not.
+/// After a reboot the host's clocks have begun anew, and the container's continue.
 #[test]
 fn vm_clocks_go_on_after_the_host_was_started_anew() {
     let host = host();
@@ -853,11 +862,11 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
     host.dm(&["checkpoint", "clock"]).ok();
     std::thread::sleep(Duration::from_millis(1100));
     let id = host.dir().join("boot_id");
-    fs::write(&id, format!("{OTHER_BOOT}\n")).expect("it can be written");
+    fs::write(&id, format!("{OTHER_BOOT}\n")).expect("write the file");
     let place = "/proc/sys/kernel/random/boot_id";
     host.sh(&format!("mount --bind {} {place}", id.display())).ok();
     host.dm(&["restore", "clock"]).ok();
-    // What was not counted: the time without processes. The other clock has counted that.
+    // The monotonic clock does not count the time without processes. The boot-time clock does.
     let (monotonic, boottime) = offsets();
     assert!((-30 * i64::from(slowness())..=-2).contains(&monotonic), "{monotonic}");
     assert!((-1..=0).contains(&boottime), "{boottime}");
@@ -866,7 +875,7 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
         wait_for_line(&host, "clock", &format!("ready {round}"));
         host.dm(&["checkpoint", "clock"]).ok();
         host.dm(&["restore", "clock"]).ok();
-        // In one boot they stay.
+        // Within one boot the offsets stay.
         assert_eq!(offsets(), (monotonic, boottime));
         go_on(&host, "clock", round);
     }
@@ -874,7 +883,7 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
     host.sh(&format!("umount {place}")).ok();
 }
 
-/// Clocks that processes have to themselves stay as far ahead of the container's own in every boot.
+/// Private clocks keep their distance from the container's clocks in every boot.
 #[test]
 fn vm_clocks_of_their_own_go_on_after_the_host_was_started_anew() {
     let host = host();
@@ -886,7 +895,7 @@ fn vm_clocks_of_their_own_go_on_after_the_host_was_started_anew() {
         host.dm(&["checkpoint", "timens"]).ok();
         std::thread::sleep(Duration::from_millis(1100));
         let boot = OTHER_BOOT.replace("4000", &format!("400{round}"));
-        fs::write(&id, format!("{boot}\n")).expect("it can be written");
+        fs::write(&id, format!("{boot}\n")).expect("write the file");
         if round == 0 {
             host.sh(&format!("mount --bind {} {place}", id.display())).ok();
         }
@@ -898,7 +907,7 @@ fn vm_clocks_of_their_own_go_on_after_the_host_was_started_anew() {
     host.sh(&format!("umount {place}")).ok();
 }
 
-/// Who sleeps is woken at the moment that one of its processes waits for, by a clock of that one's own.
+/// An asleep container is woken when a timer of one of its processes expires by a private clock.
 #[test]
 fn vm_one_that_waits_by_a_clock_of_its_own_is_woken_in_time() {
     let host = host();
@@ -912,7 +921,7 @@ fn vm_one_that_waits_by_a_clock_of_its_own_is_woken_in_time() {
     assert_eq!(host.dm(&["wait", "timens"]).ok(), "0");
 }
 
-/// A checkpoint gives nobody a namespace, or clocks, that the configuration does not.
+/// A checkpoint gives no namespace and no clock offsets that the configuration does not grant.
 #[test]
 fn clocks_that_the_configuration_does_not_give_are_refused() {
     let host = host();
@@ -929,29 +938,29 @@ fn clocks_that_the_configuration_does_not_give_are_refused() {
     }
 }
 
-/// Makes a checkpoint say something else, and whole again.
+/// Changes the records of a checkpoint, and publishes them with correct checksums.
 fn rewrite(dir: &Path, change: impl FnOnce(&mut Records)) {
-    let reader = Reader::open(dir).expect("it is whole");
+    let reader = Reader::open(dir).expect("a whole checkpoint");
     let mut records = reader.records().clone();
-    let pages = fs::read(dir.join("pages")).expect("it is there");
-    fs::remove_dir_all(dir).expect("it can be removed");
-    let mut writer = Writer::begin(dir).expect("its place is free");
-    writer.append(&pages).expect("it can be written");
-    records.pages = writer.pages().expect("it can be written");
+    let pages = fs::read(dir.join("pages")).expect("the file exists");
+    fs::remove_dir_all(dir).expect("remove the directory");
+    let mut writer = Writer::begin(dir).expect("a free directory");
+    writer.append(&pages).expect("write the file");
+    records.pages = writer.pages().expect("write the file");
     change(&mut records);
-    writer.publish(&records).expect("it can be written");
+    writer.publish(&records).expect("write the file");
 }
 
-/// Where the newest checkpoint of a container is.
+/// Returns the directory of the newest checkpoint of a container.
 fn newest(host: &Host, name: &str) -> PathBuf {
     let id = host.inspect(name)["id"].as_str().expect("an id").to_owned();
     let all = fs::read_dir(host.root().join("lib/containers").join(id).join("checkpoints"));
-    let numbers = all.expect("it has some").flatten().map(|entry| entry.path());
+    let numbers = all.expect("the directory of checkpoints").flatten().map(|entry| entry.path());
     let number = |path: &PathBuf| path.file_name()?.to_str()?.parse::<u32>().ok();
-    numbers.max_by_key(number).expect("it has one")
+    numbers.max_by_key(number).expect("a checkpoint")
 }
 
-/// The kernel's shared object becomes another's, again and again: a byte that no function has.
+/// The vdso is replaced by another kernel's in each round: one byte that is in no function differs.
 #[test]
 fn vm_another_kernels_shared_object_comes_along() {
     let host = host();
@@ -961,13 +970,13 @@ fn vm_another_kernels_shared_object_comes_along() {
         host.dm(&["checkpoint", "vdso"]).ok();
         rewrite(&newest(&host, "vdso"), |records| {
             let image = &mut records.about.vdso_image.0;
-            *image.last_mut().expect("the kernel has one") ^= 1 << round;
+            *image.last_mut().expect("the kernel has a vdso") ^= 1 << round;
             records.about.boot_id = OTHER_BOOT.into();
             records.about.vdso = blake3::hash(image).to_hex().to_string();
         });
         host.dm(&["restore", "vdso"]).ok();
         let objects = host.dm(&["exec", "vdso", "grep", "-c", "\\[vdso\\]", "/proc/1/maps"]).ok();
-        assert_eq!(objects, "1", "round {round}: the kernel's is there once");
+        assert_eq!(objects, "1", "round {round}: one vdso is mapped");
         go_on(&host, "vdso", round);
     }
     wait_for_line(&host, "vdso", "ok");
@@ -992,33 +1001,34 @@ fn a_cpu_that_lacks_something_is_refused_by_its_name() {
     assert_eq!(host.state_of("memory"), "stopped");
 }
 
-/// What getrandom(2) keeps in a process's memory is not saved: nobody gets the same numbers twice.
+/// State that getrandom(2) keeps in a process's memory is not saved: no two clones get the same
+/// numbers.
 #[test]
 fn vm_random_numbers_are_every_clones_own() {
     let host = host();
     start(&host, "vdso", &["--net", "none"]);
     wait_for_line(&host, "vdso", "ready 0");
     host.dm(&["clone", "-n", "2", "vdso"]).ok();
-    let mut said = Vec::new();
+    let mut numbers = Vec::new();
     for name in ["vdso", "vdso-clone-1", "vdso-clone-2"] {
         go_on(&host, name, 0);
         let found = wait_until(Duration::from_secs(20) * slowness(), || {
             let log = host.dm(&["logs", name]).stdout;
             let line = log.lines().find(|line| line.starts_with("random 0 ")).map(str::to_owned);
             line.is_some_and(|line| {
-                said.push(line);
+                numbers.push(line);
                 true
             })
         });
-        assert!(found, "{name} has said no number");
+        assert!(found, "{name} has printed no number");
     }
-    said.sort_unstable();
-    said.dedup();
-    assert_eq!(said.len(), 3, "{said:?}");
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 3, "{numbers:?}");
 }
 
-/// A shell at the console that people leave and come back to, with something in its background and
-/// something typed that it has not read.
+/// A shell at the console is detached from and attached to again, with a background job and with
+/// input that the shell has not read.
 #[test]
 fn vm_a_shell_in_a_terminal_is_attached_again() {
     let host = Host::with_busybox();
@@ -1048,7 +1058,7 @@ fn vm_a_shell_in_a_terminal_is_attached_again() {
         terminal.expect("/dev/pts/0");
         terminal.expect("susp = ^Y");
         terminal.expect("sleep 1000");
-        // Who is in the foreground gets what is typed to interrupt it.
+        // The foreground process receives a typed interrupt.
         terminal.send("sleep 2000\n");
         std::thread::sleep(Duration::from_millis(500));
         terminal.send("\u{3}");
@@ -1066,7 +1076,7 @@ fn vm_a_shell_in_a_terminal_is_attached_again() {
     assert_eq!(terminal.wait(), 4);
 }
 
-/// A checkpoint of the workload `memory`, which has stopped.
+/// Returns the directory of a checkpoint of the workload `memory`, which has stopped.
 fn checkpointed(host: &Host) -> PathBuf {
     start(host, "memory", &["--net", "none"]);
     wait_for_line(host, "memory", "ready 0");
@@ -1074,12 +1084,12 @@ fn checkpointed(host: &Host) -> PathBuf {
     newest(host, "memory")
 }
 
-/// Flips one bit of a file; doing it again takes it back.
+/// Flips one bit of a file. A second call restores the bit.
 fn flip(path: &Path, at: u64) {
-    let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("it is there");
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("the file exists");
     let mut byte = [0];
-    file.read_exact_at(&mut byte, at).expect("it is long enough");
-    file.write_all_at(&[byte[0] ^ 4], at).expect("it can be written");
+    file.read_exact_at(&mut byte, at).expect("a byte at the offset");
+    file.write_all_at(&[byte[0] ^ 4], at).expect("write the file");
 }
 
 #[test]
@@ -1087,12 +1097,12 @@ fn a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
     let host = host();
     let dir = checkpointed(&host);
     let (records, pages) = (dir.join("records"), dir.join("pages"));
-    let text = fs::read(&records).expect("it is there");
+    let text = fs::read(&records).expect("the file exists");
     let at = |what: &str| {
         let found = text.windows(what.len()).position(|w| w == what.as_bytes());
         found.unwrap_or_else(|| panic!("no {what}")) as u64
     };
-    let length = fs::metadata(&pages).expect("it is there").len();
+    let length = fs::metadata(&pages).expect("the file exists").len();
     for (path, at, part) in [
         (&records, 3, "head"),
         (&records, at("\"monotonic_ns\""), "section 'about'"),
@@ -1113,13 +1123,13 @@ fn a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
         flip(path, at);
     }
     for path in [&records, &pages] {
-        let whole = fs::read(path).expect("it is there");
+        let whole = fs::read(path).expect("the file exists");
         for length in [0, 7, whole.len() / 2, whole.len() - 1] {
-            fs::write(path, &whole[..length]).expect("it can be written");
+            fs::write(path, &whole[..length]).expect("write the file");
             let out = host.dm(&["restore", "memory"]);
             assert!(out.status != 0 && out.stderr.contains("damaged"), "{length}: {out}");
         }
-        fs::write(path, whole).expect("it can be written");
+        fs::write(path, whole).expect("write the file");
     }
     assert_eq!(host.dm(&["checkpoint", "verify", "memory"]).ok(), "whole");
     host.dm(&["restore", "memory"]).ok();
@@ -1133,7 +1143,7 @@ fn checkpoints_are_listed_shown_and_removed() {
     for (path, mode) in
         [(dir.clone(), 0o700), (dir.join("records"), 0o600), (dir.join("pages"), 0o600)]
     {
-        let found = fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
+        let found = fs::metadata(&path).expect("the file exists").permissions().mode() & 0o7777;
         assert_eq!(found, mode, "{}", path.display());
     }
     let list = host.dm(&["checkpoint", "ls"]).ok();
@@ -1148,7 +1158,7 @@ fn checkpoints_are_listed_shown_and_removed() {
     assert_eq!(host.dm(&["checkpoint", "--to", &to, "memory"]).ok(), to);
     assert_ne!(host.dm(&["checkpoint", "verify", "memory", "2"]).status, 0);
     host.dm(&["checkpoint", "rm", "memory", "1"]).ok();
-    assert_ne!(host.dm(&["restore", "memory"]).status, 0, "there is none any more");
+    assert_ne!(host.dm(&["restore", "memory"]).status, 0, "no checkpoint is left");
     host.dm(&["restore", "--from", &to, "memory"]).ok();
     go_on(&host, "memory", 0);
     wait_for_line(&host, "memory", if rounds() == 1 { "ok" } else { "ready 1" });
@@ -1175,7 +1185,10 @@ fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
     assert_eq!(host.state_of("a"), "running");
     let ticks = || host.dm(&["logs", "a"]).stdout.lines().count();
     let before = ticks();
-    assert!(wait_until(Duration::from_secs(10), || ticks() > before + 2), "it goes on");
+    assert!(
+        wait_until(Duration::from_secs(10), || ticks() > before + 2),
+        "the container continues"
+    );
     host.dm(&["kill", "a"]).ok();
 }
 
@@ -1191,7 +1204,7 @@ fn vm_a_parent_in_vfork_is_named_and_nothing_is_stopped() {
     wait_for_line(&host, "vfork", "ok");
 }
 
-/// Of what was written into a connection that nobody has accepted, all is saved or nothing.
+/// Data written into a connection that is not accepted is saved completely or refused.
 #[test]
 fn vm_a_descriptor_that_only_such_a_connection_has_is_named_and_nothing_is_stopped() {
     let host = host();
@@ -1217,7 +1230,7 @@ fn vm_objects_of_the_ipc_namespace_are_named() {
     assert_eq!(host.state_of("a"), "running");
 }
 
-/// What of a namespace inside cannot be saved, and of what processes have mounted.
+/// Contents of an inner namespace that cannot be saved, also of mounts that processes made.
 #[test]
 fn vm_what_cannot_be_saved_of_namespaces_is_named() {
     let host = host();
@@ -1253,7 +1266,7 @@ fn vm_what_cannot_be_saved_of_namespaces_is_named() {
     }
 }
 
-/// A cgroup namespace whose root is gone.
+/// A cgroup namespace whose root has no process left.
 #[test]
 fn vm_a_cgroup_namespace_without_its_root_is_named() {
     let host = host();
@@ -1267,7 +1280,7 @@ fn vm_a_cgroup_namespace_without_its_root_is_named() {
     assert_eq!(host.state_of("cgroupns"), "running");
 }
 
-/// The engine mounts a devpts for whoever comes with a terminal, which is none of the container's.
+/// The engine mounts a devpts for an exec with a terminal. That mount is not the container's.
 #[test]
 fn what_the_engine_has_mounted_for_a_terminal_is_no_hindrance() {
     let host = host();
@@ -1283,7 +1296,7 @@ fn what_the_engine_has_mounted_for_a_terminal_is_no_hindrance() {
     host.dm(&["rm", "--force", "a"]).ok();
 }
 
-/// Servers that people run, each asked before and after it was gone.
+/// Common servers, with a request before and after each restore.
 #[test]
 fn big_real_servers_come_back_and_answer() {
     let host = Host::new();
@@ -1299,7 +1312,7 @@ fn big_real_servers_come_back_and_answer() {
     ];
     for (name, words, answer) in servers {
         host.dm(&[&["run", "-d", "--name", name, "software"], words].concat()).ok();
-        let ask = || {
+        let answer_of = || {
             let port = if name == "python" { 8000 } else { 80 };
             let url = format!("http://{}:{port}/", host.address_of(name));
             let mut out = String::new();
@@ -1315,7 +1328,7 @@ fn big_real_servers_come_back_and_answer() {
         if name == "redis" {
             host.wait_inside(name, "redis-cli set key kept | grep -q OK");
         }
-        assert!(ask().contains(answer), "{name} before");
+        assert!(answer_of().contains(answer), "{name} before");
         let processes = |text: String| text.lines().count();
         let before = processes(host.dm(&["top", name]).ok());
         for round in 0..rounds() {
@@ -1324,27 +1337,28 @@ fn big_real_servers_come_back_and_answer() {
             assert_eq!(host.state_of(name), "stopped");
             let out = host.dm(&["restore", name]);
             assert_eq!(out.status, 0, "{name}, round {round}: {out}");
-            assert!(ask().contains(answer), "{name} after round {round}");
+            assert!(answer_of().contains(answer), "{name} after round {round}");
             assert_eq!(processes(host.dm(&["top", name]).ok()), before, "{name}");
         }
         let (port, question, answer): (u16, &str, &str) = match name {
             "nginx" => (80, "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "Welcome to nginx"),
             "redis" => (6379, "GET key\r\n", "kept"),
-            // It closes every connection.
+            // The server closes every connection.
             _ => continue,
         };
         let address = format!("{}:{port}", host.address_of(name));
-        let stream = host.in_network(move || TcpStream::connect(address).expect("it listens"));
-        let mut stream = stream.join().expect("it does not panic");
+        let stream =
+            host.in_network(move || TcpStream::connect(address).expect("the server listens"));
+        let mut stream = stream.join().expect("no panic");
         stream.set_read_timeout(Some(Duration::from_secs(10) * slowness())).expect("a limit");
         for round in 0..rounds() + 1 {
-            let mut said = String::new();
+            let mut received = String::new();
             let mut block = [0; 4096];
-            stream.write_all(question.as_bytes()).expect("it is connected");
-            while !said.contains(answer) {
-                let n = stream.read(&mut block).expect("it answers");
-                assert!(n > 0, "{name} has hung up in round {round}");
-                said.push_str(&String::from_utf8_lossy(&block[..n]));
+            stream.write_all(question.as_bytes()).expect("the connection is open");
+            while !received.contains(answer) {
+                let n = stream.read(&mut block).expect("an answer");
+                assert!(n > 0, "{name} closed the connection in round {round}");
+                received.push_str(&String::from_utf8_lossy(&block[..n]));
             }
             if round < rounds() {
                 host.dm(&["sleep", name]).ok();

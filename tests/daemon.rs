@@ -1,4 +1,4 @@
-//! Containers fall asleep by themselves when they are idle, and wake when a timer of theirs rings.
+//! Idle containers fall asleep by themselves, and wake when one of their timers expires.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,13 +10,13 @@ use dormouse_testkit::{Host, dormouse, image, run, slowness, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// How much longer than on the machine of a developer something lasts that only has to last longer
-/// than what is computed meanwhile. Waiting is as fast everywhere.
+/// Factor for periods that must be longer than the computation meanwhile, relative to a developer's
+/// machine. Waiting takes the same time everywhere.
 fn pace() -> u32 {
     slowness().min(4)
 }
 
-/// How long a container of these tests is idle before it falls asleep.
+/// Idle time after which a container of these tests falls asleep.
 fn after() -> String {
     format!("{}s", pace())
 }
@@ -25,7 +25,7 @@ fn soon() -> Duration {
     Duration::from_secs(20) * slowness()
 }
 
-/// A daemon, which ends with its test.
+/// A daemon that ends with its test.
 struct Daemon(Child);
 
 impl Daemon {
@@ -36,25 +36,25 @@ impl Daemon {
 
     #[track_caller]
     fn of(mut command: Command) -> Self {
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
-        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-        let line = lines.next().expect("it says something").expect("in UTF-8");
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let line = lines.next().expect("a line of output").expect("in UTF-8");
         assert!(line.contains("daemon: ready"), "{line}");
         Self(child)
     }
 
     fn signal(&mut self, signal: Signal) -> std::process::ExitStatus {
-        kill_process(Pid::from_child(&self.0), signal).expect("it runs");
-        self.0.wait().expect("it is our child")
+        kill_process(Pid::from_child(&self.0), signal).expect("the process runs");
+        self.0.wait().expect("our child")
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Ok(Some(_)) = self.0.try_wait() {
-            return; // its test has ended it
+            return; // ended by its test
         }
-        // Asked, it leaves nothing undone.
+        // On SIGTERM the daemon leaves nothing unfinished.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let ended = || matches!(self.0.try_wait(), Ok(Some(_)));
         if !wait_until(soon(), ended) {
@@ -64,7 +64,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Events of a container of one kind, and the reason of each.
+/// Reasons of the container's events of one kind.
 #[track_caller]
 fn reasons(host: &Host, kind: &str, name: &str) -> Vec<String> {
     let text = host.dm(&["events", "--no-stream", "--json"]).ok();
@@ -73,7 +73,7 @@ fn reasons(host: &Host, kind: &str, name: &str) -> Vec<String> {
     of_it.map(|e| e["attributes"]["reason"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// The same, once there are so many: an event is written down after what it tells of has been seen.
+/// The same, once there are `count` events: an event is written after its effect is visible.
 #[track_caller]
 fn first_reasons(host: &Host, kind: &str, name: &str, count: usize) -> Vec<String> {
     assert!(wait_until(soon(), || reasons(host, kind, name).len() >= count));
@@ -86,26 +86,26 @@ fn wait_asleep(host: &Host, name: &str) {
     assert!(wait_until(soon(), asleep), "'{name}' does not fall asleep");
 }
 
-/// Calls the server of a container once it listens.
+/// Connects to the server of a container once the server listens.
 #[track_caller]
 fn call(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
-    let mut said = None;
+    let mut output = None;
     wait_until(soon(), || {
         let mut probe = host.command(image::probe());
         probe.args(["ask", &address, "80"]);
         let out = run(probe, b"", Duration::from_secs(20));
         let answered = out.status == 0;
-        said = Some(out);
+        output = Some(out);
         answered
     });
-    said.expect("it was asked at least once").ok().trim().to_owned()
+    output.expect("at least one attempt").ok().trim().to_owned()
 }
 
 const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
 
 #[test]
-fn vm_an_idle_server_falls_asleep_answers_and_falls_asleep_again() {
+fn vm_idle_server_falls_asleep_again_after_answer() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);
     host.dm(&[&["run", "-d", "--name", "x", "--sleep-after", &after()], COUNT].concat()).ok();
@@ -119,23 +119,23 @@ fn vm_an_idle_server_falls_asleep_answers_and_falls_asleep_again() {
     assert!(wakes.iter().all(|why| why == "called"), "{wakes:?}");
     let sleeps = first_reasons(&host, "sleep", "x", 2);
     assert!(sleeps.iter().all(|why| why == "idle"), "{sleeps:?}");
-    // Asked for by an operator, it does not fall asleep any more.
+    // Forbidden by an operator, sleep does not happen any more.
     host.dm(&["update", "--never-sleep", "x"]).ok();
     assert_eq!(host.inspect("x")["config"]["sleep"], "never");
 }
 
 #[test]
-fn a_busy_one_and_one_with_a_timer_loop_stay_awake() {
+fn busy_and_ticking_containers_stay_awake() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);
-    // Long enough for a machine that has other things to do, too.
+    // Long enough for a busy machine.
     let time = Duration::from_secs(3) * pace();
     let run = |name: &str, after: Duration, command: &[&str]| {
         let after = format!("{}ms", after.as_millis());
         let sleepy = ["run", "-d", "--sleep-after", &after, "--name", name];
         host.dm(&[&sleepy[..], command].concat()).ok();
     };
-    // It shows that the daemon is at work.
+    // Shows that the daemon is active.
     run("idle", time / 3, COUNT);
     run("ticks", time, &["busybox", "sh", "-c", "while :; do sleep 0.1; done"]);
     run("called", time, COUNT);
@@ -143,7 +143,7 @@ fn a_busy_one_and_one_with_a_timer_loop_stay_awake() {
     let begin = Instant::now();
     let enough = time * 2;
     while begin.elapsed() < enough || host.state_of("idle") != "asleep" {
-        assert!(begin.elapsed() < soon(), "the idle one does not fall asleep");
+        assert!(begin.elapsed() < soon(), "the idle container does not fall asleep");
         call(&host, "called");
         rounds += 1;
         thread::sleep(Duration::from_millis(100));
@@ -151,13 +151,13 @@ fn a_busy_one_and_one_with_a_timer_loop_stay_awake() {
     assert_eq!(reasons(&host, "sleep", "ticks"), [""; 0], "after {rounds} calls");
     assert_eq!(reasons(&host, "sleep", "called"), [""; 0], "after {rounds} calls");
     assert_eq!(first_reasons(&host, "sleep", "idle", 1), ["idle"]);
-    // Why is told: now and then it is between two sleeps.
+    // `explain` reports the cause; now and then the container is between two sleeps.
     let why = || host.dm(&["explain", "ticks"]).stdout;
     assert!(wait_until(soon(), || why().contains("(sleep) waits for no longer than 0.1 s")));
 }
 
 #[test]
-fn one_whose_timers_may_wait_falls_asleep_between_them() {
+fn container_with_delayable_timers_sleeps_between_them() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);
     let sleepy = ["run", "-d", "--sleep-after", &after(), "--name"];
@@ -174,7 +174,7 @@ fn one_whose_timers_may_wait_falls_asleep_between_them() {
 }
 
 #[test]
-fn vm_one_that_sleeps_wakes_in_time_and_goes_on() {
+fn vm_asleep_container_wakes_for_its_timer() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);
     let seconds = 6 * u64::from(pace());
@@ -182,24 +182,25 @@ fn vm_one_that_sleeps_wakes_in_time_and_goes_on() {
     let of_x = ["run", "-d", "--name", "x", "--sleep-after", &after()];
     host.dm(&[&of_x[..], &["busybox", "sh", "-c", &script]].concat()).ok();
     wait_asleep(&host, "x");
-    let said = || -> Vec<u64> {
+    let times = || -> Vec<u64> {
         let text = host.dm(&["logs", "x"]).ok();
         text.lines().map(|line| line.parse().expect("a number")).collect()
     };
-    assert!(wait_until(soon(), || said().len() == 2), "{:?}", said());
-    let [begin, end] = said()[..] else { unreachable!("it was two") };
+    assert!(wait_until(soon(), || times().len() == 2), "{:?}", times());
+    let [begin, end] = times()[..] else { unreachable!("there are two") };
     let took = end - begin;
     assert!((seconds..=seconds + 5 * u64::from(slowness())).contains(&took), "{took} s");
     assert_eq!(first_reasons(&host, "wake", "x", 1), ["timer"]);
     wait_asleep(&host, "x");
 }
 
-/// No daemon is needed for that: the keeper has the alarm.
+/// No daemon is needed for that: the keeper has the timer.
 #[test]
-fn vm_every_wait_is_over_in_its_time_though_it_sleeps() {
+fn vm_timeouts_expire_on_time_while_asleep() {
     let host = Host::with_busybox();
     let ms = 3500 * slowness().min(10);
-    // Those whose rest the kernel or the memory tells, and those that begin again as a whole.
+    // Calls with their remaining time in the kernel or in memory, and calls that restart with their
+    // whole time.
     let exact = [
         "nanosleep",
         "moment",
@@ -229,7 +230,7 @@ fn vm_every_wait_is_over_in_its_time_though_it_sleeps() {
         for call in calls {
             let text = logs();
             let line = text.lines().find(|line| line.split(' ').next() == Some(call));
-            let words: Vec<&str> = line.expect("it says something").split(' ').collect();
+            let words: Vec<&str> = line.expect("a line of output").split(' ').collect();
             let took: u32 = words[2].parse().expect("a number");
             let most = if name == "exact" { ms + 1500 * slowness() } else { ms * 2 };
             assert!(words[1] == "over" && (ms - 1..=most).contains(&took), "{words:?}");
@@ -238,28 +239,29 @@ fn vm_every_wait_is_over_in_its_time_though_it_sleeps() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_is_missed_by_nobody_and_another_takes_over() {
+fn containers_outlive_killed_daemon_and_next_one_takes_over() {
     let host = Host::with_busybox();
     let mut daemon = Daemon::start(&host);
     assert!(host.dm(&["daemon"]).err(125).contains("already"));
     host.dm(&[&["run", "-d", "--name", "x"], COUNT].concat()).ok();
     call(&host, "x");
     daemon.signal(Signal::KILL);
-    assert_eq!(call(&host, "x"), "call 2", "nobody misses it");
-    // What was decided while there was none is found, and lasts over a restart.
+    assert_eq!(call(&host, "x"), "call 2", "an answer without a daemon");
+    // A policy that was set without a daemon is found by the next one, and survives a restart.
     host.dm(&["update", "--sleep-after", &after(), "x"]).ok();
     host.dm(&["restart", "x"]).ok();
     let mut daemon = Daemon::start(&host);
     wait_asleep(&host, "x");
     assert_eq!(host.inspect("x")["config"]["sleep"]["after_ms"], 1000 * pace());
     assert_eq!(call(&host, "x"), "call 1");
-    assert!(daemon.signal(Signal::TERM).success(), "it ends as it is asked to");
+    assert!(daemon.signal(Signal::TERM).success(), "a clean end on SIGTERM");
     assert_eq!(call(&host, "x"), "call 2");
 }
 
-/// Also one that is killed while it is given what its predecessor had; no command is needed for that.
+/// Also a keeper that is killed while it receives its predecessor's descriptors. No command is
+/// needed for that.
 #[test]
-fn a_keeper_that_is_killed_again_and_again_is_made_up_for() {
+fn daemon_replaces_repeatedly_killed_keeper() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);
     host.dm(&[&["run", "-d", "--name", "x"], COUNT].concat()).ok();
@@ -273,10 +275,10 @@ fn a_keeper_that_is_killed_again_and_again_is_made_up_for() {
         host.dm(&["sleep", "x"]).ok();
         let mut last = 0;
         for _ in 0..=round % 4 {
-            assert!(wait_until(soon(), || keeper(last).is_some()), "nobody has custody");
+            assert!(wait_until(soon(), || keeper(last).is_some()), "no keeper has custody");
             last = keeper(last).unwrap_or(last);
             let pid = Pid::from_raw(last as i32).expect("a pid");
-            let _ = kill_process(pid, Signal::KILL); // it may have ended just now
+            let _ = kill_process(pid, Signal::KILL); // a keeper may have ended just now
             thread::sleep(Duration::from_millis(round % 5));
         }
         let answers = || {
@@ -284,18 +286,18 @@ fn a_keeper_that_is_killed_again_and_again_is_made_up_for() {
             probe.args(["ask", &address, "80"]);
             run(probe, b"", soon()).status == 0
         };
-        assert!(wait_until(soon(), answers), "nobody hears its callers in round {round}");
+        assert!(wait_until(soon(), answers), "clients get no answer in round {round}");
     }
 }
 
-/// An upgrade replaces the file of a program that runs on.
+/// An upgrade replaces the file of a running program.
 #[test]
-fn a_daemon_goes_on_with_the_program_that_took_its_place() {
+fn daemon_continues_with_replaced_program() {
     let host = Host::with_busybox();
     let own = host.dir().join("own");
-    fs::create_dir(&own).expect("it can be made");
+    fs::create_dir(&own).expect("created");
     for name in ["dormouse", "dormouse-keeper"] {
-        fs::copy(dormouse().with_file_name(name), own.join(name)).expect("it can be copied");
+        fs::copy(dormouse().with_file_name(name), own.join(name)).expect("copy the file");
     }
     let program = own.join("dormouse");
     let mut command = host.command(&program);
@@ -306,24 +308,27 @@ fn a_daemon_goes_on_with_the_program_that_took_its_place() {
     assert_eq!(call(&host, "x"), "call 1");
     host.dm(&["sleep", "x"]).ok();
     let next = own.join("next");
-    fs::copy(&program, &next).and_then(|_| fs::rename(&next, &program)).expect("it is replaced");
+    fs::copy(&program, &next)
+        .and_then(|_| fs::rename(&next, &program))
+        .expect("replace the program");
     let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
-    let (keeper, _) = keeper.expect("it holds the socket");
-    kill_process(Pid::from_raw(keeper as i32).expect("a pid"), Signal::KILL).expect("it runs");
-    // No command comes: what hears of the caller is started by the daemon.
-    let mut said = String::new();
+    let (keeper, _) = keeper.expect("a keeper");
+    kill_process(Pid::from_raw(keeper as i32).expect("a pid"), Signal::KILL)
+        .expect("the process runs");
+    // No command runs: the daemon starts the process that accepts the client.
+    let mut answer = String::new();
     let answers = || {
         let mut probe = host.command(image::probe());
         probe.args(["ask", &address, "80"]);
         let out = run(probe, b"", soon());
-        said = out.stdout;
+        answer = out.stdout;
         out.status == 0
     };
-    assert!(wait_until(soon(), answers), "nobody wakes it");
-    assert_eq!(said.trim(), "call 2");
+    assert!(wait_until(soon(), answers), "the container is not woken");
+    assert_eq!(answer.trim(), "call 2");
 }
 
-/// Asks somebody who is there; nobody of ours is started for it.
+/// Sends a request to a running server, without a command of ours.
 #[track_caller]
 fn ask(host: &Host, address: &str, port: &str) -> String {
     let mut probe = host.command(image::probe());
@@ -331,7 +336,7 @@ fn ask(host: &Host, address: &str, port: &str) -> String {
     run(probe, b"", soon()).ok().trim().to_owned()
 }
 
-/// What a reboot takes: all processes, all mounts, everything in RUN.
+/// Removes everything that a reboot removes: all processes, all mounts, everything in RUN.
 #[track_caller]
 fn reboot(host: &Host) {
     for (pid, _) in host.processes() {
@@ -345,12 +350,12 @@ fn reboot(host: &Host) {
     }
     host.sh(&format!("rm -rf --one-file-system '{}'", run.display())).ok();
     let id = host.dir().join("boot_id");
-    std::fs::write(&id, "0b00b1e5-0000-4000-8000-000000000000\n").expect("it can be written");
+    std::fs::write(&id, "0b00b1e5-0000-4000-8000-000000000000\n").expect("write the file");
     host.sh(&format!("mount --bind {} /proc/sys/kernel/random/boot_id", id.display())).ok();
 }
 
 #[test]
-fn vm_after_a_reboot_all_that_slept_sleeps_and_wakes_on_traffic() {
+fn vm_asleep_containers_survive_reboot_and_wake_on_traffic() {
     let host = Host::with_busybox();
     let run_one = |name: &str, options: &[&str], port: &str| {
         let first = [&["run", "-d", "--name", name], options].concat();
@@ -385,8 +390,8 @@ fn vm_after_a_reboot_all_that_slept_sleeps_and_wakes_on_traffic() {
     let lost = host.dm(&["events", "--no-stream"]).ok();
     assert!(!lost.contains("lost"), "{lost}");
     assert_eq!(ask(&host, &all[1].0, all[1].1), "call 2");
-    let said = host.neighbour_sh(&format!("busybox nc -w 9 {} 8080 </dev/null", Host::ADDRESS));
-    assert_eq!(said.ok().trim(), "call 2");
+    let answer = host.neighbour_sh(&format!("busybox nc -w 9 {} 8080 </dev/null", Host::ADDRESS));
+    assert_eq!(answer.ok().trim(), "call 2");
     assert!(ask(&host, &all[3].0, all[3].1).starts_with("call "));
     host.dm(&["wake", "z", "quiet"]).ok();
     for name in ["x", "y", "z", "h", "quiet"] {
@@ -396,28 +401,29 @@ fn vm_after_a_reboot_all_that_slept_sleeps_and_wakes_on_traffic() {
 }
 
 #[test]
-fn what_cannot_fall_asleep_is_told_of_once_and_left_alone() {
+fn failed_idle_sleep_is_reported_once_and_leaves_container_running() {
     let host = Host::with_busybox();
     let _daemon = Daemon::start(&host);
     host.dm(&[&["run", "-d", "--name", "x", "--sleep-after", "100ms"], COUNT].concat()).ok();
     let stays = (5 * pace()).to_string();
-    let mut visitor = host.dormouse(&["exec", "x", "sleep", &stays]).spawn().expect("it starts");
-    let is_told = || reasons(&host, "awake", "x").iter().any(|why| why.contains("(sleep)"));
-    assert!(wait_until(soon(), is_told));
-    // It is tried again after 0.2 s, 0.4 s, ...
+    let mut entered =
+        host.dormouse(&["exec", "x", "sleep", &stays]).spawn().expect("the command starts");
+    let is_reported = || reasons(&host, "awake", "x").iter().any(|why| why.contains("(sleep)"));
+    assert!(wait_until(soon(), is_reported));
+    // The daemon tries again after 0.2 s, 0.4 s, ...
     thread::sleep(Duration::from_secs(1));
-    let told = reasons(&host, "awake", "x");
-    // What it finds may be about to become sleep(1), which is news.
-    let of_sleep = told.iter().filter(|why| why.contains("(sleep)")).count();
-    assert!(of_sleep == 1 && told.len() <= 2, "{told:?}");
+    let causes = reasons(&host, "awake", "x");
+    // The exec'd process may be about to become sleep(1), which is a new cause.
+    let of_sleep = causes.iter().filter(|why| why.contains("(sleep)")).count();
+    assert!(of_sleep == 1 && causes.len() <= 2, "{causes:?}");
     assert_eq!(host.state_of("x"), "running");
-    assert!(visitor.wait().expect("it was started").success(), "it was not harmed");
+    assert!(entered.wait().expect("a started child").success(), "a normal end");
     wait_asleep(&host, "x");
     assert_eq!(call(&host, "x"), "call 1");
 }
 
 #[test]
-fn a_policy_that_cannot_be_kept_is_refused_and_an_older_record_has_none() {
+fn invalid_sleep_policy_is_refused_and_older_record_has_none() {
     let host = Host::with_busybox();
     let refused = |options: &[&str]| {
         let create = [&["create", "--name", "y"], options, &["busybox", "true"]].concat();
@@ -430,9 +436,9 @@ fn a_policy_that_cannot_be_kept_is_refused_and_an_older_record_has_none() {
     let id = host.dm(&["create", "--sleep-after", "90", "--name", "x", "busybox", "true"]).ok();
     assert!(host.dm(&["inspect", "x"]).ok().contains("after 90 s without work"));
     let path = host.root().join("lib/containers").join(id).join("config.json");
-    let text = std::fs::read_to_string(&path).expect("it has a record");
+    let text = std::fs::read_to_string(&path).expect("a record");
     let mut record: Value = serde_json::from_str(&text).expect("JSON");
-    record.as_object_mut().expect("an object").remove("sleep").expect("it was there");
-    std::fs::write(&path, record.to_string()).expect("it can be written");
+    record.as_object_mut().expect("an object").remove("sleep").expect("a field of the record");
+    std::fs::write(&path, record.to_string()).expect("write the file");
     assert_eq!(host.inspect("x")["config"]["sleep"], "never");
 }

@@ -1,5 +1,5 @@
-//! A drowsy container is frozen with all it has, and whoever calls wakes it: also what cannot be
-//! checkpointed.
+//! A drowsy container is frozen with all its processes, and a client wakes it; also containers that
+//! cannot be checkpointed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A server that numbers its callers.
+/// A server that numbers its connections.
 const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
 
 fn soon() -> Duration {
@@ -27,7 +27,7 @@ fn counting(options: &[&str]) -> Host {
     host
 }
 
-/// Asks a server once; what it said, or nothing.
+/// Sends one request to a server. Returns the answer, if one came in time.
 fn ask(host: &Host, address: &str, patience: Duration) -> Option<String> {
     let mut probe = host.command("timeout");
     probe
@@ -38,19 +38,20 @@ fn ask(host: &Host, address: &str, patience: Duration) -> Option<String> {
     (out.status == 0).then(|| out.stdout.trim().to_owned())
 }
 
-/// The same, as soon as somebody listens.
+/// Connects as soon as the server listens.
 #[track_caller]
 fn call(host: &Host) -> String {
     let address = host.address_of("x");
-    let mut said = None;
+    let mut answer = None;
     wait_until(soon(), || {
-        said = ask(host, &address, soon());
-        said.is_some()
+        answer = ask(host, &address, soon());
+        answer.is_some()
     });
-    said.expect("it answers")
+    answer.expect("an answer")
 }
 
-/// One that was at work just then goes on at once.
+/// Freezes the container. A container that is active just then resumes at once, so this tries
+/// again.
 #[track_caller]
 fn drowse(host: &Host) {
     let is_drowsy = || {
@@ -60,7 +61,7 @@ fn drowse(host: &Host) {
     assert!(wait_until(soon(), is_drowsy));
 }
 
-/// Why it became drowsy, or was woken.
+/// Reasons of its drowsy and wake events.
 #[track_caller]
 fn reasons(host: &Host, kind: &str) -> Vec<String> {
     let text = host.dm(&["events", "--no-stream", "--json"]).ok();
@@ -71,12 +72,12 @@ fn reasons(host: &Host, kind: &str) -> Vec<String> {
 
 #[track_caller]
 fn wait_for_reason(host: &Host, kind: &str, reason: &str) {
-    let told = || reasons(host, kind).last().is_some_and(|last| last == reason);
-    assert!(wait_until(soon(), told), "{kind}: {:?}", reasons(host, kind));
+    let is_reported = || reasons(host, kind).last().is_some_and(|last| last == reason);
+    assert!(wait_until(soon(), is_reported), "{kind}: {:?}", reasons(host, kind));
 }
 
 #[test]
-fn vm_whoever_calls_a_drowsy_one_is_answered_by_the_same_processes() {
+fn vm_drowsy_container_answers_with_the_same_processes() {
     let host = counting(&["-p", "8080:80"]);
     assert_eq!(call(&host), "call 1");
     let pid = host.inspect("x")["pid"].clone();
@@ -87,12 +88,13 @@ fn vm_whoever_calls_a_drowsy_one_is_answered_by_the_same_processes() {
         assert_eq!(call(&host), format!("call {}", 2 + round * 2));
         assert_eq!(host.state_of("x"), "running");
         drowse(&host);
-        let said = host.neighbour_sh(&format!("busybox nc {} 8080 </dev/null", Host::ADDRESS));
-        assert_eq!(said.ok().trim(), format!("call {}", 3 + round * 2));
+        let answer = host.neighbour_sh(&format!("busybox nc {} 8080 </dev/null", Host::ADDRESS));
+        assert_eq!(answer.ok().trim(), format!("call {}", 3 + round * 2));
     }
     assert_eq!(host.inspect("x")["pid"], pid);
     wait_for_reason(&host, "wake", "called");
-    // What is asked of one that is drowsy already changes nothing; sleep is deeper.
+    // `sleep --drowsy` does not change a drowsy or asleep container. `sleep` suspends a drowsy one
+    // to disk.
     drowse(&host);
     drowse(&host);
     host.dm(&["sleep", "x"]).ok();
@@ -103,7 +105,7 @@ fn vm_whoever_calls_a_drowsy_one_is_answered_by_the_same_processes() {
 }
 
 #[test]
-fn vm_an_open_connection_wakes_a_drowsy_one_and_a_lost_one_does_not() {
+fn vm_open_connection_wakes_drowsy_container() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "busybox", "probe", "stream", "0.0.0.0", "80"];
     host.dm(&serve).ok();
@@ -116,23 +118,23 @@ fn vm_an_open_connection_wakes_a_drowsy_one_and_a_lost_one_does_not() {
         });
         found
     });
-    let mut stream = connected.join().expect("it does not panic").expect("somebody listens");
-    stream.set_read_timeout(Some(soon())).expect("a limit can be set");
-    let mut told = 0usize;
-    let mut hear = |stream: &mut TcpStream| {
-        writeln!(stream, "<5").expect("it is connected");
-        let mut said = [0; 5];
-        stream.read_exact(&mut said).expect("it goes on");
-        let expected: Vec<u8> = (told..told + 5).map(|n| (n * 7 + n / 251) as u8).collect();
-        assert_eq!(said[..], expected);
-        told += 5;
+    let mut stream = connected.join().expect("no panic").expect("a listener");
+    stream.set_read_timeout(Some(soon())).expect("a timeout");
+    let mut received = 0usize;
+    let mut exchange = |stream: &mut TcpStream| {
+        writeln!(stream, "<5").expect("the connection is open");
+        let mut bytes = [0; 5];
+        stream.read_exact(&mut bytes).expect("the connection continues");
+        let expected: Vec<u8> = (received..received + 5).map(|n| (n * 7 + n / 251) as u8).collect();
+        assert_eq!(bytes[..], expected);
+        received += 5;
     };
-    hear(&mut stream);
+    exchange(&mut stream);
     for _ in 0..5 {
         drowse(&host);
-        hear(&mut stream);
+        exchange(&mut stream);
     }
-    // Its end is something to know, too.
+    // The close of the connection wakes the container, too.
     drowse(&host);
     drop(stream);
     host.wait_for_state("x", "running");
@@ -140,19 +142,19 @@ fn vm_an_open_connection_wakes_a_drowsy_one_and_a_lost_one_does_not() {
 }
 
 #[test]
-fn vm_a_datagram_and_a_word_at_its_terminal_wake_it() {
+fn vm_datagram_and_terminal_input_wake_drowsy_container() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "busybox", "probe", "udp-echo", "0.0.0.0", "53"];
     host.dm(&serve).ok();
     let address = host.address_of("x");
-    let ask = || {
+    let ask_probe = || {
         let mut probe = host.command(image::probe());
-        probe.args(["udp-ask", &address, "53", "squeak"]);
+        probe.args(["udp-ask_probe", &address, "53", "squeak"]);
         run(probe, b"", soon())
     };
-    assert!(wait_until(soon(), || ask().status == 0));
+    assert!(wait_until(soon(), || ask_probe().status == 0));
     drowse(&host);
-    assert_eq!(ask().ok().trim(), "squeak");
+    assert_eq!(ask_probe().ok().trim(), "squeak");
     host.dm(&["rm", "--force", "x"]).ok();
     host.dm(&["run", "-dt", "--name", "x", "--net", "none", "busybox", "sh"]).ok();
     let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "x"]));
@@ -167,7 +169,7 @@ fn vm_a_datagram_and_a_word_at_its_terminal_wake_it() {
 }
 
 #[test]
-fn vm_what_is_paused_is_not_woken_and_what_is_drowsy_can_be_paused() {
+fn vm_connection_wakes_drowsy_but_not_paused_container() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     let address = host.address_of("x");
@@ -178,7 +180,7 @@ fn vm_what_is_paused_is_not_woken_and_what_is_drowsy_can_be_paused() {
     assert_eq!(ask(&host, &address, moment), None);
     assert_eq!(host.state_of("x"), "paused");
     host.dm(&["unpause", "x"]).ok();
-    // He who hung up counts, too.
+    // The client that closed its connection was counted, too.
     assert_eq!(call(&host), "call 3");
     drowse(&host);
     let refused = host.dm(&["unpause", "x"]);
@@ -192,7 +194,7 @@ fn vm_what_is_paused_is_not_woken_and_what_is_drowsy_can_be_paused() {
 }
 
 #[test]
-fn vm_commands_wake_a_drowsy_one_or_end_it() {
+fn vm_commands_wake_or_end_drowsy_container() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     drowse(&host);
@@ -208,7 +210,7 @@ fn vm_commands_wake_a_drowsy_one_or_end_it() {
     host.dm(&["stop", "--time", "5", "x"]).ok();
     assert_eq!(host.state_of("x"), "stopped");
     host.dm(&["start", "x"]).ok();
-    assert_eq!(call(&host), "call 1", "it was started anew");
+    assert_eq!(call(&host), "call 1", "a new start");
     drowse(&host);
     host.dm(&["kill", "x"]).ok();
     host.wait_for_state("x", "stopped");
@@ -219,9 +221,10 @@ fn vm_commands_wake_a_drowsy_one_or_end_it() {
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
 }
 
-/// No daemon is needed for that: the keeper has the alarm, or the descriptor of the timer.
+/// No daemon is needed for that: the keeper has a timer, or the descriptor of the container's
+/// timer.
 #[test]
-fn vm_every_wait_is_over_in_its_time_though_it_is_drowsy() {
+fn vm_timeouts_expire_on_time_while_drowsy() {
     let host = Host::with_busybox();
     let ms = 3500 * slowness().min(10);
     let calls = [
@@ -249,24 +252,24 @@ fn vm_every_wait_is_over_in_its_time_though_it_is_drowsy() {
     for call in calls {
         let text = logs();
         let line = text.lines().find(|line| line.split(' ').next() == Some(call));
-        let words: Vec<&str> = line.expect("it says something").split(' ').collect();
+        let words: Vec<&str> = line.expect("a line of output").split(' ').collect();
         let took: u32 = words[2].parse().expect("a number");
-        // Some begin again as a whole when they were stopped.
+        // Some calls restart with their whole time after a stop.
         let most = ms * 2 + 1500 * slowness();
         assert!(words[1] == "over" && (ms - 1..=most).contains(&took), "{words:?}");
     }
 }
 
-/// A daemon, which ends with its test.
+/// A daemon that ends with its test.
 struct Daemon(Child);
 
 impl Daemon {
     #[track_caller]
     fn start(host: &Host) -> Self {
         let mut command = host.dormouse(&["daemon"]);
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
-        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-        let line = lines.next().expect("it says something").expect("in UTF-8");
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let line = lines.next().expect("a line of output").expect("in UTF-8");
         assert!(line.contains("daemon: ready"), "{line}");
         Self(child)
     }
@@ -283,7 +286,7 @@ impl Drop for Daemon {
 }
 
 #[test]
-fn vm_what_cannot_sleep_becomes_drowsy_where_the_policy_allows_it() {
+fn vm_unsuspendable_container_becomes_drowsy_by_policy() {
     let host = counting(&["--sleep-after", "1s", "--drowsy-after", "1500ms"]);
     assert_eq!(call(&host), "call 1");
     host.dm(&["exec", "--detach", "x", "sleep", "100000"]).ok();
@@ -294,38 +297,39 @@ fn vm_what_cannot_sleep_becomes_drowsy_where_the_policy_allows_it() {
     }
     wait_for_reason(&host, "drowsy", "idle");
     assert_eq!(reasons(&host, "sleep"), [""; 0]);
-    let told = reasons(&host, "awake");
-    assert!(told.iter().any(|why| why.contains("(sleep)")), "{told:?}");
-    // Without the visitor it becomes drowsy, and falls asleep from there.
+    let causes = reasons(&host, "awake");
+    assert!(causes.iter().any(|cause| cause.contains("(sleep)")), "{causes:?}");
+    // Without the exec'd process the container becomes drowsy, and is later suspended to disk.
     host.dm(&["update", "--sleep-after", "3s", "--drowsy-after", "1s", "x"]).ok();
     host.dm(&["exec", "x", "killall", "sleep"]).ok();
     let drowsy = reasons(&host, "drowsy").len();
     host.wait_for_state("x", "asleep");
     assert!(reasons(&host, "drowsy").len() > drowsy);
     assert_eq!(call(&host), "call 4");
-    // It stays awake when nobody wants it drowsy.
+    // The container stays awake without a policy.
     host.dm(&["update", "--never-sleep", "x"]).ok();
     assert_eq!(host.inspect("x")["config"]["drowsy"], "never");
 }
 
 #[test]
-fn vm_nothing_is_frozen_on_its_way_in() {
+fn vm_exec_is_not_frozen_while_entering() {
     let host = counting(&["--drowsy-after", "100ms"]);
     assert_eq!(call(&host), "call 1");
     let _daemon = Daemon::start(&host);
-    // Whenever it is on its way to be drowsy.
+    // At any moment of the freeze.
     for round in 0..100 {
         std::thread::sleep(Duration::from_micros(60_000 + 2_000 * (round % 50)));
         assert_eq!(host.dm(&["exec", "x", "echo", "here"]).ok(), "here", "round {round}");
     }
     assert_ne!(reasons(&host, "drowsy"), [""; 0]);
-    // Somebody who takes for ever is waited for only so long, and named; then it goes as always.
+    // A process that never finishes its entry is waited for only briefly, and reported. Then
+    // freezing works again.
     host.dm(&["update", "--never-sleep", "x"]).ok();
     host.dm(&["wake", "x"]).ok();
-    let id = host.inspect("x")["id"].as_str().expect("it has one").to_owned();
-    let lock =
-        File::create(host.root().join("run/c").join(id).join("exec.lock")).expect("it is there");
-    flock(&lock, FlockOperation::LockShared).expect("nobody has it alone");
+    let id = host.inspect("x")["id"].as_str().expect("an id").to_owned();
+    let lock = File::create(host.root().join("run/c").join(id).join("exec.lock"))
+        .expect("the file exists");
+    flock(&lock, FlockOperation::LockShared).expect("no exclusive lock");
     for words in [&["sleep", "--drowsy", "x"][..], &["sleep", "x"], &["checkpoint", "x"]] {
         let out = host.dm(words);
         assert!(out.status != 0 && out.stderr.contains("does not run yet"), "{words:?}: {out}");
@@ -336,7 +340,7 @@ fn vm_nothing_is_frozen_on_its_way_in() {
     assert_eq!(call(&host), "call 2");
 }
 
-/// Whether the kernel has it frozen, which no command of ours is asked.
+/// Returns whether the kernel has frozen the container, read without any command.
 fn is_frozen(host: &Host) -> bool {
     let frozen = |group: &PathBuf| {
         let read = |name: &str| std::fs::read_to_string(group.join(name)).unwrap_or_default();
@@ -351,29 +355,30 @@ fn is_frozen(host: &Host) -> bool {
 
 fn kill_keeper(host: &Host) {
     let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
-    let (keeper, _) = keeper.expect("somebody runs");
-    kill_process(Pid::from_raw(keeper as i32).expect("a pid"), Signal::KILL).expect("it lives");
+    let (keeper, _) = keeper.expect("a keeper");
+    kill_process(Pid::from_raw(keeper as i32).expect("a pid"), Signal::KILL)
+        .expect("the process exists");
     let is_gone = || host.processes().iter().all(|(pid, _)| *pid != keeper);
     assert!(wait_until(soon(), is_gone));
 }
 
 #[test]
-fn vm_without_its_keeper_nothing_stays_frozen() {
+fn vm_drowsy_container_resumes_after_keeper_is_killed() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     let address = host.address_of("x");
     drowse(&host);
     assert!(is_frozen(&host));
     kill_keeper(&host);
-    // The next command, whichever it is, lets it go on. Who is killed is there until its end.
-    let goes_on = || {
+    // Any next command thaws the container. A killed process stays visible until it has exited.
+    let is_thawed = || {
         host.dm(&["ps"]).ok();
         !is_frozen(&host)
     };
-    assert!(wait_until(soon(), goes_on));
+    assert!(wait_until(soon(), is_thawed));
     assert_eq!(ask(&host, &address, soon()).as_deref(), Some("call 2"));
     wait_for_reason(&host, "wake", "keeper");
-    // A daemon does not wait for one.
+    // A daemon thaws the container without a command.
     drowse(&host);
     let _daemon = Daemon::start(&host);
     assert!(is_frozen(&host));
@@ -385,7 +390,7 @@ fn vm_without_its_keeper_nothing_stays_frozen() {
 }
 
 #[test]
-fn vm_where_its_memory_went_is_told() {
+fn vm_drowsy_reports_missing_swap() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     let out = host.dm(&["sleep", "--drowsy", "x"]);
@@ -393,5 +398,5 @@ fn vm_where_its_memory_went_is_told() {
     let has_swap = swaps.lines().count() > 1;
     assert_eq!(out.stderr.contains("no swap"), !has_swap, "{out}");
     assert_eq!(out.ok(), "x");
-    assert_eq!(call(&host), "call 2", "what was pushed out comes back");
+    assert_eq!(call(&host), "call 2", "swapped-out pages come back");
 }

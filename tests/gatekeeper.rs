@@ -1,5 +1,5 @@
-//! Where there is memory for some, those that wake wait for it, and others sleep meanwhile. What goes to swap
-//! instead is in `swap.rs`.
+//! Admission control: where memory suffices for some containers only, a wake waits for memory while
+//! other containers are suspended to disk. Pages that go to swap instead are tested in `swap.rs`.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use dormouse_testkit::{Host, slowness, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Containers, how many of them fit, and how much memory each has of its own.
+/// The number of containers, how many of them fit, and the private memory of each.
 const ALL: usize = 12;
 const FIT: usize = 4;
 const KIB: usize = 8192;
-/// Four have room with what the kernel has of them; five would not, with their own memory alone.
+/// Suffices for four with the kernel's memory for them; five exceed it with their private memory
+/// alone.
 const MEMORY: &str = "39m";
 
 fn soon() -> Duration {
@@ -30,19 +31,19 @@ struct Daemon(Child);
 impl Daemon {
     #[track_caller]
     fn start(host: &Host, options: &[&str]) -> Self {
-        // Whether this host has swap or not.
+        // The same with and without swap on this host.
         let mut command = host.dormouse(&[&["daemon", "--reclaim", "sleep"], options].concat());
-        let mut child = command.stderr(Stdio::piped()).spawn().expect("it can be started");
-        let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
-        let line = lines.next().expect("it says something").expect("in UTF-8");
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("the command starts");
+        let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+        let line = lines.next().expect("a line of output").expect("in UTF-8");
         assert!(line.contains("daemon: ready"), "{line}");
-        // Whatever it says later is for whoever looks at the test's output.
+        // Later lines go to the test's output.
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| println!("{line}")));
         Self(child)
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).expect("it is our child");
+        kill_process(Pid::from_child(&self.0), signal).expect("our child");
     }
 
     fn kill(&mut self) {
@@ -57,13 +58,13 @@ impl Drop for Daemon {
     }
 }
 
-/// Servers that number their callers, each with memory of its own, all asleep.
+/// Starts servers that number their connections, each with private memory, and puts all to sleep.
 #[track_caller]
 fn sleepers(host: &Host, options: &[&str]) -> Vec<String> {
     (0..ALL).map(|n| sleeper(host, &format!("c{n}"), options)).collect()
 }
 
-/// One of them; its address.
+/// Starts one such server. Returns its address.
 #[track_caller]
 fn sleeper(host: &Host, name: &str, options: &[&str]) -> String {
     let run = [&["run", "-d", "--name", name, "--sleep-after", "3600s"], options].concat();
@@ -75,26 +76,27 @@ fn sleeper(host: &Host, name: &str, options: &[&str]) -> String {
     format!("{}:80", host.address_of(name))
 }
 
-/// Those that have processes, or are about to, or had them until now.
+/// Containers that have processes, are about to have some, or had some until now.
 fn awake(host: &Host) -> Vec<String> {
     let dir = std::fs::read_dir(host.root().join("run/c"));
     let entries = dir.into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Asks a server; the number it gives its caller, and how long that took.
+/// Sends a request to a server. Returns the server's connection number, and the time until the
+/// answer.
 fn ask(address: &str) -> (u32, Duration) {
     let begin = Instant::now();
-    let mut stream = TcpStream::connect(address).expect("whoever calls is never refused");
-    stream.set_read_timeout(Some(soon())).expect("a limit can be set");
-    let mut said = String::new();
-    stream.read_to_string(&mut said).expect("it is answered in time");
-    let number = said.trim().strip_prefix("call ").and_then(|number| number.parse().ok());
-    (number.unwrap_or_else(|| panic!("it said '{said}'")), begin.elapsed())
+    let mut stream = TcpStream::connect(address).expect("a connection is never refused");
+    stream.set_read_timeout(Some(soon())).expect("a timeout");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer in time");
+    let number = text.trim().strip_prefix("call ").and_then(|number| number.parse().ok());
+    (number.unwrap_or_else(|| panic!("unexpected answer '{text}'")), begin.elapsed())
 }
 
-/// One of all, the first as often as the second and third together and so on: number n with weight
-/// 1/(n+1).
+/// Returns the index of a container, index n with weight 1/(n+1): the first as often as the second
+/// and third together, and so on.
 fn zipf(random: &mut u64) -> usize {
     *random ^= *random << 13;
     *random ^= *random >> 7;
@@ -110,7 +112,7 @@ fn zipf(random: &mut u64) -> usize {
     ALL - 1
 }
 
-/// Who calls at random until it is enough.
+/// Clients that connect at random until they are stopped.
 struct Callers {
     enough: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<(usize, u32, Duration)>>>,
@@ -122,43 +124,46 @@ impl Callers {
         let call = |n: u64| {
             let (enough, addresses) = (Arc::clone(&enough), addresses.to_vec());
             host.in_network(move || {
-                let (mut random, mut heard) = (0x9e37_79b9_7f4a_7c15 ^ ((n + 1) << 20), Vec::new());
+                let (mut random, mut answers) =
+                    (0x9e37_79b9_7f4a_7c15 ^ ((n + 1) << 20), Vec::new());
                 while !enough.load(Ordering::Relaxed) {
-                    let whom = zipf(&mut random);
-                    let (number, took) = ask(&addresses[whom]);
-                    heard.push((whom, number, took));
+                    let index = zipf(&mut random);
+                    let (number, took) = ask(&addresses[index]);
+                    answers.push((index, number, took));
                     thread::sleep(Duration::from_millis(5));
                 }
-                heard
+                answers
             })
         };
         let threads = (0..count).map(call).collect();
         Self { enough, threads }
     }
 
-    /// Ends them. Every server has numbered its callers without a gap, so each was heard once.
+    /// Stops the clients. Each server has numbered its connections without a gap: each was accepted
+    /// once.
     #[track_caller]
     fn end(self) -> Vec<(usize, u32, Duration)> {
         self.enough.store(true, Ordering::Relaxed);
         let threads = self.threads.into_iter();
-        let all: Vec<_> = threads.flat_map(|it| it.join().expect("all were answered")).collect();
+        let all: Vec<_> =
+            threads.flat_map(|thread| thread.join().expect("an answer to each client")).collect();
         let mut numbers: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
-        all.iter().for_each(|(whom, number, _)| numbers.entry(*whom).or_default().push(*number));
-        for (whom, mut numbers) in numbers {
+        all.iter().for_each(|(index, number, _)| numbers.entry(*index).or_default().push(*number));
+        for (index, mut numbers) in numbers {
             numbers.sort_unstable();
             let expected: Vec<u32> = (1..=numbers.len() as u32).collect();
-            assert_eq!(numbers, expected, "c{whom}");
+            assert_eq!(numbers, expected, "c{index}");
         }
         all
     }
 }
 
 #[test]
-fn never_more_are_awake_than_fit_and_all_are_answered() {
+fn awake_containers_fit_memory_and_all_requests_are_answered() {
     let host = Host::with_busybox();
     let addresses = sleepers(&host, &[]);
     let ids: Vec<String> = (0..ALL)
-        .map(|n| host.inspect(&format!("c{n}"))["id"].as_str().expect("it has one").to_owned())
+        .map(|n| host.inspect(&format!("c{n}"))["id"].as_str().expect("an id").to_owned())
         .collect();
     let _daemon = Daemon::start(&host, &["--memory", MEMORY]);
     let callers = Callers::start(&host, &addresses, 3);
@@ -174,23 +179,23 @@ fn never_more_are_awake_than_fit_and_all_are_answered() {
         }
         thread::sleep(Duration::from_millis(2));
     }
-    let heard = callers.end();
-    let longest = heard.iter().map(|(_, _, took)| *took).max().expect("somebody called");
+    let answers = callers.end();
+    let longest = answers.iter().map(|(_, _, took)| *took).max().expect("a request");
     let share = |n: usize| times[n] as f64 / f64::from(samples);
     let shares: Vec<String> = (0..ALL).map(|n| format!("{:.2}", share(n))).collect();
-    println!("{} calls, longest {longest:?}, awake {}", heard.len(), shares.join(" "));
+    println!("{} calls, longest {longest:?}, awake {}", answers.len(), shares.join(" "));
     assert!(most <= FIT, "{most} were awake at once");
-    assert!(most > 1, "it fits more than one");
-    let asked = |n: usize| heard.iter().filter(|(whom, ..)| *whom == n).count();
-    assert!((0..ALL).all(|n| asked(n) > 0), "all were called, {} times", heard.len());
+    assert!(most > 1, "more than one fits");
+    let count_of = |n: usize| answers.iter().filter(|(index, ..)| *index == n).count();
+    assert!((0..ALL).all(|n| count_of(n) > 0), "each server had a request, of {}", answers.len());
     let seldom = (ALL / 2..ALL).map(share).sum::<f64>() / (ALL / 2) as f64;
-    assert!(share(0) > seldom * 1.5, "the most popular sleeps too much");
+    assert!(share(0) > seldom * 1.5, "the most popular container sleeps too much");
     let slept = host.dm(&["events", "--no-stream", "--json"]).ok();
-    assert!(slept.contains("\"reason\":\"memory\""), "they sleep for the others' sake");
+    assert!(slept.contains("\"reason\":\"memory\""), "containers are suspended for memory");
 }
 
 #[test]
-fn let_in_one_by_one_all_are_answered() {
+fn admission_in_batches_of_one_answers_all_requests() {
     let host = Host::with_busybox();
     let addresses = sleepers(&host, &[]);
     let _daemon = Daemon::start(&host, &["--memory", MEMORY, "--batch", "1"]);
@@ -201,35 +206,35 @@ fn let_in_one_by_one_all_are_answered() {
         most = most.max(awake(&host).len());
         thread::sleep(Duration::from_millis(2));
     }
-    assert!(!callers.end().is_empty(), "somebody called");
+    assert!(!callers.end().is_empty(), "some requests");
     assert!(most <= FIT, "{most} were awake at once");
 }
 
 #[test]
-fn without_its_daemon_all_are_woken_and_another_makes_room_again() {
+fn containers_wake_without_daemon_and_next_daemon_frees_memory() {
     let host = Host::with_busybox();
     let etc = host.root().join("etc");
-    std::fs::create_dir_all(&etc).expect("it can be made");
+    std::fs::create_dir_all(&etc).expect("created");
     std::fs::write(etc.join("config.toml"), format!("[daemon]\nmemory = \"{MEMORY}\"\n"))
-        .expect("it can be written");
+        .expect("write the file");
     let addresses = sleepers(&host, &[]);
     let mut daemon = Daemon::start(&host, &[]);
     let callers = Callers::start(&host, &addresses, 6);
     thread::sleep(Duration::from_secs(3));
     assert!(awake(&host).len() <= FIT);
-    // Whoever waits just then is woken all the same.
+    // Wakes that wait at that moment are granted all the same.
     daemon.kill();
-    assert!(wait_until(soon(), || awake(&host).len() > FIT), "nobody minds the gate");
+    assert!(wait_until(soon(), || awake(&host).len() > FIT), "no limit without a daemon");
     let daemon = Daemon::start(&host, &[]);
-    assert!(wait_until(soon(), || awake(&host).len() <= FIT), "room is made");
-    // One that does not answer is as good as none: callers wait no longer than for that.
+    assert!(wait_until(soon(), || awake(&host).len() <= FIT), "memory is freed");
+    // A daemon that does not respond counts as none: clients wait only until that is noticed.
     daemon.signal(Signal::STOP);
     thread::sleep(Duration::from_secs(1));
     callers.end();
 }
 
 #[test]
-fn what_may_not_sleep_keeps_nobody_out_for_ever() {
+fn never_sleeping_containers_do_not_starve_waiting_wakes() {
     let host = Host::with_busybox();
     let addresses = sleepers(&host, &[]);
     for n in 0..FIT {
@@ -238,29 +243,32 @@ fn what_may_not_sleep_keeps_nobody_out_for_ever() {
     let _daemon = Daemon::start(&host, &["--memory", MEMORY]);
     let ask_all = || {
         let addresses = addresses.clone();
-        let asked = host.in_network(move || addresses.iter().map(|it| ask(it).0).max());
-        asked.join().expect("all were answered")
+        let client = host.in_network(move || addresses.iter().map(|it| ask(it).0).max());
+        client.join().expect("an answer to each client")
     };
     assert_eq!(ask_all(), Some(1));
-    assert!(wait_until(soon(), || awake(&host).len() <= FIT + 1), "the others take turns");
+    assert!(
+        wait_until(soon(), || awake(&host).len() <= FIT + 1),
+        "the other containers take turns"
+    );
     assert_eq!(ask_all(), Some(2));
     for n in 0..FIT {
         assert_eq!(host.state_of(&format!("c{n}")), "running");
     }
-    // An operator's wake waits in the same line, and who waits can be stopped.
+    // An operator's wake waits in the same queue, and a waiting container can be stopped.
     host.dm(&["wake", "c9"]).ok();
     host.dm(&["stop", "c9"]).ok();
     assert_eq!(host.state_of("c9"), "stopped");
 }
 
 #[test]
-fn who_has_more_weight_is_let_in_first() {
+fn heavier_cpu_weight_is_admitted_first() {
     let host = Host::with_busybox();
     let light = sleeper(&host, "light", &[]);
     let heavy = sleeper(&host, "heavy", &["--cpu-weight", "10000"]);
-    // For one of them.
+    // Memory for one of them.
     let daemon = Daemon::start(&host, &["--memory", "12m"]);
-    // Both stand in the line before it looks.
+    // Both wait before the daemon looks at its queue.
     daemon.signal(Signal::STOP);
     let callers = [light, heavy].map(|address| {
         let caller = host.in_network(move || {
@@ -271,12 +279,12 @@ fn who_has_more_weight_is_let_in_first() {
         caller
     });
     daemon.signal(Signal::CONT);
-    let [light, heavy] = callers.map(|caller| caller.join().expect("each is answered"));
+    let [light, heavy] = callers.map(|caller| caller.join().expect("an answer to each"));
     assert!(heavy < light, "by {:?}", heavy - light);
 }
 
 #[test]
-fn an_amount_that_is_none_is_refused() {
+fn invalid_daemon_settings_are_refused() {
     let host = Host::with_busybox();
     let error = host.dm(&["daemon", "--memory", "most"]);
     assert!(error.status != 0 && error.stderr.contains("most"), "{error}");
@@ -285,7 +293,7 @@ fn an_amount_that_is_none_is_refused() {
     let error = host.dm(&["daemon", "--reclaim", "kill"]);
     assert!(error.status != 0 && error.stderr.contains("'swap' or 'sleep'"), "{error}");
     let etc = host.root().join("etc");
-    std::fs::create_dir_all(&etc).expect("it can be made");
+    std::fs::create_dir_all(&etc).expect("created");
     std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"most\"\n").expect("written");
     let error = host.dm(&["daemon"]);
     assert!(error.status != 0 && error.stderr.contains("config.toml"), "{error}");
@@ -294,5 +302,5 @@ fn an_amount_that_is_none_is_refused() {
     assert!(error.status != 0 && error.stderr.contains("block '5k'"), "{error}");
     std::fs::write(etc.join("config.toml"), "[daemon]\nmemory = \"off\"\n").expect("written");
     let _daemon = Daemon::start(&host, &[]);
-    assert!(!host.root().join("run/gate.sock").exists(), "nobody waits");
+    assert!(!host.root().join("run/gate.sock").exists(), "no admission control");
 }

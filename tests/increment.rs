@@ -1,5 +1,5 @@
-//! A later checkpoint of a container has what has not changed from an earlier one, and is whole by itself.
-//! The workload writes to two megabytes from one round to the next, and says whether all are right.
+//! A later checkpoint of a container shares unchanged pages with an earlier one, and is whole by
+//! itself. The workload writes to two megabytes from one round to the next, and checks its memory.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -10,17 +10,17 @@ use dormouse_testkit::{Host, slowness};
 use super::{flip, host, rounds, wait_for_line};
 
 const NAME: &str = "increment";
-/// What a round changes.
+/// Bytes that a round changes.
 const CHANGED_BYTES: u64 = 2 << 20;
-/// A page that is written to here and there, and what the kernel writes to.
+/// Further changed pages: single writes of the program, and pages that the kernel writes to.
 const MORE_BYTES: u64 = 1 << 20;
 
-/// Memory of its own, in MB; less where all is emulated.
+/// Private memory of the workload in MB; less under emulation.
 fn megabytes() -> u64 {
     if slowness() == 1 { 48 } else { 16 }
 }
 
-/// With what it shares.
+/// All memory of the workload, with the shared part.
 fn all_bytes() -> u64 {
     (megabytes() + 8) << 20
 }
@@ -33,7 +33,7 @@ fn begin(host: &Host, rounds: usize, more: &[&str]) {
     wait_for_line(host, NAME, "ready 0");
 }
 
-/// Tells it that a round is over, and waits until it has begun the next, or ended.
+/// Ends a round of the workload, and waits until the next has begun or the workload has ended.
 fn next(host: &Host, round: usize, is_last: bool) {
     let out = host.dm(&["exec", NAME, "sh", "-c", "printf . > /go"]);
     assert!(out.status == 0 || is_last && out.status == 137, "{out}");
@@ -44,28 +44,29 @@ fn next(host: &Host, round: usize, is_last: bool) {
 }
 
 fn place(host: &Host, below: &str) -> PathBuf {
-    let id = host.inspect(NAME)["id"].as_str().expect("it has one").to_owned();
+    let id = host.inspect(NAME)["id"].as_str().expect("a container id").to_owned();
     host.root().join("lib/containers").join(id).join(below)
 }
 
-/// The files of pages of a checkpoint. As long as they are open nothing else has their inodes.
+/// Opens the page files of a checkpoint. An open file keeps its inode number from being reused.
 fn files(dir: &Path) -> Vec<File> {
-    let all = fs::read_dir(dir).expect("it is there").map(|e| e.expect("it is listed").path());
+    let all =
+        fs::read_dir(dir).expect("the file exists").map(|e| e.expect("a directory entry").path());
     let is_pages = |path: &PathBuf| {
         path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("pages"))
     };
-    all.filter(is_pages).map(|path| File::open(path).expect("it is there")).collect()
+    all.filter(is_pages).map(|path| File::open(path).expect("the file exists")).collect()
 }
 
 fn inode(file: &File) -> u64 {
-    file.metadata().expect("it is open").ino()
+    file.metadata().expect("metadata of an open file").ino()
 }
 
-/// Bytes of files that were not there before.
+/// Returns the bytes of files that were not there before.
 fn new_bytes(now: &[File], before: &[File]) -> u64 {
     let known: Vec<u64> = before.iter().map(inode).collect();
     let new = now.iter().filter(|file| !known.contains(&inode(file)));
-    new.map(|file| file.metadata().expect("it is open").blocks() * 512).sum()
+    new.map(|file| file.metadata().expect("metadata of an open file").blocks() * 512).sum()
 }
 
 #[track_caller]
@@ -87,17 +88,20 @@ fn vm_one_that_sleeps_again_writes_only_what_has_changed() {
             0 => assert!(new_bytes(&now, &before) >= all_bytes()),
             _ => is_small(new_bytes(&now, &before)),
         }
-        assert!(!place(&host, "woken").exists(), "what it had is in the new one");
+        assert!(
+            !place(&host, "woken").exists(),
+            "the former checkpoint was merged into the new one"
+        );
         before = now;
         host.dm(&["wake", NAME]).ok();
         assert!(place(&host, "woken").exists() && !place(&host, "asleep").exists());
         next(&host, round, round + 1 == rounds);
     }
     host.wait_for_state(NAME, "stopped");
-    assert!(!place(&host, "woken").exists(), "it has ended");
+    assert!(!place(&host, "woken").exists(), "the container has ended");
 }
 
-/// Of a parent and a child that share most; each checkpoint comes back though the others are gone.
+/// A parent and a child share most memory. Each checkpoint is restored without the others.
 #[test]
 fn a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
     let host = host();
@@ -124,7 +128,7 @@ fn a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
     }
     host.dm(&["kill", NAME]).ok();
     host.wait_for_state(NAME, "stopped");
-    // The last lives without the others.
+    // The last checkpoint does not need the others.
     for number in ["1", "2"] {
         host.dm(&["checkpoint", "rm", NAME, number]).ok();
     }
@@ -133,8 +137,8 @@ fn a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
         host.dm(words).ok();
         host.dm(&["checkpoint", "--to", &to, NAME]).ok();
         let parts = files(Path::new(&to)).len();
-        assert_eq!(parts, 1, "what goes elsewhere shares nothing");
-        fs::remove_dir_all(&to).expect("it is there");
+        assert_eq!(parts, 1, "a checkpoint elsewhere shares no file");
+        fs::remove_dir_all(&to).expect("the file exists");
     }
     host.dm(&["restore", NAME]).ok();
     next(&host, 2, true);
@@ -152,7 +156,8 @@ fn what_a_later_checkpoint_has_from_an_earlier_one_is_checked() {
         flip(&second.join(name), 5000);
         let out = host.dm(&["checkpoint", "verify", NAME, "2"]);
         assert!(out.status != 0 && out.stderr.contains(&format!("{name}:")), "{out}");
-        // A third takes nothing of what is damaged, and is whole: that of the first serves, or nothing.
+        // A third checkpoint takes nothing from a damaged file. It reuses the first or nothing, and
+        // is whole.
         host.dm(&["checkpoint", "--leave-running", NAME]).ok();
         host.dm(&["checkpoint", "verify", NAME]).ok();
         host.dm(&["checkpoint", "rm", NAME, "3"]).ok();
@@ -161,7 +166,7 @@ fn what_a_later_checkpoint_has_from_an_earlier_one_is_checked() {
     host.dm(&["checkpoint", "verify", NAME, "2"]).ok();
     host.dm(&["kill", NAME]).ok();
     host.wait_for_state(NAME, "stopped");
-    // What is made of it has all of it.
+    // Containers made from the second checkpoint have all of its memory.
     let archive = host.dir().join("archive").display().to_string();
     host.dm(&["checkpoint", "export", "-o", &archive, NAME]).ok();
     host.dm(&["checkpoint", "import", "--name", "other", "--net", "none", &archive]).ok();

@@ -1,5 +1,6 @@
-//! Memory that comes when it is touched: whatever happens to it, and to those who fill it, a program
-//! finds what it had. The workload says so itself; here those who fill are held and killed.
+//! Lazily restored memory: a program finds its memory unchanged, whatever becomes of the memory or
+//! of the processes that fill it. The workload checks its memory. The tests stop and kill the
+//! filling processes.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -11,10 +12,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{flip, host, wait_for_line};
 
-/// Enough that it is not all there before somebody is stopped.
+/// Enough memory that part of it is missing when a filling process is stopped.
 const MEGABYTES: &str = "MB=192";
 
-/// Those who fill, and the keeper.
+/// The filling processes, and the keeper.
 const FILLER: &str = "dormouse-fill";
 const SECOND: &str = "dormouse-wait";
 pub(super) const KEEPER: &str = "dormouse-keeper";
@@ -31,11 +32,11 @@ pub(super) fn named(host: &Host, name: &str) -> Vec<Pid> {
 
 fn signal(pids: &[Pid], signal: Signal) {
     for pid in pids {
-        let _ = kill_process(*pid, signal); // one that has ended by itself needs none
+        let _ = kill_process(*pid, signal); // a process that has already ended needs no signal
     }
 }
 
-/// How it goes and comes back.
+/// How a container is saved and restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Checkpoint,
@@ -58,7 +59,7 @@ impl Way {
         }
     }
 
-    /// Back from where it was before, all of whose memory has come.
+    /// Saves again after a restore that has loaded all memory.
     fn again(self, host: &Host) {
         match self {
             Self::Checkpoint => {
@@ -69,7 +70,7 @@ impl Way {
         }
     }
 
-    /// Where its checkpoint is, below its directory.
+    /// The directory of its checkpoint, relative to the container's directory.
     fn place(self) -> &'static str {
         match self {
             Self::Checkpoint => "checkpoints/1",
@@ -103,7 +104,8 @@ fn is_right(host: &Host) {
     host.dm(&["rm", "--force", "lazy"]).ok();
 }
 
-/// Brings it back and holds whoever fills its memory, until that has been seen to be in time.
+/// Restores the container and stops the filling process before its first page. Repeats until that
+/// succeeds.
 fn held(host: &Host) -> (Vec<Pid>, Vec<Pid>) {
     held_on(host, Way::Checkpoint)
 }
@@ -115,67 +117,71 @@ fn held_on(host: &Host, way: Way) -> (Vec<Pid>, Vec<Pid>) {
         signal(&filler, Signal::STOP);
         let second = named(host, SECOND);
         let left = fs::metadata(fill_file(host)).is_ok() && !filler.is_empty();
-        let file = File::open(fill_file(host)).expect("much of it comes later");
-        if left && number(&file, head::DONE).expect("it is read") == 0 && !second.is_empty() {
+        let file = File::open(fill_file(host)).expect("the fill file of a lazy restore");
+        if left
+            && number(&file, head::DONE).expect("a number of the fill file") == 0
+            && !second.is_empty()
+        {
             return (filler, second);
         }
         signal(&filler, Signal::CONT);
         way.again(host);
     }
-    panic!("all its memory was there each time");
+    panic!("all memory was loaded each time");
 }
 
 fn fill_file(host: &Host) -> PathBuf {
-    let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
+    let id = host.inspect("lazy")["id"].as_str().expect("a container id").to_owned();
     host.root().join("run/c").join(id).join("fill")
 }
 
-/// What has happened, once that it has ended is told: its state says so first.
+/// Returns the events, after the one that reports the end: the state is written before that event.
 fn events_with_its_end(host: &Host) -> String {
     host.wait_for_state("lazy", "stopped");
     let mut events = String::new();
-    let is_told = wait_until(Duration::from_secs(10) * slowness(), || {
+    let has_ended = wait_until(Duration::from_secs(10) * slowness(), || {
         events = host.dm(&["events", "--no-stream"]).stdout;
         events.rfind(" die ") > events.rfind(" restore ").max(events.rfind(" wake "))
     });
-    assert!(is_told, "{events}");
+    assert!(has_ended, "{events}");
     events
 }
 
-/// Until nobody fills any more.
+/// Waits until no filling process is left.
 fn wait_until_filled(host: &Host) {
     let is_over = || named(host, FILLER).is_empty() && named(host, SECOND).is_empty();
     assert!(wait_until(Duration::from_secs(60) * slowness(), is_over));
 }
 
 #[test]
-fn memory_that_comes_when_it_is_touched() {
+fn lazy_restore_loads_touched_memory() {
     comes_when_it_is_touched(Way::Checkpoint, &[]);
 }
 
-/// Who sleeps is woken so.
+/// A wake restores memory in the same way.
 #[test]
-fn memory_of_one_that_slept_comes_when_it_is_touched() {
+fn lazy_wake_loads_touched_memory() {
     comes_when_it_is_touched(Way::Sleep, &[]);
 }
 
-/// What was touched before is read at once, which must not bring zeros for what is beside it.
+/// Pages touched before the checkpoint are read at once, without zeros for the rest of their huge
+/// page.
 #[test]
-fn huge_pages_that_come_when_they_are_touched() {
+fn lazy_restore_loads_touched_huge_pages() {
     comes_when_it_is_touched(Way::Checkpoint, &["--env", "HUGE=1"]);
     comes_when_it_is_touched(Way::Sleep, &["--env", "HUGE=1"]);
 }
 
 #[test]
-fn memory_comes_in_blocks_of_what_was_chosen() {
+fn lazy_restore_uses_configured_block_size() {
     for block in ["4k", "1m"] {
         let host = host();
         choose(&host, block);
         saved(&host, 1);
         Way::Checkpoint.back(&host).ok();
-        let around = number(&File::open(fill_file(&host)).expect("it is filled"), head::AROUND);
-        let said = block.replace('k', "").replace("1m", "1024");
-        assert_eq!(around.expect("it is told"), said.parse::<u64>().expect("a number") * 1024);
+        let around = number(&File::open(fill_file(&host)).expect("the fill file"), head::AROUND);
+        let kib = block.replace('k', "").replace("1m", "1024");
+        assert_eq!(around.expect("the block size"), kib.parse::<u64>().expect("a number") * 1024);
         go(&host, 0);
         is_right(&host);
     }
@@ -185,7 +191,7 @@ fn memory_comes_in_blocks_of_what_was_chosen() {
     let out = Way::Checkpoint.back(&host);
     assert!(out.status != 0 && out.stderr.contains("5k"), "{out}");
     assert_eq!(host.state_of("lazy"), "stopped");
-    // Whoever is called does not wait for somebody to mend it.
+    // A wake by a client does not wait until an operator mends the configuration.
     let host = super::host();
     saved_with(&host, Way::Sleep, 1, &[]);
     choose(&host, "5k");
@@ -196,7 +202,7 @@ fn memory_comes_in_blocks_of_what_was_chosen() {
 
 fn choose(host: &Host, block: &str) {
     let etc = host.root().join("etc");
-    fs::create_dir_all(&etc).expect("it can be made");
+    fs::create_dir_all(&etc).expect("the directory is created");
     fs::write(etc.join("config.toml"), format!("[wake]\nblock = \"{block}\"\n")).expect("written");
 }
 
@@ -205,8 +211,8 @@ fn comes_when_it_is_touched(way: Way, more: &[&str]) {
     saved_with(&host, way, 3, more);
     for round in 0..3 {
         way.back(&host).ok();
-        // Later on much of it may be known to be wanted at once.
-        assert!(round > 0 || fill_file(&host).exists(), "all of it was read at once");
+        // In later rounds much of the memory may be known to be wanted at once.
+        assert!(round > 0 || fill_file(&host).exists(), "all memory was read at once");
         go(&host, round);
         if round < 2 {
             wait_for_line(&host, "lazy", &format!("ready {}", round + 1));
@@ -218,15 +224,15 @@ fn comes_when_it_is_touched(way: Way, more: &[&str]) {
 }
 
 #[test]
-fn whoever_saves_it_waits_until_all_of_it_is_there() {
+fn checkpoint_waits_until_lazy_memory_is_loaded() {
     let host = host();
     saved(&host, 1);
     let (filler, _) = held(&host);
-    let mut waits = host.dormouse(&["checkpoint", "lazy"]).spawn().expect("it runs");
+    let mut waits = host.dormouse(&["checkpoint", "lazy"]).spawn().expect("the command starts");
     std::thread::sleep(Duration::from_millis(300));
-    assert!(waits.try_wait().expect("it is ours").is_none(), "it waits");
+    assert!(waits.try_wait().expect("our child").is_none(), "the checkpoint waits");
     signal(&filler, Signal::CONT);
-    assert!(waits.wait().expect("it is ours").success());
+    assert!(waits.wait().expect("our child").success());
     host.dm(&["restore", "--lazy", "lazy"]).ok();
     host.dm(&["sleep", "lazy"]).ok();
     host.dm(&["wake", "lazy"]).ok();
@@ -238,12 +244,12 @@ fn whoever_saves_it_waits_until_all_of_it_is_there() {
 }
 
 #[test]
-fn whoever_fills_memory_may_be_killed() {
+fn lazy_restore_survives_killed_filler() {
     may_be_killed(Way::Checkpoint);
 }
 
 #[test]
-fn whoever_fills_memory_of_one_that_slept_may_be_killed() {
+fn lazy_wake_survives_killed_filler() {
     may_be_killed(Way::Sleep);
 }
 
@@ -259,7 +265,7 @@ fn may_be_killed(way: Way) {
     ] {
         saved_with(&host, way, 1, &[]);
         let (filler, _) = held_on(&host, way);
-        // All at once: the second takes the filler's place as soon as it can.
+        // All at once: the second process takes the filler's place as soon as it can.
         let all: Vec<Vec<Pid>> = victims.iter().map(|victim| named(&host, victim)).collect();
         assert!(all.iter().all(|pids| !pids.is_empty()), "{victims:?}: {all:?}");
         signal(&all.concat(), Signal::KILL);
@@ -270,12 +276,12 @@ fn may_be_killed(way: Way) {
     }
 }
 
-/// Again and again, in the middle of whatever happens.
+/// The filler is killed repeatedly, at any moment.
 #[test]
-fn whoever_fills_memory_may_be_killed_at_any_time() {
+fn lazy_restore_survives_filler_killed_at_any_time() {
     let host = host();
     let mut killed = 0;
-    // On a busy machine it may all be there before somebody is killed often enough.
+    // On a busy machine all memory may be loaded before the filler was killed often enough.
     for round in 0.. {
         assert!(round < 10, "killed {killed} times in {round} rounds");
         saved(&host, 1);
@@ -287,7 +293,8 @@ fn whoever_fills_memory_may_be_killed_at_any_time() {
                 if filler.is_empty() && second.is_empty() {
                     break;
                 }
-                // Nobody is killed before somebody stands by: without both it ends, as is shown below.
+                // The filler is killed only while a second process stands by. Without both the
+                // container ends, as is shown below.
                 if filler.len() == 1 && !second.is_empty() {
                     signal(&filler, Signal::KILL);
                     killed += 1;
@@ -303,18 +310,18 @@ fn whoever_fills_memory_may_be_killed_at_any_time() {
 }
 
 #[test]
-fn when_nobody_can_fill_memory_any_more_the_container_ends() {
+fn container_ends_when_all_fillers_are_killed() {
     let host = host();
     saved(&host, 1);
     for attempt in 0.. {
-        assert!(attempt < 10, "all its memory was there before it forked");
-        // What it said the last time stays in its log.
-        let said_before = host.dm(&["logs", "lazy"]).stdout.len();
+        assert!(attempt < 10, "all memory was loaded before the fork");
+        // The log keeps the lines of earlier rounds.
+        let length_before = host.dm(&["logs", "lazy"]).stdout.len();
         let (filler, second) = held(&host);
-        let file = File::open(fill_file(&host)).expect("it is there");
+        let file = File::open(fill_file(&host)).expect("the file exists");
         std::thread::scope(|scope| {
             scope.spawn(|| host.dm(&["exec", "lazy", "touch", "/go-0"]));
-            // Its child is made when that has been read.
+            // The workload forks when this file has been read.
             signal(&filler, Signal::CONT);
             let has_forked = || number(&file, head::FORKED).is_ok_and(|forked| forked != 0);
             wait_until(Duration::from_secs(5) * slowness(), has_forked);
@@ -322,12 +329,12 @@ fn when_nobody_can_fill_memory_any_more_the_container_ends() {
             signal(&[filler, second].concat(), Signal::KILL);
         });
         let events = events_with_its_end(&host);
-        let log = host.dm(&["logs", "lazy"]).stdout.split_off(said_before);
+        let log = host.dm(&["logs", "lazy"]).stdout.split_off(length_before);
         let is_ok = log.lines().any(|line| line == "ok");
-        // LIMIT: the child may find zeros before, and then the workload ends by itself.
+        // LIMIT: the child may find zeros before that, and then the workload ends by itself.
         let found_zeros = log.contains("failed");
         if events.contains("nobody else has the child's") || found_zeros {
-            assert!(!is_ok, "it went on:\n{log}");
+            assert!(!is_ok, "the workload continued:\n{log}");
             break;
         }
         assert!(is_ok, "{log}\n{events}");
@@ -335,22 +342,22 @@ fn when_nobody_can_fill_memory_any_more_the_container_ends() {
     }
 }
 
-/// What was missing is zeros then, which it may have found: nobody saves that, and nobody is left to
-/// wait for it.
+/// Missing pages read as zeros then, which the program may have seen. Such memory is not saved, and
+/// no process is left to wait for the container.
 #[test]
-fn when_the_keeper_is_killed_with_them_the_container_ends() {
+fn container_ends_when_fillers_and_keeper_are_killed() {
     let host = host();
     let ways = [(Way::Checkpoint, &["ps"][..]), (Way::Sleep, &["ps"]), (Way::Sleep, &[])];
     for (way, next) in ways {
         saved_with(&host, way, 1, &[]);
         let (filler, second) = held_on(&host, way);
         let keeper = named(&host, KEEPER);
-        // ORDER: nobody takes another's place.
+        // ORDER: stopped first, so that no process takes another's place.
         signal(&second, Signal::STOP);
         signal(&keeper, Signal::STOP);
         let all = [filler, second, keeper].concat();
         signal(&all, Signal::KILL);
-        // On a busy machine they end later, and who looks before finds a keeper.
+        // On a busy machine they end later, and an earlier look would find a keeper.
         let is_over = || {
             let left = host.processes();
             all.iter()
@@ -358,9 +365,9 @@ fn when_the_keeper_is_killed_with_them_the_container_ends() {
         };
         assert!(wait_until(Duration::from_secs(10) * slowness(), is_over), "{all:?}");
         if next.is_empty() {
-            // Whoever would save it finds out as well.
+            // A suspend also detects the lost memory.
             let note = host.root().join("lib/custody");
-            fs::remove_file(note).expect("a keeper is on record");
+            fs::remove_file(note).expect("the record of a keeper");
             let out = host.dm(&["sleep", "lazy"]);
             assert!(out.status != 0 && out.stderr.contains("was ended"), "{out}");
             host.dm(&["start", "lazy"]).ok();
@@ -376,13 +383,13 @@ fn when_the_keeper_is_killed_with_them_the_container_ends() {
 }
 
 #[test]
-fn damaged_memory_ends_the_container() {
+fn damaged_lazy_memory_ends_container() {
     let host = host();
     saved(&host, 1);
     let pages = pages(&host, Way::Checkpoint);
-    let length = fs::metadata(&pages).expect("it is there").len();
+    let length = fs::metadata(&pages).expect("the file exists").len();
     flip(&pages, length / 2);
-    // It may be found before or after its processes go on.
+    // The damage may be found before or after the processes resume.
     let out = host.dm(&["restore", "--lazy", "lazy"]);
     assert!(out.status == 0 || out.stderr.contains("damaged"), "{out}");
     host.wait_for_state("lazy", "stopped");
@@ -396,17 +403,17 @@ fn damaged_memory_ends_the_container() {
     is_right(&host);
 }
 
-/// Found before anything runs it sleeps on, and comes back when it is whole again; found later it is
-/// ended.
+/// If the damage is found before a process runs, the container stays asleep and can be woken once
+/// its pages are whole. If it is found later, the container is ended.
 #[test]
-fn damaged_memory_of_one_that_sleeps_is_told() {
+fn damaged_memory_fails_wake_or_ends_container() {
     let host = Host::with_busybox();
     let serve = ["busybox", "probe", "count", "0.0.0.0", "80", "64000"];
     host.dm(&[&["run", "-d", "--name", "lazy"], &serve[..]].concat()).ok();
     host.wait_inside("lazy", "netstat -ltn | grep -q ':80 '");
     host.dm(&["sleep", "lazy"]).ok();
     let pages = pages(&host, Way::Sleep);
-    let length = fs::metadata(&pages).expect("it is there").len();
+    let length = fs::metadata(&pages).expect("the file exists").len();
     flip(&pages, length / 2);
     let out = host.dm(&["wake", "lazy"]);
     if out.status == 0 {
@@ -418,17 +425,17 @@ fn damaged_memory_of_one_that_sleeps_is_told() {
     assert_eq!(host.state_of("lazy"), "asleep");
     flip(&pages, length / 2);
     host.dm(&["wake", "lazy"]).ok();
-    let said = host.dm(&["exec", "lazy", "probe", "ask", "127.0.0.1", "80"]).ok();
-    assert_eq!(said.trim(), "call 1");
+    let answer = host.dm(&["exec", "lazy", "probe", "ask", "127.0.0.1", "80"]).ok();
+    assert_eq!(answer.trim(), "call 1");
 }
 
 fn pages(host: &Host, way: Way) -> PathBuf {
-    let id = host.inspect("lazy")["id"].as_str().expect("it has one").to_owned();
+    let id = host.inspect("lazy")["id"].as_str().expect("a container id").to_owned();
     host.root().join("lib/containers").join(id).join(way.place()).join("pages")
 }
 
 #[test]
-fn clones_of_large_memory_go_on_by_themselves() {
+fn clones_of_lazy_container_run_independently() {
     let host = host();
     saved(&host, 1);
     host.dm(&["clone", "--name", "other", "lazy"]).ok();

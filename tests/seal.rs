@@ -1,5 +1,5 @@
-//! Archives that are encrypted: who has a key makes a container of one, nobody else reads anything in it,
-//! and what was changed on the way is refused before it becomes anything.
+//! Encrypted archives: a container is made with a key only, contents are unreadable without one,
+//! and a modified archive is refused before it creates anything.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use dormouse_testkit::{Host, dormouse};
 
 use super::{carry_image, flip, go_on, host, rounds, start, wait_for_line};
 
-/// Two who have keys, made for these tests: what is public, and what is not.
+/// Key pairs made for these tests: the public and the secret key of each.
 const ONE: [&str; 2] = [
     "age1zjj63yzncepuavl5jcs9w8qymtkrwhc83pzde7s45e5p6tv323ws676lwy",
     "AGE-SECRET-KEY-1JPZY2QWYKW90MGS5R8HDDD0JZS6HX0SZUJVXZC433UWK3P7E5N0Q97LX33",
@@ -20,15 +20,15 @@ const OTHER: [&str; 2] = [
 ];
 
 const HEAD: &[u8] = b"age-encryption.org/v1\n";
-/// Bytes of a chunk as it is encrypted.
+/// Bytes of an encrypted chunk.
 const CHUNK_BYTES: usize = (64 << 10) + 16;
 const NONCE_BYTES: usize = 16;
 
-/// A file of the host that only its owner may read.
+/// Writes a file that only its owner can read.
 fn file(host: &Host, name: &str, text: &str) -> String {
     let path = host.dir().join(name);
-    fs::write(&path, text).expect("it can be written");
-    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("it is ours");
+    fs::write(&path, text).expect("write the file");
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("our child");
     path.display().to_string()
 }
 
@@ -36,7 +36,7 @@ fn place(host: &Host, name: &str) -> String {
     host.dir().join(name).display().to_string()
 }
 
-/// The heap of the workload, of which nothing is on a disk.
+/// Returns whether the bytes contain the workload's heap, no part of which is in a file.
 fn has_memory(bytes: &[u8]) -> bool {
     bytes.windows(64).any(|w| w == [b'h'; 64])
 }
@@ -49,7 +49,7 @@ fn refused(host: &Host, words: &[&str], why: &str) {
     assert!(!out.stderr.contains("1JPZY") && !out.stderr.contains("1ZEV9"), "{out}");
 }
 
-/// The rounds of the workload, in whose middle it was carried away.
+/// Runs the rest of the workload after its container was carried to another host.
 fn finish(host: &Host, name: &str) {
     for round in 0..rounds() {
         if round > 0 {
@@ -67,7 +67,7 @@ fn an_encrypted_archive_is_for_those_who_have_a_key() {
     start(&here, "memory", &["--net", "none"]);
     wait_for_line(&here, "memory", "ready 0");
 
-    // What cannot be encrypted so is not saved: it goes on.
+    // A failed encryption saves nothing, and the container continues.
     let sealed = place(&here, "sealed");
     let save = ["checkpoint", "--archive", "--to", &sealed];
     let empty = file(&here, "empty", "# nobody\n");
@@ -86,30 +86,30 @@ fn an_encrypted_archive_is_for_those_who_have_a_key() {
 
     let plain = place(&here, "plain");
     here.dm(&["checkpoint", "--leave-running", "--archive", "--to", &plain, "memory"]).ok();
-    assert!(has_memory(&fs::read(&plain).expect("it was written")));
-    let list = file(&here, "list", &format!("# who may\n\n{}\n", OTHER[0]));
-    let whom = ["--recipient", ONE[0], "--recipients-file", &list];
-    here.dm(&[&save[..], &whom, &["memory"]].concat()).ok();
+    assert!(has_memory(&fs::read(&plain).expect("the file was written")));
+    let list = file(&here, "list", &format!("# recipients\n\n{}\n", OTHER[0]));
+    let recipients = ["--recipient", ONE[0], "--recipients-file", &list];
+    here.dm(&[&save[..], &recipients, &["memory"]].concat()).ok();
     assert_eq!(here.state_of("memory"), "stopped");
-    let bytes = fs::read(&sealed).expect("it was written");
+    let bytes = fs::read(&sealed).expect("the file was written");
     assert!(bytes.starts_with(HEAD) && !has_memory(&bytes));
     for word in ["DORMARCH", "workloads", "/bin/memory", "hostname"] {
         assert!(!bytes.windows(word.len()).any(|w| w == word.as_bytes()), "{word}");
     }
 
     let import = ["checkpoint", "import"];
-    let nobody = file(&there, "nobody", &format!("{}\n", OTHER[1].replace('Z', "Y")));
+    let invalid = file(&there, "invalid", &format!("{}\n", OTHER[1].replace('Z', "Y")));
     refused(&there, &[&import[..], &[&sealed]].concat(), "is encrypted: give --identity FILE");
-    let keys = ["--identity", &nobody, &sealed];
+    let keys = ["--identity", &invalid, &sealed];
     refused(&there, &[&import[..], &keys].concat(), "non-identity data on line 1");
     let key = file(&there, "key", &format!("# created: today\n{}\n", OTHER[1]));
-    fs::set_permissions(&key, Permissions::from_mode(0o640)).expect("it is ours");
+    fs::set_permissions(&key, Permissions::from_mode(0o640)).expect("our child");
     let keys = ["--identity", &key, &sealed];
     refused(&there, &[&import[..], &keys].concat(), "chmod 600");
-    fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("it is ours");
+    fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("our child");
     assert_eq!(there.dm(&["ps", "-a", "--quiet"]).ok(), "");
     assert_eq!(there.dm(&[&import[..], &keys].concat()).ok(), "memory");
-    // Where no key is needed one that is given does no harm.
+    // A superfluous key does no harm.
     let keys = ["--name", "plain", "--identity", &key, &plain];
     assert_eq!(there.dm(&[&import[..], &keys].concat()).ok(), "plain");
     there.dm(&["restore", "memory"]).ok();
@@ -135,13 +135,15 @@ fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
     import(&other, "no identity that was given opens it");
 
     let path = Path::new(&archive);
-    let good = fs::read(path).expect("it was written");
-    let find = |what: &[u8]| good.windows(what.len()).position(|w| w == what).expect("it is there");
+    let good = fs::read(path).expect("the file was written");
+    let find =
+        |what: &[u8]| good.windows(what.len()).position(|w| w == what).expect("the file exists");
     let mac = find(b"\n--- ") + 5;
     let chunks = mac + 44 + NONCE_BYTES;
     let last = chunks + (good.len() - chunks) / CHUNK_BYTES * CHUNK_BYTES;
     let changed = "it is not what was encrypted";
-    // Recipients stand in it in any order, with some that are nobody's; a flipped letter is to be a letter.
+    // The order of recipients is arbitrary, and some are dummies. A flipped letter must remain a
+    // letter.
     let share = find(b"\n-> X25519 ") + 11;
     let is_letter = |at: &usize| (good[*at] ^ 4).is_ascii_alphanumeric();
     let recipient = (share..share + 40).find(is_letter).expect("one of forty");
@@ -162,12 +164,12 @@ fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
         import(&key, why);
         flip(path, at as u64);
     }
-    let write = |parts: &[&[u8]]| fs::write(path, parts.concat()).expect("it can be written");
+    let write = |parts: &[&[u8]]| fs::write(path, parts.concat()).expect("write the file");
     for (length, why) in [
         (10, "damaged"),
         (HEAD.len() + 30, "it is cut off"),
         (chunks - 1, "it is cut off"),
-        // Between two chunks nothing is missing that its own checksum would tell.
+        // Cut between two chunks, every remaining chunk has a valid tag.
         (chunks, "it is cut off"),
         (chunks + CHUNK_BYTES, "it is cut off"),
         (last, "it is cut off"),
@@ -186,7 +188,7 @@ fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
     import(&key, changed);
     write(&[&good[..chunks], &good[first..]]);
     import(&key, changed);
-    // A head that would go on for ever, and one that asks for years of work.
+    // An endless head, and a key derivation that takes years.
     write(&[HEAD, &b"-> X25519 a\n\n".repeat(100_000)]);
     import(&key, "its head is too long");
     let work =
@@ -198,9 +200,9 @@ fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
     refused(&host, &words, "2^40 units of work");
     assert_eq!(host.dm(&["ps", "-a", "--quiet"]).ok().lines().count(), 1);
     let left = host.root().join("lib/containers");
-    assert_eq!(fs::read_dir(&left).expect("it is there").count(), 1, "{}", left.display());
+    assert_eq!(fs::read_dir(&left).expect("the file exists").count(), 1, "{}", left.display());
 
-    // Through a pipe, compressed, with a key too many.
+    // Through a pipe, compressed, with an additional key.
     let command = format!("{} --root {}", dormouse().display(), host.root().display());
     host.sh(&format!(
         "{command} checkpoint export --compress -r {} memory | \
@@ -223,14 +225,14 @@ fn an_archive_is_encrypted_with_a_passphrase() {
     let out = host.dm(&[&export[..], &["-r", ONE[0], "memory"]].concat());
     assert!(out.status != 0 && out.stderr.contains("cannot be used with"), "{out}");
     host.dm(&[&export[..], &["memory"]].concat()).ok();
-    assert!(!has_memory(&fs::read(&archive).expect("it was written")));
+    assert!(!has_memory(&fs::read(&archive).expect("the file was written")));
     let import = ["checkpoint", "import", "--name", "b"];
     let key = file(&host, "key", ONE[1]);
     let words = [&import[..], &["--identity", &key, &archive]].concat();
     refused(&host, &words, "give --passphrase-file FILE");
     let words = [&import[..], &["--passphrase-file", &wrong, &archive]].concat();
     refused(&host, &words, "another passphrase");
-    // Out of a pipe as well, as from a program that keeps it.
+    // From a pipe as well, as from a program that stores the passphrase.
     let words = [&import[..], &["--passphrase-file", "/dev/stdin", &archive]].concat();
     assert_eq!(host.dm_with_input(b"right\n", &words).ok(), "b");
     host.dm(&["restore", "b"]).ok();

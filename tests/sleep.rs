@@ -1,4 +1,5 @@
-//! A container sleeps without processes and answers whoever calls as if it had not.
+//! A container is suspended to disk without processes, and answers its clients as if it had not
+//! been.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use dormouse_testkit::{Host, image, slowness, wait_until};
 
-/// A server that numbers its callers: what it has in memory goes on, or the numbers would not.
+/// A server that numbers its connections: the numbers continue only if its memory is restored.
 const COUNT: &[&str] = &["busybox", "probe", "count", "0.0.0.0", "80"];
 
 #[track_caller]
@@ -17,7 +18,7 @@ fn counting(options: &[&str]) -> Host {
     host
 }
 
-/// Calls it from the host at its own address.
+/// Connects to the container from the host, at the container's address.
 #[track_caller]
 fn call(host: &Host) -> String {
     call_one(host, "x")
@@ -26,20 +27,20 @@ fn call(host: &Host) -> String {
 #[track_caller]
 fn call_one(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
-    let mut said = None;
-    // Only the first call may come before it listens.
+    let mut output = None;
+    // Only the first attempt may precede the listener.
     wait_until(Duration::from_secs(10) * slowness(), || {
         let mut probe = host.command(image::probe());
         probe.args(["ask", &address, "80"]);
         let out = dormouse_testkit::run(probe, b"", Duration::from_secs(20) * slowness());
         let answered = out.status == 0;
-        said = Some(out);
+        output = Some(out);
         answered
     });
-    said.expect("it was asked at least once").ok().trim().to_owned()
+    output.expect("at least one attempt").ok().trim().to_owned()
 }
 
-/// Whoever is put to sleep at work is awake again, so it waits first until all inside do.
+/// An active container is resumed at once, so this waits first until all its processes are blocked.
 #[track_caller]
 fn put_to_sleep(host: &Host) {
     let waits = |(pid, _): (u32, String)| {
@@ -47,47 +48,50 @@ fn put_to_sleep(host: &Host) {
         stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
     };
     let all_wait = || inside(host).into_iter().all(waits);
-    assert!(wait_until(Duration::from_secs(10) * slowness(), all_wait), "it is at work");
+    assert!(
+        wait_until(Duration::from_secs(10) * slowness(), all_wait),
+        "the container stays active"
+    );
     host.dm(&["sleep", "x"]).ok();
     assert_eq!(host.state_of("x"), "asleep");
 }
 
-/// Kills who hears callers.
+/// Kills the keeper, which listens for the clients of asleep containers.
 #[track_caller]
 fn kill_keeper(host: &Host) {
     let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
-    let (keeper, _) = keeper.expect("somebody sleeps");
+    let (keeper, _) = keeper.expect("a keeper");
     let pid = rustix::process::Pid::from_raw(keeper as i32).expect("a pid");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it lives");
-    // It is gone when it has let go of everything.
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("the process exists");
+    // The process exits after it has closed its descriptors.
     let is_gone = || host.processes().iter().all(|(pid, _)| *pid != keeper);
     assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
 }
 
-/// Kills who hears callers, and who has copies.
+/// Kills the keeper, and the vault with its copies of the descriptors.
 #[track_caller]
 fn kill_both(host: &Host) {
     let ours = |line: &str| line.contains("dormouse-keeper") || line.contains("dormouse-vault");
     let both = || host.processes().into_iter().filter(|(_, line)| ours(line));
     let pids: Vec<u32> = both().map(|(pid, _)| pid).collect();
-    assert_eq!(pids.len(), 2, "somebody sleeps");
+    assert_eq!(pids.len(), 2, "a keeper and a vault");
     for signal in [rustix::process::Signal::STOP, rustix::process::Signal::KILL] {
         for pid in &pids {
             let pid = rustix::process::Pid::from_raw(*pid as i32).expect("a pid");
-            rustix::process::kill_process(pid, signal).expect("it lives");
+            rustix::process::kill_process(pid, signal).expect("the process exists");
         }
     }
     let is_gone = || both().count() == 0;
     assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
 }
 
-/// Processes of the container, as the host sees them.
+/// Processes of the container as the host sees them.
 fn inside(host: &Host) -> Vec<(u32, String)> {
     host.processes().into_iter().filter(|(_, command)| command.contains("probe")).collect()
 }
 
 #[test]
-fn vm_whoever_calls_wakes_it_and_is_answered() {
+fn vm_connection_wakes_asleep_container_and_is_answered() {
     let host = counting(&["-p", "8080:80"]);
     assert_eq!(call(&host), "call 1");
     assert_eq!(inside(&host).len(), 1);
@@ -98,24 +102,24 @@ fn vm_whoever_calls_wakes_it_and_is_answered() {
         assert_eq!(host.state_of("x"), "running");
         // From another machine, at the published port.
         put_to_sleep(&host);
-        let said = host.neighbour_sh(&format!("busybox nc {} 8080 </dev/null", Host::ADDRESS));
-        assert_eq!(said.ok().trim(), format!("call {}", 3 + round * 2));
+        let answer = host.neighbour_sh(&format!("busybox nc {} 8080 </dev/null", Host::ADDRESS));
+        assert_eq!(answer.ok().trim(), format!("call {}", 3 + round * 2));
     }
     assert!(host.dm(&["ps"]).ok().contains("Up"));
 }
 
 #[test]
-fn vm_clones_that_come_to_be_asleep_go_on_by_themselves() {
+fn vm_clones_created_asleep_run_independently() {
     let host = counting(&["-p", "8080:80"]);
     assert_eq!(call(&host), "call 1");
     host.dm(&["exec", "x", "sh", "-c", "echo of x >/file"]).ok();
     let clones = ["c-1", "c-2", "c-3"];
     let made = host.dm(&["clone", "--asleep", "-n", "3", "--name", "c", "x"]).ok();
     assert_eq!(made.lines().collect::<Vec<_>>(), clones);
-    assert_eq!(call(&host), "call 2", "the other goes on");
-    assert_eq!(inside(&host).len(), 1, "nobody else has a process");
+    assert_eq!(call(&host), "call 2", "the original continues");
+    assert_eq!(inside(&host).len(), 1, "clones have no process");
     clones.iter().for_each(|name| assert_eq!(host.state_of(name), "asleep"));
-    // What it came from is not needed any more.
+    // The clones no longer need the original.
     host.dm(&["rm", "--force", "x"]).ok();
     kill_keeper(&host);
     for (n, name) in clones.iter().enumerate() {
@@ -132,7 +136,7 @@ fn vm_clones_that_come_to_be_asleep_go_on_by_themselves() {
     }
     host.dm(&["clone", "--asleep", "--name", "d", "c-2"]).ok();
     assert_eq!(call_one(&host, "d"), "call 4");
-    // One that was never woken goes like any other.
+    // A clone that was never woken is removed like any other.
     host.dm(&["clone", "--asleep", "--name", "e", "c-2"]).ok();
     host.dm(&["rm", "--force", "e"]).ok();
     let taken = host.dm(&["clone", "--asleep", "--name", "d", "c-2"]);
@@ -140,26 +144,26 @@ fn vm_clones_that_come_to_be_asleep_go_on_by_themselves() {
 }
 
 #[test]
-fn vm_a_datagram_wakes_it_and_is_answered() {
+fn vm_datagram_wakes_asleep_container_and_is_answered() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "busybox", "probe", "udp-echo", "0.0.0.0", "53"];
     host.dm(&serve).ok();
     let address = host.address_of("x");
-    let ask = || {
+    let ask_probe = || {
         let mut probe = host.command(image::probe());
-        probe.args(["udp-ask", &address, "53", "squeak"]);
+        probe.args(["udp-ask_probe", &address, "53", "squeak"]);
         dormouse_testkit::run(probe, b"", Duration::from_secs(10) * slowness())
     };
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || ask().status == 0));
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || ask_probe().status == 0));
     for _ in 0..3 {
         put_to_sleep(&host);
-        assert_eq!(ask().ok().trim(), "squeak");
+        assert_eq!(ask_probe().ok().trim(), "squeak");
         assert_eq!(host.state_of("x"), "running");
     }
 }
 
 #[test]
-fn vm_a_call_while_it_falls_asleep_is_answered() {
+fn vm_connection_during_suspend_is_answered() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     let address = host.address_of("x");
@@ -177,16 +181,16 @@ fn vm_a_call_while_it_falls_asleep_is_answered() {
             .collect();
         host.dm(&["sleep", "x"]).ok();
         for caller in callers {
-            let said = caller.join().expect("it does not panic").ok();
-            assert!(said.starts_with("call "), "{said}");
+            let answer = caller.join().expect("no panic").ok();
+            assert!(answer.starts_with("call "), "{answer}");
         }
     }
     let after = 5 * (10 / slowness().min(10)).max(1) * 3 + 2;
-    assert_eq!(call(&host), format!("call {after}"), "every caller was counted once");
+    assert_eq!(call(&host), format!("call {after}"), "every client was counted once");
 }
 
 #[test]
-fn commands_wake_it_or_say_what_to_do() {
+fn commands_wake_asleep_container_or_report_what_to_do() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     put_to_sleep(&host);
@@ -203,12 +207,12 @@ fn commands_wake_it_or_say_what_to_do() {
         let out = host.dm(command);
         assert!(out.status != 0 && out.stderr.contains("asleep"), "{command:?}: {out}");
     }
-    put_to_sleep(&host); // it is already
+    put_to_sleep(&host); // already asleep
     assert_eq!(call(&host), "call 4");
 }
 
 #[test]
-fn an_asleep_container_is_stopped_and_removed_as_others_are() {
+fn asleep_container_is_stopped_and_removed() {
     let host = counting(&["-p", "8080:80"]);
     assert_eq!(call(&host), "call 1");
     put_to_sleep(&host);
@@ -217,31 +221,32 @@ fn an_asleep_container_is_stopped_and_removed_as_others_are() {
     let gone = host.neighbour_sh(&format!("busybox nc -w 2 {} 8080 </dev/null", Host::ADDRESS));
     assert!(gone.status != 0 || gone.stdout.is_empty(), "{gone}");
     host.dm(&["start", "x"]).ok();
-    assert_eq!(call(&host), "call 1", "it was started anew");
+    assert_eq!(call(&host), "call 1", "a new start");
     put_to_sleep(&host);
     host.dm(&["rm", "--force", "x"]).ok();
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
 }
 
-/// Its first process does not listen to the signal that asks it to end.
+/// The init ignores SIGTERM.
 #[test]
-fn vm_put_to_sleep_while_it_is_being_stopped_it_stops() {
+fn vm_stop_completes_despite_concurrent_sleep() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
-    let mut stop = host.dormouse(&["stop", "--time", "60", "x"]).spawn().expect("it starts");
+    let mut stop =
+        host.dormouse(&["stop", "--time", "60", "x"]).spawn().expect("the command starts");
     let record = host.root().join("run/c/*/init.json");
-    let look = format!("grep -q '\"stopping\":true' {}", record.display());
-    let is_asked = || host.sh(&look).status == 0;
-    assert!(wait_until(Duration::from_secs(10) * slowness(), is_asked));
+    let is_recorded = format!("grep -q '\"stopping\":true' {}", record.display());
+    let is_stopping = || host.sh(&is_recorded).status == 0;
+    assert!(wait_until(Duration::from_secs(10) * slowness(), is_stopping));
     host.dm(&["sleep", "x"]).ok();
-    assert!(stop.wait().expect("it ends").success());
+    assert!(stop.wait().expect("the command ends").success());
     assert_eq!(host.state_of("x"), "stopped");
 }
 
-/// Its processes wait for each other, and one of them works at any time: whoever is stopped first waits for
-/// what another does before it is stopped, too.
+/// The processes wait for each other, and one of them runs at any time. A process that is stopped
+/// first waits for the action of another that runs until its own stop.
 #[test]
-fn vm_one_at_work_is_awake_again_though_nobody_calls() {
+fn vm_active_container_resumes_without_connection() {
     let host = Host::with_busybox();
     let ring = ["busybox", "probe", "ring", "12"];
     let children = ["busybox", "sh", "-c", "while :; do sh -c 'true | true'; done"];
@@ -257,17 +262,18 @@ fn vm_one_at_work_is_awake_again_though_nobody_calls() {
     }
 }
 
-/// A call that is stopped at work begins again, as one does that waits. Its peer has nothing more to say.
+/// A system call that is interrupted while it works restarts, like one that waits. Its peer sends
+/// nothing further.
 #[test]
-fn vm_one_that_sends_is_awake_again_though_nobody_calls() {
+fn vm_sending_container_resumes_without_connection() {
     let host = Host::with_busybox();
     let words = ["busybox", "probe", "send", "/bin/busybox", "0.0.0.0", "80"];
     host.dm(&[&["run", "-d", "--name", "x"], &words[..]].concat()).ok();
     let address = host.address_of("x");
     host.wait_inside("x", "netstat -ltn | grep -q :80");
     let reader = host.in_network(move || {
-        let mut peer = TcpStream::connect((address, 80)).expect("it listens");
-        std::io::copy(&mut peer, &mut std::io::sink()).expect("it is not reset")
+        let mut peer = TcpStream::connect((address, 80)).expect("the server listens");
+        std::io::copy(&mut peer, &mut std::io::sink()).expect("the connection is not reset")
     });
     for _ in 0..(60 / slowness()).max(10) {
         host.dm(&["sleep", "x"]).ok();
@@ -276,19 +282,20 @@ fn vm_one_that_sends_is_awake_again_though_nobody_calls() {
         host.wait_for_state("x", "running");
     }
     host.dm(&["stop", "--time", "0", "x"]).ok();
-    assert!(reader.join().expect("its connection ends without an error") > 0);
+    assert!(reader.join().expect("the connection ends without an error") > 0);
 }
 
 #[test]
-fn what_cannot_sleep_says_why_and_goes_on() {
+fn refused_sleep_reports_cause_and_container_continues() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
-    let mut visitor = host.dormouse(&["exec", "x", "sleep", "1000"]).spawn().expect("it starts");
+    let mut entered =
+        host.dormouse(&["exec", "x", "sleep", "1000"]).spawn().expect("the command starts");
     host.wait_inside("x", "pidof sleep");
     let out = host.dm(&["sleep", "x"]);
     assert!(out.status != 0 && out.stderr.contains("(sleep)"), "{out}");
-    visitor.kill().expect("it runs");
-    visitor.wait().expect("it was started");
+    entered.kill().expect("the process runs");
+    entered.wait().expect("a started child");
     assert_eq!(host.state_of("x"), "running");
     assert_eq!(call(&host), "call 2");
     let out = host.dm(&["run", "-d", "--rm", "--name", "y", "busybox", "sleep", "1000"]);
@@ -298,24 +305,24 @@ fn what_cannot_sleep_says_why_and_goes_on() {
 }
 
 #[test]
-fn vm_who_waits_for_its_end_keeps_it_awake() {
+fn vm_pending_wait_command_keeps_container_awake() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
-    let mut waiter = host.dormouse(&["wait", "x"]).spawn().expect("it can be started");
+    let mut waiter = host.dormouse(&["wait", "x"]).spawn().expect("the command starts");
     let refused = || {
         let out = host.dm(&["sleep", "x"]);
         if out.status == 0 {
-            host.dm(&["wake", "x"]).ok(); // it did not wait yet
+            host.dm(&["wake", "x"]).ok(); // the wait has not registered yet
         }
         out.status != 0
     };
     assert!(wait_until(Duration::from_secs(10) * slowness(), refused));
     assert_eq!(call(&host), "call 2");
     host.dm(&["kill", "x"]).ok();
-    assert!(waiter.wait().expect("it can be waited for").success());
+    assert!(waiter.wait().expect("our child").success());
 }
 
-/// A server that speaks with each caller as long as he likes (`probe stream`).
+/// Starts a server that exchanges bytes with each client for any time (`probe stream`).
 #[track_caller]
 fn streaming(options: &[&str]) -> Host {
     let host = Host::with_busybox();
@@ -324,10 +331,10 @@ fn streaming(options: &[&str]) -> Host {
     host
 }
 
-/// A caller of such a server, and how much it was told and has sent.
+/// A client of such a server, with the counts of received and sent bytes.
 struct Caller {
     stream: TcpStream,
-    told: usize,
+    received: usize,
     sent: usize,
 }
 
@@ -336,13 +343,13 @@ fn at(n: usize) -> u8 {
 }
 
 impl Caller {
-    /// Connects from the host's network, as soon as somebody listens.
+    /// Connects from the host's network, as soon as the server listens.
     #[track_caller]
     fn new(host: &Host) -> Self {
         Self::of(host, &host.address_of("x"))
     }
 
-    /// The same of who knows where, without a command.
+    /// Connects to a known address, without a command.
     #[track_caller]
     fn of(host: &Host, address: &str) -> Self {
         let address = format!("{address}:80");
@@ -354,34 +361,34 @@ impl Caller {
             });
             found
         });
-        let stream = connected.join().expect("it does not panic").expect("somebody listens");
+        let stream = connected.join().expect("no panic").expect("a listener");
         let limit = Some(Duration::from_secs(30) * slowness());
-        stream.set_read_timeout(limit).expect("a limit can be set");
-        stream.set_write_timeout(limit).expect("a limit can be set");
-        Self { stream, told: 0, sent: 0 }
+        stream.set_read_timeout(limit).expect("a timeout");
+        stream.set_write_timeout(limit).expect("a timeout");
+        Self { stream, received: 0, sent: 0 }
     }
 
-    /// Asks for the next bytes, and hears them in pieces.
-    fn hear(&mut self, bytes: usize, mut piece: impl FnMut(usize)) {
-        writeln!(self.stream, "<{bytes}").expect("it is connected");
+    /// Requests the next bytes, and receives them in pieces.
+    fn receive(&mut self, bytes: usize, mut piece: impl FnMut(usize)) {
+        writeln!(self.stream, "<{bytes}").expect("the connection is open");
         let mut buffer = [0; 8192];
-        let end = self.told + bytes;
-        while self.told < end {
-            let n = (end - self.told).min(buffer.len());
-            let n = self.stream.read(&mut buffer[..n]).expect("it goes on");
-            assert!(n > 0, "it has ended after {} bytes", self.told);
+        let end = self.received + bytes;
+        while self.received < end {
+            let n = (end - self.received).min(buffer.len());
+            let n = self.stream.read(&mut buffer[..n]).expect("the connection continues");
+            assert!(n > 0, "end of stream after {} bytes", self.received);
             for (i, byte) in buffer[..n].iter().enumerate() {
-                assert_eq!(*byte, at(self.told + i), "byte {}", self.told + i);
+                assert_eq!(*byte, at(self.received + i), "byte {}", self.received + i);
             }
-            self.told += n;
-            piece(self.told);
+            self.received += n;
+            piece(self.received);
         }
     }
 
-    /// Sends the next bytes, and is told that they are.
-    fn tell(&mut self, bytes: usize) {
+    /// Sends the next bytes, and waits for the acknowledgement.
+    fn send_acknowledged(&mut self, bytes: usize) {
         self.send(bytes);
-        self.hear_thanks();
+        self.receive_acknowledgement();
     }
 
     fn send(&mut self, bytes: usize) {
@@ -390,73 +397,73 @@ impl Caller {
         writeln!(self.stream, ">{bytes}").and_then(|()| self.stream.write_all(&all)).expect("sent");
     }
 
-    fn hear_thanks(&mut self) {
-        let mut said = [0; 5];
-        self.stream.read_exact(&mut said).expect("it answers");
-        assert_eq!(&said, b"good\n");
+    fn receive_acknowledgement(&mut self) {
+        let mut text = [0; 5];
+        self.stream.read_exact(&mut text).expect("an answer");
+        assert_eq!(&text, b"good\n");
     }
 }
 
 #[test]
-fn vm_an_open_connection_wakes_it_and_goes_on() {
+fn vm_open_connection_wakes_container_and_continues() {
     let host = streaming(&[]);
     let mut caller = Caller::new(&host);
     let mut other = Caller::new(&host);
-    other.tell(10);
+    other.send_acknowledged(10);
     for round in 0..20 / slowness().min(5) as usize {
-        caller.hear(100 + round, |_| {});
+        caller.receive(100 + round, |_| {});
         put_to_sleep(&host);
         assert_eq!(inside(&host), []);
         if round % 2 == 0 {
-            caller.tell(1000);
+            caller.send_acknowledged(1000);
         }
     }
-    other.tell(10);
-    // Hanging up is something that the container wants to know, too.
+    other.send_acknowledged(10);
+    // The close of a connection wakes the container, too.
     put_to_sleep(&host);
     drop(caller);
     host.wait_for_state("x", "running");
     put_to_sleep(&host);
-    other.hear(10, |_| {});
+    other.receive(10, |_| {});
 }
 
-/// Long enough for a wake that must not come.
+/// Waits long enough to see a wake that must not come.
 fn a_while() {
     thread::sleep(Duration::from_secs(1) * slowness());
 }
 
 #[test]
-fn vm_what_is_not_to_wake_it_waits_until_something_else_does() {
+fn vm_disabled_wake_events_wait_for_another_wake() {
     let host = streaming(&["--wake-on", "call"]);
     let mut caller = Caller::new(&host);
-    caller.tell(10);
+    caller.send_acknowledged(10);
     for (tier, state) in [(&["sleep", "x"][..], "asleep"), (&["sleep", "--drowsy", "x"], "drowsy")]
     {
         host.dm(&["update", "--wake-on", "call", "x"]).ok();
         host.dm(tier).ok();
         caller.send(10);
         a_while();
-        assert_eq!(host.state_of("x"), state, "bytes do not wake it");
+        assert_eq!(host.state_of("x"), state, "data does not wake the container");
         let mut other = Caller::new(&host);
-        other.hear(10, |_| {});
-        caller.hear_thanks();
-        // And the other way round, from the next time on.
+        other.receive(10, |_| {});
+        caller.receive_acknowledgement();
+        // The opposite setting, effective from the next suspend.
         host.dm(&["update", "--wake-on", "data", "x"]).ok();
         host.dm(tier).ok();
         let mut late = Caller::new(&host);
         late.send(10);
         a_while();
-        assert_eq!(host.state_of("x"), state, "somebody new does not wake it");
-        caller.tell(10);
-        late.hear_thanks();
+        assert_eq!(host.state_of("x"), state, "a new connection does not wake the container");
+        caller.send_acknowledged(10);
+        late.receive_acknowledgement();
         host.dm(&["update", "--wake-on", "none", "x"]).ok();
         host.dm(tier).ok();
         caller.send(10);
         let _third = Caller::new(&host);
         a_while();
-        assert_eq!(host.state_of("x"), state, "nothing but its operator wakes it");
+        assert_eq!(host.state_of("x"), state, "only the operator wakes the container");
         host.dm(&["wake", "x"]).ok();
-        caller.hear_thanks();
+        caller.receive_acknowledgement();
     }
     assert_eq!(host.inspect("x")["config"]["wake_on"]["timer"], "no");
     let out = host.dm(&["update", "--wake-on", "calls", "x"]);
@@ -464,10 +471,10 @@ fn vm_what_is_not_to_wake_it_waits_until_something_else_does() {
 }
 
 #[test]
-fn vm_timers_that_may_wait_do_and_those_that_wake_nobody_do_not() {
+fn vm_wake_on_timer_delays_or_ignores_timers() {
     let host = Host::with_busybox();
-    // One whose timer rings after a while, by which it sleeps: a slow machine has more time for that. When it
-    // was put to sleep, at the earliest, and how long its timer takes.
+    // Starts a container with a timer that expires during the suspend; a slow machine gets more
+    // time for that. Returns the earliest moment of the suspend, and the length of the timer.
     let begin = |wake_on: &dyn Fn(u32) -> String, sleep: &[&str]| {
         for seconds in [2, 4, 8, 16, 32] {
             let (begun, takes) = (Instant::now(), Duration::from_secs(seconds.into()));
@@ -481,135 +488,139 @@ fn vm_timers_that_may_wait_do_and_those_that_wake_nobody_do_not() {
             }
             host.dm(&["rm", "-f", "x"]).ok();
         }
-        panic!("it does not sleep before its timer rings");
+        panic!("the container is never asleep before its timer expires");
     };
     for sleep in [&["sleep", "x"][..], &["sleep", "--drowsy", "x"]] {
         let (since, takes) = begin(&|seconds| format!("timer={}s", seconds * 4), sleep);
         let rang = || host.dm(&["logs", "x"]).ok().contains("rang");
         let within = takes * 4 + Duration::from_secs(20) * slowness();
-        assert!(wait_until(within, rang), "it is woken");
+        assert!(wait_until(within, rang), "the timer wakes the container");
         assert!(since.elapsed() >= takes * 4, "after {:?} of {takes:?}", since.elapsed());
         host.dm(&["rm", "-f", "x"]).ok();
         let (_, takes) = begin(&|_| "call".to_owned(), sleep);
         thread::sleep(takes * 2);
-        assert!(!rang(), "nobody wakes it for that");
+        assert!(!rang(), "the timer does not wake the container");
         host.dm(&["wake", "x"]).ok();
-        assert!(wait_until(Duration::from_secs(10) * slowness(), rang), "it has rung meanwhile");
+        assert!(
+            wait_until(Duration::from_secs(10) * slowness(), rang),
+            "the timer has expired meanwhile"
+        );
         host.dm(&["rm", "-f", "x"]).ok();
     }
 }
 
 #[test]
-fn vm_a_transfer_goes_on_though_it_is_put_to_sleep_in_the_middle() {
+fn vm_transfer_survives_sleep_in_the_middle() {
     let host = streaming(&[]);
     const BYTES: usize = 4 << 20;
     for rounds in [1, 2, 4] {
         let mut caller = Caller::new(&host);
-        let hearing = thread::spawn(move || {
-            caller.hear(BYTES, |told| {
-                // Slower than the server, so that it often finds no room.
-                if told % (1 << 14) < 8192 {
+        let receiver = thread::spawn(move || {
+            caller.receive(BYTES, |received| {
+                // Slower than the server, so that the server often blocks on a full send buffer.
+                if received % (1 << 14) < 8192 {
                     thread::sleep(Duration::from_micros(300));
                 }
             });
-            caller.tell(BYTES);
+            caller.send_acknowledged(BYTES);
         });
         for _ in 0..rounds {
             host.dm(&["sleep", "x"]).ok();
         }
-        hearing.join().expect("each byte came once, in order");
+        receiver.join().expect("each byte arrives once, in order");
     }
 }
 
 #[test]
-fn vm_a_killed_keeper_costs_nothing() {
+fn vm_connections_survive_killed_keeper() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "busybox", "probe"];
     host.dm(&[&serve[..], &["stream", "0.0.0.0", "80"]].concat()).ok();
     let address = host.address_of("x");
     let mut caller = Caller::new(&host);
-    caller.hear(10, |_| {});
+    caller.receive(10, |_| {});
     for round in 0..3 {
         put_to_sleep(&host);
         kill_keeper(&host);
-        // Who comes now is answered by the kernel, and waits; who was there is not told anything.
+        // The kernel accepts a new connection, which waits. An open connection notices nothing.
         let mut next = Caller::of(&host, &address);
         caller.stream.set_nonblocking(true).expect("a socket");
-        let said = caller.stream.read(&mut [0]).map_err(|e| e.kind());
-        assert_eq!(said, Err(std::io::ErrorKind::WouldBlock), "{round}");
+        let result = caller.stream.read(&mut [0]).map_err(|e| e.kind());
+        assert_eq!(result, Err(std::io::ErrorKind::WouldBlock), "{round}");
         caller.stream.set_nonblocking(false).expect("a socket");
-        // The next command, whichever it is, has both heard again.
+        // Any next command gives the descriptors of both to a new keeper.
         host.dm(&["ps"]).ok();
-        next.tell(5);
-        next.hear(5, |_| {});
-        caller.tell(10);
-        caller.hear(10, |_| {});
+        next.send_acknowledged(5);
+        next.receive(5, |_| {});
+        caller.send_acknowledged(10);
+        caller.receive(10, |_| {});
     }
 }
 
 #[test]
-fn vm_what_a_killed_keeper_has_left_is_in_nobodys_way() {
+fn vm_sockets_left_by_killed_keeper_do_not_block_restart() {
     let host = counting(&[]);
     for _ in 0..2 {
         assert_eq!(call(&host), "call 1");
         host.dm(&["sleep", "--drowsy", "x"]).ok();
         kill_keeper(&host);
-        assert_eq!(host.state_of("x"), "running", "nobody would hear its callers");
-        // The same address and port, for which the vault had a socket.
+        assert_eq!(host.state_of("x"), "running", "a drowsy container resumes without a keeper");
+        // The same address and port, for which the vault holds a socket.
         host.dm(&["restart", "--time", "0", "x"]).ok();
     }
     assert_eq!(call(&host), "call 1");
 }
 
 #[test]
-fn vm_keeper_and_vault_killed_cost_open_connections_only() {
+fn vm_killed_keeper_and_vault_cost_open_connections_only() {
     let host = Host::with_busybox();
     let serve = ["run", "-d", "--name", "x", "-p", "8080:80", "busybox", "probe"];
     host.dm(&[&serve[..], &["stream", "0.0.0.0", "80"]].concat()).ok();
     let mut lost = Caller::new(&host);
-    lost.hear(10, |_| {});
+    lost.receive(10, |_| {});
     let started = host.inspect("x")["started"].clone();
     put_to_sleep(&host);
-    // The one that was told of the end of the other would make it again.
+    // Both at once: each re-creates the other when it exits.
     kill_both(&host);
     let ended = lost.stream.read(&mut [0]);
-    assert!(matches!(ended, Ok(0) | Err(_)), "it is told: {ended:?}");
-    // The next command, whichever it is, makes the rest again.
+    assert!(matches!(ended, Ok(0) | Err(_)), "the connection ends: {ended:?}");
+    // Any next command re-creates the other sockets.
     assert_eq!(host.state_of("x"), "asleep");
-    let ask = format!("printf '<3\n' | busybox nc -w 5 {} 8080", Host::ADDRESS);
-    let said = host.neighbour_sh(&ask);
-    assert_eq!(said.stdout.as_bytes(), [at(0), at(1), at(2)], "{said}");
+    let ask_server = format!("printf '<3\n' | busybox nc -w 5 {} 8080", Host::ADDRESS);
+    let answer = host.neighbour_sh(&ask_server);
+    assert_eq!(answer.stdout.as_bytes(), [at(0), at(1), at(2)], "{answer}");
     assert_eq!(host.state_of("x"), "running");
-    Caller::new(&host).tell(10);
-    assert_eq!(host.inspect("x")["started"], started, "it was started once");
-    // The process that spoke with the lost caller has heard of it, and nobody else is left.
+    Caller::new(&host).send_acknowledged(10);
+    assert_eq!(host.inspect("x")["started"], started, "a single start");
+    // The process that served the lost client has exited, and only the server is left.
     let processes = || host.dm(&["top", "x"]).ok();
     let alone = || processes().matches("probe").count() == 1;
     assert!(wait_until(Duration::from_secs(5) * slowness(), alone), "{}", processes());
 }
 
 #[test]
-fn vm_who_follows_its_log_waits_while_it_sleeps() {
+fn vm_log_follower_waits_while_container_sleeps() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     put_to_sleep(&host);
-    let mut follower = host.dormouse(&["logs", "--follow", "x"]).spawn().expect("it starts");
+    let mut follower =
+        host.dormouse(&["logs", "--follow", "x"]).spawn().expect("the command starts");
     thread::sleep(Duration::from_millis(300));
-    assert!(follower.try_wait().expect("it was started").is_none(), "it waits");
+    assert!(follower.try_wait().expect("a started child").is_none(), "the follower waits");
     assert_eq!(call(&host), "call 2");
     put_to_sleep(&host);
     host.dm(&["stop", "x"]).ok();
-    assert!(follower.wait().expect("it was started").success());
+    assert!(follower.wait().expect("a started child").success());
 }
 
-/// What `ps` shows of a container is what `inspect` shows of it.
+/// Checks that `ps` and `inspect` show the same values of a container.
 #[track_caller]
 fn is_listed_as_it_is(host: &Host, names: &[&str]) {
     let list: serde_json::Value =
         serde_json::from_str(&host.dm(&["ps", "--all", "--json"]).ok()).expect("ps prints JSON");
     let list = list.as_array().expect("a list");
     for name in names {
-        let listed = list.iter().find(|one| one["name"] == *name).expect("it is listed");
+        let listed = list.iter().find(|one| one["name"] == *name).expect("an entry of the list");
         let inspected = host.inspect(name);
         for (key, value) in listed.as_object().expect("an object") {
             assert_eq!(*value, inspected[key], "{key} of {name}");
@@ -618,21 +629,21 @@ fn is_listed_as_it_is(host: &Host, names: &[&str]) {
 }
 
 #[test]
-fn of_many_that_sleep_the_list_is_true_whatever_becomes_of_them() {
+fn cached_list_of_asleep_containers_matches_their_state() {
     let host = counting(&[]);
     assert_eq!(call(&host), "call 1");
     host.dm(&["clone", "--asleep", "-n", "120", "--name", "c", "x"]).ok();
     host.dm(&["create", "--name", "new", "busybox", "true"]).ok();
     assert_eq!(host.dm(&["run", "--name", "old", "busybox", "sh", "-c", "exit 3"]).status, 3);
-    thread::sleep(Duration::from_millis(1100)); // what was changed just now is not kept
+    thread::sleep(Duration::from_millis(1100)); // recent changes are not cached
     let kept = host.root().join("lib/list");
     assert!(!kept.exists());
     let names = ["x", "c-1", "c-2", "c-3", "c-4", "c-120", "new", "old"];
     is_listed_as_it_is(&host, &names);
-    let text = std::fs::read_to_string(&kept).expect("it was worth keeping");
+    let text = std::fs::read_to_string(&kept).expect("a cached list");
     assert!(text.lines().count() > 120, "{} lines", text.lines().count());
     is_listed_as_it_is(&host, &names);
-    // Each change, by itself.
+    // Each change by itself.
     assert_eq!(call_one(&host, "c-1"), "call 2");
     host.dm(&["rename", "c-2", "renamed"]).ok();
     host.dm(&["rm", "--force", "c-3"]).ok();
@@ -644,17 +655,17 @@ fn of_many_that_sleep_the_list_is_true_whatever_becomes_of_them() {
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok().lines().count(), 122);
     host.dm(&["sleep", "c-1"]).ok();
     is_listed_as_it_is(&host, &["c-1"]);
-    // Of what is in the file nothing is believed that does not fit.
+    // Entries of the file that do not fit are ignored.
     let wrong = text.replace("\"asleep\"", "\"awake\"").replace("{\"id\"", "\0{\"id\"");
     for damaged in [&text[..text.len() / 2], &wrong, "", "containers 0\nx"] {
-        std::fs::write(&kept, damaged).expect("the directory is ours");
+        std::fs::write(&kept, damaged).expect("write the file");
         is_listed_as_it_is(&host, &["x", "c-1", "renamed", "c-4", "c-120", "new", "old"]);
     }
     host.dm(&["rm", "--force", "--all"]).ok();
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
 }
 
-/// A small disk, with a file on it that leaves as much room as is wanted.
+/// A small disk, with a file on it that leaves the requested free space.
 struct Disk {
     ballast: std::path::PathBuf,
     host: Host,
@@ -686,7 +697,7 @@ impl Disk {
         self.clear();
         let all = self.free_kb();
         assert!(all >= kb, "{all} kB are free, not {kb}");
-        // What the ballast itself takes for where it lies is seen afterwards.
+        // The metadata of the ballast file itself is only known afterwards.
         let (file, mut size) = (self.ballast.display(), all - kb);
         while self.host.sh(&format!("fallocate -l {size}k {file}")).status != 0 {
             size -= 4;
@@ -699,7 +710,7 @@ impl Disk {
 }
 
 #[test]
-fn vm_on_a_full_disk_it_runs_on_or_sleeps_and_nothing_is_left() {
+fn vm_full_disk_fails_sleep_checkpoint_and_clone_cleanly() {
     let disk = Disk::new(64);
     let host = &disk.host;
     let memory_kb = 4096;
@@ -723,11 +734,12 @@ fn vm_on_a_full_disk_it_runs_on_or_sleeps_and_nothing_is_left() {
             let out = host.dm(verb);
             let is_done = out.status == 0;
             (done, failed) = (done + usize::from(is_done), failed + usize::from(!is_done));
-            let is_told = out.stderr.contains("No space left") || out.stderr.contains("no room");
-            assert!(is_done || is_told, "{verb:?} with {kb} kB: {out}");
+            let is_reported =
+                out.stderr.contains("No space left") || out.stderr.contains("no room");
+            assert!(is_done || is_reported, "{verb:?} with {kb} kB: {out}");
             let expected = if is_done && verb[0] == "sleep" { "asleep" } else { "running" };
             assert_eq!(host.state_of("x"), expected, "{verb:?} with {kb} kB");
-            // Whoever sleeps on a full disk wakes there.
+            // A container that is asleep on a full disk wakes there.
             assert_eq!(call(host), next(), "{verb:?} with {kb} kB");
             disk.clear();
             match verb[0] {

@@ -1,5 +1,5 @@
-//! Swap files that the daemon is given: what is drowsy goes there, spread over their disks, and comes back; so do
-//! pages of the idle where others need memory.
+//! Swap files of the daemon: memory of drowsy containers goes there, spread over their disks, and
+//! comes back. So do pages of idle containers where other containers need memory.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -14,13 +14,13 @@ fn soon() -> Duration {
     Duration::from_secs(30) * slowness()
 }
 
-/// A host with two small disks, and a swap file on each that is not there yet.
+/// A host with two small disks, and the path of a future swap file on each.
 struct Disks {
     host: Host,
     files: [PathBuf; 2],
 }
 
-/// What the kernel says of a swap area.
+/// A swap area as the kernel reports it.
 #[derive(Debug)]
 struct Area {
     used_mb: u64,
@@ -43,7 +43,7 @@ impl Disks {
         Self { host, files }
     }
 
-    /// Those of theirs that are in use, as somebody sees it who sees their disks.
+    /// The swap files in use, read in the mount namespace with their disks.
     fn areas(&self) -> Vec<Area> {
         let text = self.host.sh("cat /proc/swaps").ok();
         let of = |file: &PathBuf| {
@@ -59,13 +59,13 @@ impl Disks {
 impl Drop for Disks {
     fn drop(&mut self) {
         for file in &self.files {
-            let disk = file.parent().expect("it is on a disk");
+            let disk = file.parent().expect("a file on a disk");
             self.host.sh(&format!("swapoff {}; umount {}", file.display(), disk.display()));
         }
     }
 }
 
-/// Starts a server that numbers its callers and has so much memory of its own.
+/// Starts a server that numbers its connections, with `kib` of private memory.
 #[track_caller]
 fn serve(host: &Host, name: &str, kib: u64, options: &[&str]) {
     let run = [&["run", "-d", "--name", name], options].concat();
@@ -73,24 +73,24 @@ fn serve(host: &Host, name: &str, kib: u64, options: &[&str]) {
     host.dm(&[&run[..], &serve].concat()).ok();
 }
 
-/// What it says to a caller.
+/// Returns the server's answer to a request.
 #[track_caller]
 fn ask(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
-    let mut said = String::new();
+    let mut answer = String::new();
     let answers = || {
         let mut probe = host.command(image::probe());
         probe.args(["ask", &address, "80"]);
-        said = run(probe, b"", soon()).stdout.trim().to_owned();
-        !said.is_empty()
+        answer = run(probe, b"", soon()).stdout.trim().to_owned();
+        !answer.is_empty()
     };
-    assert!(wait_until(soon(), answers), "it answers");
-    said
+    assert!(wait_until(soon(), answers), "an answer");
+    answer
 }
 
 /// Twelve servers of 8 MB, memory for four, and swap for some of the others.
 #[test]
-fn pages_of_the_idle_go_to_swap_and_whoever_has_no_room_there_sleeps() {
+fn idle_pages_go_to_swap_and_containers_sleep_when_swap_is_full() {
     let disks = Disks::new();
     let host = &disks.host;
     let names: Vec<String> = (0..12).map(|n| format!("c{n}")).collect();
@@ -112,11 +112,13 @@ fn pages_of_the_idle_go_to_swap_and_whoever_has_no_room_there_sleeps() {
         let [first, second] =
             disks.files.each_ref().map(|file| format!("{}={swap}m", file.display()));
         let options = ["daemon", "--memory", "40m", "--swap", &first, "--swap", &second];
-        let mut daemon = host.dormouse(&options).stderr(Stdio::null()).spawn().expect("it starts");
+        let mut daemon =
+            host.dormouse(&options).stderr(Stdio::null()).spawn().expect("the command starts");
         let fits = || in_memory() < 40 && (room || asleep() > 0);
         assert!(wait_until(soon(), fits), "{} MB, {} sleep", in_memory(), asleep());
         assert_eq!(asleep() == 0, room, "{} sleep", asleep());
-        // Whoever is asked has what it had, and others go in its place.
+        // Each container answers from its restored memory, while others are swapped out or
+        // suspended instead.
         for round in 2..4 {
             for name in &names {
                 let number = if room { round } else { round + 2 };
@@ -124,9 +126,9 @@ fn pages_of_the_idle_go_to_swap_and_whoever_has_no_room_there_sleeps() {
             }
         }
         assert!(wait_until(soon(), fits), "{} MB, {} sleep", in_memory(), asleep());
-        kill_process(Pid::from_child(&daemon), Signal::TERM).expect("it runs");
-        daemon.wait().expect("it is our child");
-        // All of it is in memory again, and smaller files can be made.
+        kill_process(Pid::from_child(&daemon), Signal::TERM).expect("the process runs");
+        daemon.wait().expect("our child");
+        // All pages are in memory again, and smaller swap files can be created.
         for file in &disks.files {
             host.sh(&format!("swapoff {0} && rm {0}", file.display())).ok();
         }
@@ -134,36 +136,36 @@ fn pages_of_the_idle_go_to_swap_and_whoever_has_no_room_there_sleeps() {
 }
 
 #[test]
-fn what_is_drowsy_is_spread_over_the_swap_files_that_the_daemon_is_given() {
+fn drowsy_memory_is_spread_over_swap_files_of_daemon() {
     let disks = Disks::new();
     let host = &disks.host;
     let [first, second] = disks.files.each_ref().map(|file| format!("{}=40m", file.display()));
-    // It is killed: what it has begun stays.
+    // The daemon is killed, and its swap files stay in use.
     let begin = || {
         let mut daemon = host.dormouse(&["daemon", "--swap", &first, "--swap", &second]);
-        let mut child = daemon.stderr(Stdio::null()).spawn().expect("it can be started");
+        let mut child = daemon.stderr(Stdio::null()).spawn().expect("the command starts");
         assert!(wait_until(soon(), || disks.areas().len() == 2), "{:?}", disks.areas());
-        kill_process(Pid::from_child(&child), Signal::KILL).expect("it runs");
-        child.wait().expect("it is our child");
+        kill_process(Pid::from_child(&child), Signal::KILL).expect("the process runs");
+        child.wait().expect("our child");
     };
     begin();
     let areas = disks.areas();
-    assert_eq!(areas[0].priority, areas[1].priority, "the kernel takes them in turn");
-    assert!(areas[0].priority > 0, "and before others");
+    assert_eq!(areas[0].priority, areas[1].priority, "the kernel uses the files in turn");
+    assert!(areas[0].priority > 0, "the files precede other swap");
     serve(host, "x", MEGABYTES << 10, &[]);
     let call = || ask(host, "x");
     assert_eq!(call(), "call 1");
     host.dm(&["sleep", "--drowsy", "x"]).ok();
     let areas = disks.areas();
     assert!(areas.iter().all(|area| area.used_mb >= MEGABYTES / 4), "{areas:?}");
-    // Another daemon takes them as they are.
+    // The next daemon uses the swap files unchanged.
     begin();
     assert_eq!(call(), "call 2");
     host.dm(&["rm", "-f", "x"]).ok();
 }
 
 #[test]
-fn vm_what_is_not_for_swap_is_left_as_it_is() {
+fn vm_daemon_refuses_foreign_file_as_swap() {
     let host = Host::new();
     let diary = host.dir().join("diary");
     std::fs::write(&diary, "dear diary").expect("written");
@@ -173,5 +175,5 @@ fn vm_what_is_not_for_swap_is_left_as_it_is() {
         assert_ne!(out.status, 0);
         assert!(out.stderr.contains(why), "{}", out.stderr);
     }
-    assert_eq!(std::fs::read_to_string(&diary).expect("it is there"), "dear diary");
+    assert_eq!(std::fs::read_to_string(&diary).expect("the file exists"), "dear diary");
 }

@@ -1,4 +1,4 @@
-//! Who calls a container that sleeps by what lies on a volume: unix sockets, and files that are watched.
+//! Wakes through files of a volume: unix sockets of an asleep container, and files that it watches.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ fn soon() -> Duration {
     Duration::from_secs(20) * slowness()
 }
 
-/// A container `x` (`probe local`) with a volume, and what it has connected to outside.
+/// A container `x` (`probe local`) with a volume, and the accepted side of its outgoing connection.
 struct Local {
     host: Host,
     dir: TempDir,
@@ -25,32 +25,33 @@ impl Local {
     #[track_caller]
     fn start() -> Self {
         let host = Host::with_busybox();
-        // A name of 108 bytes at most fits into an address.
+        // A socket address holds at most 108 bytes of path.
         let dir = tempfile::Builder::new().prefix("v").tempdir_in("/tmp").expect("made");
         let path = |name: &str| dir.path().join(name);
         let watched = path("watched");
-        std::fs::create_dir(&watched).expect("it can be made");
+        std::fs::create_dir(&watched).expect("created");
         for place in [dir.path(), &watched] {
             let all = std::fs::Permissions::from_mode(0o777);
-            std::fs::set_permissions(place, all).expect("they are ours");
+            std::fs::set_permissions(place, all).expect("our files");
         }
-        let listener = UnixListener::bind(path("outside")).expect("it is free");
+        let listener = UnixListener::bind(path("outside")).expect("a free name");
         let all = std::fs::Permissions::from_mode(0o777);
-        std::fs::set_permissions(path("outside"), all).expect("it is ours");
+        std::fs::set_permissions(path("outside"), all).expect("our child");
         let volume = format!("{}:/v", dir.path().display());
         let serve = ["busybox", "probe", "local", "/v"];
         host.dm(&[&["run", "-d", "--name", "x", "-v", &volume], &serve[..]].concat()).ok();
-        let (outside, _) = listener.accept().expect("it connects");
+        let (outside, _) = listener.accept().expect("the container connects");
         let stream = path("stream");
-        assert!(wait_until(soon(), || stream.exists()), "it listens");
+        assert!(wait_until(soon(), || stream.exists()), "the server listens");
         Self { host, dir, outside: limited(outside) }
     }
 
-    /// A caller of the host: a connection belongs to the network of whoever makes it.
+    /// Connects from the host's network: a connection belongs to the network namespace of its
+    /// client.
     #[track_caller]
     fn connect(&self) -> UnixStream {
         let dir = self.dir.path().to_owned();
-        self.host.in_network(move || connect(&dir)).join().expect("whoever calls is never refused")
+        self.host.in_network(move || connect(&dir)).join().expect("a connection is never refused")
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -66,103 +67,107 @@ impl Local {
     #[track_caller]
     fn is_woken(&self) {
         let is_awake = || self.host.state_of("x") == "running";
-        assert!(wait_until(soon(), is_awake), "it sleeps on");
+        assert!(wait_until(soon(), is_awake), "the container is not woken");
     }
 }
 
 fn limited(stream: UnixStream) -> UnixStream {
-    stream.set_read_timeout(Some(soon())).expect("a limit can be set");
+    stream.set_read_timeout(Some(soon())).expect("a timeout");
     stream
 }
 
 #[track_caller]
 fn connect(dir: &Path) -> UnixStream {
-    limited(UnixStream::connect(dir.join("stream")).expect("whoever calls is never refused"))
+    limited(UnixStream::connect(dir.join("stream")).expect("a connection is never refused"))
 }
 
-/// Says a line; what comes back.
+/// Sends a line, and returns the answer.
 #[track_caller]
-fn say(mut stream: &UnixStream, word: &str) -> String {
-    stream.write_all(format!("{word}\n").as_bytes()).expect("it is connected");
-    let mut said = String::new();
-    BufReader::new(stream).read_line(&mut said).expect("it is answered in time");
-    said.trim().to_owned()
+fn exchange(mut stream: &UnixStream, word: &str) -> String {
+    stream.write_all(format!("{word}\n").as_bytes()).expect("the connection is open");
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).expect("an answer in time");
+    answer.trim().to_owned()
 }
 
 #[test]
-fn vm_who_calls_a_unix_socket_on_a_volume_wakes_it() {
+fn vm_unix_socket_on_volume_wakes_container() {
     let local = Local::start();
     let open = local.connect();
-    assert_eq!(say(&open, "a"), "1 a");
+    assert_eq!(exchange(&open, "a"), "1 a");
     for round in 0..3 {
         let before = 1 + round * 4;
         local.put_to_sleep();
         let new = local.connect();
-        assert_eq!(say(&new, "new"), format!("{} new", before + 1));
+        assert_eq!(exchange(&new, "new"), format!("{} new", before + 1));
         drop(new);
         local.put_to_sleep();
-        assert_eq!(say(&open, "open"), format!("{} open", before + 2), "it goes on");
+        assert_eq!(
+            exchange(&open, "open"),
+            format!("{} open", before + 2),
+            "the connection continues"
+        );
         local.put_to_sleep();
-        // The other way round: it has connected to somebody outside.
-        assert_eq!(say(&local.outside, "outside"), format!("{} outside", before + 3));
+        // The other direction: the container has connected to a process outside.
+        assert_eq!(exchange(&local.outside, "outside"), format!("{} outside", before + 3));
         local.put_to_sleep();
-        let sender = UnixDatagram::unbound().expect("it can be made");
-        sender.send_to(b"datagram", local.path("datagram")).expect("it is received");
+        let sender = UnixDatagram::unbound().expect("created");
+        sender.send_to(b"datagram", local.path("datagram")).expect("a receiver");
         local.is_woken();
         let line = format!("{} datagram", before + 4);
-        let is_told = || local.host.dm(&["logs", "x"]).stdout.contains(&line);
-        assert!(wait_until(soon(), is_told), "it is not told of it");
+        let is_logged = || local.host.dm(&["logs", "x"]).stdout.contains(&line);
+        assert!(wait_until(soon(), is_logged), "the datagram is not delivered");
     }
-    // Its end is heard, too.
+    // The close of a connection is delivered, too.
     local.put_to_sleep();
     drop(open);
     local.is_woken();
 }
 
 #[test]
-fn vm_many_who_call_a_unix_socket_while_it_falls_asleep_are_answered() {
+fn vm_unix_connections_during_suspend_are_answered() {
     let local = Local::start();
     let dir = local.dir.path().to_owned();
     let callers = local.host.in_network(move || {
-        (0..200).map(|n| (n, say(&connect(&dir), "x"))).collect::<Vec<(u32, String)>>()
+        (0..200).map(|n| (n, exchange(&connect(&dir), "x"))).collect::<Vec<(u32, String)>>()
     });
     while !callers.is_finished() {
-        // It may have a caller just now who keeps it from falling asleep.
+        // An open connection may keep the container from falling asleep.
         local.host.dm(&["sleep", "x"]);
     }
-    for (n, said) in callers.join().expect("all were answered") {
-        assert_eq!(said, format!("{} x", n + 1));
+    for (n, answer) in callers.join().expect("an answer to each client") {
+        assert_eq!(answer, format!("{} x", n + 1));
     }
 }
 
 #[test]
-fn vm_a_file_that_is_made_on_a_volume_wakes_who_watches() {
+fn vm_new_file_on_watched_volume_wakes_container() {
     let local = Local::start();
     for round in 0..3 {
         local.put_to_sleep();
         let name = format!("file{round}");
-        std::fs::write(local.path("watched").join(&name), "").expect("it can be made");
+        std::fs::write(local.path("watched").join(&name), "").expect("created");
         local.is_woken();
         let line = format!("saw {name} by watch 1");
-        let is_told = || local.host.dm(&["logs", "x"]).stdout.contains(&line);
-        assert!(wait_until(soon(), is_told), "round {round}: it is not told of it");
+        let is_logged = || local.host.dm(&["logs", "x"]).stdout.contains(&line);
+        assert!(wait_until(soon(), is_logged), "round {round}: the event is not delivered");
     }
     assert_eq!(local.host.dm(&["logs", "x"]).stdout.matches("saw").count(), 3, "each once");
 }
 
 #[test]
-fn what_only_sleep_can_do_is_told() {
+fn explain_reports_container_that_can_sleep_only() {
     let local = Local::start();
     let out = local.host.dm(&["explain", "x"]);
     assert!(out.status == 1 && out.stdout.contains("is outside the container"), "{out}");
     assert!(out.stdout.contains("it can sleep all the same"), "{out}");
     let out = local.host.dm(&["checkpoint", "x"]);
     assert!(out.status != 0 && out.stderr.contains("is outside the container"), "{out}");
-    assert_eq!(say(&local.outside, "a"), "1 a", "it goes on");
+    assert_eq!(exchange(&local.outside, "a"), "1 a", "the container continues");
 }
 
 #[test]
-fn vm_without_keeper_and_vault_a_unix_connection_is_over_and_the_rest_is_made_again() {
+fn vm_killed_keeper_and_vault_cost_open_unix_connections_only() {
     let local = Local::start();
     let mut open = local.connect();
     assert_eq!(say(&open, "a"), "1 a");
@@ -170,19 +175,19 @@ fn vm_without_keeper_and_vault_a_unix_connection_is_over_and_the_rest_is_made_ag
     let ours = |line: &str| line.contains("dormouse-keeper") || line.contains("dormouse-vault");
     let both = || local.host.processes().into_iter().filter(|(_, line)| ours(line));
     let pids: Vec<u32> = both().map(|(pid, _)| pid).collect();
-    assert_eq!(pids.len(), 2, "somebody holds it");
+    assert_eq!(pids.len(), 2, "a keeper and a vault");
     for signal in [Signal::STOP, Signal::KILL] {
         for pid in &pids {
             let pid = Pid::from_raw(*pid as i32).expect("a pid");
-            kill_process(pid, signal).expect("it lives");
+            kill_process(pid, signal).expect("the process exists");
         }
     }
     assert!(wait_until(soon(), || both().count() == 0));
-    let mut said = Vec::new();
-    assert_eq!(open.read_to_end(&mut said).ok(), Some(0), "its peer is told");
+    let mut rest = Vec::new();
+    assert_eq!(open.read_to_end(&mut rest).ok(), Some(0), "end of stream");
     local.host.dm(&["wake", "x"]).ok();
     assert_eq!(say(&local.connect(), "b"), "2 b");
-    std::fs::write(local.path("watched/file"), "").expect("it can be made");
-    let is_told = || local.host.dm(&["logs", "x"]).stdout.contains("saw file by watch 1");
-    assert!(wait_until(soon(), is_told));
+    std::fs::write(local.path("watched/file"), "").expect("created");
+    let is_logged = || local.host.dm(&["logs", "x"]).stdout.contains("saw file by watch 1");
+    assert!(wait_until(soon(), is_logged));
 }
