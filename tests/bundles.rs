@@ -1,38 +1,38 @@
 //! Hostile bundles: root filesystems and configurations that try to make the OCI runtime read or
 //! write outside of the container.
 //!
-//! Each attack is told once and played on the shipped program, where it must fail, and on the build
-//! of the same source in which the protection it is aimed at can be left out (feature `weaken`),
-//! where it must succeed. Where each of two protections would do, either alone must stop it.
+//! Each attack is written once and run twice. On the shipped program the attack must fail. On the
+//! build of the same source in which the targeted protection can be left out (feature `weaken`) it
+//! must succeed. Where each of two protections suffices, either alone must stop the attack.
 //!
-//! What is no step that could be left out has no such arm: the image's environment is nowhere where
-//! hooks are started.
+//! A protection that is not a separate step has no such second run: hooks are never started with
+//! the image's environment.
 //!
 //! | class | test |
 //! |---|---|
-//! | CVE-2016-9962 | `vm_a_process_that_joins_cannot_be_looked_into` |
-//! | CVE-2019-5736 | `vm_the_runtime_is_not_overwritten` |
-//! | CVE-2019-16884, 2023-27561 | `vm_nothing_but_procfs_is_proc` |
-//! | CVE-2019-19921, 2023-28642 | `a_proc_that_is_a_link_is_refused` |
-//! | CVE-2020-15257 | `containerd.rs`: `a_pod_has_one_shim_and_no_abstract_socket` |
-//! | CVE-2021-30465, 2024-45310 | `places_that_are_swapped_for_links_lead_nowhere` |
-//! | CVE-2021-32760, 2022-23648, 2025-24965 | `hostile.rs`: archives, and what the program makes inside |
-//! | CVE-2022-0492 | `no_release_agent_is_in_reach` |
-//! | CVE-2022-0811 | `vm_sysctls_of_the_host_are_out_of_reach` |
+//! | CVE-2016-9962 | `vm_joining_process_cannot_be_inspected` |
+//! | CVE-2019-5736 | `vm_runtime_program_cannot_be_overwritten` |
+//! | CVE-2019-16884, 2023-27561 | `vm_proc_accepts_procfs_only` |
+//! | CVE-2019-19921, 2023-28642 | `proc_symlink_is_refused` |
+//! | CVE-2020-15257 | `containerd.rs`: `pod_has_one_shim_and_no_abstract_socket` |
+//! | CVE-2021-30465, 2024-45310 | `swapped_mount_points_do_not_lead_outside` |
+//! | CVE-2021-32760, 2022-23648, 2025-24965 | `hostile.rs`: archives, and files made inside |
+//! | CVE-2022-0492 | `release_agent_is_out_of_reach` |
+//! | CVE-2022-0811 | `vm_host_sysctls_are_out_of_reach` |
 //! | CVE-2022-1708, -31030 | `hostile.rs`: `endless_output_is_bounded` |
-//! | CVE-2022-29162, -27650, 2025-27612 | `capabilities_are_never_inheritable_by_accident` |
-//! | CVE-2023-0386, -2640, -32629, 2022-0185, -0847 | `isolation.rs`: calls and mounts that are refused |
-//! | CVE-2024-0132, 2025-23266 | `hooks_get_nothing_of_the_image` |
-//! | CVE-2024-9676 | `a_strange_passwd_keeps_nobody_waiting` |
-//! | CVE-2024-21626 | `no_descriptor_of_the_host_leads_out` |
-//! | CVE-2025-31133 | `vm_masked_paths_are_masked_by_nothing_of_the_image` |
-//! | CVE-2025-52565 | `the_console_is_the_terminal_whatever_its_name_leads_to` |
-//! | CVE-2025-52881 | what is written to procfs is a descriptor of the runtime's own or a checked procfs |
+//! | CVE-2022-29162, -27650, 2025-27612 | `exec_capabilities_are_not_inheritable` |
+//! | CVE-2023-0386, -2640, -32629, 2022-0185, -0847 | `isolation.rs`: refused calls and mounts |
+//! | CVE-2024-0132, 2025-23266 | `hooks_ignore_environment_of_image` |
+//! | CVE-2024-9676 | `passwd_of_other_file_type_is_read_in_bounded_time` |
+//! | CVE-2024-21626 | `host_descriptors_do_not_lead_outside` |
+//! | CVE-2025-31133 | `vm_masked_paths_use_null_device_of_host` |
+//! | CVE-2025-52565 | `console_is_opened_terminal_despite_swapped_path` |
+//! | CVE-2025-52881 | writes to procfs use a descriptor of the runtime's own or a checked procfs |
 //! | CVE-2026-30892 | `errors.rs`: `users_are_exactly_who_was_named_or_nobody` |
-//! | CVE-2026-41579, -47766 | `a_dev_that_is_a_link_leads_nowhere` |
+//! | CVE-2026-41579, -47766 | `dev_symlink_does_not_lead_outside` |
 //! | forged checkpoints | `checkpoint.rs`: hostile records |
 //! | the host's files in `/proc` and `/sys`, sockets, keys | `isolation.rs` |
-//! | devices | `vm_devices_of_the_host_cannot_be_opened`, `isolation.rs` |
+//! | devices | `vm_host_devices_cannot_be_opened`, `isolation.rs` |
 
 use crate::bundle;
 
@@ -70,8 +70,8 @@ fn mounts(config: &mut Value) -> &mut Vec<Value> {
 
 /// CVE-2026-41579, CVE-2026-47766.
 #[test]
-fn a_dev_that_is_a_link_leads_nowhere() {
-    // Whether the directory that the link leads to is as it was.
+fn dev_symlink_does_not_lead_outside() {
+    // Returns whether the link's target directory is unchanged.
     let attack = |oci: &Oci| {
         let precious = Precious::new(oci);
         let up =
@@ -104,7 +104,7 @@ fn a_dev_that_is_a_link_leads_nowhere() {
 
 /// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642.
 #[test]
-fn vm_nothing_but_procfs_is_proc() {
+fn vm_proc_accepts_procfs_only() {
     let attack = |oci: &Oci, mount: Value, first: bool| {
         let bundle = Bundle::new(oci, &["true"]);
         fs::create_dir_all(bundle.path("out/self/attr")).expect("made");
@@ -140,16 +140,16 @@ fn vm_nothing_but_procfs_is_proc() {
     });
 }
 
-/// The same by a link in the image.
+/// The same with a link in the image.
 #[test]
-fn a_proc_that_is_a_link_is_refused() {
+fn proc_symlink_is_refused() {
     let attack = |oci: &Oci| {
         let bundle = Bundle::new(oci, &["ls", "/elsewhere/self"]);
         let _ = fs::remove_dir_all(bundle.rootfs().join("proc")); // if the image has one
         fs::create_dir(bundle.rootfs().join("elsewhere")).expect("made");
         symlink("/elsewhere", bundle.rootfs().join("proc")).expect("linked");
         bundle.edit(|c| {
-            // These would not follow it either.
+            // Masked and read-only paths would not follow the link either.
             (c["linux"]["maskedPaths"], c["linux"]["readonlyPaths"]) = (json!([]), json!([]));
         });
         oci.run(&["run", "-b", bundle.dir(), "c"])
@@ -162,9 +162,9 @@ fn a_proc_that_is_a_link_is_refused() {
     });
 }
 
-/// CVE-2025-31133: what masks is the host's own `/dev/null`, whatever the image has there.
+/// CVE-2025-31133: masks are binds of the host's `/dev/null`, whatever file the image has there.
 #[test]
-fn vm_masked_paths_are_masked_by_nothing_of_the_image() {
+fn vm_masked_paths_use_null_device_of_host() {
     let attack = |oci: &Oci| {
         let bundle = Bundle::new(oci, &["sh", "-c", "cat /proc/version | wc -c"]);
         fs::write(bundle.rootfs().join("real"), "of the image").expect("written");
@@ -172,7 +172,7 @@ fn vm_masked_paths_are_masked_by_nothing_of_the_image() {
         symlink("/real", bundle.rootfs().join("dev/null")).expect("linked");
         bundle.edit(|c| {
             c["linux"]["maskedPaths"] = json!(["/proc/version"]);
-            // With the image's own `/dev` the runtime's null would be that link.
+            // With the image's own `/dev`, the runtime's null would be that link.
             let own = json!({"destination": "/dev", "type": "bind",
                              "source": bundle.rootfs().join("dev"), "options": ["bind"]});
             mounts(c).retain(|m| !m["destination"].as_str().is_some_and(|d| d.starts_with("/dev")));
@@ -186,11 +186,11 @@ fn vm_masked_paths_are_masked_by_nothing_of_the_image() {
     Oci::control("masked-paths", |weak| assert_ne!(attack(weak), "0"));
 }
 
-/// CVE-2025-52565: the terminal that becomes `/dev/console` is the one that was opened, whoever swaps
-/// what is found by its name meanwhile.
+/// CVE-2025-52565: `/dev/console` is a bind of the opened terminal, although its path is swapped
+/// meanwhile.
 #[test]
-fn the_console_is_the_terminal_whatever_its_name_leads_to() {
-    // Within so many rounds, whether a container found something else there.
+fn console_is_opened_terminal_despite_swapped_path() {
+    // Returns whether a container found another file there within so many rounds.
     let attack = |oci: &Oci, rounds: usize| {
         let script = "[ -c /dev/console ] || echo fooled > /out/fooled";
         let bundle = Bundle::new(oci, &["sh", "-c", script]);
@@ -198,7 +198,7 @@ fn the_console_is_the_terminal_whatever_its_name_leads_to() {
         for dir in ["pts", "decoy"] {
             fs::create_dir_all(dev.join(dir)).expect("made");
         }
-        fs::write(bundle.rootfs().join("secret"), "of somebody").expect("written");
+        fs::write(bundle.rootfs().join("secret"), "a secret").expect("written");
         symlink("/secret", dev.join("decoy/0")).expect("linked");
         bundle.edit(|c| {
             c["process"]["terminal"] = true.into();
@@ -240,16 +240,16 @@ fn the_console_is_the_terminal_whatever_its_name_leads_to() {
     Oci::control("console-by-handle", |weak| assert!(attack(weak, 1000)));
 }
 
-/// CVE-2022-0492: the program that the host's root runs for an empty cgroup is nowhere to be named,
-/// neither in what is mounted for the container nor in what its root can mount. (cgroup v1 alone has
-/// such a thing.)
+/// CVE-2022-0492: the file `release_agent`, which names a program that the host's root runs, is out
+/// of reach: neither in the container's mounts nor in mounts that its root can make. (Only cgroup
+/// v1 has the file.)
 #[test]
-fn no_release_agent_is_in_reach() {
+fn release_agent_is_out_of_reach() {
     let attack = |oci: &Oci| {
         let script = "find /sys/fs/cgroup/ -name release_agent | wc -l; attack release-agent";
         let bundle = Bundle::new(oci, &["sh", "-c", script]);
         bundle.edit(|c| {
-            // Without it nobody maps root into a user namespace of his own.
+            // Without CAP_SETFCAP, root cannot be mapped into a new user namespace.
             for set in ["bounding", "effective", "permitted"] {
                 let all = c["process"]["capabilities"][set].as_array_mut().expect("a list");
                 all.push("CAP_SETFCAP".into());
@@ -279,8 +279,8 @@ fn no_release_agent_is_in_reach() {
 /// CVE-2024-21626: no descriptor of the host's directories is in reach, as a working directory or
 /// otherwise.
 #[test]
-fn no_descriptor_of_the_host_leads_out() {
-    // The numbers of those by which the program of a container finds itself in the host's root.
+fn host_descriptors_do_not_lead_outside() {
+    // Returns the descriptor numbers through which a container's program reaches the host's root.
     let attack = |oci: &Oci| -> Vec<i32> {
         let escapes = |number: &i32| {
             let bundle = Bundle::new(oci, &["ls", "etc/debian_version"]);
@@ -310,16 +310,16 @@ fn no_descriptor_of_the_host_leads_out() {
         let out = oci.run(&["exec", "--cwd", &cwd, "c", "pwd"]);
         assert_eq!(out.status, 255, "{out:?}");
     }
-    let said = oci.run(&["exec", "c", "sh", "-c", "ls /proc/self/fd | wc -l"]).ok();
-    assert_eq!(said.trim(), "4"); // 0, 1, 2 and the one that `ls` reads by
+    let count = oci.run(&["exec", "c", "sh", "-c", "ls /proc/self/fd | wc -l"]).ok();
+    assert_eq!(count.trim(), "4"); // 0, 1, 2 and the directory that `ls` reads
     oci.run(&["delete", "-f", "c"]).ok();
     oci.assert_nothing_left();
 }
 
-/// CVE-2019-5736: the program that a container's root finds behind `/proc/self/exe` cannot be
-/// written to, even by the host's own root.
+/// CVE-2019-5736: the program behind `/proc/self/exe` of a container's root is not writable, even
+/// for the host's own root.
 #[test]
-fn vm_the_runtime_is_not_overwritten() {
+fn vm_runtime_program_cannot_be_overwritten() {
     let attack = |oci: &Oci| {
         let copy = oci.host().dir().join("runtime");
         fs::copy(oci.program(), &copy).expect("copied");
@@ -327,20 +327,21 @@ fn vm_the_runtime_is_not_overwritten() {
         let before = fs::read(&copy).expect("read");
         let root = oci.root();
         let mut create = oci.host().command("sh");
-        // What waits keeps the streams.
+        // The waiting newborn keeps the streams.
         create.args(["-c", "exec \"$@\" > /dev/null 2>&1", "sh"]).arg(&copy);
         create.arg("--root").arg(root).args(["create", "-b", bundle.dir(), "c"]);
         if let Some(weakened) = oci.weakened() {
             create.env("DORMOUSE_WEAKEN", weakened);
         }
-        // A newborn waits to be started; the host's root opens what it is a copy of, as a
-        // container's root would that is the same.
+        // A newborn waits for its start. The host's root opens the newborn's program, as a
+        // container's root without a user namespace would.
         let out = dormouse_testkit::run(create, b"", std::time::Duration::from_secs(60));
         assert_eq!(out.status, 0, "{out:?}");
         let pid = &oci.state("c")["pid"];
         let held = fs::File::open(format!("/proc/{pid}/exe")).expect("opened");
         oci.run(&["delete", "-f", "c"]).ok();
-        // As long as it runs nobody can write to it (ETXTBSY); afterwards who has kept it open.
+        // A running program cannot be written to (ETXTBSY). A descriptor kept open is the way in
+        // after its end.
         let again = format!("/proc/self/fd/{}", held.as_raw_fd());
         let error = fs::OpenOptions::new().write(true).open(again).err();
         assert_eq!(before, fs::read(&copy).expect("read"));
@@ -354,7 +355,7 @@ fn vm_the_runtime_is_not_overwritten() {
 
 /// CVE-2022-0811.
 #[test]
-fn vm_sysctls_of_the_host_are_out_of_reach() {
+fn vm_host_sysctls_are_out_of_reach() {
     let oci = Oci::new();
     let before = fs::read("/proc/sys/kernel/core_pattern").expect("read");
     let bundle = Bundle::new(&oci, &["true"]);
@@ -370,7 +371,7 @@ fn vm_sysctls_of_the_host_are_out_of_reach() {
         assert!(error.contains("linux.sysctl["), "{error}");
     }
     assert_eq!(fs::read("/proc/sys/kernel/core_pattern").expect("read"), before);
-    // Those of a namespace that the container shares with the host are the host's.
+    // Sysctls of a namespace that the container shares with the host are the host's.
     let attack = |oci: &Oci| {
         let bundle = Bundle::new(oci, &["true"]);
         bundle.edit(|c| {
@@ -385,16 +386,16 @@ fn vm_sysctls_of_the_host_are_out_of_reach() {
     Oci::control("sysctl-owner", |weak| assert_eq!(attack(weak), "77"));
 }
 
-/// CVE-2022-29162: what `exec --cap` gives is not inherited by everything that follows.
+/// CVE-2022-29162: capabilities of `exec --cap` are not inheritable.
 #[test]
-fn capabilities_are_never_inheritable_by_accident() {
+fn exec_capabilities_are_not_inheritable() {
     let attack = |oci: &Oci| {
         let script = "grep -E 'Cap(Inh|Amb)' /proc/self/status";
         let bundle = Bundle::new(oci, &["sh", "-c", &format!("{script}; exec sleep 1000")]);
         oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
-        let said = oci.run(&["exec", "--cap", "CAP_NET_RAW", "c", "sh", "-c", script]).ok();
+        let lines = oci.run(&["exec", "--cap", "CAP_NET_RAW", "c", "sh", "-c", script]).ok();
         oci.run(&["delete", "-f", "c"]).ok();
-        said
+        lines
     };
     let none = "CapInh:\t0000000000000000\nCapAmb:\t0000000000000000";
     let oci = Oci::new();
@@ -403,12 +404,12 @@ fn capabilities_are_never_inheritable_by_accident() {
     Oci::control("exec-capabilities", |weak| assert_ne!(attack(weak), none));
 }
 
-/// CVE-2016-9962: what joins a container cannot be looked into, traced or have its descriptors taken
-/// by those who are there already, even by a root with all capabilities of its user namespace.
+/// CVE-2016-9962: a process that joins a container cannot be inspected, traced or robbed of its
+/// descriptors by processes inside, even by a root with all capabilities of its user namespace.
 #[test]
-fn vm_a_process_that_joins_cannot_be_looked_into() {
+fn vm_joining_process_cannot_be_inspected() {
     let attack = |oci: &Oci| {
-        // The fourth descriptor of a process on its way is a procfs of the host.
+        // The fourth descriptor of a joining process is a procfs of the host.
         let script = "while :; do for p in /proc/[0-9]*; do \
                       [ -e $p/fd/4/uptime ] && echo $p >> /out/seen; done; done";
         let bundle = Bundle::new(oci, &["sh", "-c", script]);
@@ -442,12 +443,12 @@ fn vm_a_process_that_joins_cannot_be_looked_into() {
     Oci::control("undumpable", |weak| assert!(attack(weak)));
 }
 
-/// How often a race is run that must be lost: seldom where all is emulated.
+/// Rounds of a race that must be lost: few under emulation.
 fn races(oci: &Oci) -> usize {
     if dormouse_testkit::slowness() > 1 && oci.weakened().is_none() { 5 } else { 100 }
 }
 
-/// All that the kernel knows, by name.
+/// All capabilities of the kernel by name.
 fn every_capability() -> Vec<&'static str> {
     vec![
         "CAP_CHOWN",
@@ -494,9 +495,9 @@ fn every_capability() -> Vec<&'static str> {
     ]
 }
 
-/// A node of the host's disk can be made, and does not open.
+/// A node of a host's device can be created but not opened.
 #[test]
-fn vm_devices_of_the_host_cannot_be_opened() {
+fn vm_host_devices_cannot_be_opened() {
     let attack = |oci: &Oci| {
         // A loop device: every host has the driver, and opening an unused one reads nothing.
         let bundle =
@@ -512,15 +513,15 @@ fn vm_devices_of_the_host_cannot_be_opened() {
     let out = attack(&oci);
     assert!(out.status != 0 && out.stderr.contains("ermitted"), "{out:?}");
     oci.assert_nothing_left();
-    // A host without the driver says so, and not that it may not be opened.
+    // A host without the driver reports that, and not a missing permission.
     let Some(weak) = Oci::without("devices") else { return };
     let out = attack(&weak);
     assert!(out.stdout.contains("opened") || !out.stderr.contains("ermitted"), "{out:?}");
 }
 
-/// CVE-2021-30465, CVE-2024-45310: places of mounts that are swapped for links meanwhile.
+/// CVE-2021-30465, CVE-2024-45310: mount points that are swapped for links meanwhile.
 #[test]
-fn places_that_are_swapped_for_links_lead_nowhere() {
+fn swapped_mount_points_do_not_lead_outside() {
     let attack = |oci: &Oci| {
         let precious = Precious::new(oci);
         let bundle = Bundle::new(oci, &["true"]);
@@ -560,12 +561,13 @@ fn places_that_are_swapped_for_links_lead_nowhere() {
     Oci::control("in-root", |weak| assert!(!attack(weak)));
 }
 
-/// A root of a container that is the host's root cannot take its root filesystem off.
+/// A container's root that is the host's root cannot unmount its root filesystem to reach the
+/// host's.
 #[test]
-fn vm_nothing_of_the_host_is_below_the_root() {
+fn vm_host_root_is_not_mounted_below_container_root() {
     let attack = |oci: &Oci| {
-        // Who enters a mount namespace begins at its root, and not at that of his process.
-        // There may be two covers.
+        // setns(2) into a mount namespace leads to the root of that namespace, not to that of the
+        // process. Two mounts may cover the host's root.
         let script = "cd /proc/1/ns; umount -l /; nsenter --mount=mnt sh -c 'mount -t proc x /proc; \
                       cd /proc/self/ns; umount -l /; nsenter --mount=mnt /bin/ls -d \
                       /etc/debian_version'; mkdir /tmp/jail; cd /; chroot /tmp/jail true; \
@@ -581,8 +583,8 @@ fn vm_nothing_of_the_host_is_below_the_root() {
         oci.run(&["run", "-b", bundle.dir(), "c"])
     };
     let oci = Oci::new();
-    let said = attack(&oci);
-    assert!(!said.stdout.contains("debian_version"), "{said:?}");
+    let out = attack(&oci);
+    assert!(!out.stdout.contains("debian_version"), "{out:?}");
     oci.assert_nothing_left();
     Oci::control("pivot", |weak| {
         let out = attack(weak);
@@ -590,9 +592,9 @@ fn vm_nothing_of_the_host_is_below_the_root() {
     });
 }
 
-/// `/etc/passwd` of an image is read in bounded time, as a file and as nothing else.
+/// `/etc/passwd` of an image is read in bounded time, and only if it is a regular file.
 #[test]
-fn a_strange_passwd_keeps_nobody_waiting() {
+fn passwd_of_other_file_type_is_read_in_bounded_time() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh", "-c", "echo $HOME"]);
     let passwd = bundle.rootfs().join("etc/passwd");
@@ -611,12 +613,12 @@ fn a_strange_passwd_keeps_nobody_waiting() {
     bounded.env("DORMOUSE_WEAKEN", "plain-passwd");
     let out = dormouse_testkit::run(bounded, b"", std::time::Duration::from_secs(60));
     assert_eq!(out.status, 137, "{out:?}");
-    weak.run(&["list"]).ok(); // which takes away what was interrupted
+    weak.run(&["list"]).ok(); // removes the interrupted container
 }
 
-/// CVE-2024-0132 and its kin: the image has no say in how hooks run.
+/// CVE-2024-0132 and similar: hooks get nothing from the image.
 #[test]
-fn hooks_get_nothing_of_the_image() {
+fn hooks_ignore_environment_of_image() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     let said = bundle.path("said");

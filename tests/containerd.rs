@@ -1,4 +1,4 @@
-//! containerd and dockerd, with our shim and with our runtime behind theirs.
+//! containerd and dockerd, with our shim, and with our runtime under their own shim.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -10,12 +10,12 @@ use dormouse_testkit::{
     Host, Output, Registry, Terminal, image, program, run, slowness, wait_until,
 };
 
-/// How long a command may take.
+/// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
-/// What `ctr run` is told for our shim.
+/// The option of `ctr run` that selects our shim.
 const OURS: &str = "--runtime io.containerd.dormouse.v2";
 
-/// A daemon on a host of its own; it is killed when it is dropped, and what it left is told.
+/// A daemon on a private host. Its drop kills it and unmounts its mounts.
 struct Daemon {
     child: Option<Child>,
     command: Vec<String>,
@@ -30,7 +30,7 @@ impl Daemon {
         daemon
     }
 
-    /// Starts the same again.
+    /// Starts the daemon again.
     fn again(&mut self) {
         let ours = program("containerd-shim-dormouse-v2");
         let ours = ours.parent().expect("a directory").display().to_string();
@@ -40,12 +40,12 @@ impl Daemon {
         let mut command = self.host.command(&self.command[0]);
         command.args(&self.command[1..]).env("PATH", format!("{ours}:/usr/sbin:{path}"));
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("duplicated")).stderr(log);
-        self.child = Some(command.spawn().expect("it starts"));
+        self.child = Some(command.spawn().expect("the command starts"));
     }
 
     fn kill(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        let _ = child.kill(); // it may have ended
+        let _ = child.kill(); // may have ended already
         let _ = child.wait();
     }
 
@@ -65,7 +65,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
-        // What a daemon mounts it leaves behind.
+        // A daemon leaves its mounts behind.
         self.host.clear_below(&self.dir);
     }
 }
@@ -123,7 +123,7 @@ impl Containerd {
         run(self.command(words), b"", LIMIT)
     }
 
-    /// A script in a container that exists.
+    /// Runs a script in an existing container.
     #[track_caller]
     fn exec(&self, name: &str, id: &str, script: &str) -> Output {
         let mut command = self.command(&format!("task exec --exec-id {id} {name} sh -c"));
@@ -131,7 +131,7 @@ impl Containerd {
         run(command, b"", LIMIT)
     }
 
-    /// A script in a new container.
+    /// Runs a script in a new container.
     #[track_caller]
     fn run(&self, flags: &str, name: &str, script: &str) -> Output {
         let mut command = self.command(&format!("run {flags} {IMAGE} {name} sh -c"));
@@ -139,7 +139,7 @@ impl Containerd {
         run(command, b"", LIMIT)
     }
 
-    /// The line of a task, `NAME PID STATUS`.
+    /// Returns the pid and status of a task, from its line `NAME PID STATUS`.
     fn task(&self, name: &str) -> Option<(u32, String)> {
         let all = self.ctr("task ls").ok();
         let line = all.lines().find(|line| line.split_whitespace().next() == Some(name))?;
@@ -153,7 +153,7 @@ impl Containerd {
         assert!(wait_until(LIMIT, is), "{name} is {:?}", self.task(name));
     }
 
-    /// No container, no shim, no cgroup, no mount of any of them.
+    /// Asserts that no container, shim, cgroup or mount is left.
     #[track_caller]
     fn assert_nothing_left(&self) {
         let gone = || self.daemon.shims().is_empty();
@@ -170,17 +170,17 @@ impl Containerd {
 }
 
 fn parent(pid: u32) -> u32 {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("a live process");
     let line = text.lines().find_map(|line| line.strip_prefix("PPid:"));
-    line.and_then(|pid| pid.trim().parse().ok()).expect("it has a parent")
+    line.and_then(|pid| pid.trim().parse().ok()).expect("a parent")
 }
 
-/// All that `ctr` can ask for, with one way of running containers.
+/// All requests that `ctr` can send, with one way of running containers.
 fn everything(containerd: &Containerd, flags: &str) {
     let out = containerd.run(&format!("--rm {flags}"), "one", "echo hello; echo oh >&2; exit 7");
     assert_eq!((out.status, out.stdout.trim()), (7, "hello"), "{out:?}");
     assert!(out.stderr.contains("oh"), "{out:?}");
-    // Standard input: it ends when that of `ctr` does.
+    // Standard input of the container ends with that of `ctr`.
     let mut command = containerd.daemon.host.command("sh");
     let ctr = containerd.command(&format!("run --rm {flags} {IMAGE} two cat"));
     command.args(["-c", "(echo typed; sleep 1) | exec \"$@\"", "sh"]).arg(ctr.get_program());
@@ -189,7 +189,7 @@ fn everything(containerd: &Containerd, flags: &str) {
 
     let limit = "--memory-limit 67108864";
     containerd.ctr(&format!("run -d {flags} {limit} {IMAGE} three sleep 1000")).ok();
-    let (pid, status) = containerd.task("three").expect("it is listed");
+    let (pid, status) = containerd.task("three").expect("an entry of the list");
     assert_eq!(status, "RUNNING");
     let out = containerd.exec("three", "e", "id -u; exit 5");
     assert_eq!((out.status, out.stdout.trim()), (5, "0"), "{out:?}");
@@ -212,7 +212,7 @@ fn everything(containerd: &Containerd, flags: &str) {
         assert!(number > 0, "{v1}: {metrics}");
     }
     assert!(containerd.ctr("task ps three").ok().contains(&pid.to_string()));
-    // A process that was added is signalled alone.
+    // An exec'd process is signalled alone.
     containerd.ctr("task exec -d --exec-id other three sleep 2000").ok();
     containerd.ctr("task kill --exec-id other -s KILL three").ok();
     assert_eq!(containerd.task("three").expect("listed").1, "RUNNING");
@@ -233,11 +233,11 @@ fn everything(containerd: &Containerd, flags: &str) {
 }
 
 #[test]
-fn containers_live_and_die_by_our_shim() {
+fn our_shim_runs_containers() {
     let containerd = Containerd::new();
     everything(&containerd, OURS);
     containerd.assert_nothing_left();
-    // A bind of the layers' copy instead of an overlay.
+    // A bind of the copied layers instead of an overlay.
     containerd.ctr(&format!("image pull --snapshotter native --plain-http {IMAGE}"));
     let flags = format!("--rm {OURS} --memory-limit 33554432 --cwd /tmp");
     assert_eq!(containerd.run(&flags, "limited", "pwd").ok().trim(), "/tmp");
@@ -245,7 +245,7 @@ fn containers_live_and_die_by_our_shim() {
 }
 
 #[test]
-fn containers_live_and_die_by_runcs_shim() {
+fn runc_shim_runs_containers_with_our_runtime() {
     let containerd = Containerd::new();
     let ours = program("dormouse-oci");
     let flags = format!("--runtime io.containerd.runc.v2 --runc-binary {}", ours.display());
@@ -254,7 +254,7 @@ fn containers_live_and_die_by_runcs_shim() {
 }
 
 #[test]
-fn a_pod_has_one_shim_and_no_abstract_socket() {
+fn pod_has_one_shim_and_no_abstract_socket() {
     let containerd = Containerd::new();
     let pod = |pod: &str| format!("run -d {OURS} --annotation io.kubernetes.cri.sandbox-id={pod}");
     for (name, of) in [("a", "one"), ("b", "one"), ("c", "one"), ("d", "two")] {
@@ -264,18 +264,18 @@ fn a_pod_has_one_shim_and_no_abstract_socket() {
     let shim = |name: &str| parent(containerd.task(name).expect("listed").0);
     assert_eq!(shim("a"), shim("b"));
     assert_ne!(shim("a"), shim("d"));
-    // CVE-2020-15257: who shares the host's network finds no way to it.
+    // CVE-2020-15257: a process that shares the host's network does not reach the shim's socket.
     let names = fs::read_to_string(format!("/proc/{}/net/unix", shim("a"))).expect("read");
     let is_ours = |line: &&str| line.contains("dormouse-shim");
     let sockets: Vec<&str> =
         names.lines().filter(is_ours).filter_map(|line| line.split_whitespace().last()).collect();
     assert!(!sockets.is_empty() && sockets.iter().all(|name| name.starts_with('/')), "{names}");
     for path in sockets {
-        let Ok(file) = fs::metadata(path) else { continue }; // another test's, which has ended
+        let Ok(file) = fs::metadata(path) else { continue }; // of another test, which has ended
         assert!(file.file_type().is_socket());
         assert_eq!(file.permissions().mode() & 0o777, 0o600, "{path}");
     }
-    // The others of a pod live on when one is taken away.
+    // The other containers of a pod survive the removal of one.
     let end = |name: &str| {
         containerd.ctr(&format!("task kill -s KILL {name}")).ok();
         containerd.wait_for(name, "STOPPED");
@@ -289,14 +289,14 @@ fn a_pod_has_one_shim_and_no_abstract_socket() {
 }
 
 #[test]
-fn what_is_left_of_a_killed_shim_is_taken_away() {
+fn killed_shim_leaves_nothing() {
     let containerd = Containerd::new();
     containerd.ctr(&format!("run -d {OURS} {IMAGE} c sleep 1000")).ok();
     let (pid, _) = containerd.task("c").expect("listed");
     let shim = parent(pid);
     containerd.daemon.host.sh(&format!("kill -9 {shim}")).ok();
     let is_gone = || !Path::new(&format!("/proc/{pid}/root/bin")).exists();
-    assert!(wait_until(LIMIT, is_gone), "the container lives on without its shim");
+    assert!(wait_until(LIMIT, is_gone), "the container survives its shim");
     assert!(wait_until(LIMIT, || containerd.task("c").is_none()), "{:?}", containerd.task("c"));
     containerd.ctr("container rm c").ok();
     containerd.assert_nothing_left();
@@ -309,7 +309,7 @@ fn containers_outlive_containerd() {
     containerd.ctr(&format!("run -d {OURS} {IMAGE} short sleep 3")).ok();
     let before = containerd.task("c").expect("listed");
     containerd.daemon.kill();
-    std::thread::sleep(Duration::from_secs(4)); // one ends meanwhile
+    std::thread::sleep(Duration::from_secs(4)); // the short one ends meanwhile
     containerd.daemon.again();
     containerd.daemon.wait_for(|| containerd.ctr("version").status == 0);
     assert_eq!(containerd.task("c"), Some(before));
@@ -325,7 +325,7 @@ fn containers_outlive_containerd() {
 }
 
 #[test]
-fn docker_runs_containers_by_our_runtime() {
+fn docker_runs_containers_with_our_runtime() {
     let host = Host::new();
     let dir = host.dir().to_owned();
     let place = |name: &str| dir.join(name).display().to_string();

@@ -1,17 +1,21 @@
 //! A command that is killed at any of its steps leaves the state before it or the state after it.
 //!
-//! A step is a system call that changes something ([`Led`]): one undisturbed run counts them, and then,
-//! in a run for each, SIGKILL comes before that call is made. What is on disk and in the kernel changes
-//! only by these calls, so this is every place where the command can be interrupted. After each, the
-//! next command must work, the container must be in a state it could have been in, the same command
-//! given again must do its work, and nothing may be left that was not there before: mounts, cgroups,
-//! processes, files.
+//! A step is a system call that changes something ([`Led`]). One undisturbed run counts the steps.
+//! Then each step has a run of its own, in which SIGKILL comes before that call is made. The state
+//! on disk and in the kernel changes only by these calls, so the steps are all places where the
+//! command can be interrupted. After each kill:
 //!
-//! Others go on when a command is killed: the newborn that it had asked for ends, the keeper reaps it
-//! and has it settled, the next command comes. In which order is chance, so from step to step another
-//! one is held back for a moment ([`Slow`]); with `DORMOUSE_FAULT=all` every step is played in every
-//! order. The keeper is killed at each of its own steps while it serves a command, and everybody at
-//! random times while random commands run: `DORMOUSE_FAULT_KILLS` of them, from `DORMOUSE_FAULT_SEED`.
+//! - the next command must work,
+//! - the container must be in a possible state,
+//! - the same command, given again, must succeed,
+//! - nothing may be left that was not there before: mounts, cgroups, processes, files.
+//!
+//! Other processes continue when a command is killed: its newborn exits, the keeper reaps the
+//! newborn and starts its cleanup, the next command runs. Their order is chance, so from step to
+//! step another of them is delayed for a moment ([`Slow`]). With `DORMOUSE_FAULT=all` every step is
+//! tested in every order. The keeper is killed at each of its own steps while it serves a command.
+//! All processes are killed at random times while random commands run: `DORMOUSE_FAULT_KILLS`
+//! kills, from `DORMOUSE_FAULT_SEED`.
 
 use crate::bundle;
 
@@ -27,14 +31,14 @@ use bundle::{Bundle, Oci};
 use dormouse_testkit::{Host, Led, dormouse, run, slowness, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// For how long somebody is held back.
+/// The delay of a process.
 const HELD: Duration = Duration::from_millis(10);
 
-/// Who is held back when a command is killed.
+/// The process that is delayed when a command is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Slow {
-    Nobody,
-    /// What the keeper has cloned and nobody let go yet.
+    Nothing,
+    /// The process that the keeper has cloned and that waits for its start.
     Newborn,
     Keeper,
     /// The next command.
@@ -42,9 +46,9 @@ enum Slow {
 }
 
 impl Slow {
-    const ALL: [Self; 4] = [Self::Nobody, Self::Newborn, Self::Keeper, Self::Next];
+    const ALL: [Self; 4] = [Self::Nothing, Self::Newborn, Self::Keeper, Self::Next];
 
-    /// The orders that a step is played in.
+    /// The orders in which a step is tested.
     fn of_step(number: usize) -> Vec<Self> {
         match std::env::var("DORMOUSE_FAULT").as_deref() {
             Ok("all") => Self::ALL.to_vec(),
@@ -52,17 +56,17 @@ impl Slow {
         }
     }
 
-    /// Holds back, kills, and lets go a moment later.
+    /// Stops the process to delay, kills the command, and continues the process a moment later.
     fn kill(self, led: &mut Led, keeper: u32) {
         let held: Vec<u32> = match self {
             Self::Newborn => newborns(keeper),
             Self::Keeper => vec![keeper],
-            Self::Nobody | Self::Next => Vec::new(),
+            Self::Nothing | Self::Next => Vec::new(),
         };
         held.iter().for_each(|pid| signal(*pid, Signal::STOP));
         led.kill();
         match self {
-            Self::Nobody => {}
+            Self::Nothing => {}
             Self::Next => thread::sleep(HELD),
             Self::Newborn | Self::Keeper => drop(thread::spawn(move || {
                 thread::sleep(HELD);
@@ -93,19 +97,19 @@ fn processes() -> Vec<(u32, String, u32)> {
 const KEEPER: &str = "dormouse-keeper";
 const VAULT: &str = "dormouse-vault";
 
-/// Processes that a keeper has cloned and that are no program yet.
+/// Children of the keeper before their execve.
 fn newborns(keeper: u32) -> Vec<u32> {
     let all = processes().into_iter();
     all.filter(|(_, name, parent)| *parent == keeper && name == KEEPER).map(|p| p.0).collect()
 }
 
-/// How many steps a command has. It is run once.
+/// Runs a command once, and returns the number of its steps.
 fn count_steps(host: &Host, arguments: &[&str]) -> usize {
     let mut led = Led::start(&host.dormouse(arguments), &dormouse());
     std::iter::from_fn(|| led.next_step()).count()
 }
 
-/// Leads a command to its step `number` (from 0); `None` when it has ended before.
+/// Runs a command up to its step `number` (from 0). Returns `None` if the command has fewer steps.
 fn lead_to(host: &Host, arguments: &[&str], number: usize) -> Option<(Led, &'static str)> {
     let mut led = Led::start(&host.dormouse(arguments), &dormouse());
     for _ in 0..number {
@@ -115,7 +119,7 @@ fn lead_to(host: &Host, arguments: &[&str], number: usize) -> Option<(Led, &'sta
     Some((led, call))
 }
 
-/// What grows when something is left behind.
+/// Counts of everything that a leftover would increase.
 #[derive(Debug, PartialEq, Eq)]
 struct Counts {
     mounts: Vec<String>,
@@ -130,8 +134,8 @@ impl Counts {
     fn of(host: &Host) -> Self {
         let mut files = Vec::new();
         list(&host.root(), &mut files);
-        // These come and go with the keeper, which outlives what it keeps for a moment; locks are
-        // made when they are first needed, and stay.
+        // Files that come and go with the keeper, which outlives its last child for a moment, and
+        // locks, which are created at first use and stay.
         let not_counted = ["/keeper.sock", "/vault.sock", "/lib/custody", ".lock"];
         files.retain(|path| not_counted.iter().all(|end| !path.ends_with(end)));
         let mut cgroups = Vec::new();
@@ -159,8 +163,8 @@ impl Counts {
     }
 }
 
-/// Command lines of what runs on a host, and of what runs in its containers, which is nobody's child
-/// that is known there once its keeper was killed.
+/// Command lines of the processes on a host and in its containers. After the keeper was killed,
+/// container processes are no longer descendants of a known process.
 fn processes_of(host: &Host, cgroups: &[String]) -> Vec<String> {
     let mut all: BTreeMap<u32, String> = host.processes().into_iter().collect();
     for cgroup in cgroups {
@@ -174,7 +178,7 @@ fn processes_of(host: &Host, cgroups: &[String]) -> Vec<String> {
     all.into_values().collect()
 }
 
-/// Everything below a directory, as it lies on the disk.
+/// All paths below a directory, without following links.
 fn list(dir: &Path, out: &mut Vec<String>) {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()) {
@@ -194,15 +198,15 @@ fn list_dirs(dir: &Path, out: &mut Vec<String>) {
     }
 }
 
-/// One command and what surrounds it.
+/// A command and its surroundings.
 struct Verb {
-    /// Commands that make what it acts on.
+    /// Commands that create the objects of the command.
     before: &'static [&'static [&'static str]],
-    /// It.
+    /// The command under test.
     command: &'static [&'static str],
-    /// In which states `x` may be found afterwards; `none` if it need not be there.
+    /// Possible states of `x` afterwards; `none` means that `x` need not exist.
     states: &'static [&'static str],
-    /// Commands that must work afterwards, whatever became of it.
+    /// Commands that must work afterwards, in each of these states.
     after: &'static [&'static [&'static str]],
 }
 
@@ -214,10 +218,10 @@ const REMOVE: Words = &["rm", "--force", "--ignore", "x"];
 const EXEC: Words = &["exec", "x", "true"];
 const SERVE: Words =
     &["run", "-d", "--name", "x", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
-/// With so much memory that it comes back after its processes.
+/// With so much memory that part of it is restored after the processes.
 const SERVE_LARGE: Words =
     &["run", "-d", "--name", "x", "busybox", "probe", "count", "0.0.0.0", "80", "16000"];
-/// Until it listens: one that is at work when it falls asleep is woken at once.
+/// Waits until the server listens: an active container is woken at once.
 const ASK: Words = &["exec", "x", "sh", "-c", "until probe ask 127.0.0.1 80; do :; done"];
 const SLEEP: Words = &["sleep", "x"];
 const DROWSE: Words = &["sleep", "--drowsy", "x"];
@@ -231,45 +235,46 @@ const RMI: Words = &["rmi", "new"];
 const PRUNE: Words = &["prune", "--all"];
 
 impl Verb {
-    /// Kills it at each of its steps.
+    /// Kills the command at each of its steps.
     fn survives(&self) {
         let scene = Scene::new();
         let (host, what) = (&scene.host, self.command[0]);
         scene.all(self.before);
         let steps = count_steps(host, self.command);
-        self.must_go_on(&scene, &format!("{what} not killed at all"));
-        let keeper = host.keeper().expect("somebody runs");
+        self.assert_usable(&scene, &format!("{what} without a kill"));
+        let keeper = host.keeper().expect("a keeper");
         let (mut killed, mut played) = (0, 0);
         for number in 0..steps {
             for slow in Slow::of_step(number) {
                 played += 1;
                 scene.all(self.before);
                 let mut what = format!("{what} killed at step {number}");
-                // Some calls are made only when something is new.
+                // Some calls are made only for a new object.
                 if let Some((mut led, call)) = lead_to(host, self.command, number) {
                     what = format!("{what}, {call}, slow: {slow:?}");
                     slow.kill(&mut led, keeper);
                     killed += 1;
                 }
-                self.must_go_on(&scene, &what);
+                self.assert_usable(&scene, &what);
             }
         }
         assert!(killed * 10 >= played * 8, "{what}: {killed} of {played} were killed");
     }
 
-    /// Kills the keeper at each of the steps that it makes while the command runs.
+    /// Kills the keeper at each step that it makes while the command runs.
     fn survives_its_keeper(&self) {
         let mut number = 0;
         let scene = Scene::new();
         let host = &scene.host;
         loop {
             scene.all(self.before);
-            // One that other commands have killed is replaced by the next that needs it.
+            // A keeper that other commands have killed is replaced by the next command that needs
+            // one.
             host.dm(&["exec", "other", "true"]).ok();
-            let pid = host.keeper().expect("it was needed just now");
+            let pid = host.keeper().expect("a keeper");
             let command = host.dormouse(self.command);
             let mut led = Led::seize(pid);
-            let asked = thread::spawn(move || {
+            let waiter = thread::spawn(move || {
                 let out = run(command, b"", Duration::from_secs(60));
                 signal(pid, Signal::WINCH);
                 out
@@ -281,9 +286,9 @@ impl Verb {
                 led.kill();
             }
             led.let_go();
-            let out = asked.join().expect("it ends");
+            let out = waiter.join().expect("the command ends");
             assert!(out.status != 101 && out.status < 128, "{what}: {out}");
-            self.must_go_on(&scene, &what);
+            self.assert_usable(&scene, &what);
             if call.is_none() {
                 break;
             }
@@ -292,11 +297,11 @@ impl Verb {
         assert!(number > 0, "{}: the keeper makes no step", self.command[0]);
     }
 
-    fn must_go_on(&self, scene: &Scene, what: &str) {
+    fn assert_usable(&self, scene: &Scene, what: &str) {
         let state = state_of_x(&scene.host);
         assert!(self.states.contains(&state.as_str()), "{what}: x is {state}");
-        let go_on: &[Words] = if state == "paused" { &[UNPAUSE] } else { &[] };
-        for command in go_on.iter().chain(self.after) {
+        let resume: &[Words] = if state == "paused" { &[UNPAUSE] } else { &[] };
+        for command in resume.iter().chain(self.after) {
             let out = scene.host.dm(command);
             assert_eq!(out.status, 0, "{what}, then {command:?}: {out}");
         }
@@ -304,7 +309,7 @@ impl Verb {
     }
 }
 
-/// A host on which somebody runs, so that what is shared stays.
+/// A host with a running container, so that shared objects stay.
 struct Scene {
     host: Host,
     before: Counts,
@@ -323,7 +328,7 @@ impl Scene {
         commands.iter().for_each(|command| drop(self.host.dm(command).ok()));
     }
 
-    /// Waits until everything is as it was.
+    /// Waits until everything is as before.
     fn is_clean(&self, what: &str) {
         let mut now = Counts::of(&self.host);
         let same = wait_until(Duration::from_secs(5) * slowness(), || {
@@ -334,7 +339,7 @@ impl Scene {
     }
 }
 
-/// The state of container `x`, by the list of all.
+/// Returns the state of container `x` from the list of all containers.
 fn state_of_x(host: &Host) -> String {
     let list = host.dm(&["ps", "--all", "--json"]).ok();
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
@@ -379,7 +384,7 @@ impl Random {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// A command about one of three containers.
+    /// Returns a command for one of three containers.
     fn command(&mut self) -> Vec<&'static str> {
         let names: [&str; 3] = ["x", "y", "z"];
         let (name, other) = (self.pick(&names), self.pick(&names));
@@ -403,33 +408,33 @@ impl Random {
             22 => &["commit", name, "new"],
             _ => &["prune"],
         };
-        // The names are among those above.
+        // Names are replaced by those of the array above, which have the right lifetime.
         words.iter().map(|word| *names.iter().find(|n| **n == *word).unwrap_or(word)).collect()
     }
 }
 
-/// Who is killed at a random time.
+/// Kills the keeper, a helper process or the command, and waits for the command.
 fn strike(host: &Host, command: &mut Child, random: &mut Random) {
     let victim = match random.below(10) {
         0 => host.keeper(),
         1 => {
-            let errand = |(_, line): &(u32, String)| line.contains(" internal ");
-            host.processes().into_iter().find(errand).map(|p| p.0)
+            let is_helper = |(_, line): &(u32, String)| line.contains(" internal ");
+            host.processes().into_iter().find(is_helper).map(|p| p.0)
         }
         _ => None,
     };
     match victim {
         Some(pid) => signal(pid, Signal::KILL),
-        None => drop(command.kill()), // it may have ended
+        None => drop(command.kill()), // may have ended already
     }
     let ended = wait_until(Duration::from_secs(60) * slowness(), || {
-        command.try_wait().expect("a child can be waited for").is_some()
+        command.try_wait().expect("our child").is_some()
     });
-    assert!(ended, "it does not end");
+    assert!(ended, "the command does not end");
 }
 
 #[test]
-fn everybody_killed_at_random_times() {
+fn host_survives_random_kills_of_all_processes() {
     let number = |name: &str, default: u64| {
         std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
     };
@@ -444,7 +449,7 @@ fn everybody_killed_at_random_times() {
         let mut command = host.dormouse(&words);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().expect("busybox starts");
-        // Most kinds of command take 3 to 40 ms.
+        // Most commands take 3 to 40 ms.
         let at_most = 10 + random.below(6);
         let after_us = random.below(1 << at_most);
         thread::sleep(Duration::from_micros(after_us));
@@ -469,7 +474,7 @@ fn everybody_killed_at_random_times() {
 }
 
 #[test]
-fn keeper_killed_anywhere() {
+fn commands_survive_keeper_killed_at_any_step() {
     let states = &["none", "running"];
     Verb { before: &[], command: RUN, states, after: &[REMOVE, RUN, EXEC, REMOVE] }
         .survives_its_keeper();
@@ -488,45 +493,45 @@ fn keeper_killed_anywhere() {
 }
 
 #[test]
-fn create_killed_anywhere() {
+fn create_survives_kill_at_any_step() {
     let states = &["none", "created"];
     Verb { before: &[], command: CREATE, states, after: &[REMOVE, CREATE, REMOVE] }.survives();
 }
 
 #[test]
-fn run_killed_anywhere() {
+fn run_survives_kill_at_any_step() {
     let states = &["none", "created", "running", "stopped"];
     Verb { before: &[], command: RUN, states, after: &[REMOVE, RUN, REMOVE] }.survives();
 }
 
 #[test]
-fn start_killed_anywhere() {
+fn start_survives_kill_at_any_step() {
     let states = &["created", "running", "stopped"];
     let after = &[RESTART, EXEC, REMOVE];
     Verb { before: &[CREATE], command: &["start", "x"], states, after }.survives();
 }
 
 #[test]
-fn stop_killed_anywhere() {
+fn stop_survives_kill_at_any_step() {
     let states = &["running", "stopped"];
     let after = &[RESTART, EXEC, REMOVE];
     Verb { before: &[RUN], command: &["stop", "--time", "0", "x"], states, after }.survives();
 }
 
 #[test]
-fn restart_killed_anywhere() {
+fn restart_survives_kill_at_any_step() {
     let states = &["running", "stopped"];
     Verb { before: &[RUN], command: RESTART, states, after: &[RESTART, EXEC, REMOVE] }.survives();
 }
 
 #[test]
-fn rm_killed_anywhere() {
+fn rm_survives_kill_at_any_step() {
     let states = &["none", "running", "stopped"];
     Verb { before: &[RUN], command: &["rm", "--force", "x"], states, after: &[REMOVE] }.survives();
 }
 
 #[test]
-fn verbs_for_the_running_killed_anywhere() {
+fn exec_update_and_kill_survive_kill_at_any_step() {
     let (before, states) = (&[RUN], &["running"]);
     Verb { before, command: EXEC, states, after: &[EXEC, REMOVE] }.survives();
     let command = &["update", "--memory", "64m", "x"];
@@ -536,15 +541,15 @@ fn verbs_for_the_running_killed_anywhere() {
 }
 
 #[test]
-fn pause_and_unpause_killed_anywhere() {
+fn pause_and_unpause_survive_kill_at_any_step() {
     let states = &["running", "paused"];
-    let after = &[EXEC, REMOVE]; // in between it goes on, if it is paused
+    let after = &[EXEC, REMOVE]; // resumed first if paused
     Verb { before: &[RUN], command: PAUSE, states, after }.survives();
     Verb { before: &[RUN, PAUSE], command: UNPAUSE, states, after }.survives();
 }
 
 #[test]
-fn sleep_and_wake_killed_anywhere() {
+fn sleep_and_wake_survive_kill_at_any_step() {
     let states = &["running", "asleep"];
     Verb { before: &[SERVE], command: SLEEP, states, after: &[EXEC, WAKE, REMOVE] }.survives();
     let before = &[SERVE, SLEEP];
@@ -554,27 +559,27 @@ fn sleep_and_wake_killed_anywhere() {
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
 }
 
-/// Its memory comes when it is touched, and has to be there when it is put to sleep again.
+/// Memory is restored on first access, and all of it must be loaded before the next sleep.
 #[test]
-fn wake_of_much_memory_killed_anywhere() {
+fn lazy_wake_survives_kill_at_any_step() {
     let (states, after) = (&["running", "asleep"], &[WAKE, EXEC, SLEEP, WAKE, REMOVE]);
     let verb = Verb { before: &[SERVE_LARGE, ASK, SLEEP], command: WAKE, states, after };
     verb.survives();
     verb.survives_its_keeper();
 }
 
-/// What it had when it slept before is taken from there.
+/// Unchanged memory is taken from the former checkpoint of the sleep.
 #[test]
-fn sleep_of_one_that_was_woken_killed_anywhere() {
+fn repeated_sleep_survives_kill_at_any_step() {
     let (states, after) = (&["running", "asleep"], &[WAKE, EXEC, SLEEP, WAKE, REMOVE]);
     Verb { before: &[SERVE_LARGE, ASK, SLEEP, WAKE, EXEC], command: SLEEP, states, after }
         .survives();
 }
 
-/// Whoever wakes a container has its sockets in hand. When the keeper is killed then, they go to its
-/// successor, and with them who has called since.
+/// A waking command holds the sockets of the container. If the keeper is killed meanwhile, its
+/// successor receives the sockets, with the connections since.
 #[test]
-fn who_calls_while_the_keeper_is_killed_in_the_middle_of_a_wake_is_answered() {
+fn connection_survives_keeper_killed_during_wake() {
     let host = Host::with_busybox();
     let (mut connected, mut number) = (0, 0);
     loop {
@@ -582,20 +587,21 @@ fn who_calls_while_the_keeper_is_killed_in_the_middle_of_a_wake_is_answered() {
         let address: std::net::SocketAddr =
             format!("{}:80", host.address_of("x")).parse().expect("an address");
         host.dm(SLEEP).ok();
-        let keeper = host.keeper().expect("it holds the socket");
+        let keeper = host.keeper().expect("a keeper");
         let Some((mut led, call)) = lead_to(&host, WAKE, number) else { break };
         signal(keeper, Signal::KILL);
         let soon = Duration::from_secs(10) * slowness();
         assert!(wait_until(soon, || host.keeper() != Some(keeper)));
         let caller = host.in_network(move || TcpStream::connect_timeout(&address, soon));
-        let caller = caller.join().expect("it does not panic");
+        let caller = caller.join().expect("no panic");
         while led.next_step().is_some() {}
         host.dm(&["ps"]).ok();
-        // Nobody listens before whoever wakes has the socket, and after it is back nobody has to know.
+        // No process listens before the waking command has the socket, and none has to know after
+        // the sockets are back.
         if let Ok(mut caller) = caller {
             connected += 1;
             let what = format!("connected at step {number}, {call}");
-            caller.set_read_timeout(Some(soon)).expect("a limit can be set");
+            caller.set_read_timeout(Some(soon)).expect("a timeout");
             caller.write_all(b"GET / HTTP/1.0\r\n\r\n").unwrap_or_else(|e| panic!("{what}: {e}"));
             let mut first = [0];
             caller.read_exact(&mut first).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -604,11 +610,11 @@ fn who_calls_while_the_keeper_is_killed_in_the_middle_of_a_wake_is_answered() {
         host.dm(REMOVE).ok();
         number += 1;
     }
-    assert!(connected > 0, "in {number} steps nobody could connect");
+    assert!(connected > 0, "no connection in {number} steps");
 }
 
 #[test]
-fn clone_asleep_killed_anywhere() {
+fn clone_asleep_survives_kill_at_any_step() {
     const TEMPLATE: Words =
         &["run", "-d", "--name", "t", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
     let after = &[REMOVE, &["rm", "--force", "t"], PRUNE];
@@ -616,9 +622,9 @@ fn clone_asleep_killed_anywhere() {
     Verb { before: &[TEMPLATE], command, states: &["none", "asleep"], after }.survives();
 }
 
-/// Two that share memory. `x` itself is never there.
+/// Two clones that share memory. `x` itself never exists.
 #[test]
-fn clones_killed_anywhere() {
+fn shared_clones_survive_kill_at_any_step() {
     const TEMPLATE: Words =
         &["run", "-d", "--name", "t", "busybox", "httpd", "-f", "-p", "80", "-h", "/www"];
     let after: &[Words] = &[&["rm", "--force", "--ignore", "x-1", "x-2", "t"], PRUNE];
@@ -629,7 +635,7 @@ fn clones_killed_anywhere() {
 }
 
 #[test]
-fn drowsy_and_wake_killed_anywhere() {
+fn drowsy_and_wake_survive_kill_at_any_step() {
     let states = &["running", "drowsy"];
     Verb { before: &[SERVE], command: DROWSE, states, after: &[EXEC, WAKE, REMOVE] }.survives();
     let before = &[SERVE, DROWSE];
@@ -641,16 +647,16 @@ fn drowsy_and_wake_killed_anywhere() {
 }
 
 #[test]
-fn rename_killed_anywhere() {
+fn rename_survives_kill_at_any_step() {
     let after = &[REMOVE, &["rm", "--force", "--ignore", "y"], CREATE, REMOVE];
     let states = &["created", "none"];
     Verb { before: &[CREATE], command: &["rename", "x", "y"], states, after }.survives();
 }
 
 #[test]
-fn verbs_of_images_killed_anywhere() {
+fn image_commands_survive_kill_at_any_step() {
     let states = &["none", "running"];
-    // Frozen when it was killed, it is thawed by the next command.
+    // A container that was frozen at the kill is thawed by the next command.
     Verb { before: &[RUN], command: COMMIT, states, after: &[COMMIT, RMI, REMOVE, PRUNE] }
         .survives();
     Verb { before: &[], command: TAG, states, after: &[TAG, RMI, PRUNE] }.survives();
@@ -659,7 +665,7 @@ fn verbs_of_images_killed_anywhere() {
     Verb { before, command: PRUNE, states, after: &[PRUNE] }.survives();
 }
 
-/// A bundle whose container is to be killed in the middle of things, with the OCI runtime.
+/// A bundle whose container is killed in the middle of commands of the OCI runtime.
 struct Bundled {
     oci: Oci,
     bundle: Bundle,
@@ -667,7 +673,7 @@ struct Bundled {
     mounts: Vec<String>,
 }
 
-/// Stands for the directory of the bundle.
+/// Placeholder for the directory of the bundle.
 const BUNDLE: &str = "BUNDLE";
 const OCI_CREATE: Words = &["create", "-b", BUNDLE, "--pid-file", "BUNDLE/pid", "x"];
 const OCI_RUN: Words = &["run", "-d", "-b", BUNDLE, "x"];
@@ -680,7 +686,7 @@ impl Bundled {
     fn new(oci: Oci) -> Self {
         let bundle = Bundle::new(&oci, &["sleep", "1000"]);
         let mut this = Self { oci, bundle, files: Vec::new(), mounts: Vec::new() };
-        // What is made once stays: the places of mounts.
+        // Directories for mounts are created once and stay.
         this.all(&[OCI_CREATE, OCI_DELETE]);
         list(Path::new(this.bundle.dir()), &mut this.files);
         this.mounts = this.oci.host().mounts();
@@ -706,7 +712,7 @@ impl Bundled {
         Led::start(&self.oci.command(&words), self.oci.program())
     }
 
-    /// The state of `x` as the next command tells it.
+    /// Returns the state of `x` as the next command reports it.
     fn state(&self) -> String {
         let out = self.run(&["state", "x"]);
         match out.status {
@@ -718,7 +724,7 @@ impl Bundled {
         }
     }
 
-    /// What is there of a container that is said not to be there.
+    /// Returns the remains of a container that no longer exists.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         wait_until(Duration::from_secs(5) * slowness(), || {
@@ -739,7 +745,7 @@ impl Bundled {
         self.survives_and(before, command, states, |_| {});
     }
 
-    /// The same, and what must be true then, by the state that it was in.
+    /// The same with a check that receives the state of the container.
     fn survives_and(&self, before: &[Words], command: Words, states: &[&str], then: impl Fn(&str)) {
         let mut number = 0;
         loop {
@@ -749,12 +755,12 @@ impl Bundled {
             led.kill();
             let what = format!("{} killed at step {number}, {call:?}", command[0]);
             if number % 2 == 1 {
-                thread::sleep(HELD / 2); // the newborn ends before the next command, or after
+                thread::sleep(HELD / 2); // the newborn exits before the next command or after
             }
             let state = self.state();
             assert!(states.contains(&state.as_str()), "{what}: x is {state}");
             if state == "none" {
-                assert_eq!(self.left(), [""; 0], "{what}, and nothing was deleted");
+                assert_eq!(self.left(), [""; 0], "{what}, before a delete");
             }
             let out = self.run(OCI_DELETE);
             assert_eq!(out.status, 0, "{what}: {out}");
@@ -766,26 +772,26 @@ impl Bundled {
             }
             number += 1;
         }
-        assert!(number > 0, "{}: it makes no step", command[0]);
+        assert!(number > 0, "{}: no step is made", command[0]);
     }
 }
 
 #[test]
-fn oci_create_and_run_killed_anywhere() {
+fn oci_create_and_run_survive_kill_at_any_step() {
     let bundled = Bundled::new(Oci::new());
     bundled.survives(&[], OCI_CREATE, &["none", "created"]);
     bundled.survives(&[], OCI_RUN, &["none", "created", "running", "stopped"]);
 }
 
 #[test]
-fn oci_start_and_delete_killed_anywhere() {
+fn oci_start_and_delete_survive_kill_at_any_step() {
     let bundled = Bundled::new(Oci::new());
     bundled.survives(&[OCI_CREATE], &["start", "x"], &["created", "running", "stopped"]);
     bundled.survives(&[OCI_RUN], OCI_DELETE, &["running", "stopped", "none"]);
 }
 
 #[test]
-fn oci_verbs_for_the_running_killed_anywhere() {
+fn oci_commands_on_running_container_survive_kill_at_any_step() {
     let bundled = Bundled::new(Oci::new());
     bundled.survives(&[OCI_RUN], &["exec", "x", "true"], &["running"]);
     bundled.survives(&[OCI_RUN], &["kill", "x", "KILL"], &["running", "stopped"]);
@@ -796,29 +802,29 @@ fn oci_verbs_for_the_running_killed_anywhere() {
 }
 
 #[test]
-fn oci_checkpoint_and_restore_killed_anywhere() {
+fn oci_checkpoint_and_restore_survive_kill_at_any_step() {
     let bundled = Bundled::new(Oci::new());
-    let comes_back = || {
+    let assert_restorable = || {
         bundled.run(OCI_RESTORE).ok();
         assert_eq!(bundled.state(), "running");
         bundled.run(OCI_DELETE).ok();
     };
-    // Gone, and whole on the disk; or as if nothing had been.
+    // Removed with a whole image on disk; or unchanged.
     let states = &["running", "stopped", "none"];
     bundled.survives_and(&[OCI_RUN], OCI_CHECKPOINT, states, |state| {
         if state != "running" {
-            comes_back();
+            assert_restorable();
         }
     });
     let before = &[OCI_RUN, OCI_CHECKPOINT];
-    bundled.survives_and(before, OCI_RESTORE, &["running", "none"], |_| comes_back());
+    bundled.survives_and(before, OCI_RESTORE, &["running", "none"], |_| assert_restorable());
 }
 
-/// The table of `docs/oci.md`: `create` and then `start`, killed at moments that are spread over the
-/// time they take, and what a `list` and a `delete --force` leave.
+/// The table of `docs/oci.md`: `create` and then `start` are killed at moments spread over their
+/// duration. Counts what a `list` and a `delete --force` leave.
 #[test]
 #[ignore = "a comparison: name the other runtimes in DORMOUSE_FAULT_PEERS, separated by spaces"]
-fn oci_runtimes_killed_at_any_time_compared() {
+fn oci_runtimes_compared_under_kills() {
     let peers = std::env::var("DORMOUSE_FAULT_PEERS").expect("DORMOUSE_FAULT_PEERS");
     let own = dormouse_testkit::program("dormouse-oci");
     let programs = std::iter::once(own.as_path()).chain(peers.split(' ').map(Path::new));
@@ -835,16 +841,16 @@ fn oci_runtimes_killed_at_any_time_compared() {
             let mut command = bundled.oci.host().command("sh");
             command.args(["-c", &script]);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            // A group of its own, so that the runtime and the shell are killed at once.
+            // A private process group, so that the runtime and the shell are killed at once.
             std::os::unix::process::CommandExt::process_group(&mut command, 0);
             let began = std::time::Instant::now();
-            let mut child = command.spawn().expect("it starts");
+            let mut child = command.spawn().expect("the command starts");
             let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid");
             if let Some(limit) = limit {
                 thread::sleep(limit);
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }
-            child.wait().expect("it ends");
+            child.wait().expect("the command ends");
             // The runtime may still be in its last system call.
             let is_gone = || rustix::process::test_kill_process_group(group).is_err();
             assert!(wait_until(Duration::from_secs(10) * slowness(), is_gone));
@@ -859,7 +865,7 @@ fn oci_runtimes_killed_at_any_time_compared() {
             unlisted += usize::from(bundled.run(&["list"]).status != 0);
             half += usize::from(bundled.state() == "none" && !bundled.oci.left().is_empty());
             undeleted += usize::from(bundled.run(OCI_DELETE).status != 0);
-            // A group or a process that is about to go may take a moment on a busy machine.
+            // On a busy machine, an exiting cgroup or process may take a moment.
             let nothing = || bundled.oci.left().is_empty();
             if !wait_until(HELD * 20 * slowness(), nothing) {
                 eprintln!("{}: {:?}", program.display(), bundled.oci.left());

@@ -1,5 +1,5 @@
-//! The OCI command line, as its callers use it: bundles in, processes out, errors that name the
-//! field, and nothing left behind.
+//! The OCI command line as container managers use it: bundles, processes, errors that name the
+//! field, and no leftovers.
 
 use crate::bundle;
 
@@ -22,7 +22,7 @@ fn wait_for(oci: &Oci, id: &str, status: &str) {
 }
 
 #[test]
-fn vm_a_container_is_created_started_killed_and_deleted() {
+fn vm_container_lifecycle_from_create_to_delete() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh", "-c", "echo started > /out/said; exec sleep 1000"]);
     bundle.edit(|c| bundle.volume(c, "/out"));
@@ -31,7 +31,7 @@ fn vm_a_container_is_created_started_killed_and_deleted() {
     assert_eq!(oci.status("c"), "created");
     let pid = fs::read_to_string(&pid_file).expect("a pid file");
     assert_eq!(oci.state("c")["pid"].to_string(), pid);
-    assert!(!bundle.out("said").exists(), "the program has started before its time");
+    assert!(!bundle.out("said").exists(), "the program has started before 'start'");
     assert!(oci.run(&["create", "-b", bundle.dir(), "c"]).err(1).contains("already exists"));
 
     oci.run(&["start", "c"]).ok();
@@ -52,7 +52,7 @@ fn vm_a_container_is_created_started_killed_and_deleted() {
 }
 
 #[test]
-fn the_exit_code_of_the_program_is_that_of_run() {
+fn run_returns_exit_code_of_program() {
     let oci = Oci::new();
     for (script, code) in [("exit 7", 7), ("kill -9 $PPID; kill -TERM 1; exit 0", 0)] {
         let bundle = Bundle::new(&oci, &["sh", "-c", script]);
@@ -62,22 +62,22 @@ fn the_exit_code_of_the_program_is_that_of_run() {
     oci.assert_nothing_left();
 }
 
-/// The lines of a container's table of mounts at these places: the place, and who hears of it.
-fn propagation_of(said: &str, below: &str) -> Vec<(String, String)> {
+/// Returns the lines of a container's mountinfo below a path: the mount point and its propagation.
+fn propagation_of(text: &str, below: &str) -> Vec<(String, String)> {
     let kind = |words: &[&str]| {
         let optional = words.iter().skip(6).take_while(|word| **word != "-");
         let kinds: Vec<&str> = optional.map(|w| w.split(':').next().unwrap_or_default()).collect();
         if kinds.is_empty() { "private".to_owned() } else { kinds.join(" ") }
     };
-    let lines = said.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let lines = text.lines().map(|line| line.split(' ').collect::<Vec<_>>());
     let there = lines.filter(|words| words.len() > 6 && words[4].starts_with(below));
     there.map(|words| (words[4].to_owned(), kind(&words))).collect()
 }
 
-/// Whoever makes a mount, and whatever is said of its propagation: it is in its place in the kernel's
-/// table, which is the order of the configuration.
+/// Each mount has its place in the kernel's table in the order of the configuration, also with a
+/// propagation option and on a mount that the runtime makes.
 #[test]
-fn vm_mounts_are_in_their_order_with_their_propagation() {
+fn vm_mounts_keep_order_and_propagation() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["cat", "/proc/self/mountinfo"]);
     let kinds = [
@@ -87,7 +87,7 @@ fn vm_mounts_are_in_their_order_with_their_propagation() {
         ("unbindable", "unbindable"),
     ];
     let mut expected = Vec::new();
-    // What is not shared by anybody has nobody to hear of.
+    // A slave mount without a master is private.
     let alone = |kind: &str| if kind == "master" { "private" } else { kind }.to_owned();
     let mut list = Vec::new();
     for (word, kind) in kinds {
@@ -98,7 +98,7 @@ fn vm_mounts_are_in_their_order_with_their_propagation() {
             let place = format!("/all/{bind}-{word}");
             list.push(json!({"destination": place, "type": "bind", "source": bundle.path("out"),
                              "options": [bind, word]}));
-            // The host's own mounts are shared, and by themselves a container hears of them.
+            // The host's own mounts are shared, and container mounts of them are slaves by default.
             let kind = if kind == "shared" { "shared master" } else { kind };
             expected.push((place, kind.to_owned()));
         }
@@ -108,10 +108,10 @@ fn vm_mounts_are_in_their_order_with_their_propagation() {
         expected.push((place, alone(kind)));
     }
     bundle.edit(|c| c["mounts"].as_array_mut().expect("a list").append(&mut list));
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
-    assert_eq!(propagation_of(&said, "/all/"), expected);
+    let table = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(propagation_of(&table, "/all/"), expected);
 
-    // Below a mount that is shared, too.
+    // Also below a shared mount.
     bundle.edit(|c| {
         let mount = |place: &str, word: &str| {
             json!({"destination": place, "type": "tmpfs", "source": "x", "options": [word]})
@@ -123,14 +123,14 @@ fn vm_mounts_are_in_their_order_with_their_propagation() {
         list.push(json!({"destination": "/all/top/bound", "type": "bind",
                          "source": bundle.path("out"), "options": ["bind", "private"]}));
     });
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let table = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
     let pair = |place: &str, kind: &str| (place.to_owned(), kind.to_owned());
     let nested = [
         pair("/all/top", "shared"),
         pair("/all/top/below", "unbindable"),
         pair("/all/top/bound", "private"),
     ];
-    assert_eq!(propagation_of(&said, "/all/"), nested);
+    assert_eq!(propagation_of(&table, "/all/"), nested);
 
     bundle.edit(|c| {
         let mut words = vec!["private"; 8];
@@ -143,10 +143,10 @@ fn vm_mounts_are_in_their_order_with_their_propagation() {
     oci.assert_nothing_left();
 }
 
-/// What is mounted for a container is mounted for the host, too, where the configuration says so; what
-/// the host has mounted there stays (a volume of docker's or Kubernetes' with `rshared`).
+/// With `rshared`, mounts inside propagate to the host where the configuration allows it, and the
+/// host's mounts in a volume stay (a volume of docker or Kubernetes).
 #[test]
-fn vm_a_shared_volume_keeps_its_mounts() {
+fn vm_shared_volume_keeps_mounts_of_host() {
     let oci = Oci::new();
     let volume = oci.host().dir().join("volume");
     let place = volume.display();
@@ -168,8 +168,8 @@ fn vm_a_shared_volume_keeps_its_mounts() {
             c["mounts"].as_array_mut().expect("a list").push(json!({"destination": "/volume",
                 "type": "bind", "source": volume, "options": ["rbind", "rshared"]}));
         });
-        let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
-        assert!(said.starts_with("file\n"), "{root}: the container misses a mount: {said}");
+        let output = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+        assert!(output.starts_with("file\n"), "{root}: the container lacks a mount: {output}");
         let mounts = oci.host().mounts();
         let is_there = |name: &str| mounts.contains(&format!("{place}/{name}"));
         assert!(is_there("of-host"), "{root}: the host has lost a mount: {mounts:?}");
@@ -182,9 +182,10 @@ fn vm_a_shared_volume_keeps_its_mounts() {
     oci.assert_nothing_left();
 }
 
-/// Whoever shares a cgroup's path with a container, or is below it, is not taken along.
+/// A process that shares the path of a container's cgroup, or is below it, is not killed with the
+/// container.
 #[test]
-fn vm_nobody_else_ends_with_a_container() {
+fn vm_delete_spares_processes_in_shared_cgroup_path() {
     let oci = Oci::new();
     let sleeper = || Bundle::new(&oci, &["sleep", "1000"]);
     let path = |bundle: &Bundle| {
@@ -193,7 +194,7 @@ fn vm_nobody_else_ends_with_a_container() {
     };
     let first = sleeper();
     oci.run(&["run", "-d", "-b", first.dir(), "first"]).ok();
-    // The same cgroup, one above it; and that of a container that has ended.
+    // The same cgroup, then its parent, then that of a stopped container.
     let other = sleeper();
     for cgroup in [first.read()["linux"]["cgroupsPath"].clone(), path(&first).into()] {
         other.edit(|c| c["linux"]["cgroupsPath"] = cgroup.clone());
@@ -210,13 +211,13 @@ fn vm_nobody_else_ends_with_a_container() {
     assert!(error.contains("it is the cgroup of container"), "{error}");
     oci.run(&["delete", "first"]).ok();
 
-    // One that is below came later: it lives on.
+    // A container below another one's cgroup survives the other's deletion.
     let above = sleeper();
     above.edit(|c| c["linux"]["cgroupsPath"] = path(&above).into());
     oci.run(&["run", "-d", "-b", above.dir(), "above"]).ok();
     let below = sleeper();
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        // With v2 alone processes are in a cgroup or below it.
+        // With v2 alone, a cgroup has either processes or child cgroups.
         let error = oci.run(&["run", "-d", "-b", below.dir(), "below"]).err(1);
         assert!(
             error.contains("linux.cgroupsPath") && error.contains("runs none below"),
@@ -236,7 +237,7 @@ fn vm_nobody_else_ends_with_a_container() {
     oci.assert_nothing_left();
 }
 
-/// A bundle that uses as many fields as one can.
+/// A bundle that uses as many fields as possible.
 fn rich(oci: &Oci) -> Bundle {
     let bundle = Bundle::new(oci, &["sh", "-c", RICH]);
     fs::create_dir(bundle.rootfs().join("copied")).expect("made");
@@ -285,11 +286,11 @@ const RICH: &str = "
 ";
 
 #[test]
-fn vm_every_field_becomes_what_it_says() {
+fn vm_configuration_fields_take_effect() {
     let oci = Oci::new();
     let bundle = rich(&oci);
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
-    let said: Vec<&str> = said.lines().map(str::trim).collect();
+    let lines = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let lines: Vec<&str> = lines.lines().map(str::trim).collect();
     let expected = [
         "7",
         "8",
@@ -315,12 +316,12 @@ fn vm_every_field_becomes_what_it_says() {
         "from the image",
         "no writing there",
     ];
-    assert_eq!(said, expected);
+    assert_eq!(lines, expected);
     oci.assert_nothing_left();
 }
 
 #[test]
-fn vm_limits_are_in_force_and_can_be_changed() {
+fn vm_resource_limits_apply_and_update() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sleep", "1000"]);
     bundle.edit(|c| {
@@ -356,7 +357,7 @@ fn vm_limits_are_in_force_and_can_be_changed() {
     oci.assert_nothing_left();
 }
 
-/// Each is a field, a value that is bad for it, and what the error must name.
+/// Each entry: a field, an invalid value, and the text that the error must contain.
 fn bad() -> Vec<(&'static str, Value, &'static str)> {
     vec![
         ("/ociVersion", json!("99.0.0"), "ociVersion"),
@@ -430,14 +431,14 @@ fn bad() -> Vec<(&'static str, Value, &'static str)> {
 }
 
 #[test]
-fn a_bad_field_is_named_and_nothing_is_left() {
+fn invalid_field_is_named_and_leaves_nothing() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     let good = bundle.read();
     for (pointer, value, names) in bad() {
         bundle.edit(|c| {
             let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
-            let place = c.pointer_mut(parent).expect("it is there");
+            let place = c.pointer_mut(parent).expect("the parent of the field");
             match place {
                 Value::Array(list) => {
                     list[field.parse::<usize>().expect("an index")] = value.clone()
@@ -453,7 +454,7 @@ fn a_bad_field_is_named_and_nothing_is_left() {
 }
 
 #[test]
-fn a_broken_document_is_refused_in_time() {
+fn malformed_config_is_refused() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     let good = fs::read_to_string(bundle.path("config.json")).expect("read");
@@ -473,7 +474,7 @@ fn a_broken_document_is_refused_in_time() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_told_by_create() {
+fn create_reports_missing_program() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
     for (program, words) in [
@@ -506,7 +507,7 @@ fn hooks_run_in_order_and_read_the_state() {
     bundle.edit(|c| {
         bundle.volume(c, "/out");
         for stage in stages {
-            // That of the container's own root finds the volume there.
+            // The hook in the container's root finds the volume there.
             let file = if stage == "startContainer" { "/out/order".into() } else { order.clone() };
             let script = format!("s=$(cat); echo {stage} $A $s >> {}", file.display());
             c["hooks"][stage] =
@@ -517,17 +518,17 @@ fn hooks_run_in_order_and_read_the_state() {
     oci.run(&["start", "c"]).ok();
     wait_for(&oci, "c", "stopped");
     oci.run(&["delete", "c"]).ok();
-    let text = fs::read_to_string(&order).expect("it was written");
+    let text = fs::read_to_string(&order).expect("the file was written");
     let names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
     let mut sorted = names.clone();
-    // The program and the hook after its start run side by side.
+    // The program and the poststart hook run side by side.
     sorted.sort_by_key(|name| stages.iter().position(|s| s == name).unwrap_or(4));
     assert_eq!(sorted.len(), 7, "{text}");
     assert_eq!(names[..4], stages[..4], "{text}");
     assert_eq!(names[6], "poststop", "{text}");
     for line in text.lines().filter(|line| !line.starts_with("program")) {
         let json = line.splitn(3, ' ').nth(2).expect("a state");
-        assert!(line.contains(" b {"), "its environment: {line}");
+        assert!(line.contains(" b {"), "the hook's environment: {line}");
         let state: Value = serde_json::from_str(json).expect("JSON");
         assert_eq!(state["id"], "c");
         assert_eq!(state["bundle"], bundle.dir());
@@ -538,7 +539,7 @@ fn hooks_run_in_order_and_read_the_state() {
 }
 
 #[test]
-fn a_hook_that_fails_or_hangs_ends_the_container() {
+fn failed_or_hanging_hook_ends_container() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sleep", "1000"]);
     for stage in ["prestart", "createRuntime", "createContainer", "startContainer"] {
@@ -550,8 +551,8 @@ fn a_hook_that_fails_or_hangs_ends_the_container() {
                 c["hooks"] = json!({stage: [{"path": path, "args": args, "timeout": timeout}]});
             });
             let error = oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).err(1);
-            let told = error.contains(words) || error.contains("exit status 1");
-            assert!(told && error.contains(path), "{stage}: {error}");
+            let is_reported = error.contains(words) || error.contains("exit status 1");
+            assert!(is_reported && error.contains(path), "{stage}: {error}");
             assert_eq!(oci.run(&["list", "-q"]).ok(), "");
         }
     }
@@ -559,7 +560,7 @@ fn a_hook_that_fails_or_hangs_ends_the_container() {
 }
 
 #[test]
-fn vm_exec_joins_everything_and_gives_its_exit_code() {
+fn vm_exec_joins_all_namespaces_and_returns_exit_code() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sleep", "1000"]);
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
@@ -573,8 +574,8 @@ fn vm_exec_joins_everything_and_gives_its_exit_code() {
     let process = json!({"args": ["sh", "-c", "id -u; grep CapEff /proc/self/status"],
                          "env": ["PATH=/bin"], "cwd": "/", "user": {"uid": 77, "gid": 0}});
     fs::write(&file, process.to_string()).expect("written");
-    let said = oci.run(&["exec", "--process", &file, "c"]).ok();
-    assert_eq!(said, "77\nCapEff:\t0000000000000000");
+    let output = oci.run(&["exec", "--process", &file, "c"]).ok();
+    assert_eq!(output, "77\nCapEff:\t0000000000000000");
     let pid_file = bundle.path("exec-pid");
     oci.run(&["exec", "-d", "--pid-file", &pid_file, "c", "sleep", "500"]).ok();
     let pid: u32 = fs::read_to_string(pid_file).expect("a pid").parse().expect("a number");
@@ -590,7 +591,7 @@ fn vm_exec_joins_everything_and_gives_its_exit_code() {
 }
 
 #[test]
-fn descriptors_are_passed_on_only_when_asked_for() {
+fn descriptors_are_inherited_only_with_preserve_fds() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh", "-c", "cat <&3; ls /proc/self/fd | wc -l"]);
     let file = bundle.path("file");
@@ -603,16 +604,16 @@ fn descriptors_are_passed_on_only_when_asked_for() {
             bundle.dir()
         )
     };
-    let said = oci.sh(&script("--preserve-fds 1")).ok();
-    // 0 to 3, and the one that `ls` reads by.
-    assert_eq!(said, "three\n5");
-    let said = oci.sh(&script("")).ok();
-    assert!(said.ends_with("\n4") && said.contains("ad file descriptor"), "{said}");
+    let output = oci.sh(&script("--preserve-fds 1")).ok();
+    // 0 to 3, and the directory that `ls` reads.
+    assert_eq!(output, "three\n5");
+    let output = oci.sh(&script("")).ok();
+    assert!(output.ends_with("\n4") && output.contains("ad file descriptor"), "{output}");
     oci.assert_nothing_left();
 }
 
 #[test]
-fn vm_a_killed_create_leaves_nothing_to_the_next_command() {
+fn vm_next_command_cleans_up_after_killed_create() {
     let oci = Oci::new();
     let bundle = rich(&oci);
     bundle.edit(|c| c["process"]["args"] = json!(["sleep", "1000"]));
@@ -628,7 +629,7 @@ fn vm_a_killed_create_leaves_nothing_to_the_next_command() {
         std::thread::sleep(Duration::from_micros(whole_us * round / 50));
         child.kill().expect("killed");
         child.wait().expect("reaped");
-        // The next command is any.
+        // Any next command cleans up.
         let left = oci.run(&["list", "-q"]).ok();
         match left.trim() {
             "" => during += 1,
@@ -640,12 +641,12 @@ fn vm_a_killed_create_leaves_nothing_to_the_next_command() {
         }
         oci.assert_nothing_left();
     }
-    println!("{during} were swept, {before} were done");
-    assert!(during > 0, "no kill came in time");
+    println!("{during} swept, {before} complete");
+    assert!(during > 0, "no kill during a create");
 }
 
 #[test]
-fn vm_root_inside_a_user_namespace_is_nobody_outside() {
+fn vm_user_namespace_root_is_unprivileged_outside() {
     let oci = Oci::new();
     let bundle = Bundle::new(
         &oci,
@@ -666,19 +667,19 @@ fn vm_root_inside_a_user_namespace_is_nobody_outside() {
         c["mounts"].as_array_mut().expect("a list").push(json!({
             "destination": "/mapped", "type": "bind", "source": shared, "options": ["bind", "idmap"]}));
     });
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]);
-    let said = said.ok();
-    let lines: Vec<&str> = said.lines().map(str::trim).collect();
-    // `/dev/null` is the host's own node.
-    assert_eq!(lines[..4], ["0", "0", "0", "65534"], "{said}");
-    assert!(lines[4].starts_with('0') && lines[4].contains("200000"), "{said}");
+    let output = oci.run(&["run", "-b", bundle.dir(), "c"]);
+    let output = output.ok();
+    let lines: Vec<&str> = output.lines().map(str::trim).collect();
+    // `/dev/null` is the node of the host.
+    assert_eq!(lines[..4], ["0", "0", "0", "65534"], "{output}");
+    assert!(lines[4].starts_with('0') && lines[4].contains("200000"), "{output}");
     assert_eq!(lines[5], "ok");
     assert_eq!(fs::metadata(Path::new(&shared).join("file")).expect("there").uid(), 0);
     oci.assert_nothing_left();
 }
 
 #[test]
-fn vm_namespaces_are_joined_by_their_paths() {
+fn vm_namespaces_are_joined_by_path() {
     let oci = Oci::new();
     let first = Bundle::new(&oci, &["sleep", "1000"]);
     oci.run(&["run", "-d", "-b", first.dir(), "first"]).ok();
@@ -694,19 +695,19 @@ fn vm_namespaces_are_joined_by_their_paths() {
             }
         }
     });
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let output = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
     for (_, file) in joined {
         let theirs = fs::read_link(format!("/proc/{pid}/ns/{file}")).expect("read");
-        assert!(said.contains(theirs.to_str().expect("UTF-8")), "{file}: {said}");
+        assert!(output.contains(theirs.to_str().expect("UTF-8")), "{file}: {output}");
     }
     let mounts = fs::read_link(format!("/proc/{pid}/ns/mnt")).expect("read");
-    assert!(!said.contains(mounts.to_str().expect("UTF-8")));
+    assert!(!output.contains(mounts.to_str().expect("UTF-8")));
     oci.run(&["delete", "-f", "first"]).ok();
     oci.assert_nothing_left();
 }
 
 #[test]
-fn vm_a_profile_decides_about_calls_and_arguments() {
+fn vm_seccomp_profile_matches_calls_and_arguments() {
     let oci = Oci::new();
     let script = "mkdir /tmp/x || echo refused; chmod 700 /tmp && echo allowed; \
                   chmod 755 /tmp 2>/dev/null || echo refused too; grep Seccomp: /proc/self/status";
@@ -731,9 +732,9 @@ fn vm_a_profile_decides_about_calls_and_arguments() {
 }
 
 #[test]
-fn vm_a_listener_is_asked_about_calls() {
+fn vm_seccomp_listener_receives_notifications() {
     let oci = Oci::new();
-    let script = "echo started; mkdir /tmp/x 2>&1; touch /tmp/y && echo not asked";
+    let script = "echo started; mkdir /tmp/x 2>&1; touch /tmp/y && echo not notified";
     let bundle =
         Bundle::new(&oci, &["sh", "-c", &format!("({script}) > /out/said; exec sleep 1000")]);
     let path = bundle.path("listener");
@@ -748,24 +749,24 @@ fn vm_a_listener_is_asked_about_calls() {
     });
     let socket = std::os::unix::net::UnixListener::bind(&path).expect("bound");
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
-    let (stream, _) = socket.accept().expect("somebody connected");
+    let (stream, _) = socket.accept().expect("a connection");
     let (listener, mut text) = bundle::receive_with(&stream);
     (&stream).read_to_end(&mut text).expect("read");
-    let told: Value = serde_json::from_slice(&text).expect("JSON");
-    assert_eq!(told["fds"], json!(["seccompFd"]));
-    assert_eq!(told["metadata"], "of the caller");
-    assert_eq!((&told["state"]["id"], &told["pid"]), (&json!("c"), &oci.state("c")["pid"]));
+    let state: Value = serde_json::from_slice(&text).expect("JSON");
+    assert_eq!(state["fds"], json!(["seccompFd"]));
+    assert_eq!(state["metadata"], "of the caller");
+    assert_eq!((&state["state"]["id"], &state["pid"]), (&json!("c"), &oci.state("c")["pid"]));
     // The call waits for an answer.
     let mut fds = [PollFd::new(&listener, PollFlags::IN)];
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
-    assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "nobody has asked");
+    assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no notification");
     assert_eq!(fs::read_to_string(bundle.out("said")).expect("written"), "started\n");
-    // Without a listener there is no such call.
+    // Without a listener the call fails with ENOSYS.
     drop(listener);
     let said = || fs::read_to_string(bundle.out("said")).expect("written");
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || said().contains("not asked")));
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || said().contains("not notified")));
     assert!(said().contains("not implemented"), "{}", said());
-    // One that comes later would have nobody to ask.
+    // A later process would have no listener.
     let error = oci.run(&["exec", "c", "true"]).err(255);
     assert!(error.contains("linux.seccomp"), "{error}");
     oci.run(&["delete", "-f", "c"]).ok();
@@ -773,7 +774,7 @@ fn vm_a_listener_is_asked_about_calls() {
 }
 
 #[test]
-fn vm_a_user_namespace_is_joined_by_its_path() {
+fn vm_user_namespace_is_joined_by_path() {
     let oci = Oci::new();
     let own = |bundle: &Bundle| {
         oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
@@ -798,21 +799,21 @@ fn vm_a_user_namespace_is_joined_by_its_path() {
         let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
         list.push(json!({"type": "user", "path": place}));
     });
-    let said = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
-    let said: Vec<&str> = said.lines().map(str::trim).collect();
+    let lines = oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    let lines: Vec<&str> = lines.lines().map(str::trim).collect();
     let theirs = fs::read_link(&place).expect("read");
-    assert_eq!(said[..2], ["0", theirs.to_str().expect("UTF-8")], "{said:?}");
-    assert!(said[2].contains("200000"), "{said:?}");
-    // Its new namespaces belong to the one that it joined.
-    assert_eq!(said[3..], ["inside", "0", "end"], "{said:?}");
+    assert_eq!(lines[..2], ["0", theirs.to_str().expect("UTF-8")], "{lines:?}");
+    assert!(lines[2].contains("200000"), "{lines:?}");
+    // The new namespaces belong to the joined user namespace.
+    assert_eq!(lines[3..], ["inside", "0", "end"], "{lines:?}");
     assert_eq!(fs::metadata(bundle.rootfs().join("file")).expect("made").uid(), 200_000);
     oci.run(&["delete", "-f", "first"]).ok();
     oci.assert_nothing_left();
 }
 
-/// By the device controller of v1, or by a program on v2.
+/// By the device controller of v1, or by a BPF program on v2.
 #[test]
-fn vm_devices_are_those_of_the_list() {
+fn vm_device_rules_apply_in_order() {
     let oci = Oci::new();
     let run = |rules: Value| {
         let script = "mknod /tmp/k c 1 11; true > /tmp/k && echo write; true < /tmp/k && echo read; \
@@ -836,14 +837,14 @@ fn vm_devices_are_those_of_the_list() {
     assert_eq!(run(json!([none])), "ordinary\n");
     assert_eq!(run(json!([none, one(true, "w")])), "write\nordinary\n");
     assert_eq!(run(json!([none, one(true, "rw")])), "write\nread\nordinary\n");
-    // The last that is about it decides.
+    // The last matching rule decides.
     assert_eq!(run(json!([none, one(true, "rw"), one(false, "r")])), "write\nordinary\n");
     assert_eq!(run(json!([{"allow": true, "access": "rwm"}])), "write\nread\nordinary\n");
     oci.assert_nothing_left();
 }
 
 #[test]
-fn vm_the_master_of_a_terminal_goes_to_the_socket() {
+fn vm_console_socket_receives_terminal_master() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh", "-c", "tty; stty size; read line; echo got $line"]);
     bundle.edit(|c| {
@@ -854,18 +855,18 @@ fn vm_the_master_of_a_terminal_goes_to_the_socket() {
     let path = bundle.path("console");
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("bound");
     oci.run(&["create", "-b", bundle.dir(), "--console-socket", &path, "c"]).ok();
-    let (stream, _) = listener.accept().expect("somebody connected");
+    let (stream, _) = listener.accept().expect("a connection");
     let mut master = fs::File::from(bundle::receive(&stream));
     oci.run(&["start", "c"]).ok();
     master.write_all(b"hello\n").expect("written");
-    let mut said = String::new();
+    let mut output = String::new();
     let mut bytes = [0; 1024];
-    // A terminal whose last user is gone ends with an error.
+    // A read fails after the last slave of the terminal was closed.
     while let Ok(n @ 1..) = master.read(&mut bytes) {
-        said.push_str(&String::from_utf8_lossy(&bytes[..n]));
+        output.push_str(&String::from_utf8_lossy(&bytes[..n]));
     }
     for words in ["/dev/pts/0", "33 77", "got hello"] {
-        assert!(said.contains(words), "{said}");
+        assert!(output.contains(words), "{output}");
     }
     wait_for(&oci, "c", "stopped");
     oci.run(&["delete", "c"]).ok();

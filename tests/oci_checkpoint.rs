@@ -1,6 +1,6 @@
-//! `dormouse-oci checkpoint` and `restore`: containers of bundles become files and come back, as
-//! podman and containerd ask for it. What each kind of object takes is held by `tests/checkpoint.rs`,
-//! whose workloads run here in bundles.
+//! `dormouse-oci checkpoint` and `restore`: containers of bundles become files and are restored,
+//! with the options of podman and containerd. Each kind of kernel object is tested by
+//! `tests/checkpoint.rs`. Its workloads run here in bundles.
 
 use crate::bundle;
 
@@ -15,12 +15,12 @@ use bundle::{Bundle, Oci};
 use dormouse_testkit::{image, slowness, wait_until};
 use serde_json::{Value, json};
 
-/// How often each workload goes round: once where all is emulated.
+/// Rounds of each workload: one only under emulation.
 fn rounds() -> usize {
     if slowness() == 1 { 3 } else { 1 }
 }
 
-/// A bundle with a workload, a directory in memory, and what the workloads may do in it.
+/// A bundle with a workload, a tmpfs, and the capabilities that the workloads need.
 fn workload(oci: &Oci, name: &str) -> Bundle {
     let bundle = Bundle::new(oci, &[&format!("/bin/{name}")]);
     let program = image::workloads().join("bin").join(name);
@@ -54,7 +54,7 @@ fn workload(oci: &Oci, name: &str) -> Bundle {
     bundle
 }
 
-/// Its ids are others outside.
+/// Maps the ids of the bundle to other ids outside.
 fn with_user_namespace(oci: &Oci, bundle: &Bundle) {
     oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
     bundle.edit(|c| {
@@ -64,7 +64,7 @@ fn with_user_namespace(oci: &Oci, bundle: &Bundle) {
     });
 }
 
-/// What a container with `-d` has said so far.
+/// The file with the output of a detached container.
 fn said(oci: &Oci) -> PathBuf {
     oci.host().dir().join("said")
 }
@@ -83,7 +83,7 @@ fn image_of(oci: &Oci) -> String {
     oci.host().dir().join("image").display().to_string()
 }
 
-/// `checkpoint` with the image where it belongs.
+/// Runs `checkpoint` with the usual image path.
 fn checkpoint(oci: &Oci, more: &[&str]) -> dormouse_testkit::Output {
     let image = image_of(oci);
     let words = ["checkpoint", "--image-path", &image, "--work-path", "/tmp"];
@@ -109,7 +109,7 @@ fn wait_for_end(oci: &Oci) {
     oci.assert_nothing_left();
 }
 
-/// A workload that is saved, gone and back in every round.
+/// Checkpoints, removes and restores a workload in every round.
 #[track_caller]
 fn round_trip(oci: &Oci, bundle: &Bundle, more: &[&str]) {
     let pid_file = bundle.path("pid");
@@ -118,7 +118,7 @@ fn round_trip(oci: &Oci, bundle: &Bundle, more: &[&str]) {
         wait_for_line(oci, &format!("ready {round}"));
         let out = checkpoint(oci, more);
         assert_eq!(out.status, 0, "round {round}: {out}");
-        // As runc does it: nothing of it is left but the image.
+        // Like runc: only the image is left of the container.
         assert!(oci.run(&["state", "c"]).err(1).contains("does not exist"));
         oci.assert_nothing_left();
         let out = restore(oci, bundle, &[&["--pid-file", &pid_file], more].concat());
@@ -133,7 +133,7 @@ fn round_trip(oci: &Oci, bundle: &Bundle, more: &[&str]) {
 }
 
 #[test]
-fn vm_memory_files_and_processes_come_back_with_a_bundle() {
+fn vm_bundle_restore_keeps_memory_files_and_processes() {
     for name in ["memory", "file", "tree"] {
         let oci = Oci::new();
         round_trip(&oci, &workload(&oci, name), &[]);
@@ -141,7 +141,7 @@ fn vm_memory_files_and_processes_come_back_with_a_bundle() {
 }
 
 #[test]
-fn vm_sockets_come_back_with_a_bundle() {
+fn vm_bundle_restore_keeps_sockets() {
     for (name, more) in [("listener", &[][..]), ("unix", &[]), ("tcp", &["--tcp-established"])] {
         let oci = Oci::new();
         round_trip(&oci, &workload(&oci, name), more);
@@ -149,7 +149,7 @@ fn vm_sockets_come_back_with_a_bundle() {
 }
 
 #[test]
-fn what_else_a_bundle_has_comes_back() {
+fn bundle_restore_keeps_other_kernel_objects() {
     for name in
         ["tmpfs", "system_v", "thread", "signal", "clock", "credential", "user", "deleted", "lock"]
     {
@@ -159,7 +159,7 @@ fn what_else_a_bundle_has_comes_back() {
 }
 
 #[test]
-fn vm_ids_are_mapped_as_before() {
+fn vm_bundle_restore_keeps_id_mappings() {
     for name in ["tmpfs", "credential", "user"] {
         let oci = Oci::new();
         let bundle = workload(&oci, name);
@@ -168,9 +168,9 @@ fn vm_ids_are_mapped_as_before() {
     }
 }
 
-/// A filter that refuses mkdir, of the configuration and not of the checkpoint, and no_new_privs.
+/// A filter of the configuration, not of the checkpoint, refuses mkdir; and no_new_privs.
 #[test]
-fn vm_what_confines_it_is_of_the_configuration() {
+fn vm_restore_confines_by_configuration() {
     let oci = Oci::new();
     let script = "for n in 0 1; do echo ready $n; until test -e /go-$n; do sleep 0.05; done; \
                   mkdir /x$n && echo made || echo refused; done; echo ok";
@@ -189,12 +189,12 @@ fn vm_what_confines_it_is_of_the_configuration() {
     wait_for_line(&oci, "refused");
     wait_for_line(&oci, "ready 1");
     let status = fs::read_to_string(format!("/proc/{}/status", oci.state("c")["pid"]));
-    let status = status.expect("it lives");
+    let status = status.expect("the process exists");
     for line in ["Seccomp_filters:\t1", "NoNewPrivs:\t1"] {
         assert!(status.lines().any(|l| l == line), "{line}: {status}");
     }
     checkpoint(&oci, &[]).ok();
-    // Who may do less than the checkpoint says does not come back.
+    // A process with fewer capabilities than the checkpoint records is not restored.
     bundle.edit(|c| {
         for set in ["bounding", "effective", "permitted"] {
             c["process"]["capabilities"][set] = json!(["CAP_KILL"]);
@@ -205,9 +205,10 @@ fn vm_what_confines_it_is_of_the_configuration() {
     oci.assert_nothing_left();
 }
 
-/// A caller's streams are those of who restores it; several generations of an image are one.
+/// The streams are those of the restoring command. Several generations of an image replace each
+/// other.
 #[test]
-fn vm_one_that_goes_on_is_saved_again_and_comes_back_in_the_foreground() {
+fn vm_repeated_checkpoint_is_restored_in_foreground() {
     let oci = Oci::new();
     let script = "n=0; while ! test -e /stop; do n=$((n+1)); echo $n > /count.new; \
                   mv /count.new /count; sleep 0.02; done; echo counted; exit 7";
@@ -228,12 +229,12 @@ fn vm_one_that_goes_on_is_saved_again_and_comes_back_in_the_foreground() {
         is_running(&oci);
         grows(before);
     }
-    let names = fs::read_dir(image_of(&oci)).expect("it is there").flatten();
+    let names = fs::read_dir(image_of(&oci)).expect("the image").flatten();
     let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
-    assert_eq!(names, ["dormouse"], "the last one, and nothing of those before");
+    assert_eq!(names, ["dormouse"], "the last checkpoint alone");
     checkpoint(&oci, &[]).ok();
     let stopped = count();
-    // In the foreground, under another name; its exit code is that of the command.
+    // In the foreground, under another name; the command returns the container's exit code.
     let image = image_of(&oci);
     let command = oci.command(&["restore", "--image-path", &image, "-b", bundle.dir(), "d"]);
     let waits =
@@ -245,21 +246,21 @@ fn vm_one_that_goes_on_is_saved_again_and_comes_back_in_the_foreground() {
     oci.assert_nothing_left();
 }
 
-/// Whoever reads from a master until it has said something.
+/// Reads from a terminal's master until the output contains a text.
 fn read_until(master: &mut fs::File, what: &str) -> String {
     let mut text = String::new();
     let began = Instant::now();
     let mut bytes = [0; 1024];
     while !text.contains(what) {
         assert!(began.elapsed() < Duration::from_secs(20) * slowness(), "no {what}: {text}");
-        let n = master.read(&mut bytes).expect("it is open");
+        let n = master.read(&mut bytes).expect("an open terminal");
         text.push_str(&String::from_utf8_lossy(&bytes[..n]));
     }
     text
 }
 
 #[test]
-fn vm_a_terminal_goes_to_the_socket_of_who_restores_it() {
+fn vm_restore_sends_terminal_to_console_socket() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["sh"]);
     bundle.edit(|c| {
@@ -287,7 +288,7 @@ fn vm_a_terminal_goes_to_the_socket_of_who_restores_it() {
 }
 
 #[test]
-fn vm_what_cannot_be_checkpointed_is_named_and_goes_on() {
+fn vm_unsupported_checkpoint_is_refused_and_container_continues() {
     let oci = Oci::new();
     let script = "n=0; while :; do n=$((n+1)); echo $n > /count; sleep 0.02; done";
     let bundle = Bundle::new(&oci, &["sh", "-c", script]);
@@ -326,11 +327,11 @@ fn vm_what_cannot_be_checkpointed_is_named_and_goes_on() {
     let before = read();
     assert!(
         wait_until(Duration::from_secs(10) * slowness(), || read() != before),
-        "it stands still"
+        "the container does not continue"
     );
     oci.run(&["delete", "-f", "c"]).ok();
 
-    // A namespace that others have, too.
+    // A namespace shared with other processes.
     bundle.edit(|c| {
         let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
         list.retain(|n| n["type"] != "pid");
@@ -342,7 +343,7 @@ fn vm_what_cannot_be_checkpointed_is_named_and_goes_on() {
 }
 
 #[test]
-fn vm_connections_are_asked_for() {
+fn vm_tcp_connections_require_tcp_established() {
     let oci = Oci::new();
     let bundle = workload(&oci, "tcp");
     oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).ok();
@@ -359,16 +360,16 @@ fn vm_connections_are_asked_for() {
     oci.assert_nothing_left();
 }
 
-/// Flips one bit of a file; doing it again takes it back.
+/// Flips one bit of a file. A second call restores the bit.
 fn flip(path: &Path, at: u64) {
-    let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("it is there");
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).expect("the file exists");
     let mut byte = [0];
-    file.read_exact_at(&mut byte, at).expect("it is long enough");
-    file.write_all_at(&[byte[0] ^ 4], at).expect("it can be written");
+    file.read_exact_at(&mut byte, at).expect("a byte at the offset");
+    file.write_all_at(&[byte[0] ^ 4], at).expect("write the file");
 }
 
 #[test]
-fn vm_a_damaged_image_is_refused_and_nothing_is_left() {
+fn vm_damaged_image_is_refused_and_leaves_nothing() {
     let oci = Oci::new();
     let bundle = workload(&oci, "memory");
     let out = restore(&oci, &bundle, &[]);
@@ -378,12 +379,12 @@ fn vm_a_damaged_image_is_refused_and_nothing_is_left() {
     checkpoint(&oci, &[]).ok();
     let dir = PathBuf::from(image_of(&oci)).join("dormouse");
     let (records, pages) = (dir.join("records"), dir.join("pages"));
-    let text = fs::read(&records).expect("it is there");
+    let text = fs::read(&records).expect("the file exists");
     let at = |what: &str| {
         let found = text.windows(what.len()).position(|w| w == what.as_bytes());
         found.unwrap_or_else(|| panic!("no {what}")) as u64
     };
-    let length = fs::metadata(&pages).expect("it is there").len();
+    let length = fs::metadata(&pages).expect("the file exists").len();
     for (path, at, part) in [
         (&records, 3, "head"),
         (&records, at("\"umask\""), "section 'process'"),
@@ -398,7 +399,7 @@ fn vm_a_damaged_image_is_refused_and_nothing_is_left() {
         oci.assert_nothing_left();
         flip(path, at);
     }
-    // What it needs of the bundle is not there any more.
+    // A file of the bundle that the checkpoint needs is missing.
     let hidden = bundle.rootfs().join("bin/hidden");
     fs::rename(bundle.rootfs().join("bin/memory"), &hidden).expect("renamed");
     let out = restore(&oci, &bundle, &[]);
@@ -411,9 +412,9 @@ fn vm_a_damaged_image_is_refused_and_nothing_is_left() {
     oci.assert_nothing_left();
 }
 
-/// What a start puts into memory is not what was there.
+/// Directories in memory keep their contents, and a restore does not fill them like a start.
 #[test]
-fn vm_directories_in_memory_are_as_they_were_left() {
+fn vm_restore_keeps_contents_of_tmpfs() {
     let oci = Oci::new();
     let script = "rm /copied/old; echo new > /copied/new; rm /dev/stderr; ln -s /new /dev/link; \
                   echo in > /dev/shm/file; echo ready 0; \
@@ -439,7 +440,7 @@ fn vm_directories_in_memory_are_as_they_were_left() {
     restore(&oci, &bundle, &[]).ok();
     fs::write(bundle.rootfs().join("go-0"), "").expect("written");
     wait_for_line(&oci, "ok");
-    let text = fs::read_to_string(said(&oci)).expect("it is there");
+    let text = fs::read_to_string(said(&oci)).expect("the file exists");
     assert_eq!(text, "new\nnew\nin\nbound\n/new\nok\n");
     wait_for_end(&oci);
 }

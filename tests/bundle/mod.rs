@@ -1,6 +1,6 @@
-//! Bundles and the OCI program of one test, in a host of its own.
+//! Bundles and the OCI program of one test, on a private host.
 
-#![allow(dead_code)] // each test file uses a part of it
+#![allow(dead_code)] // each test file uses a part
 
 use std::fs;
 use std::io::IoSliceMut;
@@ -16,10 +16,10 @@ use dormouse_testkit::{Host, Output, image, program, run, weak_dormouse};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::{Value, json};
 
-/// How long a command may take.
+/// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The program, with a root directory of its own.
+/// The program with a private root directory.
 pub struct Oci {
     host: Host,
     program: PathBuf,
@@ -27,12 +27,12 @@ pub struct Oci {
 }
 
 impl Oci {
-    /// As shipped.
+    /// The program as shipped.
     pub fn new() -> Self {
         Self { host: Host::new(), program: program("dormouse-oci"), weakened: None }
     }
 
-    /// A build in which one protection is left out, where the control arms are built.
+    /// A build without one protection, where the control arms are built.
     pub fn without(protection: &'static str) -> Option<Self> {
         let program = weak_dormouse()?.with_file_name("dormouse-oci");
         Some(Self { host: Host::new(), program, weakened: Some(protection) })
@@ -45,12 +45,12 @@ impl Oci {
         }
     }
 
-    /// Another runtime, to compare with.
+    /// Another runtime, for a comparison.
     pub fn with_program(program: &Path) -> Self {
         Self { host: Host::new(), program: program.to_owned(), weakened: None }
     }
 
-    /// The protection that is left out.
+    /// The omitted protection.
     pub fn weakened(&self) -> Option<&'static str> {
         self.weakened
     }
@@ -76,8 +76,8 @@ impl Oci {
         command
     }
 
-    /// Runs the program. What `create` and `-d` leave behind keeps its standard streams, as it
-    /// should: then they are files.
+    /// Runs the program. A process left by `create` and `-d` keeps the standard streams, which are
+    /// files then.
     #[track_caller]
     pub fn run(&self, words: &[&str]) -> Output {
         if words[0] != "create" && !words.contains(&"-d") {
@@ -111,11 +111,11 @@ impl Oci {
         self.state(id)["status"].as_str().expect("a word").to_owned()
     }
 
-    /// A file of a container's cgroup, in v1 or in v2.
+    /// Reads a file of a container's cgroup, in v1 or in v2.
     #[track_caller]
     pub fn cgroup(&self, id: &str, controller: &str, v1: &str, v2: &str) -> String {
         let pid = &self.state(id)["pid"];
-        let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+        let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a live process");
         let path = |own: &str| {
             let line = table.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
             line.filter(|l| l[1].split(',').any(|w| w == own)).map(|l| l[2].to_owned()).next()
@@ -131,7 +131,7 @@ impl Oci {
             .into()
     }
 
-    /// No state, cgroup or process of any container is there.
+    /// Asserts that no state, cgroup or process of any container is left.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
         let left = self.left();
@@ -160,7 +160,7 @@ impl Oci {
         left
     }
 
-    /// What the cgroups of this test are called.
+    /// The name prefix of this test's cgroups.
     fn cgroup_name(&self) -> String {
         let name = self.host.dir().file_name().expect("a name").to_string_lossy().into_owned();
         format!("oci-{}", name.trim_start_matches('.'))
@@ -173,8 +173,8 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// The configuration that `spec` writes, with this command, no terminal, a writable root with
-    /// busybox in it and a cgroup of the test's.
+    /// A bundle with the configuration that `spec` writes, this command, no terminal, a writable
+    /// root with busybox, and a cgroup of this test.
     pub fn new(oci: &Oci, args: &[&str]) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -239,7 +239,7 @@ pub fn receive(stream: &UnixStream) -> OwnedFd {
     receive_with(stream).0
 }
 
-/// Receives a descriptor and the bytes that came with it.
+/// Receives a descriptor and the bytes beside it.
 pub fn receive_with(stream: &UnixStream) -> (OwnedFd, Vec<u8>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -251,6 +251,6 @@ pub fn receive_with(stream: &UnixStream) -> (OwnedFd, Vec<u8>) {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    let fd = fds.into_iter().next().expect("a descriptor came with it");
+    let fd = fds.into_iter().next().expect("a descriptor");
     (fd, bytes[..length].to_vec())
 }
