@@ -28,7 +28,7 @@
 //! | CVE-2025-31133 | `vm_masked_paths_use_null_device_of_host` |
 //! | CVE-2025-52565 | `console_is_opened_terminal_despite_swapped_path` |
 //! | CVE-2025-52881 | writes to procfs use a descriptor of the runtime's own or a checked procfs |
-//! | CVE-2026-30892 | `errors.rs`: `users_are_exactly_who_was_named_or_nobody` |
+//! | CVE-2026-30892 | `errors.rs`: `user_option_selects_exact_ids_or_is_refused` |
 //! | CVE-2026-41579, -47766 | `dev_symlink_does_not_lead_outside` |
 //! | forged checkpoints | `checkpoint.rs`: hostile records |
 //! | the host's files in `/proc` and `/sys`, sockets, keys | `isolation.rs` |

@@ -1,8 +1,8 @@
-//! Bad input: one clear line, a status of its own, nothing half made.
+//! Bad input: one clear line, a distinct exit status, nothing half made.
 
 use dormouse_testkit::Host;
 
-/// Nothing was made: no container, no process of one.
+/// Asserts that no container and no process of one exists.
 #[track_caller]
 fn assert_nothing_is_there(host: &Host) {
     assert_eq!(host.dm(&["ps", "--all", "--quiet"]).ok(), "");
@@ -12,13 +12,13 @@ fn assert_nothing_is_there(host: &Host) {
 }
 
 #[test]
-fn unknown_image_and_container() {
+fn unknown_image_and_container_are_named() {
     let host = Host::with_busybox();
     let line = host.dm(&["run", "--pull", "never", "nothing", "true"]).err(125);
     assert!(line.contains("nothing"), "{line}");
     for verb in ["start", "stop", "pause", "rm", "logs", "kill"] {
-        let line = host.dm(&[verb, "nobody"]).fails();
-        assert!(line.contains("nobody"), "{verb}: {line}");
+        let line = host.dm(&[verb, "absent"]).fails();
+        assert!(line.contains("absent"), "{verb}: {line}");
     }
     assert_nothing_is_there(&host);
 }
@@ -40,7 +40,7 @@ fn command_not_found_is_127_and_not_executable_is_126() {
 }
 
 #[test]
-fn invalid_options_are_refused_before_anything_is_made() {
+fn invalid_options_are_refused_without_leftovers() {
     let host = Host::with_busybox();
     for options in [
         &["--memory", "12q"][..],
@@ -84,7 +84,7 @@ fn invalid_options_are_refused_before_anything_is_made() {
 }
 
 #[test]
-fn users_are_exactly_who_was_named_or_nobody() {
+fn user_option_selects_exact_ids_or_is_refused() {
     let host = Host::with_busybox();
     for (user, ids) in
         [("0", "0 0"), ("user", "1000 1000"), ("1000", "1000 1000"), ("5:6", "5 6"), ("01", "1 0")]
@@ -92,7 +92,7 @@ fn users_are_exactly_who_was_named_or_nobody() {
         let words = ["run", "--rm", "-u", user, "--net", "none", "busybox", "sh", "-c"];
         let out = host.dm(&[&words[..], &["echo $(id -u) $(id -g)"]].concat());
         if user == "01" {
-            // Read as a decimal number or refused, never as root.
+            // Parsed as a decimal number or refused, never as root.
             assert!(out.status == 125 || out.stdout.starts_with("1 "), "{out}");
         } else {
             assert_eq!(out.ok(), ids, "{user}");
@@ -110,7 +110,7 @@ fn damaged_archives_are_refused_and_leave_nothing() {
     let whole = host.dir().join("whole.tar");
     let busybox = dormouse_testkit::image::busybox();
     host.sh(&format!("tar -C {} -cf {} .", busybox.display(), whole.display())).ok();
-    let bytes = std::fs::read(&whole).expect("tar has written it");
+    let bytes = std::fs::read(&whole).expect("the archive");
     let mut flipped = bytes.clone();
     flipped[148] ^= 0x40; // the checksum of the first header
     for (name, content) in [
@@ -130,7 +130,7 @@ fn damaged_archives_are_refused_and_leave_nothing() {
 }
 
 #[test]
-fn vm_full_disk_while_importing_is_told_and_leaves_room_again() {
+fn vm_full_disk_fails_import_and_frees_space() {
     let host = Host::new();
     let root = host.root();
     std::fs::create_dir_all(&root).expect("made");
@@ -156,7 +156,7 @@ fn vm_full_disk_while_importing_is_told_and_leaves_room_again() {
 }
 
 #[test]
-fn vm_check_says_what_the_kernel_has() {
+fn vm_check_reports_kernel_features() {
     let host = Host::new();
     let out = host.dm(&["check"]);
     assert_eq!(out.status, 0, "{out}");
@@ -167,20 +167,20 @@ fn vm_check_says_what_the_kernel_has() {
 }
 
 #[test]
-fn vm_check_names_the_limits_of_so_many_containers() {
+fn vm_check_scale_names_short_limits() {
     let host = Host::new();
     let read = |out: &dormouse_testkit::Output| -> serde_json::Value {
         serde_json::from_str(&out.stdout).expect("JSON")
     };
     let few = host.dm(&["check", "--scale", "1", "--json"]);
     assert_eq!((few.status, &read(&few)["fits"]), (0, &true.into()), "{few}");
-    // More than there are ids for, on every host.
+    // More containers than any host has ids for.
     let many = host.dm(&["check", "--scale", "1000000", "--missing", "--json"]);
     assert_eq!((many.status, &read(&many)["fits"]), (1, &false.into()), "{many}");
     let report = read(&many);
     let limits = report["limits"].as_array().expect("a list");
     let named = |name: &str| limits.iter().find(|limit| limit["name"] == name);
-    let slots = named("id slots").expect("it is short");
+    let slots = named("id slots").expect("a limit that is short");
     assert_eq!((&slots["verdict"], &slots["need"]), (&"short".into(), &1_000_000.into()));
     assert!(limits.iter().all(|limit| limit["verdict"] != "enough" && limit["set"] != ""));
     let text = host.dm(&["check", "--scale", "1000000"]);
@@ -192,7 +192,7 @@ fn vm_check_names_the_limits_of_so_many_containers() {
 }
 
 #[test]
-fn help_and_version_are_answered_and_hide_what_is_not_for_people() {
+fn help_and_version_hide_internal_commands() {
     let host = Host::new();
     let help = host.dm(&["--help"]).ok();
     for verb in ["run", "ps", "images", "check"] {

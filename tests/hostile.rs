@@ -1,7 +1,7 @@
 //! Hostile images, configurations and processes: nothing outside the container is read, written
 //! or signalled, and nothing hangs.
 //!
-//! Each test is a class of holes that container programs have had; `docs/decisions` tells which.
+//! Each test is a class of holes of container programs. `docs/decisions` lists the classes.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use dormouse_testkit::{Host, dormouse, image, slowness, wait_until};
 
-/// A directory of the host that nobody may touch, with what is in it.
+/// A directory of the host with its contents, which must not change.
 struct Precious {
     dir: PathBuf,
 }
@@ -30,18 +30,18 @@ impl Precious {
     #[track_caller]
     fn assert_untouched(&self) {
         let names: Vec<_> = fs::read_dir(&self.dir)
-            .expect("it is still there")
+            .expect("the file still exists")
             .map(|e| e.expect("listed").file_name())
             .collect();
-        assert_eq!(names, ["file"], "something was made on the host");
+        assert_eq!(names, ["file"], "a file was created on the host");
         assert_eq!(
-            fs::read_to_string(self.dir.join("file")).expect("it is still there"),
+            fs::read_to_string(self.dir.join("file")).expect("the file still exists"),
             "precious"
         );
     }
 }
 
-/// One member of a tar, written as nobody's library would write it (tar(5), ustar).
+/// A member of a tar in a form that no library would write (tar(5), ustar).
 struct Entry {
     name: String,
     kind: u8,
@@ -130,7 +130,7 @@ fn archives_cannot_write_outside() {
         bytes.extend([0; 1024]);
         fs::write(&path, bytes).expect("written");
         let out = host.dm(&["import", "--name", &format!("h{n}"), text(&path)]);
-        // Refused, or kept inside: both are right.
+        // Refused or kept inside: both are correct.
         assert!(out.status == 0 || out.status == 125, "{n}: {out}");
         assert!(!out.stderr.contains("panicked"), "{n}: {out}");
         precious.assert_untouched();
@@ -138,7 +138,7 @@ fn archives_cannot_write_outside() {
 }
 
 #[test]
-fn what_the_program_makes_inside_follows_no_link_out() {
+fn files_made_at_start_follow_no_symlink_outside() {
     let host = Host::new();
     let precious = Precious::new(&host);
     let up = format!("{}{}", "../".repeat(20), &precious.path()[1..]);
@@ -151,9 +151,9 @@ fn what_the_program_makes_inside_follows_no_link_out() {
         let (link, target) = link;
         let dir = copy_of_busybox(&host, &format!("root{n}"));
         let path = dir.join(link);
-        fs::create_dir_all(path.parent().expect("it has one")).expect("made");
+        fs::create_dir_all(path.parent().expect("a parent")).expect("made");
         let _ = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)); // may be absent
-        symlink(&target, &path).expect("a link can be made");
+        symlink(&target, &path).expect("create the link");
         let tmpfs = format!("/{link}/made");
         for options in [&[][..], &["--tmpfs", &tmpfs], &["-t"]] {
             let words = ["run", "--rm", "--net", "none", "--rootfs", text(&dir)];
@@ -165,7 +165,7 @@ fn what_the_program_makes_inside_follows_no_link_out() {
 }
 
 #[test]
-fn users_files_that_are_not_files_neither_hang_nor_swell() {
+fn passwd_of_other_file_type_is_refused_in_bounded_time() {
     let host = Host::new();
     let make: [(&str, &str); 6] = [
         ("fifo", "rm etc/passwd && mkfifo etc/passwd"),
@@ -185,7 +185,7 @@ fn users_files_that_are_not_files_neither_hang_nor_swell() {
 }
 
 #[test]
-fn a_working_directory_is_inside() {
+fn working_directory_stays_inside() {
     let host = Host::new();
     let dir = copy_of_busybox(&host, "root");
     let precious = Precious::new(&host);
@@ -200,7 +200,7 @@ fn a_working_directory_is_inside() {
 }
 
 #[test]
-fn vm_nodes_of_an_image_open_no_device_of_the_host() {
+fn vm_device_nodes_of_image_cannot_be_opened() {
     let host = Host::new();
     let dir = copy_of_busybox(&host, "root");
     // The disk of the host, its memory, its log.
@@ -209,7 +209,7 @@ fn vm_nodes_of_an_image_open_no_device_of_the_host() {
         let mut words = line.split_whitespace();
         Some(format!("b {} {}", words.next()?, words.next()?))
     });
-    let nodes = [disk.expect("there is a disk"), "c 1 1".to_owned(), "c 1 11".to_owned()];
+    let nodes = [disk.expect("a disk"), "c 1 1".to_owned(), "c 1 11".to_owned()];
     for (n, node) in nodes.iter().enumerate() {
         host.sh(&format!("mknod -m 666 {}/node{n} {node}", dir.display())).ok();
     }
@@ -226,7 +226,7 @@ fn vm_nodes_of_an_image_open_no_device_of_the_host() {
 }
 
 #[test]
-fn vm_the_program_cannot_be_overwritten_from_inside() {
+fn vm_program_cannot_be_overwritten_from_inside() {
     let host = Host::with_attacks(dormouse());
     let sums = || {
         let keeper = dormouse_testkit::program("dormouse-keeper");
@@ -237,10 +237,10 @@ fn vm_the_program_cannot_be_overwritten_from_inside() {
     host.dm(&[&words[..], &["overwrite-exe", "600"]].concat()).ok();
     let execs = if slowness() > 1 { 10 } else { 100 };
     for _ in 0..execs {
-        let _ = host.dm(&["exec", "a", "/proc/self/exe", "true"]); // it is not the container's
+        let _ = host.dm(&["exec", "a", "/proc/self/exe", "true"]); // not a file of the container
         host.dm(&["exec", "a", "true"]).ok();
     }
-    // The attack ends at its first success.
+    // The attack exits at its first success.
     assert_eq!(host.state_of("a"), "running", "{}", host.dm(&["logs", "a"]));
     assert_eq!(sums(), before);
 }
@@ -254,23 +254,23 @@ fn endless_output_is_bounded() {
         host.root().join("lib/containers").join(host.inspect("a")["id"].as_str().expect("an id"));
     let used = || -> u64 {
         use std::os::unix::fs::MetadataExt;
-        let files = std::fs::read_dir(&logs).expect("it has logs");
+        let files = std::fs::read_dir(&logs).expect("the directory of logs");
         let files = files.flatten().filter(|f| f.file_name().to_string_lossy().ends_with(".log"));
         files.filter_map(|f| f.metadata().ok()).map(|m| m.blocks() / 2).sum()
     };
-    // It writes hundreds of megabytes a second, so what is there at any moment says little.
+    // Writes are hundreds of megabytes a second, so the size at a random moment proves little.
     std::thread::sleep(Duration::from_secs(5));
     host.dm(&["pause", "a"]).ok();
     let down = || used() <= 2 << 10;
     assert!(wait_until(Duration::from_secs(10), down), "{} kB after a pause", used());
-    let said = std::fs::metadata(logs.join("stdout.log")).expect("it has a log").len();
-    assert!(said > 4 << 20, "it has said no more than is kept: {said} bytes");
+    let written = std::fs::metadata(logs.join("stdout.log")).expect("a log").len();
+    assert!(written > 4 << 20, "no more was written than is kept: {written} bytes");
 }
 
 #[test]
-fn vm_swapped_links_during_starts_put_nothing_on_the_host() {
-    // Two containers share a volume; one swaps a directory of it for a link that leads out, again
-    // and again, while others start with mounts below it.
+fn vm_symlinks_swapped_during_start_do_not_lead_outside() {
+    // Two containers share a volume. One replaces a directory with a link that leads outside, again
+    // and again, while others start with mounts below that directory.
     let host = Host::with_attacks(dormouse());
     let precious = Precious::new(&host);
     let up = format!("{}{}", "../".repeat(20), &precious.path()[1..]);
@@ -292,16 +292,16 @@ fn vm_swapped_links_during_starts_put_nothing_on_the_host() {
 }
 
 #[test]
-fn vm_pids_that_are_used_again_are_not_mistaken() {
-    // The pid of a dead container comes back as somebody else's: a victim that no command may hit.
+fn vm_reused_pid_is_not_mistaken_for_container() {
+    // The pid of a dead container is reused by another process, which no command may affect.
     let host = Host::with_busybox();
-    // Somebody else on the machine may be quicker to get the pid; then with another container.
+    // Another process on the machine may take the pid first. Then another container is tried.
     let found = (0..10).find_map(|n| {
         let name = format!("a{n}");
         take_pid_of_dead(&host, &name).map(|(pid, bystander)| (name, pid, bystander))
     });
     let Some((name, pid, mut bystander)) = found else {
-        // Orphans belong to the machine's pid 1, and a pid is free when that has reaped them.
+        // Orphans are reaped by the machine's pid 1, and a pid is free only after that.
         eprintln!("NOT RUN: pid 1 of this machine does not reap, so no pid comes back");
         return;
     };
@@ -314,16 +314,17 @@ fn vm_pids_that_are_used_again_are_not_mistaken() {
         &["exec", a, "true"],
         &["rm", "--force", a],
     ] {
-        let _ = host.dm(words); // some succeed, some say that it is stopped
+        let _ = host.dm(words); // some succeed, some report that the container is stopped
     }
-    let alive = bystander.try_wait().expect("a child can be asked").is_none();
+    let alive = bystander.try_wait().expect("our child").is_none();
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    bystander.kill().and_then(|()| bystander.wait()).expect("it can be ended");
-    assert!(alive && !stat.contains(") T"), "a bystander was hit: {stat}");
+    bystander.kill().and_then(|()| bystander.wait()).expect("end the process");
+    assert!(alive && !stat.contains(") T"), "another process was affected: {stat}");
     assert_eq!(state, "stopped");
 }
 
-/// Starts a container, ends it with its keeper as in a crash, and gives its pid to a child of ours.
+/// Starts a container, kills it with its keeper as in a crash, and gives its pid to a child of
+/// ours.
 fn take_pid_of_dead(host: &Host, name: &str) -> Option<(u64, std::process::Child)> {
     host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "1000"]).ok();
     let pid = host.inspect(name)["pid"].as_u64().expect("a pid");
@@ -331,20 +332,20 @@ fn take_pid_of_dead(host: &Host, name: &str) -> Option<(u64, std::process::Child
         host.sh(&format!("kill -9 {process}"));
     }
     for _ in 0..1000 {
-        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).expect("it can be set");
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).expect("set the last pid");
         let mut child =
             std::process::Command::new("sleep").arg("1000").spawn().expect("sleep starts");
         if u64::from(child.id()) == pid {
             return Some((pid, child));
         }
-        child.kill().and_then(|()| child.wait()).expect("it can be ended");
+        child.kill().and_then(|()| child.wait()).expect("end the process");
     }
     None
 }
 
 #[test]
-fn vm_children_that_act_at_once_are_seen_by_all() {
-    // A container that ends before its parent has looked, many times over.
+fn vm_status_of_short_lived_container_is_reported() {
+    // A container exits before its parent has looked, many times.
     let host = Host::with_busybox();
     let rounds = if slowness() > 1 { 5 } else { 40 };
     for n in 0..rounds {
@@ -361,7 +362,7 @@ fn vm_children_that_act_at_once_are_seen_by_all() {
 }
 
 #[test]
-fn vm_sysctls_are_its_own_or_refused() {
+fn vm_sysctls_outside_namespaces_are_refused() {
     let host = Host::with_busybox();
     let before = fs::read_to_string("/proc/sys/kernel/core_pattern").expect("read");
     for bad in [
@@ -388,7 +389,7 @@ fn vm_sysctls_are_its_own_or_refused() {
 }
 
 #[test]
-fn vm_a_fork_bomb_and_a_memory_hog_end_with_their_container() {
+fn vm_fork_bomb_ends_with_its_container() {
     let host = Host::with_busybox();
     let bomb = "b() { b | b & }; b; sleep 1000";
     let words =

@@ -1,4 +1,4 @@
-//! Images: in by every way, out again the same, over a registry that breaks.
+//! Images: imported in every way, exported unchanged, and pulled from a registry that fails.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ const LIST: &str = "cd /tree && find . | sort | while read -r f; do \
      stat -c '%F %a %u:%g %h %s %t:%T %N' \"$f\"; \
      [ -f \"$f\" ] && tail -c 1000000 \"$f\" | sha256sum; done; :";
 
-/// A directory with one of everything, and busybox to look at it.
+/// A directory with a file of every kind, and busybox to list it.
 fn tree(host: &Host) -> PathBuf {
     let dir = host.dir().join("everything");
     let script = format!(
@@ -39,12 +39,12 @@ fn list(host: &Host, name: &str) -> String {
 }
 
 #[test]
-fn vm_every_way_in_gives_the_same_tree() {
+fn vm_every_import_yields_the_same_tree() {
     let host = Host::new();
     let dir = tree(&host);
-    // 5 GB of holes are hashed in seconds here and in minutes under emulation.
+    // The 5 GB hole is hashed in seconds, but under emulation in minutes.
     if dormouse_testkit::slowness() > 1 {
-        fs::remove_file(dir.join("tree/sparse")).expect("it is there");
+        fs::remove_file(dir.join("tree/sparse")).expect("the file exists");
     }
     host.import(&dir, "dir");
     let expected = list(&host, "dir");
@@ -69,8 +69,8 @@ fn vm_every_way_in_gives_the_same_tree() {
 }
 
 #[test]
-fn vm_layers_hide_what_they_delete() {
-    // An OCI layout of two layers, made by hand: the second replaces, deletes and hides.
+fn vm_layer_whiteouts_hide_lower_files() {
+    // An OCI layout of two hand-made layers: the second replaces, deletes and hides.
     let host = Host::new();
     let script = format!(
         "set -e; cd {dir}; mkdir -p one two layout/blobs/sha256; cp -a {busybox}/. one
@@ -111,7 +111,7 @@ fn vm_layers_hide_what_they_delete() {
 }
 
 #[test]
-fn tag_list_inspect_commit_diff_export_and_remove() {
+fn image_commands_tag_commit_diff_export_and_remove() {
     let host = Host::with_busybox();
     host.dm(&["tag", "busybox", "other:1"]).ok();
     let list = host.dm(&["images", "--json"]).ok();
@@ -125,18 +125,18 @@ fn tag_list_inspect_commit_diff_export_and_remove() {
         assert!(diff.lines().any(|l| l == line), "{line}:\n{diff}");
     }
     host.dm(&["commit", "a", "committed"]).ok();
-    let look = "cat /etc/motd; ls /www | wc -l; stat -c %u:%g /made";
-    let words = ["run", "--rm", "--net", "none", "committed", "sh", "-c", look];
+    let script = "cat /etc/motd; ls /www | wc -l; stat -c %u:%g /made";
+    let words = ["run", "--rm", "--net", "none", "committed", "sh", "-c", script];
     assert_eq!(host.dm(&words).ok(), "changed\n0\n5:6");
     let tar = host.dir().join("export.tar");
     host.dm(&["export", "-o", tar.to_str().expect("UTF-8"), "a"]).ok();
     let names = host.sh(&format!("tar -tf {}", tar.display())).ok();
     assert!(names.contains("made/") && !names.contains("www/index.html"), "{names}");
-    // An image that a container is made from is not removed behind its back.
+    // An image in use by a container is not removed.
     assert_ne!(host.dm(&["rmi", "busybox", "other:1"]).status, 0);
     host.dm(&["rm", "a"]).ok();
     host.dm(&["rmi", "committed"]).ok();
-    let _ = host.dm(&["rmi", "busybox"]); // its first name may be gone by the attempt above
+    let _ = host.dm(&["rmi", "busybox"]); // the attempt above may have removed this name
     let _ = host.dm(&["rmi", "other:1"]);
     host.dm(&["prune", "--all"]).ok();
     assert_eq!(host.dm(&["images", "--json"]).ok().trim(), "[]");
@@ -158,7 +158,7 @@ fn big_tree(host: &Host, name: &str, mib: u32) -> PathBuf {
 }
 
 #[test]
-fn push_pull_and_run() {
+fn pushed_image_is_pulled_and_run() {
     let host = Host::new();
     let registry = Registry::start(&host);
     let name = registry.name("demo/box:1");
@@ -169,9 +169,9 @@ fn push_pull_and_run() {
     host.dm(&["prune", "--all"]).ok();
     assert_eq!(host.dm(&["images", "--json"]).ok().trim(), "[]");
     host.dm(&["pull", &name]).ok();
-    assert_eq!(host.inspect(&name)["id"].to_string(), id, "another image came back");
+    assert_eq!(host.inspect(&name)["id"].to_string(), id, "another image was pulled");
     assert_eq!(host.dm(&["run", "--rm", "--net", "none", &name, "echo", "here"]).ok(), "here");
-    // What is not there is told in one line.
+    // A missing image is reported in one line.
     let line = host.dm(&["pull", &registry.name("demo/none:1")]).fails();
     assert!(line.contains("demo/none"), "{line}");
     host.dm(&["pull", "127.0.0.1:1/demo/box"]).fails();
@@ -181,19 +181,19 @@ fn push_pull_and_run() {
     drop(registry);
 }
 
-/// Stands between the program and its registry and spoils what comes from there.
+/// A proxy between the program and its registry that damages answers.
 struct Meddler {
-    /// Bytes that the registry sent through it.
+    /// Bytes that the registry has sent.
     sent: Arc<AtomicU64>,
-    /// Whether it did its mischief.
+    /// Whether the damage is done.
     done: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy)]
 enum Mischief {
-    /// Cuts a connection, once, after so many bytes.
+    /// Cuts one connection after so many bytes.
     Cut(u64),
-    /// Turns one bit, always, of the byte at this place of a connection.
+    /// Flips one bit of the byte at this place of every connection.
     Flip(u64),
 }
 
@@ -208,7 +208,7 @@ impl Meddler {
         host.in_network(move || {
             let listener = TcpListener::bind(MEDDLER).expect("the port is free");
             ready.send(()).expect("the test waits");
-            // A new thread begins in the namespace of the one that starts it.
+            // A new thread starts in the network namespace of its creator.
             for client in listener.incoming().flatten() {
                 let server = TcpStream::connect(Registry::ADDRESS).expect("the registry is up");
                 let (sent, done) = (Arc::clone(&sent), Arc::clone(&done));
@@ -219,7 +219,8 @@ impl Meddler {
                     seen += bytes.len() as u64;
                     sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                     match mischief {
-                        Mischief::Cut(at) if seen > at => done.swap(true, Ordering::Relaxed), // the first time: no
+                        // The first swap returns false, which cuts the connection.
+                        Mischief::Cut(at) if seen > at => done.swap(true, Ordering::Relaxed),
                         Mischief::Flip(at) if (start..seen).contains(&at) => {
                             bytes[(at - start) as usize] ^= 0x10;
                             done.store(true, Ordering::Relaxed);
@@ -235,29 +236,30 @@ impl Meddler {
     }
 }
 
-/// Copies one direction of a connection on a thread of its own, until it ends or `look` says no.
+/// Copies one direction of a connection on a thread of its own, until end of file or until `keep`
+/// returns false.
 fn pass(
     from: &TcpStream,
     to: &TcpStream,
-    mut look: impl FnMut(&mut [u8]) -> bool + Send + 'static,
+    mut keep: impl FnMut(&mut [u8]) -> bool + Send + 'static,
 ) {
     let mut from = from.try_clone().expect("a socket can be duplicated");
     let mut to = to.try_clone().expect("a socket can be duplicated");
     std::thread::spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            if !look(&mut buffer[..count]) || to.write_all(&buffer[..count]).is_err() {
+            if !keep(&mut buffer[..count]) || to.write_all(&buffer[..count]).is_err() {
                 break;
             }
         }
-        // Ignored: the other side may have gone first.
+        // Ignored: the other side may have closed first.
         let _ = to.shutdown(Shutdown::Both);
         let _ = from.shutdown(Shutdown::Both);
     });
 }
 
 #[test]
-fn a_layer_cut_in_the_middle_resumes() {
+fn interrupted_layer_download_resumes() {
     let host = Host::new();
     let registry = Registry::start(&host);
     let name = registry.name("demo/big:1");
@@ -270,14 +272,14 @@ fn a_layer_cut_in_the_middle_resumes() {
     host.dm_within(Duration::from_secs(120), &["pull", &other]).ok();
     assert!(meddler.done.load(Ordering::Relaxed), "nothing was cut");
     let sent = meddler.sent.load(Ordering::Relaxed);
-    assert!(sent < 30 << 20, "{sent} bytes came: the layer was fetched again from its start");
+    assert!(sent < 30 << 20, "{sent} bytes sent: the layer was fetched again from its start");
     let words = ["run", "--rm", "--net", "none", &other, "sh", "-c", "sha256sum </random"];
     let inside = host.dm(&words).ok();
     assert_eq!(inside, host.sh(&format!("sha256sum <{}/big/random", host.dir().display())).ok());
 }
 
 #[test]
-fn a_wrong_digest_is_refused_and_leaves_nothing() {
+fn wrong_digest_is_refused_and_leaves_nothing() {
     let host = Host::new();
     let registry = Registry::start(&host);
     let name = registry.name("demo/big:1");
@@ -302,7 +304,7 @@ fn a_wrong_digest_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn big_a_second_image_costs_its_difference() {
+fn big_second_image_costs_its_difference() {
     let host = Host::new();
     let used = || -> u64 {
         let out = host.sh(&format!("du -sk {}/lib/images", host.root().display())).ok();
@@ -322,7 +324,7 @@ fn big_a_second_image_costs_its_difference() {
     host.import(&more, "two");
     let second = used() - first;
     assert!(second < first / 50, "{first} kB, then {second} kB for one more file");
-    // The same file of both is the same memory.
+    // The same file of both images shares page cache.
     for name in ["one", "two"] {
         host.dm(&["run", "-d", "--name", name, name, "sleep", "100000"]).ok();
     }

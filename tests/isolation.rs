@@ -1,17 +1,17 @@
 //! Nothing of the host or of another container is visible, signalable, traceable, connectable,
 //! mountable or writable from inside.
 //!
-//! Each test runs an attack (`inside/attack.c`) several ways. On the shipped program it must be
-//! *stopped*. Then it must *succeed*, so that the test cannot pass because the attack is wrong: on
-//! the build of the same source in which that one protection can be left out (feature `weaken`).
-//! Where there are two locks on a door, each alone must stop it, and both must be left out. Under
-//! emulation, where a host of its own for each arm takes ten seconds, only the shipped program is
-//! attacked: that the attacks are right is seen on the machine itself.
+//! Each test runs an attack (`inside/attack.c`) several ways. On the shipped program the attack
+//! must be *stopped*. Then it must *succeed* on the build of the same source in which that one
+//! protection can be left out (feature `weaken`): a test cannot pass because its attack is wrong.
+//! Where two protections stop an attack, each alone must stop it, and both must be left out. Under
+//! emulation a separate host for each run takes ten seconds, so only the shipped program is
+//! attacked there. Runs on the machine itself prove the attacks.
 //!
-//! Some succeed elsewhere instead, because what stops them is no step that could be left out: a
-//! leaked descriptor (one call closes all), the files of `/dev` and `/dev/shm` (another's are not
-//! there to be taken away), the loopback of others and the sockets of another domain (they are of
-//! another network namespace, or have another address by arithmetic).
+//! Some attacks succeed elsewhere instead, because the protection is not a separate step: a leaked
+//! descriptor (one call closes all), the files of `/dev` and `/dev/shm` (those of another container
+//! are not there), the loopback of others and the sockets of another domain (they are in another
+//! network namespace, or have another address by translation).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn attack(host: &Host, options: &[&str], words: &[&str]) -> Output {
     host.dm(&[&["run", "--rm"], options, &["attack", "attack"], words].concat())
 }
 
-/// The same on the host itself, by root.
+/// Runs an attack on the host itself, as root.
 fn attack_on_host(host: &Host, words: &[&str]) -> Output {
     let mut command = host.command(image::attack());
     command.args(words);
@@ -43,7 +43,7 @@ fn assert_broken(out: &Output, without: &str) {
     assert_eq!(out.status, BROKEN, "the attack proves nothing: stopped without {without}\n{out}");
 }
 
-/// A scenario is told once and played on two hosts: the shipped program, and the one that lacks
+/// Runs a scenario on two hosts: with the shipped program, and with the program that lacks
 /// `protections`.
 #[track_caller]
 fn only_stopped_by(protections: &str, scenario: impl Fn(&Host) -> Output) {
@@ -57,7 +57,7 @@ fn only_stopped_by(protections: &str, scenario: impl Fn(&Host) -> Output) {
     }
 }
 
-/// The same where each of two protections would do.
+/// The same where each of two protections suffices.
 #[track_caller]
 fn stopped_by_either(one: &str, other: &str, scenario: impl Fn(&Host) -> Output) {
     if !is_emulated() {
@@ -79,7 +79,7 @@ fn host_without(protections: &str) -> Option<Host> {
     Some(host)
 }
 
-/// Waits until the container has said a line, and returns it.
+/// Waits until the container has printed a line, and returns it.
 fn first_line(host: &Host, container: &str) -> String {
     let mut line = String::new();
     wait_until(Duration::from_secs(5) * slowness(), || {
@@ -89,7 +89,7 @@ fn first_line(host: &Host, container: &str) -> String {
     line
 }
 
-/// How the attack that is the program of a container ended.
+/// Returns the exit status of a container whose program is the attack.
 #[track_caller]
 fn outcome(host: &Host, container: &str) -> Output {
     let mut out = host.dm(&["wait", container]);
@@ -105,12 +105,12 @@ fn victim(host: &Host, words: &[&str]) {
 }
 
 #[test]
-fn vm_seccomp_stops_calls_that_pass_it_by() {
+fn vm_seccomp_refuses_io_uring() {
     only_stopped_by("seccomp", |host| attack(host, &["--net", "none"], &["io-uring"]));
 }
 
 #[test]
-fn vm_capabilities_are_few() {
+fn vm_capabilities_are_reduced() {
     only_stopped_by("capabilities", |host| attack(host, &["--net", "none"], &["set-hostname"]));
     let host = Host::with_attacks(dormouse());
     for set in ["CapInh", "CapAmb"] {
@@ -130,7 +130,7 @@ fn vm_no_new_privileges_stops_set_user_id() {
 }
 
 #[test]
-fn vm_memory_of_another_is_not_found() {
+fn vm_system_v_memory_is_private() {
     only_stopped_by("ipc-namespace", |host| {
         victim(host, &["attack", "shm-make", "4242"]);
         std::thread::sleep(Duration::from_millis(300));
@@ -141,7 +141,7 @@ fn vm_memory_of_another_is_not_found() {
 }
 
 #[test]
-fn vm_message_queues_of_another_are_not_found() {
+fn vm_message_queues_are_private() {
     only_stopped_by("ipc-namespace", |host| {
         victim(host, &["attack", "mq-make", "/queue"]);
         std::thread::sleep(Duration::from_millis(300));
@@ -161,7 +161,7 @@ fn vm_shared_memory_files_are_private() {
 }
 
 #[test]
-fn vm_every_namespace_is_its_own() {
+fn vm_every_namespace_is_private() {
     let shipped = Host::with_attacks(dormouse());
     let mut weak = weak_dormouse().map(Host::with_attacks);
     for kind in ["cgroup", "ipc", "pid", "time", "user", "uts"] {
@@ -177,7 +177,7 @@ fn vm_every_namespace_is_its_own() {
 }
 
 #[test]
-fn vm_cgroups_are_seen_from_inside() {
+fn vm_cgroup_paths_are_relative_to_container() {
     only_stopped_by("cgroup-namespace", |host| attack(host, &[], &["cgroup-path"]));
 }
 
@@ -190,15 +190,15 @@ fn vm_clocks_cannot_be_set() {
 }
 
 #[test]
-fn vm_keys_of_the_caller_stay_outside() {
-    // Two locks are on this door: seccomp refuses keyctl, and the keyring is another.
+fn vm_keyring_of_caller_is_not_inherited() {
+    // Two protections: seccomp refuses keyctl, and the session keyring is another.
     let scenario = |host: &Host| {
         let program = image::attack();
         let mut command = host.command(&program);
         command.args(["with-key", "house"]);
         let inner =
             host.dormouse(&["run", "--rm", "--net", "none", "attack", "attack", "find-key"]);
-        // `inner` begins with an nsenter of its own, which changes nothing.
+        // The nsenter at the start of `inner` changes nothing.
         command.arg(inner.get_program()).args(inner.get_args()).arg("house");
         for (name, value) in inner.get_envs() {
             command.env(name, value.unwrap_or_default());
@@ -209,7 +209,7 @@ fn vm_keys_of_the_caller_stay_outside() {
 }
 
 #[test]
-fn vm_files_of_proc_that_tell_of_the_host_are_masked() {
+fn vm_proc_files_about_host_are_masked() {
     only_stopped_by("masked-paths", |host| attack(host, &[], &["read-file", "/proc/interrupts"]));
 }
 
@@ -219,7 +219,7 @@ fn vm_sys_is_read_only() {
 }
 
 #[test]
-fn vm_files_of_the_host_cannot_be_written() {
+fn vm_host_files_cannot_be_written() {
     let host = Host::with_attacks(dormouse());
     for options in [&[][..], &["--net", "none"], &["--privileged"], &["--cap-add", "ALL"]] {
         assert_stopped(&attack(&host, options, &["host-files"]));
@@ -228,8 +228,8 @@ fn vm_files_of_the_host_cannot_be_written() {
 }
 
 #[test]
-fn vm_root_inside_is_nobody_to_files_of_the_host() {
-    // A bind mount whose ids are not mapped shows them as they are.
+fn vm_root_inside_cannot_read_host_files() {
+    // A bind mount without mapped ids shows the ids of the host.
     only_stopped_by("user-namespace", |host| {
         let dir = host.dir().join("bound");
         std::fs::create_dir(&dir).expect("made");
@@ -241,21 +241,21 @@ fn vm_root_inside_is_nobody_to_files_of_the_host() {
 }
 
 #[test]
-fn vm_devices_cannot_be_made() {
+fn vm_device_nodes_cannot_be_created() {
     only_stopped_by("user-namespace", |host| {
         attack(host, &["--cap-add", "MKNOD"], &["make-device"])
     });
 }
 
 #[test]
-fn vm_events_of_the_hosts_devices_are_not_heard() {
+fn vm_host_device_events_are_not_received() {
     let scenario = |host: &Host, net: &str| {
-        let words = ["run", "-d", "--name", "ear", "--net", net, "attack", "attack"];
+        let words = ["run", "-d", "--name", "listener", "--net", net, "attack", "attack"];
         host.dm(&[&words[..], &["device-events", "/mem/null"]].concat()).ok();
-        first_line(host, "ear");
-        // The host's root has the kernel tell of /dev/null once more.
-        std::fs::write("/sys/class/mem/null/uevent", "change").expect("root may");
-        outcome(host, "ear")
+        first_line(host, "listener");
+        // The host's root triggers another event of /dev/null.
+        std::fs::write("/sys/class/mem/null/uevent", "change").expect("root writes to sysfs");
+        outcome(host, "listener")
     };
     only_stopped_by("network-owner", |host| scenario(host, "address"));
     only_stopped_by("user-namespace", |host| scenario(host, "none"));
@@ -263,15 +263,16 @@ fn vm_events_of_the_hosts_devices_are_not_heard() {
 }
 
 #[test]
-fn vm_processes_of_others_are_neither_seen_nor_signalled_nor_traced() {
+fn vm_other_processes_cannot_be_seen_signalled_or_traced() {
     only_stopped_by("pid-namespace", |host| {
         victim(host, &["sleep", "54321"]);
         attack(host, &[], &["find-process", "sleep 54321"])
     });
-    // Who has no name for it cannot signal it, and neither can who is somebody else.
+    // A process in another pid namespace has no number for the target, and one with other ids lacks
+    // permission.
     let scenario = |host: &Host, options: &[&str], words: &dyn Fn(u64) -> Vec<String>| {
         victim(host, &["sleep", "54321"]);
-        let words = words(host.inspect("victim")["pid"].as_u64().expect("it runs"));
+        let words = words(host.inspect("victim")["pid"].as_u64().expect("the process runs"));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let out = attack(host, options, &words);
         assert_eq!(host.state_of("victim"), "running");
@@ -283,8 +284,8 @@ fn vm_processes_of_others_are_neither_seen_nor_signalled_nor_traced() {
     stopped_by_either("pid-namespace", "user-namespace", |host| {
         scenario(host, &[], &|pid| signal(pid, pid + 1))
     });
-    // Of all other numbers, too, none is anybody. (Without its namespace some would be those of containers that
-    // are none of this instance's, whose ids it may have.)
+    // All other numbers name no process either. (Without a pid namespace, some would belong to
+    // containers of another instance with the same ids.)
     let host = Host::with_attacks(dormouse());
     assert_stopped(&scenario(&host, &[], &|pid| signal(2, pid + 1)));
     stopped_by_either("pid-namespace", "user-namespace", |host| {
@@ -294,7 +295,7 @@ fn vm_processes_of_others_are_neither_seen_nor_signalled_nor_traced() {
 }
 
 #[test]
-fn vm_the_root_cannot_be_left() {
+fn vm_container_root_cannot_be_left() {
     let host = Host::with_attacks(dormouse());
     let mark = host.dir().join("mark");
     std::fs::write(&mark, "of the host").expect("written");
@@ -302,9 +303,10 @@ fn vm_the_root_cannot_be_left() {
     for options in [&[][..], &["--cap-add", "ALL"], &["--privileged"]] {
         assert_stopped(&attack(&host, options, &["leave-root", mark]));
     }
-    // Two containers in one mount namespace, that of the keeper: there the root of the later one
-    // lies on that of the earlier one, who finds it on the way up. Without capabilities over that
-    // namespace no root could be put into it, so the user namespace is left out, too, and alone.
+    // Two containers in one mount namespace, that of the keeper: the root of the later one is
+    // mounted on that of the earlier one, which finds it on the way up. Without capabilities over
+    // that namespace no root could be mounted in it. So the user namespace is left out, too, and
+    // alone.
     let scenario = |host: &Host| {
         let gate = host.dir().join("gate");
         std::fs::create_dir(&gate).expect("made");
@@ -324,16 +326,17 @@ fn vm_the_root_cannot_be_left() {
 }
 
 #[test]
-fn vm_nothing_of_the_host_can_be_mounted() {
-    // Not even by who has every capability, over its own user namespace. What succeeds without
-    // stays in the container's mount namespace.
+fn vm_host_filesystems_cannot_be_mounted() {
+    // Not even with every capability over a user namespace of its own. Mounts that succeed without
+    // the protections stay in the container's mount namespace.
     stopped_by_either("user-namespace", "capabilities", |host| attack(host, &[], &["mount-host"]));
 }
 
 #[test]
-fn vm_nobody_types_into_a_terminal() {
-    // KERNEL(6.2): where the host has forbidden it to all but its own administrator, that is the
-    // one to be. One's own terminal will do: what is typed there, an operator may have to read.
+fn vm_terminal_input_cannot_be_injected() {
+    // KERNEL(6.2): where dev.tty.legacy_tiocsti is 0, TIOCSTI needs CAP_SYS_ADMIN of the host, so the
+    // user namespace is left out, too. The attack uses its own terminal: an operator may read the
+    // injected input there.
     let legacy = std::fs::read_to_string("/proc/sys/dev/tty/legacy_tiocsti").unwrap_or_default();
     let without = if legacy.trim() == "0" { "seccomp,user-namespace" } else { "seccomp" };
     only_stopped_by(without, |host| {
@@ -344,7 +347,7 @@ fn vm_nobody_types_into_a_terminal() {
 }
 
 #[test]
-fn vm_terminals_of_others_are_not_there() {
+fn vm_other_terminals_are_not_visible() {
     let host = Host::with_attacks(dormouse());
     host.dm(&["run", "-dt", "--name", "victim", "attack", "sleep", "1000"]).ok();
     assert_stopped(&attack(&host, &[], &["open-node", "/dev/pts/0"]));
@@ -354,7 +357,7 @@ fn vm_terminals_of_others_are_not_there() {
 }
 
 #[test]
-fn vm_descriptors_of_the_host_are_not_inherited() {
+fn vm_host_descriptors_are_not_inherited() {
     let host = Host::with_attacks(dormouse());
     assert_stopped(&attack(&host, &["--net", "none"], &["leaked-fd"]));
     assert_stopped(&attack(&host, &[], &["leaked-fd"]));
@@ -365,14 +368,14 @@ fn vm_descriptors_of_the_host_are_not_inherited() {
 }
 
 #[test]
-fn vm_abstract_names_are_private() {
+fn vm_abstract_unix_addresses_are_private() {
     only_stopped_by("dm_unix_sendmsg", |host| {
         victim(host, &["attack", "abstract-receive", "name"]);
         let script = "until grep -q @name /proc/net/unix; do sleep 0.1; done";
         host.wait_inside("victim", script);
         attack(host, &[], &["abstract-send", "name"])
     });
-    // A name that the kernel chose is found in the list that the stack shows to all.
+    // Addresses that the kernel chose are in the list that the stack shows to all.
     only_stopped_by("dm_unix_connect", |host| {
         victim(host, &["attack", "abstract-autobind"]);
         host.wait_inside("victim", "until grep -q @ /proc/net/unix; do sleep 0.1; done");
@@ -387,7 +390,7 @@ fn vm_abstract_names_are_private() {
 }
 
 #[test]
-fn vm_addresses_of_others_cannot_be_taken() {
+fn vm_other_addresses_cannot_be_bound() {
     only_stopped_by("dm_bind4", |host| {
         victim(host, &["sleep", "1000"]);
         attack(host, &[], &["tcp-bind", &host.address_of("victim"), "7000"])
@@ -401,7 +404,7 @@ fn vm_loopback_is_private_to_the_container() {
     host.wait_inside("victim", "attack tcp-connect 127.0.0.1 7000");
     assert_stopped(&attack(&host, &[], &["tcp-connect", "127.0.0.1", "7000"]));
     assert_stopped(&attack_on_host(&host, &["tcp-connect", "127.0.0.1", "7000"]));
-    // What the host's own loopback offers is not offered to containers.
+    // Services on the host's loopback are not available in containers.
     let mut service = host
         .command(image::probe())
         .args(["who", "127.0.0.1", "7001"])
@@ -415,13 +418,13 @@ fn vm_loopback_is_private_to_the_container() {
 }
 
 #[test]
-fn vm_sockets_that_see_the_wire_are_refused() {
+fn vm_packet_and_raw_sockets_are_refused() {
     let packet = ["17", "3", "3"];
     stopped_by_either("seccomp", "user-namespace", |host| {
         attack(host, &["--cap-add", "NET_RAW"], &[&["socket"][..], &packet].concat())
     });
-    // Raw ones are refused by the program that sees every new socket, too. It is what makes a domain,
-    // so that it can only be left out together with that.
+    // Raw sockets are also refused by the BPF program that checks every new socket. That program
+    // creates domains, so it can be left out only together with them.
     for raw in [["2", "3", "1"], ["2", "3", "255"]] {
         let scenario = |host: &Host, net: &str| {
             let options = ["--cap-add", "NET_RAW", "--net", net];
@@ -430,7 +433,7 @@ fn vm_sockets_that_see_the_wire_are_refused() {
         if let Some(host) = host_without("seccomp,user-namespace") {
             assert_stopped(&scenario(&host, "address"));
         }
-        // Of ICMP the filter sees the number of the protocol, which ping uses, too.
+        // For ICMP the filter sees only the number of the protocol, which ping uses, too.
         match raw[2] {
             "1" => only_stopped_by("user-namespace", |host| scenario(host, "host")),
             _ => stopped_by_either("seccomp", "user-namespace", |host| scenario(host, "host")),
@@ -439,7 +442,7 @@ fn vm_sockets_that_see_the_wire_are_refused() {
 }
 
 #[test]
-fn vm_sockets_of_other_kinds_are_refused() {
+fn vm_uncommon_socket_families_are_refused() {
     // SOCK_DIAG, vsock, AF_ALG, XDP, the last three where the kernel has them.
     let here = Host::new();
     for kind in [["16", "3", "4"], ["40", "1", "0"], ["38", "5", "0"], ["44", "3", "0"]] {
@@ -456,7 +459,7 @@ fn vm_sockets_of_other_kinds_are_refused() {
 
 #[test]
 fn vm_sockets_of_another_domain_are_not_listed() {
-    // In one domain they are, which `check` says.
+    // Sockets of the same domain are listed, as `check` reports.
     let scenario = |domain: &str| {
         let host = Host::with_attacks(dormouse());
         let words = ["--domain", "red", "attack", "probe", "who", "0.0.0.0", "7123"];
@@ -469,9 +472,10 @@ fn vm_sockets_of_another_domain_are_not_listed() {
 }
 
 #[test]
-fn vm_a_listener_without_address_gets_no_caller_of_others() {
+fn vm_unbound_listener_gets_no_connections_of_others() {
     only_stopped_by("dm_ingress,dm_egress", |host| {
-        // The thief listens at a port the kernel chose; the victim calls its own address there.
+        // The thief listens at a port of the kernel's choice. The victim connects to its own
+        // address there.
         victim(host, &["sleep", "1000"]);
         host.dm(&["run", "-d", "--name", "thief", "attack", "attack", "listen-unbound"]).ok();
         let port = first_line(host, "thief");
@@ -483,7 +487,7 @@ fn vm_a_listener_without_address_gets_no_caller_of_others() {
 
 #[test]
 fn vm_nested_user_namespaces_still_work() {
-    // A protection that forbids it would be the easy way out: many programs need it.
+    // A protection that forbids user namespaces would be too easy: many programs need them.
     let host = Host::with_attacks(dormouse());
     let out = host.dm(&["run", "--rm", "-u", "user", "attack", "unshare", "-Ur", "id", "-u"]);
     assert_eq!(out.ok(), "0");

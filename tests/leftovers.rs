@@ -1,13 +1,13 @@
 //! Nothing is left behind: not by many containers, not by killed commands, not by failed starts.
 //!
-//! Every test of every file checks this when its host is dropped; these are the ones that try hard.
+//! Every test of every file checks this when its host is dropped. The tests here try hard.
 
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use dormouse_testkit::{Host, slowness, wait_until};
 
-/// What grows when something leaks.
+/// Counts that grow with every leak.
 fn counts(host: &Host) -> (usize, usize, usize) {
     let cgroups = host.cgroups().iter().map(|dir| count_dirs(dir)).sum();
     (host.mounts().len(), cgroups, host.processes().len())
@@ -19,9 +19,9 @@ fn count_dirs(dir: &std::path::Path) -> usize {
 }
 
 #[test]
-fn vm_after_the_last_container_only_what_the_host_shares_stays() {
+fn vm_only_shared_objects_stay_after_last_container() {
     let host = Host::with_busybox();
-    // Once, so that what is made on first use is there.
+    // Once, so that objects created on first use exist.
     host.dm(&["run", "--rm", "-p", "8080:80", "busybox", "true"]).ok();
     assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
     let before = counts(&host);
@@ -38,8 +38,9 @@ fn vm_after_the_last_container_only_what_the_host_shares_stays() {
 }
 
 #[test]
-fn vm_a_killed_start_leaves_nothing_or_a_container() {
-    // SIGKILL at times spread over the length of a start; whatever stands then can be removed.
+fn vm_killed_start_leaves_nothing_or_a_container() {
+    // SIGKILL at times spread over the length of a start. A container that exists then can be
+    // removed.
     let host = Host::with_busybox();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
     let rounds = if slowness() > 1 { 10 } else { 60 };
@@ -52,7 +53,7 @@ fn vm_a_killed_start_leaves_nothing_or_a_container() {
             .spawn()
             .expect("busybox starts");
         std::thread::sleep(Duration::from_micros(300 * round) * slowness());
-        child.kill().and_then(|()| child.wait()).expect("it can be ended");
+        child.kill().and_then(|()| child.wait()).expect("end the process");
         let list = host.dm(&["ps", "--all", "--json"]).ok();
         let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
         let found = list.as_array().expect("a list").iter().find(|c| c["name"] == name.as_str());
@@ -61,7 +62,7 @@ fn vm_a_killed_start_leaves_nothing_or_a_container() {
             assert!(["created", "running", "stopped"].contains(&state), "{container}");
             host.dm(&["rm", "--force", &name]).ok();
         }
-        // The name is free again, and works.
+        // The name is free again, and a start with it works.
         if round % 10 == 9 {
             host.dm(&["run", "--rm", "--name", &name, "busybox", "true"]).ok();
         }
@@ -69,13 +70,14 @@ fn vm_a_killed_start_leaves_nothing_or_a_container() {
 }
 
 #[test]
-fn vm_a_killed_keeper_loses_no_container_for_ever() {
+fn vm_container_is_restartable_after_killed_keeper() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let keeper = host.processes().into_iter().find(|(_, line)| line.contains("keeper"));
     let (keeper, _) = keeper.expect("a keeper stands behind a running container");
     host.sh(&format!("kill -9 {keeper}")).ok();
-    // The container lives on or is found stopped; it can be ended, removed, started again.
+    // The container runs on or is found stopped. In both cases it can be ended, removed and started
+    // again.
     let state = host.state_of("a");
     assert!(["running", "stopped"].contains(&state.as_str()), "{state}");
     if state == "running" {
@@ -87,35 +89,36 @@ fn vm_a_killed_keeper_loses_no_container_for_ever() {
     assert_eq!(host.dm(&["exec", "a", "echo", "again"]).ok(), "again");
 }
 
-/// Whoever starts a keeper has a lock; killed, it leaves that to what it has begun.
+/// The process that starts a keeper holds a lock; if it is killed, the new keeper inherits the
+/// lock.
 #[test]
-fn a_keeper_is_alone_though_whoever_starts_it_is_killed() {
+fn single_keeper_runs_although_its_starter_is_killed() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     for round in 0..60u64 {
         if let Some(keeper) = host.keeper() {
-            host.sh(&format!("kill -9 {keeper}")); // it may have ended by itself
+            host.sh(&format!("kill -9 {keeper}")); // may have ended by itself
             let is_gone = || host.keepers().is_empty();
             assert!(wait_until(Duration::from_secs(5) * slowness(), is_gone));
         }
-        // One of them starts it, and the others wait.
+        // One of them starts the keeper, and the others wait.
         let begin = |_| {
             let mut one = host.dormouse(&["exec", "a", "true"]);
-            one.stderr(Stdio::null()).spawn().expect("it can be started")
+            one.stderr(Stdio::null()).spawn().expect("the command starts")
         };
         let mut all: Vec<Child> = (0..3).map(begin).collect();
         std::thread::sleep(Duration::from_micros(2000 + round * 250));
-        let _ = all[0].kill(); // it may have ended
+        let _ = all[0].kill(); // may have ended already
         for one in &mut all {
-            one.wait().expect("it is our child");
+            one.wait().expect("our child");
         }
-        // One that has nothing to keep ends after a second.
+        // A keeper without children ends after a second.
         assert!(host.keepers().len() <= 1, "round {round}: {:?}", host.processes());
     }
 }
 
 #[test]
-fn a_start_that_fails_leaves_nothing() {
+fn failed_start_leaves_nothing() {
     let host = Host::with_busybox();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
     assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
@@ -125,12 +128,12 @@ fn a_start_that_fails_leaves_nothing() {
     }
     let same = || counts(&host) == before;
     assert!(wait_until(Duration::from_secs(5), same), "{before:?} became {:?}", counts(&host));
-    // Its port is free.
+    // The published port is free.
     host.dm(&["run", "--rm", "-p", "8080:80", "busybox", "true"]).ok();
 }
 
 #[test]
-fn big_a_thousand_containers_come_and_go() {
+fn big_thousand_containers_start_and_are_removed() {
     let host = Host::with_busybox();
     host.dm(&["run", "--rm", "busybox", "true"]).ok();
     assert!(wait_until(Duration::from_secs(5), || host.processes().is_empty()));
@@ -146,7 +149,7 @@ fn big_a_thousand_containers_come_and_go() {
     for container in list.as_array().expect("a list") {
         addresses.insert(container["address"].to_string());
     }
-    assert_eq!(addresses.len(), 1000, "each has an address of its own");
+    assert_eq!(addresses.len(), 1000, "each container has a distinct address");
     let ids: Vec<&str> = running.lines().collect();
     for ids in ids.chunks(100) {
         host.dm(&[&["rm", "--force"], ids].concat()).ok();
@@ -155,12 +158,12 @@ fn big_a_thousand_containers_come_and_go() {
     assert!(wait_until(Duration::from_secs(30), same), "{before:?} became {:?}", counts(&host));
 }
 
-/// Where somebody was killed while the keeper was noted that holds what sleeping containers have.
+/// A command was killed while it recorded the keeper of the descriptors of sleeping containers.
 #[test]
-fn a_note_that_was_half_written_is_gone_after_the_next_command() {
+fn half_written_custody_record_is_removed() {
     let host = Host::with_busybox();
     let half = host.root().join("lib/custody.new");
-    std::fs::write(&half, b"{\"pid\":").expect("there is a directory");
+    std::fs::write(&half, b"{\"pid\":").expect("write the file");
     host.dm(&["ps"]).ok();
     assert!(!half.exists());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dormouse_testkit::{Host, run, wait_until};
 
 #[test]
-fn vm_run_prints_and_returns_the_status_of_the_program() {
+fn vm_run_passes_output_and_returns_exit_status() {
     let host = Host::with_busybox();
     let out = host.dm(&["run", "--rm", "busybox", "sh", "-c", "echo out; echo err >&2; exit 7"]);
     assert_eq!((out.status, out.stdout.as_str(), out.stderr.as_str()), (7, "out\n", "err\n"));
@@ -13,7 +13,7 @@ fn vm_run_prints_and_returns_the_status_of_the_program() {
 }
 
 #[test]
-fn vm_nothing_that_a_caller_has_open_stays_open() {
+fn vm_open_files_of_caller_are_not_inherited() {
     let host = Host::with_busybox();
     let file = host.dir().join("lock");
     let script = format!("exec 9> {}; exec \"$0\" \"$@\"", file.display());
@@ -24,27 +24,27 @@ fn vm_nothing_that_a_caller_has_open_stays_open() {
         let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         let links = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
         let found: Vec<_> = links.filter(|link| *link == file).collect();
-        assert!(found.is_empty(), "{pid} {line} has the file of its caller open");
+        assert!(found.is_empty(), "{pid} {line} has an open file of the command's caller");
     }
 }
 
 #[test]
 fn vm_rootfs_runs_without_an_image() {
     let host = Host::new();
-    // Not where it was made: the guest has that from its host, and its ids cannot be mapped.
+    // A copy: in the guest the original is a mount of the host, where ids cannot be mapped.
     let dir = host.dir().join("tree").display().to_string();
     let dir = dir.as_str();
     let source = dormouse_testkit::image::busybox();
     host.sh(&format!("cp -a {} {dir}", source.display())).ok();
     let out = host.dm(&["run", "--rm", "--rootfs", dir, "--net", "none", "cat", "/etc/hostname"]);
     assert_eq!(out.status, 0, "{out}");
-    // What the container writes stays out of the directory.
+    // Files written by the container stay out of the directory.
     host.dm(&["run", "--rm", "--rootfs", dir, "--net", "none", "touch", "/written"]).ok();
     assert!(!std::path::Path::new(dir).join("written").exists());
 }
 
 #[test]
-fn vm_a_container_goes_through_its_states() {
+fn vm_container_passes_through_its_states() {
     let host = Host::with_busybox();
     let id = host.dm(&["create", "--name", "a", "busybox", "sleep", "1000"]).ok();
     assert!(id.len() >= 32, "{id}");
@@ -68,7 +68,7 @@ fn vm_a_container_goes_through_its_states() {
 }
 
 #[test]
-fn vm_what_was_written_stays_until_the_container_is_removed() {
+fn vm_written_files_stay_until_removal() {
     let host = Host::with_busybox();
     host.dm(&["run", "--name", "a", "busybox", "sh", "-c", "echo kept >/file"]).ok();
     let id = host.inspect("a")["id"].as_str().expect("an id").to_owned();
@@ -83,7 +83,7 @@ fn vm_what_was_written_stays_until_the_container_is_removed() {
 }
 
 #[test]
-fn vm_exec_runs_inside_with_its_own_status_user_and_directory() {
+fn vm_exec_has_own_status_user_and_directory() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "-e", "A=1", "busybox", "sleep", "1000"]).ok();
     assert_eq!(host.dm(&["exec", "a", "sh", "-c", "exit 9"]).status, 9);
@@ -91,7 +91,7 @@ fn vm_exec_runs_inside_with_its_own_status_user_and_directory() {
     let words = ["exec", "-e", "B=2", "-u", "user", "-w", "/tmp", "a", "sh", "-c", script];
     assert_eq!(host.dm(&words).ok(), "1 2 1000:1000 /tmp");
     assert_eq!(host.dm_with_input(b"typed", &["exec", "-i", "a", "cat"]).ok(), "typed");
-    // The program that runs inside is seen from inside, and ends with the container.
+    // The exec'd program is visible inside, and ends with the container.
     host.dm(&["exec", "-d", "a", "sleep", "999"]).ok();
     host.wait_inside("a", "ps | grep -q '[s]leep 999'");
     host.dm(&["rm", "--force", "a"]).ok();
@@ -111,7 +111,7 @@ fn vm_detached_output_is_logged_by_stream() {
 }
 
 #[test]
-fn vm_stop_asks_first_and_kills_after_the_time_given() {
+fn vm_stop_sends_sigterm_and_kills_after_timeout() {
     let host = Host::with_busybox();
     let script = "trap 'echo asked; exit 5' TERM; echo ready; while :; do sleep 0.1; done";
     host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", script]).ok();
@@ -120,14 +120,14 @@ fn vm_stop_asks_first_and_kills_after_the_time_given() {
     host.dm(&["stop", "a"]).ok();
     assert_eq!(host.dm(&["wait", "a"]).ok(), "5");
     assert_eq!(host.dm(&["logs", "a"]).stdout, "ready\nasked\n");
-    // sleep as process 1 has no handler for SIGTERM, and so does not get it.
+    // sleep as process 1 has no handler for SIGTERM, and does not receive it.
     host.dm(&["run", "-d", "--name", "b", "busybox", "sleep", "1000"]).ok();
     host.dm(&["stop", "--time", "1", "b"]).ok();
     assert_eq!(host.dm(&["wait", "b"]).ok(), "137");
 }
 
 #[test]
-fn vm_restart_policy_starts_again_after_failure_and_not_after_stop() {
+fn vm_restart_policy_applies_after_failure_but_not_after_stop() {
     let host = Host::with_busybox();
     let policy = ["run", "-d", "--restart", "on-failure:2", "--name", "a", "busybox"];
     host.dm(&[&policy[..], &["sh", "-c", "echo again; exit 1"]].concat()).ok();
@@ -171,36 +171,36 @@ fn vm_names_are_unique_and_can_be_changed() {
 }
 
 #[test]
-fn vm_limits_hold_inside() {
+fn vm_limits_apply_inside() {
     let host = Host::with_busybox();
     let limits = ["run", "-d", "--memory", "64m", "--pids", "20", "--cpus", "0.5", "--name", "a"];
     host.dm(&[&limits[..], &["busybox", "sleep", "1000"]].concat()).ok();
     let bomb = "for i in $(seq 40); do sleep 5 & done; wait";
     let out = host.dm(&["exec", "a", "sh", "-c", bomb]);
     assert!(out.stderr.contains("fork"), "{out}");
-    // A line that never ends is kept in memory as a whole.
+    // A line without end is kept in memory as a whole.
     let hog = host.dm(&["exec", "a", "sh", "-c", "tr '\\0' x </dev/zero | head -c 200m | sort"]);
     assert_ne!(hog.status, 0, "{hog}");
     assert_eq!(host.state_of("a"), "running");
 }
 
 #[test]
-fn vm_init_reaps_and_passes_signals_on() {
+fn vm_init_reaps_and_forwards_signals() {
     let host = Host::with_busybox();
     let script = "trap 'exit 3' TERM; (sleep 0.1 &) ; while :; do sleep 0.1; done";
     host.dm(&["run", "-d", "--init", "--name", "a", "busybox", "sh", "-c", script]).ok();
     std::thread::sleep(Duration::from_millis(500));
     assert_ne!(host.dm(&["exec", "a", "cat", "/proc/1/comm"]).ok(), "sh");
-    // One of the loop's own children may be seen between its end and the shell's wait.
-    let look = ["exec", "a", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status"];
-    let none = || host.dm(&look).stdout.is_empty();
+    // A child of the loop may be a zombie between its exit and the shell's wait.
+    let find_zombies = ["exec", "a", "sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status"];
+    let none = || host.dm(&find_zombies).stdout.is_empty();
     assert!(wait_until(Duration::from_secs(10), none), "orphans stay unreaped");
     host.dm(&["stop", "a"]).ok();
     assert_eq!(host.dm(&["wait", "a"]).ok(), "3");
 }
 
 #[test]
-fn vm_cp_moves_files_in_and_out() {
+fn vm_cp_copies_files_in_and_out() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let file = host.dir().join("file");
@@ -211,11 +211,11 @@ fn vm_cp_moves_files_in_and_out() {
     host.dm(&["exec", "a", "sh", "-c", "echo inside >/tmp/back"]).ok();
     let back = host.dir().join("back");
     host.dm(&["cp", "a:/tmp/back", back.to_str().expect("UTF-8")]).ok();
-    assert_eq!(std::fs::read_to_string(back).expect("it was copied"), "inside\n");
+    assert_eq!(std::fs::read_to_string(back).expect("the copied file"), "inside\n");
 }
 
 #[test]
-fn vm_volumes_and_mounts_are_where_they_were_asked_for() {
+fn vm_volumes_and_mounts_are_at_requested_paths() {
     let host = Host::with_busybox();
     let shared = host.dir().join("shared");
     std::fs::create_dir(&shared).expect("made");
@@ -233,13 +233,13 @@ fn vm_volumes_and_mounts_are_where_they_were_asked_for() {
 }
 
 #[test]
-fn vm_a_restarted_host_finds_its_containers_stopped_and_restartable() {
+fn vm_containers_are_stopped_and_restartable_after_reboot() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", "echo x >>/count; sleep 1000"])
         .ok();
     host.wait_inside("a", "test -s /count");
-    // A reboot ends every process, empties the kernel and leaves RUN as it was where it lies on
-    // a disk; only the boot id tells.
+    // A reboot ends every process and empties the kernel, but leaves RUN unchanged if it is on a
+    // disk. Only the boot id shows the reboot.
     for (pid, _) in host.processes() {
         host.sh(&format!("kill -9 {pid}"));
     }
@@ -253,7 +253,7 @@ fn vm_a_restarted_host_finds_its_containers_stopped_and_restartable() {
 }
 
 #[test]
-fn vm_no_process_of_ours_stands_beside_a_running_container() {
+fn vm_running_containers_need_one_keeper_only() {
     let host = Host::with_busybox();
     for name in ["a", "b", "c"] {
         host.dm(&["run", "-d", "--name", name, "busybox", "sleep", "1000"]).ok();
@@ -265,14 +265,14 @@ fn vm_no_process_of_ours_stands_beside_a_running_container() {
 }
 
 #[test]
-fn vm_a_start_waits_for_whoever_has_files_of_the_last_run_open() {
+fn vm_start_waits_for_open_files_of_last_run() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "x", "busybox", "sleep", "1000"]).ok();
     let open = |host: &Host| {
-        let pid = host.inspect("x")["pid"].as_u64().expect("it runs");
+        let pid = host.inspect("x")["pid"].as_u64().expect("the container runs");
         let file = std::fs::File::open(format!("/proc/{pid}/root/etc/passwd"));
-        let file = file.expect("the image has it");
-        // Not `dm`, before which there may be an interlude.
+        let file = file.expect("a file of the image");
+        // Not `dm`, which may run an interlude before the command.
         run(host.dormouse(&["stop", "--time", "0", "x"]), b"", Duration::from_secs(20)).ok();
         file
     };
@@ -282,10 +282,10 @@ fn vm_a_start_waits_for_whoever_has_files_of_the_last_run_open() {
         drop(file);
     });
     host.dm(&["start", "x"]).ok();
-    closing.join().expect("it does not panic");
+    closing.join().expect("no panic");
     let file = open(&host);
-    let said = host.dm(&["start", "x"]).fails();
-    assert!(said.contains("still in use"), "{said}");
+    let message = host.dm(&["start", "x"]).fails();
+    assert!(message.contains("still in use"), "{message}");
     drop(file);
     host.dm(&["start", "x"]).ok();
 }

@@ -1,4 +1,4 @@
-//! Address networking: a container has addresses of its own, and is reached where it was published.
+//! Address networking: a container has private addresses, and is reached at its published ports.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ fn vm_published_port_is_reached_from_the_host_and_over_ipv6() {
 }
 
 #[test]
-fn vm_the_host_reaches_a_container_at_its_address() {
+fn vm_host_reaches_container_at_its_address() {
     let host = Host::with_busybox();
     serve(&host, "web", &[]);
     let url = format!("http://{}/", host.address_of("web"));
@@ -54,25 +54,26 @@ fn vm_the_host_reaches_a_container_at_its_address() {
 }
 
 #[test]
-fn vm_containers_find_each_other_by_name_and_see_who_calls() {
+fn vm_containers_resolve_names_and_see_client_address() {
     let host = Host::with_busybox();
     serve(&host, "web", &[]);
     host.dm(&["run", "-d", "--name", "client", "busybox", "sleep", "1000"]).ok();
     host.wait_inside("client", "wget -q -O - http://web/");
     assert_eq!(fetch_inside(&host, "client", "http://web/").ok(), "hello from a container");
-    // The one who calls is seen with its own address.
-    let who = ["run", "-d", "--name", "seen", "busybox", "probe", "who", "0.0.0.0", "9000"];
-    host.dm(&who).ok();
+    // The server sees the client's own address.
+    let serve_peer =
+        ["run", "-d", "--name", "seen", "busybox", "probe", "serve_peer", "0.0.0.0", "9000"];
+    host.dm(&serve_peer).ok();
     host.wait_inside("client", "probe ask seen 9000");
     let shown = host.dm(&["exec", "client", "probe", "ask", "seen", "9000"]).ok();
     assert_eq!(shown, host.address_of("client"));
-    // A name goes with its container.
+    // A name is removed with its container.
     host.dm(&["rm", "--force", "web"]).ok();
     assert_ne!(fetch_inside(&host, "client", "http://web/").status, 0);
 }
 
 #[test]
-fn vm_outbound_traffic_leaves_by_the_hosts_address() {
+fn vm_outbound_traffic_has_address_of_host() {
     let host = Host::with_busybox();
     let site = host.dir().join("site");
     std::fs::create_dir(&site).expect("a directory of the test");
@@ -87,9 +88,9 @@ fn vm_outbound_traffic_leaves_by_the_hosts_address() {
     host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
     let url = format!("http://{}/", Host::NEIGHBOUR);
     let page = wait_until(Duration::from_secs(10), || fetch_inside(&host, "a", &url).status == 0);
-    outside.kill().and_then(|()| outside.wait()).expect("it can be ended");
+    outside.kill().and_then(|()| outside.wait()).expect("end the process");
     let mut log = String::new();
-    let mut stderr = outside.stderr.take().expect("it was asked for");
+    let mut stderr = outside.stderr.take().expect("a pipe");
     std::io::Read::read_to_string(&mut stderr, &mut log).expect("a pipe can be read");
     assert!(page, "no page from outside: {log}");
     assert!(log.contains(Host::ADDRESS), "masqueraded: {log}");
@@ -110,7 +111,7 @@ fn vm_servers_bound_to_any_address_do_not_collide() {
 }
 
 #[test]
-fn vm_addresses_can_be_asked_for_added_and_removed() {
+fn vm_addresses_can_be_requested_added_and_removed() {
     let host = Host::with_busybox();
     serve(&host, "web", &["--ip", "10.136.7.7"]);
     assert_eq!(host.address_of("web"), "10.136.7.7");
@@ -140,13 +141,13 @@ fn vm_domains_do_not_reach_each_other() {
 }
 
 #[test]
-fn vm_no_network_is_no_network_and_host_is_the_hosts() {
+fn vm_net_none_has_loopback_only_and_net_host_is_shared() {
     let host = Host::with_busybox();
     let script =
         "ip -o link | wc -l; timeout 1 wget -O - http://192.0.2.2/ 2>/dev/null || echo none";
     let out = host.dm(&["run", "--rm", "--net", "none", "busybox", "sh", "-c", script]);
     assert_eq!(out.ok(), "1\nnone");
-    // Its own stack works: for whoever it is, as root of a machine is used to.
+    // The private stack works for every user, with root's rights to ping and to low ports.
     for user in ["root", "user", "nobody"] {
         let words = ["run", "--rm", "--net", "none", "-u", user, "busybox", "probe"];
         assert_eq!(host.dm(&[&words[..], &["ping", "127.0.0.1"]].concat()).ok(), "answered");

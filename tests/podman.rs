@@ -1,7 +1,7 @@
-//! podman with our runtime: the verbs that people use, each on a host of its own.
+//! podman with our runtime: the common commands, each on a private host.
 //!
-//! What podman keeps outside of its `--root` and `--runroot` is in filesystems that cover the machine's
-//! own places for the time of a test.
+//! State of podman outside of its `--root` and `--runroot` is in filesystems that cover the
+//! machine's own directories for the time of a test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use dormouse_testkit::{Host, Output, Terminal, image, program, run, slowness, wait_until};
 
-/// How long a command may take.
+/// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Where podman, netavark and our runtime write whatever they are told.
+/// Directories in which podman, netavark and our runtime write regardless of their options.
 const COVERED: [&str; 3] = ["/run", "/dev/shm", "/var/tmp"];
-/// Programs that no package of Debian's has another place for.
+/// Programs that Debian's packages cannot place elsewhere.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// podman on a host of its own, with an image `box` of busybox.
+/// podman on a private host, with an image `box` of busybox.
 struct Podman {
     dir: PathBuf,
-    /// The cgroup that all containers of this test are below.
+    /// The parent cgroup of all containers of this test.
     cgroup: String,
     host: Host,
 }
@@ -34,7 +34,7 @@ impl Podman {
         COVERED.iter().for_each(|place| {
             host.sh(&format!("mount -t tmpfs podman {place}")).ok();
         });
-        // Limits that nobody needs CAP_SYS_RESOURCE for.
+        // Limits that need no CAP_SYS_RESOURCE.
         let text = format!(
             "[containers]\n\
              default_ulimits = [\"nofile=1024:1024\", \"nproc=1000:1000\"]\n\
@@ -87,20 +87,20 @@ impl Podman {
         run(self.command(words), b"", LIMIT)
     }
 
-    /// Runs a script in a container that is there for it alone.
+    /// Runs a script in a container of its own.
     #[track_caller]
     fn script(&self, flags: &[&str], script: &str) -> Output {
         self.podman(&[&["run", "--rm"], flags, &["box", "sh", "-c", script]].concat())
     }
 
-    /// Starts a container that stays until it is told.
+    /// Starts a container that stays.
     #[track_caller]
     fn start(&self, name: &str, flags: &[&str], script: &str) {
         let words = [&["run", "-d", "--name", name], flags, &["box", "sh", "-c", script]];
         self.podman(&words.concat()).ok();
     }
 
-    /// One value that `inspect` shows.
+    /// Returns one value of `inspect`.
     #[track_caller]
     fn inspect(&self, name: &str, what: &str) -> String {
         self.podman(&["inspect", "--format", &format!("{{{{{what}}}}}"), name]).ok()
@@ -111,11 +111,11 @@ impl Podman {
         assert!(wait_until(LIMIT * slowness(), &mut is_so), "{what}");
     }
 
-    /// A file of a container's cgroup, with the names it has in v1 and in v2.
+    /// Returns the contents of a file of a container's cgroup, by its names in v1 and v2.
     #[track_caller]
     fn limit(&self, name: &str, controller: &str, v1: &str, v2: &str) -> String {
         let pid = self.inspect(name, ".State.Pid");
-        let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+        let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("a live process");
         let path = |wanted: &str| {
             let each = table.lines().map(|line| line.splitn(3, ':').collect::<Vec<_>>());
             let mut of = each.filter(|l| l[1].split(',').any(|w| w == wanted));
@@ -130,7 +130,7 @@ impl Podman {
         text.unwrap_or_else(|e| panic!("{}: {e}", file.display())).trim().to_owned()
     }
 
-    /// No container, no process, no state of ours, no cgroup of any container is there.
+    /// Asserts that no container, process, state of ours or cgroup of a container is left.
     #[track_caller]
     fn assert_nothing_left(&self) {
         assert_eq!(self.podman(&["ps", "--all", "--quiet"]).ok(), "");
@@ -139,7 +139,7 @@ impl Podman {
         assert!(wait_until(Duration::from_secs(20) * slowness(), gone), "{:?}", processes());
         assert_eq!(self.host.sh("ls /run/dormouse-oci 2>/dev/null; true").ok(), "");
         let found = format!("find /sys/fs/cgroup -type d -path '*{}/libpod-*'; true", self.cgroup);
-        // podman's own, for its monitors, stay.
+        // podman's own cgroups for its monitors stay.
         let left = self.host.sh(&found).ok();
         let left: Vec<&str> = left.lines().filter(|dir| !dir.contains("conmon")).collect();
         assert!(left.is_empty(), "{left:?}");
@@ -148,7 +148,7 @@ impl Podman {
 
 impl Drop for Podman {
     fn drop(&mut self) {
-        // What podman leaves behind: mounts of its store, bridges, rules, its parent cgroups.
+        // Leftovers of podman: mounts of its store, bridges, rules, its parent cgroups.
         self.host.clear_below(&self.dir);
         COVERED.iter().for_each(|place| {
             self.host.sh(&format!("umount -l {place}"));
@@ -164,14 +164,14 @@ impl Drop for Podman {
 }
 
 #[test]
-fn containers_live_and_die() {
+fn podman_runs_and_removes_containers() {
     let podman = Podman::new();
     let out = podman.script(&[], "echo hello; echo oh >&2; exit 7");
     assert_eq!((out.status, out.stdout.as_str()), (7, "hello\n"), "{out:?}");
     assert!(out.stderr.contains("oh"), "{out:?}");
     let typed = podman.command(&["run", "--rm", "-i", "box", "cat"]);
     assert_eq!(run(typed, b"typed", LIMIT).ok(), "typed");
-    // What podman tells its callers about a program that cannot be executed.
+    // podman's report of a program that cannot be executed.
     let out = podman.podman(&["run", "--rm", "box", "/nowhere"]);
     assert!(out.status == 127 && out.stderr.contains("no such file or directory"), "{out:?}");
     let out = podman.podman(&["run", "--rm", "box", "nowhere"]);
@@ -189,7 +189,7 @@ fn containers_live_and_die() {
         podman.podman(&["ps", "--format", "{{.Names}} {{.Status}}"]).ok().split(' ').next(),
         Some("c")
     );
-    podman.wait_for("it says nothing", || podman.podman(&["logs", "c"]).ok() == "said");
+    podman.wait_for("no output", || podman.podman(&["logs", "c"]).ok() == "said");
     assert_eq!(podman.limit("c", "memory", "memory.limit_in_bytes", "memory.max"), "67108864");
     assert_eq!(podman.limit("c", "pids", "pids.max", "pids.max"), "50");
 
@@ -204,7 +204,7 @@ fn containers_live_and_die() {
     assert_eq!(exec(&["c", "nowhere"]).status, 127);
     assert_eq!(run(podman.command(&["exec", "-i", "c", "cat"]), b"typed", LIMIT).ok(), "typed");
     exec(&["-d", "c", "sh", "-c", "echo > /tmp/by-exec; exec sleep 1000"]).ok();
-    podman.wait_for("a detached exec does nothing", || {
+    podman.wait_for("a detached exec has no effect", || {
         exec(&["c", "test", "-e", "/tmp/by-exec"]).status == 0
     });
     let top = podman.podman(&["top", "c", "pid", "comm"]).ok();
@@ -213,7 +213,7 @@ fn containers_live_and_die() {
     let stats =
         podman.podman(&["stats", "--no-stream", "--format", "{{.MemUsage}} {{.PIDS}}", "c"]).ok();
     let words: Vec<&str> = stats.split_whitespace().collect();
-    // The shell, what it runs, what was added.
+    // The shell, its child, and the exec'd process.
     assert!(words[2] == "67.11MB" && ["2", "3"].contains(&words[3]), "{stats}");
     assert!(!words[0].starts_with("0B"), "{stats}");
     podman.podman(&["update", "--memory", "128m", "c"]).ok();
@@ -236,7 +236,7 @@ fn containers_live_and_die() {
     assert_eq!(podman.podman(&["wait", "c"]).ok(), "137");
     podman.podman(&["rm", "c"]).ok();
 
-    // Who does not listen is killed; who is running is removed by force.
+    // A container that ignores SIGTERM is killed. A running one is removed by force.
     podman.start("deaf", &[], "trap : TERM; while :; do sleep 0.1; done");
     podman.podman(&["stop", "-t", "1", "deaf"]).ok();
     assert_eq!(podman.inspect("deaf", ".State.ExitCode"), "137");
@@ -246,9 +246,9 @@ fn containers_live_and_die() {
 }
 
 #[test]
-fn terminals() {
+fn terminals_are_sized_attached_and_detached() {
     let podman = Podman::new();
-    // The size is told to the container a moment after its start.
+    // The container receives the size a moment after its start.
     let sized = "until stty size | grep -q '24 80'; do sleep 0.1; done; echo si''zed; tty\n";
     let mut terminal = Terminal::spawn(&podman.command(&["run", "--rm", "-it", "box", "sh"]));
     terminal.send(sized);
@@ -279,10 +279,10 @@ fn terminals() {
 }
 
 #[test]
-fn volumes_and_filesystems() {
+fn podman_volumes_and_mounts_work() {
     let podman = Podman::new();
     podman.podman(&["volume", "create", "kept"]).ok();
-    // A new volume begins with what the image has there.
+    // A new volume starts with the image's files at its mount point.
     let of_image = podman.script(&["-v", "kept:/www"], "cat /www/index.html; echo > /www/mine");
     assert_eq!(of_image.ok(), "hello from a container");
     assert_eq!(podman.script(&["-v", "kept:/v"], "ls /v").ok(), "index.html\nmine");
@@ -296,7 +296,7 @@ fn volumes_and_filesystems() {
     let tmpfs = ["--read-only", "--tmpfs", "/scratch:size=1m"];
     let out = podman.script(&tmpfs, "df -k /scratch | tail -1; echo > /scratch/a; echo > /b");
     assert!(out.status != 0 && out.stdout.contains(" 1024 "), "{out:?}");
-    // With ids of its own, too.
+    // Also with mapped ids.
     let mapped = ["--uidmap", "0:200000:5000", "--gidmap", "0:200000:5000", "-v", "kept:/v:U"];
     assert_eq!(
         podman.script(&mapped, "id -u; echo > /v/mapped; stat -c %u /v/mapped").ok(),
@@ -304,7 +304,7 @@ fn volumes_and_filesystems() {
     );
     podman.podman(&["volume", "rm", "kept"]).ok();
 
-    // Mounts of a container reach the host, and those of the host stay where they are.
+    // Mounts of a container propagate to the host, and the host's mounts stay.
     let place = dir.display();
     podman
         .host
@@ -325,14 +325,14 @@ fn volumes_and_filesystems() {
 }
 
 #[test]
-fn pods_share_namespaces() {
+fn podman_pods_share_namespaces() {
     let podman = Podman::new();
     podman.podman(&["pod", "create", "--name", "pod", "--share", "net,ipc,uts,pid"]).ok();
     podman.start("server", &["--pod", "pod"], "exec httpd -f -p 127.0.0.1:7000 -h /www");
     podman.start("caller", &["--pod", "pod"], "exec sleep 1000");
     podman.wait_for("the pod's loopback is not shared", || {
-        let ask = ["exec", "caller", "wget", "-q", "-O", "-", "http://127.0.0.1:7000/"];
-        podman.podman(&ask).stdout.trim() == "hello from a container"
+        let fetch = ["exec", "caller", "wget", "-q", "-O", "-", "http://127.0.0.1:7000/"];
+        podman.podman(&fetch).stdout.trim() == "hello from a container"
     });
     let namespaces = |name: &str| {
         let script = "for kind in net ipc uts pid; do readlink /proc/self/ns/$kind; done";
@@ -352,7 +352,7 @@ fn pods_share_namespaces() {
     podman.podman(&["pod", "start", "pod"]).ok();
     podman.podman(&["pod", "rm", "-f", "-t", "0", "pod"]).ok();
 
-    // From a description of Kubernetes'.
+    // From a Kubernetes manifest.
     let file = podman.dir.join("pod.yaml");
     let text = "apiVersion: v1\nkind: Pod\nmetadata: { name: kube }\nspec:\n  containers:\n  \
                 - name: one\n    image: localhost/box\n    imagePullPolicy: Never\n    \
@@ -368,16 +368,16 @@ fn pods_share_namespaces() {
 }
 
 #[test]
-fn networks_connect_and_publish() {
+fn podman_networks_connect_and_publish() {
     let podman = Podman::new();
     podman.podman(&["network", "create", "--subnet", "10.213.7.0/24", "net"]).ok();
     podman.start("web", &["--network", "net", "-p", "8080:80"], "exec httpd -f -h /www");
     let page = "hello from a container";
-    // (A static program knows nothing of names: that is the C library's.)
-    let ask = "wget -q -O - http://$(nslookup web.dns.podman | \
+    // (A static program has no name resolution, which is in the C library.)
+    let fetch = "wget -q -O - http://$(nslookup web.dns.podman | \
                awk '/^Name/ { found = 1 } found && /^Address/ { print $2; exit }')/";
     podman.wait_for("no page by name", || {
-        podman.script(&["--network", "net"], ask).stdout.trim() == page
+        podman.script(&["--network", "net"], fetch).stdout.trim() == page
     });
     assert_eq!(podman.host.fetch(&format!("http://{}:8080/", Host::ADDRESS)).trim(), page);
     assert_eq!(podman.podman(&["port", "web"]).ok(), "80/tcp -> 0.0.0.0:8080");
@@ -397,7 +397,7 @@ fn networks_connect_and_publish() {
 }
 
 #[test]
-fn health_and_builds() {
+fn podman_runs_health_checks_and_builds() {
     let podman = Podman::new();
     let check = ["--health-cmd", "test -e /tmp/well", "--health-interval", "disable"];
     podman.start("c", &check, "exec sleep 1000");

@@ -1,14 +1,14 @@
-//! Real programs sleep, or are checkpointed and restored, in the middle of their work, again and
-//! again, and whoever they work for notices nothing: connections stay, every answer is right.
+//! Real programs are suspended, or checkpointed and restored, in the middle of their work, again
+//! and again. Their clients notice nothing: connections stay, every answer is right.
 //!
-//! The server is container `a`, its client, who checks all it is told, is `c` (`programs/`). The client
-//! works and pauses by turns, so a round meets both. `DORMOUSE_ROUNDS` says how many rounds.
+//! The server is container `a`. Its client `c` checks every answer (`programs/`). The client works
+//! and pauses by turns, so rounds meet both. `DORMOUSE_ROUNDS` is the number of rounds.
 
 use std::time::Duration;
 
 use dormouse_testkit::{Host, Terminal, image, slowness, ssh, wait_until};
 
-/// LIMIT: how long one step may take, and the rest of the work after the last round.
+/// LIMIT: the time of one step, and of the rest of the work after the last round.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn rounds() -> usize {
@@ -33,11 +33,11 @@ fn start(host: &Host, name: &str, words: &[&str]) {
 #[track_caller]
 fn wait_for_log(host: &Host, name: &str, text: &str) {
     let mut log = String::new();
-    let said = wait_until(PATIENCE * slowness(), || {
+    let found = wait_until(PATIENCE * slowness(), || {
         log = host.dm(&["logs", name]).to_string();
         log.contains(text) || host.state_of(name) == "stopped"
     });
-    assert!(said && log.contains(text), "{name} does not say '{text}': {log}");
+    assert!(found && log.contains(text), "{name} does not print '{text}': {log}");
 }
 
 /// One round: every third is a checkpoint and a restore, the others are sleeps.
@@ -55,19 +55,19 @@ fn disturb(host: &Host, round: usize) {
     }
 }
 
-/// Goes round while there is work, which wakes the server every time.
+/// Runs the rounds during the work, which wakes the server every time.
 #[track_caller]
 fn go_round(host: &Host, worker: &str) {
     wait_for_log(host, worker, "begun");
     for round in 0..rounds() {
         disturb(host, round);
         host.wait_for_state("a", "running");
-        // Sometimes it comes to work between two rounds, sometimes it does not.
+        // Sometimes the server gets to work between two rounds, sometimes not.
         std::thread::sleep(Duration::from_millis(round as u64 * 37 % 200));
     }
 }
 
-/// Who works is told to stop, and ends when all was right.
+/// Stops the client, which exits with success if every answer was right.
 #[track_caller]
 fn stop(host: &Host, name: &str) {
     host.dm(&["exec", name, "touch", "/tmp/stop"]).ok();
@@ -105,9 +105,10 @@ fn big_java_whose_code_is_compiled() {
     serve(&["java", "/programs/Server.java"], &["python3", "/programs/client.py"]);
 }
 
-/// systemd, with its journal, its bus, its logins, control groups, and a service that it listens for,
-/// which has mounts of its own as logind has; another has a network and IPC objects of its own, a third
-/// ids. In the end it goes on as another container, too, and manages its services as before.
+/// systemd with its journal, bus, logins and cgroups, and with a socket-activated service. logind
+/// has a mount namespace. Another service has private network and IPC namespaces, a third a user
+/// namespace. In the end it is also restored as another container, and manages its services as
+/// before.
 #[test]
 fn big_systemd_with_a_service_that_it_listens_for() {
     let host = host();
@@ -126,7 +127,7 @@ fn big_systemd_with_a_service_that_it_listens_for() {
     host.dm(&[&["exec", "a", "systemd-run", "-q", "-u", "apart"], &apart[..]].concat()).ok();
     let ids = ["-p", "PrivateUsers=yes", "-p", "User=games", "sleep", "100000"];
     host.dm(&[&["exec", "a", "systemd-run", "-q", "-u", "ids"], &ids[..]].concat()).ok();
-    // Root and its user are who they are, and everybody else nobody.
+    // Root and the service's user keep their names, and all others are shown as `nobody`.
     let sees_its_ids = |name: &str| {
         let script = "pid=$(systemctl show -P MainPID ids) && stat -c %U /proc/$pid && \
                       tr -s ' ' </proc/$pid/uid_map && \
@@ -153,7 +154,7 @@ fn big_systemd_with_a_service_that_it_listens_for() {
         ];
         assert_eq!(sees_its_ids(name).ok(), seen);
         control(name, &[&["is-active"], &units[..]].concat()).ok();
-        // Whoever keeps logins sees mounts of his own, and tells by the bus.
+        // logind uses a mount namespace of its own, and reports over the bus.
         let logins =
             ["exec", name, "loginctl", "--no-pager", "show-session", "-p", "NCurrentSessions"];
         assert_eq!(host.dm(&logins).ok(), "NCurrentSessions=0");
@@ -166,11 +167,11 @@ fn big_systemd_with_a_service_that_it_listens_for() {
         assert!(out.status != 0 && out.stderr.contains("Read-only"), "{out}");
         in_its_own("touch /tmp/its-own").ok();
         host.dm(&["exec", name, "test", "!", "-e", "/tmp/its-own"]).ok();
-        // What its processes say is still heard, and known to be theirs.
-        let say = ["exec", name, "systemd-run", "--wait", "-q", "-u", name, "echo", "still here"];
-        host.dm(&say).ok();
-        let heard = || host.dm(&["exec", name, "journalctl", "--no-pager", "-u", name]).stdout;
-        assert!(wait_until(patience, || heard().contains("still here")), "{}", heard());
+        // Output of its processes is still logged, under the right unit.
+        let print = ["exec", name, "systemd-run", "--wait", "-q", "-u", name, "echo", "still here"];
+        host.dm(&print).ok();
+        let journal = || host.dm(&["exec", name, "journalctl", "--no-pager", "-u", name]).stdout;
+        assert!(wait_until(patience, || journal().contains("still here")), "{}", journal());
         let status = control(name, &["status", "sums.service"]).ok();
         assert!(status.contains("/system.slice/sums.service"), "{status}");
     };
@@ -213,7 +214,7 @@ fn big_make_with_four_compilers() {
     stop(&host, "a");
 }
 
-/// Somebody who is logged in goes on typing.
+/// A logged-in user goes on typing.
 #[test]
 fn big_sshd_with_a_session() {
     let host = host();
@@ -228,14 +229,14 @@ fn big_sshd_with_a_session() {
     assert_eq!(terminal.wait(), 5);
 }
 
-/// Who edits a text leaves the terminal, comes back to it, and goes on.
+/// A user edits a text, detaches from the terminal, attaches again, and continues.
 #[test]
 fn big_vim_in_a_terminal() {
     let host = host();
     host.dm(&["run", "-dt", "--name", "a", "software", "vim.tiny", "/root/text"]).ok();
     let attach = |text: &str| {
         let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "a"]));
-        terminal.send("\u{c}"); // it draws its screen
+        terminal.send("\u{c}"); // redraws the screen
         terminal.expect(text);
         terminal.expect("~");
         terminal
@@ -255,5 +256,5 @@ fn big_vim_in_a_terminal() {
     assert_eq!(terminal.wait(), 0);
     let copy = host.dir().join("text");
     host.dm(&["cp", "a:/root/text", copy.to_str().expect("UTF-8")]).ok();
-    assert_eq!(std::fs::read_to_string(copy).expect("it was written").trim_end(), text);
+    assert_eq!(std::fs::read_to_string(copy).expect("the file was written").trim_end(), text);
 }

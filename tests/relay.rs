@@ -1,5 +1,5 @@
-//! A relay of checkpoints over kernels and CPUs: `cargo xtask guest --relay` runs every leg in a boot of
-//! its own, in order. What one hands to the next are archives in the directory `DORMOUSE_RELAY`.
+//! A relay of checkpoints over kernels and CPUs: `cargo xtask guest --relay` runs every leg in a
+//! boot of its own, in order. Legs pass archives through the directory `DORMOUSE_RELAY`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,8 @@ use dormouse_testkit::{Host, image};
 
 use super::wait_for_line;
 
-/// What goes the whole way: set out under one kernel, looked at under the next, at home again.
+/// Workloads for the whole way: started under one kernel, continued under the next, finished at
+/// home.
 const RUNNERS: [&str; 11] = [
     "memory",
     "thread",
@@ -22,12 +23,13 @@ const RUNNERS: [&str; 11] = [
     "clock",
     "vdso",
 ];
-/// Begun under the newer kernel: what it knows is then not there.
+/// Started under the newer kernel, so that the features they found are missing at home.
 const LATE: [&str; 2] = ["vdso", "thread"];
 
-/// A file that one leg leaves for another.
+/// The path of a file that one leg leaves for another.
 fn baton(name: &str) -> PathBuf {
-    let dir = std::env::var_os("DORMOUSE_RELAY").expect("cargo xtask guest --relay says where");
+    let dir =
+        std::env::var_os("DORMOUSE_RELAY").expect("cargo xtask guest --relay sets DORMOUSE_RELAY");
     PathBuf::from(dir).join(name)
 }
 
@@ -35,7 +37,7 @@ fn text(name: &str) -> String {
     baton(name).display().to_string()
 }
 
-/// A host with the image that the first leg had.
+/// A host with the image of the first leg.
 fn host() -> Host {
     let host = Host::new();
     host.dm(&["import", "-q", &text("image.tar")]).ok();
@@ -51,17 +53,17 @@ fn start(host: &Host, name: &str, program: &str, rounds: usize) {
 
 fn hand_on(host: &Host, name: &str) {
     let archive = text(&format!("{name}.archive"));
-    let _ = fs::remove_file(&archive); // ignored: an earlier leg's, where there is one
+    let _ = fs::remove_file(&archive); // ignored: the file of an earlier leg, if any
     host.dm(&["checkpoint", "--archive", "--to", &archive, name]).ok();
 }
 
-/// Brings one here and tells it that its round is over.
+/// Imports and restores a container, and ends its round.
 fn take(host: &Host, name: &str, round: usize) {
     let archive = text(&format!("{name}.archive"));
     assert_eq!(host.dm(&["checkpoint", "import", &archive]).ok(), name);
     host.dm(&["restore", name]).ok();
     let out = host.dm(&["exec", name, "touch", &format!("/go-{round}")]);
-    // It may end, and all of its container with it, before the command that told it has.
+    // The container may end before the command that ended its round.
     assert!([0, 137].contains(&out.status), "{name}: {out}");
 }
 
@@ -70,7 +72,7 @@ fn finish(host: &Host, name: &str) {
     assert_eq!(host.dm(&["wait", name]).ok(), "0", "{name}");
 }
 
-/// What is refused by the name of the feature, and left as it was.
+/// The restore is refused with the name of the CPU feature, and the container is unchanged.
 fn refused(host: &Host, name: &str, feature: &str) {
     let archive = text(&format!("{name}.archive"));
     assert_eq!(host.dm(&["checkpoint", "import", &archive]).ok(), name);
@@ -89,7 +91,7 @@ fn leg_0_on_the_machine_itself() {
     host.dm(&["save", "-q", "-o", &text("image.tar"), "workloads"]).ok();
     start(&host, "outsider", "memory", 1);
     hand_on(&host, "outsider");
-    fs::copy("/proc/cpuinfo", baton("cpuinfo")).expect("it can be written");
+    fs::copy("/proc/cpuinfo", baton("cpuinfo")).expect("write the file");
 }
 
 #[test]
@@ -100,8 +102,8 @@ fn leg_1_sets_out() {
         start(&host, name, name, 2);
         hand_on(&host, name);
     }
-    // Emulation has none of these, whatever the machine has.
-    let outside = fs::read_to_string(baton("cpuinfo")).expect("leg 0 has left it");
+    // Emulation has none of these features, whatever the machine has.
+    let outside = fs::read_to_string(baton("cpuinfo")).expect("the file of leg 0");
     let has = |feature: &&str| outside.split_ascii_whitespace().any(|word| word == *feature);
     match ["avx512f", "xsavec", "fsrm"].iter().find(|feature| has(feature)) {
         Some(feature) => refused(&host, "outsider", feature),
@@ -120,7 +122,7 @@ fn leg_2_goes_on_under_a_newer_kernel() {
         wait_for_line(&host, name, "ready 1");
         hand_on(&host, name);
     }
-    // What came in an archive is an image below them by now, and an archive holds none.
+    // The imported files are now an image below the containers, and an archive contains no image.
     let image = |name: &str| {
         let container = host.inspect(name);
         container["config"]["root"]["image"]["id"].as_str().expect("an id").to_owned()

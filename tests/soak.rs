@@ -1,6 +1,7 @@
-//! Everything at once and at random: sleep, wake, calls, exec, pauses, a daemon, and both the daemon and
-//! the keeper killed. Every container is accounted for, every answer is right, and nothing grows. For
-//! twenty seconds, or as long as is said; DORMOUSE_SOAK_KILLS=1 kills the keeper four times as often:
+//! Everything at once and at random: sleep, wake, requests, exec, pauses, a daemon, and both the
+//! daemon and the keeper killed. Every container is accounted for, every answer is right, and
+//! nothing grows. The test runs twenty seconds, or DORMOUSE_SOAK_S; DORMOUSE_SOAK_KILLS=1 kills the
+//! keeper four times as often:
 //!
 //! ```sh
 //! DORMOUSE_SOAK_S=7200 DORMOUSE_SOAK_SEED=77 cargo test --release --test soak -- --nocapture
@@ -22,7 +23,7 @@ fn soon() -> Duration {
 /// The first of the numbers of a step that kill the keeper.
 const KILL_KEEPER: u64 = 95;
 
-/// Numbers that only look like chance (xorshift64).
+/// Pseudo-random numbers (xorshift64).
 struct Chance(u64);
 
 impl Chance {
@@ -34,23 +35,23 @@ impl Chance {
     }
 }
 
-/// Somebody who speaks with a server of an endless sequence.
+/// A client of a server that sends an endless sequence.
 struct Caller {
     stream: TcpStream,
-    told: usize,
+    received: usize,
 }
 
-/// A container, and what is known of it.
+/// A container with its expected state.
 struct One {
     name: String,
     address: String,
-    /// A server that numbers its callers: how many it had. Others are spoken with.
+    /// The number of requests, if the server numbers them. Other servers send a sequence.
     calls: Option<u64>,
     caller: Option<Caller>,
     is_paused: bool,
 }
 
-/// Descriptors and memory of a process of ours.
+/// Descriptors and memory of one of our processes.
 #[derive(Debug, Clone, Copy)]
 struct Size {
     descriptors: usize,
@@ -72,10 +73,10 @@ struct Soak {
     chance: Chance,
     daemon: Option<Child>,
     all: Vec<One>,
-    /// What was done, the last being what is done now, and when.
+    /// All steps with their times; the last is the current one.
     steps: Vec<(Duration, String)>,
     began: Instant,
-    /// The keeper is killed more often.
+    /// Whether the keeper is killed more often.
     kills: bool,
 }
 
@@ -105,7 +106,7 @@ impl Soak {
                 2 => &["--drowsy-after", "300ms", "--sleep-after", "1s"],
                 _ => &[],
             };
-            // What is large comes back when it is touched.
+            // A large container is restored lazily.
             let memory: &[&str] = match n {
                 1 | 4 => &["24000"],
                 2 => &["10000"],
@@ -125,12 +126,12 @@ impl Soak {
         soak
     }
 
-    /// What there is to be seen, for whoever looks for what went wrong.
+    /// Shows the state of everything, to find the cause of a failure.
     fn show(&mut self) {
         let ended = self.daemon.as_mut().map(Child::try_wait);
         eprintln!("soak: the end of the daemon: {ended:?}");
         let events = std::fs::read_to_string(self.host.root().join("lib/events"));
-        for text in [events.unwrap_or_default(), self.daemons_words()] {
+        for text in [events.unwrap_or_default(), self.daemon_output()] {
             let lines: Vec<&str> = text.lines().collect();
             lines[lines.len().saturating_sub(40)..].iter().for_each(|line| eprintln!("{line}"));
         }
@@ -142,19 +143,19 @@ impl Soak {
         eprintln!("{}", self.host.dm(&["ps", "--all"]));
     }
 
-    /// What the daemons have said, one after the other.
-    fn daemons_words(&self) -> String {
+    /// The output of all daemons, in order.
+    fn daemon_output(&self) -> String {
         std::fs::read_to_string(self.host.root().join("daemon.log")).unwrap_or_default()
     }
 
     fn start_daemon(&mut self) {
-        let before = self.daemons_words().len();
+        let before = self.daemon_output().len();
         let log = self.host.root().join("daemon.log");
-        let log = File::options().create(true).append(true).open(log).expect("it can be made");
+        let log = File::options().create(true).append(true).open(log).expect("created");
         let mut command = self.host.dormouse(&["daemon"]);
-        self.daemon = Some(command.stderr(log).spawn().expect("it can be started"));
-        let is_ready = || self.daemons_words()[before..].contains("daemon: ready");
-        assert!(wait_until(soon(), is_ready), "{}", &self.daemons_words()[before..]);
+        self.daemon = Some(command.stderr(log).spawn().expect("the command starts"));
+        let is_ready = || self.daemon_output()[before..].contains("daemon: ready");
+        assert!(wait_until(soon(), is_ready), "{}", &self.daemon_output()[before..]);
     }
 
     fn end_daemon(&mut self, signal: Signal) {
@@ -163,45 +164,45 @@ impl Soak {
         let _ = daemon.wait();
     }
 
-    /// There is none after its loss until somebody needs one.
+    /// Returns the keeper. After a loss there is none until one is needed.
     fn keeper(&self) -> Option<u32> {
         let mut all = self.host.processes().into_iter();
         all.find(|(_, line)| line.contains("keeper")).map(|(pid, _)| pid)
     }
 
-    /// Nobody speaks meanwhile: what is lost with a keeper that is killed is said in its promises.
+    /// Kills the keeper without open connections: losing those is permitted.
     fn kill_keeper(&mut self) {
         self.all.iter_mut().for_each(|one| one.caller = None);
         let Some(keeper) = self.keeper() else { return };
         let pid = Pid::from_raw(keeper as i32).expect("a pid");
         match kill_process(pid, Signal::KILL) {
-            Ok(()) | Err(rustix::io::Errno::SRCH) => {} // it ended just now
+            Ok(()) | Err(rustix::io::Errno::SRCH) => {} // ended just now
             Err(e) => panic!("the keeper cannot be killed: {e}"),
         }
         let is_gone = || self.host.processes().iter().all(|(pid, _)| *pid != keeper);
         assert!(wait_until(soon(), is_gone));
     }
 
-    /// Calls one, whatever it is doing; with nobody there to hear it, again.
+    /// Sends a request in any state of the container, again while there is no listener.
     fn call(&mut self, n: usize) {
         let one = &mut self.all[n];
-        let Some(calls) = &mut one.calls else { return self.speak(n) };
-        let mut said = None;
+        let Some(calls) = &mut one.calls else { return self.receive(n) };
+        let mut output = None;
         let answered = wait_until(soon(), || {
             let mut probe = self.host.command(image::probe());
             probe.args(["ask", &one.address, "80"]);
             let out = run(probe, b"", soon());
             let is_answer = out.status == 0 && !out.stdout.is_empty();
-            said = Some(out);
+            output = Some(out);
             is_answer
         });
-        let said = said.expect("it was asked at least once");
-        assert!(answered, "{} does not answer: {said}", one.name);
+        let output = output.expect("at least one attempt");
+        assert!(answered, "{} does not answer: {output}", one.name);
         *calls += 1;
-        assert_eq!(said.stdout.trim(), format!("call {calls}"), "of {}", one.name);
+        assert_eq!(output.stdout.trim(), format!("call {calls}"), "of {}", one.name);
     }
 
-    fn speak(&mut self, n: usize) {
+    fn receive(&mut self, n: usize) {
         let bytes = 1 + self.chance.below(5000) as usize;
         let one = &mut self.all[n];
         if one.caller.is_none() {
@@ -214,18 +215,18 @@ impl Soak {
                 });
                 found
             });
-            let stream = connected.join().expect("it does not panic").expect("somebody listens");
-            stream.set_read_timeout(Some(soon())).expect("a limit can be set");
-            one.caller = Some(Caller { stream, told: 0 });
+            let stream = connected.join().expect("no panic").expect("a listener");
+            stream.set_read_timeout(Some(soon())).expect("a timeout");
+            one.caller = Some(Caller { stream, received: 0 });
         }
-        let caller = one.caller.as_mut().expect("it was made above");
-        writeln!(caller.stream, "<{bytes}").expect("it is connected");
-        let mut said = vec![0; bytes];
-        caller.stream.read_exact(&mut said).expect("it goes on");
-        for byte in said {
-            let n = caller.told;
+        let caller = one.caller.as_mut().expect("a client");
+        writeln!(caller.stream, "<{bytes}").expect("the connection is open");
+        let mut bytes_received = vec![0; bytes];
+        caller.stream.read_exact(&mut bytes_received).expect("the connection continues");
+        for byte in bytes_received {
+            let n = caller.received;
             assert_eq!(byte, (n * 7 + n / 251) as u8, "byte {n} of {}", one.name);
-            caller.told += 1;
+            caller.received += 1;
         }
     }
 
@@ -237,7 +238,7 @@ impl Soak {
         self.steps.push((self.began.elapsed(), what.into()));
     }
 
-    /// Something at random.
+    /// A random step.
     fn step(&mut self) {
         let n = self.chance.below(self.all.len() as u64) as usize;
         let what = match self.kills && self.chance.below(10) == 0 {
@@ -275,7 +276,7 @@ impl Soak {
             84..=87 => {
                 self.begin(format!("pause {name}"));
                 self.dm(&["wake", &name]);
-                // It may fall asleep again before it is paused: then it says so.
+                // The container may fall asleep again before the pause, which is then refused.
                 let out = self.host.dm(&["pause", &name]);
                 assert!(out.status == 0 || out.stderr.contains("asleep"), "{out}");
                 self.all[n].is_paused = out.status == 0;
@@ -305,7 +306,7 @@ impl Soak {
         }
     }
 
-    /// Calls all, and measures keeper and daemon when everybody is awake.
+    /// Sends a request to every container, and measures keeper and daemon when all are awake.
     fn take_stock(&mut self) -> [Size; 2] {
         for n in 0..self.all.len() {
             if std::mem::take(&mut self.all[n].is_paused) {
@@ -318,20 +319,20 @@ impl Soak {
         }
         let listed = self.host.dm(&["ps", "--quiet"]).ok();
         assert_eq!(listed.lines().count(), self.all.len(), "{listed}");
-        // The daemon puts them to sleep again meanwhile; the least is what counts.
+        // The daemon suspends containers again meanwhile, so the minimum counts.
         let names: Vec<&str> = self.all.iter().map(|one| one.name.as_str()).collect();
-        let daemon = self.daemon.as_ref().expect("it runs").id();
-        let looks: Vec<[Size; 2]> = (0..5)
+        let daemon = self.daemon.as_ref().expect("a daemon").id();
+        let samples: Vec<[Size; 2]> = (0..5)
             .map(|_| {
                 self.dm(&[&["wake"], &names[..]].concat());
                 self.dm(&["exec", names[0], "true"]);
-                let keeper = self.keeper().expect("it was needed just now");
+                let keeper = self.keeper().expect("a keeper");
                 [Size::of(keeper), Size::of(daemon)]
             })
             .collect();
         [0, 1].map(|which| Size {
-            descriptors: looks.iter().map(|look| look[which].descriptors).min().unwrap_or(0),
-            kib: looks.iter().map(|look| look[which].kib).min().unwrap_or(0),
+            descriptors: samples.iter().map(|sample| sample[which].descriptors).min().unwrap_or(0),
+            kib: samples.iter().map(|sample| sample[which].kib).min().unwrap_or(0),
         })
     }
 }
@@ -357,8 +358,8 @@ fn soak(time: Duration, seed: u64) {
     eprintln!("soak: {} steps: {kinds:?}; first {first:?}, last {last:?}", soak.steps.len());
     for (which, (before, after)) in ["keeper", "daemon"].iter().zip(first.into_iter().zip(last)) {
         let of = format!("{which}, seed {seed}: {before:?}, then {after:?}");
-        // One that was started just now has not opened what it needs at times; and the daemon may have
-        // four that put containers to sleep, each behind two descriptors.
+        // A new process has not opened its occasional descriptors. The daemon may have four workers
+        // that suspend containers, each with two descriptors.
         assert!(after.descriptors <= before.descriptors.max(20) + 8, "{of}");
         assert!(after.kib <= before.kib.max(2048) + 1024, "{of}");
     }
@@ -369,9 +370,9 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn everything_at_once_leaves_nothing_behind() {
+fn concurrent_random_commands_leave_nothing_behind() {
     let seconds = number("DORMOUSE_SOAK_S");
-    // The short one is the same each time: what it found once it finds again.
+    // The short run is the same each time, so that a failure is reproducible.
     let chance = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         now.map_or(1, |now| now.as_nanos() as u64 | 1)

@@ -1,7 +1,7 @@
 //! Real software runs unmodified, each with a workload and an assertion.
 //!
-//! One Debian image carries all of it (`dormouse_testkit::image::software`). What is run inside is
-//! a script of its own, in `software/`.
+//! One Debian image contains all of it (`dormouse_testkit::image::software`). Each test runs a
+//! script of `software/` inside.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn host_with(options: &[&str], words: &[&str]) -> Host {
     host
 }
 
-/// Runs a script of `software/` in a new container and returns what it prints.
+/// Runs a script of `software/` in a new container and returns its output.
 #[track_caller]
 fn script(name: &str) -> String {
     let host = Host::new();
@@ -28,7 +28,7 @@ fn script(name: &str) -> String {
 }
 
 #[test]
-fn vm_nginx_serves_without_an_error() {
+fn vm_nginx_serves_without_errors() {
     let host = Host::new();
     host.import(&image::nginx(), "nginx");
     let words = ["run", "-d", "--name", "web", "-p", "8080:80", "nginx", "nginx", "-g"];
@@ -36,7 +36,7 @@ fn vm_nginx_serves_without_an_error() {
     let url = format!("http://{}:8080/", Host::ADDRESS);
     assert!(host.fetch(&url).contains("Welcome to nginx"));
     if host.sh("command -v wrk").status != 0 {
-        return; // The guest has no wrk: what it shows is that the page comes.
+        return; // The guest has no wrk: only the page is checked there.
     }
     let out = host.neighbour_sh(&format!("wrk -t 2 -c 16 -d 5s {url}")).ok();
     assert!(!out.contains("Socket errors") && !out.contains("Non-2xx"), "{out}");
@@ -46,7 +46,7 @@ fn vm_nginx_serves_without_an_error() {
 }
 
 #[test]
-fn big_postgresql_keeps_its_sums() {
+fn big_postgresql_keeps_balances() {
     let out = script("postgresql");
     let lines: Vec<&str> = out.lines().collect();
     assert!(lines[0].contains(": 0 (0.000%)"), "{out}");
@@ -59,7 +59,7 @@ fn big_redis_returns_what_was_written() {
 }
 
 #[test]
-fn big_python_makes_an_environment_and_installs_from_an_index() {
+fn big_python_creates_venv_and_installs_package() {
     assert_eq!(script("python"), "42");
 }
 
@@ -77,7 +77,7 @@ fn big_node_answers_over_http() {
 }
 
 #[test]
-fn big_a_compiler_builds_and_its_program_runs() {
+fn big_compiler_builds_runnable_program() {
     assert_eq!(script("compiler"), "ran");
 }
 
@@ -95,21 +95,21 @@ fn big_systemd_reaches_its_target_and_shuts_down() {
     let failed = host.dm(&["exec", "a", "systemctl", "list-units", "--failed", "--no-legend"]);
     assert_eq!(failed.ok(), "");
     assert_eq!(state().trim(), "running");
-    // logind hears of devices (of its own stack), redis has a user namespace of its own.
+    // logind receives device events (of its own stack), redis has a private user namespace.
     let units = ["multi-user.target", "dbus", "systemd-logind", "redis-server", "nginx"];
     host.dm(&[&["exec", "a", "systemctl", "is-active"], &units[..]].concat()).ok();
     assert_eq!(host.dm(&["exec", "a", "loginctl", "--no-legend", "list-seats"]).ok(), "seat0");
-    // A unit of its own, with a user that lives as long as the unit.
+    // A transient unit with a user that exists as long as the unit.
     let run = ["exec", "a", "systemd-run", "--wait", "--pipe", "-q", "-p", "DynamicUser=yes", "id"];
-    let who = host.dm(&run).ok();
-    assert!(who.contains("uid=6"), "{who}");
+    let user = host.dm(&run).ok();
+    assert!(user.contains("uid=6"), "{user}");
     host.dm_within(Duration::from_secs(60), &["stop", "--time", "30", "a"]).ok();
     assert_eq!(host.state_of("a"), "stopped");
     assert_eq!(host.dm(&["wait", "a"]).ok(), "0");
 }
 
 #[test]
-fn big_sshd_gives_a_terminal_that_is_resized() {
+fn big_sshd_session_has_resizable_terminal() {
     let host = Host::new();
     host.import(&image::software(), "software");
     let mut terminal = ssh::log_in(&host, &["-t"]);

@@ -1,11 +1,11 @@
-//! Terminals: sizes, signals, leaving and coming back.
+//! Terminals: sizes, signals, detach and attach.
 
 use std::time::Duration;
 
 use dormouse_testkit::{Host, Terminal};
 
 #[test]
-fn vm_run_with_a_terminal_is_interactive_and_resizes() {
+fn vm_run_with_terminal_is_interactive_and_resizes() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "--rm", "-it", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
@@ -24,12 +24,12 @@ fn vm_run_with_a_terminal_is_interactive_and_resizes() {
 }
 
 #[test]
-fn vm_control_c_reaches_the_program_inside_not_the_one_outside() {
+fn vm_control_c_reaches_program_inside_only() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "--rm", "-it", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
-    // What is typed is echoed by the outer terminal as long as nobody inside reads: only what the
-    // shell itself says shows that it runs.
+    // Input is echoed by the outer terminal until a process inside reads it. Only output of the
+    // shell shows that the shell runs.
     terminal.send("echo re''ady; sleep 1000; echo status $?\n");
     terminal.expect("ready");
     std::thread::sleep(Duration::from_millis(500));
@@ -42,7 +42,7 @@ fn vm_control_c_reaches_the_program_inside_not_the_one_outside() {
 }
 
 #[test]
-fn detach_keys_leave_it_running_and_attach_comes_back() {
+fn detached_container_runs_on_and_is_attached_again() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
@@ -60,7 +60,7 @@ fn detach_keys_leave_it_running_and_attach_comes_back() {
 }
 
 #[test]
-fn a_killed_window_leaves_the_container_running() {
+fn killed_terminal_leaves_container_running() {
     let host = Host::with_busybox();
     let command = host.dormouse(&["run", "-it", "--name", "a", "--net", "none", "busybox", "sh"]);
     let mut terminal = Terminal::spawn(&command);
@@ -76,7 +76,7 @@ fn a_killed_window_leaves_the_container_running() {
 }
 
 #[test]
-fn vm_exec_with_a_terminal() {
+fn vm_exec_with_terminal_has_size_and_exit_status() {
     let host = Host::with_busybox();
     host.dm(&["run", "-d", "--name", "a", "--net", "none", "busybox", "sleep", "1000"]).ok();
     let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-it", "a", "sh"]));
@@ -91,7 +91,7 @@ fn vm_exec_with_a_terminal() {
 }
 
 #[test]
-fn signals_to_the_foreground_command_are_passed_on() {
+fn foreground_command_forwards_signals() {
     let host = Host::with_busybox();
     let script = "trap 'echo asked; exit 9' TERM; echo ready; while :; do sleep 0.1; done";
     let child = host
@@ -100,11 +100,11 @@ fn signals_to_the_foreground_command_are_passed_on() {
         .spawn()
         .expect("busybox starts");
     let ready = || host.dm(&["logs", "a"]).stdout.contains("ready");
-    // With --rm the log may be kept or not: the state is enough.
+    // With --rm the log may be removed: the state suffices.
     dormouse_testkit::wait_until(Duration::from_secs(3), ready);
     host.wait_for_state("a", "running");
     std::thread::sleep(Duration::from_millis(300));
     host.sh(&format!("kill -TERM {}", child.id())).ok();
-    let out = child.wait_with_output().expect("a child can be waited for");
+    let out = child.wait_with_output().expect("our child");
     assert_eq!(out.status.code(), Some(9), "{}", String::from_utf8_lossy(&out.stdout));
 }
