@@ -3,9 +3,10 @@
 #
 #   scripts/oci-validation.sh [-s DIR] [RUNTIME...]    dormouse-oci and, where it is installed, runc
 #
-# Prints a table, a line per program; fails where a program that passes with some other runtime does
-# not with the first. Fetches the programs as a Go module (v0.9.0, whose own dependencies are pinned
-# to its time), and needs the network once; with -s they are those of a checkout with its `vendor`.
+# Prints a table, a line per program. Fails if a program passes with some other runtime, but not
+# with the first. Fetches the programs as a Go module (v0.9.0, with dependencies pinned to its
+# time), which needs the network once. With -s, the programs of a checkout with its `vendor` are
+# used.
 set -u
 here=$PWD
 cd "$(dirname "$0")/.." || exit 1
@@ -53,20 +54,21 @@ if [ $# -eq 0 ]; then
     ! command -v runc >/dev/null || set -- "$@" "$(command -v runc)"
 fi
 
-# PASS, FAIL, or NONE for a program that tells nothing, which with any runtime is a fault of its own.
+# PASS, FAIL, or NONE for a program without results, which is a fault of the program with any
+# runtime.
 verdict() {
-    said=$(cd "$place/run" && RUNTIME=$1 timeout 120 "$place/bin/$2" 2>/dev/null)
+    output=$(cd "$place/run" && RUNTIME=$1 timeout 120 "$place/bin/$2" 2>/dev/null)
     code=$?
-    if [ $code -ne 0 ] || echo "$said" | grep -q '^not ok'; then
+    if [ $code -ne 0 ] || echo "$output" | grep -q '^not ok'; then
         echo FAIL
-    elif echo "$said" | grep -q '^ok'; then
+    elif echo "$output" | grep -q '^ok'; then
         echo PASS
     else
         echo NONE
     fi
 }
 
-# The programs run elsewhere.
+# The programs run in another directory.
 for runtime; do
     shift
     case $runtime in
@@ -88,7 +90,8 @@ for program in "$place"/bin/*; do
         [ -n "$first" ] || first=$one
         [ "$one" != PASS ] || best=PASS
     done
-    # Some send their signals before the program listens: on a busy host that is luck.
+    # Some programs send their signals before the container listens, which depends on the load of
+    # the host.
     for try in again once-more; do
         [ "$best" = PASS ] && [ "$first" != PASS ] || break
         first=$(verdict "$1" "$name")

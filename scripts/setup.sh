@@ -1,29 +1,30 @@
-# Sourced by ./test, ./demo and ./bench: what a bare Debian 12 needs before Rust can speak.
+# Sourced by ./test, ./demo and ./bench: the packages that a bare Debian 12 needs before cargo can
+# run.
 #
-# Everything comes from Debian's own archive: what to compile with, and what the tests start. A
-# cargo that is new enough is used as it is; otherwise Debian's security archive has one, beside
-# the ancient `cargo`, under the name `cargo-web` (it exists to build web browsers). Beyond system
-# packages all that is written lies in ./target.
+# All packages come from Debian's own archive, for compiling and for the tests. A new enough cargo
+# is used unchanged. Otherwise Debian's security archive has one, beside the ancient `cargo`, under
+# the name `cargo-web` (for building web browsers). Besides system packages, all files are written
+# to ./target.
 #
 # POSIX sh: on a bare machine /bin/sh is dash.
 
 # The oldest cargo that builds the workspace, as in `rust-version` of Cargo.toml.
 cargo_minor_min=89
 
-# clang compiles BPF programs; libelf and zlib are linked into their loader, libssl into the image
-# store's hashing; ca-certificates lets cargo speak to its registry.
+# clang compiles BPF programs. libelf and zlib are linked into their loader, libssl into the image
+# store's hashing. ca-certificates allows cargo to reach its registry.
 packages_build="ca-certificates clang gcc libc6-dev libelf-dev libssl-dev make"
 packages_build="$packages_build pkg-config zlib1g-dev"
-# iproute2, nftables: the host's side of networks. mmdebstrap makes images. docker-registry serves
-# them. busybox-static is the smallest image and the client of most tests.
+# iproute2 and nftables are the host's side of networks. mmdebstrap makes images, docker-registry
+# serves them. busybox-static is the smallest image and the client of most tests.
 packages_run="busybox-static iproute2 mmdebstrap nftables docker-registry"
 # e2fsprogs makes small and full disks, qemu runs the second kernel, strace kills commands at their
-# steps, wrk asks web servers; g++ compiles the fuzzers' engine; containerd, dockerd and podman run
-# containers by our shim and our runtime (podman's networks are netavark's, the first process of its
-# pods is catatonit; dockerd asks the host's ps).
+# steps, wrk loads web servers. g++ compiles the fuzzers' engine. containerd, dockerd and podman run
+# containers with our shim and our runtime (podman's networks need netavark, the first process of
+# its pods is catatonit; dockerd runs the host's ps).
 packages_test="aardvark-dns catatonit containerd docker.io e2fsprogs g++ iptables netavark podman"
 packages_test="$packages_test procps qemu-system-x86 strace wrk"
-# Who stands beside us in a benchmark.
+# Peers of the benchmarks.
 packages_bench="bubblewrap crun e2fsprogs podman runc skopeo umoci"
 
 say() { printf '\033[1m== %s\033[0m\n' "$*"; }
@@ -47,7 +48,7 @@ stage() {
 
 need_root() { [ "$(id -u)" = 0 ] || die "must be run as root: it makes namespaces and mounts"; }
 
-# Installs those of the named packages that are missing.
+# Installs the missing ones of the named packages.
 install_packages() {
     missing=
     for package; do
@@ -66,7 +67,7 @@ install_packages() {
     }
 }
 
-# Whether the cargo and rustc of PATH are new enough.
+# Succeeds if the cargo and rustc of PATH are new enough.
 toolchain_is_new_enough() {
     minor=$(cargo --version 2>/dev/null | sed -n 's/^cargo 1\.\([0-9]*\)\..*/\1/p')
     [ -n "$minor" ] && [ "$minor" -ge "$cargo_minor_min" ] && command -v rustc >/dev/null
@@ -80,7 +81,7 @@ install_toolchain() {
         toolchain_is_new_enough ||
             die "needs cargo 1.$cargo_minor_min or newer: cargo-web of Debian's security archive"
     fi
-    # A machine whose user never ran cargo stays that way.
+    # A machine without a ~/.cargo stays without one.
     if [ -z "${CARGO_HOME:-}" ] && [ ! -d "$HOME/.cargo" ]; then
         CARGO_HOME=$PWD/target/cargo
         export CARGO_HOME

@@ -285,7 +285,7 @@ impl Verb {
             if call.is_some() {
                 led.kill();
             }
-            led.let_go();
+            led.detach();
             let out = waiter.join().expect("the command ends");
             assert!(out.status != 101 && out.status < 128, "{what}: {out}");
             self.assert_usable(&scene, &what);

@@ -1,7 +1,6 @@
 //! Debian's archive, as this machine's own apt knows it.
 //!
-//! Nothing here names a mirror: which one is used, through which proxy and with which keys, is
-//! what apt was configured with.
+//! No mirror is named here: mirror, proxy and keys are those of apt's configuration.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +9,10 @@ use std::time::Duration;
 
 use crate::process::run;
 
-/// Time limits for whatever waits for a mirror.
+/// The time limit of a download from a mirror.
 const DOWNLOAD: Duration = Duration::from_secs(600);
 
-/// One archive as apt has it: `(URI, suite)`, such as `bookworm`, `bookworm-security`.
+/// The archives that apt knows: `(URI, suite)`, such as `bookworm`, `bookworm-security`.
 fn archives() -> Vec<(String, String)> {
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(REPO_URI) $(CODENAME)"]);
@@ -59,7 +58,7 @@ pub fn sources() -> (Vec<String>, String) {
 pub fn bootstrap(packages: &[&str], target: &Path, hooks: &[String]) {
     let mut command = Command::new("mmdebstrap");
     command.args(["--quiet", "--variant=minbase", "--components=main"]);
-    // Made again if the machine fails: nothing is synced for each package.
+    // The result is made again after a crash, so no package is synced.
     command.arg("--dpkgopt=force-unsafe-io");
     command.arg(format!("--include={}", packages.join(",")));
     for excluded in ["/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*"] {

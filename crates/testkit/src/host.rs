@@ -1,4 +1,4 @@
-//! A small machine: namespaces that play the host, a neighbour, a scratch root.
+//! A small machine: namespaces that play the host and a neighbour, and a scratch root.
 //!
 //! ```text
 //!   test process        host namespaces (net, mount)          neighbour (net)
@@ -7,12 +7,12 @@
 //!                             2001:db8::1/64                        2001:db8::2/64
 //! ```
 //!
-//! The mount namespace's tree is shared within itself, as systemd makes it on a real host. Two
-//! processes that wait for the end of their standard input hold the namespaces; they end with the
+//! The mount namespace's tree is shared within itself, as systemd sets it up on a real host. Two
+//! processes that wait for the end of their standard input hold the namespaces. They exit with the
 //! test process however that ends, and the namespaces with them.
 //!
-//! What enters and holds them is busybox, which is one static program: where all is emulated, a program
-//! that is linked as it starts takes a tenth of a second, and each test starts dozens.
+//! The namespaces are entered and held by busybox, one static program: under emulation a
+//! dynamically linked program takes a tenth of a second to start, and each test starts dozens.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,10 +29,10 @@ use tempfile::TempDir;
 use crate::process::{Output, dormouse, run, slowness, wait_until};
 use crate::{image, leftover};
 
-/// How long one command may take.
+/// The time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A host of its own for one test. See the [crate].
+/// A private host for one test. See the [crate].
 pub struct Host {
     dir: TempDir,
     host: Child,
@@ -42,7 +42,7 @@ pub struct Host {
     before: State,
 }
 
-/// What a host looks like from outside its containers.
+/// The state of a host outside its containers.
 #[derive(PartialEq, Eq)]
 struct State {
     mounts: Vec<String>,
@@ -62,13 +62,13 @@ impl Host {
     pub const NEIGHBOUR6: &str = "2001:db8::2";
 
     /// A new host with nothing on it.
-    #[allow(clippy::new_without_default, reason = "it makes namespaces: no default value")]
+    #[allow(clippy::new_without_default, reason = "a host makes namespaces: no default value")]
     #[track_caller]
     pub fn new() -> Self {
         Self::with_program(dormouse())
     }
 
-    /// A new host whose `dormouse` is another program than the one that was built.
+    /// A new host with a given program as `dormouse`.
     #[track_caller]
     pub fn with_program(program: PathBuf) -> Self {
         assert!(rustix::process::geteuid().is_root(), "whole-system tests must be run as root");
@@ -89,7 +89,7 @@ impl Host {
         this
     }
 
-    /// A new host that has the image `busybox`.
+    /// A new host with the image `busybox`.
     #[track_caller]
     pub fn with_busybox() -> Self {
         let host = Self::new();
@@ -97,7 +97,7 @@ impl Host {
         host
     }
 
-    /// A new host that has the image `attack`: busybox and the attacks.
+    /// A new host with the image `attack`: busybox and the attacks.
     #[track_caller]
     pub fn with_attacks(program: PathBuf) -> Self {
         let host = Self::with_program(program);
@@ -120,7 +120,7 @@ impl Host {
         self.ip(self.neighbour_command("ip"), &neighbour).ok();
     }
 
-    /// Gives several commands to one ip(8).
+    /// Runs several commands with one ip(8).
     #[track_caller]
     fn ip(&self, mut command: Command, commands: &str) -> Output {
         command.args(["-oneline", "-batch", "-"]);
@@ -132,7 +132,7 @@ impl Host {
         self.environment.push((name.to_owned(), value.to_owned()));
     }
 
-    /// The scratch directory; `root` below it is what `--root` says.
+    /// The scratch directory. Its subdirectory `root` is the argument of `--root`.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -162,7 +162,8 @@ impl Host {
         self.under(self.command(&self.program), arguments)
     }
 
-    /// `TOOL dormouse --root DIR ARGUMENTS`, not started: what watches or disturbs the program.
+    /// `TOOL dormouse --root DIR ARGUMENTS`, not started: for tools that observe or disturb the
+    /// program.
     pub fn dormouse_under(&self, tool: &[&str], arguments: &[&str]) -> Command {
         let mut command = self.command(tool[0]);
         command.args(&tool[1..]).arg(&self.program);
@@ -196,8 +197,9 @@ impl Host {
         run(self.dormouse(arguments), input, LIMIT)
     }
 
-    /// Where `DORMOUSE_INTERLUDE` is set, all that run are saved, end, and come back from the checkpoint
-    /// before each command: any test is one of that as well. Who cannot be saved goes on, and it is told why.
+    /// Where `DORMOUSE_INTERLUDE` is set, all running containers are checkpointed, ended and
+    /// restored before each command: any test is a checkpoint test as well. A container that cannot
+    /// be saved continues, and the cause is printed.
     #[track_caller]
     fn interlude(&self) {
         if std::env::var_os("DORMOUSE_INTERLUDE").is_none() {
@@ -210,14 +212,14 @@ impl Host {
             let saved = dm(&["checkpoint", "--to", to, id]);
             if saved.status == 0 {
                 dm(&["restore", "--from", to, id]).ok();
-                fs::remove_dir_all(to).expect("it was made just now");
+                fs::remove_dir_all(to).expect("remove the checkpoint");
             }
-            let what = if saved.status == 0 { "came back" } else { &saved.stderr };
+            let what = if saved.status == 0 { "restored" } else { &saved.stderr };
             eprintln!("interlude: {id}: {}", what.trim_end());
         }
     }
 
-    /// `inspect --json` of one container or image: the first record of what it prints.
+    /// `inspect --json` of one container or image: the first printed record.
     #[track_caller]
     pub fn inspect(&self, name: &str) -> Value {
         let text = self.dm(&["inspect", "--json", name]).ok();
@@ -269,7 +271,7 @@ impl Host {
         run(command, b"", LIMIT)
     }
 
-    /// Fetches a page as the neighbour; asks again for ten seconds while nobody listens.
+    /// Fetches a page as the neighbour. Retries for ten seconds while there is no listener.
     #[track_caller]
     pub fn fetch(&self, url: &str) -> String {
         let mut last = None;
@@ -279,7 +281,7 @@ impl Host {
             last = Some(out);
             is_there
         });
-        last.expect("it was asked at least once").ok()
+        last.expect("at least one attempt").ok()
     }
 
     /// Waits until a command inside a container succeeds; panics after a minute.
@@ -295,7 +297,7 @@ impl Host {
             last = Some(out);
             is_so
         });
-        last.expect("it was asked at least once").ok();
+        last.expect("at least one attempt").ok();
     }
 
     /// Runs a function on a thread that is in the host's network: sockets it opens are the host's.
@@ -304,7 +306,7 @@ impl Host {
         function: impl FnOnce() -> T + Send + 'static,
     ) -> thread::JoinHandle<T> {
         let namespace = fs::File::open(format!("/proc/{}/ns/net", self.host.id()));
-        let namespace = namespace.expect("the holder of the namespaces lives");
+        let namespace = namespace.expect("the holder of the namespaces runs");
         thread::spawn(move || {
             let kind = Some(rustix::thread::LinkNameSpaceType::Network);
             rustix::thread::move_into_link_name_space(namespace.as_fd(), kind)
@@ -317,10 +319,10 @@ impl Host {
     #[track_caller]
     pub fn address_of(&self, name: &str) -> String {
         let record = self.inspect(name);
-        record["address"].as_str().map(str::to_owned).expect("it has an address")
+        record["address"].as_str().map(str::to_owned).expect("an address")
     }
 
-    /// Processes of this host that are not of the test itself: the keeper, containers, commands.
+    /// Processes of this host besides the test itself: the keeper, containers, commands.
     pub fn processes(&self) -> Vec<(u32, String)> {
         leftover::processes(self.host.id(), self.dir.path())
     }
@@ -330,7 +332,7 @@ impl Host {
         self.keepers().first().copied()
     }
 
-    /// All keepers: more than one are a fault. What one has cloned and is no program yet has its name, too.
+    /// All keepers; more than one is a fault. A newborn before its execve has their name, too.
     pub fn keepers(&self) -> Vec<u32> {
         let all = self.processes().into_iter().filter(|(_, line)| line == "[dormouse-keeper]");
         let named: Vec<u32> = all.map(|(pid, _)| pid).collect();
@@ -357,7 +359,8 @@ impl Host {
                 let what: Vec<&str> = line.splitn(3, ':').take(2).collect();
                 links.push_str(&format!("{}\n", what.join(":")));
             } else if !line.contains(" pref ") || line.contains(" proto static ") {
-                // What the kernel adds to IPv6 by itself comes when it is ready, and so does a carrier.
+                // Addresses that the kernel adds to IPv6 appear when they are ready, and so does a
+                // carrier.
                 routes.push_str(&format!("{}\n", line.replace(" linkdown", "")));
             }
         }
@@ -366,7 +369,7 @@ impl Host {
         State { mounts: self.mounts(), links, routes, rules: run(nft, b"", LIMIT).stdout }
     }
 
-    /// Removes all containers, gives the host back and tells what is left of it all.
+    /// Removes all containers, resets the host, and returns all leftovers.
     fn leave(&self) -> Vec<String> {
         let mut left = Vec::new();
         let mut must = |out: Output| {
@@ -379,7 +382,7 @@ impl Host {
         for id in ids.lines() {
             must(self.dm(&["rm", "--force", id]));
         }
-        // A start that failed just now may still be ending, and then it is refused.
+        // A failed start may still be ending, and until then a reset is refused.
         let mut reset = None;
         wait_until(Duration::from_secs(5) * slowness(), || {
             let out = self.dm(&["internal", "reset"]);
@@ -410,13 +413,13 @@ impl Host {
         for (pid, _) in self.processes() {
             let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
             let signal = rustix::process::Signal::KILL;
-            // Ignored: it may have ended since.
+            // Ignored: the process may have ended since.
             let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
         }
     }
 
-    /// Ends all processes of this host, and takes away what they have mounted below `dir`: what
-    /// somebody else's daemon leaves behind when it is killed.
+    /// Kills all processes of this host, and unmounts their mounts below `dir`: leftovers of a
+    /// foreign daemon that was killed.
     pub fn clear_below(&self, dir: &Path) {
         self.kill_all();
         let below = dir.display();
@@ -426,7 +429,7 @@ impl Host {
         ));
     }
 
-    /// Ends and removes by force what `leave` may have found.
+    /// Kills and removes by force what `leave` may have found.
     fn clear(&mut self) {
         self.kill_all();
         wait_until(Duration::from_secs(2), || self.processes().is_empty());
@@ -434,7 +437,7 @@ impl Host {
             remove_cgroup(&cgroup);
         }
         for holder in [&mut self.host, &mut self.neighbour] {
-            let _ = holder.kill(); // ignored: it may have ended
+            let _ = holder.kill(); // ignored: may have ended already
             let _ = holder.wait();
         }
     }
@@ -446,8 +449,8 @@ impl Drop for Host {
             self.clear();
             return;
         }
-        // A panic on the way, such as a command that never ends, must not keep the rest from
-        // being cleared.
+        // A panic on the way, such as a command that never ends, must not prevent the rest of the
+        // cleanup.
         let left = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.leave()));
         self.clear();
         match left {
@@ -461,7 +464,7 @@ impl Drop for Host {
 fn enter(pid: u32, namespaces: &[&str], program: &OsStr) -> Command {
     let mut command = Command::new("busybox");
     command.args(["nsenter", "-t", &pid.to_string()]).args(namespaces).arg("--");
-    // By its path: busybox takes a name for that of an applet of its own.
+    // By its path: busybox prefers its own applet for a bare name.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places = std::env::split_paths(&path).map(|dir| dir.join(program));
     let found = places.find(|path| path.is_file());
@@ -486,7 +489,7 @@ fn hold(namespaces: &[&str], prepare: &str) -> Child {
         .spawn()
         .expect("busybox starts");
     let mut line = String::new();
-    let stdout = child.stdout.take().expect("it was asked for");
+    let stdout = child.stdout.take().expect("a pipe");
     BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
     assert_eq!(line, "ready\n", "namespaces cannot be made");
     child
@@ -498,6 +501,6 @@ fn remove_cgroup(path: &Path) {
             remove_cgroup(&entry.path());
         }
     }
-    // Ignored: what is still busy was reported before.
+    // Ignored: a busy cgroup was reported before.
     wait_until(Duration::from_millis(500), || fs::remove_dir(path).is_ok());
 }

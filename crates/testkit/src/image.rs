@@ -1,7 +1,7 @@
 //! Root filesystems for tests, made once below `target/testkit`.
 //!
-//! Whoever comes first makes them, under a lock; the rest wait. A file's name carries a version
-//! that is raised when its recipe changes.
+//! The first test that needs an image makes it under a lock, and the others wait. A file's name
+//! contains a version that is raised when its recipe changes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::debian;
 use crate::process::run;
 
-/// What the large image carries: one of each kind of software that people run.
+/// Packages of the large image: one of each kind of common software.
 const SOFTWARE: &[&str] = &[
     "systemd-sysv",
     "dbus",
@@ -38,14 +38,14 @@ const SOFTWARE: &[&str] = &[
     "busybox-static",
 ];
 
-/// Where images are kept: `target/testkit` of the repository.
+/// The directory of images: `target/testkit` of the repository.
 pub fn cache() -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     top.expect("the crate lies two folders below the top").join("target/testkit")
 }
 
-/// Makes `name` in the cache if it is not there, and returns its path. `make` writes to a path
-/// beside it, which is then renamed: a name that exists is complete.
+/// Makes `name` in the cache if it is missing, and returns its path. `make` writes to a path beside
+/// it, which is then renamed: an existing name is complete.
 pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     let dir = cache();
     let path = dir.join(name);
@@ -58,7 +58,7 @@ pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     lock.lock().expect("a file can be locked");
     if !path.exists() {
         let partial = dir.join(format!("partial-{name}"));
-        // Ignored: it is there only if somebody was ended while making it.
+        // Ignored: exists only if a process was killed while making it.
         let _ = fs::remove_dir_all(&partial).or_else(|_| fs::remove_file(&partial));
         make(&partial);
         fs::rename(&partial, &path).expect("a finished image takes its name");
@@ -66,11 +66,11 @@ pub fn cached(name: &str, make: impl FnOnce(&Path)) -> PathBuf {
     path
 }
 
-/// A directory with busybox under all its names, [`probe()`], and the few files a C library looks for: the
-/// smallest image that can hold a conversation.
+/// A directory with busybox under all its names, [`probe()`], and the few files that a C library
+/// reads: the smallest image for clients and servers.
 pub fn busybox() -> PathBuf {
     let probe = probe();
-    let version = probe.file_name().expect("it has a name").to_string_lossy().into_owned();
+    let version = probe.file_name().expect("a file name").to_string_lossy().into_owned();
     cached(&format!("busybox-1-{version}"), |dir| {
         for folder in ["bin", "etc", "tmp", "root", "var/tmp", "home/user", "www"] {
             fs::create_dir_all(dir.join(folder)).expect("target can be written");
@@ -79,12 +79,12 @@ pub fn busybox() -> PathBuf {
         let program = program.into_iter().find(|path| path.is_file());
         let program = program.expect("package busybox-static is installed");
         fs::copy(program, dir.join("bin/busybox")).expect("busybox can be copied");
-        fs::copy(probe, dir.join("bin/probe")).expect("it can be copied");
+        fs::copy(probe, dir.join("bin/probe")).expect("copy the file");
         let mut list = Command::new(program);
         list.arg("--list");
         for name in run(list, b"", Duration::from_secs(10)).ok().lines() {
             if name != "busybox" {
-                symlink("busybox", dir.join("bin").join(name)).expect("a link can be made");
+                symlink("busybox", dir.join("bin").join(name)).expect("create the link");
             }
         }
         let passwd = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n\
@@ -95,7 +95,7 @@ pub fn busybox() -> PathBuf {
         fs::write(dir.join("www/index.html"), "hello from a container\n").expect("written");
         let mode = |path: &str, bits: u32| {
             let permissions = std::os::unix::fs::PermissionsExt::from_mode(bits);
-            fs::set_permissions(dir.join(path), permissions).expect("a mode can be set");
+            fs::set_permissions(dir.join(path), permissions).expect("set the mode");
         };
         mode("tmp", 0o1777);
         mode("var/tmp", 0o1777);
@@ -103,13 +103,12 @@ pub fn busybox() -> PathBuf {
     })
 }
 
-/// The program with everything that somebody inside a container tries, from
-/// `tests/inside/attack.c`.
+/// The program with all attacks from inside a container, from `tests/inside/attack.c`.
 pub fn attack() -> PathBuf {
     compiled("attack")
 }
 
-/// Small servers and callers, from `tests/inside/probe.c`.
+/// Small servers and clients, from `tests/inside/probe.c`.
 pub fn probe() -> PathBuf {
     compiled("probe")
 }
@@ -119,7 +118,7 @@ fn compiled(name: &str) -> PathBuf {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
     let top = top.expect("the crate lies two folders below the top");
     let source = top.join("tests/inside").join(name).with_extension("c");
-    let text = fs::read(&source).expect("it is part of the tree");
+    let text = fs::read(&source).expect("a file of the repository");
     cached(&format!("{name}-{:016x}", crate::leftover::fnv(&text)), |path| {
         let mut compile = Command::new("gcc");
         compile.args(["-O1", "-static", "-Wall", "-o"]).arg(path).arg(&source);
@@ -127,33 +126,32 @@ fn compiled(name: &str) -> PathBuf {
     })
 }
 
-/// [`busybox()`] with [`attack()`] in `/bin`, once as it is and once, called `gain`, set-user-id.
+/// [`busybox()`] with [`attack()`] in `/bin`, once unchanged and once, called `gain`, set-user-id.
 pub fn busybox_with_attack() -> PathBuf {
     let program = attack();
     let base = busybox();
-    let name =
-        |path: &Path| path.file_name().expect("it has a name").to_string_lossy().into_owned();
+    let name = |path: &Path| path.file_name().expect("a file name").to_string_lossy().into_owned();
     cached(&format!("{}-{}", name(&base), name(&program)), |dir| {
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(base).arg(dir);
         run(copy, b"", Duration::from_secs(60)).ok();
         for (name, mode) in [("attack", 0o755), ("gain", 0o4755)] {
             let path = dir.join("bin").join(name);
-            fs::copy(&program, &path).expect("it can be copied");
+            fs::copy(&program, &path).expect("copy the file");
             let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
-            fs::set_permissions(path, permissions).expect("a mode can be set");
+            fs::set_permissions(path, permissions).expect("set the mode");
         }
     })
 }
 
 /// [`busybox()`] with every program of `tests/workloads` in `/bin`.
 ///
-/// They are one program under many names, for each test imports them: fifty megabytes would cost more than all
-/// else it does where it is emulated.
+/// They are one program under many names, because each test imports them. Under emulation, the
+/// import of fifty megabytes would take longer than the rest of a test.
 pub fn workloads() -> PathBuf {
     let dir = tests().join("workloads");
-    let read = |name: &str| fs::read(dir.join(name)).expect("it is part of the tree");
-    let sources = fs::read_dir(&dir).expect("it is part of the tree").flatten();
+    let read = |name: &str| fs::read(dir.join(name)).expect("a file of the repository");
+    let sources = fs::read_dir(&dir).expect("a file of the repository").flatten();
     let mut names: Vec<String> = sources
         .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".c").map(str::to_owned))
         .collect();
@@ -169,7 +167,7 @@ pub fn workloads() -> PathBuf {
         run(copy, b"", Duration::from_secs(60)).ok();
         let objects = tempfile::tempdir().expect("a scratch directory");
         let source = objects.path().join("main.c");
-        fs::write(&source, main).expect("it can be written");
+        fs::write(&source, main).expect("write the file");
         let program = image.join("bin").join(&names[0]);
         let mut link = Command::new("gcc");
         link.args(["-O1", "-static", "-pthread", "-Wall", "-Werror", "-o"]);
@@ -188,13 +186,13 @@ pub fn workloads() -> PathBuf {
         run(link, b"", Duration::from_secs(60)).ok();
         for name in &names[1..] {
             let path = image.join("bin").join(name);
-            let _ = fs::remove_file(&path); // ignored: few are called as what busybox has
-            fs::hard_link(&program, path).expect("it can have a link");
+            let _ = fs::remove_file(&path); // ignored: few have the name of an applet
+            fs::hard_link(&program, path).expect("create the link");
         }
     })
 }
 
-/// The source of a program that does what the one of `names` does under whose name it was started.
+/// Returns the source of a program that runs the workload of its own name (argv[0]).
 fn main_of(names: &[String]) -> String {
     let mut text = String::from("#include <stdio.h>\n#include <string.h>\n");
     names.iter().for_each(|name| text.push_str(&format!("int main_{name}(void);\n")));
@@ -232,7 +230,7 @@ pub fn systemd() -> PathBuf {
     cached("systemd-1.tar", |path| debian::bootstrap(&packages, &as_tar(path), &[]))
 }
 
-/// `cached` gives partial names that end as the final ones do, so that tools see a tar.
+/// `cached` gives partial names the final extension, so that tools recognize a tar.
 fn as_tar(path: &Path) -> PathBuf {
     assert_eq!(path.extension().and_then(|e| e.to_str()), Some("tar"));
     path.to_owned()
@@ -243,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busybox_is_made_once_and_whole() {
+    fn busybox_image_is_cached_and_complete() {
         let dir = busybox();
         assert!(dir.join("bin/busybox").is_file() && dir.join("bin/sh").is_symlink());
         assert_eq!(busybox(), dir);

@@ -1,9 +1,9 @@
-//! A program that is led from step to step, to be killed at any of them.
+//! A program under ptrace(2) that is run from step to step, to be killed at any of them.
 //!
-//! A step is a system call that changes something: what is on disk and in the kernel changes by these
-//! calls only, so between two of them nothing is different from before the later one. The program
-//! stands still before it makes the call (ptrace(2)); what else happens meanwhile is the caller's
-//! choice. Only the thread that began is led, and it is led by the thread that began to lead it.
+//! A step is a system call that changes something: state on disk and in the kernel changes by these
+//! calls only. Between two steps the state is that before the later one. The program is stopped
+//! before it makes the call, and the caller decides what happens meanwhile. Only the main thread is
+//! traced, by the thread that began.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -17,7 +17,7 @@ use dormouse_kernel::pidfd;
 
 use crate::slowness;
 
-/// What changes something, or lets somebody else change it.
+/// Calls that change something, or let another process change something.
 const STEPS: [(i64, &str); 43] = [
     (libc::SYS_mkdir, "mkdir"),
     (libc::SYS_mkdirat, "mkdirat"),
@@ -64,95 +64,95 @@ const STEPS: [(i64, &str); 43] = [
     (libc::SYS_pidfd_send_signal, "pidfd_send_signal"),
 ];
 
-/// PTRACE_EVENT_EXEC.
-const BECAME: i32 = 4;
-/// How long a program may take from one step to the next.
+/// PTRACE_EVENT_EXEC: the program has called execve(2).
+const EXECUTED: i32 = 4;
+/// The time limit between two steps.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A program that is led. See the [module](self).
+/// A traced program. See the [module](self).
 pub struct Led {
     pid: u32,
     child: Option<Child>,
-    /// Its steps count once it has become this program.
+    /// Steps count only after execve(2) of this program.
     until: Option<String>,
     status: Option<i32>,
-    /// Dropped, it keeps its limit from being watched.
+    /// Its drop ends the watch of the time limit.
     _watch: mpsc::Sender<()>,
 }
 
 /// Kills a process that takes too long.
 fn watch(pid: u32) -> mpsc::Sender<()> {
     let (sender, receiver) = mpsc::channel::<()>();
-    let process = pidfd::open(pid).expect("it is there");
+    let process = pidfd::open(pid).expect("the process exists");
     thread::spawn(move || {
         if receiver.recv_timeout(LIMIT * slowness()) == Err(mpsc::RecvTimeoutError::Timeout) {
-            let _ = pidfd::send_signal(&process, libc::SIGKILL); // it may have ended just now
+            let _ = pidfd::send_signal(&process, libc::SIGKILL); // may have ended just now
         }
     });
     sender
 }
 
 impl Led {
-    /// Starts a command; `program` is the one whose steps count, which others may have to become
-    /// first. Its standard streams are `/dev/null`.
+    /// Starts a command. Only the steps of `program` count, which the command may have to execute
+    /// first. The standard streams are `/dev/null`.
     #[track_caller]
     pub fn start(command: &Command, program: &Path) -> Self {
         let script = "echo ready; read -r line; exec \"$@\" </dev/null >/dev/null 2>&1";
         let mut held = Command::new("sh");
         held.args(["-c", script, "sh"]).arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
-            held.env(name, value.expect("no variable is taken away"));
+            held.env(name, value.expect("no variable is removed"));
         }
         held.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = held.spawn().expect("sh starts");
         let mut line = String::new();
-        let said = child.stdout.take().expect("it was asked for");
-        BufReader::new(said).read_line(&mut line).expect("a pipe can be read");
+        let output = child.stdout.take().expect("a pipe");
+        BufReader::new(output).read_line(&mut line).expect("a pipe can be read");
         let pid = child.id();
         call::seize(pid, TraceOptions::SYSGOOD | TraceOptions::EXEC | TraceOptions::EXIT_KILL)
             .expect("a child can be traced");
-        call::interrupt(pid).expect("it was seized");
-        let (_, stop) = call::wait_stop(Some(pid)).expect("it stops");
+        call::interrupt(pid).expect("a seized process");
+        let (_, stop) = call::wait_stop(Some(pid)).expect("a stop");
         assert!(matches!(stop, Stop::Event(..)), "{stop:?}");
-        let mut stdin = child.stdin.take().expect("it was asked for");
-        stdin.write_all(b"\n").expect("it reads");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin.write_all(b"\n").expect("sh reads");
         let name = program.file_name().expect("a file").to_string_lossy().into_owned();
         Self { pid, child: Some(child), until: Some(name), status: None, _watch: watch(pid) }
     }
 
-    /// Begins to lead a process that runs.
+    /// Starts to trace a running process.
     #[track_caller]
     pub fn seize(pid: u32) -> Self {
-        call::seize(pid, TraceOptions::SYSGOOD).expect("it can be traced");
-        call::interrupt(pid).expect("it was seized");
-        let (_, stop) = call::wait_stop(Some(pid)).expect("it stops");
+        call::seize(pid, TraceOptions::SYSGOOD).expect("a traceable process");
+        call::interrupt(pid).expect("a seized process");
+        let (_, stop) = call::wait_stop(Some(pid)).expect("a stop");
         assert!(matches!(stop, Stop::Event(..)), "{stop:?}");
         Self { pid, child: None, until: None, status: None, _watch: watch(pid) }
     }
 
-    /// Lets it go on to its next step, which it is about to make then. `None` when it has ended, or
-    /// has got SIGWINCH: so others end the leading of a process that does not.
+    /// Runs the program to its next step, before the call is made. Returns `None` after its exit or
+    /// SIGWINCH: another thread ends the trace of a process that does not exit in this way.
     #[track_caller]
     pub fn next_step(&mut self) -> Option<&'static str> {
         loop {
             if self.status.is_some() || call::resume_to_call(self.pid).is_err() {
-                // Killed by somebody else, perhaps; the end is still to be heard of.
-                return self.hear_end();
+                // Possibly killed by another process; its exit is still to be collected.
+                return self.collect_exit();
             }
-            match call::wait_stop(Some(self.pid)).expect("it is traced").1 {
+            match call::wait_stop(Some(self.pid)).expect("a traced process").1 {
                 Stop::Ended(status) => {
                     self.status = Some(status);
                     return None;
                 }
                 Stop::Signal(libc::SIGWINCH) => return None,
-                Stop::Event(BECAME, _) => {
+                Stop::Event(EXECUTED, _) => {
                     let now = std::fs::read_link(format!("/proc/{}/exe", self.pid));
                     let now = now.unwrap_or_default();
                     self.until.take_if(|name| now.file_name().is_some_and(|n| *n == **name));
                 }
                 Stop::Call if self.until.is_none() => {
                     let Ok(registers) = call::registers(self.pid) else { continue };
-                    // As it is on the way in, before there is a result.
+                    // On entry of the call, before there is a result.
                     let enters = registers.rax as i64 == -i64::from(libc::ENOSYS);
                     let number = registers.orig_rax as i64;
                     let step = STEPS.iter().find(|(step, _)| *step == number);
@@ -165,7 +165,7 @@ impl Led {
         }
     }
 
-    fn hear_end(&mut self) -> Option<&'static str> {
+    fn collect_exit(&mut self) -> Option<&'static str> {
         while self.status.is_none() {
             match call::wait_stop(Some(self.pid)) {
                 Ok((_, Stop::Ended(status))) => self.status = Some(status),
@@ -176,22 +176,22 @@ impl Led {
         None
     }
 
-    /// Kills it where it is.
+    /// Kills the program at its current step.
     pub fn kill(&mut self) {
         if self.status.is_none() {
-            let process = pidfd::open(self.pid).expect("it was not waited for");
-            pidfd::send_signal(&process, libc::SIGKILL).expect("it may be killed");
-            self.hear_end();
+            let process = pidfd::open(self.pid).expect("a process before its wait");
+            pidfd::send_signal(&process, libc::SIGKILL).expect("permission to kill");
+            self.collect_exit();
         }
     }
 
-    /// Leads it no more; it goes on.
-    pub fn let_go(self) {
-        assert!(self.child.is_none(), "a child is led to its end");
-        let _ = call::detach(self.pid, 0); // it may have been killed
+    /// Detaches from the program, which continues.
+    pub fn detach(self) {
+        assert!(self.child.is_none(), "a child is traced to its end");
+        let _ = call::detach(self.pid, 0); // may have been killed
     }
 
-    /// How it ended: its exit code, or 128 and the signal's number.
+    /// Its exit code, or 128 and the number of the fatal signal.
     pub fn status(&self) -> Option<i32> {
         let code = |status: i32| match status & 0x7f {
             0 => (status >> 8) & 0xff,
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_steps_are_counted_and_the_next_one_is_not_made() {
+    fn root_program_is_killed_before_its_next_step() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut mkdir = Command::new("mkdir");
         mkdir.args(["a", "b"].map(|name| dir.path().join(name)));
@@ -225,6 +225,6 @@ mod tests {
         assert!(dir.path().join("a").exists() && !dir.path().join("b").exists());
         let mut led = Led::start(&mkdir, Path::new("mkdir"));
         while led.next_step().is_some() {}
-        assert_eq!(led.status(), Some(1)); // one was there already
+        assert_eq!(led.status(), Some(1)); // one exists already
     }
 }

@@ -1,10 +1,10 @@
-//! What a host must not keep: found by looking, not by trusting what a program says it removed.
+//! Leftovers on a host, found by inspection rather than by a program's own report.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel shows its cgroup hierarchies, v1 or v2.
+/// The directory of the kernel's cgroup hierarchies, v1 or v2.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// The directories of one cgroup name in every hierarchy of the machine.
@@ -36,9 +36,9 @@ pub fn mounts(pid: u32) -> Vec<String> {
     text.lines().filter_map(point).collect()
 }
 
-/// Processes, with their command lines, that live in one of the namespaces of process `holder`,
-/// or were started with `root` on their command line, or descend from one of these. The holder and
-/// the asking process are not among them.
+/// Processes with their command lines, if they are in one of the namespaces of process `holder`,
+/// have `root` on their command line, or descend from such a process. The holder and the calling
+/// process are excluded.
 pub fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
     let namespace = |pid: u32, kind: &str| fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
     let net = namespace(holder, "net");
@@ -61,7 +61,7 @@ pub fn processes(holder: u32, root: &Path) -> Vec<(u32, String)> {
         let is_zombie = field("State:").is_some_and(|state| state.starts_with('Z'));
         let mut line = String::from_utf8_lossy(&line).replace('\0', " ").trim().to_owned();
         if line.is_empty() {
-            // The keeper wipes its own; ps(1), too, shows the name then.
+            // The keeper wipes its own command line; ps(1) shows the name then, too.
             line = format!("[{}]", field("Name:").unwrap_or_default());
         }
         all.push((pid, parent, is_zombie, line));
@@ -90,7 +90,7 @@ fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
     status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// The parent of a process that is there.
+/// The parent of a live process.
 pub(crate) fn parent(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     field(&status, "PPid:")?.parse().ok()
@@ -110,12 +110,12 @@ mod tests {
         let found = || processes(0, Path::new(&mark));
         let seen = crate::wait_until(std::time::Duration::from_secs(3), || !found().is_empty());
         let listed = found();
-        child.kill().and_then(|()| child.wait()).expect("it can be ended");
+        child.kill().and_then(|()| child.wait()).expect("end the process");
         assert!(seen && listed.iter().any(|(pid, _)| *pid == child.id()), "{listed:?}");
     }
 
     #[test]
-    fn a_cgroup_is_named_after_its_root() {
+    fn cgroup_name_is_derived_from_root() {
         assert_eq!(cgroup_name(Path::new("")), "dormouse-cbf29ce484222325");
         assert_ne!(cgroup_name(Path::new("/a")), cgroup_name(Path::new("/b")));
     }

@@ -1,16 +1,15 @@
 //! Fixtures of the whole-system tests.
 //!
-//! A [`Host`] is a small machine of its own: network and mount namespaces that play the host, a
+//! A [`Host`] is a small private machine: network and mount namespaces that play the host, a
 //! neighbour on the wire that plays the outside world, and a scratch `--root`. Nothing is mocked;
-//! the kernel is made small instead. When a host is dropped it removes every container, asks the
-//! program to give the host back, and then *looks*: a process, mount, cgroup, link, route or
-//! nftables rule that is left fails the test.
+//! the kernel is made small instead. The drop of a host removes every container, requests a reset
+//! from the program, and then *inspects* the host: a remaining process, mount, cgroup, link, route
+//! or nftables rule fails the test.
 //!
 //! [`image`] makes root filesystems from Debian's archive, once, below `target/testkit`.
-//! [`Terminal`] is a person at a keyboard, [`Led`] a program that is led from step to step.
+//! [`Terminal`] is a person at a keyboard, [`Led`] a program that is traced from step to step.
 //!
-//! Fixtures panic where they cannot go on: they are called by tests, and a test has no other use
-//! for an error than to show it.
+//! Fixtures panic on errors: they are called by tests, which can only report an error.
 #![forbid(unsafe_code)]
 
 pub mod debian;

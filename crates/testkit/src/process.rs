@@ -1,4 +1,4 @@
-//! Programs started by tests: always with a limit in time, always with all they said.
+//! Programs started by tests: always with a time limit, always with all their output.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -8,10 +8,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What a program said and how it ended.
+/// The output and exit status of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// The command line, to be shown when something is wrong.
+    /// The command line, for messages.
     pub command: String,
     /// Exit code; 128 + signal where a signal ended it.
     pub status: i32,
@@ -29,16 +29,16 @@ impl fmt::Display for Output {
 }
 
 impl Output {
-    /// Panics unless the program ended with status 0; returns standard output without the line's
-    /// end.
+    /// Panics unless the program exited with status 0; returns standard output without the final
+    /// newlines.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.status, 0, "{self}");
         self.stdout.trim_end_matches('\n').to_owned()
     }
 
-    /// Panics unless the program failed, with whatever status, and said so in one clear line;
-    /// returns that line.
+    /// Panics unless the program failed, with any status, and reported one clear line; returns that
+    /// line.
     #[track_caller]
     pub fn fails(self) -> String {
         assert!(self.status != 0 && self.status < 126, "{self}");
@@ -46,7 +46,7 @@ impl Output {
         self.err(status)
     }
 
-    /// Panics unless the program ended with this status and one clear line on standard error;
+    /// Panics unless the program exited with this status and one clear line on standard error;
     /// returns that line.
     #[track_caller]
     pub fn err(self, status: i32) -> String {
@@ -58,15 +58,15 @@ impl Output {
     }
 }
 
-/// How many times slower than the machine of a developer this one is: 1, or what
-/// `DORMOUSE_TEST_SLOWNESS` says (the guest's runner sets it). Every time limit is multiplied by
-/// it.
+/// The factor by which this machine is slower than a developer's: 1, or the value of
+/// `DORMOUSE_TEST_SLOWNESS` (the guest's runner sets it). Every time limit is multiplied by this
+/// factor.
 pub fn slowness() -> u32 {
     let text = std::env::var("DORMOUSE_TEST_SLOWNESS").unwrap_or_default();
     text.parse().unwrap_or(1).max(1)
 }
 
-/// The `dormouse` program that was built beside the running test, or what `DORMOUSE_BIN` names.
+/// The `dormouse` program that was built beside the running test, or the path in `DORMOUSE_BIN`.
 #[track_caller]
 pub fn dormouse() -> PathBuf {
     match std::env::var_os("DORMOUSE_BIN") {
@@ -102,8 +102,8 @@ pub fn program(name: &str) -> PathBuf {
 
 /// Runs a command to its end, at most `limit` (times [`slowness`]) long.
 ///
-/// Panics when it takes longer, and when a process that it left behind still holds its output ten
-/// seconds after its end: a program that goes to the background lets go of its caller's streams.
+/// Panics after the limit, and also when a remaining process still holds the output ten seconds
+/// after the program's exit: a background program must close the streams of its caller.
 #[track_caller]
 pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
     let shown = show(&command);
@@ -123,17 +123,17 @@ pub fn run(mut command: Command, input: &[u8], limit: Duration) -> Output {
     let stdout = collect(child.stdout.take());
     let stderr = collect(child.stderr.take());
     let Some(status) = wait(&mut child, limit) else {
-        let _ = child.kill(); // ignored: it may have ended just now
+        let _ = child.kill(); // ignored: may have ended just now
         let _ = child.wait();
         let short = Duration::from_millis(200);
-        let said = stderr.recv_timeout(short).unwrap_or_default();
+        let errors = stderr.recv_timeout(short).unwrap_or_default();
         let out = stdout.recv_timeout(short).unwrap_or_default();
-        panic!("$ {shown}\nnot done after {limit:?}\n-- stdout\n{out}\n-- stderr\n{said}");
+        panic!("$ {shown}\nnot done after {limit:?}\n-- stdout\n{out}\n-- stderr\n{errors}");
     };
     let patience = Duration::from_secs(10) * slowness();
     let take = |from: mpsc::Receiver<String>, what: &str| {
         from.recv_timeout(patience).unwrap_or_else(|_| {
-            panic!("$ {shown}\nit has ended (status {status}), but its {what} is still open")
+            panic!("$ {shown}\nexited with status {status}, but its {what} is still open")
         })
     };
     let stdout = take(stdout, "standard output");
@@ -146,28 +146,28 @@ fn collect(stream: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String>
     if let Some(mut stream) = stream {
         thread::spawn(move || {
             let mut bytes = Vec::new();
-            let _ = stream.read_to_end(&mut bytes); // ignored: what was read is what was said
+            let _ = stream.read_to_end(&mut bytes); // ignored: the bytes read so far count
             let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
         });
     }
     receiver
 }
 
-/// Waits for a child; `None` when it takes longer.
+/// Waits for a child; returns `None` after the limit.
 pub(crate) fn wait(child: &mut Child, limit: Duration) -> Option<i32> {
     use std::os::unix::process::ExitStatusExt;
     let mut ended = None;
     wait_until(limit, || {
-        ended = child.try_wait().expect("a child can be waited for");
+        ended = child.try_wait().expect("our child");
         ended.is_some()
     });
     ended.map(|status| status.code().unwrap_or(128 + status.signal().unwrap_or(0)))
 }
 
-/// Asks again and again until the answer is yes; whether it was within `limit`.
+/// Repeats a check until it holds; returns whether that was within `limit`.
 pub fn wait_until(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    // Each question may be a program that is started, and somebody else's turn where all is emulated.
+    // Each check may start a program, and under emulation other processes need the time.
     let slower = slowness().min(5);
     let mut pause = Duration::from_micros(500) * slower;
     loop {
@@ -200,7 +200,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(5);
 
     #[test]
-    fn output_and_status_are_told() {
+    fn run_returns_output_and_status() {
         let out = run(sh("cat; echo err >&2; exit 3"), b"in", LIMIT);
         assert_eq!((out.status, out.stdout.as_str(), out.stderr.as_str()), (3, "in", "err\n"));
         assert_eq!(run(sh("kill -9 $$"), b"", LIMIT).status, 137);
@@ -208,13 +208,13 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not done after")]
-    fn an_endless_program_is_ended() {
+    fn endless_program_is_killed() {
         run(sh("exec sleep 60"), b"", Duration::from_millis(50));
     }
 
     #[test]
     #[should_panic(expected = "still open")]
-    fn a_program_left_behind_with_our_streams_is_noticed() {
+    fn background_process_with_open_streams_is_reported() {
         run(sh("sleep 13 & exit 0"), b"", LIMIT);
     }
 }

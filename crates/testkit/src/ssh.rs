@@ -1,9 +1,10 @@
-//! A container that people log in to.
+//! A container with sshd.
 
 use crate::{Host, Terminal};
 
-/// Starts container `a` with an sshd of the image `software`, and logs in to it from another, at whose
-/// terminal the shell is ready. The keys are made in a container: the host needs no ssh of its own.
+/// Starts container `a` with an sshd of the image `software`, and logs in from another container.
+/// Returns its terminal with a shell prompt. The keys are made in a container: the host needs no
+/// ssh.
 #[track_caller]
 pub fn log_in(host: &Host, options: &[&str]) -> Terminal {
     let keys = host.dir().join("keys");

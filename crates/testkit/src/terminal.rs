@@ -18,20 +18,20 @@ pub struct Terminal {
     master: File,
     child: Child,
     screen: Arc<Mutex<String>>,
-    /// Bytes of the screen that were looked at.
+    /// Bytes of the screen that were already matched.
     seen: usize,
 }
 
 impl Terminal {
-    /// Starts a command as leader of a session whose controlling terminal is new and has 24 rows
-    /// and 80 columns.
+    /// Starts a command as a session leader with a new controlling terminal of 24 rows and 80
+    /// columns.
     pub fn spawn(command: &Command) -> Self {
         let master =
             rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
                 .expect("a pseudoterminal can be opened");
         rustix::pty::grantpt(&master).expect("granted");
         rustix::pty::unlockpt(&master).expect("unlocked");
-        let path = rustix::pty::ptsname(&master, Vec::new()).expect("it has a name");
+        let path = rustix::pty::ptsname(&master, Vec::new()).expect("a terminal name");
         let path = path.into_string().expect("a pty's name is ASCII");
         let open = || -> Stdio {
             let options = OpenOptions::new().read(true).write(true).clone();
@@ -48,12 +48,12 @@ impl Terminal {
             .spawn()
             .expect("setsid starts");
         let master: OwnedFd = master;
-        let mut reader = File::from(master.try_clone().expect("it can be duplicated"));
+        let mut reader = File::from(master.try_clone().expect("duplicate the descriptor"));
         let screen = Arc::new(Mutex::new(String::new()));
         let shown = Arc::clone(&screen);
         thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // EIO is the end: the last process that had the slave open has closed it.
+            // EIO is the end: the last process with an open slave has closed it.
             while let Ok(count @ 1..) = reader.read(&mut bytes) {
                 let text = String::from_utf8_lossy(&bytes[..count]);
                 shown.lock().expect("the reader does not panic").push_str(&text);
@@ -64,14 +64,14 @@ impl Terminal {
         terminal
     }
 
-    /// Types.
+    /// Types a text.
     #[track_caller]
     pub fn send(&mut self, text: &str) {
-        self.master.write_all(text.as_bytes()).expect("a terminal takes what is typed");
+        self.master.write_all(text.as_bytes()).expect("a terminal accepts input");
     }
 
-    /// Waits until `text` appears after what was looked at before, and looks at it; panics with
-    /// the screen if it does not within ten seconds.
+    /// Waits until `text` appears after the text matched before, and marks it as matched. Panics
+    /// with the screen after ten seconds.
     #[track_caller]
     pub fn expect(&mut self, text: &str) {
         let mut end = None;
@@ -90,12 +90,12 @@ impl Terminal {
         }
     }
 
-    /// Everything that was ever shown.
+    /// Everything shown so far.
     pub fn screen(&self) -> String {
         self.screen.lock().expect("the reader does not panic").clone()
     }
 
-    /// Changes the window's size; the kernel tells the foreground processes.
+    /// Changes the window's size; the kernel signals the foreground processes.
     pub fn resize(&self, rows: u16, columns: u16) {
         let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         rustix::termios::tcsetwinsize(&self.master, size).expect("a terminal has a size");
@@ -106,19 +106,19 @@ impl Terminal {
         self.child.id()
     }
 
-    /// Waits for the program's end; panics if it takes more than twenty seconds.
+    /// Waits for the program's exit; panics after twenty seconds.
     #[track_caller]
     pub fn wait(mut self) -> i32 {
         match wait(&mut self.child, Duration::from_secs(20) * slowness()) {
             Some(status) => status,
-            None => panic!("it does not end; the screen:\n{}", self.screen()),
+            None => panic!("the program does not exit; the screen:\n{}", self.screen()),
         }
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        let _ = self.child.kill(); // ignored: it may have ended
+        let _ = self.child.kill(); // ignored: may have ended already
         let _ = self.child.wait();
     }
 }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_answers_and_sees_the_size() {
+    fn shell_receives_input_and_window_size() {
         let mut terminal = Terminal::spawn(&Command::new("sh"));
         terminal.resize(33, 99);
         terminal.send("stty size; tty\n");
