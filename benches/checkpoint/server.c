@@ -1,10 +1,10 @@
-/* What is checkpointed: a server that answers a byte with a byte at TCP port 7000, with so many
- * megabytes of memory of its own and so many processes. For a 't' it writes to a megabyte of that first,
- * in 16 pieces from everywhere.
+/* The program that is checkpointed: a server that answers a byte with a byte at TCP port 7000, with
+ * private memory and processes. A 't' first writes to a megabyte of that memory, in 16 pieces all
+ * over it.
  *
  *     server MEGABYTES PROCESSES
  *
- * Every page of the memory is its own; contents are of the kind that programs have: words, half of
+ * Every page of the memory is different. Its contents resemble those of programs: words, half of
  * them zero.
  */
 #include <arpa/inet.h>
@@ -18,7 +18,8 @@
 int main(int count, char **words) {
 	size_t bytes = (count > 1 ? strtoul(words[1], 0, 10) : 0) << 20;
 	int processes = count > 2 ? atoi(words[2]) : 1;
-	uint64_t *memory = mmap(0, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t *memory = mmap(0, bytes + 4096, PROT_READ | PROT_WRITE,
+				MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return 1;
 	for (size_t n = 0; n < bytes / 8; n++)

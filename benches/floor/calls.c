@@ -1,12 +1,12 @@
 /* Times operations of the kernel and prints one line each: NAME NANOSECONDS, the median of ROUNDS
- * loops. The first seven are those of the Zap paper's table, the others follow lmbench's definitions:
- * fork + exit, fork + execve of a program that exits, /bin/sh -c true, a token passed between two
- * processes of one CPU over pipes (on two CPUs it would be the time to wake one up), first touch of a
- * private page.
+ * loops. The first seven are those of the Zap paper's table, the others follow lmbench's
+ * definitions: fork + exit, fork + execve of a program that exits, /bin/sh -c true, a token passed
+ * between two processes of one CPU over pipes (on two CPUs the result would be the time of a
+ * wake-up), first touch of a private page.
  *
- *   calls [ROUNDS]            as itself
- *   calls ROUNDS filter       under a filter of one instruction that allows everything
- *   calls exit                exits at once (what execve is timed with)
+ *   calls [ROUNDS]            without a filter
+ *   calls ROUNDS filter       with a filter of one instruction that allows everything
+ *   calls exit                exits at once (the program for the time of execve)
  */
 #define _GNU_SOURCE
 #include <linux/filter.h>
@@ -93,7 +93,7 @@ static void op_fault(void)
 	munmap(p, PAGES * 4096);
 }
 
-/* Keeps a process on the CPU that we are on. */
+/* Pins a process to the current CPU. */
 static void pin(pid_t pid)
 {
 	cpu_set_t here;
@@ -105,7 +105,7 @@ static void pin(pid_t pid)
 	}
 }
 
-/* The least that any seccomp filter costs. */
+/* The cheapest possible seccomp filter. */
 static void filter(void)
 {
 	struct sock_filter all = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);

@@ -1,13 +1,13 @@
-/* The floor of a start: the same kernel work that `dormouse run IMAGE true` asks for, in the order
- * in which it is cheapest, with nothing around it: no store, no state on disk, no locks, no errors
- * told. What a container runtime takes beyond this is its own doing.
+/* The floor of a start: the kernel work of `dormouse run IMAGE true`, in its cheapest order, and
+ * nothing else: no store, no state on disk, no locks, no error messages. The further time of a
+ * container runtime is its own.
  *
  *   floor LOWER SCRATCH NAME PROGRAM [ARG...]
  *
- * LOWER is a directory with the root filesystem, SCRATCH a directory with `upper` on the disk where
- * runtimes keep theirs and `shm`, a tmpfs. One user, mount, pid, ipc, uts, time and cgroup namespace;
- * cgroups in every hierarchy a container has one in; an overlay with an idmapped lower layer; proc,
- * mqueue, /dev with six nodes, /dev/shm, /sys; a filter of 64 instructions; one execve.
+ * LOWER is a directory with the root filesystem. SCRATCH is a directory with `upper` on the disk of
+ * the runtimes' layers, and `shm`, a tmpfs. One user, mount, pid, ipc, uts, time and cgroup
+ * namespace; cgroups in every hierarchy of a container; an overlay with an idmapped lower layer;
+ * proc, mqueue, /dev with six nodes, /dev/shm, /sys; a filter of 64 instructions; one execve.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -112,7 +112,7 @@ struct trees { int root, dev, shm, sys, go[2]; };
 
 static void child(struct trees *t, char **argv)
 {
-	/* The descriptor table is shared, memory is not: the parent tells the numbers. */
+	/* The descriptor table is shared, memory is not: the parent sends the numbers. */
 	if (read(t->go[0], t, sizeof *t) != sizeof *t)
 		_exit(125);
 	for (int i = 0; i < CONTROLLERS; i++)

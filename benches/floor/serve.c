@@ -1,15 +1,15 @@
-/* A small server with memory of its own: serve PORT KB [PERIOD_MS]
+/* A small server with private memory: serve PORT KB [PERIOD_MS]
  *
- * Each caller sends one line, is answered by one, and is hung up on:
+ * Each client sends one line, receives one line, and its connection is closed:
  *
- *   S NUMBER   its memory is filled with a sequence that begins with this number
- *   Q          the number, and whether every page still holds its part of the sequence
- *   T          the same of one MB, in 16 pieces
- *   P          the same of 256 words, each in another part of the memory
- *   F          the same of the first 64 kB
- *   L          how often its timer has rung since it was asked last, and how late it was at most, in us
+ *   S NUMBER   fills the memory with a sequence that begins with this number
+ *   Q          the number, and whether every page still has its part of the sequence
+ *   T          the same for one MB, in 16 pieces
+ *   P          the same for 256 words, each in another part of the memory
+ *   F          the same for the first 64 kB
+ *   L          expirations of the timer since the last L, and their maximal lateness in us
  *
- * With a period it has a timer that rings as often, by the time limit of what it waits in.
+ * With a period the server has a timer, by the time limit of its poll(2).
  *
  * One process, one thread, statically linked. */
 #include <arpa/inet.h>
@@ -26,7 +26,7 @@ static unsigned long *memory, words, number;
 
 static unsigned long at(unsigned long n)
 {
-	/* No two are alike, so that nothing that looks for equal pages finds any. */
+	/* No two words are equal, so that page deduplication finds nothing. */
 	unsigned long x = (number << 32) + n;
 	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9UL;
 	x = (x ^ (x >> 27)) * 0x94d049bb133111ebUL;
@@ -72,8 +72,8 @@ static long long now_us(void)
 
 static unsigned long rings, late_us;
 
-/* Waits for a caller; the timer rings meanwhile. */
-static void wait_for_caller(int fd, long long period_us)
+/* Waits for a client; the timer expires meanwhile. */
+static void wait_for_client(int fd, long long period_us)
 {
 	static long long due_us;
 	struct pollfd one = { .fd = fd, .events = POLLIN };
@@ -115,7 +115,7 @@ int main(int argc, char **argv)
 		size_t length = 0;
 		int caller;
 		if (period_us > 0)
-			wait_for_caller(fd, period_us);
+			wait_for_client(fd, period_us);
 		caller = accept(fd, NULL, NULL);
 		if (caller < 0)
 			continue;

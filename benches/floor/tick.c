@@ -1,11 +1,11 @@
-/* A server that has something to do at regular times: tick PORT PERIOD_MS WORK_US
+/* A server with work at regular times: tick PORT PERIOD_MS WORK_US
  *
- * Every period it works for so long, as a game computes its next frame. A tick is late by what passes from
- * when it is due to the end of its work, less that work. A caller sends one line, is answered, and is hung up
- * on:
+ * Every period needs WORK_US of processor time, like the next frame of a game. A tick is late by
+ * the time from its due moment to the end of its work, less that work. A client sends one line,
+ * receives an answer, and its connection is closed:
  *
- *   R5  what was measured is forgotten, and the next tick is due in 5 microseconds
- *   L   how late each tick since then was, in microseconds, as many numbers on one line
+ *   R5  the measurements are reset, and the next tick is due in 5 microseconds
+ *   L   the lateness of each tick since then, in microseconds, as numbers on one line
  *
  * One process, one thread, statically linked. */
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* LIMIT: as many are remembered. */
+/* LIMIT: the number of recorded ticks. */
 #define LATE_MAX 4096
 
 static unsigned late_us[LATE_MAX];
@@ -31,7 +31,7 @@ static long long now_ns(clockid_t clock)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* Time on a processor: what others take of it meanwhile makes the tick late. */
+/* Busy for `ns` of processor time: time taken by others makes the tick late. */
 static void work(long long ns)
 {
 	long long end = now_ns(CLOCK_THREAD_CPUTIME_ID) + ns;
@@ -39,7 +39,7 @@ static void work(long long ns)
 		;
 }
 
-/* When the next tick is due, as far as the caller says. */
+/* Answers a client, and returns the due moment of the next tick. */
 static long long answer(int caller, long long due)
 {
 	char line[32] = "";
@@ -85,7 +85,7 @@ int main(int argc, char **argv)
 		left = now_ns(CLOCK_MONOTONIC) - due - busy;
 		if (count < LATE_MAX)
 			late_us[count++] = left > 0 ? (unsigned)(left / 1000) : 0;
-		/* What was missed altogether is not made up for. */
+		/* Missed ticks are skipped. */
 		for (due += period; due < now_ns(CLOCK_MONOTONIC);)
 			due += period;
 	}

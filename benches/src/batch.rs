@@ -1,14 +1,15 @@
-//! Memory for some of many servers, and more and more who ask them at once: requests that are answered when
-//! those that sleep are let in one by one, and when they are let in several at once.
+//! Memory for some of many servers, and a growing number of clients at once: requests answered when
+//! wakes are admitted one by one, and when several are admitted at once.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin batch -- --servers 40 --fit 10 --rounds 5
 //! ```
 //!
-//! Where the servers do not fit, whoever asks for one that sleeps waits until another has gone to sleep for
-//! it and it is awake. Most of that time one waits for the disk, or for the end of processes; in a batch
-//! others use it, and who has asked for the same server meanwhile is answered by the same wake. The arms
-//! take turns in each round. Denali (OSDI 2002) batches what has come for those that do not run, section 4.2.
+//! Where the servers do not all fit, a client of an asleep server waits until another server was
+//! suspended and its own is awake. Most of that time a single wake waits for the disk or for
+//! exiting processes. In a batch other wakes use that time, and further clients of the same server
+//! are answered by the same wake. The arms take turns in each round. Denali (OSDI 2002) batches
+//! events of VMs that do not run, section 4.2.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -21,33 +22,33 @@ use dormouse_benches::{Bench, Line, figure, median, plot};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many servers.
+    /// Number of servers.
     #[arg(long, default_value_t = 40)]
     servers: usize,
-    /// How many of them have room.
+    /// Number of servers that fit into memory.
     #[arg(long, default_value_t = 10)]
     fit: usize,
     /// Memory of each of them.
     #[arg(long, default_value_t = 2048)]
     kib: u64,
-    /// How many ask at once, ascending.
+    /// Numbers of concurrent clients, ascending.
     #[arg(long, value_delimiter = ',', default_value = "1,4,16,64")]
     clients: Vec<usize>,
-    /// How many are let in together, each an arm.
+    /// Numbers of wakes admitted together, each an arm.
     #[arg(long, value_delimiter = ',', default_value = "1,4")]
     batches: Vec<usize>,
-    /// Number n is asked with a probability of 1/n^alpha.
+    /// Server n receives a request with a probability of 1/n^alpha.
     #[arg(long, default_value_t = 1.0)]
     alpha: f64,
-    /// How long each turn is measured.
+    /// Duration of each turn.
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// How many turns each arm has.
+    /// Turns of each arm.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 }
 
-/// What the turns of an arm came to.
+/// Results of the turns of an arm.
 #[derive(Default)]
 struct Arm {
     requests_per_s: Vec<f64>,
@@ -58,7 +59,7 @@ struct Arm {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    ensure!(options.clients.is_sorted(), "the numbers of those who ask must grow");
+    ensure!(options.clients.is_sorted(), "the numbers of clients must grow");
     let bench = Bench::new()?;
     let mut farm = Farm::new(&bench, options.kib);
     farm.grow(options.servers)?;
@@ -66,7 +67,7 @@ fn main() -> Result<()> {
     for clients in &options.clients {
         let arms = measure(&options, &farm, *clients)?;
         for ((batch, arm), points) in options.batches.iter().zip(arms).zip(&mut points) {
-            let place = tell(&options, *clients, *batch, arm);
+            let place = report(&options, *clients, *batch, arm);
             points.push((*clients as f64, place));
         }
     }
@@ -78,7 +79,7 @@ fn main() -> Result<()> {
     let lines = names.iter().zip(points).map(|(name, points)| Line { name, points });
     let Options { servers, fit, alpha, .. } = options;
     let title = format!("{servers} servers, memory for {fit}, alpha {alpha}");
-    plot("batch", &title, ["who ask at once", "requests a second"], &lines.collect::<Vec<_>>())
+    plot("batch", &title, ["concurrent clients", "requests a second"], &lines.collect::<Vec<_>>())
 }
 
 fn measure(options: &Options, farm: &Farm<'_>, clients: usize) -> Result<Vec<Arm>> {
@@ -87,19 +88,19 @@ fn measure(options: &Options, farm: &Farm<'_>, clients: usize) -> Result<Vec<Arm
         for (batch, arm) in options.batches.iter().zip(&mut arms) {
             let _daemon = farm.with_room_for(options.fit, &["--batch", &batch.to_string()])?;
             let time = Duration::from_secs(options.seconds);
-            let asked =
-                farm.ask(Callers { clients, alpha: options.alpha, time, touched: Touched::All })?;
-            arm.requests_per_s.push(asked.requests_per_s);
-            arm.by_wake.push(asked.times.len() as f64 / asked.wakes.max(1) as f64);
-            arm.p50_ms.push(asked.times.median_ms());
-            arm.p99_ms.push(asked.times.at(0.99));
+            let answers =
+                farm.query(Callers { clients, alpha: options.alpha, time, touched: Touched::All })?;
+            arm.requests_per_s.push(answers.requests_per_s);
+            arm.by_wake.push(answers.times.len() as f64 / answers.wakes.max(1) as f64);
+            arm.p50_ms.push(answers.times.median_ms());
+            arm.p99_ms.push(answers.times.at(0.99));
         }
     }
     Ok(arms)
 }
 
-/// Tells of an arm; its requests a second.
-fn tell(options: &Options, clients: usize, batch: usize, arm: Arm) -> f64 {
+/// Reports the figures of an arm, and returns its requests per second.
+fn report(options: &Options, clients: usize, batch: usize, arm: Arm) -> f64 {
     let [requests_per_s, by_wake, p50_ms, p99_ms] =
         [arm.requests_per_s, arm.by_wake, arm.p50_ms, arm.p99_ms].map(median);
     let name = format!("{clients} ask, {batch} at once: requests");

@@ -1,16 +1,16 @@
-//! A server with much memory that sleeps, and how much of it comes at once when some of it is touched: the
-//! time until the first answer, and the answers in the half second from the call on.
+//! A server with much memory that sleeps, by the size of the blocks in which touched memory is
+//! restored: the time until the first answer, and the answers in the first half second.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin blocks -- --rounds 10
 //! ```
 //!
-//! Memory that is large comes while the server runs: what somebody waits for first, a *block* at once
-//! (`[wake] block` in `config.toml`), and the rest meanwhile. A large block brings what is not wanted, a
-//! small one has him wait more often. Two kinds of requests: one touches 16 pieces of 64 kB, as who goes
-//! through a part of an index, the other 256 words far from each other, as who looks up what is hashed.
-//! What was touched the last time is forgotten before each call. Arms take turns in each round. Denali
-//! (OSDI 2002) asks the same of the block size of its swap device, figure 10.
+//! Large memory is restored while the server runs: touched memory first, a *block* at a time
+//! (`[wake] block` in `config.toml`), and the rest meanwhile. A large block includes unwanted
+//! pages, a small one means more waits. Two kinds of requests: one touches 16 pieces of 64 kB, like
+//! a walk through a part of an index, the other 256 distant words, like lookups in a hash table.
+//! The record of touched pages is removed before each request. Arms take turns in each round.
+//! Denali (OSDI 2002) studies the block size of its swap device likewise, figure 10.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::farm::say;
+use dormouse_benches::farm::request;
 use dormouse_benches::{Bench, Line, Times, figure, median, ok, plot};
 use dormouse_testkit::wait_until;
 
@@ -32,23 +32,23 @@ struct Options {
     /// Memory of the server, in MiB.
     #[arg(long, default_value_t = 200)]
     mib: u64,
-    /// How many turns each arm has.
+    /// Turns of each arm.
     #[arg(long, default_value_t = 10)]
     rounds: usize,
 }
 
-/// LIMIT: how long an answer may take before the benchmark gives up.
+/// LIMIT: the time for an answer before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long it is asked.
+/// The duration of the requests.
 const ASKED: Duration = Duration::from_millis(500);
-/// How long it sleeps at least: by then whoever stands by is ready.
+/// The minimum time asleep: by then the process for the next wake is ready.
 const GETS_READY: Duration = Duration::from_millis(50);
 const NAME: &str = "server";
 
-/// What is asked.
+/// The kinds of requests, with their words for floor/serve.c.
 const REQUESTS: [(&str, &str); 2] = [("16 pieces of 64 kB", "T"), ("256 words", "P")];
 
-/// What the turns of an arm came to.
+/// Results of the turns of an arm.
 #[derive(Default)]
 struct Turns {
     first: Vec<Duration>,
@@ -63,7 +63,7 @@ fn main() -> Result<()> {
     let kib = (options.mib * 1024).to_string();
     ok(bench.dormouse().args(["run", "-d", "--name", NAME, "bench", "serve", "80", &kib]))?;
     let address = bench.address(NAME, 80)?;
-    ensure!(wait_until(PATIENCE, || ask(address, "Q").is_ok()), "it does not answer");
+    ensure!(wait_until(PATIENCE, || query(address, "Q").is_ok()), "the server does not answer");
     let mut all: Vec<[Turns; 2]> = options.blocks.iter().map(|_| Default::default()).collect();
     for _ in 0..options.rounds {
         for (block, turns) in options.blocks.iter().zip(&mut all) {
@@ -99,10 +99,10 @@ fn main() -> Result<()> {
     plot("blocks", &title, ["kB at once, as a power of two", "ms"], &lines)
 }
 
-fn ask(address: SocketAddr, word: &str) -> Result<Duration> {
+fn query(address: SocketAddr, word: &str) -> Result<Duration> {
     let begin = Instant::now();
-    let said = say(address, word)?;
-    ensure!(said.contains("whole"), "it said '{said}'");
+    let answer = request(address, word)?;
+    ensure!(answer.contains("whole"), "unexpected answer '{answer}'");
     Ok(begin.elapsed())
 }
 
@@ -116,21 +116,21 @@ fn measure(
     let settings = format!("[wake]\nblock = \"{block}k\"\n");
     fs::write(bench.path("root/etc/config.toml"), settings)?;
     ok(bench.dormouse().args(["sleep", NAME]))?;
-    forget(bench)?;
+    remove_records(bench)?;
     std::thread::sleep(GETS_READY);
     let begin = Instant::now();
-    turns.first.push(ask(address, word)?);
+    turns.first.push(query(address, word)?);
     let mut answers = 1;
     while begin.elapsed() < ASKED {
-        ask(address, word)?;
+        query(address, word)?;
         answers += 1;
     }
     turns.answers.push(f64::from(answers));
     Ok(())
 }
 
-/// Has nobody know what was touched the last time.
-fn forget(bench: &Bench) -> Result<()> {
+/// Removes the records of touched pages.
+fn remove_records(bench: &Bench) -> Result<()> {
     let all = fs::read_dir(bench.path("root/lib/containers")).context("where it is kept")?;
     for container in all {
         match fs::remove_file(container?.path().join("touched")) {

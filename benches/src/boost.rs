@@ -1,13 +1,14 @@
-//! How long a caller waits for the first byte of one that sleeps while others work, and whether it helps that
-//! the woken one, or those who wake it, have more of the processors meanwhile.
+//! The time until the first byte of an asleep server while other containers use the processors, and
+//! whether more processor time for the woken container, or for the waking processes, helps.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin boost -- --rounds 200 --busy 0,2,4
 //! ```
 //!
-//! A woken container is let run as any other that has not run for a while: the kernel puts it before those
-//! that have (EEVDF, since Linux 6.6). The arms give more: a hundred times the weight to the container, which
-//! is as much as there is, and a nice value of -10 to the keeper and its process that wakes. They take turns.
+//! A woken container runs like any task that has not run for a while: the kernel schedules it
+//! before those that have (EEVDF, since Linux 6.6). The arms give more: the container a hundredfold
+//! weight, which is the maximum, and the keeper and its waking process a nice value of -10. The
+//! arms take turns.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -21,10 +22,10 @@ use rustix::process::{Pid, setpriority_process};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How often each arm is asked at each point.
+    /// Requests of each arm at each point.
     #[arg(long, default_value_t = 200)]
     rounds: usize,
-    /// How many work meanwhile, ascending.
+    /// Numbers of busy containers, ascending.
     #[arg(long, value_delimiter = ',', default_value = "0,2,4")]
     busy: Vec<usize>,
     /// Memory of the servers, in kB.
@@ -32,14 +33,14 @@ struct Options {
     kib: u64,
 }
 
-/// LIMIT: how long an answer may take before the benchmark gives up.
+/// LIMIT: the time for an answer before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a server sleeps at least: by then whoever stands by is ready.
+/// The minimum time asleep: by then the process for the next wake is ready.
 const GETS_READY: Duration = Duration::from_millis(50);
-/// The nice value of those who wake, in the arm that has one.
+/// The nice value of the waking processes, in the arm with one.
 const NICE: i32 = -10;
 
-/// What is done for a woken one.
+/// The boost of a woken container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arm {
     Plain,
@@ -68,7 +69,7 @@ impl Arm {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
+    ensure!(options.busy.is_sorted(), "the numbers of busy containers must grow");
     let bench = Bench::new()?;
     let kib = options.kib.to_string();
     for (name, weight) in [("plain", "100"), ("heavy", "10000")] {
@@ -76,7 +77,7 @@ fn main() -> Result<()> {
             ["run", "-d", "--name", name, "--cpu-weight", weight, "bench", "serve", "80", &kib];
         ok(bench.dormouse().args(run))?;
         let address = bench.address(name, 80)?;
-        ensure!(wait_until(PATIENCE, || first_byte(address).is_ok()), "it does not answer");
+        ensure!(wait_until(PATIENCE, || first_byte(address).is_ok()), "the server does not answer");
     }
     let mut lines: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     let mut working = 0;
@@ -125,7 +126,7 @@ fn measure(bench: &Bench, arm: Arm) -> Result<Duration> {
     let ours = if arm == Arm::Nice { ours(bench) } else { Vec::new() };
     let renice = |nice| {
         for pid in &ours {
-            let _ = setpriority_process(Some(*pid), nice); // it may have ended since
+            let _ = setpriority_process(Some(*pid), nice); // may have ended since
         }
     };
     renice(NICE);
@@ -134,7 +135,7 @@ fn measure(bench: &Bench, arm: Arm) -> Result<Duration> {
     took
 }
 
-/// The keeper, and its process that wakes whom it is told to.
+/// The keeper, and its process that wakes containers.
 fn ours(bench: &Bench) -> Vec<Pid> {
     let root = bench.path("root");
     let wakes = |pid: &i32| {

@@ -1,18 +1,18 @@
-//! A server that is saved and comes back: how long it stands still, how long until it is on disk, and
-//! how long until it answers again; by size of its memory and by number of processes, and real programs
-//! that are installed here. CRIU beside it.
+//! Checkpoint and restore of a server: the time stopped, the time until durable on disk, and the
+//! time until the next answer. By size of memory and number of processes, and with real programs
+//! installed here. CRIU is the peer.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin checkpoint -- --rounds 10
 //! ```
 //!
-//! Times of commands are from their start to their end, and both programs are commands. *Frozen* is
-//! what each says of itself: from the first task that is stopped until all go on, and for how long they
-//! were stopped before so that memory could be copied ahead (ours: `pause_us` of `--json`; CRIU:
-//! `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves and restores
-//! plain processes, without namespaces, a root, network or cgroups of their own, so it has less to do:
-//! namespaces made by `unshare` it refuses for what else is mounted here. It leaves to the kernel when its
-//! files are written to the disk; *durable* is until they are, by fsync(2) of each.
+//! Times of commands are from their start to their exit; both programs are commands. *Frozen* is
+//! each program's own report: from the first stopped task until all resume, plus the stop before,
+//! in which memory was prepared for copying ahead (ours: `pause_us` of `--json`; CRIU:
+//! `freezing_time` and `frozen_time` of `criu show`'s stats, read by their tags). CRIU saves and
+//! restores plain processes, without private namespaces, root, network or cgroups, so it has less
+//! to do: namespaces made by `unshare` are refused because of other mounts here. CRIU leaves the
+//! write-back of its files to the kernel; *durable* includes it, by fsync(2) of each.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -32,11 +32,11 @@ use serde_json::{Value, json};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// Turns of each, of the small server; a third of that of the large ones.
+    /// Turns of the small server; a third as many of the large ones.
     #[arg(long, default_value_t = 10)]
     rounds: usize,
-    /// A CRIU program of version 4, where it is not the `criu` in PATH (Debian 12 has one that does not
-    /// run on Linux 6.11 and later).
+    /// A CRIU program of version 4, unless it is the `criu` in PATH (that of Debian 12 does not run
+    /// on Linux 6.11 and later).
     #[arg(long)]
     criu: Option<PathBuf>,
     /// Sizes of memory, in megabytes.
@@ -45,7 +45,7 @@ struct Options {
     /// Numbers of processes.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10, 100, 500])]
     processes: Vec<u32>,
-    /// Real programs; those that are not installed here are left out, loudly.
+    /// Real programs; missing ones are skipped with a message.
     #[arg(long, value_delimiter = ',', default_values_t = PROGRAMS.map(|it| it.name.to_owned()))]
     programs: Vec<String>,
 }
@@ -53,32 +53,32 @@ struct Options {
 /// Times of one server.
 #[derive(Default)]
 struct Measured {
-    /// From the first task stopped until it may go on.
+    /// From the first stopped task until all may resume.
     frozen: Vec<Duration>,
     /// The command that saves.
     save: Vec<Duration>,
-    /// The same until what it has written is on the disk, which only ours sees to.
+    /// The same until the files are on the disk, which only ours ensures.
     durable: Vec<Duration>,
-    /// The command that restores, and a byte there and back.
+    /// The restoring command, and a byte there and back.
     restore: Vec<Duration>,
-    /// The same when it is done a second time, where what was touched the first time is known.
+    /// The same a second time, with a record of the pages touched the first time.
     again: Vec<Duration>,
 }
 
-/// Who is saved and comes back.
+/// The server to save and restore.
 #[derive(Clone, Copy)]
 enum Server {
-    /// Of our own, which has only what is measured.
+    /// Our own server, which has only measured features.
     Own {
         megabytes: u32,
         processes: u32,
-        /// The answer takes a megabyte of its memory.
+        /// The answer touches a megabyte of memory.
         touches: bool,
     },
     Program(&'static Program),
 }
 
-/// One that is installed here. It has its port to itself.
+/// A program installed here, with a port of its own.
 struct Program {
     name: &'static str,
     needs: &'static str,
@@ -116,7 +116,7 @@ const PROGRAMS: [Program; 4] = [
     Program {
         name: "postgres",
         needs: "/usr/lib/postgresql/15/bin/postgres",
-        // It refuses to be root's. What the last turn left is made anew.
+        // postgres refuses to run as root. The data of the last turn is created anew.
         words: &[
             "/usr/bin/setpriv",
             "--reuid=postgres",
@@ -134,7 +134,7 @@ const PROGRAMS: [Program; 4] = [
 ];
 
 impl Server {
-    /// What has it run, beside our own.
+    /// The command line of the server.
     fn words(&self, own: &Path) -> Vec<String> {
         match self {
             Self::Own { megabytes, processes, .. } => {
@@ -151,13 +151,13 @@ impl Server {
         }
     }
 
-    /// Whether it comes back a second time, for what was learnt the first time.
-    fn comes_again(&self) -> bool {
+    /// Whether it is restored a second time, with the record of the first.
+    fn has_second_restore(&self) -> bool {
         matches!(self, Self::Own { touches: true, .. } | Self::Program(_))
     }
 
-    /// There and back, up to the first byte.
-    fn ask(&self, address: SocketAddr) -> Result<()> {
+    /// Sends a request, and waits for the first byte.
+    fn query(&self, address: SocketAddr) -> Result<()> {
         let question = match self {
             Self::Own { touches: true, .. } => b"t",
             Self::Own { .. } => b"x",
@@ -169,19 +169,19 @@ impl Server {
         let mut answer = [0];
         caller.read_exact(&mut answer)?;
         let is_right = matches!(self, Self::Program(_)) || answer == question;
-        ensure!(is_right, "it answers something else");
+        ensure!(is_right, "unexpected answer");
         Ok(())
     }
 }
 
-/// Whoever saves and restores.
+/// A program that saves and restores.
 trait Contender {
     fn name(&self) -> &'static str;
-    /// Starts the server; where it answers.
+    /// Starts the server; returns its address.
     fn start(&mut self, server: Server) -> Result<SocketAddr>;
-    /// Saves and ends it; how long it stood still.
+    /// Saves and ends it; returns the time stopped.
     fn save(&mut self) -> Result<Duration>;
-    /// Has what was saved written to the disk, if that is still to be done.
+    /// Writes the saved files to the disk, unless that is done already.
     fn make_durable(&mut self) -> Result<()>;
     fn restore(&mut self) -> Result<()>;
     fn end(&mut self) -> Result<()>;
@@ -194,7 +194,7 @@ fn main() -> Result<()> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("checkpoint/server.c");
     ok(Command::new("cc").args(["-O2", "-static", "-o"]).arg(&server).arg(source))?;
     ok(bench.dormouse().args(["import", "--name", "server"]).arg(bench.path("rootfs")))?;
-    // Who comes back is seldom the only one.
+    // A restored container is seldom the only one.
     ok(bench.dormouse().args([
         "run",
         "-d",
@@ -205,20 +205,20 @@ fn main() -> Result<()> {
         "0",
         "1",
     ]))?;
-    // The peer wants a tmpfs for what it knows of the kernel, or finds it out at every run.
+    // CRIU caches its kernel checks on a tmpfs, or repeats them at every run.
     ok(Command::new("mount").args(["-t", "tmpfs", "bench", "/run"]))?;
-    // Children of the peer's server are left to us when it ends.
+    // Children of the peer's server are reparented to us when the server exits.
     set_child_subreaper(Some(getpid())).context("becoming a subreaper")?;
     let mut all: Vec<Box<dyn Contender>> = vec![Box::new(Dormouse { bench: &bench })];
     let program = options.criu.clone().unwrap_or_else(|| "criu".into());
     match Command::new(&program).arg("--version").output() {
-        Ok(said) => {
-            eprint!("{}", String::from_utf8_lossy(&said.stdout));
+        Ok(output) => {
+            eprint!("{}", String::from_utf8_lossy(&output.stdout));
             let dir = bench.path("criu");
             let address = SocketAddr::from(([127, 0, 0, 1], 0));
             all.push(Box::new(Criu { program, own: server, dir, pid: 0, address }));
         }
-        Err(e) => eprintln!("{}: {e}: its arm is left out", program.display()),
+        Err(e) => eprintln!("{}: {e}: not measured", program.display()),
     }
     let plain = |megabytes, processes| Server::Own { megabytes, processes, touches: false };
     let small = compare(&mut all, options.rounds, plain(0, 1))?;
@@ -234,7 +234,7 @@ fn main() -> Result<()> {
         if Path::new(program.needs).exists() {
             compare(&mut all, few, Server::Program(program))?;
         } else {
-            eprintln!("\n  SKIPPED: {}: there is no {}", program.name, program.needs);
+            eprintln!("\n  SKIPPED: {}: {} does not exist", program.name, program.needs);
         }
     }
     let mut curves = Vec::new();
@@ -256,7 +256,7 @@ fn main() -> Result<()> {
     draw(&all, "checkpoint-processes", "processes", &curves)
 }
 
-/// What is measured of every server.
+/// The measured times of every server.
 const WHAT: [&str; 4] = ["frozen", "save", "durable", "restore"];
 
 /// Medians of one contender.
@@ -266,7 +266,7 @@ struct Medians {
     restore_ms: f64,
 }
 
-/// One server, by all in turns.
+/// Measures one server with all contenders in turn.
 fn compare(
     all: &mut [Box<dyn Contender + '_>],
     rounds: usize,
@@ -282,8 +282,8 @@ fn compare(
             let name = one.name();
             let done = turn(&mut **one, server, measured);
             match (done, server) {
-                // What a peer cannot do is said. Where it lacks CAP_SYS_RESOURCE CRIU cannot read the limits
-                // of whoever is not root's.
+                // A peer's failure is reported. Without CAP_SYS_RESOURCE CRIU cannot read the
+                // limits of processes of other users.
                 (Err(e), Server::Program(program)) if n > 0 => {
                     eprintln!("\n  {name} does not save {}: {e}", program.name);
                     one.end()?;
@@ -311,7 +311,7 @@ fn compare(
         for (name, times) in WHAT
             .into_iter()
             .zip([measured.frozen, measured.save, measured.durable, measured.restore])
-            .chain(server.comes_again().then_some(("again", measured.again)))
+            .chain(server.has_second_restore().then_some(("again", measured.again)))
         {
             let times = Times::new(times);
             let (median, min, p95) = (times.median_ms(), times.at(0.0), times.at(0.95));
@@ -323,7 +323,7 @@ fn compare(
         medians.push(of_one);
     }
     if let [ours, criu] = &medians[..] {
-        // Of frozen and restore. What is not promised is to be no worse.
+        // Of frozen and restore. Where nothing better is promised, ours must be no worse.
         let (frozen, restore) = match server {
             Server::Own { megabytes: 0, processes: 1, .. } => (0.1, 1.0 / 6.0),
             Server::Own { .. } => (1.0, 1.0),
@@ -332,7 +332,8 @@ fn compare(
         promise("frozen, of CRIU's save", ours[0] / criu[1], frozen);
         promise("durable, of CRIU's", ours[2] / criu[2], 1.0);
         promise("restore, of CRIU's", ours[3] / criu[3], restore);
-        if let ([.., ours], [.., criu], true) = (&ours[..], &criu[..], server.comes_again()) {
+        if let ([.., ours], [.., criu], true) = (&ours[..], &criu[..], server.has_second_restore())
+        {
             promise("restore with a record of what was touched, of CRIU's", ours / criu, 0.25);
         }
     }
@@ -340,8 +341,8 @@ fn compare(
     Ok(medians.map(|of_one| Medians { frozen_ms: of_one[0], restore_ms: of_one[3] }).collect())
 }
 
-/// So that nobody pays for another: what the last one has removed is gone from the disk, too, and as much
-/// memory as a turn takes is the machine's, of which a hypervisor may have taken what was free for a while.
+/// Equal conditions: files removed by the last turn are gone from the disk, and the memory of a
+/// turn was touched, because a hypervisor may have taken free memory meanwhile.
 fn prepare(megabytes: u32) {
     rustix::fs::sync();
     let mut all = vec![0_u8; (megabytes as usize * 3 + 64) << 20];
@@ -351,7 +352,7 @@ fn prepare(megabytes: u32) {
     std::hint::black_box(all);
 }
 
-/// How long a server has for what it does after an answer, so that it is idle.
+/// The time for a server's work after an answer, until it is idle.
 const SETTLES: Duration = Duration::from_millis(100);
 
 fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Result<()> {
@@ -361,8 +362,8 @@ fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Res
     });
     let address = one.start(server)?;
     let began = Instant::now();
-    while server.ask(address).is_err() {
-        ensure!(began.elapsed() < Duration::from_secs(30), "it never answers");
+    while server.query(address).is_err() {
+        ensure!(began.elapsed() < Duration::from_secs(30), "the server never answers");
         std::thread::sleep(Duration::from_millis(1));
     }
     std::thread::sleep(SETTLES);
@@ -375,11 +376,11 @@ fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Res
     let restored = |one: &mut dyn Contender| {
         let began = Instant::now();
         one.restore()?;
-        server.ask(address).context("it does not answer")?;
+        server.query(address).context("the server does not answer")?;
         anyhow::Ok(began.elapsed())
     };
     measured.restore.push(restored(one)?);
-    if server.comes_again() {
+    if server.has_second_restore() {
         std::thread::sleep(SETTLES);
         one.save()?;
         measured.again.push(restored(one)?);
@@ -387,7 +388,7 @@ fn turn(one: &mut dyn Contender, server: Server, measured: &mut Measured) -> Res
     one.end()
 }
 
-/// Ours, in address mode, with everything that a container has.
+/// Our program, in address mode, with everything that a container has.
 struct Dormouse<'b> {
     bench: &'b Bench,
 }
@@ -402,22 +403,22 @@ impl Contender for Dormouse<'_> {
         run.args(["run", "-d", "--name", "a"]);
         match server {
             Server::Own { .. } => run.arg("server"),
-            // What is installed on this host runs on its own files, below a layer that is the container's.
+            // A program of this host runs on the host's files, below the container's own layer.
             Server::Program(_) => run.args(["--rootfs", "/"]),
         };
         ok(run.args(server.words(Path::new("/bin/server"))))?;
         let shown = ok(self.bench.dormouse().args(["inspect", "--json", "a"]))?;
         let shown: Value = serde_json::from_str(&shown)?;
         let record = shown.get(0).unwrap_or(&shown);
-        let ip = record["addresses"][0].as_str().context("it has no address")?;
+        let ip = record["addresses"][0].as_str().context("the container has no address")?;
         Ok(SocketAddr::new(ip.parse::<IpAddr>()?, server.port()))
     }
 
     fn save(&mut self) -> Result<Duration> {
-        let said = ok(self.bench.dormouse().args(["checkpoint", "--json", "a"]))?;
-        let said: Value = serde_json::from_str(&said)?;
-        // Without what makes it durable, which CRIU does not do.
-        let us = said["pause_us"].as_u64().context("no pause_us")?;
+        let report = ok(self.bench.dormouse().args(["checkpoint", "--json", "a"]))?;
+        let report: Value = serde_json::from_str(&report)?;
+        // Without the fsync, which CRIU does not do.
+        let us = report["pause_us"].as_u64().context("no pause_us")?;
         Ok(Duration::from_micros(us))
     }
 
@@ -437,10 +438,10 @@ impl Contender for Dormouse<'_> {
 /// The peer.
 struct Criu {
     program: PathBuf,
-    /// Our own server.
+    /// The path of our own server.
     own: PathBuf,
     dir: PathBuf,
-    /// The server's first process, by our ids.
+    /// The first process of the server, by our pid namespace.
     pid: u32,
     address: SocketAddr,
 }
@@ -453,8 +454,8 @@ impl Criu {
         command
     }
 
-    /// Waits until all of its processes have ended, which are ours or were left to us: whoever is
-    /// restored needs their numbers.
+    /// Waits for the exit of all its processes, which are our children or were reparented to us: a
+    /// restore needs their pids.
     fn reap(&self) -> Result<()> {
         let group = i32::try_from(self.pid).ok().and_then(Pid::from_raw).context("no pid")?;
         loop {
@@ -477,8 +478,8 @@ impl Contender for Criu {
             fs::remove_dir_all(&self.dir)?;
         }
         fs::create_dir_all(&self.dir)?;
-        // A session of its own, so that no terminal belongs to it.
-        // Descriptors of whoever has started this are files that CRIU does not find.
+        // A session of its own, without a controlling terminal. Inherited descriptors of the caller
+        // are files that CRIU does not find.
         let script = "for f in /proc/$$/fd/*; do n=${f##*/}; [ $n -gt 2 ] && eval \"exec $n>&-\"; done; \
                       exec \"$@\"";
         let mut command = Command::new("setsid");
@@ -511,26 +512,26 @@ impl Contender for Criu {
     }
 
     fn end(&mut self) -> Result<()> {
-        // All of them: it began a session, and so a process group.
+        // The whole process group: the server started a session, and so a process group.
         ok(Command::new("kill").args(["-9", "--", &format!("-{}", self.pid)]))?;
         let began = Instant::now();
         while TcpStream::connect(self.address).is_ok() {
-            ensure!(began.elapsed() < Duration::from_secs(5), "it does not end");
+            ensure!(began.elapsed() < Duration::from_secs(5), "the server does not exit");
         }
         self.reap()?;
-        // What it holds of the page cache would be missing to the others.
+        // Its page cache would be missing to the others.
         Ok(fs::remove_dir_all(&self.dir)?)
     }
 }
 
-/// `freezing_time` and `frozen_time` of CRIU's statistics: a magic number, a length, and a message of
-/// protocol buffers with another in it, of which the fields 1 and 2 are wanted, microseconds each.
+/// `freezing_time` and `frozen_time` of CRIU's statistics: a magic number, a length, and a
+/// protocol-buffers message with another in it, of which fields 1 and 2 are in microseconds.
 fn frozen(stats: &[u8]) -> Result<Duration> {
     const HEAD_BYTES: usize = 12;
-    let outer = stats.get(HEAD_BYTES..).context("it is cut")?;
+    let outer = stats.get(HEAD_BYTES..).context("truncated statistics")?;
     let fields = fields(outer)?;
     let Some((_, Field::Bytes(inner))) = fields.iter().find(|(number, _)| *number == 1) else {
-        bail!("there are no figures of a dump");
+        bail!("no statistics of a dump");
     };
     let fields = self::fields(inner)?;
     let number = |wanted: u64| {
@@ -548,7 +549,7 @@ enum Field<'b> {
     Bytes(&'b [u8]),
 }
 
-/// The fields of a message of protocol buffers that are numbers or bytes.
+/// The numbers and byte strings of a protocol-buffers message.
 fn fields(mut rest: &[u8]) -> Result<Vec<(u64, Field<'_>)>> {
     let mut all = Vec::new();
     while !rest.is_empty() {
@@ -557,7 +558,8 @@ fn fields(mut rest: &[u8]) -> Result<Vec<(u64, Field<'_>)>> {
             0 => Field::Number(varint(&mut rest)?),
             2 => {
                 let length = varint(&mut rest)? as usize;
-                let (bytes, after) = rest.split_at_checked(length).context("it is cut")?;
+                let (bytes, after) =
+                    rest.split_at_checked(length).context("truncated statistics")?;
                 rest = after;
                 Field::Bytes(bytes)
             }
@@ -571,7 +573,7 @@ fn fields(mut rest: &[u8]) -> Result<Vec<(u64, Field<'_>)>> {
 fn varint(rest: &mut &[u8]) -> Result<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
-        let (byte, after) = rest.split_first().context("it is cut")?;
+        let (byte, after) = rest.split_first().context("truncated statistics")?;
         *rest = after;
         value |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
@@ -581,7 +583,7 @@ fn varint(rest: &mut &[u8]) -> Result<u64> {
     bail!("a number is too long")
 }
 
-/// Draws how long each stood still, and until the first byte.
+/// Plots the time stopped, and the time until the first byte.
 fn draw(
     all: &[Box<dyn Contender + '_>],
     name: &str,
@@ -603,7 +605,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peers_figures_are_read() {
+    fn statistics_of_criu_are_parsed() {
         let inner = [0x08, 0xac, 0x02, 0x10, 0x05, 0x18, 0x00];
         let mut stats = vec![0; 12];
         stats.extend([0x0a, inner.len() as u8]);

@@ -1,14 +1,14 @@
-//! Many clones of one server by one command: what each costs until it writes to its memory, how long one takes
-//! against one that reads all its memory for itself, and whether each is the server that it was.
+//! Many clones of one server by one command: the memory of each until it writes, its time against a
+//! clone that reads all memory for itself, and whether each has the server's state.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin clones -- --count 1000
 //! ```
 //!
-//! First some of each kind are made in turn and removed again, which gives the time of one. Then all are made, by
-//! one command, and the memory of the machine is compared with that before, by kind: when they were made, when each was
-//! asked for every page of its memory, and when some were told another number, with which they fill it: the others must
-//! not see it.
+//! First some of each kind are made in turn and removed again, for the time of one. Then all are
+//! made by one command, and the memory of the machine is compared by kind with that before: after
+//! the clone, after a request for every page of each, and after some filled their memory with a new
+//! number, which the others must not see.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -16,38 +16,38 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::farm::say;
+use dormouse_benches::farm::request;
 use dormouse_benches::{Bench, Times, figure, ok, promise, shuffle};
 use dormouse_testkit::wait_until;
 
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many.
+    /// Number of clones.
     #[arg(long, default_value_t = 1000)]
     count: usize,
     /// Memory of the server, in KiB.
     #[arg(long, default_value_t = 16 << 10)]
     heap_kb: u64,
-    /// How many turns each kind has.
+    /// Turns of each kind.
     #[arg(long, default_value_t = 10)]
     rounds: usize,
-    /// How many are made in one.
+    /// Clones made in one turn.
     #[arg(long, default_value_t = 10)]
     chunk: usize,
-    /// So many write to all their memory in the end.
+    /// Number of clones that write to all their memory in the end.
     #[arg(long, default_value_t = 20)]
     write: usize,
 }
 
-/// LIMIT: how long an answer may take before the benchmark gives up.
+/// LIMIT: the time for an answer before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// LIMIT: below this much available memory nothing is begun.
+/// LIMIT: below this much available memory nothing is started.
 const AVAILABLE_KB_MIN: u64 = 5 << 20;
 const NAME: &str = "server";
-/// What each may have. It has a memory cgroup of its own, then.
+/// The limits of each. They give it a memory cgroup.
 const CONTRACT: [&str; 3] = ["--memory=256m", "--pids=64", "--cpu-weight=100"];
-/// What is told of the machine's memory, in kB.
+/// The reported kinds of the machine's memory, in kB.
 const KINDS: [&str; 7] = [
     "MemAvailable:",
     "AnonPages:",
@@ -63,9 +63,9 @@ struct Memory([u64; KINDS.len()]);
 
 impl Memory {
     fn now() -> Self {
-        // Kernel objects whose time has come are freed late; what is only cached is none of ours.
+        // Kernel objects are freed late, and caches are not ours.
         rustix::fs::sync();
-        let _ = fs::write("/proc/sys/vm/drop_caches", "3"); // a host may forbid it
+        let _ = fs::write("/proc/sys/vm/drop_caches", "3"); // may be forbidden
         let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Self(KINDS.map(|kind| {
             let line = text.lines().find(|line| line.starts_with(kind)).unwrap_or_default();
@@ -77,7 +77,7 @@ impl Memory {
         self.0[0]
     }
 
-    /// What each of so many has taken since, of what is available, and all kinds.
+    /// The change since `before` per clone: of available memory, and of all kinds.
     fn each(&self, before: &Self, count: usize) -> (f64, serde_json::Value) {
         let each = |n: usize| {
             let more = self.0[n] as f64 - before.0[n] as f64;
@@ -92,17 +92,17 @@ impl Memory {
 fn main() -> Result<()> {
     let options = Options::parse();
     let (count, chunk) = (options.count, options.chunk);
-    ensure!(chunk > 1, "one alone shares nothing");
+    ensure!(chunk > 1, "a single clone shares nothing");
     let bench = Bench::new()?;
     let heap = options.heap_kb.to_string();
     let mut run = bench.dormouse();
     run.args(["run", "-d", "--name", NAME]).args(CONTRACT);
     ok(run.args(["bench", "serve", "80", &heap]))?;
-    let is_ready = || bench.address(NAME, 80).is_ok_and(|at| say(at, "Q").is_ok());
-    ensure!(wait_until(PATIENCE, is_ready), "it does not answer");
+    let is_ready = || bench.address(NAME, 80).is_ok_and(|at| request(at, "Q").is_ok());
+    ensure!(wait_until(PATIENCE, is_ready), "the server does not answer");
     let wanted = (chunk as u64 + options.write as u64) * options.heap_kb + count as u64 * 1024;
     let available = Memory::now().available_kb();
-    ensure!(available > wanted + AVAILABLE_KB_MIN, "there is no memory for so many");
+    ensure!(available > wanted + AVAILABLE_KB_MIN, "too little memory for this number");
 
     let mut times = [Vec::new(), Vec::new()];
     for _ in 0..options.rounds {
@@ -134,7 +134,7 @@ fn main() -> Result<()> {
     let mut all: Vec<usize> = (1..=count).collect();
     shuffle(&mut all, &mut 0x9e37_79b9_7f4a_7c15);
     for n in &all {
-        ensure!(ask(&bench, *n, "Q")? == "0 whole", "clone {n} is not what it was");
+        ensure!(query(&bench, *n, "Q")? == "0 whole", "clone {n} has wrong memory");
     }
     let (read_kb, kinds) = Memory::now().each(&before, count);
     eprintln!("  each asked for all its memory: {read_kb:.0} kB each: {kinds}");
@@ -142,18 +142,21 @@ fn main() -> Result<()> {
 
     let (some, others) = all.split_at(options.write.min(count));
     for n in some {
-        ensure!(ask(&bench, *n, &format!("S {n}"))? == format!("{n} whole"), "clone {n}");
+        ensure!(query(&bench, *n, &format!("S {n}"))? == format!("{n} whole"), "clone {n}");
     }
     for n in others {
-        ensure!(ask(&bench, *n, "Q")? == "0 whole", "clone {n} sees what others write");
+        ensure!(query(&bench, *n, "Q")? == "0 whole", "clone {n} sees the writes of others");
     }
     for n in some {
-        ensure!(ask(&bench, *n, "Q")? == format!("{n} whole"), "clone {n} lost what it wrote");
+        ensure!(query(&bench, *n, "Q")? == format!("{n} whole"), "clone {n} lost its writes");
     }
-    ensure!(say(bench.address(NAME, 80)?, "Q")?.trim() == "0 whole", "it is not what it was");
+    ensure!(
+        request(bench.address(NAME, 80)?, "Q")?.trim() == "0 whole",
+        "the original has wrong memory"
+    );
     if !some.is_empty() {
         let (_, kinds) = Memory::now().each(&before, count);
-        let anonymous = kinds["AnonPages"].as_f64().context("it is told")? * count as f64;
+        let anonymous = kinds["AnonPages"].as_f64().context("a value of AnonPages")? * count as f64;
         let kb = anonymous / some.len() as f64;
         figure("clones", "anonymous memory of one that was written", kb, "kB", kinds);
     }
@@ -161,7 +164,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Makes some by one command. How long that took.
+/// Makes some clones by one command. Returns the time.
 fn make(bench: &Bench, stem: &str, count: usize, unshared: bool) -> Result<Duration> {
     let mut clone = bench.dormouse();
     clone.args(["clone", "-n", &count.to_string(), "--name", stem]);
@@ -176,8 +179,8 @@ fn remove(bench: &Bench, stem: &str, count: usize) -> Result<()> {
     ok(bench.dormouse().args(["rm", "--force"]).args(names)).map(drop)
 }
 
-fn ask(bench: &Bench, number: usize, what: &str) -> Result<String> {
+fn query(bench: &Bench, number: usize, what: &str) -> Result<String> {
     let address = bench.address(&format!("c-{number}"), 80)?;
-    let said = say(address, what).with_context(|| format!("ask clone {number}"))?;
-    Ok(said.trim().to_owned())
+    let answer = request(address, what).with_context(|| format!("request to clone {number}"))?;
+    Ok(answer.trim().to_owned())
 }

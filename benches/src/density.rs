@@ -1,5 +1,5 @@
-//! How many containers run, are drowsy or sleep on one machine, what each of them costs, and whether every
-//! one of them still answers.
+//! The number of containers that run, are drowsy or sleep on one machine, the cost of each, and
+//! whether every one still answers.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin density -- --steps 100,300,1000
@@ -9,26 +9,27 @@
 //! cargo run --release -p dormouse-benches --bin density -- --by asleep --steps 3000 --nginx 30
 //! ```
 //!
-//! Each is a small server with an address, a user namespace, the filter of the house, and limits to its memory,
-//! processes and share of the processors. How it comes to
-//! be and what is in its memory depends on `--by`:
+//! Each is a small server with an address, a user namespace, the default filter, and limits to its
+//! memory, processes and share of the processors. Its creation and the contents of its memory
+//! depend on `--by`:
 //!
-//! - `run`: started on its own, told a number that it fills its memory with, then put to sleep or left;
-//! - `clone`: the same, cloned from one that runs, many by one command;
-//! - `asleep`: cloned so that it comes to be asleep (`clone --asleep`). It has what the other has until it
-//!   is woken, and is told its number then: what is measured before is without memory of its own.
+//! - `run`: started separately, given a number that fills its memory, then put to sleep or left
+//!   running;
+//! - `clone`: the same, cloned from a running one, many by one command;
+//! - `asleep`: cloned asleep (`clone --asleep`). The clone has the original's memory until its first
+//!   wake, and receives its number then: figures before that are without private memory.
 //!
-//! At every step the memory of the machine is compared with that before the first, by kind. At the end
-//! each is asked once, in random order, and has to answer with its own number and with every page as it
-//! was. With `--memory` the daemon has so much for all that is awake: it lets in whoever is asked, and puts
-//! others to sleep in their place. Without it all are awake in the end. With `--again` all sleep once more
-//! after that, now with memory of their own.
+//! At every step the memory of the machine is compared by kind with that before the first
+//! container. At the end each receives one request, in random order, and must answer with its own
+//! number and with every page intact. `--memory` is the daemon's limit for all awake containers: a
+//! wake is admitted while others are suspended. Without it all are awake in the end. With `--again`
+//! all sleep once more after that, now with private memory.
 //!
-//! With `--nginx` so many of them are nginx with one worker, of an image of Debian's, spread evenly among the
-//! others. Its number is a file of its own, put by WebDAV and got again; it has its heap from the one
-//! that it is cloned from.
+//! `--nginx` is the number of nginx containers with one worker, of a Debian image, spread evenly
+//! among the others. The number of such a container is a file, written and read by WebDAV. Its heap
+//! is that of its template.
 //!
-//! It ends by itself, and says why, when memory, process ids or time run out.
+//! The benchmark ends with a report of the cause when memory, process ids or time run out.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap};
@@ -49,48 +50,49 @@ use dormouse_testkit::{leftover, wait_until};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// At how many containers memory is looked at; the last is how many there are to be.
+    /// Numbers of containers at which memory is measured; the last is the total.
     #[arg(long, value_delimiter = ',', default_value = "100,300,1000")]
     steps: Vec<usize>,
-    /// How each comes to be.
+    /// The way of creation.
     #[arg(long, value_enum, default_value = "run")]
     by: By,
-    /// What becomes of it.
+    /// The final state.
     #[arg(long, value_enum, default_value = "asleep")]
     tier: Tier,
-    /// Memory of each that is its own, in kB.
+    /// Private memory of each, in kB.
     #[arg(long, default_value_t = 64)]
     heap_kb: u64,
     /// No further container after this many seconds.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// The keeper is killed when all sleep: how long until a command has all of them heard again.
+    /// Kill the keeper when all sleep: the time until a command has restored all listeners.
     #[arg(long)]
     lose_keeper: bool,
-    /// When all were asked all sleep again, memory is looked at, and all are asked again.
+    /// After all requests all sleep again, memory is measured, and all receive another request.
     #[arg(long)]
     again: bool,
-    /// Memory for all that is awake while they are asked, as the daemon takes it: 1g.
+    /// The daemon's limit for awake containers during the requests: 1g.
     #[arg(long)]
     memory: Option<String>,
-    /// So many of the last step's are nginx.
+    /// Number of nginx containers among those of the last step.
     #[arg(long, default_value_t = 0)]
     nginx: usize,
-    /// At most so many are asked, chosen at random; all, unless it is said.
+    /// The maximal number of requests, to random containers; default: one to each.
     #[arg(long)]
     asks: Option<usize>,
-    /// How many ask at once.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     askers: u32,
 }
 
 impl Options {
-    /// Starts one.
+    /// Starts a container.
     fn run(&self, bench: &Bench, name: &str, server: Server) -> Result<()> {
         let (port, heap) = (PORT.to_string(), self.heap_kb.to_string());
         let mut run = bench.dormouse();
         run.args(["run", "-d", "--name", name]).args(CONTRACT);
-        // Whoever never falls asleep by itself gives nobody its place; none has so much time here.
+        // Containers without a policy are never suspended for others. No container reaches this
+        // time here.
         run.args(self.memory.is_some().then_some("--sleep-after=24h"));
         ok(match server {
             Server::Small => run.args(["bench", "serve", &port, &heap]),
@@ -99,16 +101,16 @@ impl Options {
         Ok(())
     }
 
-    /// How many of the first `count` are nginx.
+    /// The number of nginx containers among the first `count`.
     fn nginx_of(&self, count: usize) -> usize {
         self.steps.last().map_or(0, |last| self.nginx * count / last)
     }
 }
 
-/// What each may have. It has a memory cgroup of its own, then.
+/// The limits of each. They give it a memory cgroup.
 const CONTRACT: [&str; 3] = ["--memory=256m", "--pids=64", "--cpu-weight=100"];
 
-/// What runs in a container.
+/// The program of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Server {
     /// `floor/serve.c`.
@@ -117,7 +119,7 @@ enum Server {
 }
 
 impl Server {
-    /// What clones are made from.
+    /// The container from which clones are made.
     fn template(self) -> &'static str {
         match self {
             Self::Small => "template",
@@ -126,7 +128,7 @@ impl Server {
     }
 }
 
-/// A master and a worker, with one file that anybody may write.
+/// A master and a worker, with one file that every client may write.
 const NGINX: &str =
     "mkdir /srv/bench && cat >/srv/nginx.conf <<'END' && exec nginx -c /srv/nginx.conf
 daemon off;
@@ -173,19 +175,19 @@ impl Tier {
 
 /// LIMIT: below this much available memory no further container is made.
 const AVAILABLE_KB_MIN: u64 = 5 << 20;
-/// LIMIT: below this much room on the disk none is made, and nobody is asked: each that was told its number
-/// leaves memory of its own there.
+/// LIMIT: below this much free disk space none is made, and no requests are sent: each container
+/// with its number leaves private memory there.
 const DISK_KB_MIN: u64 = 2 << 20;
-/// LIMIT: so many process ids stay free.
+/// LIMIT: this many process ids stay free.
 const PIDS_MIN: u64 = 2000;
-/// LIMIT: how long an answer may take.
+/// LIMIT: the time for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
-/// So many are made and put to sleep by one command, and looked at as one.
+/// Containers made and put to sleep by one command, and measured together.
 const CHUNK: usize = 100;
-/// How often it is looked how many are awake.
+/// The interval of counting the awake containers.
 const LOOK: Duration = Duration::from_millis(50);
-/// So many caches of the kernel are named.
+/// The number of kernel caches in a report.
 const CACHES: usize = 16;
 
 /// Memory of the machine by kind, in kB.
@@ -199,7 +201,7 @@ struct Memory {
     percpu: u64,
     /// Resident memory of our own processes.
     ours: u64,
-    /// What the containers' directories take on disk.
+    /// Disk space of the containers' directories.
     disk: u64,
     /// The kernel's caches.
     caches: BTreeMap<String, u64>,
@@ -207,9 +209,9 @@ struct Memory {
 
 impl Memory {
     fn now(bench: &Bench) -> Self {
-        // Kernel objects whose time has come are freed late; what is only cached is none of ours.
+        // Kernel objects are freed late, and caches are not ours.
         rustix::fs::sync();
-        let _ = fs::write("/proc/sys/vm/drop_caches", "3"); // a host may forbid it
+        let _ = fs::write("/proc/sys/vm/drop_caches", "3"); // may be forbidden
         let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let field = |name: &str| {
             let line = text.lines().find(|l| l.starts_with(name)).unwrap_or_default();
@@ -228,7 +230,7 @@ impl Memory {
         }
     }
 
-    /// What each of `count` containers has added since.
+    /// The increase since `before` per container.
     fn each(&self, before: &Self, count: usize) -> serde_json::Value {
         let each = |now: u64, then: u64| {
             let kb = (now as f64 - then as f64) / count as f64;
@@ -260,15 +262,15 @@ fn main() -> Result<()> {
     let options = Options::parse();
     ensure!(options.steps.is_sorted() && options.steps.first() > Some(&0), "steps must grow");
     let sleeps = options.tier == Tier::Asleep;
-    ensure!(sleeps || options.by != By::Asleep, "--by asleep makes what is asleep");
+    ensure!(sleeps || options.by != By::Asleep, "--by asleep creates asleep containers");
     let for_asleep = options.lose_keeper || options.again || options.memory.is_some();
-    ensure!(sleeps || !for_asleep, "that is for what is asleep");
-    ensure!(options.asks != Some(0), "somebody is asked");
-    ensure!(options.asks.is_none() || !options.again, "all are asked before all sleep again");
-    // It may have to be fetched, which the network below cannot.
+    ensure!(sleeps || !for_asleep, "these options need --tier asleep");
+    ensure!(options.asks != Some(0), "--asks must not be 0");
+    ensure!(options.asks.is_none() || !options.again, "--again needs a request to each");
+    // May need a download, which the network below does not allow.
     let nginx = (options.nginx > 0).then(dormouse_testkit::image::nginx);
     let bench = Bench::new()?;
-    // The domain, the keeper and the shared mounts are there before anything is counted.
+    // The domain, the keeper and the shared mounts exist before the measurement.
     let mut servers = vec![Server::Small];
     if let Some(nginx) = nginx {
         ok(bench.dormouse().args(["import", "--name", NGINX_IMAGE]).arg(nginx))?;
@@ -278,9 +280,10 @@ fn main() -> Result<()> {
         let name = server.template();
         options.run(&bench, name, *server)?;
         let address = bench.address(name, PORT)?;
-        Sleeper { name: name.into(), server: *server, number: 0, address }.told()?;
+        Sleeper { name: name.into(), server: *server, number: 0, address }.set_up()?;
     }
-    // What there is when the first one sleeps (a process that is ready to wake it) is counted for none.
+    // Objects that exist with the first asleep container (a process for the next wake) are not
+    // counted.
     options.run(&bench, FIRST, Server::Small)?;
     if options.tier != Tier::Running {
         put_there(&bench, options.tier, &[FIRST.into()])?;
@@ -314,13 +317,13 @@ fn main() -> Result<()> {
         let more = serde_json::json!({ "containers": count, "all_ms": ms });
         figure("density", "heard again after the loss of the keeper", each, "ms each", more);
     }
-    // An order that is random, and the same every time.
+    // A random order that is the same every time.
     let mut random = 0x9e37_79b9_7f4a_7c15;
     shuffle(&mut sleepers, &mut random);
     sleepers.truncate(options.asks.unwrap_or(usize::MAX));
-    // What came to be asleep has no number yet.
-    let tells = options.by == By::Asleep;
-    answers(&bench, &options, &sleepers, tells, &end)?;
+    // Containers cloned asleep have no number yet.
+    let sets_number = options.by == By::Asleep;
+    answers(&bench, &options, &sleepers, sets_number, &end)?;
     if options.again {
         put_there(&bench, options.tier, &names_of(&sleepers))?;
         let each = Memory::now(&bench).each(&before, count);
@@ -333,23 +336,23 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Who is there before anything is counted, as the others will be.
+/// The container that exists before the measurement.
 const FIRST: &str = "first";
 
-/// More and more containers.
+/// A growing number of containers.
 struct Ramp {
     bench: Bench,
     options: Options,
-    /// How many there are that are not counted.
+    /// The number of containers that are not counted.
     others: usize,
     sleepers: Vec<Sleeper>,
-    /// How long one took to be made, and to be put to sleep, on average of those that one command did.
+    /// The times of making and of suspending one, averaged over a command.
     made: Vec<Duration>,
     put: Vec<Duration>,
 }
 
 impl Ramp {
-    /// Gives why it ended early, if so.
+    /// Returns the cause of an early end.
     fn climb(&mut self, before: &Memory) -> Result<Option<String>> {
         let until = Instant::now() + Duration::from_secs(self.options.seconds);
         let mut kernel_kb = Line { name: "unreclaimable slab", points: Vec::new() };
@@ -362,7 +365,7 @@ impl Ramp {
                 end = exhausted(&self.bench, until);
             }
             let count = self.sleepers.len();
-            // The first looks at all that have come to be since, and what it has seen is there for the others.
+            // The first listing reads all new containers, and caches the result for later listings.
             for which in ["first", "next"] {
                 let (start, cpu) = (Instant::now(), children_cpu_ms());
                 let listed = ok(self.bench.dormouse().args(["ps", "--all", "--json"]))?;
@@ -407,7 +410,7 @@ impl Ramp {
         format!("{}, {by}", self.options.tier.as_str())
     }
 
-    /// Makes some more, of both kinds.
+    /// Makes some more containers of both kinds.
     fn more(&mut self, count: usize) -> Result<()> {
         let before = self.sleepers.len();
         let nginx = self.options.nginx_of(before + count) - self.options.nginx_of(before);
@@ -422,7 +425,7 @@ impl Ramp {
             return Ok(());
         }
         let made = &self.sleepers[before..];
-        made.iter().try_for_each(Sleeper::told)?;
+        made.iter().try_for_each(Sleeper::set_up)?;
         if self.options.tier != Tier::Running {
             let took = put_there(&self.bench, self.options.tier, &names_of(made))?;
             self.put.push(took / count as u32);
@@ -435,7 +438,7 @@ impl Ramp {
         let stem = format!("d{first}");
         let names: Vec<String> = match (self.options.by, count) {
             (By::Run, _) => (first..first + count).map(|n| format!("d{n}")).collect(),
-            // One clone is not numbered.
+            // A single clone has no number in its name.
             (_, 1) => vec![stem.clone()],
             _ => (1..=count).map(|n| format!("{stem}-{n}")).collect(),
         };
@@ -460,7 +463,7 @@ impl Ramp {
     }
 }
 
-/// Has containers sleep, or be drowsy.
+/// Suspends containers, or makes them drowsy.
 fn put_there(bench: &Bench, tier: Tier, names: &[String]) -> Result<Duration> {
     let start = Instant::now();
     for some in names.chunks(CHUNK) {
@@ -475,13 +478,13 @@ fn names_of(sleepers: &[Sleeper]) -> Vec<String> {
     sleepers.iter().map(|sleeper| sleeper.name.clone()).collect()
 }
 
-/// What each costs in memory that the kernel cannot take back, and in ours.
+/// The cost of each in unreclaimable kernel memory, and in our processes.
 fn kernel_and_ours_kb(each: &serde_json::Value) -> f64 {
     let value = |name: &str| each[name].as_f64().unwrap_or(f64::NAN);
     value("slab_unreclaimable_kb") + value("our_processes_kb") + value("percpu_kb")
 }
 
-/// Time that the processors have spent for what has run for us (proc(5), cutime and cstime).
+/// Processor time of our children (proc(5), cutime and cstime).
 fn children_cpu_ms() -> u64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let behind = stat.rsplit(')').next().unwrap_or_default();
@@ -489,7 +492,7 @@ fn children_cpu_ms() -> u64 {
     ticks.filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10
 }
 
-/// Where these containers can be called.
+/// Returns the addresses of these containers.
 fn addresses(bench: &Bench, names: &[String]) -> Result<Vec<SocketAddr>> {
     let text = ok(bench.dormouse().args(["inspect", "--json"]).args(names))?;
     let records = serde_json::Deserializer::from_str(&text).into_iter();
@@ -500,16 +503,16 @@ fn addresses(bench: &Bench, names: &[String]) -> Result<Vec<SocketAddr>> {
     };
     let all: HashMap<String, SocketAddr> = records.iter().filter_map(of).collect();
     let found = names.iter().map(|name| all.get(name).copied());
-    found.map(|address| address.context("one has no address")).collect()
+    found.map(|address| address.context("a container has no address")).collect()
 }
 
-/// Kills who hears callers, and has the next command bring all of them back.
+/// Kills the keeper; the next command restores all listeners.
 fn lose_keeper(bench: &Bench) -> Result<Duration> {
     let keeper = || {
         let all = leftover::processes(std::process::id(), bench.dir.path());
         all.into_iter().find(|(_, line)| line.contains("keeper")).map(|(pid, _)| pid)
     };
-    let pid = keeper().context("nobody has custody")?;
+    let pid = keeper().context("no keeper")?;
     let process = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
     rustix::process::kill_process(process, rustix::process::Signal::KILL)?;
     ensure!(wait_until(PATIENCE, || keeper() != Some(pid)), "the keeper does not end");
@@ -518,7 +521,7 @@ fn lose_keeper(bench: &Bench) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Why no further container is made, if so.
+/// Returns the cause why no further container is made, if there is one.
 fn exhausted(bench: &Bench, until: Instant) -> Option<String> {
     let disk =
         rustix::fs::statvfs(bench.dir.path()).map_or(u64::MAX, |it| it.f_bavail * it.f_frsize);
@@ -542,7 +545,7 @@ fn exhausted(bench: &Bench, until: Instant) -> Option<String> {
     (Instant::now() > until).then(|| "time is up".into())
 }
 
-/// One container, and the number that it is told.
+/// A container with its number.
 struct Sleeper {
     name: String,
     server: Server,
@@ -551,36 +554,36 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Tells one its number as soon as it listens.
-    fn told(&self) -> Result<()> {
-        let told = || self.tell().is_ok();
-        ensure!(wait_until(PATIENCE, told), "{} does not listen", self.name);
+    /// Sends the number as soon as the server listens.
+    fn set_up(&self) -> Result<()> {
+        let is_set = || self.set_number().is_ok();
+        ensure!(wait_until(PATIENCE, is_set), "{} does not listen", self.name);
         Ok(())
     }
 
-    /// Tells it its number. Gives the time until the first byte.
-    fn tell(&self) -> Result<Duration> {
+    /// Sends the number. Returns the time until the first byte.
+    fn set_number(&self) -> Result<Duration> {
         match self.server {
-            Server::Small => self.say(&format!("S {}\n", self.number), &self.whole()),
+            Server::Small => self.exchange(&format!("S {}\n", self.number), &self.whole()),
             Server::Nginx => {
                 let number = self.number.to_string();
                 let length = number.len();
                 let put =
                     format!("PUT /number HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{number}");
-                let took = self.say(&put, "")?;
-                self.ask()?;
+                let took = self.exchange(&put, "")?;
+                self.query()?;
                 Ok(took)
             }
         }
     }
 
-    /// Asks it; what it says must be its own number, and that all is whole. Gives the time until the
-    /// first byte.
-    fn ask(&self) -> Result<Duration> {
+    /// Sends a request; the answer must contain its number and report whole memory. Returns the
+    /// time until the first byte.
+    fn query(&self) -> Result<Duration> {
         match self.server {
-            Server::Small => self.say("Q\n", &self.whole()),
+            Server::Small => self.exchange("Q\n", &self.whole()),
             Server::Nginx => {
-                self.say("GET /number HTTP/1.0\r\n\r\n", &format!("\r\n\r\n{}", self.number))
+                self.exchange("GET /number HTTP/1.0\r\n\r\n", &format!("\r\n\r\n{}", self.number))
             }
         }
     }
@@ -589,35 +592,35 @@ impl Sleeper {
         format!("{} whole\n", self.number)
     }
 
-    /// Says something, and hears how its answer ends.
-    fn say(&self, what: &str, end: &str) -> Result<Duration> {
+    /// Sends a text, and checks the end of the answer.
+    fn exchange(&self, what: &str, end: &str) -> Result<Duration> {
         let start = Instant::now();
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(what.as_bytes())?;
-        let mut said = vec![0];
-        stream.read_exact(&mut said)?;
+        let mut answer = vec![0];
+        stream.read_exact(&mut answer)?;
         let took = start.elapsed();
-        stream.read_to_end(&mut said)?;
-        let said = String::from_utf8_lossy(&said);
-        // Whole, but for how HTTP begins and goes on.
+        stream.read_to_end(&mut answer)?;
+        let answer = String::from_utf8_lossy(&answer);
+        // The whole answer, except for the head of HTTP.
         let is_right = match self.server {
-            Server::Small => said == end,
-            Server::Nginx => said.starts_with("HTTP/1.1 20") && said.ends_with(end),
+            Server::Small => answer == end,
+            Server::Nginx => answer.starts_with("HTTP/1.1 20") && answer.ends_with(end),
         };
         if !is_right {
-            bail!("{} says '{}'", self.name, said.trim());
+            bail!("{} answers '{}'", self.name, answer.trim());
         }
         Ok(took)
     }
 }
 
-/// Asks each once, or tells it its number, and says how long they took.
+/// Sends each a request, or its number, and reports the times.
 fn answers(
     bench: &Bench,
     options: &Options,
     sleepers: &[Sleeper],
-    tells: bool,
+    sets_number: bool,
     end: &Option<String>,
 ) -> Result<()> {
     let daemon = options.memory.as_deref().map(|memory| bench.daemon(&["--memory", memory]));
@@ -625,8 +628,8 @@ fn answers(
     let (begin, count) = (Instant::now(), sleepers.len());
     let never = begin + Duration::from_secs(86_400);
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let ask = |sleeper: &Sleeper| {
-        let asked = if tells { sleeper.tell() } else { sleeper.ask() };
+    let query = |sleeper: &Sleeper| {
+        let asked = if sets_number { sleeper.set_number() } else { sleeper.query() };
         asked.with_context(|| format!("{} does not answer as itself", sleeper.name))
     };
     let asker = || -> Result<Vec<(usize, Duration)>> {
@@ -634,13 +637,13 @@ fn answers(
         while !is_over.load(Ordering::Relaxed) {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(sleeper) = sleepers.get(at) else { break };
-            let asked = ask(sleeper).inspect_err(|_| is_over.store(true, Ordering::Relaxed));
+            let asked = query(sleeper).inspect_err(|_| is_over.store(true, Ordering::Relaxed));
             times.push((at, asked?));
             if (at + 1).is_multiple_of(CHUNK) {
                 eprint!("\r  {} have answered ", at + 1);
                 if let Some(why) = exhausted(bench, never) {
                     is_over.store(true, Ordering::Relaxed);
-                    bail!("of {count} {} have answered when it ended: {why}", at + 1);
+                    bail!("{} of {count} have answered before the end: {why}", at + 1);
                 }
             }
         }
@@ -674,13 +677,13 @@ fn answers(
     let answers = Times::new(times);
     let (p50, p99, per_s) = (answers.median_ms(), answers.at(0.99), count as f64 / took_s);
     let more = serde_json::json!({
-        "containers": count, "tier": options.tier.as_str(), "told_then": tells, "p50_ms": p50,
+        "containers": count, "tier": options.tier.as_str(), "told_then": sets_number, "p50_ms": p50,
         "p99_ms": p99, "max_ms": answers.at(1.0), "per_s": per_s, "askers": options.askers,
         "memory": options.memory, "awake_max": awake_max, "awake": awake, "first_ms": first,
         "last_ms": last, "ended": end, "nginx": of_nginx.len(),
     });
     figure("density", "asked once each, in random order: first byte", p50, "ms", more);
-    let how = if tells { ", told their number then" } else { "" };
+    let how = if sets_number { ", given their number then" } else { "" };
     eprintln!(
         "\r  all {count} asked answered as themselves{how}: p50 {p50:.2} ms, p99 {p99:.2} ms, {per_s:.0} a \
          second; first tenth {first:.2} ms, last tenth {last:.2} ms; {awake_max} were awake at most, \
@@ -695,12 +698,12 @@ fn answers(
     Ok(())
 }
 
-/// How many have processes, or are about to.
+/// The number of containers that have processes, or are about to.
 fn awake(bench: &Bench) -> usize {
     fs::read_dir(bench.path("root/run/c")).map_or(0, Iterator::count)
 }
 
-/// Resident memory of our processes that outlive a command, of this benchmark's only.
+/// Resident memory of this benchmark's own long-running processes.
 fn ours_kb(bench: &Bench) -> u64 {
     let all = leftover::processes(std::process::id(), bench.dir.path());
     let resident = |pid: u32| -> Option<u64> {
@@ -724,7 +727,7 @@ fn caches_kb() -> BTreeMap<String, u64> {
     text.lines().skip(2).filter_map(of).collect()
 }
 
-/// What directories take on disk; a file with several names counts once.
+/// Disk space of directories; a hard-linked file counts once.
 #[derive(Default)]
 struct Disk(std::collections::HashSet<u64>);
 

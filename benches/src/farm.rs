@@ -1,4 +1,4 @@
-//! Servers of a kind, memory for some of them, and callers who ask one after the other.
+//! Servers of a kind, memory for some of them, and clients that send one request after the other.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,37 +11,38 @@ use dormouse_testkit::wait_until;
 
 use crate::{Bench, Daemon, Times, ok};
 
-/// LIMIT: how long an answer may take before a benchmark gives up.
+/// LIMIT: the time for an answer before a benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Until who is popular is known, and others have made room: at least, for each server, and for each MB.
+/// Time until popular servers are known, and others were suspended: at least, per server, and per
+/// MB.
 const WARMS_UP: Duration = Duration::from_secs(1);
 const EACH_WARMS_UP: Duration = Duration::from_millis(5);
 const EACH_MB_WARMS_UP: Duration = Duration::from_millis(10);
-/// What the kernel has of a server, in KiB.
+/// Kernel memory of a server, in KiB.
 const KERNEL_KIB: u64 = 400;
 
-/// Servers with memory of their own, in the order of their popularity.
+/// Servers with private memory, in the order of their popularity.
 pub struct Farm<'b> {
     bench: &'b Bench,
     kib: u64,
-    /// Where each can be called.
+    /// The addresses of the servers.
     pub all: Vec<SocketAddr>,
 }
 
-/// Who asks: number n is asked with a probability of 1/n^alpha.
+/// Clients: server n receives a request with a probability of 1/n^alpha.
 #[derive(Debug, Clone, Copy)]
 pub struct Callers {
-    /// How many ask at once.
+    /// Number of concurrent clients.
     pub clients: usize,
-    /// How much more the popular are asked.
+    /// The exponent of the popularity.
     pub alpha: f64,
-    /// How long.
+    /// Duration.
     pub time: Duration,
-    /// What of its memory a server looks through for an answer.
+    /// The memory that a server reads for an answer.
     pub touched: Touched,
 }
 
-/// What of its memory a server looks through for an answer.
+/// The memory that a server reads for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Touched {
     /// All of it.
@@ -51,7 +52,7 @@ pub enum Touched {
 }
 
 impl Touched {
-    /// The word that has it do that (floor/serve.c).
+    /// The word of the request (floor/serve.c).
     fn word(self) -> &'static str {
         match self {
             Self::All => "Q",
@@ -60,35 +61,35 @@ impl Touched {
     }
 }
 
-/// What they came to.
+/// Results of the clients.
 pub struct Asked {
     /// Answers a second.
     pub requests_per_s: f64,
-    /// How long each took.
+    /// Times of the answers.
     pub times: Times,
-    /// How many servers were woken meanwhile.
+    /// Number of wakes meanwhile.
     pub wakes: usize,
-    /// What all of them had in the end, with the kernel's part and the page cache, in bytes.
+    /// Memory of all servers in the end, with the kernel's part and the page cache, in bytes.
     pub memory_bytes: u64,
 }
 
 impl<'b> Farm<'b> {
-    /// None yet, of so much memory each.
+    /// An empty farm, of servers with so much memory each.
     pub fn new(bench: &'b Bench, kib: u64) -> Self {
         Self { bench, kib, all: Vec::new() }
     }
 
-    /// What the server of this number is called.
+    /// The name of server `number`.
     pub fn name(number: usize) -> String {
         format!("s{number}")
     }
 
-    /// Starts more, up to so many.
+    /// Starts more servers, up to `count`.
     pub fn grow(&mut self, count: usize) -> Result<()> {
         self.grow_with(count, |_| None)
     }
 
-    /// The same, some with a timer of their own that rings after so much time, again and again.
+    /// The same; some have a timer that expires periodically.
     pub fn grow_with(
         &mut self,
         count: usize,
@@ -103,34 +104,34 @@ impl<'b> Farm<'b> {
             ok(run.args(["bench", "serve", "80", &kib]).args(period))?;
             self.all.push(self.bench.address(&name, 80)?);
         }
-        let answers = || self.all.iter().all(|address| ask(*address, Touched::All).is_ok());
-        ensure!(wait_until(PATIENCE, answers), "not all of them answer");
+        let answers = || self.all.iter().all(|address| query(*address, Touched::All).is_ok());
+        ensure!(wait_until(PATIENCE, answers), "not all servers answer");
         Ok(())
     }
 
-    /// Has all of them take their memory again, whatever became of it.
+    /// Sends each a request that touches all its memory.
     pub fn fill(&self) -> Result<()> {
-        self.all.iter().try_for_each(|address| ask(*address, Touched::All).map(drop))
+        self.all.iter().try_for_each(|address| query(*address, Touched::All).map(drop))
     }
 
-    /// A daemon with memory for so many of them.
+    /// Starts a daemon with memory for `fit` servers.
     pub fn with_room_for(&self, fit: usize, options: &[&str]) -> Result<Daemon> {
         // A sixteenth is kept free.
         let kib = self.room_bytes(fit) * 16 / 15 / 1024 + 1;
         self.bench.daemon(&[&["--memory", &format!("{kib}k")], options].concat())
     }
 
-    /// What so many of them take.
+    /// The memory of `fit` servers.
     pub fn room_bytes(&self, fit: usize) -> u64 {
         fit.max(1) as u64 * (self.kib + KERNEL_KIB) * 1024
     }
 
-    /// Asks for a while, and for a moment before that.
-    pub fn ask(&self, callers: Callers) -> Result<Asked> {
+    /// Runs the clients for a while, after a warm-up.
+    pub fn query(&self, callers: Callers) -> Result<Asked> {
         let each = EACH_WARMS_UP + EACH_MB_WARMS_UP * (self.kib >> 10) as u32;
-        callers.ask(&self.all, WARMS_UP.max(each * self.all.len() as u32))?;
+        callers.query(&self.all, WARMS_UP.max(each * self.all.len() as u32))?;
         let before = self.wakes()?;
-        let times = callers.ask(&self.all, callers.time)?;
+        let times = callers.query(&self.all, callers.time)?;
         let wakes = self.wakes()?.saturating_sub(before);
         let requests_per_s = times.len() as f64 / callers.time.as_secs_f64();
         let memory_bytes = self.memory_bytes()?;
@@ -142,10 +143,10 @@ impl<'b> Farm<'b> {
         let all: serde_json::Value = serde_json::from_str(&all)?;
         let of = |one: &serde_json::Value| one["memory_bytes"].as_u64();
         let bytes = all.as_array().and_then(|all| all.iter().map(of).sum());
-        bytes.context("stats tells no memory")
+        bytes.context("no memory in stats")
     }
 
-    /// How many wakes there were.
+    /// The number of wakes so far.
     fn wakes(&self) -> Result<usize> {
         let text = std::fs::read_to_string(self.bench.path("root/lib/events"))?;
         Ok(text.lines().filter(|line| line.contains("\"wake\"")).count())
@@ -153,7 +154,7 @@ impl<'b> Farm<'b> {
 }
 
 impl Callers {
-    fn ask(self, all: &[SocketAddr], time: Duration) -> Result<Vec<Duration>> {
+    fn query(self, all: &[SocketAddr], time: Duration) -> Result<Vec<Duration>> {
         let is_over = AtomicBool::new(false);
         let seed = AtomicUsize::new(0);
         let client = || -> Result<Vec<Duration>> {
@@ -162,7 +163,7 @@ impl Callers {
                 Ranks::new(0x9e37_79b9_7f4a_7c15 ^ (number << 20), all.len(), self.alpha);
             let mut times = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
-                times.push(ask(all[ranks.next()], self.touched)?);
+                times.push(query(all[ranks.next()], self.touched)?);
             }
             Ok(times)
         };
@@ -173,35 +174,35 @@ impl Callers {
             let mut all = Vec::new();
             for client in clients {
                 let times = client.join().map_err(|_| anyhow!("a client panicked"))?;
-                all.extend(times.context("a request was lost")?);
+                all.extend(times.context("a request failed")?);
             }
             Ok(all)
         })
     }
 }
 
-/// Asks a server whether its memory is whole: a connection, a word, the answer.
-pub fn ask(address: SocketAddr, touched: Touched) -> Result<Duration> {
+/// Requests a check of a server's memory: a connection, a word, the answer.
+pub fn query(address: SocketAddr, touched: Touched) -> Result<Duration> {
     let begin = Instant::now();
-    let said = say(address, touched.word())?;
-    ensure!(said.contains("whole"), "it said '{said}'");
+    let answer = request(address, touched.word())?;
+    ensure!(answer.contains("whole"), "unexpected answer '{answer}'");
     Ok(begin.elapsed())
 }
 
-/// Says a word to a server (floor/serve.c); its answer.
-pub fn say(address: SocketAddr, word: &str) -> Result<String> {
+/// Sends a word to a server (floor/serve.c), and returns the answer.
+pub fn request(address: SocketAddr, word: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(format!("{word}\n").as_bytes())?;
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    // The server closes first and would remember the connection for a minute: after some ten thousand of them
-    // the next has the same ports, and waits for seconds until that is over.
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    // The server closes first and would keep the connection in TIME_WAIT for a minute. After some
+    // ten thousand connections the next one would have the same ports, and wait for seconds.
     rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
-    Ok(said)
+    Ok(answer)
 }
 
-/// Numbers that only look like chance (xorshift64), and ranks by how likely they are.
+/// Pseudo-random numbers (xorshift64), and ranks by their probability.
 struct Ranks {
     state: u64,
     sums: Vec<f64>,

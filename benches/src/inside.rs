@@ -1,12 +1,12 @@
-//! What being inside costs: system calls and lmbench's operations outside, in a container with the
+//! The cost of being inside: system calls and lmbench's operations outside, in a container with the
 //! default filter, and with less and less of it, in turn.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin inside -- --rounds 7
 //! ```
 //!
-//! A filter makes the kernel leave the short way into a system call, whatever the filter says. So two
-//! arms have one of a single instruction that allows everything: no filter can cost less than that.
+//! Any filter makes the kernel leave the fast path of a system call. So two arms have a filter of a
+//! single instruction that allows everything: no filter can cost less.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use dormouse_benches::{Bench, figure, ok, promise};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How often the arms take turns.
+    /// Turns of each arm.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
 }
@@ -30,7 +30,7 @@ const CALLS: [&str; 7] = ["getpid", "getsid", "getpgid", "fork", "execve", "shmg
 /// Nanoseconds of each operation, in every round.
 type Readings = BTreeMap<String, Vec<f64>>;
 
-/// Where and under what filter: a name, and what is run.
+/// The place and filter of a measurement.
 struct Arm {
     name: &'static str,
     inside: bool,
@@ -44,7 +44,7 @@ enum Filter {
     None,
 }
 
-/// The first is what the others are compared with, the second what is promised.
+/// The first is the reference, the second the promise.
 const ARMS: [Arm; 5] = [
     Arm { name: "outside", inside: false, filter: Filter::None },
     Arm { name: "inside", inside: true, filter: Filter::Default },
@@ -64,7 +64,7 @@ impl Arm {
             }
             command.arg("bench");
         } else {
-            // From the same file system and with the same /bin/sh.
+            // With the same files and the same /bin/sh.
             command = Command::new("chroot");
             command.arg(bench.path("rootfs"));
         }

@@ -1,9 +1,9 @@
-//! What the benchmarks share: a host of their own, peers that run interleaved, and figures as JSON
+//! Common code of the benchmarks: a private host, peers that run interleaved, and figures as JSON
 //! lines.
 //!
-//! A figure is a median with its minimum and 95th percentile; what is promised is a ratio of medians
-//! of one run, in which the arms took turns. The machine's facts go with every line, so that figures
-//! of two machines are never compared by mistake.
+//! A figure is a median with its minimum and 95th percentile. A promise is a ratio of medians of
+//! one run, in which the arms took turns. The machine's facts are part of every line, so that
+//! figures of two machines are never compared by mistake.
 #![forbid(unsafe_code)]
 
 pub mod farm;
@@ -25,7 +25,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
-/// nginx with one worker, at port 80, whatever the host's own says of it.
+/// nginx with one worker at port 80, independent of the host's configuration.
 pub const NGINX: [&str; 3] = [
     "/bin/sh",
     "-c",
@@ -36,9 +36,9 @@ pub const NGINX: [&str; 3] = [
 
 /// One contender: a name and the command of each turn.
 pub struct Arm {
-    /// What tables call it.
+    /// The name in tables.
     pub name: String,
-    /// Makes the command of turn `n`.
+    /// Returns the command of turn `n`.
     pub command: Box<dyn Fn(usize) -> Command + Sync>,
     /// Hides the v2 hierarchy, without which crun before 1.9 refuses hybrid hosts.
     pub hide_v2: bool,
@@ -62,22 +62,22 @@ impl Times {
         Self(times)
     }
 
-    /// How many there are.
+    /// The number of times.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no times.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The middle one, in milliseconds.
+    /// The median, in milliseconds.
     pub fn median_ms(&self) -> f64 {
         self.at(0.5)
     }
 
-    /// The one at this part of the way up, in milliseconds.
+    /// The quantile `part`, in milliseconds.
     pub fn at(&self, part: f64) -> f64 {
         let last = self.0.len().saturating_sub(1);
         let index = (last as f64 * part).round() as usize;
@@ -85,11 +85,11 @@ impl Times {
     }
 }
 
-/// Runs the arms in turn, after a warm-up, and gives the times of `rounds` turns of each.
+/// Runs the arms in turn, after a warm-up, and returns the times of `rounds` turns of each.
 ///
-/// A virtual machine's processors are taken away now and then, for longer than a command takes. A
-/// round in which that happened (`steal` of proc_stat(5)) is repeated, up to three times as many as
-/// were asked for; if that is not enough, those count that lost the least, and it is said.
+/// A hypervisor takes processors away now and then, for longer than a command takes. A disturbed
+/// round (`steal` of proc_stat(5)) is repeated, up to three times the requested number. If that is
+/// not enough, the least disturbed rounds count, and a message reports it.
 pub fn interleave(arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
     for n in 0..(rounds / 10).clamp(1, 5) {
         round(arms, n)?;
@@ -121,7 +121,7 @@ fn round(arms: &[Arm], n: usize) -> Result<Vec<Duration>> {
     arms.iter().map(|arm| turn(arm, n).with_context(|| format!("{} failed", arm.name))).collect()
 }
 
-/// Ticks that the hypervisor gave to others.
+/// Ticks that the hypervisor gave to other machines.
 fn stolen() -> u64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let total = text.lines().next().and_then(|line| line.split_whitespace().nth(8));
@@ -204,30 +204,30 @@ pub fn figure(benchmark: &str, name: &str, value: f64, unit: &str, more: serde_j
     println!("{line}");
 }
 
-/// Says whether a promise is kept, for people; the exit status is not its business.
+/// Reports whether a promise is kept; the exit status is independent.
 pub fn promise(text: &str, value: f64, limit: f64) {
     let word = if value <= limit { "kept" } else { "NOT KEPT" };
     eprintln!("  {word}: {text}: {value:.2} (promised: at most {limit})");
 }
 
-/// A directory for one benchmark, with our programs, a root of our own and a busybox image. The
-/// process and what it starts live in network and mount namespaces that play the host. What belongs
-/// below `/run` on a host lies on a tmpfs here too: ours in `root/run`, that of others in
-/// [`Bench::STATE`].
+/// A directory for one benchmark, with our programs, a private root and a busybox image. The
+/// process and its children are in network and mount namespaces that play the host. Files that
+/// belong below `/run` on a host are on a tmpfs here too: ours in `root/run`, those of other
+/// runtimes in [`Bench::STATE`].
 ///
-/// Ended by a signal it leaves nothing either.
+/// A signal that ends the benchmark also removes everything.
 pub struct Bench {
-    /// Everything is below; gone when dropped.
+    /// The directory of everything; removed by the drop.
     pub dir: tempfile::TempDir,
     place: Place,
     watch: Option<Watch>,
 }
 
-/// What is made for a benchmark, to be taken away again.
+/// Objects of a benchmark that are to be removed.
 #[derive(Debug, Clone)]
 struct Place {
     dir: PathBuf,
-    /// Where our programs are.
+    /// The directory of our programs.
     bin: PathBuf,
     disk: Disk,
 }
@@ -238,16 +238,16 @@ struct Watch {
     thread: JoinHandle<()>,
 }
 
-/// How many places there are: the last one that is cleaned up ends the process.
+/// The number of places: the last cleanup ends the process.
 static PLACES: AtomicUsize = AtomicUsize::new(0);
 
-/// What a benchmark's directory lies on.
+/// The disk of a benchmark's directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disk {
-    /// Whatever the repository is on.
+    /// The disk of the repository.
     OfRepository,
-    /// An ext4 as mkfs.ext4(8) makes it unless told otherwise: with a journal. It lies in a file of
-    /// the repository's disk (loop(4)).
+    /// An ext4 with the defaults of mkfs.ext4(8), that is with a journal, in a file on the
+    /// repository's disk (loop(4)).
     Journaled,
 }
 
@@ -264,12 +264,13 @@ impl std::fmt::Display for Disk {
 const DISK_BYTES: u64 = 4 << 30;
 
 impl Bench {
-    /// Makes it on the disk the repository is on, for runtimes keep their layers on disks.
+    /// Makes a benchmark's directory on the disk of the repository, because runtimes keep their
+    /// layers on disks.
     pub fn new() -> Result<Self> {
         Self::on(Disk::OfRepository)
     }
 
-    /// Makes it on a disk.
+    /// Makes a benchmark's directory on a disk.
     pub fn on(disk: Disk) -> Result<Self> {
         unshare(CloneFlags::NEWNET | CloneFlags::NEWNS).context("run as root")?;
         ok(Command::new("mount").args(["--make-rprivate", "/"]))?;
@@ -281,14 +282,14 @@ impl Bench {
         if disk == Disk::Journaled {
             let image = tempfile::NamedTempFile::new_in(target)?;
             image.as_file().set_len(DISK_BYTES)?;
-            // Whole at once: what is left for later disturbs what is measured.
+            // Complete at once: deferred initialization would disturb the measurement.
             let whole = "lazy_itable_init=0,lazy_journal_init=0";
             ok(Command::new("mkfs.ext4").args(["-q", "-E", whole]).arg(image.path()))?;
-            // The loop device keeps the file, which has no name when this returns.
+            // The loop device keeps the file, which has no name after this function.
             ok(Command::new("mount").args(["-o", "loop"]).arg(image.path()).arg(dir.path()))?;
         }
         let place = Place { dir: dir.path().to_owned(), bin, disk };
-        // ORDER: it lives in the namespaces that were made above.
+        // ORDER: after the namespaces, which the thread inherits.
         let watch = Watch::begin(place.clone())?;
         let bench = Self { dir, place, watch: Some(watch) };
         for runtime in RUNTIME {
@@ -316,50 +317,50 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Where other runtimes keep what belongs below `/run`.
+    /// The directory of other runtimes for files that belong below `/run`.
     pub const STATE: &str = "state";
 
-    /// A path below its directory.
+    /// A path below the directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Our command, on a root of its own.
+    /// Our command with the private root.
     pub fn dormouse(&self) -> Command {
         self.place.dormouse()
     }
 
-    /// Our command on another root, where nothing runs: only what is below it has to be removed.
+    /// Our command with another root, without running containers: removing the directory is enough.
     pub fn dormouse_in(&self, root: &Path) -> Command {
         self.place.dormouse_in(root)
     }
 
-    /// Our daemon, once it says that it is ready.
+    /// Starts our daemon, and waits until it is ready.
     pub fn daemon(&self, options: &[&str]) -> Result<Daemon> {
         let mut command = self.dormouse();
         let mut child = command.arg("daemon").args(options).stderr(Stdio::piped()).spawn()?;
-        let mut said = BufReader::new(child.stderr.take().context("it is piped")?);
+        let mut output = BufReader::new(child.stderr.take().context("no pipe")?);
         let daemon = Daemon(child);
         let mut line = String::new();
-        said.read_line(&mut line)?;
-        ensure!(line.contains("ready"), "the daemon says: {line}");
-        // Read on, or it would wait for somebody who does.
-        std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::sink()));
+        output.read_line(&mut line)?;
+        ensure!(line.contains("ready"), "unexpected output of the daemon: {line}");
+        // Read on, or the daemon would block on a full pipe.
+        std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
         Ok(daemon)
     }
 
-    /// Where a container of ours can be called.
+    /// The address of a container.
     pub fn address(&self, name: &str, port: u16) -> Result<std::net::SocketAddr> {
         let text = ok(self.dormouse().args(["inspect", "--json", name]))?;
         let record: serde_json::Value = serde_json::from_str(&text)?;
-        // A list of one, or that one.
+        // A list of one record, or the record itself.
         let record = record.get(0).unwrap_or(&record);
-        let address = record["address"].as_str().context("it has no address")?;
+        let address = record["address"].as_str().context("the container has no address")?;
         Ok(std::net::SocketAddr::new(address.parse()?, port))
     }
 
     /// An OCI bundle of the same root filesystem, made by the runtime's own `spec`, with the same
-    /// namespaces: no network namespace unless `netns`.
+    /// namespaces. Without `netns` it has no network namespace.
     pub fn bundle(&self, name: &str, netns: bool) -> Result<PathBuf> {
         let bundle = self.path(name);
         fs::create_dir_all(&bundle)?;
@@ -374,7 +375,7 @@ impl Bench {
             list.retain(|n| n["type"] != "network");
         }
         if !netns && let Some(list) = config["mounts"].as_array_mut() {
-            // sysfs can only be mounted by the owner of the network namespace: bound instead.
+            // sysfs can only be mounted by the owner of the network namespace.
             list.retain(|m| m["type"] != "sysfs" && m["type"] != "cgroup");
         }
         fs::write(&path, serde_json::to_vec(&config)?)?;
@@ -386,7 +387,7 @@ impl Bench {
 pub const FLOOR_CGROUPS: [&str; 7] =
     ["cpu", "cpuacct", "memory", "pids", "freezer", "blkio", "unified"];
 
-/// Our daemon, which ends when this is dropped.
+/// Our daemon; its drop ends it.
 pub struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -396,11 +397,11 @@ impl Drop for Daemon {
     }
 }
 
-/// A swap file that the whole machine uses; no more when dropped.
+/// A swap file of the whole machine; its drop removes it.
 pub struct Swap(PathBuf);
 
 impl Swap {
-    /// Makes one of so many bytes.
+    /// Makes a swap file of `bytes`.
     pub fn on(bench: &Bench, bytes: u64) -> Result<Self> {
         let path = bench.path("swap");
         swap::make(&path, bytes)?;
@@ -417,12 +418,12 @@ impl Drop for Swap {
     }
 }
 
-/// What lies on a tmpfs.
+/// Directories on a tmpfs.
 const RUNTIME: [&str; 2] = ["root/run", Bench::STATE];
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        // Where a signal has come first this never returns.
+        // After a signal this never returns.
         if let Some(Watch { handle, thread }) = self.watch.take() {
             handle.close();
             let _ = thread.join();
@@ -434,7 +435,8 @@ impl Drop for Bench {
 
 impl Watch {
     fn begin(place: Place) -> Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot hear signals")?;
+        let mut signals =
+            Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot register signal handlers")?;
         let handle = signals.handle();
         PLACES.fetch_add(1, Ordering::Relaxed);
         let thread = std::thread::spawn(move || {
@@ -442,7 +444,7 @@ impl Watch {
             eprintln!("\ncleaning up below {}", place.dir.display());
             end_children();
             place.clean();
-            let _ = fs::remove_dir_all(&place.dir); // nobody would hear of it
+            let _ = fs::remove_dir_all(&place.dir); // no error can be reported
             if PLACES.fetch_sub(1, Ordering::Relaxed) == 1 {
                 std::process::exit(128 + signal);
             }
@@ -451,14 +453,14 @@ impl Watch {
     }
 }
 
-/// Ends what this process has started, so that nobody makes more while it is cleaned up.
+/// Ends all child processes, so that nothing new is created during the cleanup.
 fn end_children() {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = threads.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
     let pids: Vec<i32> =
         lists.flat_map(|list| list.split(' ').flat_map(str::parse).collect::<Vec<_>>()).collect();
     for pid in pids.into_iter().filter_map(Pid::from_raw) {
-        let _ = kill_process(pid, Signal::TERM); // it may have ended just now
+        let _ = kill_process(pid, Signal::TERM); // may have ended just now
     }
 }
 
@@ -485,7 +487,7 @@ impl Place {
         if floor.exists() {
             let _ = Command::new("umount").arg(floor).status();
         }
-        // What has just ended may still be being settled, and then a reset is refused.
+        // The cleanup of an ended container may still run, and until then a reset is refused.
         let cleaned = (0..20).any(|n| {
             std::thread::sleep(Duration::from_millis(n * 20));
             let ended = self.dormouse().args(["rm", "--force", "--all"]).output();
@@ -497,7 +499,7 @@ impl Place {
         }
         let swap = self.path("swap");
         if swap.exists() {
-            let _ = Command::new("swapoff").arg(swap).output(); // mostly it is not in use any more
+            let _ = Command::new("swapoff").arg(swap).output(); // mostly not in use any more
         }
         for runtime in RUNTIME {
             let _ = Command::new("umount").arg("--lazy").arg(self.path(runtime)).status();
@@ -508,7 +510,8 @@ impl Place {
     }
 }
 
-/// Colours of lines that everybody can tell from each other (Okabe and Ito, 2008), but for its yellow.
+/// Line colours that colour-blind readers can distinguish (Okabe and Ito, 2008), without its
+/// yellow.
 const COLORS: [(u8, u8, u8); 9] = [
     (0, 114, 178),
     (213, 94, 0),
@@ -521,7 +524,7 @@ const COLORS: [(u8, u8, u8); 9] = [
     (136, 68, 34),
 ];
 
-/// Draws lines over a common x axis into `target/bench/NAME.svg`, and says where.
+/// Draws lines over a common x axis into `target/bench/NAME.svg`, and prints the path.
 pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Result<()> {
     use plotters::prelude::*;
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory")?;
@@ -564,7 +567,7 @@ pub fn plot(name: &str, title: &str, axes: [&str; 2], lines: &[Line<'_>]) -> Res
     Ok(())
 }
 
-/// The corner of a plot through which the least of its lines goes.
+/// Returns the corner of a plot with the fewest line points.
 fn emptiest_corner(
     lines: &[Line<'_>],
     right: f64,
@@ -599,16 +602,16 @@ fn emptiest_corner(
 
 /// One line of a [`plot`].
 pub struct Line<'a> {
-    /// What the legend calls it.
+    /// The name in the legend.
     pub name: &'a str,
     /// x and y of its points.
     pub points: Vec<(f64, f64)>,
 }
 
-/// LIMIT: how long an answer may take before a benchmark gives up.
+/// LIMIT: the time for an answer before a benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long the first byte of a server of `serve` takes. It is idle again when this returns.
+/// The time until the first byte of a `serve` server. The server is idle again on return.
 pub fn first_byte(address: SocketAddr) -> Result<Duration> {
     let begin = Instant::now();
     let mut stream = TcpStream::connect(address)?;
@@ -616,7 +619,7 @@ pub fn first_byte(address: SocketAddr) -> Result<Duration> {
     stream.write_all(b"Q\n")?;
     ensure!(stream.read(&mut [0])? == 1, "no answer");
     let took = begin.elapsed();
-    // It hangs up when it is done.
+    // The server closes the connection when it is done.
     stream.read_to_end(&mut Vec::new())?;
     Ok(took)
 }
@@ -629,14 +632,14 @@ pub fn ok(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The middle one of some numbers.
+/// The median of some numbers.
 pub fn median(mut all: Vec<f64>) -> f64 {
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Puts things into an order that only looks like chance (xorshift64): from the same `state`, which is
-/// not 0, it is the same every time.
+/// Shuffles a slice pseudo-randomly (xorshift64). The same `state`, which must not be 0, gives the
+/// same order.
 pub fn shuffle<T>(all: &mut [T], state: &mut u64) {
     for n in (1..all.len()).rev() {
         *state ^= *state << 13;
@@ -657,13 +660,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_by_their_place() {
+    fn times_are_returned_by_quantile() {
         let times = Times::new([5, 1, 3, 2, 4].map(Duration::from_millis).to_vec());
         assert_eq!((times.at(0.0), times.median_ms(), times.at(1.0)), (1.0, 3.0, 5.0));
     }
 
     #[test]
-    fn the_legend_stands_where_no_line_goes() {
+    fn legend_is_in_the_emptiest_corner() {
         use plotters::chart::SeriesLabelPosition::{LowerRight, UpperLeft, UpperRight};
         let level = vec![(0.1, 1.0), (1.0, 1.0)];
         let rises = vec![(0.0, 0.0), (1.0, 1.0)];

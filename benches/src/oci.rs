@@ -1,10 +1,10 @@
-//! OCI runtimes beside each other: `create`, `start` and `delete` of a container, and `run`.
+//! OCI runtimes compared: `create`, `start` and `delete` of a container, and `run`.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin oci -- --rounds 50
 //! ```
 //!
-//! The bundle is that of `runc spec`, with `true` as its program. Other runtimes than those of Debian
+//! The bundle is that of `runc spec`, with `true` as its program. Runtimes that are not from Debian
 //! take part by `--runtime NAME=PATH`.
 #![forbid(unsafe_code)]
 
@@ -21,12 +21,12 @@ struct Options {
     /// Turns of each arm.
     #[arg(long, default_value_t = 50)]
     rounds: usize,
-    /// One more runtime, NAME=PATH.
+    /// A further runtime, NAME=PATH.
     #[arg(long)]
     runtime: Vec<String>,
 }
 
-/// What is promised, of crun.
+/// The promised ratio to crun.
 const OF_CRUN: f64 = 0.6;
 
 fn main() -> Result<()> {
@@ -37,16 +37,16 @@ fn main() -> Result<()> {
     for name in ["crun", "runc", "youki"] {
         match installed(name) {
             true => runtimes.push((name.to_owned(), name.into())),
-            false => eprintln!("{name} is not installed: its arm is left out"),
+            false => eprintln!("{name} is not installed: not measured"),
         }
     }
     for more in &options.runtime {
-        let (name, path) = more.split_once('=').context("--runtime wants NAME=PATH")?;
+        let (name, path) = more.split_once('=').context("--runtime needs NAME=PATH")?;
         runtimes.push((name.to_owned(), path.into()));
     }
     let bundle = |(name, _): &(String, PathBuf)| bench.bundle(&format!("oci-{name}"), true);
     let bundles: Vec<PathBuf> = runtimes.iter().map(bundle).collect::<Result<_>>()?;
-    // Every runtime has a bundle of its own, for both.
+    // Every runtime has a bundle of its own, for both scripts.
     let arms = |script| -> Vec<Arm> {
         let each = runtimes.iter().zip(&bundles);
         each.map(|((name, path), bundle)| arm(&bench, name, path, bundle, script)).collect()

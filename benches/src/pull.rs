@@ -1,13 +1,13 @@
-//! From a registry to files: `dormouse pull` and the peers that do the same, what a second name of an
-//! image costs, and what a second image costs that shares most of its files.
+//! From a registry to files: `dormouse pull` and the peers for the same task, the cost of a second
+//! name of an image, and the cost of a second image that shares most files.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin pull -- --rounds 5
 //! ```
 //!
-//! Both sides begin each round with nothing on disk but the registry's own files, which stay in
-//! memory: what is measured is decompressing, checking and writing. Ours ends on the disk (syncfs),
-//! that of the peers in the page cache.
+//! Both sides start each round with nothing on disk but the registry's own files, which stay in
+//! memory: decompression, checks and writes are measured. Ours ends on the disk (syncfs), the
+//! peers' in the page cache.
 #![forbid(unsafe_code)]
 
 use std::collections::HashMap;
@@ -25,12 +25,12 @@ use dormouse_testkit::{Registry, debian, image};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How often ours and theirs take turns.
+    /// Turns of ours and the peers.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 }
 
-/// What the first image carries: some 600 MB, most of it small files, as servers are.
+/// Packages of the first image: some 600 MB, mostly small files, as on servers.
 const ONE: &[&str] = &[
     "nginx",
     "postgresql",
@@ -46,7 +46,7 @@ const ONE: &[&str] = &[
     "systemd",
     "git",
 ];
-/// What the second one carries besides.
+/// Further packages of the second image.
 const MORE: &[&str] = &["php-fpm", "php-pgsql", "php-gd", "mariadb-client"];
 
 fn main() -> Result<()> {
@@ -74,7 +74,7 @@ fn main() -> Result<()> {
     second_image(&bench, &registry, &tars)
 }
 
-/// How long each step took, in every round.
+/// Times of each step, in every round.
 #[derive(Default)]
 struct Took {
     ours: Vec<Duration>,
@@ -88,7 +88,7 @@ fn pulls(bench: &Bench, registry: &Registry, rounds: usize) -> Result<Took> {
     let name = |tag: &str| registry.name(&format!("bench:{tag}"));
     let peers = installed("skopeo") && installed("umoci");
     if !peers {
-        eprintln!("skopeo or umoci is not installed: their arm is left out");
+        eprintln!("skopeo or umoci is not installed: not measured");
     }
     for n in 0..rounds {
         eprint!("\r  round {} of {rounds}", n + 1);
@@ -123,7 +123,7 @@ fn timed(command: &mut Command) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// Removes what a round has made, and has the disk settle before the next one.
+/// Removes the files of a round, and syncs the disk before the next one.
 fn clear(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir)?;
     let file = File::open(dir.parent().context("no directory")?)?;
@@ -159,8 +159,8 @@ impl Took {
     }
 }
 
-/// One image is there and another one comes that shares most of its files: what that costs on disk,
-/// and in memory once containers of both have read all their files.
+/// A second image that shares most files with the first: its cost on disk, and in memory once
+/// containers of both have read all their files.
 fn second_image(bench: &Bench, registry: &Registry, tars: &[PathBuf; 2]) -> Result<()> {
     let store = bench.path("root/lib/images");
     let [before, first, both] = {
@@ -177,7 +177,7 @@ fn second_image(bench: &Bench, registry: &Registry, tars: &[PathBuf; 2]) -> Resu
     let new: u64 = new.map(|(_, bytes)| bytes).sum();
 
     let objects = store.join("objects");
-    forget(&objects)?;
+    drop_cache(&objects)?;
     let empty = cached_bytes(&objects)?;
     let mut cached = Vec::new();
     for tag in ["one", "two"] {
@@ -212,10 +212,10 @@ fn second_image(bench: &Bench, registry: &Registry, tars: &[PathBuf; 2]) -> Resu
 /// Bytes allocated below a directory.
 fn disk_bytes(dir: &Path) -> Result<u64> {
     let text = ok(Command::new("du").args(["--block-size=1", "--summarize"]).arg(dir))?;
-    text.split_whitespace().next().and_then(|n| n.parse().ok()).context("du says no number")
+    text.split_whitespace().next().and_then(|n| n.parse().ok()).context("no number from du")
 }
 
-/// The distinct contents of a tar's files, and how long each is.
+/// The distinct contents of a tar's files, with their lengths.
 fn contents(tar: &Path) -> Result<HashMap<blake3::Hash, u64>> {
     let mut found = HashMap::new();
     let mut archive = tar::Archive::new(File::open(tar)?);
@@ -250,9 +250,9 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Takes files out of the page cache.
-fn forget(dir: &Path) -> Result<()> {
-    rustix::fs::syncfs(File::open(dir)?)?; // what is dirty stays
+/// Removes files from the page cache.
+fn drop_cache(dir: &Path) -> Result<()> {
+    rustix::fs::syncfs(File::open(dir)?)?; // dirty pages would stay
     for path in files(dir)? {
         rustix::fs::fadvise(File::open(path)?, 0, None, rustix::fs::Advice::DontNeed)?;
     }
@@ -266,9 +266,9 @@ fn cached_bytes(dir: &Path) -> Result<u64> {
         let mut fincore = Command::new("fincore");
         let text = ok(fincore.args(["--bytes", "--noheadings", "--output", "RES"]).args(some))?;
         for line in text.lines() {
-            sum += line.trim().parse::<u64>().context("fincore says no number")?;
+            sum += line.trim().parse::<u64>().context("no number from fincore")?;
         }
     }
-    ensure!(sum % 4096 == 0, "the page cache is pages");
+    ensure!(sum % 4096 == 0, "the page cache consists of pages");
     Ok(sum)
 }

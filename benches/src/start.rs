@@ -1,5 +1,5 @@
-//! `run IMAGE true` to exit: Dormouse, its peers, and the floor that the kernel's own work is; on a
-//! disk as Debian makes them, and on the one that the repository is on.
+//! `run IMAGE true` to exit: Dormouse, its peers, and the floor of the kernel's own work; on a disk
+//! with Debian's defaults, and on the repository's disk.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin start -- --rounds 50
@@ -28,7 +28,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    // First the one on which nothing was ever removed.
+    // First the disk on which nothing was ever removed.
     for disk in [Disk::Journaled, Disk::OfRepository] {
         let bench = Bench::on(disk)?;
         let shared = start_arms(&bench, false)?;
@@ -74,7 +74,7 @@ fn start_arms(bench: &Bench, netns: bool) -> Result<Vec<Arm>> {
     }
     for runtime in ["crun", "runc"] {
         if !installed(runtime) {
-            eprintln!("{runtime} is not installed: its arm is left out");
+            eprintln!("{runtime} is not installed: not measured");
             continue;
         }
         let bundle = bench.bundle(&format!("bundle-{runtime}-{netns}"), netns)?;
@@ -109,7 +109,7 @@ fn floor(bench: &Bench) -> Result<Arm> {
 
 fn podman(bench: &Bench) -> Result<Vec<Arm>> {
     let storage = bench.path("podman");
-    // Podman refuses a path of more than 50 bytes here. The mount namespace is ours.
+    // Podman limits the path to 50 bytes. The mount namespace is ours.
     let run = "/run/bench-podman";
     fs::create_dir_all(run)?;
     ok(Command::new("mount").args(["-t", "tmpfs", "bench", run]))?;
@@ -139,7 +139,7 @@ fn podman(bench: &Bench) -> Result<Vec<Arm>> {
     Ok(vec![ours, arm])
 }
 
-/// One JSON line per arm, a table with bars for people, and what was promised.
+/// Prints one JSON line per arm, a table with bars, and the promises.
 fn report(arms: &[Arm], times: &[Times], disk: Disk, title: &str, of_crun: f64) {
     eprintln!("\nrun IMAGE true to exit, {title}, on {disk} (ms)");
     eprintln!("  {:<10} {:>8} {:>8} {:>8}", "", "median", "min", "p95");

@@ -1,5 +1,5 @@
-//! A thousand containers at once: is the last as quick to start as the first, and is anything left
-//! when all are gone?
+//! A thousand containers at once: the start of the last against the first, and leftovers after the
+//! removal of all.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin thousand -- --count 1000
@@ -18,7 +18,7 @@ use dormouse_testkit::{leftover, wait_until};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many containers.
+    /// Number of containers.
     #[arg(long, default_value_t = 1000)]
     count: usize,
 }
@@ -63,7 +63,7 @@ fn main() -> Result<()> {
     let start = Instant::now();
     ok(bench.dormouse().args(["rm", "--force", "--all"]))?;
     eprintln!("  all removed in {:.1} s", start.elapsed().as_secs_f64());
-    // The keeper ends a second after its last child and tidies up.
+    // The keeper exits a second after its last child, and cleans up.
     let mut left = Vec::new();
     wait_until(Duration::from_secs(10), || {
         left = host(&bench).difference(&before).cloned().collect();
@@ -75,7 +75,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Mounts, control groups and processes that are ours, whatever else this machine does.
+/// Our mounts, cgroups and processes, independent of other programs on this machine.
 fn host(bench: &Bench) -> BTreeSet<String> {
     let own = std::process::id();
     let mut all: BTreeSet<String> = leftover::mounts(own).into_iter().collect();
@@ -105,7 +105,7 @@ fn keeper_kb() -> u64 {
     sum
 }
 
-/// Each start over the number of containers that run already, and what is usual around it.
+/// Plots each start over the number of running containers, and the median around it.
 fn draw(times: &[Duration]) -> Result<()> {
     let ms: Vec<f64> = times.iter().map(|t| t.as_secs_f64() * 1e3).collect();
     let usual = |n: usize| {
@@ -119,7 +119,7 @@ fn draw(times: &[Duration]) -> Result<()> {
     plot("thousand", "Start of one more container", axes, &lines)
 }
 
-/// The times over the number of running containers, as people would rather look at them.
+/// Prints the times over the number of running containers as bars.
 fn bars(times: &[Duration]) {
     let parts: Vec<f64> = times
         .chunks(times.len().div_ceil(20).max(1))

@@ -1,15 +1,16 @@
-//! Servers that have something to do ten times a second: how late they are, one alone to many at once.
+//! Servers with work ten times a second: the lateness of their ticks, from one server to many at
+//! once.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin tick -- --counts 1,16,64,256 --seconds 10
 //! ```
 //!
-//! Each is a container of its own, cloned from one that runs, and works for some time of a processor at
-//! every tick, as a game computes its next frame. Clones of one have its ticks at the same moments, all of
-//! them, which no servers of their own have: so they are told to begin one after the other, evenly. A tick is
-//! late by what passes from when it is due to the end of its work, less that work. In between others wait
-//! for the same processors, so with more servers more ticks have somebody before them; what is promised is
-//! that it is no more than that until there is no processor left. Denali (OSDI 2002), figure 12.
+//! Each server is a container, cloned from a running one. Each tick needs some processor time, like
+//! the next frame of a game. Clones inherit the phase of the ticks, which separate servers would
+//! not share, so they receive new phases, evenly distributed. A tick is late by the time from its
+//! due moment to the end of its work, less that work. Other servers use the same processors
+//! meanwhile, so with more servers more ticks wait for others. The promise is that nothing else
+//! delays a tick until all processors are busy. Denali (OSDI 2002), figure 12.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -24,31 +25,31 @@ use dormouse_testkit::wait_until;
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many there are, ascending.
+    /// Numbers of servers, ascending.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,256")]
     counts: Vec<usize>,
-    /// How much of a processor each tick takes, in microseconds.
+    /// Processor time of each tick, in microseconds.
     #[arg(long, default_value_t = 400)]
     work_us: u32,
-    /// How long each point is measured.
+    /// Duration of each point.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
 }
 
 /// Time between two ticks, in milliseconds.
 const PERIOD_MS: u32 = 100;
-/// LIMIT: how long an answer may take before the benchmark gives up.
+/// LIMIT: the time for an answer before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PORT: u16 = 80;
 
-/// Says a word to one; what it answers.
-fn say(address: SocketAddr, word: &str) -> Result<String> {
+/// Sends a word to a server, and returns the answer.
+fn request(address: SocketAddr, word: &str) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(word.as_bytes())?;
-    let mut said = String::new();
-    stream.read_to_string(&mut said)?;
-    Ok(said)
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
 }
 
 fn main() -> Result<()> {
@@ -58,7 +59,7 @@ fn main() -> Result<()> {
     let words = [PORT.to_string(), PERIOD_MS.to_string(), options.work_us.to_string()];
     ok(bench.dormouse().args(["run", "-d", "--name", "t0", "bench", "tick"]).args(words))?;
     let mut all = vec![bench.address("t0", PORT)?];
-    ensure!(wait_until(PATIENCE, || say(all[0], "R0").is_ok()), "it does not answer");
+    ensure!(wait_until(PATIENCE, || request(all[0], "R0").is_ok()), "the server does not answer");
     let lines = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
     let mut lines = lines.map(|(name, at)| (at, Line { name, points: Vec::new() }));
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -99,7 +100,7 @@ fn main() -> Result<()> {
         }
     }
     if let (Some(one), Some(most)) = (flat.first(), flat.iter().copied().reduce(f64::max)) {
-        // What a player sees is the time from one tick to the next.
+        // A player notices the time from one tick to the next.
         promise("p99 of the tick, the worst of all against one server alone", most / one, 1.1);
     }
     let title = format!("A tick every {PERIOD_MS} ms of {} us", options.work_us);
@@ -107,19 +108,19 @@ fn main() -> Result<()> {
     plot("tick", &title, axes, &lines.map(|(_, line)| line))
 }
 
-/// How late all of them are, for a while.
+/// Returns the lateness of all ticks of all servers for a while.
 fn measure(all: &[SocketAddr], seconds: u64) -> Result<Times> {
     for (n, address) in all.iter().enumerate() {
         let phase_us = n * PERIOD_MS as usize * 1000 / all.len();
-        say(*address, &format!("R{phase_us}"))?;
+        request(*address, &format!("R{phase_us}"))?;
     }
     std::thread::sleep(Duration::from_secs(seconds));
     let mut late = Vec::new();
     for address in all {
-        let said = say(*address, "L")?;
-        let numbers = said.split_whitespace().map(|word| word.parse().map(Duration::from_micros));
-        late.extend(numbers.collect::<Result<Vec<_>, _>>().context("that is no number")?);
+        let answer = request(*address, "L")?;
+        let numbers = answer.split_whitespace().map(|word| word.parse().map(Duration::from_micros));
+        late.extend(numbers.collect::<Result<Vec<_>, _>>().context("not a number")?);
     }
-    ensure!(late.len() >= all.len(), "there was no tick");
+    ensure!(late.len() >= all.len(), "no tick");
     Ok(Times::new(late))
 }

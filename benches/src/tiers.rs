@@ -1,14 +1,14 @@
-//! How long a caller waits for the first byte of one that is awake, swapped out, drowsy or asleep, while others
-//! work.
+//! The time until the first byte of a server that is awake, swapped out, drowsy or asleep, while
+//! other containers use the processors.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin tiers -- --servers 20 --rounds 50 --busy 0,1,2,4
 //! ```
 //!
-//! Some containers that never stop working run beside the servers, from none to more than there are
-//! processors. In each round all servers are put where the tier says, and then asked one after the other, in
-//! random order. Denali (OSDI 2002) asks the same of its swapped-out servers in section 6.4. Swapped out is what a
-//! host does without us: it runs, and all that the kernel takes of its memory is in a swap file, which is
+//! Busy containers run beside the servers, from none to more than there are processors. In each
+//! round all servers enter the tier, and then receive one request each, in random order. Denali
+//! (OSDI 2002) measures its swapped-out servers likewise in section 6.4. Swapped out is a host
+//! without our daemon: the server runs, and all its reclaimable memory is in a swap file, which is
 //! made for that.
 #![forbid(unsafe_code)]
 
@@ -26,13 +26,13 @@ use rustix::io::Errno;
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many servers.
+    /// Number of servers.
     #[arg(long, default_value_t = 20)]
     servers: usize,
-    /// How often each is asked at each point.
+    /// Requests to each at each point.
     #[arg(long, default_value_t = 50)]
     rounds: usize,
-    /// How many work meanwhile, ascending.
+    /// Numbers of busy containers, ascending.
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,4")]
     busy: Vec<usize>,
     /// Memory of each server, in kB.
@@ -40,12 +40,12 @@ struct Options {
     kib: u64,
 }
 
-/// LIMIT: how long an answer may take before the benchmark gives up.
+/// LIMIT: the time for an answer before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Until whoever wakes them is there, and nothing of the sleep is left to be done.
+/// Time until the process for the next wake is ready, and the suspend is complete.
 const SETTLES: Duration = Duration::from_millis(50);
 
-/// Where a server is when it is asked.
+/// The state of a server at a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tier {
     Awake,
@@ -66,7 +66,7 @@ impl Tier {
         }
     }
 
-    /// Puts all servers there.
+    /// Brings all servers into this state.
     fn put(self, bench: &Bench, names: &[String]) -> Result<()> {
         let more: &[&str] = match self {
             Self::Awake => return Ok(()),
@@ -80,11 +80,12 @@ impl Tier {
     }
 }
 
-/// Has the kernel take what it can of a container's memory.
+/// Reclaims all possible memory of a container.
 fn swap_out(bench: &Bench, name: &str) -> Result<()> {
     let shown = ok(bench.dormouse().args(["inspect", "--json", name]))?;
     let shown: serde_json::Value = serde_json::from_str(&shown)?;
-    let pid = shown.get(0).unwrap_or(&shown)["pid"].as_u64().context("it has no process")?;
+    let pid =
+        shown.get(0).unwrap_or(&shown)["pid"].as_u64().context("the container has no process")?;
     let table = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let of = |controller: &str| {
         let mut rows = table.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -96,7 +97,7 @@ fn swap_out(bench: &Bench, name: &str) -> Result<()> {
         (Some(path), _) => {
             fs::write(top.join("memory").join(&path[1..]).join("memory.force_empty"), "0")
         }
-        // It says EAGAIN where there was less than that.
+        // The write fails with EAGAIN if less could be reclaimed.
         (None, Some(path)) => fs::write(top.join(&path[1..]).join("memory.reclaim"), "1G"),
         (None, None) => return Ok(()),
     };
@@ -112,7 +113,7 @@ fn swap_out(bench: &Bench, name: &str) -> Result<()> {
 /// One line of the plot.
 struct Drawn {
     tier: Tier,
-    /// How far up the times it is.
+    /// The quantile of the times.
     part: f64,
     name: String,
     points: Vec<(f64, f64)>,
@@ -120,7 +121,7 @@ struct Drawn {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    ensure!(options.busy.is_sorted(), "the numbers of those that work must grow");
+    ensure!(options.busy.is_sorted(), "the numbers of busy containers must grow");
     let bench = Bench::new()?;
     let _swap = Swap::on(&bench, 1 << 30)?;
     let kib = options.kib.to_string();
@@ -131,7 +132,7 @@ fn main() -> Result<()> {
         all.push(bench.address(name, 80)?);
     }
     let answers = || all.iter().all(|address| first_byte(*address).is_ok());
-    ensure!(wait_until(PATIENCE, answers), "not all of them answer");
+    ensure!(wait_until(PATIENCE, answers), "not all servers answer");
     let of_tier = |tier: Tier| {
         let parts = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
         parts.map(|(name, part)| {
@@ -151,7 +152,7 @@ fn main() -> Result<()> {
         working = *busy;
         let times = measure(&bench, &names, &all, options.rounds)?;
         for (tier, times) in Tier::ALL.into_iter().zip(&times) {
-            tell(&options, *busy, tier, times);
+            report(&options, *busy, tier, times);
         }
         for Drawn { tier, part, points, .. } in &mut lines {
             points.push((*busy as f64, times[*tier as usize].at(*part)));
@@ -164,7 +165,7 @@ fn main() -> Result<()> {
     plot("tiers", &title, ["containers that work meanwhile", "ms"], &drawn)
 }
 
-fn tell(options: &Options, busy: usize, tier: Tier, times: &Times) {
+fn report(options: &Options, busy: usize, tier: Tier, times: &Times) {
     let (p50, p99, p999) = (times.median_ms(), times.at(0.99), times.at(0.999));
     let name = format!("{}, {busy} work: first byte", tier.name());
     eprintln!("  {name}: p50 {p50:.2} ms, p99 {p99:.2} ms, p99.9 {p999:.2} ms");
@@ -175,7 +176,7 @@ fn tell(options: &Options, busy: usize, tier: Tier, times: &Times) {
     figure("tiers", &name, p50, "ms", more);
 }
 
-/// Asks all of them in each tier, in turn.
+/// Sends a request to all servers in each tier, in turn.
 fn measure(
     bench: &Bench,
     names: &[String],
@@ -190,8 +191,8 @@ fn measure(
             dormouse_benches::shuffle(&mut order, &mut random);
             tier.put(bench, names)?;
             for n in &order {
-                let asked = first_byte(all[*n]);
-                times.push(asked.with_context(|| format!("{} does not answer", names[*n]))?);
+                let first = first_byte(all[*n]);
+                times.push(first.with_context(|| format!("{} does not answer", names[*n]))?);
             }
         }
     }

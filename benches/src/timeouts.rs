@@ -1,53 +1,53 @@
-//! More and more servers, memory for some of them, and half of them have a timer of their own: requests that
-//! are answered where it is known when the timers ring, and where a timer keeps its server awake.
+//! A growing number of servers, memory for some of them, and half of them with a timer: requests
+//! answered where the timers are known, and where a timer keeps its server awake.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin timeouts -- --counts 6,12,18,24 --fit 8 --rounds 5
 //! ```
 //!
-//! A server with a timer that waits with a time limit sleeps until that is over, and is woken in time; its
-//! memory is others' meanwhile. Whoever does not know the limit has to let it run: here by
-//! `update --never-sleep`. The arms take turns in each round. Denali's idle-with-timeout (OSDI 2002, section
-//! 4.2) is the same for a guest that tells its host.
+//! A server with a timer that waits with a time limit sleeps until the limit, and is woken in time.
+//! Its memory is available to others meanwhile. Without knowledge of the limit the server must run,
+//! which `update --never-sleep` models. The arms take turns in each round. Denali's
+//! idle-with-timeout (OSDI 2002, section 4.2) is the same for a guest that notifies its host.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use dormouse_benches::farm::{Callers, Farm, Touched, say};
+use dormouse_benches::farm::{Callers, Farm, Touched, request};
 use dormouse_benches::{Bench, Line, figure, median, ok, plot};
 
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many servers, ascending; every second one has a timer.
+    /// Numbers of servers, ascending; every second one has a timer.
     #[arg(long, value_delimiter = ',', default_value = "6,12,18,24")]
     counts: Vec<usize>,
-    /// How many of them have room.
+    /// Number of servers that fit into memory.
     #[arg(long, default_value_t = 8)]
     fit: usize,
     /// Memory of each of them.
     #[arg(long, default_value_t = 2048)]
     kib: u64,
-    /// How often the timers ring, in seconds.
+    /// The period of the timers, in seconds.
     #[arg(long, default_value_t = 10)]
     period: u64,
-    /// How many ask at once.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 4)]
     clients: usize,
-    /// Number n is asked with a probability of 1/n^alpha.
+    /// Server n receives a request with a probability of 1/n^alpha.
     #[arg(long, default_value_t = 1.0)]
     alpha: f64,
-    /// How long each turn is measured.
+    /// Duration of each turn.
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// How many turns each arm has.
+    /// Turns of each arm.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 }
 
-/// What is known of the timers.
+/// The knowledge of the timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arm {
     Known,
@@ -64,7 +64,7 @@ impl Arm {
         }
     }
 
-    /// Has it be so for those with a timer.
+    /// Applies the arm to the servers with a timer.
     fn apply(self, bench: &Bench, count: usize) -> Result<()> {
         let policy: &[&str] = match self {
             Self::Known => &["--sleep-after", "3600s"],
@@ -85,7 +85,7 @@ fn has_timer(number: usize) -> bool {
     number % 2 == 1
 }
 
-/// What the turns of an arm came to.
+/// Results of the turns of an arm.
 #[derive(Default)]
 struct Turns {
     requests_per_s: Vec<f64>,
@@ -110,7 +110,7 @@ fn main() -> Result<()> {
             }
         }
         for ((arm, turns), line) in Arm::ALL.into_iter().zip(all).zip(&mut lines) {
-            line.points.push((*count as f64, tell(&options, *count, arm, turns)));
+            line.points.push((*count as f64, report(&options, *count, arm, turns)));
         }
     }
     let Options { fit, period, .. } = options;
@@ -128,26 +128,26 @@ fn measure(
     arm.apply(bench, farm.all.len())?;
     let _daemon = farm.with_room_for(options.fit, &[])?;
     let time = Duration::from_secs(options.seconds);
-    let asked = farm.ask(Callers {
+    let answers = farm.query(Callers {
         clients: options.clients,
         alpha: options.alpha,
         time,
         touched: Touched::All,
     })?;
-    turns.requests_per_s.push(asked.requests_per_s);
-    turns.wakes_per_s.push(asked.wakes as f64 / time.as_secs_f64());
-    turns.p50_ms.push(asked.times.median_ms());
+    turns.requests_per_s.push(answers.requests_per_s);
+    turns.wakes_per_s.push(answers.wakes as f64 / time.as_secs_f64());
+    turns.p50_ms.push(answers.times.median_ms());
     for (_, address) in farm.all.iter().enumerate().filter(|(n, _)| has_timer(*n)) {
-        let said = say(*address, "L")?;
-        let late_us = said.split_whitespace().nth(1).and_then(|us| us.parse::<f64>().ok());
-        let late_us = late_us.with_context(|| format!("it said '{said}'"))?;
+        let answer = request(*address, "L")?;
+        let late_us = answer.split_whitespace().nth(1).and_then(|us| us.parse::<f64>().ok());
+        let late_us = late_us.with_context(|| format!("unexpected answer '{answer}'"))?;
         turns.late_ms.push(late_us / 1e3);
     }
     Ok(())
 }
 
-/// Tells of an arm; its requests a second.
-fn tell(options: &Options, count: usize, arm: Arm, turns: Turns) -> f64 {
+/// Reports the figures of an arm, and returns its requests per second.
+fn report(options: &Options, count: usize, arm: Arm, turns: Turns) -> f64 {
     let latest_ms = turns.late_ms.iter().copied().fold(0.0, f64::max);
     let [requests_per_s, wakes_per_s, p50_ms, late_ms] =
         [turns.requests_per_s, turns.wakes_per_s, turns.p50_ms, turns.late_ms].map(median);

@@ -1,17 +1,16 @@
-//! How long a caller waits for the first byte: from a server that is awake, and from one that is
-//! asleep, in turn: as it is, without the process that stands by to wake whoever is called, and with a
-//! daemon that is asked for leave.
+//! The time until the first byte, of an awake server and of an asleep one, in turn: as usual,
+//! without the standby process for the next wake, and with a daemon that does admission control.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin wake -- --rounds 100
 //! ```
 //!
-//! What is timed is connect(2), one request, and the first byte of the answer: awake that is the
-//! floor, asleep it is also a process of the keeper's, a start with all namespaces, and memory that
-//! comes back. Servers that are not installed here are left out, loudly.
+//! The time covers connect(2), one request, and the first byte of the answer. Awake that is the
+//! floor. Asleep it includes a process of the keeper, a start with all namespaces, and the restore
+//! of memory. Servers that are not installed here are skipped with a message.
 //!
-//! Beside it, of each: how long `sleep` takes the first time and the following ones, and how much is written
-//! then.
+//! Also measured, for each: the duration of the first `sleep` and of the following ones, and the
+//! bytes written.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -29,7 +28,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How often each server is put to sleep and asked.
+    /// Rounds of sleep and request for each server.
     #[arg(long, default_value_t = 100)]
     rounds: usize,
     /// Only servers whose names contain this
@@ -40,19 +39,19 @@ struct Options {
     brief: bool,
 }
 
-/// LIMIT: how long an answer may take before the benchmark gives up.
+/// LIMIT: the time for an answer before the benchmark gives up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a server sleeps at least: by then whoever stands by is ready.
+/// The minimum time asleep: by then the standby process is ready.
 const GETS_READY: Duration = Duration::from_millis(50);
 
-/// After how long one that stood by and was killed is made up for, with the next sleep.
-const MADE_UP_FOR: Duration = Duration::from_millis(1100);
+/// The time after which a killed standby process is replaced, with the next sleep.
+const REPLACED: Duration = Duration::from_millis(1100);
 
-/// A server, and what it is asked.
+/// A server, and its request.
 struct Server {
     name: &'static str,
-    /// What is to be installed for it; empty for the static one.
+    /// The program to be installed for it; empty for the static one.
     needs: &'static str,
     words: &'static [&'static str],
     port: u16,
@@ -61,7 +60,7 @@ struct Server {
 
 const HTTP: &str = "GET / HTTP/1.0\r\n\r\n";
 
-/// The first is what is promised.
+/// The first is the one with the promises.
 const SERVERS: [Server; 6] = [
     Server { name: "static", needs: "", words: &["serve", "80", "64"], port: 80, request: "Q\n" },
     Server {
@@ -107,7 +106,7 @@ impl Server {
     fn start(&self, bench: &Bench, name: &str) -> Result<SocketAddr> {
         let mut run = bench.dormouse();
         run.args(["run", "-d", "--name", name]);
-        // What is installed on this host runs on its own files, below a layer that is the container's.
+        // A program of this host runs on the host's files, below the container's own layer.
         match self.needs {
             "" => run.arg("bench"),
             _ => run.args(["--rootfs", "/"]),
@@ -116,28 +115,28 @@ impl Server {
         bench.address(name, self.port)
     }
 
-    /// The time until the first byte.
-    fn ask(&self, address: SocketAddr) -> Result<Duration> {
+    /// Returns the time until the first byte.
+    fn query(&self, address: SocketAddr) -> Result<Duration> {
         let start = Instant::now();
         let mut stream = TcpStream::connect(address)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(self.request.as_bytes())?;
         ensure!(stream.read(&mut [0])? == 1, "no answer");
         let took = start.elapsed();
-        // It is idle when it has hung up.
+        // The server is idle when it has closed the connection.
         stream.read_to_end(&mut Vec::new())?;
         Ok(took)
     }
 }
 
-/// How a server is found by who asks it.
+/// The state of a server at a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Arm {
     Awake,
     Asleep,
-    /// A daemon says whether there is memory for it, which there is.
+    /// A daemon admits the wake, for which there is memory.
     Gate,
-    /// Nobody stands by: a process is made for this caller.
+    /// No standby process: one is made for this client.
     Alone,
 }
 
@@ -191,7 +190,7 @@ fn main() -> Result<()> {
 fn measure(bench: &Bench, server: &Server, arms: &[Arm], rounds: usize) -> Result<Vec<Times>> {
     const NAME: &str = "server";
     let address = server.start(bench, NAME)?;
-    ensure!(wait_until(PATIENCE, || server.ask(address).is_ok()), "not even once");
+    ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
     let mut all: Vec<Vec<Duration>> = vec![Vec::new(); arms.len()];
     for _ in 0..rounds {
         for (arm, times) in arms.iter().zip(&mut all) {
@@ -202,17 +201,20 @@ fn measure(bench: &Bench, server: &Server, arms: &[Arm], rounds: usize) -> Resul
     Ok(all.into_iter().map(Times::new).collect())
 }
 
-/// How often it is put to sleep again.
+/// The number of further sleeps.
 const AGAIN: usize = 5;
 
-/// What it takes to put a server to sleep, the first time and when it was asked once since.
+/// Measures the suspend of a server, the first time and after one request.
 fn measure_sleep(bench: &Bench, server: &Server) -> Result<()> {
     const NAME: &str = "sleeper";
     let address = server.start(bench, NAME)?;
-    ensure!(wait_until(PATIENCE, || server.ask(address).is_ok()), "not even once");
+    ensure!(wait_until(PATIENCE, || server.query(address).is_ok()), "no answer at all");
     let shown = ok(bench.dormouse().args(["inspect", "--json", NAME]))?;
     let shown: serde_json::Value = serde_json::from_str(&shown)?;
-    let id = shown.get(0).unwrap_or(&shown)["id"].as_str().context("it has no id")?.to_owned();
+    let id = shown.get(0).unwrap_or(&shown)["id"]
+        .as_str()
+        .context("the container has no id")?
+        .to_owned();
     let place = bench.path("root/lib/containers").join(id).join("asleep");
     let (mut times, mut megabytes) = (Vec::new(), Vec::new());
     for _ in 0..=AGAIN {
@@ -222,13 +224,13 @@ fn measure_sleep(bench: &Bench, server: &Server) -> Result<()> {
         let mut bytes = 0;
         for file in std::fs::read_dir(&place)? {
             let meta = file?.metadata()?;
-            // What it has from the time before is older.
+            // Shared files of the former checkpoint are older.
             if meta.modified()? + Duration::from_millis(20) >= at {
                 bytes += meta.blocks() * 512;
             }
         }
         megabytes.push(bytes as f64 / f64::from(1 << 20));
-        server.ask(address)?;
+        server.query(address)?;
     }
     ok(bench.dormouse().args(["rm", "--force", NAME]))?;
     megabytes[1..].sort_by(f64::total_cmp);
@@ -250,29 +252,29 @@ fn round(
     arm: Arm,
 ) -> Result<Duration> {
     if arm == Arm::Awake {
-        return server.ask(address);
+        return server.query(address);
     }
     let daemon = (arm == Arm::Gate).then(|| bench.daemon(&[])).transpose()?;
     ok(bench.dormouse().args(["sleep", name]))?;
-    let stands_by = || stands_by(bench);
-    ensure!(wait_until(PATIENCE, || stands_by().is_some()), "nobody stands by");
+    let standby = || standby(bench);
+    ensure!(wait_until(PATIENCE, || standby().is_some()), "no standby process");
     std::thread::sleep(GETS_READY);
     if arm == Arm::Alone
-        && let Some(pid) = stands_by()
+        && let Some(pid) = standby()
     {
         kill_process(pid, Signal::KILL)?;
-        ensure!(wait_until(PATIENCE, || stands_by().is_none()), "it does not end");
+        ensure!(wait_until(PATIENCE, || standby().is_none()), "the standby process does not exit");
     }
-    let took = server.ask(address);
+    let took = server.query(address);
     drop(daemon);
     if arm == Arm::Alone {
-        std::thread::sleep(MADE_UP_FOR);
+        std::thread::sleep(REPLACED);
     }
     took
 }
 
-/// The keeper's process that wakes whom it is told to.
-fn stands_by(bench: &Bench) -> Option<Pid> {
+/// The keeper's process that wakes containers.
+fn standby(bench: &Bench) -> Option<Pid> {
     let root = bench.path("root");
     let is_it = |line: &[u8]| {
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();

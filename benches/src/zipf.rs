@@ -1,16 +1,16 @@
-//! Many servers, memory for some of them: how many requests are answered.
+//! Many servers, memory for some of them: the number of answered requests.
 //!
 //! ```sh
 //! cargo run --release -p dormouse-benches --bin zipf -- --servers 40 --seconds 4
 //! ```
 //!
-//! Some clients ask one server after the other, number n with a probability of 1/n^alpha, each request
-//! a connection of its own. The daemon has memory for a part of the servers. The others have theirs in swap, in
-//! one arm; in another they sleep, and are woken by whoever asks them, when another one sleeps in their place. An
-//! answer takes a server all of its memory, or as much as a static web server touches. The reference has memory
-//! for all of them, in the same run, before and after. On the way to that many servers it is measured how many
-//! requests fewer of them answer, with memory for all and for `--fit` of them. Denali (OSDI 2002), figures 8
-//! to 11.
+//! Some clients send requests to one server after the other, to server n with a probability of
+//! 1/n^alpha, each in a connection of its own. The daemon has memory for a part of the servers. In
+//! one arm the memory of the others is in swap. In another arm the others are asleep, and are woken
+//! by a request while another server is suspended instead. An answer touches all memory of a
+//! server, or as much as a static web server touches. The reference has memory for all of them, in
+//! the same run, before and after. Smaller numbers of servers are measured on the way, with memory
+//! for all and for `--fit` of them. Denali (OSDI 2002), figures 8 to 11.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -23,36 +23,36 @@ use dormouse_benches::{Bench, Line, Swap, figure, plot, promise};
 /// Options.
 #[derive(Parser)]
 struct Options {
-    /// How many servers.
+    /// Number of servers.
     #[arg(long, default_value_t = 40)]
     servers: usize,
-    /// Memory of each of them: about what python's http.server has.
+    /// Memory of each: about that of python's http.server.
     #[arg(long, default_value_t = 8192)]
     kib: u64,
-    /// How many ask at once.
+    /// Number of concurrent clients.
     #[arg(long, default_value_t = 4)]
     clients: usize,
-    /// How long each point is measured.
+    /// Duration of each point.
     #[arg(long, default_value_t = 4)]
     seconds: u64,
-    /// How many have room where not all have.
+    /// Number of servers that fit where not all do.
     #[arg(long, default_value_t = 10)]
     fit: usize,
-    /// From how many servers on it is measured how many requests they answer, twice as many each time.
+    /// The first number of servers at which requests are measured; doubled each time.
     #[arg(long, default_value_t = 5)]
     from: usize,
-    /// How much more the popular are asked.
+    /// The exponents of the popularity.
     #[arg(long, value_delimiter = ',', default_values_t = [0.0, 0.5, 1.0, 1.5])]
     alpha: Vec<f64>,
-    /// The parts of them that have room.
+    /// The parts of the servers that fit.
     #[arg(long, value_delimiter = ',', default_values_t = [0.1, 0.25, 0.5, 0.75])]
     part: Vec<f64>,
-    /// What of its memory an answer takes.
+    /// The memory that an answer touches.
     #[arg(long, value_delimiter = ',', default_value = "few,all")]
     touched: Vec<Touched>,
 }
 
-/// How room is made, and what of its memory an answer takes.
+/// The way of freeing memory, and the memory that an answer touches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Arm {
     reclaim: &'static str,
@@ -99,10 +99,10 @@ fn main() -> Result<()> {
             for arm in arms() {
                 let of_arm = found.iter().filter(|(one, ..)| *one == arm);
                 let mut points = Vec::new();
-                for (_, part, asked) in of_arm {
+                for (_, part, answers) in of_arm {
                     let room = farm.room_bytes(fit(&farm, *part));
-                    tell(&options, arm, alpha, *part, asked, resident, room);
-                    points.push((*part, asked.requests_per_s / resident));
+                    report(&options, arm, alpha, *part, answers, resident, room);
+                    points.push((*part, answers.requests_per_s / resident));
                 }
                 let is_promised = alpha == 1.0 && arm == ARMS[0];
                 let of_a_tenth = points.iter().find(|(part, _)| is_promised && *part == 0.1);
@@ -143,7 +143,7 @@ fn lines(all: &[(String, Vec<(f64, f64)>)]) -> Vec<Line<'_>> {
     all.iter().map(|(name, points)| Line { name, points: points.clone() }).collect()
 }
 
-/// Starts the servers, and draws how many requests so many of them answer on the way.
+/// Starts the servers, and plots the requests answered by smaller numbers on the way.
 fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
     let mut all: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
     let counts = std::iter::successors(Some(options.from.max(1)), |count| Some(count * 2));
@@ -153,7 +153,7 @@ fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
         let arms = options.alpha.iter();
         let arms =
             arms.map(|alpha| (format!("alpha {alpha}, room for {}", options.fit), *alpha, false));
-        // With room for all of them nobody is asked for what nobody has: who is popular hardly matters.
+        // With memory for all, no server is asleep or swapped out, so popularity hardly matters.
         for (name, alpha, all_fit) in
             [("room for all".to_owned(), 1.0, true)].into_iter().chain(arms)
         {
@@ -177,7 +177,7 @@ fn against_their_number(options: &Options, farm: &mut Farm<'_>) -> Result<()> {
     plot("zipf-servers", &title, ["servers", "requests a second"], &lines(&all))
 }
 
-fn tell(
+fn report(
     options: &Options,
     arm: Arm,
     alpha: f64,
@@ -207,16 +207,18 @@ fn tell(
     figure("zipf", &name, ratio, "", more);
 }
 
-/// How many fit into so much of the memory; into all of it half as many more, so that it is no limit.
+/// The number that fits into this part of the memory. All of it means half as many more, which is
+/// no limit.
 fn fit(farm: &Farm<'_>, part: f64) -> usize {
     let part = if part < 1.0 { part } else { 1.5 };
     (farm.all.len() as f64 * part).round() as usize
 }
 
-/// Asks for a while, with memory for a part of them, all of which have theirs at first.
+/// Runs the clients for a while, with memory for a part of the servers, all of which have theirs at
+/// first.
 fn point(options: &Options, farm: &Farm<'_>, arm: Arm, alpha: f64, part: f64) -> Result<Asked> {
     farm.fill()?;
     let _daemon = farm.with_room_for(fit(farm, part), &["--reclaim", arm.reclaim])?;
     let time = Duration::from_secs(options.seconds);
-    farm.ask(Callers { clients: options.clients, alpha, time, touched: arm.touched })
+    farm.query(Callers { clients: options.clients, alpha, time, touched: arm.touched })
 }
