@@ -330,7 +330,7 @@ fn daemon_continues_with_replaced_program() {
 
 /// Sends a request to a running server, without a command of ours.
 #[track_caller]
-fn ask(host: &Host, address: &str, port: &str) -> String {
+fn query(host: &Host, address: &str, port: &str) -> String {
     let mut probe = host.command(image::probe());
     probe.args(["ask", address, port]);
     run(probe, b"", soon()).ok().trim().to_owned()
@@ -389,10 +389,10 @@ fn vm_asleep_containers_survive_reboot_and_wake_on_traffic() {
     assert!(["created", "stopped"].contains(&host.state_of("awake").as_str()));
     let lost = host.dm(&["events", "--no-stream"]).ok();
     assert!(!lost.contains("lost"), "{lost}");
-    assert_eq!(ask(&host, &all[1].0, all[1].1), "call 2");
+    assert_eq!(query(&host, &all[1].0, all[1].1), "call 2");
     let answer = host.neighbour_sh(&format!("busybox nc -w 9 {} 8080 </dev/null", Host::ADDRESS));
     assert_eq!(answer.ok().trim(), "call 2");
-    assert!(ask(&host, &all[3].0, all[3].1).starts_with("call "));
+    assert!(query(&host, &all[3].0, all[3].1).starts_with("call "));
     host.dm(&["wake", "z", "quiet"]).ok();
     for name in ["x", "y", "z", "h", "quiet"] {
         assert_eq!(host.state_of(name), "running", "{name}");

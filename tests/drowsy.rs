@@ -28,7 +28,7 @@ fn counting(options: &[&str]) -> Host {
 }
 
 /// Sends one request to a server. Returns the answer, if one came in time.
-fn ask(host: &Host, address: &str, patience: Duration) -> Option<String> {
+fn query(host: &Host, address: &str, patience: Duration) -> Option<String> {
     let mut probe = host.command("timeout");
     probe
         .arg(format!("{}", patience.as_secs_f64()))
@@ -44,7 +44,7 @@ fn call(host: &Host) -> String {
     let address = host.address_of("x");
     let mut answer = None;
     wait_until(soon(), || {
-        answer = ask(host, &address, soon());
+        answer = query(host, &address, soon());
         answer.is_some()
     });
     answer.expect("an answer")
@@ -147,14 +147,14 @@ fn vm_datagram_and_terminal_input_wake_drowsy_container() {
     let serve = ["run", "-d", "--name", "x", "busybox", "probe", "udp-echo", "0.0.0.0", "53"];
     host.dm(&serve).ok();
     let address = host.address_of("x");
-    let ask_probe = || {
+    let query_probe = || {
         let mut probe = host.command(image::probe());
-        probe.args(["udp-ask_probe", &address, "53", "squeak"]);
+        probe.args(["udp-query_probe", &address, "53", "squeak"]);
         run(probe, b"", soon())
     };
-    assert!(wait_until(soon(), || ask_probe().status == 0));
+    assert!(wait_until(soon(), || query_probe().status == 0));
     drowse(&host);
-    assert_eq!(ask_probe().ok().trim(), "squeak");
+    assert_eq!(query_probe().ok().trim(), "squeak");
     host.dm(&["rm", "--force", "x"]).ok();
     host.dm(&["run", "-dt", "--name", "x", "--net", "none", "busybox", "sh"]).ok();
     let mut terminal = Terminal::spawn(&host.dormouse(&["attach", "x"]));
@@ -177,7 +177,7 @@ fn vm_connection_wakes_drowsy_but_not_paused_container() {
     host.dm(&["pause", "x"]).ok();
     let refused = host.dm(&["sleep", "--drowsy", "x"]);
     assert!(refused.status != 0 && refused.stderr.contains("unpause it first"), "{refused}");
-    assert_eq!(ask(&host, &address, moment), None);
+    assert_eq!(query(&host, &address, moment), None);
     assert_eq!(host.state_of("x"), "paused");
     host.dm(&["unpause", "x"]).ok();
     // The client that closed its connection was counted, too.
@@ -187,7 +187,7 @@ fn vm_connection_wakes_drowsy_but_not_paused_container() {
     assert!(refused.status != 0 && refused.stderr.contains("not paused"), "{refused}");
     host.dm(&["pause", "x"]).ok();
     assert_eq!(host.state_of("x"), "paused");
-    assert_eq!(ask(&host, &address, moment), None);
+    assert_eq!(query(&host, &address, moment), None);
     assert_eq!(host.state_of("x"), "paused");
     host.dm(&["unpause", "x"]).ok();
     assert_eq!(call(&host), "call 5");
@@ -376,7 +376,7 @@ fn vm_drowsy_container_resumes_after_keeper_is_killed() {
         !is_frozen(&host)
     };
     assert!(wait_until(soon(), is_thawed));
-    assert_eq!(ask(&host, &address, soon()).as_deref(), Some("call 2"));
+    assert_eq!(query(&host, &address, soon()).as_deref(), Some("call 2"));
     wait_for_reason(&host, "wake", "keeper");
     // A daemon thaws the container without a command.
     drowse(&host);
@@ -384,7 +384,7 @@ fn vm_drowsy_container_resumes_after_keeper_is_killed() {
     assert!(is_frozen(&host));
     kill_keeper(&host);
     assert!(wait_until(soon(), || !is_frozen(&host)));
-    assert_eq!(ask(&host, &address, soon()).as_deref(), Some("call 3"));
+    assert_eq!(query(&host, &address, soon()).as_deref(), Some("call 3"));
     drowse(&host);
     assert_eq!(call(&host), "call 4");
 }

@@ -85,7 +85,7 @@ fn awake(host: &Host) -> Vec<String> {
 
 /// Sends a request to a server. Returns the server's connection number, and the time until the
 /// answer.
-fn ask(address: &str) -> (u32, Duration) {
+fn query(address: &str) -> (u32, Duration) {
     let begin = Instant::now();
     let mut stream = TcpStream::connect(address).expect("a connection is never refused");
     stream.set_read_timeout(Some(soon())).expect("a timeout");
@@ -128,7 +128,7 @@ impl Callers {
                     (0x9e37_79b9_7f4a_7c15 ^ ((n + 1) << 20), Vec::new());
                 while !enough.load(Ordering::Relaxed) {
                     let index = zipf(&mut random);
-                    let (number, took) = ask(&addresses[index]);
+                    let (number, took) = query(&addresses[index]);
                     answers.push((index, number, took));
                     thread::sleep(Duration::from_millis(5));
                 }
@@ -241,17 +241,17 @@ fn never_sleeping_containers_do_not_starve_waiting_wakes() {
         host.dm(&["update", "--never-sleep", &format!("c{n}")]).ok();
     }
     let _daemon = Daemon::start(&host, &["--memory", MEMORY]);
-    let ask_all = || {
+    let query_all = || {
         let addresses = addresses.clone();
-        let client = host.in_network(move || addresses.iter().map(|it| ask(it).0).max());
+        let client = host.in_network(move || addresses.iter().map(|it| query(it).0).max());
         client.join().expect("an answer to each client")
     };
-    assert_eq!(ask_all(), Some(1));
+    assert_eq!(query_all(), Some(1));
     assert!(
         wait_until(soon(), || awake(&host).len() <= FIT + 1),
         "the other containers take turns"
     );
-    assert_eq!(ask_all(), Some(2));
+    assert_eq!(query_all(), Some(2));
     for n in 0..FIT {
         assert_eq!(host.state_of(&format!("c{n}")), "running");
     }
@@ -272,7 +272,7 @@ fn heavier_cpu_weight_is_admitted_first() {
     daemon.signal(Signal::STOP);
     let callers = [light, heavy].map(|address| {
         let caller = host.in_network(move || {
-            ask(&address);
+            query(&address);
             Instant::now()
         });
         thread::sleep(Duration::from_millis(300) * slowness());

@@ -149,15 +149,15 @@ fn vm_datagram_wakes_asleep_container_and_is_answered() {
     let serve = ["run", "-d", "--name", "x", "busybox", "probe", "udp-echo", "0.0.0.0", "53"];
     host.dm(&serve).ok();
     let address = host.address_of("x");
-    let ask_probe = || {
+    let query_probe = || {
         let mut probe = host.command(image::probe());
-        probe.args(["udp-ask_probe", &address, "53", "squeak"]);
+        probe.args(["udp-query_probe", &address, "53", "squeak"]);
         dormouse_testkit::run(probe, b"", Duration::from_secs(10) * slowness())
     };
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || ask_probe().status == 0));
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || query_probe().status == 0));
     for _ in 0..3 {
         put_to_sleep(&host);
-        assert_eq!(ask_probe().ok().trim(), "squeak");
+        assert_eq!(query_probe().ok().trim(), "squeak");
         assert_eq!(host.state_of("x"), "running");
     }
 }
@@ -586,8 +586,8 @@ fn vm_killed_keeper_and_vault_cost_open_connections_only() {
     assert!(matches!(ended, Ok(0) | Err(_)), "the connection ends: {ended:?}");
     // Any next command re-creates the other sockets.
     assert_eq!(host.state_of("x"), "asleep");
-    let ask_server = format!("printf '<3\n' | busybox nc -w 5 {} 8080", Host::ADDRESS);
-    let answer = host.neighbour_sh(&ask_server);
+    let server_query = format!("printf '<3\n' | busybox nc -w 5 {} 8080", Host::ADDRESS);
+    let answer = host.neighbour_sh(&server_query);
     assert_eq!(answer.stdout.as_bytes(), [at(0), at(1), at(2)], "{answer}");
     assert_eq!(host.state_of("x"), "running");
     Caller::new(&host).send_acknowledged(10);

@@ -75,7 +75,7 @@ fn serve(host: &Host, name: &str, kib: u64, options: &[&str]) {
 
 /// Returns the server's answer to a request.
 #[track_caller]
-fn ask(host: &Host, name: &str) -> String {
+fn query(host: &Host, name: &str) -> String {
     let address = host.address_of(name);
     let mut answer = String::new();
     let answers = || {
@@ -96,7 +96,7 @@ fn idle_pages_go_to_swap_and_containers_sleep_when_swap_is_full() {
     let names: Vec<String> = (0..12).map(|n| format!("c{n}")).collect();
     for name in &names {
         serve(host, name, 8 << 10, &["--sleep-after", "3600s"]);
-        assert_eq!(ask(host, name), "call 1");
+        assert_eq!(query(host, name), "call 1");
     }
     let asleep = || names.iter().filter(|name| host.state_of(name) == "asleep").count();
     let in_memory = || -> u64 {
@@ -122,7 +122,7 @@ fn idle_pages_go_to_swap_and_containers_sleep_when_swap_is_full() {
         for round in 2..4 {
             for name in &names {
                 let number = if room { round } else { round + 2 };
-                assert_eq!(ask(host, name), format!("call {number}"), "{name}");
+                assert_eq!(query(host, name), format!("call {number}"), "{name}");
             }
         }
         assert!(wait_until(soon(), fits), "{} MB, {} sleep", in_memory(), asleep());
@@ -153,7 +153,7 @@ fn drowsy_memory_is_spread_over_swap_files_of_daemon() {
     assert_eq!(areas[0].priority, areas[1].priority, "the kernel uses the files in turn");
     assert!(areas[0].priority > 0, "the files precede other swap");
     serve(host, "x", MEGABYTES << 10, &[]);
-    let call = || ask(host, "x");
+    let call = || query(host, "x");
     assert_eq!(call(), "call 1");
     host.dm(&["sleep", "--drowsy", "x"]).ok();
     let areas = disks.areas();

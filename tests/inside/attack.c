@@ -1,9 +1,9 @@
-/* What somebody inside a container tries: attack NAME [ARGUMENT...]
+/* Attacks from inside a container: attack NAME [ARGUMENT...]
  *
- * Exit status 0: it succeeded, and the container is broken. 1: it was stopped; the line printed
- * says by which error. 2: the program was called wrongly or its preparations failed, which proves
+ * Exit status 0: the attack succeeded, and the container is broken. 1: the attack was stopped; the
+ * printed line contains the error. 2: wrong arguments, or the preparations failed, which proves
  * nothing. Each attack is one function of the table at the end. Statically linked, so that it runs
- * in any image and on the host, where it shows that it does succeed if nothing stops it. */
+ * in any image and on the host, where it proves that the attack succeeds if nothing stops it. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -55,7 +55,7 @@ static int broken(const char *what)
 	return BROKEN;
 }
 
-/* Tries to write each file of this list; all of them are the host's. */
+/* Tries to open each file of this list for writing; all of them are the host's. */
 static int host_files(char **args)
 {
 	static const char *files[] = {
@@ -70,7 +70,7 @@ static int host_files(char **args)
 	(void)args;
 	for (size_t i = 0; i < sizeof(files) / sizeof(*files); i++) {
 		int fd = open(files[i], O_WRONLY | O_CLOEXEC);
-		/* A device that the container has as its own null is no file of the host. */
+		/* A device node that is the container's own null is not a file of the host. */
 		struct stat st;
 		if (fd >= 0 && !(fstat(fd, &st) == 0 && st.st_rdev == 0x103))
 			return broken(files[i]);
@@ -80,7 +80,7 @@ static int host_files(char **args)
 	return stopped("open for writing");
 }
 
-/* Reads a file that would tell of the host; an empty one tells nothing. */
+/* Reads a file with information about the host; an empty one is harmless. */
 static int read_file(char **args)
 {
 	char byte;
@@ -92,7 +92,7 @@ static int read_file(char **args)
 	return got == 1 ? broken(args[0]) : stopped("read");
 }
 
-/* Permissions of files are asked before attributes of mounts, so the mount itself is asked. */
+/* File permissions are checked before mount attributes, so the mount itself is queried. */
 static int read_only(char **args)
 {
 	struct statvfs fs;
@@ -117,7 +117,7 @@ static int cgroup_path(char **args)
 	return stopped("no path of the host");
 }
 
-/* A namespace that is the one whose inode number is given. */
+/* Compares a namespace with the given inode number. */
 static int same_namespace(char **args)
 {
 	char path[64];
@@ -143,12 +143,12 @@ static int io_uring(char **args)
 	return fd < 0 ? stopped("io_uring_setup") : broken("io_uring_setup");
 }
 
-/* A set-user-id program of the image: this one, called by its other name. */
+/* A set-user-id program of the image: this one, under its other name. */
 static int gain_root(char **args)
 {
 	(void)args;
 	if (getuid() == 0)
-		return unusable("it must not be called by root");
+		return unusable("must not be run by root");
 	errno = EPERM;
 	return geteuid() == 0 ? broken("effective user 0") : stopped("still without privileges");
 }
@@ -164,7 +164,7 @@ static int shm_make(char **args)
 
 static int shm_find(char **args)
 {
-	/* An attach with what is known needs no permission that "0666" does not give. */
+	/* Attaching needs no permission beyond "0666". */
 	int id = shmget((key_t)atoi(args[0]), 0, 0);
 	return id < 0 ? stopped("shmget") : broken("the segment of another");
 }
@@ -184,7 +184,7 @@ static int mq_find(char **args)
 	return queue == (mqd_t)-1 ? stopped("mq_open") : broken("the queue of another");
 }
 
-/* Not an attack: takes away what the two above leave where there was no wall. */
+/* Not an attack: removes leftovers of the two above where nothing protects. */
 static int ipc_remove(char **args)
 {
 	int id = shmget((key_t)atoi(args[0]), 0, 0);
@@ -194,7 +194,7 @@ static int ipc_remove(char **args)
 	return STOPPED;
 }
 
-/* Runs a command whose session keyring holds a key of this name. */
+/* Runs a command with a key of this name in its session keyring. */
 static int with_key(char **args)
 {
 	if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0)
@@ -202,7 +202,7 @@ static int with_key(char **args)
 	long key = syscall(SYS_add_key, "user", args[0], "secret", 6, KEY_SPEC_SESSION_KEYRING);
 	if (key < 0)
 		return unusable("add_key");
-	/* Who possesses the keyring finds it, whoever they are. */
+	/* Every possessor of the keyring may use the key. */
 	syscall(SYS_keyctl, KEYCTL_SETPERM, key, 0x3f3f3f3fL);
 	syscall(SYS_keyctl, KEYCTL_SETPERM, KEY_SPEC_SESSION_KEYRING, 0x3f3f3f3fL);
 	execvp(args[1], args + 1);
@@ -243,7 +243,7 @@ static int find_process(char **args)
 	return stopped("no such process");
 }
 
-/* Every number from the first up to the limit that could be a process, asked by signal 0. */
+/* Every possible pid from the first up to the limit, tested by signal 0. */
 static int signal_any(char **args)
 {
 	for (int pid = atoi(args[0]); pid < atoi(args[1]); pid++)
@@ -259,7 +259,7 @@ static int trace(char **args)
 	return ptrace(PTRACE_SEIZE, pid, 0, 0) ? stopped("ptrace") : broken("traced");
 }
 
-/* Out of the root by the old way: chroot below the working directory, then up. */
+/* The classic escape from a root: chroot below the working directory, then up. */
 static int leave_root(char **args)
 {
 	struct stat st;
@@ -276,9 +276,9 @@ static int leave_root(char **args)
 	return stat(args[0], &st) ? stopped(args[0]) : broken(args[0]);
 }
 
-/* Root of a new user namespace may mount hierarchies of cgroup v1, whole where the container is in
- * their first cgroup, and the program that is named there is run by the host's root (CVE-2022-0492).
- * What is written is what is there already, so that a success changes nothing. */
+/* Root of a new user namespace may mount hierarchies of cgroup v1, completely where the container
+ * is in their first cgroup, and the host's root runs the program named there (CVE-2022-0492). The
+ * present contents are written back, so that a success changes nothing. */
 static int release_agent(char **args)
 {
 	static const char *const kinds[] = { "memory", "pids", "cpu,cpuacct", "cpuacct", "cpu", "cpuset",
@@ -316,7 +316,8 @@ static int release_agent(char **args)
 
 static int mount_host(char **args)
 {
-	/* Who may mount may mount procfs and cgroup2, which show what is its own. These do not. */
+	/* A process that may mount may mount procfs and cgroup2, which show only its own. These do
+	 * not. */
 	static const char *types[] = { "devtmpfs", "debugfs", "tracefs", "securityfs", "sysfs" };
 	(void)args;
 	mkdir("/tmp/mnt", 0755);
@@ -334,7 +335,7 @@ static int set_clock(char **args)
 	return clock_settime(CLOCK_REALTIME, &now) ? stopped("clock_settime") : broken("clock_settime");
 }
 
-/* A node for the first disk there could be. */
+/* A node for the first possible disk. */
 static int make_device(char **args)
 {
 	(void)args;
@@ -345,7 +346,7 @@ static int make_device(char **args)
 	return broken("a block device was made");
 }
 
-/* Says that it listens, then waits some seconds for what the kernel tells of a device. */
+/* Prints that it listens, then waits some seconds for a kernel event of a device. */
 static int device_events(char **args)
 {
 	struct sockaddr_nl group = { .nl_family = AF_NETLINK, .nl_groups = 1 };
@@ -376,7 +377,7 @@ static int open_node(char **args)
 	return fd < 0 ? stopped("open") : broken("a device of the host");
 }
 
-/* Writes to a terminal that belongs to somebody else: TIOCSTI types for them. */
+/* Writes to a terminal of another owner: TIOCSTI injects input. */
 static int type_for_another(char **args)
 {
 	int fd = open(args[0], O_RDWR | O_NOCTTY | O_CLOEXEC);
@@ -416,7 +417,7 @@ static int abstract_autobind(char **args)
 	return BROKEN;
 }
 
-/* Every abstract name that is listed, as the list of a shared stack shows them all. */
+/* Tries every abstract name in the list of a shared stack. */
 static int abstract_connect_any(char **args)
 {
 	char line[300];
@@ -509,7 +510,7 @@ static int tcp_connect(char **args)
 	return connect(fd, (void *)&address, sizeof(address)) ? stopped("connect") : broken("connected");
 }
 
-/* Looks for a listener of this port in every list of sockets that a process's /proc has. */
+/* Looks for a listener of this port in the socket lists of every process in /proc. */
 static int find_listener(char **args)
 {
 	char path[300], line[300], wanted[16];
@@ -531,8 +532,8 @@ static int find_listener(char **args)
 	return dir ? stopped("no such listener") : unusable("/proc");
 }
 
-/* listen() without bind(): the kernel takes a port at every address there is. Prints it and
- * accepts for two seconds. */
+/* listen() without bind(): the kernel takes a port at all addresses. Prints it and accepts for two
+ * seconds. */
 static int listen_unbound(char **args)
 {
 	struct sockaddr_in address;
@@ -545,10 +546,10 @@ static int listen_unbound(char **args)
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
 	printf("%d\n", ntohs(address.sin_port));
 	fflush(stdout);
-	return accept(fd, NULL, NULL) < 0 ? stopped("accept") : broken("a caller of another");
+	return accept(fd, NULL, NULL) < 0 ? stopped("accept") : broken("a client of another");
 }
 
-/* Opens the program of every process that appears, for writing, for so many seconds. */
+/* Opens the program of every new process for writing, for so many seconds. */
 static int overwrite_exe(char **args)
 {
 	time_t end = time(NULL) + atoi(args[0]);
@@ -566,7 +567,7 @@ static int overwrite_exe(char **args)
 			int fd = open(path, O_PATH | O_CLOEXEC);
 			if (fd < 0)
 				continue;
-			/* What lies on the container's own filesystem is the container's. */
+			/* Files on the container's own filesystem are the container's. */
 			if (fstat(fd, &st) == 0 && st.st_dev != own.st_dev) {
 				char again[64];
 				snprintf(again, sizeof(again), "/proc/self/fd/%d", fd);
@@ -583,7 +584,7 @@ static int overwrite_exe(char **args)
 	return stopped("no program of the host could be written");
 }
 
-/* Any descriptor beyond the three, and any of these that is a directory. */
+/* Any descriptor beyond the first three, and any directory among these. */
 static int leaked_fd(char **args)
 {
 	(void)args;
@@ -598,7 +599,7 @@ static int leaked_fd(char **args)
 	return stopped("three descriptors, none a directory");
 }
 
-/* The numbers of one line of /proc/self/status, as a mask that must be zero. */
+/* One line of /proc/self/status as a mask that must be zero. */
 static int status_mask(char **args)
 {
 	char line[300];

@@ -1,25 +1,27 @@
-/* Small servers and callers for tests of networks: probe NAME ARGUMENT...
+/* Small servers and clients for tests of networks: probe NAME ARGUMENT...
  *
- * who ADDRESS PORT       TCP server: tells every caller the address it is seen with
- * count ADDRESS PORT [KIB]  TCP server: numbers its callers; has so much memory of its own
- * stream ADDRESS PORT    TCP server: a process for each caller, who asks as often as he likes for the
- *                        next N bytes of an endless sequence ("<N\n"), or sends them (">N\n") and is
- *                        told "good" if they are
- * send FILE ADDRESS PORT TCP server: sends its caller the first bytes of a file, again and again, by
- *                        sendfile(2), which fails with ERESTARTSYS though there is room
- * ask NAME PORT          connects and prints what is said
- * udp-echo ADDRESS PORT  answers every datagram with itself
- * udp-ask NAME PORT WORD sends a datagram and prints the answer
- * bind ADDRESS PORT      binds a TCP socket there and says so
- * ping NAME              an echo request and its answer, by the socket that needs no privilege
- * waits MS CALL...       waits so long by each of these calls at once, and tells how long it took
- * local DIR              unix sockets DIR/stream and DIR/datagram, and a connection to DIR/outside: each line
- *                        comes back with a number before it, each datagram is printed so, and so is the name
- *                        of each file that comes to be in DIR/watched
- * ring COUNT             so many processes hand a byte round through pipes, without end
+ * who ADDRESS PORT          TCP server: sends each client the client's address
+ * count ADDRESS PORT [KIB]  TCP server: numbers its connections; with so much private memory
+ * stream ADDRESS PORT       TCP server: a process for each client, which requests the next N bytes
+ *                           of an endless sequence ("<N\n") any number of times, or sends them
+ *                           (">N\n") and receives "good" if they are correct
+ * send FILE ADDRESS PORT    TCP server: sends its client the first bytes of a file, again and
+ *                           again, by sendfile(2), which fails with ERESTARTSYS although there is
+ *                           space
+ * ask NAME PORT             connects and prints the received data
+ * udp-echo ADDRESS PORT     sends every datagram back
+ * udp-ask NAME PORT WORD    sends a datagram and prints the answer
+ * bind ADDRESS PORT         binds a TCP socket there and reports it
+ * ping NAME                 an echo request and its answer, by the unprivileged socket
+ * waits MS CALL...          waits so long by each of these calls at once, and prints the durations
+ * local DIR                 unix sockets DIR/stream and DIR/datagram, and a connection to
+ *                           DIR/outside: each line is returned with a number before it, each
+ *                           datagram is printed so, and so is the name of each new file in
+ *                           DIR/watched
+ * ring COUNT                so many processes pass a byte round through pipes, without end
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
- * but for those of the servers and of waits. */
+ * except those of the servers and of waits. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -95,27 +97,27 @@ static int serve(char **args, void (*answer)(int caller, const char *peer))
 	}
 }
 
-static void tell_peer(int caller, const char *peer)
+static void send_peer(int caller, const char *peer)
 {
 	dprintf(caller, "%s\n", peer);
 }
 
 static int who(char **args)
 {
-	return serve(args, tell_peer);
+	return serve(args, send_peer);
 }
 
 static uint64_t *memory;
 static size_t words;
 
-/* No two words are alike, so that nothing that looks for equal pages finds any. */
+/* No two words are equal, so that page deduplication finds nothing. */
 static uint64_t word(size_t n)
 {
 	return (n + 1) * 0x9e3779b97f4a7c15u;
 }
 
-/* Each call looks at some of the memory, others each time. */
-static void tell_number(int caller, const char *peer)
+/* Each request reads some of the memory, different parts each time. */
+static void send_number(int caller, const char *peer)
 {
 	static int calls;
 	static uint64_t seed;
@@ -140,7 +142,7 @@ static int count(char **args)
 		for (size_t n = 0; n < words; n++)
 			memory[n] = word(n);
 	}
-	return serve(args, tell_number);
+	return serve(args, send_number);
 }
 
 /* Byte number n of the sequence. */
@@ -149,10 +151,10 @@ static char at(size_t n)
 	return (char)(n * 7 + n / 251);
 }
 
-static void converse(int caller)
+static void serve_stream(int caller)
 {
 	char line[32], block[8192];
-	size_t told = 0, heard = 0;
+	size_t sent_bytes = 0, received_bytes = 0;
 	for (;;) {
 		size_t length = 0, left;
 		do {
@@ -166,13 +168,13 @@ static void converse(int caller)
 			ssize_t done;
 			if (line[0] == '<') {
 				for (size_t i = 0; i < n; i++)
-					block[i] = at(told + i);
+					block[i] = at(sent_bytes + i);
 				done = write(caller, block, n);
-				told += done > 0 ? (size_t)done : 0;
+				sent_bytes += done > 0 ? (size_t)done : 0;
 			} else {
 				done = read(caller, block, n);
 				for (ssize_t i = 0; i < done; i++)
-					if (block[i] != at(heard++))
+					if (block[i] != at(received_bytes++))
 						return;
 			}
 			if (done <= 0)
@@ -188,7 +190,7 @@ static void stream_to(int caller, const char *peer)
 {
 	(void)peer;
 	if (fork() == 0) {
-		converse(caller);
+		serve_stream(caller);
 		_exit(0);
 	}
 }
@@ -199,7 +201,7 @@ static int stream(char **args)
 	return serve(args, stream_to);
 }
 
-static int ask(char **args)
+static int request(char **args)
 {
 	struct addrinfo *other;
 	char text[512];
@@ -230,7 +232,7 @@ static int udp_echo(char **args)
 	}
 }
 
-static int udp_ask(char **args)
+static int udp_request(char **args)
 {
 	struct addrinfo *other;
 	char text[2048];
@@ -280,7 +282,7 @@ static long now_ms(void)
 	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Waits by one call; whether it came back as it does when its time is over. */
+/* Waits by one call; returns whether it ended as on a timeout. */
 static int wait_by(const char *call, long ms)
 {
 	struct timespec time = { ms / 1000, ms % 1000 * 1000000 }, moment;
@@ -372,15 +374,15 @@ static int local_socket(int type, struct sockaddr_un *own, const char *dir, cons
 	return socket(AF_UNIX, type, 0);
 }
 
-/* Whether somebody is still there. */
+/* Answers a message; returns 0 at the end of the connection. */
 static int answer_number(int fd, int is_connected)
 {
 	static int number;
-	char said[64], line[96];
-	ssize_t n = recv(fd, said, sizeof(said), 0);
+	char message[64], line[96];
+	ssize_t n = recv(fd, message, sizeof(message), 0);
 	if (n <= 0)
 		return 0;
-	n = snprintf(line, sizeof(line), "%d %.*s", ++number, (int)n, said);
+	n = snprintf(line, sizeof(line), "%d %.*s", ++number, (int)n, message);
 	if (!is_connected)
 		return puts(line) >= 0;
 	return send(fd, line, (size_t)n, MSG_NOSIGNAL) == n;
@@ -397,7 +399,8 @@ static int local(char **args)
 	int watch = inotify_init();
 	char watched[128];
 	snprintf(watched, sizeof(watched), "%s/watched", args[0]);
-	if (connect(caller, (void *)&outside, sizeof(outside)) || inotify_add_watch(watch, watched, IN_CREATE) < 0)
+	if (connect(caller, (void *)&outside, sizeof(outside)) ||
+	    inotify_add_watch(watch, watched, IN_CREATE) < 0)
 		return fail("outside");
 	if (bind(receiver, (void *)&datagram, sizeof(datagram)) ||
 	    bind(listener, (void *)&stream, sizeof(stream)) || listen(listener, MAX))
@@ -453,7 +456,7 @@ static int send_again(char **args)
 	return serve(args + 1, send_file);
 }
 
-/* One of them has work at any time, and all others wait. */
+/* One process has work at any time, and all others wait. */
 static int ring(char **args)
 {
 	int count = atoi(args[0]), first[2], left, right[2];
@@ -477,7 +480,7 @@ static int ring(char **args)
 	return fail("read");
 }
 
-/* Has a timer that rings every so many milliseconds, and does nothing else. */
+/* Has a timer that expires every so many milliseconds, and does nothing else. */
 static int tick(char **args)
 {
 	long ms = atol(args[0]);
@@ -493,8 +496,9 @@ int main(int argc, char **argv)
 		const char *name;
 		int count;
 		int (*run)(char **args);
-	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream }, { "ask", 2, ask },
-		      { "udp-echo", 2, udp_echo }, { "udp-ask", 3, udp_ask }, { "bind", 2, bind_only }, { "ping", 1, ping },
+	} verbs[] = { { "who", 2, who }, { "count", 2, count }, { "stream", 2, stream },
+		      { "ask", 2, request }, { "udp-echo", 2, udp_echo },
+		      { "udp-ask", 3, udp_request }, { "bind", 2, bind_only }, { "ping", 1, ping },
 		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
 		      { "send", 3, send_again },
 		      { "tick", 1, tick } };

@@ -1,4 +1,4 @@
-/* What a process has told the kernel about its memory: advice, locks, stacks that grow. */
+/* Requests of a process about its memory: advice, locks, stacks that grow. */
 #include "workload.h"
 #include <sys/prctl.h>
 
@@ -6,7 +6,7 @@
 #define SIZE 16384
 static char *areas[AREAS];
 
-/* Those of the flags of an area that mean something to us. */
+/* The flags of an area in smaps, limited to those under test. */
 static void flags_of(void *area, char *out, size_t size) {
 	FILE *f = fopen("/proc/self/smaps", "r");
 	char line[512];
@@ -28,7 +28,7 @@ static void flags_of(void *area, char *out, size_t size) {
 static char *map(int more) {
 	char *area = mmap(0, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | more, -1, 0);
 	must(area != MAP_FAILED);
-	/* A page that nobody may touch keeps it apart. */
+	/* A page without access separates the areas. */
 	must(mmap(0, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED);
 	area[SIZE - 1] = 's';
 	return area;
@@ -40,12 +40,12 @@ int main(void) {
 	char before[AREAS][128], after[128];
 	for (int n = 0; n < 6; n++) {
 		areas[n] = map(0);
-		/* Kernels without one of them say so. */
+		/* Kernels without one of them return EINVAL. */
 		must(madvise(areas[n], SIZE, advice[n]) == 0 || errno == EINVAL);
 	}
 	areas[6] = map(MAP_NORESERVE);
 	must(mlock(areas[6], SIZE) == 0);
-	/* A stack below which there is room. */
+	/* A stack with free space below it. */
 	char *room = mmap(0, 1 << 21, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(room != MAP_FAILED && munmap(room, 1 << 21) == 0);
 	areas[7] = mmap(room + (1 << 21) - SIZE, SIZE, PROT_READ | PROT_WRITE,
@@ -56,7 +56,7 @@ int main(void) {
 		flags_of(areas[n], before[n], sizeof before[n]);
 	must(strstr(before[0], "dc") && strstr(before[1], "dd") && strstr(before[2], "wf"));
 	must(strstr(before[6], "lo") && strstr(before[7], "gd"));
-	/* No huge pages of the kernel's choice for this process, but for its child. */
+	/* THP is disabled for this process, but not for its child. */
 	must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
 	int ends[2];
 	must(pipe(ends) == 0);
@@ -74,12 +74,12 @@ int main(void) {
 		for (int n = 0; n < AREAS; n++) {
 			flags_of(areas[n], after, sizeof after);
 			if (strcmp(after, before[n]))
-				say("area %d was '%s' and is '%s'", n, before[n], after);
+				print_line("area %d was '%s' and is '%s'", n, before[n], after);
 			must(strcmp(after, before[n]) == 0 && areas[n][SIZE - 1] == 's');
 		}
-		/* It grows when it is written to below. */
+		/* The stack grows on a write below it. */
 		areas[7][-4096 * (round + 1) + 100] = 'g';
-		/* A child has no copy of the first, and zeros in the third. */
+		/* A child has no copy of the first area, and zeros in the third. */
 		int child = fork(), status;
 		if (child == 0) {
 			unsigned char found;

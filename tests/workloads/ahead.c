@@ -1,6 +1,6 @@
-/* Much memory that is written to all the time, by the program and by the kernel, given up, moved, made
- * anew and copied by fork, while it is saved: whatever is copied ahead must be what it was in the end.
- * Everybody checks what it finds before it writes anew. */
+/* Much memory that is written all the time, by the program and by the kernel, given up, moved,
+ * created anew and copied by fork, while it is checkpointed: pages copied ahead must have their
+ * final contents. Each thread checks its memory before it writes anew. */
 #include "workload.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,7 +9,7 @@
 #define WORDS (PAGE / 8)
 #define PIECE (2ul << 20)
 
-/* How often each has gone round. */
+/* The number of completed turns of each thread. */
 static atomic_ulong turns[5];
 
 static uint64_t value(uint64_t turn, uint64_t page, uint64_t word) {
@@ -43,7 +43,7 @@ static int are_zeros(const uint64_t *at, size_t pages) {
 	return 1;
 }
 
-/* Page by page, the same place again a while later. */
+/* Writes page by page, with a later turn over the same place. */
 static void *writes(void *none) {
 	size_t pages = (24ul << 20) / PAGE;
 	uint64_t *at = new_memory(pages * PAGE);
@@ -59,7 +59,7 @@ static void *writes(void *none) {
 	return none;
 }
 
-/* What was something becomes nothing, and the other way around. */
+/* Data becomes zeros, and zeros become data. */
 static void *empties(void *none) {
 	size_t pages = PIECE / PAGE;
 	uint64_t *at = new_memory(4 * PIECE);
@@ -78,7 +78,7 @@ static void *empties(void *none) {
 	return none;
 }
 
-/* Moved, taken away, and others in its place. */
+/* Moved, unmapped, and replaced by other memory. */
 static void *moves(void *none) {
 	size_t pages = PIECE / PAGE;
 	char *places = new_memory(3 * PIECE);
@@ -86,7 +86,7 @@ static void *moves(void *none) {
 	fill(at, 0, pages);
 	for (uint64_t turn = 1;; turn++, turns[2]++) {
 		char *to = places + turn % 3 * PIECE;
-		/* No hole is left, which another thread would be given. */
+		/* No hole is left, which the kernel would give to another thread. */
 		int how = MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP;
 		must(mremap(at, PIECE, PIECE, how, to) == to);
 		if (turn % 2) {
@@ -103,7 +103,7 @@ static void *moves(void *none) {
 	return none;
 }
 
-/* Written by the kernel: from the page cache and, where the file system can, past it. */
+/* Written by the kernel: from the page cache and, where the file system can, by direct I/O. */
 static void *reads(void *none) {
 	size_t pages = PIECE / PAGE;
 	uint64_t *at = new_memory(PIECE);
@@ -125,7 +125,7 @@ static void *reads(void *none) {
 	return none;
 }
 
-/* Children have what their parent had, and what they write is theirs. */
+/* A child inherits its parent's memory, and the child's writes are private. */
 static void *forks(void *none) {
 	size_t pages = PIECE / PAGE;
 	uint64_t *at = new_memory(PIECE);
@@ -149,7 +149,7 @@ static void *forks(void *none) {
 	return none;
 }
 
-/* Returns when each has, twice: the first time may have begun before. */
+/* Returns after two turns of each: the first may have begun before. */
 static void all_go_round(void) {
 	for (int n = 0; n < 5; n++)
 		for (unsigned long before = turns[n]; turns[n] < before + 2;)

@@ -1,5 +1,5 @@
-/* TCP connections that nobody has accepted: more than one at one socket, with nothing said, with
- * something, with more than one segment, and ended; by IPv4, IPv6, and IPv4 at a socket of IPv6. */
+/* TCP connections in the accept queue: several at one socket, without data, with data, with more
+ * than one segment, and ended; by IPv4, IPv6, and IPv4 at a socket of IPv6. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -44,11 +44,11 @@ static int caller(int family, int port) {
 	return fd;
 }
 
-static void says(int fd, const void *text, size_t n) {
+static void sends(int fd, const void *text, size_t n) {
 	must(send(fd, text, n, MSG_NOSIGNAL) == (ssize_t)n);
 }
 
-static void hears(int fd, const void *text, size_t n) {
+static void receives(int fd, const void *text, size_t n) {
 	static char found[LONG];
 	must(recv(fd, found, n, MSG_WAITALL) == (ssize_t)n && memcmp(found, text, n) == 0);
 }
@@ -59,7 +59,7 @@ static int port_of(int fd, int (*name)(int, struct sockaddr *, socklen_t *)) {
 	return ntohs(a.sin6_port);
 }
 
-/* The next one: it is the one that was made by `from`, and both speak. */
+/* The next accepted connection is the one made by `from`, with matching addresses. */
 static int accepted(int listener, int from) {
 	int fd = accept(listener, 0, 0);
 	must(fd >= 0);
@@ -78,10 +78,10 @@ int main(void) {
 		int silent = caller(AF_INET, 7100), spoken = caller(AF_INET, 7100);
 		int much = caller(AF_INET, 7100), ended = caller(AF_INET, 7100);
 		int by_six = caller(AF_INET6, 7101), mapped = caller(AF_INET, 7102);
-		says(spoken, "first", 5), says(much, text, LONG), says(ended, "last", 4);
+		sends(spoken, "first", 5), sends(much, text, LONG), sends(ended, "last", 4);
 		must(shutdown(ended, SHUT_WR) == 0);
-		says(by_six, "six", 3), says(mapped, "four", 4);
-		/* All of it has come. */
+		sends(by_six, "six", 3), sends(mapped, "four", 4);
+		/* All of it has arrived. */
 		for (int waiting = 1; waiting > 0; nap(1))
 			must(ioctl(much, TIOCOUTQ, &waiting) == 0);
 
@@ -93,20 +93,20 @@ int main(void) {
 		must(accept(four, 0, 0) == -1 && errno == EAGAIN && fcntl(four, F_SETFL, 0) == 0);
 		char one;
 		must(recv(a, &one, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
-		hears(b, "first", 5), hears(c, text, LONG), hears(d, "last", 4);
+		receives(b, "first", 5), receives(c, text, LONG), receives(d, "last", 4);
 		must(read(d, &one, 1) == 0);
-		hears(e, "six", 3), hears(f, "four", 4);
-		/* Both sides go on, with more than a segment of each. */
+		receives(e, "six", 3), receives(f, "four", 4);
+		/* Both sides continue, with more than a segment of data each. */
 		struct {
 			int caller, accepted;
 		} all[] = {{silent, a}, {spoken, b}, {much, c}, {by_six, e}, {mapped, f}};
 		for (int n = 0; n < 5; n++) {
-			says(all[n].caller, text, LONG), hears(all[n].accepted, text, LONG);
-			says(all[n].accepted, text, LONG), hears(all[n].caller, text, LONG);
+			sends(all[n].caller, text, LONG), receives(all[n].accepted, text, LONG);
+			sends(all[n].accepted, text, LONG), receives(all[n].caller, text, LONG);
 			must(close(all[n].caller) == 0 && read(all[n].accepted, &one, 1) == 0);
 			close(all[n].accepted);
 		}
-		says(d, "still", 5), hears(ended, "still", 5);
+		sends(d, "still", 5), receives(ended, "still", 5);
 		must(close(d) == 0 && read(ended, &one, 1) == 0 && close(ended) == 0);
 	}
 	ok();

@@ -1,5 +1,5 @@
-/* Control groups inside: a tree with settings, attributes, owners and processes in it, whose events are
- * watched, and into which others can be moved afterwards; one that is frozen, with what is in it. */
+/* Control groups inside: a tree with settings, attributes, owners, processes and watched events,
+ * into which other processes can be moved afterwards; and a frozen group with its processes. */
 #include "workload.h"
 #include <sys/inotify.h>
 #include <sys/xattr.h>
@@ -11,7 +11,7 @@ static void put(const char *path, const char *text) {
 	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
 }
 
-static int says(const char *path, const char *text) {
+static int contains(const char *path, const char *text) {
 	char found[4096];
 	int fd = open(path, O_RDONLY);
 	must(fd >= 0);
@@ -25,11 +25,11 @@ static int is_in(pid_t pid, const char *group) {
 	char path[64], line[128];
 	snprintf(path, sizeof path, "/proc/%d/cgroup", pid);
 	snprintf(line, sizeof line, "0::/%s\n", group);
-	return says(path, line);
+	return contains(path, line);
 }
 
-/* What has happened is told a moment later. */
-static void hear_all(int watches) {
+/* Events arrive a moment later. */
+static void drain_events(int watches) {
 	char events[4096];
 	while (nap(50), read(watches, events, sizeof events) > 0)
 		;
@@ -51,7 +51,7 @@ static pid_t child_in(const char *procs) {
 	return pid;
 }
 
-/* What those count who are frozen: one who works, and one who waits. */
+/* Counts of the frozen processes: one runs, one waits. */
 static volatile struct {
 	long works, waits;
 } *counts;
@@ -70,7 +70,7 @@ static pid_t counting_in(const char *procs, int waits) {
 	return pid;
 }
 
-static void goes_on(int goes) {
+static void check_progress(int goes) {
 	long works = counts->works, waits = counts->waits;
 	for (int n = 0; goes && (counts->works == works || counts->waits == waits); n++) {
 		must(n < 60000);
@@ -80,12 +80,12 @@ static void goes_on(int goes) {
 	must(goes || (counts->works == works && counts->waits == waits));
 }
 
-/* Freezes or thaws, and waits until it is so. */
+/* Freezes or thaws, and waits for the state. */
 static void freeze(const char *text) {
-	char said[16];
-	snprintf(said, sizeof said, "frozen %s\n", text);
+	char state[16];
+	snprintf(state, sizeof state, "frozen %s\n", text);
 	put(TOP "ice.slice/cgroup.freeze", text);
-	for (int n = 0; !says(TOP "ice.slice/cgroup.events", said); n++) {
+	for (int n = 0; !contains(TOP "ice.slice/cgroup.events", state); n++) {
 		must(n < 60000);
 		nap(1);
 	}
@@ -103,8 +103,8 @@ int main(void) {
 	must(setxattr(TOP "some.slice/one.service", "user.id", "abc", 3, 0) == 0);
 	must(chown(TOP "some.slice/one.service", 1000, 1001) == 0);
 	must(chown(TOP "some.slice/one.service/cgroup.procs", 1000, 0) == 0);
-	/* Where there are controllers they are handed down, and limit something. */
-	int has_pids = says(TOP "cgroup.controllers", "pids");
+	/* Available controllers are delegated, and limit something. */
+	int has_pids = contains(TOP "cgroup.controllers", "pids");
 	if (has_pids) {
 		put(TOP "cgroup.subtree_control", "+pids");
 		put(TOP "some.slice/cgroup.subtree_control", "+pids");
@@ -113,14 +113,14 @@ int main(void) {
 	pid_t one = child_in(TOP "some.slice/one.service/cgroup.procs");
 	pid_t two = child_in(TOP "some.slice/two.service/cgroup.procs");
 	int watches = inotify_init1(IN_NONBLOCK);
-	/* More than ten of them: their numbers are hexadecimal in procfs. */
+	/* More than ten watches: their numbers are hexadecimal in procfs. */
 	for (int n = 0; n < 12; n++) {
 		int wd = inotify_add_watch(watches, TOP "some.slice/two.service/cgroup.events", IN_MODIFY);
 		must(wd == n + 1 && inotify_rm_watch(watches, wd) == 0);
 	}
 	int wd = inotify_add_watch(watches, TOP "some.slice/two.service/cgroup.events", IN_MODIFY);
 	must(wd == 13);
-	hear_all(watches);
+	drain_events(watches);
 	int dir = open(TOP "some.slice", O_RDONLY | O_DIRECTORY);
 	must(dir >= 0);
 
@@ -131,23 +131,23 @@ int main(void) {
 	pid_t waits = counting_in(TOP "ice.slice/cgroup.procs", 1);
 
 	for (int round = 0; round < ROUNDS; round++) {
-		goes_on(1);
+		check_progress(1);
 		freeze("1");
-		goes_on(0);
+		check_progress(0);
 
 		ready(round);
 
 		must(is_in(works, "ice.slice/deep.service") && is_in(waits, "ice.slice"));
-		must(says(TOP "ice.slice/cgroup.freeze", "1\n"));
-		must(says(TOP "ice.slice/deep.service/cgroup.freeze", "0\n"));
-		goes_on(0);
+		must(contains(TOP "ice.slice/cgroup.freeze", "1\n"));
+		must(contains(TOP "ice.slice/deep.service/cgroup.freeze", "0\n"));
+		check_progress(0);
 		freeze("1");
 		freeze("0");
-		goes_on(1);
+		check_progress(1);
 		must(is_in(getpid(), "first.scope") && is_in(one, "some.slice/one.service"));
 		must(is_in(two, "some.slice/two.service"));
-		must(says(TOP "some.slice/cgroup.max.depth", "5\n"));
-		must(says(TOP "some.slice/cgroup.max.descendants", "max"));
+		must(contains(TOP "some.slice/cgroup.max.depth", "5\n"));
+		must(contains(TOP "some.slice/cgroup.max.descendants", "max"));
 		must(stat(TOP "some.slice/one.service", &s) == 0 && (s.st_mode & 0777) == 0750);
 		must(s.st_uid == 1000 && s.st_gid == 1001);
 		must(stat(TOP "some.slice/one.service/cgroup.procs", &s) == 0 && s.st_uid == 1000);
@@ -156,21 +156,22 @@ int main(void) {
 		must(memcmp(value, "abc", 3) == 0);
 		must(faccessat(dir, "two.service/cgroup.events", R_OK, 0) == 0);
 		if (has_pids) {
-			must(says(TOP "some.slice/one.service/pids.max", "17\n"));
-			must(says(TOP "some.slice/two.service/pids.max", "max\n"));
+			must(contains(TOP "some.slice/one.service/pids.max", "17\n"));
+			must(contains(TOP "some.slice/two.service/pids.max", "max\n"));
 		}
-		/* The last process of a group ends, which is told, and another takes its place. */
+		/* The last process of a group exits, which is an event, and another takes its
+		 * place. */
 		struct inotify_event event;
-		hear_all(watches);
+		drain_events(watches);
 		must(kill(two, SIGKILL) == 0 && waitpid(two, 0, 0) == two);
 		for (int n = 0; read(watches, &event, sizeof event) < 0; n++) {
 			must(errno == EAGAIN && n < 5000);
 			nap(1);
 		}
 		must(event.wd == wd && event.mask == IN_MODIFY);
-		must(says(TOP "some.slice/two.service/cgroup.events", "populated 0"));
+		must(contains(TOP "some.slice/two.service/cgroup.events", "populated 0"));
 		two = child_in(TOP "some.slice/two.service/cgroup.procs");
-		hear_all(watches);
+		drain_events(watches);
 	}
 	ok();
 }

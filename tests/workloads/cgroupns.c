@@ -1,5 +1,6 @@
-/* Cgroup namespaces of its own: of who is at the root of one, below it, and has left it again; with a mount
- * that shows what is below the root. Where no groups can be made there is one at the container's own. */
+/* Private cgroup namespaces: of a process at the root of one, below it, and moved out of it; with a
+ * mount that shows the groups below the root. Where no groups can be made, there is one at the
+ * container's own root. */
 #include "workload.h"
 #include <sched.h>
 #include <sys/mount.h>
@@ -13,14 +14,15 @@ static void put(const char *path, const char *text) {
 	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
 }
 
-static int says(const char *path, const char *text) {
+static int contains(const char *path, const char *text) {
 	char found[4096] = "";
 	int fd = open(path, O_RDONLY);
 	must(fd >= 0 && read(fd, found, sizeof found - 1) >= 0 && close(fd) == 0);
 	return strstr(found, text) != NULL;
 }
 
-/* The group of a process, as the caller sees it; all others are where the caller began. */
+/* Checks the group of the calling process as it sees it. All other hierarchies must show its first
+ * group. */
 static void is_in(const char *path) {
 	char text[4096] = "", own[256] = "/";
 	int fd = open("/proc/self/cgroup", O_RDONLY);
@@ -50,7 +52,7 @@ static void ask_one(int number, char c) {
 	must(write(ask[number][1], &c, 1) == 1 && read(answer[number][0], &got, 1) == 1 && got == c);
 }
 
-/* Processes in groups that the first one has made. */
+/* Processes in groups that the first process has made. */
 static int begin_below(void) {
 	char pid[16];
 	must(mkdir(TOP "a.slice/b.service", 0755) == 0 && mkdir(TOP "first.scope", 0755) == 0);
@@ -66,7 +68,7 @@ static int begin_below(void) {
 		serve(0, "/inner", NULL);
 	}
 	ask_one(0, 'a'), ask_one(1, 'a');
-	/* One that the first process moves out of its root. */
+	/* A process that the first process moves out of its root. */
 	pid_t left = fork();
 	if (left == 0) {
 		put(TOP "a.slice/b.service/inner/cgroup.procs", "0");
@@ -79,8 +81,8 @@ static int begin_below(void) {
 	snprintf(pid, sizeof pid, "%d", left);
 	put(TOP "first.scope/cgroup.procs", pid);
 	ask_one(2, 'a');
-	/* No process can be put into a group that hands something down. */
-	if (says(TOP "cgroup.controllers", "pids")) {
+	/* No process can be put into a group that delegates a controller. */
+	if (contains(TOP "cgroup.controllers", "pids")) {
 		put(TOP "cgroup.subtree_control", "+pids");
 		put(TOP "a.slice/cgroup.subtree_control", "+pids");
 		put(TOP "a.slice/b.service/cgroup.subtree_control", "+pids");
@@ -88,7 +90,7 @@ static int begin_below(void) {
 	return 4;
 }
 
-/* One at the root of a slice, who sees it at a place of its own. */
+/* A process at the root of a slice, which sees the slice in a mount of its own. */
 static void mount_below(void) {
 	int done[2];
 	char c;
@@ -110,7 +112,7 @@ static void mount_below(void) {
 	must(read(done[0], &c, 1) == 1 && close(done[0]) == 0 && close(done[1]) == 0);
 }
 
-/* One whose root the first process removes, when it has left it. */
+/* A process that leaves its root, which the first process then removes. */
 static void lose_root(void) {
 	char pid[16], c;
 	must(mkdir(TOP "a.slice", 0755) == 0 && mkdir(TOP "b.slice", 0755) == 0);

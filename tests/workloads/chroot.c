@@ -1,5 +1,5 @@
-/* A root of its own: with its working directory in it and outside of it, with threads and children,
- * and with a socket that was bound before. */
+/* A private root (chroot): with a working directory in it and outside of it, with threads and
+ * children, and with a socket that was bound before. */
 #include "workload.h"
 #include <pthread.h>
 #include <sys/socket.h>
@@ -18,12 +18,12 @@ static void is_jailed(void) {
 	must(access("/../../inside", F_OK) == 0 && access("/proc", F_OK) == -1);
 }
 
-static void *look(void *arg) {
+static void *check_root(void *arg) {
 	is_jailed();
 	return arg;
 }
 
-/* Looks each time it is asked. */
+/* Checks at each request. */
 static void serve(int number, void (*check)(void)) {
 	char c;
 	while (read(ask[number][0], &c, 1) == 1) {
@@ -45,7 +45,7 @@ static void in_a_directory(void) {
 
 static void with_threads(void) {
 	pthread_t thread;
-	must(pthread_create(&thread, 0, look, 0) == 0 && pthread_join(thread, 0) == 0);
+	must(pthread_create(&thread, 0, check_root, 0) == 0 && pthread_join(thread, 0) == 0);
 }
 
 static void outside(void) {

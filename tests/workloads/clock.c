@@ -1,5 +1,5 @@
-/* Clocks that began with the host: they never go back, the vdso says what the kernel says, and what
- * waits until a time of theirs is told at that time. */
+/* Clocks that began with the host: they never go back, the vdso agrees with the system call, and a
+ * timer expires at its absolute time. */
 #include "workload.h"
 #include <poll.h>
 #include <sys/timerfd.h>
@@ -10,7 +10,7 @@ int main(void) {
 	int64_t last[2];
 	for (int round = 0; round < ROUNDS; round++) {
 		int timers[2];
-		/* So that it may ring before, while and after nothing runs. */
+		/* So that the timer may expire before, during and after the checkpoint. */
 		const int64_t in = 400000000ll;
 		for (int n = 0; n < 2; n++) {
 			last[n] = quick(clocks[n]);
@@ -24,8 +24,8 @@ int main(void) {
 		for (int n = 0; n < 2; n++) {
 			int64_t a = quick(clocks[n]), b = slow(clocks[n]), c = quick(clocks[n]);
 			must(last[n] <= a && a <= b && b <= c);
-			struct pollfd rings = {.fd = timers[n], .events = POLLIN};
-			must(poll(&rings, 1, 30000) == 1);
+			struct pollfd polled = {.fd = timers[n], .events = POLLIN};
+			must(poll(&polled, 1, 30000) == 1);
 			must(quick(clocks[n]) >= last[n] + in);
 			close(timers[n]);
 		}

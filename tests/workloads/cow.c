@@ -1,16 +1,16 @@
-/* What a parent and its children share since they were made, what each has written since, and what is
- * only the children's: it is shared afterwards as it was before; and memory that was touched and is
- * zero. */
+/* Memory that a parent shares with its children since the fork, pages that each has written since,
+ * and memory that only the children have: sharing is the same after a restore. Also memory that was
+ * touched and is zero. */
 #include "workload.h"
 
 #define PAGES 2048
 
-static uint64_t expected(int page, int who, int round) {
-	/* Every 64th page is its own, with what each has written; the rest is the parent's. */
-	return page % 64 == 7 ? page * 1000003ull + who * 97 + round : page * 1000003ull;
+static uint64_t expected(int page, int index, int round) {
+	/* Every 64th page has private writes of each process; the rest is the parent's. */
+	return page % 64 == 7 ? page * 1000003ull + index * 97 + round : page * 1000003ull;
 }
 
-/* How much of the area at an address is its own, in kB: of what several have, each has its part. */
+/* The private part of the area at an address, in kB: each process has its part of shared pages. */
 static long own_kb(void *area) {
 	char line[512];
 	unsigned long start, end;
@@ -29,9 +29,10 @@ static long own_kb(void *area) {
 	return kb;
 }
 
-/* An area by itself: the kernel makes one of those that touch. */
+/* A separate area: the kernel merges adjacent ones. */
 static uint64_t *area(void) {
-	char *memory = mmap(0, (PAGES + 1) * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *memory = mmap(0, (PAGES + 1) * 4096, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(memory != MAP_FAILED && mprotect(memory + PAGES * 4096, 4096, PROT_NONE) == 0);
 	return (uint64_t *)memory;
 }
@@ -39,12 +40,12 @@ static uint64_t *area(void) {
 /* The parent has written all of it since, and unmapped the second half. */
 static uint64_t *theirs;
 
-static void check(uint64_t *memory, uint64_t *zeros, int who, int round) {
+static void check(uint64_t *memory, uint64_t *zeros, int index, int round) {
 	for (int n = 0; n < PAGES; n++) {
-		must(memory[n * 512] == expected(n, who, round));
+		must(memory[n * 512] == expected(n, index, round));
 		must(memory[n * 512 + 511] == (uint64_t)n);
 		must(zeros[n * 512] == 0);
-		if (who != 0)
+		if (index != 0)
 			must(theirs[n * 512] == n * 7ull);
 		else if (n < PAGES / 2)
 			must(theirs[n * 512] == n * 7ull + 1);
@@ -53,12 +54,12 @@ static void check(uint64_t *memory, uint64_t *zeros, int who, int round) {
 	long most = PAGES * 4 / 4 + PAGES / 64 * 4 * 2 + 200;
 	long kb = own_kb(memory);
 	if (kb > most)
-		say("%d has %ld kB to itself, of %ld at most", who, kb, most);
+		print_line("%d has %ld private kB, of %ld at most", index, kb, most);
 	must(kb <= most);
-	kb = who == 0 ? 0 : own_kb(theirs);
+	kb = index == 0 ? 0 : own_kb(theirs);
 	most = PAGES * 4 / 3 + 200;
 	if (kb > most)
-		say("%d has %ld kB to itself, of %ld at most", who, kb, most);
+		print_line("%d has %ld private kB, of %ld at most", index, kb, most);
 	must(kb <= most);
 }
 
@@ -72,19 +73,19 @@ int main(void) {
 	}
 	memset(zeros, 0, PAGES * 4096);
 	int ask[4][2], answer[4][2];
-	for (int who = 1; who < 4; who++) {
-		must(pipe(ask[who]) == 0 && pipe(answer[who]) == 0);
+	for (int index = 1; index < 4; index++) {
+		must(pipe(ask[index]) == 0 && pipe(answer[index]) == 0);
 		if (fork() != 0)
 			continue;
 		char round;
 		for (int n = 7; n < PAGES; n += 64)
-			memory[n * 512] = expected(n, who, 0);
-		must(write(answer[who][1], "r", 1) == 1);
-		while (read(ask[who][0], &round, 1) == 1) {
-			check(memory, zeros, who, round);
+			memory[n * 512] = expected(n, index, 0);
+		must(write(answer[index][1], "r", 1) == 1);
+		while (read(ask[index][0], &round, 1) == 1) {
+			check(memory, zeros, index, round);
 			for (int n = 7; n < PAGES; n += 64)
-				memory[n * 512] = expected(n, who, round + 1);
-			must(write(answer[who][1], "r", 1) == 1);
+				memory[n * 512] = expected(n, index, round + 1);
+			must(write(answer[index][1], "r", 1) == 1);
 		}
 		_exit(0);
 	}
@@ -94,16 +95,16 @@ int main(void) {
 	for (int n = 0; n < PAGES / 2; n++)
 		theirs[n * 512] = n * 7ull + 1;
 	char c;
-	for (int who = 1; who < 4; who++)
-		must(read(answer[who][0], &c, 1) == 1);
+	for (int index = 1; index < 4; index++)
+		must(read(answer[index][0], &c, 1) == 1);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		check(memory, zeros, 0, round);
 		for (int n = 7; n < PAGES; n += 64)
 			memory[n * 512] = expected(n, 0, round + 1);
-		for (int who = 1; who < 4; who++) {
+		for (int index = 1; index < 4; index++) {
 			c = round;
-			must(write(ask[who][1], &c, 1) == 1 && read(answer[who][0], &c, 1) == 1);
+			must(write(ask[index][1], &c, 1) == 1 && read(answer[index][0], &c, 1) == 1);
 		}
 	}
 	ok();

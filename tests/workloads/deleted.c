@@ -1,5 +1,5 @@
-/* Files without a name: deleted while they are open and mapped, replaced, never named at all;
- * directories that are gone. */
+/* Files without a name: deleted while open and mapped, replaced, never named at all; removed
+ * directories. */
 #include "workload.h"
 #include <dirent.h>
 #include <sys/xattr.h>
@@ -23,7 +23,7 @@ int main(void) {
 	must(fchown(gone, 7, 8) == 0);
 	struct timespec times[2] = {{1000, 5}, {2000, 7}};
 	must(futimens(gone, times) == 0 && unlink("/gone") == 0);
-	/* Sparse, of more than a page, with an end that is not whole. */
+	/* Sparse, longer than a page, with a partial last page. */
 	int sparse = open("/sparse", O_RDWR | O_CREAT | O_EXCL, 0600);
 	must(pwrite(sparse, "far", 3, 5000000) == 3 && pwrite(sparse, "near", 4, 0) == 4);
 	int marked = fsetxattr(sparse, "user.mark", "x y", 3, 0) == 0;
@@ -47,7 +47,7 @@ int main(void) {
 		must((st.st_mode & 07777) == 0640 && st.st_size == 9 + round);
 		if (round == 0)
 			must(st.st_mtim.tv_sec == 2000 && st.st_mtim.tv_nsec == 7);
-		/* All of them are about one file. */
+		/* All of them refer to one file. */
 		must(write(log, "+", 1) == 1 && pread(own, &c, 1, 9 + round) == 1 && c == '+');
 		must(mapped[5] == 'u' + round && private[5] == 'U');
 		mapped[5]++;
@@ -65,7 +65,7 @@ int main(void) {
 		must(fstat(lost, &st) == 0 && S_ISDIR(st.st_mode));
 		must(access("/gone", F_OK) == -1 && access("/dir", F_OK) == -1);
 	}
-	/* What never had a name can get one. */
+	/* A file that never had a name can get one. */
 	char path[32];
 	snprintf(path, sizeof path, "/proc/self/fd/%d", never);
 	must(linkat(AT_FDCWD, path, AT_FDCWD, "/named", AT_SYMLINK_FOLLOW) == 0);

@@ -1,4 +1,4 @@
-/* Directories in the middle of being read, places (O_PATH) of everything, and append. */
+/* Directories in the middle of a read, O_PATH descriptors of everything, and append. */
 #include "workload.h"
 #include <dirent.h>
 

@@ -1,6 +1,6 @@
-/* Connections to unix sockets that nobody has accepted yet, and into which something was written: a
- * little, much, packets, with an end, with open files, by somebody else, and by those who are gone; in
- * their order among those into which nothing was. */
+/* Connections to unix sockets in the accept queue, into which something was written: little, much,
+ * packets, with an end, with open files, by another process, and by processes that have exited; in
+ * order with connections without data. */
 #include "workload.h"
 #include <grp.h>
 #include <sys/ioctl.h>
@@ -27,12 +27,13 @@ static int caller(int type, struct sockaddr_un *where) {
 	return fd;
 }
 
-static void says(int fd, const void *what, int n) {
+static void sends(int fd, const void *what, int n) {
 	must(send(fd, what, n, MSG_NOSIGNAL) == n);
 }
 
-/* Reads so much at once; tells how many open files came along, and who has sent it. */
-static int hears(int fd, const void *what, int n, int *fds, struct ucred *who) {
+/* Receives so much at once; returns the number of open files, and stores the sender's
+ * credentials. */
+static int receives(int fd, const void *what, int n, int *fds, struct ucred *credentials) {
 	char control[512];
 	struct iovec iov = {found, n};
 	struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
@@ -42,8 +43,8 @@ static int hears(int fd, const void *what, int n, int *fds, struct ucred *who) {
 	must(!(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)));
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
 		must(c->cmsg_level == SOL_SOCKET);
-		if (c->cmsg_type == SCM_CREDENTIALS && who)
-			memcpy(who, CMSG_DATA(c), sizeof *who);
+		if (c->cmsg_type == SCM_CREDENTIALS && credentials)
+			memcpy(credentials, CMSG_DATA(c), sizeof *credentials);
 		if (c->cmsg_type == SCM_RIGHTS) {
 			count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 			must(fds);
@@ -53,7 +54,7 @@ static int hears(int fd, const void *what, int n, int *fds, struct ucred *who) {
 	return count;
 }
 
-static void gives(int fd, const char *what, int n, const int *fds, int count) {
+static void sends_with(int fd, const char *what, int n, const int *fds, int count) {
 	char control[CMSG_SPACE(sizeof(int) * 4)] = {0};
 	struct iovec iov = {(void *)what, n};
 	struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
@@ -65,13 +66,13 @@ static void gives(int fd, const char *what, int n, const int *fds, int count) {
 	must(sendmsg(fd, &m, 0) == n);
 }
 
-/* The next one, of which nothing more is to be read, and both sides go on. */
-static void goes_on(int accepted, int from) {
+/* Checks that no further data waits, and that both sides of the connection continue. */
+static void check_both_sides(int accepted, int from) {
 	char c;
 	must(recv(accepted, &c, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 	must(fcntl(accepted, F_GETFL) == O_RDWR);
-	says(from, "more", 4), hears(accepted, "more", 4, 0, 0);
-	says(accepted, "answer", 6);
+	sends(from, "more", 4), receives(accepted, "more", 4, 0, 0);
+	sends(accepted, "answer", 6);
 	must(recv(from, found, sizeof found, 0) == 6 && memcmp(found, "answer", 6) == 0);
 	must(close(from) == 0 && close(accepted) == 0);
 }
@@ -96,33 +97,33 @@ int main(void) {
 		int given = caller(SOCK_STREAM, &at), other = caller(SOCK_STREAM, &at);
 		int last = caller(SOCK_STREAM, &at), packet = caller(SOCK_SEQPACKET, &packets_at);
 		int gone = caller(SOCK_STREAM, &at), silently = caller(SOCK_STREAM, &at);
-		says(gone, "farewell", 8), gives(gone, "!", 1, &file, 1);
+		sends(gone, "farewell", 8), sends_with(gone, "!", 1, &file, 1);
 		must(close(gone) == 0 && close(silently) == 0);
-		says(spoken, "first", 5), says(spoken, "second", 6);
-		says(much, text, LONG);
-		says(ended, "last words", 10);
+		sends(spoken, "first", 5), sends(spoken, "second", 6);
+		sends(much, text, LONG);
+		sends(ended, "last words", 10);
 		must(shutdown(ended, SHUT_WR) == 0);
-		says(given, "before", 6);
-		gives(given, "with", 4, (int[]){file, through[0]}, 2);
-		says(given, "after", 5);
-		gives(packet, "one", 3, &file, 1), says(packet, text, PACKET), says(packet, "three", 5);
-		/* Somebody else writes to one of them. */
+		sends(given, "before", 6);
+		sends_with(given, "with", 4, (int[]){file, through[0]}, 2);
+		sends(given, "after", 5);
+		sends_with(packet, "one", 3, &file, 1), sends(packet, text, PACKET), sends(packet, "three", 5);
+		/* Another process writes to one of them. */
 		pid_t pid = fork();
 		must(pid >= 0);
 		if (pid == 0) {
 			must(setgroups(0, 0) == 0 && setresgid(1000, 1000, 1000) == 0);
 			must(setresuid(1000, 1000, 1000) == 0);
-			says(other, "by another", 10);
+			sends(other, "by another", 10);
 			int own = caller(SOCK_STREAM, &at);
-			says(own, "mine", 4), close(own);
+			sends(own, "mine", 4), close(own);
 			must(write(to[1], "", 1) == 1);
 			for (;;)
 				pause();
 		}
 		must(read(to[0], found, 1) == 1);
-		says(other, "by the first", 12);
+		sends(other, "by the first", 12);
 		if (getenv("LOST")) {
-			gives(last, "lost", 4, &to[0], 1);
+			sends_with(last, "lost", 4, &to[0], 1);
 			close(to[0]);
 			kill(pid, SIGKILL);
 			must(waitpid(pid, 0, 0) == pid);
@@ -132,55 +133,56 @@ int main(void) {
 		if (getenv("LOST"))
 			ok();
 
-		struct ucred who = {0};
-		goes_on(accepted(streams), silent);
+		struct ucred credentials = {0};
+		check_both_sides(accepted(streams), silent);
 		int fd = accepted(streams);
-		hears(fd, "firstsecond", 11, 0, &who);
-		must(who.pid == getpid() && who.uid == 0);
-		goes_on(fd, spoken);
+		receives(fd, "firstsecond", 11, 0, &credentials);
+		must(credentials.pid == getpid() && credentials.uid == 0);
+		check_both_sides(fd, spoken);
 		fd = accepted(streams);
 		for (int n = 0; n < LONG; n += LONG / 10)
-			hears(fd, text + n, LONG / 10, 0, 0);
-		goes_on(fd, much);
+			receives(fd, text + n, LONG / 10, 0, 0);
+		check_both_sides(fd, much);
 		fd = accepted(streams);
-		hears(fd, "last words", 10, 0, 0);
+		receives(fd, "last words", 10, 0, 0);
 		must(recv(fd, found, 1, 0) == 0);
-		says(fd, "heard", 5);
+		sends(fd, "heard", 5);
 		must(recv(ended, found, 64, 0) == 5);
 		must(close(fd) == 0 && close(ended) == 0);
 		fd = accepted(streams);
-		must(hears(fd, "before", 6, 0, 0) == 0);
-		must(hears(fd, "with", 4, fds, 0) == 2);
+		must(receives(fd, "before", 6, 0, 0) == 0);
+		must(receives(fd, "with", 4, fds, 0) == 2);
 		must(lseek(fds[0], 0, SEEK_CUR) == 3 && lseek(file, 1, SEEK_CUR) == 4);
-		must(lseek(fds[0], 0, SEEK_CUR) == 4); /* it is the same open file */
+		must(lseek(fds[0], 0, SEEK_CUR) == 4); /* the same open file */
 		must(read(fds[1], found, 64) == 5 && memcmp(found, "piped", 5) == 0);
 		must(close(fds[0]) == 0 && close(fds[1]) == 0);
-		must(hears(fd, "after", 5, 0, 0) == 0);
-		goes_on(fd, given);
+		must(receives(fd, "after", 5, 0, 0) == 0);
+		check_both_sides(fd, given);
 		fd = accepted(streams);
-		hears(fd, "by another", 10, 0, &who);
-		must(who.pid == pid && who.uid == 1000 && who.gid == 1000);
-		hears(fd, "by the first", 12, 0, &who);
-		must(who.pid == getpid() && who.uid == 0);
-		goes_on(fd, other);
-		goes_on(accepted(streams), last);
+		receives(fd, "by another", 10, 0, &credentials);
+		must(credentials.pid == pid && credentials.uid == 1000 && credentials.gid == 1000);
+		receives(fd, "by the first", 12, 0, &credentials);
+		must(credentials.pid == getpid() && credentials.uid == 0);
+		check_both_sides(fd, other);
+		check_both_sides(accepted(streams), last);
 		fd = accepted(streams);
-		must(hears(fd, "farewell", 8, 0, 0) == 0 && hears(fd, "!", 1, fds, 0) == 1);
+		must(receives(fd, "farewell", 8, 0, 0) == 0 && receives(fd, "!", 1, fds, 0) == 1);
 		must(lseek(fds[0], 0, SEEK_CUR) == 4 && close(fds[0]) == 0);
 		must(recv(fd, found, 1, 0) == 0 && close(fd) == 0);
 		fd = accepted(streams);
 		must(recv(fd, found, 1, 0) == 0 && close(fd) == 0);
 		fd = accepted(streams);
-		must(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &(socklen_t){sizeof who}) == 0);
-		must(who.pid == pid && who.uid == 1000 && who.gid == 1000);
-		hears(fd, "mine", 4, 0, &who);
-		must(who.pid == pid && who.uid == 1000);
+		socklen_t size = sizeof credentials;
+		must(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0);
+		must(credentials.pid == pid && credentials.uid == 1000 && credentials.gid == 1000);
+		receives(fd, "mine", 4, 0, &credentials);
+		must(credentials.pid == pid && credentials.uid == 1000);
 		must(recv(fd, found, 1, 0) == 0 && close(fd) == 0);
 		must(accept(streams, 0, 0) == -1 && errno == EAGAIN);
 		fd = accepted(packets);
-		must(hears(fd, "one", 3, fds, 0) == 1 && close(fds[0]) == 0);
-		hears(fd, text, PACKET, 0, 0), hears(fd, "three", 5, 0, 0);
-		goes_on(fd, packet);
+		must(receives(fd, "one", 3, fds, 0) == 1 && close(fds[0]) == 0);
+		receives(fd, text, PACKET, 0, 0), receives(fd, "three", 5, 0, 0);
+		check_both_sides(fd, packet);
 		must(accept(packets, 0, 0) == -1 && errno == EAGAIN);
 		must(kill(pid, SIGKILL) == 0 && waitpid(pid, 0, 0) == pid);
 		close(file), close(through[0]), close(through[1]), close(to[0]), close(to[1]);

@@ -1,5 +1,5 @@
-/* TCP connections that are over, and that nobody has closed; and those that both sides have ended, of
- * which the last word waits: for room, or since it is lost on its way. */
+/* TCP connections that have ended and are not closed; and connections that both sides have ended,
+ * with a last segment that waits for space or was lost. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <linux/filter.h>
@@ -22,7 +22,7 @@ static void comes_to(int fd, int wanted) {
 }
 
 /* Connections that both sides have ended are refused before Linux 6.18. */
-static int ends_come_again(void) {
+static int supports_ended(void) {
 	struct utsname system;
 	int major, minor;
 	must(uname(&system) == 0 && sscanf(system.release, "%d.%d", &major, &minor) == 2);
@@ -31,8 +31,8 @@ static int ends_come_again(void) {
 
 static unsigned char at(size_t n) { return n * 7 + n / 251; }
 
-/* Says as much as both queues hold. */
-static size_t says_much(int fd) {
+/* Sends as much as both queues hold. */
+static size_t sends_much(int fd) {
 	unsigned char block[4096];
 	size_t written = 0;
 	for (ssize_t n;; written += n) {
@@ -46,7 +46,7 @@ static size_t says_much(int fd) {
 	return written;
 }
 
-static void hears_much(int fd, size_t written) {
+static void receives_much(int fd, size_t written) {
 	unsigned char block[4096];
 	for (size_t n = 0; n < written;) {
 		ssize_t got = read(fd, block, sizeof block);
@@ -57,7 +57,7 @@ static void hears_much(int fd, size_t written) {
 	must(read(fd, block, 1) == 0);
 }
 
-static void hears(int fd, const char *text) {
+static void receives(int fd, const char *text) {
 	char found[16];
 	must(recv(fd, found, strlen(text), MSG_WAITALL) == (ssize_t)strlen(text));
 	must(memcmp(found, text, strlen(text)) == 0);
@@ -79,9 +79,9 @@ int main(void) {
 		must(read(over, &c, 1) == 0 && shutdown(over, SHUT_WR) == 0);
 		comes_to(over, TCP_CLOSE);
 
-		/* Who has ended first: the other, we, we. */
+		/* The first side to end: the peer, own, own. */
 		enum { LAST, CLOSING, LOST, PAIRS };
-		if (!ends_come_again()) {
+		if (!supports_ended()) {
 			ready(round);
 			must(read(over, &c, 1) == 0 && state(over) == TCP_CLOSE && close(over) == 0);
 			continue;
@@ -95,12 +95,12 @@ int main(void) {
 		}
 		must(shutdown(peer[LAST], SHUT_WR) == 0);
 		comes_to(own[LAST], TCP_CLOSE_WAIT);
-		size_t last = says_much(own[LAST]), closing = says_much(own[CLOSING]);
-		/* The peer hears nothing any more. */
+		size_t last = sends_much(own[LAST]), closing = sends_much(own[CLOSING]);
+		/* The peer receives nothing any more. */
 		struct sock_filter nothing = BPF_STMT(BPF_RET | BPF_K, 0);
 		struct sock_fprog filter = {1, &nothing};
 		int has = setsockopt(peer[LOST], SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0;
-		must(has || errno == EPERM); /* where CAP_NET_RAW is not granted */
+		must(has || errno == EPERM); /* without CAP_NET_RAW */
 		must(write(own[LOST], "last", 4) == 4);
 		for (n = 0; n < (has ? PAIRS : LOST); n++)
 			must(shutdown(own[n], SHUT_WR) == 0);
@@ -117,7 +117,7 @@ int main(void) {
 		must(send(over, &c, 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
 		close(over);
 
-		/* Segments that the filter kept out come again. */
+		/* Segments that the filter dropped are sent again. */
 		must(state(own[LAST]) == TCP_LAST_ACK && state(own[CLOSING]) == TCP_CLOSING);
 		if (has)
 			must(setsockopt(peer[LOST], SOL_SOCKET, SO_DETACH_FILTER, &on, sizeof on) == 0);
@@ -125,10 +125,10 @@ int main(void) {
 			must(shutdown(own[LOST], SHUT_WR) == 0 && shutdown(peer[LOST], SHUT_WR) == 0);
 		for (n = 0; n < PAIRS; n++) {
 			must(send(own[n], &c, 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
-			hears(own[n], "still");
+			receives(own[n], "still");
 		}
-		hears_much(peer[LAST], last), hears_much(peer[CLOSING], closing);
-		hears(peer[LOST], "last");
+		receives_much(peer[LAST], last), receives_much(peer[CLOSING], closing);
+		receives(peer[LOST], "last");
 		for (n = 0; n < PAIRS; n++) {
 			comes_to(own[n], TCP_CLOSE);
 			must(close(own[n]) == 0 && close(peer[n]) == 0);

@@ -19,7 +19,7 @@ static double realtime(void) {
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* Nothing but the kernel's own word says so, as long as nobody sets the clock. */
+/* Only the kernel's fdinfo shows the flag, as long as the clock is not set. */
 static int is_cancelled_at_set(int timer) {
 	char path[64], text[512];
 	snprintf(path, sizeof path, "/proc/self/fdinfo/%d", timer);
@@ -35,9 +35,9 @@ int main(void) {
 	int timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
 	struct itimerspec far = {{0, 0}, {3600, 0}}, near = {{0, 0}, {0, 1000000}}, got;
 	must(timerfd_settime(timer, 0, &far, 0) == 0);
-	int rung = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
-	must(timerfd_settime(rung, 0, &near, 0) == 0);
-	/* One that only hears of the clock being set, and one that also rings, at a moment. */
+	int expired = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+	must(timerfd_settime(expired, 0, &near, 0) == 0);
+	/* One is only cancelled by a change of the clock, the other also expires, at a moment. */
 	int set = timerfd_create(CLOCK_REALTIME, TFD_NONBLOCK), moment = timerfd_create(CLOCK_REALTIME, 0);
 	struct itimerspec never = {{0, 0}, {INT64_MAX, 0}}, later = {{60, 0}, {time(0) + 3600, 0}};
 	must(timerfd_settime(set, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &never, 0) == 0);
@@ -71,7 +71,7 @@ int main(void) {
 		double wrong = got.it_value.tv_sec + got.it_value.tv_nsec / 1e9 - left;
 		must(got.it_interval.tv_sec == 60 && wrong < 0.1 && wrong > -0.1);
 		if (round == ROUNDS - 1)
-			must(read(rung, &value, 8) == 8 && value == 1);
+			must(read(expired, &value, 8) == 8 && value == 1);
 		must(poll_one(inner, &data) == 0);
 		must(raise(SIGUSR1) == 0);
 		must(poll_one(outer, &data) == 1 && data == 77);

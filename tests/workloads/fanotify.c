@@ -3,7 +3,7 @@
 #include <sys/epoll.h>
 #include <sys/fanotify.h>
 
-/* What the next event tells, and of whom: 0 where there is none. */
+/* Returns the mask of the next event, and stores its name; 0 without an event. */
 static uint64_t next(int fd, char *name) {
 	static char buffer[4096] __attribute__((aligned(8)));
 	static ssize_t length, at;
@@ -33,7 +33,8 @@ int main(void) {
 	char name[256];
 	must(mkdir("/watched", 0755) == 0);
 	int file = open("/watched/file", O_RDWR | O_CREAT, 0600);
-	int fd = fanotify_init(FAN_CLASS_NOTIF | FAN_REPORT_DFID_NAME | FAN_NONBLOCK | FAN_CLOEXEC, O_RDONLY);
+	unsigned kind = FAN_CLASS_NOTIF | FAN_REPORT_DFID_NAME | FAN_NONBLOCK | FAN_CLOEXEC;
+	int fd = fanotify_init(kind, O_RDONLY);
 	must(file >= 0 && fd >= 0);
 	add(fd, 0, FAN_CREATE | FAN_DELETE | FAN_ONDIR, "/watched");
 	add(fd, 0, FAN_MODIFY | FAN_OPEN, "/watched/file");
@@ -44,7 +45,7 @@ int main(void) {
 	must(none >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		/* Nothing of what was done to it is an event. */
+		/* The restore itself causes no event. */
 		must(next(fd, name) == 0 && errno == EAGAIN && epoll_wait(epoll, &e, 1, 0) == 0);
 		must(pwrite(file, "x", 1, round) == 1);
 		must(epoll_wait(epoll, &e, 1, 0) == 1 && e.data.u64 == 9);

@@ -1,5 +1,5 @@
-/* Pipes with a name: with data, both sides, in two processes, and who waits to open one; with data
- * and nobody who reads; whose name is gone. */
+/* Named pipes: with data, with both ends, in two processes, and with a blocked open; with data and
+ * without a reader; with a removed name. */
 #include "workload.h"
 
 int main(void) {
@@ -18,7 +18,7 @@ int main(void) {
 	}
 	int opens = fork();
 	if (opens == 0) {
-		/* Until somebody writes. */
+		/* Blocks until there is a writer. */
 		char c;
 		int fd = open("/waits", O_RDONLY);
 		must(fd >= 0 && read(fd, &c, 1) == 1 && c == 'w');
@@ -53,7 +53,7 @@ int main(void) {
 		must(c == 'c' && read(reader, text, 16) == 4);
 		must(read(both, text, 16) == 3 && write(both, "own", 3) == 3);
 		must(write(writer, "kept", 4) == 4);
-		/* The name leads to the same. */
+		/* The name leads to the same pipe. */
 		int again = open("/a", O_WRONLY | O_NONBLOCK);
 		must(again >= 0 && close(again) == 0 && waitpid(opens, 0, WNOHANG) == 0);
 	}

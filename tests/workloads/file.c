@@ -1,4 +1,5 @@
-/* Regular files: offsets, flags, sharing by dup and by open, close-on-exec; directories; devices. */
+/* Regular files: offsets, flags, sharing by dup and by open, close-on-exec; directories;
+ * devices. */
 #include "workload.h"
 
 int main(void) {
@@ -37,7 +38,7 @@ int main(void) {
 		char cwd[64];
 		must(getcwd(cwd, sizeof cwd) && strcmp(cwd, "/sub") == 0);
 		must(umask(027) == 027);
-		/* The lowest free number is what it was: nothing else is open. */
+		/* The lowest free number is unchanged: nothing else is open. */
 		int next = dup(null);
 		must(next == place + 1 && close(next) == 0);
 	}

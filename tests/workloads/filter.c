@@ -1,4 +1,4 @@
-/* System call filters that a process loads itself: of all threads, of one thread, of a child. */
+/* System call filters that a process loads itself: for all threads, for one thread, for a child. */
 #include "workload.h"
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <sys/prctl.h>
 
-/* Has one call fail with an error number of our choice. */
+/* Makes one call fail with a given error number. */
 static void forbid(int call, int error, int flags) {
 	struct sock_filter code[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -22,12 +22,12 @@ static int fails_with(int call, int error) {
 	return syscall(call, -1, 0, 0) == -1 && errno == error;
 }
 
-static volatile int asked, answered, quit;
+static volatile int requested, answered, quit;
 
 static void *own(void *arg) {
 	forbid(SYS_getpgid, 77, 0);
 	while (!quit) {
-		if (asked > answered) {
+		if (requested > answered) {
 			must(fails_with(SYS_getpgid, 77) && fails_with(SYS_getpriority, 88));
 			answered++;
 		}
@@ -58,7 +58,7 @@ int main(void) {
 		forbid(SYS_getpgid, 99, SECCOMP_FILTER_FLAG_LOG);
 		int mine = filters();
 		while (read(ask[0], &c, 1) == 1) {
-			/* The last that was loaded is asked first, and the first error wins. */
+			/* The filter loaded last runs first, and the first error wins. */
 			must(mine == filters() && fails_with(SYS_getpriority, 88));
 			must(fails_with(SYS_getpgid, 99) || fails_with(SYS_getpgid, 66));
 			must(write(answer[1], &c, 1) == 1);
@@ -72,8 +72,8 @@ int main(void) {
 		char c = 'x';
 		must(filters() == before + 1 && fails_with(SYS_getpriority, 88) && getpgid(0) > 0);
 		must(write(ask[1], &c, 1) == 1 && read(answer[0], &c, 1) == 1);
-		asked++;
-		while (answered < asked)
+		requested++;
+		while (answered < requested)
 			nap(2);
 	}
 	quit = 1;

@@ -1,4 +1,4 @@
-/* Memory of huge pages: its own, shared with a child, and of a file that is memory. */
+/* Memory of huge pages: private, shared with a child, and of a memfd. */
 #include "workload.h"
 
 #define PAGE (2 << 20)
@@ -9,7 +9,7 @@ static char *map(int pages, int how, int fd) {
 	return memory;
 }
 
-/* The size of the pages at an address, in kB. */
+/* The page size at an address, in kB. */
 static long page_kb(void *area) {
 	char line[512];
 	unsigned long start;

@@ -1,10 +1,11 @@
-/* Much memory, of which little is written to from one round to the next: a later checkpoint need not
- * have the rest again. MB says how much it is; with CHILD a child shares it and writes to some of its own. */
+/* Much memory, of which little is written from one round to the next: a later checkpoint need not
+ * store the rest again. MB is the amount. With CHILD a child shares the memory, and writes to some
+ * of its own. */
 #include "workload.h"
 
 #define PAGE 4096ul
 #define WORDS (PAGE / 8)
-/* Written to in a round: pieces of 64 kB, a megabyte in all. */
+/* Written in a round: pieces of 64 kB, a megabyte in all. */
 #define PIECES 16ul
 #define PIECE_PAGES 16ul
 
@@ -15,7 +16,7 @@ static uint64_t value(uint64_t page, uint64_t turn) {
 	return (page + 1) * 0x9e3779b97f4a7c15ull + turn * 1000003;
 }
 
-/* Which round a page was written to last, of those that are over. */
+/* The last completed round that wrote a page. */
 static uint64_t turn_of(size_t page, size_t all, uint64_t rounds) {
 	size_t apart = all / PIECES;
 	for (uint64_t turn = rounds; turn > 0; turn--) {
@@ -61,7 +62,7 @@ int main(void) {
 	pages = (text == NULL ? 48ul : strtoul(text, NULL, 10)) * 256;
 	memory = filled(pages, MAP_PRIVATE);
 	shared = filled(shared_pages, MAP_SHARED);
-	/* Nobody writes to it but us and whoever tells us to go on: to wait for that takes no timer. */
+	/* Only the driver writes to this pipe: waiting for it needs no timer. */
 	must(mkfifo("/go", 0600) == 0);
 	int go = open("/go", O_RDWR);
 	must(go >= 0);
@@ -74,13 +75,14 @@ int main(void) {
 		char byte = 0;
 		if (child == 0) {
 			must(read(to_child[0], &byte, 1) == 1);
-			/* What it has not written to is what the parent had when it began. */
+			/* Pages that the child has not written have the parent's contents at the
+			 * fork. */
 			must(is_right(memory, pages / 2, 0) && is_right(shared, shared_pages, turn));
 			memory[(pages - 1) * WORDS] = turn;
 			must(write(to_parent[1], &byte, 1) == 1);
 			continue;
 		}
-		say("ready %d", (int)turn);
+		print_line("ready %d", (int)turn);
 		must(read(go, &byte, 1) == 1);
 		must(is_right(memory, pages, turn));
 		must(is_right(shared, shared_pages, turn));

@@ -1,4 +1,5 @@
-/* Watches of files and directories, with their numbers and gaps between them, and an epoll. */
+/* Watches of files and directories, with their numbers and gaps between the numbers, and an
+ * epoll. */
 #include "workload.h"
 #include <poll.h>
 #include <sys/epoll.h>
@@ -34,7 +35,7 @@ int main(void) {
 	must(epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		/* Nothing of what was done to it is an event. */
+		/* The restore itself causes no event. */
 		must(next(fd) == 0 && errno == EAGAIN && epoll_wait(epoll, &e, 1, 0) == 0);
 		must(pwrite(file, "x", 1, round) == 1);
 		must(epoll_wait(epoll, &e, 1, 0) == 1 && e.data.u64 == 9);

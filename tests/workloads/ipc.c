@@ -1,5 +1,5 @@
-/* IPC namespaces of its own: of two who share one and attach the same memory, which the same ids and keys
- * are in as in the container's own; and of one whose queues are seen in a mount of its own. */
+/* Private IPC namespaces: of two processes that share one and attach the same memory, with the ids
+ * and keys of the container's own; and of one with a mount of its queues. */
 #include "workload.h"
 #include <mqueue.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #define WORKERS 3
 static int ask[WORKERS][2], answer[WORKERS][2];
 
-/* What one namespace has: everywhere the same names, keys and ids, and other contents. */
+/* Contents of a namespace: the same names, keys and ids in each, with different data. */
 struct world {
 	int memory, gone, set, queue;
 	char *at, *ghost;
@@ -80,7 +80,7 @@ static void serve(int number, struct world *w, const char *text, int attached, c
 	char c;
 	while (read(ask[number][0], &c, 1) == 1) {
 		is(w, text, attached);
-		/* The other one sees what is written here. */
+		/* The other process sees the write. */
 		w->at[100]++;
 		if (queues) {
 			char path[64];
@@ -94,7 +94,7 @@ static void serve(int number, struct world *w, const char *text, int attached, c
 	_exit(0);
 }
 
-static char asked(int number) {
+static char request(int number) {
 	char c = 'a';
 	must(write(ask[number][1], &c, 1) == 1 && read(answer[number][0], &c, 1) == 1);
 	return c;
@@ -111,7 +111,7 @@ int main(void) {
 			serve(0, &w, "inner", 2, 0);
 		serve(1, &w, "inner", 2, 0);
 	}
-	must(asked(0) >= 1 && asked(1) == 2);
+	must(request(0) >= 1 && request(1) == 2);
 	if (fork() == 0) {
 		must(unshare(CLONE_NEWIPC | CLONE_NEWNS) == 0);
 		must(mount(0, "/", 0, MS_REC | MS_PRIVATE, 0) == 0);
@@ -120,7 +120,7 @@ int main(void) {
 		mq_close(made("/only", "third"));
 		serve(2, &w, "third", 1, "/queues");
 	}
-	must(asked(2) == 1);
+	must(request(2) == 1);
 	struct world w = make("outer");
 	char counted = 2;
 	for (int round = 0; round < ROUNDS; round++) {
@@ -128,8 +128,8 @@ int main(void) {
 		is(&w, "outer", 1);
 		must(w.at[100] == 0 && access("/queues/open", F_OK) == -1);
 		for (int n = 0; n < 2; n++)
-			must(asked(n) == ++counted);
-		must(asked(2) == round + 2);
+			must(request(n) == ++counted);
+		must(request(2) == round + 2);
 	}
 	ok();
 }

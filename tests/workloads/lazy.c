@@ -1,11 +1,11 @@
-/* Much memory, to which everything happens that may while it is not all there yet: whoever fills it
- * must follow. MB says how much it is; with HUGE it wants huge pages. */
+/* Much memory, with every possible operation before all of it is loaded: the filling process must
+ * follow. MB is the amount; HUGE requests huge pages. */
 #include "workload.h"
 #include <pthread.h>
 
 #define PAGE 4096ul
 #define WORDS (PAGE / 8)
-/* Pages of the places at which something happens. */
+/* Pages in each part with an operation. */
 #define PART 640ul
 
 static uint64_t *memory, *heap, *moved;
@@ -40,7 +40,7 @@ static int are_zeros(const uint64_t *at, size_t count) {
 
 static uint64_t *page(size_t n) { return memory + n * WORDS; }
 
-/* Pages from everywhere, in no order. */
+/* Reads pages from everywhere, in random order. */
 static void *wander(void *seed) {
 	uint64_t state = (uintptr_t)seed;
 	for (int n = 0; n < 3000; n++) {
@@ -62,7 +62,7 @@ static void threads(void) {
 	}
 }
 
-/* A child has what its parent had, whatever either does, and so have its own children. */
+/* A child has its parent's memory, whatever either does, and so have its own children. */
 static pid_t child(size_t from, int depth) {
 	pid_t pid = fork();
 	must(pid >= 0);
@@ -83,10 +83,10 @@ static pid_t child(size_t from, int depth) {
 	_exit(0);
 }
 
-/* Everything that may happen to a part of it. */
-static void happen(size_t at) {
+/* All operations on parts of the memory. */
+static void operate(size_t at) {
 	size_t part = at;
-	/* Given up: zeros, and what is beside it stays. */
+	/* Given up: zeros, and the neighbours stay. */
 	must(madvise(page(part + 100), 70 * PAGE, MADV_DONTNEED) == 0);
 	must(are_zeros(page(part + 100), 70));
 	must(are_right(page(part), part, 100));
@@ -94,21 +94,22 @@ static void happen(size_t at) {
 	fill(page(part + 100), part + 100, 70);
 	/* Moved away and back. */
 	part += PART;
-	must(mremap(page(part + 33), 300 * PAGE, 300 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) == moved);
+	must(mremap(page(part + 33), 300 * PAGE, 300 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) ==
+	     moved);
 	must(are_right(moved, part + 33, 300));
 	must(mremap(moved, 300 * PAGE, 300 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page(part + 33)) ==
 	     page(part + 33));
 	must(are_right(page(part), part, PART));
-	/* Moved away before it was looked at, and other memory in its place. */
+	/* Moved away before its first access, and replaced by other memory. */
 	part += PART;
 	must(mremap(page(part + 5), 64 * PAGE, 64 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) == moved);
-	must(mmap(page(part + 5), 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
-		  -1, 0) == page(part + 5));
+	must(mmap(page(part + 5), 64 * PAGE, PROT_READ | PROT_WRITE,
+		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page(part + 5));
 	must(are_zeros(page(part + 5), 64));
 	must(are_right(moved, part + 5, 64));
 	fill(page(part + 5), part + 5, 64);
 	must(munmap(moved, 64 * PAGE) == 0);
-	/* Unmapped, and other memory in its place. */
+	/* Unmapped, and replaced by other memory. */
 	part += PART;
 	must(munmap(page(part + 200), 100 * PAGE) == 0);
 	must(mmap(page(part + 200), 100 * PAGE, PROT_READ | PROT_WRITE,
@@ -116,7 +117,7 @@ static void happen(size_t at) {
 	must(are_zeros(page(part + 200), 100));
 	fill(page(part + 200), part + 200, 100);
 	must(are_right(page(part), part, PART));
-	/* Written to and read from by the kernel. */
+	/* Written and read by the kernel. */
 	part += PART;
 	int ends[2];
 	char text[64];
@@ -136,7 +137,7 @@ static void happen(size_t at) {
 	must(are_right(page(part), part, 200));
 	must(mprotect(page(part + 10), 3 * PAGE, PROT_READ | PROT_WRITE) == 0);
 	fill(page(part), part, PART);
-	/* It grows, elsewhere. */
+	/* Grown at another place. */
 	part += PART;
 	must(mremap(page(part), 64 * PAGE, 64 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, moved) == moved);
 	must(mremap(moved, 64 * PAGE, 128 * PAGE, 0) == moved);
@@ -153,22 +154,22 @@ int main(void) {
 	heap_pages = pages / 8;
 	memory = mmap(0, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(memory != MAP_FAILED);
-	/* Where the kernel gives more than a page at once, what comes later must not be taken for there. */
+	/* With huge pages, a page that is not loaded yet must not be taken for present. */
 	if (getenv("HUGE") != NULL)
 		must(madvise(memory, bytes, MADV_HUGEPAGE) == 0 || errno == EINVAL);
 	moved = mmap(0, 1024 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(moved != MAP_FAILED && munmap(moved, 1024 * PAGE) == 0);
 	fill(memory, 0, pages);
-	/* What brk(2) gives. */
+	/* Memory of brk(2). */
 	heap = sbrk(heap_pages * PAGE + PAGE);
 	must(heap != (void *)-1);
 	heap = (uint64_t *)(((uintptr_t)heap + PAGE - 1) & -PAGE);
 	fill(heap, 5, heap_pages);
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		/* From the end, which comes last by itself. */
+		/* From the end, which is loaded last. */
 		pid_t first = child(500, 0);
-		happen(pages - 8 * PART);
+		operate(pages - 8 * PART);
 		pid_t second = child(900, 2);
 		fill(heap + (heap_pages - 9) * WORDS, 5 + heap_pages - 9, 9);
 		threads();

@@ -1,18 +1,18 @@
-/* Leases: one for reading, with a signal of its own that goes to a child; one for writing; and who wants
- * to open the file nevertheless. */
+/* Leases: one for reading, with a custom signal that goes to a child; one for writing; and
+ * processes that open the leased files. */
 #include "workload.h"
 
-static volatile sig_atomic_t told;
+static volatile sig_atomic_t broken;
 static int writing;
 
-/* The kernel tells which file of signals that were asked for only. */
-static void hears(int signal, siginfo_t *info, void *context) {
+/* The kernel reports the file only in a custom signal. */
+static void on_break(int signal, siginfo_t *info, void *context) {
 	(void)context;
-	told = signal == SIGIO ? writing : info->si_fd;
+	broken = signal == SIGIO ? writing : info->si_fd;
 }
 
 int main(void) {
-	struct sigaction act = {.sa_sigaction = hears, .sa_flags = SA_SIGINFO | SA_RESTART};
+	struct sigaction act = {.sa_sigaction = on_break, .sa_flags = SA_SIGINFO | SA_RESTART};
 	int ask[2], answer[2];
 	char c;
 	must(pipe(ask) == 0 && pipe(answer) == 0);
@@ -23,15 +23,16 @@ int main(void) {
 	must(sigaction(SIGRTMIN + 3, &act, 0) == 0 && sigaction(SIGIO, &act, 0) == 0);
 	int child = fork();
 	if (child == 0) {
-		/* It has the open files, but not this one, or nobody could have a lease of it. */
+		/* The child inherits the open files, but must close this one: a lease for writing
+		 * needs it. */
 		close(writing);
 		while (read(ask[0], &c, 1) == 1) {
-			for (int n = 0; told == 0; n++) {
+			for (int n = 0; broken == 0; n++) {
 				must(n < 5000);
 				nap(1);
 			}
-			must(told == reading && fcntl(reading, F_SETLEASE, F_UNLCK) == 0);
-			told = 0;
+			must(broken == reading && fcntl(reading, F_SETLEASE, F_UNLCK) == 0);
+			broken = 0;
 			must(write(answer[1], &c, 1) == 1);
 		}
 		_exit(0);
@@ -44,15 +45,15 @@ int main(void) {
 		must(fcntl(reading, F_GETSIG) == SIGRTMIN + 3 && fcntl(reading, F_GETOWN) == child);
 		must(fcntl(writing, F_GETSIG) == 0 && fcntl(writing, F_GETOWN) == getpid());
 		must(open("/read", O_WRONLY | O_NONBLOCK) == -1 && errno == EWOULDBLOCK);
-		must(told == 0 && write(ask[1], "x", 1) == 1 && read(answer[0], &c, 1) == 1 && c == 'x');
+		must(broken == 0 && write(ask[1], "x", 1) == 1 && read(answer[0], &c, 1) == 1 && c == 'x');
 		must(close(open("/read", O_WRONLY)) == 0);
 		must(open("/write", O_RDONLY | O_NONBLOCK) == -1 && errno == EWOULDBLOCK);
-		for (int n = 0; told == 0; n++) {
+		for (int n = 0; broken == 0; n++) {
 			must(n < 5000);
 			nap(1);
 		}
-		must(told == writing && fcntl(writing, F_SETLEASE, F_UNLCK) == 0);
-		told = 0;
+		must(broken == writing && fcntl(writing, F_SETLEASE, F_UNLCK) == 0);
+		broken = 0;
 	}
 	ok();
 }

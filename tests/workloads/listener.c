@@ -1,4 +1,4 @@
-/* TCP sockets that listen, for IPv4 and IPv6, with options, one of them shared with a child; in any
+/* Listening TCP sockets, for IPv4 and IPv6, with options, one of them shared with a child; in any
  * kind of network. */
 #include "workload.h"
 #include <arpa/inet.h>

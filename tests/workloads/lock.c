@@ -1,4 +1,5 @@
-/* Locks: of a process, of an open file, of a file as a whole; shared and not; and who waits. */
+/* Locks: of a process, of an open file, of a file as a whole; shared and not; and a blocked
+ * waiter. */
 #include "workload.h"
 #include <sys/file.h>
 
@@ -13,7 +14,8 @@ static struct flock range(int type, int start, int length) {
 }
 
 int main(void) {
-	int own = file(), open_file = file(), other = file(), whole = open("/whole", O_RDWR | O_CREAT, 0600);
+	int own = file(), open_file = file(), other = file();
+	int whole = open("/whole", O_RDWR | O_CREAT, 0600);
 	int whole_too = open("/whole", O_RDONLY), ask[2], answer[2];
 	must(pipe(ask) == 0 && pipe(answer) == 0);
 	struct flock l = range(F_WRLCK, 10, 5);
@@ -24,7 +26,7 @@ int main(void) {
 	must(fcntl(open_file, F_OFD_SETLK, &l) == 0);
 	must(flock(whole, LOCK_EX) == 0);
 	if (fork() == 0) {
-		/* It has the open files of its parent, not its locks. */
+		/* A child inherits the open files of its parent, not its locks. */
 		char c;
 		int mine = file();
 		while (read(ask[0], &c, 1) == 1) {
@@ -46,7 +48,7 @@ int main(void) {
 	}
 	int waits = fork();
 	if (waits == 0) {
-		/* As long as the other has it. */
+		/* Blocks as long as the parent has the lock. */
 		l = range(F_WRLCK, 10, 1);
 		must(fcntl(file(), F_SETLKW, &l) == 0);
 		must(write(answer[1], "w", 1) == 1);

@@ -1,6 +1,6 @@
-/* TCP connections that are being made: those who listen have no room, so nobody answers. Asked for by a
- * call that waits and by calls that do not, by IPv4, by IPv4 from a socket of IPv6, by IPv6; afterwards they
- * are made, and one is refused. */
+/* TCP connections in the middle of connect: the listeners' queues are full, so no answer comes.
+ * Requested by a blocking call and by non-blocking calls, by IPv4, by IPv4 from a socket of IPv6,
+ * by IPv6. Afterwards they are established, and one is refused. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -31,7 +31,7 @@ static socklen_t address(struct sockaddr_storage *a, int family, int port, int m
 	return sizeof *six;
 }
 
-static int asks(int fd, int call) {
+static int request(int fd, int call) {
 	struct sockaddr_storage a;
 	socklen_t n = address(&a, families[call], ports[call], call == MAPPED);
 	return connect(fd, (void *)&a, n);
@@ -56,7 +56,7 @@ static int port_of(int fd, int (*name)(int, struct sockaddr *, socklen_t *)) {
 	return ntohs(a.sin6_port);
 }
 
-/* Listens, with no room for another. */
+/* Listens with a full accept queue. */
 static int full(int family, int port, int fillers[FILLERS]) {
 	struct sockaddr_storage a;
 	socklen_t n = address(&a, family, port, 0);
@@ -71,7 +71,7 @@ static int full(int family, int port, int fillers[FILLERS]) {
 }
 
 static void *wait_for_it(void *fd) {
-	must(asks(*(int *)fd, WAITING) == 0);
+	must(request(*(int *)fd, WAITING) == 0);
 	return 0;
 }
 
@@ -87,7 +87,7 @@ int main(void) {
 			if (n == WAITING)
 				must(pthread_create(&waiting, 0, wait_for_it, &calls[n]) == 0);
 			else
-				must(asks(calls[n], n) == -1 && errno == EINPROGRESS);
+				must(request(calls[n], n) == -1 && errno == EINPROGRESS);
 			comes_to(calls[n], TCP_SYN_SENT);
 			own[n] = port_of(calls[n], getsockname);
 		}
@@ -95,15 +95,16 @@ int main(void) {
 		ready(round);
 
 		for (n = 0; n < CALLS; n++) {
-			/* There is room for a moment where it goes on: those who wait are taken out. */
+			/* A checkpoint takes out waiting connections, so there may be space for a
+			 * moment. */
 			must(state(calls[n]) == TCP_SYN_SENT || state(calls[n]) == TCP_ESTABLISHED);
 			must(port_of(calls[n], getsockname) == own[n]);
 			must(!!(fcntl(calls[n], F_GETFL) & O_NONBLOCK) == (n != WAITING));
 			must(getsockopt(calls[n], SOL_SOCKET, SO_ERROR, &error, &(socklen_t){4}) == 0);
 			must(error == 0);
 		}
-		must(asks(calls[PLAIN], PLAIN) == 0 || errno == EALREADY);
-		/* There is room, and the request comes again. */
+		must(request(calls[PLAIN], PLAIN) == 0 || errno == EALREADY);
+		/* There is space, and the SYN is sent again. */
 		must(listen(four, 99) == 0 && listen(six, 99) == 0);
 		for (int k = 0; k < 2 * FILLERS + 4; k++) {
 			int listener = k < FILLERS + 3 ? four : six;
@@ -126,7 +127,7 @@ int main(void) {
 		must(pthread_join(waiting, 0) == 0);
 		for (n = 0; n < REFUSED; n++)
 			must(own[n] == 0);
-		/* Nobody is there any more. */
+		/* The listener is closed. */
 		int was_made = state(calls[REFUSED]) == TCP_ESTABLISHED;
 		must(close(closed) == 0);
 		comes_to(calls[REFUSED], TCP_CLOSE);

@@ -1,4 +1,4 @@
-/* Files that are memory: shared between processes, mapped in either way, sparse, sealed. */
+/* memfds: shared between processes, mapped in either way, sparse, sealed. */
 #include "workload.h"
 
 int main(void) {

@@ -17,7 +17,7 @@ int main(void) {
 	must(anon != MAP_FAILED);
 	for (size_t i = 0; i < size; i += 7)
 		anon[i] = i * 13;
-	/* A hole of pages never touched, and pages nobody may touch. */
+	/* A hole of untouched pages, and pages without access. */
 	unsigned char *hole = mmap(0, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	hole[size - 1] = 7;
 	unsigned char *shut = mmap(0, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -52,7 +52,7 @@ int main(void) {
 		must(mprotect(shut, 8192, PROT_READ) == 0 && shut[5000] == 9);
 		must(mprotect(shut, 8192, PROT_NONE) == 0);
 		must(fixed[1] == 3);
-		/* Written to by the kernel or not at all. */
+		/* Written by the kernel or not at all. */
 		fd = open("/dev/zero", O_RDONLY);
 		must(read(fd, fixed, 1) == -1 && errno == EFAULT && close(fd) == 0);
 		must(heap[99999] == 'h' && data == 42 && bss[99999] == 99999 && stack[49999] == 's');
@@ -62,10 +62,10 @@ int main(void) {
 		char c;
 		must(pread(fd, &c, 1, 12288 + round) == 1 && c == 'F' + round && close(fd) == 0);
 		must(sbrk(0) == brk && sbrk(4096) == brk && (brk = sbrk(0)) != (void *)-1);
-		/* Anonymous memory is anonymous: what is dropped is zeros again. */
+		/* Anonymous memory stays anonymous: dropped pages are zeros again. */
 		must(madvise(anon + size - 8192, 4096, MADV_DONTNEED) == 0 && anon[size - 8192] == 0);
 		expected = sum(anon, size);
-		/* It can still grow. */
+		/* The mapping can still grow. */
 		char *more = mremap(locked, 8192, 65536, MREMAP_MAYMOVE);
 		must(more != MAP_FAILED && more[60000] == 0);
 		locked = mremap(more, 65536, 8192, 0);

@@ -1,5 +1,6 @@
-/* Mounts of its own: of two who share them, of one who has a copy of theirs and goes its own way, and of
- * one who has another root there. The container itself has none of that. */
+/* Private mount namespaces: of two processes that share one, of a process with a copy of theirs
+ * that changes separately, and of a process with another root there. The container's own has none
+ * of these mounts. */
 #include "workload.h"
 #include <sched.h>
 #include <sys/mount.h>
@@ -13,7 +14,7 @@ static void put(const char *path, const char *text) {
 	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
 }
 
-static int says(const char *path, const char *text) {
+static int contains(const char *path, const char *text) {
 	char got[64] = "";
 	int fd = open(path, O_RDONLY);
 	if (fd < 0 || read(fd, got, sizeof got - 1) < 0)
@@ -26,7 +27,7 @@ static int denied(const char *path) {
 	return open(path, O_CREAT | O_WRONLY, 0600) == -1 && errno == EROFS;
 }
 
-/* The options of the mount that is on top at a place, such as "ro,nosuid,relatime". */
+/* The options of the topmost mount at a place, such as "ro,nosuid,relatime". */
 static void options(const char *place, char *found) {
 	static char all[65536];
 	int fd = open("/proc/self/mountinfo", O_RDONLY), length = 0, n;
@@ -53,16 +54,16 @@ static int has(const char *place, const char *option) {
 static void is_as_it_was(void) {
 	struct stat open, there;
 	struct statvfs s;
-	must(says("/own/file", "kept") && says("/own/deep/other", "kept, too"));
+	must(contains("/own/file", "kept") && contains("/own/deep/other", "kept, too"));
 	must(stat("/own/deep", &there) == 0 && (there.st_mode & 07777) == 0710);
 	must(statvfs("/own", &s) == 0 && s.f_blocks * s.f_frsize == 1 << 20);
 	must(stat("/own", &there) == 0 && (there.st_mode & 07777) == 01750 && there.st_gid == 7);
 	must(has("/own", "noexec") && has("/own", "nosuid") && !has("/own", "shared:"));
-	must(denied("/data/new") && says("/data/old", "old") && says("/part/old", "old"));
+	must(denied("/data/new") && contains("/data/old", "old") && contains("/part/old", "old"));
 	must(has("/part", "noatime") && has("/part", "shared:") && !has("/part", "ro,"));
 	must(stat("/masked", &there) == 0 && S_ISCHR(there.st_mode));
-	must(says("/over/inner", "of /data/in"));
-	must(lstat("/own/covered/inner", &open) == 0 && says("/own/covered/inner", "of /data/in"));
+	must(contains("/over/inner", "of /data/in"));
+	must(lstat("/own/covered/inner", &open) == 0 && contains("/own/covered/inner", "of /data/in"));
 }
 
 static void makes_mounts(void) {
@@ -83,7 +84,7 @@ static void makes_mounts(void) {
 	must(mount("/data/in", "/over", 0, MS_BIND, 0) == 0);
 }
 
-/* Does something each time it is asked. */
+/* Acts at each request. */
 static void serve(int number, void (*act)(int)) {
 	int round;
 	while (read(ask[number][0], &round, sizeof round) == sizeof round) {
@@ -99,18 +100,19 @@ static const char *mapped;
 static void first(int round) {
 	char text[8] = "", path[64];
 	is_as_it_was();
-	/* What it has open and mapped, and where it is, is there. */
-	must(getcwd(path, sizeof path) && strcmp(path, "/own/deep") == 0 && says("other", "kept, too"));
+	/* Open and mapped files, and the working directory, are unchanged. */
+	must(getcwd(path, sizeof path) && strcmp(path, "/own/deep") == 0);
+	must(contains("other", "kept, too"));
 	must(pread(held, text, 4, 0) == 4 && strcmp(text, "kept") == 0 && mapped[0] == 'k');
 	int below = openat(place, "masked", O_PATH);
 	struct stat s;
 	must(below >= 0 && fstat(below, &s) == 0 && S_ISCHR(s.st_mode) && close(below) == 0);
-	/* What it mounts from now on the second sees, and nobody else. */
+	/* New mounts are visible to the second process, and to no other. */
 	snprintf(path, sizeof path, "/own/deep/%d", round);
 	must(mkdir(path, 0755) == 0 && mount("new", path, "tmpfs", 0, 0) == 0);
 	strcat(path, "/seen");
 	put(path, "new");
-	must(umount2("/own/covered", 0) == 0 && says("/own/covered/below", "is covered"));
+	must(umount2("/own/covered", 0) == 0 && contains("/own/covered/below", "is covered"));
 	must(mount("/data/in", "/own/covered", 0, MS_BIND, 0) == 0);
 }
 
@@ -119,14 +121,14 @@ static void second(int round) {
 	is_as_it_was();
 	for (int n = 0; n <= round; n++) {
 		snprintf(path, sizeof path, "/own/deep/%d/seen", n);
-		must(says(path, "new"));
+		must(contains(path, "new"));
 	}
 }
 
 static void copy(int round) {
 	char path[64];
-	must(says("/own/file", "kept") && access("/own/deep/other", F_OK) == 0);
-	/* One file system, and other mounts. */
+	must(contains("/own/file", "kept") && access("/own/deep/other", F_OK) == 0);
+	/* The same file system, and other mounts. */
 	snprintf(path, sizeof path, "/own/deep/%d", round);
 	must(access(path, F_OK) == 0);
 	strcat(path, "/seen");
@@ -136,7 +138,8 @@ static void copy(int round) {
 
 static void jailed(int round) {
 	(void)round;
-	must(says("/file", "kept") && access("/data", F_OK) == -1 && says("/covered/inner", "of /data/in"));
+	must(contains("/file", "kept") && access("/data", F_OK) == -1);
+	must(contains("/covered/inner", "of /data/in"));
 }
 
 int main(void) {
@@ -171,7 +174,7 @@ int main(void) {
 	}
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
-		must(says("/masked", "secret") && says("/over/file", "at the bottom"));
+		must(contains("/masked", "secret") && contains("/over/file", "at the bottom"));
 		must(access("/own/file", F_OK) == -1 && access("/part/old", F_OK) == -1);
 		put("/data/new", "by the container");
 		must(unlink("/data/new") == 0);

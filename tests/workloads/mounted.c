@@ -1,5 +1,5 @@
-/* What processes mount in the container's own mount namespace: on top of what is there, on top of each
- * other, and seen by somebody in another namespace, too. */
+/* Mounts by processes in the container's own mount namespace: over existing files, over each other,
+ * and visible in another namespace, too. */
 #include "workload.h"
 #include <sched.h>
 #include <sys/mount.h>
@@ -12,7 +12,7 @@ static void put(const char *path, const char *text) {
 	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0);
 }
 
-static int says(const char *path, const char *text) {
+static int contains(const char *path, const char *text) {
 	char got[64] = "";
 	int fd = open(path, O_RDONLY);
 	if (fd < 0 || read(fd, got, sizeof got - 1) < 0)
@@ -25,7 +25,7 @@ static int denied(const char *path) {
 	return open(path, O_CREAT | O_WRONLY, 0600) == -1 && errno == EROFS;
 }
 
-/* How many mounts there are, here and in every round. */
+/* The number of mounts, the same in every round. */
 static int mounts(void) {
 	static char all[65536];
 	int fd = open("/proc/self/mountinfo", O_RDONLY), length = 0, n, count = 0;
@@ -41,11 +41,11 @@ static int mounts(void) {
 static void is_as_it_was(void) {
 	struct statvfs s;
 	struct stat there;
-	must(says("/memory/file", "kept") && says("/memory/deep/other", "kept, too"));
+	must(contains("/memory/file", "kept") && contains("/memory/deep/other", "kept, too"));
 	must(statvfs("/memory", &s) == 0 && s.f_blocks * s.f_frsize == 1 << 20 && s.f_flag & ST_NOEXEC);
 	must(stat("/memory", &there) == 0 && (there.st_mode & 07777) == 01750);
-	must(says("/part/old", "old") && denied("/part/new") && says("/part/in/inner", "on top"));
-	must(says("/deep/other", "kept, too") && says("/proc/self/comm", "mounted\n"));
+	must(contains("/part/old", "old") && denied("/part/new") && contains("/part/in/inner", "on top"));
+	must(contains("/deep/other", "kept, too") && contains("/proc/self/comm", "mounted\n"));
 	must(access("/other-proc/self", F_OK) == 0 && stat("/masked", &there) == 0);
 	must(S_ISCHR(there.st_mode));
 }
@@ -54,11 +54,11 @@ static void serve(void) {
 	char c;
 	must(unshare(CLONE_NEWNS) == 0 && mount(0, "/", 0, MS_REC | MS_PRIVATE, 0) == 0);
 	must(mount("/memory/deep", "/only", 0, MS_BIND, 0) == 0);
-	/* Of what is covered there the other one has no use. */
+	/* Covered mounts are not needed in the other namespace. */
 	must(umount("/dev/shm") == 0 && umount("/dev/shm") == 0);
 	while (read(ask[0], &c, 1) == 1) {
 		is_as_it_was();
-		must(says("/only/other", "kept, too"));
+		must(contains("/only/other", "kept, too"));
 		char path[] = "/only/0";
 		path[6] = c;
 		put(path, "by the other");
@@ -98,14 +98,15 @@ int main(void) {
 		char c = '0' + round, path[] = "/memory/deep/0", text[8] = "";
 		ready(round);
 		is_as_it_was();
-		must(mounts() == count && says("other", "kept, too") && says("/dev/shm/top", "of memory"));
+		must(mounts() == count && contains("other", "kept, too"));
+		must(contains("/dev/shm/top", "of memory"));
 		must(pread(held, text, 4, 0) == 4 && strcmp(text, "kept") == 0 && mapped[0] == 'k');
 		must(write(ask[1], &c, 1) == 1 && read(answer[0], &c, 1) == 1);
 		path[13] = c;
-		must(says(path, "by the other"));
+		must(contains(path, "by the other"));
 	}
-	/* What is below is as it was. */
-	must(umount("/part/in") == 0 && umount("/part") == 0 && says("/data/in/inner", "below"));
-	must(umount("/masked") == 0 && says("/masked", "secret"));
+	/* The covered files are unchanged. */
+	must(umount("/part/in") == 0 && umount("/part") == 0 && contains("/data/in/inner", "below"));
+	must(umount("/masked") == 0 && contains("/masked", "secret"));
 	ok();
 }

@@ -1,5 +1,5 @@
-/* POSIX message queues: with a name and nobody who has it open, open twice with flags of its own,
- * removed but open, full, with somebody who waits for a message; priorities, owners, limits. */
+/* POSIX message queues: with a name and not open, open twice with different flags, removed but
+ * open, full, with a blocked receiver; priorities, owners, limits. */
 #include "workload.h"
 #include <mqueue.h>
 #include <poll.h>
@@ -11,11 +11,11 @@ static mqd_t made(const char *name, long messages, long bytes) {
 	return q;
 }
 
-static void says(mqd_t q, const char *text, unsigned priority) {
+static void sends(mqd_t q, const char *text, unsigned priority) {
 	must(mq_send(q, text, strlen(text), priority) == 0);
 }
 
-static void hears(mqd_t q, const char *text, unsigned priority) {
+static void receives(mqd_t q, const char *text, unsigned priority) {
 	char found[8192];
 	unsigned p;
 	ssize_t n = mq_receive(q, found, sizeof found, &p);
@@ -31,7 +31,7 @@ static void has(mqd_t q, long messages, long bytes, long now, long flags) {
 
 int main(void) {
 	mqd_t alone = made("/alone", 5, 100);
-	says(alone, "kept", 1);
+	sends(alone, "kept", 1);
 	must(fchown(alone, 12, 34) == 0 && fchmod(alone, 0606) == 0 && mq_close(alone) == 0);
 	mqd_t one = made("/open", 10, 64), reader = mq_open("/open", O_RDONLY | O_NONBLOCK);
 	mqd_t gone = made("/gone", 3, 8192), full = made("/full", 2, 9), wait = made("/wait", 1, 8192);
@@ -40,15 +40,15 @@ int main(void) {
 		for (int round = 0; round < ROUNDS; round++) {
 			char text[32];
 			snprintf(text, sizeof text, "round %d", round);
-			hears(wait, text, round);
-			says(gone, "heard", 9);
+			receives(wait, text, round);
+			sends(gone, "heard", 9);
 		}
 		_exit(0);
 	}
 	for (int round = 0; round < ROUNDS; round++) {
-		says(one, "low", 0), says(one, "high", 9), says(one, "low too", 0), says(one, "high too", 9);
-		says(one, "", 3), says(gone, "of no name", 7);
-		says(full, "first", 1), says(full, "123456789", 1);
+		sends(one, "low", 0), sends(one, "high", 9), sends(one, "low too", 0), sends(one, "high too", 9);
+		sends(one, "", 3), sends(gone, "of no name", 7);
+		sends(full, "first", 1), sends(full, "123456789", 1);
 
 		ready(round);
 
@@ -62,19 +62,19 @@ int main(void) {
 		struct pollfd p = {.fd = reader, .events = POLLIN};
 		must(poll(&p, 1, 0) == 1);
 		must(mq_send(reader, "", 0, 0) == -1 && errno == EBADF);
-		hears(reader, "high", 9), hears(reader, "high too", 9), hears(reader, "", 3);
-		hears(one, "low", 0), hears(one, "low too", 0);
+		receives(reader, "high", 9), receives(reader, "high too", 9), receives(reader, "", 3);
+		receives(one, "low", 0), receives(one, "low too", 0);
 		char c[64];
 		must(mq_receive(reader, c, sizeof c, 0) == -1 && errno == EAGAIN);
 		must(mq_open("/gone", O_RDONLY) == -1 && errno == ENOENT);
-		hears(gone, "of no name", 7);
+		receives(gone, "of no name", 7);
 		has(full, 2, 9, 2, 0);
 		struct timespec past = {0, 0};
 		must(mq_timedsend(full, "x", 1, 1, &past) == -1 && errno == ETIMEDOUT);
-		hears(full, "first", 1), hears(full, "123456789", 1);
+		receives(full, "first", 1), receives(full, "123456789", 1);
 		char text[32];
 		snprintf(text, sizeof text, "round %d", round);
-		says(wait, text, round), hears(gone, "heard", 9);
+		sends(wait, text, round), receives(gone, "heard", 9);
 	}
 	ok();
 }

@@ -1,6 +1,6 @@
-/* Network namespaces of its own: of two who share one, with the loopback device up, an address and a
- * setting of its own, and sockets of all kinds under the same addresses and names as the container has;
- * and of one in which nothing was set up. */
+/* Private network namespaces: of two processes that share one, with the loopback device up, an
+ * address and a setting, and sockets of all kinds under the addresses and names of the container's
+ * own; and of a process in one without any set-up. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <linux/netlink.h>
@@ -39,7 +39,8 @@ static void add_address(const char *ip) {
 		struct nlmsghdr head;
 		struct ifaddrmsg body;
 		char attributes[64];
-	} m = {.head = {.nlmsg_type = RTM_NEWADDR, .nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE},
+	} m = {.head = {.nlmsg_type = RTM_NEWADDR,
+			.nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE},
 	       .body = {.ifa_family = AF_INET, .ifa_prefixlen = 24, .ifa_index = 1}};
 	struct sockaddr_in a = at(ip, 0);
 	char *to = m.attributes;
@@ -118,7 +119,7 @@ static struct world make(const char *ip, const char *text) {
 	return w;
 }
 
-/* Something waits there, is taken, and put there again. */
+/* Waiting data is received, and sent again. */
 static void holds(int reader, int writer, const char *text) {
 	char got[64];
 	must(recv(reader, got, sizeof got, 0) == (ssize_t)strlen(text));
@@ -137,7 +138,7 @@ static void is(struct world *w, const char *ip, const char *text) {
 	caller = unix_at("@same", 1), server = accept(w->named, 0, 0);
 	must(server >= 0 && write(caller, "y", 1) == 1 && read(server, &c, 1) == 1 && c == 'y');
 	close(caller), close(server);
-	/* It is told of links: of one, the loopback device. */
+	/* A dump of links returns one, the loopback device. */
 	struct {
 		struct nlmsghdr head;
 		struct rtgenmsg body;
@@ -176,7 +177,7 @@ static void serve(int number, struct world *w, int journal) {
 			must(connect(s, (void *)&a, sizeof a) == -1 && errno == ENETUNREACH);
 			close(s);
 		}
-		/* Who listens at a path is heard everywhere. */
+		/* A listener at a path is reachable from every namespace. */
 		must(write(journal, &c, 1) == 1 && read(journal, &c, 1) == 1);
 		must(write(answer[number][1], &c, 1) == 1);
 	}
@@ -213,13 +214,13 @@ int main(void) {
 		for (int n = 0; n < WORKERS; n++) {
 			char c = 'a' + n;
 			must(write(ask[n][1], &c, 1) == 1);
-			/* Of the first two each has one of these lines. */
-			int heard = -1;
-			while (heard < 0)
+			/* Each of the first two has one of these connections. */
+			int from = -1;
+			while (from < 0)
 				for (int k = 0; k < WORKERS; k++)
 					if (recv(line[k], &c, 1, MSG_DONTWAIT) == 1)
-						heard = k;
-			must(c == 'a' + n && write(line[heard], &c, 1) == 1);
+						from = k;
+			must(c == 'a' + n && write(line[from], &c, 1) == 1);
 			must(read(answer[n][0], &c, 1) == 1 && c == 'a' + n);
 		}
 	}

@@ -1,5 +1,5 @@
-/* Namespaces that belong to a user namespace of its own: names, a network, IPC objects and mounts of one who
- * is root in there and nobody outside, and who may go on to change them. */
+/* Namespaces that belong to a private user namespace: names, a network, IPC objects and mounts of a
+ * process that is root inside and unprivileged outside, and that may continue to change them. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <linux/nsfs.h>

@@ -1,6 +1,7 @@
-/* Pairs of devices with one end in another network: two networks inside, as containers inside have them,
- * each with its end of a pair, whose other ends are ports of a bridge in ours; and connections between
- * them. With APART ours is one that the program has made for itself, too. */
+/* Pairs of devices with one end in another network: two inner networks like those of inner
+ * containers, each with one end of a pair, with the other ends in a bridge of the outer network;
+ * and connections between them. With APART the outer network is also one that the program has made
+ * for itself. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -8,10 +9,10 @@
 #include <sys/socket.h>
 
 enum { OURS, FIRST, SECOND, NETWORKS };
-/* Who is in each. */
+/* A process in each network. */
 static pid_t in[NETWORKS];
 
-static const char *look =
+static const char *show =
     "ip link | sed 's/state [A-Z]*//; s/,M-DOWN//; s/NO-CARRIER,//; s/,LOWER_UP//; s/,RUNNING//'\n"
     "ip addr | grep -o 'inet .*/[0-9]* '\n"
     "ip route; cat /proc/sys/net/ipv4/conf/*/proxy_arp\n";
@@ -23,7 +24,7 @@ static void run(const char *format, ...) {
 	vsnprintf(text, sizeof text, format, args);
 	va_end(args);
 	if (system(text) != 0) {
-		say("failed: %s", text);
+		print_line("failed: %s", text);
 		_exit(1);
 	}
 }
@@ -36,7 +37,7 @@ static void enter(int network) {
 	must(fd >= 0 && setns(fd, CLONE_NEWNET) == 0 && close(fd) == 0);
 }
 
-/* Somebody in a network, new or ours, who does nothing. */
+/* An idle process in a network, new or the own one. */
 static pid_t stay(int is_new) {
 	int made[2];
 	char byte = 0;
@@ -67,7 +68,7 @@ static int listen_in(int network, const char *ip) {
 	return s;
 }
 
-/* A connection from a network to a listener in another: both ends. */
+/* Makes a connection from a network to a listener in another, and returns both ends. */
 static void connect_from(int network, int listener, const char *ip, int ends[2]) {
 	enter(network);
 	ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -77,8 +78,8 @@ static void connect_from(int network, int listener, const char *ip, int ends[2])
 	must(ends[1] >= 0);
 }
 
-/* What one end says the other hears. */
-static void talk(int ends[2], char byte) {
+/* Each end receives the other end's byte. */
+static void exchange(int ends[2], char byte) {
 	for (int i = 0; i < 2; i++) {
 		char got = 0;
 		must(write(ends[i], &byte, 1) == 1 && read(ends[!i], &got, 1) == 1 && got == byte);
@@ -91,7 +92,7 @@ int main(void) {
 		must(unshare(CLONE_NEWNET) == 0);
 	for (int i = 0; i < NETWORKS; i++)
 		in[i] = stay(i != OURS);
-	/* What devices that come later are given. */
+	/* Defaults for later devices. */
 	for (int i = 0; i < NETWORKS; i++) {
 		enter(i);
 		run("echo 1 >/proc/sys/net/ipv4/conf/default/proxy_arp");
@@ -101,7 +102,7 @@ int main(void) {
 	    "ip link set br0 up");
 	for (int i = FIRST; i <= SECOND; i++) {
 		enter(OURS);
-		/* Its other end has the same name and number as the other one's. */
+		/* Its other end has the same name and number as the other pair's. */
 		run("ip link add name p%d type veth && ip link set veth0 netns %d &&"
 		    "ip link set p%d master br0 && ip link set p%d up", i, in[i], i, i);
 		enter(i);
@@ -109,7 +110,7 @@ int main(void) {
 		    "ip addr add 10.6.0.%d/24 dev eth0 && ip link set eth0 up &&"
 		    "ip route add default via 10.6.0.1", i + 1);
 	}
-	/* A pair of which nothing is in ours. */
+	/* A pair without an end in the outer network. */
 	enter(FIRST);
 	run("ip link add name side type veth && ip link set veth0 netns %d &&"
 	    "ip addr add 10.8.0.1/24 dev side && ip link set side up", in[SECOND]);
@@ -120,11 +121,11 @@ int main(void) {
 	connect_from(SECOND, listener, "10.6.0.2", across);
 	connect_from(OURS, listener, "10.6.0.2", below);
 	connect_from(FIRST, aside, "10.8.0.2", beside);
-	/* Until the kernel has given all addresses that it gives by itself. */
+	/* Until the kernel has assigned all its automatic addresses. */
 	nap(2500);
 	for (int i = 0; i < NETWORKS; i++) {
 		enter(i);
-		told_by(look, before[i], sizeof before[i]);
+		output_of(show, before[i], sizeof before[i]);
 	}
 	must(strstr(before[OURS], "master br0") && strstr(before[SECOND], "default via 10.6.0.1"));
 	for (int round = 0; round < ROUNDS; round++) {
@@ -132,17 +133,17 @@ int main(void) {
 		ready(round);
 		for (int i = 0; i < NETWORKS; i++) {
 			enter(i);
-			told_by(look, after, sizeof after);
+			output_of(show, after, sizeof after);
 			if (strcmp(before[i], after) != 0) {
-				say("failed: network %d was\n%.400s", i, before[i]);
-				say("and is\n%.400s", after);
+				print_line("failed: network %d was\n%.400s", i, before[i]);
+				print_line("and is\n%.400s", after);
 				_exit(1);
 			}
 		}
-		talk(across, round), talk(below, round), talk(beside, round);
+		exchange(across, round), exchange(below, round), exchange(beside, round);
 		int again[2];
 		connect_from(SECOND, listener, "10.6.0.2", again);
-		talk(again, round);
+		exchange(again, round);
 		must(close(again[0]) == 0 && close(again[1]) == 0);
 	}
 	ok();

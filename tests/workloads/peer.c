@@ -1,6 +1,6 @@
-/* Who is told to be at the other side of a unix socket: of connections that were accepted, that wait,
- * and that are nobody's any more, of pairs, of whoever listened, and of messages that are on their way;
- * by processes of several users, some of which have ended. */
+/* Credentials of the peer of a unix socket: of accepted connections, of waiting ones, of
+ * connections with a closed peer, of pairs, of listeners, and of messages in flight; of processes
+ * of several users, some of which have exited. */
 #include "workload.h"
 #include <grp.h>
 #include <sys/socket.h>
@@ -9,7 +9,7 @@
 static struct sockaddr_un at = {AF_UNIX, "/peer"}, letters = {AF_UNIX, "/letters"};
 static int go[2];
 
-/* What a child does: it becomes somebody, does it, and ends or stays. */
+/* A child changes its user, acts once, and exits or stays. */
 enum { STAYS, ENDS };
 static pid_t as(uid_t id, int how, void (*act)(int), int fd) {
 	int done[2];
@@ -34,14 +34,14 @@ static pid_t as(uid_t id, int how, void (*act)(int), int fd) {
 }
 
 static void is_peer(int fd, pid_t pid, uid_t id) {
-	struct ucred who;
-	socklen_t size = sizeof who;
-	must(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size) == 0);
-	must(who.uid == id && who.gid == id);
+	struct ucred credentials;
+	socklen_t size = sizeof credentials;
+	must(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0);
+	must(credentials.uid == id && credentials.gid == id);
 	if (pid)
-		must(who.pid == pid);
+		must(credentials.pid == pid);
 	else
-		must(who.pid > 0 && who.pid != getpid());
+		must(credentials.pid > 0 && credentials.pid != getpid());
 	gid_t groups[8];
 	size = sizeof groups;
 	must(getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &size) == 0);
@@ -64,13 +64,13 @@ static void letter_of(int fd, const char *text, pid_t pid, uid_t id) {
 	must(recvmsg(fd, &head, MSG_DONTWAIT) == 6 && memcmp(data, text, 6) == 0);
 	struct cmsghdr *one = CMSG_FIRSTHDR(&head);
 	must(one && one->cmsg_type == SCM_CREDENTIALS);
-	struct ucred who;
-	memcpy(&who, CMSG_DATA(one), sizeof who);
-	must(who.uid == id && who.gid == id);
+	struct ucred credentials;
+	memcpy(&credentials, CMSG_DATA(one), sizeof credentials);
+	must(credentials.uid == id && credentials.gid == id);
 	if (pid)
-		must(who.pid == pid);
+		must(credentials.pid == pid);
 	else
-		must(who.pid > 0 && who.pid != getpid());
+		must(credentials.pid > 0 && credentials.pid != getpid());
 }
 
 static int new(int type) {
@@ -86,7 +86,7 @@ int main(void) {
 	must(bind(box, (void *)&letters, sizeof letters) == 0 && chmod("/letters", 0777) == 0);
 	must(setsockopt(box, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
 
-	/* The first who listens is somebody else than the second. */
+	/* Two processes of different users call listen, one after the other. */
 	pid_t first = as(1001, STAYS, listens, server);
 	int early = new(SOCK_STREAM), dead = new(SOCK_STREAM), mine = new(SOCK_STREAM);
 	pid_t caller = as(1002, STAYS, connects, early);
@@ -96,7 +96,7 @@ int main(void) {
 	int of_dead = accept(server, 0, 0);
 	connects(mine);
 	int of_mine = accept(server, 0, 0);
-	/* Its other side is closed. */
+	/* The other side is closed. */
 	int lost = new(SOCK_STREAM);
 	as(1005, ENDS, connects, lost);
 	int of_lost = accept(server, 0, 0);
@@ -106,7 +106,7 @@ int main(void) {
 	must(setsockopt(pair[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
 
 	for (int round = 0; round < ROUNDS; round++) {
-		/* The one whose connection waits is the only one who has it. */
+		/* Only the waiting client has its connection open. */
 		int waits = new(SOCK_STREAM);
 		pid_t waiter = as(1006, STAYS, connects, waits);
 		must(close(waits) == 0);

@@ -1,4 +1,4 @@
-/* Descriptors of processes: of a child, of itself, watched by an epoll, in two processes. */
+/* Process descriptors: of a child, of the process itself, watched by an epoll, in two processes. */
 #include "workload.h"
 #include <poll.h>
 #include <sys/epoll.h>

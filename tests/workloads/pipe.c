@@ -18,7 +18,7 @@ int main(void) {
 	must(filled == 1 << 17);
 	must(write(eof[1], "end", 3) == 3 && close(eof[1]) == 0);
 	must(close(gone[0]) == 0);
-	/* The same end once more, as an open file of its own. */
+	/* The same end once more, as a separate open file. */
 	char name[32];
 	snprintf(name, sizeof name, "/proc/self/fd/%d", p[1]);
 	int again = open(name, O_WRONLY | O_NONBLOCK);
@@ -34,7 +34,7 @@ int main(void) {
 		must(fcntl(again, F_GETFL) & O_NONBLOCK && !(fcntl(p[1], F_GETFL) & O_NONBLOCK));
 		must(write(again, "a", 1) == 1 && read(p[0], text, 5) == 5 && read(p[0], text, 1) == 1);
 		must(write(p[1], "hello", 5) == 5);
-		/* A packet is read as one, and what does not fit of it is gone. */
+		/* A packet is read at once, and the rest beyond the buffer is lost. */
 		must(fcntl(packets[1], F_GETFL) & O_DIRECT);
 		must(read(packets[0], text, 2) == 2 && text[0] == 'o');
 		must(read(packets[0], text, 16) == 6 && memcmp(text, "second", 6) == 0);

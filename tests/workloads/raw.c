@@ -1,5 +1,5 @@
-/* Sockets below the transport protocols: raw ones of both families, for echo requests, and packet
- * sockets at a device and at every one, in a group, with what they have devices do; and filters. */
+/* Sockets below the transport protocols: raw sockets of both families, ping sockets, and packet
+ * sockets at one device and at all, in a fanout group, with device memberships; and filters. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <linux/filter.h>
@@ -30,7 +30,7 @@ static void send_to(int fd, int port, const char *text) {
 	must(sendto(fd, text, strlen(text), 0, (void *)&a, sizeof a) == (ssize_t)strlen(text));
 }
 
-static void hears(int fd, const char *text) {
+static void receives(int fd, const char *text) {
 	char found[64];
 	struct pollfd p = {.fd = fd, .events = POLLIN};
 	must(poll(&p, 1, 5000) == 1);
@@ -38,7 +38,7 @@ static void hears(int fd, const char *text) {
 	must(n == (ssize_t)strlen(text) && memcmp(found, text, n) == 0);
 }
 
-static void hears_nothing(int fd) {
+static void receives_nothing(int fd) {
 	char c;
 	must(recv(fd, &c, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 }
@@ -58,7 +58,7 @@ static uint16_t sum(const void *at, int bytes) {
 	return ~(all + (all >> 16));
 }
 
-/* A packet socket that hears IPv4 at a device, or at every one. */
+/* A packet socket for IPv4 at one device, or at all. */
 static int packets(int type, int device) {
 	struct sockaddr_ll a = {.sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_IP)};
 	a.sll_ifindex = device;
@@ -67,7 +67,8 @@ static int packets(int type, int device) {
 	return fd;
 }
 
-/* Everything that a packet socket has, as long as it is a datagram to that port; gives how many. */
+/* Receives all packets of a packet socket, which must be datagrams to the port; returns their
+ * number. */
 static int datagrams(int fd, int port, int head) {
 	unsigned char found[256];
 	int count = 0;
@@ -108,12 +109,12 @@ int main(void) {
 	must(whole >= 0 && six >= 0);
 	must(setsockopt(six, SOL_ICMPV6, ICMPV6_FILTER, none, sizeof none) == 0);
 
-	/* Echo requests by an identifier. */
+	/* Ping socket with an identifier. */
 	struct sockaddr_in identified = four(4660);
 	int echo = socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP);
 	must(echo >= 0 && bind(echo, (void *)&identified, sizeof identified) == 0);
 
-	/* Datagrams to a port, at the loopback device and at every one; two that share them. */
+	/* Datagrams to a port, at the loopback device and at all devices; two that share them. */
 	struct sock_filter to_port[] = {
 		BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 9),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_UDP, 0, 3),
@@ -141,14 +142,14 @@ int main(void) {
 		ready(round);
 
 		if (round == 0)
-			hears(filtered, "before");
+			receives(filtered, "before");
 		must(setsockopt(filtered, SOL_SOCKET, SO_DETACH_FILTER, &on, sizeof on) == -1);
 		must(errno == EPERM);
 		for (int n = 0; n < 4; n++)
 			datagrams(all[n], 5100, 0);
 		send_to(speaker, 5100, "b, not heard"), send_to(speaker, 5100, "a, heard");
-		hears(filtered, "a, heard"), hears_nothing(filtered);
-		send_to(speaker, 5101, "to itself"), hears(speaker, "to itself");
+		receives(filtered, "a, heard"), receives_nothing(filtered);
+		send_to(speaker, 5101, "to itself"), receives(speaker, "to itself");
 		must(datagrams(device, 5100, 0) == 2 && datagrams(every, 5100, 0) == 2);
 		must(datagrams(shares, 5100, 0) + datagrams(shares_too, 5100, 0) == 2);
 		must(value(device, SOL_PACKET, PACKET_AUXDATA) == 1);
@@ -169,18 +170,18 @@ int main(void) {
 		} got;
 		must(recv(raw, &got, sizeof got, 0) == sizeof got && got.ip.protocol == IPPROTO_ICMP);
 		must(got.icmp.type == ICMP_ECHOREPLY && got.icmp.un.echo.sequence == htons(round));
-		hears_nothing(raw);
+		receives_nothing(raw);
 		must(value(whole, IPPROTO_IP, IP_HDRINCL) == 1 && fcntl(whole, F_GETFL) & O_NONBLOCK);
 		must(getsockopt(six, SOL_ICMPV6, ICMPV6_FILTER, bits, &(socklen_t){sizeof bits}) == 0);
 		must(memcmp(bits, none, sizeof bits) == 0);
 
-		struct icmphdr asked = {.type = ICMP_ECHO, .un.echo.sequence = htons(round + 5)};
-		must(sendto(echo, &asked, sizeof asked, 0, (void *)&here, sizeof here) == sizeof asked);
-		struct icmphdr said;
-		must(recv(echo, &said, sizeof said, 0) == sizeof said && said.type == ICMP_ECHOREPLY);
-		must(said.un.echo.id == htons(4660) && said.un.echo.sequence == htons(round + 5));
-		hears_nothing(echo);
-		/* Which has heard of that, too. */
+		struct icmphdr ping = {.type = ICMP_ECHO, .un.echo.sequence = htons(round + 5)};
+		must(sendto(echo, &ping, sizeof ping, 0, (void *)&here, sizeof here) == sizeof ping);
+		struct icmphdr reply;
+		must(recv(echo, &reply, sizeof reply, 0) == sizeof reply && reply.type == ICMP_ECHOREPLY);
+		must(reply.un.echo.id == htons(4660) && reply.un.echo.sequence == htons(round + 5));
+		receives_nothing(echo);
+		/* The raw socket has received that reply, too. */
 		must(recv(raw, &got, sizeof got, 0) == sizeof got && got.icmp.un.echo.id == htons(4660));
 	}
 	ok();

@@ -1,4 +1,4 @@
-/* Whoever reaps the orphans of those below it; and a signal at the death of a parent. */
+/* A subreaper, which reaps orphans below it; and a signal at the death of a parent. */
 #include "workload.h"
 #include <sys/prctl.h>
 
@@ -16,7 +16,7 @@ int main(void) {
 		must(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
 		int maker = fork();
 		if (maker == 0) {
-			/* A daemon in a session whose leader is gone. */
+			/* A daemon in a session without its leader. */
 			s->daemon_leader = setsid();
 			if (fork() == 0) {
 				s->daemon = getpid();
@@ -30,7 +30,7 @@ int main(void) {
 			_exit(0);
 		}
 		must(waitpid(maker, 0, 0) == maker);
-		/* One whose parent is gone, in our session. */
+		/* A process without its parent, in our session. */
 		int between = fork();
 		if (between == 0) {
 			if (fork() == 0) {

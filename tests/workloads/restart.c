@@ -1,5 +1,5 @@
-/* Calls that wait while their process is away: they go on, and none fails with EINTR; those with a
- * limit end when they would have ended. */
+/* Blocked calls over a checkpoint: they continue, and none fails with EINTR. Calls with a time
+ * limit end at their original limit. */
 #include "workload.h"
 #include <poll.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@ static volatile int state[KINDS];
 static int pipes[KINDS][2];
 static int futex_word;
 
-/* Each waits for good, until the end lets it go; any return before is a failure. */
+/* Each waits until it is released at the end; an earlier return is a failure. */
 static void *wait_in(void *arg) {
 	int n = (long)arg;
 	char c;
@@ -53,7 +53,7 @@ static void *wait_in(void *arg) {
 	return 0;
 }
 
-/* Waits that end by their limit, LIMIT seconds after they began. */
+/* Waits that end by their limit, LIMIT seconds after their start. */
 #define LIMITED 9
 #define LIMIT 4
 static double began[LIMITED], ended[LIMITED];
@@ -84,13 +84,13 @@ static void *wait_until(void *arg) {
 	case 8: must(semtimedop(semaphore, &take, 1, &t) == -1 && errno == EAGAIN); break;
 	}
 	ended[n] = now();
-	/* What the program gave the kernel to read is as it was. */
+	/* Arguments in the program's memory are unchanged. */
 	must(t.tv_sec == LIMIT && t.tv_nsec == 0);
 	must(semctl(semaphore, 0, IPC_RMID) == 0);
 	return 0;
 }
 
-/* Knows for how long nobody ran: that is no part of a wait. */
+/* Measures the time stopped, which is no part of a wait. */
 static void *watch(void *arg) {
 	double last = now();
 	for (;;) {
@@ -127,7 +127,7 @@ int main(void) {
 		must(pthread_join(limited[n], 0) == 0);
 		double took = ended[n] - began[n];
 		if (took < LIMIT || took > LIMIT + away + 0.7)
-			say("wait %d took %f s, of which it was away for %f s", n, took, away);
+			print_line("wait %d took %f s, of which %f s stopped", n, took, away);
 		must(took >= LIMIT && took <= LIMIT + away + 0.7);
 	}
 	for (int n = 0; n < 5; n++)

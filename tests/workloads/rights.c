@@ -1,6 +1,6 @@
-/* Open files on their way through unix sockets (SCM_RIGHTS): a file, both ends of a pipe that nobody
- * else has, a socket in whose queue there is a file itself, what a peer that was closed has sent, and
- * many at once; next to data that is written before and after. */
+/* Open files in flight through unix sockets (SCM_RIGHTS): a file, both ends of a pipe without other
+ * owners, a socket with a file in its own queue, files sent by a closed peer, and many at once;
+ * with data written before and after. */
 #include "workload.h"
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -17,7 +17,7 @@ static void give(int to, const char *data, int length, const int *fds, int count
 	must(sendmsg(to, &m, 0) == length);
 }
 
-/* Reads so many bytes at most; gives how many descriptors came along. */
+/* Reads so many bytes at most; returns the number of descriptors. */
 static int take(int from, char *data, int length, int *got, int *fds) {
 	char control[CMSG_SPACE(sizeof(int) * 253)];
 	struct iovec iov = {data, length};
@@ -53,7 +53,7 @@ int main(void) {
 			give(pairs[n][0], "x", 1, inner, 2);
 			close(pipe_[0]), close(pipe_[1]), close(inner[0]), close(inner[1]), close(event);
 			own[n] = pairs[n][1];
-			/* Of one the sender is gone. */
+			/* The sender of one pair is closed. */
 			if (n == round % 3)
 				close(pairs[n][0]), pairs[n][0] = -1;
 		}
@@ -66,7 +66,7 @@ int main(void) {
 		for (int n = 0; n < 3; n++) {
 			must(take(own[n], text, 6, &got, fds) == 0 && got == 6 && !memcmp(text, "before", 6));
 			must(take(own[n], text, 4, &got, fds) == 3 && got == 4 && !memcmp(text, "with", 4));
-			/* The very same open file: its offset is everybody's. */
+			/* The very same open file, with a shared offset. */
 			must(lseek(fds[0], 0, SEEK_CUR) == lseek(file, 0, SEEK_CUR));
 			must(read(fds[0], text, 1) == 1 && text[0] == '3' + n);
 			must(read(fds[1], text, 64) == 5 && memcmp(text, "piped", 5) == 0);

@@ -1,5 +1,5 @@
-/* When threads run: policy, nice, CPUs, I/O priority, timer slack; whom the kernel kills first; and
- * a personality. A thread and a child differ from the first. */
+/* Scheduling of threads: policy, nice, CPUs, I/O priority, timer slack; the OOM score; and a
+ * personality. A thread and a child differ from the first. */
 #include "workload.h"
 #include <pthread.h>
 #include <sched.h>
@@ -22,7 +22,7 @@ static void bind_to(int cpu) {
 	must(sched_setaffinity(0, sizeof set, &set) == 0);
 }
 
-static volatile int asked, answered, quit;
+static volatile int requested, answered, quit;
 static int nice_before;
 
 static void *idle(void *arg) {
@@ -31,7 +31,7 @@ static void *idle(void *arg) {
 	bind_to(0);
 	must(syscall(SYS_ioprio_set, 1, 0, 3 << 13) == 0 && prctl(PR_SET_TIMERSLACK, 777777) == 0);
 	while (!quit) {
-		if (asked > answered) {
+		if (requested > answered) {
 			must(others_are(SCHED_IDLE, nice_before, 1, 3 << 13, 777777));
 			answered++;
 		}
@@ -80,8 +80,8 @@ int main(void) {
 		must(others_are(SCHED_OTHER, nice_before, CPU_COUNT(&all), 0, 50000));
 		must(score() == score_before && personality(0xffffffff) == 0);
 		must(write(ask[1], "x", 1) == 1 && read(answer[0], &c, 1) == 1);
-		asked++;
-		while (answered < asked)
+		requested++;
+		while (answered < requested)
 			nap(2);
 	}
 	quit = 1;

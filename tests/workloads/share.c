@@ -1,5 +1,5 @@
-/* Memory of each kind that clones may share: each is told a number of its own, writes to some of it, and finds
- * what it wrote and what all had, whatever the others do. MB says how much it is. */
+/* Memory of each kind that clones may share. Each clone has a number, writes to some memory, and
+ * finds its own writes and the common contents, whatever the others do. MB is the amount. */
 #include "workload.h"
 #include <pthread.h>
 #include <sys/prctl.h>
@@ -8,7 +8,7 @@
 #define WORDS (PAGE / 8)
 #define PARTS 8
 
-/* One in so many pages is written to in a round. */
+/* One in so many pages is written in a round. */
 #define APART 4
 
 static struct part {
@@ -16,7 +16,7 @@ static struct part {
 	size_t pages;
 } parts[PARTS];
 
-/* Of the program's own file, and of its own since it was written to. */
+/* Of the program's own file, and private since the first write. */
 static uint64_t of_the_program[PAGE] = {1};
 
 static uint64_t number;
@@ -37,7 +37,7 @@ static int is_right(size_t part, size_t page, uint64_t salt) {
 	return 1;
 }
 
-/* All of it, where each has written since. */
+/* Checks all memory, with the own writes. */
 static int are_right(uint64_t salt) {
 	for (size_t part = 0; part < PARTS; part++)
 		for (size_t page = 0; page < parts[part].pages; page++)
@@ -60,7 +60,7 @@ static void *mapped(size_t pages, int flags) {
 	return at;
 }
 
-static uint64_t told(void) {
+static uint64_t read_number(void) {
 	char text[32] = "";
 	int fd = open("/number", O_RDONLY);
 	must(fd >= 0 && read(fd, text, sizeof text - 1) > 0 && close(fd) == 0);
@@ -68,10 +68,10 @@ static uint64_t told(void) {
 }
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t rings = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int is_over;
 
-/* Another stack, with something on it. */
+/* Another stack, with data on it. */
 static void *other(void *unused) {
 	(void)unused;
 	uint64_t own[512];
@@ -79,7 +79,7 @@ static void *other(void *unused) {
 		((volatile uint64_t *)own)[n] = n * 3;
 	pthread_mutex_lock(&lock);
 	while (!is_over)
-		pthread_cond_wait(&rings, &lock);
+		pthread_cond_wait(&changed, &lock);
 	pthread_mutex_unlock(&lock);
 	uint64_t sum = 0;
 	for (size_t n = 0; n < 512; n++)
@@ -92,8 +92,8 @@ int main(void) {
 	size_t pages = (text == NULL ? 8ul : strtoul(text, NULL, 10)) * 256;
 	if (getenv("SMALL") != NULL)
 		must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
-	/* The heap may lie where whoever is to share it has its own program, and is each one's own then: so
-	 * little of it that this makes no difference. The rest is of many kinds. */
+	/* The heap may overlap the template's own program, and is private to each clone then: so
+	 * small that this makes no difference. The rest is of many kinds. */
 	size_t some = pages / 16, heap_pages = 64;
 	uint64_t *heap = sbrk(0);
 	heap = sbrk((intptr_t)(PAGE - (uintptr_t)heap % PAGE) % (intptr_t)PAGE);
@@ -107,7 +107,7 @@ int main(void) {
 	parts[4] = (struct part){mapped(some, 0), some};
 	parts[5] = (struct part){mapped(some, 0), some};
 	parts[6] = (struct part){mapped(16, 0), 16};
-	/* The second half of it is not there. */
+	/* The second half is not present. */
 	parts[7] = (struct part){mapped(some * 2, 0), some};
 	must(madvise(parts[1].at, some * 3 * PAGE, MADV_HUGEPAGE) == 0 || errno == EINVAL);
 	must(madvise(parts[4].at, some * PAGE, MADV_NOHUGEPAGE) == 0 || errno == EINVAL);
@@ -122,15 +122,15 @@ int main(void) {
 	must(pthread_create(&thread, NULL, other, NULL) == 0);
 	ready(0);
 	must(are_right(0));
-	number = told();
-	say("read");
+	number = read_number();
+	print_line("read");
 	ready(1);
 	write_some(number);
 	must(are_right(number));
-	say("written");
+	print_line("written");
 	ready(2);
 	must(are_right(number));
-	/* It grows, moves, is given back and is inherited as it would be. */
+	/* Memory grows, moves, is given back and is inherited as usual. */
 	uint64_t *more = sbrk(64 * PAGE);
 	must(more != (void *)-1);
 	memset(more, 1, 64 * PAGE);
@@ -152,7 +152,7 @@ int main(void) {
 	must(are_right(number));
 	pthread_mutex_lock(&lock);
 	is_over = 1;
-	pthread_cond_signal(&rings);
+	pthread_cond_signal(&changed);
 	pthread_mutex_unlock(&lock);
 	void *sum;
 	must(pthread_join(thread, &sum) == 0 && (uintptr_t)sum == 3 * 511 * 256);

@@ -36,7 +36,7 @@ int main(void) {
 	struct sigevent how = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 2};
 	how.sigev_value.sival_int = 4711;
 	signal(SIGRTMIN + 2, SIG_IGN);
-	/* Not the first: ids are kept, also behind a gap. */
+	/* Not the first timer: ids are kept, also behind a gap. */
 	timer_t before;
 	must(timer_create(CLOCK_MONOTONIC, 0, &before) == 0);
 	must(timer_create(CLOCK_MONOTONIC, &how, &timer) == 0 && timer_delete(before) == 0);

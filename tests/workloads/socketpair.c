@@ -1,4 +1,4 @@
-/* Pairs of unix sockets: stream, datagram and seqpacket, with what is on its way, shared with a
+/* Pairs of unix sockets: stream, datagram and seqpacket, with data in flight, shared with a
  * child. */
 #include "workload.h"
 #include <sys/socket.h>

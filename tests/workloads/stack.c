@@ -1,5 +1,5 @@
-/* A network of its own that is set up: two bridged devices with addresses, routes, rules, settings, and a
- * connection between those addresses. With APART it is one that the program has made for itself. */
+/* A private network with a set-up: two bridged devices with addresses, routes, rules, settings, and
+ * a connection between those addresses. With APART the program has made the network for itself. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -28,8 +28,8 @@ static const char *setup =
     "echo 1 > /proc/sys/net/ipv4/conf/v1/proxy_arp\n"
     "echo 7654 > /proc/sys/net/ipv6/neigh/br0/gc_stale_time\n";
 
-/* What does not change by itself: how far the kernel is with an address does. */
-static const char *look =
+/* The constant part of the set-up; the state of an address changes by itself. */
+static const char *show =
     "ip link | sed 's/state [A-Z]*//; s/,M-DOWN//; s/NO-CARRIER,//; s/,LOWER_UP//; s/,RUNNING//'\n"
     "ip addr | grep -o 'inet.*/[0-9]* '\n"
     "ip route; ip route show table 123; ip rule\n"
@@ -51,12 +51,12 @@ int main(void) {
 		must(system("ip link set lo up") == 0);
 	}
 	must(system(setup) == 0);
-	/* Addresses of IPv6 that the kernel gives by itself have come. */
+	/* Wait for the automatic IPv6 addresses of the kernel. */
 	nap(2500);
 	do {
-		told_by(look, after, sizeof after);
+		output_of(show, after, sizeof after);
 		nap(500);
-		told_by(look, before, sizeof before);
+		output_of(show, before, sizeof before);
 	} while (strcmp(before, after) != 0);
 	must(strstr(before, "10.55.0.0/16 via 10.7.0.77") && strstr(before, "lookup 123"));
 	must(strstr(before, "10.0.0.0/8 dev v1") && strstr(before, "fd99::/64 via fd07::9"));
@@ -72,14 +72,14 @@ int main(void) {
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		nap(300);
-		told_by(look, after, sizeof after);
+		output_of(show, after, sizeof after);
 		if (strcmp(before, after) != 0) {
 			int n = 0;
 			while (before[n] == after[n])
 				n++;
 			n = n > 40 ? n - 40 : 0;
-			say("failed: it was\n%.200s", before + n);
-			say("and is\n%.200s", after + n);
+			print_line("failed: before\n%.200s", before + n);
+			print_line("and is\n%.200s", after + n);
 			_exit(1);
 		}
 		char got[8] = "";

@@ -1,11 +1,11 @@
-/* Processes that are stopped by job control stay so, and their parent hears of it once. */
+/* Processes stopped by job control stay stopped, and their parent is notified once. */
 #include "workload.h"
 #include <pthread.h>
 
-static volatile int heard;
+static volatile int notified;
 
 static void on_child(int n) {
-	heard += n == SIGCHLD;
+	notified += n == SIGCHLD;
 }
 
 static char state_of(int pid) {
@@ -50,21 +50,21 @@ int main(void) {
 	struct sigaction action = {.sa_handler = on_child};
 	must(sigaction(SIGCHLD, &action, 0) == 0);
 	int stop = child(SIGSTOP, shared), typed = child(SIGTSTP, shared + 1);
-	must(heard == 2);
+	must(notified == 2);
 	for (int round = 0; round < ROUNDS; round++) {
 		int before[2] = {shared[0], shared[1]}, status;
 		ready(round);
 		must(state_of(stop) == 'T' && state_of(typed) == 'T');
 		must(shared[0] == before[0] && shared[1] == before[1]);
-		must(heard == 2 + round * 2 && waitpid(-1, &status, WUNTRACED | WNOHANG) == 0);
-		/* It goes on, and can be stopped again. */
+		must(notified == 2 + round * 2 && waitpid(-1, &status, WUNTRACED | WNOHANG) == 0);
+		/* The process continues, and can be stopped again. */
 		must(kill(stop, SIGCONT) == 0);
 		for (int n = 0; n < 1000 && shared[0] == before[0]; n++)
 			nap(2);
 		must(shared[0] > before[0] && kill(stop, SIGSTOP) == 0);
 		must(waitpid(stop, &status, WUNTRACED) == stop && WSTOPSIG(status) == SIGSTOP);
 		nap(5);
-		must(heard == 4 + round * 2);
+		must(notified == 4 + round * 2);
 	}
 	int status;
 	must(kill(stop, SIGKILL) == 0 && waitpid(stop, &status, 0) == stop);

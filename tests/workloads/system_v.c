@@ -25,11 +25,12 @@ static void takes(int queue, long kind, const char *text) {
 
 int main(void) {
 	const size_t size = 5 * 4096 + 100;
-	int shared = shmget(0x1234, size, IPC_CREAT | 0640), alone = shmget(IPC_PRIVATE, 8192, 0600 | IPC_CREAT);
+	int shared = shmget(0x1234, size, IPC_CREAT | 0640);
+	int alone = shmget(IPC_PRIVATE, 8192, 0600 | IPC_CREAT);
 	int gone = shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600);
 	char *memory = shmat(shared, 0, 0), *ghost = shmat(gone, 0, 0), *once = shmat(alone, 0, 0);
-	const char *look = shmat(shared, 0, SHM_RDONLY);
-	must(memory != (void *)-1 && ghost != (void *)-1 && once != (void *)-1 && look != (void *)-1);
+	const char *read_only = shmat(shared, 0, SHM_RDONLY);
+	must(memory != (void *)-1 && ghost != (void *)-1 && once != (void *)-1 && read_only != (void *)-1);
 	must(shmctl(gone, IPC_RMID, 0) == 0);
 	strcpy(once, "nobody has it");
 	must(shmdt(once) == 0);
@@ -45,7 +46,7 @@ int main(void) {
 	must(semctl(set, 0, SETALL, values) == 0);
 	int queue = msgget(0x99, IPC_CREAT | 0660), empty = msgget(IPC_PRIVATE, IPC_CREAT | 0600);
 	if (fork() == 0) {
-		/* Answers in memory, when it is asked by a semaphore. */
+		/* Answers in memory to a request by a semaphore. */
 		for (;;) {
 			struct sembuf wait = {.sem_num = 1, .sem_op = -1};
 			while (semop(set, &wait, 1) != 0)
@@ -59,7 +60,7 @@ int main(void) {
 		must(shmget(0x1234, 0, 0) == shared && semget(0x77, 0, 0) == set);
 		must(msgget(0x99, 0) == queue);
 		must(memory[3 * 4096] == 'x' && memory[size - 1] == 'z' && memory[4096] == 0);
-		must(look[3 * 4096] == 'x' && strcmp(ghost, "ghost") == 0);
+		must(read_only[3 * 4096] == 'x' && strcmp(ghost, "ghost") == 0);
 		must(shmctl(shared, IPC_STAT, &ds) == 0 && ds.shm_segsz == size);
 		must(ds.shm_perm.uid == 33 && ds.shm_perm.gid == 34 && ds.shm_perm.cuid == 0);
 		must((ds.shm_perm.mode & 0777) == 0640 && ds.shm_nattch == 4);
@@ -70,7 +71,7 @@ int main(void) {
 		char before = memory[1];
 		struct sembuf ask = {.sem_num = 1, .sem_op = 1};
 		must(semop(set, &ask, 1) == 0);
-		for (int n = 0; look[1] == before; n++) {
+		for (int n = 0; read_only[1] == before; n++) {
 			must(n < 5000);
 			nap(1);
 		}

@@ -1,5 +1,5 @@
-/* TCP connections: within a process, to a child, and with whoever calls from outside; with data in
- * both queues, more than the peer's window, half closed on either side; not connected at all. */
+/* TCP connections: within a process, to a child, and with clients from outside; with data in both
+ * queues, more than the peer's window, half closed on either side; not connected at all. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -24,11 +24,11 @@ static void pair(int listener, int port, int *one, int *other) {
 	must(*other >= 0);
 }
 
-static void says(int fd, const char *text) {
+static void sends(int fd, const char *text) {
 	must(send(fd, text, strlen(text), MSG_NOSIGNAL) == (ssize_t)strlen(text));
 }
 
-static void hears(int fd, const char *text) {
+static void receives(int fd, const char *text) {
 	char found[64];
 	size_t n = strlen(text);
 	must(recv(fd, found, n, MSG_WAITALL) == (ssize_t)n && memcmp(found, text, n) == 0);
@@ -58,7 +58,7 @@ int main(void) {
 	}
 	close(half);
 	if (fork() == 0) {
-		/* Whoever calls from outside is answered, each byte with the next one. */
+		/* Answers each byte of a client from outside with the next byte value. */
 		int caller = -1;
 		for (;;) {
 			unsigned char c;
@@ -76,7 +76,7 @@ int main(void) {
 		}
 	}
 	for (int round = 0; round < ROUNDS; round++) {
-		says(one, "to the other"), says(other, "to the one");
+		sends(one, "to the other"), sends(other, "to the one");
 		/* As much as both queues hold. */
 		pair(listener, 7000, &full, &slow);
 		size_t written = 0;
@@ -90,7 +90,7 @@ int main(void) {
 		}
 		must(errno == EAGAIN && written > 100000);
 		pair(listener, 7000, &half, &ended);
-		says(half, "last"), says(ended, "still");
+		sends(half, "last"), sends(ended, "still");
 		must(shutdown(half, SHUT_WR) == 0);
 		while (state(half) != TCP_FIN_WAIT2)
 			nap(1);
@@ -99,10 +99,10 @@ int main(void) {
 
 		ready(round);
 
-		hears(other, "to the other"), hears(one, "to the one");
+		receives(other, "to the other"), receives(one, "to the one");
 		must(getsockopt(one, IPPROTO_TCP, TCP_NODELAY, &on, &(socklen_t){4}) == 0 && on);
 		for (int k = 0; k < 100; k++)
-			says(one, "ping"), hears(other, "ping"), says(other, "pong"), hears(one, "pong");
+			sends(one, "ping"), receives(other, "ping"), sends(other, "pong"), receives(one, "pong");
 		struct sockaddr_in a;
 		must(getpeername(one, (void *)&a, &(socklen_t){sizeof a}) == 0);
 		must(a.sin_port == htons(7000) && a.sin_addr.s_addr == htonl(INADDR_LOOPBACK));
@@ -116,14 +116,15 @@ int main(void) {
 		}
 		must(read(slow, block, 1) == 0 && close(slow) == 0);
 
-		/* The last word of either may have to be said once more. */
-		for (int n = 0; n < 10000 && (state(half) != TCP_FIN_WAIT2 || state(ended) != TCP_CLOSE_WAIT); n++)
+		/* The last segment of either side may have to be sent once more. */
+		for (int n = 0;
+		     n < 10000 && (state(half) != TCP_FIN_WAIT2 || state(ended) != TCP_CLOSE_WAIT); n++)
 			nap(1);
 		must(state(half) == TCP_FIN_WAIT2 && state(ended) == TCP_CLOSE_WAIT);
-		hears(ended, "last");
+		receives(ended, "last");
 		must(read(ended, block, 1) == 0);
-		hears(half, "still");
-		says(ended, "more"), hears(half, "more");
+		receives(half, "still");
+		sends(ended, "more"), receives(half, "more");
 		must(close(ended) == 0 && read(half, block, 1) == 0 && close(half) == 0);
 
 		char c = 0;
@@ -131,7 +132,7 @@ int main(void) {
 		a.sin_port = htons(7000);
 		must(connect(fresh, (void *)&a, sizeof a) == 0);
 		int accepted = accept(listener, 0, 0);
-		says(fresh, "new"), hears(accepted, "new");
+		sends(fresh, "new"), receives(accepted, "new");
 		close(fresh), close(accepted);
 	}
 	ok();

@@ -1,5 +1,5 @@
-/* Terminals: pairs made inside, with modes, size and what is on its way in both directions; a shell's
- * session with groups in the foreground and the background; the console it was started at. */
+/* Terminals: pairs made inside, with modes, size and data in flight in both directions; a shell's
+ * session with groups in the foreground and the background; the console of the start. */
 #include "workload.h"
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -26,7 +26,7 @@ static int reads(int fd, const char *text) {
 		length += n;
 	}
 	if (strcmp(found, text))
-		say("read '%s', not '%s'", found, text);
+		print_line("read '%s', not '%s'", found, text);
 	return strcmp(found, text) == 0;
 }
 
@@ -54,7 +54,7 @@ int main(void) {
 	must(fchmod(slave, 0622) == 0 && fchown(slave, 7, 5) == 0);
 	int on = 1;
 	must(ioctl(packet, TIOCPKT, &on) == 0);
-	/* The leader of a session, and a group of it in the foreground. */
+	/* The leader of a session, and a foreground group. */
 	int ask[2], leader = fork();
 	must(leader >= 0 && (leader == 0 || 1));
 	if (leader == 0) {
@@ -65,7 +65,7 @@ int main(void) {
 			char c;
 			setpgid(0, 0);
 			must(read(ask[0], &c, 1) == 1);
-			/* Echoes what it is told, until the end. */
+			/* Answers its input until end of file. */
 			while (read(shell_slave, &c, 1) == 1)
 				must(write(shell_slave, c == '?' ? "!" : ".", 1) == 1);
 			_exit(0);
@@ -83,7 +83,7 @@ int main(void) {
 	while (ioctl(shell, TIOCGPGRP, &group) != 0 || group == leader || group == 0)
 		nap(2);
 	for (int round = 0; round < ROUNDS; round++) {
-		/* A whole line and a part of one; what is echoed; what was written. */
+		/* A whole line and a part of one; its echo; output. */
 		must(write(master, "line\nhal", 8) == 8);
 		must(reads(master, "line\r\nhal"));
 		must(write(slave, "out\n", 4) == 4);
@@ -95,7 +95,7 @@ int main(void) {
 		must(tcgetattr(master, &now_modes) == 0 && now_modes.c_cc[VINTR] == 'q');
 		must(now_modes.c_lflag == modes.c_lflag && now_modes.c_iflag == modes.c_iflag);
 		must(reads(slave, "line\n") && is_empty(slave));
-		/* Half a line can still be taken back. */
+		/* Half a line can still be erased. */
 		must(write(master, "\177\177i\n", 4) == 4 && reads(slave, "hi\n"));
 		must(reads(master, "out\r\n\b \b\b \bi\r\n"));
 		must(reads(raw_slave, "a\003b") && reads(raw, "c\nd"));
@@ -118,7 +118,7 @@ int main(void) {
 		int tty = open("/dev/tty", O_RDWR);
 		must(tty >= 0 && close(tty) == 0);
 	}
-	/* What is typed to interrupt reaches the group in the foreground. */
+	/* A typed interrupt reaches the foreground group. */
 	int status;
 	must(write(shell, "\003", 1) == 1 && waitpid(leader, &status, 0) == leader);
 	must(WIFEXITED(status) && WEXITSTATUS(status) == SIGINT);

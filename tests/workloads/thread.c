@@ -1,5 +1,5 @@
 /* Threads: local storage, blocked in locks, in reads and in waits with a limit; robust locks,
- * floating point and vector registers, joined after all. */
+ * floating point and vector registers, joined in the end. */
 #include "workload.h"
 #include <pthread.h>
 #include <poll.h>

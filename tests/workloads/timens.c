@@ -1,6 +1,6 @@
-/* Clocks of its own: of those who are in a time namespace that somebody has made who is not, of those whose
- * maker is in another or is gone, and of the first process, whose children are to be in one. What waits until
- * a moment by such a clock is told at that moment. */
+/* Private clocks: of processes in a time namespace with its maker outside, of processes with a
+ * maker in another namespace or without one, and of the first process, which has a namespace for
+ * its children. A timer of such a clock expires at its moment. */
 #include "workload.h"
 #include <linux/futex.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@ static int ask[WORKERS + 1][2], answer[WORKERS + 1][2];
 
 static const clockid_t clocks[] = {CLOCK_MONOTONIC, CLOCK_BOOTTIME};
 
-/* How far the clocks of each are ahead of those of the first process. */
+/* The offsets of clocks from those of the first process. */
 struct ahead {
 	int64_t ns[2];
 };
@@ -21,25 +21,25 @@ static const struct ahead none, inner = {{100000 * SECOND + 5, 200000 * SECOND +
 				deep = {{50 * SECOND, 300000 * SECOND}}, left = {{0, 5 * SECOND}},
 				last = {{7 * SECOND, 0}};
 
-/* What each said last. */
-static volatile int64_t (*said)[2];
+/* The last clock values of each process. */
+static volatile int64_t (*reported)[2];
 
 static struct timespec spec(int64_t ns) {
 	return (struct timespec){ns / SECOND, ns % SECOND};
 }
 
-/* The kernel and its shared object say the same. */
-static void tell(int number) {
+/* The vdso and the system call agree. */
+static void report(int number) {
 	for (int n = 0; n < 2; n++) {
 		int64_t a = quick(clocks[n]), b = slow(clocks[n]), c = quick(clocks[n]);
 		must(a <= b && b <= c);
-		said[number][n] = b;
+		reported[number][n] = b;
 	}
 }
 
 static int64_t base[2];
 
-/* The offsets of those who are born here, from the host's clocks. */
+/* The offsets of later children, from the host's clocks. */
 static void offsets(int64_t found[2]) {
 	char text[256] = "";
 	long long s[2], n[2];
@@ -50,7 +50,7 @@ static void offsets(int64_t found[2]) {
 		found[i] = s[i] * SECOND + n[i];
 }
 
-/* Makes a namespace for those who are born from now on. */
+/* Makes a namespace for later children. */
 static void make(struct ahead to) {
 	char text[256];
 	long long s[2], n[2];
@@ -65,23 +65,23 @@ static void make(struct ahead to) {
 	must(fd >= 0 && write(fd, text, length) == length && close(fd) == 0);
 }
 
-/* Who is born here says what its clocks say. */
-static void tell_by_child(int number) {
+/* A child reports its clocks. */
+static void report_by_child(int number) {
 	int status;
 	pid_t pid = fork();
 	if (pid == 0) {
-		tell(number);
+		report(number);
 		_exit(0);
 	}
 	must(waitpid(pid, &status, 0) == pid && status == 0);
 }
 
-/* Waits until moments, and rings at one. */
+/* Waits until moments, and a timer for one. */
 #define IN (2 * SECOND)
 static int64_t until[2];
 static pthread_t waits[2];
 static int timer, word;
-static timer_t rings;
+static timer_t alarm_timer;
 
 static void *sleep_until(void *arg) {
 	struct timespec at = spec(until[0]);
@@ -106,9 +106,9 @@ static void begin_to_wait(void) {
 		until[n] = quick(clocks[n]) + IN;
 	sigemptyset(&mask), sigaddset(&mask, SIGRTMIN);
 	must(sigprocmask(SIG_BLOCK, &mask, 0) == 0);
-	must(timer_create(CLOCK_MONOTONIC, &signal, &rings) == 0);
+	must(timer_create(CLOCK_MONOTONIC, &signal, &alarm_timer) == 0);
 	at.it_value = spec(until[0]);
-	must(timer_settime(rings, TIMER_ABSTIME, &at, 0) == 0);
+	must(timer_settime(alarm_timer, TIMER_ABSTIME, &at, 0) == 0);
 	must((timer = timerfd_create(CLOCK_BOOTTIME, 0)) >= 0);
 	at.it_value = spec(until[1]);
 	must(timerfd_settime(timer, TFD_TIMER_ABSTIME, &at, 0) == 0);
@@ -123,7 +123,7 @@ static void end_to_wait(void) {
 	for (int n = 0; n < 2; n++)
 		must(pthread_join(waits[n], 0) == 0);
 	sigemptyset(&mask), sigaddset(&mask, SIGRTMIN);
-	must(sigwait(&mask, &signal) == 0 && signal == SIGRTMIN && timer_delete(rings) == 0);
+	must(sigwait(&mask, &signal) == 0 && signal == SIGRTMIN && timer_delete(alarm_timer) == 0);
 	must(quick(CLOCK_MONOTONIC) >= until[0] && quick(CLOCK_MONOTONIC) < until[0] + 60 * SECOND);
 	must(read(timer, &count, 8) == 8 && count == 1 && close(timer) == 0);
 	must(quick(CLOCK_BOOTTIME) >= until[1] && quick(CLOCK_BOOTTIME) < until[1] + 60 * SECOND);
@@ -134,19 +134,19 @@ static void *serve(void *arg) {
 	char c;
 	while (read(ask[number][0], &c, 1) == 1) {
 		if (c == 'c')
-			tell_by_child(number);
+			report_by_child(number);
 		else if (c == 'w')
 			begin_to_wait();
 		else if (c == 'e')
 			end_to_wait();
 		else
-			tell(number);
+			report(number);
 		must(write(answer[number][1], &c, 1) == 1);
 	}
 	_exit(0);
 }
 
-/* What a worker says lies between what the first process says before and after, so far ahead. */
+/* A worker's value lies between earlier and later values of the first process, plus the offset. */
 static void is(int number, char c, struct ahead to) {
 	int64_t before[2], after[2];
 	for (int n = 0; n < 2; n++)
@@ -156,18 +156,18 @@ static void is(int number, char c, struct ahead to) {
 		must(write(ask[number][1], &c, 1) == 1);
 		must(read(answer[number][0], &got, 1) == 1 && got == c);
 	} else {
-		tell_by_child(number);
+		report_by_child(number);
 	}
 	for (int n = 0; n < 2; n++) {
 		after[n] = slow(clocks[n]);
 		if (c == 'w' || c == 'e')
 			continue;
-		must(said[number][n] >= before[n] + to.ns[n]);
-		must(said[number][n] <= after[n] + to.ns[n]);
+		must(reported[number][n] >= before[n] + to.ns[n]);
+		must(reported[number][n] <= after[n] + to.ns[n]);
 	}
 }
 
-/* One that waits until a moment by a clock of its own, and nobody else does anything. */
+/* A process that waits until a moment by a private clock, while no other process runs. */
 static int wait_alone(void) {
 	int status;
 	pid_t maker = fork();
@@ -175,10 +175,10 @@ static int wait_alone(void) {
 		make(inner);
 		pid_t pid = fork();
 		if (pid == 0) {
-			say("ready 0");
+			print_line("ready 0");
 			until[0] = quick(CLOCK_MONOTONIC) + 5 * SECOND;
 			sleep_until(0);
-			say("ok");
+			print_line("ok");
 			_exit(0);
 		}
 		_exit(waitpid(pid, &status, 0) == pid && status == 0 ? 0 : 1);
@@ -192,8 +192,8 @@ int main(void) {
 	offsets(base);
 	if (getenv("ALONE"))
 		return wait_alone();
-	said = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	must(said != MAP_FAILED);
+	reported = mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	must(reported != MAP_FAILED);
 	for (int n = 0; n < WORKERS + 1; n++)
 		must(pipe(ask[n]) == 0 && pipe(answer[n]) == 0);
 	if (fork() == 0) {

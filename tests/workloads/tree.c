@@ -1,19 +1,19 @@
-/* A tree of processes: sessions, groups, a daemon whose maker is gone, zombies, stopped ones, pipes
- * and memory between them, ids kept. */
+/* A tree of processes: sessions, groups, a daemon without its maker, zombies, stopped processes,
+ * pipes and memory between them, with kept ids. */
 #include "workload.h"
 
 struct shared {
-	int said[8];
+	int counts[8];
 	int pids[8];
 };
 static struct shared *shared;
 
-/* Each child adds its number whenever it is asked to. */
+/* Each child increases its count at each request. */
 static void child(int n, int in, int out) {
 	shared->pids[n] = getpid();
 	char c;
 	while (read(in, &c, 1) == 1) {
-		shared->said[n]++;
+		shared->counts[n]++;
 		if (write(out, &c, 1) != 1)
 			_exit(3);
 	}
@@ -42,7 +42,7 @@ int main(void) {
 	must(setpgid(member, leader) == 0);
 	int session = fork();
 	if (session == 0) {
-		/* Born before it leaves our session, and after. */
+		/* One child before setsid, and one after. */
 		if (fork() == 0)
 			child(4, ask[4][0], answer[1]);
 		setsid();
@@ -50,7 +50,7 @@ int main(void) {
 			child(5, ask[5][0], answer[1]);
 		child(3, ask[3][0], answer[1]);
 	}
-	/* A daemon: its maker led the session and is gone. */
+	/* A daemon: its maker led the session and has exited. */
 	int maker = fork();
 	if (maker == 0) {
 		setsid();
@@ -59,7 +59,7 @@ int main(void) {
 		_exit(0);
 	}
 	must(waitpid(maker, 0, 0) == maker);
-	/* A member of a group whose leader is gone. */
+	/* A member of a group without its leader. */
 	int gone = fork();
 	if (gone == 0) {
 		setpgid(0, 0);
@@ -90,7 +90,7 @@ int main(void) {
 		for (int n = 0; n < 8; n++) {
 			char c = 'a' + n, got;
 			must(write(ask[n][1], &c, 1) == 1 && read(answer[0], &got, 1) == 1 && got == c);
-			must(shared->said[n] == round + 1);
+			must(shared->counts[n] == round + 1);
 			must(kill(shared->pids[n], 0) == 0);
 		}
 		must(getsid(plain) == getsid(0) && getpgid(plain) == getpgid(0));

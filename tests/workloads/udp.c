@@ -1,6 +1,5 @@
-/* UDP sockets: bound, connected, not bound at all, of both families, with datagrams that nobody has
- * read: from sockets that live, that are closed, and that are connected; with options; with an error
- * of which nobody was told yet. */
+/* UDP sockets: bound, connected, not bound at all, of both families, with unread datagrams: from
+ * open sockets, from closed ones, and from connected ones; with options; with a pending error. */
 #include "workload.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -43,8 +42,8 @@ static int port_of(int fd) {
 	return ntohs(a.sin6_port);
 }
 
-/* The next datagram, and that it came from that port of the loopback. */
-static void hears(int fd, const char *text, int family, int port) {
+/* Checks the next datagram and its source port on the loopback. */
+static void receives(int fd, const char *text, int family, int port) {
 	char found[2000];
 	struct sockaddr_storage a, b;
 	socklen_t n = sizeof a;
@@ -82,33 +81,33 @@ int main(void) {
 		gone = udp(AF_INET6, 5011);
 		send_to(gone, AF_INET6, 5002, "six");
 		close(gone);
-		/* Nobody is there, which the next call would tell. */
-		int told[2], families[2] = {AF_INET, AF_INET6};
+		/* No socket at the port: the next call would return the error. */
+		int refused[2], families[2] = {AF_INET, AF_INET6};
 		for (int n = 0; n < 2; n++) {
-			told[n] = udp(families[n], 5020 + n);
-			must(connect(told[n], (void *)&a, address(&a, families[n], 5999)) == 0);
-			must(write(told[n], "x", 1) == 1);
+			refused[n] = udp(families[n], 5020 + n);
+			must(connect(refused[n], (void *)&a, address(&a, families[n], 5999)) == 0);
+			must(write(refused[n], "x", 1) == 1);
 		}
 		ready(round);
 		for (int n = 0; n < 2; n++) {
-			must(recv(told[n], big, 1, MSG_DONTWAIT) == -1 && errno == ECONNREFUSED);
-			must(recv(told[n], big, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
-			close(told[n]);
+			must(recv(refused[n], big, 1, MSG_DONTWAIT) == -1 && errno == ECONNREFUSED);
+			must(recv(refused[n], big, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+			close(refused[n]);
 		}
-		hears(four, "from another", AF_INET, 5001);
-		hears(four, "connected", AF_INET, own);
-		hears(four, big, AF_INET, 5010);
+		receives(four, "from another", AF_INET, 5001);
+		receives(four, "connected", AF_INET, own);
+		receives(four, big, AF_INET, 5010);
 		must(recv(four, big, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
-		hears(any, "to any", AF_INET, 5010);
-		hears(speaker, "answer", AF_INET, 5000);
-		hears(six, "six", AF_INET6, 5011);
+		receives(any, "to any", AF_INET, 5010);
+		receives(speaker, "answer", AF_INET, 5000);
+		receives(six, "six", AF_INET6, 5011);
 		must(port_of(speaker) == own && port_of(four) == 5000 && port_of(fresh) == 0);
 		must(getsockopt(four, SOL_SOCKET, SO_BROADCAST, &value, &(socklen_t){4}) == 0);
 		must(getsockopt(four, IPPROTO_IP, IP_TTL, &ttl, &(socklen_t){4}) == 0);
 		must(value == 1 && ttl == 33);
 		must(getsockname(any, (void *)&every, &(socklen_t){sizeof every}) == 0);
 		must(every.sin_addr.s_addr == 0 && every.sin_port == htons(5003));
-		/* Connected to one, it hears nobody else. */
+		/* A connected socket receives from its peer only. */
 		send_to(other, AF_INET, own, "not for it");
 		must(recv(speaker, big, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 		memset(big, 'b', sizeof big - 1);

@@ -1,6 +1,6 @@
-/* Unix sockets with names: paths and abstract ones, listening with connections that wait, accepted
- * ones across processes, datagrams and packets with what is on its way, names whose file is gone or
- * another's, a relative one, half-closed connections, options. */
+/* Unix sockets with names: paths and abstract ones, listening with waiting connections, accepted
+ * ones across processes, datagrams and packets in flight, names with a removed or replaced file, a
+ * relative one, half-closed connections, options. */
 #include "workload.h"
 #include <stddef.h>
 #include <sys/socket.h>
@@ -63,17 +63,17 @@ static int peer_name_is(int fd, const char *text) {
 	return is_named(&a, n, text);
 }
 
-static void says(int fd, const char *text) {
+static void sends(int fd, const char *text) {
 	must(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
 }
 
-static void hears(int fd, const char *text) {
+static void receives(int fd, const char *text) {
 	char found[64];
 	ssize_t n = recv(fd, found, sizeof found, MSG_DONTWAIT);
 	must(n == (ssize_t)strlen(text) && memcmp(found, text, n) == 0);
 }
 
-static void hears_from(int fd, const char *text, const char *sender) {
+static void receives_from(int fd, const char *text, const char *sender) {
 	char found[64];
 	struct sockaddr_un a;
 	socklen_t size = sizeof a;
@@ -82,9 +82,9 @@ static void hears_from(int fd, const char *text, const char *sender) {
 	must(sender ? is_named(&a, size, sender) : size <= 2);
 }
 
-static void says_to(int fd, const char *text, const char *whom) {
+static void sends_to(int fd, const char *text, const char *destination) {
 	struct sockaddr_un a;
-	socklen_t n = name(&a, whom);
+	socklen_t n = name(&a, destination);
 	must(sendto(fd, text, strlen(text), 0, (void *)&a, n) == (ssize_t)strlen(text));
 }
 
@@ -114,7 +114,7 @@ int main(void) {
 	while ((served = accept(server, 0, 0)) < 0)
 		nap(1);
 
-	/* A name that is another file's by now, and one whose socket is closed. */
+	/* A name with another file by now, and one with a closed socket. */
 	int gone = listening(SOCK_STREAM, "/gone"), gone_one = connected(SOCK_STREAM, "/gone");
 	int gone_other = accept(gone, 0, 0);
 	must(unlink("/gone") == 0);
@@ -138,63 +138,63 @@ int main(void) {
 	must(setsockopt(sender, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
 
 	for (int round = 0; round < ROUNDS; round++) {
-		says(gone_one, "to the other");
-		says(gone_other, "to the one");
-		says(old_one, "old");
-		says(packet, "first packet"), says(packet, "second");
-		says(packet_other, "back");
-		says_to(sender, "from the sender", "/dgram");
-		says(speaker, "nobody");
+		sends(gone_one, "to the other");
+		sends(gone_other, "to the one");
+		sends(old_one, "old");
+		sends(packet, "first packet"), sends(packet, "second");
+		sends(packet_other, "back");
+		sends_to(sender, "from the sender", "/dgram");
+		sends(speaker, "nobody");
 		int dead = bound(SOCK_DGRAM, "@dead");
-		says_to(dead, "from the dead", "/dgram");
+		sends_to(dead, "from the dead", "/dgram");
 		close(dead);
 		int first = bound(SOCK_STREAM, "@first"), second = socket(AF_UNIX, SOCK_STREAM, 0);
 		to(first, "/server"), to(second, "/server");
 		int closed[2];
 		must(socketpair(AF_UNIX, SOCK_STREAM, 0, closed) == 0);
-		says(closed[1], "last words");
+		sends(closed[1], "last words");
 		close(closed[1]);
 
 		ready(round);
 
-		hears(gone_other, "to the other"), hears(gone_one, "to the one");
+		receives(gone_other, "to the other"), receives(gone_one, "to the one");
 		must(own_name_is(gone_other, "/gone") && peer_name_is(gone_one, "/gone"));
 		must(own_name_is(gone, "/gone"));
 		must_hold("/gone", "mine");
-		hears(old_other, "old");
+		receives(old_other, "old");
 		must(own_name_is(old_other, "/old") && peer_name_is(old_one, "/old"));
 		must(access("/old", F_OK) == 0 && access("/old.dormouse-aside", F_OK) != 0);
-		hears(packet_other, "first packet"), hears(packet_other, "second");
-		hears(packet, "back");
+		receives(packet_other, "first packet"), receives(packet_other, "second");
+		receives(packet, "back");
 		must(own_name_is(packet_other, "@packets"));
-		hears_from(dgram, "from the sender", "@sender");
-		hears_from(dgram, "nobody", 0);
-		hears_from(dgram, "from the dead", "@dead");
+		receives_from(dgram, "from the sender", "@sender");
+		receives_from(dgram, "nobody", 0);
+		receives_from(dgram, "from the dead", "@dead");
 		must(recv(dgram, &(char){0}, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN);
 		must(peer_name_is(speaker, "/dgram"));
 
-		/* Those that waited, in their order. */
+		/* Waiting connections, in their order. */
 		struct sockaddr_un a;
 		socklen_t n = sizeof a;
 		int fd = accept(server, (void *)&a, &n);
 		must(fd >= 0 && is_named(&a, n, "@first"));
-		says(first, "hello"), hears(fd, "hello");
-		says(fd, "there"), hears(first, "there");
+		sends(first, "hello"), receives(fd, "hello");
+		sends(fd, "there"), receives(first, "there");
 		close(fd), close(first);
 		fd = accept(server, 0, 0);
 		must(fd >= 0);
-		says(second, "hello"), hears(fd, "hello");
+		sends(second, "hello"), receives(fd, "hello");
 		close(fd), close(second);
 		must(accept(server, 0, 0) == -1 && errno == EAGAIN);
 
-		hears(closed[0], "last words");
+		receives(closed[0], "last words");
 		must(recv(closed[0], &(char){0}, 1, 0) == 0);
 		close(closed[0]);
 		must(write(half[1], "x", 1) == 1 && read(half[0], &(char){0}, 1) == 1);
 		must(read(half[1], &(char){0}, 1) == 0);
 		must(send(half[0], "x", 1, MSG_NOSIGNAL) == -1 && errno == EPIPE);
 
-		/* The one in the other process, and its options. */
+		/* The connection of the other process, and its options. */
 		char c = 0;
 		struct timeval t;
 		must(write(served, "y", 1) == 1 && read(served, &c, 1) == 1 && c == 'y');
@@ -205,14 +205,14 @@ int main(void) {
 		must(t.tv_sec == 3 && t.tv_usec / 100000 == 5);
 		must(getsockopt(sender, SOL_SOCKET, SO_PASSCRED, &on, &(socklen_t){4}) == 0 && on == 1);
 
-		/* Names lead where they led. */
+		/* Names lead to the same sockets. */
 		struct stat s;
 		must(stat("/server", &s) == 0 && (s.st_mode & 07777) == 0640 && s.st_uid == 0);
 		int here = connected(SOCK_STREAM, "relative"), there = accept(relative, 0, 0);
-		says(here, "near"), hears(there, "near");
+		sends(here, "near"), receives(there, "near");
 		close(here), close(there);
 		here = connected(SOCK_SEQPACKET, "@packets"), there = accept(packets, 0, 0);
-		says(here, "new"), hears(there, "new");
+		sends(here, "new"), receives(there, "new");
 		close(here), close(there);
 		must(bind(fresh, (void *)&a, name(&a, "@fresh")) == 0 && close(fresh) == 0);
 		fresh = socket(AF_UNIX, SOCK_STREAM, 0);

@@ -1,7 +1,7 @@
-/* User namespaces of its own, as services of a systemd and sandboxes of programs have them: made by root with
- * several ids that its parent says, by a user with his own alone, in each other with nobody left in the
- * outer, with none at all; with threads, several processes, groups, capabilities and securebits; with a root of
- * its own, which takes no more than that; and as many more as MANY says, each with a process. */
+/* Private user namespaces, like those of systemd services and of sandboxes: made by root with
+ * several ids from its parent, by a user with its own id alone, nested without a process in the
+ * outer, without ids; with threads, several processes, groups, capabilities and securebits; with a
+ * private root, which needs no further rights; and MANY further ones, each with a process. */
 #include "workload.h"
 #include <grp.h>
 #include <linux/nsfs.h>
@@ -13,8 +13,8 @@
 
 #define TEXT 4096
 
-/* Whatever of one file is to stay as it was. */
-static int add(char *said, int at, const char *path, const char *const *wanted) {
+/* The lines of a file that must stay the same. */
+static int add(char *text, int at, const char *path, const char *const *wanted) {
 	char line[512];
 	FILE *f = fopen(path, "r");
 	must(f);
@@ -23,20 +23,21 @@ static int add(char *said, int at, const char *path, const char *const *wanted) 
 		for (int n = 0; wanted && wanted[n]; n++)
 			is_wanted |= !strncmp(line, wanted[n], strlen(wanted[n]));
 		if (is_wanted)
-			at += snprintf(said + at, TEXT - at, "%s", line);
+			at += snprintf(text + at, TEXT - at, "%s", line);
 	}
 	fclose(f);
 	return at;
 }
 
-static void look(char *said) {
-	static const char *const kept[] = {"Name:", "Pid:", "Uid:", "Gid:", "Groups:", "Cap", "NoNewPrivs:", 0};
-	memset(said, 0, TEXT);
-	int at = add(said, 0, "/proc/thread-self/status", kept);
-	at = add(said, at, "/proc/thread-self/uid_map", 0);
-	at = add(said, at, "/proc/thread-self/gid_map", 0);
-	at = add(said, at, "/proc/thread-self/setgroups", 0);
-	snprintf(said + at, TEXT - at, "securebits %d dumpable %d", prctl(PR_GET_SECUREBITS),
+static void read_state(char *text) {
+	static const char *const kept[] = {"Name:",   "Pid:", "Uid:",	   "Gid:",
+					   "Groups:", "Cap",  "NoNewPrivs:", 0};
+	memset(text, 0, TEXT);
+	int at = add(text, 0, "/proc/thread-self/status", kept);
+	at = add(text, at, "/proc/thread-self/uid_map", 0);
+	at = add(text, at, "/proc/thread-self/gid_map", 0);
+	at = add(text, at, "/proc/thread-self/setgroups", 0);
+	snprintf(text + at, TEXT - at, "securebits %d dumpable %d", prctl(PR_GET_SECUREBITS),
 		 prctl(PR_GET_DUMPABLE));
 }
 
@@ -46,10 +47,10 @@ static char before[PLACES][TEXT], after[TEXT];
 static int used;
 
 static void serve(int place) {
-	char c, said[TEXT];
+	char c, text[TEXT];
 	while (read(ask[place][0], &c, 1) == 1) {
-		look(said);
-		must(write(answer[place][1], said, TEXT) == TEXT);
+		read_state(text);
+		must(write(answer[place][1], text, TEXT) == TEXT);
 	}
 }
 
@@ -61,19 +62,19 @@ static void *serve_as_thread(void *place) {
 	return 0;
 }
 
-static void hear(int place, char *said) {
+static void receive(int place, char *text) {
 	for (int got = 0, n; got < TEXT; got += n)
-		must((n = read(answer[place][0], said + got, TEXT - got)) > 0);
+		must((n = read(answer[place][0], text + got, TEXT - got)) > 0);
 }
 
-static void put(const char *format, const char *text, ...) {
+static void put(const char *format, const char *content, ...) {
 	char path[64];
 	va_list args;
-	va_start(args, text);
+	va_start(args, content);
 	vsnprintf(path, sizeof path, format, args);
 	va_end(args);
 	int fd = open(path, O_WRONLY);
-	must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+	must(fd >= 0 && write(fd, content, strlen(content)) == (ssize_t)strlen(content));
 	close(fd);
 }
 
@@ -87,7 +88,8 @@ static void leave(void) {
 	must(unshare(CLONE_NEWUSER) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
 }
 
-/* As a service of a systemd (PrivateUsers=yes): root and the service's user, which its parent says. */
+/* Like a service of systemd (PrivateUsers=yes): root and the service's user, mapped by the
+ * parent. */
 static pid_t service(int place, int denied) {
 	int made[2], mapped[2];
 	char c;
@@ -102,7 +104,7 @@ static pid_t service(int place, int denied) {
 		must(setresgid(33, 33, 33) == 0 && setresuid(33, 33, denied ? 0 : 33) == 0);
 		must(prctl(PR_CAPBSET_DROP, 21) == 0);
 		must(!denied || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
-		/* The other is not to be looked at by anybody. */
+		/* The other process is not dumpable, so it cannot be inspected. */
 		must(denied || prctl(PR_SET_DUMPABLE, 1) == 0);
 		serve(place);
 		_exit(0);
@@ -117,14 +119,14 @@ static pid_t service(int place, int denied) {
 	return pid;
 }
 
-/* What a user may say of his own. */
+/* The mappings that a user may set itself. */
 static void map(const char *users, const char *groups) {
 	put("/proc/self/setgroups", "deny");
 	put("/proc/self/uid_map", users);
 	put("/proc/self/gid_map", groups);
 }
 
-/* As `unshare -Ur` of a user, with threads and a child. */
+/* Like `unshare -Ur` of a user, with threads and a child. */
 static pid_t sandbox(int place) {
 	pid_t pid = fork();
 	if (pid)
@@ -143,7 +145,7 @@ static pid_t sandbox(int place) {
 	_exit(0);
 }
 
-/* One in another that nobody is in any more, with an id that is not mapped in the inner. */
+/* Nested in a namespace without processes, with an id that is not mapped in the inner. */
 static pid_t nested(int place) {
 	pid_t pid = fork();
 	if (pid)
@@ -170,7 +172,7 @@ static pid_t unmapped(int place) {
 	_exit(0);
 }
 
-/* With a root of its own. */
+/* With a private root. */
 static pid_t jailed(int place) {
 	must(mkdir("/jail", 0755) == 0);
 	int mark = open("/jail/mark", O_CREAT | O_WRONLY, 0644);
@@ -181,16 +183,16 @@ static pid_t jailed(int place) {
 	become(1004);
 	leave();
 	must(chroot("/jail") == 0 && chdir("/") == 0);
-	char c, said[TEXT];
+	char c, text[TEXT];
 	while (read(ask[place][0], &c, 1) == 1) {
-		memset(said, 0, TEXT);
-		snprintf(said, TEXT, "mark %d bin %d", access("/../mark", F_OK), access("/bin", F_OK));
-		must(write(answer[place][1], said, TEXT) == TEXT);
+		memset(text, 0, TEXT);
+		snprintf(text, TEXT, "mark %d bin %d", access("/../mark", F_OK), access("/bin", F_OK));
+		must(write(answer[place][1], text, TEXT) == TEXT);
 	}
 	_exit(0);
 }
 
-/* As `unshare -Ur` of root, once more. */
+/* Like `unshare -Ur` of root, once more. */
 static pid_t one_more(int n) {
 	int made[2];
 	char c;
@@ -219,7 +221,8 @@ static ino_t inode(int fd) {
 	return s.st_ino;
 }
 
-/* Whether ours is so many user namespaces above that of a process, all made by one user; if we may look. */
+/* Whether the own user namespace is `depth` levels above that of a process, all made by one user;
+ * if permitted. */
 static int is_below(int depth, pid_t pid, uid_t owner) {
 	char path[64];
 	snprintf(path, sizeof path, "/proc/%d/ns/user", pid);
@@ -253,20 +256,20 @@ int main(void) {
 		one_more(n);
 	for (int n = 0; n < used; n++) {
 		must(write(ask[n][1], "", 1) == 1);
-		hear(n, before[n]);
+		receive(n, before[n]);
 	}
 	for (int round = 0; round < ROUNDS; round++) {
 		ready(round);
 		for (int n = 0; n < used; n++) {
 			must(write(ask[n][1], "", 1) == 1);
-			hear(n, after);
+			receive(n, after);
 			if (strcmp(before[n], after))
-				say("place %d before:\n%.220s\nafter:\n%.220s", n, before[n], after);
+				print_line("place %d before:\n%.220s\nafter:\n%.220s", n, before[n], after);
 			must(strcmp(before[n], after) == 0);
 		}
 		must(is_below(1, yes, 0) && is_below(1, user, 1000) && is_below(2, inner, 1001));
 		must(is_below(1, none, 1002) && kill(denied, 0) == 0);
-		/* What can be done there can still be done. */
+		/* Namespaces can still be made there. */
 		pid_t another = fork();
 		if (another == 0) {
 			become(1003);

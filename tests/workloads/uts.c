@@ -1,4 +1,5 @@
-/* Names of its own: of two who share them, with threads, and of one that has set none. */
+/* Private host names: of two processes that share them, with threads, and of a process that has set
+ * none. */
 #include "workload.h"
 #include <pthread.h>
 #include <sched.h>
@@ -9,7 +10,7 @@ static void is_called(const char *host, const char *domain) {
 	must(uname(&u) == 0 && strcmp(u.nodename, host) == 0 && strcmp(u.domainname, domain) == 0);
 }
 
-static void *look(void *arg) {
+static void *check_names(void *arg) {
 	char c;
 	int *ends = arg;
 	while (read(ends[0], &c, 1) == 1) {
@@ -19,7 +20,7 @@ static void *look(void *arg) {
 	return arg;
 }
 
-/* Answers whoever asks, when all is as it was. */
+/* Checks the names at each request, and answers. */
 static void serve(int ask, int answer, const char *host, const char *domain) {
 	char c;
 	while (read(ask, &c, 1) == 1) {
@@ -50,7 +51,7 @@ int main(void) {
 			serve(ask[0][0], answer[0][1], "inner", "its.domain");
 		pthread_t thread;
 		int ends[2] = {ask[1][0], answer[1][1]};
-		must(pthread_create(&thread, 0, look, ends) == 0);
+		must(pthread_create(&thread, 0, check_names, ends) == 0);
 		serve(ask[2][0], answer[2][1], "inner", "its.domain");
 	}
 	if (fork() == 0) {

@@ -1,6 +1,6 @@
-/* The kernel's shared object: its functions say what the kernel says, whether libc has looked them up
- * long ago or somebody does so now; one thread is never out of them for long; and what getrandom
- * keeps in memory between calls is not the same twice. */
+/* The vdso: its functions agree with the system calls, with addresses looked up long ago by libc or
+ * just now. One thread is nearly always inside them. And getrandom's state in memory never returns
+ * the same numbers twice. */
 #include "workload.h"
 #include <elf.h>
 #include <link.h>
@@ -10,7 +10,7 @@
 #include <sys/random.h>
 #include <sys/time.h>
 
-/* The address of a function, from the object as the kernel has told of it at the start. */
+/* The address of a function, from the object in the auxiliary vector. */
 static void *look_up(const char *name) {
 	const char *base = (const char *)getauxval(AT_SYSINFO_EHDR);
 	must(base != NULL && memcmp(base, ELFMAG, SELFMAG) == 0);
@@ -32,8 +32,9 @@ static int64_t us(int64_t seconds, int64_t rest) {
 	return seconds * 1000000 + rest;
 }
 
-/* What a function says lies between what the kernel says before and after. */
-static void check_clocks(int (*gettime)(clockid_t, struct timespec *), time_t (*seconds)(time_t *)) {
+/* A value of the vdso lies between the system call's values before and after. */
+static void check_clocks(int (*gettime)(clockid_t, struct timespec *),
+			 time_t (*seconds)(time_t *)) {
 	static const clockid_t clocks[] = {CLOCK_REALTIME, CLOCK_MONOTONIC, CLOCK_BOOTTIME,
 					   CLOCK_REALTIME_COARSE, CLOCK_MONOTONIC_COARSE};
 	for (size_t n = 0; n < sizeof clocks / sizeof *clocks; n++) {
@@ -67,7 +68,7 @@ static void check_others(void) {
 	must(clock_getres(CLOCK_MONOTONIC, &tick) == 0 && tick.tv_sec == 0 && tick.tv_nsec > 0);
 }
 
-/* Memory of getrandom's, as the kernel says that it wants it. */
+/* Memory for getrandom's state, as the kernel requests it. */
 typedef ssize_t quick_random(void *, size_t, unsigned, void *, size_t);
 struct wanted {
 	uint32_t bytes, access, flags, reserved[13];
@@ -81,7 +82,7 @@ static ssize_t numbers(quick_random *random, void *state, size_t bytes, uint64_t
 
 static volatile int done;
 
-static void *never_out(void *unused) {
+static void *read_clock(void *unused) {
 	double last = 0;
 	while (!done) {
 		double at = now();
@@ -102,7 +103,7 @@ int main(void) {
 		must(state != MAP_FAILED);
 	}
 	pthread_t busy;
-	must(pthread_create(&busy, NULL, never_out, NULL) == 0);
+	must(pthread_create(&busy, NULL, read_clock, NULL) == 0);
 	for (int round = 0; round < ROUNDS; round++) {
 		uint64_t last, next;
 		must(numbers(random, state, wanted.bytes, &last) == sizeof last);
@@ -110,12 +111,12 @@ int main(void) {
 		check_others();
 		ready(round);
 		check_clocks(gettime, time);
-		/* Found now, in what is there now. */
+		/* Looked up now, in the present object. */
 		check_clocks(look_up("__vdso_clock_gettime"), look_up("__vdso_time"));
 		check_others();
 		must(numbers(random, state, wanted.bytes, &next) == sizeof next && next != last);
-		/* Told by each of several that come from one checkpoint. */
-		say("random %d %016llx", round, (unsigned long long)next);
+		/* Each of several restores of one checkpoint prints its own. */
+		print_line("random %d %016llx", round, (unsigned long long)next);
 	}
 	done = 1;
 	must(pthread_join(busy, NULL) == 0);

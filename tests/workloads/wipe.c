@@ -1,4 +1,5 @@
-/* Memory that a fork wipes: who is cloned keeps it, and a clone has none of it, whenever it begins. */
+/* Memory that a fork wipes: the original keeps it, and a clone has zeros there, whenever it
+ * starts. */
 #include "workload.h"
 
 int main(void) {
@@ -6,7 +7,7 @@ int main(void) {
 	must(page != MAP_FAILED && madvise(page, 4096, MADV_WIPEONFORK) == 0);
 	page[0] = 7;
 	ready(0);
-	say("state %d", page[0]);
+	print_line("state %d", page[0]);
 	page[0] = 7;
 	for (int round = 1; round < ROUNDS; round++) {
 		ready(round);

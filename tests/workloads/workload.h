@@ -1,11 +1,12 @@
-/* What every workload shares: it sets something up, is checkpointed in the middle, and checks.
+/* Common code of all workloads: a workload sets something up, is checkpointed in the middle, and
+ * checks.
  *
- * A workload calls ready() when everything is set up, which returns when the container has been
- * checkpointed and restored; then it checks with must(), and ends with ok(). It may go round as
- * often as it likes. Programs are static, so that they run in any image.
+ * A workload calls ready() when everything is set up. ready() returns when the container has been
+ * checkpointed and restored. Then the workload checks with must(), and ends with ok(). There may be
+ * any number of rounds. Programs are static, so that they run in any image.
  *
- * The driver (tests/checkpoint.rs) learns of "ready N" and "ok" from the container's log, and tells
- * the workload to go on by making the file /go-N.
+ * The driver (tests/checkpoint.rs) reads "ready N" and "ok" from the container's log, and ends a
+ * round by creating the file /go-N.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,14 +24,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Rounds of checkpoint and restore: the driver says how many. */
+/* Rounds of checkpoint and restore, as the driver sets them. */
 static inline int rounds(void) {
 	const char *text = getenv("ROUNDS");
 	return text == NULL ? 3 : atoi(text);
 }
 #define ROUNDS rounds()
 
-static inline void say(const char *format, ...) {
+static inline void print_line(const char *format, ...) {
 	char text[512];
 	va_list args;
 	va_start(args, format);
@@ -44,7 +45,7 @@ static inline void say(const char *format, ...) {
 #define must(condition)                                                                       \
 	do {                                                                                  \
 		if (!(condition)) {                                                           \
-			say("failed: line %d: %s (errno %d)", __LINE__, #condition, errno);   \
+			print_line("failed: line %d: %s (errno %d)", __LINE__, #condition, errno);   \
 			_exit(1);                                                             \
 		}                                                                             \
 	} while (0)
@@ -56,22 +57,22 @@ static inline void nap(long ms) {
 			_exit(98);
 }
 
-/* Returns when this round's checkpoint and restore are over. */
+/* Returns when this round's checkpoint and restore are complete. */
 static inline void ready(int round) {
 	char path[32];
 	snprintf(path, sizeof path, "/go-%d", round);
-	say("ready %d", round);
+	print_line("ready %d", round);
 	while (access(path, F_OK) != 0)
 		nap(5);
 }
 
 static inline void ok(void) {
-	say("ok");
+	print_line("ok");
 	exit(0);
 }
 
-/* What a command of the shell prints. */
-static inline void told_by(const char *command, char *text, int size) {
+/* Runs a shell command, and stores its output. */
+static inline void output_of(const char *command, char *text, int size) {
 	FILE *f = popen(command, "r");
 	must(f != 0);
 	int n = fread(text, 1, size - 1, f);
@@ -89,14 +90,14 @@ static inline int64_t ns(struct timespec t) {
 	return t.tv_sec * 1000000000ll + t.tv_nsec;
 }
 
-/* A clock as the kernel's shared object says it. */
+/* A clock as read through the vdso. */
 static inline int64_t quick(clockid_t clock) {
 	struct timespec t;
 	must(clock_gettime(clock, &t) == 0);
 	return ns(t);
 }
 
-/* The same as the kernel says it. */
+/* A clock as read by the system call. */
 static inline int64_t slow(clockid_t clock) {
 	struct timespec t;
 	must(syscall(SYS_clock_gettime, clock, &t) == 0);
