@@ -621,15 +621,15 @@ fn passwd_of_other_file_type_is_read_in_bounded_time() {
 fn hooks_ignore_environment_of_image() {
     let oci = Oci::new();
     let bundle = Bundle::new(&oci, &["true"]);
-    let said = bundle.path("said");
+    let log = bundle.path("log");
     bundle.edit(|c| {
         c["process"]["env"] = json!(["PATH=/bin", "LD_PRELOAD=/evil.so"]);
-        let script = format!("cat > /dev/null; pwd >> {said}; env >> {said}");
+        let script = format!("cat > /dev/null; pwd >> {log}; env >> {log}");
         let hook = json!([{"path": "/bin/sh", "args": ["sh", "-c", script], "env": ["A=b"]}]);
         c["hooks"] = json!({"createRuntime": hook, "poststop": hook});
     });
     oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
-    let text = fs::read_to_string(&said).expect("written");
+    let text = fs::read_to_string(&log).expect("written");
     assert!(!text.contains("LD_PRELOAD") && text.contains("A=b"), "{text}");
     assert_eq!(text.lines().filter(|line| *line == bundle.dir()).count(), 2, "{text}");
     oci.assert_nothing_left();

@@ -24,18 +24,18 @@ fn wait_for(oci: &Oci, id: &str, status: &str) {
 #[test]
 fn vm_container_lifecycle_from_create_to_delete() {
     let oci = Oci::new();
-    let bundle = Bundle::new(&oci, &["sh", "-c", "echo started > /out/said; exec sleep 1000"]);
+    let bundle = Bundle::new(&oci, &["sh", "-c", "echo started > /out/log; exec sleep 1000"]);
     bundle.edit(|c| bundle.volume(c, "/out"));
     let pid_file = bundle.path("pid");
     oci.run(&["create", "-b", bundle.dir(), "--pid-file", &pid_file, "c"]).ok();
     assert_eq!(oci.status("c"), "created");
     let pid = fs::read_to_string(&pid_file).expect("a pid file");
     assert_eq!(oci.state("c")["pid"].to_string(), pid);
-    assert!(!bundle.out("said").exists(), "the program has started before 'start'");
+    assert!(!bundle.out("log").exists(), "the program has started before 'start'");
     assert!(oci.run(&["create", "-b", bundle.dir(), "c"]).err(1).contains("already exists"));
 
     oci.run(&["start", "c"]).ok();
-    assert!(wait_until(Duration::from_secs(10), || bundle.out("said").exists()));
+    assert!(wait_until(Duration::from_secs(10), || bundle.out("log").exists()));
     assert_eq!(oci.status("c"), "running");
     assert!(oci.run(&["start", "c"]).err(1).contains("running"));
     assert!(oci.run(&["delete", "c"]).err(1).contains("not stopped"));
@@ -736,7 +736,7 @@ fn vm_seccomp_listener_receives_notifications() {
     let oci = Oci::new();
     let script = "echo started; mkdir /tmp/x 2>&1; touch /tmp/y && echo not notified";
     let bundle =
-        Bundle::new(&oci, &["sh", "-c", &format!("({script}) > /out/said; exec sleep 1000")]);
+        Bundle::new(&oci, &["sh", "-c", &format!("({script}) > /out/log; exec sleep 1000")]);
     let path = bundle.path("listener");
     bundle.edit(|c| {
         bundle.volume(c, "/out");
@@ -760,12 +760,12 @@ fn vm_seccomp_listener_receives_notifications() {
     let mut fds = [PollFd::new(&listener, PollFlags::IN)];
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no notification");
-    assert_eq!(fs::read_to_string(bundle.out("said")).expect("written"), "started\n");
+    assert_eq!(fs::read_to_string(bundle.out("log")).expect("written"), "started\n");
     // Without a listener the call fails with ENOSYS.
     drop(listener);
-    let said = || fs::read_to_string(bundle.out("said")).expect("written");
-    assert!(wait_until(Duration::from_secs(10) * slowness(), || said().contains("not notified")));
-    assert!(said().contains("not implemented"), "{}", said());
+    let log = || fs::read_to_string(bundle.out("log")).expect("written");
+    assert!(wait_until(Duration::from_secs(10) * slowness(), || log().contains("not notified")));
+    assert!(log().contains("not implemented"), "{}", log());
     // A later process would have no listener.
     let error = oci.run(&["exec", "c", "true"]).err(255);
     assert!(error.contains("linux.seccomp"), "{error}");

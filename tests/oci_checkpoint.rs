@@ -65,15 +65,15 @@ fn with_user_namespace(oci: &Oci, bundle: &Bundle) {
 }
 
 /// The file with the output of a detached container.
-fn said(oci: &Oci) -> PathBuf {
-    oci.host().dir().join("said")
+fn output_file(oci: &Oci) -> PathBuf {
+    oci.host().dir().join("output")
 }
 
 #[track_caller]
 fn wait_for_line(oci: &Oci, line: &str) {
     let mut text = String::new();
     let found = wait_until(Duration::from_secs(20) * slowness(), || {
-        text = fs::read_to_string(said(oci)).unwrap_or_default();
+        text = fs::read_to_string(output_file(oci)).unwrap_or_default();
         text.lines().any(|l| l == line || l.starts_with("failed"))
     });
     assert!(found && text.lines().any(|l| l == line), "no '{line}': {text}");
@@ -440,7 +440,7 @@ fn vm_restore_keeps_contents_of_tmpfs() {
     restore(&oci, &bundle, &[]).ok();
     fs::write(bundle.rootfs().join("go-0"), "").expect("written");
     wait_for_line(&oci, "ok");
-    let text = fs::read_to_string(said(&oci)).expect("the file exists");
+    let text = fs::read_to_string(output_file(&oci)).expect("the file exists");
     assert_eq!(text, "new\nnew\nin\nbound\n/new\nok\n");
     wait_for_end(&oci);
 }

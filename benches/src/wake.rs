@@ -31,7 +31,7 @@ struct Options {
     /// Rounds of sleep and request for each server.
     #[arg(long, default_value_t = 100)]
     rounds: usize,
-    /// Only servers whose names contain this
+    /// Only servers with this text in the name
     #[arg(long, default_value = "")]
     only: String,
     /// Only awake and asleep, which is quick

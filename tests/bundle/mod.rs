@@ -83,16 +83,16 @@ impl Oci {
         if words[0] != "create" && !words.contains(&"-d") {
             return run(self.command(words), b"", LIMIT);
         }
-        let said = self.host.dir().join("said");
+        let file = self.host.dir().join("output");
         let mut script = self.host.command("sh");
-        script.args(["-c", "said=$1; shift; exec \"$@\" > $said 2>&1", "sh"]).arg(&said);
+        script.args(["-c", "file=$1; shift; exec \"$@\" > $file 2>&1", "sh"]).arg(&file);
         let command = self.command(words);
         script.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             script.env(name, value.expect("a value"));
         }
         let mut out = run(script, b"", LIMIT);
-        out.stderr = fs::read_to_string(said).expect("written");
+        out.stderr = fs::read_to_string(file).expect("written");
         out
     }
 

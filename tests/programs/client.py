@@ -1,7 +1,7 @@
-"""Four callers of a server that adds up what each has told it (server.js, Server.java, server.py).
+"""Four clients of a server that sums the numbers from each (server.js, Server.java, server.py).
 
-They work for a while, pause, and go on, each on a connection of its own, until /tmp/stop is there.
-Every answer is checked: numbers from 0 in their order, and the caller's sum behind them."""
+The clients work for a while, pause, and go on, each on a connection of its own, until /tmp/stop
+exists. Every answer is checked: numbers from 0 in their order, then the client's sum."""
 
 import http.client
 import os
@@ -15,7 +15,7 @@ answers = [0] * 4
 
 
 def connect():
-    """As soon as somebody listens."""
+    """Connects as soon as the server listens."""
     while True:
         try:
             connection = http.client.HTTPConnection("a", 80, timeout=60)
@@ -25,7 +25,7 @@ def connect():
             time.sleep(0.1)
 
 
-def work(who):
+def work(client):
     try:
         connection, total, n = connect(), 0, 0
         while not os.path.exists("/tmp/stop"):
@@ -34,16 +34,16 @@ def work(who):
                 total += n
                 numbers = random.choice(NUMBERS)
                 count = numbers.count(",") + 1
-                connection.request("GET", f"/{who}/{n}/{count}")
-                said = connection.getresponse().read().decode()
-                assert said == f"{numbers} {total}", f"{who}, {n}: {said[-80:]}"
-                answers[who] = n
+                connection.request("GET", f"/{client}/{n}/{count}")
+                answer = connection.getresponse().read().decode()
+                assert answer == f"{numbers} {total}", f"{client}, {n}: {answer[-80:]}"
+                answers[client] = n
             time.sleep(random.random() / 2)
     except Exception as error:
-        wrong.append(f"{who}: {error!r}")
+        wrong.append(f"{client}: {error!r}")
 
 
-threads = [threading.Thread(target=work, args=[who]) for who in range(4)]
+threads = [threading.Thread(target=work, args=[client]) for client in range(4)]
 for thread in threads:
     thread.start()
 while min(answers) < 100 and not wrong:

@@ -1,4 +1,4 @@
-# Four compilers at a time build a program of sixty files, again and again; each time it is the same.
+# Four compilers at a time build a program of sixty files, repeatedly, with the same result.
 set -eu
 mkdir /tmp/work
 cd /tmp/work

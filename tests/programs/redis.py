@@ -1,5 +1,5 @@
-"""Writes to redis by the pipeline, several hundred commands before the first answer is read, until
-/tmp/stop is there; then reads back all that was written."""
+"""Pipelines writes to redis, several hundred commands before the first answer is read, until
+/tmp/stop exists; then reads back every value written."""
 
 import os
 import random
@@ -22,11 +22,11 @@ has_begun = False
 while not os.path.exists("/tmp/stop"):
     for _ in range(random.randrange(1, 8)):
         numbers = range(last + 1, last + random.randrange(2, 500))
-        say = "".join(f"INCR count\r\nSET key{n} {'value' * (n % 50)}{n}\r\n" for n in numbers)
-        server.sendall(say.encode())
+        commands = "".join(f"INCR count\r\nSET key{n} {'value' * (n % 50)}{n}\r\n" for n in numbers)
+        server.sendall(commands.encode())
         for n in numbers:
-            said = answers.readline() + answers.readline()
-            assert said == f":{n}\r\n+OK\r\n".encode(), f"{n}: {said}"
+            answer = answers.readline() + answers.readline()
+            assert answer == f":{n}\r\n+OK\r\n".encode(), f"{n}: {answer}"
             last = n
     if not has_begun:
         print("begun", flush=True)
@@ -35,6 +35,6 @@ while not os.path.exists("/tmp/stop"):
 for n in range(1, last + 1):
     server.sendall(f"GET key{n}\r\n".encode())
     answers.readline()
-    said = answers.readline().decode().strip()
-    assert said == f"{'value' * (n % 50)}{n}", f"{n}: {said}"
+    answer = answers.readline().decode().strip()
+    assert answer == f"{'value' * (n % 50)}{n}", f"{n}: {answer}"
 print("all was right", flush=True)

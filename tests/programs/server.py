@@ -1,6 +1,6 @@
 """See client.py. Four other threads count meanwhile, and no count is ever lost.
 
-Where systemd listens for it (sums.socket), it is given the socket."""
+Under socket activation (sums.socket), systemd passes the listening socket to the server."""
 
 import os
 import socket
@@ -28,14 +28,14 @@ class Handler(BaseHTTPRequestHandler):
     seen = 0
 
     def do_GET(self):
-        _, who, n, numbers = self.path.split("/")
-        sums[who] = sums.get(who, 0) + int(n)
+        _, client, n, numbers = self.path.split("/")
+        sums[client] = sums.get(client, 0) + int(n)
         with lock:
             now = counted[0]
         if now < self.seen:
             os._exit(1)
         self.seen = now
-        body = (",".join(map(str, range(int(numbers)))) + f" {sums[who]}").encode()
+        body = (",".join(map(str, range(int(numbers)))) + f" {sums[client]}").encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -1,5 +1,5 @@
-# apt installs and removes a package from a repository of one package, made here, so that apt, dpkg
-# and a maintainer script that makes a user do all they do.
+# apt installs and removes a package from a repository of one package, made here. The install covers
+# apt, dpkg and a maintainer script that creates a user.
 export DEBIAN_FRONTEND=noninteractive
 mkdir -p /tmp/dozy/DEBIAN /tmp/dozy/usr/bin /repo
 cat >/tmp/dozy/DEBIAN/control <<'EOF'

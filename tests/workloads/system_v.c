@@ -32,7 +32,7 @@ int main(void) {
 	const char *read_only = shmat(shared, 0, SHM_RDONLY);
 	must(memory != (void *)-1 && ghost != (void *)-1 && once != (void *)-1 && read_only != (void *)-1);
 	must(shmctl(gone, IPC_RMID, 0) == 0);
-	strcpy(once, "nobody has it");
+	strcpy(once, "detached");
 	must(shmdt(once) == 0);
 	memory[3 * 4096] = 'x';
 	memory[size - 1] = 'z';
@@ -66,7 +66,7 @@ int main(void) {
 		must((ds.shm_perm.mode & 0777) == 0640 && ds.shm_nattch == 4);
 		must(shmctl(gone, IPC_STAT, &ds) == 0 && ds.shm_perm.mode & SHM_DEST);
 		once = shmat(alone, 0, 0);
-		must(once != (void *)-1 && strcmp(once, "nobody has it") == 0 && shmdt(once) == 0);
+		must(once != (void *)-1 && strcmp(once, "detached") == 0 && shmdt(once) == 0);
 		must(semctl(set, 0, GETVAL) == 1 && semctl(set, 2, GETVAL) == 30000);
 		char before = memory[1];
 		struct sembuf ask = {.sem_num = 1, .sem_op = 1};
