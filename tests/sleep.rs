@@ -470,6 +470,16 @@ fn vm_disabled_wake_events_wait_for_another_wake() {
     assert!(out.stderr.contains("call, data, file, timer"), "{}", out.stderr);
 }
 
+/// Whether a process of the container is blocked in nanosleep(2), by proc_pid_wchan(5).
+fn waits_for_time(host: &Host, container: &str) -> bool {
+    let Some(init) = host.inspect(container)["pid"].as_u64() else { return false };
+    let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();
+    let children = read(format!("/proc/{init}/task/{init}/children"));
+    let all = std::iter::once(init.to_string());
+    all.chain(children.split_ascii_whitespace().map(str::to_owned))
+        .any(|pid| read(format!("/proc/{pid}/wchan")).contains("nanosleep"))
+}
+
 #[test]
 fn vm_wake_on_timer_delays_or_ignores_timers() {
     let host = Host::with_busybox();
@@ -481,6 +491,9 @@ fn vm_wake_on_timer_delays_or_ignores_timers() {
             let script = format!("sleep {seconds}; echo rang; exec sleep 100000");
             let run = ["run", "-d", "--name", "x", "--wake-on", &wake_on(seconds)];
             host.dm(&[&run[..], &["busybox", "sh", "-c", &script]].concat()).ok();
+            // A container suspended on its way to nanosleep(2) is active, and resumes at once.
+            let is_waiting = || waits_for_time(&host, "x");
+            assert!(wait_until(Duration::from_secs(20) * slowness(), is_waiting), "no nanosleep");
             let since = Instant::now();
             host.dm(sleep).ok();
             if begun.elapsed() < takes {
