@@ -10,6 +10,7 @@
 mod bundle;
 mod bundles;
 mod checkpoint;
+mod compat;
 mod containerd;
 mod daemon;
 mod drowsy;

@@ -127,6 +127,11 @@ impl Host {
         run(command, commands.as_bytes(), LIMIT)
     }
 
+    /// Another program as `dormouse` for every later command.
+    pub fn set_program(&mut self, program: PathBuf) {
+        self.program = program;
+    }
+
     /// A variable for every later `dormouse` command.
     pub fn set_env(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));

@@ -229,7 +229,7 @@ fn sentences(text: &str) -> Vec<&str> {
 }
 
 /// The last commit before subjects had a form.
-const FORM_SINCE: &str = "3671fcc6";
+const FORM_SINCE: &str = "3671fcc4a57b29b369756f0b92af433139dde6a1";
 /// Columns of a subject at most.
 const SUBJECT_MAX: usize = 72;
 
