@@ -92,8 +92,8 @@ int dm_handshake_in(struct __sk_buff *skb)
 	tcp = tcp_of(skb);
 	if (!tcp || !only_acknowledges(tcp))
 		return TC_ACT_UNSPEC;
-	/* The destination that the connection was steered to, possibly another one than the client's. */
-	 */
+	/* The destination that the connection was steered to, possibly another one than the
+	 * client's. */
 	if (agreed->v6) {
 		__builtin_memcpy(at.ipv6.daddr, agreed->address, sizeof at.ipv6.daddr);
 		at.ipv6.dport = agreed->port;
