@@ -1,24 +1,30 @@
 //! The engine: the life of a container.
 //!
-//! A library without a daemon. Every caller opens the same directories, takes the same locks and
-//! finds the same truth on disk; none of them has to live longer than its verb. The crate knows the
-//! mechanisms (images, network, control groups, the keeper) and orders their steps; it does none of
-//! their work itself.
+//! The crate is a library without a daemon. Each caller opens the same directories, takes the same
+//! locks and reads the same state from disk and from the kernel; none has to live longer than its
+//! verb. The crate orders the steps of the mechanisms (images, network, control groups, the keeper)
+//! and contains none of their work.
 //!
 //! # States
 //!
 //! ```text
-//! create -> Created -start-> Running <-pause/resume-> Paused
-//!              ^                | first process ends, or the host goes down
-//!              |                v
-//!            delete <------- Stopped -start-> Running
+//! create -> Created -start-> Running <-pause/unpause-> Paused
+//!                            Running <-drowsy/wake---> Drowsy -pause-> Paused, -sleep-> Asleep
+//!                            Running -sleep-> Asleep -wake-> Running
+//!                            Running, Paused, Drowsy, Asleep -its end-> Stopped -start-> Running
+//! Created, Stopped -remove-> gone
 //! ```
 //!
-//! A state is never stored where it could be false. *Created* is a directory with a configuration;
-//! *running* is a record of a process (pid, start time, boot) that still names a living one;
-//! *stopped* is everything else. A record that names a dead process is *settled* by whoever finds
-//! it first, under the container's lock: its exit status is kept, its cgroup, addresses and shared
-//! directories are given back, its restart policy is applied.
+//! A state is never stored where it could become false; `Engine::look` derives it. *Running* is a
+//! record (`init.json`: pid, start time, boot) of a process that still lives. *Paused* and *drowsy*
+//! are the same with a mark in that record: an operator froze the container, or the idle policy did
+//! and the keeper watches its descriptors (`drowsy`). *Asleep* is the directory `asleep/` without a
+//! living process (`sleep`). *Created* is a configuration without such a record and without
+//! `exit.json`. *Stopped* is every other container.
+//!
+//! The first command that finds a record of a dead process *settles* the container under its lock:
+//! the exit status is written to `exit.json`; cgroup, addresses and shared directories are
+//! released; the restart policy is applied.
 //!
 //! # Places
 //!
@@ -28,37 +34,52 @@
 //! LIB/containers/ID/upper, work     its own files, in its own ids
 //! LIB/containers/ID/stdout.log, stderr.log    written by the container itself
 //! LIB/containers/ID/checkpoints/N/  its processes as files (crate `checkpoint`)
-//! LIB/containers/ID/asleep/         the same of a container that sleeps; that it is there says so
-//! LIB/containers/ID/woken/          the same of one that is awake again, until it sleeps or ends
-//! LIB/containers/ID/asleep/origin.json    it never ran, and goes on from where another was
+//! LIB/containers/ID/asleep/         checkpoint of an asleep container; its presence is the state
+//! LIB/containers/ID/woken/          checkpoint of a woken container, until it sleeps again or ends
+//! LIB/containers/ID/asleep/origin.json    the container never ran; where its checkpoint comes from
 //! LIB/pending/new-ID/, dead-ID/     a create or removal in progress; locked meanwhile
 //! LIB/pending/do-ID.NUMBER          a rename or a short freeze in progress; locked meanwhile
 //! LIB/names/NAME                    the id, one file per name: link(2) makes a name unique
-//! LIB/ids/slots, owners             one bit per slot of host ids, and whose it is
+//! LIB/ids/slots, owners             one bit per slot of host ids, and the container that owns it
 //! LIB/quiet/ID                      packets that are dropped until it is restored, as rules
 //! LIB/volumes/NAME/                 named volumes
 //! LIB/events                        one JSON line per event
-//! LIB/list                          what lists showed, as long as it holds
-//! LIB/custody                       the keeper that holds what sleeping containers left
+//! LIB/list                          output of the last list, as long as it is valid
+//! LIB/custody                       the keeper that holds the descriptors of sleeping containers
 //! RUN/c/ID/init.json                the first process; gone with the boot
 //! RUN/c/ID/exit                     its exit status, written by the keeper
-//! RUN/gate.sock                     where the daemon says whether there is memory for one that wakes
+//! RUN/gate.sock                     admission control: the daemon grants memory to a wake
 //! RUN/shared/ID/                    its /dev, /dev/shm, tmpfs: directories of one tmpfs
 //! ```
 //!
 //! # Locks, outermost first
 //!
-//! 1. the container's directory (flock on `LIB/containers/ID`), held by every verb that changes it;
-//! 2. the names and the id slots, each held for one change, never while waiting for anything;
-//! 3. the locks inside image, network and keeper, which know nothing of ours.
+//! 1. `RUN/custody.lock`: recovery after the keeper died (`custody`), which takes container locks
+//!    below it;
+//! 2. the container's directory (flock on `LIB/containers/ID`), held by every verb that changes the
+//!    container;
+//! 3. `RUN/c/ID/exec.lock`: shared by an exec from before it releases the container's lock until
+//!    its program runs; the other verbs only test whether it is held (`exec`);
+//! 4. `RUN/use.lock`: shared by starts and by recovery; exclusive for `dismantle`, which then holds
+//!    no container's lock, and for `tidy`, which never waits for it;
+//! 5. `LIB/pending`: shared while an entry is made; exclusive, without waiting, while interrupted
+//!    work is finished, which only tries the locks of entries and containers (`pending`);
+//! 6. the names and the id slots, each held for one change, never while waiting for another lock;
+//! 7. `RUN/listen.lock`: held while the helper process makes the sockets of one container
+//!    (`custody`); `RUN/shared.lock`: held while the shared tmpfs is mounted (`start`);
+//! 8. the locks inside image, network and keeper, which take none of these;
+//! 9. `RUN/note.lock`: held for one write of `LIB/custody`.
+//!
+//! The first command after a boot holds the lock of the directory RUN while it clears away the last
+//! boot.
 //!
 //! # Interrupted at any step
 //!
-//! `create` publishes by one rename, `remove` withdraws by one; what either leaves undone the next
-//! command finishes (`pending`). `start` makes everything that lives in the kernel before the record
-//! that names it; what a killed start leaves behind is a container without a record, and the next
-//! verb tears its leftovers down by name before it makes new ones. Teardown takes half-built things
-//! and is repeated until nothing is left.
+//! `create` publishes by one rename, `remove` withdraws by one; the next command finishes the rest
+//! (`pending`). `start` makes every kernel object before the record that names them. A killed start
+//! therefore leaves a container without a record, and the next verb removes its kernel objects by
+//! name before it makes new ones. Teardown accepts half-built objects and is repeated until nothing
+//! remains.
 #![forbid(unsafe_code)]
 
 mod admission;
