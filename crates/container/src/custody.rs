@@ -1,21 +1,23 @@
-//! Who has custody of what sleeping containers left behind, and what becomes of it when nobody has.
+//! Tracks which keeper holds the descriptors of sleeping containers, and re-creates them when that
+//! keeper is gone.
 //!
-//! `LIB/custody` names the keeper that holds it: boot, pid, start time. Every command looks at that one
-//! small file first. Where that keeper was killed, the next one has from the vault what the first had, and is
-//! told when to ring. Where that is gone as well, or with the last boot, the sockets went with it:
-//! they are made once more from the checkpoints, with the same addresses and options, and given to a
-//! keeper that lives. From then on a caller wakes the container
-//! as before. Open connections are lost then: their peers have heard so already, and the container hears
-//! it when it wakes.
+//! `LIB/custody` names the keeper that holds them: boot, pid, start time. Every command reads that
+//! small file first. If that keeper was killed, the next keeper receives the descriptors from the
+//! vault, and its timers are set again. If the vault was killed too, or after a reboot, the sockets
+//! are lost. The engine then re-creates them from the checkpoints, with the same addresses and
+//! options, and passes them to a running keeper. After that an incoming connection wakes the
+//! container as before. Open connections are lost in this case: the kernel has reset them at the
+//! peers, and the container reads the error when it wakes.
 //!
-//! **In its name.** A socket belongs to a container by the control group of whoever makes it. A process
-//! of its own (`dormouse internal listen`) is in the keeper's group, which the network takes for that of
-//! one container after the other, and in their networks; it makes their sockets and gives them away. One
-//! process for many: after a reboot all that slept sleep again at once. Clones that come to be asleep
-//! ([`crate::unborn`]) have theirs from the same.
+//! **In its name.** A socket belongs to the container that owns the control group of the creating
+//! process. A helper process (`dormouse internal listen`) runs in the keeper's group. The network
+//! maps that group to one container after the other. The helper enters their networks, creates
+//! their sockets and passes them to the keeper. One helper serves all containers: after a reboot
+//! all sleeping containers are set up at once. Clones that are created asleep ([`crate::unborn`])
+//! get their sockets from the same helper.
 //!
-//! ORDER: `LIB/custody` is written when all are held. Whoever is killed before leaves it naming the
-//! keeper that is gone, and the next command does all again.
+//! ORDER: `LIB/custody` is written when all descriptors are held. A command that is killed before
+//! leaves the dead keeper's name in it, and the next command repeats the whole recovery.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -42,16 +44,16 @@ use crate::idle::{Why, alarm_ms};
 use crate::sleep::{ASLEEP, held_files};
 use crate::unborn::Origin;
 
-/// LIMIT: for how many containers the locks are held at a time.
+/// LIMIT: how many containers are locked at a time.
 const BATCH: usize = 128;
 
-/// How long a keeper that was killed may take to let go of all it has.
+/// How long a killed keeper may take until the kernel has closed all its descriptors.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-/// What is said of one that is heard again.
+/// The helper's answer when the keeper holds the sockets of a container.
 const HEARD: &str = "listens";
 
-/// A container that sleeps and that nobody hears.
+/// A sleeping container without a keeper that watches its sockets.
 struct Sleeper {
     config: Config,
     _lock: Lock,
@@ -70,14 +72,15 @@ impl Custodian {
         let pid = keeper.status()?.pid;
         let boot = proc::boot_id().map_err(Error::call("cannot read boot id"))?;
         let start_time = proc::start_time(pid);
-        let start_time = start_time.map_err(Error::call("cannot look at the keeper"))?;
+        let start_time = start_time.map_err(Error::call("cannot read the keeper's start time"))?;
         Ok(Self { boot, pid, start_time })
     }
 
     fn lives(&self) -> bool {
         proc::boot_id().is_ok_and(|boot| boot == self.boot)
             && pidfd::open_exactly(self.pid, self.start_time).is_ok_and(|keeper| {
-                // One that was killed hears nobody any more, and is there until all it had is closed.
+                // A killed keeper polls no more, but remains until the kernel has closed its
+                // descriptors.
                 let ends = proc::status(self.pid).is_ok_and(|it| it.is_exiting);
                 !pidfd::wait(keeper, Some(if ends { ENDS_WITHIN } else { Duration::ZERO }))
                     .is_ok_and(|ended| ended)
@@ -85,18 +88,18 @@ impl Custodian {
     }
 }
 
-/// Has sockets made in the name of containers that have no processes, by a process of ours: it says of
-/// each whether it is done.
+/// Makes sockets in the name of containers without processes. A helper process does the work and
+/// reports the result for each container.
 #[derive(Debug)]
 pub(crate) struct Listener {
     child: Child,
-    /// Dropped first: then it ends.
+    /// Dropped first: the helper ends at the end of its input.
     asked: Option<ChildStdin>,
     told: BufReader<ChildStdout>,
 }
 
 impl Listener {
-    /// ORDER: the keeper is there.
+    /// ORDER: the keeper runs before this is called.
     pub(crate) fn start(engine: &Engine) -> Result<Self> {
         let own = own_program()?;
         let mut command = Command::new(&own);
@@ -108,10 +111,10 @@ impl Listener {
         Ok(Self { child, asked, told })
     }
 
-    /// Makes the sockets of the asleep container that is made in this directory, whom the domain knows
+    /// Makes the sockets of the asleep container in this directory, whose addresses the domain has
     /// ([`Engine::announce`]), and has the keeper hold them.
     pub(crate) fn listen(&mut self, engine: &Engine, dir: &Path) -> Result<()> {
-        let early = || Error::Invalid("what was to listen has ended early".into());
+        let early = || Error::Invalid("the helper 'dormouse internal listen' ended early".into());
         let below = dir.strip_prefix(&engine.places().lib).map_err(|_| early())?;
         let mut asked = self.asked.as_ref().ok_or_else(early)?;
         let line = format!("{}\n", below.display());
@@ -129,11 +132,11 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         drop(self.asked.take());
-        let _ = self.child.wait(); // it has told all that there was to tell
+        let _ = self.child.wait(); // each result was reported before
     }
 }
 
-/// Who makes sockets again, and who holds them.
+/// The helper that makes sockets again, and the keeper that holds them.
 struct Hearing {
     keeper: Keeper,
     listener: Listener,
@@ -148,18 +151,18 @@ impl Hearing {
     }
 }
 
-/// Where this process stands: in the keeper's cgroup, and in one network after the other.
+/// Position of the helper process: in the keeper's cgroup, and in one network after the other.
 ///
-/// A socket is the container's that its maker's cgroup belongs to at that moment, and keeps that cgroup
-/// from being freed for as long as it is there. The keeper's is there anyway, so the network lends it to
-/// the one whose sockets are made ([`dormouse_network::Network::lend`]).
+/// A socket belongs to the container that owns its creator's cgroup at that moment, and keeps that
+/// cgroup from being freed as long as the socket exists. The keeper's cgroup exists anyway, so the
+/// network lends it to the container whose sockets are made ([`dormouse_network::Network::lend`]).
 struct Stand<'e> {
     engine: &'e Engine,
     home: OwnedFd,
     cgroup: Option<(OwnedFd, u64)>,
-    /// In which domain this process is, if not at home.
+    /// Domain that this process has entered; `None` in its original network.
     domain: Option<Domain>,
-    /// What was read last: clones have one checkpoint.
+    /// The checkpoint that was read last: clones share one.
     last: Option<((u64, u64), Reader)>,
 }
 
@@ -209,7 +212,7 @@ impl<'e> Stand<'e> {
         }
     }
 
-    /// Opens a checkpoint, if it is another than the last.
+    /// Opens a checkpoint, unless it is the same as the last.
     fn read(&mut self, asleep: &Path) -> Result<()> {
         let records = asleep.join("records");
         let meta = fs::metadata(&records).map_err(Error::file("cannot look at", &records))?;
@@ -220,7 +223,7 @@ impl<'e> Stand<'e> {
         Ok(())
     }
 
-    /// Enters a domain, or goes home.
+    /// Enters a domain, or returns to the original network.
     fn enter(&mut self, domain: Option<&Name>) -> Result<()> {
         if self.domain.as_ref().map(|there| &there.name) == domain {
             return Ok(());
@@ -229,7 +232,7 @@ impl<'e> Stand<'e> {
             process::setns(netns, CloneFlags::NEWNET)
                 .map_err(Error::call("cannot enter the container's network"))
         };
-        // ORDER: home first: the network is asked from there.
+        // ORDER: the original network first: the engine's calls to the network are made from there.
         go(self.home.as_fd())?;
         self.domain = None;
         if let Some(name) = domain {
@@ -240,8 +243,8 @@ impl<'e> Stand<'e> {
         Ok(())
     }
 
-    /// Makes sockets in the name of a container from now on, and nobody else does as long as the lock is
-    /// held.
+    /// Makes this process create sockets in the name of a container. The lock keeps other helpers
+    /// from doing the same meanwhile.
     fn stand_for(&self, config: &Config) -> Result<Lock> {
         let alone = Lock::take_new(&self.engine.places().run.join("listen.lock"))?;
         if let (Some((_, cgroup)), Some(domain)) = (&self.cgroup, &self.domain) {
@@ -252,9 +255,9 @@ impl<'e> Stand<'e> {
 }
 
 impl Engine {
-    /// Takes note of a keeper, which may have custody from now on.
+    /// Records a keeper, which may have custody from now on.
     ///
-    /// The name of one that is gone is left as it is: what that held is still to be taken back.
+    /// The name of a dead keeper is left in place: its descriptors are still to be recovered.
     pub(crate) fn note_custody(&self, keeper: &mut Keeper) -> Result<()> {
         match disk::read_json::<Custodian>(&self.custodian())? {
             Some(_) => Ok(()),
@@ -269,14 +272,17 @@ impl Engine {
         }
     }
 
-    /// Whoever changes the note is alone: two would make the same new file.
+    /// Takes the lock for changes of `LIB/custody`: two writers would create the same temporary
+    /// file.
     ///
-    /// ORDER: the innermost lock. It is taken by who has a container's, which who takes custody back waits for.
+    /// ORDER: `note.lock` is innermost. Holders of a container lock take it;
+    /// [`Engine::take_custody_back`] waits for container locks, so it must not hold `note.lock`
+    /// meanwhile.
     fn lock_note(&self) -> Result<Lock> {
         Lock::take_new(&self.places().run.join("note.lock"))
     }
 
-    /// Removes what somebody has left who was killed while noting a keeper.
+    /// Removes the temporary file of a command that was killed while it recorded a keeper.
     fn finish_noting(&self) -> Result<()> {
         let new = self.custodian().with_extension("new");
         if !new.exists() {
@@ -286,31 +292,33 @@ impl Engine {
         disk::remove(&new)
     }
 
-    /// The keeper that has custody, to be waited for: readable when it has ended. `None` where it has
-    /// already, or nothing was ever held.
+    /// Returns a pidfd of the keeper that has custody, readable when the keeper has exited. `None`
+    /// if it has exited already, or nothing was ever held.
     pub fn custodian_handle(&self) -> Result<Option<OwnedFd>> {
         let custodian = disk::read_json::<Custodian>(&self.custodian())?;
         let here = custodian.filter(Custodian::lives);
         Ok(here.and_then(|it| pidfd::open_exactly(it.pid, it.start_time).ok()))
     }
 
-    /// Whether the keeper that had custody has ended, and nobody has taken it back since.
+    /// Returns whether the keeper that had custody has exited and its descriptors were not
+    /// recovered since.
     pub fn is_orphaned(&self) -> Result<bool> {
         let custodian = disk::read_json::<Custodian>(&self.custodian())?;
         Ok(custodian.is_some_and(|custodian| !custodian.lives()))
     }
 
-    /// Finishes what commands that were killed have left undone, and takes custody back.
+    /// Finishes the work of killed commands and recovers custody.
     pub fn recover(&self) -> Result<()> {
         self.finish_interrupted()?;
         self.take_custody_back().map(drop)
     }
 
-    /// Makes the sockets of sleeping containers again where whoever held them is gone, and lets drowsy
-    /// ones go on. Gives how many sleep on.
+    /// Re-creates the sockets of sleeping containers if the keeper that held them is gone, and
+    /// thaws drowsy containers. Returns how many containers are still asleep.
     ///
-    /// One for which it fails sleeps on, and a command wakes it. Where the next keeper is killed meanwhile this
-    /// fails as a whole, and is to be done again: the vault has what that had.
+    /// A container whose recovery fails stays asleep; a command can wake it. If the next keeper is
+    /// killed meanwhile the whole recovery fails and is to be repeated: the vault still has the
+    /// descriptors.
     pub fn take_custody_back(&self) -> Result<usize> {
         self.finish_noting()?;
         if !self.is_orphaned()? {
@@ -330,7 +338,8 @@ impl Engine {
             for id in some {
                 match Lock::try_take(&self.dir(id)) {
                     Ok(Some(lock)) => sleepers.extend(self.found_orphaned(id, lock)),
-                    // Whoever has it now will not have it for long; the others do not wait for that.
+                    // Its holder keeps the lock for a short time only; the other containers do not
+                    // wait for that.
                     _ => busy.push(id),
                 }
             }
@@ -345,13 +354,14 @@ impl Engine {
             count += self.listen_again(sleeper.as_slice(), &mut hearing)?;
         }
         match &mut hearing {
-            // ORDER: of what it was not asked for; another one was asked for nothing, and would let go of all.
+            // ORDER: drop the rest only at this keeper. Another keeper got no request and would
+            // drop all.
             Some(hearing) => hearing.keeper.let_go_unasked()?,
             None => self.let_go_of_rest()?,
         }
         let next = match &mut hearing {
             Some(hearing) => Some(Custodian::of(&mut hearing.keeper)?),
-            // Whoever fell asleep meanwhile has found the note of the one that is gone.
+            // A container that fell asleep meanwhile found the dead keeper's note and wrote none.
             None => Keeper::connect(&self.places().run)?
                 .and_then(|mut keeper| Custodian::of(&mut keeper).ok()),
         };
@@ -363,8 +373,9 @@ impl Engine {
         Ok(count)
     }
 
-    /// Has the keeper forget what it has from the vault and no sleeping container has left there: one that was
-    /// interrupted while it fell asleep or woke runs, or was stopped since, and would find its port taken.
+    /// Has the keeper drop the descriptors from the vault that no sleeping container left there. A
+    /// container that was interrupted while it fell asleep or woke may run, or was stopped since,
+    /// and would find its port in use.
     pub(crate) fn let_go_of_rest(&self) -> Result<()> {
         match self.places().run.join(dormouse_launch::keeper::VAULT).exists() {
             true => Ok(self.keeper()?.let_go_unasked()?),
@@ -372,9 +383,9 @@ impl Engine {
         }
     }
 
-    /// A container that may have lost who heard its callers: one that is drowsy goes on, one that sleeps
-    /// is given back, one whose memory nobody fills any more is ended. What fails for one is told of, and
-    /// stops no other.
+    /// Prepares one container that may have lost its keeper. A drowsy container is thawed. A
+    /// sleeping one is returned. A running one whose memory is no longer filled is killed. An error
+    /// is recorded as an event and does not affect other containers.
     fn found_orphaned(&self, id: &ContainerId, lock: Lock) -> Option<Sleeper> {
         let find = || -> Result<Option<Config>> {
             let config = self.config(id)?;
@@ -407,13 +418,13 @@ impl Engine {
         self.record("sleep", id.as_str(), name, &[("custody", format!("lost: {why}"))]);
     }
 
-    /// Makes the sockets of some sleepers again, and gives them to a keeper. Gives how many sleepers are
-    /// heard again.
+    /// Re-creates the sockets of some sleeping containers and passes them to a keeper. Returns for
+    /// how many that succeeded.
     fn listen_again(&self, sleepers: &[Sleeper], hearing: &mut Option<Hearing>) -> Result<usize> {
         if sleepers.is_empty() {
             return Ok(0);
         }
-        // Here and not earlier: where nobody sleeps nobody has to be started.
+        // Not earlier: if no container sleeps, neither keeper nor helper is needed.
         let hearing = match hearing {
             Some(hearing) => hearing,
             none => none.insert(Hearing::begin(self)?),
@@ -423,7 +434,7 @@ impl Engine {
             match self.listen_again_for(config, hearing) {
                 Ok(()) => count += 1,
                 Err(e) => {
-                    hearing.keeper.status()?; // it is not this one's fault that nobody hears it
+                    hearing.keeper.status()?; // a dead keeper is not this container's failure
                     self.lost(&config.id, config.name.as_str(), &e);
                 }
             }
@@ -432,9 +443,10 @@ impl Engine {
     }
 
     fn listen_again_for(&self, config: &Config, hearing: &mut Hearing) -> Result<()> {
-        self.doze(config)?; // what an interrupted wake has left
+        self.doze(config)?; // leftovers of an interrupted wake
         match hearing.keeper.holds(config.id.as_str())? {
-            // From the vault, or from somebody who could not wake it ([`Engine::hold_again`]).
+            // Received from the vault, or from a command whose wake failed
+            // ([`Engine::hold_again`]).
             true => {
                 let reader = Reader::open(&self.asleep_dir(&config.id))?;
                 if let Some(after_ms) = alarm_ms(reader.records(), config.wake_on) {
@@ -449,14 +461,15 @@ impl Engine {
         self.publish_ports(config)
     }
 
-    /// Makes the sockets at which asleep containers are called, and gives them to the keeper. For a
-    /// process of its own ([`Listener`]): reads directories below LIB, and `told` gets a line for each.
+    /// Makes the listening sockets of asleep containers and passes them to the keeper. Runs in the
+    /// helper process ([`Listener`]): reads directories below LIB, and `told` receives one line for
+    /// each.
     pub fn listen_for(
         &self,
         asked: impl Iterator<Item = String>,
         mut told: impl FnMut(&str),
     ) -> Result<()> {
-        // ORDER: first: a keeper that had to be started would be started in the name of somebody.
+        // ORDER: first: a keeper started later would be started in the cgroup lent to a container.
         let mut keeper = Keeper::connect(&self.places().run)?.ok_or(LaunchError::KeeperGone)?;
         let mut stand = Stand::take(self)?;
         for dir in asked {
@@ -468,7 +481,7 @@ impl Engine {
         self.end_lending()
     }
 
-    /// Nobody makes sockets for others any more.
+    /// Ends the mapping of the keeper's cgroup to a container.
     pub(crate) fn end_lending(&self) -> Result<()> {
         match self.cgroups()?.keeper_v2()? {
             Some((_, id)) => Ok(self.network()?.end_lending(id)?),
