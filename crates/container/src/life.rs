@@ -1,5 +1,5 @@
-//! What happens to a container between its start and its end: looking, pausing, signalling,
-//! stopping, settling.
+//! A container's life between its start and its end: observing, pausing, signalling, stopping,
+//! settling.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,16 +21,16 @@ use crate::pending::{Intent, remove_tree};
 use crate::sleep::SIGKILL;
 use crate::spec::{Stdio, Update};
 
-/// LIMIT: how often a keeper is asked how a process ended that it has yet to reap.
+/// LIMIT: number of queries to a keeper for the exit status of a process that it has yet to reap.
 const ASKS_MAX: usize = 100;
 
-/// LIMIT: how long a process that nobody lets go on any more may take to end.
+/// LIMIT: how long a process without its starter may take to exit.
 const DOOMED_WAIT: Duration = Duration::from_secs(5);
 
-/// How long the kernel may take to have the child of a keeper that was killed reaped by another.
+/// How long the kernel may take to hand a killed keeper's child to another process that reaps it.
 const REAP_WAIT: Duration = Duration::from_millis(500);
 
-/// How often somebody who waits for the end of an asleep container looks at it.
+/// Polling interval of [`Engine::wait`] while the container is asleep.
 const ASLEEP_LOOK: Duration = Duration::from_millis(100);
 
 /// `RUN/c/ID/init.json`: the first process of a container that was started in this boot.
@@ -44,19 +44,19 @@ pub(crate) struct InitRecord {
     pub(crate) started_unix_ms: i64,
     #[serde(default)]
     pub(crate) paused: bool,
-    /// It is frozen until somebody calls (`crate::drowsy`), and since when.
+    /// When it became drowsy, that is, frozen until an event arrives (`crate::drowsy`).
     #[serde(default)]
     pub(crate) drowsy_unix_ms: Option<i64>,
-    /// It has a terminal that the keeper holds.
+    /// Its terminal is held by the keeper.
     #[serde(default)]
     pub(crate) console: bool,
-    /// An operator asked it to end, so its restart policy is not asked.
+    /// An operator stops it, so its restart policy is not applied.
     #[serde(default)]
     pub(crate) stopping: bool,
     /// Starts after a failure, without a success in between.
     #[serde(default)]
     pub(crate) failures: u32,
-    /// It falls asleep or wakes: killed now, it is asleep (`crate::sleep`).
+    /// Set while it falls asleep or wakes: if it is killed now, it is asleep (`crate::sleep`).
     #[serde(default)]
     pub(crate) sleeping: bool,
 }
@@ -64,8 +64,8 @@ pub(crate) struct InitRecord {
 /// `LIB/containers/ID/exit.json`: how the first process ended last.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exit {
-    /// The program's exit status; 128 and the signal's number if it was killed; `None` when nobody
-    /// was there to see it (a keeper that was killed, a host that went down).
+    /// The program's exit status; 128 and the signal's number if it was killed; `None` if the
+    /// status is not known (the keeper was killed, the host went down).
     pub code: Option<i32>,
     /// The signal that ended it.
     #[serde(default)]
@@ -80,16 +80,16 @@ pub struct Exit {
     /// Starts after a failure, without a success in between.
     #[serde(default)]
     pub failures: u32,
-    /// An operator asked it to end.
+    /// An operator stopped it.
     #[serde(default)]
     pub stopped: bool,
 }
 
-/// What a look at a container found.
+/// Observed state of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct Look {
     pub(crate) state: State,
-    /// The record of its first process, also when that has ended and is not settled yet.
+    /// The record of its first process, also if that has exited and is not settled yet.
     pub(crate) init: Option<InitRecord>,
     pub(crate) exit: Option<Exit>,
     /// When its checkpoint was published, if it has one to wake from.
@@ -137,25 +137,25 @@ pub struct Logs {
 pub struct Root {
     /// The directory. Paths in it are resolved with RESOLVE_IN_ROOT, or they lead out.
     pub fd: OwnedFd,
-    /// Whether the files' owners are host ids (a stopped container) or must be read as the container
-    /// sees them.
+    /// Whether the files' owners are host ids (a stopped container) or must be mapped to the
+    /// container's ids.
     pub ids: IdMap,
 }
 
 impl Engine {
-    /// What can be known of a container without changing anything.
+    /// Returns the state of a container without changing anything.
     pub(crate) fn look(&self, config: &Config) -> Result<Look> {
-        // ORDER: whoever settles writes the exit, then takes away the record of the process. Read
-        // the other way round, both could be missed, and an exit be called unknown.
+        // ORDER: settling writes the exit record, then removes the record of the process. Reading
+        // in the other order could miss both and report an unknown exit.
         let read_init = || disk::read_json(&self.run_dir(&config.id).join("init.json"));
         let mut init: Option<InitRecord> = read_init()?;
         let may_sleep = init.as_ref().is_none_or(|init| init.sleeping);
         let asleep_unix_ms = may_sleep.then(|| self.asleep_since(&config.id)).flatten();
         let asleep = asleep_unix_ms.is_some();
         if init.is_none() && !asleep {
-            init = read_init()?; // it may have woken in between
+            init = read_init()?; // the container may have woken in between
         }
-        // How one that sleeps ended before is of no interest.
+        // The exit before the current sleep is not needed.
         let read_exit = || disk::read_json(&self.dir(&config.id).join("exit.json"));
         let exit = if asleep && init.is_none() { None } else { read_exit()? };
         let state = match (&init, &exit) {
@@ -171,8 +171,8 @@ impl Engine {
         Ok(Look { state, init, exit, asleep_unix_ms })
     }
 
-    /// The same for who holds the container's lock: a process whose start or wake was interrupted, and
-    /// which is about to end by that, has ended when this returns.
+    /// Returns the state for a holder of the container's lock. A process whose start or wake was
+    /// interrupted, and which is therefore about to exit, has exited when this returns.
     pub(crate) fn look_locked(&self, config: &Config) -> Result<Look> {
         let look = self.look(config)?;
         match look.init.as_ref().filter(|init| look.is_alive() && is_doomed(init)).and_then(handle)
@@ -216,7 +216,7 @@ impl Engine {
         Error::State { name: config.name.to_string(), state, hint }
     }
 
-    /// The record and a handle of its first process, which is alive.
+    /// Returns the record and a pidfd of its first process, which is alive.
     pub(crate) fn alive(&self, config: &Config) -> Result<(InitRecord, OwnedFd)> {
         let look = self.look(config)?;
         let state = look.state;
@@ -232,7 +232,7 @@ impl Engine {
         Ok((init, fd))
     }
 
-    /// Freezes all processes (cgroups(7), freezer). One that is drowsy is paused from now on.
+    /// Freezes all processes (cgroups(7), freezer). A drowsy container becomes paused.
     pub fn pause(&self, id: &ContainerId) -> Result<()> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -252,7 +252,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Thaws them.
+    /// Thaws all processes.
     pub fn unpause(&self, id: &ContainerId) -> Result<()> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -266,24 +266,27 @@ impl Engine {
         Ok(())
     }
 
-    /// ORDER: off the record first: whoever is interrupted after that leaves what is to be thawed.
-    /// Then nobody else has open what it may close; then it goes on.
+    /// Thaws a container.
+    ///
+    /// ORDER: the mark is removed from the record first: an interruption after that leaves a
+    /// container that is to be thawed. Then the keeper's copies of its descriptors are closed; then
+    /// the processes resume.
     pub(crate) fn thaw(&self, config: &Config, init: &mut InitRecord) -> Result<()> {
         let was_drowsy = init.drowsy_unix_ms.take().is_some();
         init.paused = false;
         self.write_init(&config.id, init)?;
         let let_go = if was_drowsy { self.no_longer_called(&config.id) } else { Ok(()) };
-        // By the record it runs: nobody else would have it go on.
+        // The record says running, so no later command would thaw it.
         self.cgroup(config)?.thaw()?;
         let_go
     }
 
-    /// What an interrupted pause or its end has left: frozen only if that is on record, and if `stays`.
+    /// Finishes an interrupted freeze or thaw: frozen only if that is on record, and if `stays`.
     pub(crate) fn finish_freezing(&self, config: &Config, stays: bool) -> Result<()> {
         let (mut init, _) = self.alive(config)?;
         let is_drowsy = init.drowsy_unix_ms.is_some();
         if !is_drowsy && !init.sleeping {
-            self.no_longer_called(&config.id)?; // held, and not on record by then
+            self.no_longer_called(&config.id)?; // descriptors were held before the record
         }
         match is_drowsy || init.paused && stays {
             true => Ok(self.cgroup(config)?.freeze()?),
@@ -291,7 +294,7 @@ impl Engine {
         }
     }
 
-    /// What an interrupted change of limits has left: they are as the record says.
+    /// Finishes an interrupted change of limits: sets the limits of the record.
     pub(crate) fn finish_limiting(&self, config: &Config) -> Result<()> {
         self.alive(config)?;
         Ok(self.cgroup(config)?.set(&config.limits)?)
@@ -310,7 +313,7 @@ impl Engine {
             return self.end_sleep(&config);
         }
         let (mut init, fd) = self.alive(&config)?;
-        // What a paused one is sent waits; a drowsy one is woken by it.
+        // Signals to a paused container stay pending; a drowsy container is woken by them.
         let is_drowsy = init.drowsy_unix_ms.is_some();
         let thaws = is_drowsy || signal == SIGKILL && init.paused;
         let _doing = thaws.then(|| self.intend(id, &Intent::Freezer)).transpose()?;
@@ -328,8 +331,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Asks the first process to end, and kills everything when it has not after the timeout (the
-    /// container's own where there is none). A container that is not running is stopped already.
+    /// Sends the stop signal to the first process, and kills all processes if it has not exited
+    /// after the timeout (the container's own if none is given). Does nothing if the container is
+    /// not running.
     pub fn stop(&self, id: &ContainerId, timeout: Option<Duration>) -> Result<()> {
         let config = self.config(id)?;
         let timeout =
@@ -344,7 +348,7 @@ impl Engine {
                 return Ok(());
             }
             if !look.is_alive() {
-                // It may be waiting to be started again: that is over now.
+                // A pending restart is cancelled.
                 if let Some(mut exit) = self.settle_locked(&config, true)?
                     && !exit.stopped
                     && !config.auto_remove
@@ -370,12 +374,12 @@ impl Engine {
         let ended = pidfd::wait(fd.as_fd(), Some(timeout));
         let ended = ended.map_err(Error::call("cannot wait for the container"))?;
         let lock = match self.lock(id) {
-            Err(Error::NoContainer(_)) => return Ok(()), // --rm, and somebody else was quicker
+            Err(Error::NoContainer(_)) => return Ok(()), // --rm, removed by another command
             other => other?,
         };
         let config = self.config(id)?;
         let look = self.look_locked(&config)?;
-        // Who has been put to sleep meanwhile has ended, and would come back.
+        // A container that was put to sleep meanwhile has no process, and would be restored.
         if look.state == State::Asleep {
             self.end_sleep(&config)?;
         } else if !ended && look.is_alive() {
@@ -387,7 +391,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Kills every process, waits until the first one is gone and settles.
+    /// Kills every process, waits until the first one has exited and settles.
     pub(crate) fn kill_locked(&self, config: &Config, look: &Look) -> Result<()> {
         let Some(init) = &look.init else { return Ok(()) };
         let mut init = init.clone();
@@ -404,7 +408,8 @@ impl Engine {
         self.settle_locked(config, false).map(|_| ())
     }
 
-    /// Waits until the container is not running and returns how it ended; at once if it is not.
+    /// Waits until the container is not running and returns its exit; returns at once if it is not
+    /// running.
     pub fn wait(&self, id: &ContainerId) -> Result<Exit> {
         let unknown = || Exit {
             code: None,
@@ -428,8 +433,8 @@ impl Engine {
             let keeper = Keeper::connect(&self.places().run)?;
             let mut ended = None;
             if let Some(fd) = handle(init) {
-                // Subscribed before the exit, the keeper tells the status even of a container that is
-                // removed as soon as it ends.
+                // Subscribed before the exit, the keeper reports the status even of a container
+                // that is removed as soon as it ends.
                 let told = keeper.and_then(|mut keeper| keeper.wait(init.pid).ok());
                 ended = match told {
                     None => told_by_kernel(fd.as_fd())?,
@@ -441,7 +446,7 @@ impl Engine {
                 Err(Error::NoContainer(_)) => unknown(),
                 other => other?,
             };
-            // Killed because it fell asleep, before anybody knew who waits.
+            // SIGKILL may mean that the container fell asleep before this waiter registered.
             let may_sleep = exit.code.is_none() || exit.signal == Some(SIGKILL);
             if may_sleep && self.look(&config).is_ok_and(|it| it.state == State::Asleep) {
                 continue;
@@ -450,7 +455,7 @@ impl Engine {
         }
     }
 
-    /// How the process of a record ended, from what the keeper wrote down.
+    /// Returns the exit of a recorded process, from the keeper's record.
     pub(crate) fn exit_of(&self, id: &ContainerId, init: &InitRecord) -> Result<Exit> {
         for _ in 0..ASKS_MAX {
             if let Some(exit) = self.written_exit(id, init)? {
@@ -461,12 +466,13 @@ impl Engine {
             let is_parent =
                 |stat: Stat| stat.start_time == init.start_time && stat.ppid == keeper.pid();
             if !stat.is_ok_and(is_parent) {
-                // ORDER: a keeper that has reaped it has written before it answers this. One that is
-                // gone meanwhile has written, too, or never will.
+                // ORDER: a keeper writes the exit before it answers this request. A keeper that
+                // died meanwhile has written it too, or never will.
                 let _ = keeper.status();
                 break;
             }
-            // It has to be reaped by this keeper, which tells how it ended; or was just now.
+            // This keeper is the parent: it will report the exit, or has reaped the process just
+            // now.
             if let Ok(status) = keeper.wait(init.pid) {
                 return Ok(exit_from(init, Some(status)));
             }
@@ -478,13 +484,13 @@ impl Engine {
         if let Some(status) = ExitStatus::read(&self.run_dir(id), init.pid)? {
             return Ok(Some(exit_from(init, Some(status))));
         }
-        // Perhaps settled by somebody else meanwhile.
+        // Another command may have settled it meanwhile.
         let settled = disk::read_json::<Exit>(&self.dir(id).join("exit.json"))?;
         Ok(settled.filter(|exit| exit.started_unix_ms == init.started_unix_ms))
     }
 
-    /// Settles a container whose first process has ended, and starts it again or removes it where
-    /// that is what was asked for. The entry for the keeper, which calls it when nobody waits.
+    /// Settles a container whose first process has exited, then restarts or removes it by its
+    /// policy. The keeper calls this when no command waits for the container.
     pub fn settle(&self, id: &ContainerId) -> Result<Option<Exit>> {
         let lock = match self.lock(id) {
             Err(Error::NoContainer(_)) => return Ok(None),
@@ -495,7 +501,8 @@ impl Engine {
         let Some(exit) = exit.filter(|e| wants_restart(config.restart, e)) else {
             return Ok(None);
         };
-        // The lock is free while we wait, so that an operator can stop what keeps failing.
+        // The lock is free while we wait, so that an operator can stop a container that keeps
+        // failing.
         drop(lock);
         std::thread::sleep(restart_delay(&exit));
         let _lock = match self.lock(id) {
@@ -514,15 +521,17 @@ impl Engine {
         Ok(Some(exit))
     }
 
-    /// ORDER: the exit is on disk before the record of the process goes, so that whoever is killed
-    /// in between leaves a container that is settled again, with the same result.
+    /// Settles a container under its lock.
     ///
-    /// `finally` also removes a container that was to be removed when it ends.
+    /// ORDER: the exit is on disk before the record of the process is removed. A kill in between
+    /// leaves a container that is settled again, with the same result.
+    ///
+    /// `finally` also removes a container with `auto_remove`.
     pub(crate) fn settle_locked(&self, config: &Config, finally: bool) -> Result<Option<Exit>> {
         self.settle_found(config, self.look(config)?, finally)
     }
 
-    /// The same for who has looked already.
+    /// Settles a container whose state the caller has read.
     pub(crate) fn settle_found(
         &self,
         config: &Config,
@@ -531,7 +540,7 @@ impl Engine {
     ) -> Result<Option<Exit>> {
         if !look.needs_settling() {
             if look.init.is_none() && self.run_dir(&config.id).exists() {
-                // A start or an end that was interrupted.
+                // A start or an end was interrupted.
                 match look.state {
                     State::Asleep => self.doze(config)?,
                     _ => self.tear_down(&config.id, Some(config))?,
@@ -545,7 +554,7 @@ impl Engine {
             self.doze(config)?;
             return Ok(None);
         }
-        self.forget_sleep(config)?; // of the past: it went on
+        self.forget_sleep(config)?; // an old checkpoint: the container ran on
         if init.drowsy_unix_ms.is_some() {
             self.no_longer_called(&config.id)?;
         }
@@ -573,16 +582,16 @@ impl Engine {
         disk::write_json(&self.dir(id).join("exit.json"), exit, Durable::No)
     }
 
-    /// Gives back everything of a container that lives in the kernel. Called for containers in any
-    /// state of being made or unmade, also twice.
+    /// Releases every kernel object of a container. Accepts half-built and half-removed containers,
+    /// and may be called twice.
     pub(crate) fn tear_down(&self, id: &ContainerId, config: Option<&Config>) -> Result<()> {
         self.tear_down_with(id, config, self.cgroups()?.find(id.as_str())?)
     }
 
-    /// The same for who has found its cgroup already.
+    /// Releases the kernel objects of a container whose cgroup the caller has found.
     ///
-    /// ORDER: `RUN/c/ID` last. A start makes it first and takes it for the sign that an earlier one
-    /// was interrupted.
+    /// ORDER: `RUN/c/ID` last. A start makes it first and treats an existing one as the sign of an
+    /// interrupted start.
     fn tear_down_with(
         &self,
         id: &ContainerId,
@@ -655,7 +664,7 @@ impl Engine {
         }
         let changed = alive && update.limits != dormouse_model::Limits::default();
         let cgroup = changed.then(|| self.cgroup(&config)).transpose()?;
-        // ORDER: on record, then in force: whoever finds the intent puts in force what is on record.
+        // ORDER: on record, then in force: a command that finds the intent applies the record.
         let _doing = changed.then(|| self.intend(id, &Intent::Limits)).transpose()?;
         self.write_config(&self.dir(id), &config)?;
         if let Some(Err(e)) = cgroup.map(|cgroup| cgroup.set(&update.limits)) {
@@ -663,7 +672,7 @@ impl Engine {
             (config.sleep, config.drowsy) = (before.sleep, before.drowsy);
             config.wake_on = before.wake_on;
             self.write_config(&self.dir(id), &config)?;
-            let _ = self.finish_limiting(&config); // the first error is the one to tell
+            let _ = self.finish_limiting(&config); // the first error is returned
             return Err(e.into());
         }
         self.record("update", id.as_str(), config.name.as_str(), &[]);
@@ -681,8 +690,8 @@ impl Engine {
         Logs { stdout: dir.join("stdout.log"), stderr }
     }
 
-    /// The root directory of a container: what its processes see while it runs, a mount of the same
-    /// layers, not attached anywhere, when it is stopped.
+    /// Returns the root directory of a container: its processes' root while it runs, or a detached
+    /// mount of the same layers when it is stopped.
     pub fn root(&self, id: &ContainerId) -> Result<Root> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -713,9 +722,8 @@ impl Engine {
         Ok(self.assemble(config, userns.as_fd())?.root)
     }
 
-    /// Gives the host back what this instance took from it: keeper, mounts, network, control groups.
-    /// What survives a reboot stays, so this is what a reboot would do. Refused while a container
-    /// runs.
+    /// Removes this instance's objects from the kernel: keeper, mounts, network, control groups.
+    /// Files on disk stay, so the effect is that of a reboot. Refused while a container runs.
     pub fn dismantle(&self) -> Result<()> {
         for id in self.ids()? {
             let lock = match self.lock(&id) {
@@ -733,28 +741,31 @@ impl Engine {
         if let Some(keeper) = Keeper::connect(&self.places().run)? {
             keeper.end()?;
         }
-        // The keeper may be at it already.
+        // The keeper may be tidying up already.
         let _alone = disk::Lock::take_new(&self.places().run.join("use.lock"))?;
         self.tidy_alone()?;
         disk::remove(&self.places().run.join("boot"))
     }
 
-    /// Held while a container starts: what containers share stays.
+    /// Takes a share of the lock that keeps shared objects (see [`Engine::tidy`]) while a container
+    /// starts.
     pub(crate) fn in_use(&self) -> Result<disk::Lock> {
         disk::Lock::take_shared(&self.places().run.join("use.lock"))
     }
 
-    /// Takes away what containers share (domains, mounts of images and of the shared tmpfs, the
-    /// cgroups above them) if no container runs or starts. The keeper has it called when its last
-    /// container is gone; the next start makes everything again. Returns whether it was done.
+    /// Removes the objects that containers share (domains, mounts of images and of the shared
+    /// tmpfs, the cgroups above them) if no container runs or starts. The keeper calls this when
+    /// its last container has ended; the next start makes them again. Returns whether they were
+    /// removed.
     pub fn tidy(&self) -> Result<bool> {
         let lock = self.places().run.join("use.lock");
-        // ORDER: never waited for. Whoever holds it may be waiting for us to leave our cgroup.
+        // ORDER: never wait for this lock. Its holder may be waiting until this process leaves its
+        // cgroup.
         let Some(_alone) = disk::Lock::try_take_new(&lock)? else { return Ok(false) };
         self.tidy_alone()
     }
 
-    /// The caller holds the lock that starts share.
+    /// Removes the shared objects. The caller holds the exclusive lock.
     fn tidy_alone(&self) -> Result<bool> {
         let running = self.places().running();
         let mut left = fs::read_dir(&running).map_err(Error::file("cannot list", &running))?;
@@ -803,18 +814,18 @@ impl Engine {
     }
 }
 
-/// Whether the process of a record still runs: a zombie does not.
+/// Returns whether a recorded process still runs; a zombie does not.
 fn is_alive(init: &InitRecord) -> bool {
     handle(init).is_some_and(pidfd::is_alive)
 }
 
-/// Whether a process is about to end because who was to let it go on is gone: a newborn that has not
-/// become the program, or one that is restored and dies with its conductor. True only for who holds the
-/// container's lock: otherwise that one may be at it.
+/// Returns whether a process is about to exit because its starter has died: a newborn before
+/// execve, or a restored process that is killed with its restorer. Valid only under the container's
+/// lock; otherwise the starter may still be at work.
 fn is_doomed(init: &InitRecord) -> bool {
     const SIGKILL: u64 = 1 << 8;
     let exe = |pid: u64| fs::read_link(format!("/proc/{pid}/exe"));
-    // Who is on the way out has no memory any more, and no program.
+    // An exiting process has released its memory, so it has no executable any more.
     let (Ok(fields), Ok(program)) = (proc::fields(init.pid), exe(init.pid.into())) else {
         return true;
     };
@@ -822,19 +833,19 @@ fn is_doomed(init: &InitRecord) -> bool {
     let is_killed = pending.fold(0, |all, mask| all | mask) & SIGKILL != 0;
     let is_newborn = fields.field("Name") == Some("dormouse-keeper")
         && program.starts_with("/memfd:dormouse-keeper");
-    // A conductor that was killed has lost its memory before its locks, and its tracees after them.
+    // A killed restorer loses its memory before its locks, and its tracees after them.
     let tracer = fields.number("TracerPid").filter(|tracer| *tracer != 0);
     is_killed || is_newborn || tracer.is_some_and(|tracer| exe(tracer).is_err())
 }
 
-/// How a process ended, from the kernel: for when there is no keeper to tell it. Waits for the end.
-/// `None` on kernels that forget. KERNEL(6.15)
+/// Returns how a process ended, from the kernel, if there is no keeper to report it. Waits for the
+/// exit. `None` on kernels that do not keep the status. KERNEL(6.15)
 pub(crate) fn told_by_kernel(process: BorrowedFd<'_>) -> Result<Option<ExitStatus>> {
     pidfd::wait(process, None).map_err(Error::call("cannot wait for the container"))?;
     let until = Instant::now() + REAP_WAIT;
     loop {
         let ended = pidfd::exit_status(process);
-        if let Some(exit) = ended.map_err(Error::call("cannot ask how the container ended"))? {
+        if let Some(exit) = ended.map_err(Error::call("cannot read the container's exit status"))? {
             let signal = match exit {
                 dormouse_kernel::process::Exit::Signal(signal) => Some(signal),
                 dormouse_kernel::process::Exit::Code(_) => None,
@@ -854,7 +865,7 @@ pub(crate) fn told_by_kernel(process: BorrowedFd<'_>) -> Result<Option<ExitStatu
     }
 }
 
-/// A handle of the process of a record, if it still exists.
+/// Returns a pidfd of a recorded process, if it still exists.
 pub(crate) fn handle(init: &InitRecord) -> Option<OwnedFd> {
     pidfd::open_exactly(init.pid, init.start_time).ok()
 }
@@ -883,8 +894,8 @@ fn wants_restart(policy: Restart, exit: &Exit) -> bool {
     }
 }
 
-/// How long a container that ended waits for its next start: not at all after it lived for ten
-/// seconds, else longer each time, up to a minute.
+/// Delay before the restart of a container that ended: none if it lived for ten seconds, otherwise
+/// doubled with each failure, up to a minute.
 fn restart_delay(exit: &Exit) -> Duration {
     if exit.finished_unix_ms - exit.started_unix_ms > 10_000 {
         return Duration::ZERO;
@@ -909,7 +920,7 @@ mod tests {
     }
 
     #[test]
-    fn restart_policies_decide_as_podman_does() {
+    fn restart_policy_matches_podman() {
         let retries = |r| Restart::OnFailure { retries: r };
         assert!(wants_restart(Restart::Always, &exit(Some(0), 0, false)));
         assert!(!wants_restart(Restart::Always, &exit(Some(0), 0, true)), "an operator stopped it");
