@@ -1,28 +1,28 @@
-//! Drowsy: frozen with everything alive, memory elsewhere, until somebody calls.
+//! Drowsy: frozen with all processes alive, memory in swap, until an event arrives.
 //!
-//! The tier between awake and asleep. Nothing is saved and nothing has to be: processes, sockets and
-//! whatever no checkpoint holds stay in the kernel, frozen (cgroups(7), freezer), and their memory is
-//! pushed out to the swap that the host has. Waking is thawing.
+//! Drowsy is the tier between awake and asleep. Nothing is saved: processes, sockets and objects
+//! that no checkpoint supports stay in the kernel, frozen (cgroups(7), freezer), and their memory
+//! is pushed out to the host's swap. Waking is thawing.
 //!
-//! **Not `pause`.** What an operator has paused stays still until he says otherwise, whoever calls;
-//! the record of the first process says `paused`. A drowsy container has `drowsy_unix_ms` there, and is
-//! let go on by a call, by whatever comes through one of its descriptors, by its timers, by `exec`,
-//! `wake`, `stop`. Paused meanwhile, it is paused and no longer drowsy; one that is paused does not
-//! become drowsy.
+//! **Not `pause`.** A container that an operator has paused stays frozen until the operator resumes
+//! it; the record of the first process contains `paused`. A drowsy container has `drowsy_unix_ms`
+//! there. It is thawed by an incoming connection, by any event at one of its watched descriptors,
+//! by its timers, by `exec`, `wake`, `stop`. `pause` makes a drowsy container paused and no longer
+//! drowsy; a paused container does not become drowsy.
 //!
-//! **Who calls.** The keeper has copies of the descriptors through which something may come from
-//! outside ([`dormouse_checkpoint::save::Calls`]) and is told by epoll(7), as of those of containers
-//! that sleep; first timer and first wait are its alarm. Here, too, one that was stopped while it was
-//! at work is let go on as soon as it stands still.
+//! **Events.** The keeper has copies of the descriptors through which events may arrive from
+//! outside ([`dormouse_checkpoint::save::Calls`]) and is notified by epoll(7), as for sleeping
+//! containers. The first timer and the first timeout are its alarm. As with sleep, a container that
+//! was stopped while active is thawed as soon as it is frozen.
 //!
-//! ORDER, to drowsy: all threads stopped by a tracer; frozen; the tracer lets go; held; on record;
-//! memory pushed out, without the container's lock. Back: off the record; the keeper lets go; thawed.
-//! An intent says meanwhile that what is on record holds, so a command that was killed leaves one that
-//! is drowsy and is called, or one that goes on. When the keeper is killed the next command, or the
-//! daemon at once, lets all go on ([`crate::custody`]).
+//! ORDER, to drowsy: all threads stopped by a tracer; frozen; tracer detached; descriptors held;
+//! recorded; memory pushed out, without the container's lock. Back: mark removed; descriptors
+//! dropped; thawed. Meanwhile an intent makes the record decisive. A killed command therefore
+//! leaves a drowsy container that the keeper watches, or a running one. When the keeper is killed
+//! the next command, or the daemon at once, thaws all drowsy containers ([`crate::custody`]).
 //!
-//! LIMIT: the kernel's own 30 to 60 kB of a process (stack, page tables) stay; a process that somebody
-//! traces is frozen wherever it is.
+//! LIMIT: the kernel's own 30 to 60 kB of a process (stack, page tables) stay; a traced process is
+//! frozen at any point.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -42,34 +42,34 @@ use crate::idle::{Idle, Why};
 use crate::life::InitRecord;
 use crate::pending::Intent;
 
-/// How much is pushed out before it is looked whether the container is still drowsy.
+/// How much memory is pushed out between two checks whether the container is still drowsy.
 const PIECE_BYTES: u64 = 32 << 20;
 
-/// How long threads that were thawed may take to wait again.
+/// How long thawed threads may take to wait again.
 const SETTLE_WITHIN: Duration = Duration::from_millis(100);
 
-/// What was pushed out.
+/// Result of a push-out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drowsed {
-    /// Memory that was charged to it before, in bytes.
+    /// Memory charged to the container before, in bytes.
     pub before_bytes: u64,
-    /// And after.
+    /// The same after, in bytes.
     pub after_bytes: u64,
-    /// The host has swap. Without it only page cache can be taken.
+    /// The host has swap. Without swap only page cache can be reclaimed.
     pub has_swap: bool,
 }
 
 impl Engine {
-    /// Freezes a running container until somebody calls, and pushes its memory out; `None` where it is
-    /// drowsy, or asleep, already.
+    /// Freezes a running container until an event arrives, and pushes its memory out; `None` if the
+    /// container is drowsy, or asleep, already.
     ///
-    /// Errors: [`ErrorKind::Busy`](crate::ErrorKind::Busy) for one that is paused; one that cannot be
-    /// frozen within 10 s goes on.
+    /// Errors: [`ErrorKind::Busy`](crate::ErrorKind::Busy) for a paused container; a container that
+    /// cannot be frozen within 10 s is thawed.
     pub fn drowse(&self, id: &ContainerId) -> Result<Option<Drowsed>> {
         self.drowse_as(id, None, Why::Operator)
     }
 
-    /// The same, if it is still idle where that is why.
+    /// Makes a container drowsy; if `idle` is given, only if it is still idle.
     pub(crate) fn drowse_as(
         &self,
         id: &ContainerId,
@@ -99,35 +99,37 @@ impl Engine {
             self.write_init(id, &init)
         });
         if let Err(e) = marked {
-            // The first error is the one to tell.
+            // The first error is returned.
             let _ = keeper.let_go(id.as_str());
             let _ = cgroup.thaw();
             return Err(e);
         }
-        // ORDER: on record, then asked: whoever took custody back from a keeper that was killed before has found
-        // nobody drowsy here, and the next one hears nobody for it.
+        // ORDER: write the record, then verify that the keeper still holds the descriptors. A
+        // recovery that ran before the record was written did not see this container, so its
+        // callers would be lost.
         if !keeper.holds(id.as_str()).unwrap_or(false) {
             self.thaw(&config, &mut init)?;
             return Err(LaunchError::KeeperGone.into());
         }
         let reason = [("reason", why.as_str().to_owned())];
         self.record("drowsy", id.as_str(), config.name.as_str(), &reason);
-        // ORDER: from here on whoever calls wakes it, and does not wait for the rest.
+        // ORDER: from here on an event wakes the container without waiting for the push-out.
         drop((doing, lock));
         let goes_on = || self.is_drowsy(id);
         let before_bytes = cgroup.memory_bytes()?;
         let pushed = push_out(&cgroup, &goes_on);
         let pushed = pushed.and_then(|has_swap| Ok((has_swap, cgroup.memory_bytes()?)));
         let (has_swap, after_bytes) = match pushed {
-            // It was woken, and has ended.
+            // The container was woken, and has ended.
             Err(_) if !goes_on() => (has_swap(), before_bytes),
             other => other?,
         };
         Ok(Some(Drowsed { before_bytes, after_bytes, has_swap }))
     }
 
-    /// Pushes the memory of a running container out to swap as long as none of its tasks runs. It goes on, and
-    /// what it touches the kernel reads again; nothing of it is on record. Gives how much that was, in bytes.
+    /// Pushes the memory of a running container out to swap as long as none of its tasks runs. The
+    /// container continues, and the kernel reads touched pages again; nothing is recorded. Returns
+    /// the number of bytes.
     pub(crate) fn swap_out(&self, id: &ContainerId, idle: Option<&Idle>) -> Result<u64> {
         let config = self.config(id)?;
         let state = self.look(&config)?.state;
@@ -135,7 +137,7 @@ impl Engine {
             return Err(self.not(&config, state, "it is not running"));
         }
         let at_work = || Error::NotIdle(config.name.to_string());
-        // Somebody of ours is: its memory is still being filled.
+        // The container is in use by the engine: its memory is still being filled.
         self.filled(&config).map_err(|e| match e {
             Error::Filling(_) => at_work(),
             other => other,
@@ -156,14 +158,14 @@ impl Engine {
         };
         let before = pages()?;
         push_out(&self.cgroup(&config)?, &goes_on)?;
-        // What did not go because it was interrupted says nothing about what would.
+        // An interrupted push-out gives no measure of the memory that could go.
         if !goes_on() {
             return Err(at_work());
         }
         Ok(before.saturating_sub(pages()?))
     }
 
-    /// Freezes it, and has the keeper hear of whoever calls.
+    /// Freezes the container, and has the keeper watch its descriptors.
     fn freeze_called(
         &self,
         config: &Config,
@@ -178,10 +180,10 @@ impl Engine {
             return Err(Error::NotIdle(config.name.to_string()));
         }
         cgroup.freeze()?;
-        // ORDER: what its tracer lets go of goes from one stop into the other.
+        // ORDER: tasks released by the tracer pass from one stop into the other.
         drop(still);
         cgroup.freeze()?;
-        keeper.let_go(id)?; // what was interrupted has left
+        keeper.let_go(id)?; // leftovers of an interrupted command
         let timers = config.wake_on.timer;
         let timerfd = calls.next_timerfd.filter(|_| timers != WakeOnTimer::InTime);
         let next_ring = calls.next_ring.into_iter().chain(timerfd).min();
@@ -189,7 +191,7 @@ impl Engine {
         self.set_alarm(config, next_ring, idle)
     }
 
-    /// Lets a drowsy container go on. The caller holds its lock.
+    /// Thaws a drowsy container. The caller holds its lock.
     pub(crate) fn rouse(&self, config: &Config, mut init: InitRecord, why: Why) -> Result<()> {
         let _doing = self.intend(&config.id, &Intent::Freezer)?;
         self.thaw(config, &mut init)?;
@@ -198,8 +200,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for one that is about to fall asleep, if nothing of it is refused; returns when its
-    /// threads wait where they did.
+    /// Thaws a drowsy container that is about to fall asleep, if all of it can be saved. Returns
+    /// when its threads wait as before.
     pub(crate) fn rouse_to_sleep(&self, config: &Config, mut init: InitRecord) -> Result<()> {
         let refusals = self.explain_sleep(&config.id)?;
         if !refusals.is_empty() {
@@ -214,7 +216,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the keeper forget a container that is drowsy no more.
+    /// Has the keeper drop the descriptors of a container that is no longer drowsy.
     pub(crate) fn no_longer_called(&self, id: &ContainerId) -> Result<()> {
         match Keeper::connect(&self.places().run)? {
             Some(mut keeper) => Ok(keeper.let_go(id.as_str())?),
@@ -228,8 +230,8 @@ impl Engine {
     }
 }
 
-/// Pushes the memory of all processes of a group out, as long as `goes_on` says so; what is not pushed out
-/// by then stays. Whether the host has swap: without it only page cache can be taken.
+/// Pushes the memory of all processes of a group out while `goes_on` returns true; the remaining
+/// pages stay. Returns whether the host has swap: without swap only page cache can be reclaimed.
 fn push_out(
     cgroup: &Cgroup,
     goes_on: &impl Fn() -> bool,
@@ -239,7 +241,8 @@ fn push_out(
         let opened =
             cgroup.pids()?.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?)));
         let opened: Vec<(u32, OwnedFd)> = opened.collect();
-        // ORDER: opened, then found in the group once more: no other's process by that number.
+        // ORDER: opened, then found in the group once more: the pid was not reused by a foreign
+        // process.
         let pids = cgroup.pids()?;
         for (pid, process) in opened.iter().filter(|(pid, _)| pids.contains(pid)) {
             if !push_out_process(*pid, process, goes_on) {
@@ -247,12 +250,12 @@ fn push_out(
             }
         }
     }
-    // Page cache, what no process maps, and what is in swap already but not let go of yet.
+    // Page cache, unmapped pages, and swap cache that was not freed yet.
     cgroup.reclaim(goes_on)?;
     Ok(has_swap)
 }
 
-/// Pushes the memory of a process out. False where it is to be left alone now.
+/// Pushes the memory of a process out. False if the container is to be left alone now.
 fn push_out_process(pid: u32, process: &OwnedFd, goes_on: &impl Fn() -> bool) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let mut until_look = 0;
@@ -266,7 +269,7 @@ fn push_out_process(pid: u32, process: &OwnedFd, goes_on: &impl Fn() -> bool) ->
                 until_look = PIECE_BYTES;
             }
             let bytes = (end - at).min(until_look);
-            // What is locked, or is a device's, stays: the kernel says so by an error.
+            // Locked pages and device mappings stay: the kernel returns an error for them.
             let _ = call::page_out(process.as_fd(), at, bytes);
             at += bytes;
             until_look -= bytes;
@@ -275,7 +278,7 @@ fn push_out_process(pid: u32, process: &OwnedFd, goes_on: &impl Fn() -> bool) ->
     true
 }
 
-/// The addresses of a line of proc_pid_maps(5), but for the kernel's own.
+/// Parses the addresses of a line of proc_pid_maps(5); `None` for the kernel's own mappings.
 fn range(line: &str) -> Option<(u64, u64)> {
     if line.ends_with(']') && line.contains("[v") {
         return None;
@@ -285,12 +288,12 @@ fn range(line: &str) -> Option<(u64, u64)> {
     number(start).zip(number(end))
 }
 
-/// Whether the host has swap of any kind (proc_swaps(5)): a line below the heading.
+/// Returns whether the host has swap of any kind (proc_swaps(5)): a line below the heading.
 fn has_swap() -> bool {
     proc::read_text("/proc/swaps", 1 << 20).is_ok_and(|text| text.lines().nth(1).is_some())
 }
 
-/// Whether all threads of a container wait, and not in the freezer.
+/// Returns whether all threads of a container wait, and not in the freezer.
 fn waits_again(cgroup: &Cgroup) -> Result<bool> {
     let threads = cgroup.pids()?.into_iter().flat_map(|pid| {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
@@ -310,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_pushed_out_by_its_ranges() {
+    fn map_lines_give_ranges_except_kernel_mappings() {
         let line = "7f00-8000 rw-p 00000000 00:00 0 ";
         assert_eq!(range(line), Some((0x7f00, 0x8000)));
         assert_eq!(range("7ffe-7fff rw-p 0 00:00 0 [stack]"), Some((0x7ffe, 0x7fff)));

@@ -1,13 +1,13 @@
-//! Falling asleep by itself, and the timers that wake: what sleep has to do with time.
+//! Falling asleep by itself, and the timers that wake: the time aspects of sleep.
 //!
-//! **Idle** is a container of which no task has run for the time that its configuration says
-//! ([`dormouse_model::Sleep`]); the kernel counts the CPU time of its cgroup anyway, and a number that
-//! stays the same is proof ([`CpuTime`]). Whoever watches (the daemon) says what the number was; it is
-//! looked at again under the container's lock, so that one that was called meanwhile is left alone.
+//! **Idle** is a container without a running task for the time in its configuration
+//! ([`dormouse_model::Sleep`]). The kernel counts the CPU time of its cgroup anyway, and an
+//! unchanged number is proof ([`CpuTime`]). The daemon passes the number it saw. The number is
+//! compared again under the container's lock, so that a container that ran meanwhile is left alone.
 //!
-//! **Timers.** The checkpoint knows when the first timer of the container rings or the first wait is
-//! over. The keeper has that as an alarm and wakes it then. One whose time comes soon is not worth
-//! its sleep and stays awake.
+//! **Timers.** The checkpoint contains the time until the first timer of the container expires or
+//! the first wait times out. The keeper sets an alarm to that time and wakes the container then. A
+//! container with an early timer is not worth suspending and stays awake.
 
 use std::time::{Duration, Instant};
 
@@ -22,24 +22,24 @@ use serde::{Deserialize, Serialize};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 
-/// Why a container fell asleep or was woken: the attribute `reason` of the events.
+/// Reason why a container fell asleep or was woken: the attribute `reason` of the events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// An operator said so, or did something that needs it awake.
+    /// Command of an operator, or one that needs the container awake.
     Operator,
-    /// None of its tasks had run for its time.
+    /// No task had run for the configured time.
     Idle,
-    /// Somebody called.
+    /// An event arrived, for example a connection.
     Called,
-    /// A timer of it rings.
+    /// A timer of the container expires.
     Timer,
-    /// Others need its memory.
+    /// Other containers need its memory.
     Memory,
-    /// The keeper that would have heard of callers was killed.
+    /// The keeper that would have received its events was killed.
     Keeper,
 }
 
-/// How far down a container is put.
+/// How far a container is suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tier {
     /// Frozen, its memory pushed out ([`crate::Engine::drowse`]).
@@ -48,17 +48,17 @@ pub enum Tier {
     Asleep,
 }
 
-/// What is asked of a container that does nothing.
+/// Request for an idle container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// Its pages go to swap, as long as it does nothing; it stays as it is.
+    /// Push its pages out to swap while it is idle; its state does not change.
     PagesOut,
-    /// It is put further down.
+    /// Suspend it to this tier.
     Fall(Tier),
 }
 
 impl Asked {
-    /// The word for it.
+    /// Returns the word of the command line and the events.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::PagesOut => "pages-out",
@@ -79,21 +79,21 @@ impl std::str::FromStr for Asked {
     }
 }
 
-/// After how much time without work a container is put where.
+/// Idle times after which a container is suspended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Until it is drowsy.
+    /// Time until drowsy.
     pub drowsy: Option<Duration>,
-    /// Until it is asleep.
+    /// Time until asleep.
     pub asleep: Option<Duration>,
-    /// It is drowsy now.
+    /// The container is drowsy now.
     pub is_drowsy: bool,
-    /// Its timers may wait while it sleeps: what it does for them now and then keeps it from nothing.
+    /// Its timers may wait while it sleeps, so regular work for timers does not count.
     pub timers_wait: bool,
 }
 
 impl Why {
-    /// The word for it.
+    /// Returns the word of the events.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Operator => "operator",
@@ -105,7 +105,7 @@ impl Why {
         }
     }
 
-    /// The reason behind the keeper's word.
+    /// Parses the keeper's word.
     pub fn of_keeper(word: Option<&str>) -> Self {
         match word {
             Some("timer") => Self::Timer,
@@ -113,7 +113,7 @@ impl Why {
         }
     }
 
-    /// The reason behind the daemon's word.
+    /// Parses the daemon's word.
     pub fn of_daemon(word: &str) -> Self {
         match word {
             "memory" => Self::Memory,
@@ -122,54 +122,55 @@ impl Why {
     }
 }
 
-/// What is known of a container that is to fall asleep by itself.
+/// Facts about a container that is to fall asleep by itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Idle {
-    /// None of its tasks has run for so long.
+    /// For how long none of its tasks has run.
     pub quiet: Duration,
-    /// The CPU time that it had used then and now.
+    /// Its CPU time at the begin and the end of that.
     pub used_ns: u64,
-    /// A sleep that a timer ends sooner is not worth it.
+    /// Shortest sleep worth the effort: an earlier timer prevents it.
     pub worth: Duration,
 }
 
-/// What came of it.
+/// Outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fell {
-    /// It sleeps.
+    /// The container is asleep.
     Asleep {
-        /// From the begin to the end.
+        /// From begin to end.
         took_us: u64,
     },
-    /// It is drowsy.
+    /// The container is drowsy.
     Drowsy {
-        /// From the begin to the end.
+        /// From begin to end.
         took_us: u64,
     },
-    /// It goes on, and its memory was pushed out.
+    /// The container continues, and its memory was pushed out.
     Swapped {
-        /// How much.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// It had run again.
+    /// A task had run again.
     Ran,
-    /// It is not running, or not there.
+    /// The container is not running, or does not exist.
     Gone,
-    /// It cannot sleep now; nothing happened to it.
+    /// The container cannot sleep now, and was not changed.
     Awake {
-        /// Why.
+        /// The reasons.
         why: String,
     },
 }
 
-/// An error and its causes, in one line.
+/// Formats an error and its causes in one line.
 pub(crate) fn told(error: &Error) -> String {
     let causes = std::iter::successors(std::error::Error::source(error), |e| e.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// When a container that sleeps is to be woken, from now. LIMIT: also for a timer that nobody hears.
+/// Time from now until a sleeping container is to be woken. LIMIT: also for a timer that has no
+/// effect.
 pub(crate) fn alarm_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
     let ring = Duration::from_nanos(asleep.next_ring_ns(0)?);
     let left = wake_on.timer.ends_after(ring)?;
@@ -178,8 +179,8 @@ pub(crate) fn alarm_ms(asleep: &Records, wake_on: WakeOn) -> Option<u64> {
 }
 
 impl Engine {
-    /// For how long a container has to be idle to fall asleep or become drowsy by itself, if it has
-    /// processes that may and does so.
+    /// Returns the idle times of a container that falls asleep or becomes drowsy by itself; `None`
+    /// if it does not, or has no processes that could.
     pub fn policy(&self, id: &ContainerId) -> Result<Option<Policy>> {
         let config = self.config(id)?;
         let (drowsy, asleep) = (config.drowsy.after(), config.sleep.after());
@@ -193,8 +194,8 @@ impl Engine {
         Ok((is_drowsy || state == State::Running).then_some(policy))
     }
 
-    /// What keeps a running container from ever being idle for its time: threads that wait for less.
-    /// Empty for one that does not fall asleep by itself.
+    /// Returns the waits that keep a running container from ever being idle long enough: those with
+    /// shorter timeouts. Empty for a container that does not fall asleep by itself.
     pub fn stirs(&self, id: &ContainerId) -> Result<Vec<Wait>> {
         let config = self.config(id)?;
         let after = config.sleep.after().into_iter().chain(config.drowsy.after()).min();
@@ -206,8 +207,8 @@ impl Engine {
         Ok(waits)
     }
 
-    /// Puts a container to sleep, has it become drowsy or pushes its memory out, if it is still idle where
-    /// that is why.
+    /// Puts a container to sleep, makes it drowsy or pushes its memory out; if `idle` is given,
+    /// only if it is still idle.
     pub fn fall_asleep(
         &self,
         id: &ContainerId,
@@ -230,7 +231,7 @@ impl Engine {
             Ok(Some(fell)) => fell,
             Ok(None) | Err(Error::NoContainer(_) | Error::State { .. }) => Fell::Gone,
             Err(Error::NotIdle(_)) => Fell::Ran,
-            // All that was found is told, and not more than one line of it.
+            // All refusals are reported, in one line.
             Err(Error::Checkpoint(CheckpointError::Refused(refusals))) => {
                 let all: Vec<String> = refusals.iter().map(ToString::to_string).collect();
                 Fell::Awake { why: all.join("; ") }
@@ -239,7 +240,9 @@ impl Engine {
         }
     }
 
-    /// ORDER: under the container's lock, before anything is stopped.
+    /// Refuses a container that has run since.
+    ///
+    /// ORDER: under the container's lock, before any process is stopped.
     pub(crate) fn still_idle(&self, config: &Config, idle: &Idle) -> Result<()> {
         let used = CpuTime::below(&self.places().cgroup)?.of(config.id.as_str())?;
         match used == Some(idle.used_ns) && !self.is_entered(&config.id)? {
@@ -248,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// Refuses a sleep that would end too soon, and has the keeper end all others in time.
+    /// Refuses a sleep that would end too soon; otherwise sets the keeper's alarm for its end.
     pub(crate) fn set_alarm(
         &self,
         config: &Config,
@@ -259,13 +262,13 @@ impl Engine {
         let Some(next_ring) = next_ring.and_then(ends_after) else { return Ok(()) };
         if idle.is_some_and(|idle| next_ring < idle.worth) {
             let (pid, process, what) = (0, String::new(), String::new());
-            // Without numbers, which would be others each time.
-            let why = "a timer of it rings too soon for a sleep to be worth it".to_owned();
+            // Without numbers, which would differ each time.
+            let why = "a timer expires too soon for a sleep to be worth it".to_owned();
             let refusal = Refusal { pid, process, what, why };
             return Err(CheckpointError::Refused(vec![refusal]).into());
         }
         if let Some(mut keeper) = Keeper::connect(&self.places().run)? {
-            // Not before its time: a wait that is woken early goes on waiting.
+            // Rounded up: a wait that is woken early continues waiting.
             keeper.set_alarm(config.id.as_str(), next_ring.as_millis() as u64 + 1)?;
         }
         Ok(())
@@ -277,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_of_it_is_a_line_of_json() {
+    fn outcome_is_one_line_of_json() {
         let text = |fell: &Fell| serde_json::to_string(fell).unwrap();
         assert_eq!(text(&Fell::Asleep { took_us: 5 }), "{\"asleep\":{\"took_us\":5}}");
         assert_eq!(text(&Fell::Ran), "\"ran\"");

@@ -1,15 +1,18 @@
-//! Memory that comes while its processes run already.
+//! Memory that is filled while the processes run already.
 //!
-//! Wake, and `restore --lazy`, of much memory does not wait until all of it is read: large areas are
-//! filled by two small processes of the keeper's (`dormouse_keeper`, `fill`), what somebody waits for
-//! first, and are memory like any other afterwards ([why](../../../docs/decisions/0015-lazy-memory.md)).
+//! Wake, and `restore --lazy`, of much memory does not wait until all of it is read. Two small
+//! processes of the keeper fill large areas (`dormouse_keeper`, `fill`), pages with waiting threads
+//! first. Filled areas are ordinary memory afterwards
+//! ([why](../../../docs/decisions/0015-lazy-memory.md)).
 //!
-//! `RUN/c/ID/fill` is the file by which they know what to do ([`dormouse_launch::fill`]). It is locked
-//! until all is filled; who saves the container, or pushes its memory out, waits for that. Where it is not
-//! locked and does not say that all was filled, those two and the keeper were killed: what was missing
-//! has become zeros. Whoever finds that ends the container. In
-//! `LIB/containers/ID/touched` is what was waited for: the next wake or restore reads that before
-//! anything runs. It may say anything; it only chooses when something is read.
+//! `RUN/c/ID/fill` is the job of these two processes ([`dormouse_launch::fill`]). The file is
+//! locked until all memory is filled; a checkpoint or a push-out of the container waits for that.
+//! If the file is unlocked and not marked as done, both processes and the keeper were killed, and
+//! the missing pages have become zeros. The first command that finds this kills the container.
+//!
+//! `LIB/containers/ID/touched` lists the pages that threads waited for: the next wake or restore
+//! reads them before any process runs. Its content is not trusted; it only chooses when a page is
+//! read.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,41 +36,41 @@ use crate::sleep::SIGKILL;
 
 const _: () = assert!(PARTS_MAX == fill::PARTS_MAX);
 
-/// How long somebody waits for memory to be filled.
+/// How long a command waits for memory to be filled.
 const FILLED_WITHIN: Duration = Duration::from_secs(60);
 
-/// What of a restore comes later, and what that takes.
+/// The lazy part of a restore, and its prerequisites.
 #[derive(Debug)]
 pub(crate) struct Later {
     pub(crate) lazy: Lazy,
-    /// Descriptors of address spaces come of it.
+    /// `/dev/userfaultfd`, the source of userfaultfd descriptors.
     pub(crate) device: OwnedFd,
     touched: File,
     around_bytes: u64,
 }
 
 impl Engine {
-    /// Whether what is chosen of wakes (`[wake]` in `config.toml`) can be read; a wake itself takes what
-    /// is chosen where nobody says anything rather than keep a caller out.
+    /// Checks that the settings for wakes (`[wake]` in `config.toml`) can be read. A wake itself
+    /// uses the defaults if they cannot, rather than keep a caller out.
     pub fn check_settings(&self) -> Result<()> {
         settings::block_bytes(&self.places().etc.join("config.toml")).map(drop)
     }
 
-    /// What of a checkpoint may come later; `None` where all of it is read at once, because there is
-    /// little or the kernel cannot.
+    /// Chooses the lazy part of a checkpoint; `None` if all memory is read at once, because it is
+    /// small or the kernel has no support.
     pub(crate) fn later(&self, id: &ContainerId, reader: &Reader) -> Result<Option<Later>> {
         let around_bytes = settings::block_bytes(&self.places().etc.join("config.toml"))?;
         Ok(self.later_by(id, reader, around_bytes))
     }
 
-    /// The same of one that somebody waits for: a setting that cannot be read keeps nobody out.
+    /// Chooses the lazy part for a wake: unreadable settings do not prevent it.
     pub(crate) fn later_in_any_case(&self, id: &ContainerId, reader: &Reader) -> Option<Later> {
         let chosen = settings::block_bytes(&self.places().etc.join("config.toml"));
         self.later_by(id, reader, chosen.unwrap_or(AROUND_BYTES))
     }
 
     fn later_by(&self, id: &ContainerId, reader: &Reader, around_bytes: u64) -> Option<Later> {
-        // Most have little.
+        // Most checkpoints are small.
         Lazy::choose(reader.records(), SOURCES_MAX, &[], around_bytes)?;
         let device = File::options().read(true).write(true).open("/dev/userfaultfd").ok()?;
         let own = call::userfault_new(device.as_fd()).ok()?;
@@ -83,7 +86,7 @@ impl Engine {
         Some(Later { lazy, device: device.into(), touched, around_bytes })
     }
 
-    /// Has the memory filled from now on.
+    /// Starts the filling of memory.
     pub(crate) fn fill(
         &self,
         keeper: &mut Keeper,
@@ -109,7 +112,7 @@ impl Engine {
             job.write(&file, &pieces(&later.lazy))?;
             Ok(file)
         };
-        // Who finds that it was killed looks whether all was filled.
+        // A recovery after the keeper died checks whether all memory was filled.
         self.note_custody(keeper)?;
         let file = written().map_err(Error::file("cannot write", &path))?;
         let pages = load::pages_of(reader)?;
@@ -117,10 +120,10 @@ impl Engine {
         Ok(keeper.fill(id.as_str(), given, &pages, sources)?)
     }
 
-    /// Waits until all memory of a container is there.
+    /// Waits until all memory of a container is filled.
     ///
-    /// Errors: [`Error::Filling`] where that takes too long; [`Error::Unfilled`] where some of it never
-    /// will be: the container was ended.
+    /// Errors: [`Error::Filling`] after a timeout; [`Error::Unfilled`] if some memory never will
+    /// be: the container was killed.
     pub(crate) fn filled(&self, config: &Config) -> Result<()> {
         let Some(file) = self.fill_file(&config.id)? else { return Ok(()) };
         let began = Instant::now();
@@ -137,7 +140,8 @@ impl Engine {
         }
     }
 
-    /// The same now, for who holds the container's lock: nothing where it is being filled.
+    /// Checks without waiting, for a holder of the container's lock; no error while memory is being
+    /// filled.
     pub(crate) fn not_unfilled(&self, config: &Config) -> Result<()> {
         let Some(file) = self.fill_file(&config.id)? else { return Ok(()) };
         match self.is_filled(config, &file)? {
@@ -146,7 +150,7 @@ impl Engine {
         }
     }
 
-    /// Whether all of it was filled; `None` as long as somebody is at it.
+    /// Returns whether all memory was filled; `None` while it is being filled.
     fn is_filled(&self, config: &Config, file: &File) -> Result<Option<bool>> {
         let what = |e: io::Error| Error::file("cannot look at", self.fill_path(&config.id))(e);
         match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
@@ -155,21 +159,21 @@ impl Engine {
             Err(e) => return Err(what(e.into())),
         }
         match fill::number(file, head::DONE) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None), // it is made just now
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None), // being written
             done => Ok(Some(done.map_err(what)? != 0)),
         }
     }
 
-    /// Ends a container that must not go on: nobody fills its memory any more.
+    /// Kills a container whose memory is no longer filled and which must not continue.
     fn end_unfilled(&self, config: &Config, file: &File) -> Result<()> {
-        // The first reason is the one to tell.
+        // The first reason is kept.
         if !fill::reason(file).is_ok_and(|told| told.is_some()) {
-            let why = "whoever filled its memory was killed, and the keeper, too";
+            let why = "the processes that filled its memory were killed, and the keeper, too";
             fill::give_reason(file, why)
                 .map_err(Error::file("cannot write", self.fill_path(&config.id)))?;
         }
         let (_, first) = self.alive(config)?;
-        let _ = pidfd::send_signal(first.as_fd(), SIGKILL); // it may be gone already
+        let _ = pidfd::send_signal(first.as_fd(), SIGKILL); // may have exited already
         let ended = pidfd::wait(first.as_fd(), Some(FILLED_WITHIN));
         ended.map_err(Error::call("cannot wait for the container"))?;
         Err(Error::Unfilled(config.name.to_string()))
@@ -184,12 +188,12 @@ impl Engine {
         }
     }
 
-    /// Whether memory of a container comes, or came, since it was started.
+    /// Returns whether memory of a container is or was filled lazily since its start.
     pub(crate) fn has_fill(&self, id: &ContainerId) -> bool {
         self.fill_path(id).exists()
     }
 
-    /// Why a container was ended by those who filled its memory, if it was.
+    /// Returns why the fill processes killed a container, if they did.
     pub(crate) fn fill_failure(&self, id: &ContainerId) -> Option<String> {
         fill::reason(&File::open(self.fill_path(id)).ok()?).ok()?
     }

@@ -1,32 +1,34 @@
-//! Sleep and wake: a container without processes that answers whoever calls.
+//! Sleep and wake: a container without processes that still accepts connections.
 //!
-//! An *asleep* container is a checkpoint, `LIB/containers/ID/asleep`, and the sockets that are called
-//! from outside (TCP sockets that listen or have a connection, UDP sockets), held by the keeper
-//! ([`dormouse_launch::Keeper::hold`]). It has no process, no cgroup, no mount; it keeps its
-//! addresses, names and published ports. Whoever connects is answered by the kernel and waits in the
-//! queue of the held socket; that has the keeper run `dormouse internal wake ID`, which restores the
-//! processes with the very socket in its old place, so the caller is the first whom the container
-//! accepts, and nothing was refused or sent twice. A connection that is open stays open: the kernel
-//! goes on with it, and what comes in, room for more to send, or its end wakes the container. When it
-//! falls asleep by itself, and which of its timers wake it, is told in [`crate::idle`].
+//! An *asleep* container is a checkpoint, `LIB/containers/ID/asleep`, and its sockets that are
+//! reachable from outside (TCP sockets that listen or have a connection, UDP sockets), held by the
+//! keeper ([`dormouse_launch::Keeper::hold`]). The container has no process, no cgroup, no mount;
+//! it keeps its addresses, names and published ports. The kernel completes an incoming connection
+//! and queues it at the held socket. The keeper then runs `dormouse internal wake ID`, which
+//! restores the processes with the same socket in its old place. The container accepts that
+//! connection first, and nothing was refused or sent twice. An open connection stays open: the
+//! kernel continues it, and incoming data, space in the send buffer, or its end wakes the
+//! container. [`crate::idle`] describes when a container falls asleep by itself, and which timers
+//! wake it.
 //!
-//! **At work.** Only a container that waits can sleep: one that was stopped while it was at work is
-//! woken as soon as it sleeps. In the middle of sending a file, say, its peer has nothing more to say
-//! that would wake it.
+//! **Activity.** Only a container whose threads all wait can stay asleep. A container that was
+//! stopped while active is woken as soon as it sleeps. In the middle of sending a file, for
+//! example, its peer sends nothing that would wake it.
 //!
-//! **Whoever is killed when.** The checkpoint is published while all processes stand still; then they
-//! are marked (`sleeping` in the record of the first one); then they are killed. Waking goes the other
-//! way: the record says `sleeping` until all processes run. So a container whose marked first process
-//! was killed, or never let go, is asleep, whoever finds it ([`Engine::settle_found`]); one that is not marked is not,
-//! and its checkpoint is of the past. A request that arrives meanwhile wakes it right after.
+//! **Killed at any step.** The checkpoint is published while all processes are stopped. Then the
+//! record of the first process is marked (`sleeping`), then the processes are killed. Waking is the
+//! reverse: the record has the mark until all processes run. A container whose marked first process
+//! was killed, or never released, is therefore asleep ([`Engine::settle_found`]). Without the mark
+//! the container is not asleep, and its checkpoint is outdated. A request that arrives meanwhile
+//! wakes the container right after.
 //!
-//! **Again.** A large checkpoint is kept while the container is awake (`LIB/containers/ID/woken`), until it
-//! sleeps again or ends: what of its memory has not changed by then is not written a second time
-//! ([`dormouse_checkpoint::format::Base`]).
+//! **Again.** A large checkpoint is kept while the container is awake (`LIB/containers/ID/woken`),
+//! until the container sleeps again or ends. Memory that has not changed by then is not written a
+//! second time ([`dormouse_checkpoint::format::Base`]).
 //!
-//! LIMIT: only what can be checkpointed sleeps. A keeper that is killed lets go of the sockets: open
-//! connections are lost, the others are made again by the next command ([`crate::custody`]). After a
-//! reboot that is so, too; its clocks go on.
+//! LIMIT: only a container that can be checkpointed sleeps. If the keeper is killed and the vault
+//! too, open connections are lost; the next command makes the other sockets again
+//! ([`crate::custody`]). The same holds after a reboot; the container's clocks continue.
 
 use std::cell::Cell;
 use std::fs;
@@ -54,58 +56,59 @@ use crate::pending::{Intent, remove_tree};
 use crate::start::Running;
 use crate::unborn::Origin;
 
-/// What the directory of a checkpoint is called whose container is asleep.
+/// Name of the checkpoint's directory while the container is asleep.
 pub(crate) const ASLEEP: &str = "asleep";
-/// The same when it is awake again: what it has in memory need not be written when it falls asleep the
-/// next time, where it has not changed.
+/// Name of the same directory while the container is awake again: unchanged memory need not be
+/// written at the next sleep.
 const WOKEN: &str = "woken";
-/// With less than so much it is not worth keeping, and is written again.
+/// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
-/// The signal that ends what falls asleep.
+/// The signal that ends the processes of a container that falls asleep.
 pub(crate) const SIGKILL: i32 = 9;
-/// LIMIT: so many sockets are asked for before the first is there.
+/// LIMIT: number of sockets requested from the keeper before the first one is received.
 const AHEAD_MAX: usize = 32;
-/// An event that is held beside sockets, or in their place: the keeper has to know of a container that
-/// has none all the same.
+/// Object number of an eventfd that is held beside sockets, or instead: the keeper must know of a
+/// container without sockets, too.
 pub(crate) const NO_SOCKET: u32 = u32::MAX;
 
 fn reason(why: Why) -> [(&'static str, String); 1] {
     [("reason", why.as_str().to_owned())]
 }
 
-/// Whether somebody who sleeps is to be woken by that.
+/// Returns whether an event of this cause wakes the container.
 fn hears(wake_on: WakeOn, cause: Cause) -> bool {
     match cause {
         Cause::Call => wake_on.call,
         Cause::Data => wake_on.data,
         Cause::File => wake_on.file,
-        // Where timers may wait it is the alarm that tells of all of them.
+        // If timers may wait, the keeper's alarm stands for all of them.
         Cause::Timer => wake_on.timer == WakeOnTimer::InTime,
         Cause::Other => true,
     }
 }
 
-/// Sockets that listen, of a checkpoint, by the numbers of their objects.
+/// Pairs the listening sockets of a checkpoint with the numbers of their objects.
 pub(crate) fn held_files(records: &Records, all: Vec<(u32, OwnedFd)>) -> Vec<HeldFile> {
     let wakes = Wakes { readable: true, writable: false };
     let cause = |object: u32| match records.objects.get(object as usize) {
         Some(object) => object.cause(),
-        None => Cause::Other, // an event of ours
+        None => Cause::Other, // the engine's own eventfd
     };
     let file = |(object, file)| HeldFile { object, file, wakes, cause: cause(object) };
     all.into_iter().map(file).collect()
 }
 
 impl Engine {
-    /// Puts a running container to sleep; `None` where it sleeps already.
+    /// Puts a running container to sleep; `None` if it is asleep already.
     ///
-    /// Errors: [`Refused`](dormouse_checkpoint::Error::Refused) names what cannot be saved, and
-    /// nothing was stopped; [`ErrorKind::Busy`] while somebody waits for the container's end.
+    /// Errors: [`Refused`](dormouse_checkpoint::Error::Refused) names the objects that cannot be
+    /// saved, and nothing was stopped; [`ErrorKind::Busy`] while a process waits for the
+    /// container's end.
     pub fn sleep(&self, id: &ContainerId) -> Result<Option<Figures>> {
         self.sleep_as(id, None, Why::Operator)
     }
 
-    /// The same, if it is still idle where that is why.
+    /// Puts a container to sleep; if `idle` is given, only if it is still idle.
     pub(crate) fn sleep_as(
         &self,
         id: &ContainerId,
@@ -125,14 +128,14 @@ impl Engine {
             ));
         }
         idle.map_or(Ok(()), |idle| self.still_idle(&config, idle))?;
-        // One that is drowsy and cannot be saved stays so.
+        // A drowsy container that cannot be saved stays drowsy.
         if let (State::Drowsy, Some(init)) = (look.state, look.init) {
             self.rouse_to_sleep(&config, init)?;
         }
         let (mut init, process) = self.can_be_saved(&config)?;
         let quiet = idle.map_or(Duration::ZERO, |idle| idle.quiet);
         let subject = Subject { quiet, ..self.to_sleep(&config)? };
-        self.forget_sleep(&config)?; // what a sleep left that was interrupted
+        self.forget_sleep(&config)?; // leftovers of an interrupted sleep
         let writer = Writer::begin_upon(&self.asleep_dir(id), self.earlier(id))?;
         let mut stopped = save::stop(&subject)?;
         let written = stopped.write(&subject, writer)?;
@@ -143,28 +146,29 @@ impl Engine {
             return Err(e);
         }
         let _doing = self.intend(id, &Intent::Sleep)?;
-        // ORDER: published and held; then marked; now, and not before, the processes may go.
+        // ORDER: published and held; then marked; only now may the processes be killed.
         init.sleeping = true;
         self.write_init(id, &init)?;
         let cgroup = self.cgroups()?.find(id.as_str())?;
         stopped.kill(|| cgroup.map_or(Ok(()), |cgroup| cgroup.kill()))?;
         pidfd::wait(process.as_fd(), None).map_err(Error::call("cannot wait for the container"))?;
-        // ORDER: the keeper has written down the end, or it would do so in what is removed now.
+        // ORDER: the keeper has recorded the exit before `doze` removes the directory of that
+        // record.
         self.exit_of(id, &init)?;
         self.doze(&config)?;
         self.record("sleep", id.as_str(), config.name.as_str(), &reason(why));
         Ok(Some(written.figures))
     }
 
-    /// Does what waking takes and what is the same whoever is woken, for somebody who waits to be told.
-    /// Nothing of it has to succeed now.
+    /// Prepares the parts of a wake that are the same for all containers, in a process that waits
+    /// for a job. No part has to succeed now.
     pub fn get_ready(&self) {
         let _ = (self.cgroups(), self.images(), self.network());
         let _ = (crate::start::hidden(), dormouse_kernel::capability::all());
         dormouse_kernel::process::map_own_program();
     }
 
-    /// Wakes a container; one that runs is awake already.
+    /// Wakes a container; does nothing if it runs.
     pub fn wake(&self, id: &ContainerId, why: Why) -> Result<()> {
         let Admitted { lock: _lock, config, look, leave: _leave } = self.lock_to_wake(id)?;
         if let (State::Drowsy, Some(init)) = (look.state, &look.init) {
@@ -172,7 +176,8 @@ impl Engine {
         }
         if look.is_alive() {
             self.stay_awake(&config, look.init)?;
-            // A keeper that has it from the vault, and from a time when it slept, would call again and again.
+            // A keeper that has its old descriptors from the vault would request a wake again and
+            // again.
             return self.no_longer_called(id);
         }
         self.wake_found(&config, look, why).map(Running::detach)
@@ -182,9 +187,9 @@ impl Engine {
         self.wake_found(config, self.look(config)?, why)
     }
 
-    /// The same for who has looked already.
+    /// Wakes a container whose state the caller has read.
     fn wake_found(&self, config: &Config, look: Look, why: Why) -> Result<Running> {
-        // One whose end nobody has taken note of yet may turn out to be stopped, or asleep.
+        // A container with an unsettled exit may turn out to be stopped, or asleep.
         let (state, ended) = (look.state, look.needs_settling());
         self.settle_found(config, look, false)?;
         let state = if ended { self.look(config)?.state } else { state };
@@ -199,14 +204,15 @@ impl Engine {
         woken
     }
 
-    /// Wakes a container with what is held of it. Where that fails `held` is what it had from the keeper.
+    /// Wakes a container with its held sockets. On failure `held` contains the sockets taken from
+    /// the keeper.
     fn wake_with(
         &self,
         config: &Config,
         held: &mut Vec<(u32, OwnedFd)>,
         why: Why,
     ) -> Result<Running> {
-        // It wakes up while the checkpoint is read.
+        // The keeper is scheduled while the checkpoint is read.
         let calling = Keeper::call(&self.places().run)?;
         let reader = Arc::new(Reader::open(&self.asleep_dir(&config.id))?);
         let is_large = reader.records().pages.bytes >= WOKEN_BYTES_MIN;
@@ -219,7 +225,7 @@ impl Engine {
         let called: Vec<u32> = called.map(|(number, _)| number).collect();
         let ahead = called.len().min(AHEAD_MAX);
         called[..ahead].iter().try_for_each(|number| keeper.ask_for(id, *number))?;
-        // The keeper looks for them meanwhile.
+        // The keeper looks the sockets up meanwhile.
         let since = self.slept(&config.id)?;
         let origin = Origin::of(&self.asleep_dir(&config.id))?;
         let (wakes, beside) = (true, origin.is_some());
@@ -229,7 +235,7 @@ impl Engine {
             let taken = if place < ahead { keeper.taken() } else { keeper.take(id, number) };
             match taken {
                 Ok(socket) => held.push((number, socket)),
-                // A keeper of a later life: the socket is made again.
+                // The socket was never held by this keeper: it is made again.
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => return Err(e.into()),
             }
@@ -249,7 +255,7 @@ impl Engine {
             keeps_quiet: false,
         };
         let mut running = match self.start_restored(config, &comeback) {
-            // ORDER: now: what the container closes is closed when nobody else has it open.
+            // ORDER: now: no other process may have the container's files open when it closes them.
             Ok(running) => {
                 drop(comeback);
                 running
@@ -265,15 +271,15 @@ impl Engine {
         Ok(running)
     }
 
-    /// Gives what was held of one that did not come back to the keeper, where that is another by now: who
-    /// has called since waits in these very sockets. It has itself woken once more.
+    /// Gives the held sockets of a failed wake to the keeper, if that has been replaced since:
+    /// later callers wait in the queues of these sockets. The keeper requests another wake at once.
     fn hold_again(&self, config: &Config, held: Vec<(u32, OwnedFd)>) {
         let give = || -> Result<()> {
             let Some((first, _)) = held.first() else { return Ok(()) };
             let mut keeper = self.keeper()?;
             match keeper.take(config.id.as_str(), *first) {
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
-                other => return Ok(other.map(drop)?), // it has them
+                other => return Ok(other.map(drop)?), // the keeper has them
             }
             let reader = Reader::open(&self.asleep_dir(&config.id))?;
             let held = held_files(reader.records(), held);
@@ -284,8 +290,9 @@ impl Engine {
         }
     }
 
-    /// ORDER: all run; then they are no longer marked; then what they came from goes. Also for what
-    /// runs on after a sleep that was interrupted.
+    /// Marks a container as awake and removes its checkpoint, also after an interrupted sleep.
+    ///
+    /// ORDER: all processes run; then the mark is removed; then the checkpoint.
     pub(crate) fn stay_awake(&self, config: &Config, init: Option<InitRecord>) -> Result<()> {
         self.unmark(config, init)?;
         self.forget_sleep(config)
@@ -298,16 +305,17 @@ impl Engine {
         }
     }
 
-    /// Gives what is held to the keeper. A container that was at work has itself woken as soon as it
-    /// sleeps: whoever waits for what it does may have nothing more to say.
+    /// Passes the held files to the keeper. A container that was active is woken as soon as it
+    /// sleeps: a peer that waits for its output may send nothing more.
     fn hold(&self, config: &Config, held: Vec<HeldFile>, is_busy: bool) -> Result<()> {
         let mut keeper = self.keeper()?;
         self.note_custody(&mut keeper)?;
-        keeper.let_go(config.id.as_str())?; // what was interrupted has left
+        keeper.let_go(config.id.as_str())?; // leftovers of an interrupted command
         self.hold_with(&mut keeper, config, held, is_busy, 0)
     }
 
-    /// ORDER: before its processes end: whoever kills the keeper then kills nobody's connection.
+    /// ORDER: before the processes end: the vault has copies by then, so a killed keeper loses no
+    /// connection.
     pub(crate) fn hold_with(
         &self,
         keeper: &mut Keeper,
@@ -336,10 +344,10 @@ impl Engine {
         Ok(keeper.park(id)?)
     }
 
-    /// Gives back what an asleep container does not need. Its addresses, names and published ports
-    /// stay.
+    /// Releases the kernel objects that an asleep container does not need. Its addresses, names and
+    /// published ports stay.
     ///
-    /// ORDER: `RUN/c/ID` last, as ever.
+    /// ORDER: `RUN/c/ID` last, as in every teardown.
     pub(crate) fn doze(&self, config: &Config) -> Result<()> {
         let id = &config.id;
         if let Some(cgroup) = self.cgroups()?.find(id.as_str())? {
@@ -349,13 +357,13 @@ impl Engine {
             self.network()?.doze(id)?;
         }
         remove_tree(&self.places().shared().join(id.as_str()))?;
-        // What it holds that is still needed is in the new one, too.
+        // The parts of the old checkpoint that are still needed are linked into the new one.
         remove_tree(&self.woken_dir(id))?;
         remove_tree(&self.run_dir(id))
     }
 
-    /// Whether a container whose first process has ended so is asleep: it was killed while it was
-    /// marked, or ended by itself because its engine did before it was let go.
+    /// Returns whether a container is asleep, given the exit of its first process: the process was
+    /// killed while marked, or exited by itself because its engine died before releasing it.
     pub(crate) fn fell_asleep(&self, config: &Config, init: &InitRecord, exit: &Exit) -> bool {
         let killed = exit.signal == Some(SIGKILL) || exit.code.is_none();
         let never_began = exit.code == Some(NEVER_BEGAN);
@@ -363,7 +371,7 @@ impl Engine {
         meant && (killed || never_began) && self.asleep_dir(&config.id).exists()
     }
 
-    /// Ends an asleep container: it is stopped then.
+    /// Ends an asleep container, which is stopped then.
     pub(crate) fn end_sleep(&self, config: &Config) -> Result<()> {
         let now = crate::event::now_unix_ms();
         let since = self.slept(&config.id)?;
@@ -381,12 +389,13 @@ impl Engine {
         self.tear_down(&config.id, Some(config))
     }
 
-    /// Lets go of what an asleep container is made of, if it is one.
+    /// Removes the checkpoint of an asleep container and drops its held sockets, if there are any.
     pub(crate) fn forget_sleep(&self, config: &Config) -> Result<()> {
         self.no_longer_asleep(config, None, false)
     }
 
-    /// The same for who may have a connection to the keeper already. Its checkpoint may be `kept`.
+    /// Ends the sleep, over an existing connection to the keeper if there is one. The checkpoint
+    /// may be kept.
     fn no_longer_asleep(
         &self,
         config: &Config,
@@ -403,34 +412,35 @@ impl Engine {
         }
         if is_kept {
             let woken = self.woken_dir(&config.id);
-            remove_tree(&woken)?; // of a sleep that was killed
+            remove_tree(&woken)?; // left by a killed sleep
             return fs::rename(&dir, &woken).map_err(Error::file("cannot put aside", &dir));
         }
-        // Renamed first: half a checkpoint is none.
+        // Renamed first, so that a partly removed checkpoint is never used.
         let gone = dir.with_file_name(".asleep-gone");
-        remove_tree(&gone)?; // of a removal that was killed
+        remove_tree(&gone)?; // left by a killed removal
         fs::rename(&dir, &gone).map_err(Error::file("cannot remove", &dir))?;
         remove_tree(&gone)
     }
 
-    /// The record of the first process of an asleep container, as it was; `None` where nobody has
-    /// written it, or a power cut took it.
+    /// Returns the saved record of an asleep container's first process; `None` if none was written,
+    /// or a power cut lost it.
     pub(crate) fn slept(&self, id: &ContainerId) -> Result<Option<InitRecord>> {
         disk::read_json(&self.asleep_dir(id).join("init.json"))
     }
 
-    /// When an asleep container fell asleep: its checkpoint was published then.
+    /// Returns when a container fell asleep: the time when its checkpoint was published.
     pub(crate) fn asleep_since(&self, id: &ContainerId) -> Option<i64> {
         let published = fs::metadata(self.asleep_dir(id)).and_then(|meta| meta.modified()).ok()?;
         Some(published.duration_since(std::time::UNIX_EPOCH).ok()?.as_millis() as i64)
     }
 
-    /// The checkpoint from which a container was woken.
+    /// Directory of the checkpoint from which a container was woken.
     pub(crate) fn woken_dir(&self, id: &ContainerId) -> PathBuf {
         self.dir(id).join(WOKEN)
     }
 
-    /// The checkpoint of an asleep container: it is asleep where this is and no process.
+    /// Directory of an asleep container's checkpoint: the container is asleep if this exists and no
+    /// process.
     pub(crate) fn asleep_dir(&self, id: &ContainerId) -> PathBuf {
         self.dir(id).join(ASLEEP)
     }

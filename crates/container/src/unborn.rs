@@ -1,20 +1,21 @@
-//! Clones that come to be asleep: containers without a process, of which there never was one.
+//! Clones that are created asleep: containers that never had a process.
 //!
-//! Such a clone has all that a container has that was put to sleep (name, ids, addresses, record,
-//! layer of its own, checkpoint, sockets in custody), and `asleep/origin.json`, which says whose
-//! addresses the checkpoint speaks of. When it is woken it goes on from where the other was, as a clone
-//! does that runs at once: by itself, and with generators of random numbers that start anew
+//! Such a clone has the same parts as a suspended container: name, ids, addresses, record, own
+//! layer, checkpoint, held sockets. In addition `asleep/origin.json` contains the addresses that
+//! the checkpoint uses. When the clone is woken it continues from the other container's state, as a
+//! clone does that runs at once: independent, and with newly seeded random number generators
 //! ([`dormouse_checkpoint::load::Allowed::beside`]).
 //!
-//! **Shared.** A checkpoint is never written to again, so clones have it by hard links; a link goes with
-//! its container, and the last one with the contents.
+//! **Shared.** A checkpoint is never written again, so clones have it by hard links. A link is
+//! removed with its container, and the contents with the last link.
 //!
-//! **Whoever is killed when.** A clone is made in `LIB/pending` like any container, its sockets too: what
-//! is half there is given back by the next command, sockets included. Then it is published by one rename.
-//! Somebody who calls just before that is answered a moment later: the keeper tries again.
+//! **Killed at any step.** A clone is made in `LIB/pending` like any container, its sockets too.
+//! The next command removes a partly made clone, including its sockets. One rename publishes a
+//! complete clone. A connection that arrives just before is served a moment later: the keeper tries
+//! the wake again.
 //!
-//! ORDER: some are made, their records written out together, and then published: a power cut leaves
-//! whole containers, and a bulk of them does not wait for the disk once for each.
+//! ORDER: a batch is made, its records are synced together, and then it is published. A power cut
+//! leaves complete containers, and a batch waits for the disk once only.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -33,13 +34,13 @@ use crate::error::{Error, Result};
 use crate::pending::New;
 use crate::sleep::ASLEEP;
 
-/// LIMIT: how many are published together, whose locks are held meanwhile.
+/// LIMIT: how many clones are published together; their locks are held meanwhile.
 const TOGETHER: usize = 128;
 
 /// `asleep/origin.json`: the checkpoint is of another container.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Origin {
-    /// The other's addresses, and what takes their place.
+    /// The other's addresses, each with its replacement.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
 }
 
@@ -48,13 +49,13 @@ impl Origin {
         asleep.join("origin.json")
     }
 
-    /// Where an asleep container was saved as another one.
+    /// Reads the origin of an asleep container, if it was saved as another one.
     pub(crate) fn of(asleep: &Path) -> Result<Option<Self>> {
         disk::read_json(&Self::path(asleep))
     }
 }
 
-/// What makes clones that sleep.
+/// Maker of clones that are created asleep.
 #[derive(Debug)]
 pub struct Unborn<'e> {
     engine: &'e Engine,
@@ -62,15 +63,15 @@ pub struct Unborn<'e> {
     root: RootSource,
     checkpoint: PathBuf,
     listener: Listener,
-    /// Made, and not there for others yet.
+    /// Made, and not published yet.
     made: Vec<(Config, New)>,
     #[expect(dead_code, reason = "held, not read")]
     in_use: Lock,
 }
 
 impl Engine {
-    /// Gets ready to make clones of a container that sleep, whose root is what its files were and whose
-    /// processes are those of a checkpoint of it.
+    /// Prepares clones of a container that are created asleep. Their root has the container's
+    /// files, and their processes are those of a checkpoint of it.
     pub fn unborn(
         &self,
         other: &Config,
@@ -99,13 +100,14 @@ impl Engine {
 }
 
 impl Unborn<'_> {
-    /// Makes one more. Gives the names of those that are there from now on.
+    /// Makes one more clone. Returns the names of the clones published by this call.
     pub fn make(&mut self, name: Name, addresses: Vec<IpAddr>) -> Result<Vec<Name>> {
         let create = like(&self.other, name, addresses, self.root.clone());
         let (engine, other) = (self.engine, &self.other);
         let (checkpoint, listener) = (&self.checkpoint, &mut self.listener);
         let one = engine.draft(create, |config, dir| {
-            // ORDER: first: where it is, sockets may be held, which whoever finds it takes back.
+            // ORDER: first: if this directory exists, recovery looks for held sockets and drops
+            // them.
             let asleep = dir.join(ASLEEP);
             disk::make_dir(&asleep, 0o700)?;
             share(checkpoint, &asleep)?;
@@ -119,7 +121,7 @@ impl Unborn<'_> {
         if self.made.len() == TOGETHER { self.publish() } else { Ok(Vec::new()) }
     }
 
-    /// Publishes what is made by now.
+    /// Publishes the clones made so far.
     pub fn publish(&mut self) -> Result<Vec<Name>> {
         if self.made.is_empty() {
             return Ok(Vec::new());
@@ -142,7 +144,7 @@ impl Unborn<'_> {
     }
 }
 
-/// Gives back what was not published.
+/// Removes the clones that were not published.
 impl Drop for Unborn<'_> {
     fn drop(&mut self) {
         for (config, new) in self.made.drain(..) {
@@ -152,8 +154,8 @@ impl Drop for Unborn<'_> {
 }
 
 impl Engine {
-    /// Makes a container that has no processes known to its domain, if it is in one: its addresses lead
-    /// there, and its names to its addresses.
+    /// Announces a container without processes to its domain, if it is in one: routes its addresses
+    /// there and adds its names.
     pub(crate) fn announce(&self, config: &Config) -> Result<()> {
         let NetMode::Address { domain } = &config.net else { return Ok(()) };
         let network = self.network()?;
@@ -163,7 +165,7 @@ impl Engine {
     }
 }
 
-/// Has a directory have the files of a checkpoint.
+/// Links the files of a checkpoint into a directory.
 fn share(checkpoint: &Path, asleep: &Path) -> Result<()> {
     for entry in fs::read_dir(checkpoint).map_err(Error::file("cannot list", checkpoint))? {
         let entry = entry.map_err(Error::file("cannot list", checkpoint))?;
@@ -180,7 +182,7 @@ fn share(checkpoint: &Path, asleep: &Path) -> Result<()> {
     Ok(())
 }
 
-/// LIMIT: a file has so many links and no more (65,000 on ext4): a copy takes its place.
+/// Replaces a file by a copy. LIMIT: a file has a maximum of links (65,000 on ext4).
 fn renew(path: &Path) -> std::io::Result<()> {
     let new = path.with_extension("new");
     fs::copy(path, &new)?;
