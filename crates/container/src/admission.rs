@@ -1,23 +1,25 @@
-//! Admission: whoever wakes a container waits until there is memory for it, where somebody minds that.
+//! Admission control: a wake waits until there is memory for the container, if the daemon runs.
 //!
-//! `dormouse daemon` listens at `RUN/gate.sock` (SOCK_SEQPACKET, 0600) and has an amount of memory for
-//! all that is awake. Whoever is about to wake a container says its id there and waits for leave to do
-//! so; meanwhile others are put to sleep. Callers of the container wait in the kernel's queues as ever.
+//! `dormouse daemon` listens at `RUN/gate.sock` (SOCK_SEQPACKET, 0600) and has a memory budget for
+//! all awake containers. A process that is about to wake a container sends the container's id there
+//! and waits for a grant; meanwhile the daemon suspends idle containers. Clients of the container
+//! wait in the kernel's queues as usual.
 //!
-//! ```text
-//! who wakes -> gate   ID
-//! gate -> who wakes   wait      it is heard, and there is no room yet; said again every second
-//!                     go        there is room
+//! ```text waker -> gate   ID gate -> waker   wait      received, no memory yet; repeated every
+//! second
+//!                go        granted
 //! ```
 //!
-//! **The connection is the leave.** Closed by the one side, the container runs, or its wake has failed
-//! or was killed; closed by the other, the daemon is gone. So nothing is left of either that anybody has
-//! to clear away.
+//! **The grant lasts as long as the connection.** If the waker closes it, the container runs, or
+//! its wake failed or was killed. If the gate closes it, the daemon has exited. Neither leaves
+//! state that must be cleared.
 //!
-//! **Without the daemon** a container is woken as if there were room: when none listens, when it ends
-//! while somebody waits, and when it has been silent for too long. No container depends on it.
+//! **Without the daemon** a container is woken as if there were memory: if nothing listens, if the
+//! daemon exits during the wait, or if it has been silent for too long. No container depends on the
+//! daemon.
 //!
-//! ORDER: the lock of the container is not held meanwhile, so one that waits can be stopped and removed.
+//! ORDER: the container's lock is not held meanwhile, so a waiting container can be stopped and
+//! removed.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
@@ -38,19 +40,19 @@ use crate::life::Look;
 
 /// Name of the socket in the runtime directory.
 const SOCKET: &str = "gate.sock";
-/// How often one that waits is told that it is heard.
+/// Interval of the `wait` messages to a waiting waker.
 pub const TOLD_EVERY: Duration = Duration::from_secs(1);
-/// How long the gate may be silent before nobody is taken to be there.
+/// How long the gate may be silent until the daemon counts as gone.
 const SILENT_MAX: Duration = Duration::from_secs(5);
-/// LIMIT: words of either side.
+/// LIMIT: length of a message in either direction.
 const WORD_BYTES_MAX: usize = 64;
 
-/// What the gate says.
+/// Answer of the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// There is no room yet.
+    /// No memory yet.
     Wait,
-    /// There is.
+    /// Granted.
     Go,
 }
 
@@ -63,13 +65,13 @@ impl Answer {
     }
 }
 
-/// Leave to be awake, until this is dropped.
+/// Permission to be awake, until dropped.
 #[derive(Debug)]
 pub(crate) struct Leave(#[expect(dead_code, reason = "held, not read")] OwnedFd);
 
-/// A container whose lock is held and that may be woken.
+/// A container, locked and admitted to be woken.
 pub(crate) struct Admitted {
-    /// ORDER: let go of first: whoever minds the gate looks at the container then.
+    /// ORDER: dropped first: the daemon looks at the container when `leave` is closed.
     pub(crate) lock: Lock,
     pub(crate) config: Config,
     pub(crate) look: Look,
@@ -77,7 +79,7 @@ pub(crate) struct Admitted {
 }
 
 impl Engine {
-    /// Takes the lock of a container and looks at it; where it sleeps, once there is room for it.
+    /// Locks a container and reads its state; if it is asleep, after a grant.
     pub(crate) fn lock_to_wake(&self, id: &ContainerId) -> Result<Admitted> {
         let look = |leave| -> Result<Admitted> {
             let lock = self.lock(id)?;
@@ -85,7 +87,7 @@ impl Engine {
             let look = self.look_locked(&config)?;
             Ok(Admitted { lock, config, look, leave })
         };
-        // The answer comes while the rest is looked at.
+        // The answer arrives while the state is read.
         let may_sleep = self.asleep_dir(id).exists();
         let asked = may_sleep.then(|| ask(&self.places().run, id)).flatten();
         let found = look(None)?;
@@ -100,7 +102,7 @@ impl Engine {
     }
 }
 
-/// Calls the gate, if there is one, for a container.
+/// Connects to the gate, if there is one, and requests a grant for a container.
 fn ask(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
     let (address, _dir) = address(run).ok()?;
     let gate = socket(SocketFlags::empty()).ok()?;
@@ -110,7 +112,7 @@ fn ask(run: &Path, id: &ContainerId) -> Option<OwnedFd> {
     Some(gate)
 }
 
-/// Waits for leave; `None` when nobody is there any more.
+/// Waits for a grant; `None` if the daemon is gone.
 fn wait(gate: OwnedFd) -> Option<Leave> {
     loop {
         match heard(&gate, RecvFlags::empty()) {
@@ -121,7 +123,7 @@ fn wait(gate: OwnedFd) -> Option<Leave> {
     }
 }
 
-/// What the gate says; `None` where it is gone, or says what nobody understands.
+/// Receives an answer; `None` if the gate is closed, or the message is unknown.
 fn heard(gate: &OwnedFd, flags: RecvFlags) -> rustix::io::Result<Option<Answer>> {
     let mut word = [0; WORD_BYTES_MAX];
     let (n, _) = recv(gate, &mut word, flags)?;
@@ -133,7 +135,8 @@ fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// The gate's address, as long as the directory is open: a name of 108 bytes at most fits into one.
+/// The gate's address, valid while the directory is open. A path of at most 108 bytes fits into a
+/// socket address.
 fn address(run: &Path) -> rustix::io::Result<(SocketAddrUnix, OwnedFd)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = rustix::fs::open(run, flags, Mode::empty())?;
@@ -141,7 +144,7 @@ fn address(run: &Path) -> rustix::io::Result<(SocketAddrUnix, OwnedFd)> {
     Ok((SocketAddrUnix::new(short)?, dir))
 }
 
-/// The gate, for who minds it: one per runtime directory, under a lock of the caller's.
+/// Listening side of the gate: one per runtime directory, under a lock of the caller's.
 #[derive(Debug)]
 pub struct Gate {
     listener: OwnedFd,
@@ -149,14 +152,14 @@ pub struct Gate {
 }
 
 impl std::os::fd::AsFd for Gate {
-    /// Readable when somebody has come.
+    /// Readable when a waker has connected.
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.listener.as_fd()
     }
 }
 
 impl Gate {
-    /// Opens it.
+    /// Binds and listens.
     pub fn open(engine: &Engine) -> Result<Self> {
         let run = &engine.places().run;
         let open = || -> rustix::io::Result<Self> {
@@ -176,7 +179,7 @@ impl Gate {
         open().map_err(|e| Error::file("cannot listen at", run.join(SOCKET))(e.into()))
     }
 
-    /// Somebody who has come.
+    /// Accepts a waker; `None` if none has connected.
     pub fn accept(&self) -> Option<Asker> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let sock = rustix::net::accept_with(&self.listener, flags).ok()?;
@@ -187,35 +190,35 @@ impl Gate {
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        // One that is killed leaves it, and nobody answers there.
+        // A killed daemon leaves the socket file, and connecting to it is refused.
         let _ = rustix::fs::unlinkat(&self.dir, SOCKET, rustix::fs::AtFlags::empty());
     }
 }
 
-/// Somebody at the gate.
+/// A waker, connected to the gate.
 #[derive(Debug)]
 pub struct Asker(OwnedFd);
 
-/// What is heard of somebody at the gate.
+/// Message or event from a waker.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
     /// Nothing new.
     Nothing,
-    /// It is about to wake this container.
+    /// The waker is about to wake this container.
     Wakes(ContainerId),
-    /// It is gone.
+    /// The waker has closed the connection.
     Gone,
 }
 
 impl std::os::fd::AsFd for Asker {
-    /// Readable when it says something or is gone.
+    /// Readable when the waker has sent a message or closed the connection.
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 impl Asker {
-    /// Hears it; never waits.
+    /// Receives without blocking.
     pub fn hear(&self) -> Heard {
         let mut bytes = [0; WORD_BYTES_MAX];
         match recv(&self.0, &mut bytes, RecvFlags::DONTWAIT) {
@@ -228,7 +231,7 @@ impl Asker {
         }
     }
 
-    /// Tells it; one that is gone is heard of as that.
+    /// Sends an answer. A closed connection is reported by the next [`Asker::hear`].
     pub fn tell(&self, answer: Answer) {
         let _ = send(&self.0, answer.word(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }

@@ -1,15 +1,16 @@
 //! Another process in a running container.
 //!
-//! The keeper clones it straight into the container's pid namespace and cgroups; the newborn enters
-//! the other namespaces by the handle of the first process, takes the configured identity and
-//! becomes the program. It is as confined as the first process: same capabilities, same filter. A
-//! process of the container can see it from its first moment, so it is not dumpable until execve
-//! and holds no descriptor of the host but those it was given.
+//! The keeper clones the process directly into the container's pid namespace and cgroups. The
+//! newborn enters the other namespaces by the pidfd of the first process, takes the configured
+//! identity and becomes the program. Its confinement is that of the first process: same
+//! capabilities, same filter. A process of the container can see the newborn from its first moment.
+//! The newborn is therefore not dumpable until execve and has no descriptor of the host except
+//! those it was given.
 //!
-//! **On its way.** What is frozen or saved before it is the program that was asked for would stay so, and
-//! nobody would have it go on. So who starts it has a share of the lock `exec.lock` beside the record of the
-//! first process from before the container's own lock is given back until the program runs; the container
-//! becomes neither drowsy nor asleep meanwhile, and is not saved.
+//! **In transit.** A newborn that is frozen or saved before execve would stay so, because no
+//! command would resume it. The exec therefore holds a share of the lock `exec.lock`, beside the
+//! record of the first process, from before it releases the container's own lock until the program
+//! runs. Meanwhile the container becomes neither drowsy nor asleep, and is not saved.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
     .union(CloneFlags::NEWCGROUP)
     .union(CloneFlags::NEWTIME);
 
-/// LIMIT: how long it is waited for a process to have started.
+/// LIMIT: how long a verb waits for an exec to reach its program.
 const STARTED_WITHIN: Duration = Duration::from_secs(2);
 
 impl Engine {
@@ -51,14 +52,14 @@ impl Engine {
         self.run_dir(id).join("exec.lock")
     }
 
-    /// Whether a process is on its way into a container. The caller holds the container's lock, so no other
-    /// sets out.
+    /// Returns whether an exec is in transit into a container. The caller holds the container's
+    /// lock, so no other exec begins.
     pub(crate) fn is_entered(&self, id: &ContainerId) -> Result<bool> {
         let path = self.exec_lock(id);
         Ok(path.exists() && Lock::try_take(&path)?.is_none())
     }
 
-    /// Waits until nobody is on its way into a container. The caller holds the container's lock.
+    /// Waits until no exec is in transit into a container. The caller holds the container's lock.
     ///
     /// Errors: [`Error::Entered`] where that takes too long.
     pub(crate) fn not_entered(&self, config: &Config) -> Result<()> {
@@ -72,8 +73,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs another process in a running container. With a terminal the caller gets the master side;
-    /// it is not kept by anyone else.
+    /// Runs another process in a running container. With a terminal the caller gets the master
+    /// side, and the keeper has no copy.
     pub fn exec(&self, id: &ContainerId, exec: Exec) -> Result<Running> {
         let Admitted { lock, config, look, leave } = self.lock_to_wake(id)?;
         match (look.state, look.init) {

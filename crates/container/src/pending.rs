@@ -1,22 +1,23 @@
-//! What is being made or removed, and what is left of it when that was interrupted.
+//! Creates and removals in progress, and the recovery from interrupted ones.
 //!
-//! A container that is not whole has its directory in `LIB/pending`: `new-ID` until one rename
-//! publishes it, `dead-ID` from the rename that withdraws it until all that it had is given back. The
-//! directory is locked by whoever works on it, so one without a holder is an interrupted create or
-//! removal, whose number is known. [`Engine::open`] looks there, for every command: it is one
-//! directory, empty but for moments, however many containers there are.
+//! A partly made or partly removed container has its directory in `LIB/pending`: `new-ID` until one
+//! rename publishes it; `dead-ID` from the rename that withdraws it until all its resources are
+//! released. The working process holds a lock on the directory. An unlocked directory is therefore
+//! an interrupted create or removal, and its name has the container's id. [`Engine::open`] checks
+//! `LIB/pending` for every command: one directory, nearly always empty, however many containers
+//! there are.
 //!
-//! A change of a container that exists is one rename of its record, but for those that need another
-//! step: they leave an [`Intent`] there, `do-ID.NUMBER`, as long as they are at it.
+//! A change of an existing container is one rename of its record. A change that needs another step
+//! leaves an [`Intent`] there, `do-ID.NUMBER`, for as long as it takes.
 //!
-//! What an interrupted create had taken is found by its owner, in the tables of names, ids and
-//! addresses; a search, but only then. Giving back is repeated until it is done, and takes nothing
-//! from another: each table gives a thing back only to the one that has it.
+//! The resources of an interrupted create are found by its id, in the tables of names, ids and
+//! addresses: a search, but in this case only. Releasing is repeated until it is complete, and
+//! takes nothing from another container: each table releases an entry only for its owner.
 //!
-//! The lock on `LIB/pending` is shared by those who make an entry and have not locked it yet; whoever
-//! clears away takes it alone, so that it never takes a new entry for an orphan. It waits for nobody:
-//! what it finds locked is left to the next command. And what is locked at last may have been
-//! published or finished meanwhile, so its name is looked at again.
+//! The lock on `LIB/pending` is shared by processes that make an entry and have not locked it yet.
+//! Recovery takes it exclusively, so that it never treats a new entry as an orphan. Recovery never
+//! waits: a locked entry is left to the next command. An entry locked at last may have been
+//! published or finished meanwhile, so its name is looked up again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,23 +37,24 @@ pub(crate) struct New {
     pub(crate) lock: Lock,
 }
 
-/// What is being done to a container that exists, for whoever finishes it.
+/// An unfinished change of an existing container, for the process that finishes it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Intent {
-    /// It has one of these names; the other is taken or given back.
+    /// One of these names is valid; the other is to be taken or released.
     Rename { names: [Name; 2] },
-    /// It is frozen for a moment.
+    /// The container is frozen for a moment.
     Pause,
-    /// It is frozen, or let go on: what its record says holds.
+    /// The container is being frozen or thawed; its record holds.
     Freezer,
-    /// Its limits change: what its record says holds.
+    /// The limits are being changed; the record holds.
     Limits,
-    /// It falls asleep or wakes, and is marked so: one that runs when that was interrupted is awake.
+    /// The container falls asleep or wakes, and is marked so; if it runs after an interruption it
+    /// is awake.
     Sleep,
 }
 
-/// An intent, which is over when this is dropped.
+/// An intent, removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Doing {
     path: PathBuf,
@@ -61,14 +63,14 @@ pub(crate) struct Doing {
 
 impl Drop for Doing {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path); // the next command finds nothing to do
+        let _ = fs::remove_file(&self.path); // if it stays, the next command has nothing to do
     }
 }
 
 impl Engine {
-    /// Says what is about to be done, until it is done.
+    /// Records what is about to be done, until it is done.
     pub(crate) fn intend(&self, id: &ContainerId, intent: &Intent) -> Result<Doing> {
-        // A name of its own: who renames holds the container's lock, who commits wants it later, so
+        // A separate name: a rename holds the container's lock, and a commit takes it later, so
         // neither may wait for the other's intent.
         let path = self.pending("do", id).with_extension(new_id()?.short());
         let _making = Lock::share(&self.places().pending())?;
@@ -78,7 +80,7 @@ impl Engine {
         Ok(doing)
     }
 
-    /// Whether it is finished: not while somebody else works on the container.
+    /// Finishes an intent. Returns false while another process works on the container.
     fn finish_intent(&self, id: &ContainerId, path: &Path) -> Result<bool> {
         let lock = Lock::try_take(&self.dir(id))?;
         let config = match self.config(id) {
@@ -86,7 +88,7 @@ impl Engine {
             Err(Error::NoContainer(_)) => None,
             other => Some(other?),
         };
-        // Nothing is done yet where the intent is not written to its end.
+        // Nothing was done yet if the intent is not completely written.
         match (crate::disk::read_json(path).unwrap_or(None), &config) {
             (Some(Intent::Rename { names }), config) => {
                 let keep = config.as_ref().map(|config| &config.name);
@@ -97,7 +99,7 @@ impl Engine {
             (Some(Intent::Freezer), Some(config)) => if_alive(self.finish_freezing(config, true))?,
             (Some(Intent::Limits), Some(config)) => if_alive(self.finish_limiting(config))?,
             (Some(Intent::Sleep), Some(config)) => {
-                // A killing of all that was interrupted may have left it frozen.
+                // An interrupted kill of all processes may have left the container frozen.
                 if_alive(self.finish_freezing(config, true))?;
                 let look = self.look_locked(config)?;
                 if look.is_alive() {
@@ -110,7 +112,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Does something while a container is frozen, if it runs; one that is paused stays so.
+    /// Runs a closure while a running container is frozen; a paused container stays paused.
     pub fn while_frozen<T>(&self, id: &ContainerId, f: impl FnOnce() -> T) -> Result<T> {
         if !matches!(self.inspect(id)?.state, State::Running | State::Drowsy) {
             return Ok(f());
@@ -126,7 +128,7 @@ impl Engine {
         self.places().pending().join(format!("{kind}-{id}"))
     }
 
-    /// Makes the directory of a container that nobody sees yet.
+    /// Makes the directory of a container that is not visible yet.
     pub(crate) fn begin(&self, id: &ContainerId) -> Result<New> {
         let dir = self.pending("new", id);
         let _making = Lock::share(&self.places().pending())?;
@@ -135,21 +137,21 @@ impl Engine {
         Ok(New { dir, lock })
     }
 
-    /// Whether a create of this container is under way.
+    /// Returns whether a create of this container is in progress.
     pub(crate) fn is_being_created(&self, id: &ContainerId) -> Result<bool> {
         let new = self.pending("new", id);
         Ok(new.exists() && Lock::try_take(&new)?.is_none() && new.exists())
     }
 
-    /// Withdraws a container; the caller holds its lock. It is gone for everybody when this returns,
-    /// and [`give_back`](Self::give_back) takes the rest.
+    /// Withdraws a container; the caller holds its lock. No command finds the container when this
+    /// returns, and [`give_back`](Self::give_back) releases the rest.
     pub(crate) fn withdraw(&self, id: &ContainerId) -> Result<PathBuf> {
         let (dir, dead) = (self.dir(id), self.pending("dead", id));
         fs::rename(&dir, &dead).map_err(Error::file("cannot remove", &dir))?;
         Ok(dead)
     }
 
-    /// Gives back what a create that failed has taken.
+    /// Releases the resources of a failed create.
     pub(crate) fn abandon(&self, id: &ContainerId, name: &Name, new: &New) -> Result<()> {
         self.unlisten(id, &new.dir)?;
         self.network()?.release(id)?;
@@ -158,7 +160,7 @@ impl Engine {
         remove_tree(&new.dir)
     }
 
-    /// Takes back what is called in the name of a container that was to come to be asleep.
+    /// Drops the held sockets of a container that was to be created asleep.
     fn unlisten(&self, id: &ContainerId, dir: &Path) -> Result<()> {
         if !dir.join(ASLEEP).exists() {
             return Ok(());
@@ -167,8 +169,8 @@ impl Engine {
         Ok(self.network()?.leave(id)?)
     }
 
-    /// Gives back all that a container which is not whole has taken, its directory last. `config` is
-    /// not known where its record was not written yet, or is damaged.
+    /// Releases all resources of a partly made or removed container, its directory last. `config`
+    /// is `None` if the record was not written yet, or is damaged.
     pub(crate) fn give_back(
         &self,
         id: &ContainerId,
@@ -197,7 +199,7 @@ impl Engine {
                 self.network()?.sweep(&|other| other != id)?;
             }
         }
-        // ORDER: the record goes last: with it the rest is found at once.
+        // ORDER: the record is removed last: with it the other resources are found at once.
         for entry in fs::read_dir(dir).map_err(Error::file("cannot list", dir))? {
             let entry = entry.map_err(Error::file("cannot list", dir))?;
             if entry.file_name() != crate::engine::CONFIG {
@@ -207,14 +209,15 @@ impl Engine {
         remove_tree(dir)
     }
 
-    /// Finishes what was interrupted. Returns how many commands that were.
+    /// Finishes interrupted commands. Returns their number.
     pub(crate) fn finish_interrupted(&self) -> Result<usize> {
         let pending = self.places().pending();
         let list = || fs::read_dir(&pending).map_err(Error::file("cannot list", &pending));
         if list()?.next().is_none() {
             return Ok(0);
         }
-        // Somebody is making an entry, or is here already: what is left is for the next command.
+        // Another process is making an entry or recovering already: leave the entries to the next
+        // command.
         let Some(_alone) = Lock::try_take(&pending)? else { return Ok(0) };
         let mut finished = 0;
         for entry in list()? {
@@ -226,7 +229,8 @@ impl Engine {
             let id = id.split_once('.').map_or(id, |(id, _)| id);
             let Ok(id) = id.parse::<ContainerId>() else { continue };
             let Some(_lock) = Lock::try_take(&entry.path())? else { continue };
-            // ORDER: its last holder may have published it after we opened it: then it is somebody's.
+            // ORDER: its last holder may have published it after it was opened here: then it is no
+            // orphan.
             if !entry.path().exists() {
                 continue;
             }
@@ -235,8 +239,8 @@ impl Engine {
                 continue;
             }
             finished += 1;
-            // A removal that was interrupted has its record; volumes that were to stay may be those
-            // that it was asked to remove, and stay.
+            // An interrupted removal still has its record. Volumes are kept, even if the removal
+            // was to remove them.
             let config = match kind {
                 "dead" => crate::disk::read_json(&entry.path().join(crate::engine::CONFIG)),
                 _ => Ok(None),
@@ -247,7 +251,7 @@ impl Engine {
     }
 }
 
-/// What has no process any more has nothing left to finish.
+/// Accepts the error for a container without processes: nothing remains to be finished there.
 fn if_alive(finished: Result<()>) -> Result<()> {
     match finished {
         Err(Error::State { .. }) => Ok(()),
@@ -258,7 +262,7 @@ fn if_alive(finished: Result<()>) -> Result<()> {
 /// LIMIT: how often the keeper may write into a directory while it is removed.
 const REMOVALS_MAX: usize = 100;
 
-/// Removes a file or a tree; one that is gone is fine.
+/// Removes a file or a tree; a missing one is no error.
 pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     use std::io::ErrorKind;
     let remove = || match fs::symlink_metadata(path) {
@@ -268,7 +272,7 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     };
     let mut removed = remove();
     for _ in 0..REMOVALS_MAX {
-        // The keeper writes the end of a process whose start was given up.
+        // The keeper writes the exit of a process whose start was abandoned.
         if removed.as_ref().err().map(std::io::Error::kind) != Some(ErrorKind::DirectoryNotEmpty) {
             break;
         }

@@ -1,9 +1,10 @@
-//! Silence for connections whose processes are gone, for as long as they may come back.
+//! Drop rules for connections whose processes are gone, for as long as they may be restored.
 //!
-//! The packets of connections that a checkpoint has are dropped in the stack that they lead to
-//! (crate `checkpoint`, `quiet`). That stack may go before they are back: a trust domain ends with
-//! the last of its containers, and with the host. So what is to be dropped is kept on the disk, and a
-//! domain that is made has it from before anybody can reach it, whoever of its containers is first.
+//! The packets of a checkpoint's connections are dropped in their network stack (crate
+//! `checkpoint`, `quiet`). That stack may be removed before the restore: a trust domain ends with
+//! the last of its containers, and with the host. The rules are therefore kept on disk. A domain
+//! that is made again has them before any peer can reach it, whichever of its containers starts
+//! first.
 
 use std::fs;
 use std::net::IpAddr;
@@ -21,19 +22,20 @@ use crate::start::Net;
 /// When and where connections were saved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Saved {
-    /// Here, and they are quiet since.
+    /// On this host, and their packets are dropped since.
     JustNow,
-    /// Some time, perhaps by somebody else.
+    /// Earlier, perhaps on another host.
     Before,
 }
 
 impl Engine {
-    /// The trust domain, made where it is missing.
+    /// Returns the trust domain, made if missing.
     pub(crate) fn domain(&self, name: &Name) -> Result<Domain> {
         Ok(self.network()?.domain(name, || self.silences_of(name))?)
     }
 
-    /// What is to be dropped for containers of a domain, as rules. What removed ones have left goes.
+    /// Returns the drop rules of all containers of a domain. Rules of removed containers are
+    /// deleted.
     fn silences_of(&self, domain: &Name) -> String {
         let mut all = String::new();
         for entry in fs::read_dir(self.silences()).into_iter().flatten().flatten() {
@@ -41,7 +43,7 @@ impl Engine {
             let Some(id) = id else { continue };
             match self.config(&id).map(|config| config.net) {
                 Ok(NetMode::Address { domain: its }) if its == *domain => {
-                    // One that has ended in the meantime is none.
+                    // The file may have been removed in the meantime.
                     all += &fs::read_to_string(entry.path()).unwrap_or_default();
                 }
                 Err(Error::NoContainer(_)) => drop(fs::remove_file(entry.path())),
@@ -51,8 +53,8 @@ impl Engine {
         all
     }
 
-    /// The connections of these records are nowhere: keeps in mind that they are to be quiet until they
-    /// are back. Whether that is news.
+    /// Records drop rules for the connections of these records, until they are restored. Returns
+    /// whether a rule file was written.
     pub(crate) fn note_silence(
         &self,
         config: &Config,
@@ -63,16 +65,17 @@ impl Engine {
         if path.exists() {
             return Ok(false);
         }
-        // A checkpoint may be anybody's: it silences nobody else's connections.
+        // A checkpoint may be forged: it must not silence the connections of others.
         let is_own = |ip: IpAddr| match &config.net {
-            NetMode::None => false, // nobody is outside of a stack of its own
+            NetMode::None => false, // a private stack has no peers outside
             NetMode::Address { .. } => config.addresses.contains(&ip),
             NetMode::Host => saved == Saved::JustNow,
         };
         let rules = dormouse_checkpoint::silence(records, config.id.as_str(), is_own);
         let rules = match rules {
             Some(rules) => rules,
-            // What was begun is to be ended; another stack needs none of it.
+            // Rules in force must be ended later, so an empty file is written; another stack needs
+            // none.
             None if saved == Saved::JustNow => String::new(),
             None => return Ok(false),
         };
@@ -81,7 +84,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// Has what was noted dropped in a stack, which may not know of it.
+    /// Applies the recorded rules in a stack, which may not have them.
     pub(crate) fn keep_quiet_in(&self, config: &Config, net: &Net) -> Result<()> {
         let path = self.silence(&config.id);
         let rules = fs::read_to_string(&path).map_err(Error::file("cannot read", &path))?;
@@ -92,12 +95,12 @@ impl Engine {
         }
     }
 
-    /// Whether connections of a container are kept quiet.
+    /// Returns whether packets for connections of a container are dropped.
     pub(crate) fn is_quiet(&self, id: &ContainerId) -> bool {
         self.silence(id).exists()
     }
 
-    /// Connections that were kept quiet and that nobody restores: their peers may know now.
+    /// Ends the drop rules of connections that will not be restored, so that their peers are reset.
     pub(crate) fn end_silence(&self, config: &Config) -> Result<()> {
         if !self.is_quiet(&config.id) {
             return Ok(());
@@ -105,12 +108,12 @@ impl Engine {
         if let NetMode::Address { domain } = &config.net
             && self.network()?.find_domain(domain)?.is_none()
         {
-            return self.forget_silence(&config.id); // its stack has ended, too
+            return self.forget_silence(&config.id); // the stack is gone, too
         }
         self.end_silence_in(config, &self.find_network(config)?)
     }
 
-    /// The same in a stack that was found.
+    /// Ends the drop rules in a given stack.
     pub(crate) fn end_silence_in(&self, config: &Config, net: &Net) -> Result<()> {
         if !self.is_quiet(&config.id) {
             return Ok(());
@@ -124,7 +127,7 @@ impl Engine {
         self.forget_silence(&config.id)
     }
 
-    /// It has ended.
+    /// Removes the recorded rules.
     pub(crate) fn forget_silence(&self, id: &ContainerId) -> Result<()> {
         let path = self.silence(id);
         match fs::remove_file(&path) {
@@ -139,7 +142,7 @@ impl Engine {
         self.places().lib.join("quiet")
     }
 
-    /// There while packets for connections of a container are dropped, and says which.
+    /// File with the drop rules of a container; present while they are in force.
     fn silence(&self, id: &ContainerId) -> PathBuf {
         self.silences().join(id.as_str())
     }
