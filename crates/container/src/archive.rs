@@ -1,23 +1,24 @@
-//! Checkpoints that travel: one archive of processes, of the files that the container has changed, and
-//! of what the container was; and a new container from it, on this host or another.
+//! Checkpoints that travel: one archive with the processes, the files that the container has
+//! changed, and its configuration; and a new container made from it, on this host or another.
 //!
 //! ```text
-//! part        what                                                   believed
-//! container   the configuration, JSON                                nothing: shown to who imports
+//! part        content                                                trusted
+//! container   the configuration, JSON                                no: shown to the importer
 //! files       a tar of the writable layer, as a commit makes one     as a layer of any image
 //! records     the checkpoint                                         as any checkpoint
 //! pages
 //! ```
 //!
-//! The framing is [`dormouse_checkpoint::format::archive`]'s. The image below the files does not travel:
-//! it is named by its id, and must be here (it may be sent by `save` and `load`). Neither do volumes.
+//! The framing is [`dormouse_checkpoint::format::archive`]'s. The image below the files is not in
+//! the archive: it is named by its id, and must be on this host (`save` and `load` can transfer
+//! it). Volumes are not in the archive either.
 //!
-//! **A restore never widens.** What confines the new container (capabilities, filter, limits, mounts,
-//! network, ids) is what the one who imports says, in a [`Create`] that he makes when he has seen what the
-//! old one had.
+//! **A restore never widens.** The confinement of the new container (capabilities, filter, limits,
+//! mounts, network, ids) is chosen by the importer, in a [`Create`] made after seeing the old
+//! configuration.
 //!
-//! **Interrupted.** The new container is published by the last step of [`Engine::create`], with its
-//! checkpoint in it; what an interrupted import leaves is an image without a name, which `prune` removes.
+//! **Interrupted.** The last step of [`Engine::create`] publishes the new container with its
+//! checkpoint. An interrupted import leaves an image without a name, which `prune` removes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -38,19 +39,19 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::spec::Create;
 
-/// Names of our parts.
+/// Names of the parts that belong to this crate.
 const CONTAINER: &str = "container";
 const FILES: &str = "files";
 /// LIMIT: bytes of a configuration.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
-/// What messages call what is written to and read from.
+/// Name of the output and the input in messages.
 const ARCHIVE: &str = "the archive";
 
-/// What an archive says of the container that it is of.
+/// The archive's description of its container.
 #[derive(Debug, Serialize, Deserialize)]
 struct Carried {
     config: Config,
-    /// `files` is everything it had, and lies on no image.
+    /// `files` has all files, and needs no image below.
     whole: bool,
 }
 
@@ -75,8 +76,9 @@ impl Engine {
         self.write_archive(&config, &checkpoint, compress, out)
     }
 
-    /// Writes a checkpoint of a container and its files as an archive. ORDER: nothing runs that could
-    /// change them: see [`Engine::checkpoint_while`].
+    /// Writes a checkpoint of a container and its files as an archive.
+    ///
+    /// ORDER: no process runs that could change the files: see [`Engine::checkpoint_while`].
     pub fn write_archive(
         &self,
         config: &Config,
@@ -103,13 +105,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a container of an archive, with the checkpoint as its first; it has no process yet.
+    /// Makes a container from an archive, with the checkpoint as its first; it has no process yet.
     ///
-    /// `ask` is told what the old one was, as far as the archive can be believed, and says what the new
-    /// one is; its root is not asked for.
+    /// `ask` receives the old configuration, which is untrusted, and returns the new one without
+    /// its root.
     ///
-    /// Errors: [`Error::Missing`] names what the archive relies on and is not here; damage is
-    /// refused by the name of the part. There is no new container then.
+    /// Errors: [`Error::Missing`] names a missing object that the archive needs; damage is reported
+    /// with the name of the part. No container is made then.
     pub fn import_checkpoint<E: std::convert::From<Error>>(
         &self,
         input: &mut dyn Read,
@@ -119,7 +121,7 @@ impl Engine {
         let mut archive = ArchiveReader::open(input).map_err(Error::from)?;
         let carried = carried(&mut archive)?;
         let (reference, base) = self.base(&carried)?;
-        // ORDER: first, since whoever imports may have to say more.
+        // ORDER: first, since the importer may have to give more options.
         let mut create = ask(&carried.config)?;
         let image = self.take_files(&mut archive, base.as_ref(), progress)?;
         create.root = RootSource::Image { reference, id: image };
@@ -133,27 +135,27 @@ impl Engine {
         Ok(created.config)
     }
 
-    /// What the files of an archive lie on, and what that is called.
+    /// Returns the image below the files of an archive, and its name.
     fn base(&self, carried: &Carried) -> Result<(Reference, Option<Image>)> {
         let (reference, id) = match &carried.config.root {
             RootSource::Image { reference, id } if !carried.whole => (reference, id),
             _ => return Ok(("imported".parse()?, None)),
         };
-        // A name would be another image.
+        // An id only: a name could be another image here.
         let is_id = id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit());
         let found = is_id.then(|| self.images()?.find(id).map_err(Error::from));
         match found {
             Some(Ok(image)) => Ok((reference.clone(), Some(image))),
             Some(Err(e)) if e.kind() != dormouse_kernel::ErrorKind::NotFound => Err(e),
             _ => Err(Error::Missing(format!(
-                "image '{reference}' with the id {} is not here, on which its files lie: `dormouse \
+                "image '{reference}' with the id {} below its files is not on this host: `dormouse \
                  save` it there and `dormouse load` it here, or pull it",
                 id.escape_default()
             ))),
         }
     }
 
-    /// The files of an archive as an image without a name; gives its id.
+    /// Imports the files of an archive as an image without a name; returns its id.
     fn take_files(
         &self,
         archive: &mut ArchiveReader<&mut dyn Read>,
@@ -176,7 +178,7 @@ fn carried(archive: &mut ArchiveReader<&mut dyn Read>) -> Result<Carried> {
     })
 }
 
-/// Makes the records those of another container.
+/// Changes the records to those of another container.
 fn adapt(
     records: &mut Records,
     old: &Config,
@@ -193,7 +195,7 @@ fn adapt(
     Ok(())
 }
 
-/// Which address takes the place of which: the nth of a family that of the nth.
+/// Pairs old and new addresses: the nth of a family with the nth.
 fn pairs(old: &[IpAddr], new: &[IpAddr]) -> Vec<(IpAddr, IpAddr)> {
     let of = |all: &[IpAddr], v4: bool| -> Vec<IpAddr> {
         all.iter().copied().filter(|ip| ip.is_ipv4() == v4).collect()
@@ -201,7 +203,7 @@ fn pairs(old: &[IpAddr], new: &[IpAddr]) -> Vec<(IpAddr, IpAddr)> {
     [true, false].into_iter().flat_map(|v4| of(old, v4).into_iter().zip(of(new, v4))).collect()
 }
 
-/// Removes what a save has published that is not wanted after all.
+/// Removes an unwanted checkpoint that a save has published.
 pub(crate) fn withdraw(checkpoint: &Path) -> Result<()> {
     fs::remove_dir_all(checkpoint).map_err(Error::file("cannot remove", checkpoint))
 }

@@ -1,13 +1,14 @@
-//! A container's processes as files, and back: what the engine adds to the crate `checkpoint`.
+//! Saving and restoring a container's processes: the engine's part on top of the crate
+//! `checkpoint`.
 //!
-//! Checkpoints of a container are directories `LIB/containers/ID/checkpoints/N`, numbered from 1, or
-//! wherever the operator says. They hold processes; files stay where they are, in the container's
-//! own layer, so a checkpoint that comes back finds them as they are by then.
+//! Checkpoints of a container are directories `LIB/containers/ID/checkpoints/N`, numbered from 1,
+//! or any directory that the operator gives. They contain processes only. Files stay in the
+//! container's own layer, so a restored process finds them as they are by then.
 //!
-//! **Saving** stops all processes, publishes, and only then kills them: whoever is killed in between
-//! leaves the container running, or stopped with a whole checkpoint. **Restoring** is a start
-//! ([`crate::start`]) whose newborn follows a restore program instead of executing; everything that
-//! confines it comes from `config.json`.
+//! **Saving** stops all processes, publishes the checkpoint, and only then kills the processes. A
+//! kill in between leaves the container running, or stopped with a complete checkpoint.
+//! **Restoring** is a start ([`crate::start`]) whose newborn follows a restore program instead of
+//! calling execve; its whole confinement comes from `config.json`.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -41,13 +42,13 @@ use crate::user::Account;
 /// How a checkpoint is made.
 #[derive(Debug, Clone, Default)]
 pub struct CheckpointOptions {
-    /// The processes go on.
+    /// The processes continue after the checkpoint.
     pub leave_running: bool,
-    /// The directory it becomes, which must not exist; otherwise the container's next.
+    /// Directory to be made, which must not exist; by default the container's next number.
     pub to: Option<PathBuf>,
 }
 
-/// Which checkpoint is meant.
+/// Selects a checkpoint.
 #[derive(Debug, Clone, Default)]
 pub enum From {
     /// The container's last.
@@ -59,14 +60,14 @@ pub enum From {
     Directory(PathBuf),
 }
 
-/// A checkpoint that was made.
+/// A new checkpoint.
 #[derive(Debug, Clone)]
 pub struct Made {
-    /// Where it is.
+    /// Its directory.
     pub path: PathBuf,
-    /// Its number among the container's, unless it went elsewhere.
+    /// Its number among the container's checkpoints, unless it was written elsewhere.
     pub number: Option<u32>,
-    /// How long it took, how much it is.
+    /// Durations and sizes.
     pub figures: Figures,
 }
 
@@ -75,58 +76,58 @@ pub struct Made {
 pub struct Checkpoint {
     /// Its number.
     pub number: u32,
-    /// Where it is.
+    /// Its directory.
     pub path: PathBuf,
-    /// Bytes on disk; files that others of the container have, too, are counted for each.
+    /// Bytes on disk; files shared with other checkpoints of the container are counted for each.
     pub bytes: u64,
-    /// When it was made, in milliseconds since the epoch; `None` where it is damaged.
+    /// When it was made, in milliseconds since the epoch; `None` if it is damaged.
     pub created_unix_ms: Option<i64>,
-    /// Its processes; 0 where it is damaged.
+    /// Number of processes; 0 if it is damaged.
     pub processes: usize,
-    /// What is wrong with it.
+    /// Description of the damage, if any.
     pub damage: Option<String>,
 }
 
-/// A checkpoint on its way back.
+/// Everything needed to restore a checkpoint.
 pub(crate) struct Comeback {
     pub(crate) reader: Arc<Reader>,
-    /// Its contents are being checked, or were.
+    /// Verification of its contents, in progress or done.
     pub(crate) check: Option<Check>,
     /// Sockets that were held, by the numbers of their objects.
     pub(crate) held: Vec<(u32, OwnedFd)>,
-    /// The container was asleep, and is again if it does not come back.
+    /// The container was asleep, and is again if the restore fails.
     pub(crate) wakes: bool,
-    /// The record of its first process, where it goes on as if nothing had happened.
+    /// The old record of its first process, if start time and failure count are to be kept.
     pub(crate) since: Option<InitRecord>,
-    /// Addresses that are others now.
+    /// Addresses to be replaced, old and new.
     pub(crate) addresses: Vec<(IpAddr, IpAddr)>,
-    /// It was saved of another container, which goes on by itself.
+    /// The checkpoint is of another container, which continues by itself.
     pub(crate) beside: bool,
-    /// A connection to the keeper, where there is one already.
+    /// An existing connection to the keeper.
     pub(crate) keeper: Cell<Option<Keeper>>,
-    /// What of its memory comes when it runs.
+    /// The part of its memory that is filled while it runs.
     pub(crate) later: Option<Later>,
-    /// What of its memory it is born with.
+    /// The part of its memory that the newborn inherits from a template.
     pub(crate) common: Option<Arc<Common>>,
-    /// Its stack has to be told first what is dropped there until all is back.
+    /// Drop rules must be applied to its network stack before the restore.
     pub(crate) keeps_quiet: bool,
 }
 
-/// The contents of a checkpoint are compared with their checksums while everything else is done: no
-/// process may run before its memory is known to be what it was.
+/// Verification of a checkpoint's contents against their checksums, concurrent with the rest of the
+/// restore: no process may run before its memory is verified.
 #[derive(Debug)]
 pub(crate) enum Check {
-    /// A thread is at it.
+    /// Runs in a thread.
     Begun(RefCell<Option<JoinHandle<dormouse_checkpoint::Result<()>>>>),
-    /// It is less work than a thread: for when the newborn is busy.
+    /// Too small for a thread: done while the newborn is busy.
     Small(Cell<bool>),
 }
 
-/// Contents up to so many bytes are no work for a thread, which costs some 0.3 ms.
+/// Contents up to this size are verified without a thread, which costs some 0.3 ms.
 const SMALL_BYTES: u64 = 512 << 10;
 
 impl Check {
-    /// Of what is read before anything runs.
+    /// Begins the verification of the contents that are read before any process runs.
     pub(crate) fn begin(reader: &Arc<Reader>, later: Option<&Later>) -> Self {
         let lazy = later.map(|later| later.lazy.clone());
         let bytes = match &lazy {
@@ -150,7 +151,7 @@ fn verify(reader: &Reader, lazy: Option<&Lazy>) -> dormouse_checkpoint::Result<(
 }
 
 impl Comeback {
-    /// Of a checkpoint whose contents are known to be whole, for a container that was not asleep.
+    /// Plans the restore of a verified checkpoint, for a container that was not asleep.
     fn verified(reader: Arc<Reader>) -> Self {
         Self {
             reader,
@@ -167,12 +168,12 @@ impl Comeback {
         }
     }
 
-    /// By which the keeper knows what it is born from.
+    /// Returns the keeper's key of the template.
     pub(crate) fn template(&self) -> Option<String> {
         self.common.as_ref().map(|common| common.key.clone())
     }
 
-    /// Checks contents that are soon checked.
+    /// Verifies small contents.
     pub(crate) fn check_small(&self) -> dormouse_checkpoint::Result<()> {
         match &self.check {
             Some(Check::Small(done)) if !done.replace(true) => {
@@ -182,7 +183,7 @@ impl Comeback {
         }
     }
 
-    /// Waits until its contents are known to be whole.
+    /// Waits until the contents are verified.
     pub(crate) fn checked(&self) -> dormouse_checkpoint::Result<()> {
         let Some(Check::Begun(running)) = &self.check else { return self.check_small() };
         match running.take().map(JoinHandle::join) {
@@ -194,7 +195,8 @@ impl Comeback {
 }
 
 impl Engine {
-    /// Everything that keeps a running container from being saved, by name; nothing is stopped.
+    /// Returns everything that prevents a checkpoint of a running container, by name. No process is
+    /// stopped.
     pub fn explain(&self, id: &ContainerId) -> Result<Vec<Refusal>> {
         let config = self.config(id)?;
         self.filled(&config)?;
@@ -202,7 +204,8 @@ impl Engine {
         Ok(save::explain(&subject)?)
     }
 
-    /// The same of one that is to sleep, which takes less: what is called from outside is held.
+    /// Returns everything that prevents a sleep, which is less: reachable sockets are held by the
+    /// keeper.
     pub fn explain_sleep(&self, id: &ContainerId) -> Result<Vec<Refusal>> {
         let config = self.config(id)?;
         self.filled(&config)?;
@@ -214,8 +217,8 @@ impl Engine {
         self.save(id, options, None)
     }
 
-    /// The same, and something that is done with it while they stand still; when that fails they go
-    /// on, and nothing was saved.
+    /// Saves the processes, and calls a closure while they are stopped. If the closure fails the
+    /// processes continue, and the checkpoint is removed.
     pub fn checkpoint_while<T, E: std::convert::From<Error>>(
         &self,
         id: &ContainerId,
@@ -225,7 +228,7 @@ impl Engine {
         let mut done = None;
         let mut step = Some(meanwhile);
         let mut once = |path: &Path| {
-            // Once: a save that fails after it has nothing to show for it.
+            // Once: if the save fails afterwards, the result is dropped.
             done = step.take().map(|step| step(path));
             matches!(done, Some(Ok(_)))
         };
@@ -262,9 +265,10 @@ impl Engine {
             }
         };
         let subject = self.subject(&config)?;
-        // Who is to go on does so when all is read, unless something is done meanwhile.
+        // Processes that continue are resumed when all is read, unless the closure needs them
+        // stopped.
         let goes_on = options.leave_running && meanwhile.is_none();
-        // What goes elsewhere is the operator's, and has no file in common with ours.
+        // A checkpoint elsewhere belongs to the operator, and shares no file with the container's.
         let base = number.and_then(|_| self.earlier(id));
         let (stopped, figures) = save::save(&subject, &path, base.as_ref(), goes_on)?;
         let is_done = meanwhile.is_none_or(|meanwhile| meanwhile(&path));
@@ -272,10 +276,11 @@ impl Engine {
             archive::withdraw(&path)?;
         } else if !options.leave_running {
             if figures.connections > 0 {
-                // ORDER: before they are nowhere: whoever starts this container knows.
+                // ORDER: before the connections end: the next start of this container finds the
+                // rules.
                 self.note_silence(&config, Reader::open(&path)?.records(), Saved::JustNow)?;
             }
-            // ORDER: published above; now, and not before, the processes may go.
+            // ORDER: published above; only now may the processes be killed.
             init.stopping = true;
             self.write_init(id, &init)?;
             let cgroup = self.cgroups()?.find(id.as_str())?;
@@ -290,8 +295,8 @@ impl Engine {
         Ok(Made { path, number, figures })
     }
 
-    /// What need not be saved again of a container's memory, since its last checkpoint has it. One that is
-    /// damaged has nothing.
+    /// Returns the last checkpoint as a base: unchanged memory need not be saved again. A damaged
+    /// checkpoint is no base.
     pub(crate) fn earlier(&self, id: &ContainerId) -> Option<Base> {
         let last = self.numbers(id).ok().and_then(|all| all.last().copied());
         let last = last.map(|number| self.checkpoints_dir(id).join(number.to_string()));
@@ -303,7 +308,7 @@ impl Engine {
         all.iter().rev().find_map(of)
     }
 
-    /// The first process of a container that runs and of which, as a whole, nothing is refused.
+    /// Returns the first process of a running container that is in a state to be saved.
     pub(crate) fn can_be_saved(&self, config: &Config) -> Result<(InitRecord, OwnedFd)> {
         let found = self.alive(config)?;
         if found.0.paused {
@@ -317,9 +322,9 @@ impl Engine {
         Ok(found)
     }
 
-    /// Brings the processes of a stopped container back.
+    /// Restores the processes of a stopped container.
     ///
-    /// What is large of their memory may be `lazy`: it comes while they run.
+    /// With `lazy`, large memory areas are filled while the processes run.
     pub fn restore(&self, id: &ContainerId, from: &From, lazy: bool) -> Result<Running> {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
@@ -335,26 +340,26 @@ impl Engine {
         let whose = &reader.records().about.container;
         if whose != id.as_str() {
             return Err(Error::Invalid(format!(
-                "the checkpoint is of container {whose}, whose files this container does not have"
+                "the checkpoint is of container {whose}: this container does not have its files"
             )));
         }
         let later = if lazy { self.later(id, &reader)? } else { None };
         self.settle_locked(&config, false)?;
         let mut comeback = Comeback::verified(Arc::new(reader));
-        // Nobody runs before it is done, and it is damaged most seldom.
+        // No process runs before it is done, and damage is rare.
         comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
-        // Where it was kept, the stack may be another than then.
+        // For a directory, the network stack may have been replaced since.
         let is_news = self.note_silence(&config, comeback.reader.records(), Saved::Before)?;
         comeback.keeps_quiet = is_news || self.is_quiet(id) && config.net == NetMode::Host;
         let running = self.start_restored(&config, &comeback)?;
-        self.forget_silence(id)?; // it has ended
+        self.forget_silence(id)?; // the rules were removed from the stack
         Ok(running)
     }
 
-    /// A container like another, with a name, ids and addresses of its own (`addresses`, or some of
-    /// the pool), whose root is what that one's files were and whose processes come from a checkpoint
-    /// of it.
+    /// Makes a container like another, with its own name, ids and addresses (`addresses`, or some
+    /// of the pool). Its root has the files of the other, and its processes come from a checkpoint
+    /// of the other.
     pub fn clone_of(
         &self,
         other: &Config,
@@ -371,11 +376,11 @@ impl Engine {
         self.start_restored(&created.config, &comeback).inspect_err(|_| self.discard(created))
     }
 
-    /// A checkpoint that clones can be made from, whose contents are whole.
+    /// Opens a checkpoint for clones and verifies its contents.
     pub(crate) fn clonable(&self, other: &Config, checkpoint: &Path) -> Result<Reader> {
         if !other.anonymous_volumes.is_empty() {
             return Err(Error::Invalid(format!(
-                "'{}' has volumes that were made for it alone, which two cannot have: name them",
+                "'{}' has anonymous volumes, which two containers cannot share: name them",
                 other.name
             )));
         }
@@ -383,14 +388,14 @@ impl Engine {
         reader.verify()?;
         match connection_outside(reader.records(), &other.net) {
             Some(found) => Err(Error::Invalid(format!(
-                "'{}' has a TCP connection with {found}, which two cannot have",
+                "'{}' has a TCP connection with {found}, which two containers cannot share",
                 other.name
             ))),
             None => Ok(reader),
         }
     }
 
-    /// The checkpoints of a container, oldest first.
+    /// Returns the checkpoints of a container, oldest first.
     pub fn checkpoints(&self, id: &ContainerId) -> Result<Vec<Checkpoint>> {
         let mut all = Vec::new();
         for number in self.numbers(id)? {
@@ -417,7 +422,7 @@ impl Engine {
         Ok(all)
     }
 
-    /// Where a checkpoint is.
+    /// Returns the directory of a checkpoint.
     pub fn checkpoint_path(&self, id: &ContainerId, from: &From) -> Result<PathBuf> {
         self.find_checkpoint(&self.config(id)?, from)
     }
@@ -427,9 +432,9 @@ impl Engine {
         let _lock = self.lock(id)?;
         let config = self.config(id)?;
         let path = self.find_checkpoint(&config, &From::Number(number))?;
-        // Renamed first: a half-removed checkpoint has no number.
+        // Renamed first: a partly removed checkpoint has no number.
         let gone = path.with_file_name(format!(".gone-{number}"));
-        let _ = fs::remove_dir_all(&gone); // of a removal that was killed
+        let _ = fs::remove_dir_all(&gone); // left by a killed removal
         fs::rename(&path, &gone).map_err(Error::file("cannot remove", &path))?;
         fs::remove_dir_all(&gone).map_err(Error::file("cannot remove", gone))
     }
@@ -462,14 +467,14 @@ impl Engine {
         Ok(self.checkpoints_dir(&config.id).join(number.to_string()))
     }
 
-    /// A running container, as the crate `checkpoint` sees it.
+    /// Describes a running container for the crate `checkpoint`.
     pub(crate) fn subject(&self, config: &Config) -> Result<Subject> {
         let (init, _) = self.alive(config)?;
         let pids = self.pids(&config.id)?;
         let logs = self.logs(&config.id)?;
         let mut outside = Vec::new();
         for path in std::iter::once(&logs.stdout).chain(&logs.stderr) {
-            // One that was never opened is no file yet.
+            // A log that was never opened does not exist yet.
             let Ok(meta) = fs::metadata(path) else { continue };
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let identity = (meta.dev(), meta.ino());
@@ -497,13 +502,13 @@ impl Engine {
         })
     }
 
-    /// What is saved of one that falls asleep: what is called from outside is held. A stack of its own,
-    /// which ends with its processes, nobody calls from outside.
+    /// Describes a container that falls asleep: its reachable sockets are held. A private network
+    /// stack ends with its processes and has no clients outside.
     pub(crate) fn to_sleep(&self, config: &Config) -> Result<Subject> {
         Ok(Subject { hold: config.net != NetMode::None, ..self.subject(config)? })
     }
 
-    /// Where a container has files of others.
+    /// Returns the targets of bind mounts and volumes.
     fn volumes(config: &Config) -> Vec<String> {
         let is_volume = |mount: &&Mount| match mount.kind {
             MountKind::Bind { .. } | MountKind::Volume { .. } => true,
@@ -512,7 +517,7 @@ impl Engine {
         config.mounts.iter().filter(is_volume).map(|mount| mount.target.to_string()).collect()
     }
 
-    /// Directories of a container that are kept in memory.
+    /// Returns the directories of a container that are kept in memory.
     fn memory(config: &Config) -> Vec<String> {
         let mounts = config.mounts.iter();
         let tmpfs = mounts.filter(|mount| matches!(mount.kind, MountKind::Tmpfs { .. }));
@@ -524,7 +529,7 @@ impl Engine {
         own.iter().map(|target| (*target).to_owned()).chain(targets).collect()
     }
 
-    /// The last part of a restore's plan, in the place of the program.
+    /// Adds the last part of a restore's plan, which replaces the program.
     pub(crate) fn plan_restore(
         &self,
         plan: &mut Plan,
@@ -544,7 +549,7 @@ impl Engine {
             memory: Self::memory(config),
             own_network: config.net == NetMode::None,
             cgroups: config.systemd,
-            // Whatever the filter is, it lets everybody.
+            // The filter, of any kind, permits them.
             user_namespaces: true,
             chroots: !start::is_filtered(security),
             no_new_privileges: security.no_new_privileges,
@@ -552,7 +557,7 @@ impl Engine {
             console: config.process.terminal,
             addresses: from.addresses.clone(),
             beside: from.beside,
-            // Time goes on for what sleeps, and stands still for what was saved.
+            // Clocks continue during sleep, and stand still between checkpoint and restore.
             passed_ns: match from.wakes {
                 true => from.reader.records().about.passed_ns(),
                 false => 0,
@@ -572,13 +577,13 @@ impl Engine {
             Wanted::Pages(part) => Ok(load::pages_of(&from.reader)?.swap_remove(*part)),
             Wanted::Outside(name) => outside(&log, name),
             Wanted::Userfaults => {
-                let later = from.later.as_ref().expect("only who has the device chooses so");
+                let later = from.later.as_ref().expect("wanted only with a device");
                 start::clone_fd(later.device.as_fd())
             }
             Wanted::LastPid => Ok(load::last_pid()?),
             Wanted::Held(number) => {
                 let held = from.held.iter().find(|(one, _)| one == number);
-                let (_, socket) = held.expect("only what is held is wanted");
+                let (_, socket) = held.expect("only held sockets are wanted");
                 start::clone_fd(socket.as_fd())
             }
         });
@@ -609,7 +614,7 @@ impl Engine {
     }
 }
 
-/// What a container like another one is.
+/// Derives the request for a clone from a container's configuration.
 pub(crate) fn like(other: &Config, name: Name, addresses: Vec<IpAddr>, root: RootSource) -> Create {
     let own_name = other.hostname != other.id.short();
     let other = other.clone();
@@ -625,7 +630,7 @@ pub(crate) fn like(other: &Config, name: Name, addresses: Vec<IpAddr>, root: Roo
         anonymous_volumes: Vec::new(),
         net: other.net,
         addresses,
-        // Ports of the host lead to the other.
+        // The host's ports lead to the other container.
         publish: Vec::new(),
         extra_hosts: other.extra_hosts,
         dns: other.dns,
@@ -647,24 +652,24 @@ pub(crate) fn like(other: &Config, name: Name, addresses: Vec<IpAddr>, root: Roo
     }
 }
 
-/// The addresses of a clone in the place of the other's.
+/// Pairs the other container's addresses with those of the clone.
 pub(crate) fn moved(other: &Config, clone: &Config) -> Vec<(IpAddr, IpAddr)> {
     other.addresses.iter().copied().zip(clone.addresses.iter().copied()).collect()
 }
 
-/// Whom a connection is with that is not the container's alone.
+/// Returns the peer of a connection that leaves the container's own network stack.
 pub(crate) fn connection_outside(records: &Records, net: &NetMode) -> Option<SocketAddr> {
     match net {
-        // Both ends in a stack of its own are its own, too.
+        // In a private stack both ends belong to the container.
         NetMode::None => None,
         _ => records.connections().map(|c| c.peer).next(),
     }
 }
 
-/// A standard stream by the name it was saved under.
+/// Opens a standard stream by the name under which it was saved.
 fn outside(log: &Path, name: &str) -> Result<OwnedFd> {
     match name {
         "stdout.log" | "stderr.log" => start::open_log(&log.join(name)),
-        _ => Err(Error::Invalid(format!("the checkpoint asks for a stream '{name}'"))),
+        _ => Err(Error::Invalid(format!("the checkpoint needs an unknown stream '{name}'"))),
     }
 }

@@ -1,24 +1,24 @@
 //! How a container starts.
 //!
-//! Three parties: this engine, which decides; the keeper, which clones; the newborn, which follows
-//! a plan and becomes the container's program (see `dormouse_launch`). In order:
+//! Three parties: the engine, which decides; the keeper, which clones; the newborn, which follows a
+//! plan and becomes the container's program (see `dormouse_launch`). In order:
 //!
-//! 1. what lives in the kernel and is named after the container: cgroups, its identity in the
+//! 1. the kernel objects that are named after the container are made: cgroups, its identity in the
 //!    network, its directories on the shared tmpfs;
-//! 2. the keeper clones the newborn into those cgroups and into new namespaces, and gives its user
-//!    namespace the container's ids;
+//! 2. the keeper clones the newborn into those cgroups and into new namespaces, and maps the
+//!    container's ids in its user namespace;
 //! 3. with that namespace the image's layers are idmapped and stacked; the plan carries the mounts
 //!    by descriptor;
-//! 4. the newborn does as planned up to the last step before execve and says so;
-//! 5. the record of the process is written, then the newborn is let go.
+//! 4. the newborn executes the plan up to the last step before execve and reports that;
+//! 5. the record of the process is written, then the newborn is released.
 //!
-//! The newborn ends by itself when this process does before step 5, so a start that is killed leaves
-//! nothing that runs, only things named after the container, which the next verb removes.
+//! The newborn exits by itself if the engine's process dies before step 5. A killed start therefore
+//! leaves no process, only objects named after the container, which the next verb removes.
 //!
 //! A container has three superblocks of its own (overlay, proc, and its ipc namespace's mqueue): a
 //! memory cgroup costs 16 bytes for every superblock of the machine. `/dev`, `/dev/shm` and tmpfs
-//! mounts are directories of one tmpfs, `/sys` is a clone of its domain's; a devpts comes with a
-//! terminal, with an init, or where it is asked for.
+//! mounts are directories of one tmpfs, `/sys` is a clone of its domain's. A devpts is mounted for
+//! a terminal, for an init, or on request.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,36 +58,36 @@ use crate::life::{InitRecord, told_by_kernel};
 use crate::spec::{Stdio, Stream};
 use crate::user::{Account, Accounts};
 
-/// A process of a container that this process started or attached to.
+/// A container's process that this process started or attached to.
 #[derive(Debug)]
 pub struct Running {
     /// Its container.
     pub id: ContainerId,
     /// Its pid on the host.
     pub pid: u32,
-    /// Readable when it has ended.
+    /// Readable when the process has exited.
     pub pidfd: OwnedFd,
-    /// The master side of its terminal, where it has one. The keeper reads it whenever nobody is
-    /// attached, so a caller that dies does not hang up on the program.
+    /// The master side of its terminal, if it has one. The keeper reads the terminal while no
+    /// client is attached, so the death of a client does not hang up the program.
     pub console: Option<OwnedFd>,
-    /// Its log, opened for appending: what is read from `console` belongs there too.
+    /// Its log, opened for appending: data read from `console` is to be written there, too.
     pub console_log: Option<OwnedFd>,
-    /// The other end of its standard input, where the keeper keeps that open.
+    /// The write end of its standard input, if the keeper holds that.
     pub stdin: Option<OwnedFd>,
     pub(crate) keeper: Keeper,
-    /// Its keeper was killed before it could tell how it ended.
+    /// The keeper was killed before it could report the exit.
     keeper_is_gone: bool,
 }
 
 impl Running {
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: i32) -> Result<()> {
         let sent = pidfd::send_signal(self.pidfd.as_fd(), signal);
         sent.map_err(Error::call("cannot send the signal"))
     }
 
-    /// Waits for its end. A first process is not settled by this: see [`Engine::finish`].
-    /// The kernel is asked where the keeper was killed meanwhile.
+    /// Waits for its exit. A first process is not settled by this: see [`Engine::finish`]. If the
+    /// keeper was killed meanwhile, the status is read from the kernel.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         match self.keeper.wait(self.pid) {
             Err(LaunchError::KeeperGone) => {
@@ -118,34 +118,34 @@ impl Running {
         }
     }
 
-    /// Leaves it to the keeper, which settles it when it ends.
+    /// Leaves the process to the keeper, which settles the container at its exit.
     pub fn detach(self) {
         drop(self.keeper);
     }
 }
 
 impl Engine {
-    /// Starts a container that was created just now. When it cannot be started nothing is left of it.
+    /// Starts a new container. If the start fails, the container is removed.
     pub fn start_new(&self, created: Created, io: Stdio) -> Result<Running> {
         self.start_locked(&created.config, io, 0).inspect_err(|_| self.discard(created))
     }
 
-    /// Removes a container that was created just now and is not to be started after all.
+    /// Removes a new container that is not to be started after all.
     pub fn discard(&self, created: Created) {
         let config = &created.config;
-        let _ = self.remove_locked(&config.id, Some(config), true); // an earlier error is the one to tell
+        let _ = self.remove_locked(&config.id, Some(config), true); // an earlier error is returned
     }
 
-    /// Waits for the first process of a container, settles the container and returns how the process
-    /// ended.
+    /// Waits for the first process of a container, settles the container and returns the exit
+    /// status.
     pub fn finish(&self, mut running: Running) -> Result<ExitStatus> {
         let status = running.wait()?;
         if running.keeper_is_gone {
-            // Nobody else knows it. One whose directory is gone has been removed.
+            // No other process has the status. If the directory is gone, the container was removed.
             let _ = status.write(&self.run_dir(&running.id), running.pid);
         }
         self.settle(&running.id)?;
-        // A keeper that is gone meanwhile has nobody to settle with.
+        // A keeper that died meanwhile needs no report.
         let _ = running.keeper.settled(running.pid);
         Ok(status)
     }
@@ -166,13 +166,12 @@ impl Engine {
         self.start_locked(&config, io, 0)
     }
 
-    /// Starts a container whose processes come from a checkpoint. The caller holds its lock, and it
-    /// has no process.
+    /// Starts a container from a checkpoint. The caller holds its lock, and it has no process.
     pub(crate) fn start_restored(&self, config: &Config, from: &Comeback) -> Result<Running> {
         self.begin_locked(config, Stdio::detached(), 0, Some(from))
     }
 
-    /// Starts a container whose lock the caller holds and which has no process.
+    /// Starts a container without a process. The caller holds its lock.
     pub(crate) fn start_locked(
         &self,
         config: &Config,
@@ -189,13 +188,13 @@ impl Engine {
         failures: u32,
         from: Option<&Comeback>,
     ) -> Result<Running> {
-        // Nothing that all containers share goes away meanwhile.
+        // Shared objects are not removed meanwhile.
         let _in_use = self.in_use()?;
         let undo = || match from {
             Some(from) if from.wakes => self.doze(config),
             _ => self.tear_down(&config.id, Some(config)),
         };
-        // ORDER: first, and removed last: where it is, a start or an end was interrupted.
+        // ORDER: made first and removed last: an existing one means an interrupted start or end.
         let run_dir = self.run_dir(&config.id);
         let mut make = fs::DirBuilder::new();
         if let Err(e) = make.mode(0o700).create(&run_dir) {
@@ -210,7 +209,7 @@ impl Engine {
         match &started {
             Ok(_) => self.record(verb, config.id.as_str(), config.name.as_str(), &[]),
             Err(_) => {
-                let _ = undo(); // the first error is the one to tell
+                let _ = undo(); // the first error is returned
             }
         }
         started
@@ -223,8 +222,8 @@ impl Engine {
         failures: u32,
         from: Option<&Comeback>,
     ) -> Result<Running> {
-        // Two processors, where there are two: the keeper wakes up while the first cgroup is made, and
-        // clones while the rest is.
+        // Uses two processors, if there are two: the keeper is scheduled while the first cgroup is
+        // made, and clones while the others are made.
         let at_hand = from.and_then(|from| from.keeper.take());
         let calling = match at_hand {
             Some(_) => None,
@@ -263,12 +262,12 @@ impl Engine {
         let mounts = self.host_mounts(config, &net, &shared)?;
         let mut newborn = keeper.born(expected)?;
         let userns = if weakened("user-namespace") {
-            user_namespace(config.ids)? // the ids of files stay as they are
+            user_namespace(config.ids)? // file ids are not mapped
         } else {
             pidfd::user_namespace(newborn.pidfd.as_fd())
                 .map_err(Error::call("cannot open the container's user namespace"))?
         };
-        // What it was made from is let go of at the end.
+        // The source mounts are closed at the end.
         let Assembled { root, clones: _clones } = self.assemble(config, userns.as_fd())?;
         let account = Accounts::read(root.as_fd()).find(&config.process.user)?;
         let streams = self.streams(config, &account, io)?;
@@ -290,7 +289,7 @@ impl Engine {
             Some(from) => Some(self.plan_restore(&mut plan, config, &account, from)?),
         };
         newborn.send(plan).map_err(|e| exec_error(&config.process, e))?;
-        from.map_or(Ok(()), Comeback::check_small)?; // it is busy for a while
+        from.map_or(Ok(()), Comeback::check_small)?; // the newborn is busy for a while
         let console = newborn.ready().map_err(|e| exec_error(&config.process, e))?;
         let since = from.and_then(|from| from.since.as_ref());
         let init = InitRecord {
@@ -306,13 +305,13 @@ impl Engine {
         };
         let kept = self.hand_over(&mut keeper, config, console, streams.kept)?;
         self.publish_ports(config)?;
-        // ORDER: recorded, then let go: a process that runs is always on record.
+        // ORDER: recorded, then released: a running process is always on record.
         self.write_init(&config.id, &init)?;
         let (pid, pidfd) = (newborn.pid, clone_fd(newborn.pidfd.as_fd())?);
         match &restore {
             None => newborn.go().map_err(|e| exec_error(&config.process, e))?,
             Some(restore) => {
-                // ORDER: traced, then let go: it dies with us until it is whole.
+                // ORDER: traced, then released: until it is complete, its death follows ours.
                 let mut traced = Traced::seize(pid)?;
                 if config.init {
                     newborn.release()?;
@@ -326,7 +325,7 @@ impl Engine {
                 let mut fill = |sources: Sources| match from
                     .and_then(|from| from.later.as_ref().zip(Some(&from.reader)))
                 {
-                    None => Err("nobody has been asked to".to_owned()),
+                    None => Err("no fill process was requested".to_owned()),
                     Some((later, reader)) => self
                         .fill(&mut keeper, &config.id, (later, reader), pidfd.as_fd(), &sources)
                         .map_err(|e| e.to_string()),
@@ -336,7 +335,7 @@ impl Engine {
                     None => e,
                     Some(what) => CheckpointError::Damaged { part: "pages".into(), what },
                 })?;
-                // Its callers have waited; what is left to do here has not.
+                // Clients wait for the restored process, not for the rest of this function.
                 std::thread::yield_now();
             }
         }
@@ -352,8 +351,8 @@ impl Engine {
         })
     }
 
-    /// Attaches to the terminal or the standard input of a running container, or of one that sleeps
-    /// and is woken for it. Its output, where it has no terminal, is in its logs.
+    /// Attaches to the terminal or the standard input of a running container; a sleeping one is
+    /// woken. Without a terminal, its output is in its logs.
     pub fn attach(&self, id: &ContainerId) -> Result<Running> {
         let config = self.config(id)?;
         if self.look(&config)?.state == State::Asleep {
@@ -374,7 +373,7 @@ impl Engine {
         })
     }
 
-    /// The layers of a container as one mount that is attached nowhere.
+    /// Assembles the layers of a container as one detached mount.
     pub(crate) fn assemble(&self, config: &Config, userns: BorrowedFd<'_>) -> Result<Assembled> {
         let lower = self.lower(&config.root)?;
         let (upper, work) = Store::open_upper(&self.dir(&config.id))?;
@@ -382,7 +381,7 @@ impl Engine {
         Ok(assemble(&lower, Some(userns), Some(volume))?)
     }
 
-    /// The read-only layers of a root filesystem.
+    /// Opens the read-only layers of a root filesystem.
     pub(crate) fn lower(&self, root: &RootSource) -> Result<Lower> {
         match root {
             RootSource::Image { id, .. } => Ok(self.images()?.rootfs(id)?),
@@ -395,7 +394,8 @@ impl Engine {
         }
     }
 
-    /// What of the host's and of its own directories a container sees, whoever it is inside.
+    /// Makes the mounts from host directories and the container's shared directories, which do not
+    /// depend on its user namespace.
     fn host_mounts(&self, config: &Config, net: &Net, shared: &Path) -> Result<HostMounts> {
         let no_exec = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
         let mut sys_attr = no_exec;
@@ -415,7 +415,7 @@ impl Engine {
         })
     }
 
-    /// Everything that is mounted before the program starts.
+    /// Plans all mounts before the program starts.
     fn plan_root(&self, plan: &mut Plan, config: &Config, given: Given) -> Result<()> {
         let shared = given.shared;
         plan.become_root();
@@ -437,7 +437,7 @@ impl Engine {
         plan.attach(dev, "/dev", TargetKind::PlainDir, true);
         let shm = plan.fd(shm);
         plan.attach(shm, "/dev/shm", TargetKind::PlainDir, false);
-        // The host's own is not for the container's user namespace to mount.
+        // The container's user namespace may not mount the host's own mqueue.
         if !weakened("ipc-namespace") {
             plan.mqueue("/dev/mqueue");
         }
@@ -449,7 +449,7 @@ impl Engine {
         if let Some([run, lock]) = systemd {
             let run = plan.fd(run);
             plan.attach(run, "/run", TargetKind::Dir, true);
-            // Debian's systemd ends at once if this is no mount and it may not mount one itself.
+            // Debian's systemd exits at once if this is no mount and it may not mount one itself.
             let lock = plan.fd(lock);
             plan.attach(lock, "/run/lock", TargetKind::Dir, true);
             plan.cgroup2("/sys/fs/cgroup");
@@ -471,7 +471,7 @@ impl Engine {
             let (null, empty) = (plan.fd(null), plan.fd(empty));
             plan.mask(null, empty, hidden());
         }
-        // Without its own namespace a container has no name to set but the host's.
+        // Without its own UTS namespace the newborn would set the host's name.
         if !weakened("uts-namespace") {
             plan.hostname(&config.hostname);
             if let Some(domain) = &config.domainname {
@@ -487,7 +487,7 @@ impl Engine {
         Ok(())
     }
 
-    /// One mount that the operator asked for.
+    /// Plans one mount requested by the operator.
     fn plan_mount(
         &self,
         plan: &mut Plan,
@@ -499,7 +499,7 @@ impl Engine {
         let mut attr = MountAttr::empty();
         attr.set(MountAttr::RDONLY, mount.read_only);
         attr.set(MountAttr::NOEXEC, mount.no_exec);
-        // What comes from outside brings no privileges along.
+        // Mounts from outside give no privileges.
         attr |= MountAttr::NOSUID | MountAttr::NODEV;
         let (tree, kind) = match &mount.kind {
             MountKind::Bind { source, recursive, idmap, propagation } => {
@@ -525,7 +525,7 @@ impl Engine {
             }
             MountKind::Tmpfs { size_bytes, mode } => {
                 let tree = match size_bytes {
-                    // A size is enforced by a superblock of its own and by nothing less.
+                    // Only a separate superblock can enforce a size.
                     Some(size) => tmpfs(*size, *mode, config.ids, attr)?,
                     None => {
                         make_owned_dir(shared, *mode, config.ids)?;
@@ -544,7 +544,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The directory of a named volume, made and given to the container's root when it is new.
+    /// Returns the directory of a named volume; a new one is owned by the container's root.
     fn volume(&self, name: &str, ids: IdMap) -> Result<PathBuf> {
         let path = self.places().volumes().join(name);
         match fs::create_dir(&path) {
@@ -558,7 +558,8 @@ impl Engine {
         Ok(path)
     }
 
-    /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`, and where they go.
+    /// Makes the mounts for `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`, with their
+    /// targets.
     fn name_mounts(
         &self,
         config: &Config,
@@ -592,7 +593,7 @@ impl Engine {
                 if config.extra_hosts.is_empty() {
                     bind(&hosts, "/etc/hosts")?;
                 } else {
-                    // Lines of its own cost a container the view of names that come later.
+                    // With lines of its own a container does not see later changes of names.
                     let mut text =
                         fs::read_to_string(&hosts).map_err(Error::file("cannot read", &hosts))?;
                     text.extend(config.extra_hosts.iter().map(|(n, ip)| format!("{ip}\t{n}\n")));
@@ -604,7 +605,7 @@ impl Engine {
                 }
             }
             Net::Host { .. } => {
-                // Made by hand or by a bootstrap, a host may have none.
+                // A host installed by hand or by a bootstrap tool may have none.
                 if Path::new("/etc/hosts").exists() {
                     bind(Path::new("/etc/hosts"), "/etc/hosts")?;
                 } else {
@@ -625,7 +626,7 @@ impl Engine {
         Ok(all)
     }
 
-    /// The container's directories of the shared tmpfs, made anew.
+    /// Makes the container's directories on the shared tmpfs anew.
     fn shared_dirs(&self, config: &Config) -> Result<PathBuf> {
         let all = self.places().shared();
         ensure_shared_tmpfs(&all)?;
@@ -643,7 +644,7 @@ impl Engine {
         Ok(dir)
     }
 
-    /// Opens what the standard streams of a container lead to.
+    /// Opens the standard streams of a container.
     fn streams(&self, config: &Config, account: &Account, io: Stdio) -> Result<Streams> {
         if config.process.terminal {
             let size = io.terminal_size.unwrap_or_default();
@@ -672,8 +673,8 @@ impl Engine {
         Ok(Streams { io: Io::Fds(fds), kept })
     }
 
-    /// Gives the terminal or the kept end of standard input to the keeper, takes it over at once,
-    /// and has the logs bounded.
+    /// Gives the terminal or the kept end of standard input to the keeper, attaches to it at once,
+    /// and has the keeper bound the logs.
     fn hand_over(
         &self,
         keeper: &mut Keeper,
@@ -696,7 +697,8 @@ impl Engine {
         self.take_over(keeper, config)
     }
 
-    /// Takes over what the keeper holds of a container, as long as the connection lives.
+    /// Attaches to the streams that the keeper holds of a container, as long as the connection
+    /// lives.
     fn take_over(&self, keeper: &mut Keeper, config: &Config) -> Result<Kept> {
         let id = config.id.as_str();
         if config.process.terminal {
@@ -706,7 +708,7 @@ impl Engine {
         }
         let stdin = if config.process.stdin {
             match keeper.attach_stdin(id) {
-                Err(e) if e.kind() == ErrorKind::NotFound => None, // its starter gave it another
+                Err(e) if e.kind() == ErrorKind::NotFound => None, // its starter gave another stdin
                 other => Some(other?),
             }
         } else {
@@ -715,7 +717,7 @@ impl Engine {
         Ok(Kept { stdin, ..Kept::default() })
     }
 
-    /// The network stack a container starts in; made where it is missing.
+    /// Returns the network stack a container starts in; made if missing.
     pub(crate) fn find_network(&self, config: &Config) -> Result<Net> {
         Ok(match &config.net {
             NetMode::Host => {
@@ -731,7 +733,7 @@ impl Engine {
         })
     }
 
-    /// Makes the container known to its domain, by its addresses and its names.
+    /// Registers the container in its domain, by its addresses and its names.
     pub(crate) fn enter_domain(
         &self,
         config: &Config,
@@ -762,7 +764,7 @@ impl Engine {
         Ok(self.network()?.publish(&config.id, &config.publish, &config.addresses)?)
     }
 
-    /// Gives back what [`Engine::enter_domain`] and [`Engine::publish_ports`] took.
+    /// Releases the registrations of [`Engine::enter_domain`] and [`Engine::publish_ports`].
     pub(crate) fn leave_network(&self, id: &ContainerId, config: Option<&Config>) -> Result<()> {
         let network = self.network()?;
         if config.is_none_or(|c| !c.publish.is_empty()) {
@@ -803,7 +805,7 @@ pub(crate) enum Net {
         netns: OwnedFd,
         sys: OwnedFd,
     },
-    /// The newborn makes its own.
+    /// The newborn makes its own stack.
     None {
         sys: OwnedFd,
     },
@@ -811,7 +813,7 @@ pub(crate) enum Net {
 }
 
 impl Net {
-    /// Its namespace, where it is there already.
+    /// Its namespace, if it exists already.
     fn netns(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Host { netns, .. } => Some(netns.as_fd()),
@@ -820,7 +822,7 @@ impl Net {
         }
     }
 
-    /// The sysfs that shows it.
+    /// The sysfs of this stack.
     fn sys(&self) -> BorrowedFd<'_> {
         match self {
             Self::Host { sys, .. } | Self::None { sys } => sys.as_fd(),
@@ -829,7 +831,7 @@ impl Net {
     }
 }
 
-/// What the root of a container is put together from.
+/// The parts of a container's root.
 struct Given {
     root: OwnedFd,
     proc: Option<OwnedFd>,
@@ -839,20 +841,20 @@ struct Given {
     shared: PathBuf,
 }
 
-/// Mounts that are attached nowhere yet and need nothing of the newborn's: made while it is being born.
+/// Detached mounts that need nothing from the newborn: made while the keeper clones it.
 struct HostMounts {
     dev: OwnedFd,
     shm: OwnedFd,
     sys: OwnedFd,
-    /// `/run` and `/run/lock`, where systemd is to find them.
+    /// `/run` and `/run/lock`, for systemd.
     systemd: Option<[OwnedFd; 2]>,
-    /// Files of names, and where they go.
+    /// Files of names, with their targets.
     names: Vec<(OwnedFd, &'static str)>,
-    /// A file and a directory that hide others.
+    /// A file and a directory to be mounted over hidden paths.
     masks: Option<[OwnedFd; 2]>,
 }
 
-/// What the keeper holds of a container and its starter uses.
+/// Streams that the keeper holds of a container and its starter uses.
 #[derive(Default)]
 struct Kept {
     console: Option<OwnedFd>,
@@ -863,7 +865,7 @@ struct Kept {
 /// The group that owns terminals on Debian and most others.
 pub(crate) const TTY_GROUP: u32 = 5;
 
-/// What a process talks to: a terminal of these rows and columns, or three descriptors.
+/// Standard streams of a process: a terminal of these rows and columns, or three descriptors.
 pub(crate) enum Io {
     Terminal((u16, u16)),
     Fds([OwnedFd; 3]),
@@ -874,7 +876,7 @@ struct Streams {
     kept: Option<OwnedFd>,
 }
 
-/// The descriptor behind a stream that needs no container's log or keeper.
+/// Opens a stream that needs neither the container's log nor the keeper.
 pub(crate) fn open_stream(stream: Stream, ids: IdMap, uid: u32) -> Result<OwnedFd> {
     match stream {
         Stream::Null => open_null(),
@@ -898,7 +900,7 @@ fn own(fd: OwnedFd, ids: IdMap, uid: u32) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Puts the streams or the terminal of a process into its plan.
+/// Adds the streams or the terminal of a process to its plan.
 pub(crate) fn plan_io(plan: &mut Plan, io: Io, uid: u32, console: bool) {
     match io {
         Io::Terminal(size) => {
@@ -911,8 +913,8 @@ pub(crate) fn plan_io(plan: &mut Plan, io: Io, uid: u32, console: bool) {
     }
 }
 
-/// The namespaces of every container. The cgroup namespace is not among them: one made by clone3
-/// would be rooted at the keeper's own cgroup, so the newborn makes it when it is in its own.
+/// The namespaces of every container. The cgroup namespace is not among them: made by clone3 it
+/// would be rooted at the keeper's own cgroup, so the newborn makes it inside its own cgroup.
 const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
     .union(CloneFlags::NEWNS)
     .union(CloneFlags::NEWPID)
@@ -920,15 +922,15 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWUSER
     .union(CloneFlags::NEWUTS)
     .union(CloneFlags::NEWTIME);
 
-/// The same, less what the isolation tests leave out.
+/// The namespaces, without those that the isolation tests leave out.
 fn namespaces() -> CloneFlags {
     let mut flags = NAMESPACES;
     for (name, flag) in [
         ("user-namespace", CloneFlags::NEWUSER),
-        // Without it the root goes onto that of the keeper's own mount namespace, which takes the
-        // host's root: to be left out together with the user namespace.
+        // Without it the new root is attached to the keeper's own mount namespace, over the host's
+        // root: to be left out together with the user namespace.
         ("mount-namespace", CloneFlags::NEWNS),
-        // Its procfs is then one of the keeper's pid namespace, which is the host's.
+        // Its procfs then shows the keeper's pid namespace, which is the host's.
         ("pid-namespace", CloneFlags::NEWPID),
         ("ipc-namespace", CloneFlags::NEWIPC),
         ("uts-namespace", CloneFlags::NEWUTS),
@@ -939,25 +941,26 @@ fn namespaces() -> CloneFlags {
     flags
 }
 
-/// A user namespace with a container's ids and no process in it.
+/// Makes a user namespace with a container's ids and no process in it.
 pub(crate) fn user_namespace(ids: IdMap) -> Result<OwnedFd> {
     let map = ids.to_proc_text();
     namespace::new_user(&map, &map).map_err(Error::call("cannot make a user namespace"))
 }
 
-/// A loopback device, and by the stack's own settings what root of a machine may do by right: root
-/// inside has only the capabilities that it was granted.
+/// Plans a loopback device, and settings that permit in the private stack what root of a machine
+/// may do: root inside has only the granted capabilities.
 fn plan_own_stack(plan: &mut Plan) -> Result<()> {
     plan.loopback();
     plan.sysctl("net.ipv4.ip_unprivileged_port_start", "0")?;
-    // Group ids are those of who writes: up to the container's nobody, its last on the host.
+    // Group ids are those of the writing process: up to the container's nobody, its last id on the
+    // host.
     let all = format!("0 {}", IdMap::NOBODY);
     plan.sysctl("net.ipv4.ping_group_range", &all)?;
     plan.sysctl("net.unix.max_dgram_qlen", "512")?; // as systemd sets it on a host
     Ok(())
 }
 
-/// Where something is mounted by the engine.
+/// Returns the places where the engine mounts anything.
 pub(crate) fn places(config: &Config) -> Places {
     let brings_others = |mount: &&Mount| match mount.kind {
         MountKind::Bind { recursive, propagation, .. } => {
@@ -973,7 +976,7 @@ pub(crate) fn places(config: &Config) -> Places {
     }
 }
 
-/// Where something is mounted before the program starts.
+/// Returns the places that are mounted before the program starts.
 fn configured(config: &Config) -> Vec<String> {
     let mut all = vec!["/", "/proc", "/dev", "/dev/shm", "/dev/mqueue", "/sys"];
     all.extend(["/etc/hostname", "/etc/hosts", "/etc/resolv.conf"]);
@@ -991,14 +994,14 @@ fn configured(config: &Config) -> Vec<String> {
     all.into_iter().map(str::to_owned).collect()
 }
 
-/// Whether a container has pseudo-terminals of its own from the start. Others get theirs with the
-/// first `exec --tty`.
+/// Returns whether a container has its own pseudo-terminals from the start. Other containers get
+/// them at the first `exec --tty`.
 fn needs_devpts(config: &Config) -> bool {
     let declared = config.labels.get("dormouse.devpts").is_some_and(|v| v == "true");
     config.process.terminal || config.init || config.systemd || declared
 }
 
-/// What the program is, may do and is connected to.
+/// Plans the program: its identity, its confinement and its streams.
 fn plan_process(plan: &mut Plan, config: &Config, account: &Account, io: Io) -> Result<()> {
     let (process, security) = (&config.process, &config.security);
     plan.setsid();
@@ -1013,10 +1016,11 @@ fn plan_process(plan: &mut Plan, config: &Config, account: &Account, io: Io) -> 
     plan_exec(plan, config, process, account)
 }
 
-/// Who a program is, and what it may do.
+/// Returns the ids and capabilities of a program.
 pub(crate) fn identity(account: &Account, granted: Set) -> (Ids, CapabilityMasks) {
     let ids = Ids { uid: account.uid, gid: account.gid, groups: account.groups.clone() };
-    // As execve(2) would leave it: root has what is granted, others have nothing (capabilities(7)).
+    // As execve(2) would leave it: root has the granted capabilities, other users none
+    // (capabilities(7)).
     let own = if account.uid == 0 { granted } else { Set::empty() };
     let masks = CapabilityMasks {
         bounding: granted.bits(),
@@ -1028,8 +1032,8 @@ pub(crate) fn identity(account: &Account, granted: Set) -> (Ids, CapabilityMasks
     (ids, masks)
 }
 
-/// Working directory, credentials, capabilities, filter: the last steps before execve, and for
-/// `exec` the same.
+/// Plans working directory, credentials, capabilities, filter: the last steps before execve, also
+/// for `exec`.
 pub(crate) fn plan_identity(
     plan: &mut Plan,
     config: &Config,
@@ -1047,7 +1051,7 @@ pub(crate) fn plan_identity(
     Ok(())
 }
 
-/// The capabilities that a container's configuration gives.
+/// Returns the capabilities that a container's configuration grants.
 pub(crate) fn granted(security: &Security) -> Result<Set> {
     let all = capability::all();
     let asked = capability::parse(security.capabilities.iter().map(String::as_str))?;
@@ -1055,13 +1059,13 @@ pub(crate) fn granted(security: &Security) -> Result<Set> {
     Ok(if unbounded { all } else { asked.intersection(all) })
 }
 
-/// Whether a container's processes have the filter of the house.
+/// Returns whether a container's processes have the default filter.
 pub(crate) fn is_filtered(security: &Security) -> bool {
     let asked = security.seccomp == SeccompChoice::Default && !security.privileged;
     asked && !weakened("seccomp")
 }
 
-/// What no process of a container can shake off.
+/// Plans the confinement that no process of a container can remove.
 pub(crate) fn plan_confinement(
     plan: &mut Plan,
     config: &Config,
@@ -1071,7 +1075,7 @@ pub(crate) fn plan_confinement(
     if security.no_new_privileges && !weakened("no-new-privs") {
         plan.no_new_privs();
     }
-    // A stack of its own may be looked at; a shared one shows the sockets of others.
+    // A private stack may be inspected; a shared one shows the sockets of others.
     let stack = match config.net {
         NetMode::None => seccomp::Network::Own,
         NetMode::Address { .. } => seccomp::Network::Shared,
@@ -1082,7 +1086,7 @@ pub(crate) fn plan_confinement(
     }
 }
 
-/// Limits of the process and what it starts. What the host does not let us raise stays lower.
+/// Plans resource limits. If the host does not permit to raise a limit, it stays lower.
 pub(crate) fn plan_rlimits(plan: &mut Plan, security: &Security) -> Result<()> {
     for limit in &security.rlimits {
         let resource = rlimit::resource(&limit.name).ok_or_else(|| {
@@ -1093,7 +1097,7 @@ pub(crate) fn plan_rlimits(plan: &mut Plan, security: &Security) -> Result<()> {
     Ok(())
 }
 
-/// The program, its arguments and its environment.
+/// Plans the program, its arguments and its environment.
 pub(crate) fn plan_exec(
     plan: &mut Plan,
     config: &Config,
@@ -1129,7 +1133,7 @@ pub(crate) fn plan_exec(
     Ok(())
 }
 
-/// Tells a program that cannot be executed from a step that failed.
+/// Distinguishes a program that cannot be executed from a failed step.
 pub(crate) fn exec_error(process: &Process, e: LaunchError) -> Error {
     let LaunchError::Failed(failure) = &e else { return Error::Launch(e) };
     let program = process.args.first().cloned().unwrap_or_default();
@@ -1143,8 +1147,9 @@ pub(crate) fn exec_error(process: &Process, e: LaunchError) -> Error {
     }
 }
 
-/// What user namespaces do not hide: files of `/proc` and `/sys` that tell about the host, as far as this
-/// one has them. What only root may read or write needs no mask, for nobody in a container is that root.
+/// Paths of `/proc` and `/sys` that user namespaces do not hide and that reveal facts about the
+/// host, as far as this kernel has them. Files for the host's root only need no mask: no process
+/// inside has its uid.
 pub(crate) fn hidden() -> &'static [&'static str] {
     const HIDDEN: [&str; 12] = [
         "/proc/kcore",
@@ -1164,7 +1169,7 @@ pub(crate) fn hidden() -> &'static [&'static str] {
     THERE.get_or_init(|| HIDDEN.into_iter().filter(|path| Path::new(path).exists()).collect())
 }
 
-/// A file and a directory in the place of what is hidden.
+/// Makes a file and a directory to be mounted over hidden paths.
 fn masks(shared: &Path) -> Result<[OwnedFd; 2]> {
     let attr = MountAttr::NOSUID | MountAttr::NOEXEC | MountAttr::RDONLY;
     let null = clone_dir(&shared.join("dev/null"), attr)?;
@@ -1173,7 +1178,7 @@ fn masks(shared: &Path) -> Result<[OwnedFd; 2]> {
     Ok([null, clone_dir(&empty, attr)?])
 }
 
-/// A mount of a directory of the host, attached nowhere.
+/// Makes a detached mount of a host directory.
 fn clone_dir(path: &Path, attr: MountAttr) -> Result<OwnedFd> {
     clone_of(CWD, path, attr)
 }
@@ -1183,7 +1188,7 @@ fn clone_of(dir: BorrowedFd<'_>, path: &Path, attr: MountAttr) -> Result<OwnedFd
         .map_err(Error::call("cannot clone a mount for the container"))
 }
 
-/// A tmpfs of its own, for a size that must hold.
+/// Makes a separate tmpfs with an enforced size.
 fn tmpfs(size_bytes: u64, mode: u32, ids: IdMap, attr: MountAttr) -> Result<OwnedFd> {
     let make = || {
         let fs = mount::FsContext::open("tmpfs")?;
@@ -1196,7 +1201,7 @@ fn tmpfs(size_bytes: u64, mode: u32, ids: IdMap, attr: MountAttr) -> Result<Owne
     make().map_err(Error::call("cannot make a tmpfs"))
 }
 
-/// Whether the tmpfs that all containers share is mounted.
+/// Returns whether the tmpfs that all containers share is mounted.
 pub(crate) fn is_shared_tmpfs(path: &Path) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     rustix::fs::statfs(path).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
@@ -1225,8 +1230,8 @@ fn ensure_shared_tmpfs(path: &Path) -> Result<()> {
     fs::write(&mark, b"").map_err(Error::file("cannot write", mark))
 }
 
-/// The device nodes every program expects, and the links to what procfs provides. Nodes are made by
-/// the host's root: in a user namespace nobody can make any.
+/// Makes the device nodes every program expects, and the links into procfs. The host's root makes
+/// the nodes: no process in a user namespace can.
 fn make_dev(path: &Path, ids: IdMap) -> Result<()> {
     const NODES: [(&str, u32, u32); 6] = [
         ("null", 1, 3),
@@ -1271,7 +1276,7 @@ fn open_dir(path: &Path) -> Result<OwnedFd> {
         .map_err(|e| Error::file("cannot open", path)(e.into()))
 }
 
-/// An empty directory that belongs to the container's root.
+/// Makes an empty directory that belongs to the container's root.
 fn make_owned_dir(path: &Path, mode: u32, ids: IdMap) -> Result<()> {
     fs::create_dir(path).map_err(Error::file("cannot make directory", path))?;
     chown(path, Some(ids.base), Some(ids.base)).map_err(Error::file("cannot own", path))?;
@@ -1284,8 +1289,8 @@ pub(crate) fn open_null() -> Result<OwnedFd> {
         .map_err(|e| Error::file("cannot open", "/dev/null")(e.into()))
 }
 
-/// A log file, which is only ever appended to: a program that reopens it through `/proc/self/fd`
-/// can damage its own log and no other.
+/// Opens a log file for appending only: a program that reopens it through `/proc/self/fd` can
+/// damage its own log and no other.
 pub(crate) fn open_log(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW;
     rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o600))

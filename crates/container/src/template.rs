@@ -1,9 +1,10 @@
-//! What clones are made from.
+//! The source that clones are made from.
 //!
-//! Of a container with a single process they can share memory: a *template*, a process of the keeper's
-//! (`dormouse_keeper`, `template`), reads it once, and each clone's newborn comes from that by clone(2), with
-//! pages that are the kernel's to copy when somebody writes ([why](../../../docs/decisions/0019-clones-share.md)).
-//! The template ends with [`Template`], or with the process that has it.
+//! Clones of a container with a single process can share memory. A *template*, a process of the
+//! keeper (`dormouse_keeper`, `template`), reads the memory once, and each clone's newborn is a
+//! clone(2) of it. The kernel copies a page when a clone writes to it
+//! ([why](../../../docs/decisions/0019-clones-share.md)). The template ends with [`Template`], or
+//! with the process that holds it.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -20,7 +21,7 @@ use rustix::fs::MemfdFlags;
 use crate::engine::{Engine, new_id};
 use crate::error::{Error, Result};
 
-/// A checkpoint that clones can be made from, whose contents are whole.
+/// A checkpoint for clones, verified.
 #[derive(Debug)]
 pub struct Template {
     pub(crate) reader: Arc<Reader>,
@@ -28,34 +29,35 @@ pub struct Template {
     unshared: Option<Error>,
 }
 
-/// Memory that is there already.
+/// Memory that is loaded already.
 #[derive(Debug)]
 pub(crate) struct Common {
-    /// By which the keeper knows it. Another keeper knows it not.
+    /// The keeper's key of the template, valid at this keeper only.
     pub(crate) key: String,
     pub(crate) choice: Shared,
-    #[expect(dead_code, reason = "held, not read: it is there as long as this connection")]
+    #[expect(dead_code, reason = "held, not read: the template ends with this connection")]
     keeper: Keeper,
 }
 
 impl Template {
-    /// Why clones do not share what they might; it is told once.
+    /// Returns why clones do not share memory although they might; only once.
     pub fn unshared(&mut self) -> Option<Error> {
         self.unshared.take()
     }
 }
 
 impl Engine {
-    /// Gets ready to make clones of a container from a checkpoint of it. They may `share` what they can of its
-    /// memory, which is then charged to the keeper; what they write to is their own. Where that cannot be made
-    /// each has all for itself, and it is told why ([`Template::unshared`]).
+    /// Prepares clones of a container from a checkpoint of it. With `share` they share as much
+    /// memory as possible, charged to the keeper; pages they write to are their own. If sharing
+    /// fails each clone has all memory for itself, and [`Template::unshared`] returns the reason.
     ///
-    /// Errors: [`Error::Invalid`] where the container has what two cannot have; of damage.
+    /// Errors: [`Error::Invalid`] if the container has objects that two containers cannot share;
+    /// damage.
     pub fn template(&self, other: &Config, checkpoint: &Path, share: bool) -> Result<Template> {
         let reader = Arc::new(self.clonable(other, checkpoint)?);
         let (common, unshared) = match if share { self.common(&reader) } else { Ok(None) } {
             Ok(common) => (common, None),
-            // There is no memory for it, say, or there are more areas than a process may have.
+            // For example not enough memory, or more areas than a process may have.
             Err(e @ Error::Launch(LaunchError::Refused { .. })) => (None, Some(e)),
             Err(e) => return Err(e),
         };
