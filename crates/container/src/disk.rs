@@ -1,4 +1,4 @@
-//! Small files that are read whole and written whole.
+//! Small files that are read and written as a whole.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -40,12 +40,12 @@ pub(crate) fn write(path: &Path, bytes: &[u8], durable: Durable) -> Result<()> {
         Ok(())
     };
     step().map_err(|e| {
-        let _ = fs::remove_file(&new); // the first error is the one to tell
+        let _ = fs::remove_file(&new); // the first error is returned
         Error::file("cannot write", path)(e)
     })
 }
 
-/// Removes a file; one that is not there is fine.
+/// Removes a file; a missing one is no error.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -69,7 +69,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::file("cannot read", path)(e)),
     };
-    // Nearly all are small, and nobody writes into them: less than there is room for is all.
+    // Nearly all are small and never written in place: a short read is the end of the file.
     let mut some = [0; 4096];
     let read = file.read(&mut some).map_err(Error::file("cannot read", path))?;
     let mut text = Vec::new();
@@ -90,7 +90,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
         .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })
 }
 
-/// Makes a directory and those above it; one that exists is fine.
+/// Makes a directory and its parents; an existing one is no error.
 pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new()
@@ -100,39 +100,39 @@ pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<()> {
         .map_err(Error::file("cannot make directory", path))
 }
 
-/// An exclusive lock (flock(2)) on a file or directory, given back when dropped or when its
-/// process ends, however it ends.
+/// An exclusive lock (flock(2)) on a file or directory, released when dropped or when its process
+/// exits, for any reason.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Waits for the lock on something that exists.
+    /// Waits for the lock on an existing file.
     pub(crate) fn take(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(Error::file("cannot open", path))?;
         Self::take_file(file, path)
     }
 
-    /// Waits for the lock on a file that is made when missing.
+    /// Waits for the lock on a file, created if missing.
     pub(crate) fn take_new(path: &Path) -> Result<Self> {
         let file = File::options().create(true).truncate(false).write(true).open(path);
         Self::take_file(file.map_err(Error::file("cannot open", path))?, path)
     }
 
-    /// Waits for a share of the lock; the file is made when missing.
+    /// Waits for a share of the lock on a file, created if missing.
     pub(crate) fn take_shared(path: &Path) -> Result<Self> {
         let file = File::options().create(true).truncate(false).write(true).open(path);
         let file = file.map_err(Error::file("cannot open", path))?;
         Self::wait(file, path, FlockOperation::LockShared)
     }
 
-    /// Waits for a share of the lock on something that exists.
+    /// Waits for a share of the lock on an existing file.
     pub(crate) fn share(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(Error::file("cannot open", path))?;
         Self::wait(file, path, FlockOperation::LockShared)
     }
 
-    /// Writes into the file that is locked. (Opened anew to be truncated, ext4 allocates its blocks when
-    /// it is closed: 0.1 ms.)
+    /// Writes into the locked file. (If it were opened again and truncated, ext4 would allocate its
+    /// blocks at close: 0.1 ms.)
     pub(crate) fn write(&self, bytes: &[u8], path: &Path) -> Result<()> {
         (&self.0).write_all(bytes).map_err(Error::file("cannot write", path))
     }
@@ -151,7 +151,7 @@ impl Lock {
         }
     }
 
-    /// The lock, if nobody holds it; `None` also where there is nothing to lock.
+    /// Takes the lock if it is free; `None` also if the file does not exist.
     pub(crate) fn try_take(path: &Path) -> Result<Option<Self>> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -161,7 +161,7 @@ impl Lock {
         Self::try_take_file(file, path)
     }
 
-    /// The lock on a file that is made when missing, if nobody holds it.
+    /// Takes the lock on a file, created if missing, if it is free.
     pub(crate) fn try_take_new(path: &Path) -> Result<Option<Self>> {
         let file = File::options().create(true).truncate(false).write(true).open(path);
         Self::try_take_file(file.map_err(Error::file("cannot open", path))?, path)
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_replaced_whole_and_damage_is_named() {
+    fn record_is_replaced_whole_and_damage_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
         assert_eq!(read_json::<Vec<u32>>(&path).unwrap(), None);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_has_one_holder() {
+    fn lock_has_one_holder() {
         let dir = tempfile::tempdir().unwrap();
         let held = Lock::take(dir.path()).unwrap();
         assert!(Lock::try_take(dir.path()).unwrap().is_none());

@@ -22,14 +22,14 @@ use crate::place::Places;
 use crate::slot::Slots;
 use crate::spec::Create;
 
-/// What a `config.json` is called.
+/// Name of a container's configuration file.
 pub(crate) const CONFIG: &str = "config.json";
 
-/// A container that was created just now and is still locked: nobody else starts, changes or removes
-/// it as long as this exists.
+/// A container that was just created and is still locked: no other command starts, changes or
+/// removes it while this exists.
 #[derive(Debug)]
 pub struct Created {
-    /// What it is.
+    /// Its configuration.
     pub config: Config,
     #[expect(dead_code, reason = "held, not read")]
     lock: Lock,
@@ -48,8 +48,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the directories, makes them where they are missing, and after a reboot clears away what
-    /// the last boot left.
+    /// Opens the directories, makes missing ones, and after a reboot clears away the last boot's
+    /// leftovers.
     pub fn open(places: Places) -> Result<Self> {
         let names = Names::new(places.names());
         let slots = Slots::new(&places.lib.join("ids"));
@@ -62,7 +62,7 @@ impl Engine {
             cgroups: OnceLock::new(),
         };
         engine.recover_after_boot()?;
-        let _ = engine.finish_interrupted(); // tried again by every command; `prune` tells why
+        let _ = engine.finish_interrupted(); // every command tries again; `prune` reports errors
         Ok(engine)
     }
 
@@ -76,7 +76,7 @@ impl Engine {
         if self.store.get().is_none() {
             let (lib, run) = (self.places.lib.join("images"), self.places.run.join("images"));
             let store = Store::open(&lib, &run)?;
-            let _ = self.store.set(store); // two are as good as one
+            let _ = self.store.set(store); // a second one is equivalent
         }
         Ok(self.store.get().expect("set above"))
     }
@@ -97,12 +97,12 @@ impl Engine {
         Ok(self.cgroups.get().expect("set above"))
     }
 
-    /// A connection to the keeper, which is started where there is none.
+    /// Returns a connection to the keeper, which is started if there is none.
     pub(crate) fn keeper(&self) -> Result<Keeper> {
         self.keeper_called(Keeper::call(&self.places.run)?)
     }
 
-    /// The same, once it was called.
+    /// Completes a connection to the keeper that was begun by [`Keeper::call`].
     pub(crate) fn keeper_called(&self, calling: Option<Calling>) -> Result<Keeper> {
         if let Some(keeper) = calling.map_or(Ok(None), Calling::answer)? {
             return Ok(keeper);
@@ -119,8 +119,8 @@ impl Engine {
         Ok(keeper)
     }
 
-    /// The words that have our own program do something about a container of these places; its id
-    /// comes behind.
+    /// Returns the command line of this program's internal verb for these places; a container's id
+    /// is appended by the caller.
     pub fn internal(&self, verb: &str) -> Result<Vec<OsString>> {
         let mut words = vec![own_program()?.into_os_string()];
         words.extend(self.places.arguments());
@@ -128,17 +128,17 @@ impl Engine {
         Ok(words)
     }
 
-    /// The events from now on.
+    /// Returns the events from now on.
     pub fn follow(&self) -> Result<Follow> {
         Follow::from_end(self.events())
     }
 
-    /// How many slots of host ids and how many addresses containers have.
+    /// Returns how many slots of host ids and how many addresses are in use.
     pub fn taken(&self) -> Result<(u32, u32)> {
         Ok((self.slots.count()?, self.network()?.addresses_in_use()?))
     }
 
-    /// How many slots of host ids and how many addresses there are.
+    /// Returns how many slots of host ids and how many addresses there are.
     pub fn room(places: &Places) -> Result<(u32, u32)> {
         let config = places.etc.join("config.toml");
         let settings = dormouse_network::Settings::read(&config)?;
@@ -150,7 +150,7 @@ impl Engine {
         self.places.lib.join("events")
     }
 
-    /// Records an event; that it could not be recorded stops nothing.
+    /// Records an event; an error in recording is ignored.
     pub fn record(&self, kind: &str, id: &str, name: &str, attributes: &[(&str, String)]) {
         let attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
         let event = Event {
@@ -180,7 +180,7 @@ impl Engine {
         }
     }
 
-    /// The configuration of a container.
+    /// Returns the configuration of a container.
     pub fn config(&self, id: &ContainerId) -> Result<Config> {
         let path = self.dir(id).join(CONFIG);
         disk::read_json(&path)?.ok_or_else(|| Error::NoContainer(id.short().to_owned()))
@@ -221,12 +221,12 @@ impl Engine {
         ids_in(&self.places.containers())
     }
 
-    /// The ids of containers that have processes, or are about to, in no order.
+    /// Returns the ids of containers with processes, or about to have some, in no order.
     pub fn started(&self) -> Result<Vec<ContainerId>> {
         ids_in(&self.places.running())
     }
 
-    /// How many bytes the checkpoint of an asleep container has; 0 where it is awake.
+    /// Returns the size of an asleep container's checkpoint in bytes; 0 if it is awake.
     pub fn asleep_bytes(&self, id: &ContainerId) -> u64 {
         let files = fs::read_dir(self.asleep_dir(id)).into_iter().flatten().flatten();
         files.filter_map(|file| file.metadata().ok()).map(|meta| meta.len()).sum()
@@ -234,14 +234,14 @@ impl Engine {
 
     /// Creates a container: its name, ids, addresses and empty writable layer. No process runs.
     ///
-    /// ORDER: everything is made inside a directory that is not seen yet, whose lock says that this
-    /// create is alive, and one rename publishes it. A failure gives back what was taken, and so
-    /// does the next command for a create that was killed ([`crate::pending`]).
+    /// ORDER: everything is made inside a directory that is not visible yet; its lock shows that
+    /// this create is in progress, and one rename publishes it. A failure releases what was taken.
+    /// For a killed create the next command does that ([`crate::pending`]).
     pub fn create(&self, create: Create) -> Result<Created> {
         self.create_with(create, |_, _| Ok(()))
     }
 
-    /// The same, of a container that has more from the beginning: `fill` puts it into its directory.
+    /// Creates a container with further content: `fill` puts it into the container's directory.
     pub(crate) fn create_with(
         &self,
         create: Create,
@@ -254,14 +254,14 @@ impl Engine {
         match self.publish(&config, &new) {
             Ok(()) => Ok(Created { config, lock: new.lock }),
             Err(e) => {
-                let _ = self.abandon(&config.id, &config.name, &new); // the first error is the one to tell
+                let _ = self.abandon(&config.id, &config.name, &new); // the first error is returned
                 Err(e)
             }
         }
     }
 
-    /// Makes all of a container but that it is there for others: `fill` puts the rest into its
-    /// directory, its record last.
+    /// Makes a container up to its publication: `fill` puts the rest into its directory, the record
+    /// last.
     pub(crate) fn draft(
         &self,
         create: Create,
@@ -274,13 +274,13 @@ impl Engine {
         match self.create_in(&new.dir, &id, create, fill) {
             Ok(config) => Ok((config, new)),
             Err(e) => {
-                let _ = self.abandon(&id, &name, &new); // the first error is the one to tell
+                let _ = self.abandon(&id, &name, &new); // the first error is returned
                 Err(e)
             }
         }
     }
 
-    /// From now on the container is there for everybody.
+    /// Publishes a container: from now on all commands find it.
     pub(crate) fn publish(&self, config: &Config, new: &New) -> Result<()> {
         let dir = self.dir(&config.id);
         fs::rename(&new.dir, &dir).map_err(Error::file("cannot publish", &dir))?;
@@ -362,7 +362,7 @@ impl Engine {
         taken
     }
 
-    /// Gives a container another name.
+    /// Renames a container.
     pub fn rename(&self, id: &ContainerId, name: &Name) -> Result<()> {
         let _lock = self.lock(id)?;
         let mut config = self.config(id)?;
@@ -370,12 +370,12 @@ impl Engine {
         if old == *name {
             return Ok(());
         }
-        // ORDER: new name, configuration, old name: a kill leaves one name too many, never none, and
-        // the next command gives that back.
+        // ORDER: new name, configuration, old name: a kill leaves one name too many, never none,
+        // and the next command releases that.
         let _intent = self.intend(id, &Intent::Rename { names: [old.clone(), name.clone()] })?;
         self.take_name(name, id)?;
         self.write_config(&self.dir(id), &config).inspect_err(|_| {
-            let _ = self.names.release(name, id); // the first error is the one to tell
+            let _ = self.names.release(name, id); // the first error is returned
         })?;
         self.names.release(&old, id)?;
         self.rename_in_network(&config)?;
@@ -383,8 +383,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Removes a stopped container and everything that is its own. `volumes` also removes the
-    /// volumes made for it alone. With `force` a running one is killed first.
+    /// Removes a stopped container and everything that it owns. `volumes` also removes the volumes
+    /// that were made for it alone. With `force` a running container is killed first.
     pub fn remove(&self, id: &ContainerId, force: bool, volumes: bool) -> Result<()> {
         let _lock = self.lock(id)?;
         let config = match self.config(id) {
@@ -422,7 +422,7 @@ impl Engine {
         self.remove_locked(id, config.as_ref(), volumes)
     }
 
-    /// ORDER: what lives in the kernel, then the container as all see it, then what it had: a kill in
+    /// ORDER: kernel objects, then the container's visible directory, then its resources. A kill in
     /// between leaves a container that can be removed again, or the rest to the next command.
     pub(crate) fn remove_locked(
         &self,
@@ -434,7 +434,7 @@ impl Engine {
         self.remove_files(id, config, volumes)
     }
 
-    /// Of a container that is torn down already.
+    /// Removes the files of a container whose kernel objects are removed already.
     pub(crate) fn remove_files(
         &self,
         id: &ContainerId,
@@ -449,7 +449,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The image of a container, where it has one.
+    /// Returns the image of a container, if it has one.
     pub fn image_of(&self, config: &Config) -> Result<Option<Image>> {
         match &config.root {
             RootSource::Image { id, .. } => Ok(Some(self.images()?.find(id)?)),
@@ -457,7 +457,7 @@ impl Engine {
         }
     }
 
-    /// The ids of images that containers are made from: what `prune` must keep.
+    /// Returns the ids of images that containers are made from: `prune` must keep them.
     pub fn images_in_use(&self) -> Result<Vec<String>> {
         let mut used = Vec::new();
         for id in self.ids()? {
@@ -470,7 +470,7 @@ impl Engine {
         Ok(used)
     }
 
-    /// The named volumes that no container mounts.
+    /// Returns the named volumes that no container mounts.
     pub fn unused_volumes(&self) -> Result<Vec<Name>> {
         let mut used = std::collections::HashSet::new();
         for id in self.ids()? {
@@ -496,8 +496,8 @@ impl Engine {
         fs::remove_dir_all(&path).map_err(Error::file("cannot remove volume", path))
     }
 
-    /// On the first call after a boot: makes the directories, forgets the processes of the last
-    /// boot and takes back what interrupted verbs left.
+    /// At the first call after a boot: makes the directories, forgets the processes of the last
+    /// boot and releases the leftovers of interrupted verbs.
     fn recover_after_boot(&self) -> Result<()> {
         let marker = self.places.run.join("boot");
         let boot = dormouse_kernel::proc::boot_id().map_err(Error::call("cannot read boot id"))?;
@@ -523,8 +523,8 @@ impl Engine {
         disk::write(&marker, boot.as_bytes(), Durable::No)
     }
 
-    /// Settles what ran when the host went down: how it ended is not known. A pid of the last boot
-    /// means nothing in this one, so nothing is looked up.
+    /// Settles containers that ran when the host went down, with unknown exits. A pid of the last
+    /// boot means nothing in this one, so no process is looked up.
     fn forget_last_boot(&self) -> Result<()> {
         for id in self.ids()? {
             let config = match self.config(&id) {
@@ -534,7 +534,7 @@ impl Engine {
             let record = self.run_dir(&id).join("init.json");
             if let Some(init) = disk::read_json::<InitRecord>(&record)? {
                 if !init.sleeping {
-                    self.forget_sleep(&config)?; // of the past: it went on
+                    self.forget_sleep(&config)?; // an old checkpoint: the container ran on
                 }
                 self.write_exit(&id, &exit_from(&init, None))?;
                 self.tear_down(&id, Some(&config))?;
@@ -546,8 +546,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes back id slots whose containers never came to be. Only after a boot, when no create can
-    /// be under way; and not while a record is damaged, for its slot is not known then.
+    /// Releases id slots of containers that were never published. Runs only after a boot, when no
+    /// create can be under way. Does nothing if a record is damaged, for its slot is not known
+    /// then.
     fn recover_slots(&self) -> Result<()> {
         let owners = || self.ids()?.into_iter().map(|id| Ok((self.config(&id)?.ids, id))).collect();
         match self.slots.reset(owners) {
@@ -556,9 +557,9 @@ impl Engine {
         }
     }
 
-    /// Takes back what has no container: names, addresses, records of processes. What is interrupted
-    /// while it is made or removed every command sees ([`crate::pending`]); this is a look at all there
-    /// is, after a boot and for `prune`. Returns how many things that were.
+    /// Releases names, addresses and process records without a container. Every command finishes
+    /// interrupted creates and removals ([`crate::pending`]); this is a full search, after a boot
+    /// and for `prune`. Returns how many things were released.
     pub fn sweep(&self) -> Result<usize> {
         let mut swept = self.finish_interrupted()?;
         for (name, holder) in self.names.all()? {
@@ -584,7 +585,7 @@ impl Engine {
     }
 }
 
-/// The ids that are names in a directory.
+/// Parses the names in a directory as ids.
 fn ids_in(dir: &Path) -> Result<Vec<ContainerId>> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(dir).map_err(Error::file("cannot list", dir))? {
@@ -594,12 +595,12 @@ fn ids_in(dir: &Path) -> Result<Vec<ContainerId>> {
     Ok(ids)
 }
 
-/// Writes what a container is, as sure as that.
+/// Writes the configuration of a container with this durability.
 pub(crate) fn write_config_as(dir: &Path, config: &Config, durable: Durable) -> Result<()> {
     disk::write_json(&dir.join(CONFIG), config, durable)
 }
 
-/// A fresh id.
+/// Returns a new random id.
 pub(crate) fn new_id() -> Result<ContainerId> {
     let mut bytes = [0; 16];
     let mut filled = 0;
@@ -619,16 +620,16 @@ pub(crate) fn new_id() -> Result<ContainerId> {
     Ok(ContainerId::from_bytes(bytes))
 }
 
-/// The program we are, or what stands in its place since an upgrade.
+/// Returns the path of this program, or of its replacement after an upgrade.
 pub(crate) fn own_program() -> Result<PathBuf> {
     let read = fs::read_link("/proc/self/exe");
     let own = read.map_err(Error::file("cannot read", "/proc/self/exe"))?;
-    // What a file that was removed is called (proc_pid_exe(5)).
+    // Suffix of a removed file (proc_pid_exe(5)).
     let before = own.as_os_str().as_bytes().strip_suffix(b" (deleted)");
     Ok(before.map_or_else(|| own.clone(), |before| OsStr::from_bytes(before).into()))
 }
 
-/// The keeper's program: beside our own, or where packages put it.
+/// Returns the path of the keeper's program: beside this one, or where packages install it.
 fn keeper_program(own: &Path) -> PathBuf {
     const NAME: &str = "dormouse-keeper";
     let beside = own.with_file_name(NAME);

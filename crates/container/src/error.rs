@@ -1,15 +1,16 @@
-//! What can go wrong, by the step that failed.
+//! The engine's errors, by the step that failed.
 
 use std::path::PathBuf;
 
 use dormouse_kernel::{CallError, ErrorKind};
 use dormouse_model::Invalid;
 
-/// A verb of the engine failed; the container is in the state before it, or in the one after it.
+/// A failed verb of the engine; the container is in the state before the verb, or in the one after
+/// it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such container.
+    /// No such container.
     #[error("no container '{0}': see `dormouse ps --all`")]
     NoContainer(String),
     /// An id prefix fits several containers.
@@ -20,35 +21,35 @@ pub enum Error {
     NameTaken {
         /// The name.
         name: String,
-        /// Who has it.
+        /// The container that has it.
         holder: String,
     },
-    /// The container is in a state in which this cannot be done.
+    /// The container's state does not permit this.
     #[error("container '{name}' is {state}: {hint}")]
     State {
         /// Its name.
         name: String,
         /// The state it is in.
         state: dormouse_model::State,
-        /// What would help.
+        /// What to do.
         hint: &'static str,
     },
-    /// Something of the container has run, so it does not fall asleep by itself.
+    /// A task of the container has run, so it does not fall asleep by itself.
     #[error("container '{0}' has run again")]
     NotIdle(String),
-    /// A process has been on its way into it for long.
+    /// A process has been in transit into the container for too long.
     #[error("a process that `exec` starts in container {0} does not run yet: try again later")]
     Entered(String),
-    /// Its memory is still coming from its checkpoint.
+    /// Its memory is still being filled from its checkpoint.
     #[error("the memory of container {0} is still being read from its checkpoint: try again later")]
     Filling(String),
-    /// Part of its memory will never come: the container was ended.
-    #[error("container {0} was ended: whoever read its memory from its checkpoint was killed")]
+    /// Part of its memory can never be filled: the container was killed.
+    #[error("container {0} was ended: the process that filled its memory was killed")]
     Unfilled(String),
-    /// What is to be made relies on something that is not here.
+    /// An object that is needed is not on this host.
     #[error("{0}")]
     Missing(String),
-    /// A value cannot be used.
+    /// Invalid value.
     #[error("{0}")]
     Invalid(String),
     /// The program is not in the container.

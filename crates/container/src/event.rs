@@ -1,8 +1,8 @@
-//! What happened, one line per event.
+//! The log of events, one line each.
 //!
 //! `LIB/events` is a file of JSON lines. Each event is one write(2) to a descriptor opened with
-//! O_APPEND, so that lines of several processes never mix; when the file passes
-//! [`EVENTS_BYTES_MAX`] it becomes `events.1` and a new one begins.
+//! O_APPEND, so that lines of several processes never mix. When the file exceeds
+//! [`EVENTS_BYTES_MAX`] it is renamed to `events.1` and a new one begins.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,38 +15,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// LIMIT: bytes of events kept, twice this with the file before.
+/// LIMIT: bytes of events kept; the renamed file doubles this.
 const EVENTS_BYTES_MAX: u64 = 8 << 20;
 
-/// Something that happened to a container or an image.
+/// An event of a container or an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, in milliseconds since the epoch.
+    /// Time, in milliseconds since the epoch.
     pub unix_ms: i64,
-    /// What: `create start exec pause unpause kill stop die remove rename update restart sleep
+    /// Kind: `create start exec pause unpause kill stop die remove rename update restart sleep
     /// drowsy wake awake checkpoint restore`, and for images `import pull tag untag`.
     pub kind: String,
-    /// To which container or image.
+    /// Id of the container or image.
     pub id: String,
     /// Its name at that time.
     pub name: String,
-    /// More, by kind: `exit_code` of `die`, and `reason` where its checkpoint turned out to be damaged;
-    /// `signal` of `kill`, `reason` of `sleep`, `drowsy` and
-    /// `wake` (`operator idle called timer keeper`) and of `awake`: why one that is idle does not fall asleep, ...
+    /// Further facts, by kind: `exit_code` of `die`, and its `reason` if the checkpoint was found
+    /// to be damaged; `signal` of `kill`; `reason` of `sleep`, `drowsy` and `wake` (`operator idle
+    /// called timer memory keeper`) and of `awake` (why an idle container does not fall asleep),
+    /// ...
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
 }
 
-/// The events that come, read as they do.
+/// Reader of future events.
 #[derive(Debug)]
 pub struct Follow {
     path: PathBuf,
-    /// None where there was no event yet.
+    /// `None` until the first event exists.
     file: Option<BufReader<File>>,
 }
 
 impl Follow {
-    /// From the end of what there is.
+    /// Starts at the end of the existing events.
     pub(crate) fn from_end(path: PathBuf) -> Result<Self> {
         let mut follow = Self { file: open(&path)?, path };
         if let Some(file) = &mut follow.file {
@@ -56,10 +57,10 @@ impl Follow {
         Ok(follow)
     }
 
-    /// The next event; `None` where none has come yet.
+    /// Returns the next event; `None` if there is none yet.
     ///
-    /// ORDER: first it is looked whether the file has been replaced, then it is read to its end: what
-    /// came before the change is in the old one.
+    /// ORDER: first test whether the file has been replaced, then read it to its end: events before
+    /// the replacement are in the old file.
     pub fn next_event(&mut self) -> Result<Option<Event>> {
         loop {
             let is_current =
@@ -71,7 +72,7 @@ impl Follow {
                 if read.map_err(Error::file("cannot read", &self.path))? == 0 {
                     break;
                 }
-                // A line that a full disk cut short is no event.
+                // A line cut short by a full disk is no event.
                 if let Ok(event) = serde_json::from_str(&line) {
                     return Ok(Some(event));
                 }
@@ -93,7 +94,7 @@ fn open(path: &Path) -> Result<Option<BufReader<File>>> {
     }
 }
 
-/// Whether a file is still the one at this path: a full one is renamed.
+/// Returns whether a file is still the one at this path: a full one is renamed.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_followed_over_a_change_of_files() {
+    fn follow_continues_after_file_is_renamed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events");
         let event = |id: &str| Event {
@@ -152,13 +153,13 @@ mod tests {
             assert_eq!(
                 early.next_event().unwrap(),
                 wanted,
-                "what was before the first look is gone"
+                "events before the first read are skipped"
             );
         }
     }
 
     #[test]
-    fn events_are_lines_and_the_file_is_bounded() {
+    fn events_are_lines_in_bounded_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events");
         let event = Event {

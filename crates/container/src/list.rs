@@ -1,16 +1,17 @@
-//! All containers at a glance, a hundred thousand as well.
+//! The list of all containers, for a hundred thousand as well.
 //!
-//! Of one without processes, what a list shows is in the files of its directory. They are never written
-//! into: they come, are replaced and go by their names (rename(2), unlink(2)), so as long as the directory
-//! was not changed, what was read is what would be read. It is kept in `LIB/list`: a line for each, with its
-//! id, the time of that change (st_mtime, in nanoseconds) and what is shown of it, as JSON. Where the time is
-//! the same, one statx(2) is all. One that has processes is looked at anew each time.
+//! For a container without processes, the listed facts are in the files of its directory. Those
+//! files are never written in place: they are created, replaced and removed by name (rename(2),
+//! unlink(2)). As long as the directory's time is unchanged, a cached result is therefore valid.
+//! The cache is `LIB/list`: one line per container, with its id, the directory's time of change
+//! (st_mtime, in nanoseconds) and the listed facts as JSON. If the time is unchanged, one statx(2)
+//! is enough. A container with processes is always read.
 //!
-//! The lines are in the order of their ids: each processor goes through a part of the ids and its part of the
-//! lines side by side, and nothing of a hundred thousand has to be looked up.
+//! The lines are sorted by id. Each processor merges a part of the ids with its part of the lines,
+//! so no index of a hundred thousand entries is needed.
 //!
-//! Nothing depends on the file. A line that is none, or not in its place, counts as missing; who finds many
-//! missing writes the file anew, and who cannot leaves it.
+//! No result depends on the file. An invalid or misplaced line counts as missing; a list that finds
+//! many missing lines writes the file again, if it can.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
@@ -28,24 +29,26 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::life::{Details, Exit};
 
-/// First line of the file. The number changes with what [`Listed`] is, and with the lines' order.
+/// First line of the file. The number changes with the definition of [`Listed`], and with the
+/// lines' order.
 const HEAD: &[u8] = b"containers 2\n";
-/// So few containers are looked at by one thread.
+/// A thread handles at least this many containers.
 const PART_MIN: usize = 200;
-/// So many, and one in so many of all, had to be looked at anew when the file is worth writing.
+/// The file is written again if at least so many containers, and one in so many of all, were not in
+/// it.
 const ANEW_MIN: usize = 100;
 const ANEW_IN: usize = 50;
-/// LIMIT: two changes in one tick of the clock leave the same time (up to 10 ms, before Linux 6.13): what was
-/// changed so short a time ago is not kept.
+/// LIMIT: two changes in one tick of the clock leave the same time (up to 10 ms, before Linux
+/// 6.13). A container that changed within this time is not cached.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// What a list shows of a container.
+/// The listed facts about a container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listed {
     /// Identity.
     pub id: ContainerId,
-    /// What the operator calls it.
+    /// Name given by the operator.
     pub name: Name,
     /// Where its root filesystem comes from.
     pub root: RootSource,
@@ -66,16 +69,16 @@ pub struct Listed {
     pub labels: BTreeMap<String, String>,
     /// Its state at the moment of looking.
     pub state: State,
-    /// The host's pid of its first process, while it lives.
+    /// Host pid of its first process, while it lives.
     #[serde(skip)]
     pub pid: Option<u32>,
     /// When it was last started, in milliseconds since the epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_unix_ms: Option<i64>,
-    /// When it fell asleep, or became drowsy, while it is.
+    /// When it fell asleep or became drowsy, if it is in that state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asleep_unix_ms: Option<i64>,
-    /// How it ended last; `None` if it never did.
+    /// Last exit; `None` if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
 }
@@ -105,7 +108,7 @@ impl From<Details> for Listed {
     }
 }
 
-/// What the file says of a container.
+/// A line of the file.
 #[derive(Debug, Clone, Copy)]
 struct Kept<'t> {
     id: &'t [u8],
@@ -122,19 +125,19 @@ impl<'t> Kept<'t> {
     }
 }
 
-/// Lines of the file that were not passed yet.
+/// The remaining lines of the file.
 #[derive(Debug, Clone, Copy)]
 struct Lines<'t>(&'t [u8]);
 
 impl<'t> Lines<'t> {
-    /// All; none of a file of another version.
+    /// Returns all lines; none for a file of another version.
     fn of(text: &'t [u8]) -> Self {
         Self(text.strip_prefix(HEAD).unwrap_or_default())
     }
 
-    /// Those from this id on.
+    /// Returns the lines from this id on.
     fn from(self, id: &ContainerId) -> Self {
-        // What begins before `low` is of smaller ids, what begins at `high` or after it is not.
+        // Lines before `low` have smaller ids; lines at `high` or after it do not.
         let (mut low, mut high) = (0, self.0.len());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -150,7 +153,7 @@ impl<'t> Lines<'t> {
         Self(&self.0[low..])
     }
 
-    /// The line of an id that is greater than those which were asked for before.
+    /// Returns the line of an id; the ids of successive calls must increase.
     fn pass(&mut self, id: &ContainerId) -> Option<Kept<'t>> {
         loop {
             if self.0.is_empty() {
@@ -170,7 +173,7 @@ impl<'t> Lines<'t> {
     }
 }
 
-/// What was found of one, and the time of change for which that holds, if it may be kept.
+/// A container's facts, and the directory time for which they hold, if they may be cached.
 struct Found {
     listed: Box<Listed>,
     changed_ns: Option<i128>,
@@ -182,15 +185,12 @@ fn changed_ns(stat: &Stat) -> i128 {
 }
 
 impl Engine {
-    /// What a list shows of all containers, oldest first. One that is being removed is left out; one whose
-    /// record is damaged is an error, named.
-    #[allow(
-        clippy::vec_box,
-        reason = "half a kilobyte each, and who has the list sorts and sifts it"
-    )]
+    /// Returns the listed facts of all containers, oldest first. A container that is being removed
+    /// is left out; a damaged record is an error that names the file.
+    #[allow(clippy::vec_box, reason = "half a kilobyte each, and callers sort and filter the list")]
     pub fn list(&self) -> Result<Vec<Box<Listed>>> {
-        // ORDER: who has processes, then the directories: one that starts or wakes meanwhile is shown as it
-        // was before, or as it is.
+        // ORDER: the containers with processes, then the directories: a container that starts or
+        // wakes meanwhile is shown in its old or its new state.
         let awake: HashSet<ContainerId> = self.started()?.into_iter().collect();
         let path = self.places().lib.join("list");
         let (ids, text) = std::thread::scope(|scope| {
@@ -199,18 +199,19 @@ impl Engine {
                 ids.sort_unstable();
                 Ok::<_, Error>(ids)
             });
-            let text = fs::read(&path).unwrap_or_default(); // nothing depends on it
+            let text = fs::read(&path).unwrap_or_default(); // only a cache
             (ids.join().unwrap_or_else(|panic| resume_unwind(panic)), text)
         });
         let ids = ids?;
         let lines = Lines::of(&text);
-        // Of ten thousand each costs a few system calls: all processors take part.
+        // Each of ten thousand containers costs a few system calls: use all processors.
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let part = ids.len().div_ceil(cpus).max(PART_MIN);
         let mut all = std::thread::scope(|scope| {
             let awake = &awake;
             let glance = |ids| scope.spawn(move || self.glance(ids, awake, lines));
-            // What the others allocate they get page by page (malloc(3), arenas): the first part is ours.
+            // Other threads get their memory page by page (malloc(3), arenas): the first part is
+            // done here.
             let (ours, theirs) = ids.split_at(part.min(ids.len()));
             let parts: Vec<_> = theirs.chunks(part).map(glance).collect();
             let mut all = self.glance(ours, awake, lines)?;
@@ -220,17 +221,17 @@ impl Engine {
             }
             Ok::<_, Error>(all)
         })?;
-        // ORDER: the file is written while they are in the order of their ids.
+        // ORDER: the file is written while the list is sorted by id.
         let anew = all.iter().filter(|found| found.is_new).count();
         if anew >= ANEW_MIN.max(all.len() / ANEW_IN) {
-            let _ = self.keep(&all); // the next one looks at all of them again
+            let _ = self.keep(&all); // on failure the next list reads all again
         }
-        // Those of one second stay in the order of their ids.
+        // Stable: containers of the same second stay sorted by id.
         all.sort_by_cached_key(|found| found.listed.created_unix_s);
         Ok(all.into_iter().map(|found| found.listed).collect())
     }
 
-    /// What is found of some, in the order of their ids.
+    /// Returns the facts of some containers, in the order of their ids.
     fn glance(
         &self,
         ids: &[ContainerId],
@@ -246,7 +247,7 @@ impl Engine {
         let settled = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() - SETTLED;
         let mut all = Vec::with_capacity(ids.len());
         for id in ids {
-            // ORDER: the time, then the files.
+            // ORDER: the time is read before the files.
             let at = match awake.contains(id) {
                 true => None,
                 false => statat(&containers, id.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok(),
@@ -258,7 +259,7 @@ impl Engine {
                 Some(listed) => Found { listed, changed_ns: at, is_new: false },
                 None => match self.inspect(id) {
                     Ok(details) => {
-                        // One that was started in between is another matter already.
+                        // A container that was started in between is not cached.
                         let rests = matches!(
                             details.state,
                             State::Created | State::Asleep | State::Stopped
@@ -277,7 +278,7 @@ impl Engine {
         Ok(all)
     }
 
-    /// Writes the file anew, if nobody else is at it.
+    /// Writes the file again, unless another process is doing so.
     fn keep(&self, all: &[Found]) -> Result<()> {
         let lock = self.places().run.join("list.lock");
         let Some(_alone) = Lock::try_take_new(&lock)? else { return Ok(()) };
@@ -301,7 +302,7 @@ mod tests {
         ContainerId::from_bytes([number; 16])
     }
 
-    /// A file with lines of these.
+    /// Returns a file with lines of these numbers.
     fn file(numbers: &[u8]) -> Vec<u8> {
         let mut text = HEAD.to_vec();
         for number in numbers {
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_is_found_from_wherever_one_begins() {
+    fn every_line_is_found_from_any_start() {
         let text = file(&[2, 3, 5, 200, 201, 255]);
         for first in 0..=255 {
             let mut lines = Lines::of(&text).from(&id(first));
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_line_or_not_in_its_place_counts_as_missing() {
+    fn invalid_or_misplaced_line_counts_as_missing() {
         let mut text = file(&[7, 4]);
         assert!(Lines::of(&text).pass(&id(7)).is_some());
         assert!(Lines::of(&text).pass(&id(4)).is_none());
@@ -338,7 +339,7 @@ mod tests {
                 Lines::of(&text).from(&id(number)).pass(&id(number));
             }
         }
-        // A file that was cut.
+        // A truncated file.
         while text.pop().is_some() {
             Lines::of(&text).from(&id(4)).pass(&id(7));
         }

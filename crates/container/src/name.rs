@@ -1,8 +1,8 @@
-//! Names are unique because link(2) is.
+//! Unique names, by link(2).
 //!
 //! `LIB/names/NAME` holds the id of the container that has the name. The file is written under
-//! another name and linked into place, which fails if the name exists; so two creates with one
-//! name cannot both succeed, and a reader never finds half an id.
+//! another name and linked into place, which fails if the name exists. Two creates with one name
+//! therefore cannot both succeed, and a reader never finds half an id.
 
 use std::fs;
 use std::io::ErrorKind as Io;
@@ -27,12 +27,12 @@ impl Names {
         self.dir.join(name.as_str())
     }
 
-    /// The file that becomes a name.
+    /// The temporary file that becomes a name.
     fn new_path(&self, id: &ContainerId) -> PathBuf {
         self.dir.join(format!(".{id}"))
     }
 
-    /// The container that has this name.
+    /// Returns the container that has this name.
     pub(crate) fn holder(&self, name: &Name) -> Result<Option<ContainerId>> {
         let path = self.path(name);
         match fs::read_to_string(&path) {
@@ -45,14 +45,13 @@ impl Names {
         }
     }
 
-    /// Gives a free name to a container; the holder of a name that is taken comes back as an
-    /// error.
+    /// Gives a free name to a container. If the name is taken, the error has its holder.
     pub(crate) fn take(&self, name: &Name, id: &ContainerId) -> Result<()> {
         let new = self.new_path(id);
         let write = |path: &Path| fs::write(path, id.as_str());
         write(&new).map_err(Error::file("cannot write", &new))?;
         let linked = fs::hard_link(&new, self.path(name));
-        let _ = fs::remove_file(&new); // what is left goes with the name
+        let _ = fs::remove_file(&new); // on failure `release` removes it
         match linked {
             Ok(()) => Ok(()),
             Err(e) if e.kind() == Io::AlreadyExists => {
@@ -66,9 +65,9 @@ impl Names {
         }
     }
 
-    /// Gives a name back, if this container has it.
+    /// Releases a name, if this container has it.
     pub(crate) fn release(&self, name: &Name, id: &ContainerId) -> Result<()> {
-        let _ = fs::remove_file(self.new_path(id)); // there if its taker was killed
+        let _ = fs::remove_file(self.new_path(id)); // left by a killed `take`
         if self.holder(name)?.as_ref() != Some(id) {
             return Ok(());
         }
@@ -80,15 +79,14 @@ impl Names {
         }
     }
 
-    /// Gives back all that a container has of names: one, two while it is renamed, and the file that
-    /// was to become one.
+    /// Releases all names of a container: one, two during a rename, and the temporary file.
     pub(crate) fn release_all(&self, id: &ContainerId) -> Result<()> {
-        let _ = fs::remove_file(self.new_path(id)); // there if its taker was killed
+        let _ = fs::remove_file(self.new_path(id)); // left by a killed `take`
         let all = self.all()?;
         all.iter().filter(|(_, holder)| holder == id).try_for_each(|(n, _)| self.release(n, id))
     }
 
-    /// Every name with its holder; what cannot be read is left out.
+    /// Returns every name with its holder; entries that are no names are left out.
     pub(crate) fn all(&self) -> Result<Vec<(Name, ContainerId)>> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(Error::file("cannot list", &self.dir))? {
@@ -109,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_one_holder_and_only_that_one_gives_it_back() {
+    fn name_is_released_only_by_its_holder() {
         let dir = tempfile::tempdir().unwrap();
         let names = Names::new(dir.path().into());
         let (a, b) = (ContainerId::from_bytes([1; 16]), ContainerId::from_bytes([2; 16]));

@@ -1,15 +1,15 @@
-//! Where the engine keeps things.
+//! Directories of the engine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The directories of one instance of Dormouse. Several instances live side by side as long as
-/// their roots differ: nothing else is shared but the kernel.
+/// The directories of one instance of Dormouse. Instances with different roots are independent:
+/// they share nothing but the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
-    /// What survives a reboot: images, containers, names, ids.
+    /// Persistent state: images, containers, names, ids.
     pub lib: PathBuf,
-    /// What does not: sockets, mounts, records of processes.
+    /// State lost at a reboot: sockets, mounts, records of processes.
     pub run: PathBuf,
     /// Configuration.
     pub etc: PathBuf,
@@ -31,7 +31,7 @@ impl Places {
     }
 
     /// `ROOT/lib`, `ROOT/run`, `ROOT/etc`; the cgroup is named after a hash of the root's path, so
-    /// that two instances never meet there.
+    /// that two instances have different ones.
     pub fn below(root: &Path) -> Self {
         let hash = root.as_os_str().as_encoded_bytes().iter().fold(
             0xcbf2_9ce4_8422_2325_u64, // FNV-1a, 64 bit
@@ -46,7 +46,7 @@ impl Places {
         }
     }
 
-    /// The options that lead another invocation of our program to the same places.
+    /// Returns the options that select the same directories in another invocation of this program.
     pub(crate) fn arguments(&self) -> Vec<OsString> {
         match &self.root {
             None => Vec::new(),

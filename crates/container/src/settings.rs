@@ -1,8 +1,8 @@
-//! What the operator can choose of a wake: `[wake]` in `config.toml`.
+//! Settings for wakes: `[wake]` in `config.toml`.
 //!
 //! ```toml
 //! [wake]
-//! block = "64k"   # of memory that comes when it is touched, so much at once: a power of two, 4k to 1m
+//! block = "64k"   # memory filled when a page of it is touched: a power of two, 4k to 1m
 //! ```
 
 use std::path::Path;
@@ -25,7 +25,7 @@ struct Section {
     block: Option<String>,
 }
 
-/// How much of memory comes at once when some of it is touched, in bytes.
+/// Returns how much memory is filled when a page of it is touched, in bytes.
 pub(crate) fn block_bytes(path: &Path) -> Result<u64> {
     let text = match std::fs::read_to_string(path) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(AROUND_BYTES),
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_is_a_power_of_two_of_pages() {
+    fn block_size_is_power_of_two_within_bounds() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let read = |text: &str| {
             std::fs::write(file.path(), text).unwrap();

@@ -1,12 +1,13 @@
-//! Which part of the host's id space belongs to which container.
+//! Allocation of the host's id space to containers.
 //!
-//! 32 bits of ids are 131,072 slots of 32,768. `LIB/ids/slots` has one bit for each, under a lock
-//! held for microseconds; a bit is set as long as a container has files of its own. `LIB/ids/owners`
-//! has 16 bytes for each, the id of the container that took it last: written before the bit, so that
-//! whatever is taken can be given back by its owner, and by nobody else. The first slots
-//! given out lie above 1,879,048,191, where nothing on a Debian host lives; when those 73,728 are
-//! gone, the ones below follow, which systemd-nspawn would also pick from (524,288 to
-//! 1,879,048,191), so ranges it or `/etc/subuid` and `/etc/subgid` hold are passed over.
+//! 32 bits of ids are 131,072 slots of 32,768. `LIB/ids/slots` has one bit per slot, under a lock
+//! held for microseconds; a bit is set as long as a container has files of its own.
+//! `LIB/ids/owners` has 16 bytes per slot, the id of the last container that took it. The owner is
+//! written before the bit, so that each taken slot can be released by its owner, and by no other
+//! container. The first slots given out are above 1,879,048,191, a range that nothing on a Debian
+//! host uses. When those 73,728 are exhausted, lower ones follow. systemd-nspawn may also use that
+//! range (524,288 to 1,879,048,191), so ranges of its own and of `/etc/subuid` and `/etc/subgid`
+//! are skipped.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -20,11 +21,11 @@ use crate::error::{Error, Result};
 const BITMAP_BYTES: usize = (IdSlot::COUNT / 8) as usize;
 /// The first slot above systemd-nspawn's range.
 const FIRST: u32 = 1_879_048_192 / IdSlot::IDS;
-/// The first slot that is not the host's own users (0 to 65,535) or their subordinate ids
-/// (100,000 to 524,287 on Debian).
+/// The first slot above the host's own users (0 to 65,535) and their subordinate ids (100,000 to
+/// 524,287 on Debian).
 const LOWEST: u32 = 524_288 / IdSlot::IDS;
 
-/// LIMIT: how many slots can be given out.
+/// LIMIT: how many slots there are.
 pub(crate) const ROOM: u32 = IdSlot::COUNT - LOWEST;
 const OWNER_BYTES: usize = 16;
 
@@ -41,7 +42,7 @@ impl Slots {
         Self { path: dir.join("slots"), owners: dir.join("owners"), lock: dir.join("lock") }
     }
 
-    /// The table of owners; what was never written reads as nobody.
+    /// Opens the table of owners; unwritten entries read as zeros, which is no container's id.
     fn owners(&self) -> Result<File> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -105,7 +106,7 @@ impl Slots {
         Ok(if wide { IdMap::wide(slot) } else { IdMap::narrow(slot) })
     }
 
-    /// Gives slots back, if they are this container's.
+    /// Releases slots, if this container owns them.
     pub(crate) fn release(&self, map: IdMap, id: &ContainerId) -> Result<()> {
         let (_lock, file, mut bits) = self.open()?;
         let owners = self.owners()?;
@@ -122,7 +123,7 @@ impl Slots {
         self.write(&file, &bits, map.base / IdSlot::IDS)
     }
 
-    /// Gives back all that a container has: a search through 2 MiB.
+    /// Releases all slots of a container: a search through 2 MiB.
     pub(crate) fn release_all(&self, id: &ContainerId) -> Result<()> {
         let (_lock, file, mut bits) = self.open()?;
         let owners = fs::read(&self.owners).unwrap_or_default();
@@ -134,13 +135,13 @@ impl Slots {
         file.write_all_at(&bits, 0).map_err(Error::file("cannot write", &self.path))
     }
 
-    /// How many slots are taken.
+    /// Returns how many slots are taken.
     pub(crate) fn count(&self) -> Result<u32> {
         let (_lock, _, bits) = self.open()?;
         Ok(bits.iter().map(|b| b.count_ones()).sum())
     }
 
-    /// Sets exactly these slots: the answer to bits whose containers never came to be.
+    /// Sets exactly these slots: clears bits whose containers were never published.
     pub(crate) fn reset(
         &self,
         taken: impl Fn() -> Result<Vec<(IdMap, ContainerId)>>,
@@ -199,8 +200,8 @@ fn overlaps(avoid: &[IdRange], slot: u32) -> bool {
     })
 }
 
-/// Ranges that others own: subordinate ids (subuid(5)) and, where systemd-nspawn has ever run with
-/// private users, all of its range.
+/// Ranges used by others: subordinate ids (subuid(5)), and the whole range of systemd-nspawn if
+/// that has ever run with private users.
 fn ranges_in_use() -> Vec<IdRange> {
     let mut ranges = Vec::new();
     for path in ["/etc/subuid", "/etc/subgid"] {
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_never_given_twice_and_come_back() {
+    fn slot_has_one_owner_and_is_reused_after_release() {
         let dir = tempfile::tempdir().unwrap();
         let slots = Slots::new(dir.path());
         let id = |n: u8| ContainerId::from_bytes([n; 16]);
@@ -242,14 +243,14 @@ mod tests {
         assert_eq!(slots.count().unwrap(), 220);
         slots.release(maps[7], &id(7)).unwrap();
         assert_eq!(slots.take(false, &id(201)).unwrap(), maps[7]);
-        slots.release_all(&id(7)).unwrap(); // what was its own is another's now
+        slots.release_all(&id(7)).unwrap(); // its old slot has another owner now
         slots.release_all(&id(10)).unwrap();
         assert_eq!(slots.count().unwrap(), 218);
         assert_eq!(slots.take(true, &id(202)).unwrap(), maps[10]);
     }
 
     #[test]
-    fn foreign_ranges_and_the_last_slot_are_passed_over() {
+    fn slot_search_skips_foreign_ranges_and_last_slot() {
         let text = "root:1879048192:65536\nx:bad\ny:4294934528:32768\n";
         let avoid: Vec<IdRange> = parse_subids(text).collect();
         assert_eq!(avoid.len(), 2);
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_thousand_containers_fit() {
+    fn slots_suffice_for_hundred_thousand_containers() {
         let dir = tempfile::tempdir().unwrap();
         let slots = Slots::new(dir.path());
         let taken = 100_000;

@@ -1,4 +1,4 @@
-//! What a caller asks for.
+//! Requests of a caller.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,49 +18,49 @@ use crate::error::{Error, Result};
 /// LIMIT: falling asleep and waking take some ten milliseconds each.
 const SLEEP_AFTER_MIN: Duration = Duration::from_millis(100);
 
-/// A container to be created: everything the operator and the image decide. Its id, its slot of
-/// host ids and its addresses are the engine's to choose.
+/// A container to be created: all choices of the operator and the image. The engine chooses the id,
+/// the slot of host ids and the addresses.
 #[derive(Debug)]
 pub struct Create {
-    /// What the operator calls it.
+    /// Name given by the operator.
     pub name: Name,
     /// Its root filesystem.
     pub root: RootSource,
-    /// The image of `root`, when the caller has it at hand; it is looked up otherwise.
+    /// The image of `root`, if the caller has looked it up already.
     pub image: Option<Image>,
-    /// Its first process. `HOME` and `HOSTNAME` are added where the environment lacks them.
+    /// Its first process. `HOME` and `HOSTNAME` are added if the environment lacks them.
     pub process: Process,
-    /// What it must not do.
+    /// Its confinement.
     pub security: Security,
-    /// Host name inside; the short id where there is none.
+    /// Host name inside; the short id by default.
     pub hostname: Option<String>,
     /// NIS domain name inside.
     pub domainname: Option<String>,
     /// Volumes, binds, tmpfs, in order.
     pub mounts: Vec<Mount>,
-    /// Which of those volumes go with the container.
+    /// The volumes that are removed with the container.
     pub anonymous_volumes: Vec<Name>,
     /// How it reaches a network.
     pub net: NetMode,
-    /// Addresses asked for; the pool gives others.
+    /// Requested addresses; by default the pool assigns them.
     pub addresses: Vec<IpAddr>,
     /// Ports of the host that lead to it.
     pub publish: Vec<Publish>,
-    /// Lines of its own for `/etc/hosts`.
+    /// Additional lines for its `/etc/hosts`.
     pub extra_hosts: Vec<(String, IpAddr)>,
     /// Name servers instead of the host's.
     pub dns: Vec<IpAddr>,
-    /// What it may use.
+    /// Resource limits.
     pub limits: Limits,
-    /// What happens when it ends.
+    /// Restart policy.
     pub restart: Restart,
     /// When it falls asleep by itself.
     pub sleep: Sleep,
     /// When it becomes drowsy by itself.
     pub drowsy: Sleep,
-    /// What wakes it then.
+    /// Events that wake it then.
     pub wake_on: WakeOn,
-    /// Deleted when it ends.
+    /// Removed when it ends.
     pub auto_remove: bool,
     /// Its root cannot be written.
     pub read_only: bool,
@@ -68,7 +68,7 @@ pub struct Create {
     pub init: bool,
     /// Its first process is a systemd.
     pub systemd: bool,
-    /// The signal that asks it to end.
+    /// Signal sent by `stop`.
     pub stop_signal: i32,
     /// Seconds until SIGKILL follows.
     pub stop_timeout_s: u32,
@@ -76,7 +76,7 @@ pub struct Create {
     pub labels: BTreeMap<String, String>,
     /// Sysctls of its own namespaces.
     pub sysctls: BTreeMap<String, String>,
-    /// 65,536 ids in one piece instead of 32,767 and nobody.
+    /// 65,536 ids in one range instead of 32,767 and nobody.
     pub wide_ids: bool,
     /// Bytes kept of each output stream.
     pub log_max_bytes: u64,
@@ -113,7 +113,7 @@ pub enum Stream {
     Null,
     /// The container's log file, which the process appends to itself. Output only.
     Log,
-    /// A pipe whose other end the keeper holds for whoever attaches. Input only.
+    /// A pipe; the keeper holds the other end for `attach`. Input only.
     Kept,
     /// A descriptor of the caller. A pipe is given to the process's user, so that it can be opened
     /// again as `/dev/stdout`.
@@ -121,13 +121,13 @@ pub enum Stream {
 }
 
 impl Stdio {
-    /// Nothing comes in, everything goes to the log.
+    /// Empty input; output goes to the log.
     pub fn detached() -> Self {
         Self { stdin: Stream::Null, stdout: Stream::Log, stderr: Stream::Log, terminal_size: None }
     }
 }
 
-/// Changes to an existing container; what is `None` or empty stays as it is.
+/// Changes to an existing container; `None` and empty fields change nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Update {
     /// Limits that are `Some` replace the old ones, in the kernel at once if it runs.
@@ -138,15 +138,15 @@ pub struct Update {
     pub sleep: Option<Sleep>,
     /// When it becomes drowsy by itself.
     pub drowsy: Option<Sleep>,
-    /// What wakes it, from the next time on that it sleeps or is drowsy.
+    /// Events that wake it, effective from its next sleep on.
     pub wake_on: Option<WakeOn>,
     /// Addresses to be added.
     pub ip_add: Vec<IpAddr>,
-    /// Addresses to be given back.
+    /// Addresses to be released.
     pub ip_rm: Vec<IpAddr>,
 }
 
-/// Refuses what could never start, before anything is made.
+/// Refuses a container that could never start, before anything is made.
 pub(crate) fn validate(create: &Create) -> Result<()> {
     let bad = |text: String| Err(Error::Invalid(text));
     if create.process.args.first().is_none_or(String::is_empty) {
@@ -193,12 +193,12 @@ pub(crate) fn validate(create: &Create) -> Result<()> {
         return bad("ports can only be published in address mode: leave out --net".into());
     }
     if !create.addresses.is_empty() && !matches!(create.net, NetMode::Address { .. }) {
-        return bad("an address can only be asked for in address mode: leave out --net".into());
+        return bad("an address can only be requested in address mode: leave out --net".into());
     }
     Ok(())
 }
 
-/// Refuses a sleep that would never come, or that would come all the time.
+/// Refuses a sleep policy that could never take effect, or would all the time.
 pub(crate) fn sleep_allowed(sleep: Sleep, auto_remove: bool) -> Result<()> {
     if sleep.after().is_some() && auto_remove {
         return Err(Error::Invalid(
@@ -209,7 +209,7 @@ pub(crate) fn sleep_allowed(sleep: Sleep, auto_remove: bool) -> Result<()> {
     long_enough(sleep)
 }
 
-/// Refuses to have a container frozen all the time.
+/// Refuses an idle time so short that the container would be frozen all the time.
 pub(crate) fn long_enough(sleep: Sleep) -> Result<()> {
     if sleep.after().is_some_and(|after| after < SLEEP_AFTER_MIN) {
         let why = "a container sleeps, or becomes drowsy, after 100ms at the earliest";
@@ -218,7 +218,7 @@ pub(crate) fn long_enough(sleep: Sleep) -> Result<()> {
     Ok(())
 }
 
-/// Only sysctls of namespaces that are the container's own may be set.
+/// Permits only sysctls of the container's own namespaces.
 fn sysctl_allowed(key: &str, net: &NetMode) -> Result<()> {
     match sysctl::owner(key) {
         Some(Namespace::Net) if *net != NetMode::None => {}

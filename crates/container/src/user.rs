@@ -1,8 +1,8 @@
-//! Who a process runs as, read from the container's own `/etc/passwd` and `/etc/group`.
+//! User and groups of a process, read from the container's own `/etc/passwd` and `/etc/group`.
 //!
-//! Both files are the image's or the tenant's, so they are hostile: they are opened inside the root
-//! only, must be regular files, and are read up to a bound. A number is taken as it stands; a name
-//! must be there. Nothing is ever guessed: what does not parse is an error, never root.
+//! Both files come from the image or the tenant and are hostile. They are opened inside the root
+//! only, must be regular files, and are read up to a bound. A number is used as it is; a name must
+//! exist in the file. An unparsable value is an error, never root.
 
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +13,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::error::{Error, Result};
 
-/// LIMIT: of a passwd or group file no more than this is read; what stands behind it is not found.
+/// LIMIT: bytes read of a passwd or group file; later entries are not found.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// LIMIT: supplementary groups; the kernel's own NGROUPS_MAX is 65,536.
 const GROUPS_MAX: usize = 1024;
@@ -27,7 +27,7 @@ pub struct Account {
     pub gid: u32,
     /// Supplementary groups inside.
     pub groups: Vec<u32>,
-    /// Home directory, `/` where none is known.
+    /// Home directory, `/` if none is known.
     pub home: String,
 }
 
@@ -39,7 +39,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Reads both files below a root; a file that is missing, or no regular file, is empty.
+    /// Reads both files below a root; a missing or irregular file counts as empty.
     pub fn read(root: BorrowedFd<'_>) -> Self {
         Self { passwd: read_file(root, "etc/passwd"), group: read_file(root, "etc/group") }
     }
@@ -114,9 +114,9 @@ fn parse_id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|id| plain && *id != u32::MAX)
 }
 
-/// The text of a small regular file below a root; empty where there is none.
+/// Returns the text of a small regular file below a root; empty if there is none.
 fn read_file(root: BorrowedFd<'_>, path: &str) -> String {
-    // O_NONBLOCK: a FIFO put there must not hold us.
+    // O_NONBLOCK: opening a FIFO must not block.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let Ok(fd) = resolve::in_root(root, path, flags, Mode::empty()) else {
         return String::new();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn users_are_exact_or_an_error() {
+    fn user_is_found_exactly_or_refused() {
         assert_eq!(find(""), Some((0, 0, vec![], "/root".into())));
         assert_eq!(find("web"), Some((33, 33, vec![110, 4], "/var/www".into())));
         assert_eq!(find("33"), Some((33, 33, vec![110, 4], "/var/www".into())));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_or_a_link_out_is_no_passwd() {
+    fn passwd_is_not_read_from_fifo_or_escaping_symlink() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("etc")).unwrap();
         let fifo = dir.path().join("etc/passwd");
