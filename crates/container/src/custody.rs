@@ -384,8 +384,8 @@ impl Engine {
     }
 
     /// Prepares one container that may have lost its keeper. A drowsy container is thawed. A
-    /// sleeping one is returned. A running one whose memory is no longer filled is killed. An error
-    /// is recorded as an event and does not affect other containers.
+    /// sleeping container is returned. A running container is killed if its memory is no longer
+    /// filled. An error is recorded as an event and does not affect other containers.
     fn found_orphaned(&self, id: &ContainerId, lock: Lock) -> Option<Sleeper> {
         let find = || -> Result<Option<Config>> {
             let config = self.config(id)?;
@@ -445,8 +445,7 @@ impl Engine {
     fn listen_again_for(&self, config: &Config, hearing: &mut Hearing) -> Result<()> {
         self.doze(config)?; // leftovers of an interrupted wake
         match hearing.keeper.holds(config.id.as_str())? {
-            // Received from the vault, or from a command whose wake failed
-            // ([`Engine::hold_again`]).
+            // Received from the vault, or from a failed wake ([`Engine::hold_again`]).
             true => {
                 let reader = Reader::open(&self.asleep_dir(&config.id))?;
                 if let Some(after_ms) = alarm_ms(reader.records(), config.wake_on) {

@@ -434,7 +434,7 @@ impl Engine {
         self.remove_files(id, config, volumes)
     }
 
-    /// Removes the files of a container whose kernel objects are removed already.
+    /// Removes the files of a container after its kernel objects.
     pub(crate) fn remove_files(
         &self,
         id: &ContainerId,

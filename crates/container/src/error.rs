@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use dormouse_kernel::{CallError, ErrorKind};
 use dormouse_model::Invalid;
 
-/// A failed verb of the engine; the container is in the state before the verb, or in the one after
-/// it.
+/// A failed verb of the engine; the container is in the state before or after the verb.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,7 +28,7 @@ pub enum Error {
     State {
         /// Its name.
         name: String,
-        /// The state it is in.
+        /// Its state.
         state: dormouse_model::State,
         /// What to do.
         hint: &'static str,
@@ -66,7 +65,7 @@ pub enum Error {
     Corrupt {
         /// The record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         what: String,
     },
     /// All ids of the host are given out.
@@ -78,7 +77,7 @@ pub enum Error {
     /// A step with the kernel failed.
     #[error("{step}")]
     Call {
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
         /// The call.
         #[source]
@@ -87,11 +86,11 @@ pub enum Error {
     /// A step with a file failed.
     #[error("{step} '{}'", path.display())]
     File {
-        /// What was being done.
+        /// The failed step.
         step: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -116,7 +115,7 @@ pub enum Error {
     NoCheckpoint {
         /// The container.
         name: String,
-        /// Which was asked for, if one was.
+        /// The requested number, if one was given.
         number: Option<u32>,
     },
 }

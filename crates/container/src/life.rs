@@ -171,8 +171,8 @@ impl Engine {
         Ok(Look { state, init, exit, asleep_unix_ms })
     }
 
-    /// Returns the state for a holder of the container's lock. A process whose start or wake was
-    /// interrupted, and which is therefore about to exit, has exited when this returns.
+    /// Returns the state for a holder of the container's lock. If the first process is about to
+    /// exit, because its start or wake was interrupted, it has exited when this returns.
     pub(crate) fn look_locked(&self, config: &Config) -> Result<Look> {
         let look = self.look(config)?;
         match look.init.as_ref().filter(|init| look.is_alive() && is_doomed(init)).and_then(handle)
@@ -531,7 +531,7 @@ impl Engine {
         self.settle_found(config, self.look(config)?, finally)
     }
 
-    /// Settles a container whose state the caller has read.
+    /// Settles a container in an observed state.
     pub(crate) fn settle_found(
         &self,
         config: &Config,
@@ -588,7 +588,7 @@ impl Engine {
         self.tear_down_with(id, config, self.cgroups()?.find(id.as_str())?)
     }
 
-    /// Releases the kernel objects of a container whose cgroup the caller has found.
+    /// Releases the kernel objects of a container, given its cgroup.
     ///
     /// ORDER: `RUN/c/ID` last. A start makes it first and treats an existing one as the sign of an
     /// interrupted start.

@@ -17,10 +17,10 @@
 //!
 //! **Killed at any step.** The checkpoint is published while all processes are stopped. Then the
 //! record of the first process is marked (`sleeping`), then the processes are killed. Waking is the
-//! reverse: the record has the mark until all processes run. A container whose marked first process
-//! was killed, or never released, is therefore asleep ([`Engine::settle_found`]). Without the mark
-//! the container is not asleep, and its checkpoint is outdated. A request that arrives meanwhile
-//! wakes the container right after.
+//! reverse: the record has the mark until all processes run. If the marked first process was
+//! killed, or never released, the container is therefore asleep ([`Engine::settle_found`]). Without
+//! the mark the container is not asleep, and its checkpoint is outdated. A request that arrives
+//! meanwhile wakes the container right after.
 //!
 //! **Again.** A large checkpoint is kept while the container is awake (`LIB/containers/ID/woken`),
 //! until the container sleeps again or ends. Memory that has not changed by then is not written a
