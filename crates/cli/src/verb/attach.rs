@@ -9,7 +9,7 @@ use crate::session;
 /// Attach to the terminal, or to input and output, of a running container
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Do not pass standard input on
+    /// Do not forward standard input
     #[arg(long)]
     no_stdin: bool,
     #[command(flatten)]

@@ -9,18 +9,19 @@ use serde::Serialize;
 use crate::command::Global;
 use crate::output::{self, Table, printable};
 
-/// Show which kernel features are there, and what is missing without the others
+/// Show which kernel features exist, and the effects of missing ones
 ///
 /// Each is tried by using it. The exit code is 0 if containers can run, else 1.
 ///
-/// With --scale N: which limits of the host N awake containers run into, and what to set; the exit code
-/// is 1 if one of them stands in the way. What only some programs use is told and does not count.
+/// With --scale N: limits of the host that N awake containers reach, and how to raise them. The
+/// exit code is 1 if one of them is too low. Limits that only some programs need are shown and do
+/// not count.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Show the limits of the host that so many awake containers have to do with, instead
+    /// Show the limits of the host for so many awake containers, instead
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     scale: Option<u64>,
-    /// What is missing only
+    /// Show missing features, or low limits, only
     #[arg(long, short)]
     missing: bool,
     /// Print as JSON
@@ -31,7 +32,7 @@ pub(crate) struct Args {
 /// `check --json`
 #[derive(Debug, Serialize)]
 struct Report<'a> {
-    /// Nothing that every container needs is missing.
+    /// Every feature that all containers need exists.
     can_run_containers: bool,
     kernel: String,
     features: Vec<Row<'a>>,
@@ -44,14 +45,14 @@ struct Row<'a> {
     have: bool,
     /// No container can run without it.
     required: bool,
-    /// The first Linux that has it; `-` where the version does not decide.
+    /// The first Linux that has it; `-` if the version does not decide.
     since: &'a str,
     used_for: &'a str,
-    /// What happens without it.
+    /// The effect of its absence.
     without: &'a str,
-    /// What that costs.
+    /// The cost of that.
     cost: &'a str,
-    /// What was seen, or why it does not work.
+    /// The observation, or why it does not work.
     seen: &'a str,
     took_us: u64,
 }
@@ -79,11 +80,11 @@ struct LimitRow {
     name: &'static str,
     /// `enough`, `short`, or `perhaps`: short for programs that use it.
     verdict: &'static str,
-    /// Null where there is no such limit.
+    /// Null if there is no such limit.
     have: Option<u64>,
     need: u64,
     what_for: &'static str,
-    /// What to do where it is not enough.
+    /// How to raise the limit if it is too low.
     set: String,
 }
 
@@ -91,7 +92,7 @@ struct LimitRow {
 #[derive(Debug, Serialize)]
 struct Scale {
     containers: u64,
-    /// No limit stands in the way.
+    /// Every limit is high enough.
     fits: bool,
     limits: Vec<LimitRow>,
 }

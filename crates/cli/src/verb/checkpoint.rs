@@ -1,4 +1,4 @@
-//! `dormouse checkpoint`, and what is done with checkpoints.
+//! `dormouse checkpoint`, and its verbs for existing checkpoints.
 
 mod archive;
 mod diff;
@@ -20,13 +20,13 @@ use crate::output::{self, Table};
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
-    /// Let the container run on
+    /// Let the container continue
     #[arg(long)]
     leave_running: bool,
-    /// Write to PATH, which is made, instead of the container's own checkpoints: a directory
+    /// Write to PATH, a new directory, instead of the container's own checkpoints
     #[arg(long, value_name = "PATH")]
     to: Option<PathBuf>,
-    /// Write one archive to PATH, with the container's files, which can be imported elsewhere
+    /// Write one archive to PATH, with the container's files, for import elsewhere
     #[arg(long, requires = "to")]
     archive: bool,
     /// Compress the archive
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     compress: bool,
     #[command(flatten)]
     seal: seal::SealArgs,
-    /// Print how long it took and how much it is, as JSON
+    /// Print durations and sizes, as JSON
     #[arg(long)]
     json: bool,
     /// Name or id
@@ -52,15 +52,15 @@ enum Of {
         #[arg(value_name = "CONTAINER")]
         name: Option<String>,
     },
-    /// Print what a checkpoint holds
+    /// Print the contents of a checkpoint
     Inspect(Which),
-    /// Check everything a checkpoint holds against its checksums
+    /// Compare the contents of a checkpoint with its checksums
     Verify(Which),
-    /// Tell what differs between two checkpoints of a container
+    /// Show the differences between two checkpoints of a container
     Diff(diff::Args),
     /// Write a checkpoint of a stopped container, and its files, as an archive
     Export(archive::Export),
-    /// Make a container of an archive; `restore` brings its processes back
+    /// Make a container from an archive; `restore` restores its processes
     Import(Box<archive::Import>),
     /// Remove a checkpoint
     Rm {

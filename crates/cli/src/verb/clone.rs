@@ -13,27 +13,28 @@ use crate::bulk::Bulk;
 use crate::command::Global;
 use crate::{fail, image, layers, output};
 
-/// Make containers that go on from where another is
+/// Make containers that continue from the present state of another
 ///
 /// Each has its own name, ids and addresses, the files of the other as they are at that moment, and
-/// its processes with their memory and open files. Ports of the host stay with the other.
+/// its processes with their memory and open files. Published ports stay with the other.
 ///
-/// Several of a container with one process share its memory: what a clone writes to becomes its own, and
-/// is charged to its limit from then on.
+/// Several clones of a container with one process share its memory. Pages that a clone writes to
+/// become its own, and are charged to its limit from then on.
 ///
-/// With --asleep no process is made: whoever calls one, or 'wake', has it go on from there.
+/// With --asleep no process is made: a clone continues from there at the first connection, or by
+/// 'wake'.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many
+    /// Number of clones
     #[arg(long, short = 'n', value_name = "COUNT", default_value_t = 1)]
     count: u32,
-    /// What to call it; several get -1, -2, ... behind it
+    /// Name of the clone; several get -1, -2, ... appended
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Have them sleep until somebody calls
+    /// Make them asleep: they continue when a client connects
     #[arg(long)]
     asleep: bool,
-    /// Have each read all its memory for itself, within its own limit
+    /// Let each read all its memory for itself, within its own limit
     #[arg(long, conflicts_with = "asleep")]
     unshared: bool,
     /// A checkpoint of a stopped container, the last unless given
@@ -44,10 +45,10 @@ pub(crate) struct Args {
     container: String,
 }
 
-/// What clones are made from.
+/// Source of the clones.
 struct Saved {
     checkpoint: PathBuf,
-    /// It was made for this, and nobody else wants it.
+    /// The checkpoint was made for this purpose only.
     made: Option<u32>,
     /// The files, as an image.
     image: String,
@@ -62,7 +63,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let names = names(&stem, args.count)?;
     let made = match args.asleep {
         true => all_asleep(&engine, &config, &saved, names),
-        // One alone would share it with nobody.
+        // A single clone has no other to share memory with.
         false => all(&engine, &config, &saved, &names, names.len() > 1 && !args.unshared),
     };
     if let Some(number) = saved.made {
@@ -75,7 +76,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     Ok(0)
 }
 
-/// What clones are called.
+/// Returns the names of the clones.
 fn names(stem: &str, count: u32) -> Result<Vec<Name>> {
     let name = |n| if count == 1 { stem.to_owned() } else { format!("{stem}-{n}") };
     (1..=count).map(|n| Ok(name(n).parse()?)).collect()
@@ -85,7 +86,7 @@ fn all(engine: &Engine, config: &Config, saved: &Saved, names: &[Name], share: b
     let bulk = Bulk::new("cloning", names.len());
     let mut template = engine.template(config, &saved.checkpoint, share)?;
     if let Some(why) = template.unshared() {
-        // They come all the same.
+        // Only a note: the clones are made without sharing.
         fail::tell(&anyhow::Error::new(why).context("clones share no memory"));
     }
     for name in names {
@@ -109,7 +110,7 @@ fn all_asleep(engine: &Engine, config: &Config, saved: &Saved, names: Vec<Name>)
     told(unborn.publish()?)
 }
 
-/// The root of a clone.
+/// Returns the root of a clone.
 fn root(config: &Config, saved: &Saved) -> Result<RootSource> {
     let reference = match &config.root {
         RootSource::Image { reference, .. } => reference.clone(),
@@ -118,7 +119,7 @@ fn root(config: &Config, saved: &Saved) -> Result<RootSource> {
     Ok(RootSource::Image { reference, id: saved.image.clone() })
 }
 
-/// A new container from a checkpoint and files.
+/// Makes a new container from a checkpoint and files.
 fn one(
     engine: &Engine,
     config: &Config,
@@ -134,7 +135,7 @@ fn one(
     output::line(name.as_str())
 }
 
-/// What `restore --name` does: a new container from a checkpoint of one that has stopped.
+/// Implements `restore --name`: makes a new container from a checkpoint of a stopped one.
 pub(crate) fn restore(
     engine: &Engine,
     config: &Config,
@@ -144,15 +145,15 @@ pub(crate) fn restore(
 ) -> Result<()> {
     let state = engine.inspect(&config.id)?.state;
     if !matches!(state, State::Created | State::Stopped) {
-        bail!("'{}' is {state}: clone it as it is, or stop it first", config.name);
+        bail!("'{}' is {state}: use 'dormouse clone', or stop it first", config.name);
     }
     let template = engine.template(config, &checkpoint, false)?;
     let saved = Saved { checkpoint, made: None, image: keep_files(engine, config)? };
     one(engine, config, (&saved, &template), &name.parse()?, addresses)
 }
 
-/// A checkpoint and the files that belong to it. ORDER: the files are kept while nothing runs that
-/// could change them.
+/// Returns a checkpoint with its files. ORDER: the files are kept while no process runs that could
+/// change them.
 fn saved(engine: &Engine, id: &ContainerId, config: &Config, number: Option<u32>) -> Result<Saved> {
     let keep_files = |_: &std::path::Path| keep_files(engine, config);
     let state = engine.inspect(id)?.state;
@@ -169,7 +170,7 @@ fn saved(engine: &Engine, id: &ContainerId, config: &Config, number: Option<u32>
         return Ok(Saved { checkpoint: made.path, made: made.number, image });
     }
     if state != State::Stopped {
-        bail!("'{}' is {state}: only what runs or has stopped is cloned", config.name);
+        bail!("'{}' is {state}: only a running or stopped container can be cloned", config.name);
     }
     let which = number.map_or(From::Last, From::Number);
     let checkpoint = engine.checkpoint_path(id, &which)?;
@@ -177,7 +178,7 @@ fn saved(engine: &Engine, id: &ContainerId, config: &Config, number: Option<u32>
     Ok(Saved { checkpoint, made: None, image })
 }
 
-/// What a container has changed, on top of its image, as an image without a name.
+/// Keeps the changed files of a container, on top of its image, as an image without a name.
 fn keep_files(engine: &Engine, config: &Config) -> Result<String> {
     let layers = layers::open(engine, config)?;
     let commit =

@@ -8,7 +8,7 @@ use dormouse_image::Commit;
 use crate::command::Global;
 use crate::{image, layers, output};
 
-/// Make an image of a container and print its id
+/// Make an image from a container and print its id
 ///
 /// A running container is frozen meanwhile.
 #[derive(Debug, clap::Args)]
@@ -16,10 +16,10 @@ pub(crate) struct Args {
     /// Change its configuration, as a Dockerfile does: CMD, ENTRYPOINT, ENV, LABEL, USER, ...
     #[arg(long, short, value_name = "INSTRUCTION")]
     change: Vec<String>,
-    /// Who made it
+    /// Author of the image
     #[arg(long, short)]
     author: Option<String>,
-    /// What was done
+    /// Description of the change
     #[arg(long, short)]
     message: Option<String>,
     /// Show no progress
@@ -28,7 +28,7 @@ pub(crate) struct Args {
     /// Name or id
     #[arg(value_name = "CONTAINER")]
     container: String,
-    /// What to call the image
+    /// Name of the image
     #[arg(value_name = "IMAGE")]
     name: Option<String>,
 }

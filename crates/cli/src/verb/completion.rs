@@ -5,10 +5,10 @@ use anyhow::Result;
 use crate::command::{Global, whole};
 use crate::output;
 
-/// Print what a shell needs to complete this program's verbs and options
+/// Print the completion script of a shell
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which shell
+    /// Name of the shell
     shell: clap_complete::Shell,
 }
 

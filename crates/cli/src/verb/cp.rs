@@ -14,9 +14,9 @@ use crate::sink;
 
 /// Copy files between a container and the host
 ///
-/// As cp does; a directory followed by "/." stands for what is in it. "-" on the side of the host
-/// is a tar on standard input or output. Files belong to the container's root, or on the host to
-/// you, unless --archive keeps their ids. What comes out of a container is never set-user-id.
+/// As cp does; a directory followed by "/." stands for its contents. "-" in place of a host path is
+/// a tar on standard input or output. Copies belong to the container's root, or on the host to the
+/// calling user, unless --archive keeps their ids. A copy on the host is never set-user-id.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Keep the ids of users and groups
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     to: String,
 }
 
-/// One side, as it was given.
+/// One side, as given.
 #[derive(Debug, PartialEq, Eq)]
 enum Side<'a> {
     Container(&'a str, &'a str),
@@ -39,7 +39,7 @@ enum Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    /// A path of the host begins with `/` or `.`, or has no colon.
+    /// Reads one side. A path of the host begins with `/` or `.`, or has no colon.
     fn read(text: &'a str) -> Self {
         match text.split_once(':') {
             _ if text == "-" => Self::Stream,
@@ -86,7 +86,7 @@ fn inside(engine: &Engine, name: &str, path: &str) -> Result<(Place, dormouse_mo
 fn outside(path: &str) -> Result<Place> {
     let root = rustix::fs::open("/", DIRECTORY, Mode::empty()).context("cannot open /")?;
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
-    // Not `Path::join`, which would drop a "/." at the end, and that has a meaning here.
+    // Not `Path::join`, which would drop a trailing "/.", and that has a meaning here.
     let path =
         if path.starts_with('/') { path.into() } else { format!("{}/{path}", cwd.display()) };
     Ok(Place { root, path: path.into() })
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sides() {
+    fn copy_side_is_container_host_or_stream() {
         assert_eq!(Side::read("web:/etc"), Side::Container("web", "/etc"));
         assert_eq!(Side::read("web:"), Side::Container("web", "/"));
         assert_eq!(Side::read("./a:b"), Side::Host("./a:b"));

@@ -27,13 +27,13 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     Ok(0)
 }
 
-/// The image that was asked for; none with `--rootfs`.
+/// Finds the requested image; none with `--rootfs`.
 pub(crate) fn image(engine: &Engine, args: &CreateArgs) -> Result<Option<Image>> {
     let name = args.image()?;
     name.map(|name| image::resolve(engine, name, &args.pull, args.quiet)).transpose()
 }
 
-/// Creates what the options and the image say.
+/// Creates a container from the options and the image.
 pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -> Result<Created> {
     let cwd = std::env::current_dir().context("cannot find the working directory")?;
     let here = Here { cwd: &cwd, env: &env::host, env_files: args.process.read_env_files()? };
@@ -52,9 +52,9 @@ pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -
     Ok(created)
 }
 
-/// Removes the file of `--cidfile`, which names nothing any more.
+/// Removes the file of `--cidfile`, whose container does not exist any more.
 pub(crate) fn forget_cidfile(args: &CreateArgs) {
     if let Some(path) = &args.cidfile {
-        let _ = fs::remove_file(path); // the first error is the one to tell
+        let _ = fs::remove_file(path); // the first error is returned
     }
 }

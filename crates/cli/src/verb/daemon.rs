@@ -4,26 +4,27 @@ use anyhow::Result;
 
 use crate::command::Global;
 
-/// Let containers fall asleep that are idle (--sleep-after, --drowsy-after), until SIGTERM
+/// Suspend idle containers (--sleep-after, --drowsy-after), until SIGTERM
 ///
-/// And those that wake wait until there is memory for them: pages of others with --sleep-after go to swap
-/// meanwhile, if there is some, or they sleep, the least used first.
+/// In addition a wake waits until there is memory for it. Meanwhile memory of idle containers with
+/// --sleep-after goes to swap, if there is some, or they sleep, the least used first.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Memory for all that is awake, or 'off'; by default what config.toml says under [daemon], or
-    /// three quarters of the host's
+    /// Memory for all awake containers, or 'off'; by default the setting of config.toml under
+    /// [daemon], or three quarters of the host's
     #[arg(long, value_name = "SIZE")]
     memory: Option<dormouse_daemon::Memory>,
-    /// For how many that wait for memory others are put to sleep at once, 1 to 64; by default what
-    /// config.toml says, or 4
+    /// Number of waiting wakes for which containers are suspended at once, 1 to 64; by default the
+    /// setting of config.toml, or 4
     #[arg(long, value_name = "N")]
     batch: Option<dormouse_daemon::Batch>,
-    /// How memory is had of the idle where others need it: 'swap' pushes it out to the swap that the host has
-    /// before they sleep, 'sleep' has them sleep at once; by default what config.toml says, or 'swap'
+    /// How memory is reclaimed from idle containers: 'swap' pushes it out to the host's swap before
+    /// they sleep, 'sleep' lets them sleep at once; by default the setting of config.toml, or
+    /// 'swap'
     #[arg(long, value_name = "HOW")]
     reclaim: Option<dormouse_daemon::Reclaim>,
-    /// A swap file for the memory of those that are idle or drowsy, made where it is not there; several on
-    /// several disks share the work. By default those that config.toml says, or none
+    /// A swap file for the memory of idle and drowsy containers, created if missing; several on
+    /// several disks share the work. By default those of config.toml, or none
     #[arg(long, value_name = "FILE=SIZE")]
     swap: Vec<dormouse_daemon::SwapFile>,
 }

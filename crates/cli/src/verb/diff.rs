@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::command::Global;
 use crate::{layers, output};
 
-/// List what a container changed in its image: added (A), changed (C), deleted (D)
+/// List the changes of a container against its image: added (A), changed (C), deleted (D)
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print as JSON

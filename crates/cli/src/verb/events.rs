@@ -13,7 +13,7 @@ use crate::command::Global;
 use crate::option::time::{moment, now_ms, rfc3339};
 use crate::output;
 
-/// Show what happens to containers and images
+/// Show events of containers and images
 ///
 /// Without --since from now on, without --until for ever.
 #[derive(Debug, clap::Args)]
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// How long to wait before looking again.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -42,8 +42,8 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let path = global.engine()?.events();
     let from = since.unwrap_or(if args.no_stream { i64::MIN } else { now });
     let span = from..=until.unwrap_or(i64::MAX);
-    // ORDER: the present file is opened before the older one is read, so that a change of files in
-    // between shows some events of neither twice nor not at all.
+    // ORDER: the present file is opened before the older one is read, so that no event is shown
+    // twice or missed if the file is renamed in between.
     let mut file = open(&path)?;
     if (since.is_some() || args.no_stream)
         && let Some(mut old) = open(&path.with_extension("1"))?
@@ -55,7 +55,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             Some(file) => !is_at(file, &path),
             None => path.exists(),
         };
-        // ORDER: looked at first, then read: what came before the change is in the old file.
+        // ORDER: compared first, then read: events before the rename are in the old file.
         if let Some(file) = &mut file {
             show_new(file, &span, args.json)?;
         }
@@ -78,7 +78,7 @@ fn open(path: &Path) -> Result<Option<BufReader<File>>> {
     }
 }
 
-/// Whether a file is still the one at this path: a full one is renamed.
+/// Returns whether a file is still the one at this path: a full one is renamed.
 fn is_at(file: &BufReader<File>, path: &Path) -> bool {
     match (file.get_ref().metadata(), std::fs::metadata(path)) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
@@ -86,7 +86,7 @@ fn is_at(file: &BufReader<File>, path: &Path) -> bool {
     }
 }
 
-/// Shows the events that were not read yet. An event is one write, so lines are whole.
+/// Shows the events that were not read yet. An event is one write, so lines are complete.
 fn show_new(
     file: &mut BufReader<File>,
     span: &std::ops::RangeInclusive<i64>,
@@ -98,7 +98,7 @@ fn show_new(
         if file.read_line(&mut line).context("cannot read the events")? == 0 {
             return Ok(());
         }
-        // A line that a full disk cut short is no event.
+        // A line cut short by a full disk is no event.
         if let Ok(event) = serde_json::from_str::<Event>(&line)
             && span.contains(&event.unix_ms)
         {

@@ -39,7 +39,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let mut environment = Environment::default();
     for entry in &config.process.env {
         let (name, value) = key_value(entry);
-        // Where HOME came from the container's first user it need not fit this one.
+        // HOME of the container's first user may not fit this user.
         environment.set(name, value);
     }
     let asked = args.process;

@@ -5,10 +5,10 @@ use anyhow::Result;
 use crate::command::Global;
 use crate::output;
 
-/// Tell whether a container can be checkpointed or sleep, and if not, what is why
+/// Show whether a container can be checkpointed or sleep, and the reasons if not
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// One JSON line for each thing that cannot be saved
+    /// One JSON line for each object that cannot be saved
     #[arg(long)]
     json: bool,
     /// Name or id
@@ -29,9 +29,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if refusals.is_empty() && !args.json {
         output::line("it can be checkpointed")?;
     } else if !args.json && engine.explain_sleep(&id)?.is_empty() {
-        output::line(
-            "it can sleep all the same: what others outside are connected to is held meanwhile",
-        )?;
+        output::line("it can sleep all the same: the keeper holds its open connections meanwhile")?;
     }
     if !args.json {
         for wait in engine.stirs(&id)? {
@@ -43,6 +41,6 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             )))?;
         }
     }
-    // As grep does: 1 where the answer is no, and nothing failed.
+    // As grep(1) does: 1 for a negative answer without an error.
     Ok(u8::from(!refusals.is_empty()))
 }

@@ -11,7 +11,7 @@ use crate::{layers, sink};
 /// Write the files of a container as a tar
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to; standard output if not given
+    /// Output file; standard output by default
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Name or id

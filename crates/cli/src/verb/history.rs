@@ -7,7 +7,7 @@ use super::images::age;
 use crate::command::Global;
 use crate::output::{self, Table, cut};
 
-/// Show how an image was made, newest step first
+/// Show the steps that made an image, newest first
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Do not shorten
@@ -27,7 +27,7 @@ struct Row {
     created_by: Option<String>,
     author: Option<String>,
     comment: Option<String>,
-    /// The digest of the layer it made; null if it made none.
+    /// Digest of the step's layer; null if it made none.
     layer: Option<String>,
     /// Bytes of that layer's tar.
     size_bytes: u64,
@@ -50,7 +50,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             size_bytes: layer.map_or(0, |l| l.tar_bytes),
         });
     }
-    // Layers that the history does not tell of.
+    // Layers missing from the history.
     rows.extend(layers.map(|l| Row {
         created: None,
         created_by: None,

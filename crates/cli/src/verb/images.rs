@@ -31,7 +31,7 @@ struct Row<'a> {
     names: Vec<String>,
     digest: Option<String>,
     created: Option<&'a str>,
-    /// Of its files, whether shared with other images or not.
+    /// Size of its files, including those shared with other images.
     size_bytes: u64,
     layers: usize,
 }
@@ -87,7 +87,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     Ok(0)
 }
 
-/// How long ago an RFC 3339 time was; empty where there is none.
+/// Formats the age of an RFC 3339 time; empty without one.
 pub(super) fn age(created: Option<&str>) -> String {
     let now = now_ms();
     let ms = created.and_then(|c| moment(c, now).ok());

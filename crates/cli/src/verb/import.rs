@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use crate::command::Global;
 use crate::{image, output};
 
-/// Make an image of a directory or an archive and print its id
+/// Make an image from a directory or an archive and print its id
 ///
-/// A directory is a root filesystem or an OCI layout, an archive one of those or of docker, told
-/// by its content.
+/// A directory is a root filesystem or an OCI layout, an archive one of those or of docker,
+/// recognised by its content.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// What to call the image; an archive may name it itself
+    /// Name of the image; an archive may contain one
     #[arg(long, short)]
     name: Option<String>,
     /// Show no progress

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::command::Global;
 use crate::output;
 
-/// Show where things are kept, and how much there is
+/// Show directories, counts and capacities
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Print as JSON

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// Print as JSON, an object per name
     #[arg(long)]
     json: bool,
-    /// Only look for: container, image
+    /// Search only one kind: container, image
     #[arg(long, short = 't', value_name = "KIND", value_parser = ["container", "image"])]
     r#type: Option<String>,
     /// Names or ids
@@ -36,11 +36,11 @@ struct ImageView<'a> {
     config: &'a dyn erased::Json,
 }
 
-/// Something that can be written as JSON, whatever its type.
+/// A value of any type that can be written as JSON.
 mod erased {
     /// See the module.
     pub(super) trait Json: std::fmt::Debug {
-        /// As a JSON value; null if it cannot be written.
+        /// Converts to a JSON value; null if that fails.
         fn value(&self) -> serde_json::Value;
     }
 
@@ -160,7 +160,7 @@ fn image(image: &Image, json: bool) -> Result<()> {
     print(rows)
 }
 
-/// Prints what has a value.
+/// Prints the rows that have a value.
 fn print(rows: Vec<(&str, String)>) -> Result<()> {
     let line = |(key, value): &(&str, String)| format!("{key:<13} {}\n", output::printable(value));
     output::print(rows.iter().filter(|(_, v)| !v.is_empty()).map(line).collect::<String>())

@@ -1,4 +1,4 @@
-//! `dormouse internal`: what Dormouse asks of itself.
+//! `dormouse internal`: calls of Dormouse by its own processes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rustix::net::SendFlags;
 use crate::command::{Global, whole};
 use crate::output;
 
-/// What Dormouse asks of itself; not for people
+/// Calls of Dormouse by its own processes; not for operators
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -19,25 +19,26 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Clean up after a container that ended while nobody waited for it
+    /// Clean up after a container that ended without a waiting command
     Settle {
         /// Its id
         id: String,
     },
-    /// Wake containers that somebody calls; reads their ids and why (called, timer) from standard
+    /// Wake containers after an event; reads their ids and the reason (called, timer) from standard
     /// input, a socket, and answers there
     Wake,
-    /// Make the sockets at which asleep containers are called, and give them to the keeper; reads
-    /// their directories from standard input
+    /// Make the listening sockets of asleep containers, and give them to the keeper; reads their
+    /// directories from standard input
     Listen,
-    /// Put containers to sleep, have them become drowsy or push their memory out, if they have not run; reads
-    /// a line for each from standard input and prints what came of it: id, how far (drowsy, asleep, swapped),
-    /// why (idle, memory), and unless it is to sleep whatever it does for how many ms it has not run, the CPU
-    /// time in ns that it had used then, from how many ms on a sleep is worth it
+    /// Put containers to sleep, make them drowsy or push their memory out, if they have not run;
+    /// reads a line for each from standard input and prints the outcome. A line has the id, the
+    /// tier (drowsy, asleep, pages-out) and the reason (idle, memory). Unless the container is to
+    /// sleep in any case, three numbers follow: for how many ms it has not run, its CPU time in ns
+    /// by then, and the shortest sleep in ms that is worth it
     Sleep,
-    /// Take away what containers share if none runs; the keeper asks for it at its end
+    /// Remove the objects that containers share if none runs; called by the keeper at its end
     Tidy,
-    /// Give back everything that a reboot would, which is refused while a container runs
+    /// Remove everything that a reboot would; refused while a container runs
     #[command(alias = "dismantle")]
     Reset,
     /// Write the man pages into a directory
@@ -58,22 +59,22 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
             let engine = global.engine_alone()?;
             engine.get_ready();
             let mut lines = std::io::stdin().lines();
-            while let Some(line) = lines.next().transpose().context("cannot read whom to wake")? {
+            while let Some(line) = lines.next().transpose().context("cannot read container id")? {
                 let mut words = line.split_ascii_whitespace();
                 let id = words.next().unwrap_or_default();
                 engine.wake(&id.parse()?, Why::of_keeper(words.next()))?;
                 let (keeper, flags) = (rustix::stdio::stdin(), SendFlags::NOSIGNAL);
-                rustix::net::send(keeper, b"\n", flags).context("cannot tell the keeper")?;
+                rustix::net::send(keeper, b"\n", flags).context("cannot answer the keeper")?;
             }
             Ok(0)
         }
         What::Sleep => {
             let engine = global.engine()?;
             for line in std::io::stdin().lines() {
-                let line = line.context("cannot read who is to sleep")?;
+                let line = line.context("cannot read request")?;
                 let words: Vec<&str> = line.split_ascii_whitespace().collect();
                 let [id, asked, why, numbers @ ..] = &words[..] else {
-                    bail!("not enough: {line}")
+                    bail!("request '{line}' is incomplete")
                 };
                 let idle = match numbers {
                     [quiet, used, worth] => Some(Idle {

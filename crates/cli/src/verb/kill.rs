@@ -10,7 +10,7 @@ use crate::view::is_alive;
 /// Send a signal to the first process of containers
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which signal
+    /// Name or number of the signal
     #[arg(long, short, value_name = "SIGNAL", default_value = "KILL")]
     signal: String,
     #[command(flatten)]

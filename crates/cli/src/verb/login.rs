@@ -12,13 +12,13 @@ use crate::registry::RegistryArgs;
 use crate::signal::Signals;
 use crate::{fail, output, stream, terminal};
 
-/// Keep user and password for a registry, if it takes them
+/// Store user and password for a registry, if it accepts them
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// User
     #[arg(long, short)]
     username: Option<String>,
-    /// Password; rather use --password-stdin, other users see your command line
+    /// Password; rather use --password-stdin, other users can see a command line
     #[arg(long, short)]
     password: Option<String>,
     /// Read the password from standard input
@@ -50,18 +50,18 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     };
     let file = login(&args.registry, &Credentials { user, secret }, &access)
         .with_context(|| format!("cannot log in to '{}'", args.registry))?;
-    output::line(&format!("kept in {}", file.display()))?;
+    output::line(&format!("stored in {}", file.display()))?;
     Ok(0)
 }
 
-/// Asks on the terminal.
+/// Reads an answer from the terminal.
 fn ask(what: &str, echo: bool) -> Result<String> {
     let stdin = rustix::stdio::stdin();
     if !terminal::is_terminal(stdin) {
-        bail!("there is no terminal to ask on: use --username and --password-stdin");
+        bail!("standard input is no terminal: use --username and --password-stdin");
     }
     output::print(what)?;
-    // ORDER: signals are ours before the terminal is silent, so that none leaves it so.
+    // ORDER: signals are blocked before the terminal's echo is off, so that none leaves it so.
     let signals = Signals::take()?;
     let before = termios::tcgetattr(stdin).context("cannot read the terminal's settings")?;
     if !echo {

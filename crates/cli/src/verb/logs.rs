@@ -11,16 +11,16 @@ use crate::session;
 use crate::stream::{self, Watch};
 use crate::view::is_alive;
 
-/// How often somebody who follows an asleep container looks whether it still sleeps.
+/// Polling interval while a followed container is asleep.
 const ASLEEP_LOOK: Duration = Duration::from_millis(200);
 
-/// Show what a container has written
+/// Show the output of a container
 ///
-/// Its standard output comes on standard output, its errors on standard error; the order between
+/// Its standard output is shown on standard output, its errors on standard error. The order between
 /// the two is not recorded, nor is the time of a line.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Go on until it stops
+    /// Continue until it stops
     #[arg(long, short)]
     follow: bool,
     /// Only the last lines of each stream
@@ -58,11 +58,11 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if !args.follow {
         return Ok(0);
     }
-    // One that sleeps lives, and has another process when it wakes; one that was removed does not.
+    // An asleep container lives, and has another process after its wake; a removed one does not.
     while let Ok(found) = engine.inspect(&id)
         && is_alive(found.state)
     {
-        // It may stop between this look and the wait: then its pidfd is readable at once.
+        // If the container stops between this check and the wait, its pidfd is readable at once.
         let pidfd = found.pid.and_then(|pid| dormouse_kernel::pidfd::open(pid).ok());
         let pidfd = pidfd.filter(|_| engine.inspect(&id).is_ok_and(|d| d.pid == found.pid));
         let Some(pidfd) = pidfd else {

@@ -1,5 +1,5 @@
-//! The verbs, a file each: `Args` is what stands on the command line, `run` does it and returns
-//! the exit code.
+//! The verbs, one file each: `Args` is the command line, `run` executes the verb and returns the
+//! exit code.
 
 pub(crate) mod attach;
 pub(crate) mod check;

@@ -15,7 +15,7 @@ pub(crate) struct Args {
     /// Name or id
     #[arg(value_name = "CONTAINER")]
     name: String,
-    /// Only where this port leads from
+    /// Only the host ports of this port
     #[arg(value_name = "PORT[/udp]")]
     port: Option<String>,
 }

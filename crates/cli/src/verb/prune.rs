@@ -10,9 +10,9 @@ use serde::Serialize;
 use crate::command::Global;
 use crate::output;
 
-/// Give back disk space that nothing refers to
+/// Free disk space without references
 ///
-/// Always: what interrupted imports left, and files of removed images.
+/// Always: leftovers of interrupted imports, and files of removed images.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Images that no container is made from, not only those without a name
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What was removed.
+/// The removed objects.
 #[derive(Debug, Serialize)]
 struct Removed {
     containers: Vec<String>,
@@ -40,7 +40,7 @@ struct Removed {
     bytes: u64,
 }
 
-/// How long layers of no image are kept for a pull that was cut.
+/// How long layers without an image are kept for an interrupted pull.
 const GRACE: Duration = Duration::from_secs(3600);
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -89,7 +89,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         }
     }
     output::line(&format!(
-        "{} given back ({} layers, {} files)",
+        "{} freed ({} layers, {} files)",
         output::bytes(removed.bytes),
         removed.layers,
         removed.objects

@@ -14,13 +14,13 @@ use crate::view::{self, Summary, is_alive};
 /// List containers
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Those that do not run too
+    /// Also containers that do not run
     #[arg(long, short)]
     all: bool,
     /// Print ids only
     #[arg(long, short)]
     quiet: bool,
-    /// Only those that fit: name=TEXT, state=STATE, label=KEY[=VALUE], id=DIGITS, image=NAME
+    /// Only matching containers: name=TEXT, state=STATE, label=KEY[=VALUE], id=DIGITS, image=NAME
     #[arg(long, short, value_name = "KEY=VALUE")]
     filter: Vec<String>,
     /// Do not shorten
@@ -85,12 +85,12 @@ impl Filter {
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let filters: Vec<Filter> =
         args.filter.iter().map(|f| Filter::read(f)).collect::<Result<_>>()?;
-    // Who asks for a state gets the containers in that state.
+    // A filter by state selects among all containers.
     let all = args.all || filters.iter().any(|f| matches!(f, Filter::State(_)));
     let mut list = global.engine()?.list()?;
     list.retain(|c| (all || is_alive(c.state)) && filters.iter().all(|f| f.fits(c)));
     list.reverse();
-    // The program ends with it: nothing is gained by giving back piece by piece what a hundred thousand have.
+    // Freed by the end of the program: freeing a hundred thousand entries one by one gains nothing.
     let list = ManuallyDrop::new(list);
     if args.json {
         output::json_list(&list, |c| Summary::of(c))?;
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters() {
+    fn filter_is_parsed_or_refused() {
         assert_eq!(Filter::read("name=web").unwrap(), Filter::Name("web".into()));
         assert_eq!(Filter::read("status=exited").unwrap(), Filter::State("stopped".into()));
         assert_eq!(

@@ -12,7 +12,7 @@ use crate::{image, output};
 /// Send an image to a registry and print the digest of its manifest
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Compress layers with: gzip, zstd, none (as the registry has them, else gzip)
+    /// Compression of layers: gzip, zstd, none (by default as the registry has them, else gzip)
     #[arg(long, value_name = "FORMAT")]
     compression: Option<String>,
     #[command(flatten)]
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     quiet: bool,
     /// Name or id
     image: String,
-    /// Where to, if that is not its name
+    /// Destination, if that is not its name
     #[arg(value_name = "DESTINATION")]
     to: Option<String>,
 }

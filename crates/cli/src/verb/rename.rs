@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::command::Global;
 
-/// Give a container another name
+/// Rename a container
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Name or id

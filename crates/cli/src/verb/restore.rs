@@ -10,7 +10,7 @@ use super::clone;
 use crate::command::Global;
 use crate::output;
 
-/// Bring the processes of a stopped container back from a checkpoint
+/// Restore the processes of a stopped container from a checkpoint
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Number of the checkpoint, the last unless given
@@ -19,13 +19,13 @@ pub(crate) struct Args {
     /// A checkpoint made with `--to`
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,
-    /// As a new container of this name, which gets the files as they are now
+    /// Make a new container of this name, which gets the files as they are now
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Address that the new container is to have, IPv4 or IPv6
+    /// Address of the new container, IPv4 or IPv6
     #[arg(long, alias = "ip6", value_name = "ADDRESS", requires = "name")]
     ip: Vec<IpAddr>,
-    /// Large memory comes while it runs already, what is touched first (userfaultfd(2))
+    /// Fill large memory while it runs already, touched pages first (userfaultfd(2))
     #[arg(long, conflicts_with = "name")]
     lazy: bool,
     /// Name or id
@@ -39,7 +39,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         (None, None) => From::Last,
         (Some(number), None) => From::Number(number),
         (None, Some(path)) if path.is_file() => bail!(
-            "'{}' is an archive: make a container of it with 'dormouse checkpoint import'",
+            "'{}' is an archive: make a container from it with 'dormouse checkpoint import'",
             path.display()
         ),
         (None, Some(dir)) => From::Directory(dir),

@@ -13,13 +13,13 @@ use crate::{fail, output};
 /// The exit code is 1 if there is no such container and 2 if one is running.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Kill those that run; those that do not exist are no error
+    /// Kill running ones; missing containers are no error
     #[arg(long, short)]
     force: bool,
-    /// Remove the volumes without a name too
+    /// Also remove anonymous volumes
     #[arg(long, short)]
     volumes: bool,
-    /// Containers that do not exist are no error
+    /// Missing containers are no error
     #[arg(long, short)]
     ignore: bool,
     #[command(flatten)]

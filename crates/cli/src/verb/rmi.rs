@@ -7,13 +7,13 @@ use dormouse_model::Reference;
 use crate::command::Global;
 use crate::{fail, output};
 
-/// Remove names of images, and images that have no other name
+/// Remove names of images, and images without another name
 ///
-/// Space is given back by 'dormouse prune'. The exit code is 1 if there is no such image and 2 if
-/// a container is made from it.
+/// 'dormouse prune' frees the space. The exit code is 1 if there is no such image and 2 if a
+/// container is made from it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Remove the image with all its names; images that do not exist are no error
+    /// Remove the image with all its names; missing images are no error
     #[arg(long, short)]
     force: bool,
     /// All images

@@ -27,7 +27,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let engine = global.engine()?;
     let (create, stay) = (&args.create, !args.detach);
     let image = create::image(&engine, create)?;
-    // ORDER: before anything runs, so that no signal finds us unprepared.
+    // ORDER: before the container starts, so that no signal ends this program meanwhile.
     let signals = if stay { Some(Signals::take()?) } else { None };
     let created = create::create(&engine, create, image)?;
     let id = created.config.id.clone();
@@ -38,7 +38,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
         let stdin = if create.process.interactive { Stream::Kept } else { Stream::Null };
         Ok((session::elsewhere(stdin, || Stream::Log), Pipes::default()))
     };
-    // A container that never ran is of no use to anybody.
+    // A container that never ran is removed.
     let started = match io {
         Ok((io, pipes)) => engine.start_new(created, io).map(|r| (r, pipes)).map_err(Into::into),
         Err(e) => {

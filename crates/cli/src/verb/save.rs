@@ -8,10 +8,10 @@ use dormouse_image::SaveFormat;
 use crate::command::Global;
 use crate::{image, sink};
 
-/// Write images to an archive that other engines load too
+/// Write images to an archive, in the format of other engines
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where to; standard output if not given
+    /// Output file; standard output by default
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Show no progress

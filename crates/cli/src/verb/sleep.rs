@@ -9,13 +9,14 @@ use crate::fail;
 use crate::output::bytes;
 use crate::target::Targets;
 
-/// Put running containers to sleep: their processes become files, and whoever calls wakes them
+/// Put running containers to sleep: their processes become files, and a connection wakes them
 ///
-/// With --drowsy they stay, frozen, and their memory is pushed out to swap: that works for every
-/// container, also one that cannot be checkpointed. Whoever calls wakes it, which 'pause' does not do.
+/// With --drowsy the processes stay, frozen, and their memory is pushed out to swap. Every
+/// container can be drowsy, also one that cannot be checkpointed. A connection wakes it, unlike
+/// after 'pause'.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Keep the processes: freeze them until somebody calls, and push their memory out
+    /// Keep the processes: freeze them until an event arrives, and push their memory out
     #[arg(long)]
     drowsy: bool,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use crate::command::Global;
 use crate::output::{self, Table, bytes};
 use crate::terminal;
 
-/// Show what containers use
+/// Show the resource use of containers
 ///
 /// The CPU share is of one CPU, over the time between two readings.
 #[derive(Debug, clap::Args)]
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// Print as JSON: an array per reading, on a line of its own
     #[arg(long)]
     json: bool,
-    /// Names or ids; all that run if none is given
+    /// Names or ids; all running ones by default
     #[arg(value_name = "CONTAINER")]
     names: Vec<String>,
 }
@@ -44,7 +44,7 @@ struct Row {
     cpu_system_ns: u64,
     cpu_throttled_ns: u64,
     memory_bytes: u64,
-    /// Of it, file cache that is given back first.
+    /// Part of it: file cache that is reclaimed first.
     memory_inactive_file_bytes: u64,
     memory_peak_bytes: u64,
     memory_max_bytes: Option<u64>,
@@ -56,7 +56,7 @@ struct Row {
     oom_kills: u64,
 }
 
-/// What was read of a container, and when.
+/// Readings of containers, with their times.
 type Readings = BTreeMap<ContainerId, (Instant, Stats)>;
 
 pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
@@ -97,7 +97,7 @@ fn read(engine: &Engine, names: &[String]) -> Result<(Readings, Vec<(ContainerId
     for (id, _) in &list {
         match engine.stats(id) {
             Ok(stats) => drop(readings.insert(id.clone(), (Instant::now(), stats))),
-            // It stopped since it was listed.
+            // The container stopped since it was listed.
             Err(_) if names.is_empty() => {}
             Err(e) => return Err(e.into()),
         }
@@ -148,7 +148,7 @@ fn show(rows: &[Row], json: bool, screen: bool) -> Result<()> {
             r.id[..12].to_owned(),
             r.name.clone(),
             format!("{:.2}", r.cpu_percent),
-            // What is given back first is no use that matters, as podman counts it.
+            // Memory that is reclaimed first does not count, as in podman.
             bytes(r.memory_bytes.saturating_sub(r.memory_inactive_file_bytes)),
             r.memory_max_bytes.map_or_else(|| "-".to_owned(), bytes),
             r.pids.to_string(),
@@ -156,7 +156,7 @@ fn show(rows: &[Row], json: bool, screen: bool) -> Result<()> {
             bytes(r.io_write_bytes),
         ]);
     }
-    // Home, the table, and clear what an earlier, longer one left below.
+    // Cursor home, clear the screen, then the table.
     let text = table.text();
     output::print(if screen { format!("\x1b[H\x1b[2J{text}") } else { text })
 }

@@ -7,7 +7,7 @@ use crate::option::stop::StopArgs;
 use crate::target::Targets;
 use crate::view::is_alive;
 
-/// Ask containers to stop, and kill them if they do not
+/// Stop containers, and kill them after a timeout
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

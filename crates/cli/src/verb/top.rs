@@ -27,12 +27,12 @@ pub(crate) struct Args {
 /// A process in `top --json`.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// As the container sees it.
+    /// Inside the container.
     pid: u32,
-    /// As the container sees it; 0 for one from outside.
+    /// Inside the container; 0 for one from outside.
     parent_pid: u32,
     host_pid: u32,
-    /// As the container sees it; null if it has no such id.
+    /// Inside the container; null if it has no such id.
     uid: Option<u32>,
     /// By the container's own `/etc/passwd`, else the number.
     user: String,
@@ -60,7 +60,7 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     let names: BTreeMap<u32, u32> =
         pids.iter().filter_map(|host| Some((*host, inside(*host)?))).collect();
     let up_ms = uptime_ms();
-    // A process that ends while we look is left out.
+    // A process that exits meanwhile is left out.
     let mut rows: Vec<Row> =
         pids.iter().filter_map(|host| row(*host, &names, &users, &root.ids, up_ms)).collect();
     rows.sort_by_key(|r| r.pid);
@@ -97,7 +97,8 @@ fn row(
 ) -> Option<Row> {
     let stat = proc::read_text(format!("/proc/{host}/stat"), 4096).ok()?;
     let status = proc::fields(host).ok()?;
-    // The name in parentheses may hold anything, so fields are counted from the last one on.
+    // The name in parentheses may contain any character, so fields are counted from the last one
+    // on.
     let (head, fields) = stat.rsplit_once(')')?;
     let name = head.split_once('(')?.1;
     let fields: Vec<&str> = fields.split_whitespace().collect();
@@ -106,7 +107,7 @@ fn row(
     let command = proc::read(format!("/proc/{host}/cmdline"), 64 << 10).unwrap_or_default();
     let mut command: Vec<String> =
         command.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
-    command.pop(); // what follows the last NUL
+    command.pop(); // the empty part after the last NUL
     if command.is_empty() {
         command.push(format!("[{name}]"));
     }
@@ -128,14 +129,14 @@ fn row(
     })
 }
 
-/// Time since boot.
+/// Returns the time since boot.
 fn uptime_ms() -> u64 {
     let text = proc::read_text("/proc/uptime", 128).unwrap_or_default();
     text.split('.').next().and_then(|s| s.parse::<u64>().ok()).unwrap_or(0) * 1000
 }
 
-/// Names by id, from a container's `/etc/passwd`, which is opened inside its root and read up to
-/// a limit: the container writes it.
+/// Returns names by id, from a container's `/etc/passwd`. The container writes that file, so it is
+/// opened inside its root and read up to a limit.
 fn users(root: std::os::fd::BorrowedFd) -> BTreeMap<u32, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut text = Vec::new();
@@ -152,7 +153,7 @@ fn users(root: std::os::fd::BorrowedFd) -> BTreeMap<u32, String> {
     text.lines().rev().filter_map(entry).collect()
 }
 
-/// `1:02:03` or `2:03`.
+/// Formats `1:02:03` or `2:03`.
 fn clock(ms: u64) -> String {
     let s = ms / 1000;
     match s / 3600 {

@@ -6,7 +6,7 @@ use dormouse_model::State;
 use crate::command::Global;
 use crate::target::Targets;
 
-/// Let frozen containers go on
+/// Resume paused containers
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -19,10 +19,10 @@ pub(crate) struct Args {
     restart: Option<String>,
     #[command(flatten)]
     sleep: SleepArgs,
-    /// Give it one more address
+    /// Add an address
     #[arg(long, value_name = "ADDRESS")]
     ip_add: Vec<IpAddr>,
-    /// Take an address away
+    /// Remove an address
     #[arg(long, value_name = "ADDRESS")]
     ip_rm: Vec<IpAddr>,
     #[command(flatten)]

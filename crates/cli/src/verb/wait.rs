@@ -7,7 +7,7 @@ use crate::{fail, output};
 
 /// Wait until containers stop and print their exit codes
 ///
-/// An exit that nobody saw is printed as "unknown".
+/// An unknown exit is printed as "unknown".
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Names or ids

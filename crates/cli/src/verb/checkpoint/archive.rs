@@ -16,7 +16,7 @@ use crate::{image, output, sink};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Export {
-    /// Where to; standard output if not given
+    /// Output file; standard output by default
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Compress it
@@ -32,12 +32,13 @@ pub(crate) struct Export {
     number: Option<u32>,
 }
 
-/// Options are those of `create`: what the container of the archive had of its host it has here only
-/// as they say. ARCHIVE is a file, or - for standard input.
+/// The options are those of `create`: they alone give the new container parts of this host. ARCHIVE
+/// is a file, or
+/// - for standard input.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "dormouse checkpoint import [OPTIONS] ARCHIVE")]
 pub(crate) struct Import {
-    /// Bring its processes back at once
+    /// Restore its processes at once
     #[arg(long)]
     start: bool,
     #[command(flatten)]
@@ -57,9 +58,9 @@ pub(crate) fn export(engine: &Engine, args: &Export) -> Result<()> {
     })
 }
 
-/// Saves what runs as an archive.
+/// Saves the processes of a running container as an archive.
 ///
-/// ORDER: that is whole and on the disk before the processes may go.
+/// ORDER: the archive is complete and on the disk before the processes are killed.
 pub(crate) fn save(
     engine: &Engine,
     id: &ContainerId,

@@ -9,7 +9,7 @@ use crate::output;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// One JSON line for each thing that differs
+    /// One JSON line for each difference
     #[arg(long)]
     json: bool,
     /// Name or id

@@ -1,4 +1,4 @@
-//! For whom an archive is encrypted, and what opens it: `age`'s words for both.
+//! Encryption and decryption of archives, with the formats of `age`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +25,7 @@ pub(crate) struct SealArgs {
 }
 
 impl SealArgs {
-    /// Reads what was named. ORDER: before anything is stopped, since some of it may not be there.
+    /// Reads the named files. ORDER: before any process is stopped, since a file may be missing.
     pub(crate) fn read(&self) -> Result<Option<Seal>> {
         if let Some(path) = &self.passphrase_file {
             return Ok(Some(Seal::of_passphrase(passphrase(path)?)));
@@ -47,7 +47,7 @@ impl SealArgs {
     }
 }
 
-/// Writes what `write` writes, sealed where there is a seal.
+/// Writes the output of `write`, encrypted if there is a seal.
 pub(crate) fn through(
     seal: Option<&Seal>,
     out: &mut dyn Write,
@@ -72,7 +72,7 @@ pub(crate) struct KeyArgs {
 }
 
 impl KeyArgs {
-    /// Reads what was named.
+    /// Reads the named files.
     pub(crate) fn read(&self) -> Result<Keys> {
         let mut keys = Keys::default();
         for path in &self.identity {
@@ -86,8 +86,8 @@ impl KeyArgs {
     }
 }
 
-/// Opens a file with a secret. One that others may read is refused, as ssh(1) does; a pipe, as of a
-/// program that knows the secret, is nobody else's.
+/// Opens a file with a secret. A file that other users may read is refused, as ssh(1) does; a pipe
+/// is accepted, for example from a program that has the secret.
 fn secret(path: &Path) -> Result<File> {
     let step = || format!("cannot open '{}'", path.display());
     let file = File::open(path).with_context(step)?;
