@@ -2,7 +2,7 @@
 
 use super::Invalid;
 
-/// An environment in the order its names first came.
+/// An environment, in the order in which the names were first set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Environment(Vec<(String, String)>);
 
@@ -18,8 +18,8 @@ impl Environment {
         }
     }
 
-    /// Adds one argument of `-e`: `NAME=VALUE` as it stands, `NAME` with the caller's value (and
-    /// not at all where the caller has none), `PREFIX*` with all of the caller's that fit.
+    /// Adds one argument of `-e`: `NAME=VALUE` as it is; `NAME` with the caller's value, if the
+    /// caller has one; `PREFIX*` with all matching variables of the caller.
     pub(crate) fn add(&mut self, text: &str, host: Host) -> Result<(), Invalid> {
         let bad = || Invalid::new("environment variable", text, "NAME=VALUE, NAME or PREFIX*");
         let name = text.split_once('=').map_or(text, |(name, _)| name);
@@ -36,8 +36,8 @@ impl Environment {
         Ok(())
     }
 
-    /// Adds the lines of an `--env-file`: as `-e`, without blanks in front; empty lines and those
-    /// that begin with `#` mean nothing.
+    /// Adds the lines of an `--env-file`: as `-e`, without leading blanks; empty lines and lines
+    /// that begin with `#` are ignored.
     pub(crate) fn add_file(&mut self, text: &str, host: Host) -> Result<(), Invalid> {
         for line in text.lines() {
             let line = line.trim_start();
@@ -53,13 +53,13 @@ impl Environment {
         Ok(())
     }
 
-    /// `NAME=value` each.
+    /// Returns `NAME=value` for each variable.
     pub(crate) fn into_entries(self) -> Vec<String> {
         self.0.into_iter().map(|(n, v)| format!("{n}={v}")).collect()
     }
 }
 
-/// The caller's own environment; what is not text is left out.
+/// Returns the caller's environment, without values that are not UTF-8.
 pub(crate) fn host() -> Vec<(String, String)> {
     let text = |(n, v): (std::ffi::OsString, std::ffi::OsString)| {
         Some((n.into_string().ok()?, v.into_string().ok()?))
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn values_names_and_prefixes() {
+    fn env_option_sets_values_names_and_prefixes() {
         assert_eq!(after(&["A=1", "PATH=/x", "A=2"]), ["PATH=/x", "A=2"]);
         assert_eq!(after(&["LANG", "NOT_THERE"]), ["PATH=/bin", "LANG=C"]);
         assert_eq!(after(&["LC_*"]), ["PATH=/bin", "LC_ALL=x", "LC_TIME=y=z"]);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn files() {
+    fn env_file_lines_are_read_as_options() {
         let mut env = Environment::default();
         env.add_file("# no\n\n  A=1 \nLANG\nB='x'\r\n", &host).unwrap();
         assert_eq!(env.into_entries(), ["A=1 ", "LANG=C", "B='x'"]);

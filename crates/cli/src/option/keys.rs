@@ -1,8 +1,8 @@
-//! `--detach-keys`: the keys that leave a container's terminal without ending anything.
+//! `--detach-keys`: the keys that detach from a container's terminal without ending the process.
 
 use super::Invalid;
 
-/// A sequence of keys; empty where nothing detaches.
+/// A sequence of keys; empty if no keys detach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DetachKeys(Vec<u8>);
 
@@ -17,7 +17,7 @@ impl std::str::FromStr for DetachKeys {
     type Err = Invalid;
 
     /// Reads keys separated by commas: one letter each, or `ctrl-` and a letter or one of `@[\]^_`.
-    /// Empty text means that nothing detaches.
+    /// An empty text means that no keys detach.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let bad = || Invalid::new("detach keys", text, "keys such as ctrl-p,ctrl-q or a,b");
         if text.is_empty() {
@@ -36,10 +36,10 @@ impl std::str::FromStr for DetachKeys {
     }
 }
 
-/// Looks for the keys in what is typed, piece by piece.
+/// Searches the typed input for the keys, piece by piece.
 ///
-/// Bytes that may be the beginning of the sequence are held back until the next ones tell; so a
-/// key that starts the sequence reaches the program one key late, as with podman.
+/// Bytes that may be the beginning of the sequence are held back until the next ones decide. A key
+/// that starts the sequence therefore reaches the program one key late, as with podman.
 #[derive(Debug)]
 pub(crate) struct Matcher {
     keys: Vec<u8>,
@@ -47,13 +47,13 @@ pub(crate) struct Matcher {
 }
 
 impl Matcher {
-    /// A matcher at the beginning.
+    /// Makes a matcher at its initial state.
     pub(crate) fn new(keys: DetachKeys) -> Self {
         Self { keys: keys.0, held: 0 }
     }
 
-    /// Appends to `out` what the program is to receive of `typed`; true when the sequence is
-    /// complete, and then the rest of `typed` is dropped.
+    /// Appends the program's part of `typed` to `out`. Returns true when the sequence is complete,
+    /// and drops the rest of `typed`.
     pub(crate) fn feed(&mut self, typed: &[u8], out: &mut Vec<u8>) -> bool {
         if self.keys.is_empty() {
             out.extend_from_slice(typed);
@@ -61,7 +61,7 @@ impl Matcher {
         }
         for &b in typed {
             while self.held > 0 && self.keys[self.held] != b {
-                // What is held no longer fits: the longest of its ends that is a beginning stays.
+                // The held bytes no longer match: the longest suffix that is a beginning stays.
                 let keep = (0..self.held)
                     .rev()
                     .find(|n| self.keys[..*n] == self.keys[self.held - n..self.held]);
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sequences() {
+    fn detach_keys_are_parsed_or_refused() {
         assert_eq!("ctrl-p,ctrl-q".parse(), Ok(DetachKeys::default()));
         assert_eq!("ctrl-@,x,ctrl-]".parse(), Ok(DetachKeys(vec![0, b'x', 0x1d])));
         assert_eq!("".parse(), Ok(DetachKeys(vec![])));
@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    /// What passes and whether it ended, for pieces of typed text.
+    /// Returns the bytes that pass and whether the sequence was found, for pieces of typed text.
     fn typed(keys: &[u8], pieces: &[&[u8]]) -> (Vec<u8>, bool) {
         let mut m = Matcher::new(DetachKeys(keys.to_vec()));
         let mut out = Vec::new();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_the_sequence_is_swallowed() {
+    fn matcher_drops_only_the_detach_sequence() {
         let b = |s: &[u8]| s.to_vec();
         assert_eq!(typed(b"pq", &[b"xpq", b"y"]), (b(b"x"), true));
         assert_eq!(typed(b"pq", &[b"p", b"q"]), (b(b""), true));
@@ -118,7 +118,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn text_without_the_sequence_passes_but_for_a_beginning(
+        fn matcher_passes_text_except_trailing_partial_sequence(
             keys in proptest::collection::vec(b'a'..b'd', 1..5),
             text in proptest::collection::vec(b'a'..b'd', 0..60),
         ) {
@@ -135,7 +135,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in ".*") {
+        fn parser_accepts_or_refuses_any_text(text in ".*") {
             let _ = text.parse::<DetachKeys>();
         }
     }

@@ -7,7 +7,7 @@ use dormouse_model::{Limits, Rlimit, parse_bytes, parse_cpus};
 
 use super::Invalid;
 
-/// The limits of `run`, `create` and `update`, as they stand on the command line.
+/// The limits of `run`, `create` and `update`, as given on the command line.
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
@@ -37,11 +37,11 @@ pub(crate) struct LimitArgs {
     pub(crate) io_weight: Option<String>,
 }
 
-/// LIMIT: what the kernel takes as "no limit" where a number has to be given (`pids.max`).
+/// LIMIT: the kernel's value for "no limit" if a number must be given (`pids.max`).
 const PIDS_UNLIMITED: u32 = 4_194_304;
 
 impl LimitArgs {
-    /// The limits in the kernel's words; what was not given stays `None`.
+    /// Converts the limits to the kernel's units; missing ones stay `None`.
     pub(crate) fn read(&self) -> Result<Limits, Invalid> {
         let text = |o: &Option<String>| o.as_deref().map(str::trim).map(str::to_owned);
         let memory_max_bytes = match text(&self.memory) {
@@ -71,24 +71,24 @@ impl LimitArgs {
     }
 }
 
-/// LIMIT: below this no program starts, and the kernel refuses or kills at once.
+/// LIMIT: below this no program starts, and the kernel refuses the limit or kills at once.
 const MEMORY_MIN_BYTES: u64 = 512 << 10;
 
-/// A weight of the kernel's scale.
+/// Reads a weight on the kernel's scale.
 fn weight(what: &'static str, text: &str) -> Result<u32, Invalid> {
     let weight = text.trim().parse().ok().filter(|w| (1..=10_000).contains(w));
     weight.ok_or_else(|| Invalid::new(what, text, "a number from 1 to 10000"))
 }
 
-/// `cpu.shares` of cgroup v1 as `cpu.weight`, by the conversion OCI runtimes agreed on.
+/// Converts `cpu.shares` of cgroup v1 to `cpu.weight`, as the OCI runtimes do.
 fn weight_of_shares(text: &str) -> Result<u32, Invalid> {
     let shares = text.trim().parse::<u32>().ok().filter(|s| (2..=262_144).contains(s));
     let shares = shares.ok_or_else(|| Invalid::new("CPU shares", text, "2 to 262144"))?;
     Ok((1 + (u64::from(shares - 2) * 9_999) / 262_142) as u32)
 }
 
-/// Swap without the memory: podman's `--memory-swap` counts both, and is twice the memory where
-/// only that was given.
+/// Returns swap without the memory: podman's `--memory-swap` counts both, and is twice the memory
+/// by default.
 fn swap(text: Option<&str>, memory: Option<u64>) -> Result<Option<u64>, Invalid> {
     let expected = "a size no smaller than --memory, which must be given too, or -1";
     match (text.map(str::trim), memory) {
@@ -102,7 +102,7 @@ fn swap(text: Option<&str>, memory: Option<u64>) -> Result<Option<u64>, Invalid>
     }
 }
 
-/// A number of tasks; `-1` is no limit.
+/// Reads a number of tasks; `-1` is no limit.
 fn pids(text: &str) -> Result<u32, Invalid> {
     match text.trim() {
         "-1" => Ok(PIDS_UNLIMITED),
@@ -115,7 +115,7 @@ fn pids(text: &str) -> Result<u32, Invalid> {
     }
 }
 
-/// A list of CPUs such as `0-3,7`.
+/// Checks a list of CPUs such as `0-3,7`.
 fn cpu_list(text: &str) -> Result<String, Invalid> {
     let bad = || Invalid::new("list of CPUs", text, "numbers and ranges such as 0-3,7");
     let number = |s: &str| s.parse::<u16>().ok().filter(|n| *n < 8192);
@@ -129,7 +129,7 @@ fn cpu_list(text: &str) -> Result<String, Invalid> {
     Ok(text.to_owned())
 }
 
-/// The names setrlimit(2) knows, in lower case.
+/// The resource names of setrlimit(2), in lower case.
 const RLIMITS: [&str; 16] = [
     "as",
     "core",
@@ -149,7 +149,7 @@ const RLIMITS: [&str; 16] = [
     "stack",
 ];
 
-/// One `--ulimit NAME=SOFT[:HARD]`; `-1` and `unlimited` are no limit.
+/// Reads one `--ulimit NAME=SOFT[:HARD]`; `-1` and `unlimited` are no limit.
 pub(crate) fn ulimit(text: &str) -> Result<Rlimit, Invalid> {
     let bad = || {
         Invalid::new("ulimit", text, "NAME=SOFT[:HARD], a name of setrlimit(2) such as nofile=1024")
@@ -172,15 +172,15 @@ pub(crate) fn ulimit(text: &str) -> Result<Rlimit, Invalid> {
     Ok(Rlimit { name: name.to_owned(), soft, hard })
 }
 
-/// An octal `--umask`.
+/// Reads an octal `--umask`.
 pub(crate) fn umask(text: &str) -> Result<u32, Invalid> {
     let mask = u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777 && !text.starts_with('+'));
     mask.ok_or_else(|| Invalid::new("umask", text, "an octal number up to 0777"))
 }
 
-/// One `--sysctl NAME=VALUE`. Only sysctls that belong to the container's own namespaces pass
-/// (ipc_namespaces(7), uts_namespaces(7), network_namespaces(7)); `own_network` says whether its
-/// network stack is one of them.
+/// Reads one `--sysctl NAME=VALUE`. Permits only sysctls of the container's own namespaces
+/// (ipc_namespaces(7), uts_namespaces(7), network_namespaces(7)). With `own_network` its network
+/// stack is one of them.
 pub(crate) fn sysctl(text: &str, own_network: bool) -> Result<(String, String), Invalid> {
     let bad = |expected| Invalid::new("sysctl", text, expected);
     let (name, value) = text.split_once('=').ok_or_else(|| bad("NAME=VALUE"))?;
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_counts() {
+    fn weights_and_task_counts_are_parsed_or_refused() {
         assert_eq!(weight("w", "10000"), Ok(10_000));
         assert_eq!(weight_of_shares("1024"), Ok(39));
         assert_eq!(weight_of_shares("262144"), Ok(10_000));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn ulimits() {
+    fn ulimit_is_parsed_or_refused() {
         let of = |t| ulimit(t).map(|r| (r.name, r.soft, r.hard));
         assert_eq!(of("nofile=1024:2048"), Ok(("nofile".into(), 1024, 2048)));
         assert_eq!(of("core=0"), Ok(("core".into(), 0, 0)));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn umasks() {
+    fn umask_is_octal_up_to_0777() {
         assert_eq!(umask("0022"), Ok(0o22));
         for bad in ["", "8", "-1", "1000", "0x1", "+22"] {
             assert!(umask(bad).is_err(), "{bad}");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn only_namespaced_sysctls_pass() {
+    fn sysctl_outside_own_namespaces_is_refused() {
         assert!(sysctl("kernel.shmmax=1", false).is_ok());
         assert!(sysctl("fs.mqueue.msg_max=20", false).is_ok());
         assert!(sysctl("net.ipv4.ip_forward=1", true).is_ok());
@@ -280,7 +280,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[-+0-9a-zA-Z=:,. ]{0,24}|.*") {
+        fn limit_parsers_accept_or_refuse_any_text(text in "[-+0-9a-zA-Z=:,. ]{0,24}|.*") {
             if let Ok(r) = ulimit(&text) {
                 proptest::prop_assert!(r.soft <= r.hard);
             }

@@ -1,8 +1,8 @@
-//! What stands after the options of the command line, read into the words of `model`.
+//! Parsers for the values of command line options, which produce the types of `model`.
 //!
-//! Every reader takes text from outside, is total (hostile text is an [`Invalid`] that says what
-//! was expected, never a panic) and does no I/O, so that each can be tested with a table and
-//! fuzzed with random text. Names and meanings are podman's wherever podman has the option.
+//! Every parser is total and does no I/O. Hostile text is an [`Invalid`] with the expected form,
+//! never a panic, so each parser can be tested with a table and fuzzed with random text. Names and
+//! meanings are podman's for every option that podman has.
 
 pub(crate) mod env;
 pub(crate) mod keys;
@@ -17,12 +17,12 @@ pub(crate) mod time;
 
 pub(crate) use dormouse_model::Invalid;
 
-/// Splits `KEY=VALUE`; the value is empty where there is no `=`.
+/// Splits `KEY=VALUE`; the value is empty without `=`.
 pub(crate) fn key_value(text: &str) -> (&str, &str) {
     text.split_once('=').unwrap_or((text, ""))
 }
 
-/// A flag with an optional value, as `readonly` or `readonly=true`.
+/// Reads a flag with an optional value, as `readonly` or `readonly=true`.
 pub(crate) fn flag(what: &'static str, value: Option<&str>) -> Result<bool, Invalid> {
     match value {
         None | Some("" | "true" | "1") => Ok(true),
@@ -31,7 +31,7 @@ pub(crate) fn flag(what: &'static str, value: Option<&str>) -> Result<bool, Inva
     }
 }
 
-/// A label: `KEY` or `KEY=VALUE` with a key that is not empty.
+/// Reads a label: `KEY` or `KEY=VALUE` with a non-empty key.
 pub(crate) fn label(text: &str) -> Result<(String, String), Invalid> {
     let (key, value) = key_value(text);
     if key.is_empty() || text.contains('\0') {
@@ -40,7 +40,7 @@ pub(crate) fn label(text: &str) -> Result<(String, String), Invalid> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// A line for `/etc/hosts`: `NAME:ADDRESS`.
+/// Reads a line for `/etc/hosts`: `NAME:ADDRESS`.
 pub(crate) fn extra_host(text: &str) -> Result<(String, std::net::IpAddr), Invalid> {
     let bad = || Invalid::new("host", text, "NAME:ADDRESS");
     let (name, address) = text.split_once(':').ok_or_else(bad)?;
@@ -48,7 +48,7 @@ pub(crate) fn extra_host(text: &str) -> Result<(String, std::net::IpAddr), Inval
     Ok((hostname(name).map_err(|_| bad())?, address.parse().map_err(|_| bad())?))
 }
 
-/// A host name: labels of letters, digits, `-` and `_` joined by dots, 64 bytes at most
+/// Checks a host name: labels of letters, digits, `-` and `_` joined by dots, 64 bytes at most
 /// (sethostname(2)).
 pub(crate) fn hostname(text: &str) -> Result<String, Invalid> {
     let part = |p: &str| {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_names() {
+    fn host_name_is_checked() {
         for good in ["a", "web-1.example.org", "0", "x_y", &"a".repeat(64)] {
             assert!(hostname(good).is_ok(), "{good}");
         }
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_hosts() {
+    fn extra_host_is_name_and_address() {
         assert_eq!(extra_host("db:10.0.0.1").unwrap().0, "db");
         assert_eq!(extra_host("db:::1").unwrap().1.to_string(), "::1");
         assert_eq!(extra_host("db:[fd00::1]").unwrap().1.to_string(), "fd00::1");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn labels() {
+    fn label_is_split_at_first_equals_sign() {
         assert_eq!(label("a=b=c").unwrap(), ("a".into(), "b=c".into()));
         assert_eq!(label("a").unwrap(), ("a".into(), String::new()));
         assert!(label("=x").is_err());

@@ -6,18 +6,18 @@ use dormouse_model::{Mount, MountKind, Name, Propagation, parse_bytes};
 
 use super::{Invalid, flag};
 
-/// A mount as it was asked for. An unnamed volume gets its name when the container gets its own.
+/// A requested mount. An anonymous volume gets its name together with the container's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Asked {
-    /// All is known.
+    /// Complete.
     Mount(Mount),
-    /// A volume without a name at this path, which goes when the container goes.
+    /// An anonymous volume at this path, which is removed with the container.
     Anonymous(Mount),
 }
 
 const TARGET: &str = "an absolute path below / without '..'";
 
-/// A path inside: absolute, without `..`, not the root itself.
+/// Checks a path inside: absolute, without `..`, not the root itself.
 fn target(text: &str) -> Result<String, Invalid> {
     let bad = || Invalid::new("path in the container", text, TARGET);
     let path = Path::new(text);
@@ -38,7 +38,7 @@ fn target(text: &str) -> Result<String, Invalid> {
     if clean.is_empty() { Err(bad()) } else { Ok(clean) }
 }
 
-/// What the options of any kind of mount may say.
+/// Options of all kinds of mounts.
 #[derive(Debug, Default)]
 struct Options {
     read_only: bool,
@@ -51,7 +51,7 @@ struct Options {
 }
 
 impl Options {
-    /// Takes one option as `-v` and `--tmpfs` have them; false if it is none.
+    /// Reads one option of `-v` or `--tmpfs`; returns false if the word is none.
     fn take(&mut self, option: &str) -> Result<bool, Invalid> {
         match option {
             "ro" | "readonly" => self.read_only = true,
@@ -62,8 +62,9 @@ impl Options {
             "rbind" => self.not_recursive = false,
             "idmap" => self.no_idmap = false,
             "noidmap" => self.no_idmap = true,
-            // Devices are refused by cgroup and user namespace, set-user-id ends at the namespace,
-            // and no label-based security module is asked for: these ask for what is so anyway.
+            // Ignored, since they hold anyway: cgroup and user namespace refuse devices,
+            // set-user-id has no effect beyond the namespace, and no label-based security module is
+            // used.
             "nodev" | "nosuid" | "z" | "Z" | "" => {}
             other => match other.strip_prefix("size=") {
                 Some(size) => self.size_bytes = Some(parse_bytes(size)?),
@@ -106,7 +107,7 @@ impl Options {
         }
     }
 
-    /// Memory cannot be executed from unless asked, as podman has it.
+    /// A tmpfs is not executable by default, as in podman.
     fn tmpfs(self, target: String) -> Mount {
         let mode = self.mode.unwrap_or(0o1777);
         Mount {
@@ -132,7 +133,7 @@ fn mode_bits(text: &str) -> Result<u32, Invalid> {
     mode.ok_or_else(|| Invalid::new("mode", text, "an octal number up to 7777"))
 }
 
-/// The source of a bind mount: absolute, or relative to `cwd` where it begins with a dot.
+/// Returns the source of a bind mount: absolute, or relative to `cwd`.
 fn bind_source(text: &str, cwd: &Path) -> Result<PathBuf, Invalid> {
     if text.is_empty() || text.contains('\0') {
         return Err(Invalid::new("path on the host", text, "a path"));
@@ -140,8 +141,8 @@ fn bind_source(text: &str, cwd: &Path) -> Result<PathBuf, Invalid> {
     Ok(cwd.join(text)) // an absolute path replaces cwd
 }
 
-/// Reads `-v [SOURCE:]TARGET[:OPTIONS]`. A source with a slash or a dot in front is a path of the
-/// host, any other the name of a volume; without a source the volume has no name.
+/// Reads `-v [SOURCE:]TARGET[:OPTIONS]`. A source that begins with a slash or a dot is a path of
+/// the host, any other the name of a volume; without a source the volume is anonymous.
 pub(crate) fn volume(text: &str, cwd: &Path) -> Result<Asked, Invalid> {
     let expected = "[SOURCE:]TARGET[:OPTIONS] with options such as ro, noexec, noidmap";
     let bad = || Invalid::new("volume", text, expected);
@@ -238,7 +239,7 @@ pub(crate) fn mount(text: &str, cwd: &Path) -> Result<Asked, Invalid> {
     }
 }
 
-/// The volume an image declares at a path.
+/// Makes the volume that an image declares at a path.
 pub(crate) fn image_volume(path: &str) -> Result<Asked, Invalid> {
     Options::default().volume(None, target(path)?)
 }
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes() {
+    fn volume_option_is_parsed_or_refused() {
         let s = str::to_owned;
         assert_eq!(bind("/a:/b"), (s("/a"), s("/b"), false, true));
         assert_eq!(bind("/a:/b/:ro,z"), (s("/a"), s("/b"), true, true));
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn mounts() {
+    fn mount_option_is_parsed_or_refused() {
         let of = |t: &str| mount(t, Path::new("/cwd"));
         let b = of("type=bind,src=/a,dst=/b,ro").unwrap();
         assert_eq!(b, volume("/a:/b:ro", Path::new("/")).unwrap());
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_not_executed_from_unless_asked() {
+    fn tmpfs_is_noexec_unless_exec_is_given() {
         assert!(tmpfs("/t").unwrap().no_exec);
         assert!(!tmpfs("/t:exec").unwrap().no_exec);
         assert!(tmpfs("/t:bogus").is_err());
@@ -337,7 +338,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_target_never_leaves_the_root(text in "[a-z/.:,=]{0,40}|.*") {
+        fn mount_target_never_leaves_root(text in "[a-z/.:,=]{0,40}|.*") {
             for asked in [volume(&text, Path::new("/")), mount(&text, Path::new("/"))] {
                 if let Ok(Asked::Mount(m) | Asked::Anonymous(m)) = asked {
                     proptest::prop_assert!(m.target.starts_with('/') && m.target.len() > 1);

@@ -1,4 +1,4 @@
-//! What `run`, `create` and `exec` say of the process they start, in the same words.
+//! Options of the process that `run`, `create` and `exec` start.
 
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub(crate) struct ProcessArgs {
 }
 
 impl ProcessArgs {
-    /// The texts of the `--env-file`s.
+    /// Reads the texts of the `--env-file`s.
     pub(crate) fn read_env_files(&self) -> Result<Vec<String>> {
         let read = |path: &PathBuf| {
             std::fs::read_to_string(path)
@@ -40,7 +40,7 @@ impl ProcessArgs {
         self.env_file.iter().map(read).collect()
     }
 
-    /// Sets what the files, then what the `-e`s say.
+    /// Sets the variables of the files, then those of `-e`.
     pub(crate) fn set(
         &self,
         environment: &mut Environment,

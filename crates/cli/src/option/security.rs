@@ -4,10 +4,10 @@ use dormouse_model::SeccompChoice;
 
 use super::{Invalid, flag};
 
-/// Which capabilities a container has, from the default set, those added and those dropped.
+/// Computes a container's capabilities from the default set, the added and the dropped ones.
 ///
-/// As podman: `ALL` added starts from all, `ALL` dropped from none, and a name both added and
-/// dropped is a mistake. `canonical` turns a name as written into the kernel's (`CAP_CHOWN`).
+/// As in podman, `ALL` added starts from all, `ALL` dropped from none, and a name both added and
+/// dropped is a mistake. `canonical` converts a given name to the kernel's (`CAP_CHOWN`).
 pub(crate) fn capabilities(
     default: &[String],
     all: &[String],
@@ -36,7 +36,7 @@ pub(crate) fn capabilities(
     Ok(set)
 }
 
-/// `chown`, `CHOWN` or `cap_chown` as `CAP_CHOWN`; `all` as `ALL`.
+/// Converts `chown`, `CHOWN` or `cap_chown` to `CAP_CHOWN`; `all` to `ALL`.
 fn canonical(text: &str, all: &[String]) -> Result<String, Invalid> {
     let upper = text.trim().to_ascii_uppercase();
     if upper == "ALL" {
@@ -50,7 +50,7 @@ fn canonical(text: &str, all: &[String]) -> Result<String, Invalid> {
     }
 }
 
-/// What the arguments of `--security-opt` say together.
+/// The combined arguments of `--security-opt`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SecurityOptions {
     /// No process gains privileges by execve.
@@ -59,8 +59,8 @@ pub(crate) struct SecurityOptions {
     pub(crate) seccomp: SeccompChoice,
 }
 
-/// Reads `seccomp=unconfined`, `no-new-privileges[=true|false]`; `label=disable` and
-/// `apparmor=unconfined` ask for what is so anyway.
+/// Reads `seccomp=unconfined`, `no-new-privileges[=true|false]`. `label=disable` and
+/// `apparmor=unconfined` are accepted without effect, since neither module is used.
 pub(crate) fn security_options(list: &[String]) -> Result<SecurityOptions, Invalid> {
     let mut options = SecurityOptions { no_new_privileges: false, seccomp: SeccompChoice::Default };
     for text in list {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn sets() {
+    fn capabilities_are_added_and_dropped() {
         assert_eq!(of(&[], &[]).unwrap(), ["CAP_CHOWN", "CAP_KILL"]);
         assert_eq!(of(&["sys_admin"], &["cap_kill"]).unwrap(), ["CAP_CHOWN", "CAP_SYS_ADMIN"]);
         assert_eq!(of(&["ALL"], &["KILL"]).unwrap(), ["CAP_CHOWN", "CAP_SYS_ADMIN"]);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn options() {
+    fn security_options_are_parsed_or_refused() {
         let of = |t: &str| security_options(&[t.to_owned()]);
         assert!(of("no-new-privileges").unwrap().no_new_privileges);
         assert!(of("no-new-privileges:true").unwrap().no_new_privileges);

@@ -9,7 +9,7 @@ const NAMES: [&str; 32] = [
     "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
 ];
 
-/// The first real-time signal a program may use, and the last.
+/// The first real-time signal for programs, and the last.
 const RT: (i32, i32) = (34, 64);
 
 /// Reads `TERM`, `SIGTERM`, `term`, `15`, `RTMIN`, `RTMIN+3`, `RTMAX-1`.
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers() {
+    fn signal_is_read_by_name_or_number() {
         for (text, number) in [
             ("TERM", 15),
             ("SIGKILL", 9),
@@ -62,7 +62,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_read_is_a_signal(text in "[a-zA-Z0-9+-]{0,10}|.*") {
+        fn parsed_signal_is_in_range(text in "[a-zA-Z0-9+-]{0,10}|.*") {
             if let Ok(n) = signal(&text) {
                 proptest::prop_assert!((1..=64).contains(&n));
             }

@@ -1,4 +1,4 @@
-//! When a container falls asleep by itself.
+//! Options for falling asleep by itself.
 
 use dormouse_model::{Sleep, WakeOn, WakeOnTimer};
 
@@ -7,36 +7,37 @@ use super::{Invalid, time};
 /// The options of `run`, `create` and `update`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct SleepArgs {
-    /// Let it fall asleep when it has been idle for so long (30s, 10m); 'dormouse daemon' sees to it
+    /// Let it fall asleep when it has been idle for so long (30s, 10m); needs 'dormouse daemon'
     #[arg(long, value_name = "DURATION", conflicts_with = "never_sleep")]
     sleep_after: Option<String>,
-    /// Let it become drowsy when it has been idle for so long: frozen until somebody calls. What cannot
-    /// sleep becomes so instead
+    /// Make it drowsy when it has been idle for so long: frozen until an event arrives. A container
+    /// that cannot sleep becomes drowsy instead
     #[arg(long, value_name = "DURATION")]
     drowsy_after: Option<String>,
-    /// Do not let it fall asleep or become drowsy by itself, which is the default; drowsy only
-    /// beside --drowsy-after
+    /// Do not let it fall asleep or become drowsy by itself (default); with --drowsy-after only
+    /// drowsy
     #[arg(long)]
     never_sleep: bool,
-    /// What wakes it, in a list: call (somebody connects, a datagram), data (on a connection that is open),
-    /// file (that it watches), timer, or timer=DURATION for those that may wait so long and ring together;
-    /// none. All, each timer in its time, is the default. What does not wake it waits until it is awake
+    /// Events that wake it, as a list: call (incoming connection or datagram), data (on an open
+    /// connection), file (that it watches), timer, or timer=DURATION for timers that may be delayed
+    /// by so long and expire together; none. Default: all, timers without delay. Other events wait
+    /// until it is awake
     #[arg(long, value_name = "LIST")]
     wake_on: Option<String>,
 }
 
 impl SleepArgs {
-    /// What was given of sleep, if anything.
+    /// Returns the given sleep policy, if any.
     pub(crate) fn read(&self) -> Result<Option<Sleep>, Invalid> {
         self.given(self.sleep_after.as_deref())
     }
 
-    /// What was given of being drowsy, if anything.
+    /// Returns the given policy for becoming drowsy, if any.
     pub(crate) fn read_drowsy(&self) -> Result<Option<Sleep>, Invalid> {
         self.given(self.drowsy_after.as_deref())
     }
 
-    /// What was given of what wakes it, if anything.
+    /// Returns the given events that wake it, if any.
     pub(crate) fn read_wake_on(&self) -> Result<Option<WakeOn>, Invalid> {
         self.wake_on.as_deref().map(wake_on).transpose()
     }
@@ -49,7 +50,7 @@ impl SleepArgs {
     }
 }
 
-/// The words of `--wake-on`.
+/// Reads the words of `--wake-on`.
 fn wake_on(text: &str) -> Result<WakeOn, Invalid> {
     let mut all = WakeOn::NOTHING;
     if text == "none" {
@@ -63,19 +64,18 @@ fn wake_on(text: &str) -> Result<WakeOn, Invalid> {
             None if word == "timer" => all.timer = WakeOnTimer::InTime,
             Some(("timer", time)) => all.timer = WakeOnTimer::AfterMs(duration_ms(time)?),
             _ => {
-                let expected =
-                    "none, or of call, data, file, timer and timer=DURATION, with commas";
-                return Err(Invalid::new("what wakes a container", text, expected));
+                let expected = "none, or a list of call, data, file, timer, timer=DURATION";
+                return Err(Invalid::new("list of wake events", text, expected));
             }
         }
     }
     Ok(all)
 }
 
-/// LIMIT: ten years, which no clock of the kernel overflows.
+/// LIMIT: ten years; no clock of the kernel overflows with that.
 const LONGEST_MS: u64 = 10 * 366 * 86_400_000;
 
-/// Milliseconds of `500ms`, `30s`, `1h30m`; a number alone is seconds.
+/// Reads `500ms`, `30s`, `1h30m` as milliseconds; a number alone is seconds.
 fn duration_ms(text: &str) -> Result<u64, Invalid> {
     let bad = || Invalid::new("duration", text, "seconds, or a time such as 500ms, 30s or 1h30m");
     let seconds = text.parse::<u64>().ok().and_then(|s| s.checked_mul(1000));
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations() {
+    fn duration_is_parsed_or_refused() {
         for (text, ms) in [("1", 1000), ("250ms", 250), ("90s", 90_000), ("1h30m", 5_400_000)] {
             assert_eq!(duration_ms(text), Ok(ms), "{text}");
         }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wakes_is_a_list_of_words() {
+    fn wake_on_is_a_list_of_words() {
         let shown = |text: &str| wake_on(text).map(|all| all.to_string());
         for text in ["none", "call", "call,data,file,timer", "data,timer=90s", "timer=250ms"] {
             assert_eq!(shown(text).as_deref(), Ok(text));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_changes_nothing() {
+    fn missing_sleep_options_change_nothing() {
         assert_eq!(SleepArgs::default().read(), Ok(None));
         let never = SleepArgs { never_sleep: true, ..SleepArgs::default() };
         assert_eq!(never.read(), Ok(Some(Sleep::Never)));

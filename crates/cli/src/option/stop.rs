@@ -1,4 +1,4 @@
-//! How long a container that is asked to stop may take.
+//! Time limit for a container to stop.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ pub(crate) struct StopArgs {
 }
 
 impl StopArgs {
-    /// What was given; the container's own patience counts where nothing was.
+    /// Returns the given timeout; `None` means the container's own.
     pub(crate) fn timeout(&self) -> Result<Option<Duration>, Invalid> {
         let seconds = self.time.as_deref().map(stop_timeout).transpose()?;
         Ok(seconds.map(|s| Duration::from_secs(s.into())))
     }
 }
 
-/// Seconds until a stop becomes a kill; -1 is never.
+/// Reads the seconds until a stop becomes a kill; -1 is never.
 pub(crate) fn stop_timeout(text: &str) -> Result<u32, Invalid> {
     match text {
         "-1" => Ok(u32::MAX),

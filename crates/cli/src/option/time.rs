@@ -1,4 +1,4 @@
-//! Points in time, for `--since` and `--until`, and how long ago something was.
+//! Points in time, for `--since` and `--until`, and ages.
 
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -6,7 +6,7 @@ use time::format_description::well_known::Rfc3339;
 use super::Invalid;
 
 /// Reads a point in time as milliseconds since the epoch: RFC 3339 (`2026-11-21T06:00:00Z`),
-/// seconds since the epoch (with a fraction), or how long before `now_ms` (`90s`, `10m`, `2h30m`,
+/// seconds since the epoch (with a fraction), or an age before `now_ms` (`90s`, `10m`, `2h30m`,
 /// `3d`).
 pub(crate) fn moment(text: &str, now_ms: i64) -> Result<i64, Invalid> {
     let bad = || Invalid::new("time", text, "RFC 3339, seconds since the epoch, or an age as 10m");
@@ -23,7 +23,7 @@ pub(crate) fn moment(text: &str, now_ms: i64) -> Result<i64, Invalid> {
     Ok(now_ms.saturating_sub(span_ms(text).ok_or_else(bad)?))
 }
 
-/// `2h30m` in milliseconds.
+/// Reads a duration such as `2h30m` as milliseconds.
 pub(crate) fn span_ms(text: &str) -> Option<i64> {
     let mut rest = text;
     let mut sum = 0_i64;
@@ -46,7 +46,7 @@ pub(crate) fn span_ms(text: &str) -> Option<i64> {
     (!text.is_empty()).then_some(sum)
 }
 
-/// How long a time was, in the largest unit that fits: `12 seconds`, `3 hours`.
+/// Formats a duration in the largest unit that fits: `12 seconds`, `3 hours`.
 pub(crate) fn span(ms: i64) -> String {
     let seconds = ms.max(0) / 1_000;
     let (number, unit) = match seconds {
@@ -61,7 +61,7 @@ pub(crate) fn span(ms: i64) -> String {
     format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A point in time as RFC 3339 in UTC with milliseconds.
+/// Formats a point in time as RFC 3339 in UTC with milliseconds.
 pub(crate) fn rfc3339(unix_ms: i64) -> String {
     let t = OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ms) * 1_000_000);
     t.map_or_else(
@@ -74,7 +74,7 @@ pub(crate) fn rfc3339(unix_ms: i64) -> String {
     )
 }
 
-/// Now, in milliseconds since the epoch.
+/// Returns the present time in milliseconds since the epoch.
 pub(crate) fn now_ms() -> i64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |d| d.as_millis() as i64)
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments() {
+    fn moment_is_parsed_or_refused() {
         let now = 1_000_000_000_000;
         for (text, ms) in [
             ("1970-01-01T00:00:01Z", 1_000),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn spans() {
+    fn times_and_durations_are_formatted() {
         assert_eq!(rfc3339(1_200), "1970-01-01T00:00:01.200Z");
         assert_eq!(span(1_000), "1 second");
         assert_eq!(span(59_999), "59 seconds");
@@ -114,7 +114,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "[0-9a-z.:TZ+-]{0,30}|.*", now: i64) {
+        fn time_parser_accepts_or_refuses_any_text(text in "[0-9a-z.:TZ+-]{0,30}|.*", now: i64) {
             let _ = moment(&text, now);
             let _ = rfc3339(now);
             let _ = span(now);
