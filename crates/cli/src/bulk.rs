@@ -1,14 +1,14 @@
-//! How far a verb is that is about many containers.
+//! Progress of a verb over many containers.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::terminal::is_terminal;
 
-/// LIMIT: fewer are done before anybody looks.
+/// LIMIT: below this number no progress is shown.
 const MANY: usize = 20;
 
-/// A bar on standard error, where that is a terminal and standard output, on which names are printed as
-/// they are done, is none.
+/// A bar on standard error, if standard error is a terminal and standard output is none. Names are
+/// printed on standard output as they are done.
 #[derive(Debug)]
 pub(crate) struct Bulk(ProgressBar);
 
@@ -25,7 +25,7 @@ impl Bulk {
         Self(bar)
     }
 
-    /// So many more are done.
+    /// Advances the bar.
     pub(crate) fn done(&self, count: usize) {
         self.0.inc(count as u64);
     }

@@ -1,4 +1,4 @@
-//! The verbs, and how one of them is found and run.
+//! The table of verbs, and how one of them is found and run.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use dormouse_container::{Engine, Places};
 
 use crate::{fail, verb};
 
-/// What holds for every verb.
+/// Options of every verb.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Global {
     /// `--root DIR`, which moves state, runtime and configuration below one directory.
@@ -18,7 +18,7 @@ pub(crate) struct Global {
 }
 
 impl Global {
-    /// Where things are kept.
+    /// Returns the directories of this instance.
     pub(crate) fn places(&self) -> Places {
         match &self.root {
             Some(root) => Places::below(root),
@@ -26,21 +26,21 @@ impl Global {
         }
     }
 
-    /// The engine. What sleeping containers have lost with a keeper is taken back first; that it
-    /// could not be stops no command.
+    /// Opens the engine. Sockets of sleeping containers that were lost with a keeper are recovered
+    /// first; an error there stops no command.
     pub(crate) fn engine(&self) -> Result<Engine> {
         let engine = self.engine_alone()?;
         let _ = engine.take_custody_back();
         Ok(engine)
     }
 
-    /// The engine, and nothing else is looked at.
+    /// Opens the engine without recovery.
     pub(crate) fn engine_alone(&self) -> Result<Engine> {
         Ok(Engine::open(self.places())?)
     }
 }
 
-/// Where a verb stands in the help.
+/// Section of the help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
     /// The life of containers.
@@ -49,21 +49,21 @@ pub(crate) enum Group {
     Image,
     /// The host and this program.
     Host,
-    /// For Dormouse itself, not for people.
+    /// For Dormouse itself, not for operators.
     Hidden,
 }
 
 /// One verb.
 pub(crate) struct Verb {
-    /// What is typed.
+    /// Its name on the command line.
     pub(crate) name: &'static str,
-    /// What may be typed instead, not shown.
+    /// Other names, not shown.
     pub(crate) aliases: &'static [&'static str],
-    /// Where it stands in the help.
+    /// Its section of the help.
     pub(crate) group: Group,
     /// Its options.
     pub(crate) command: fn(Command) -> Command,
-    /// What it does; the exit code.
+    /// Executes the verb; returns the exit code.
     pub(crate) run: fn(&Global, &ArgMatches) -> Result<u8>,
 }
 
@@ -135,7 +135,7 @@ pub(crate) const VERBS: &[Verb] = &[
     verb!(Hidden, "internal", internal),
 ];
 
-/// Runs the program; the exit code comes back.
+/// Runs the program and returns the exit code.
 pub(crate) fn main(args: Vec<OsString>) -> u8 {
     let found = find(&args);
     let mut command = match found {
@@ -148,7 +148,7 @@ pub(crate) fn main(args: Vec<OsString>) -> u8 {
     };
     let global = Global { root: matches.get_one::<PathBuf>("root").cloned() };
     let Some((name, matches)) = matches.subcommand() else {
-        return fail::FAILED; // clap asks for a verb itself
+        return fail::FAILED; // clap requires a verb
     };
     let verb = VERBS.iter().find(|v| v.name == name);
     match verb.map_or(Ok(fail::FAILED), |v| (v.run)(&global, matches)) {
@@ -160,8 +160,8 @@ pub(crate) fn main(args: Vec<OsString>) -> u8 {
     }
 }
 
-/// The verb that was typed, found without clap, so that clap need not know the others. `None`
-/// where something else stands first; clap then says what is wrong, or helps.
+/// Finds the verb on the command line without clap, so that clap need not have the others. `None`
+/// if another word stands first; clap then reports the mistake, or prints the help.
 fn find(args: &[OsString]) -> Option<&'static Verb> {
     let mut rest = args.iter().skip(1);
     loop {
@@ -216,21 +216,21 @@ pub(crate) fn whole() -> Command {
     base()
         .subcommands(VERBS.iter().map(one))
         .help_template("{about}\n\n{usage-heading} {usage}\n{after-help}\nOptions:\n{options}\n")
-        .after_help(format!("{list}'dormouse VERB --help' tells more about a verb."))
+        .after_help(format!("{list}'dormouse VERB --help' describes a verb."))
 }
 
-/// Tells a mistake in one line, or prints the help that was asked for.
+/// Reports a mistake in one line, or prints the requested help.
 fn usage(error: &clap::Error, verb: Option<&Verb>) -> u8 {
     use clap::error::ErrorKind as Kind;
     if matches!(error.kind(), Kind::DisplayHelp | Kind::DisplayVersion) {
-        let _ = error.print(); // a reader that went away has read enough
+        let _ = error.print(); // a closed pipe is no error here
         return 0;
     }
     let text = error.render().to_string();
     let mut lines = text.lines().map(str::trim);
     let mut first = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
     if first.ends_with(':') {
-        // What is missing follows, one per line, until an empty one.
+        // The missing arguments follow, one per line, until an empty line.
         first.push(' ');
         first
             .push_str(&lines.by_ref().take_while(|l| !l.is_empty()).collect::<Vec<_>>().join(", "));
@@ -250,17 +250,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_whole_command_is_sound_and_every_verb_says_what_it_does() {
+    fn every_verb_is_valid_and_has_a_description() {
         whole().debug_assert();
         for verb in VERBS {
             let command = one(verb);
-            assert!(command.get_about().is_some(), "{} says nothing", verb.name);
+            assert!(command.get_about().is_some(), "{} has no description", verb.name);
             base().subcommand(command).debug_assert();
         }
     }
 
     #[test]
-    fn the_verb_is_found_behind_the_root_only() {
+    fn verb_is_found_first_or_after_root_option() {
         let name = |args: &[&str]| {
             let args: Vec<OsString> = args.iter().map(Into::into).collect();
             find(&args).map(|v| v.name)

@@ -1,13 +1,13 @@
 //! Copying trees between a container and the host, or as a tar stream.
 //!
-//! A container may run while its files are copied, and may be hostile. So a path in it is resolved
-//! with RESOLVE_IN_ROOT, trees are walked by descriptor one name at a time, no symbolic link is
-//! followed on the way, and what was opened is looked at again before it is used: swapping a
-//! directory for a link in between leads nowhere (CVE-2019-14271 and its kin). What comes out of a
-//! container is never set-user-id, set-group-id or a device on the host.
+//! A container may run while its files are copied, and may be hostile. A path in it is therefore
+//! resolved with RESOLVE_IN_ROOT, trees are walked by descriptor one name at a time, no symbolic
+//! link is followed on the way, and an opened object is checked again before it is used. Replacing
+//! a directory by a link in between leads nowhere (CVE-2019-14271 and similar). A file copied out
+//! of a container is never set-user-id, set-group-id or a device on the host.
 //!
-//! Deliberately not copied: sockets, pipes and devices (said on stderr), hard links as links,
-//! extended attributes, and what procfs, sysfs and the like show.
+//! Deliberately not copied: sockets, pipes and devices (with a note on stderr), hard links as
+//! links, extended attributes, and the contents of procfs, sysfs and the like.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -26,17 +26,17 @@ use rustix::io::Errno;
 
 use crate::fail;
 
-/// Who owns what is made.
+/// Owner of the copies.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Owner {
-    /// Host ids of a container: its root, or the same ids inside as outside where `keep` is set.
+    /// Host ids of a container: its root, or the same ids inside as outside if `keep` is set.
     Container {
         /// Its ids.
         ids: IdMap,
         /// The source's ids are kept.
         keep: bool,
     },
-    /// The host: whoever copies, or the ids that the container sees where they are kept.
+    /// The host: the calling user, or the ids inside the container if `keep` is set.
     Host {
         /// The container's ids.
         ids: IdMap,
@@ -46,7 +46,8 @@ pub(crate) enum Owner {
 }
 
 impl Owner {
-    /// The host ids of what is made from something with these host ids; `None` leaves it ours.
+    /// Returns the host ids of a copy, given the host ids of the source; `None` for the calling
+    /// user.
     fn of(self, uid: u32, gid: u32) -> Option<(u32, u32)> {
         match self {
             Self::Container { ids, keep } => {
@@ -63,7 +64,7 @@ impl Owner {
         }
     }
 
-    /// Permissions of what is made.
+    /// Returns the permissions of a copy.
     fn mode(self, mode: u32) -> Mode {
         Mode::from_raw_mode(match self {
             Self::Container { .. } => mode & 0o7777,
@@ -86,7 +87,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Opens what the path leads to, links included, without leaving the root.
+    /// Opens the target of the path, links included, without leaving the root.
     fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd> {
         let opened = resolve::in_root(self.root.as_fd(), path, flags, Mode::empty());
         opened.with_context(|| format!("cannot open '{}'", path.display()))
@@ -97,26 +98,26 @@ impl Place {
         fs::fstat(fd).ok().map(|s| kind(&s) == FileType::Directory)
     }
 
-    /// Whether the path says that it is a directory.
+    /// Returns whether the path has the form of a directory.
     fn says_dir(&self) -> bool {
         let bytes = self.path.as_os_str().as_bytes();
         bytes.ends_with(b"/") || bytes.ends_with(b"/.") || bytes == b"."
     }
 
-    /// Whether only what is in the directory is meant: the path ends in `/.`.
+    /// Returns whether the path means the contents of a directory: it ends in `/.`.
     fn contents_only(&self) -> bool {
         let bytes = self.path.as_os_str().as_bytes();
         bytes.ends_with(b"/.") || bytes == b"."
     }
 
-    /// The directory that holds the thing, and the thing's own name, links at the end followed.
+    /// Returns the parent directory and the own name of the object, with links at the end followed.
     /// A root has no name.
     fn parent(&self) -> Result<(OwnedFd, CString)> {
         let (dir, name) = split(&self.path)?;
         let dir_fd = self.open(&dir, DIR)?;
         let at = fs::statat(&dir_fd, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW);
         if at.is_ok_and(|s| kind(&s) == FileType::Symlink) {
-            // Where the link leads, as the root sees it: each round follows one link.
+            // Follows the link as the root resolves it: each round follows one link.
             let mut path = dir.join(std::ffi::OsStr::from_bytes(name.as_bytes()));
             for _ in 0..40 {
                 let (dir, name) = split(&path)?;
@@ -139,7 +140,7 @@ fn split(path: &Path) -> Result<(PathBuf, CString)> {
             let name = CString::new(name.as_bytes()).context("a path with a zero byte")?;
             Ok((dir.to_owned(), name))
         }
-        // Neither `/` nor `..` has a name: they are directories, named by `.` in themselves.
+        // Neither `/` nor `..` has a name: both are directories, named by `.` in themselves.
         _ => Ok((path.to_owned(), c".".to_owned())),
     }
 }
@@ -165,7 +166,7 @@ pub(crate) fn copy(from: &Place, to: &Place, owner: Owner) -> Result<()> {
                 let source = open_dir(from_dir.as_fd(), &from_name)?;
                 return copy_entries(source, into.as_fd(), owner, &from.path);
             }
-            // Under the name it was asked for by, not that of what a link led to.
+            // Under the requested name, not that of a link's target.
             let (_, name) = split(&from.path)?;
             copy_entry(from_dir.as_fd(), &from_name, into.as_fd(), &name, owner, &from.path)
         }
@@ -185,7 +186,7 @@ fn open_dir(dir: BorrowedFd, name: &CStr) -> Result<OwnedFd> {
         .with_context(|| format!("cannot open directory {name:?}"))
 }
 
-/// Copies one thing, whatever it is.
+/// Copies one object of any kind.
 fn copy_entry(
     from: BorrowedFd,
     name: &CStr,
@@ -236,7 +237,7 @@ fn copy_entry(
     }
 }
 
-/// Copies what is in a directory.
+/// Copies the contents of a directory.
 fn copy_entries(source: OwnedFd, target: BorrowedFd, owner: Owner, path: &Path) -> Result<()> {
     for name in names(&source)? {
         let path = path.join(std::ffi::OsStr::from_bytes(name.as_bytes()));
@@ -245,7 +246,7 @@ fn copy_entries(source: OwnedFd, target: BorrowedFd, owner: Owner, path: &Path) 
     Ok(())
 }
 
-/// The names in a directory, read before anything is done with them, sorted.
+/// Returns the sorted names in a directory, read before any of them is used.
 fn names(dir: impl AsFd) -> Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir).context("cannot list a directory")? {
@@ -258,7 +259,7 @@ fn names(dir: impl AsFd) -> Result<Vec<CString>> {
     Ok(names)
 }
 
-/// Makes a new file in place of what has the name, never writing through a link.
+/// Makes a new file in place of an existing one, never writing through a link.
 fn create(dir: BorrowedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for _ in 0..16 {
@@ -270,7 +271,7 @@ fn create(dir: BorrowedFd, name: &CStr) -> Result<OwnedFd, Errno> {
     Err(Errno::EXIST)
 }
 
-/// Removes what has the name, if anything has; a directory stays and is an error.
+/// Removes an existing file; a directory stays and is an error.
 fn unlink(dir: BorrowedFd, name: &CStr) -> Result<(), Errno> {
     match fs::unlinkat(dir, name, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
@@ -284,7 +285,8 @@ fn own(dir: BorrowedFd, name: &CStr, uid: u32, gid: u32, owner: Owner) -> Result
     fs::chownat(dir, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Owner, permissions and times. ORDER: chown(2) clears set-user-id, so permissions come second.
+/// Sets owner, permissions and times. ORDER: chown(2) clears set-user-id, so permissions come
+/// second.
 fn finish(target: impl AsFd, from: &Stat, owner: Owner) -> Result<(), Errno> {
     if let Some((uid, gid)) = owner.of(from.st_uid, from.st_gid) {
         fs::fchown(&target, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
@@ -298,7 +300,7 @@ fn finish(target: impl AsFd, from: &Stat, owner: Owner) -> Result<(), Errno> {
     fs::futimens(&target, &times)
 }
 
-/// Whether a directory is of a file system whose files are views of the kernel, endless some.
+/// Returns whether a directory is on a file system that shows kernel data, possibly without end.
 fn shows_the_kernel(dir: impl AsFd) -> bool {
     // statfs(2): proc, sysfs, cgroup, cgroup2, mqueue, devpts, securityfs, debugfs, tracefs, bpf
     const MAGIC: [i64; 10] = [
@@ -316,7 +318,7 @@ fn shows_the_kernel(dir: impl AsFd) -> bool {
     fs::fstatfs(dir).is_ok_and(|s| MAGIC.contains(&s.f_type))
 }
 
-/// Writes what is at a place as a tar, with ids as `owner` says.
+/// Writes an object as a tar, with ids mapped by `owner`.
 pub(crate) fn to_tar(from: &Place, owner: Owner, out: &mut dyn Write) -> Result<()> {
     let (dir, name) = from.parent()?;
     let mut tar = tar::Builder::new(out);
@@ -376,7 +378,7 @@ fn tar_entry<W: Write>(
             fill(&mut header, &stat);
             header.set_entry_type(tar::EntryType::Regular);
             header.set_size(size);
-            // The header says how many bytes follow; a file that shrinks meanwhile is filled up.
+            // The header contains the size; a file that shrinks meanwhile is padded with zeros.
             let bytes = File::from(source).chain(io::repeat(0)).take(size);
             tar.append_data(&mut header, shown, bytes).with_context(step)
         }
@@ -391,7 +393,7 @@ fn tar_entry<W: Write>(
     }
 }
 
-/// Unpacks a tar below a directory, which is as the root for every path in it.
+/// Unpacks a tar below a directory, which is the root for every path in it.
 pub(crate) fn from_tar(to: &Place, owner: Owner, input: impl Read) -> Result<()> {
     let into = to.open(&to.path, DIR)?;
     let mut tar = tar::Archive::new(input);
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn trees_are_copied_by_the_rules_of_cp() {
+    fn copy_follows_rules_of_cp() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let write = |p: &str, t: &str| std::fs::write(a.path().join(p), t).unwrap();
         std::fs::create_dir_all(a.path().join("d/e")).unwrap();
@@ -491,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn links_lead_nowhere_but_inside() {
+    fn copy_never_follows_links_out_of_root() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let outside = tempfile::tempdir().unwrap();
         std::fs::write(outside.path().join("secret"), "secret").unwrap();
@@ -505,7 +507,7 @@ mod tests {
         copy(&place(a.path(), "/f"), &place(b.path(), "/d/"), host()).unwrap();
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
         assert_eq!(std::fs::read_to_string(b.path().join("d/f")).unwrap(), "new");
-        // So is a directory of the target that is one: it cannot be entered.
+        // A directory of the target that is a link is not entered either.
         symlink(outside.path(), b.path().join("out")).unwrap();
         std::fs::create_dir(a.path().join("out")).unwrap();
         std::fs::write(a.path().join("out/x"), "x").unwrap();
@@ -514,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_on_the_host_becomes_set_user_id() {
+    fn copy_to_host_drops_set_user_id() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(a.path().join("su"), "x").unwrap();
         let mode = std::fs::Permissions::from_mode(0o6755);
@@ -524,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn archives_go_there_and_back_and_never_out() {
+    fn archive_round_trip_stays_below_root() {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::create_dir(a.path().join("d")).unwrap();
         std::fs::write(a.path().join("d/f"), "text").unwrap();
@@ -533,7 +535,7 @@ mod tests {
         to_tar(&place(a.path(), "/d"), host(), &mut tar).unwrap();
         from_tar(&place(b.path(), "/"), host(), &tar[..]).unwrap();
         assert_eq!(std::fs::read_to_string(b.path().join("d/l")).unwrap(), "text");
-        // Through a link that the archive brings along.
+        // Through a link in the archive.
         let outside = tempfile::tempdir().unwrap();
         let mut evil = tar::Builder::new(Vec::new());
         let mut header = tar::Header::new_gnu();
@@ -549,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn owners() {
+    fn owner_maps_ids_between_host_and_container() {
         let ids = IdMap::narrow(IdSlot(5));
         let base = ids.base;
         let to = |keep| Owner::Container { ids, keep };

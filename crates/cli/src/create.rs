@@ -1,13 +1,13 @@
-//! The options of `run` and `create`, merged with the configuration of an image into what the
-//! engine is asked to create.
+//! The options of `run` and `create`, merged with the configuration of an image into the request to
+//! the engine.
 //!
 //! The rules are podman's. Command: `--entrypoint` replaces the image's entrypoint and then the
-//! image's command is not used; otherwise the entrypoint stays in front and a command given
+//! image's command is not used; otherwise the entrypoint stays in front and a given command
 //! replaces the image's. Environment, each over the ones before: `PATH`, `TERM` and `container`,
-//! the image's, `--env-file`, `-e`; `HOME` and `HOSTNAME` are added by the engine, which knows the
-//! container's users. Labels and volumes of the image are kept unless the same key or path is given.
+//! the image's, `--env-file`, `-e`; the engine, which can read the container's users, adds `HOME`
+//! and `HOSTNAME`. Labels and volumes of the image are kept unless the same key or path is given.
 //!
-//! [`CreateArgs::merge`] does no I/O: what it needs of the caller's surroundings comes in [`Here`].
+//! [`CreateArgs::merge`] does no I/O: it receives the caller's surroundings in [`Here`].
 
 mod saved;
 
@@ -38,7 +38,7 @@ use crate::{fail, name};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct CreateArgs {
-    /// What to call it
+    /// Name of the container
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Remove it when it stops
@@ -49,7 +49,7 @@ pub(crate) struct CreateArgs {
     /// Program in front of the command; "" for none, ["a","b"] with arguments
     #[arg(long, value_name = "COMMAND")]
     entrypoint: Option<String>,
-    /// Label it
+    /// Add a label
     #[arg(long, short, value_name = "KEY=VALUE")]
     label: Vec<String>,
     /// Host name inside
@@ -66,7 +66,7 @@ pub(crate) struct CreateArgs {
     restart: Option<String>,
     #[command(flatten)]
     sleep: SleepArgs,
-    /// Signal that asks it to stop
+    /// Signal that stops it
     #[arg(long, value_name = "SIGNAL")]
     stop_signal: Option<String>,
     /// Seconds until a stop becomes a kill, -1 for never
@@ -110,13 +110,13 @@ pub(crate) struct CreateArgs {
         help_heading = "Network"
     )]
     net: String,
-    /// Trust domain: who shares the stack
+    /// Trust domain: containers of one domain share the stack
     #[arg(long, value_name = "NAME", default_value = "default", help_heading = "Network")]
     domain: String,
     /// Address to have, IPv4 or IPv6
     #[arg(long, alias = "ip6", value_name = "ADDRESS", help_heading = "Network")]
     ip: Vec<IpAddr>,
-    /// Let a port of the host lead to it
+    /// Publish a port: connections to a port of the host go to it
     #[arg(long, short, value_name = "[[IP:]HOST:]PORT[/udp]", help_heading = "Network")]
     publish: Vec<String>,
     /// Name server instead of the host's
@@ -165,7 +165,7 @@ pub(crate) struct CreateArgs {
     umask: Option<String>,
 }
 
-/// How a terminal is left, and who gets the signals.
+/// Detaching from a terminal, and forwarding of signals.
 #[derive(Debug, clap::Args)]
 pub(crate) struct AttachArgs {
     /// Keys that leave the terminal, "" for none
@@ -176,7 +176,7 @@ pub(crate) struct AttachArgs {
     pub(crate) sig_proxy: bool,
 }
 
-/// What an image's configuration says about its containers.
+/// Defaults of an image's configuration for its containers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Defaults {
     pub(crate) entrypoint: Vec<String>,
@@ -190,7 +190,7 @@ pub(crate) struct Defaults {
 }
 
 impl Defaults {
-    /// Those of an image.
+    /// Reads the defaults of an image.
     pub(crate) fn of(image: &Image) -> Self {
         let Some(c) = image.config.config() else { return Self::default() };
         Self {
@@ -206,7 +206,7 @@ impl Defaults {
     }
 }
 
-/// What is needed of the caller's surroundings.
+/// The caller's surroundings.
 pub(crate) struct Here<'a> {
     /// The working directory.
     pub(crate) cwd: &'a Path,
@@ -218,7 +218,7 @@ pub(crate) struct Here<'a> {
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// SIGRTMIN+3, which asks a systemd to halt.
+/// SIGRTMIN+3, which makes a systemd halt.
 const SIGRTMIN_3: i32 = 37;
 
 impl CreateArgs {
@@ -231,7 +231,7 @@ impl CreateArgs {
         }
     }
 
-    /// What the engine is asked to create.
+    /// Merges the options with the image.
     pub(crate) fn merge(&self, image: Option<Image>, here: &Here) -> Result<Create> {
         let defaults = image.as_ref().map(Defaults::of).unwrap_or_default();
         let root = match (&self.rootfs, &image) {
@@ -244,7 +244,7 @@ impl CreateArgs {
         Ok(Create { image, ..self.merge_defaults(root, &defaults, here)? })
     }
 
-    /// The name to remember an image by: as given, or one of its own if it was given by id.
+    /// Returns the recorded name of an image: as given, or one of its names if it was given by id.
     fn reference(&self, image: &Image) -> Result<dormouse_model::Reference> {
         let given = self.image()?.unwrap_or_default();
         match given.parse() {
@@ -371,7 +371,7 @@ impl CreateArgs {
             env.set(name, value);
         }
         for entry in &image.env {
-            // As it stands in the image: a name without a value takes nothing from the host.
+            // As in the image: a name without a value takes nothing from the host.
             let (name, value) = crate::option::key_value(entry);
             if !name.is_empty() && !entry.contains('\0') {
                 env.set(name, value);
@@ -442,7 +442,7 @@ impl CreateArgs {
                 }
             }
         }
-        // A mount hides what lies below it, so outer ones come first, whatever was given first.
+        // A mount hides everything below it, so outer ones come first, in any order given.
         mounts.sort_by_key(|m| m.target.matches('/').count());
         Ok((mounts, anonymous))
     }
@@ -453,11 +453,11 @@ impl CreateArgs {
         let all: Vec<String> = Capability::ALL.iter().map(name).collect();
         let mut default: Vec<String> = capability::default_set().iter().map(|c| name(&c)).collect();
         if systemd {
-            // Its units are put into namespaces of their own. With ProtectProc=invisible a unit's
-            // /proc shows who may be traced: systemd writes the id maps of PrivateUsers= from a
-            // child, and does not find its own process there once that has changed its group, which
-            // makes it undumpable. These are capabilities over the container's own user namespace,
-            // of which the host's is no part.
+            // systemd puts its units into private namespaces. With ProtectProc=invisible a unit's
+            // /proc shows only processes that the reader may trace. systemd writes the id maps of
+            // PrivateUsers= from a child, and no longer finds its own process there once a change
+            // of the group has made that undumpable. Both capabilities are valid in the container's
+            // own user namespace, which does not contain the host's.
             default.extend([Capability::SysAdmin, Capability::SysPtrace].iter().map(name));
         }
         let capabilities = security::capabilities(&default, &all, &self.cap_add, &self.cap_drop)?;
@@ -479,8 +479,7 @@ impl CreateArgs {
     }
 }
 
-/// Creates with `make`, giving an unnamed container another name as long as the one it got is
-/// taken.
+/// Creates with `make`; an unnamed container gets another name as long as its name is taken.
 pub(crate) fn with_name<T>(
     args: &CreateArgs,
     mut merge: impl FnMut() -> Result<Create>,
@@ -539,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn command_is_entrypoint_and_command_as_podman_joins_them() {
+    fn entrypoint_and_command_are_joined_as_in_podman() {
         for (args, joined) in [
             (&["img"][..], "/entry a b"),
             (&["img", "x", "--rm", "-it"], "/entry x --rm -it"),
@@ -558,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_goes_over_what_the_image_says() {
+    fn option_overrides_image_default() {
         let c = merge(&["img"]);
         assert_eq!((c.process.cwd.as_str(), c.process.user.0.as_str()), ("/srv", "www"));
         assert_eq!((c.stop_signal, c.stop_timeout_s, c.wide_ids), (3, 10, false));
@@ -602,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_systemd_is_known_by_its_name() {
+    fn systemd_is_detected_by_program_name() {
         for (args, systemd) in [
             (&["--entrypoint", "/sbin/init", "img"][..], true),
             (&["--entrypoint", "/lib/systemd/systemd", "img"], true),
@@ -627,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn contradictory_options_are_refused() {
         for args in [
             &["--rm", "--restart", "always", "img"][..],
             &["--net", "host", "-p", "80", "img"],
@@ -654,7 +653,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_command_line_makes_it_panic(
+        fn merge_of_any_command_line_does_not_panic(
             args in proptest::collection::vec(
                 proptest::prop_oneof![
                     proptest::sample::select(vec![

@@ -1,14 +1,14 @@
-//! Errors as people see them, and exit codes.
+//! User-visible errors, and exit codes.
 
 use std::fmt;
 
 use anyhow::{Error, Result};
 use dormouse_container::Error as EngineError;
 
-/// This program failed, or was used wrongly.
+/// Exit code of a failure of this program, or of wrong use.
 pub(crate) const FAILED: u8 = 125;
 
-/// An error with an exit code of its own; one without text was told elsewhere.
+/// An error with its own exit code; without text it was reported elsewhere.
 #[derive(Debug)]
 pub(crate) struct Exit {
     /// The exit code.
@@ -24,17 +24,17 @@ impl fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// An error that ends the program with `code`.
+/// Makes an error that ends the program with `code`.
 pub(crate) fn exit(code: u8, text: impl Into<String>) -> Error {
     Error::new(Exit { code, text: text.into() })
 }
 
-/// An error that ends the program with `code` and says nothing more.
+/// Makes an error that ends the program with `code` without a message.
 pub(crate) fn quiet(code: u8) -> Error {
     exit(code, "")
 }
 
-/// The exit code of an error.
+/// Returns the exit code of an error.
 pub(crate) fn code(error: &Error) -> u8 {
     if let Some(exit) = error.downcast_ref::<Exit>() {
         return exit.code;
@@ -46,7 +46,7 @@ pub(crate) fn code(error: &Error) -> u8 {
     }
 }
 
-/// The error and its causes in one line, outermost first; what a cause repeats is said once.
+/// Formats an error and its causes in one line, outermost first, without repetitions.
 pub(crate) fn line(error: &Error) -> String {
     let mut line = String::new();
     for part in error.chain().map(ToString::to_string) {
@@ -61,7 +61,7 @@ pub(crate) fn line(error: &Error) -> String {
     crate::output::printable(&line).into_owned()
 }
 
-/// Tells an error on stderr; its exit code comes back.
+/// Prints an error on stderr; returns its exit code.
 pub(crate) fn tell(error: &Error) -> u8 {
     let line = line(error);
     if !line.is_empty() {
@@ -70,14 +70,14 @@ pub(crate) fn tell(error: &Error) -> u8 {
     code(error)
 }
 
-/// A line on stderr.
+/// Prints a line on stderr.
 pub(crate) fn note(text: &str) {
     use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "dormouse: {text}"); // nobody is left to be told
+    let _ = writeln!(std::io::stderr(), "dormouse: {text}"); // stderr may be closed
 }
 
-/// Runs `each` for every item, tells the errors and goes on; the exit code is that of the last
-/// error.
+/// Calls `each` for every item and prints errors without stopping; returns the exit code of the
+/// last error.
 pub(crate) fn for_each<T>(items: &[T], mut each: impl FnMut(&T) -> Result<()>) -> u8 {
     let mut code = 0;
     for item in items {
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_one_line_that_repeats_nothing() {
+    fn error_is_one_line_without_repetition() {
         let e = anyhow::anyhow!("no such\nfile").context("cannot read 'x'").context("image");
         assert_eq!(line(&e), "image: cannot read 'x': no such\\nfile");
         let e = anyhow::anyhow!("name taken").context("web: name taken");

@@ -1,4 +1,4 @@
-//! Finding the image a container is made from, and showing how a transfer goes.
+//! Finding the image of a new container, and progress of transfers.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -12,8 +12,8 @@ use dormouse_kernel::ErrorKind;
 use dormouse_model::Reference;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-/// The image called `name`; `pull` (`missing`, `always`, `newer`, `never`) says whether a registry
-/// is asked.
+/// Finds the image `name`; `when` (`missing`, `always`, `newer`, `never`) decides whether a
+/// registry is used.
 pub(crate) fn resolve(engine: &Engine, name: &str, when: &str, quiet: bool) -> Result<Image> {
     let store = engine.images()?;
     if when != "always" && when != "newer" {
@@ -31,7 +31,7 @@ pub(crate) fn resolve(engine: &Engine, name: &str, when: &str, quiet: bool) -> R
     Ok(store.find(&id)?)
 }
 
-/// Fetches an image from its registry; its id comes back.
+/// Fetches an image from its registry; returns its id.
 pub(crate) fn fetch(
     engine: &Engine,
     reference: &Reference,
@@ -45,7 +45,7 @@ pub(crate) fn fetch(
     Ok(id)
 }
 
-/// Progress on stderr if that is a terminal and nobody asked for quiet.
+/// Returns progress bars on stderr if that is a terminal and `quiet` is not set.
 pub(crate) fn progress(quiet: bool) -> Box<dyn Progress> {
     if quiet || !crate::terminal::is_terminal(rustix::stdio::stderr()) {
         Box::new(Silent)

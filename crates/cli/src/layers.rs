@@ -11,7 +11,7 @@ use rustix::fs::Mode;
 
 use crate::session::DIRECTORY;
 
-/// What the root of a container is made of.
+/// The layers of a container's root.
 #[derive(Debug)]
 pub(crate) struct Layers {
     pub(crate) image: Option<Image>,

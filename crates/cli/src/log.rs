@@ -1,9 +1,9 @@
-//! Files that containers and the engine append to: the logs of a container, the list of events.
+//! Files that containers and the engine append to: the logs of a container, the event log.
 //!
 //! A log belongs to the process that writes it and is bounded by punching holes into its head
-//! (fallocate(2)), never by renaming it: so an offset keeps its meaning, and a reader looks for
-//! data from its offset on (`SEEK_DATA`). What a reader was too slow to see is gone; after a gap
-//! it goes on with the next whole line.
+//! (fallocate(2)), never by renaming. An offset therefore stays valid, and a reader looks for data
+//! from its offset on (`SEEK_DATA`). A slow reader loses the punched part; after a gap it continues
+//! with the next whole line.
 //!
 //! Each stream has a file of its own without time stamps; the order of lines between the two is
 //! not recorded.
@@ -57,7 +57,7 @@ impl Growing {
         let end = at;
         let mut block = vec![0; BLOCK];
         let mut seen = 0;
-        // The last line ends with a newline that ends no other line.
+        // The newline at the end of the last line is not counted.
         while at > first {
             let len = (at - first).min(BLOCK as u64) as usize;
             let start = at - len as u64;
@@ -113,7 +113,7 @@ impl Growing {
     }
 }
 
-/// Where a log is shown.
+/// Output stream of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sink {
     /// Standard output.
@@ -145,7 +145,7 @@ impl Follower {
         Ok(Self { inotify, logs, block: Vec::new() })
     }
 
-    /// Shows what has come.
+    /// Shows new data.
     pub(crate) fn show(&mut self) -> Result<()> {
         for (log, sink) in &mut self.logs {
             loop {
@@ -172,8 +172,7 @@ impl Watch for Follower {
     }
 }
 
-/// Writes to one of the caller's streams; a reader that has gone away ends the program without a
-/// word.
+/// Writes to one of the caller's streams; if its reader is gone the program ends without a message.
 fn write(sink: Sink, mut bytes: &[u8]) -> Result<()> {
     let fd = match sink {
         Sink::Out => rustix::stdio::stdout(),
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_lines() {
+    fn seek_last_finds_last_lines() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let long: String = (0..40_000).map(|n| format!("line {n}\n")).collect();
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hole_is_passed_over_to_the_next_whole_line() {
+    fn reader_skips_hole_to_next_whole_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let mut file = File::create(&path).unwrap();

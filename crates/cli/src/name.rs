@@ -1,4 +1,4 @@
-//! Names for containers that were given none.
+//! Generated names for unnamed containers.
 
 use anyhow::{Context, Result};
 use dormouse_model::Name;
@@ -32,8 +32,8 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// A name such as `nimble_hazelnut`; from the third try on with digits, for hosts where those
-/// 4,096 are taken.
+/// Generates a name such as `nimble_hazelnut`; from the third attempt on with digits, for hosts on
+/// which those 4,096 are taken.
 pub(crate) fn generate(attempt: u32) -> Result<Name> {
     let bytes = random::<4>()?;
     let word = |words: &[&'static str; 64], b: u8| words[usize::from(b) % 64];
@@ -44,7 +44,7 @@ pub(crate) fn generate(attempt: u32) -> Result<Name> {
     Ok(name.parse()?)
 }
 
-/// A name for a volume that was given none: 64 hex digits.
+/// Generates a name for an anonymous volume: 64 hex digits.
 pub(crate) fn volume() -> Result<Name> {
     let text: String = random::<32>()?.iter().map(|b| format!("{b:02x}")).collect();
     Ok(text.parse()?)
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_distinct_and_names_are_names() {
+    fn generated_names_are_valid_and_words_distinct() {
         for list in [ADJECTIVES, NOUNS] {
             let set: std::collections::BTreeSet<_> = list.iter().collect();
             assert_eq!(set.len(), 64);

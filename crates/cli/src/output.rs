@@ -14,8 +14,7 @@ use crate::fail;
 
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Writes to stdout; a reader that has gone away ends the program as SIGPIPE would, without a
-/// word.
+/// Writes to stdout; if the reader is gone the program ends as by SIGPIPE, without a message.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     print_with(|out| out.write_all(text.as_ref()))
 }
@@ -33,7 +32,7 @@ pub(crate) fn line(text: &str) -> Result<()> {
     print(format!("{text}\n"))
 }
 
-/// Prints one JSON document, as it is made.
+/// Prints one JSON document while it is serialized.
 pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     print_with(|mut out| {
         serde_json::to_writer_pretty(&mut out, value)?;
@@ -41,7 +40,7 @@ pub(crate) fn json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     })
 }
 
-/// Prints a JSON list with what `view` shows of each.
+/// Prints a JSON list of the items' views.
 pub(crate) fn json_list<'i, T: Sync, V: Serialize>(
     items: &'i [T],
     view: impl Fn(&'i T) -> V + Sync,
@@ -66,11 +65,11 @@ pub(crate) fn json_list<'i, T: Sync, V: Serialize>(
     })
 }
 
-/// So many are worth a part of their own.
+/// Items per part: more are processed on several processors.
 const PART: usize = 1000;
 
-/// Makes something of each part of a list on all processors, and takes it in the order of the parts, as it is
-/// made: a hundred thousand containers are 70 MB of JSON.
+/// Processes the parts of a list on all processors, and passes the results to `take` in order: a
+/// hundred thousand containers are 70 MB of JSON.
 fn in_parts<'i, T: Sync, R: Send, E>(
     items: &'i [T],
     make: impl Fn(&'i [T]) -> R + Sync,
@@ -85,7 +84,7 @@ fn in_parts<'i, T: Sync, R: Send, E>(
         let begin = |turn: usize| {
             let (give, made) = mpsc::sync_channel(1);
             let mut parts = items.chunks(PART).skip(turn).step_by(cpus);
-            // It ends early where nobody takes any more.
+            // Stops early if `take` has failed.
             scope.spawn(move || parts.all(|part| give.send(make(part)).is_ok()));
             made
         };
@@ -95,17 +94,17 @@ fn in_parts<'i, T: Sync, R: Send, E>(
     })
 }
 
-/// Prints one JSON value on a line of its own.
+/// Prints one JSON value on its own line.
 pub(crate) fn json_line<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     let mut text = serde_json::to_vec(value).context("cannot write as JSON")?;
     text.push(b'\n');
     print(text)
 }
 
-/// Text that does nothing to a terminal: control characters are shown, not sent.
+/// Escapes control characters, so that the text has no effect on a terminal.
 ///
-/// Names, labels and commands come from images and containers, which are not to be trusted with
-/// escape sequences.
+/// Names, labels and commands come from images and containers, which are not trusted with escape
+/// sequences.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     let hostile =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -120,7 +119,7 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// At most `max` characters of a text, with an ellipsis in place of the rest.
+/// Cuts a text to `max` characters, with an ellipsis in place of the rest.
 pub(crate) fn cut(text: &str, max: usize) -> String {
     if text.chars().count() <= max {
         return text.to_owned();
@@ -136,7 +135,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these headings.
+    /// Makes a table with these headings.
     pub(crate) fn new<const N: usize>(header: [&str; N]) -> Self {
         Self { columns: N, rows: vec![header.iter().map(|h| (*h).to_owned()).collect()] }
     }
@@ -151,7 +150,7 @@ impl Table {
         self.rows.push(cells.map(clean).into());
     }
 
-    /// Adds a row for each of many.
+    /// Adds a row for each of many items.
     pub(crate) fn rows<'i, T: Sync, const N: usize>(
         &mut self,
         items: &'i [T],
@@ -168,7 +167,7 @@ impl Table {
         });
     }
 
-    /// The table as text.
+    /// Formats the table as text.
     pub(crate) fn text(&self) -> String {
         let width = |i: usize| {
             self.rows.iter().filter_map(|r| r.get(i)).map(|c| c.chars().count()).max().unwrap_or(0)
@@ -199,7 +198,7 @@ impl Table {
     }
 }
 
-/// A number of bytes as people read it: `512 B`, `1.5 kB`, `23.4 MB` (powers of 1000).
+/// Formats a number of bytes for people: `512 B`, `1.5 kB`, `23.4 MB` (powers of 1000).
 pub(crate) fn bytes(n: u64) -> String {
     let mut value = n as f64;
     let mut unit = 0;
@@ -219,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_control_characters_do_nothing() {
+    fn table_aligns_columns_and_escapes_control_characters() {
         let mut table = Table::new(["A", "LONG"]);
         table.row(["wide cell".into(), "x".into()]);
         table.row(["\x1b[2J".into(), "y\n".into()]);
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_in_parts_is_in_order_and_stops_where_nobody_takes_it() {
+    fn parts_are_taken_in_order_until_first_error() {
         for count in [0, 1, PART, PART + 1, 10 * PART - 1] {
             let items: Vec<usize> = (0..count).collect();
             let mut taken = Vec::new();
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts() {
+    fn bytes_and_long_text_are_shortened() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1_500), "1.5 kB");
         assert_eq!(bytes(999_960), "1.0 MB");

@@ -1,4 +1,4 @@
-//! How registries are reached: options that `pull`, `push`, `login` and `logout` share.
+//! Options for access to registries, shared by `pull`, `push`, `login` and `logout`.
 
 use std::path::PathBuf;
 
@@ -9,19 +9,19 @@ use dormouse_image::registry::{Access, Credentials};
 
 use crate::option::{Invalid, flag};
 
-/// How a registry is reached.
+/// Access to a registry.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct RegistryArgs {
-    /// Ask for https and a known certificate; =false for plain http
+    /// Require https and a known certificate; =false for plain http
     #[arg(long, value_name = "BOOL", default_value = "true", num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub(crate) tls_verify: String,
-    /// User and password instead of those that login has kept
+    /// User and password instead of those stored by login
     #[arg(long, value_name = "USER:PASSWORD")]
     pub(crate) creds: Option<String>,
 }
 
 impl RegistryArgs {
-    /// In the words of the registry's client.
+    /// Converts the options for the registry's client.
     pub(crate) fn access(&self, engine: &Engine) -> Result<Access> {
         let verify = self.tls_verify.is_empty() || flag("--tls-verify", Some(&self.tls_verify))?;
         let mut access = access(engine.places().etc.clone());
@@ -31,7 +31,7 @@ impl RegistryArgs {
     }
 }
 
-/// Access with what the configuration says.
+/// Returns access by the configuration only.
 pub(crate) fn access(config_dir: PathBuf) -> Access {
     Access { config_dir, credentials: None, insecure: false }
 }

@@ -1,4 +1,4 @@
-//! Being attached to a process of a container: `run`, `start -a`, `exec`, `attach`.
+//! Attachment to a process of a container: `run`, `start -a`, `exec`, `attach`.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,11 +26,11 @@ pub(crate) struct Pipes {
     stderr: Option<OwnedFd>,
 }
 
-/// Streams for a process in the foreground that has no terminal, and our ends of them.
+/// Makes streams for a foreground process without a terminal, and our ends of them.
 ///
-/// A container never gets a descriptor of the caller's own: it could change the flags of a pipe,
-/// read a terminal, or clear O_APPEND of a log. What the caller sends to `/dev/null` goes where
-/// `unwanted` says.
+/// A container never gets a descriptor of the caller: it could change the flags of a pipe, read a
+/// terminal, or clear O_APPEND of a log. Output that the caller sends to `/dev/null` goes to
+/// `unwanted`.
 pub(crate) fn pipes(interactive: bool, unwanted: fn() -> Stream) -> Result<(Stdio, Pipes)> {
     let mut ours = Pipes::default();
     let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
@@ -54,13 +54,13 @@ pub(crate) fn pipes(interactive: bool, unwanted: fn() -> Stream) -> Result<(Stdi
     Ok((Stdio { stdin, stdout, stderr, terminal_size: None }, ours))
 }
 
-/// Streams for a process in the background or with a terminal.
+/// Makes streams for a process in the background or with a terminal.
 pub(crate) fn elsewhere(stdin: Stream, output: fn() -> Stream) -> Stdio {
     let terminal_size = terminal::size().map(|s| (s.ws_row, s.ws_col));
     Stdio { stdin, stdout: output(), stderr: output(), terminal_size }
 }
 
-/// Whether a descriptor is `/dev/null`.
+/// Returns whether a descriptor is `/dev/null`.
 fn is_null(fd: impl AsFd) -> bool {
     rustix::fs::fstat(fd).is_ok_and(|s| {
         FileType::from_raw_mode(s.st_mode) == FileType::CharacterDevice
@@ -68,8 +68,7 @@ fn is_null(fd: impl AsFd) -> bool {
     })
 }
 
-/// Moves bytes until the process ends; its exit code comes back, or 0 after detaching.
-///
+/// Moves bytes until the process exits; returns its exit code, or 0 after detaching.
 pub(crate) fn foreground(
     engine: &Engine,
     mut running: Running,
@@ -101,22 +100,22 @@ pub(crate) fn foreground(
     serve(engine, running, of, streams, attach, signals, None)
 }
 
-/// A log to append to; a container whose log cannot be opened runs without.
+/// Opens a log for appending; a container whose log cannot be opened runs without.
 fn open_log(path: &Path) -> Option<OwnedFd> {
     File::options().append(true).create(true).open(path).ok().map(OwnedFd::from)
 }
 
-/// How an attachment ended.
+/// End of an attachment.
 #[derive(Debug)]
 pub(crate) enum Ending {
-    /// The process has ended with this code.
+    /// The process has exited with this code.
     Exited(u8),
-    /// The caller left.
+    /// The caller detached.
     Detached,
 }
 
 impl Ending {
-    /// The exit code of ours that tells of it.
+    /// Returns the exit code of this program.
     pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Exited(code) => *code,
@@ -125,17 +124,17 @@ impl Ending {
     }
 }
 
-/// Whose process it is.
+/// Kind of the attached process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Of {
-    /// The first process of a container, which is settled when it ends.
+    /// First process of a container, which is settled at its exit.
     Container {
-        /// What comes through our pipes is appended to the container's logs, too.
+        /// Data from the pipes is appended to the container's logs, too.
         logs: bool,
     },
-    /// The first process of a container that somebody else started.
+    /// First process of a container started by another command.
     Other,
-    /// A process of `exec`.
+    /// Process of `exec`.
     Exec,
 }
 
@@ -151,7 +150,7 @@ fn serve(
     let pidfd = running.pidfd.try_clone().context("cannot duplicate a descriptor")?;
     let pass = |number| {
         if attach.sig_proxy {
-            let _ = running.signal(number); // it may just have ended
+            let _ = running.signal(number); // the process may just have exited
             true
         } else {
             !matches!(number, signal::SIGHUP | signal::SIGINT | signal::SIGTERM)
@@ -174,13 +173,13 @@ fn serve(
     }
 }
 
-/// An exit code as a program can return it; an end that nobody saw is a failure of ours.
+/// Converts an exit code for a program's return; an unknown exit is a failure of this program.
 fn exit_code(code: Option<i32>) -> u8 {
     code.map_or(fail::FAILED, |code| (code & 0xff) as u8)
 }
 
-/// Attaches to a container that runs already. Without a terminal its output is what its logs get
-/// from now on.
+/// Attaches to a running container. Without a terminal the output is read from its logs, from now
+/// on.
 pub(crate) fn attach(
     engine: &Engine,
     id: &ContainerId,
@@ -201,7 +200,7 @@ pub(crate) fn attach(
     serve(engine, running, Of::Other, streams, args, &signals, Some(&mut follower))
 }
 
-/// The logs of a container, each at the beginning of its last `tail` lines.
+/// Opens the logs of a container, each at the beginning of its last `tail` lines.
 pub(crate) fn open_logs(
     engine: &Engine,
     id: &ContainerId,
@@ -222,6 +221,6 @@ pub(crate) fn open_logs(
     Ok(logs)
 }
 
-/// Opens a directory for `*at` calls.
+/// Flags that open a directory for `*at` calls.
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);

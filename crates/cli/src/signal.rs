@@ -1,8 +1,8 @@
 //! Signals as readable events.
 //!
-//! While a container is attached, the signals it may be sent are blocked and read from a
-//! signalfd(2). So none of them can end this program between two lines of code, with a terminal
-//! still raw; each is passed on or acted upon in the one loop that moves the bytes.
+//! While a container is attached, signals to be forwarded are blocked and read from a signalfd(2).
+//! So none can end this program at an arbitrary point with the terminal still raw; each is
+//! forwarded or handled in the one loop that moves the bytes.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -16,8 +16,7 @@ pub(crate) const SIGWINCH: i32 = Signal::SIGWINCH as i32;
 pub(crate) const SIGINT: i32 = Signal::SIGINT as i32;
 pub(crate) const SIGTERM: i32 = Signal::SIGTERM as i32;
 
-/// The signals of this process while a container is attached. They are blocked as long as it
-/// lives.
+/// The signals of this process while a container is attached. Blocked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Signals {
     fd: SignalFd,
@@ -25,7 +24,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Blocks the signals that are passed on, those about the terminal too.
+    /// Blocks the signals to be forwarded, including those of the terminal.
     pub(crate) fn take() -> Result<Self> {
         let set: SigSet = [
             Signal::SIGHUP,
@@ -46,7 +45,7 @@ impl Signals {
         Ok(Self { fd, before })
     }
 
-    /// The next signal, if one has come.
+    /// Returns the next signal, if there is one.
     pub(crate) fn next(&self) -> Option<i32> {
         self.fd.read_signal().ok().flatten().map(|info| info.ssi_signo as i32)
     }
@@ -60,7 +59,7 @@ impl AsFd for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        while self.next().is_some() {} // what came late was meant for the container, which is gone
+        while self.next().is_some() {} // late signals were meant for the container, which is gone
         let _ = self.before.thread_set_mask(); // as it was a moment ago: cannot fail
     }
 }

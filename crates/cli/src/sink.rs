@@ -1,4 +1,4 @@
-//! Files that are written as a whole or not at all, or standard output.
+//! Output to a file, written completely or not at all, or to standard output.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,16 +9,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::{fail, terminal};
 
-/// What is in a file, which says who may read it.
+/// Content of a file, which decides its permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// Files: whom the umask lets read it.
+    /// Files: permissions by the umask.
     Files,
-    /// Memory of processes, where secrets are: its owner.
+    /// Memory of processes, which may contain secrets: readable by the owner only.
     Memory,
 }
 
-/// Whether whoever read what we wrote has gone away.
+/// Returns whether the reader of our output has closed the pipe.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = |e: &(dyn std::error::Error + 'static)| {
         e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
@@ -26,8 +26,8 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(io)
 }
 
-/// Writes what `write` writes to a file, or to standard output where there is none. The file
-/// appears when it is complete; standard output must not be a terminal.
+/// Writes the output of `write` to a file, or to standard output if none is given. The file appears
+/// when it is complete; standard output must not be a terminal.
 pub(crate) fn write(
     to: Option<&Path>,
     holds: Holds,
@@ -45,7 +45,7 @@ pub(crate) fn write(
     to_file(path, (holds, false), write)
 }
 
-/// Writes what `write` writes, memory, to a file, which appears when it is complete and on the disk.
+/// Writes memory to a file, which appears when it is complete and on the disk.
 pub(crate) fn keep(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     to_file(path, (Holds::Memory, true), write)
 }
@@ -78,7 +78,7 @@ fn to_file(
         .with_context(step)
     })();
     if done.is_err() {
-        let _ = std::fs::remove_file(&part); // the first error is the one to tell
+        let _ = std::fs::remove_file(&part); // the first error is returned
     }
     done
 }

@@ -1,20 +1,20 @@
 //! Moving bytes between a container and the caller.
 //!
 //! One loop over poll(2) serves both kinds of attachment: pipes (each of the three streams apart)
-//! and a terminal (one pty master). Every direction is a [`Flow`]: a source, a sink, and what was
-//! read and not yet written. Rules:
+//! and a terminal (one pty master). Every direction is a [`Flow`]: a source, a sink, and the bytes
+//! between. Rules:
 //!
-//! - Nothing is read while something waits to be written, so memory stays bounded and a slow
-//!   reader slows the writer down, as a pipe does.
-//! - Sinks of ours are never written blindly: only when poll says so, and at most one page, which a
-//!   pipe then takes at once. So signals are served while a reader stalls, and descriptors that
-//!   others share are not switched to non-blocking.
-//! - End of input closes the container's input; a caller that reads no more closes the container's
-//!   output, which then gets SIGPIPE: both as if the program were run directly.
-//! - When the process has ended, what its pipes still hold is moved, then the loop ends, even if a
-//!   process it left behind keeps a pipe open.
-//! - A pty whose last program has gone reads as EIO; another may open it again, so only the end
-//!   of the first process ends the loop.
+//! - Nothing is read while bytes wait to be written, so memory stays bounded and a slow reader
+//!   slows the writer down, as a pipe does.
+//! - Output streams are written only when poll permits it, and at most one page, which a pipe then
+//!   accepts at once. So signals are served while a reader stalls, and descriptors shared with
+//!   other processes are not switched to non-blocking.
+//! - End of input closes the container's input; if the caller reads no more, the container's output
+//!   is closed, and the program gets SIGPIPE: both as if the program were run directly.
+//! - When the process has exited, the data in its pipes is moved, then the loop ends, even if a
+//!   remaining process keeps a pipe open.
+//! - A pty reads as EIO after its last program has closed it. Another program may open it again, so
+//!   only the exit of the first process ends the loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -28,10 +28,10 @@ use crate::option::keys::Matcher;
 use crate::signal::{self, Signals};
 use crate::terminal::{self, Raw};
 
-/// What a pipe takes at once when poll says it can be written.
+/// Bytes that a pipe accepts at once when poll reports it writable.
 const PAGE: usize = 4096;
 
-/// A descriptor of ours or of the caller.
+/// A descriptor of this program or of the caller.
 #[derive(Debug)]
 enum End {
     Own(OwnedFd),
@@ -56,19 +56,19 @@ impl AsFd for End {
 struct Flow {
     from: End,
     to: End,
-    /// A file that gets the same bytes, never waited for.
+    /// A file that receives the same bytes, without waiting.
     copy: Option<OwnedFd>,
     waiting: Vec<u8>,
     done: usize,
-    /// The sink takes everything at once (a regular file), so a whole buffer is written.
+    /// The sink accepts everything at once (a regular file), so a whole buffer is written.
     at_once: bool,
     /// The source has ended or the sink is gone.
     ended: bool,
-    /// The source is a pty that reads EIO for now.
+    /// The source is a pty that returns EIO for now.
     hung: bool,
 }
 
-/// What one step of a flow came to.
+/// Result of one step of a flow.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     /// Something was moved.
@@ -92,7 +92,7 @@ impl Flow {
         self.done < self.waiting.len()
     }
 
-    /// Reads once; `keys` looks at what was read, and true means that the detach keys came.
+    /// Reads once; `keys` filters the bytes. Returns true after the detach keys.
     fn read(&mut self, buffer: &mut [u8], keys: Option<&mut Matcher>) -> Result<(Step, bool)> {
         self.hung = false;
         let n = match rustix::io::read(&self.from, &mut *buffer) {
@@ -123,7 +123,7 @@ impl Flow {
         Ok((Step::Moved, detach))
     }
 
-    /// Writes once what waits.
+    /// Writes waiting bytes once.
     fn write(&mut self) -> Result<Step> {
         let rest = &self.waiting[self.done..];
         let most = if self.at_once { rest.len() } else { rest.len().min(PAGE) };
@@ -133,7 +133,7 @@ impl Flow {
                 Ok(Step::Moved)
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(Step::Nothing),
-            // The reader has gone: the source is closed by whoever owns this flow.
+            // The reader is gone: the owner of this flow closes the source.
             Err(Errno::PIPE | Errno::IO) => {
                 self.ended = true;
                 self.done = self.waiting.len();
@@ -144,7 +144,7 @@ impl Flow {
     }
 }
 
-/// Appends to a log file, which takes everything at once; a full disk costs the log, not the
+/// Appends to a log file, which accepts everything at once; on a full disk the log is lost, not the
 /// container.
 fn append(to: &OwnedFd, mut bytes: &[u8]) {
     while !bytes.is_empty() {
@@ -156,25 +156,25 @@ fn append(to: &OwnedFd, mut bytes: &[u8]) {
     }
 }
 
-/// How an attachment ended.
+/// End of an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The process has ended.
+    /// The process has exited.
     Exited,
-    /// The caller left; the process goes on.
+    /// The caller detached; the process continues.
     Detached,
 }
 
 /// The container's side of an attachment.
 #[derive(Debug)]
 pub(crate) enum Streams {
-    /// Ends of pipes; `None` is not attached. Logs get a copy of what comes out.
+    /// Ends of pipes; `None` is not attached. Logs receive a copy of the output.
     Pipes {
-        /// Where the caller's input goes.
+        /// Receives the caller's input.
         stdin: Option<OwnedFd>,
-        /// What the process writes, and its log.
+        /// The process's output, and its log.
         stdout: Option<(OwnedFd, Option<OwnedFd>)>,
-        /// Its errors, and their log.
+        /// The process's errors, and their log.
         stderr: Option<(OwnedFd, Option<OwnedFd>)>,
     },
     /// A terminal.
@@ -185,21 +185,21 @@ pub(crate) enum Streams {
         stdin: bool,
         /// Keys that detach.
         keys: Matcher,
-        /// A file that gets a copy of what comes out.
+        /// A file that receives a copy of the output.
         log: Option<OwnedFd>,
     },
 }
 
-/// Something else that is looked after while attached.
+/// A further source of work during an attachment.
 pub(crate) trait Watch {
-    /// Readable when there is something to do.
+    /// Readable when there is work.
     fn fd(&self) -> BorrowedFd<'_>;
-    /// Does it; called once more after the process has ended.
+    /// Does the work; called once more after the process has exited.
     fn serve(&mut self) -> Result<()>;
 }
 
-/// Moves bytes until the process behind `pidfd` ends or the caller detaches. Signals that arrive
-/// are handed to `pass`; false from it detaches.
+/// Moves bytes until the process behind `pidfd` exits or the caller detaches. Received signals are
+/// passed to `pass`; if that returns false, the caller detaches.
 pub(crate) fn attach(
     streams: Streams,
     pidfd: BorrowedFd,
@@ -271,7 +271,7 @@ pub(crate) fn attach(
                 served.push(i);
             }
         }
-        // A pty that has hung up is looked at again, in case a program opened it anew.
+        // A pty that has hung up is tried again, in case a program has opened it again.
         let hung = flows.iter().any(|f| f.hung);
         let timeout = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
         match poll(&mut fds, hung.then_some(&timeout)) {
@@ -301,12 +301,12 @@ pub(crate) fn attach(
                 let input = matches!(flow.from, End::Stdin);
                 let (_, detach) = flow.read(&mut buffer, keys.as_mut().filter(|_| input))?;
                 if detach {
-                    let _ = flow.write(); // what was typed before the keys
+                    let _ = flow.write(); // input before the keys
                     return Ok(Ended::Detached);
                 }
             }
         }
-        // A flow that has ended is closed: its ends are dropped, so the other side learns of it.
+        // An ended flow is closed: its ends are dropped, so the other side reads end of file.
         flows.retain(|f| !f.ended || f.is_waiting());
         if exited {
             drain(&mut flows, &mut buffer)?;
@@ -315,7 +315,7 @@ pub(crate) fn attach(
     }
 }
 
-/// Moves what the container's pipes still hold once it has ended.
+/// Moves the remaining data of the container's pipes after its exit.
 fn drain(flows: &mut [Flow], buffer: &mut [u8]) -> Result<()> {
     for flow in flows.iter_mut().filter(|f| !matches!(f.from, End::Stdin)) {
         loop {
@@ -337,7 +337,7 @@ fn nonblocking(fd: &OwnedFd) -> Result<()> {
     rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK).context("cannot set a stream's flags")
 }
 
-/// Waits until one of the descriptors can be read or the time is over.
+/// Waits until one of the descriptors is readable or the timeout expires.
 pub(crate) fn wait_readable(fds: &[BorrowedFd], timeout: Option<Duration>) -> Result<()> {
     let mut polled: Vec<PollFd> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let timeout = timeout

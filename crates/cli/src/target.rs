@@ -1,4 +1,4 @@
-//! Which containers a verb is about.
+//! Selection of the containers of a verb.
 
 use anyhow::{Result, bail};
 use dormouse_container::Engine;
@@ -19,8 +19,9 @@ pub(crate) struct Targets {
 }
 
 impl Targets {
-    /// Does something with each, prints each name as it is done, and goes on after errors; the
-    /// exit code is the last error's. With `--all` those whose state `fits`.
+    /// Calls `f` for each container, prints each name when it is done, and continues after errors;
+    /// returns the exit code of the last error. `--all` selects the containers in a state that
+    /// `fits`.
     pub(crate) fn each(
         &self,
         engine: &Engine,

@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use rustix::stdio;
 use rustix::termios::{self, OptionalActions, Termios, Winsize};
 
-/// The caller's terminal in raw mode: every key goes to the container, ctrl-c too. It is put back
-/// when this is dropped, on errors and panics as well; signals cannot get in between, see
+/// The caller's terminal in raw mode: every key goes to the container, ctrl-c too. Dropping
+/// restores the terminal, also on errors and panics; signals cannot interrupt, see
 /// [`crate::signal`].
 #[derive(Debug)]
 pub(crate) struct Raw {
@@ -15,7 +15,7 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Makes standard input raw; `None` where it is no terminal.
+    /// Makes standard input raw; `None` if it is no terminal.
     pub(crate) fn enter() -> Result<Option<Self>> {
         let fd = stdio::stdin();
         if !termios::isatty(fd) {
@@ -27,7 +27,7 @@ impl Raw {
         Ok(Some(raw))
     }
 
-    /// Makes it raw once more, after a shell had it in between (SIGCONT).
+    /// Makes the terminal raw again, after a shell has used it in between (SIGCONT).
     pub(crate) fn again(&self) -> Result<()> {
         let mut raw = self.before.clone();
         raw.make_raw();
@@ -38,12 +38,12 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // A terminal that has hung up cannot be put back and need not be.
+        // A terminal that has hung up cannot be restored and need not be.
         let _ = termios::tcsetattr(stdio::stdin(), OptionalActions::Drain, &self.before);
     }
 }
 
-/// The size of the caller's terminal, from the first of the standard streams that is one.
+/// Returns the size of the caller's terminal, from the first standard stream that is one.
 pub(crate) fn size() -> Option<Winsize> {
     let of = |fd: BorrowedFd| termios::tcgetwinsize(fd).ok().filter(|w| w.ws_col > 0);
     of(stdio::stdin()).or_else(|| of(stdio::stdout())).or_else(|| of(stdio::stderr()))
@@ -52,11 +52,11 @@ pub(crate) fn size() -> Option<Winsize> {
 /// Gives a container's terminal the size of the caller's (SIGWINCH follows inside).
 pub(crate) fn resize(master: impl AsFd) {
     if let Some(size) = size() {
-        let _ = termios::tcsetwinsize(master, size); // it may just have hung up
+        let _ = termios::tcsetwinsize(master, size); // the terminal may just have hung up
     }
 }
 
-/// Whether a descriptor is a terminal.
+/// Returns whether a descriptor is a terminal.
 pub(crate) fn is_terminal(fd: impl AsFd) -> bool {
     termios::isatty(fd)
 }

@@ -1,4 +1,4 @@
-//! Containers as lists, `inspect` and JSON show them.
+//! Views of containers for lists, `inspect` and JSON.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,12 +22,12 @@ pub(crate) struct Summary<'a> {
     state: &'a str,
     /// The host's pid of the first process; null when it is not running.
     pid: Option<u32>,
-    /// The first of its addresses; null where it has none.
+    /// The first of its addresses; null if it has none.
     address: Option<IpAddr>,
     addresses: &'a [IpAddr],
     /// `address`, `host` or `none`.
     network: &'a str,
-    /// Its trust domain; null but in address mode.
+    /// Its trust domain; null except in address mode.
     domain: Option<&'a str>,
     ports: Vec<Port>,
     command: &'a [String],
@@ -35,9 +35,9 @@ pub(crate) struct Summary<'a> {
     created: String,
     started: Option<String>,
     finished: Option<String>,
-    /// Since when it is drowsy or sleeps; null while it does neither.
+    /// Since when it is drowsy or asleep; null in other states.
     asleep: Option<String>,
-    /// How its first process ended last; null if it never did or nobody saw it.
+    /// Last exit code of its first process; null if there was none or it is unknown.
     exit_code: Option<i32>,
     /// The kernel's OOM killer ended a process of its last run.
     oom_killed: bool,
@@ -79,14 +79,14 @@ impl Port {
     }
 }
 
-/// What `inspect --json` shows of a container.
+/// A container in `inspect --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Inspect<'a> {
     #[serde(flatten)]
     pub(crate) summary: Summary<'a>,
     /// Files of its output.
     pub(crate) logs: Vec<String>,
-    /// Everything that was decided when it was created, as it is stored.
+    /// The whole configuration from its creation, as it is stored.
     pub(crate) config: &'a Config,
 }
 
@@ -127,12 +127,12 @@ impl<'a> Summary<'a> {
     }
 }
 
-/// Whether a container lives: it has processes, or will have them when somebody calls.
+/// Returns whether a container lives: it has processes, or will have them again after an event.
 pub(crate) fn is_alive(state: State) -> bool {
     matches!(state, State::Running | State::Paused | State::Drowsy | State::Asleep)
 }
 
-/// `after 90 s without work, drowsy after 30 s`; empty for one that does neither by itself.
+/// `after 90 s without work, drowsy after 30 s`; empty for a container that does neither by itself.
 pub(crate) fn sleep(config: &Config) -> String {
     let seconds = |sleep: Sleep| sleep.after().map(|after| after.as_secs_f64());
     match (seconds(config.sleep), seconds(config.drowsy)) {

@@ -1,10 +1,11 @@
-//! The options of `create` over what an archive says of a container, instead of over an image.
+//! The options of `create`, merged with an archive's configuration of a container instead of an
+//! image's.
 //!
-//! What lies inside and confines nothing is taken from the archive: command, environment, labels, host
-//! name, memory that is mounted. What gives the container something of this host (capabilities, files,
-//! volumes, the network, more ids) is given by the options alone; what the old one had and the new one is
-//! not given is named, all at once, by the options that would give it. Nothing of the archive is
-//! believed to be well-formed.
+//! Values that stay inside and do not confine are taken from the archive: command, environment,
+//! labels, host name, tmpfs mounts. Options alone give the container a part of this host:
+//! capabilities, files, volumes, the network, more ids. If the old container had such a part and
+//! the options do not give it, the error names all missing options at once. The archive is not
+//! trusted to be well-formed.
 
 use anyhow::{Result, bail};
 use dormouse_container::Create;
@@ -16,7 +17,7 @@ use crate::option::{Invalid, hostname, limit};
 use crate::output::printable;
 
 impl CreateArgs {
-    /// What the engine is asked to create for the container of an archive.
+    /// Merges the options with the container of an archive.
     pub(crate) fn merge_saved(&self, saved: &Config, here: &Here) -> Result<Create> {
         self.refuse_what_is_decided()?;
         let inside = Defaults {
@@ -61,15 +62,15 @@ impl CreateArgs {
         }
         let missing: Vec<_> = missing.iter().map(|m| printable(m)).collect();
         bail!(
-            "the container had what the new one is not given; say what it may have: {}",
+            "the old container had more than these options give; add the missing ones: {}",
             missing.join(", ")
         )
     }
 
-    /// What processes that exist have already.
+    /// Refuses options that existing processes have decided already.
     fn refuse_what_is_decided(&self) -> Result<()> {
         if self.words.len() > 1 || self.entrypoint.is_some() {
-            bail!("the command is the archive's: name nothing behind it");
+            bail!("the command comes from the archive: give none after its name");
         }
         let decided = [
             (self.rootfs.is_some(), "--rootfs"),
@@ -81,7 +82,7 @@ impl CreateArgs {
             (self.process.workdir.is_some(), "--workdir"),
         ];
         match decided.iter().find(|(given, _)| *given) {
-            Some((_, option)) => bail!("{option} cannot be given: the archive says it"),
+            Some((_, option)) => bail!("{option} cannot be given: the archive decides it"),
             None => Ok(()),
         }
     }
@@ -102,7 +103,7 @@ impl CreateArgs {
         Ok(())
     }
 
-    /// A stack of its own is nobody else's; the shared one is the domain's that is given.
+    /// Takes over a private stack; a shared stack is that of the given domain.
     fn network(&self, create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
         match saved.net {
             NetMode::None if self.ip.is_empty() && self.publish.is_empty() => {
@@ -140,7 +141,7 @@ impl CreateArgs {
     }
 }
 
-/// Memory comes along; what is of the host is given here, or missing.
+/// Takes over tmpfs mounts; mounts of host files must be given as options, or are missing.
 fn mounts(create: &mut Create, saved: &Config, missing: &mut Vec<String>) {
     for mount in &saved.mounts {
         if create.mounts.iter().any(|given| given.target == mount.target) {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_inside_comes_along() {
+    fn archive_gives_values_that_stay_inside() {
         let made = merge(&["a"], |_| {}).unwrap();
         assert_eq!(made.process.args, ["/bin/server", "-x"]);
         assert_eq!((made.name.as_str(), made.process.user.0.as_str()), ("web", "www"));
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_the_host_is_given_or_named() {
+    fn host_resources_need_options_or_are_named_as_missing() {
         let bind = |c: &mut Config| {
             c.mounts[0].kind = MountKind::Bind {
                 source: "/etc".into(),
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_container_could_be_is_refused() {
+    fn invalid_archive_values_and_decided_options_are_refused() {
         let cases: [fn(&mut Config); 5] = [
             |c| c.hostname = "a b".into(),
             |c| c.stop_signal = 900,
