@@ -1,7 +1,7 @@
 //! `checkpoint` and `restore`: flags of runc-checkpoint(8) and runc-restore(8).
 //!
-//! Those about how CRIU does it are taken and not needed, and the help says so; those that ask for
-//! something that is not done are refused.
+//! Flags about CRIU's internals are accepted without effect, which the help states; flags for
+//! unsupported functions are refused.
 
 use std::path::PathBuf;
 
@@ -18,25 +18,25 @@ use Takes::{Many, Nothing, One};
 
 const IMAGE: Flag =
     ("image-path", "", One, "directory of the checkpoint, ./checkpoint if not given");
-const WORK: Flag = ("work-path", "", One, "taken and not needed: nothing is logged there");
+const WORK: Flag = ("work-path", "", One, "accepted without effect: nothing is logged there");
 const TCP: Flag = ("tcp-established", "", Nothing, "TCP connections, too");
 const EXTERNAL: Flag =
-    ("ext-unix-sk", "", Nothing, "taken; a socket with a peer outside is refused all the same");
-const SHELL: Flag = ("shell-job", "", Nothing, "taken and not needed");
-const LOCKS: Flag = ("file-locks", "", Nothing, "taken and not needed: locks always are");
+    ("ext-unix-sk", "", Nothing, "accepted; a socket with a peer outside is refused all the same");
+const SHELL: Flag = ("shell-job", "", Nothing, "accepted without effect");
+const LOCKS: Flag = ("file-locks", "", Nothing, "accepted without effect: locks are always saved");
 const CGROUPS: Flag =
-    ("manage-cgroups-mode", "", One, "taken and not needed: limits are the configuration's");
-const EMPTY: Flag = ("empty-ns", "", Many, "taken and not needed, of network");
-const DEDUP: Flag = ("auto-dedup", "", Nothing, "taken and not needed");
-const LAZY: Flag = ("lazy-pages", "", Nothing, "refused: nobody serves pages");
+    ("manage-cgroups-mode", "", One, "accepted without effect: limits are the configuration's");
+const EMPTY: Flag = ("empty-ns", "", Many, "network only, accepted without effect");
+const DEDUP: Flag = ("auto-dedup", "", Nothing, "accepted without effect");
+const LAZY: Flag = ("lazy-pages", "", Nothing, "refused: no page server");
 
 pub(super) const CHECKPOINT: &[Flag] = &[
     IMAGE,
     WORK,
-    ("leave-running", "", Nothing, "the container goes on; otherwise it is deleted"),
+    ("leave-running", "", Nothing, "the container continues; otherwise it is deleted"),
     TCP,
-    ("tcp-skip-in-flight", "", Nothing, "taken; they are waited for instead"),
-    ("link-remap", "", Nothing, "taken and not needed"),
+    ("tcp-skip-in-flight", "", Nothing, "accepted; in-flight connections are waited for"),
+    ("link-remap", "", Nothing, "accepted without effect"),
     EXTERNAL,
     SHELL,
     LOCKS,
@@ -46,8 +46,8 @@ pub(super) const CHECKPOINT: &[Flag] = &[
     LAZY,
     ("pre-dump", "", Nothing, "refused: a checkpoint is whole"),
     ("parent-path", "", One, "refused: a checkpoint is whole"),
-    ("page-server", "", One, "refused: nobody serves pages"),
-    ("status-fd", "", One, "refused: nobody serves pages"),
+    ("page-server", "", One, "refused: no page server"),
+    ("status-fd", "", One, "refused: no page server"),
     HELP,
 ];
 
@@ -65,7 +65,7 @@ pub(super) const RESTORE: &[Flag] = &[
     CGROUPS,
     EMPTY,
     DEDUP,
-    ("no-subreaper", "", Nothing, "taken and not needed"),
+    ("no-subreaper", "", Nothing, "accepted without effect"),
     NO_PIVOT,
     KEYRING,
     LAZY,
@@ -74,7 +74,7 @@ pub(super) const RESTORE: &[Flag] = &[
     HELP,
 ];
 
-/// Refuses what is asked for and not done.
+/// Refuses flags for unsupported functions.
 fn refuse(given: &Given) -> Result<()> {
     let no = |flag: &str, why: &str| Err(Error::Usage(format!("--{flag}: {why}")));
     let has_text = |flag: &str| given.one(flag).is_some_and(|value| !value.is_empty());
@@ -86,11 +86,11 @@ fn refuse(given: &Given) -> Result<()> {
         return no("parent-path", whole);
     }
     if given.has("lazy-pages") {
-        return no("lazy-pages", "memory comes back at once; leave it out");
+        return no("lazy-pages", "memory is restored at once; leave it out");
     }
     for flag in ["page-server", "status-fd"] {
         if has_text(flag) {
-            return no(flag, "there is no server of pages; leave it out");
+            return no(flag, "there is no page server; leave it out");
         }
     }
     for flag in ["lsm-profile", "lsm-mount-context"] {
@@ -145,7 +145,7 @@ pub(super) fn restore(mut context: Context<'_>) -> Result<u8> {
     let Some(signals) = signals else { return Ok(0) };
     let ended = foreground::stay(&created, signals);
     let deleted = runtime.delete(id, true);
-    let code = ended?; // the first error is the one to tell
+    let code = ended?; // the first error is returned
     deleted?;
     Ok(code as u8)
 }

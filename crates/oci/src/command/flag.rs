@@ -1,26 +1,26 @@
-//! Flags as Go programs read them, which runc is: `-name`, `--name`, `--name=value`, `--name value`;
-//! the first word that is none ends them, and so does `--`.
+//! Flags in the syntax of Go programs such as runc: `-name`, `--name`, `--name=value`, `--name
+//! value`. The first word that is no flag ends them, and so does `--`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use crate::error::{Error, Result};
 
-/// What a flag takes.
+/// Arguments of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Takes {
-    /// Nothing; `=true` and `=false` are understood.
+    /// None; `=true` and `=false` are accepted.
     Nothing,
     /// A value; the last one counts.
     One,
-    /// A value, each time.
+    /// A value; the flag may be repeated.
     Many,
 }
 
-/// One flag: its name, a short one or an empty text, what it takes, and what it is for.
+/// One flag: its name, a short one or an empty text, its arguments, its description.
 pub(super) type Flag = (&'static str, &'static str, Takes, &'static str);
 
-/// What was given.
+/// The given flags.
 #[derive(Debug, Default)]
 pub(super) struct Given {
     values: BTreeMap<&'static str, Vec<String>>,
@@ -71,29 +71,29 @@ impl Given {
         Ok(given)
     }
 
-    /// Whether a flag that takes nothing was given.
+    /// Returns whether a flag without argument was given.
     pub(super) fn has(&self, name: &str) -> bool {
         self.one(name).is_some_and(|value| value == "true" || value == "1")
     }
 
-    /// The value of a flag.
+    /// Returns the value of a flag.
     pub(super) fn one(&self, name: &str) -> Option<&str> {
         self.values.get(name)?.last().map(String::as_str)
     }
 
-    /// All its values.
+    /// Returns all values of a flag.
     pub(super) fn many(&self, name: &str) -> &[String] {
         self.values.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Its value as a number.
+    /// Returns the value of a flag as a number.
     pub(super) fn number<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(value) = self.one(name) else { return Ok(None) };
         let bad = || Error::Usage(format!("--{name}: {value:?} is no such number"));
         value.parse().map(Some).map_err(|_| bad())
     }
 
-    /// The only word after the flags.
+    /// Returns the only word after the flags.
     pub(super) fn id(&self) -> Result<&str> {
         match self.rest.as_slice() {
             [id] => Ok(id),
@@ -103,7 +103,7 @@ impl Given {
     }
 }
 
-/// The flags of a table, a line each.
+/// Formats the flags of a table, a line each.
 pub(super) fn help(table: &[Flag]) -> String {
     let line = |(name, short, takes, what): &Flag| {
         let value = if *takes == Takes::Nothing { "" } else { " value" };
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn one_and_two_dashes_are_the_same() {
+    fn one_and_two_dashes_are_equivalent() {
         for line in ["-b x id -d", "--bundle x id -d", "-bundle=x id -d", "--b=x id -d"] {
             let given = read(line).expect("good");
             assert_eq!(given.one("bundle"), Some("x"), "{line}");
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error() {
+    fn unknown_or_incomplete_flag_is_refused() {
         for line in ["--no id", "-b", "--detach=perhaps id"] {
             assert!(read(line).is_err(), "{line}");
         }

@@ -1,5 +1,4 @@
-//! What this program says about itself: to `--log` in `--log-format`, and errors to standard error,
-//! too.
+//! Log of this program: to `--log` in `--log-format`; errors also to standard error.
 
 use std::fs::File;
 use std::io::Write;
@@ -45,18 +44,18 @@ fn line(json: bool, level: &str, text: &str) -> String {
     }
 }
 
-/// Says something; standard error hears of it where there is no log.
+/// Writes a line to the log, or to standard error if there is none.
 fn say(level: &str, text: &str) {
     let log = LOG.get();
     let line = line(log.is_some_and(|log| log.json), level, text);
     match log.and_then(|log| log.file.as_ref()) {
-        // Who cannot be told cannot be told that either.
+        // An error in writing the log cannot be reported.
         Some(mut file) => drop(file.write_all(line.as_bytes())),
         None => drop(std::io::stderr().write_all(line.as_bytes())),
     }
 }
 
-/// An error: the last thing this program says.
+/// Logs an error, the last message of this program.
 pub(super) fn error(text: &str) {
     say("error", text);
     if LOG.get().is_some_and(|log| log.file.is_some()) {
@@ -64,12 +63,12 @@ pub(super) fn error(text: &str) {
     }
 }
 
-/// Something that went wrong and did not matter to the command.
+/// Logs a failure that does not affect the result of the command.
 pub(crate) fn warn(text: &str) {
     say("warning", text);
 }
 
-/// What `--debug` asks for.
+/// Logs a message of `--debug`.
 pub(super) fn debug(text: &str) {
     if LOG.get().is_some_and(|log| log.debug) {
         say("debug", text);

@@ -1,7 +1,7 @@
 //! The command line: runc's verbs, flags, output and exit codes.
 //!
-//! Exit codes: 0; 1 for what failed (255 for `exec`); of `run` and `exec` in the foreground the
-//! process's own, 128 and the number of a signal that ended it.
+//! Exit codes: 0; 1 for a failure (255 for `exec`). `run` and `exec` in the foreground return the
+//! process's own, or 128 and the number of the signal that killed it.
 
 mod checkpoint;
 mod flag;
@@ -20,38 +20,38 @@ use crate::{OCI_VERSION, Runtime};
 
 pub(crate) use log::warn;
 
-/// Where state is unless `--root` says otherwise.
+/// Directory of the state without `--root`.
 const DEFAULT_ROOT: &str = "/run/dormouse-oci";
 
 const GLOBAL: &[Flag] = &[
-    ("debug", "", Takes::Nothing, "say more in the log"),
+    ("debug", "", Takes::Nothing, "write more to the log"),
     ("log", "", Takes::One, "write the log to this file instead of standard error"),
     ("log-format", "", Takes::One, "text or json"),
     ("root", "", Takes::One, "directory of the state of containers"),
     ("systemd-cgroup", "", Takes::Nothing, "cgroupsPath is SLICE:PREFIX:NAME"),
-    ("rootless", "", Takes::One, "true, false or auto; taken and not needed"),
-    ("criu", "", Takes::One, "taken and not needed"),
+    ("rootless", "", Takes::One, "true, false or auto; accepted without effect"),
+    ("criu", "", Takes::One, "accepted without effect"),
     ("version", "v", Takes::Nothing, "print the version"),
     ("help", "h", Takes::Nothing, "show this"),
 ];
 
-/// What a verb is run with.
+/// Context of a verb.
 struct Context<'c> {
     runtime: &'c Runtime,
     given: &'c Given,
-    /// Descriptors that the caller wants to be passed on.
+    /// Descriptors that the caller passes on.
     inherited: Vec<OwnedFd>,
 }
 
 /// The code of a verb.
 enum Run {
-    /// It is about no container.
+    /// For a verb without a container.
     Alone(fn(&Given) -> Result<u8>),
-    /// It is about containers.
+    /// For a verb with containers.
     With(fn(Context<'_>) -> Result<u8>),
 }
 
-/// A verb: its name, what follows its flags, what it does, its flags, its code.
+/// A verb: its name, its arguments, its description, its flags, its code.
 struct Verb {
     name: &'static str,
     words: &'static str,
@@ -60,13 +60,13 @@ struct Verb {
     run: Run,
 }
 
-/// The current time, RFC 3339.
+/// Returns the current time, RFC 3339.
 pub(crate) fn now() -> String {
     let now = time::OffsetDateTime::now_utc();
     now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default()
 }
 
-/// Reads the command line and does what it says; gives the exit code.
+/// Executes the command line; returns the exit code.
 pub fn main() -> u8 {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match run(words) {
@@ -106,7 +106,7 @@ fn run(words: Vec<OsString>) -> std::result::Result<u8, (String, Error)> {
         print!("dormouse-oci {name} [flags] {words}\n\n{what}\n\n{}", flag::help(verb.flags));
         return Ok(0);
     }
-    // ORDER: before anything is opened here, which would get the first number that is free.
+    // ORDER: before this process opens a file, which would get the lowest free number.
     let inherited = verb::inherited(&given).map_err(named)?;
     log::open(global.one("log"), global.one("log-format"), global.has("debug")).map_err(named)?;
     log::debug(&format!("{name} of process {}", std::process::id()));

@@ -7,10 +7,10 @@ use Takes::{Many, Nothing, One};
 
 pub(super) const HELP: Flag = ("help", "h", Nothing, "show this");
 pub(super) const BUNDLE: Flag =
-    ("bundle", "b", One, "directory of config.json; the current one if not given");
+    ("bundle", "b", One, "directory of config.json; the current one by default");
 pub(super) const CONSOLE: Flag =
-    ("console-socket", "", One, "socket that gets the master of the terminal");
-pub(super) const PID_FILE: Flag = ("pid-file", "", One, "file that gets the process's pid");
+    ("console-socket", "", One, "socket that receives the master of the terminal");
+pub(super) const PID_FILE: Flag = ("pid-file", "", One, "file that receives the process's pid");
 const PRESERVE: Flag = ("preserve-fds", "", One, "how many descriptors from 3 on are passed on");
 pub(super) const NO_PIVOT: Flag =
     ("no-pivot", "", Nothing, "only cover the host's root: for an initramfs");
@@ -45,7 +45,7 @@ pub(super) const VERBS: &[Verb] = &[
             DETACH,
             ("keep", "", Nothing, "do not delete it when it has ended"),
             PID_FILE,
-            ("no-subreaper", "", Nothing, "taken and not needed"),
+            ("no-subreaper", "", Nothing, "accepted without effect"),
             NO_PIVOT,
             KEYRING,
             PRESERVE,
@@ -84,17 +84,17 @@ pub(super) const VERBS: &[Verb] = &[
             ("env", "e", Many, "NAME=VALUE"),
             ("tty", "t", Nothing, "with a terminal"),
             ("user", "u", One, "UID[:GID]"),
-            ("additional-gids", "g", Many, "more groups"),
+            ("additional-gids", "g", Many, "additional groups"),
             ("process", "p", One, "process.json"),
             DETACH,
             PID_FILE,
             ("process-label", "", One, "SELinux label"),
             ("apparmor", "", One, "AppArmor profile"),
             ("no-new-privs", "", Nothing, "execve gives no privileges"),
-            ("cap", "c", Many, "a capability more"),
+            ("cap", "c", Many, "additional capability"),
             PRESERVE,
             ("cgroup", "", Many, "refused: processes share the container's cgroup"),
-            ("ignore-paused", "", Nothing, "wait in a paused container until it goes on"),
+            ("ignore-paused", "", Nothing, "wait in a paused container until it is resumed"),
             HELP,
         ],
         run: Run::With(verb::exec),
@@ -123,21 +123,21 @@ pub(super) const VERBS: &[Verb] = &[
     Verb {
         name: "resume",
         words: "ID",
-        what: "let them go on",
+        what: "resume all processes",
         flags: &[HELP],
         run: Run::With(verb::resume),
     },
     Verb {
         name: "checkpoint",
         words: "ID",
-        what: "make files of a running container's processes, and delete it",
+        what: "save the processes of a running container as files, and delete it",
         flags: checkpoint::CHECKPOINT,
         run: Run::With(checkpoint::checkpoint),
     },
     Verb {
         name: "restore",
         words: "ID",
-        what: "make a container whose processes come from a checkpoint, and wait for it",
+        what: "make a container from a checkpoint, and wait for it",
         flags: checkpoint::RESTORE,
         run: Run::With(checkpoint::restore),
     },
@@ -151,7 +151,7 @@ pub(super) const VERBS: &[Verb] = &[
     Verb {
         name: "events",
         words: "ID",
-        what: "print what a container uses until it ends",
+        what: "print the resource use of a container until it ends",
         flags: &[
             ("interval", "", One, "time between two lines, 5s if not given"),
             ("stats", "", Nothing, "print one line"),
@@ -162,14 +162,14 @@ pub(super) const VERBS: &[Verb] = &[
     Verb {
         name: "spec",
         words: "",
-        what: "write a config.json to begin with",
+        what: "write an initial config.json",
         flags: &[BUNDLE, ("rootless", "", Nothing, "with a user namespace"), HELP],
         run: Run::Alone(verb::spec),
     },
     Verb {
         name: "features",
         words: "",
-        what: "print what this runtime knows",
+        what: "print the supported features",
         flags: &[HELP],
         run: Run::Alone(verb::features),
     },

@@ -22,7 +22,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ("memory", "", One, "bytes, or with k, m, g, t"),
     ("memory-reservation", "", One, "bytes"),
     ("memory-swap", "", One, "bytes of memory and swap; -1 for no limit"),
-    ("kernel-memory", "", One, "taken and not used: the kernel has given it up"),
+    ("kernel-memory", "", One, "accepted without effect: removed from the kernel"),
     ("kernel-memory-tcp", "", One, "bytes"),
     ("pids-limit", "", One, "number of tasks"),
     ("l3-cache-schema", "", One, "refused: resctrl is not used"),
@@ -30,7 +30,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ("help", "h", Nothing, "show this"),
 ];
 
-/// Bytes as runc reads them.
+/// Parses bytes as runc does.
 fn bytes(name: &str, text: &str) -> Result<i64> {
     let bad = || Error::Usage(format!("--{name}: {text:?} is no number of bytes"));
     if text == "-1" {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_powers_of_two() {
+    fn size_suffixes_are_powers_of_two() {
         assert_eq!(bytes("m", "10").expect("good"), 10);
         assert_eq!(bytes("m", "64M").expect("good"), 64 << 20);
         assert_eq!(bytes("m", "1GiB").expect("good"), 1 << 30);

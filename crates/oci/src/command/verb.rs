@@ -1,4 +1,4 @@
-//! What each verb does with its flags.
+//! The code of each verb.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -19,10 +19,10 @@ use crate::spec::{self, Process};
 use crate::store::{Record, Status};
 use crate::{OCI_VERSION, feature};
 
-/// Descriptors that `--preserve-fds` and socket activation (sd_listen_fds(3)) name.
+/// Returns the descriptors of `--preserve-fds` and socket activation (sd_listen_fds(3)).
 pub(super) fn inherited(given: &Given) -> Result<Vec<OwnedFd>> {
     let count = given.number::<u32>("preserve-fds")?.unwrap_or(0) + listen_fds();
-    // LIMIT: what a plan can carry.
+    // LIMIT: the capacity of a plan.
     if count > 1024 {
         return Err(Error::Usage("--preserve-fds: more than 1024".into()));
     }
@@ -34,7 +34,7 @@ fn listen_fds() -> u32 {
     std::env::var("LISTEN_FDS").ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// Prints a document; a reader that has gone away is no failure of ours.
+/// Prints a document; a closed pipe is no failure.
 fn print(value: &impl serde::Serialize, pretty: bool) -> Result<()> {
     let text =
         if pretty { serde_json::to_string_pretty(value) } else { serde_json::to_string(value) };
@@ -89,7 +89,7 @@ pub(super) fn run(mut context: Context<'_>) -> Result<u8> {
         return match started {
             Ok(()) => Ok(0),
             Err(e) => {
-                let _ = runtime.delete(id, true); // the first error is the one to tell
+                let _ = runtime.delete(id, true); // the first error is returned
                 Err(e)
             }
         };
@@ -104,7 +104,7 @@ pub(super) fn run(mut context: Context<'_>) -> Result<u8> {
     Ok(ended? as u8)
 }
 
-/// What `state` and `list` print of a container.
+/// Returns the fields that `state` and `list` print of a container.
 fn described(record: &Record, status: Status) -> Value {
     let pid = if status == Status::Stopped { 0 } else { record.pid };
     let mut all = json!({
@@ -135,7 +135,7 @@ pub(super) fn kill(context: Context<'_>) -> Result<u8> {
     let (id, signal) = match context.given.rest.as_slice() {
         [id] => (id, "TERM"),
         [id, signal] => (id, signal.as_str()),
-        _ => return Err(Error::Usage("ID and a signal are wanted".into())),
+        _ => return Err(Error::Usage("an ID is needed, and at most one signal".into())),
     };
     context.runtime.kill(id, signal.parse::<Signal>()?, context.given.has("all"))?;
     Ok(0)
@@ -155,13 +155,13 @@ pub(super) fn delete(context: Context<'_>) -> Result<u8> {
     first
 }
 
-/// `UID[:GID]`, digits only (CVE-2026-30892): what is not exactly that is an error.
+/// Parses `UID[:GID]`, digits only (CVE-2026-30892); any other text is an error.
 fn user(text: &str) -> Result<(u32, Option<u32>)> {
     let bad = || Error::Usage(format!("--user: {text:?} is not UID[:GID]"));
     let id = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let plain = digits && (text == "0" || !text.starts_with('0'));
-        // (uid_t) -1 is "leave it" to the kernel.
+        // (uid_t) -1 means "no change" to the kernel.
         text.parse::<u32>().ok().filter(|id| plain && *id != u32::MAX).ok_or_else(bad)
     };
     match text.split_once(':') {
@@ -170,7 +170,7 @@ fn user(text: &str) -> Result<(u32, Option<u32>)> {
     }
 }
 
-/// The process of `exec`, from a file or from flags over the container's own.
+/// Returns the process of `exec`, from a file or from flags over the container's own.
 fn process(context: &Context<'_>) -> Result<(String, Process)> {
     let given = context.given;
     let (id, args) = match given.rest.split_first() {
@@ -211,7 +211,7 @@ fn process(context: &Context<'_>) -> Result<(String, Process)> {
     if !given.many("cap").is_empty() {
         let more = given.many("cap").to_vec();
         let caps = process.capabilities.get_or_insert_default();
-        // Never inheritable, and ambient only for who has it so (CVE-2022-29162).
+        // Never inheritable, and ambient only if it was inheritable already (CVE-2022-29162).
         for list in [&mut caps.bounding, &mut caps.effective, &mut caps.permitted] {
             list.extend(more.iter().cloned());
         }
@@ -289,7 +289,7 @@ pub(super) fn list(context: Context<'_>) -> Result<u8> {
     let json = format(context.given)?;
     let mut all = Vec::new();
     for id in context.runtime.ids()? {
-        // One that is deleted meanwhile is none.
+        // A container that is deleted meanwhile is left out.
         if let Ok((record, status)) = context.runtime.look(&id) {
             all.push((record, status));
         }
@@ -333,7 +333,7 @@ pub(super) fn resume(context: Context<'_>) -> Result<u8> {
     Ok(0)
 }
 
-/// A time as Go writes it, in one unit: `500ms`, `5s`, `2m`, `1h`.
+/// Parses a duration as Go writes it, in one unit: `500ms`, `5s`, `2m`, `1h`.
 fn interval(text: &str) -> Result<Duration> {
     let bad = || Error::Usage(format!("--interval: {text:?} is no time such as 500ms, 5s, 2m"));
     let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
@@ -376,7 +376,8 @@ pub(super) fn spec(given: &Given) -> Result<u8> {
     Ok(0)
 }
 
-/// As a user who is not root would have it: his own ids alone, and nothing that needs the host's.
+/// Changes a configuration for an unprivileged user: its own ids only, and nothing that needs the
+/// host's.
 fn rootless(config: &mut Value) {
     let ids = |host: u32| json!([{ "containerID": 0, "hostID": host, "size": 1 }]);
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
@@ -415,7 +416,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_exactly_what_is_written() {
+    fn user_option_takes_plain_numbers_only() {
         assert_eq!(user("0").expect("good"), (0, None));
         assert_eq!(user("1000:7").expect("good"), (1000, Some(7)));
         let bad = [
@@ -440,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_have_a_unit() {
+    fn interval_without_unit_is_refused() {
         assert_eq!(interval("500ms").expect("good"), Duration::from_millis(500));
         assert_eq!(interval("5s").expect("good"), Duration::from_secs(5));
         for bad in ["5", "s", "0s", "-1s", "1d", ""] {
@@ -449,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn both_configurations_to_begin_with_are_read_again() {
+    fn initial_configurations_are_valid() {
         let mut config: Value = serde_json::from_str(include_str!("default.json")).expect("JSON");
         for _ in 0..2 {
             let text = serde_json::to_vec(&config).expect("JSON");
