@@ -1,16 +1,16 @@
-//! `checkpoint`: the processes of a container become files, by the engine that
-//! `dormouse checkpoint` has (the crate `dormouse_checkpoint`).
+//! `checkpoint`: saves the processes of a container as files, with the engine of `dormouse
+//! checkpoint` (the crate `dormouse_checkpoint`).
 //!
-//! A checkpoint is the directory `dormouse` in the directory that the caller names (`--image-path`).
-//! It takes its name when it is whole, and the place of an older one in one step. Only then are the
-//! processes killed, all of which have stood still since it was made, and the container is deleted: its
-//! caller sees its end. So whoever is killed in between leaves it running, or stopped with a whole
+//! A checkpoint is the directory `dormouse` in the caller's directory (`--image-path`). A complete
+//! checkpoint takes this name, or replaces an older one, in one step. Only then are the processes
+//! killed, which were stopped since the save began, and the container is deleted; its caller sees
+//! its end. A kill in between therefore leaves the container running, or stopped with a complete
 //! checkpoint.
 //!
-//! **What makes it again** is the bundle that `restore` is given: namespaces, mounts, cgroups, limits,
-//! filters. What the container's processes have added to that (a mount, a namespace, a control group)
-//! is refused by name, before anything is stopped. So is what another party has a hand in: a pid
-//! namespace that is shared, a filter with a listener.
+//! **Restored from the bundle** of `restore`: namespaces, mounts, cgroups, limits, filters.
+//! Additions by the container's processes (a mount, a namespace, a control group) are refused by
+//! name, before any process is stopped. Objects shared with another party are refused, too: a
+//! shared pid namespace, a filter with a listener.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,28 +29,29 @@ use crate::spec::{Linux, Mount, Spec};
 use crate::store::{Record, Status};
 use crate::{Runtime, device, process};
 
-/// The checkpoint's name in the directory that the caller names.
+/// The checkpoint's name in the caller's directory.
 pub(crate) const NAME: &str = "dormouse";
-/// The same while there is an older one.
+/// Its name while an older one exists.
 const NEXT: &str = "dormouse-next";
-/// What a standard stream of the caller's is called.
+/// Recorded names of the caller's standard streams.
 pub(crate) const STREAMS: [&str; 3] = ["stdin", "stdout", "stderr"];
 
-/// What `checkpoint` is asked for.
+/// Options of `checkpoint`.
 #[derive(Debug, Default)]
 pub struct Checkpoint {
-    /// The directory that it is put in; made where it is missing.
+    /// Directory that receives the checkpoint; made if missing.
     pub image: PathBuf,
-    /// The container goes on.
+    /// The container continues.
     pub leave_running: bool,
-    /// TCP connections are saved, too, and kept quiet until they are back.
+    /// TCP connections are saved, too, and their packets dropped until they are restored.
     pub connections: bool,
 }
 
 impl Runtime {
-    /// Saves the processes of a running container; gives how long it took.
+    /// Saves the processes of a running container; returns durations and sizes.
     ///
-    /// Errors: [`CheckpointError::Refused`] names everything that cannot be saved; nothing was stopped.
+    /// Errors: [`CheckpointError::Refused`] names everything that cannot be saved; no process was
+    /// stopped.
     pub fn checkpoint(&self, id: &str, options: &Checkpoint) -> Result<Figures> {
         let lock = self.store.lock(id, false)?;
         let (record, status) = self.look(id)?;
@@ -76,8 +77,8 @@ impl Runtime {
         let (stopped, figures) = save::save(&subject, &place.path, None, options.leave_running)?;
         place.settle(image)?;
         let Some(stopped) = stopped else { return Ok(figures) };
-        // ORDER: published above; now, and not before, the processes may go. With the first of a pid
-        // namespace go all.
+        // ORDER: published above; only now may the processes be killed. The end of the first
+        // process of a pid namespace ends all.
         let kill = || pidfd::send_signal(&first, 9);
         stopped.kill(kill).map_err(Error::call("end the container"))?;
         drop(lock);
@@ -120,7 +121,8 @@ impl Runtime {
     }
 }
 
-/// Whether a container has a network stack that nobody else sets up: hooks may bring in devices from outside.
+/// Returns whether only the container sets up its network stack: hooks may add devices from
+/// outside.
 pub(crate) fn own_network(spec: &Spec) -> bool {
     let namespaces = spec.linux.as_ref().and_then(|it| Namespaces::check(&it.namespaces).ok());
     let process = spec.process.as_ref();
@@ -130,8 +132,8 @@ pub(crate) fn own_network(spec: &Spec) -> bool {
         && granted.is_some_and(|it| Set::from_bits(it.bounding).contains(Capability::NetAdmin))
 }
 
-/// What the caller's standard streams are, for whoever looks at the container's later. A device that
-/// keeps nothing of who has it open is as good inside.
+/// Returns the identities of the caller's standard streams, for a later checkpoint. A memory device
+/// has no state per open file, so the container's own one is equivalent.
 pub(crate) fn streams() -> Vec<Option<(u64, u64)>> {
     const MEMORY: u32 = 1; // the major number of null and its like (null(4))
     let identity = |fd: BorrowedFd<'_>| {
@@ -144,7 +146,7 @@ pub(crate) fn streams() -> Vec<Option<(u64, u64)>> {
     [input, output, rustix::stdio::stderr()].map(identity).into()
 }
 
-/// Refuses what `restore` could not make again, or not alone.
+/// Refuses a configuration that `restore` could not make again, or not without another party.
 fn check(linux: &Linux, namespaces: &Namespaces) -> Result<()> {
     let refused = |why: &str| {
         let why = why.to_owned();
@@ -153,19 +155,19 @@ fn check(linux: &Linux, namespaces: &Namespaces) -> Result<()> {
     };
     if !namespaces.makes("pid") {
         return refused(
-            "it has no pid namespace of its own, in which its processes keep their ids",
+            "it has no private pid namespace in which its processes could keep their ids",
         );
     }
     if !namespaces.makes("mount") {
-        return refused("it has no mount namespace of its own");
+        return refused("it has no private mount namespace");
     }
     if linux.seccomp.as_ref().is_some_and(|seccomp| seccomp.listener_path.is_some()) {
-        return refused("its filter has a listener, which answers for it");
+        return refused("its filter has a listener outside the container");
     }
     Ok(())
 }
 
-/// Directories that a configuration has in memory and lets be written.
+/// Returns the writable directories that a configuration keeps in memory.
 pub(crate) fn memory(mounts: &[Mount]) -> Vec<String> {
     let has = |mount: &Mount, word: &str| mount.options.iter().any(|option| option == word);
     let is_ours = |mount: &&Mount| {
@@ -175,14 +177,14 @@ pub(crate) fn memory(mounts: &[Mount]) -> Vec<String> {
     mounts.iter().filter(is_ours).map(|mount| clean(&mount.destination)).collect()
 }
 
-/// An absolute path without repetitions.
+/// Normalizes an absolute path.
 fn clean(path: &str) -> String {
     let parts = path.split('/').filter(|part| !part.is_empty() && *part != ".");
     parts.fold(String::new(), |all, part| all + "/" + part)
 }
 
-/// Mounts that the configuration does not make, by name. What is below a bind of the caller's comes
-/// with it again.
+/// Returns refusals for mounts that the configuration does not make, by name. Mounts below a
+/// recursive bind of the caller are restored with it.
 fn foreign_mounts(record: &Record, spec: &Spec) -> Result<Vec<Refusal>> {
     let linux = spec.linux.clone().unwrap_or_default();
     let root = format!("/proc/{}/root", record.pid);
@@ -211,7 +213,7 @@ fn foreign_mounts(record: &Record, spec: &Spec) -> Result<Vec<Refusal>> {
     let others = linux.masked_paths.iter().chain(&linux.readonly_paths).cloned();
     let others = others.chain(device::paths(&linux.devices)).chain(["/dev/console".to_owned()]);
     known.extend(others.filter_map(|path| mounted_at(&path)));
-    // Parents come before what is mounted in them.
+    // Parents precede the mounts below them.
     for (id, parent, _) in &rows {
         if whole.contains(parent) {
             whole.push(*id);
@@ -227,17 +229,17 @@ fn foreign_mounts(record: &Record, spec: &Spec) -> Result<Vec<Refusal>> {
     Ok(foreign.map(refusal).collect())
 }
 
-/// The id of the mount that a path inside leads to. KERNEL(5.8): statx(2) tells it
+/// Returns the id of the mount at a path inside. KERNEL(5.8): statx(2) returns it
 fn mount_id(root: &OwnedFd, path: &str) -> Option<u64> {
     let place = resolve::in_root(root.as_fd(), path, OFlags::PATH, Mode::empty()).ok()?;
     let found = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
     (found.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(found.stx_mnt_id)
 }
 
-/// Where a checkpoint is written.
+/// Destination of a checkpoint.
 struct Place {
     path: PathBuf,
-    /// An older one has the name.
+    /// An older checkpoint has the name.
     replaces: bool,
 }
 
@@ -245,7 +247,7 @@ impl Place {
     fn free(image: &Path) -> Result<Self> {
         let (last, next) = (image.join(NAME), image.join(NEXT));
         if next.exists() {
-            // Of one that was killed between two steps.
+            // Left by a checkpoint that was killed between two steps.
             fs::remove_dir_all(&next).map_err(Error::file("remove", &next))?;
         }
         match last.exists() {
@@ -254,7 +256,7 @@ impl Place {
         }
     }
 
-    /// Gives it its name.
+    /// Gives the checkpoint its name.
     fn settle(self, image: &Path) -> Result<()> {
         if !self.replaces {
             return Ok(());
@@ -271,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_in_memory_are_those_that_can_be_written() {
+    fn memory_directories_are_writable_tmpfs_mounts() {
         let mount = |destination: &str, kind: &str, options: &[&str]| Mount {
             destination: destination.into(),
             kind: Some(kind.into()),

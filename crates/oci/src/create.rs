@@ -1,5 +1,4 @@
-//! `create`: from a bundle to a process that waits to be started. The steps are told in the crate's
-//! root.
+//! `create`: from a bundle to a process that waits to be started. The crate's root lists the steps.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -30,30 +29,30 @@ use crate::{Runtime, cgroup, checkpoint, console, device, hook, mount as mounts}
 
 /// The socket at which a created container waits.
 pub(crate) const START: &str = "start";
-/// The page by which a listener's descriptor is fetched.
+/// The page that hands over a seccomp listener's descriptor number.
 pub(crate) const LISTENER: &str = "listener";
-/// How long a killed container's last process may take to be gone.
+/// How long the last process of a killed container may take to exit.
 pub(crate) const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// What `create` and `run` are asked for.
+/// Options of `create` and `run`.
 #[derive(Debug, Default)]
 pub struct Create {
     /// The directory of `config.json`.
     pub bundle: PathBuf,
-    /// Where the master of a terminal is sent.
+    /// Socket that receives the master of a terminal.
     pub console_socket: Option<PathBuf>,
-    /// Where the pid is written.
+    /// File that receives the pid.
     pub pid_file: Option<PathBuf>,
     /// The root filesystem only covers the host's: for a host that runs from its initramfs.
     pub no_pivot: bool,
     /// The container keeps the caller's session keyring.
     pub no_new_keyring: bool,
-    /// What the program finds at 3 and following ([`inherited`](dormouse_keeper::inherited), before
-    /// this process has opened anything).
+    /// Descriptors for the program at 3 and following ([`inherited`](dormouse_keeper::inherited),
+    /// before this process has opened anything).
     pub preserve: Vec<OwnedFd>,
-    /// How many of them are sockets that the caller listens at for the program (sd_listen_fds(3)).
+    /// How many of them are listening sockets for the program (sd_listen_fds(3)).
     pub listen_fds: u32,
-    /// The master of a terminal is wanted here, not at a socket.
+    /// The master of a terminal is returned, not sent to a socket.
     pub keep_console: bool,
 }
 
@@ -62,19 +61,19 @@ pub struct Create {
 pub struct Created {
     /// Its first process.
     pub pid: u32,
-    /// The same.
+    /// A pidfd of it.
     pub pidfd: OwnedFd,
-    /// The master of its terminal, where that was wanted.
+    /// The master of its terminal, if requested.
     pub console: Option<OwnedFd>,
 }
 
 impl Runtime {
-    /// Makes a container of a bundle. When that fails nothing is left of it.
+    /// Makes a container from a bundle. On failure the container is removed.
     pub fn create(&self, id: &str, create: &Create) -> Result<Created> {
         self.make(id, create, None)
     }
 
-    /// The same; from a checkpoint where there is one, and then it runs.
+    /// Makes a container; from a checkpoint if one is given, and then it runs.
     pub(crate) fn make(
         &self,
         id: &str,
@@ -84,7 +83,7 @@ impl Runtime {
         store::check_id(id)?;
         let bundle = Bundle::open(&create.bundle)?;
         let linux = bundle.linux();
-        // It may be missing until the start, which then fails.
+        // The process may be missing until the start, which then fails.
         let nothing = Process { cwd: "/".into(), ..Process::default() };
         let process = bundle.spec.process.as_ref().unwrap_or(&nothing);
         console::check(process.terminal, create.console_socket.as_deref(), create.keep_console)?;
@@ -109,7 +108,7 @@ impl Runtime {
             match tree.and_then(|tree| self.refuse_shared(&tree, &cgroup)) {
                 Ok(()) => Ok(dir),
                 Err(e) => {
-                    let _ = self.store.remove(id); // it is found by its mark
+                    let _ = self.store.remove(id); // if it stays, its mark finds it
                     Err(e)
                 }
             }
@@ -117,7 +116,7 @@ impl Runtime {
         let dir = match self.store.make(id).and_then(free) {
             Ok(dir) => dir,
             Err(e) => {
-                let _ = mark.remove(); // the first error is the one to tell
+                let _ = mark.remove(); // the first error is returned
                 return Err(e);
             }
         };
@@ -162,10 +161,10 @@ impl Runtime {
                 if let Some(newborn) = newborn {
                     let _ = pidfd::send_signal(&newborn.pidfd, 9);
                 }
-                // What cannot be taken away now is found by the next command, by its mark.
+                // On failure the next command finds the rest by its mark.
                 let gone = self.take_down(&record);
                 if gone.is_ok() {
-                    // After a failed hook of the runtime's the caller's own cleaning is due, too.
+                    // After a failed hook the caller's own cleanup is due, too.
                     let _ = hook::run("poststop", &record.poststop, &record, Status::Stopped);
                     let _ = mark.remove();
                 }
@@ -174,8 +173,8 @@ impl Runtime {
         }
     }
 
-    /// A cgroup that is there already has to be nobody's: with a container all that is in its cgroup
-    /// ends.
+    /// Refuses an existing cgroup that is in use: the end of a container ends all processes in its
+    /// cgroup.
     fn refuse_shared(&self, tree: &Tree, path: &str) -> Result<()> {
         if !tree.exists() {
             return Ok(());
@@ -190,7 +189,7 @@ impl Runtime {
         };
         let own = parts(path);
         for id in self.store.ids()? {
-            let Ok(other) = self.store.read(&id) else { continue }; // it was deleted
+            let Ok(other) = self.store.read(&id) else { continue }; // deleted meanwhile
             if parts(&other.cgroup) == own {
                 return Err(field(format!("it is the cgroup of container {id:?}")));
             }
@@ -208,7 +207,8 @@ impl Runtime {
             let tree = self.forest()?.open(&record.cgroup, record.cgroup_made)?;
             self.end_rest(record, process.as_ref(), &tree)?;
             match tree.remove(ENDS_WITHIN) {
-                // Nobody of this container lives any more: a path below its own was given to others.
+                // All of this container's processes have exited: a path below its own was given to
+                // others.
                 Err(CgroupError::InUse { pids, .. }) if record.owns_pids && record.pid != 0 => {
                     let why = format!("{}: others are below it: {pids:?}", record.cgroup);
                     crate::command::warn(&format!("the cgroup stays where it is: {why}"));
@@ -217,7 +217,7 @@ impl Runtime {
             }
         }
         if let Some(process) = process {
-            // It was never in its cgroup.
+            // The process was never in its cgroup.
             let _ = pidfd::wait(&process, Some(ENDS_WITHIN));
         }
         self.store.remove(&record.id)
@@ -236,7 +236,7 @@ impl Runtime {
         if !record.owns_pids || record.pid == 0 {
             tree.kill()?;
         } else if process.is_some() {
-            // They end with the first, which v1 may have frozen so hard that it does not.
+            // The others end with the first, which a frozen v1 cgroup may prevent.
             let _ = tree.thaw();
         }
         if let Some(process) = process {
@@ -245,21 +245,21 @@ impl Runtime {
         Ok(())
     }
 
-    /// Takes away what interrupted commands have left.
+    /// Removes the leftovers of interrupted commands.
     pub(crate) fn sweep(&self) -> Result<()> {
         for (left, mark) in self.store.abandoned()? {
             let gone = match left {
                 Left::Creation(id) => match self.store.read(&id) {
                     Ok(record) => self.take_down(&record),
-                    // Nothing was made before the record was there.
+                    // Nothing was made before the record existed.
                     Err(_) => self.store.remove(&id),
                 },
                 Left::Frozen(id) => match self.store.read(&id) {
                     Ok(record) => self.tree(&record).and_then(|tree| Ok(tree.thaw()?)),
-                    Err(_) => Ok(()), // it was deleted
+                    Err(_) => Ok(()), // deleted meanwhile
                 },
             };
-            // What cannot be removed now is tried again by the next command.
+            // On failure the next command tries again.
             if gone.is_ok() {
                 let _ = mark.remove();
             }
@@ -286,7 +286,7 @@ struct Making<'m> {
 impl Making<'_> {
     fn all(&mut self) -> Result<Created> {
         let store = &self.runtime.store;
-        // ORDER: on record before it is there.
+        // ORDER: the record is written before the objects that it names are made.
         store.write(&self.record)?;
         let config = self.dir.join("config.json");
         let text = serde_json::to_vec(&self.bundle.spec)
@@ -299,14 +299,15 @@ impl Making<'_> {
         };
         self.record.pid = newborn.pid;
         self.record.start_time = newborn.start_time;
-        // ORDER: a newborn is a copy of a process with one thread.
+        // ORDER: the newborn is a copy of a process with one thread, so threads start after the
+        // clone.
         let verified = self.comeback.map(Comeback::verify);
         let planned = self.plan(&newborn, &cgroup);
         let program = planned.and_then(|(plan, restore)| {
             newborn.send(plan)?;
             Ok(restore)
         });
-        // ORDER: kept where a failure finds it, to be killed.
+        // ORDER: stored first, so that a failure finds it and kills it.
         let newborn = self.newborn.insert(newborn);
         let restore = program?;
         if waits_for_hooks {
@@ -317,7 +318,7 @@ impl Making<'_> {
             newborn.release()?;
         }
         let master = newborn.ready().map_err(|e| told(self.process, e))?;
-        // What was typed and not read is typed again.
+        // Typed input that was not read is typed again.
         let typist = match (&restore, &master) {
             (Some(_), Some(master)) => Some(clone_fd(master.as_fd())?),
             _ => None,
@@ -365,7 +366,7 @@ impl Making<'_> {
         Ok(tree)
     }
 
-    /// Hooks of the host look at the container between its mounts and its program.
+    /// Returns whether hooks of the host need the container between its mounts and its program.
     fn has_hooks_before(&self) -> bool {
         let hooks = &self.bundle.spec.hooks;
         !hooks.prestart.is_empty() || !hooks.create_runtime.is_empty()
@@ -382,11 +383,11 @@ impl Making<'_> {
         let has_user = self.namespaces.makes("user");
         let map = |map| if has_user { map_text(map) } else { String::new() };
         let (uid_map, gid_map) = (map(&linux.uid_mappings), map(&linux.gid_mappings));
-        // Made by the newborn itself, when it is in its cgroup, and when its offsets are set.
+        // The newborn makes these itself, after it is in its cgroup and its offsets are set.
         let later = CloneFlags::NEWCGROUP | CloneFlags::NEWTIME;
         let placement = cgroup.placement()?;
-        // Who has entered a user namespace has no rights over cgroups any more: a process that is born
-        // there is moved afterwards, before it does anything.
+        // A process in another user namespace has no rights over cgroups, so one that is born there
+        // is moved afterwards, before it does anything.
         let (v2, is_moved) = match join(CloneFlags::NEWUSER) {
             Some(_) => (None, placement.v2.is_some()),
             None => (placement.v2, false),
@@ -414,7 +415,7 @@ impl Making<'_> {
         Ok(Newborn::new(born.pid, born.start_time, born.pidfd, ours))
     }
 
-    /// Everything the newborn does up to execve, or to the restore that it follows.
+    /// Plans everything the newborn does up to execve, or to the restore program.
     fn plan(&self, newborn: &Newborn, cgroup: &Tree) -> Result<(Plan, Option<load::Restore>)> {
         let (linux, spec) = (self.bundle.linux(), &self.bundle.spec);
         let mut plan = Plan::new();
@@ -435,14 +436,14 @@ impl Making<'_> {
         self.plan_namespaces(&mut plan, newborn)?;
         let place = match spec.hooks.create_container.is_empty() && !self.has_hooks_before() {
             true => "/".to_owned(),
-            // Where hooks look for it.
+            // The path that hooks expect.
             false => self.bundle.rootfs.to_string_lossy().into_owned(),
         };
         let fd = plan.fd(root);
         let read_only = spec.root.as_ref().is_some_and(|root| root.readonly);
         let is_apart = !self.namespaces.has("mount");
         match is_apart {
-            // In a mount namespace that is others', too, nothing is mounted.
+            // In a shared mount namespace nothing is mounted.
             true => plan.root_apart(fd, read_only),
             false => plan.root_below(fd, &place, read_only),
         }
@@ -533,7 +534,7 @@ impl Making<'_> {
         Ok((plan, None))
     }
 
-    /// Propagation of the root filesystem, and what it means for mounts that say nothing.
+    /// Returns the propagation of the root filesystem, the default for mounts without one.
     fn root_spread(&self) -> Result<(Propagation, bool)> {
         match self.bundle.linux().rootfs_propagation.as_deref() {
             None | Some("") => Ok((Propagation::Slave, true)),
@@ -544,7 +545,7 @@ impl Making<'_> {
         }
     }
 
-    /// Namespaces that are joined, and the time namespace, which gets its offsets first.
+    /// Plans the joined namespaces, and the time namespace, which gets its offsets first.
     fn plan_namespaces(&self, plan: &mut Plan, newborn: &Newborn) -> Result<()> {
         let done = CloneFlags::NEWUSER | CloneFlags::NEWPID | CloneFlags::NEWNET;
         for (flag, fd) in self.namespaces.open()? {
@@ -569,7 +570,7 @@ impl Making<'_> {
             text.push_str(&format!("{clock} {} {}\n", offset.secs, offset.nanosecs));
         }
         if !text.is_empty() {
-            // By the rights of this process: the newborn may have none over its own file.
+            // Opened by this process: the newborn may have no rights over its own file.
             let path = format!("/proc/{}/timens_offsets", newborn.pid);
             let file = std::fs::File::options().write(true).open(&path);
             let fd = plan.fd(file.map_err(Error::file("open", path))?.into());
@@ -579,7 +580,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// What is done to the root filesystem when it is complete.
+    /// Plans the last changes of the complete root filesystem.
     fn plan_root(&self, plan: &mut Plan) -> Result<()> {
         let (linux, spec) = (self.bundle.linux(), &self.bundle.spec);
         if let Some(word) = linux.rootfs_propagation.as_deref().filter(|word| !word.is_empty())
@@ -618,7 +619,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Sysctls of the container's own namespaces; the host's are not for a container to set.
+    /// Plans sysctls of the container's own namespaces; a container may not set the host's.
     fn plan_sysctls(&self, plan: &mut Plan) -> Result<()> {
         for (name, value) in &self.bundle.linux().sysctl {
             let field = |why: String| Error::field(format!("linux.sysctl[{name}]"), why);
@@ -639,7 +640,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Whether a namespace that is joined by its path is the one that this process is in.
+    /// Returns whether a namespace that is joined by path is this process's own.
     fn is_own(&self, word: &str) -> bool {
         use std::os::unix::fs::MetadataExt;
         let listed = self.bundle.linux().namespaces.iter().find(|n| n.kind == word);
@@ -654,7 +655,7 @@ impl Making<'_> {
         }
     }
 
-    /// The socket at which the newborn waits.
+    /// Makes the socket at which the newborn waits.
     fn listen(&self) -> Result<OwnedFd> {
         console::listen(&self.dir, START)
     }
@@ -667,14 +668,14 @@ impl Making<'_> {
     }
 }
 
-/// The pid of a process in its own pid namespace.
+/// Returns the pid of a process in its own pid namespace.
 fn pid_inside(pid: u32) -> Result<u32> {
-    let fields = proc::fields(pid).map_err(Error::call("look at the new process"))?;
+    let fields = proc::fields(pid).map_err(Error::call("read the status of the new process"))?;
     let inner = fields.field("NSpid").and_then(|pids| pids.split_whitespace().last());
     Ok(inner.and_then(|pid| pid.parse().ok()).unwrap_or(pid))
 }
 
-/// Copies of descriptors that the caller wants to be passed on.
+/// Duplicates descriptors that the caller passes on.
 pub(crate) fn copies(fds: &[OwnedFd]) -> Result<Vec<OwnedFd>> {
     fds.iter().map(|fd| clone_fd(fd.as_fd())).collect()
 }
@@ -683,8 +684,8 @@ pub(crate) fn clone_fd(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
     fd.try_clone_to_owned().map_err(Error::file("duplicate", "a descriptor"))
 }
 
-/// An error of the newborn, with a program that cannot be executed in the words that callers of OCI
-/// runtimes look for.
+/// Converts an error of the newborn. A program that cannot be executed is reported in the wording
+/// that callers of OCI runtimes search for.
 pub(crate) fn told(process: &Process, e: LaunchError) -> Error {
     let LaunchError::Failed(failure) = &e else { return Error::Launch(e) };
     if !failure.is_exec() {
@@ -709,7 +710,7 @@ pub(crate) fn told(process: &Process, e: LaunchError) -> Error {
     Error::Program { program, why }
 }
 
-/// A process for `exec` is checked as one of a bundle is.
+/// Checks a process for `exec` as one of a bundle.
 pub(crate) fn check_exec(process: &Process) -> Result<()> {
     check_process(process)
 }

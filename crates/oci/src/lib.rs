@@ -1,12 +1,11 @@
 //! An OCI runtime (runtime-spec 1.2), as a library and as the program `dormouse-oci`, with the
 //! verbs and flags of runc.
 //!
-//! **The idea.** A bundle becomes the same thing that the engine's own containers are started with:
-//! a flat plan (`dormouse_launch`) that a newborn process follows (`dormouse_keeper`). There is no
-//! daemon and no keeper: whoever calls clones the newborn and is its parent. What is different from
-//! the engine's containers: the bundle says everything, there may be no user namespace, cgroups lie
-//! where the caller wants them, hooks run between the steps, and `create` and `start` are two
-//! programs.
+//! **The idea.** A bundle becomes a flat plan (`dormouse_launch`), as for the engine's own
+//! containers, and a newborn process follows it (`dormouse_keeper`). There is no daemon and no
+//! keeper: the calling process clones the newborn and is its parent. Differences from the engine's
+//! containers: the bundle decides everything, there may be no user namespace, the caller chooses
+//! the cgroup, hooks run between the steps, and `create` and `start` are two programs.
 //!
 //! ```text
 //! create   mark  directory, record  cgroups  clone ──────────────> newborn waits for its plan
@@ -21,31 +20,32 @@
 //! **Places.** All below ROOT (`--root`, `/run/dormouse-oci`):
 //!
 //! ```text
-//! ROOT/.creating/ID      held (flock) by the `create` of ID as long as it is not done
-//! ROOT/.creating/.*      what lasts for moments: removed directories, containers that are frozen
+//! ROOT/.creating/ID      held (flock) by the `create` of ID until it is done
+//! ROOT/.creating/.*      short-lived entries: removed directories, containers that are frozen
 //!                        while they are signalled
 //! ROOT/ID/state.json     the record; replaced by rename
 //! ROOT/ID/config.json    the bundle's configuration as it was
-//! ROOT/ID/start          the socket at which the newborn waits; gone once it was started
-//! ROOT/ID/listener       the page by which a seccomp listener's descriptor is fetched
+//! ROOT/ID/start          the socket at which the newborn waits; removed by start
+//! ROOT/ID/listener       the page that hands over a seccomp listener's descriptor number
 //! ROOT/ID/lock           held by a verb that changes the container
 //! ```
 //!
-//! **What can be interrupted.** The record names the cgroup before it is made, and the mark is there
-//! before the record: every command first looks for marks that nobody holds and takes away what they
-//! stand for ([`store`]). A newborn ends when its `create` does. So a killed `create` leaves nothing
-//! that the next command does not remove.
+//! **Interruption.** The record names the cgroup before it is made, and the mark exists before the
+//! record. Every command first looks for marks that no process holds, and removes what they stand
+//! for ([`store`]). A newborn exits when its `create` does. A killed `create` therefore leaves
+//! nothing that the next command does not remove.
 //!
-//! **Whom it trusts.** The caller and `config.json`; not the root filesystem, which may be an
-//! attacker's and may change meanwhile, and not the container's processes. Sources of mounts are the
-//! caller's paths; everything below the root is reached by the newborn, by openat2, with nothing of
-//! the host in reach after `pivot`. Our own program is not open for writing through
-//! `/proc/PID/exe` ([`sealed`]).
+//! **Trust.** The caller and `config.json` are trusted. The root filesystem is not: it may belong
+//! to an attacker and may change meanwhile. The container's processes are not trusted either.
+//! Sources of mounts are paths of the caller. The newborn reaches everything below the root by
+//! openat2, and nothing of the host is in reach after `pivot`. This program is not open for writing
+//! through `/proc/PID/exe` ([`sealed`]).
 //!
-//! **Checkpoints.** [`checkpoint`] saves what the processes are and keeps no other state; `restore` is
-//! a `create` whose newborn follows a restore program where it would wait for `start` ([`restore`]).
+//! **Checkpoints.** [`checkpoint`] saves the processes and keeps no other state. `restore` is a
+//! `create` whose newborn follows a restore program instead of waiting for `start` ([`restore`]).
 //!
-//! **Not here**: intelRdt, which is refused; systemd over D-Bus: with
+//! **Not here**: intelRdt, which is refused; systemd over D-Bus: with `--systemd-cgroup` the
+//! directories of a scope are made directly.
 //! `--systemd-cgroup` the directories of a scope are made by hand.
 #![forbid(unsafe_code)]
 
@@ -96,13 +96,12 @@ pub const OCI_VERSION: &str = "1.2.1";
 pub struct Runtime {
     pub(crate) store: store::Store,
     pub(crate) systemd_cgroup: bool,
-    /// Looked for once: the table of mounts may be long, and `run` asks three times.
+    /// Searched once: the table of mounts may be long, and `run` uses it three times.
     forest: Arc<OnceLock<Forest>>,
 }
 
 impl Runtime {
-    /// Opens ROOT, which is made where it is missing, and removes what interrupted commands have
-    /// left there.
+    /// Opens ROOT, made if missing, and removes the leftovers of interrupted commands.
     pub fn open(root: impl Into<std::path::PathBuf>, systemd_cgroup: bool) -> Result<Self> {
         let store = store::Store::open(root.into())?;
         let runtime = Self { store, systemd_cgroup, forest: Arc::default() };
@@ -110,7 +109,7 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// The cgroup hierarchies of this host.
+    /// Returns the cgroup hierarchies of this host.
     pub(crate) fn forest(&self) -> Result<&Forest> {
         if let Some(forest) = self.forest.get() {
             return Ok(forest);

@@ -1,16 +1,16 @@
-//! `restore`: a container of a bundle whose processes come from a checkpoint.
+//! `restore`: a container of a bundle, with processes from a checkpoint.
 //!
-//! It is a `create` ([`crate::create`]) up to the place where the newborn would wait for `start`. There
-//! it says that it is ready, gets the configuration's filter, and follows a restore program
-//! (`dormouse_checkpoint::load`), led by this process, which traces all of it: what is killed in the
-//! middle takes everything along. The record has its pid before it runs on, the pid file is written when
-//! all of it is whole.
+//! A restore is a `create` ([`crate::create`]) up to the place where the newborn would wait for
+//! `start`. There the newborn reports ready, gets the configuration's filter, and follows a restore
+//! program (`dormouse_checkpoint::load`). This process conducts and traces all of it, so a kill in
+//! the middle ends every new process, too. The record has the pid before the newborn continues; the
+//! pid file is written when all processes are complete.
 //!
-//! **Whom it trusts.** The caller and the bundle, as `create` does; the checkpoint not at all: what it
-//! says about credentials, capabilities and filters only narrows what the bundle gives.
+//! **Trust.** The caller and the bundle are trusted, as in `create`; the checkpoint is not. Its
+//! credentials, capabilities and filters can only narrow those of the bundle.
 //!
-//! **Hooks.** `prestart`, `createRuntime` and `createContainer` run, since namespaces and mounts are
-//! new; `startContainer` and `poststart` do not, since no program is started.
+//! **Hooks.** `prestart`, `createRuntime` and `createContainer` run, since namespaces and mounts
+//! are new; `startContainer` and `poststart` do not, since no program is started.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -33,24 +33,24 @@ use crate::namespace::Namespaces;
 use crate::process;
 use crate::spec::Process;
 
-/// What `restore` is asked for.
+/// Options of `restore`.
 #[derive(Debug, Default)]
 pub struct Restore {
-    /// As for `create`.
+    /// Options of `create`.
     pub create: Create,
-    /// The directory that the checkpoint is in.
+    /// The directory that contains the checkpoint.
     pub image: PathBuf,
-    /// TCP connections that it has come back, too.
+    /// Its TCP connections are restored, too.
     pub connections: bool,
 }
 
-/// A checkpoint on its way back.
+/// A checkpoint to be restored.
 pub(crate) struct Comeback {
     reader: Arc<Reader>,
     connections: bool,
 }
 
-/// The configuration of who comes back.
+/// The configuration of the restored container.
 pub(crate) struct Confined<'c> {
     pub(crate) bundle: &'c Bundle,
     pub(crate) process: &'c Process,
@@ -59,7 +59,7 @@ pub(crate) struct Confined<'c> {
 }
 
 impl Runtime {
-    /// Makes a container of a bundle and a checkpoint. When that fails nothing is left of it.
+    /// Makes a container from a bundle and a checkpoint. On failure the container is removed.
     pub fn restore(&self, id: &str, restore: &Restore) -> Result<Created> {
         let comeback = Comeback::open(restore)?;
         self.make(id, &restore.create, Some(&comeback))
@@ -80,13 +80,13 @@ impl Comeback {
         let reader = Reader::open(&dir)?;
         let connections = reader.records().connections().next().is_some();
         if connections && !restore.connections {
-            let why = "it has TCP connections, which come back with --tcp-established only";
+            let why = "it has TCP connections, which are restored with --tcp-established only";
             return Err(Error::Usage(why.into()));
         }
         Ok(Self { reader: Arc::new(reader), connections })
     }
 
-    /// Refuses a bundle whose containers cannot come from a checkpoint.
+    /// Refuses a bundle whose containers cannot be restored.
     pub(crate) fn check(&self, bundle: &Bundle, process: &Process) -> Result<()> {
         let namespaces = Namespaces::check(&bundle.linux().namespaces)?;
         for word in ["pid", "mount"] {
@@ -101,30 +101,30 @@ impl Comeback {
         ];
         for (module, field, label) in labels {
             if label.as_deref().is_some_and(|l| !l.is_empty()) && process::is_active(module) {
-                return Err(Error::field(field, "processes that are restored do not get it yet"));
+                return Err(Error::field(field, "restored processes do not get it yet"));
             }
         }
         if bundle.linux().seccomp.as_ref().is_some_and(|s| s.listener_path.is_some()) {
-            let why = "nobody answers for processes that are restored";
+            let why = "a restored process cannot have a filter with a listener";
             return Err(Error::field("linux.seccomp.listenerPath", why));
         }
         Ok(())
     }
 
-    /// Its contents are compared with their checksums while everything else is done.
+    /// Starts the comparison of the contents with their checksums, concurrent with the rest.
     pub(crate) fn verify(&self) -> JoinHandle<dormouse_checkpoint::Result<()>> {
         let reader = Arc::clone(&self.reader);
         std::thread::spawn(move || reader.verify())
     }
 
-    /// The last part of the plan, in the place of the program.
+    /// Adds the last part of the plan, which replaces the program.
     pub(crate) fn plan(&self, plan: &mut Plan, confined: &Confined<'_>) -> Result<load::Restore> {
         let Confined { bundle, process, filter, ids } = confined;
         let user = &process.user;
         let granted = process::capabilities(process.capabilities.as_ref())?;
         let allowed = Allowed {
             has_init: false,
-            // What execve(2) could give a program of root's, or keep.
+            // The capabilities that execve(2) could give a program of root, or keep.
             capabilities: granted.bounding | granted.inheritable | granted.ambient,
             uid: user.uid,
             gid: user.gid,
@@ -178,13 +178,13 @@ impl Comeback {
     }
 }
 
-/// A standard stream of the caller's by its name.
+/// Duplicates a standard stream of the caller by its name.
 fn stream(streams: Option<&[OwnedFd; 3]>, name: &str) -> Result<OwnedFd> {
     let at = STREAMS.iter().position(|known| *known == name);
     match (at, streams) {
         (Some(at), Some(streams)) => clone_fd(streams[at].as_fd()),
         (Some(_), None) => {
-            let why = "the checkpoint has the caller's streams, and no terminal";
+            let why = "the checkpoint has streams of the caller, and no terminal";
             Err(Error::field("process.terminal", why))
         }
         (None, _) => {
@@ -194,21 +194,21 @@ fn stream(streams: Option<&[OwnedFd; 3]>, name: &str) -> Result<OwnedFd> {
     }
 }
 
-/// Leads a newborn that is ready through its restore, and lets it go.
+/// Conducts a ready newborn through its restore, and releases it.
 pub(crate) fn conduct(
     newborn: Newborn,
     restore: &load::Restore,
     console: Option<BorrowedFd<'_>>,
     verified: JoinHandle<dormouse_checkpoint::Result<()>>,
 ) -> Result<()> {
-    // ORDER: traced, then let go: it dies with us until it is whole.
+    // ORDER: traced, then released: until it is complete, its death follows ours.
     let traced = Traced::seize(newborn.pid)?;
     newborn.go()?;
     let checked = || match verified.join() {
         Ok(checked) => checked,
         Err(panic) => std::panic::resume_unwind(panic),
     };
-    // Nobody of ours stays: all memory is read at once.
-    let mut fill = |_| Err("nobody fills it".to_owned());
+    // No process of the runtime stays: all memory is read at once.
+    let mut fill = |_| Err("no process fills memory later".to_owned());
     Ok(traced.conduct(restore, console, checked, &mut fill)?)
 }

@@ -1,10 +1,10 @@
-//! Our own program is not open for writing (CVE-2019-5736).
+//! Protects this program's file from writing through `/proc/PID/exe` (CVE-2019-5736).
 //!
 //! Until execve a process of the container is a copy of this program, and `/proc/PID/exe` leads to
-//! the file: a container's root that is the host's root could overwrite it. A container with a user
-//! namespace that does not know the host's root cannot; for the others the program runs itself once
-//! more from a read-only mount of its file that is nowhere attached. Writing through it is refused
-//! by the kernel (EROFS), whoever asks; and once this process lets go of the mount, nobody can
+//! the file. Container root that is the host's root could overwrite it. With a user namespace that
+//! does not map the host's root this is impossible. For the other containers the program executes
+//! itself once more from a read-only detached mount of its file. The kernel refuses writing through
+//! that mount (EROFS) to every process. After this process has closed the mount, no process can
 //! change its attributes any more. Costs an execve and three calls, and no copy of the program.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,10 +17,10 @@ use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
 
 use crate::error::{Error, Result};
 
-/// Says that it was tried already, so that a host on which it does not help is no endless loop.
+/// Marks the second execution, so that a host on which sealing fails causes no endless loop.
 const TRIED: &str = "_DORMOUSE_OCI_SEALED";
 
-/// Sees to it that this program runs from a read-only mount. Returns when it does.
+/// Makes this program run from a read-only mount. Returns when it does.
 pub(crate) fn ensure() -> Result<()> {
     if weakened("sealed-program") || is_read_only()? {
         return Ok(());

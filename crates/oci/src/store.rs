@@ -1,8 +1,8 @@
-//! The state of containers on disk: what is where is told in the crate's root.
+//! The state of containers on disk. The crate's root lists the files.
 //!
-//! **Locks and their order.** The mark of a creation (`.creating/ID`, fcntl) before the
-//! container's own lock (`ID/lock`, flock); nobody waits for a mark. A verb holds the container's
-//! lock while it changes something.
+//! **Locks and their order.** The mark of a creation (`.creating/ID`, fcntl) before the container's
+//! own lock (`ID/lock`, flock); no command waits for a mark. A verb holds the container's lock
+//! while it makes a change.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,30 +21,30 @@ use crate::spec::{self, Hook, Spec};
 
 /// LIMIT: longest id, as a file name.
 const LONGEST_ID: usize = 255;
-/// How long a verb waits for another one that changes the same container.
+/// How long a verb waits for another verb that changes the same container.
 const PATIENCE: Duration = Duration::from_secs(10);
 const CREATING: &str = ".creating";
-/// How marks of containers that are frozen for a moment begin.
+/// Prefix of the marks of containers that are frozen for a moment.
 const FROZEN: &str = ".frozen-";
 
-/// The state of a container in the words of the specification.
+/// State of a container, with the names of the specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// It is being made.
+    /// The container is being made.
     Creating,
-    /// It waits for `start`.
+    /// The container waits for `start`.
     Created,
-    /// Its program runs.
+    /// The program runs.
     Running,
-    /// It is frozen.
+    /// The container is frozen.
     Paused,
-    /// Its first process has ended.
+    /// The first process has exited.
     Stopped,
 }
 
 impl Status {
-    /// The word.
+    /// Returns the name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Creating => "creating",
@@ -64,7 +64,7 @@ pub struct Record {
     pub version: u32,
     /// The container.
     pub id: String,
-    /// What the configuration says.
+    /// `ociVersion` of the configuration.
     pub oci_version: String,
     /// Absolute path of the bundle.
     pub bundle: PathBuf,
@@ -74,29 +74,29 @@ pub struct Record {
     pub created: String,
     /// The first process; 0 while there is none.
     pub pid: u32,
-    /// Field 22 of its `/proc/PID/stat`: with the pid it names the process.
+    /// Field 22 of its `/proc/PID/stat`: identifies the process together with the pid.
     pub start_time: u64,
     /// Its cgroup below the top of every hierarchy.
     pub cgroup: String,
-    /// How many directories above that were made for it.
+    /// How many parent directories were made for it.
     pub cgroup_made: usize,
-    /// Names of its namespaces: those of the first process that a later one joins.
+    /// Kinds of the first process's namespaces that a later process joins.
     pub namespaces: Vec<String>,
     /// Its pid namespace was made for it: all its processes end with the first.
     pub owns_pids: bool,
     /// The caller's annotations.
     pub annotations: BTreeMap<String, String>,
-    /// What the newborn has left to do, for the errors of `start`.
+    /// Remaining steps of the newborn, for the errors of `start`.
     pub steps: Vec<(u16, String)>,
-    /// What is run after `start`.
+    /// Hooks to run after `start`.
     pub poststart: Vec<Hook>,
-    /// What is run after `delete`.
+    /// Hooks to run after `delete`.
     pub poststop: Vec<Hook>,
-    /// Device and inode of the caller's standard streams; none of a terminal of the container's own.
+    /// Device and inode of the caller's standard streams; empty with a private terminal.
     pub streams: Vec<Option<(u64, u64)>>,
 }
 
-/// The state that hooks and callers are told.
+/// The state for hooks and callers.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct State<'r> {
@@ -110,13 +110,13 @@ pub struct State<'r> {
     annotations: &'r BTreeMap<String, String>,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // serde's wish
+#[allow(clippy::trivially_copy_pass_by_ref)] // required by serde
 fn is_zero(n: &u32) -> bool {
     *n == 0
 }
 
 impl Record {
-    /// The state as the specification lays it out.
+    /// Returns the state in the format of the specification.
     pub fn state(&self, status: Status, pid: u32) -> State<'_> {
         let pid = if status == Status::Stopped { 0 } else { pid };
         State {
@@ -129,7 +129,7 @@ impl Record {
         }
     }
 
-    /// The first process, unless it has ended.
+    /// Returns the first process, unless it has exited.
     pub fn process(&self) -> Option<OwnedFd> {
         if self.pid == 0 {
             return None;
@@ -145,16 +145,16 @@ pub struct Store {
     root: PathBuf,
 }
 
-/// What a command that was interrupted has left.
+/// Leftover of an interrupted command.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// A container that is not whole.
+    /// A partly made container.
     Creation(String),
-    /// One that may be frozen, and was to be for a moment.
+    /// A container that was frozen for a moment and may still be.
     Frozen(String),
 }
 
-/// The mark of something that is under way.
+/// The mark of an operation in progress.
 #[derive(Debug)]
 pub(crate) struct Mark {
     path: PathBuf,
@@ -162,17 +162,17 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
-    /// It is done, or all of it was taken away again.
+    /// Removes the mark: the operation is complete, or was undone completely.
     pub(crate) fn remove(self) -> Result<()> {
         fs::remove_file(&self.path).map_err(Error::file("remove", &self.path))
     }
 }
 
-/// A lock on one container, given back when dropped.
+/// A lock on one container, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Lock(#[allow(dead_code)] Option<File>);
 
-/// An id is one name in a directory and in a cgroup hierarchy.
+/// Checks an id, which is one name in a directory and in a cgroup hierarchy.
 pub(crate) fn check_id(id: &str) -> Result<()> {
     let good = |b: u8| b.is_ascii_alphanumeric() || b"_+-.".contains(&b);
     if id.is_empty() || id.len() > LONGEST_ID || !id.bytes().all(good) || id.starts_with('.') {
@@ -194,8 +194,8 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
     File::options().create(true).truncate(false).write(true).mode(0o600).open(path)
 }
 
-/// Holds a mark, if nobody does. By a lock of the process (fcntl(2)): one of the open file (flock(2))
-/// would be held by a newborn, too, until it has closed what it does not need.
+/// Holds a mark if it is free. With a lock of the process (fcntl(2)): a newborn would inherit one
+/// of the open file (flock(2)), until it has closed unneeded descriptors.
 fn try_hold(file: &File) -> std::io::Result<bool> {
     match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -212,13 +212,13 @@ fn try_lock(file: &File) -> std::io::Result<bool> {
     }
 }
 
-/// Gives a file another name, which must be free.
+/// Renames a file; the new name must be free.
 fn rename_new(from: &Path, to: &Path) -> std::result::Result<(), rustix::io::Errno> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)
 }
 
-/// Whether a path still names the file that is held.
+/// Returns whether a path still names the held file.
 fn is_still(file: &File, path: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     match (file.metadata(), fs::metadata(path)) {
@@ -228,7 +228,7 @@ fn is_still(file: &File, path: &Path) -> bool {
 }
 
 impl Store {
-    /// Opens the root directory, which is made where it is missing.
+    /// Opens the root directory, made if missing.
     pub(crate) fn open(root: PathBuf) -> Result<Self> {
         let root = std::path::absolute(&root).map_err(Error::file("find", &root))?;
         let creating = root.join(CREATING);
@@ -238,31 +238,31 @@ impl Store {
         Ok(Self { root })
     }
 
-    /// Where the state of a container is.
+    /// Returns the directory of a container.
     pub(crate) fn dir(&self, id: &str) -> PathBuf {
         self.root.join(id)
     }
 
-    /// Marks a creation as under way. `Exists` where another one is, for the same id.
+    /// Marks a creation as in progress. `Exists` if another one is, for the same id.
     pub(crate) fn mark(&self, id: &str) -> Result<Mark> {
         self.mark_as(id, b"")?.ok_or_else(|| Error::Exists(id.to_owned()))
     }
 
-    /// Says that a container is frozen for a moment, for whoever finds it so.
+    /// Marks a container as frozen for a moment, for a command that finds it so.
     pub(crate) fn mark_frozen(&self, id: &str) -> Result<Mark> {
         let name = format!("{FROZEN}{}", std::process::id());
         let marked = self.mark_as(&name, id.as_bytes())?;
         marked.ok_or(Error::Exists(name))
     }
 
-    /// ORDER: held, then named: a mark that another command finds unheld is an abandoned one.
+    /// ORDER: held, then named: a free mark is therefore an abandoned one.
     fn mark_as(&self, name: &str, text: &[u8]) -> Result<Option<Mark>> {
         let path = self.root.join(CREATING).join(name);
         let draft = self.root.join(CREATING).join(format!(".{}", std::process::id()));
         loop {
             let mut file = lock_file(&draft).map_err(Error::file("make", &draft))?;
             if !try_hold(&file).map_err(Error::file("lock", &draft))? {
-                // Found between our making and our holding it, and about to be removed.
+                // Found by another command between creation and lock, and about to be removed.
                 std::thread::sleep(Duration::from_micros(50));
                 continue;
             }
@@ -270,9 +270,9 @@ impl Store {
             written.map_err(Error::file("write", &draft))?;
             match rename_new(&draft, &path) {
                 Ok(()) => return Ok(Some(Mark { path, _lock: file })),
-                Err(rustix::io::Errno::NOENT) => {} // the same, a moment earlier
+                Err(rustix::io::Errno::NOENT) => {} // removed by another command
                 Err(rustix::io::Errno::EXIST) => {
-                    let _ = fs::remove_file(&draft); // the next command does it otherwise
+                    let _ = fs::remove_file(&draft); // on failure the next command does it
                     return Ok(None);
                 }
                 Err(e) => return Err(Error::file("name", path)(e.into())),
@@ -280,7 +280,7 @@ impl Store {
         }
     }
 
-    /// What interrupted commands have left, each held. What was not named yet is removed.
+    /// Returns leftovers of interrupted commands, each held. Unnamed ones are removed.
     pub(crate) fn abandoned(&self) -> Result<Vec<(Left, Mark)>> {
         let dir = self.root.join(CREATING);
         let mut found = Vec::new();
@@ -289,7 +289,7 @@ impl Store {
             let Ok(name) = entry.file_name().into_string() else { continue };
             let path = entry.path();
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                let _ = fs::remove_dir_all(&path); // its removal was interrupted, or goes on
+                let _ = fs::remove_dir_all(&path); // its removal was interrupted, or is in progress
                 continue;
             }
             let Ok(file) = File::options().write(true).open(&path) else { continue };
@@ -303,13 +303,13 @@ impl Store {
                 let id = fs::read_to_string(&mark.path).unwrap_or_default();
                 found.push((Left::Frozen(id), mark));
             } else {
-                let _ = mark.remove(); // the next command does it otherwise
+                let _ = mark.remove(); // on failure the next command does it
             }
         }
         Ok(found)
     }
 
-    /// Makes the directory of a container. `Exists` where there is one.
+    /// Makes the directory of a container. `Exists` if there is one.
     pub(crate) fn make(&self, id: &str) -> Result<PathBuf> {
         let dir = self.dir(id);
         match fs::DirBuilder::new().mode(0o711).create(&dir) {
@@ -323,19 +323,19 @@ impl Store {
 
     /// Removes the directory of a container.
     ///
-    /// ORDER: it loses its name first, so that what is half removed is nobody's state; every command
-    /// looks where it is then.
+    /// ORDER: renamed first, so that a partly removed directory is no container's state; every
+    /// command looks for it under the new name.
     pub(crate) fn remove(&self, id: &str) -> Result<()> {
         let (dir, gone) =
             (self.dir(id), self.root.join(CREATING).join(format!(".gone-{}", std::process::id())));
-        let _ = fs::remove_dir_all(&gone); // of one that was interrupted
+        let _ = fs::remove_dir_all(&gone); // left by an interrupted removal
         match fs::rename(&dir, &gone) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             other => other.map_err(Error::file("remove", &dir))?,
         }
         loop {
             match fs::remove_dir_all(&gone) {
-                // Another command takes it for one that was interrupted, and is at it, too.
+                // Another command takes it for an interrupted removal, and removes it, too.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound && gone.exists() => {}
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
                 other => return other.map_err(Error::file("remove", &gone)),
@@ -362,13 +362,13 @@ impl Store {
         }
     }
 
-    /// Its configuration as it was when it was created.
+    /// Reads the configuration of a container from its creation.
     pub(crate) fn config(&self, id: &str) -> Result<Spec> {
         spec::read(&self.dir(id).join("config.json"))
     }
 
-    /// Holds a container against other verbs that change it. `patience` over, it is held no more
-    /// than by asking: a verb that hangs must not keep `delete --force` out.
+    /// Locks a container against other verbs that change it. With `force` the lock is skipped after
+    /// `PATIENCE`: a hanging verb must not block `delete --force`.
     pub(crate) fn lock(&self, id: &str, force: bool) -> Result<Lock> {
         let path = self.dir(id).join("lock");
         let deadline = Instant::now() + PATIENCE;
@@ -391,7 +391,7 @@ impl Store {
         Ok(Lock(Some(file)))
     }
 
-    /// Ids of all containers, sorted.
+    /// Returns the ids of all containers, sorted.
     pub fn ids(&self) -> Result<Vec<String>> {
         let mut ids = Vec::new();
         for entry in fs::read_dir(&self.root).map_err(Error::file("list", &self.root))? {
@@ -405,7 +405,7 @@ impl Store {
         Ok(ids)
     }
 
-    /// The state of a container now.
+    /// Returns the present state of a container.
     pub(crate) fn status(&self, record: &Record, is_frozen: impl FnOnce() -> bool) -> Status {
         if record.pid == 0 {
             return Status::Creating;
@@ -421,9 +421,9 @@ impl Store {
     }
 }
 
-/// Writes the file with a pid, for everybody to read, whole or not at all.
+/// Writes the file with a pid, readable for all, completely or not at all.
 ///
-/// It has no name before it is whole, so that nothing is left in a directory of the caller's.
+/// The file has no name before it is complete, so that no draft is left in the caller's directory.
 pub(crate) fn publish_pid(path: &Path, pid: u32) -> Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let write = || -> std::io::Result<()> {
@@ -443,7 +443,7 @@ pub(crate) fn publish_pid(path: &Path, pid: u32) -> Result<()> {
         }
     };
     match write() {
-        // A filesystem without nameless files.
+        // A filesystem without O_TMPFILE.
         Err(e) if [Some(95), Some(21)].contains(&e.raw_os_error()) => {
             publish(path, pid.to_string().as_bytes())?;
             let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
@@ -453,7 +453,7 @@ pub(crate) fn publish_pid(path: &Path, pid: u32) -> Result<()> {
     }
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file completely or not at all.
 fn publish(path: &Path, text: &[u8]) -> Result<()> {
     let draft = path.with_extension(format!("new-{}", std::process::id()));
     let write = || {
@@ -468,12 +468,12 @@ fn publish(path: &Path, text: &[u8]) -> Result<()> {
         fs::rename(&draft, path)
     };
     write().map_err(|e| {
-        let _ = fs::remove_file(&draft); // the first error is the one to tell
+        let _ = fs::remove_file(&draft); // the first error is returned
         Error::file("write", path)(e)
     })
 }
 
-/// A short name for a file of a directory that is held, for addresses of sockets (108 bytes).
+/// Returns a short path of a file in an open directory, for socket addresses (108 bytes).
 pub(crate) fn short_path(dir: impl AsFd, name: &str) -> String {
     format!("/proc/self/fd/{}/{name}", dir.as_fd().as_raw_fd())
 }
@@ -483,7 +483,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_one_plain_name() {
+    fn id_is_one_plain_name() {
         for id in ["a", "web-1", "a_b+c.d", &"x".repeat(255)] {
             assert!(check_id(id).is_ok(), "{id}");
         }
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_nobody_holds_is_abandoned() {
+    fn unheld_mark_is_abandoned() {
         let dir = tempfile::tempdir().expect("a directory");
         let store = Store::open(dir.path().join("root")).expect("opened");
         let held = store.mark("held").expect("marked");
