@@ -1,7 +1,8 @@
-//! The cgroup of a container: where it is, and `linux.resources` as what is written into its files.
+//! The cgroup of a container: its path, and the translation of `linux.resources` to the values of
+//! its files.
 //!
-//! The files are the kernel's (Documentation/admin-guide/cgroup-v1, cgroup-v2.rst), the words the
-//! specification's, which are v1's; to v2 they are translated as runc and crun do.
+//! The files are the kernel's (Documentation/admin-guide/cgroup-v1, cgroup-v2.rst). The
+//! specification's terms are v1's; for v2 they are converted as runc and crun do.
 
 use dormouse_kernel::CallError;
 use dormouse_kernel::cgroup::{DeviceAccess, DeviceKind, DeviceRule, Forest, Tree};
@@ -9,12 +10,12 @@ use dormouse_kernel::cgroup::{DeviceAccess, DeviceKind, DeviceRule, Forest, Tree
 use crate::error::{Error, Result};
 use crate::spec::{self, BlockIo, Cpu, Memory, Resources, ThrottleDevice};
 
-/// Where containers are put that do not say where.
+/// Parent of containers without a configured path.
 const DEFAULT_PARENT: &str = "dormouse-oci";
-/// LIMIT: the kernel's, of a file.
+/// LIMIT: the kernel's, for a file.
 const PAGE: usize = 4096;
 
-/// The path of a container's cgroup.
+/// Returns the path of a container's cgroup.
 pub(crate) fn path(given: Option<&str>, id: &str, systemd: bool) -> Result<String> {
     let given = given.filter(|path| !path.is_empty());
     if !systemd {
@@ -51,7 +52,7 @@ pub(crate) fn path(given: Option<&str>, id: &str, systemd: bool) -> Result<Strin
     Ok(path + &unit)
 }
 
-/// Names of v1 controllers that some limit needs a directory of.
+/// Returns the v1 controllers that some limit needs a directory of.
 pub(crate) fn needed(resources: &Resources) -> Vec<&'static str> {
     let mut names = Vec::new();
     if let Some(cpu) = &resources.cpu
@@ -72,7 +73,7 @@ pub(crate) fn needed(resources: &Resources) -> Vec<&'static str> {
     names
 }
 
-/// Sets all limits that are given; what is not stays as it is.
+/// Sets all given limits; the others do not change.
 pub(crate) fn set(tree: &Tree, forest: &Forest, resources: &Resources) -> Result<()> {
     let set = Set { tree, forest };
     if let Some(cpu) = &resources.cpu {
@@ -163,7 +164,8 @@ impl Set<'_> {
         })
     }
 
-    /// Two files of which the kernel wants now one first, now the other, as their old values are.
+    /// Writes two files whose order depends on their old values: the kernel may refuse either one
+    /// first.
     fn write_pair(&self, first: Pair<'_>, second: Pair<'_>) -> Result<()> {
         let write =
             |pair: &Pair<'_>| self.try_write(pair.controller, pair.v1, pair.v2, &pair.value);
@@ -278,11 +280,11 @@ impl Set<'_> {
         };
         let limit_file = "memory.limit_in_bytes";
         let swap_file = "memory.memsw.limit_in_bytes";
-        // Without swap accounting there is nothing to limit, and nothing to lift a limit from.
+        // Without swap accounting there is nothing to limit, and no limit to lift.
         let swap = swap.filter(|swap| *swap > 0 || self.tree.has_v1_file("memory", swap_file));
         let limit = limit.map(|limit| pair("memory.limit", limit_file, limit));
         let swap = match (swap, &limit) {
-            // Lifting the limit of memory lifts this one before.
+            // Lifting the limit of memory requires lifting this one first.
             (None, Some(limit)) if limit.value == "-1" => {
                 self.tree.has_v1_file("memory", swap_file).then_some(-1)
             }
@@ -420,7 +422,7 @@ impl Set<'_> {
         Ok(())
     }
 
-    /// A file of v2 by its own name.
+    /// Writes a v2 file by its own name.
     fn unified(&self, file: &str, value: &str) -> Result<()> {
         let field = format!("unified[{file}]");
         let bad = |why: &str| Err(Error::field(format!("linux.resources.{field}"), why));
@@ -428,7 +430,7 @@ impl Set<'_> {
         if !file.contains('.') || !file.bytes().all(plain) || file.starts_with('.') {
             return bad("it is no file of a cgroup");
         }
-        // What says who belongs to it is not a limit.
+        // Files that control the membership of a cgroup are not limits.
         if file.starts_with("cgroup.")
             && !["cgroup.max.depth", "cgroup.max.descendants"].contains(&file)
         {
@@ -462,8 +464,8 @@ fn device_number(field: &str, major: i64, minor: i64) -> Result<String> {
     }
 }
 
-/// What every container may use: nodes of its `/dev` and its terminals, and it may make any node,
-/// which lets it use none.
+/// Devices that every container may use: the nodes of its `/dev` and its terminals. It may also
+/// make any node, which does not permit its use.
 const ORDINARY: [(DeviceKind, Option<u32>, Option<u32>, DeviceAccess); 11] = {
     use DeviceKind::{Block, Char};
     let all = DeviceAccess::all();
@@ -482,7 +484,7 @@ const ORDINARY: [(DeviceKind, Option<u32>, Option<u32>, DeviceAccess); 11] = {
     ]
 };
 
-/// Puts the list of devices in force.
+/// Applies the list of device rules.
 pub(crate) fn set_devices(tree: &Tree, list: &[spec::DeviceRule]) -> Result<()> {
     let (mut rules, mut everything) = (Vec::new(), false);
     for (at, given) in list.iter().enumerate() {
@@ -515,7 +517,7 @@ pub(crate) fn set_devices(tree: &Tree, list: &[spec::DeviceRule]) -> Result<()> 
             };
         }
         if kinds.len() == 2 && major.is_none() && minor.is_none() && access.is_all() {
-            // What was said before means nothing any more.
+            // Earlier rules have no effect any more.
             (rules, everything) = (Vec::new(), given.allow);
             continue;
         }
@@ -537,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_those_of_the_caller_or_of_a_scope() {
+    fn cgroup_path_is_the_given_one_or_a_scope() {
         assert_eq!(path(None, "a", false).expect("good"), "dormouse-oci/a");
         assert_eq!(path(Some("/x/y"), "a", false).expect("good"), "/x/y");
         let scope = path(Some("user-1000.slice:libpod:a"), "a", true).expect("good");

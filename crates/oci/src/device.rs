@@ -2,10 +2,10 @@
 //!
 //! | `/dev` is | nodes are |
 //! |---|---|
-//! | a tmpfs that this process fills (read-only or `tmpcopyup`) | made before it is attached, past any link |
+//! | a tmpfs that this process fills (read-only, `tmpcopyup`) | made before attaching, past links |
 //! | anything else | made by the newborn beneath its root, through no link (CVE-2026-41579) |
-//! | the same in a user namespace, where what is made does not open | binds of the host's own |
-//! | a bind | not made, but for those outside of it that `linux.devices` names |
+//! | the same in a user namespace, where a new node cannot be opened | binds of the host's own |
+//! | a bind | not made, except those outside of it that `linux.devices` names |
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::identity::Ids;
 use crate::mount::Dev;
 use crate::spec::Device;
 
-/// What every container has, unless its configuration says otherwise about the same path.
+/// Devices of every container, unless its configuration has another at the same path.
 const DEFAULT: [(&str, u32, u32); 6] = [
     ("/dev/null", 1, 3),
     ("/dev/zero", 1, 5),
@@ -38,13 +38,13 @@ const LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// Where a configuration has devices.
+/// Returns the paths of a configuration's devices.
 pub(crate) fn paths(devices: &[Device]) -> Vec<String> {
     let named = devices.iter().map(|device| device.path.clone());
     named.chain(DEFAULT.iter().map(|(path, ..)| (*path).to_owned())).collect()
 }
 
-/// Puts the devices of a configuration into the plan, or into the `/dev` that was made for it.
+/// Adds the devices of a configuration to the plan, or to the `/dev` that was made for it.
 pub(crate) fn plan(
     plan: &mut Plan,
     devices: &[Device],
@@ -64,11 +64,12 @@ pub(crate) fn plan(
             all.push((path.to_owned(), path.to_owned(), node));
         }
     }
-    // Its place is the link to the container's own terminals, whoever lists the host's.
+    // This path is the link to the container's own terminals, even if the host's is listed.
     all.retain(|(_, path, _)| path != "/dev/ptmx");
     match dev {
         Dev::Bound => {
-            // What is in there is the caller's business; what he asks for by name is not.
+            // The caller is responsible for the contents of a bound `/dev`; devices elsewhere are
+            // made.
             all.retain(|(field, ..)| field.starts_with("linux."));
             all.retain(|(_, path, _)| !path.starts_with("/dev/"));
         }
@@ -79,7 +80,7 @@ pub(crate) fn plan(
             if Path::new("/proc/kcore").exists() {
                 link(tree.as_fd(), "core", "/proc/kcore")?;
             }
-            // The terminal is bound there: a read-only `/dev` would take no place for it later.
+            // The terminal is bound there later: a read-only `/dev` permits no new file then.
             let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
             let mode = Mode::from_raw_mode(0o600);
             let _ = rustix::fs::openat(tree, "console", flags | rustix::fs::OFlags::CLOEXEC, mode);
@@ -138,7 +139,7 @@ fn link(tree: BorrowedFd<'_>, name: &str, target: &str) -> Result<()> {
     }
 }
 
-/// Makes a node in a tree that nobody else has.
+/// Makes a node in a tree that no other process has.
 fn make(
     tree: BorrowedFd<'_>,
     name: &str,
@@ -164,7 +165,7 @@ fn make(
         }
         other => other.map_err(told)?,
     }
-    // Past our umask.
+    // Despite the umask.
     rustix::fs::chmodat(parent, name, mode, AtFlags::empty()).map_err(told)?;
     let uid = ids.host_uid(node.uid).ok_or("its uid is no id of the container")?;
     let gid = ids.host_gid(node.gid).ok_or("its gid is no id of the container")?;
@@ -172,7 +173,7 @@ fn make(
     rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(told)
 }
 
-/// The host's node, detached; it must be the one that is meant.
+/// Makes a detached bind of the host's node, which must be the requested device.
 fn bind(field: &str, path: &str, node: &Node) -> Result<OwnedFd> {
     let tree = mount::clone_tree(CWD, path, false)
         .map_err(|e| Error::field(field, format!("{path}: {e}")))?;
@@ -181,13 +182,13 @@ fn bind(field: &str, path: &str, node: &Node) -> Result<OwnedFd> {
     if is { Ok(tree) } else { Err(Error::field(field, format!("{path} is another device here"))) }
 }
 
-/// The host's `/dev/null`, detached and read-only: what hides files (CVE-2025-31133).
+/// Makes a detached read-only bind of the host's `/dev/null`, to hide files (CVE-2025-31133).
 pub(crate) fn null() -> Result<OwnedFd> {
     let mode = FileType::CharacterDevice.as_raw_mode();
     let node = Node { mode, device: rustix::fs::makedev(1, 3), uid: 0, gid: 0 };
     let tree = bind("linux.maskedPaths", "/dev/null", &node)?;
     let attr = MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NOEXEC;
     mount::set_attr(tree.as_fd(), false, attr, MountAttr::empty())
-        .map_err(Error::call("make what hides files read-only"))?;
+        .map_err(Error::call("make the mask for files read-only"))?;
     Ok(tree)
 }

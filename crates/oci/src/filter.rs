@@ -1,10 +1,10 @@
-//! From `linux.seccomp` to a program for the kernel, by the compiler of the house
-//! (`dormouse_kernel::seccomp`), in libseccomp's sense: of several entries about a call the first
-//! that holds decides, conditions about one argument are alternatives, those about different ones
+//! Compiles `linux.seccomp` to a program for the kernel, with the compiler of
+//! `dormouse_kernel::seccomp` and libseccomp's semantics. The first matching entry of a call
+//! decides. Conditions about one argument are alternatives; conditions about different arguments
 //! must all hold.
 //!
-//! Calls with numbers beyond the last one that a profile names are newer than the profile: they get
-//! ENOSYS, so that programs fall back, where the profile would deny them (runc does the same).
+//! Calls with numbers above the last one in a profile are newer than the profile. They return
+//! ENOSYS, so that programs fall back, if the profile would deny them (runc does the same).
 
 use std::str::FromStr;
 
@@ -23,18 +23,18 @@ pub(crate) struct Compiled {
     pub(crate) program: Vec<u8>,
     /// SECCOMP_FILTER_FLAG_*.
     pub(crate) flags: u16,
-    /// Some call is a listener's to decide.
+    /// A listener decides about some call.
     pub(crate) notifies: bool,
-    /// A user namespace may be made (unshare(2), clone(2)).
+    /// The filter permits making a user namespace (unshare(2), clone(2)).
     pub(crate) user_namespaces: bool,
-    /// chroot(2) may be called.
+    /// The filter permits chroot(2).
     pub(crate) chroots: bool,
 }
 
 const ENOSYS: u16 = 38;
 const EPERM: u16 = 1;
 
-/// Actions that `features` tells of.
+/// Actions listed by `features`.
 pub(crate) const ACTIONS: [&str; 9] = [
     "SCMP_ACT_ALLOW",
     "SCMP_ACT_ERRNO",
@@ -46,7 +46,7 @@ pub(crate) const ACTIONS: [&str; 9] = [
     "SCMP_ACT_TRACE",
     "SCMP_ACT_TRAP",
 ];
-/// Comparisons that `features` tells of.
+/// Comparisons listed by `features`.
 pub(crate) const OPERATORS: [&str; 7] = [
     "SCMP_CMP_EQ",
     "SCMP_CMP_GE",
@@ -56,7 +56,7 @@ pub(crate) const OPERATORS: [&str; 7] = [
     "SCMP_CMP_MASKED_EQ",
     "SCMP_CMP_NE",
 ];
-/// Machines that `features` tells of.
+/// Architectures listed by `features`.
 pub(crate) const ARCHITECTURES: [&str; 3] = ["SCMP_ARCH_X32", "SCMP_ARCH_X86", "SCMP_ARCH_X86_64"];
 /// Flags, with the kernel's bits (seccomp(2)).
 pub(crate) const FLAGS: [(&str, u16); 4] = [
@@ -96,14 +96,14 @@ pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
     let otherwise =
         action(&field("defaultAction"), &given.default_action, given.default_errno_ret)?;
     if otherwise == Action::Notify {
-        let why = "not every call can be a listener's: execve itself would wait for it";
+        let why = "a listener cannot decide about every call: execve itself would wait for it";
         return Err(Error::field(field("defaultAction"), why));
     }
     let mut with_i386 = false;
     for (at, name) in given.architectures.iter().enumerate() {
         match name.as_str() {
             "SCMP_ARCH_X86" => with_i386 = true,
-            // x32 is not built into kernels: its calls get ENOSYS either way.
+            // Kernels have no x32: its calls return ENOSYS either way.
             name if name.starts_with("SCMP_ARCH_") => {}
             other => {
                 let field = field(&format!("architectures[{at}]"));
@@ -132,7 +132,7 @@ pub(crate) fn compile(given: &Seccomp) -> Result<Compiled> {
         entry.names.iter().for_each(|name| table.add(name, &rules, then));
     }
     if notifies && given.listener_path.is_none() {
-        let why = "it is missing: some call is a listener's to decide";
+        let why = "it is missing: a listener decides about some call";
         return Err(Error::field(field("listenerPath"), why));
     }
     let policy = table.finish(with_i386);
@@ -157,7 +157,7 @@ struct Table {
 
 impl Table {
     fn add(&mut self, name: &str, rules: &[Rule], then: Action) {
-        // A name that this program does not know is of another machine, or newer.
+        // An unknown name belongs to another architecture, or is newer.
         if let Ok(call) = Sysno::from_str(name) {
             add(&mut self.ours, self.otherwise, call.id().cast_unsigned(), rules, then);
         }
@@ -181,7 +181,7 @@ impl Table {
 fn add(policy: &mut Policy, otherwise: Action, number: u32, rules: &[Rule], then: Action) {
     let mut decision = policy.decision(number).clone();
     if rules.is_empty() {
-        // The first word without conditions is the last: nothing after it is reached.
+        // The first entry without conditions is final: later ones are not reached.
         if decision.otherwise == otherwise {
             decision.otherwise = then;
         }
@@ -191,7 +191,7 @@ fn add(policy: &mut Policy, otherwise: Action, number: u32, rules: &[Rule], then
     policy.set(number, Decision { rules: decision.rules, otherwise: decision.otherwise });
 }
 
-/// The conditions of an entry: alternatives where several are about one argument.
+/// Converts the conditions of an entry: several about one argument are alternatives.
 fn rules(field: &str, args: &[spec::Argument], then: Action) -> Result<Vec<Rule>> {
     let mut conditions = Vec::new();
     for (at, given) in args.iter().enumerate() {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_profiles_name_the_field() {
+    fn bad_profile_is_refused_with_its_field() {
         let text = r#"{"defaultAction": "SCMP_ACT_X"}"#;
         assert!(why(text).starts_with("linux.seccomp.defaultAction"));
         let text = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_make_user_namespaces_is_known() {
+    fn filter_reports_whether_user_namespaces_and_chroot_are_permitted() {
         let text = |action: &str, args: &str| {
             format!(
                 r#"{{"defaultAction": "SCMP_ACT_ERRNO", "syscalls": [{{"names": ["unshare"],
@@ -263,7 +263,7 @@ mod tests {
         let lets = |text: &str| profile(text).expect("good").user_namespaces;
         assert!(lets(&text("SCMP_ACT_ALLOW", "")));
         assert!(!lets(&text("SCMP_ACT_KILL", "")));
-        // As the profile of docker and others has it.
+        // As in the profile of docker and others.
         let none_of_these = r#"{"index": 0, "value": 2114060288, "op": "SCMP_CMP_MASKED_EQ"}"#;
         assert!(!lets(&text("SCMP_ACT_ALLOW", none_of_these)));
         let all = r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#;
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_profile_fits_into_one_program() {
+    fn large_profile_fits_into_one_program() {
         let names: Vec<String> = (0..450)
             .filter_map(syscalls::x86_64::Sysno::new)
             .filter(|call| call.id() % 3 != 0)

@@ -11,7 +11,7 @@ use crate::spec::IdMapping;
 /// LIMIT: longest `/etc/passwd` that is read.
 const LARGEST_PASSWD: usize = 1 << 20;
 
-/// The maps of a user namespace; none means that there is none.
+/// The maps of a user namespace; `None` without one.
 #[derive(Debug, Default)]
 pub(crate) struct Ids {
     uid: Option<Vec<IdMapping>>,
@@ -19,7 +19,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// Those of a process, as this one sees them.
+    /// Reads the maps of a process, as this process sees them.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let read = |name: &str| -> Result<_> {
             let path = format!("/proc/{pid}/{name}");
@@ -30,19 +30,19 @@ impl Ids {
         Ok(Self { uid: read("uid_map")?, gid: read("gid_map")? })
     }
 
-    /// The host's id of a user inside.
+    /// Returns the host's id of a user inside.
     pub(crate) fn host_uid(&self, inside: u32) -> Option<u32> {
         to_host(self.uid.as_deref(), inside)
     }
 
-    /// The host's id of a group inside.
+    /// Returns the host's id of a group inside.
     pub(crate) fn host_gid(&self, inside: u32) -> Option<u32> {
         to_host(self.gid.as_deref(), inside)
     }
 }
 
 impl Ids {
-    /// How many ids there are inside, from 0 on.
+    /// Returns how many ids there are inside, from 0 on.
     pub(crate) fn count_from_zero(&self) -> u32 {
         let all = |map: &Option<Vec<IdMapping>>| {
             let Some(map) = map else { return u32::MAX };
@@ -79,13 +79,13 @@ fn parse_map(text: &str) -> Vec<IdMapping> {
     text.lines().filter_map(line).collect()
 }
 
-/// The text for `uid_map` and `gid_map`.
+/// Formats the text for `uid_map` and `gid_map`.
 pub(crate) fn map_text(map: &[IdMapping]) -> String {
     map.iter().map(|m| format!("{} {} {}\n", m.container_id, m.host_id, m.size)).collect()
 }
 
-/// The home directory of a user by the `/etc/passwd` of a root filesystem; `/` where it does not
-/// say. The file is an attacker's: a regular file, read up to a bound.
+/// Returns the home directory of a user by the `/etc/passwd` of a root filesystem; `/` without an
+/// entry. The file may be an attacker's: only a regular file is read, up to a bound.
 pub(crate) fn home(root: BorrowedFd<'_>, uid: u32) -> String {
     let text = open_passwd(root).and_then(|file| read(file.as_fd())).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -98,7 +98,7 @@ pub(crate) fn home(root: BorrowedFd<'_>, uid: u32) -> String {
 
 fn open_passwd(root: BorrowedFd<'_>) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-    // ORDER: looked at as a place first: opening a device or a pipe may do something.
+    // ORDER: opened with O_PATH first: opening a device or a pipe may have side effects.
     let path = "etc/passwd";
     if weakened("plain-passwd") {
         return resolve::in_root(root, path, OFlags::RDONLY, Mode::empty()).ok();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_inside_have_one_outside_or_none() {
+    fn inside_id_maps_to_one_host_id_or_none() {
         let map = parse_map("         0     100000      1000\n      2000          5         1\n");
         let ids = Ids { uid: Some(map), gid: None };
         assert_eq!(ids.host_uid(0), Some(100_000));

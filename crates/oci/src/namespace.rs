@@ -1,4 +1,4 @@
-//! The namespaces of a container: which are new, which are somebody's that are joined.
+//! The namespaces of a container: new ones, and existing ones to join.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -21,12 +21,12 @@ const KINDS: [(&str, CloneFlags); 8] = [
     ("time", CloneFlags::NEWTIME),
 ];
 
-/// All kinds, as `features` lists them.
+/// Returns all kinds, for `features`.
 pub(crate) fn kinds() -> impl Iterator<Item = &'static str> {
     KINDS.iter().map(|(word, _)| *word)
 }
 
-/// The flag of a kind.
+/// Returns the flag of a kind.
 pub(crate) fn flag(word: &str) -> Option<CloneFlags> {
     KINDS.iter().find(|(known, _)| *known == word).map(|(_, flag)| *flag)
 }
@@ -38,7 +38,7 @@ struct One {
     path: Option<String>,
 }
 
-/// The namespaces that a configuration asks for.
+/// The namespaces of a configuration.
 #[derive(Debug)]
 pub(crate) struct Namespaces(Vec<One>);
 
@@ -55,7 +55,7 @@ impl Namespaces {
                 ));
             };
             if all.iter().any(|one| one.word == *word) {
-                return Err(Error::field(field("type"), format!("{word:?} stands there twice")));
+                return Err(Error::field(field("type"), format!("{word:?} is listed twice")));
             }
             let path = given.path.clone().filter(|p| !p.is_empty());
             if path.as_ref().is_some_and(|p| !p.starts_with('/') || p.contains('\0')) {
@@ -66,27 +66,27 @@ impl Namespaces {
         Ok(Self(all))
     }
 
-    /// Whether the container has one that is not the caller's own.
+    /// Returns whether the container has a namespace of this kind other than the caller's.
     pub(crate) fn has(&self, word: &str) -> bool {
         self.0.iter().any(|one| one.word == word)
     }
 
-    /// Whether it gets a new one.
+    /// Returns whether the container gets a new namespace of this kind.
     pub(crate) fn makes(&self, word: &str) -> bool {
         self.0.iter().any(|one| one.word == word && one.path.is_none())
     }
 
-    /// The flags of those that are new.
+    /// Returns the flags of the new ones.
     pub(crate) fn new_flags(&self) -> CloneFlags {
         self.0.iter().filter(|one| one.path.is_none()).map(|one| one.flag).collect()
     }
 
-    /// The words of all.
+    /// Returns the names of all kinds.
     pub(crate) fn words(&self) -> Vec<String> {
         self.0.iter().map(|one| one.word.to_owned()).collect()
     }
 
-    /// Opens those that are joined; each is of the kind that it is said to be.
+    /// Opens the namespaces to join; each must be of the declared kind.
     pub(crate) fn open(&self) -> Result<Vec<(CloneFlags, OwnedFd)>> {
         let mut opened = Vec::new();
         for (at, one) in self.0.iter().enumerate() {
@@ -124,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_stands_once() {
+    fn duplicate_or_unknown_namespace_is_refused() {
         assert!(why(&[("pid", None), ("pid", None)]).starts_with("linux.namespaces[1].type"));
         assert!(why(&[("net", None)]).starts_with("linux.namespaces[0].type"));
         assert!(why(&[("pid", Some("a"))]).starts_with("linux.namespaces[0].path"));
     }
 
     #[test]
-    fn a_path_is_of_the_kind_it_is_said_to_be() {
+    fn namespace_path_must_have_declared_kind() {
         let good = list(&[("uts", Some("/proc/self/ns/uts"))]);
         assert_eq!(Namespaces::check(&good).expect("good").open().expect("opened").len(), 1);
         for path in ["/proc/self/ns/net", "/dev/null", "/nowhere"] {

@@ -1,4 +1,4 @@
-//! From `process` to the last steps of a plan: who the program is, what it may, what it is.
+//! Plans the last steps of a process: its identity, its confinement and its program.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -12,20 +12,20 @@ use crate::filter::Compiled;
 use crate::identity::Ids;
 use crate::spec::{Capabilities, IoPriority, Personality, Process, Scheduler};
 
-/// What a process talks to.
+/// Standard streams of a process.
 pub(crate) enum Io {
-    /// A terminal of the container's own.
+    /// A private terminal.
     Terminal,
     /// Three descriptors.
     Fds([OwnedFd; 3]),
 }
 
-/// This process's own standard streams, given to the user of the container: programs open
-/// `/dev/stdout` again.
+/// Duplicates this process's standard streams and gives them to the user of the container: programs
+/// open `/dev/stdout` again.
 pub(crate) fn own_streams(ids: &Ids, uid: u32) -> Result<[OwnedFd; 3]> {
     let copy = |fd: std::os::fd::BorrowedFd<'_>| -> Result<OwnedFd> {
         let fd = match rustix::io::fcntl_dupfd_cloexec(fd, 3) {
-            // Whoever closed it means nothing.
+            // A closed stream is replaced by `/dev/null`.
             Err(rustix::io::Errno::BADF) => {
                 let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
                 rustix::fs::open("/dev/null", flags, rustix::fs::Mode::empty())
@@ -35,13 +35,13 @@ pub(crate) fn own_streams(ids: &Ids, uid: u32) -> Result<[OwnedFd; 3]> {
         let fd = fd.map_err(|e| Error::file("use", "a standard stream")(e.into()))?;
         let stat = rustix::fs::fstat(&fd);
         let is_device = stat.as_ref().is_ok_and(|s| {
-            // A terminal stays its user's; nobody gets `/dev/null`.
+            // A terminal keeps its owner, and so does `/dev/null`.
             FileType::from_raw_mode(s.st_mode) == FileType::CharacterDevice
         });
         if let (Some(host), Ok(stat), false) = (ids.host_uid(uid), stat, is_device)
             && stat.st_uid != host
         {
-            // A file of a read-only or network filesystem stays as it is.
+            // On a read-only or network filesystem this may fail; the owner stays.
             let _ = rustix::fs::fchown(&fd, Some(rustix::fs::Uid::from_raw(host)), None);
         }
         Ok(fd)
@@ -51,7 +51,7 @@ pub(crate) fn own_streams(ids: &Ids, uid: u32) -> Result<[OwnedFd; 3]> {
     Ok([copy(input.as_fd())?, copy(output.as_fd())?, copy(error.as_fd())?])
 }
 
-/// Session, streams, limits: what comes before the container waits to be started.
+/// Plans session, streams and limits: the steps before the container waits to be started.
 pub(crate) fn plan_before(plan: &mut Plan, process: &Process, io: Io) -> Result<()> {
     plan.setsid();
     match io {
@@ -73,7 +73,7 @@ pub(crate) fn plan_before(plan: &mut Plan, process: &Process, io: Io) -> Result<
             Error::field(field("type"), format!("there is no limit {:?}", limit.kind))
         })?;
         if seen.contains(&resource) {
-            return Err(Error::field(field("type"), "it stands there twice"));
+            return Err(Error::field(field("type"), "it is listed twice"));
         }
         if limit.soft > limit.hard {
             return Err(Error::field(field("soft"), "it is more than the hard limit"));
@@ -111,7 +111,7 @@ impl Last<'_> {
             [("apparmor", &process.apparmor_profile), ("selinux", &process.selinux_label)]
         {
             let Some(label) = label.as_deref().filter(|l| !l.is_empty()) else { continue };
-            // A host without the module has nobody who would know the label.
+            // A host without the module cannot interpret the label.
             if is_active(what) {
                 match what {
                     "apparmor" => plan.label(&format!("exec {label}")),
@@ -137,7 +137,7 @@ impl Last<'_> {
     }
 }
 
-/// Whether a security module of the host's would know what to do with a label.
+/// Returns whether a security module of the host interprets labels.
 pub(crate) fn is_active(module: &str) -> bool {
     match module {
         "apparmor" => std::fs::read("/sys/module/apparmor/parameters/enabled")
@@ -146,7 +146,7 @@ pub(crate) fn is_active(module: &str) -> bool {
     }
 }
 
-/// The program with its arguments and environment.
+/// Returns the program with its arguments and environment.
 pub(crate) fn program(process: &Process, home: impl FnOnce() -> String) -> Result<Exec> {
     let mut env = process.env.clone();
     if !env.iter().any(|e| e.starts_with("HOME=")) {
@@ -168,8 +168,8 @@ pub(crate) fn program(process: &Process, home: impl FnOnce() -> String) -> Resul
     Ok(Exec { candidates: bytes(&candidates), argv: bytes(&process.args), envp: bytes(&env) })
 }
 
-/// Capabilities by the five lists. Names that nobody knows are an error; those that this process
-/// itself does not have cannot be given to anybody.
+/// Converts the five lists of capabilities. Unknown names are an error. Capabilities newer than
+/// this kernel are dropped.
 pub(crate) fn capabilities(given: Option<&Capabilities>) -> Result<CapabilityMasks> {
     let Some(given) = given else { return Ok(CapabilityMasks::default()) };
     let set = |list: &str, names: &[String]| -> Result<u64> {
@@ -194,11 +194,11 @@ pub(crate) fn capabilities(given: Option<&Capabilities>) -> Result<CapabilityMas
     })
 }
 
-/// personality(2).
+/// Converts to the argument of personality(2).
 fn persona(given: &Personality) -> Result<u64> {
     const ADDR_LINUX32: u64 = 0x0008;
     if let Some(flag) = given.flags.first() {
-        let why = format!("this runtime knows no flag, and not {flag:?}");
+        let why = format!("no flag is supported, {flag:?} neither");
         return Err(Error::field("linux.personality.flags[0]", why));
     }
     match given.domain.as_str() {
@@ -211,7 +211,7 @@ fn persona(given: &Personality) -> Result<u64> {
     }
 }
 
-/// The kernel's `struct sched_attr`, 48 bytes (sched_setattr(2)).
+/// Builds the kernel's `struct sched_attr`, 48 bytes (sched_setattr(2)).
 fn scheduler_attributes(given: &Scheduler) -> Result<Vec<u8>> {
     let policies = [
         ("SCHED_OTHER", 0_u32),
@@ -257,7 +257,7 @@ fn scheduler_attributes(given: &Scheduler) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// ioprio_set(2): the class above, the level below.
+/// Builds the argument of ioprio_set(2): the class in the upper bits, the level in the lower ones.
 fn io_priority(given: &IoPriority) -> Result<u16> {
     let class: u16 = match given.class.as_str() {
         "IOPRIO_CLASS_RT" => 1,
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_name_is_told_by_its_field() {
+    fn unknown_name_is_refused_with_its_field() {
         let caps = Capabilities {
             bounding: vec!["CAP_CHOWN".into(), "CAP_NONSENSE".into()],
             ..Capabilities::default()
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn without_lists_nothing_is_inherited() {
+    fn missing_capability_lists_grant_nothing_inheritable() {
         let masks = capabilities(None).expect("good");
         assert_eq!(masks, CapabilityMasks::default());
         let list = vec!["CAP_CHOWN".to_owned()];
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_looked_for_along_the_path() {
+    fn program_is_searched_in_absolute_path_entries() {
         let process = Process {
             args: vec!["sh".into()],
             env: vec!["PATH=/a:b:/c".into()],

@@ -1,23 +1,23 @@
-//! `tmpcopyup`: what the image has at a place is in the tmpfs that is mounted there, too.
+//! `tmpcopyup`: copies the image's files at a place into the tmpfs that is mounted there.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 
-/// LIMIT: how deep `tmpcopyup` goes, and how many files it copies.
+/// LIMIT: depth of a copy, and number of files.
 const COPY_DEPTH: usize = 32;
 const COPY_FILES: usize = 20_000;
-/// LIMIT: bytes that `tmpcopyup` copies.
+/// LIMIT: bytes of a copy.
 const COPY_BYTES: u64 = 256 << 20;
 
-/// The top of a mount as a directory that can be changed: a mount's own descriptor is only a place.
+/// Opens the top of a mount as a writable directory: a mount's own descriptor is O_PATH only.
 pub(super) fn tree_dir(tree: BorrowedFd<'_>) -> std::result::Result<OwnedFd, rustix::io::Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat(tree, ".", flags, Mode::empty())
 }
 
-/// What may still be copied.
+/// The remaining budget of a copy.
 pub(super) struct Left {
     files: usize,
     bytes: u64,
@@ -29,8 +29,8 @@ impl Default for Left {
     }
 }
 
-/// Copies what is in a directory: files, directories and links with owners and permissions. Links
-/// are copied, never followed.
+/// Copies the contents of a directory: files, directories and links with owners and permissions.
+/// Links are copied, never followed.
 pub(super) fn copy_dir(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -85,7 +85,7 @@ pub(super) fn copy_dir(
                 rustix::fs::symlinkat(target.as_c_str(), to, name)?;
                 own(to)?;
             }
-            // Sockets, pipes and devices mean nothing in a copy.
+            // Sockets, pipes and devices are not copied.
             _ => {}
         }
     }

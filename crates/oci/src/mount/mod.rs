@@ -1,16 +1,16 @@
-//! From `mounts` to detached mounts and to what the newborn mounts itself.
+//! Converts `mounts` to detached mounts and to mounts that the newborn makes itself.
 //!
-//! | type | who makes it | why |
+//! | type | made by | reason |
 //! |---|---|---|
 //! | bind | this process | the source is a path of the caller's |
 //! | tmpfs | the newborn | |
-//! | tmpfs with `tmpcopyup`, or read-only | this process | it is filled before it is seen |
-//! | cgroup, cgroup2 | this process | a bind of the container's own directories: the way up is not there |
-//! | proc, sysfs, mqueue, devpts, others | the newborn | they are of its namespaces |
+//! | tmpfs with `tmpcopyup`, or read-only | this process | it is filled before it is visible |
+//! | cgroup, cgroup2 | this process | a bind of the container's own directories, no parents |
+//! | proc, sysfs, mqueue, devpts, others | the newborn | they belong to its namespaces |
 //!
-//! All of them are attached by the newborn, in the order of the list. The kernel's table of mounts
-//! goes by their age, though, and what this process makes is older than what the newborn does: of what
-//! follows one of the newborn's in the list, a copy is attached, made at that moment.
+//! The newborn attaches all of them, in the order of the list. The kernel's table of mounts is
+//! sorted by age, and mounts of this process are older than those of the newborn. After a mount of
+//! the newborn in the list, the newborn therefore attaches a copy, made at that moment.
 
 mod copy;
 mod option;
@@ -34,7 +34,7 @@ use crate::spec::{IdMapping, Mount};
 /// f_type of procfs (statfs(2)).
 const PROC_MAGIC: i64 = 0x9fa0;
 
-/// What may be mounted on inside `/proc`: files that others make up (lxcfs), nothing that decides.
+/// Permitted targets inside `/proc`: informational files that others emulate (lxcfs), no controls.
 const PROC_FILES: [&str; 11] = [
     "cpuinfo",
     "diskstats",
@@ -49,19 +49,19 @@ const PROC_FILES: [&str; 11] = [
     "sys/crypto/fips_enabled",
 ];
 
-/// What mounts are made with.
+/// Context for making mounts.
 pub(crate) struct Given<'g> {
     pub(crate) bundle: &'g Path,
     /// The root filesystem, detached.
     pub(crate) root: BorrowedFd<'g>,
     pub(crate) ids: &'g Ids,
-    /// The container's user namespace, where it has one.
+    /// The container's user namespace, if it has one.
     pub(crate) userns: Option<BorrowedFd<'g>>,
     pub(crate) cgroup: &'g Tree,
     pub(crate) forest: &'g Forest,
-    /// What mounts hear of that say nothing about it.
+    /// Default propagation of mounts.
     pub(crate) spread: (Propagation, bool),
-    /// The kernel's table of mounts is to have them in their order.
+    /// The kernel's table of mounts must have them in the order of the list.
     pub(crate) in_order: bool,
 }
 
@@ -69,15 +69,16 @@ pub(crate) struct Given<'g> {
 pub(crate) fn root(path: &Path, spread: (Propagation, bool)) -> Result<OwnedFd> {
     let tree = mount::clone_tree_in_group(CWD, path, true)
         .map_err(|e| Error::field("root.path", format!("{}: {e}", path.display())))?;
-    // ORDER: nothing is shared with the host before pivot_root, which would refuse it; what the
-    // configuration asks for comes after.
+    // ORDER: nothing is shared with the host before pivot_root, which would refuse it; the
+    // configured propagation is set afterwards.
     let slave = !matches!(spread.0, Propagation::Private | Propagation::Unbindable);
     mount::set_propagation(tree.as_fd(), slave)
         .map_err(Error::call("set the propagation of the root filesystem"))?;
     Ok(tree)
 }
 
-/// Whether `path` is `place` or below it; both as the configuration writes them.
+/// Returns the rest of `path` below `place`, empty for the place itself; both as in the
+/// configuration.
 fn is_at(path: &str, place: &str) -> Option<String> {
     let clean: Vec<&str> = path.split('/').filter(|p| !p.is_empty() && *p != ".").collect();
     let rest = clean.join("/");
@@ -87,10 +88,10 @@ fn is_at(path: &str, place: &str) -> Option<String> {
     rest.strip_prefix(place)?.strip_prefix('/').map(str::to_owned)
 }
 
-/// Puts the mounts of a list into the plan. Gives whether `/dev` is one that we fill.
+/// Adds the mounts of a list to the plan. Returns whether this process fills `/dev`.
 pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Result<Dev> {
     let mut dev = Dev::Root;
-    // Whether the newborn makes one of those before.
+    // Whether the newborn makes an earlier mount of the list.
     let mut is_late = false;
     for (at, mount) in mounts.iter().enumerate() {
         let late = is_late && given.in_order;
@@ -116,7 +117,7 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
                     one.make_place(tree.as_fd(), below);
                 }
                 if is_dev {
-                    // Filled before anybody can see it.
+                    // Filled before it is visible.
                     dev = Dev::Made(
                         tree.as_fd()
                             .try_clone_to_owned()
@@ -137,7 +138,7 @@ pub(crate) fn plan(plan: &mut Plan, mounts: &[Mount], given: &Given<'_>) -> Resu
     Ok(dev)
 }
 
-/// The first directory of the filesystem that a directory is in.
+/// Returns the top directory of the filesystem of a directory.
 fn top_of(dir: &OwnedFd) -> Result<OwnedFd> {
     let failed = |e: rustix::io::Errno| Error::file("open", "the top of a filesystem")(e.into());
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -152,14 +153,14 @@ fn top_of(dir: &OwnedFd) -> Result<OwnedFd> {
     }
 }
 
-/// Where device nodes go.
+/// Destination of device nodes.
 #[derive(Debug)]
 pub(crate) enum Dev {
     /// Into a tmpfs that was made for the container.
     Made(OwnedFd),
     /// Into the root filesystem.
     Root,
-    /// Nowhere: somebody's directory is mounted there.
+    /// None: a directory of the caller is mounted there.
     Bound,
 }
 
@@ -168,7 +169,7 @@ struct One<'g> {
     options: Options,
     at: usize,
     given: &'g Given<'g>,
-    /// The newborn mounts something before.
+    /// The newborn makes an earlier mount.
     late: bool,
 }
 
@@ -177,7 +178,7 @@ impl One<'_> {
         Error::field(format!("mounts[{}].{name}", self.at), why)
     }
 
-    /// Attaches what this process has made, with its propagation set in turn.
+    /// Attaches a mount of this process, with its propagation set in order.
     fn attach(
         &self,
         plan: &mut Plan,
@@ -200,8 +201,8 @@ impl One<'_> {
         Ok(())
     }
 
-    /// Places below `/dev`, `/proc` and `/sys` are reached without any link: which file it is that
-    /// is hidden or shown must not be an image's choice.
+    /// Paths below `/dev`, `/proc` and `/sys` are resolved without any link: an image must not
+    /// choose which file is hidden or shown.
     fn target(&self, otherwise: TargetKind) -> TargetKind {
         let special =
             ["dev", "proc", "sys"].iter().any(|p| is_at(&self.mount.destination, p).is_some());
@@ -211,8 +212,8 @@ impl One<'_> {
         }
     }
 
-    /// `/proc` is a procfs, and in it is nothing but procfs (CVE-2019-16884, CVE-2019-19921,
-    /// CVE-2023-27561).
+    /// Permits only a procfs on `/proc`, and nothing else inside it (CVE-2019-16884,
+    /// CVE-2019-19921, CVE-2023-27561).
     fn check(&self, is_bind: bool) -> Result<()> {
         if self.options.propagation.len() >= SPREADS_MAX {
             let why = format!("{SPREADS_MAX} words about propagation are too many");
@@ -264,15 +265,15 @@ impl One<'_> {
             FileType::Directory => self.target(TargetKind::Dir),
             _ => TargetKind::File,
         };
-        // As a mount in a copy of the host's namespace would be: first what the copy is, then what
-        // is said of this mount.
+        // As for a mount in a copy of the host's namespace: first the propagation of the copy, then
+        // that of this mount.
         let (default, recursive) = self.given.spread;
         let mut spreads = vec![(default, recursive || options.recursive)];
         spreads.extend(&options.propagation);
         self.attach(plan, tree, (self.mount.destination.as_str(), kind), &spreads)
     }
 
-    /// By its own maps, or by those of the container.
+    /// Maps the ids by the mount's own maps, or by those of the container.
     fn idmap(&self, tree: BorrowedFd<'_>) -> Result<()> {
         let (uid, gid) = (&self.mount.uid_mappings, &self.mount.gid_mappings);
         if self.options.idmap.is_none() && uid.is_empty() && gid.is_empty() {
@@ -302,7 +303,7 @@ impl One<'_> {
             .map_err(|e| self.field("options", format!("the ids cannot be mapped: {e}")))
     }
 
-    /// Whether a tmpfs is made by this process.
+    /// Returns whether this process makes a tmpfs.
     fn is_ours(&self) -> bool {
         let is_read_only = (self.options.set | self.options.set_all).contains(MountAttr::RDONLY);
         self.options.copy_up || is_read_only
@@ -345,7 +346,8 @@ impl One<'_> {
         Ok(tree)
     }
 
-    /// A tmpfs that is read-only could get no places for later mounts from the newborn.
+    /// Makes the targets of later mounts in a read-only tmpfs, in which the newborn cannot make
+    /// them.
     fn make_place(&self, tree: BorrowedFd<'_>, below: &Mount) {
         let own = self.mount.destination.trim_matches('/');
         let Some(rest) = is_at(&below.destination, own).filter(|r| !r.is_empty()) else { return };
@@ -357,11 +359,11 @@ impl One<'_> {
         {
             return;
         }
-        // What cannot be made is missed, and told, by the one who needs it.
+        // A missing target is reported by the mount that needs it.
         let _ = resolve::create_directories(tree, rest, Mode::from_raw_mode(0o755));
     }
 
-    /// What the image has at this place is in the tmpfs, too.
+    /// Copies the image's files at this place into the tmpfs.
     fn copy_up(&self, tree: BorrowedFd<'_>) -> Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let source = match resolve::in_root(
@@ -370,7 +372,7 @@ impl One<'_> {
             flags,
             Mode::empty(),
         ) {
-            Err(_) => return Ok(()), // nothing there, or no directory
+            Err(_) => return Ok(()), // missing, or no directory
             Ok(source) => source,
         };
         let failed = |e: rustix::io::Errno| self.field("options", format!("tmpcopyup: {e}"));
@@ -387,7 +389,8 @@ impl One<'_> {
         copy_dir(source.as_fd(), tree, 0, &mut Left::default()).map_err(failed)
     }
 
-    /// The container's own cgroups: its directory of v2, or a tmpfs with one for each v1 hierarchy.
+    /// Mounts the container's own cgroups: its directory of v2, or a tmpfs with one for each v1
+    /// hierarchy.
     fn cgroup(&self, plan: &mut Plan) -> Result<()> {
         let attr = self.options.set | self.options.set_all;
         let failed = |e: dormouse_kernel::CallError| self.field("type", e.to_string());
@@ -442,7 +445,7 @@ impl One<'_> {
         Ok(())
     }
 
-    /// Anything else: the newborn makes it, of its own namespaces.
+    /// Plans any other filesystem: the newborn makes it, in its own namespaces.
     fn filesystem(&self, plan: &mut Plan, kind: &str) {
         let mut options: Vec<String> = self.options.data.clone();
         if let Some(source) = self.mount.source.as_deref().filter(|s| !s.is_empty()) {
@@ -465,7 +468,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_compared_by_their_parts() {
+    fn mount_paths_are_compared_by_components() {
         assert_eq!(is_at("/dev", "dev").as_deref(), Some(""));
         assert_eq!(is_at("//dev/./pts/", "dev").as_deref(), Some("pts"));
         assert_eq!(is_at("/device", "dev"), None);

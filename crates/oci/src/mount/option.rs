@@ -1,26 +1,26 @@
-//! The words of a mount's `options`, each in its place.
+//! The `options` of a mount, sorted by their effect.
 
 use dormouse_kernel::mount::{MountAttr, Propagation};
 use dormouse_launch::Spread;
 
-/// The options of a mount, each in its place.
+/// The options of a mount, sorted by their effect.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     pub(super) set: MountAttr,
     pub(super) clear: MountAttr,
     pub(super) set_all: MountAttr,
     pub(super) clear_all: MountAttr,
-    /// In turn, and whether for all mounts below, too.
+    /// In order; true also applies to all mounts below.
     pub(super) propagation: Vec<(Propagation, bool)>,
     pub(super) bind: bool,
     pub(super) recursive: bool,
     pub(super) idmap: Option<bool>,
     pub(super) copy_up: bool,
-    /// What the filesystem itself is told.
+    /// Options of the filesystem itself.
     pub(super) data: Vec<String>,
 }
 
-/// Words that set attributes, and those that take them back.
+/// Options that set attributes, and those that clear them.
 const ATTRIBUTES: [(&str, &str, MountAttr); 7] = [
     ("ro", "rw", MountAttr::RDONLY),
     ("nosuid", "suid", MountAttr::NOSUID),
@@ -31,7 +31,7 @@ const ATTRIBUTES: [(&str, &str, MountAttr); 7] = [
     ("noatime", "atime", MountAttr::NOATIME),
 ];
 
-/// Words about propagation; with an `r` before, for everything below, too.
+/// Propagation options; an `r` in front also applies to all mounts below.
 const PROPAGATION: [(&str, Propagation); 4] = [
     ("private", Propagation::Private),
     ("slave", Propagation::Slave),
@@ -39,7 +39,7 @@ const PROPAGATION: [(&str, Propagation); 4] = [
     ("unbindable", Propagation::Unbindable),
 ];
 
-/// Words that say what is so anyway, or that no kernel listens to for a mount of its own.
+/// Options without effect: defaults, or ignored by the kernel for a new mount.
 const NOTHING: [&str; 9] = [
     "defaults",
     "async",
@@ -52,7 +52,7 @@ const NOTHING: [&str; 9] = [
     "noiversion",
 ];
 
-/// Every word that `features` tells of.
+/// Returns all options, for `features`.
 pub(crate) fn known_options() -> Vec<String> {
     let attributes = ATTRIBUTES.iter().flat_map(|(on, off, _)| [*on, *off]);
     let plain: Vec<String> = attributes
@@ -71,13 +71,13 @@ pub(crate) fn known_options() -> Vec<String> {
     all
 }
 
-/// The propagation that a word stands for.
+/// Returns the propagation of an option.
 pub(crate) fn propagation(word: &str) -> Option<(Propagation, bool)> {
     let known = |word: &str| PROPAGATION.iter().find(|(w, _)| *w == word).map(|(_, p)| *p);
     known(word).map(|p| (p, false)).or_else(|| Some((known(word.strip_prefix('r')?)?, true)))
 }
 
-/// The same for a plan.
+/// Converts a propagation for a plan.
 pub(crate) fn spread((propagation, recursive): (Propagation, bool)) -> (Spread, bool) {
     let spread = match propagation {
         Propagation::Private => Spread::Private,
@@ -137,7 +137,7 @@ impl Options {
         self.data.push(word.to_owned());
     }
 
-    /// The value of a `key=value` for the filesystem.
+    /// Returns the value of a `key=value` option of the filesystem.
     pub(super) fn value(&self, key: &str) -> Option<&str> {
         self.data.iter().rev().find_map(|d| d.strip_prefix(key)?.strip_prefix('='))
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_about_an_attribute_counts() {
+    fn last_option_of_an_attribute_wins() {
         let options = parse(&["ro", "nosuid", "rw", "rnoexec", "rbind", "size=1k", "rslave"]);
         assert_eq!((options.set, options.clear), (MountAttr::NOSUID, MountAttr::RDONLY));
         assert_eq!(options.set_all, MountAttr::NOEXEC);
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn every_known_word_is_no_data() {
+    fn known_option_is_not_passed_to_filesystem() {
         for word in known_options() {
             let of_fs = ["dirsync", "iversion", "lazytime", "mand", "silent", "sync"];
             let is_data = !parse(&[&word]).data.is_empty();
