@@ -1,6 +1,6 @@
 //! A bundle: a directory with a configuration, read and checked as a whole before anything is made.
 //!
-//! Checked here is what concerns several fields; a single field is checked where it becomes part of
+//! Rules about several fields are checked here; a single field is checked where it becomes part of
 //! a plan.
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::namespace::Namespaces;
 use crate::spec::{self, Hooks, IdMapping, Linux, Process, Spec};
 
-/// A configuration that makes sense, with the paths it is about.
+/// A checked configuration, with the paths it uses.
 #[derive(Debug)]
 pub struct Bundle {
     /// Absolute path.
@@ -35,14 +35,14 @@ impl Bundle {
         Ok(Self { dir, spec, rootfs })
     }
 
-    /// Its `linux`; an empty one where there is none, which [`Bundle::open`] has refused.
+    /// Returns its `linux`; an empty one if there is none, which [`Bundle::open`] refuses.
     pub fn linux(&self) -> &Linux {
         static NONE: std::sync::OnceLock<Linux> = std::sync::OnceLock::new();
         self.spec.linux.as_ref().unwrap_or_else(|| NONE.get_or_init(Linux::default))
     }
 }
 
-/// Checks a configuration; gives the path of the root filesystem.
+/// Checks a configuration; returns the path of the root filesystem.
 pub(crate) fn check(spec: &Spec, dir: &Path) -> Result<PathBuf> {
     check_version(&spec.oci_version)?;
     for (name, other) in [("vm", &spec.vm), ("solaris", &spec.solaris), ("windows", &spec.windows)]
@@ -98,7 +98,7 @@ pub(crate) fn check(spec: &Spec, dir: &Path) -> Result<PathBuf> {
     Ok(rootfs)
 }
 
-/// 1.x.y, with or without something after it.
+/// Accepts 1.x.y, with or without a suffix.
 fn check_version(version: &str) -> Result<()> {
     let number = version.split(['-', '+']).next().unwrap_or_default();
     let parts: Vec<_> = number.split('.').map(str::parse::<u32>).collect();
@@ -130,7 +130,7 @@ fn check_linux(linux: &Linux, hooks: &Hooks, namespaces: &Namespaces) -> Result<
     if !namespaces.has("mount") {
         let bad = |why| Err(Error::field("linux.namespaces", why));
         if namespaces.has("user") {
-            return bad("who is root in a user namespace mounts nothing without a mount namespace");
+            return bad("root in a user namespace cannot mount without a mount namespace");
         }
         let early = [&hooks.prestart, &hooks.create_runtime, &hooks.create_container];
         if early.iter().any(|hooks| !hooks.is_empty()) {
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_of_the_first_major_are_taken() {
+    fn spec_version_1_is_accepted() {
         for version in ["1.0.0", "1.0.2-dev", "1.2.1", "1.9.9"] {
             assert!(check_version(version).is_ok(), "{version}");
         }

@@ -1,5 +1,5 @@
-//! Terminals: the master of one goes to whoever asked for it, over a socket of his
-//! (`--console-socket`); and the sockets of ours that are named by a path.
+//! Terminals: sends the master of a terminal to the caller's socket (`--console-socket`). Also the
+//! runtime's own sockets with a path.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::net::{
 use crate::error::{Error, Result};
 use crate::store::short_path;
 
-/// A terminal and a place for its master belong together.
+/// Checks that a terminal and a destination of its master are given together.
 pub(crate) fn check(terminal: bool, socket: Option<&Path>, kept: bool) -> Result<()> {
     match (terminal, socket) {
         (true, None) if !kept => Err(Error::Usage(
@@ -38,7 +38,8 @@ fn open_dir(path: &Path) -> std::io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// The address of a socket: through a descriptor of its directory, as an address holds 108 bytes.
+/// Returns the address of a socket, through a descriptor of its directory: an address holds 108
+/// bytes.
 fn address(path: &Path) -> std::io::Result<(OwnedFd, SocketAddrUnix)> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty());
     let dir = open_dir(dir.unwrap_or(Path::new(".")))?;
@@ -64,7 +65,7 @@ pub(crate) fn send(path: &Path, master: OwnedFd) -> Result<()> {
     send().map_err(Error::file("send the terminal to", path))
 }
 
-/// A listening socket in a directory of ours, for root alone.
+/// Makes a listening socket in a directory of the runtime, for root only.
 pub(crate) fn listen(dir: &Path, name: &str) -> Result<OwnedFd> {
     let path = dir.join(name);
     let make = || -> std::io::Result<OwnedFd> {
@@ -78,7 +79,7 @@ pub(crate) fn listen(dir: &Path, name: &str) -> Result<OwnedFd> {
     make().map_err(Error::file("listen at", &path))
 }
 
-/// Connects to such a socket; `None` where nobody listens any more.
+/// Connects to such a socket; `None` if no process listens any more.
 pub(crate) fn call(dir: &Path, name: &str) -> Result<Option<OwnedFd>> {
     let path = dir.join(name);
     let connect_to = || -> std::io::Result<OwnedFd> {
@@ -100,7 +101,7 @@ pub(crate) fn call(dir: &Path, name: &str) -> Result<Option<OwnedFd>> {
     }
 }
 
-/// Sends a seccomp listener with the state of its container to who answers for it.
+/// Sends a seccomp listener with the state of its container to the process that serves it.
 pub(crate) fn send_listener(path: &Path, state: &[u8], listener: OwnedFd) -> Result<()> {
     let send = || -> std::io::Result<()> {
         let (_dir, address) = address(path)?;

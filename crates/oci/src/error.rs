@@ -1,4 +1,4 @@
-//! What can go wrong, in words for the one who wrote the configuration or the command.
+//! Errors, in terms of the configuration or the command line.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use dormouse_kernel::CallError;
 use dormouse_kernel::cgroup::CgroupError;
 use dormouse_launch::LaunchError;
 
-/// The result of most things here.
+/// The result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// A step that failed.
@@ -18,18 +18,18 @@ pub enum Error {
     Config {
         /// The file.
         path: PathBuf,
-        /// The field, and what is wrong with it.
+        /// The field, and its error.
         why: String,
     },
-    /// A field that says something impossible.
+    /// A field with an impossible value.
     #[error("{field}: {why}")]
     Field {
         /// Its path, such as `linux.namespaces[2].path`.
         field: String,
-        /// What is wrong with it.
+        /// The error in its value.
         why: String,
     },
-    /// A command that makes no sense.
+    /// An invalid command line.
     #[error("{0}")]
     Usage(String),
     /// No container has this id.
@@ -45,15 +45,15 @@ pub enum Error {
         id: String,
         /// Its state.
         state: &'static str,
-        /// What it would have to be.
+        /// The required state.
         why: &'static str,
     },
     /// The program could not be executed.
     #[error("exec failed: {program:?}: {why}")]
     Program {
-        /// What was to be executed.
+        /// The program.
         program: String,
-        /// Why it was not: in the words that callers of OCI runtimes look for.
+        /// The cause, in the wording that callers of OCI runtimes search for.
         why: String,
     },
     /// A hook failed.
@@ -63,39 +63,39 @@ pub enum Error {
         stage: &'static str,
         /// Its program.
         path: String,
-        /// What happened.
+        /// The failure.
         why: String,
     },
-    /// A file of ours, or of the bundle.
+    /// A file of the runtime, or of the bundle.
     #[error("cannot {what} {}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The failed step.
         what: &'static str,
-        /// With what.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// A step of the kernel's.
+    /// A failed system call.
     #[error("cannot {what}: {source}")]
     Call {
-        /// What was tried.
+        /// The failed step.
         what: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: CallError,
     },
-    /// A step with cgroups.
+    /// A failed step with cgroups.
     #[error("{}", chain(.0))]
     Cgroup(#[from] CgroupError),
-    /// A step of the new process.
+    /// A failed step of the new process.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// A step with a checkpoint.
+    /// A failed step with a checkpoint.
     #[error("{}", checkpoint(.0))]
     Checkpoint(#[from] dormouse_checkpoint::Error),
-    /// A step of its birth.
+    /// A failed step of the clone.
     #[error("cannot {0}")]
     Birth(#[from] dormouse_keeper::Failed),
 }
@@ -105,7 +105,7 @@ fn chain(error: &CgroupError) -> String {
     cause.map_or(error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-/// With everything that was refused, and with its cause.
+/// Formats a checkpoint error with all refusals, and with its cause.
 fn checkpoint(error: &dormouse_checkpoint::Error) -> String {
     use dormouse_checkpoint::Error::{Passing, Refused};
     if let Refused(all) | Passing(all) = error {
@@ -117,12 +117,12 @@ fn checkpoint(error: &dormouse_checkpoint::Error) -> String {
 }
 
 impl Error {
-    /// A field that says something impossible.
+    /// Makes an error for a field with an impossible value.
     pub fn field(field: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Field { field: field.into(), why: why.into() }
     }
 
-    /// A file and what was done with it.
+    /// Makes an error for a step with a file.
     pub fn file(
         what: &'static str,
         path: impl Into<PathBuf>,
@@ -131,7 +131,7 @@ impl Error {
         move |source| Self::File { what, path, source }
     }
 
-    /// A call and what it was for.
+    /// Makes an error for a system call.
     pub fn call(what: impl Into<String>) -> impl FnOnce(CallError) -> Self {
         let what = what.into();
         move |source| Self::Call { what, source }

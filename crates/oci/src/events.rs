@@ -1,4 +1,4 @@
-//! `events`: what a container uses, in runc's JSON.
+//! `events`: the resource use of a container, in runc's JSON.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::Runtime;
 use crate::error::{Error, Result};
 use crate::store::Status;
 
-/// The fields of a flat file, `name value` in each line.
+/// Parses a flat file: `name value` in each line.
 fn fields(text: &str) -> BTreeMap<&str, u64> {
     let line = |line: &str| {
         let (name, value) = line.split_at(line.find(' ')?);
@@ -28,7 +28,7 @@ fn number(text: &str) -> u64 {
     }
 }
 
-/// A reader of one controller, wherever that is.
+/// A reader for controllers of v1 and v2.
 struct Reader<'r> {
     tree: &'r Tree,
     forest: &'r Forest,
@@ -39,7 +39,7 @@ impl Reader<'_> {
         self.forest.is_v1(controller)
     }
 
-    /// What a file says; nothing where it is not.
+    /// Reads a file; returns an empty text if it is missing.
     fn text(&self, controller: &str, file: &str) -> String {
         let text = match self.is_v1(controller) {
             true => self.tree.read_v1(controller, file),
@@ -191,7 +191,7 @@ impl Reader<'_> {
 }
 
 impl Runtime {
-    /// What a container uses now, as the `data` of a `stats` event.
+    /// Returns the present resource use of a container, as the `data` of a `stats` event.
     pub fn stats(&self, id: &str) -> Result<Value> {
         let (record, status) = self.look(id)?;
         if status == Status::Stopped {
@@ -212,8 +212,8 @@ impl Runtime {
         }))
     }
 
-    /// Tells `each` the events of a container until it ends: what it uses, every `interval`, and
-    /// when memory ran out.
+    /// Passes the events of a container to `each` until it ends: resource use, every `interval`,
+    /// and kills by the OOM killer.
     pub fn events(
         &self,
         id: &str,
@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flat_files_are_read_by_name() {
+    fn flat_file_is_parsed_by_name() {
         let text = "nr_periods 5\nnr_throttled 2\nbroken\nthrottled_usec 70\n";
         let found = fields(text);
         assert_eq!(found.get("nr_throttled"), Some(&2));

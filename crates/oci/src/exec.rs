@@ -1,9 +1,9 @@
 //! `exec`: one more process in a container.
 //!
-//! It is cloned into the container's pid namespace and cgroup, enters the other namespaces by the
-//! first process's pidfd, and follows the last part of a plan. Processes of the container can see it
-//! from its first moment: it cannot be traced or looked into before execve (CVE-2016-9962), and holds
-//! nothing of the host's but what it was given (CVE-2024-21626).
+//! The process is cloned into the container's pid namespace and cgroup, enters the other namespaces
+//! by the first process's pidfd, and follows the last part of a plan. Processes of the container
+//! can see it from its first moment. It cannot be traced or inspected before execve
+//! (CVE-2016-9962), and has no descriptor of the host except those it was given (CVE-2024-21626).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -25,25 +25,25 @@ use crate::spec::Process;
 use crate::store::{self, Status};
 use crate::{Runtime, console, filter, namespace};
 
-/// What `exec` is asked for.
+/// Options of `exec`.
 #[derive(Debug, Default)]
 pub struct Exec {
-    /// The process; what it says nothing about is as the container's.
+    /// The process; missing fields are taken from the container's own.
     pub process: Process,
-    /// Where the master of a terminal is sent.
+    /// Socket that receives the master of a terminal.
     pub console_socket: Option<PathBuf>,
-    /// Where the pid is written.
+    /// File that receives the pid.
     pub pid_file: Option<PathBuf>,
-    /// What the program finds at 3 and following.
+    /// Descriptors for the program at 3 and following.
     pub preserve: Vec<OwnedFd>,
-    /// The master of a terminal is wanted here.
+    /// The master of a terminal is returned.
     pub keep_console: bool,
-    /// A paused container's process may wait for it to go on.
+    /// In a paused container the process may wait until it is resumed.
     pub ignore_paused: bool,
 }
 
 impl Runtime {
-    /// The process of a container's own configuration, as what another process starts from.
+    /// Returns the process of a container's own configuration, as defaults for another process.
     pub fn process(&self, id: &str) -> Result<Process> {
         self.store.read(id)?;
         Ok(self.store.config(id)?.process.unwrap_or_default())
@@ -64,7 +64,7 @@ impl Runtime {
         let linux = config.linux.clone().unwrap_or_default();
         let own = config.process.unwrap_or_default();
         let mut process = exec.process.clone();
-        // As the container's, where it does not say.
+        // Missing fields are the container's own.
         process.capabilities = process.capabilities.or(own.capabilities);
         process.apparmor_profile = process.apparmor_profile.or(own.apparmor_profile);
         process.selinux_label = process.selinux_label.or(own.selinux_label);
@@ -133,7 +133,7 @@ impl Runtime {
                 return Err(not("its process has ended"));
             }
             if !has("mount") {
-                // Nothing else leads there.
+                // No mount namespace leads to the root.
                 let fd = plan.fd(clone_fd(root.as_fd())?);
                 plan.root_apart(fd, false);
                 plan.enter_root();

@@ -1,11 +1,11 @@
-//! `features`: what this runtime knows, as runtime-spec 1.2 lays it out.
+//! `features`: the supported features, in the format of runtime-spec 1.2.
 
 use dormouse_kernel::capability::Capability;
 use serde_json::{Value, json};
 
 use crate::{OCI_VERSION, filter, mount, namespace};
 
-/// The document.
+/// Returns the document.
 pub(crate) fn document() -> Value {
     let mut namespaces: Vec<&str> = namespace::kinds().collect();
     namespaces.sort_unstable();

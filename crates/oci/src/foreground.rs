@@ -1,5 +1,5 @@
-//! `run` and `exec` in the foreground: signals go to the process, the terminal's bytes both ways,
-//! and its exit code becomes ours.
+//! `run` and `exec` in the foreground: forwards signals and the terminal's bytes, and returns the
+//! exit code of the process.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,15 +13,15 @@ use rustix::termios::{OptionalActions, Termios};
 use crate::create::Created;
 use crate::error::{Error, Result};
 
-/// Signals of ours that are kept until somebody can be told of them.
+/// Signals of this program, held until they can be forwarded.
 ///
-/// ORDER: before the process is made, or one that comes early ends this program.
+/// ORDER: held before the process is made, since an early signal would end this program.
 pub(crate) struct Signals(SignalFd);
 
 impl Signals {
     pub(crate) fn hold() -> Result<Self> {
         let mut held = SigSet::all();
-        // What a fault of our own raises cannot be kept, and a tracer's is his.
+        // Signals of own faults cannot be held, and SIGTRAP belongs to a tracer.
         for own in
             [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE, Signal::SIGTRAP]
         {
@@ -39,7 +39,7 @@ impl Signals {
     }
 }
 
-/// The caller's terminal in raw mode; as it was when dropped.
+/// The caller's terminal in raw mode; restored when dropped.
 struct Raw {
     terminal: OwnedFd,
     before: Termios,
@@ -72,8 +72,8 @@ impl Drop for Raw {
     }
 }
 
-/// Stays with a process until it ends; gives its exit code, 128 and the signal's number where one
-/// ended it.
+/// Serves a process until it exits; returns its exit code, or 128 and the signal's number if it was
+/// killed.
 pub(crate) fn stay(created: &Created, mut signals: Signals) -> Result<i32> {
     let raw = created.console.as_ref().and_then(|_| Raw::enter());
     if let (Some(raw), Some(master)) = (&raw, &created.console) {
@@ -106,7 +106,7 @@ pub(crate) fn stay(created: &Created, mut signals: Signals) -> Result<i32> {
             }
         }
         if let Some(master) = created.console.as_ref().filter(|_| output) {
-            // What it has said is read to the end, also after its own.
+            // Its output is read to the end, also after its exit.
             if ready[2] || ended {
                 output = pump(master.as_fd(), stdout)? && (!ended || ready[2]);
             }
@@ -120,7 +120,8 @@ pub(crate) fn stay(created: &Created, mut signals: Signals) -> Result<i32> {
         }
     }
     drop(raw);
-    let exit = pidfd::reap(&created.pidfd).map_err(Error::call("learn how the process ended"))?;
+    let exit =
+        pidfd::reap(&created.pidfd).map_err(Error::call("read the process's exit status"))?;
     Ok(exit.map_or(0, dormouse_kernel::process::Exit::code))
 }
 
@@ -130,16 +131,16 @@ fn tell(created: &Created, raw: Option<&Raw>, signal: i32) {
     match (raw, &created.console) {
         (Some(raw), Some(master)) if signal == winch => raw.copy_size(master.as_fd()),
         _ if not_for_it.contains(&signal) => {}
-        // It may have just ended.
+        // The process may just have exited.
         _ => drop(pidfd::send_signal(&created.pidfd, signal)),
     }
 }
 
-/// Moves what is there; `false` at the end.
+/// Moves the available bytes; returns false at the end.
 fn pump(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<bool> {
     let mut bytes = [0_u8; 16384];
     let n = match rustix::io::read(from, &mut bytes) {
-        // A terminal whose last user is gone says so.
+        // EIO: the last user of the terminal has closed it.
         Ok(0) | Err(rustix::io::Errno::IO) => return Ok(false),
         Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(true),
         other => other.map_err(|e| Error::file("read", "the terminal")(e.into()))?,

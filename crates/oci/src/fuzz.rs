@@ -1,6 +1,6 @@
-//! Doors for the fuzzers (`cargo xtask fuzz`): each hands bytes from nowhere to the readers of one
-//! document, and panics where an error does not name the field, or where something is let through that
-//! a reader promises to refuse.
+//! Entry points for the fuzzers (`cargo xtask fuzz`). Each passes arbitrary bytes to the readers of
+//! one document. Each panics if an error does not name the field, or if a reader accepts a value
+//! that it promises to refuse.
 
 use dormouse_launch::Plan;
 use serde::Serialize;
@@ -13,12 +13,12 @@ use crate::process::{Io, Last};
 use crate::spec::{self, Process, Spec};
 use crate::{bundle, cgroup, device, filter, identity, mount, process};
 
-/// Reads a document; what is read can be written, and is then read as the same.
+/// Reads a document; the result can be written, and reading it again gives the same.
 fn read<T: DeserializeOwned + Serialize>(bytes: &[u8]) -> Option<T> {
     let document: T = match spec::parse(bytes) {
         Ok(document) => document,
         Err(why) => {
-            assert!(!why.is_empty(), "an error without a word");
+            assert!(!why.is_empty(), "an error without a text");
             return None;
         }
     };
@@ -28,7 +28,7 @@ fn read<T: DeserializeOwned + Serialize>(bytes: &[u8]) -> Option<T> {
     Some(document)
 }
 
-/// What is good; what is not says in which field.
+/// Returns a good value; an error must name its field.
 fn named<T>(result: Result<T>) -> Option<T> {
     match result {
         Ok(good) => Some(good),
@@ -36,13 +36,13 @@ fn named<T>(result: Result<T>) -> Option<T> {
             assert!(!field.is_empty() && !why.is_empty(), "{field:?}: {why:?}");
             None
         }
-        // These name what is wrong in their own words.
+        // These errors describe themselves.
         Err(Error::Usage(_) | Error::Program { .. } | Error::Launch(_)) => None,
         Err(other) => panic!("an error that names no field: {other}"),
     }
 }
 
-/// `config.json`: everything that is decided about it without touching the host.
+/// `config.json`: all decisions about it without access to the host.
 pub fn config(bytes: &[u8]) {
     let Some(spec) = read::<Spec>(bytes) else { return };
     let _ = named(bundle::check(&spec, std::path::Path::new("/nowhere")));
@@ -69,7 +69,7 @@ pub fn config(bytes: &[u8]) {
     ));
     for (name, value) in &linux.sysctl {
         if plan.sysctl(name, value).is_ok() {
-            // With slashes a dot is part of a name.
+            // With slashes as separators a dot is part of a name.
             let separator = if name.contains('/') { '/' } else { '.' };
             let is_named = name.split(separator).all(|part| !matches!(part, "" | "." | ".."));
             assert!(is_named && !value.contains('\n'), "{name} = {value}");
@@ -87,7 +87,7 @@ pub fn process(bytes: &[u8]) {
     }
 }
 
-/// All steps of a process, as far as a plan.
+/// All steps of a process, up to the plan.
 fn prepare(process: &Process, personality: Option<&spec::Personality>) {
     if named(bundle::check_process(process)).is_none() {
         return;

@@ -1,8 +1,8 @@
-//! Hooks: programs of the caller's that run between the steps of a container's life.
+//! Hooks: programs of the caller that run between the steps of a container's life.
 //!
-//! Those of the runtime's own namespaces are run here; those of the container's are part of the plan
-//! and run by the newborn (`dormouse_launch::Plan::hook`). All get the state on standard input, an
-//! environment of their own and nothing else of ours (CVE-2024-0132).
+//! Hooks in the runtime's own namespaces are run here; those in the container's are part of the
+//! plan and run by the newborn (`dormouse_launch::Plan::hook`). Each hook gets the state on
+//! standard input, its own environment and nothing else of this process (CVE-2024-0132).
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -19,14 +19,14 @@ use crate::error::{Error, Result};
 use crate::spec::Hook;
 use crate::store::{Record, Status};
 
-/// LIMIT: bytes of a hook's last words in an error.
+/// LIMIT: bytes of a hook's output in an error.
 const LAST_WORDS: u64 = 1024;
 
 fn memory(name: &str) -> std::io::Result<File> {
     Ok(File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?))
 }
 
-/// A file with the state, to be read from its beginning.
+/// Makes a file with the state, positioned at its beginning.
 pub(crate) fn state_file(record: &Record, status: Status, pid: u32) -> Result<File> {
     let make = || {
         let mut file = memory("state")?;
@@ -77,7 +77,7 @@ fn run_one(
     let mut child = command.spawn().map_err(told)?;
     if let Some(seconds) = hook.timeout {
         let seconds = u64::try_from(seconds).unwrap_or(0);
-        // Our own child that was not reaped: its pid is its own.
+        // An unreaped child of this process: its pid is not reused.
         let ended = pidfd::open(child.id())
             .and_then(|pidfd| pidfd::wait(&pidfd, Some(Duration::from_secs(seconds))));
         if !ended.map_err(|e| e.to_string())? {
@@ -100,7 +100,7 @@ fn run_one(
     }
 }
 
-/// Lets the newborn run hooks, at this place of its plan; `pid` is its own in its pid namespace.
+/// Makes the newborn run hooks, at this place of its plan; `pid` is its own in its pid namespace.
 pub(crate) fn plan(
     plan: &mut Plan,
     hooks: &[Hook],

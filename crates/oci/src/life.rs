@@ -1,4 +1,4 @@
-//! What happens to a container after it was created: start, signals, freezing, limits, its end.
+//! A container's life after its creation: start, signals, freezing, limits, its end.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -21,7 +21,7 @@ pub struct Signal(pub i32);
 impl std::str::FromStr for Signal {
     type Err = Error;
 
-    /// `9`, `KILL`, `SIGKILL`, `RTMIN+3`.
+    /// Parses `9`, `KILL`, `SIGKILL`, `RTMIN+3`.
     fn from_str(text: &str) -> Result<Self> {
         const NAMES: [&str; 31] = [
             "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV",
@@ -55,7 +55,7 @@ impl std::str::FromStr for Signal {
 }
 
 impl Runtime {
-    /// The record of a container and its state now.
+    /// Returns the record of a container and its present state.
     pub fn look(&self, id: &str) -> Result<(Record, Status)> {
         let record = self.store.read(id)?;
         let status = self.store.status(&record, || {
@@ -64,7 +64,7 @@ impl Runtime {
         Ok((record, status))
     }
 
-    /// Ids of all containers.
+    /// Returns the ids of all containers.
     pub fn ids(&self) -> Result<Vec<String>> {
         self.store.ids()
     }
@@ -77,7 +77,7 @@ impl Runtime {
         Error::State { id: record.id.clone(), state: status.as_str(), why }
     }
 
-    /// Lets a created container become its program.
+    /// Starts the program of a created container.
     pub fn start(&self, id: &str) -> Result<()> {
         let _lock = self.store.lock(id, false)?;
         let (record, status) = self.look(id)?;
@@ -89,11 +89,12 @@ impl Runtime {
         let process = process.ok_or_else(|| Error::field("process", "it is missing"))?;
         let pidfd = record.process();
         let pidfd =
-            pidfd.ok_or_else(|| Self::not(&record, Status::Stopped, "its process ended"))?;
+            pidfd.ok_or_else(|| Self::not(&record, Status::Stopped, "its process has ended"))?;
         let dir = self.store.dir(id);
         let sock = console::call(&dir, START)?
-            .ok_or_else(|| Self::not(&record, Status::Stopped, "its process waits no more"))?;
-        // ORDER: nobody else finds it waiting once it is told to go on.
+            .ok_or_else(|| Self::not(&record, Status::Stopped, "its process no longer waits"))?;
+        // ORDER: the socket is removed before the process is released, so that no second `start`
+        // finds it.
         let path = dir.join(START);
         std::fs::remove_file(&path).map_err(Error::file("remove", path))?;
         let seccomp = spec.linux.as_ref().and_then(|linux| linux.seccomp.as_ref());
@@ -135,7 +136,7 @@ impl Runtime {
         let failed = |e: CallError| Error::Call { what: "signal the container".into(), source: e };
         let tree = self.tree(&record)?;
         if all {
-            // Also of a stopped container: without a pid namespace its other processes live on.
+            // Also for a stopped container: without a pid namespace its other processes live on.
             return match signal.0 {
                 9 => Ok(tree.kill()?),
                 _ => self.signal_all(id, &tree, signal),
@@ -147,18 +148,19 @@ impl Runtime {
         pidfd::send_signal(&process, signal.0).map_err(failed)?;
         if signal.0 == 9 {
             if status == Status::Paused {
-                // v1 freezes so hard that nothing dies.
+                // A frozen v1 cgroup prevents even the exit.
                 tree.thaw()?;
             }
             if !record.owns_pids {
-                // Without a pid namespace of its own nobody else takes the others along.
+                // Without a private pid namespace the end of the first process does not end the
+                // others.
                 tree.kill()?;
             }
         }
         Ok(())
     }
 
-    /// Signals every process of a cgroup; it is frozen meanwhile, so that none is missed.
+    /// Signals every process of a cgroup; the cgroup is frozen meanwhile, so that none is missed.
     fn signal_all(&self, id: &str, tree: &Tree, signal: Signal) -> Result<()> {
         let freezes = !tree.is_frozen()?;
         let mark = freezes.then(|| self.store.mark_frozen(id)).transpose()?;
@@ -182,11 +184,11 @@ impl Runtime {
         sent.and(thawed.map_err(Error::from))
     }
 
-    /// Removes a container that has ended, or was never started; with `force` any.
+    /// Removes a container that has ended, or was never started; with `force` in any state.
     pub fn delete(&self, id: &str, force: bool) -> Result<()> {
         let looked = match self.look(id) {
             Err(Error::NotFound(_)) if force => return self.store.remove(id),
-            // Whatever it is, nobody can read it: what has its name goes.
+            // An unreadable container: remove its directory.
             Err(_) if force && self.store.dir(id).exists() => return self.store.remove(id),
             other => other,
         };
@@ -204,7 +206,7 @@ impl Runtime {
         self.take_down(&record)?;
         drop(lock);
         for hook in &record.poststop {
-            // One that fails keeps neither the others nor the container's end from happening.
+            // A failed hook prevents neither the other hooks nor the removal.
             let only = std::slice::from_ref(hook);
             if let Err(e) = hook::run("poststop", only, &record, Status::Stopped) {
                 crate::command::warn(&e.to_string());
@@ -223,7 +225,7 @@ impl Runtime {
         }
     }
 
-    /// Lets them go on.
+    /// Resumes all processes.
     pub fn resume(&self, id: &str) -> Result<()> {
         let _lock = self.store.lock(id, false)?;
         let (record, status) = self.look(id)?;
@@ -233,7 +235,7 @@ impl Runtime {
         }
     }
 
-    /// The processes, as this process's pid namespace knows them.
+    /// Returns the pids of all processes, in this process's pid namespace.
     pub fn pids(&self, id: &str) -> Result<Vec<u32>> {
         let (record, _) = self.look(id)?;
         let mut pids = self.tree(&record)?.pids()?;
@@ -241,7 +243,7 @@ impl Runtime {
         Ok(pids)
     }
 
-    /// Changes limits of a container; what is not given stays.
+    /// Changes limits of a container; missing ones do not change.
     pub fn update(&self, id: &str, resources: &Resources) -> Result<()> {
         let _lock = self.store.lock(id, false)?;
         let (record, status) = self.look(id)?;
@@ -262,14 +264,15 @@ impl Runtime {
         cgroup::set(&tree, forest, resources)
     }
 
-    /// Waits until the first process has ended.
+    /// Waits until the first process has exited.
     pub fn wait(&self, process: BorrowedFd<'_>) -> Result<()> {
         pidfd::wait(process, None).map(drop).map_err(Error::call("wait for the container"))
     }
 }
 
-/// Fetches the descriptor of a filter's listener from the newborn and sends it to who answers for
-/// it. The newborn waits without a system call: it may be asked about any.
+/// Fetches the descriptor of a filter's listener from the newborn and sends it to the process that
+/// serves it. Meanwhile the newborn waits without a system call, since the filter may notify about
+/// any.
 fn serve_listener(
     newborn: &Newborn,
     page: &Path,
@@ -320,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_have_numbers_and_names() {
+    fn signal_is_parsed_by_number_or_name() {
         let number = |text: &str| text.parse::<Signal>().map(|s| s.0).ok();
         assert_eq!(number("9"), Some(9));
         assert_eq!(number("KILL"), Some(9));

@@ -1,7 +1,7 @@
-//! `config.json` as the runtime-spec 1.2 describes it, as far as a runtime on Linux reads it.
+//! `config.json` of the runtime-spec 1.2, the part that concerns Linux.
 //!
-//! Fields that the specification does not know are ignored, as it asks. A field of the wrong type
-//! is an error that names it ([`read`]); what the types cannot say is checked where it is used.
+//! Unknown fields are ignored, as the specification requires. A field of the wrong type is an error
+//! that names it ([`read`]); rules beyond the types are checked where a field is used.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     };
     let (file, meta): (_, std::fs::Metadata) =
         open().map_err(|e: std::io::Error| failed(e.to_string()))?;
-    // A pipe is what `--process <(...)` gives; a device or a directory is nobody's configuration.
+    // `--process <(...)` gives a pipe; a directory is no configuration.
     if meta.len() > LARGEST_BYTES || meta.is_dir() {
         return Err(failed(format!("it is not a file of at most {LARGEST_BYTES} bytes")));
     }
@@ -34,8 +34,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     parse(&text).map_err(failed)
 }
 
-/// Reads JSON; the error names the field. A field that is `null` is one that is not there, as Go
-/// programs mean it.
+/// Reads JSON; the error names the field. A `null` field counts as missing, as Go programs mean it.
 pub fn parse<T: DeserializeOwned>(text: &[u8]) -> std::result::Result<T, String> {
     let first = parse_strictly(text);
     if first.as_ref().is_err_and(|why| why.contains("type: null")) {
@@ -84,7 +83,7 @@ pub struct Spec {
     pub hooks: Hooks,
     pub linux: Option<Linux>,
     pub annotations: BTreeMap<String, String>,
-    /// Of other systems: refused.
+    /// For other systems: refused.
     pub vm: Option<serde_json::Value>,
     pub solaris: Option<serde_json::Value>,
     pub windows: Option<serde_json::Value>,
@@ -205,7 +204,7 @@ pub struct Hooks {
 }
 
 impl Hooks {
-    /// Whether there is none.
+    /// Returns whether there is no hook.
     pub fn is_empty(&self) -> bool {
         let Self {
             prestart,
@@ -442,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_names_the_field() {
+    fn wrong_type_is_refused_with_its_field() {
         let error = |text: &str| parse::<Spec>(text.as_bytes()).expect_err("it is bad");
         let text = r#"{"linux": {"resources": {"memory": {"limit": "a lot"}}}}"#;
         assert!(error(text).starts_with("linux.resources.memory.limit: "), "{}", error(text));
@@ -455,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_written_as_it_was() {
+    fn unread_field_survives_round_trip() {
         let spec: Spec = parse(br#"{"vm":2650000e-061}"#).unwrap();
         let written = serde_json::to_vec(&spec).unwrap();
         let again: Spec = parse(&written).unwrap();
@@ -463,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_document_is_refused() {
+    fn deeply_nested_document_is_refused() {
         let text = format!("{{\"vm\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
         assert!(parse::<Spec>(text.as_bytes()).is_err());
     }
