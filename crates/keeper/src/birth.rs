@@ -16,7 +16,7 @@ use crate::newborn::{Heritage, live};
 use crate::tiny::Outside;
 use crate::{Failed, Step, call, tiny};
 
-/// The namespaces that a spawn may ask for.
+/// The namespaces that a spawn may request.
 const NAMESPACES: CloneFlags = CloneFlags::NEWTIME
     .union(CloneFlags::NEWNS)
     .union(CloneFlags::NEWCGROUP)
@@ -26,44 +26,44 @@ const NAMESPACES: CloneFlags = CloneFlags::NEWTIME
     .union(CloneFlags::NEWPID)
     .union(CloneFlags::NEWNET);
 
-/// A process that waits for its plan.
+/// A cloned process that waits for its plan.
 #[derive(Debug)]
 pub struct Born {
     /// Its pid.
     pub pid: u32,
     /// Field 22 of `/proc/PID/stat`.
     pub start_time: u64,
-    /// Itself.
+    /// A pidfd of it.
     pub pidfd: OwnedFd,
-    /// A procfs of its pid namespace, where one was asked for.
+    /// A procfs of its pid namespace, if requested.
     pub proc: Option<OwnedFd>,
 }
 
-/// What a newborn is born with.
+/// Properties of the newborn.
 #[derive(Debug)]
 pub struct Wanted<'w> {
     /// `CLONE_NEW*`.
     pub flags: CloneFlags,
     /// Its end of the socket to the engine.
     pub sock: BorrowedFd<'w>,
-    /// It is born in this network namespace.
+    /// The network namespace in which it is cloned.
     pub netns: Option<BorrowedFd<'w>>,
-    /// It is born in this pid namespace: the namespace, or a pidfd of a process in it.
+    /// The pid namespace in which it is cloned: the namespace, or a pidfd of a process in it.
     pub pid_namespace: Option<BorrowedFd<'w>>,
-    /// It is born in this user namespace, which then owns its other new ones.
+    /// The user namespace in which it is cloned, which then owns its other new ones.
     pub user_namespace: Option<BorrowedFd<'w>>,
-    /// It is born in this v2 cgroup.
+    /// The v2 cgroup in which it is cloned.
     pub cgroup: Option<BorrowedFd<'w>>,
     /// Text for uid_map, empty for none.
     pub uid_map: &'w str,
     /// Text for gid_map.
     pub gid_map: &'w str,
-    /// A procfs of its pid namespace is made.
+    /// Whether to make a procfs of its pid namespace.
     pub proc: bool,
 }
 
 impl<'w> Wanted<'w> {
-    /// What a request asks for, with its descriptors in their places.
+    /// Converts a request, with its descriptors in their places.
     pub(crate) fn of(request: &'w SpawnRequest, fds: &'w [OwnedFd]) -> Result<Self, Failed> {
         let mut fds = fds.iter().map(AsFd::as_fd);
         let sock = fds.next().ok_or(Errno::BADMSG).step("find the newborn's socket")?;
@@ -82,15 +82,15 @@ impl<'w> Wanted<'w> {
     }
 }
 
-/// Clones a newborn. If a step after the clone fails, the newborn is killed; it is reaped as every
+/// Clones a newborn. If a step after the clone fails, the newborn is killed; it is reaped as any
 /// other child.
 pub fn give(outside: &Outside, heritage: Heritage, wanted: &Wanted<'_>) -> Result<Born, Failed> {
     let born = clone_newborn(outside, heritage, wanted, CloneFlags::empty())?;
     raise(outside, heritage, wanted, born)
 }
 
-/// The first step of it: the newborn is there, and waits for its plan. With PARENT it is no child of this
-/// process but of its parent.
+/// Does the first step: clones the newborn, which waits for its plan. With PARENT the newborn is a
+/// sibling of this process, not its child.
 pub(crate) fn clone_newborn(
     outside: &Outside,
     heritage: Heritage,
@@ -120,7 +120,7 @@ pub(crate) fn clone_newborn(
     }
 }
 
-/// The others, which the keeper does. If one fails, the newborn is killed.
+/// Does the other steps, in the keeper. If one fails, the newborn is killed.
 pub(crate) fn raise(
     outside: &Outside,
     heritage: Heritage,
@@ -132,8 +132,8 @@ pub(crate) fn raise(
             write_maps(outside.proc.as_fd(), pid, wanted).step("map the ids")?;
         }
         if let Some(value) = heritage.oom_score_adj {
-            // By the keeper, not by itself: only who has the host's CAP_SYS_RESOURCE also takes
-            // back how far the newborn may lower it again (oom_score_adj_min).
+            // Written by the keeper: only a writer with the host's CAP_SYS_RESOURCE also resets how
+            // far the newborn may lower the value again (oom_score_adj_min).
             write_file(outside.proc.as_fd(), pid, "oom_score_adj", &value.to_string())
                 .step("give back its oom_score_adj")?;
         }
@@ -152,8 +152,8 @@ pub(crate) fn raise(
     }
 }
 
-/// Clones from inside a user namespace, so that it owns what is made. Who has entered one never
-/// comes back, so a process beside this one does, and makes a sibling of itself.
+/// Clones from inside a user namespace, so that it owns the other new namespaces. A process cannot
+/// leave a user namespace, so a helper process enters it and clones a sibling of itself.
 fn clone_within(
     user: BorrowedFd<'_>,
     args: CloneArgs<'_>,
@@ -166,7 +166,7 @@ fn clone_within(
         made: Option<Result<(u32, OwnedFd), Errno>>,
     }
     extern "C" fn body(errand: *mut c_void) -> c_int {
-        // SAFETY: it points to the caller's variable, who sleeps meanwhile.
+        // SAFETY: it points to the caller's variable; the caller is suspended meanwhile.
         let errand = unsafe { &mut *errand.cast::<Errand<'_>>() };
         let enter = || {
             kernel::setns(errand.user, CloneFlags::NEWUSER)?;
@@ -194,8 +194,8 @@ fn clone_within(
     errand.made.unwrap_or(Err(Errno::IO))
 }
 
-/// Reaps a process that `run_aside` has run: it has let go of the memory and is about to be a
-/// zombie, if it is not one yet.
+/// Reaps a process that `run_aside` has run: it no longer uses the shared memory and is a zombie
+/// now or soon.
 fn reap(pid: c_int) {
     let helper = rustix::process::Pid::from_raw(pid);
     let _ = rustix::io::retry_on_intr(|| {
@@ -203,7 +203,7 @@ fn reap(pid: c_int) {
     });
 }
 
-/// While it lives, the keeper's children are born into other namespaces.
+/// While this exists, the keeper's children are cloned into other namespaces.
 struct Visit<'o> {
     home_net: BorrowedFd<'o>,
     home_pid: BorrowedFd<'o>,
@@ -233,9 +233,10 @@ impl<'o> Visit<'o> {
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        // A keeper that cannot go home would put the next container into this one's namespaces: it
-        // ends instead, and its children live on without it. Both calls need no memory that could
-        // be lacking for long, and succeed for who has just succeeded in the other direction.
+        // A keeper that cannot return to its own namespaces would put the next container into this
+        // one's. The keeper exits instead, and its children live on without it. Neither call needs
+        // memory that could be lacking for long, and both succeed for a process for which the
+        // opposite direction just succeeded.
         if self.net && kernel::setns(self.home_net, CloneFlags::NEWNET).is_err() {
             kernel::exit(1);
         }
@@ -250,7 +251,7 @@ fn write_maps(proc: BorrowedFd<'_>, pid: u32, wanted: &Wanted<'_>) -> Result<(),
     write_file(proc, pid, "gid_map", wanted.gid_map)
 }
 
-/// Writes a file of a process in one go.
+/// Writes a file of a process in one call.
 fn write_file(proc: BorrowedFd<'_>, pid: u32, name: &str, text: &str) -> Result<(), Errno> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(proc, format!("{pid}/{name}"), flags, Mode::empty())?;
@@ -275,8 +276,8 @@ fn start_time(proc: BorrowedFd<'_>, pid: u32) -> Result<u64, Errno> {
 
 const PROC_ATTR: MountAttr = MountAttr::NOSUID.union(MountAttr::NODEV).union(MountAttr::NOEXEC);
 
-/// A procfs of the newborn's pid namespace, mounted nowhere. KERNEL(6.17): by the `pidns`
-/// parameter; before, by a process that is inside for a moment.
+/// Makes a detached procfs of the newborn's pid namespace. KERNEL(6.17): by the `pidns` parameter;
+/// before, by a helper process that is in the namespace for a moment.
 fn make_proc(outside: &Outside, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     match proc_by_parameter(newborn) {
         Err(_) => proc_by_helper(outside.pid.as_fd(), newborn),
@@ -293,12 +294,13 @@ fn proc_by_parameter(newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     kernel::fsmount(context.as_fd(), PROC_ATTR)
 }
 
-/// The helper shares memory and descriptors with the keeper, which sleeps until it has ended. It is
-/// the second process of the namespace, and gone before the first has its plan.
+/// The helper shares memory and descriptors with the keeper, which is suspended until the helper
+/// has exited. The helper is the second process of the namespace, and has exited before the first
+/// gets its plan.
 fn proc_by_helper(home: BorrowedFd<'_>, newborn: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     extern "C" fn body(made: *mut c_void) -> c_int {
         let made = made.cast::<Option<Result<OwnedFd, Errno>>>();
-        // SAFETY: it points to the caller's variable, who sleeps meanwhile.
+        // SAFETY: it points to the caller's variable; the caller is suspended meanwhile.
         unsafe { made.write(Some(tiny::new(c"proc", &[], PROC_ATTR))) };
         0
     }
@@ -319,7 +321,7 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// The way of kernels before 6.17, which this one may never take.
+    /// Covers kernels before 6.17; on a newer one this path may never be used otherwise.
     #[test]
     fn root_helper_makes_a_procfs_of_another_pid_namespace() {
         let flags = CloneFlags::NEWPID;
