@@ -1,10 +1,10 @@
 //! Copying trees between a container and the host, or as a tar stream.
 //!
 //! A container may run while its files are copied, and may be hostile. A path in it is therefore
-//! resolved with RESOLVE_IN_ROOT, trees are walked by descriptor one name at a time, no symbolic
-//! link is followed on the way, and an opened object is checked again before it is used. Replacing
-//! a directory by a link in between leads nowhere (CVE-2019-14271 and similar). A file copied out
-//! of a container is never set-user-id, set-group-id or a device on the host.
+//! resolved with RESOLVE_IN_ROOT, and trees are walked by descriptor one name at a time. No
+//! symbolic link is followed on the way, and an opened object is checked again before it is used.
+//! Replacing a directory by a link in between leads nowhere (CVE-2019-14271 and similar). A file
+//! copied out of a container is never set-user-id, set-group-id or a device on the host.
 //!
 //! Deliberately not copied: sockets, pipes and devices (with a note on stderr), hard links as
 //! links, extended attributes, and the contents of procfs, sysfs and the like.

@@ -1,8 +1,8 @@
 //! Sleep and wake: a container without processes that still accepts connections.
 //!
-//! An *asleep* container is a checkpoint, `LIB/containers/ID/asleep`, and its sockets that are
-//! reachable from outside (TCP sockets that listen or have a connection, UDP sockets), held by the
-//! keeper ([`dormouse_launch::Keeper::hold`]). The container has no process, no cgroup, no mount;
+//! An *asleep* container is a checkpoint, `LIB/containers/ID/asleep`. The keeper holds its sockets
+//! that are reachable from outside: TCP sockets that listen or have a connection, UDP sockets
+//! ([`dormouse_launch::Keeper::hold`]). The container has no process, no cgroup, no mount;
 //! it keeps its addresses, names and published ports. The kernel completes an incoming connection
 //! and queues it at the held socket. The keeper then runs `dormouse internal wake ID`, which
 //! restores the processes with the same socket in its old place. The container accepts that

@@ -29,7 +29,9 @@ pub(crate) fn run(global: &Global, args: Args) -> Result<u8> {
     if refusals.is_empty() && !args.json {
         output::line("it can be checkpointed")?;
     } else if !args.json && engine.explain_sleep(&id)?.is_empty() {
-        output::line("it can sleep all the same: the keeper holds its open connections meanwhile")?;
+        output::line(
+            "it can sleep all the same: the keeper holds its connections to the outside meanwhile",
+        )?;
     }
     if !args.json {
         for wait in engine.stirs(&id)? {
