@@ -17,10 +17,11 @@
 //!
 //! A state is never stored where it could become false; `Engine::look` derives it. *Running* is a
 //! record (`init.json`: pid, start time, boot) of a process that still lives. *Paused* and *drowsy*
-//! are the same with a mark in that record: an operator froze the container, or the idle policy did
-//! and the keeper watches its descriptors (`drowsy`). *Asleep* is the directory `asleep/` without a
-//! living process (`sleep`). *Created* is a configuration without such a record and without
-//! `exit.json`. *Stopped* is every other container.
+//! are the same with a mark in that record. A paused container is frozen until an operator resumes
+//! it. A drowsy one is frozen until an event arrives at a descriptor that the keeper watches
+//! (`drowsy`). *Asleep* is the directory `asleep/` without a living process (`sleep`). *Created* is
+//! a configuration without such a record and without `exit.json`. *Stopped* is every other
+//! container.
 //!
 //! The first command that finds a record of a dead process *settles* the container under its lock:
 //! the exit status is written to `exit.json`; cgroup, addresses and shared directories are

@@ -332,8 +332,8 @@ impl Engine {
     }
 
     /// Sends the stop signal to the first process, and kills all processes if it has not exited
-    /// after the timeout (the container's own if none is given). Does nothing if the container is
-    /// not running.
+    /// after the timeout (the container's own if none is given). An asleep container is ended at
+    /// once; a stopped one stays stopped, and a pending restart is cancelled.
     pub fn stop(&self, id: &ContainerId, timeout: Option<Duration>) -> Result<()> {
         let config = self.config(id)?;
         let timeout =
@@ -402,7 +402,7 @@ impl Engine {
             cgroup.kill()?;
         }
         if let Some(fd) = fd {
-            let _ = pidfd::send_signal(fd.as_fd(), 9); // it may be gone already
+            let _ = pidfd::send_signal(fd.as_fd(), 9); // may have exited already
             pidfd::wait(fd.as_fd(), None).map_err(Error::call("cannot wait for the container"))?;
         }
         self.settle_locked(config, false).map(|_| ())

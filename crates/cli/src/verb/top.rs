@@ -141,7 +141,7 @@ fn users(root: std::os::fd::BorrowedFd) -> BTreeMap<u32, String> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut text = Vec::new();
     if let Ok(file) = resolve::in_root(root, "etc/passwd", flags, Mode::empty()) {
-        let _ = std::fs::File::from(file).take(1 << 20).read_to_end(&mut text); // numbers then
+        let _ = std::fs::File::from(file).take(1 << 20).read_to_end(&mut text); // else numbers
     }
     let text = String::from_utf8_lossy(&text);
     let entry = |line: &str| {
