@@ -349,7 +349,7 @@ impl Engine {
         // No process runs before it is done, and damage is rare.
         comeback.check = Some(Check::begin(&comeback.reader, later.as_ref()));
         comeback.later = later;
-        // For a directory, the network stack may have been replaced since.
+        // Recorded rules may be missing in the host's stack, for example after a reboot.
         let is_news = self.note_silence(&config, comeback.reader.records(), Saved::Before)?;
         comeback.keeps_quiet = is_news || self.is_quiet(id) && config.net == NetMode::Host;
         let running = self.start_restored(&config, &comeback)?;
