@@ -4,16 +4,21 @@
 //! A checksum only detects accidental changes. The restore relies on these checks: it indexes, adds
 //! and multiplies with checked numbers.
 
+mod address;
 mod cgroup;
 mod cgroup_namespace;
 mod mount;
 mod mqueue;
 mod net;
+mod path;
 mod socket;
 mod system_v;
 mod time;
 mod tmpfs;
 mod user;
+
+pub(crate) use address::of_process as addresses;
+pub(crate) use path::of_thing as paths;
 
 use std::collections::{HashMap, HashSet};
 
@@ -143,6 +148,8 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.cgroup.is_none() || has_groups, || "in a control group of none".into())?;
     let memory = process.memory.and_then(|m| records.memories.get(m));
     ensure(memory.is_some(), || "no memory".into())?;
+    // It would go on with the newborn's.
+    ensure(memory.is_some_and(|m| m.program.is_some()), || "no program".into())?;
     ensure(process.threads.first().is_some_and(|t| t.tid == process.pid), || {
         "its first thread is another's".into()
     })?;
@@ -160,6 +167,8 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         let filters = &thread.filters;
         ensure(filters.len() <= 1024 && filters.iter().all(sound), || "a filter".into())?;
         ensure(thread.personality & !PERSONALITIES == 0, || "a personality".into())?;
+        let sound = thread.restart.as_ref().map_or(Ok(()), address::is_wait);
+        sound.map_err(|what| format!("thread {tid}: {what}"))?;
         let mut signals = thread.pending.iter().chain(&process.pending);
         let good = |s: &super::Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
         ensure(signals.all(good), || "a pending signal".into())?;
@@ -197,11 +206,17 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     cgroup_namespace::of_process(process, records)?;
     user::process(process, records)?;
     let areas = memory.map_or(&[][..], |memory| &memory.areas);
+    address::of_process(process, areas).map_err(|(tid, what)| format!("thread {tid}: {what}"))?;
+    let stops = [libc::SIGSTOP, libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+    ensure(process.stopped.is_none_or(|signal| stops.contains(&signal)), || {
+        "what has stopped it".into()
+    })?;
     ensure(system_v::are_reached(areas, process.ipc, records), || {
         "memory of another IPC namespace".into()
     })?;
     let is_path = |root: &String| root.starts_with('/') && !root.contains('\0');
     ensure(process.root.as_ref().is_none_or(is_path), || "a root".into())?;
+    process.root.as_ref().map_or(Ok(()), |root| path::leads_into(root, "its root"))?;
     object(process.directory.ok_or("no working directory")?, records).map(drop)
 }
 
@@ -241,6 +256,7 @@ fn check_memory(memory: &Memory, records: &Records) -> Found {
         let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
         ensure(fits, || "the kernel's object".into())?;
     }
+    address::of_layout(&memory.layout)?;
     ensure(memory.auxv.0.len() <= 4096, || "the auxiliary vector".into())?;
     match memory.program {
         Some(n) => ensure(matches!(object(n, records)?, Thing::File(_)), || "program".into()),
@@ -305,6 +321,7 @@ fn runs(runs: &[Run], start: u64, end: u64, pages: &Pages) -> Found {
 
 fn check_object(n: usize, thing: &Thing, records: &Records) -> Found {
     let path = |path: &str| path.starts_with('/') && path.len() < TEXT_MAX && !path.contains('\0');
+    path::of_thing(thing)?;
     match thing {
         Thing::File(file) => {
             ensure(path(&file.path), || "its path".into())?;
@@ -515,7 +532,7 @@ pub(crate) mod tests {
         Records {
             about: About::default(),
             processes: vec![process],
-            memories: vec![Memory { areas: vec![area], ..Memory::default() }],
+            memories: vec![Memory { areas: vec![area], program: Some(0), ..Memory::default() }],
             objects: vec![Thing::File(file).into()],
             pages: Pages { bytes: 4096, chunks: Checksums(vec![[0; 32]]), parts: Vec::new() },
         }

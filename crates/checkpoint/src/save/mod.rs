@@ -414,7 +414,13 @@ impl Stopped {
                 let memory = process::inside(seen, &mut record, &mut survey, surveyed.memory)?;
                 record.memory = Some(memories.len());
                 let copied = ahead.and_then(|ahead| ahead.of(seen));
-                memories.push(memory::contents(seen, memory, copied, &mut known, &mut writer)?);
+                let memory = memory::contents(seen, memory, copied, &mut known, &mut writer)?;
+                if let Err((tid, why)) = crate::format::check::addresses(&record, &memory.areas) {
+                    let refusal =
+                        seen.refuse(format!("thread {tid}"), format!("{why}, not saved yet"));
+                    survey.found.refusals.push(refusal);
+                }
+                memories.push(memory);
             }
             processes.push(record);
         }

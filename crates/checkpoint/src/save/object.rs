@@ -358,6 +358,7 @@ impl<'s> Survey<'s> {
         let index = open.index;
         self.reserve();
         let thing = (kind.save)(self, &open)?;
+        crate::format::check::paths(&thing)?;
         if self.holds(&open) && thing.is_called_from_outside() {
             let failed = |e: std::io::Error| format!("it cannot be held: {e}");
             let wakes = match &thing {
