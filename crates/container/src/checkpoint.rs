@@ -574,6 +574,7 @@ impl Engine {
         }
         let log = self.dir(&config.id);
         let descriptors = restore.wants().iter().map(|wanted| match wanted {
+            Wanted::Program => start::clone_fd(restore.program().sealed().as_fd()),
             Wanted::Pages(part) => Ok(load::pages_of(&from.reader)?.swap_remove(*part)),
             Wanted::Outside(name) => outside(&log, name),
             Wanted::Userfaults => {

@@ -151,6 +151,7 @@ impl Comeback {
             false => Some(process::own_streams(ids, user.uid)?),
         };
         let descriptor = |wanted: &Wanted| match wanted {
+            Wanted::Program => Ok(clone_fd(restore.program().sealed().as_fd())?),
             Wanted::Pages(part) => Ok(load::pages_of(&self.reader)?.swap_remove(*part)),
             Wanted::Outside(name) => stream(streams.as_ref(), name),
             Wanted::Held(_) => Err(Error::Usage("nothing was held".into())),

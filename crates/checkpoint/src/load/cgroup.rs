@@ -62,6 +62,7 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, group: &Cgroup) -> Result<
     let (what, place) = (what(&group.path), place(&group.path));
     let at = plan.builder.text(place.as_bytes());
     let here = Arg::from(libc::AT_FDCWD);
+    file::look_at_parent(plan, sequence, &what, &place);
     if !group.path.is_empty() {
         let args = [here, at.into(), Arg::from(group.mode)];
         sequence.call(what.clone(), Call::new(libc::SYS_mkdirat, args));

@@ -16,7 +16,7 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let mut part = Sequence::default();
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWCGROUP)]));
         let path = "/proc/self/ns/cgroup";
-        let made = file::open(plan, &mut part, &what, path, libc::O_RDONLY as u32)?;
+        let made = file::open_own(plan, &mut part, &what, path, libc::O_RDONLY as u32)?;
         // The first process is still in the container's own group.
         let root = if it.root.is_empty() { None } else { plan.cgroups.get(&it.root).copied() };
         let pid = plan.fresh_pid();

@@ -9,14 +9,15 @@ use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use dormouse_kernel::call::{self, Stop, TraceOptions};
-use dormouse_kernel::{Errno, proc};
+use dormouse_kernel::call::{self, Registers, Stop, TraceOptions};
+use dormouse_kernel::{Errno, proc, weakened};
 
 use super::lazy::{self, Sources};
 use super::tcp::{self, Connections};
 use super::{Restore, cgroup, file, mount, net, process, system_v, tmpfs, unix};
 use crate::error::{Error, Result};
-use crate::format::{Memory, Process, Records, Restart, Thread};
+use crate::format::{Process, Records, Restart, Thread};
+use crate::inject::program::Cell;
 use crate::inject::remote::{EVENT_STOP, Remote, Scratch};
 use crate::{remaining, vdso};
 
@@ -147,6 +148,7 @@ fn lead(
         }
         if stage == "born" {
             file::check_unchanged_apart(restore, pid)?;
+            file::check_mounts(restore, pid)?;
             removed = system_v::restore(pid, restore)?;
             connections = tcp::restore(pid, restore)?;
         }
@@ -252,6 +254,7 @@ fn call_name(number: i64) -> String {
         (libc::SYS_mremap, "mremap"),
         (libc::SYS_preadv, "preadv"),
         (libc::SYS_openat, "openat"),
+        (libc::SYS_openat2, "openat2"),
         (libc::SYS_clone3, "clone3"),
         (libc::SYS_prctl, "prctl"),
         (libc::SYS_arch_prctl, "arch_prctl"),
@@ -319,26 +322,51 @@ fn set_clocks(pid: u32, restore: &Restore) -> Result<()> {
 /// The first stage: the root is in place, and nothing is created yet.
 ///
 /// The newborn is a copy of the keeper, whose C library has registered an rseq. Without a
-/// deregistration the kernel would write to memory that is unmapped.
+/// deregistration the kernel would write to memory that is unmapped. From here on the newborn executes
+/// the sealed interpreter, and has only its standard streams and the descriptors of the restore open.
 fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     for tid in tasks.keys() {
         file::check_unchanged(&restore.records, *tid)?;
         unix::check_places(&restore.records, *tid)?;
+        find_gaps(restore).map_err(Error::of("find the descriptors", *tid))?;
         let rseq = call::rseq_configuration(*tid).map_err(Error::of("read the rseq", *tid))?;
-        if rseq.address == 0 {
-            continue;
+        let registers = call::registers(*tid).map_err(Error::of("read the registers", *tid))?;
+        let next = registers.rbx + crate::inject::program::OPERATION_BYTES;
+        if rseq.address != 0 {
+            const UNREGISTER: u64 = 1;
+            let args =
+                [rseq.address, u64::from(rseq.length_bytes), UNREGISTER, u64::from(rseq.signature)];
+            restore
+                .program
+                .patch(next, libc::SYS_rseq, &args)
+                .map_err(Error::call("write to the restore program"))?;
         }
-        let at = call::registers(*tid).map_err(Error::of("read the registers", *tid))?.rbx;
-        let next = at + crate::inject::program::OPERATION_BYTES;
-        const UNREGISTER: u64 = 1;
-        let args =
-            [rseq.address, u64::from(rseq.length_bytes), UNREGISTER, u64::from(rseq.signature)];
-        restore
-            .program
-            .patch(next, libc::SYS_rseq, &args)
-            .map_err(Error::call("write to the restore program"))?;
+        let rip = restore.program.sealed_base();
+        call::set_registers(*tid, &Registers { rip, rbx: next, ..registers })
+            .map_err(Error::of("enter the restore program", *tid))?;
     }
     Ok(())
+}
+
+/// Writes the ranges of descriptor numbers, from 3 on, between the passed descriptors.
+fn find_gaps(restore: &Restore) -> std::result::Result<(), Errno> {
+    let number = |cell: &Cell| restore.program.value(*cell).map(i32::cast_unsigned);
+    let given: std::result::Result<Vec<u32>, Errno> = restore.given.iter().map(number).collect();
+    let mut given = given?;
+    given.sort_unstable();
+    let mut first = 3;
+    let mut gaps = restore.gaps.iter();
+    let mut gap = |first: u32, last: u32| -> std::result::Result<(), Errno> {
+        let Some([from, to]) = gaps.next() else { return Err(Errno::NOBUFS) };
+        restore.program.set(*from, first)?;
+        restore.program.set(*to, last)
+    };
+    for number in given {
+        // An empty gap is no range: close_range(2) refuses it.
+        gap(first, number.saturating_sub(1))?;
+        first = first.max(number.saturating_add(1));
+    }
+    gap(first, u32::MAX)
 }
 
 /// Sets the registers and resumes all tasks. ORDER: all are ready before the first is resumed,
@@ -346,6 +374,7 @@ fn begin(tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
 /// which get the notification while they do not run.
 fn finish(pid: u32, tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
     let by_inner = by_inner(tasks)?;
+    check_confined(&by_inner, restore)?;
     let processes = &restore.records.processes;
     let alive = || processes.iter().rev().filter(|p| p.ended.is_none());
     for process in alive().filter(|p| p.stopped.is_some()) {
@@ -364,11 +393,49 @@ fn finish(pid: u32, tasks: &HashMap<u32, At>, restore: &Restore) -> Result<()> {
 fn by_inner(tasks: &HashMap<u32, At>) -> Result<HashMap<u32, u32>> {
     let mut by_inner = HashMap::new();
     for tid in tasks.keys() {
-        let fields =
-            proc::fields(*tid).map_err(|_| Error::of("look at a task", *tid)(Errno::SRCH))?;
+        let fields = fields(*tid)?;
         by_inner.insert(fields.pids().last().copied().unwrap_or(0), *tid);
     }
     Ok(by_inner)
+}
+
+fn fields(tid: u32) -> Result<proc::Fields> {
+    proc::fields(tid).map_err(|_| Error::of("look at a task", tid)(Errno::SRCH))
+}
+
+/// Whether every thread has no more than its record and the configuration give it, by what the kernel
+/// says of it. Nothing can change that any more, and no instruction of the container's has run.
+fn check_confined(by_inner: &HashMap<u32, u32>, restore: &Restore) -> Result<()> {
+    let alive = restore.records.processes.iter().filter(|process| process.ended.is_none());
+    for (process, thread) in alive.flat_map(|p| p.threads.iter().map(move |thread| (p, thread))) {
+        let Some(tid) = by_inner.get(&thread.tid) else { continue };
+        let found = fields(*tid)?;
+        let most = match process.user {
+            // In a user namespace of its own it may have every capability.
+            Some(_) => u64::MAX,
+            None => restore.capabilities,
+        };
+        let sets = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"];
+        for (set, wanted) in sets.iter().zip(thread.credentials.capabilities) {
+            let has = found.mask(set).unwrap_or(u64::MAX);
+            if has & !(wanted & most) != 0 {
+                return Err(Error::Elsewhere(format!(
+                    "thread {} ({}) has come to have the capabilities {has:x} ({set}), more than \
+                     its configuration gives",
+                    thread.tid, thread.name
+                )));
+            }
+        }
+        let is_bound = thread.credentials.no_new_privileges
+            || restore.no_new_privileges && !weakened("no-new-privs");
+        if is_bound && found.number("NoNewPrivs") != Some(1) {
+            return Err(Error::Elsewhere(format!(
+                "thread {} ({}) has come to be able to gain privileges",
+                thread.tid, thread.name
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn let_go(tids: &[u32]) -> Result<()> {
@@ -400,13 +467,15 @@ fn become_process(
         }
     }
     let mut tids = Vec::new();
-    for thread in &process.threads {
+    // ORDER: the first thread comes last, as it takes the program away, of which others make their calls.
+    for thread in process.threads.iter().rev() {
         let tid = by_inner.get(&thread.tid).copied();
         let tid = tid.ok_or_else(|| Error::Ended(format!("thread {} has exited", thread.tid)))?;
-        let step = become_thread(tid, restore, process, memory, thread);
+        let step = become_thread(tid, restore, process, thread);
         step.map_err(Error::of("give registers to a task", tid))?;
         tids.push(tid);
     }
+    tids.reverse();
     Ok(tids)
 }
 
@@ -484,18 +553,14 @@ fn become_thread(
     tid: u32,
     restore: &Restore,
     process: &Process,
-    memory: &Memory,
     thread: &Thread,
 ) -> std::result::Result<(), Errno> {
-    let code = memory.areas.iter().filter(|a| a.access & 4 != 0).map(|a| (a.start, a.bytes()));
-    let gadget =
-        memory.vdso.into_iter().chain(code).find_map(|(s, b)| crate::save::find(tid, s, b));
+    // Not one of the container's memory, which another process of the container could change.
+    let gadget = restore.program.gadget();
     let mut remote = Remote::begin(tid, gadget.ok_or(Errno::NOEXEC)?)?;
     let mut registers = thread.registers;
-    if thread.tid == process.pid {
-        // Other threads of it are stopped, and resume elsewhere.
-        let base = restore.program.base();
-        remote.call(libc::SYS_munmap, [base, restore.work_bytes])?;
+    let is_first = thread.tid == process.pid;
+    if is_first {
         forget_stops(tid, &mut remote, &restore.records, process)?;
     }
     if let Some(restart) = &thread.restart {
@@ -518,6 +583,12 @@ fn become_thread(
         registers = remaining::begin_again(tid, registers, limit);
     }
     call::set_extended_state(tid, &extended(tid, thread)?)?;
+    if is_first {
+        // Other threads of it stand still, and go on elsewhere. This one returns to nothing until it has
+        // its own registers.
+        let base = restore.program.sealed_base();
+        remote.call(libc::SYS_munmap, [base, restore.work_bytes])?;
+    }
     remote.finish(&registers, thread.mask)
 }
 

@@ -74,7 +74,7 @@ pub(super) fn fill(
             let now = left.min(COPY_BYTES_MAX).min(room);
             let seek = [cell.into(), Arg::Number(at), Arg::from(libc::SEEK_SET)];
             sequence.call(what, Call::new(libc::SYS_lseek, seek).returns(at));
-            let offset = plan.builder.numbers(&[place]);
+            let offset = plan.builder.writable_numbers(&[place]);
             let args = [cell.into(), pages.into(), offset.into(), now.into()];
             sequence.call(what, Call::new(libc::SYS_sendfile, args).returns(now));
             at += now;
@@ -92,11 +92,8 @@ fn regular(
     what: &str,
     deleted: &Deleted,
 ) -> Result<Cell> {
-    let cell = plan.cell();
-    let place = plan.builder.text(deleted.place.as_bytes());
-    let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-    let args = [Arg::from(libc::AT_FDCWD), place.into(), Arg::from(flags), Arg::Number(0o600)];
-    sequence.call_into(what, cell, Call::new(libc::SYS_openat, args));
+    let flags = (libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC) as u32;
+    let cell = file::open_with(plan, sequence, what, &deleted.place, (flags, 0o600));
     fill(plan, sequence, what, cell, deleted.bytes, &deleted.runs);
     for (name, value) in &deleted.attributes {
         let (name, length) = (plan.builder.text(name.as_bytes()), value.0.len() as u64);
@@ -114,6 +111,7 @@ fn directory(
     index: usize,
     deleted: &Deleted,
 ) -> Result<Cell> {
+    file::look_at(plan, sequence, what, &deleted.place);
     let cell = plan.cell();
     let name = format!("{}/.deleted-{index}", deleted.place.trim_end_matches('/'));
     let name = plan.builder.text(name.as_bytes());

@@ -1,8 +1,12 @@
 //! Files with a name, devices, and descriptors from the engine.
 //!
-//! Paths are resolved by the process itself, below the container's root, as its own open would be.
+//! Paths are resolved by the process itself, below the container's root, as its own open would be. But
+//! for one thing: a path of a record leads through no link of procfs to what a process has, such as
+//! `/proc/self/fd/5` (openat2(2), RESOLVE_NO_MAGICLINKS). The newborn has files of the host open.
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
+use std::collections::HashSet;
+
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, Stat, StatxFlags};
 
 use super::{Plan, Restore, lock};
 use crate::error::{Error, Result};
@@ -13,7 +17,61 @@ use crate::inject::program::{Arg, Call, Cell, Sequence};
 pub(super) const SETTABLE: i32 =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
 
+/// What open(2) does not take of the flags of an open file.
+const REFUSED: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
+/// What openat2(2) knows of flags, and what it knows of those of a place (O_PATH).
+const KNOWN: i32 = libc::O_ACCMODE
+    | libc::O_NOCTTY
+    | libc::O_APPEND
+    | libc::O_NONBLOCK
+    | libc::O_SYNC
+    | libc::O_DSYNC
+    | libc::O_ASYNC
+    | libc::O_DIRECT
+    | 0o100_000 // O_LARGEFILE, which is 0 in libc
+    | libc::O_DIRECTORY
+    | libc::O_NOFOLLOW
+    | libc::O_NOATIME;
+const KNOWN_OF_PLACE: i32 = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+
+/// Opens a path of a record.
 pub(super) fn open(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    path: &str,
+    flags: u32,
+) -> Result<Cell> {
+    let is_place = flags & libc::O_PATH as u32 != 0;
+    let flags = match is_place {
+        true => flags & KNOWN_OF_PLACE as u32,
+        false => flags & (KNOWN & !REFUSED) as u32 | libc::O_NOCTTY as u32,
+    };
+    Ok(open_with(plan, sequence, what, path, (flags | libc::O_CLOEXEC as u32, 0)))
+}
+
+/// openat2(2) of a path of a record, with flags and a mode.
+pub(super) fn open_with(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    what: &str,
+    path: &str,
+    (flags, mode): (u32, u32),
+) -> Cell {
+    let cell = plan.cell();
+    let text = plan.builder.text(path.as_bytes());
+    // struct open_how: flags, mode, resolve.
+    let how = [flags.into(), mode.into(), ResolveFlags::NO_MAGICLINKS.bits()];
+    let length = std::mem::size_of_val(&how) as u64;
+    let how = plan.builder.numbers(&how);
+    let args = [Arg::from(libc::AT_FDCWD), text.into(), how.into(), length.into()];
+    sequence.call_into(what, cell, Call::new(libc::SYS_openat2, args));
+    cell
+}
+
+/// Opens a path of ours, which may lead through such a link.
+pub(super) fn open_own(
     plan: &mut Plan<'_>,
     sequence: &mut Sequence,
     what: &str,
@@ -22,12 +80,28 @@ pub(super) fn open(
 ) -> Result<Cell> {
     let cell = plan.cell();
     let text = plan.builder.text(path.as_bytes());
-    let refused =
-        libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_TMPFILE & !libc::O_DIRECTORY;
-    let flags = flags & !(refused as u32) | libc::O_CLOEXEC as u32 | libc::O_NOCTTY as u32;
+    let flags = flags & !(REFUSED as u32) | libc::O_CLOEXEC as u32 | libc::O_NOCTTY as u32;
     let args = [Arg::from(libc::AT_FDCWD), text.into(), flags.into(), Arg::Number(0)];
     sequence.call_into(what, cell, Call::new(libc::SYS_openat, args));
     Ok(cell)
+}
+
+/// Has a process fail where a path of a record leads through such a link, before a call that can only be
+/// given the path.
+pub(super) fn look_at(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, path: &str) {
+    let flags = (libc::O_PATH | libc::O_CLOEXEC) as u32;
+    let cell = open_with(plan, sequence, what, path, (flags, 0));
+    sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
+}
+
+/// The same of the directory that the last part of a path is in.
+pub(super) fn look_at_parent(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, path: &str) {
+    let parent = match path.trim_end_matches('/').rsplit_once('/') {
+        Some(("", _)) => "/",
+        Some((parent, _)) => parent,
+        None => ".",
+    };
+    look_at(plan, sequence, what, parent);
 }
 
 pub(super) fn make(
@@ -132,6 +206,33 @@ pub(super) fn check_unchanged_apart(restore: &Restore, pid: u32) -> Result<()> {
         if file.unchanged && file.namespace.is_some() {
             let number = restore.program.value(*cell).map_err(Error::call("read a number"))?;
             is_unchanged(file, rustix::fs::stat(format!("/proc/{pid}/fd/{number}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the files of the first process are in what is mounted there: none is of the host, nor a piece
+/// of the restore.
+pub(super) fn check_mounts(restore: &Restore, pid: u32) -> Result<()> {
+    let mounts = dormouse_kernel::proc::whole_text(format!("/proc/{pid}/mountinfo"));
+    let mounts = mounts.map_err(Error::file("cannot read", format!("/proc/{pid}/mountinfo")))?;
+    let id = |line: &str| line.split_ascii_whitespace().next()?.parse().ok();
+    let mounts: HashSet<u64> = mounts.lines().filter_map(id).collect();
+    for (n, (object, cell)) in restore.records.objects.iter().zip(&restore.cells).enumerate() {
+        let (Thing::File(file), Some(cell)) = (&object.thing, cell) else { continue };
+        if file.deleted.is_some() || file.namespace.is_some() {
+            continue;
+        }
+        let number = restore.program.value(*cell).map_err(Error::call("read a number"))?;
+        let place = format!("/proc/{pid}/fd/{number}");
+        let (here, wanted) = (rustix::fs::CWD, StatxFlags::MNT_ID);
+        let found = rustix::fs::statx(here, &place, AtFlags::empty(), wanted)
+            .map_err(Error::of("look at a file", pid))?;
+        if !mounts.contains(&found.stx_mnt_id) {
+            return Err(Error::Elsewhere(format!(
+                "object {n} (file) '{}' is in no file system that is mounted in the container",
+                file.path
+            )));
         }
     }
     Ok(())

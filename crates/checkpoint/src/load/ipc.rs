@@ -17,7 +17,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let mut part = Sequence::default();
         user::enter_one(plan, &mut part, &what, object.user)?;
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWIPC)]));
-        let made = file::open(plan, &mut part, &what, "/proc/self/ns/ipc", libc::O_RDONLY as u32)?;
+        let made =
+            file::open_own(plan, &mut part, &what, "/proc/self/ns/ipc", libc::O_RDONLY as u32)?;
         for (index, object) in records.objects.iter().enumerate() {
             let Thing::MessageQueue(queue) = &object.thing else { continue };
             if queue.namespace == Some(n) {

@@ -397,7 +397,10 @@ fn layout(plan: &mut Plan<'_>, sequence: &mut Sequence, memory: &Memory) -> Resu
     map.extend((memory.auxv.0.len() as u32).to_ne_bytes());
     map.extend((-1i32).to_ne_bytes());
     let length = map.len() as u64;
-    let at = plan.builder.data(&map);
+    let at = match memory.program {
+        Some(_) => plan.builder.writable(&map),
+        None => plan.builder.data(&map),
+    };
     if let Some(program) = memory.program {
         // The descriptor of the program belongs in the structure; a call writes its number there.
         let cell = plan.object(program)?;

@@ -105,7 +105,7 @@ const NICE: u32 = 13;
 /// The resource number of the limit on real-time priorities.
 const RTPRIO: u32 = 14;
 /// Where shared memory is mapped meanwhile, beyond the program.
-const SHARED_AT: u64 = 1 << 30;
+const SHARED_AT: u64 = crate::inject::program::END;
 /// The lowest and the highest address of the work area. Below and above are the newborn's own
 /// program and stack.
 const WORK_AREA: (u64, u64) = (0x10_0000_0000, 0x5000_0000_0000);
@@ -115,6 +115,12 @@ const WORK_AREA: (u64, u64) = (0x10_0000_0000, 0x5000_0000_0000);
 pub struct Restore {
     records: Records,
     program: Program,
+    /// The numbers of what came along, and the ranges between them.
+    given: Vec<Cell>,
+    gaps: Vec<[Cell; 2]>,
+    /// What the configuration gives at most.
+    capabilities: u64,
+    no_new_privileges: bool,
     /// Bytes of the work area: the program and shared memory.
     work_bytes: u64,
     wants: Vec<Wanted>,
@@ -140,6 +146,8 @@ pub struct Restore {
 /// A descriptor to be passed in, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
+    /// The sealed memory of the program ([`Program::sealed`]).
+    Program,
     /// A part of the contents of memory, readable, by its number.
     Pages(usize),
     /// A file of the engine, by the name that it had at the checkpoint.
@@ -228,15 +236,21 @@ pub fn prepare(reader: &Reader, allowed: &Allowed, memory: Memory<'_>) -> Result
     let cells = std::mem::take(&mut plan.cells);
     let memories = std::mem::take(&mut plan.memories);
     let lazy_cells = plan.lazy.cells();
+    let (given, gaps) = (std::mem::take(&mut plan.given), std::mem::take(&mut plan.gaps));
     let work_end = plan.work_end;
-    let program = plan.builder.finish(sequences).map_err(Error::call("lay out the restore"))?;
+    let boot = std::mem::take(&mut plan.boot);
+    let program = match plan.builder.finish(plan.program, boot, sequences) {
+        Err(Errno::FBIG) => return Err(too_small()),
+        made => made.map_err(Error::call("lay out the restore"))?,
+    };
     let work_bytes = work_end - work.0;
-    if program.length_bytes() > SHARED_AT {
-        return Err(too_small());
-    }
     Ok(Restore {
         records,
         program,
+        given,
+        gaps,
+        capabilities: allowed.capabilities,
+        no_new_privileges: allowed.no_new_privileges,
         work_bytes,
         wants,
         cells,
@@ -278,7 +292,8 @@ fn console(records: &Records) -> Option<&Terminal> {
 
 /// The descriptors to be passed in.
 fn wants(records: &Records, allowed: &Allowed, is_lazy: bool) -> Vec<Wanted> {
-    let mut wants: Vec<Wanted> = (0..records.pages.parts().len()).map(Wanted::Pages).collect();
+    let pages = (0..records.pages.parts().len()).map(Wanted::Pages);
+    let mut wants: Vec<Wanted> = [Wanted::Program].into_iter().chain(pages).collect();
     for object in &records.objects {
         if let Thing::External(external) = &object.thing {
             let wanted = Wanted::Outside(external.name.clone());
@@ -347,6 +362,14 @@ struct Plan<'r> {
     records: &'r Records,
     allowed: &'r Allowed,
     builder: Builder,
+    /// Where the number of the program's memory is.
+    program: Cell,
+    /// What the newborn does first of all.
+    boot: Sequence,
+    /// The numbers of everything else that came along.
+    given: Vec<Cell>,
+    /// The first and the last number of each range between those, which the conductor finds.
+    gaps: Vec<[Cell; 2]>,
     /// The work area.
     work: u64,
     work_end: u64,
@@ -407,10 +430,13 @@ impl<'r> Plan<'r> {
         let parts = records.pages.parts();
         let mut lazy = Making::default();
         let mut last_pid = None;
+        let mut given = Vec::new();
         // ORDER: the newborn fills the first cells, in the order of the descriptors passed in.
         for wanted in wants {
             let cell = builder.cell();
+            given.push(cell);
             match wanted {
+                Wanted::Program => {}
                 Wanted::Pages(part) => pages.push((parts[*part].clone(), cell)),
                 Wanted::Userfaults => lazy.device = Some(cell),
                 Wanted::LastPid => last_pid = Some(cell),
@@ -422,6 +448,7 @@ impl<'r> Plan<'r> {
                 }
             }
         }
+        let gaps = given.iter().map(|_| [builder.cell(), builder.cell()]).collect();
         let all = records.processes.iter();
         let above = all.clone().flat_map(|p| &p.descriptors).map(|d| d.number + 1).max();
         let tids = all.flat_map(|p| p.threads.iter().map(|t| t.tid).chain([p.pid]));
@@ -431,6 +458,11 @@ impl<'r> Plan<'r> {
             records,
             allowed,
             builder,
+            // The first of what is wanted.
+            program: given[0],
+            boot: Sequence::default(),
+            given: given.split_off(1),
+            gaps,
             work,
             work_end: work + work_bytes,
             pages,
@@ -499,7 +531,7 @@ impl<'r> Plan<'r> {
         sequence.call(what, Call::new(libc::SYS_dup3, args));
         // The path is a magic link, which always leads to the same file.
         let flags = flags & !(libc::O_NOFOLLOW | libc::O_DIRECTORY) as u32;
-        file::open(self, sequence, what, &format!("/proc/self/fd/{number}"), flags)
+        file::open_own(self, sequence, what, &format!("/proc/self/fd/{number}"), flags)
     }
 
     /// Creates a helper process with that pid, which follows a part, and waits for its exit. The

@@ -118,7 +118,9 @@ fn own(
     let mut given = HashMap::new();
     for (number, mount) in all.mounts.iter().enumerate() {
         if let MountSource::Container { path } = &mount.source {
-            given.insert(number, copy(plan, part, &what(n, mount), here, path)?);
+            let what = what(n, mount);
+            file::look_at_parent(plan, part, &what, path);
+            given.insert(number, copy(plan, part, &what, here, path)?);
         }
     }
     let mut own: Vec<Cell> = Vec::new();
@@ -129,6 +131,7 @@ fn own(
             None => source(plan, part, (n, number), mount, &own, copies)?,
         };
         set(plan, part, &what, cell, [mount.attributes, Mount::ALL_ATTRIBUTES, 0]);
+        file::look_at_parent(plan, part, &what, &mount.place);
         attach(plan, part, &what, cell, (here, &mount.place));
         own.push(cell);
     }
@@ -149,7 +152,10 @@ fn source(
     let what = what(n, mount);
     let what = what.as_str();
     match &mount.source {
-        MountSource::Container { path } => copy(plan, part, what, Arg::from(libc::AT_FDCWD), path),
+        MountSource::Container { path } => {
+            file::look_at_parent(plan, part, what, path);
+            copy(plan, part, what, Arg::from(libc::AT_FDCWD), path)
+        }
         MountSource::Mount { namespace, mount, path } if *namespace == n => {
             copy(plan, part, what, own[*mount].into(), path)
         }
@@ -212,7 +218,7 @@ fn namespace(
     part.call(&*whole, Call::new(libc::SYS_mount, private));
     // ORDER: while there is a procfs.
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    let links = file::open(plan, part, &whole, "/proc/self/ns", flags)?;
+    let links = file::open_own(plan, part, &whole, "/proc/self/ns", flags)?;
     let mut own: Vec<Cell> = Vec::new();
     for (number, mount) in all.mounts.iter().enumerate() {
         let what = what(n, mount);

@@ -27,7 +27,8 @@ pub(super) fn make_all(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<(
         let mut part = Sequence::default();
         user::enter_one(plan, &mut part, &what, object.user)?;
         part.call(&*what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWNET)]));
-        let made = file::open(plan, &mut part, &what, "/proc/self/ns/net", libc::O_RDONLY as u32)?;
+        let made =
+            file::open_own(plan, &mut part, &what, "/proc/self/ns/net", libc::O_RDONLY as u32)?;
         let pid = plan.fresh_pid();
         plan.stand_in(sequence, &what, pid, part);
         plan.cells[n] = Some(object::lift(plan, sequence, &what, made)?);

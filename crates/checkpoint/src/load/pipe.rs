@@ -18,6 +18,7 @@ pub(super) fn make(
         // Opened for both, which never waits for the other end.
         Some(path) => {
             if let Some(fifo) = &pipe.deleted {
+                file::look_at_parent(plan, sequence, what, path);
                 name(plan, sequence, what, path, fifo);
             }
             let flags = (libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOFOLLOW) as u32;

@@ -11,19 +11,27 @@ use crate::inject::program::{Arg, Call, Sequence};
 /// The first operations: the newborn drops its own state.
 pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     // Signals stay pending until the end; a breakpoint must be delivered.
-    let but_trap = plan.builder.numbers(&[!(1 << (libc::SIGTRAP - 1))]);
+    let but_trap = plan.builder.writable_numbers(&[!(1 << (libc::SIGTRAP - 1))]);
     let args = [Arg::from(libc::SIG_SETMASK), but_trap.into(), Arg::Number(0), Arg::Number(8)];
-    sequence.call("the signal mask", Call::new(libc::SYS_rt_sigprocmask, args));
+    plan.boot.call("the signal mask", Call::new(libc::SYS_rt_sigprocmask, args));
     if plan.moves_clocks {
         // ORDER: offsets can be written until a process enters, so the conductor writes them at
         // `begin`.
         let new = Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]);
-        sequence.call("a time namespace", new);
+        plan.boot.call("a time namespace", new);
     }
     // At this stage the conductor finds the newborn's own rseq, and changes the next call to end
     // it.
-    sequence.stage("begin");
-    sequence.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
+    plan.boot.stage("begin");
+    plan.boot.call("the newborn's rseq", Call::new(libc::SYS_getpid, []));
+    // ORDER: before any object of a record is made. The newborn has descriptors of the host, such as
+    // directories of control groups, its procfs and logs.
+    for [first, last] in &plan.gaps {
+        let args = [(*first).into(), (*last).into(), Arg::Number(0)];
+        let close = Call::new(libc::SYS_close_range, args);
+        // Two passed descriptors may have neighbouring numbers.
+        sequence.call("descriptors of the newborn's", close.lenient());
+    }
     if plan.moves_clocks {
         enter_time(plan, sequence)?;
     }
@@ -45,7 +53,7 @@ pub(super) fn begin(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> 
 fn enter_time(plan: &mut Plan<'_>, sequence: &mut Sequence) -> Result<()> {
     let what = "the clocks";
     let path = "/proc/self/ns/time_for_children";
-    let cell = file::open(plan, sequence, what, path, libc::O_RDONLY as u32)?;
+    let cell = file::open_own(plan, sequence, what, path, libc::O_RDONLY as u32)?;
     let args = [cell.into(), Arg::from(libc::CLONE_NEWTIME)];
     sequence.call(what, Call::new(libc::SYS_setns, args));
     sequence.call(what, Call::new(libc::SYS_close, [cell.into()]));
@@ -106,6 +114,7 @@ pub(super) fn with_rights(
     if let Some(root) = &record.root {
         // ORDER: no path is opened any more; the working directory does not change.
         let what = format!("the root '{root}' of process {}", record.pid);
+        file::look_at(plan, sequence, &what, root);
         let at = plan.builder.text(root.as_bytes());
         sequence.call(what, Call::new(libc::SYS_chroot, [at.into()]));
     }

@@ -55,15 +55,6 @@ pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
         let call = Call::new(libc::SYS_set_robust_list, [head.into(), length.into()]);
         sequence.call(format!("the robust list of thread {tid}"), call);
     }
-    if let Some(rseq) = &thread.rseq {
-        let args = [
-            Arg::Number(rseq.address),
-            rseq.length_bytes.into(),
-            Arg::Number(0),
-            rseq.signature.into(),
-        ];
-        sequence.call(format!("the rseq of thread {tid}"), Call::new(libc::SYS_rseq, args));
-    }
     schedule::restore(plan, sequence, thread);
     Ok(())
 }
@@ -95,6 +86,16 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         if let Some(process) = leader {
             lock::leases(plan, sequence, process);
         }
+    }
+    // ORDER: behind all else. The kernel writes to this address whenever it likes from here on.
+    if let Some(rseq) = &thread.rseq {
+        let args = [
+            Arg::Number(rseq.address),
+            rseq.length_bytes.into(),
+            Arg::Number(0),
+            rseq.signature.into(),
+        ];
+        sequence.call(format!("the rseq of thread {tid}"), Call::new(libc::SYS_rseq, args));
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub(super) fn make(
     let mut part = Sequence::default();
     for_children(plan, &mut part, what, time)?;
     let path = "/proc/self/ns/time_for_children";
-    let cell = file::open(plan, &mut part, what, path, libc::O_RDONLY as u32)?;
+    let cell = file::open_own(plan, &mut part, what, path, libc::O_RDONLY as u32)?;
     let pid = plan.fresh_pid();
     plan.stand_in(sequence, what, pid, part);
     Ok(Some(cell))
@@ -47,7 +47,7 @@ fn for_children(
     sequence.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWTIME)]));
     let text = plan.clocks.ahead(time).text();
     let path = "/proc/self/timens_offsets";
-    let cell = file::open(plan, sequence, what, path, libc::O_WRONLY as u32)?;
+    let cell = file::open_own(plan, sequence, what, path, libc::O_WRONLY as u32)?;
     let (at, bytes) = (plan.builder.data(text.as_bytes()), text.len() as u64);
     let args = [cell.into(), at.into(), bytes.into()];
     sequence.call(what, Call::new(libc::SYS_write, args).returns(bytes));
@@ -73,7 +73,7 @@ pub(super) fn enter(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
                 None => plan.object(n)?,
                 Some(made) => {
                     let path = format!("/proc/{}/ns/time_for_children", made.by);
-                    file::open(plan, sequence, &what, &path, libc::O_RDONLY as u32)?
+                    file::open_own(plan, sequence, &what, &path, libc::O_RDONLY as u32)?
                 }
             };
             let args = [cell.into(), Arg::from(libc::CLONE_NEWTIME)];

@@ -66,7 +66,7 @@ pub(super) fn posix(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proce
         event.extend(timer.tid.to_ne_bytes());
         event.resize(64, 0);
         let event = plan.builder.data(&event);
-        let id = plan.builder.data(&timer.id.to_ne_bytes());
+        let id = plan.builder.writable(&timer.id.to_ne_bytes());
         Call::new(libc::SYS_timer_create, [Arg::from(timer.clock), event.into(), id.into()])
     };
     let mut all: Vec<&PosixTimer> = record.timers.iter().collect();

@@ -293,7 +293,10 @@ pub(super) fn clone_with_pid(
     // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls,
     // set_tid, set_tid_size, cgroup.
     let args = [flags, 0, 0, 0, libc::SIGCHLD as u64, 0, 0, 0, ids, 1, 0];
-    let at = plan.builder.numbers(&args);
+    let at = match cgroup {
+        Some(_) => plan.builder.writable_numbers(&args),
+        None => plan.builder.numbers(&args),
+    };
     if let Some(cgroup) = cgroup {
         // The descriptor number is only known at run time: a call writes it there.
         let args = [cgroup.into(), Arg::from(libc::F_DUPFD_CLOEXEC), plan.above.into()];

@@ -333,12 +333,21 @@ impl<'r> Work<'_, 'r> {
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         let Some(directory) = &name.directory else { return act(self) };
-        let text = self.plan.builder.text(directory.as_bytes());
-        self.call(index, libc::SYS_chdir, [text.into()]);
+        let what = self.what(index);
+        let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+        let cell = file::open(self.plan, self.sequence, &what, directory, flags)?;
+        self.call(index, libc::SYS_fchdir, [cell.into()]);
+        self.call(index, libc::SYS_close, [cell.into()]);
         act(self)?;
         let root = self.plan.builder.text(b"/");
         self.call(index, libc::SYS_chdir, [root.into()]);
         Ok(())
+    }
+
+    /// bind(2) and connect(2) take a path as it is.
+    fn look_at_place(&mut self, index: usize, path: &str) {
+        let what = self.what(index);
+        file::look_at_parent(self.plan, self.sequence, &what, path);
     }
 
     /// `struct sockaddr_un` in data, and its length.
@@ -374,6 +383,7 @@ impl<'r> Work<'_, 'r> {
 
     fn bind_live(&mut self, index: usize, cell: Cell, name: &UnixName) {
         if let (Some(path), Some(file)) = (name.path(), &name.file) {
+            self.look_at_place(index, path);
             let text = self.plan.builder.text(path.as_bytes());
             let here = Arg::from(libc::AT_FDCWD);
             // An old socket file is removed: `check_places` has checked its type.
@@ -438,6 +448,7 @@ impl<'r> Work<'_, 'r> {
         act: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         let Some(path) = name.path() else { return act(self) };
+        self.look_at_place(index, path);
         let text = self.plan.builder.text(path.as_bytes());
         let aside = self.plan.builder.text(format!("{path}{ASIDE}").as_bytes());
         let here = Arg::from(libc::AT_FDCWD);
@@ -690,7 +701,7 @@ impl<'r> Work<'_, 'r> {
         control.extend(libc::SOL_SOCKET.to_ne_bytes());
         control.extend(libc::SCM_RIGHTS.to_ne_bytes());
         control.resize(length.next_multiple_of(8) as usize, 0);
-        let control_at = self.plan.builder.data(&control);
+        let control_at = self.plan.builder.writable(&control);
         for (n, object) in message.descriptors.iter().enumerate() {
             let cell = self.plan.object(*object)?;
             let args = [cell.into(), Arg::from(libc::F_DUPFD_CLOEXEC), self.plan.above.into()];

@@ -67,7 +67,7 @@ fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, user: &User) -
     }
     enter_one(plan, &mut part, what, user.parent)?;
     part.call(what, Call::new(libc::SYS_unshare, [Arg::from(libc::CLONE_NEWUSER)]));
-    let made = file::open(plan, &mut part, what, "/proc/self/ns/user", libc::O_RDONLY as u32)?;
+    let made = file::open_own(plan, &mut part, what, "/proc/self/ns/user", libc::O_RDONLY as u32)?;
     // Its files in procfs belong to its user only while it is dumpable.
     let dumpable = [Arg::from(libc::PR_SET_DUMPABLE), Arg::Number(1)];
     part.call(what, Call::new(libc::SYS_prctl, dumpable));

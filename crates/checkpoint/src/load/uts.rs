@@ -22,7 +22,7 @@ pub(super) fn make(
         let at = plan.builder.data(name.as_bytes());
         part.call(what, Call::new(call, [at.into(), Arg::Number(name.len() as u64)]));
     }
-    let cell = file::open(plan, &mut part, what, "/proc/self/ns/uts", libc::O_RDONLY as u32)?;
+    let cell = file::open_own(plan, &mut part, what, "/proc/self/ns/uts", libc::O_RDONLY as u32)?;
     let pid = plan.fresh_pid();
     plan.stand_in(sequence, what, pid, part);
     Ok(cell)

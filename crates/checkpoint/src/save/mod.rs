@@ -76,6 +76,7 @@ pub use tree::Stopped;
 pub(crate) use cgroup::freeze;
 pub(crate) use file::modified_ns;
 pub(crate) use host::now_unix_ms;
+#[cfg(test)]
 pub(crate) use process::find;
 pub(crate) use thread::Maps;
 pub(crate) use tmpfs::place as tmpfs_at;
