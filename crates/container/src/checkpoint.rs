@@ -542,6 +542,7 @@ impl Engine {
         let allowed = Allowed {
             has_init: config.init,
             capabilities: granted.bits(),
+            ambient: 0,
             uid: account.uid,
             gid: account.gid,
             groups: account.groups.clone(),

@@ -126,6 +126,7 @@ impl Comeback {
             has_init: false,
             // The capabilities that execve(2) could give a program of root, or keep.
             capabilities: granted.bounding | granted.inheritable | granted.ambient,
+            ambient: granted.ambient,
             uid: user.uid,
             gid: user.gid,
             groups: user.additional_gids.clone(),

@@ -14,6 +14,8 @@ pub struct Allowed {
     pub has_init: bool,
     /// Capabilities, as a mask (capabilities(7)).
     pub capabilities: u64,
+    /// Those of them that its first process has as another user than root (ambient ones).
+    pub ambient: u64,
     /// The user its first process runs as, inside.
     pub uid: u32,
     /// Its group.
@@ -63,6 +65,9 @@ const NET_ADMIN: u64 = 1 << 12;
 const NET_RAW: u64 = 1 << 13;
 const SETGID: u64 = 1 << 6;
 const SETUID: u64 = 1 << 7;
+const SETPCAP: u64 = 1 << 8;
+/// SECBIT_KEEP_CAPS, which is everybody's to set (PR_SET_KEEPCAPS(2const)).
+const KEEP_CAPS: u64 = 1 << 4;
 
 /// Refuses records that cannot result from the configuration.
 pub(super) fn check(records: &Records, allowed: &Allowed) -> Result<()> {
@@ -184,6 +189,16 @@ pub(super) fn check_thread(
         .find(|(_, mask)| mask & !allowed.capabilities != 0)
     {
         return Err(format!("has {name} capabilities {mask:x}"));
+    }
+    // By no program does a process of another user come to have more than it began with.
+    let gains = allowed.uid == 0 || !allowed.no_new_privileges;
+    let [inheritable, permitted, effective, _, ambient] = found.capabilities;
+    let own = inheritable | permitted | effective | ambient;
+    if !gains && own & !allowed.ambient != 0 {
+        return Err(format!("has capabilities {own:x} as another user than root"));
+    }
+    if found.securebits & !KEEP_CAPS != 0 && !may(SETPCAP) {
+        return Err(format!("has securebits {:x}", found.securebits));
     }
     Ok(())
 }
@@ -349,6 +364,7 @@ mod tests {
         let allowed = Allowed {
             has_init: false,
             capabilities: SETUID | 1,
+            ambient: 0,
             uid: 0,
             gid: 0,
             groups: vec![],
@@ -407,8 +423,20 @@ mod tests {
         assert!(check_thread(&group, &allowed).is_err(), "it has no CAP_SETGID");
         let more = Credentials { capabilities: [0, 0, 0, 4, 0], ..root.clone() };
         assert!(check_thread(&more, &allowed).is_err());
-        let unmapped = Credentials { uids: [0, 0, 0, 5000], ..root };
+        let unmapped = Credentials { uids: [0, 0, 0, 5000], ..root.clone() };
         assert!(check_thread(&unmapped, &allowed).is_err());
+        let secure = Credentials { securebits: 0x1, ..root.clone() };
+        assert!(check_thread(&secure, &allowed).is_err_and(|said| said.contains("securebits")));
+        let secure = Credentials { securebits: KEEP_CAPS, ..root.clone() };
+        assert!(check_thread(&secure, &allowed).is_ok());
+        let own = |capabilities, no_new_privileges, ambient| {
+            let found = Credentials { uids: [5; 4], gids: [0; 4], capabilities, ..root.clone() };
+            let allowed = Allowed { uid: 5, no_new_privileges, ambient, ..allowed.clone() };
+            check_thread(&found, &allowed).is_ok()
+        };
+        assert!(own([0, 1, 1, 1, 0], false, 0), "by a set-user-id program");
+        assert!(!own([0, 1, 1, 1, 0], true, 0) && !own([1, 0, 0, 1, 0], true, 0));
+        assert!(own([0, 0, 0, 1, 0], true, 0) && own([1, 1, 1, 1, 1], true, 1));
         let jailed = |user, capabilities, chroots| {
             let user_namespace = User { owner: 0, ..User::default() };
             let objects = vec![Thing::User(user_namespace).into()];
