@@ -580,6 +580,9 @@ fn sealed_copy(program: &Path) -> Result<OwnedFd, LaunchError> {
     // while. There is no mapping yet, so forbidding new ones and write(2) is as much.
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(memory)?;
+    // A process of a container that comes by it as `/proc/PID/exe` cannot open it: it belongs to the host's
+    // root, which alone executes it.
+    rustix::fs::fchmod(&file, Mode::XUSR).map_err(memory)?;
     Ok(file.into())
 }
 
