@@ -28,6 +28,7 @@ mod relay;
 mod seal;
 #[path = "share.rs"]
 mod share;
+mod widen;
 
 /// A boot id that no boot has.
 const OTHER_BOOT: &str = "0b00b1e5-0000-4000-8000-000000000000";
