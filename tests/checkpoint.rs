@@ -28,6 +28,7 @@ mod relay;
 mod seal;
 #[path = "share.rs"]
 mod share;
+#[path = "widen.rs"]
 mod widen;
 
 /// A boot id that no boot has.
