@@ -1368,3 +1368,7 @@ fn big_real_servers_come_back_and_answer() {
         }
     }
 }
+
+workloads! {
+    vm_restored_tasks_have_no_alternate_stack_of_the_loader: "altstack";
+}

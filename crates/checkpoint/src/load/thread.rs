@@ -42,12 +42,15 @@ pub(super) fn name(plan: &mut Plan<'_>, sequence: &mut Sequence, name: &str) {
 pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
     let tid = thread.tid;
     name(plan, sequence, &thread.name);
-    if let Some(stack) = &thread.alternate_stack {
-        let text = [stack.address, u64::from(stack.flags), stack.length_bytes];
-        let at = plan.builder.numbers(&text);
-        let call = Call::new(libc::SYS_sigaltstack, [at.into(), Arg::Number(0)]);
-        sequence.call(format!("the alternate stack of thread {tid}"), call);
-    }
+    // struct stack_t. Without one in the record the stack of the restoring program is disabled: its memory
+    // is unmapped, and a fork inherits it.
+    let stack = match &thread.alternate_stack {
+        Some(stack) => [stack.address, u64::from(stack.flags), stack.length_bytes],
+        None => [0, libc::SS_DISABLE as u64, 0],
+    };
+    let at = plan.builder.numbers(&stack);
+    let call = Call::new(libc::SYS_sigaltstack, [at.into(), Arg::Number(0)]);
+    sequence.call(format!("the alternate stack of thread {tid}"), call);
     let call = Call::new(libc::SYS_set_tid_address, [thread.tid_address.into()]);
     sequence.call(format!("the tid address of thread {tid}"), call);
     let (head, length) = thread.robust_list;
