@@ -34,11 +34,13 @@ impl Remote {
     /// Begins. `gadget` is the address of a `syscall` instruction in the task's memory.
     pub(crate) fn begin(tid: u32, gadget: u64) -> Result<Self, Errno> {
         let (registers, mask) = (call::registers(tid)?, call::signal_mask(tid)?);
+        // ORDER: the kernel forgets the sequence at the first call from elsewhere.
+        let registers = abort_sequence(tid, registers);
         call::set_signal_mask(tid, u64::MAX)?;
         Ok(Self { tid, gadget, registers, mask })
     }
 
-    /// The original registers.
+    /// The original registers; those of the abort handler for a thread inside a restartable sequence.
     pub(crate) fn registers(&self) -> Registers {
         self.registers
     }
@@ -157,6 +159,42 @@ impl Remote {
         call::set_registers(self.tid, registers)?;
         call::set_signal_mask(self.tid, mask)
     }
+}
+
+/// Registers of a stopped task that was inside a restartable sequence, aborted as the kernel aborts one
+/// at a preemption: at its abort handler (Documentation of `struct rseq_cs` in include/uapi/linux/rseq.h).
+/// Other registers are returned as they are.
+fn abort_sequence(tid: u32, registers: Registers) -> Registers {
+    let Ok(rseq) = call::rseq_configuration(tid) else { return registers };
+    // A system call inside a sequence is against its rules.
+    if rseq.address == 0 || registers.orig_rax as i64 >= 0 {
+        return registers;
+    }
+    const SEQUENCE_AT: u64 = 8; // rseq_cs of struct rseq
+    let Some([descriptor]) = words(tid, rseq.address + SEQUENCE_AT) else { return registers };
+    if descriptor == 0 {
+        return registers;
+    }
+    // Version and flags, both 0; start, length, abort handler. The signature is in front of the handler.
+    let Some([0, start, length, handler]) = words(tid, descriptor) else { return registers };
+    let Some([signed]) = handler.checked_sub(8).and_then(|at| words(tid, at)) else {
+        return registers;
+    };
+    let is_inside = |address: u64| address.wrapping_sub(start) < length;
+    let is_signed = (signed >> 32) as u32 == rseq.signature;
+    match is_inside(registers.rip) && !is_inside(handler) && is_signed {
+        true => Registers { rip: handler, ..registers },
+        false => registers,
+    }
+}
+
+/// Numbers of 64 bits in the memory of a task.
+fn words<const N: usize>(tid: u32, address: u64) -> Option<[u64; N]> {
+    let mut all = [[0; 8]; N];
+    let bytes = all.as_flattened_mut();
+    let length = bytes.len();
+    let read = call::read_memory(tid, bytes, &[(address, length as u64)]).ok()?;
+    (read == length).then(|| all.map(u64::from_ne_bytes))
 }
 
 /// Memory of another process for the results of calls made in it.
