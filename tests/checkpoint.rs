@@ -1372,4 +1372,5 @@ fn big_real_servers_come_back_and_answer() {
 workloads! {
     vm_restored_tasks_have_no_alternate_stack_of_the_loader: "altstack";
     vm_checkpoint_aborts_restartable_sequences: "sequence";
+    vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
 }

@@ -294,13 +294,38 @@ pub(super) fn ready(file: &OwnedFd) -> Result<PollFlags, Errno> {
 pub(crate) struct Held {
     netns: Option<OwnedFd>,
     id: String,
-    sockets: Vec<OwnedFd>,
+    sockets: Vec<InRepair>,
     /// Pending connections, by listener.
     taken: Vec<Taken>,
     /// Their processes have exited, and the sockets are to be closed without a packet.
     stay: bool,
     /// Connections in network namespaces inside.
     inner: Vec<Held>,
+}
+
+/// A connection in repair mode. That mode has no other effect on a socket that outlasts it: TCP_REPAIR sets
+/// SO_REUSEADDR while it is on, and clears it when it is taken back.
+#[derive(Debug)]
+struct InRepair {
+    socket: OwnedFd,
+    /// SO_REUSEADDR before.
+    reuse: i32,
+}
+
+impl InRepair {
+    fn begin(socket: OwnedFd) -> Result<Self, Errno> {
+        let fd = socket.as_fd();
+        let reuse = call::int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
+        call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, 1)?;
+        Ok(Self { socket, reuse })
+    }
+
+    fn end(&self) {
+        let fd = self.socket.as_fd();
+        // Ignored: a socket that entered the mode can leave it, and had the option.
+        let _ = call::set_int_option(fd, libc::IPPROTO_TCP, REPAIR, OFF_SILENTLY);
+        let _ = call::set_int_option(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, self.reuse);
+    }
 }
 
 /// Connections that were taken out of a queue.
@@ -413,9 +438,8 @@ impl Held {
         for one in &met {
             let copy = rustix::io::fcntl_dupfd_cloexec(&one.copy, 0);
             let copy = copy.map_err(Error::call("keep a TCP connection"))?;
-            let repair = call::set_int_option(copy.as_fd(), libc::IPPROTO_TCP, REPAIR, 1);
-            repair.map_err(Error::call("hold a TCP connection"))?;
-            self.sockets.push(copy);
+            let held = InRepair::begin(copy).map_err(Error::call("hold a TCP connection"))?;
+            self.sockets.push(held);
         }
         for one in &met {
             let Thing::TcpSocket(socket) = &mut found.objects[one.object].thing else { continue };
@@ -460,10 +484,7 @@ impl Drop for Held {
                 let _ = taken.put_back(netns);
             }
         }
-        for socket in &self.sockets {
-            // Leaves repair mode, as it was entered.
-            let _ = call::set_int_option(socket.as_fd(), libc::IPPROTO_TCP, REPAIR, OFF_SILENTLY);
-        }
+        self.sockets.iter().for_each(InRepair::end);
         if let Some(netns) = &self.netns {
             // LIMIT: if nft fails now and has not before, packets of these connections stay
             // dropped.
@@ -526,7 +547,19 @@ fn peek(socket: &OwnedFd, bytes: usize) -> Result<Bytes, Errno> {
         return Ok(Bytes::default());
     }
     let mut buffer = vec![0; bytes];
+    // Where a program peeks next (SO_PEEK_OFF, KERNEL(6.9) of TCP) a look neither begins there nor moves it.
+    let fd = socket.as_fd();
+    let offset = call::int_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF).unwrap_or(-1);
+    let set = |offset| match offset {
+        0.. => call::set_int_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset),
+        _ => Ok(()),
+    };
+    if offset >= 0 {
+        set(0)?;
+    }
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let (read, _) = rustix::net::recv(socket, &mut buffer[..], flags)?;
+    let peeked = rustix::net::recv(socket, &mut buffer[..], flags);
+    set(offset)?;
+    let (read, _) = peeked?;
     if read == bytes { Ok(Bytes(buffer)) } else { Err(Errno::IO) }
 }
