@@ -1373,4 +1373,5 @@ workloads! {
     vm_restored_tasks_have_no_alternate_stack_of_the_loader: "altstack";
     vm_checkpoint_aborts_restartable_sequences: "sequence";
     vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
+    vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
 }

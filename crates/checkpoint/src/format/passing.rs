@@ -93,7 +93,8 @@ impl Records {
 }
 
 fn of_timer(timer: &TimerFd, quiet_ns: u64) -> Option<u64> {
-    let unheard = timer.interval_ns != 0 && timer.interval_ns < quiet_ns;
+    // While a tick is unread the kernel does not arm it again, and no task is woken.
+    let unheard = timer.interval_ns != 0 && (timer.interval_ns < quiet_ns || timer.ticks != 0);
     (timer.value_ns != 0 && !unheard).then_some(timer.value_ns)
 }
 

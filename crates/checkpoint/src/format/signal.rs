@@ -50,8 +50,14 @@ pub struct AlternateStack {
 pub struct IntervalTimer {
     /// 0 real, 1 virtual, 2 profiling.
     pub which: u32,
-    /// Time until it expires, in microseconds.
+    /// Time until it expires, in microseconds. 0 with an interval: its signal is pending, and the timer
+    /// continues when the signal is delivered.
     pub value_us: u64,
     /// The interval of later expiries; 0 for none.
     pub interval_us: u64,
+}
+
+impl IntervalTimer {
+    /// ITIMER_REAL.
+    pub(crate) const REAL: u32 = 0;
 }

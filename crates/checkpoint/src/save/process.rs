@@ -339,7 +339,7 @@ pub(crate) fn next_timer_ns(seen: &Seen) -> std::result::Result<Option<u64>, Err
     let rest = posix.iter().map(|timer| posix_time(&mut script, timer.id)).collect::<Vec<_>>();
     let answers = run(seen, pid, gadget, &script, None)?;
     const REAL: u32 = 0;
-    let real = intervals(&answers)?.into_iter().find(|timer| timer.which == REAL);
+    let real = intervals(&answers)?.into_iter().find(|t| t.which == REAL && t.value_us != 0);
     let mut next = real.map(|timer| timer.value_us.saturating_mul(1000));
     for rest in rest {
         let (_, value_ns) = rest(&answers)?;

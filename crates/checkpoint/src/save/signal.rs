@@ -80,7 +80,10 @@ pub(crate) fn interval_timers(
                 value_us: us(value_s, value_us),
                 interval_us: us(interval_s, interval_us),
             };
-            all.extend((timer.value_us != 0).then_some(timer));
+            // The real timer stands still, and keeps its interval, while its signal is pending. Another timer
+            // with an interval alone is disarmed.
+            let is_pending = which == IntervalTimer::REAL && timer.interval_us != 0;
+            all.extend((timer.value_us != 0 || is_pending).then_some(timer));
         }
         Ok(all)
     }

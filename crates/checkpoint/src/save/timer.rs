@@ -1,5 +1,7 @@
 //! Timers: descriptors (timerfd) and POSIX timers.
 
+use std::os::fd::AsRawFd;
+
 use dormouse_kernel::proc;
 
 use super::object::{Open, Survey, Why};
@@ -11,17 +13,28 @@ pub(crate) fn is_timer(open: &Open<'_>) -> bool {
 }
 
 pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
-    let record = || {
+    let record = |info: &str| {
         Some(TimerFd {
             flags: open.flags(),
-            clock: open.field("clockid")?.parse().ok()?,
-            ticks: open.field("ticks")?.parse().ok()?,
-            value_ns: pair_ns(open.field("it_value")?)?,
-            interval_ns: pair_ns(open.field("it_interval")?)?,
+            clock: field_of(info, "clockid")?.parse().ok()?,
+            ticks: field_of(info, "ticks")?.parse().ok()?,
+            value_ns: pair_ns(field_of(info, "it_value")?)?,
+            interval_ns: pair_ns(field_of(info, "it_interval")?)?,
             cancelled_at_set_ns: None,
         })
     };
-    let mut timer: TimerFd = record().ok_or("a timerfd with an incomplete fdinfo")?;
+    let incomplete = "a timerfd with an incomplete fdinfo";
+    let mut timer: TimerFd = record(&open.info).ok_or(incomplete)?;
+    if timer.value_ns == 0 && timer.interval_ns != 0 && timer.ticks != 0 {
+        // An expired, unread timer is not armed and counts no ticks until a read(2) or
+        // timerfd_gettime(2). ORDER: the call counts the ticks and arms the timer, as one of the
+        // program's own would.
+        let failed = |e: &dyn std::fmt::Display| format!("a timerfd: {e}");
+        rustix::time::timerfd_gettime(&open.copy).map_err(|e| failed(&e))?;
+        let path = format!("/proc/self/fdinfo/{}", open.copy.as_raw_fd());
+        let info = proc::whole_text(path).map_err(|e| failed(&e))?;
+        timer = record(&info).ok_or(incomplete)?;
+    }
     let settime = open.field("settime flags").and_then(|f| u32::from_str_radix(f, 8).ok());
     if settime.unwrap_or(0) & TimerFd::CANCEL_ON_SET != 0 {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
@@ -29,6 +42,11 @@ pub(crate) fn save(_: &mut Survey<'_>, open: &Open<'_>) -> Result<Thing, Why> {
         timer.cancelled_at_set_ns = Some(now_ns.saturating_add(timer.value_ns));
     }
     Ok(Thing::Timer(timer))
+}
+
+/// A field of fdinfo.
+fn field_of<'t>(info: &'t str, name: &str) -> Option<&'t str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 /// Parses `(SECONDS, NANOSECONDS)`.
