@@ -1374,4 +1374,30 @@ workloads! {
     vm_checkpoint_aborts_restartable_sequences: "sequence";
     vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
     vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
+    vm_restrictions_of_a_process_upon_itself_stay: "sandbox";
+}
+
+#[test]
+fn vm_checkpoint_refuses_landlock_by_name() {
+    let host = host();
+    refuses(&host, "landlock", "restricted itself by Landlock", true);
+    refuses(&host, "landlock of a thread", "restricted itself by Landlock", false);
+}
+
+/// Runs the workload `apart`, of which `explain` and `checkpoint` name what is refused; it goes on.
+#[track_caller]
+fn refuses(host: &Host, what: &str, why: &str, is_explained: bool) {
+    let shares = format!("SHARES={what}");
+    start(host, "apart", &["--net", "none", "--env", &shares]);
+    wait_for_line(host, "apart", "ready 0");
+    if is_explained {
+        let out = host.dm(&["explain", "apart"]);
+        assert!(out.status == 1 && out.stdout.contains(why), "{what}: {out}");
+    }
+    let out = host.dm(&["checkpoint", "apart"]);
+    assert!(out.status != 0 && out.stderr.contains(why), "{what}: {out}");
+    assert_eq!(host.state_of("apart"), "running");
+    host.dm(&["exec", "apart", "touch", "/go-0"]);
+    wait_for_line(host, "apart", "ok");
+    host.dm(&["rm", "--force", "apart"]).ok();
 }

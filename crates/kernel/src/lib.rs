@@ -26,6 +26,7 @@ pub mod capability;
 pub mod cgroup;
 pub mod cpu;
 pub mod error;
+pub mod landlock;
 pub mod mount;
 pub mod mqueue;
 pub mod namespace;

@@ -169,6 +169,12 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         ensure(thread.personality & !PERSONALITIES == 0, || "a personality".into())?;
         let sound = thread.restart.as_ref().map_or(Ok(()), address::is_wait);
         sound.map_err(|what| format!("thread {tid}: {what}"))?;
+        let policy = thread.memory_error_policy;
+        ensure(policy.is_none_or(|policy| policy < 3), || "a policy of memory errors".into())?;
+        if let Some(place) = &thread.place {
+            ensure(tid != process.pid && place.umask <= 0o777, || "a thread's own place".into())?;
+            object(place.directory, records).map(drop)?;
+        }
         let mut signals = thread.pending.iter().chain(&process.pending);
         let good = |s: &super::Signal| s.info.0.len() == 128 && (1..=64).contains(&s.number());
         ensure(signals.all(good), || "a pending signal".into())?;
@@ -193,6 +199,7 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;
     ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
     ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
+    ensure(process.write_or_execute <= 3, || "a rule of executable memory".into())?;
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
     let is_uts = |n| object(n, records).map(|thing| matches!(thing, Thing::Uts(_)));
     ensure(process.uts.map_or(Ok(true), is_uts)?, || "in no UTS namespace".into())?;

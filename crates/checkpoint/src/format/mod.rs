@@ -115,7 +115,7 @@ pub use socket::{Listener, SocketOption, Waiting};
 pub use system_v::{SystemVHead, SystemVMemory, SystemVMessage, SystemVQueue, SystemVSemaphores};
 pub use tcp::{Connection, TcpSocket, TcpState};
 pub use terminal::{Terminal, TerminalSide};
-pub use thread::{Filter, Restart, Rseq, Thread, TimeLimit};
+pub use thread::{Filter, OwnPlace, Restart, Rseq, Thread, TimeLimit};
 pub(crate) use time::Made;
 pub use time::Time;
 pub use timer::{PosixTimer, TimerFd};

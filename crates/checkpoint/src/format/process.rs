@@ -99,6 +99,12 @@ pub struct Process {
     /// `/proc/PID/oom_score_adj`.
     #[serde(default)]
     pub oom_score_adj: i32,
+    /// PR_GET_MDWE: memory that was writable never becomes executable.
+    #[serde(default)]
+    pub write_or_execute: u32,
+    /// PR_GET_MEMORY_MERGE.
+    #[serde(default)]
+    pub merges_memory: bool,
 }
 
 /// One resource limit.

@@ -56,6 +56,35 @@ pub struct Thread {
     /// personality(2).
     #[serde(default)]
     pub personality: u32,
+    /// PR_GET_TSC: reading the time stamp counter ends in a signal.
+    #[serde(default)]
+    pub refuses_time_stamps: bool,
+    /// arch_prctl(ARCH_GET_CPUID): the instruction ends in a signal.
+    #[serde(default)]
+    pub refuses_cpuid: bool,
+    /// PR_MCE_KILL_GET; none is the host's default.
+    #[serde(default)]
+    pub memory_error_policy: Option<u32>,
+    /// PR_GET_SPECULATION_CTRL of store bypass, indirect branches and the cache flush, where it was set.
+    #[serde(default)]
+    pub speculation: [u32; 3],
+    /// Working directory and umask, where the thread has them to itself (unshare(2) of CLONE_FS).
+    #[serde(default)]
+    pub place: Option<OwnPlace>,
+}
+
+impl Thread {
+    /// PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, PR_SPEC_DISABLE_NOEXEC.
+    pub(crate) const SPECULATION_SET: u32 = 4 | 8 | 16;
+}
+
+/// What a thread has to itself that threads share otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnPlace {
+    /// Its working directory, an object.
+    pub directory: usize,
+    /// umask(2).
+    pub umask: u32,
 }
 
 /// A system call filter (seccomp(2)).

@@ -143,6 +143,17 @@ pub(super) fn disable_huge_pages(disabled: bool) -> Call {
     Call::new(libc::SYS_prctl, args)
 }
 
+/// Seals the recorded sealed areas (mseal(2), KERNEL(6.10)). No call can change them afterwards.
+pub(super) fn seal(plan: &Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    const MSEAL: i64 = 462;
+    let memory = record.memory.and_then(|number| plan.records.memories.get(number));
+    for area in memory.into_iter().flat_map(|m| &m.areas).filter(|area| area.has("sl")) {
+        let args = [area.start, area.bytes(), 0].map(Arg::from);
+        let what = format!("the seal of memory at {:x} of process {}", area.start, record.pid);
+        sequence.call(what, Call::new(MSEAL, args));
+    }
+}
+
 /// Writes the vDSO of another kernel to its place.
 fn write_object(plan: &mut Plan<'_>, sequence: &mut Sequence, pid: u32, object: &Bent) {
     let what = format!("the shared object that process {pid} had before");

@@ -2,7 +2,7 @@
 
 use super::{
     NICE, NOFILE, Plan, RTPRIO, cgroup_namespace, descriptor, event, fanotify, file, filter,
-    inotify, lock, memfd, mount, net, signal, thread, timer, user, uts,
+    inotify, lock, memfd, memory, mount, net, signal, thread, timer, user, uts,
 };
 use crate::error::{Error, Result};
 use crate::format::Process;
@@ -137,6 +137,20 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         // configuration stays lower.
         let call = Call::new(libc::SYS_prlimit64, args).lenient();
         sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
+    }
+    // ORDER: its memory is as it will be, and all its children are born, which would inherit the rule.
+    memory::seal(plan, sequence, record);
+    if record.merges_memory {
+        const SET_MEMORY_MERGE: i32 = 67;
+        let args = [SET_MEMORY_MERGE, 1, 0, 0, 0].map(Arg::from);
+        let call = Call::new(libc::SYS_prctl, args).lenient(); // where this kernel merges none
+        sequence.call(format!("the merging of memory of process {}", record.pid), call);
+    }
+    if record.write_or_execute != 0 {
+        const SET_MDWE: u64 = 65;
+        let args = [SET_MDWE, record.write_or_execute.into(), 0, 0, 0].map(Arg::from);
+        let what = format!("the rule of executable memory of process {}", record.pid);
+        sequence.call(what, Call::new(libc::SYS_prctl, args));
     }
     Ok(())
 }

@@ -62,6 +62,33 @@ pub(super) fn restore(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thr
     Ok(())
 }
 
+/// State set by prctl(2) and arch_prctl(2), each a number. The newborn has inherited none of it.
+fn controls(sequence: &mut Sequence, thread: &Thread) {
+    const ARCH_SET_CPUID: i32 = 0x1012;
+    let tid = thread.tid;
+    let mut set = |what: &str, call: Call| sequence.call(format!("{what} of thread {tid}"), call);
+    if thread.refuses_time_stamps {
+        let args = [libc::PR_SET_TSC, libc::PR_TSC_SIGSEGV].map(Arg::from);
+        set("the refusal of time stamps", Call::new(libc::SYS_prctl, args));
+    }
+    if thread.refuses_cpuid {
+        let args = [ARCH_SET_CPUID, 0].map(Arg::from);
+        set("the refusal of cpuid", Call::new(libc::SYS_arch_prctl, args));
+    }
+    if let Some(policy) = thread.memory_error_policy {
+        let args = [libc::PR_MCE_KILL, libc::PR_MCE_KILL_SET, policy as i32, 0, 0].map(Arg::from);
+        set("the policy of memory errors", Call::new(libc::SYS_prctl, args));
+    }
+    for (which, state) in (0..).zip(thread.speculation) {
+        // Only the strongest setting.
+        let state = state & Thread::SPECULATION_SET;
+        let Some(highest) = state.checked_ilog2() else { continue };
+        let args = [libc::PR_SET_SPECULATION_CTRL, which, 1 << highest, 0, 0].map(Arg::from);
+        // A CPU that is not affected refuses the call, and needs no setting.
+        set("the speculation", Call::new(libc::SYS_prctl, args).lenient());
+    }
+}
+
 /// Steps that need everything else in place: signals, and the credentials of the thread.
 pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread) -> Result<()> {
     let tid = thread.tid;
@@ -72,6 +99,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         let call = Call::new(libc::SYS_personality, [thread.personality.into()]);
         sequence.call(format!("the personality of thread {tid}"), call);
     }
+    controls(sequence, thread);
     filter::of_thread(plan, sequence, thread);
     match leader.is_some_and(|process| process.user.is_some()) {
         true => credentials::take_on_inside(plan, sequence, thread),

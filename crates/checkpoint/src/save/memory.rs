@@ -24,8 +24,8 @@ use crate::format::{
     Area, Backing, Bytes, Memory, Of, PAGE_BYTES, Run, SharedMemory, Thing, Writer, warm,
 };
 
-/// Flags of areas that madvise(2), mlock(2) and mmap(2) set and that are restored.
-const KEPT: [&str; 10] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp"];
+/// Flags of areas that madvise(2), mlock(2), mmap(2) and mseal(2) set and that are restored.
+const KEPT: [&str; 11] = ["gd", "dc", "dd", "wf", "hg", "nh", "mg", "lo", "nr", "dp", "sl"];
 /// Flags of areas that cannot be saved. The texts follow "memory that is".
 const REFUSED: [(&str, &str); 4] = [
     ("um", "watched by a userfaultfd"),

@@ -1,8 +1,10 @@
 //! Processes: state that their threads share, and the assembly of their records.
 
 use std::fs;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use dormouse_kernel::landlock::Domains;
 use dormouse_kernel::{Errno, call, namespace, proc};
 
 use super::object::{Survey, Surveyed};
@@ -54,7 +56,38 @@ pub(crate) fn check(seen: &Seen, survey: &mut Survey<'_>) -> Apart {
     if let Err(why) = timer::posix(seen) {
         survey.found.refusals.push(seen.refuse("", why));
     }
+    let may_have_domains = may_have_domain(seen, &seen.fields) || apart.user.is_some();
+    if may_have_domains && seen.tids.iter().any(|tid| has_domain(*tid)) {
+        survey.found.refusals.push(seen.refuse("", DOMAIN));
+    }
     apart
+}
+
+/// No interface reports the rules of a Landlock domain, so it cannot be made again.
+const DOMAIN: &str = "it has restricted itself by Landlock, which is not saved yet";
+
+/// Whether a thread may be in a Landlock domain: landlock_restrict_self(2) needs no_new_privs or
+/// CAP_SYS_ADMIN.
+fn may_have_domain(seen: &Seen, fields: &proc::Fields) -> bool {
+    const SYS_ADMIN: u64 = 1 << 21;
+    let may_administer = fields.mask("CapBnd").is_none_or(|mask| mask & SYS_ADMIN != 0);
+    !seen.is_zombie && (fields.number("NoNewPrivs") == Some(1) || may_administer)
+}
+
+/// Whether a thread is in a Landlock domain. LIMIT: none is found where BPF may not be loaded.
+fn has_domain(tid: u32) -> bool {
+    static DOMAINS: OnceLock<Option<Domains>> = OnceLock::new();
+    let domains = DOMAINS.get_or_init(|| Domains::load().ok().flatten());
+    domains.as_ref().is_some_and(|domains| domains.has_one(tid).unwrap_or(false))
+}
+
+/// Refuses a stopped thread in a Landlock domain, if the fields of its process did not require the check.
+pub(super) fn check_domain(seen: &Seen, tid: u32, fields: &proc::Fields) -> Result<()> {
+    let is_known = tid == seen.pid || !may_have_domain(seen, fields);
+    match is_known || !has_domain(tid) {
+        true => Ok(()),
+        false => Err(Error::Refused(vec![seen.refuse("", DOMAIN)])),
+    }
 }
 
 /// Namespaces of a process that differ from those of the first, by their links in procfs.
@@ -417,6 +450,10 @@ fn ask(
     let rest = record.timers.iter().map(|timer| posix_time(script, timer.id)).collect::<Vec<_>>();
     let dumpable = thread::prctl(script, libc::PR_GET_DUMPABLE);
     let (subreaper_to, subreaper) = thread::prctl_to(script, libc::PR_GET_CHILD_SUBREAPER);
+    const GET_MDWE: i32 = 66;
+    const GET_MEMORY_MERGE: i32 = 68;
+    let write_or_execute = thread::prctl(script, GET_MDWE);
+    let merges = thread::prctl(script, GET_MEMORY_MERGE);
     let brk = script.call(libc::SYS_brk, [0.into()]);
     move |record, answers| {
         if let Some(first) = record.threads.first_mut() {
@@ -431,6 +468,9 @@ fn ask(
         answers.returned(subreaper)?;
         let [is_subreaper] = answers.numbers(subreaper_to);
         record.subreaper = is_subreaper != 0;
+        // KERNEL(6.3, 6.4): an error before.
+        record.write_or_execute = answers.returned(write_or_execute).unwrap_or(0) as u32;
+        record.merges_memory = answers.returned(merges).unwrap_or(0) != 0;
         answers.returned(brk)
     }
 }

@@ -21,10 +21,10 @@ use rustix::time::ClockId;
 
 use super::in_call::InCall;
 use super::tree::Seen;
-use super::{Subject, limit, schedule, signal};
+use super::{Subject, limit, process, schedule, signal};
 use crate::error::{Error, Result};
 use crate::format::{Bytes, Credentials, Filter, Ids, PeerCredentials, Restart, Rseq, Thread};
-use crate::inject::script::{Answers, Made, Room, Script};
+use crate::inject::script::{Answers, Arg, Made, Room, Script};
 use crate::remaining;
 
 pub(super) const ERESTARTSYS: i64 = 512;
@@ -57,6 +57,7 @@ pub(crate) fn record(subject: &Subject, seen: &Seen, tid: u32, blocks: &Blocks) 
             &other
         }
     };
+    process::check_domain(seen, tid, fields)?;
     let step = |step| Error::of(step, tid);
     let mut extended = vec![0; 16 << 10];
     let used =
@@ -152,6 +153,13 @@ pub(crate) fn inside(
     let (death_to, death_signal) = prctl_to(script, libc::PR_GET_PDEATHSIG);
     let bits = prctl(script, libc::PR_GET_SECUREBITS);
     let slack = prctl(script, libc::PR_GET_TIMERSLACK);
+    let (counter_to, counter) = prctl_to(script, libc::PR_GET_TSC);
+    let policy = prctl(script, libc::PR_MCE_KILL_GET);
+    let speculation = SPECULATION.map(|which| {
+        let args = [libc::PR_GET_SPECULATION_CTRL, which, 0, 0, 0];
+        script.call(libc::SYS_prctl, args.map(Arg::from))
+    });
+    let cpuid = script.call(libc::SYS_arch_prctl, [ARCH_GET_CPUID.into()]);
     move |thread, answers| {
         thread.alternate_stack = stack(answers)?;
         answers.returned(tid_address)?;
@@ -161,9 +169,26 @@ pub(crate) fn inside(
         thread.parent_death_signal = signal as i32;
         thread.credentials.securebits = answers.returned(bits)?;
         thread.schedule.timer_slack_ns = answers.returned(slack)?;
+        // What this kernel or this CPU does not have is an error, and nothing to be kept.
+        let [access] = answers.numbers(counter_to);
+        let is_refused = access as i32 == libc::PR_TSC_SIGSEGV;
+        thread.refuses_time_stamps = answers.returned(counter).is_ok() && is_refused;
+        thread.refuses_cpuid = answers.returned(cpuid) == Ok(0);
+        let policy = answers.returned(policy).unwrap_or(DEFAULT_POLICY);
+        thread.memory_error_policy = (policy != DEFAULT_POLICY).then_some(policy as u32);
+        for (to, made) in thread.speculation.iter_mut().zip(speculation) {
+            let state = answers.returned(made).unwrap_or(0) as u32;
+            *to = if state & Thread::SPECULATION_SET != 0 { state } else { 0 };
+        }
         Ok(())
     }
 }
+
+/// PR_SPEC_STORE_BYPASS, PR_SPEC_INDIRECT_BRANCH, PR_SPEC_L1D_FLUSH.
+const SPECULATION: [i32; 3] = [0, 1, 2];
+const ARCH_GET_CPUID: i32 = 0x1011;
+/// PR_MCE_KILL_DEFAULT.
+const DEFAULT_POLICY: u64 = 2;
 
 /// Queries prctl(2) for its return value.
 pub(super) fn prctl(script: &mut Script, request: i32) -> Made {

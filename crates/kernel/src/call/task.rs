@@ -3,7 +3,7 @@
 //! The ids and capabilities are those of the calling *thread*: the C library's wrappers would
 //! change all threads, by signals, which is neither needed nor possible between clone and exec.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_long};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::check;
@@ -289,6 +289,29 @@ pub fn join_session_keyring() -> Result<i32, Errno> {
         libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<c_char>())
     })
     .map(|serial| serial as i32)
+}
+
+/// LANDLOCK_ACCESS_FS_MAKE_SOCK: rights that a ruleset restricts.
+pub const RESTRICT_MAKE_SOCK: u64 = 1 << 9;
+
+/// landlock_create_ruleset(2), of rights to files. KERNEL(5.13). ENOSYS or EOPNOTSUPP where Landlock is
+/// missing or disabled.
+pub fn create_ruleset(rights: u64) -> Result<OwnedFd, Errno> {
+    const CREATE_RULESET: c_long = 444;
+    // SAFETY: the attributes are one number, which outlives the call.
+    let fd =
+        check(unsafe { libc::syscall(CREATE_RULESET, &raw const rights, size_of::<u64>(), 0) })?;
+    // SAFETY: the kernel has just made it, for this caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// landlock_restrict_self(2): the calling thread enters a domain, for good.
+///
+/// EPERM without no_new_privs or CAP_SYS_ADMIN in the thread's user namespace.
+pub fn restrict_self(ruleset: BorrowedFd<'_>) -> Result<(), Errno> {
+    const RESTRICT_SELF: c_long = 446;
+    // SAFETY: only integers are passed.
+    check(unsafe { libc::syscall(RESTRICT_SELF, ruleset.as_raw_fd(), 0) }).map(drop)
 }
 
 /// One instruction of classic BPF (seccomp(2)).
