@@ -1375,6 +1375,22 @@ workloads! {
     vm_checkpoint_keeps_options_of_tcp_connections: "reuse";
     vm_periodic_timers_with_untaken_expiries_go_on: "ticking";
     vm_restrictions_of_a_process_upon_itself_stay: "sandbox";
+    vm_threads_with_a_directory_of_their_own_keep_it: "place";
+}
+
+/// What tasks share in another way than threads and processes do, and what cannot be entered again.
+#[test]
+fn vm_checkpoint_refuses_by_name_what_is_shared_otherwise() {
+    let host = host();
+    let cases = [
+        ("memory", "it shares memory (CLONE_VM) with process 1"),
+        ("descriptors", "it shares a table of descriptors (CLONE_FILES) with process 1"),
+        ("directory", "it shares a working directory and umask (CLONE_FS) with process 1"),
+        ("thread", "has descriptors of its own (CLONE_FILES)"),
+    ];
+    for (what, why) in cases {
+        refuses(&host, what, why, true);
+    }
 }
 
 #[test]

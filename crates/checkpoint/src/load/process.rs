@@ -74,18 +74,21 @@ pub(super) fn restore(
     cgroup_namespace::enter(plan, sequence, record)?;
     net::enter(plan, sequence, record)?;
     if let Some(directory) = record.directory {
-        let cell = plan.object(directory)?;
-        let what = format!("the working directory of process {pid}");
-        sequence.call(what, Call::new(libc::SYS_fchdir, [cell.into()]));
+        go_to(plan, sequence, pid, directory, record.umask)?;
     }
-    sequence.call("the umask", Call::new(libc::SYS_umask, [record.umask.into()]));
     signal::actions(plan, sequence, record);
     filter::of_process(plan, sequence, record);
     let mut others = Vec::new();
     // A process that enters a user namespace has one thread until then.
     let count = if record.user.is_some() { 1 } else { record.threads.len() };
     for (n, other) in record.threads[..count].iter().enumerate().skip(1) {
+        if let Some(place) = &other.place {
+            go_to(plan, sequence, other.tid, place.directory, place.umask)?;
+        }
         thread::make(plan, sequence, other, next_thread + n - 1);
+        if let (Some(_), Some(directory)) = (&other.place, record.directory) {
+            go_to(plan, sequence, pid, directory, record.umask)?;
+        }
         let mut own = Sequence::default();
         thread::restore(plan, &mut own, other)?;
         own.stage("whole");
@@ -97,6 +100,21 @@ pub(super) fn restore(
     thread::restore(plan, sequence, &record.threads[0])?;
     descriptor::place(plan, sequence, record)?;
     Ok(others)
+}
+
+/// Working directory and umask.
+fn go_to(
+    plan: &mut Plan<'_>,
+    sequence: &mut Sequence,
+    pid: u32,
+    directory: usize,
+    umask: u32,
+) -> Result<()> {
+    let cell = plan.object(directory)?;
+    let what = format!("the working directory of process {pid}");
+    sequence.call(what, Call::new(libc::SYS_fchdir, [cell.into()]));
+    sequence.call("the umask", Call::new(libc::SYS_umask, [umask.into()]));
+    Ok(())
 }
 
 /// Steps that need everything else in place, and the rights of the container's root, such as

@@ -8,20 +8,21 @@ use crate::inject::program::{Arg, Call, Sequence};
 /// Creates another thread, which runs sequence number `own`.
 pub(super) fn make(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
     let ids = plan.builder.data(&thread.tid.to_ne_bytes());
-    let call = clone(plan, [ids, 1]);
+    let call = clone(plan, [ids, 1], thread.place.is_none());
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
 /// Creates another thread, which gets the next pid in order, and runs sequence number `own`.
 pub(super) fn make_next(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread, own: usize) {
-    let call = clone(plan, [0, 0]).returns(thread.tid.into());
+    let call = clone(plan, [0, 0], true).returns(thread.tid.into());
     sequence.fork(format!("thread {}", thread.tid), own, call);
 }
 
-/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count.
-fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2]) -> Call {
+/// clone3(2) of a thread with these ids in its pid namespaces: their address, and their count. A thread
+/// that does not share the directory and umask of its process gets a copy of both at that moment.
+fn clone(plan: &mut Plan<'_>, [ids, count]: [u64; 2], shares_place: bool) -> Call {
     let flags = libc::CLONE_VM
-        | libc::CLONE_FS
+        | if shares_place { libc::CLONE_FS } else { 0 }
         | libc::CLONE_FILES
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD

@@ -148,7 +148,12 @@ pub(crate) fn root(survey: &Survey<'_>, seen: &Seen) -> Result<Option<String>, W
 
 /// The working directory of a process.
 pub(crate) fn directory(survey: &mut Survey<'_>, seen: &Seen) -> Result<usize, Why> {
-    let at = |name: &str| format!("/proc/{}/{name}", seen.pid);
+    directory_of(survey, seen, seen.pid)
+}
+
+/// The working directory of a thread.
+pub(crate) fn directory_of(survey: &mut Survey<'_>, seen: &Seen, tid: u32) -> Result<usize, Why> {
+    let at = |name: &str| format!("/proc/{}/task/{tid}/{name}", seen.pid);
     let link = fs::read_link(at("cwd")).map_err(|e| format!("it cannot be read: {e}"))?;
     let link = link.to_string_lossy().into_owned();
     let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;

@@ -45,6 +45,7 @@ mod pipe;
 mod process;
 mod raw;
 mod schedule;
+mod shared;
 mod signal;
 mod socket;
 pub(crate) mod system_v;
@@ -240,6 +241,7 @@ fn of_nobody(
     tables: Option<&system_v::Tables>,
 ) -> Result<()> {
     survey.outsiders(tree);
+    shared::find(survey, tree);
     user::find(survey, tree);
     // ORDER: mounts may show the message queues of these namespaces.
     ipc::find(survey, tree)?;

@@ -17,10 +17,11 @@ use super::ahead::Ahead;
 use super::tree::Seen;
 use super::{
     HeldFile, Subject, Wakes, cgroup, cgroup_namespace, event, fanotify, file, inotify, ipc, lock,
-    memory, mount, mqueue, net, pidfd, pipe, socket, tcp, terminal, time, timer, unix, user, uts,
+    memory, mount, mqueue, net, pidfd, pipe, shared, socket, tcp, terminal, time, timer, unix,
+    user, uts,
 };
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, Thing};
+use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, OwnPlace, Thing};
 
 /// An open descriptor, inspected from outside.
 pub(crate) struct Open<'p> {
@@ -103,6 +104,8 @@ pub(crate) struct Surveyed {
     pub(crate) leases: Vec<Lease>,
     pub(crate) directory: Option<usize>,
     pub(crate) root: Option<String>,
+    /// Directories and umasks that its threads have to themselves, by the host's ids.
+    pub(crate) places: HashMap<u32, OwnPlace>,
     /// Its mount namespace, an object.
     pub(crate) mounts: Option<usize>,
     /// Its UTS namespace, an object.
@@ -323,6 +326,7 @@ impl<'s> Survey<'s> {
             Ok(root) => surveyed.root = root,
             Err(why) => self.found.refusals.push(seen.refuse("root", why)),
         }
+        surveyed.places = shared::places(self, seen, &surveyed);
         surveyed.cgroup = super::process::cgroup(seen.pid, self);
         let memory = memory::areas(self, seen)?;
         surveyed.memory = memory;

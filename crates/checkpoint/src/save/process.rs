@@ -196,16 +196,24 @@ fn has_threads_apart(seen: &Seen) -> bool {
     others.any(|other| other != own && other.iter().chain(&own).all(Option::is_some))
 }
 
+/// Whether a thread is blocked in vfork(2) at this moment.
+fn is_now_in_vfork(pid: u32, tid: u32) -> bool {
+    let wchan = || proc::whole_text(format!("/proc/{pid}/task/{tid}/wchan"));
+    let is_uninterruptible = thread::stat_field(pid, tid, 3).is_some_and(|state| state == "D");
+    is_uninterruptible && wchan().is_ok_and(|w| w.contains("clone") || w.contains("fork"))
+}
+
+/// Whether any thread of a process is blocked in vfork(2).
+pub(super) fn is_in_vfork(seen: &Seen) -> bool {
+    seen.tids.iter().any(|tid| is_now_in_vfork(seen.pid, *tid))
+}
+
 /// How long to wait for a vfork(2) child to execute: most do at once.
 const VFORK_PATIENCE: (u32, Duration) = (20, Duration::from_millis(5));
 
 /// Whether a thread waits for such a child. No signal but SIGKILL interrupts that wait.
 fn waits_in_vfork(pid: u32, tid: u32) -> bool {
-    let waits = || {
-        let wchan = || proc::whole_text(format!("/proc/{pid}/task/{tid}/wchan"));
-        let is_deaf = thread::stat_field(pid, tid, 3).is_some_and(|state| state == "D");
-        is_deaf && wchan().is_ok_and(|w| w.contains("clone") || w.contains("fork"))
-    };
+    let waits = || is_now_in_vfork(pid, tid);
     let (times, pause) = VFORK_PATIENCE;
     (0..times).all(|n| {
         if n > 0 {
@@ -256,7 +264,8 @@ pub(crate) fn record(
     let adj = proc::whole_text(format!("/proc/{}/oom_score_adj", seen.pid));
     record.oom_score_adj = adj.ok().and_then(|t| t.trim().parse().ok()).unwrap_or(0);
     for tid in &seen.tids {
-        record.threads.push(thread::record(subject, seen, *tid, blocks)?);
+        let place = surveyed.places.get(tid).cloned();
+        record.threads.push(Thread { place, ..thread::record(subject, seen, *tid, blocks)? });
     }
     record.pending = signal::pending(seen.pid, true)?;
     Ok(record)

@@ -321,7 +321,12 @@ pub enum Shared {
 
 /// KCMP_VM, KCMP_FILES, ...: whether two tasks share it.
 pub fn is_shared(what: Shared, one: u32, other: u32) -> Result<bool, Errno> {
-    Ok(kcmp(what as i32, (one, 0), (other, 0))? == Ordering::Equal)
+    Ok(compare(what, one, other)? == Ordering::Equal)
+}
+
+/// The same, with how what they do not share stands in an order of the kernel's own.
+pub fn compare(what: Shared, one: u32, other: u32) -> Result<Ordering, Errno> {
+    kcmp(what as i32, (one, 0), (other, 0))
 }
 
 /// KCMP_EPOLL_TFD: whether descriptor `target.1` of task `target.0` is the file that the `nth` item
