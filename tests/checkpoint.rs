@@ -1417,3 +1417,31 @@ fn refuses(host: &Host, what: &str, why: &str, is_explained: bool) {
     wait_for_line(host, "apart", "ok");
     host.dm(&["rm", "--force", "apart"]).ok();
 }
+
+/// A program that is asleep handles the stop signal like one that is awake.
+#[test]
+fn vm_stop_of_a_sleeper_runs_its_signal_handler() {
+    let host = host();
+    let script = "trap 'echo asked; exit 7' TERM; touch /dev/shm/up; sleep 100000 & wait";
+    let words = ["run", "-d", "--name", "a", "--net", "none", "workloads", "sh", "-c", script];
+    host.dm(&words).ok();
+    host.wait_inside("a", "test -e /dev/shm/up");
+    let asked = || host.dm(&["logs", "a"]).stdout.matches("asked").count();
+    host.dm(&["sleep", "a"]).ok();
+    host.dm(&["restart", "a"]).ok();
+    assert_eq!((host.state_of("a").as_str(), asked()), ("running", 1));
+    host.wait_inside("a", "test -e /dev/shm/up");
+    host.dm(&["sleep", "a"]).ok();
+    host.wait_for_state("a", "asleep");
+    host.dm(&["stop", "a"]).ok();
+    assert_eq!(host.state_of("a"), "stopped");
+    assert_eq!((host.dm(&["wait", "a"]).ok().as_str(), asked()), ("7", 2));
+    // Without time for an answer, and by `kill`, it is not woken.
+    for verb in [&["stop", "--time", "0", "a"][..], &["kill", "a"]] {
+        host.dm(&["start", "a"]).ok();
+        host.wait_inside("a", "test -e /dev/shm/up");
+        host.dm(&["sleep", "a"]).ok();
+        host.dm(verb).ok();
+        assert_eq!((host.dm(&["wait", "a"]).ok().as_str(), asked()), ("137", 2), "{verb:?}");
+    }
+}

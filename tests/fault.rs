@@ -555,7 +555,7 @@ fn sleep_and_wake_survive_kill_at_any_step() {
     let before = &[SERVE, SLEEP];
     Verb { before, command: WAKE, states, after: &[WAKE, EXEC, REMOVE] }.survives();
     let states = &["asleep", "stopped"];
-    let command = &["stop", "x"];
+    let command = &["stop", "--time", "0", "x"];
     Verb { before, command, states, after: &[RESTART, EXEC, REMOVE] }.survives();
 }
 

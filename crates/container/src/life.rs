@@ -17,6 +17,7 @@ use crate::disk::{self, Durable};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::event::now_unix_ms;
+use crate::idle::Why;
 use crate::pending::{Intent, remove_tree};
 use crate::sleep::SIGKILL;
 use crate::spec::{Stdio, Update};
@@ -332,8 +333,9 @@ impl Engine {
     }
 
     /// Sends the stop signal to the first process, and kills all processes if it has not exited
-    /// after the timeout (the container's own if none is given). An asleep container is ended at
-    /// once; a stopped one stays stopped, and a pending restart is cancelled.
+    /// after the timeout (the container's own if none is given). An asleep container is woken for the
+    /// signal, unless the timeout is 0. A stopped container stays stopped, and a pending restart is
+    /// cancelled.
     pub fn stop(&self, id: &ContainerId, timeout: Option<Duration>) -> Result<()> {
         let config = self.config(id)?;
         let timeout =
@@ -341,11 +343,17 @@ impl Engine {
         let fd = {
             let _lock = self.lock(id)?;
             let config = self.config(id)?;
-            let look = self.look_locked(&config)?;
+            let mut look = self.look_locked(&config)?;
             if look.state == State::Asleep {
-                self.end_sleep(&config)?;
-                self.record("stop", id.as_str(), config.name.as_str(), &[]);
-                return Ok(());
+                if timeout.is_zero() {
+                    self.end_sleep(&config)?;
+                    self.record("stop", id.as_str(), config.name.as_str(), &[]);
+                    return Ok(());
+                }
+                // Its program handles the signal as if it had been awake: its memory may hold what it is to
+                // write down first.
+                self.wake_locked(&config, Why::Operator)?.detach();
+                look = self.look_locked(&config)?;
             }
             if !look.is_alive() {
                 // A pending restart is cancelled.
