@@ -872,3 +872,81 @@ fn vm_console_socket_receives_terminal_master() {
     oci.run(&["delete", "c"]).ok();
     oci.assert_nothing_left();
 }
+
+/// A bundle in a user namespace of its own, with a program that waits.
+fn in_a_user_namespace(oci: &Oci) -> Bundle {
+    let bundle = Bundle::new(oci, &["sleep", "1000"]);
+    oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
+    bundle.edit(|c| {
+        let map = json!([{"containerID": 0, "hostID": 200_000, "size": 65_536}]);
+        (c["linux"]["uidMappings"], c["linux"]["gidMappings"]) = (map.clone(), map);
+        c["linux"]["namespaces"].as_array_mut().expect("a list").push(json!({"type": "user"}));
+    });
+    bundle
+}
+
+/// The number of a process in the innermost pid namespace that it is in.
+fn innermost_pid(pid: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).expect("numbers");
+    line.split_whitespace().last().expect("a number").to_owned()
+}
+
+/// A container that joins a user and a pid namespace by path has one number there, and another on the
+/// host. A process of the host with the inner number is not the container's.
+#[test]
+fn joined_user_and_pid_namespaces_leave_host_process_alone() {
+    let oci = Oci::new();
+    let first = in_a_user_namespace(&oci);
+    oci.run(&["run", "-d", "-b", first.dir(), "first"]).ok();
+    let first_pid = oci.state("first")["pid"].to_string();
+    let mut victim = oci.host().command("sleep");
+    let mut victim = victim.arg("1000").spawn().expect("started");
+    let number = victim.id();
+    let is_hit = |victim: &mut std::process::Child| {
+        let cgroup = fs::read_to_string(format!("/proc/{number}/cgroup")).expect("there");
+        victim.try_wait().expect("a child").is_some() || cgroup.contains("/oci-")
+    };
+    let mut seen = Vec::new();
+    // The newborn gets the number, or a helper does and the newborn the next one.
+    for (round, last) in [number - 2, number - 1].into_iter().enumerate() {
+        let bundle = in_a_user_namespace(&oci);
+        bundle.edit(|c| {
+            (c["linux"]["uidMappings"], c["linux"]["gidMappings"]) = (json!([]), json!([]));
+            for namespace in c["linux"]["namespaces"].as_array_mut().expect("a list") {
+                if let Some(kind @ ("user" | "pid")) = namespace["type"].as_str() {
+                    namespace["path"] = format!("/proc/{first_pid}/ns/{kind}").into();
+                }
+            }
+        });
+        let set = format!("echo {last} > /proc/sys/kernel/ns_last_pid");
+        oci.sh(&format!("nsenter -t {first_pid} --pid sh -c '{set}'")).ok();
+        let (id, pid_file) = (format!("c{round}"), bundle.path("pid"));
+        oci.run(&["run", "-d", "-b", bundle.dir(), "--pid-file", &pid_file, &id]).ok();
+        let pid = oci.state(&id)["pid"].to_string();
+        assert_eq!(fs::read_to_string(&pid_file).expect("a pid file"), pid);
+        assert!(!is_hit(&mut victim), "{id}: process {number} of the host was taken for its own");
+        seen.push(innermost_pid(&pid));
+        let own = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives");
+        let path = bundle.read()["linux"]["cgroupsPath"].as_str().expect("a path").to_owned();
+        assert!(own.lines().any(|line| line.ends_with(&path)), "{own}");
+        let script = "readlink /proc/self/ns/pid; readlink /proc/self/ns/user";
+        let said = oci.run(&["exec", &id, "sh", "-c", script]).ok();
+        let theirs = |kind| fs::read_link(format!("/proc/{first_pid}/ns/{kind}")).expect("read");
+        let expected = format!("{}\n{}", theirs("pid").display(), theirs("user").display());
+        assert_eq!(said.trim(), expected);
+        if round == 0 {
+            oci.run(&["kill", &id, "KILL"]).ok();
+            wait_for(&oci, &id, "stopped");
+            oci.run(&["delete", &id]).ok();
+        } else {
+            oci.run(&["delete", "-f", &id]).ok();
+        }
+        assert!(!is_hit(&mut victim), "{id}: process {number} of the host was hit");
+    }
+    assert!(seen.contains(&number.to_string()), "no container had the number {number}: {seen:?}");
+    assert_eq!(oci.status("first"), "running");
+    victim.kill().and_then(|()| victim.wait()).expect("ended");
+    oci.run(&["delete", "-f", "first"]).ok();
+    oci.assert_nothing_left();
+}

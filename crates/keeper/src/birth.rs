@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use dormouse_kernel::call::{
     self as kernel, CloneArgs, CloneFlags, Cloned, FsCommand, MountAttr, Namespace,
 };
+use dormouse_kernel::{pidfd, weakened};
 use dormouse_launch::protocol::{SpawnRequest, with};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -102,13 +103,16 @@ pub(crate) fn clone_newborn(
     if !NAMESPACES.contains(flags) || maps_without_user {
         return Err(Failed { step: "make such namespaces", source: Errno::INVAL });
     }
-    let _back = Visit::go(outside, wanted.netns, wanted.pid_namespace)?;
+    // A helper that shares this process's memory enters the pid namespace by itself, below.
+    let pid_namespace = wanted.pid_namespace.filter(|_| wanted.user_namespace.is_none());
+    let _back = Visit::go(outside, wanted.netns, pid_namespace)?;
     let flags = flags | more | CloneFlags::CLEAR_SIGHAND;
     let args = CloneArgs { flags, into_cgroup: wanted.cgroup, ..CloneArgs::default() };
     let (sock, proc) = (wanted.sock.as_raw_fd(), outside.proc.as_raw_fd());
     match wanted.user_namespace {
         Some(user) => {
-            clone_within(user, args, &|| live(sock, proc, heritage)).step("clone a process")
+            let within = Within { user, pid: wanted.pid_namespace };
+            clone_within(within, args, &|| live(sock, proc, heritage)).step("clone a process")
         }
         // SAFETY: the keeper has one thread; the child lives in `live`, which neither allocates
         // nor locks, and never returns.
@@ -152,24 +156,41 @@ pub(crate) fn raise(
     }
 }
 
-/// Clones from inside a user namespace, so that it owns the other new namespaces. A process cannot
-/// leave a user namespace, so a helper process enters it and clones a sibling of itself.
+/// The namespaces that a helper enters before it clones.
+#[derive(Clone, Copy)]
+struct Within<'w> {
+    user: BorrowedFd<'w>,
+    pid: Option<BorrowedFd<'w>>,
+}
+
+/// Clones from inside a user namespace, so that it owns the new namespaces. A process cannot leave a
+/// user namespace, so a helper process enters it and clones a sibling of itself.
+///
+/// The helper stays in this process's pid namespace, and the newborn's number is read from its pidfd
+/// by this process. A number from inside a joined pid namespace names another process here.
+///
+/// Processes of the joined user namespace may trace what is in it (ptrace(2)). The helper shares this
+/// process's memory, and the newborn begins with a copy, so neither is dumpable.
 fn clone_within(
-    user: BorrowedFd<'_>,
+    within: Within<'_>,
     args: CloneArgs<'_>,
     live: &dyn Fn() -> Infallible,
 ) -> Result<(u32, OwnedFd), Errno> {
     struct Errand<'e> {
-        user: BorrowedFd<'e>,
+        within: Within<'e>,
         args: CloneArgs<'e>,
         live: &'e dyn Fn() -> Infallible,
-        made: Option<Result<(u32, OwnedFd), Errno>>,
+        made: Option<Result<OwnedFd, Errno>>,
     }
     extern "C" fn body(errand: *mut c_void) -> c_int {
         // SAFETY: it points to the caller's variable; the caller is suspended meanwhile.
         let errand = unsafe { &mut *errand.cast::<Errand<'_>>() };
         let enter = || {
-            kernel::setns(errand.user, CloneFlags::NEWUSER)?;
+            // ORDER: inside the user namespace there are no rights over the pid namespace's parent.
+            if let Some(pid) = errand.within.pid {
+                kernel::setns(pid, CloneFlags::NEWPID)?;
+            }
+            kernel::setns(errand.within.user, CloneFlags::NEWUSER)?;
             kernel::set_groups(&[])?;
             kernel::set_gid(0)?;
             kernel::set_uid(0)
@@ -180,18 +201,28 @@ fn clone_within(
             // returns; it has a copy of this stack.
             match unsafe { kernel::clone3(&errand.args) }? {
                 Cloned::Child => match (errand.live)() {},
-                Cloned::Parent { pid, pidfd } => Ok((pid, pidfd)),
+                Cloned::Parent { pidfd, .. } => Ok(pidfd),
             }
         };
         errand.made = Some(clone());
         0
     }
     let args = CloneArgs { flags: args.flags | CloneFlags::PARENT, ..args };
-    let mut errand = Errand { user, args, live, made: None };
+    let mut errand = Errand { within, args, live, made: None };
+    let was_dumpable = kernel::is_dumpable()?;
+    kernel::set_dumpable(weakened("undumpable"))?;
     // SAFETY: the body makes system calls only; what it writes outlives it.
-    let pid = unsafe { call::run_aside(body, (&raw mut errand).cast()) }?;
-    reap(pid);
-    errand.made.unwrap_or(Err(Errno::IO))
+    let helper = unsafe { call::run_aside(body, (&raw mut errand).cast()) };
+    kernel::set_dumpable(was_dumpable)?;
+    reap(helper?);
+    let pidfd = errand.made.unwrap_or(Err(Errno::IO))?;
+    match pidfd::pid(&pidfd) {
+        Ok(pid) => Ok((pid, pidfd)),
+        Err(e) => {
+            let _ = kernel::pidfd_send_signal(pidfd.as_fd(), libc::SIGKILL); // it may have ended
+            Err(Errno::from_raw_os_error(e.errno()))
+        }
+    }
 }
 
 /// Reaps a process that `run_aside` has run: it no longer uses the shared memory and is a zombie

@@ -263,6 +263,11 @@ pub fn set_dumpable(dumpable: bool) -> Result<(), Errno> {
     prctl(libc::PR_SET_DUMPABLE, u64::from(dumpable), 0, 0).map(drop)
 }
 
+/// PR_GET_DUMPABLE: what [`set_dumpable`] has set.
+pub fn is_dumpable() -> Result<bool, Errno> {
+    prctl(libc::PR_GET_DUMPABLE, 0, 0, 0).map(|dumpable| dumpable == 1)
+}
+
 /// PR_SET_KEEPCAPS: permitted capabilities survive the change from uid 0 to another.
 pub fn set_keep_capabilities(keep: bool) -> Result<(), Errno> {
     prctl(libc::PR_SET_KEEPCAPS, u64::from(keep), 0, 0).map(drop)
