@@ -567,8 +567,9 @@ fn swapped_mount_points_do_not_lead_outside() {
 fn vm_host_root_is_not_mounted_below_container_root() {
     let attack = |oci: &Oci| {
         // setns(2) into a mount namespace leads to the root of that namespace, not to that of the
-        // process. Two mounts may cover the host's root.
-        let script = "cd /proc/1/ns; umount -l /; nsenter --mount=mnt sh -c 'mount -t proc x /proc; \
+        // process. One or two mounts may cover the host's root.
+        let script = "cd /proc/1/ns; umount -l /; nsenter --mount=mnt sh -c '/bin/ls -d \
+                      /etc/debian_version; mount -t proc x /proc; \
                       cd /proc/self/ns; umount -l /; nsenter --mount=mnt /bin/ls -d \
                       /etc/debian_version'; mkdir /tmp/jail; cd /; chroot /tmp/jail true; \
                       ls -d etc/debian_version ../etc/debian_version \
@@ -633,4 +634,44 @@ fn hooks_ignore_environment_of_image() {
     assert!(!text.contains("LD_PRELOAD") && text.contains("A=b"), "{text}");
     assert_eq!(text.lines().filter(|line| *line == bundle.dir()).count(), 2, "{text}");
     oci.assert_nothing_left();
+}
+
+/// A user namespace inside may mount a procfs only where one without masks is in the mount namespace. A
+/// root that only covers the host's (`--no-pivot`) leaves none there, neither the host's nor its own.
+#[test]
+fn covered_root_leaves_no_procfs_to_nested_user_namespace() {
+    let attack = |oci: &Oci, has_user: bool| {
+        let inner = "mount -t proc none /proc && echo MOUNTED; head -c 20 /proc/timer_list";
+        let bundle = Bundle::new(oci, &["unshare", "-mrpf", "sh", "-c", inner]);
+        bundle.edit(|c| {
+            for set in ["bounding", "effective", "permitted"] {
+                let all = c["process"]["capabilities"][set].as_array_mut().expect("a list");
+                all.push("CAP_SETFCAP".into());
+            }
+            if has_user {
+                let map = json!([{"containerID": 0, "hostID": 200_000, "size": 65_536}]);
+                (c["linux"]["uidMappings"], c["linux"]["gidMappings"]) = (map.clone(), map);
+                let list = c["linux"]["namespaces"].as_array_mut().expect("a list");
+                list.push(json!({"type": "user"}));
+            }
+        });
+        if has_user {
+            oci.sh(&format!("chown -R 200000:200000 {}", bundle.rootfs().display())).ok();
+        }
+        oci.run(&["run", "--no-pivot", "-b", bundle.dir(), "c"])
+    };
+    let oci = Oci::new();
+    for has_user in [false, true] {
+        let out = attack(&oci, has_user);
+        assert!(out.stderr.contains("mount") && !out.stdout.contains("MOUNTED"), "{out}");
+    }
+    // Of the whole table, only the container's own is there.
+    let bundle = Bundle::new(&oci, &["grep", "-c", " - proc ", "/proc/self/mountinfo"]);
+    bundle.edit(|c| {
+        (c["linux"]["maskedPaths"], c["linux"]["readonlyPaths"]) = (json!([]), json!([]));
+    });
+    assert_eq!(oci.run(&["run", "--no-pivot", "-b", bundle.dir(), "c"]).ok(), "1");
+    oci.assert_nothing_left();
+    let out = attack(&Oci::without("host-proc"), false);
+    assert!(out.stdout.contains("MOUNTED"), "{out}");
 }

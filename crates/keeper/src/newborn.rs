@@ -347,7 +347,7 @@ impl Newborn {
                 match op.flags & (flat::NO_PIVOT | flat::APART) {
                     0 => tree::pivot(mount),
                     flat::APART => tree::enter(mount),
-                    _ => tree::cover(mount),
+                    _ => tree::cover(mount, borrowed(PROC)),
                 }
             }
             Code::RootReadOnly => self.tree()?.make_read_only(),

@@ -20,9 +20,14 @@ use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
 use crate::newborn::{Outcome, become_stdio, decimal};
+use crate::tiny;
 
 /// f_type of devpts.
 const DEVPTS_MAGIC: u64 = 0x1cd1;
+/// f_type of procfs.
+const PROC_MAGIC: u64 = 0x9fa0;
+/// f_type of sysfs.
+const SYSFS_MAGIC: u64 = 0x6265_6572;
 
 /// No attribute.
 fn none() -> MountAttr {
@@ -148,10 +153,104 @@ pub(crate) fn pivot(mount: BorrowedFd<'_>) -> Outcome {
 
 /// The same without pivot_root(2), which does not work on the initramfs: the mount covers the root,
 /// so that `..` from it does not lead out.
-pub(crate) fn cover(mount: BorrowedFd<'_>) -> Outcome {
+///
+/// The covered mounts stay in the mount namespace. The kernel permits a user namespace to mount a
+/// procfs or sysfs where an unmasked one is in the mount namespace, reachable or not
+/// (mount_too_revealing in fs/namespace.c). So the host's are unmounted first, and so is the
+/// container's, of which only the copy gets masks.
+pub(crate) fn cover(mount: BorrowedFd<'_>, proc: BorrowedFd<'_>) -> Outcome {
     // A mount on the path to a mount point cannot be moved there: a copy can.
     let copy = copy(mount, true)?;
+    rustix::process::fchdir(mount)?;
+    kernel::umount_detach(c".")?;
+    rustix::process::chdir(c"/")?;
+    if !weakened("host-proc") {
+        leave_host_proc(proc)?;
+    }
     put_root(copy.as_fd())
+}
+
+/// Unmounts every procfs and sysfs that the root of this process leads to; covers it where that is not
+/// allowed. The mount namespace is this process's own, and private.
+///
+/// Lines of the table are read while mounts go: a line may be of one that went with another.
+fn leave_host_proc(proc: BorrowedFd<'_>) -> Outcome {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let table = rustix::fs::openat(proc, c"self/mountinfo", flags, Mode::empty())?;
+    // LIMIT: the longest line; one of the kernel's has a few kilobytes.
+    let mut text = [0u8; 64 << 10];
+    let mut length = 0;
+    loop {
+        let n = rustix::io::retry_on_intr(|| rustix::io::read(&table, &mut text[length..]))?;
+        length += n;
+        let mut start = 0;
+        while let Some(end) = text[start..length].iter().position(|byte| *byte == b'\n') {
+            if let Some(place) = whole_proc_or_sysfs(&text[start..start + end]) {
+                take_off(place)?;
+            }
+            start += end + 1;
+        }
+        if n == 0 {
+            return Ok(());
+        }
+        text.copy_within(start..length, 0);
+        length -= start;
+        if length == text.len() {
+            return Err(Errno::NAMETOOLONG);
+        }
+    }
+}
+
+/// The place of a mount, as a line of mountinfo writes it (proc_pid_mountinfo(5)), where it shows all of
+/// a procfs or sysfs.
+fn whole_proc_or_sysfs(line: &[u8]) -> Option<&[u8]> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let (root, place) = (fields.nth(3)?, fields.next()?);
+    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
+    (root == b"/" && [b"proc".as_slice(), b"sysfs"].contains(&kind)).then_some(place)
+}
+
+/// Takes off what is mounted at a place, as far down as there is a procfs or sysfs.
+fn take_off(escaped: &[u8]) -> Outcome {
+    let mut path = [0u8; 4096 + 1];
+    let path = unescape(escaped, &mut path)?;
+    // LIMIT: mounts one on the other.
+    for _ in 0..256 {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let place = match rustix::fs::open(path, flags, Mode::empty()) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()), // it went with another
+            place => place?,
+        };
+        let is_one = is_of(&place, PROC_MAGIC).is_ok() || is_of(&place, SYSFS_MAGIC).is_ok();
+        match (kernel::umount_detach(path), is_one) {
+            (Ok(()), _) => {}
+            (Err(Errno::INVAL | Errno::PERM), false) => return Ok(()),
+            // Mounts that came from another user namespace are locked (mount_namespaces(7)).
+            (Err(Errno::INVAL | Errno::PERM), true) => {
+                let attr = MountAttr::RDONLY | MountAttr::NOSUID | MountAttr::NODEV;
+                let empty = tiny::new(c"tmpfs", &[], attr | MountAttr::NOEXEC)?;
+                return kernel::move_mount(empty.as_fd(), place.as_fd(), c"");
+            }
+            (Err(e), _) => return Err(e),
+        }
+    }
+    Err(Errno::LOOP)
+}
+
+/// A path without the escapes of mountinfo: a backslash and three octal digits.
+fn unescape<'p>(escaped: &[u8], path: &'p mut [u8; 4096 + 1]) -> Outcome<&'p CStr> {
+    let (mut from, mut to) = (escaped, 0);
+    while let [first, rest @ ..] = from {
+        let (byte, rest) = match (first, rest) {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', rest @ ..]) => {
+                ((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'), rest)
+            }
+            _ => (*first, rest),
+        };
+        *path.get_mut(to).filter(|_| to < 4096).ok_or(Errno::NAMETOOLONG)? = byte;
+        (from, to) = (rest, to + 1);
+    }
+    CStr::from_bytes_until_nul(path).map_err(|_| Errno::INVAL)
 }
 
 /// The root below which a newborn works.
@@ -490,4 +589,29 @@ fn copy(place: BorrowedFd<'_>, recursive: bool) -> Outcome<OwnedFd> {
 
 pub(crate) fn is_of(fd: &OwnedFd, magic: u64) -> Outcome {
     if rustix::fs::fstatfs(fd)?.f_type as u64 == magic { Ok(()) } else { Err(Errno::NODEV) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_line_names_place_of_whole_procfs() {
+        let proc = b"22 28 0:21 / /proc\\040x rw,nosuid shared:12 master:3 - proc proc rw";
+        let mut path = [0; 4097];
+        let place = whole_proc_or_sysfs(proc).expect("it is one");
+        assert_eq!(unescape(place, &mut path), Ok(c"/proc x"));
+        let sysfs = b"23 28 0:22 / /sys rw - sysfs sysfs rw";
+        assert_eq!(whole_proc_or_sysfs(sysfs), Some(b"/sys".as_slice()));
+        for other in [
+            b"24 28 0:21 /sys /proc/sys ro - proc proc rw".as_slice(),
+            b"25 28 0:23 / /proc rw - tmpfs proc rw",
+            b"26 28 0:23 / /proc rw",
+            b"",
+        ] {
+            assert_eq!(whole_proc_or_sysfs(other), None);
+        }
+        let long = vec![b'a'; 4097];
+        assert_eq!(unescape(&long, &mut [0; 4097]), Err(Errno::NAMETOOLONG));
+    }
 }
