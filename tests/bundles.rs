@@ -636,6 +636,44 @@ fn hooks_ignore_environment_of_image() {
     oci.assert_nothing_left();
 }
 
+/// The program of a `startContainer` hook comes from the container's own root, so it has the user, groups,
+/// capabilities, filter and environment of the container's process, and no more.
+#[test]
+fn start_container_hook_is_confined_as_process() {
+    let attack = |oci: &Oci| {
+        let ask = "grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' /proc/self/status; \
+                   echo $NAME; ulimit -n; mkdir /tmp/refused 2>&1; ls /proc/self/fd | wc -l";
+        let bundle = Bundle::new(oci, &["sh", "-c", &format!("({ask}) > /out/process")]);
+        fs::set_permissions(bundle.path("out"), PermissionsExt::from_mode(0o777)).expect("set");
+        bundle.edit(|c| {
+            let script = format!("({ask}) > /out/hook");
+            c["hooks"] =
+                json!({"startContainer": [{"path": "/bin/sh", "args": ["sh", "-c", script]}]});
+            c["process"]["user"] = json!({"uid": 1000, "gid": 1001, "additionalGids": [5]});
+            c["process"]["env"] = json!(["PATH=/bin", "NAME=of the process"]);
+            c["process"]["rlimits"] = json!([{"type": "RLIMIT_NOFILE", "soft": 77, "hard": 78}]);
+            c["linux"]["seccomp"] = json!({
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}],
+            });
+            bundle.volume(c, "/out");
+        });
+        oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+        let said = |name| fs::read_to_string(bundle.out(name)).expect("written");
+        (said("hook"), said("process"))
+    };
+    let oci = Oci::new();
+    let (hook, process) = attack(&oci);
+    assert_eq!(hook, process);
+    for line in ["Uid:\t1000", "NoNewPrivs:\t1", "Seccomp:\t2", "of the process", "77", "permitted"]
+    {
+        assert!(hook.contains(line), "{line}: {hook}");
+    }
+    oci.assert_nothing_left();
+    let (hook, process) = attack(&Oci::without("hook-confinement"));
+    assert!(hook.contains("Uid:\t0") && process.contains("Uid:\t1000"), "{hook}{process}");
+}
+
 /// A user namespace inside may mount a procfs only where one without masks is in the mount namespace. A
 /// root that only covers the host's (`--no-pivot`) leaves none there, neither the host's nor its own.
 #[test]

@@ -950,3 +950,81 @@ fn joined_user_and_pid_namespaces_leave_host_process_alone() {
     oci.run(&["delete", "-f", "first"]).ok();
     oci.assert_nothing_left();
 }
+
+/// A hook that fails is named by its list, its place and its program, with the last words of it. A
+/// program of the container's cannot write to the caller's terminal by them.
+#[test]
+fn failed_hook_is_named_with_its_words() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    let script = "printf 'some \\033[31mwords\\n' >&2; exit 3";
+    for stage in ["createRuntime", "createContainer", "startContainer"] {
+        bundle.edit(|c| {
+            let hook = |args: Value| json!({"path": "/bin/sh", "args": args});
+            c["hooks"] = json!({stage: [hook(json!(["sh", "-c", "exit 0"])),
+                                        hook(json!(["sh", "-c", script]))]});
+        });
+        let error = oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).err(1);
+        let has = |words: &str| error.contains(words);
+        assert!(has(stage) && has("#1") && has("/bin/sh") && has("words"), "{error}");
+        assert!(has("exit status 3") || has("exit status: 3"), "{error}");
+        assert!(stage == "createRuntime" || !has("\u{1b}"), "{error}");
+        bundle.edit(|c| c["hooks"] = json!({stage: [{"path": "/not/there"}]}));
+        let error = oci.run(&["run", "-d", "-b", bundle.dir(), "c"]).err(1);
+        assert!(error.contains("#0") && error.to_lowercase().contains("no such file"), "{error}");
+    }
+    oci.assert_nothing_left();
+}
+
+/// A filter is for the hook's program, and does not keep the newborn from waiting for it.
+#[test]
+fn filter_does_not_keep_newborn_from_waiting_for_hook() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sh", "-c", "echo program >> /out/said"]);
+    bundle.edit(|c| {
+        bundle.volume(c, "/out");
+        c["hooks"] = json!({"startContainer": [{"path": "/bin/sh", "timeout": 60,
+                                                "args": ["sh", "-c", "echo hook >> /out/said"]}]});
+        c["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "syscalls": [{"names": ["wait4", "waitid", "poll", "ppoll", "pidfd_open", "clone", "fork"],
+                          "action": "SCMP_ACT_ERRNO"}],
+        });
+    });
+    oci.run(&["run", "-b", bundle.dir(), "c"]).ok();
+    assert_eq!(fs::read_to_string(bundle.out("said")).expect("written"), "hook\nprogram\n");
+    oci.assert_nothing_left();
+}
+
+/// The listener of a container's filter is asked about the calls of its hooks, too.
+#[test]
+fn listener_is_asked_about_calls_of_hook() {
+    let oci = Oci::new();
+    let bundle = Bundle::new(&oci, &["sleep", "1000"]);
+    let path = bundle.path("agent");
+    bundle.edit(|c| {
+        bundle.volume(c, "/out");
+        let script = "mkdir /out/made || echo refused > /out/said";
+        c["hooks"] = json!({"startContainer": [{"path": "/bin/sh", "args": ["sh", "-c", script]}]});
+        c["linux"]["seccomp"] = json!({
+            "defaultAction": "SCMP_ACT_ALLOW",
+            "listenerPath": path,
+            "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_NOTIFY"}],
+        });
+    });
+    let agent = std::os::unix::net::UnixListener::bind(&path).expect("bound");
+    oci.run(&["create", "-b", bundle.dir(), "c"]).ok();
+    std::thread::scope(|scope| {
+        let start = scope.spawn(|| oci.run(&["start", "c"]));
+        let (stream, _) = agent.accept().expect("a connection");
+        let (listener, _) = bundle::receive_with(&stream);
+        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+        let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no call was asked about");
+        drop(listener);
+        start.join().expect("no panic").ok();
+    });
+    assert_eq!(fs::read_to_string(bundle.out("said")).expect("written"), "refused\n");
+    oci.run(&["delete", "-f", "c"]).ok();
+    oci.assert_nothing_left();
+}

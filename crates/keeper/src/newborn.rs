@@ -144,6 +144,9 @@ pub fn live(sock: RawFd, proc: RawFd, heritage: Heritage) -> ! {
         sock: SOCK,
         preserved: 0,
         root: None,
+        output: None,
+        hook_filter: None,
+        listener: None,
         heritage,
     };
     if let Err(errno) = newborn.settle_in(sock, proc) {
@@ -177,6 +180,12 @@ struct Newborn {
     preserved: u32,
     /// The mount that is to become the root, until it is.
     root: Option<BorrowedFd<'static>>,
+    /// Where the programs of hooks write to.
+    output: Option<BorrowedFd<'static>>,
+    /// The operation that has their filter.
+    hook_filter: Option<Record>,
+    /// The listener of the filter that is loaded, until a hook runs.
+    listener: Option<RawFd>,
     heritage: Heritage,
 }
 
@@ -268,12 +277,13 @@ impl Newborn {
     }
 
     fn fail(&self, index: u32, errno: Errno, status: i32) -> ! {
-        self.fail_with(index, errno.raw_os_error(), status)
+        self.fail_with(index, errno.raw_os_error(), status, None)
     }
 
-    /// `number` is an errno or the end of a program (`flat::PROGRAM_ENDED`).
-    fn fail_with(&self, index: u32, number: i32, status: i32) -> ! {
-        let _ = self.say(FromNewborn::Failed { index, errno: number }, &[]);
+    /// `number` is an errno or the end of a program (`flat::PROGRAM_ENDED`), which has written to
+    /// `output`.
+    fn fail_with(&self, index: u32, number: i32, status: i32, output: Option<BorrowedFd<'_>>) -> ! {
+        let _ = self.say(FromNewborn::Failed { index, errno: number }, output.as_slice());
         kernel::exit(status)
     }
 
@@ -296,12 +306,12 @@ impl Newborn {
                 let errno = self.follow(plan, &record);
                 self.fail(index as u32, errno, NEVER_BEGAN);
             }
-            let done = match Code::from_number(record.code) {
-                Some(Code::Hook) => self.hook(plan, &record),
-                _ => self.step(plan, &record).map_err(Errno::raw_os_error),
-            };
-            if let Err(number) = done {
-                self.fail_with(index as u32, number, NEVER_BEGAN);
+            if Code::from_number(record.code) == Some(Code::Hook) {
+                if let Err(number) = self.hook(plan, &record) {
+                    self.fail_with(index as u32, number, NEVER_BEGAN, self.output);
+                }
+            } else if let Err(errno) = self.step(plan, &record) {
+                self.fail(index as u32, errno, NEVER_BEGAN);
             }
         }
         // A plan without a final operation.
@@ -437,6 +447,11 @@ impl Newborn {
             Code::Preserve => self.preserve(op),
             Code::Label => label(text()?),
             Code::Lookup => lookup(plan, op),
+            Code::HookWith => {
+                self.output = Some(fd()?);
+                self.hook_filter = (op.a != 0).then_some(*op);
+                Ok(())
+            }
             Code::Hook => Err(Errno::NOSYS),
             Code::Credentials => credentials(plan, op),
             Code::Capabilities => self.capabilities(plan, op),
@@ -444,16 +459,13 @@ impl Newborn {
             Code::Seccomp => {
                 let page = if op.fd == flat::NO_FD { None } else { Some(fd()?) };
                 self.seal()?;
-                let data = plan.data(op).map_err(damaged)?;
-                // SAFETY: an instruction is 8 bytes of plain numbers, any of which are valid.
-                let (before, program, after) = unsafe { data.align_to::<Instruction>() };
-                let whole = before.is_empty() && after.is_empty() && program.len() as u64 == op.a;
-                if !whole {
-                    return Err(Errno::BADMSG);
-                }
+                let program = instructions(plan, op)?;
                 match page {
                     None => kernel::load_filter_with(program, op.flags.into()).map(drop),
-                    Some(page) => load_with_listener(program, op.flags.into(), page),
+                    Some(page) => {
+                        self.listener = Some(load_with_listener(program, op.flags.into(), page)?);
+                        Ok(())
+                    }
                 }
             }
             Code::Init => {
@@ -517,7 +529,7 @@ impl Newborn {
         self.wait_for_go()
     }
 
-    /// Runs a program and waits for it; an error is as `fail_with` wants it.
+    /// Runs a program and waits for it; an error is as `fail_with` takes it.
     fn hook(&mut self, plan: &mut Flat<'_>, op: &Record) -> Result<(), i32> {
         let input = self.descriptor(u64::from(op.fd)).map_err(Errno::raw_os_error)?;
         let base = plan.base() as usize;
@@ -527,9 +539,19 @@ impl Newborn {
         };
         let path = plan.text(op).map_err(|_| bad)?;
         let (argv, envp) = ((base + argv) as *const _, (base + envp) as *const _);
+        let filter = match &self.hook_filter {
+            Some(op) => Some((instructions(plan, op).map_err(|_| bad)?, op.flags.into())),
+            None => None,
+        };
+        if let Some(listener) = self.listener.take() {
+            // The receiver has a copy. Where that is closed, calls fail instead of waiting for ever.
+            close(listener);
+        }
+        let (output, nofile) = (self.output, self.nofile);
+        let given = program::Given { input, output, nofile, filter, seconds: op.flags };
         // SAFETY: `relocate` has checked that every entry points to a text of the plan, and that
         // the tables end with null.
-        unsafe { program::run(path, argv, envp, input, op.flags) }
+        unsafe { program::run(path, argv, envp, &given) }
     }
 
     /// Descriptors of the plan become 3 and following.
@@ -740,7 +762,11 @@ fn lookup(plan: &Flat<'_>, op: &Record) -> Outcome {
 ///
 /// The filter may notify for any system call, so none is made: the thread busy-waits, for a bounded
 /// time.
-fn load_with_listener(program: &[Instruction], flags: u32, page: BorrowedFd<'_>) -> Outcome {
+fn load_with_listener(
+    program: &[Instruction],
+    flags: u32,
+    page: BorrowedFd<'_>,
+) -> Outcome<RawFd> {
     use std::sync::atomic::{AtomicI32, Ordering};
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the kernel chooses.
@@ -757,10 +783,19 @@ fn load_with_listener(program: &[Instruction], flags: u32, page: BorrowedFd<'_>)
         }
         std::hint::spin_loop();
     }
-    Ok(())
+    Ok(listener)
 }
 
-fn rlimit(op: &Record) -> Outcome {
+/// The filter of an operation.
+fn instructions<'p>(plan: &'p Flat<'_>, op: &Record) -> Outcome<&'p [Instruction]> {
+    let data = plan.data(op).map_err(damaged)?;
+    // SAFETY: an instruction is 8 bytes of plain numbers, any of which are valid.
+    let (before, program, after) = unsafe { data.align_to::<Instruction>() };
+    let whole = before.is_empty() && after.is_empty() && program.len() as u64 == op.a;
+    if whole { Ok(program) } else { Err(Errno::BADMSG) }
+}
+
+pub(crate) fn rlimit(op: &Record) -> Outcome {
     match kernel::prlimit(op.fd, Some((op.a, op.b))) {
         Err(Errno::PERM) if op.flags & flat::LENIENT != 0 => {
             let (_, hard) = kernel::prlimit(op.fd, None)?;

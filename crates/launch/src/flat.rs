@@ -158,6 +158,9 @@ codes! {
     Label = 45, "set the security label";
     /// One of the candidates at `text` can be executed.
     Lookup = 46, "find";
+    /// The programs of the hooks that follow write to descriptor `fd`. Where `a` is not 0, the filter at
+    /// `text` of `a` instructions is loaded for them, with the flags of seccomp(2) in `flags`.
+    HookWith = 49, "prepare the hooks";
 }
 
 impl Code {

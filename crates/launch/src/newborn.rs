@@ -27,6 +27,27 @@ pub struct Failure {
     pub detail: String,
     /// The error. `ENOENT` and `EACCES` of "execute" become exit codes 127 and 126.
     pub errno: i32,
+    /// The last words of a program that failed, without control characters; may be empty.
+    pub words: String,
+}
+
+/// LIMIT: bytes of a program's last words in an error.
+const LAST_WORDS: usize = 1024;
+
+/// The last words of a program, from the descriptor that it wrote to. The program may be an image's: a
+/// control character is escaped, so that a terminal does not follow it.
+fn last_words(fd: &OwnedFd) -> String {
+    let size = rustix::fs::fstat(fd).map_or(0, |stat| stat.st_size.cast_unsigned());
+    let mut bytes = [0; LAST_WORDS];
+    let from = size.saturating_sub(LAST_WORDS as u64);
+    let read = rustix::io::pread(fd, &mut bytes, from).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..read]);
+    let shown = |c: char| match c {
+        '\n' => String::from(' '),
+        c if c.is_control() => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    text.trim().chars().map(shown).collect()
 }
 
 impl Failure {
@@ -54,7 +75,11 @@ impl fmt::Display for Failure {
                 flat::TIMED_OUT => write!(f, "it did not end in time and was killed"),
                 256.. => write!(f, "it was killed by signal {}", ended - 256),
                 _ => write!(f, "it ended with exit status {ended}"),
-            };
+            }
+            .and_then(|()| match self.words.as_str() {
+                "" => Ok(()),
+                words => write!(f, ": {words}"),
+            });
         }
         let why = std::io::Error::from_raw_os_error(self.errno);
         match self.detail.is_empty() {
@@ -127,10 +152,14 @@ impl Newborn {
         Ok(())
     }
 
-    fn failure(&self, index: u32, errno: i32) -> Failure {
+    /// `output` is what a program wrote to, where it was one that failed.
+    fn failure(&self, index: u32, errno: i32, output: Option<OwnedFd>) -> Failure {
+        let words = output.as_ref().map(last_words).unwrap_or_default();
         match self.steps.get(index as usize) {
-            Some(step) => Failure { op: step.code.text(), detail: step.about.clone(), errno },
-            None => Failure { op: "receive the plan", detail: String::new(), errno },
+            Some(step) => {
+                Failure { op: step.code.text(), detail: step.about.clone(), errno, words }
+            }
+            None => Failure { op: "receive the plan", detail: String::new(), errno, words },
         }
     }
 
@@ -159,8 +188,8 @@ impl Newborn {
     pub fn ready(&self) -> Result<Option<OwnedFd>, LaunchError> {
         match self.hear()? {
             (Some(FromNewborn::Ready), master) => Ok(master),
-            (Some(FromNewborn::Failed { index, errno }), _) => {
-                Err(LaunchError::Failed(self.failure(index, errno)))
+            (Some(FromNewborn::Failed { index, errno }), output) => {
+                Err(LaunchError::Failed(self.failure(index, errno, output)))
             }
             (None, _) => Err(LaunchError::Newborn { what: "ended before it was ready" }),
         }
@@ -175,8 +204,8 @@ impl Newborn {
     /// Waits until it has executed the program, after its last [`Newborn::release`].
     pub fn watch(self) -> Result<(), LaunchError> {
         match self.hear()? {
-            (Some(FromNewborn::Failed { index, errno }), _) => {
-                Err(LaunchError::Failed(self.failure(index, errno)))
+            (Some(FromNewborn::Failed { index, errno }), output) => {
+                Err(LaunchError::Failed(self.failure(index, errno, output)))
             }
             (Some(FromNewborn::Ready), _) => Err(LaunchError::Newborn { what: "was ready twice" }),
             (None, _) => Ok(()),
@@ -201,8 +230,8 @@ impl Newborn {
                 Err(LaunchError::Newborn { what: "ended before it could go on" })
             }
             (None, _) => Ok(()),
-            (Some(FromNewborn::Failed { index, errno }), _) => {
-                Err(LaunchError::Failed(self.failure(index, errno)))
+            (Some(FromNewborn::Failed { index, errno }), output) => {
+                Err(LaunchError::Failed(self.failure(index, errno, output)))
             }
             (Some(FromNewborn::Ready), _) => Err(LaunchError::Newborn { what: "was ready twice" }),
         }

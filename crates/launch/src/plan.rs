@@ -20,7 +20,7 @@
 //! setns*  join_cgroup*  become_root  unshare(NEWCGROUP)  setsid
 //! root_below  attach*  filesystem*  device*  [sync  hook*]  pivot
 //! mask  read_only  hostname  rlimit  stdio or terminal  chdir
-//! wait_for_start  [hook*]  credentials  capabilities  ... exec
+//! wait_for_start  credentials  capabilities  no_new_privs  [hook_with  hook*]  seccomp  exec
 //! ```
 //!
 //! and an exec into a running container:
@@ -350,9 +350,25 @@ impl Plan {
         self.push(Code::Device, 0, node.gid, node.device, b, path.as_bytes(), path);
     }
 
-    /// Runs a program outside the container and waits for it; `input`, from its beginning, becomes
-    /// its standard input, and 0 seconds mean no limit. The plan fails if the program does.
-    pub fn hook(&mut self, program: &Exec, input: FdIndex, seconds: u16) {
+    /// Sets standard output and error of the programs of later hooks, and their system call filter with
+    /// its flags of seccomp(2), if any.
+    ///
+    /// The filter does not apply to the newborn itself, so a filter for one program cannot keep the
+    /// newborn from waiting for another.
+    pub fn hook_with(&mut self, output: FdIndex, filter: Option<(&[u8], u16)>) {
+        let (program, flags) = filter.unwrap_or_default();
+        if filter.is_some() && !is_filter(program) {
+            self.invalid = Some("an invalid system call filter");
+        }
+        let at = self.writer.aligned(program);
+        let count = (program.len() / 8) as u64;
+        self.push_at(Code::HookWith, flags, output.0, count, 0, at, "");
+    }
+
+    /// Runs a program with the newborn's namespaces and credentials, and waits for it; `input`, from its
+    /// beginning, becomes its standard input, and 0 seconds mean no limit. The plan fails if the program
+    /// does. `about` names the hook in the error.
+    pub fn hook(&mut self, program: &Exec, input: FdIndex, seconds: u16, about: &str) {
         let path = program.candidates.first().cloned().unwrap_or_default();
         if program.argv.iter().chain(&program.envp).flatten().any(|b| *b == 0) {
             self.invalid = Some("a NUL byte in an argument of a hook");
@@ -361,8 +377,7 @@ impl Plan {
         let (a, b) = (u64::from(argv.at), u64::from(envp.at));
         self.tables.push(argv);
         self.tables.push(envp);
-        let about = String::from_utf8_lossy(&path).into_owned();
-        self.push(Code::Hook, seconds, input.0, a, b, &path, &about);
+        self.push(Code::Hook, seconds, input.0, a, b, &path, about);
     }
 
     /// Sends Ready, waits for [`crate::Newborn::release`], then disconnects from its engine and
@@ -639,7 +654,7 @@ impl Plan {
     /// ORDER: the last operation before [`Plan::exec`] (or [`Plan::init`], whose own calls the
     /// filter must allow: fork, execve, wait4, rt_sigtimedwait, kill, close_range, exit_group).
     pub fn seccomp(&mut self, program: &[u8]) {
-        if !program.len().is_multiple_of(8) || program.is_empty() || program.len() > 8 * 4096 {
+        if !is_filter(program) {
             self.invalid = Some("an invalid system call filter");
         }
         let at = self.writer.aligned(program);
@@ -733,6 +748,11 @@ impl Plan {
         let bytes = self.writer.finish(&self.tables, self.fds.len());
         Ok(Finished { bytes, fds: self.fds, steps: self.steps })
     }
+}
+
+/// Whether these are instructions, and no more than the kernel takes.
+fn is_filter(program: &[u8]) -> bool {
+    program.len().is_multiple_of(8) && !program.is_empty() && program.len() <= 8 * 4096
 }
 
 /// A plan ready to be sent.

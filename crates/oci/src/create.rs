@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use crate::bundle::{Bundle, check_process};
 use crate::error::{Error, Result};
 use crate::filter::{self, Compiled};
+use crate::hook::Inside;
 use crate::identity::{self, Ids, map_text};
 use crate::mount::{Given, propagation};
 use crate::namespace::Namespaces;
@@ -480,9 +481,14 @@ impl Making<'_> {
             plan.wait_for_engine();
         }
         let pid_inside = pid_inside(newborn.pid)?;
-        let hooks = &spec.hooks;
-        let record = &self.record;
-        hook::plan(&mut plan, &hooks.create_container, record, Status::Creating, pid_inside)?;
+        let hooks = Inside {
+            stage: "createContainer",
+            hooks: &spec.hooks.create_container,
+            // Their programs are the host's: an image has no say in how they run (CVE-2025-23266).
+            env: &[],
+            state: (&self.record, Status::Creating, pid_inside),
+        };
+        hook::plan(&mut plan, &hooks, None)?;
         match is_apart {
             true => plan.enter_root(),
             false => plan.pivot(!self.create.no_pivot && !weakened("pivot")),
@@ -517,7 +523,6 @@ impl Making<'_> {
             let count = format!("LISTEN_FDS={}", self.create.listen_fds);
             program.envp.extend([pid.into_bytes(), count.into_bytes()]);
         }
-        hook::plan(&mut plan, &hooks.start_container, record, Status::Created, pid_inside)?;
         let page = match self.filter.as_ref().is_some_and(|filter| filter.notifies) {
             true => Some(plan.fd(self.listener_page()?)),
             false => None,
@@ -529,6 +534,12 @@ impl Making<'_> {
             listener: page,
             preserve: copies(&self.create.preserve)?,
             personality: linux.personality.as_ref(),
+            hooks: Some(Inside {
+                stage: "startContainer",
+                hooks: &spec.hooks.start_container,
+                env: &program.envp,
+                state: (&self.record, Status::Created, pid_inside),
+            }),
         };
         last.plan(&mut plan)?;
         Ok((plan, None))

@@ -57,10 +57,12 @@ pub enum Error {
         why: String,
     },
     /// A hook failed.
-    #[error("{stage} hook {path:?}: {why}")]
+    #[error("{stage} hook #{index} {path:?}: {why}")]
     Hook {
         /// Its list in the configuration.
         stage: &'static str,
+        /// Its place in the list.
+        index: usize,
         /// Its program.
         path: String,
         /// The failure.

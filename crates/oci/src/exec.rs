@@ -155,6 +155,7 @@ impl Runtime {
                 listener: None,
                 preserve: copies(&exec.preserve)?,
                 personality: linux.personality.as_ref(),
+                hooks: None,
             };
             last.plan(&mut plan)?;
             newborn.send(plan)?;

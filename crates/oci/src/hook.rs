@@ -44,14 +44,25 @@ pub(crate) fn run(
     record: &Record,
     status: Status,
 ) -> Result<()> {
-    for hook in hooks {
-        run_one(hook, record, status, &record.bundle).map_err(|why| Error::Hook {
-            stage,
-            path: hook.path.clone(),
-            why,
-        })?;
+    for index in 0..hooks.len() {
+        run_at(stage, hooks, index, record, status)?;
     }
     Ok(())
+}
+
+/// Runs one hook of a list, in the bundle's directory.
+pub(crate) fn run_at(
+    stage: &'static str,
+    hooks: &[Hook],
+    index: usize,
+    record: &Record,
+    status: Status,
+) -> Result<()> {
+    let Some(hook) = hooks.get(index) else { return Ok(()) };
+    run_one(hook, record, status, &record.bundle).map_err(|why| {
+        let path = hook.path.clone();
+        Error::Hook { stage, index, path, why }
+    })
 }
 
 fn run_one(
@@ -69,7 +80,7 @@ fn run_one(
         command.arg0(name).args(&hook.args[1..]);
     }
     command.env_clear();
-    for pair in &hook.env {
+    for pair in hook.env.iter().flatten() {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         command.env(name, value);
     }
@@ -100,25 +111,43 @@ fn run_one(
     }
 }
 
-/// Makes the newborn run hooks, at this place of its plan; `pid` is its own in its pid namespace.
+/// Hooks that the newborn runs.
+pub(crate) struct Inside<'i> {
+    /// The name of their list in the configuration.
+    pub(crate) stage: &'static str,
+    pub(crate) hooks: &'i [Hook],
+    /// The environment of a hook without one of its own.
+    pub(crate) env: &'i [Vec<u8>],
+    /// The state on their standard input; the pid is that of the newborn in its own pid namespace.
+    pub(crate) state: (&'i Record, Status, u32),
+}
+
+/// Makes the newborn run hooks, at this place of its plan, with a filter if one is given.
 pub(crate) fn plan(
     plan: &mut Plan,
-    hooks: &[Hook],
-    record: &Record,
-    status: Status,
-    pid: u32,
+    inside: &Inside<'_>,
+    filter: Option<(&[u8], u16)>,
 ) -> Result<()> {
-    for hook in hooks {
+    if inside.hooks.is_empty() {
+        return Ok(());
+    }
+    let output = memory("hook").map_err(Error::file("make", "a file for the output of hooks"))?;
+    let output = plan.fd(output.into());
+    plan.hook_with(output, filter);
+    let (record, status, pid) = inside.state;
+    for (at, hook) in inside.hooks.iter().enumerate() {
         let input = plan.fd(state_file(record, status, pid)?.into());
         let bytes = |texts: &[String]| texts.iter().map(|t| t.clone().into_bytes()).collect();
         let argv = match hook.args.is_empty() {
             true => vec![hook.path.clone().into_bytes()],
             false => bytes(&hook.args),
         };
+        let envp = hook.env.as_deref().map_or(inside.env.to_vec(), bytes);
         let candidates = vec![hook.path.clone().into_bytes()];
-        let program = Exec { candidates, argv, envp: bytes(&hook.env) };
+        let program = Exec { candidates, argv, envp };
         let seconds = hook.timeout.map_or(0, |t| u16::try_from(t).unwrap_or(u16::MAX));
-        plan.hook(&program, input, seconds);
+        let about = format!("{} #{at} {:?}", inside.stage, hook.path);
+        plan.hook(&program, input, seconds, &about);
     }
     Ok(())
 }

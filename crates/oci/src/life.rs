@@ -205,10 +205,10 @@ impl Runtime {
         }
         self.take_down(&record)?;
         drop(lock);
-        for hook in &record.poststop {
+        let hooks = &record.poststop;
+        for at in 0..hooks.len() {
             // A failed hook prevents neither the other hooks nor the removal.
-            let only = std::slice::from_ref(hook);
-            if let Err(e) = hook::run("poststop", only, &record, Status::Stopped) {
+            if let Err(e) = hook::run_at("poststop", hooks, at, &record, Status::Stopped) {
                 crate::command::warn(&e.to_string());
             }
         }

@@ -9,6 +9,7 @@ use rustix::fs::FileType;
 
 use crate::error::{Error, Result};
 use crate::filter::Compiled;
+use crate::hook::{self, Inside};
 use crate::identity::Ids;
 use crate::spec::{Capabilities, IoPriority, Personality, Process, Scheduler};
 
@@ -99,11 +100,17 @@ pub(crate) struct Last<'l> {
     pub(crate) listener: Option<FdIndex>,
     pub(crate) preserve: Vec<OwnedFd>,
     pub(crate) personality: Option<&'l Personality>,
+    /// `startContainer` hooks.
+    pub(crate) hooks: Option<Inside<'l>>,
 }
 
 impl Last<'_> {
     pub(crate) fn plan(self, plan: &mut Plan) -> Result<()> {
         let process = self.process;
+        let mut hooks = self.hooks.filter(|inside| !inside.hooks.is_empty());
+        if let Some(hooks) = hooks.take_if(|_| weakened("hook-confinement")) {
+            hook::plan(plan, &hooks, None)?;
+        }
         if let Some(personality) = self.personality {
             plan.personality(persona(personality)?);
         }
@@ -129,7 +136,18 @@ impl Last<'_> {
         if !self.preserve.is_empty() {
             plan.preserve(self.preserve);
         }
-        if let Some(filter) = self.filter.filter(|_| !weakened("seccomp")) {
+        let mut filter = self.filter.filter(|_| !weakened("seccomp"));
+        if let Some(hooks) = &hooks {
+            // A listener answers for one filter. It is loaded once, and then the newborn waits under it.
+            if let Some(filter) = filter.take_if(|filter| filter.notifies) {
+                plan.seccomp_with(&filter.program, filter.flags, self.listener);
+            }
+            let own = filter.map(|filter| (filter.program.as_slice(), filter.flags));
+            // ORDER: the program comes from the container's own root, so it is confined as the
+            // container's process is (runtime-spec config.md, startContainer).
+            hook::plan(plan, hooks, own)?;
+        }
+        if let Some(filter) = filter {
             plan.seccomp_with(&filter.program, filter.flags, self.listener);
         }
         plan.exec(self.program);

@@ -225,7 +225,9 @@ impl Hooks {
 pub struct Hook {
     pub path: String,
     pub args: Vec<String>,
-    pub env: Vec<String>,
+    /// Not the same as an empty list where the hook is `startContainer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env: Option<Vec<String>>,
     pub timeout: Option<i64>,
 }
 
