@@ -170,7 +170,7 @@ fn explain_reports_container_that_can_sleep_only() {
 fn vm_killed_keeper_and_vault_cost_open_unix_connections_only() {
     let local = Local::start();
     let mut open = local.connect();
-    assert_eq!(say(&open, "a"), "1 a");
+    assert_eq!(exchange(&open, "a"), "1 a");
     local.put_to_sleep();
     let ours = |line: &str| line.contains("dormouse-keeper") || line.contains("dormouse-vault");
     let both = || local.host.processes().into_iter().filter(|(_, line)| ours(line));
@@ -186,7 +186,7 @@ fn vm_killed_keeper_and_vault_cost_open_unix_connections_only() {
     let mut rest = Vec::new();
     assert_eq!(open.read_to_end(&mut rest).ok(), Some(0), "end of stream");
     local.host.dm(&["wake", "x"]).ok();
-    assert_eq!(say(&local.connect(), "b"), "2 b");
+    assert_eq!(exchange(&local.connect(), "b"), "2 b");
     std::fs::write(local.path("watched/file"), "").expect("created");
     let is_logged = || local.host.dm(&["logs", "x"]).stdout.contains("saw file by watch 1");
     assert!(wait_until(soon(), is_logged));

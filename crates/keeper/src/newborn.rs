@@ -762,11 +762,7 @@ fn lookup(plan: &Flat<'_>, op: &Record) -> Outcome {
 ///
 /// The filter may notify for any system call, so none is made: the thread busy-waits, for a bounded
 /// time.
-fn load_with_listener(
-    program: &[Instruction],
-    flags: u32,
-    page: BorrowedFd<'_>,
-) -> Outcome<RawFd> {
+fn load_with_listener(program: &[Instruction], flags: u32, page: BorrowedFd<'_>) -> Outcome<RawFd> {
     use std::sync::atomic::{AtomicI32, Ordering};
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address that the kernel chooses.

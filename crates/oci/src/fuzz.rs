@@ -102,6 +102,7 @@ fn prepare(process: &Process, personality: Option<&spec::Personality>) {
         listener: None,
         preserve: Vec::new(),
         personality,
+        hooks: None,
     };
     if named(process::plan_before(&mut plan, process, Io::Terminal)).is_some() {
         let _ = named(last.plan(&mut plan));
