@@ -4,7 +4,7 @@
 //! keeper four times as often:
 //!
 //! ```sh
-//! DORMOUSE_SOAK_S=7200 DORMOUSE_SOAK_SEED=77 cargo test --release --test soak -- --nocapture
+//! DORMOUSE_SOAK_S=7200 DORMOUSE_SOAK_SEED=77 DORMOUSE_TEST_DEADLINE_S=8000 cargo xtask test system::soak::
 //! ```
 
 use std::fs::File;
