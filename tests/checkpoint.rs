@@ -1445,3 +1445,7 @@ fn vm_stop_of_a_sleeper_runs_its_signal_handler() {
         assert_eq!((host.dm(&["wait", "a"]).ok().as_str(), asked()), ("137", 2), "{verb:?}");
     }
 }
+
+workloads! {
+    vm_guards_within_memory_stay: "guard";
+}

@@ -259,6 +259,13 @@ fn check_memory(memory: &Memory, records: &Records) -> Found {
         end = area.end;
         check_area(area, records).map_err(|what| said(&what))?;
     }
+    let mut end = 0;
+    for (first, behind) in memory.guards.iter().copied() {
+        let aligned = first.is_multiple_of(PAGE_BYTES) && behind.is_multiple_of(PAGE_BYTES);
+        let in_order = first >= end && first < behind && behind <= USER_END;
+        ensure(aligned && in_order, || format!("guards at {first:x}"))?;
+        end = behind;
+    }
     if let Some((start, bytes)) = memory.vdso {
         let fits = start.is_multiple_of(PAGE_BYTES) && bytes <= 1 << 20 && start < USER_END - bytes;
         ensure(fits, || "the kernel's object".into())?;

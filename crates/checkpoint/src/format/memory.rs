@@ -21,6 +21,9 @@ pub struct Memory {
     /// do not have this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_huge_pages: bool,
+    /// Guards within areas (MADV_GUARD_INSTALL): first address and the one after the last, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guards: Vec<(u64, u64)>,
 }
 
 /// `struct prctl_mm_map`, without fields for a descriptor or a pointer (PR_SET_MM(2const)).

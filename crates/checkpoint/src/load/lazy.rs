@@ -31,7 +31,7 @@ const UNKNOWN_BYTES_MIN: u64 = 12 << 20;
 /// Nor are those with less memory beside the pages that are known to be touched.
 const KNOWN_BYTES_MIN: u64 = 4 << 20;
 /// Flags of areas that are read at once.
-const AT_ONCE: [&str; 5] = ["gd", "lo", "dc", "wf", "dp"];
+const AT_ONCE: [&str; 6] = ["gd", "lo", "dc", "wf", "dp", "sl"];
 /// The stage at which all processes have mapped their memory.
 pub(super) const STAGE: &str = "mapped";
 

@@ -97,8 +97,17 @@ pub(super) fn restore(
             contents(plan, sequence, pid, memory, &inherited.pages(&kept().collect::<Vec<_>>()));
         }
     }
+    // ORDER: before memory is locked, which a guard does not allow. A fork would have passed them on.
+    for (start, end) in memory.guards.iter().copied() {
+        const GUARD_INSTALL: i32 = 102;
+        let args = [start.into(), (end - start).into(), Arg::from(GUARD_INSTALL)];
+        let what = format!("the guards at {start:x} of process {pid}");
+        sequence.call(what, Call::new(libc::SYS_madvise, args));
+    }
     for (area, parts) in memory.areas.iter().zip(&parts) {
-        protect(sequence, pid, area, !parts.is_empty());
+        let is_guarded = |(start, end): &(u64, u64)| *start < area.end && area.start < *end;
+        let has_guards = memory.guards.iter().any(is_guarded);
+        protect(sequence, pid, area, !parts.is_empty(), has_guards);
     }
     if let Some(object) = plan.objects.get_mut(number).and_then(Option::take) {
         write_object(plan, sequence, pid, &object);
@@ -318,7 +327,7 @@ fn advise(sequence: &mut Sequence, what: &str, area: &Area) {
     }
 }
 
-fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool) {
+fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool, has_guards: bool) {
     let what = format!("the access to memory at {:x} of process {pid}", area.start);
     let is_moved = matches!(area.backing, Backing::Shared { .. });
     let access = if is_inherited { READ_WRITE } else { first_access(area) };
@@ -328,7 +337,9 @@ fn protect(sequence: &mut Sequence, pid: u32, area: &Area, is_inherited: bool) {
     }
     if area.has("lo") {
         let args = [area.start.into(), area.bytes().into(), Arg::Number(0)];
-        sequence.call(what, Call::new(libc::SYS_mlock2, args));
+        let call = Call::new(libc::SYS_mlock2, args);
+        // It is locked all the same where a guard cannot be made present.
+        sequence.call(what, if has_guards { call.lenient() } else { call });
     }
 }
 

@@ -424,7 +424,36 @@ pub(crate) fn contents(
     for area in &mut memory.areas {
         area.runs.sort_unstable_by_key(|run| run.address);
     }
+    memory.guards = guards(&files.pagemap, &memory.areas)
+        .map_err(Error::of("find the guards in memory", seen.pid))?;
     Ok(memory)
+}
+
+/// Guard regions within areas, which have no pages (MADV_GUARD_INSTALL). LIMIT: KERNEL(6.13) has them,
+/// KERNEL(6.16) reports where they are. Between the two, memory with guard regions cannot be read.
+fn guards(pagemap: &File, areas: &[Area]) -> std::result::Result<Vec<(u64, u64)>, Errno> {
+    let (Some(first), Some(last)) = (areas.first(), areas.last()) else { return Ok(Vec::new()) };
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    let mut buffer = [PageRun::default(); 512];
+    let mut at = first.start;
+    while at < last.end {
+        let found = call::scan_guards(pagemap.as_fd(), at, last.end, &mut buffer);
+        let (count, walked) = match found {
+            Err(Errno::INVAL) => return Ok(all),
+            found => found?,
+        };
+        for run in &buffer[..count] {
+            match all.last_mut() {
+                Some((_, end)) if *end == run.start => *end = run.end,
+                _ => all.push((run.start, run.end)),
+            }
+        }
+        if walked <= at {
+            return Err(Errno::IO); // the kernel promises progress
+        }
+        at = walked;
+    }
+    Ok(all)
 }
 
 /// The files by which memory is found and read (proc_pid_pagemap(5), proc_pid_mem(5)).

@@ -8,6 +8,8 @@
 use std::cmp::Ordering;
 use std::ffi::c_long;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::check;
 use crate::Errno;
@@ -433,6 +435,8 @@ pub mod page {
     pub const SWAPPED: u64 = 1 << 4;
     /// The page of zeros.
     pub const ZERO: u64 = 1 << 5;
+    /// A guard (MADV_GUARD_INSTALL). KERNEL(6.16)
+    pub const GUARD: u64 = 1 << 8;
 }
 
 /// The action of a scan on the pages that it finds.
@@ -450,6 +454,50 @@ pub enum Scan {
 pub fn scan_own_pages(
     pagemap: BorrowedFd<'_>,
     scan: Scan,
+    start: u64,
+    end: u64,
+    runs: &mut [PageRun],
+) -> Result<(usize, u64), Errno> {
+    const WP_MATCHING: u64 = 1;
+    const CHECK_WPASYNC: u64 = 2;
+    // A guard counts as swapped, and cannot be read.
+    static KNOWS_GUARDS: AtomicBool = AtomicBool::new(true);
+    loop {
+        let guard = if KNOWS_GUARDS.load(Relaxed) { page::GUARD } else { 0 };
+        let wanted = Wanted {
+            flags: if scan == Scan::Protect { WP_MATCHING | CHECK_WPASYNC } else { 0 },
+            none_of: page::FILE | page::ZERO | guard,
+            any_of: page::PRESENT | page::SWAPPED,
+        };
+        match scan_pages(pagemap, &wanted, start, end, runs) {
+            Err(Errno::INVAL) if guard != 0 => KNOWS_GUARDS.store(false, Relaxed),
+            other => return other,
+        }
+    }
+}
+
+/// The same: runs of pages that are guards (madvise(2), MADV_GUARD_INSTALL). EINVAL where this kernel does
+/// not say so. KERNEL(6.16)
+pub fn scan_guards(
+    pagemap: BorrowedFd<'_>,
+    start: u64,
+    end: u64,
+    runs: &mut [PageRun],
+) -> Result<(usize, u64), Errno> {
+    let wanted = Wanted { flags: 0, none_of: 0, any_of: page::GUARD };
+    scan_pages(pagemap, &wanted, start, end, runs)
+}
+
+/// Which pages a scan finds.
+struct Wanted {
+    flags: u64,
+    none_of: u64,
+    any_of: u64,
+}
+
+fn scan_pages(
+    pagemap: BorrowedFd<'_>,
+    wanted: &Wanted,
     start: u64,
     end: u64,
     runs: &mut [PageRun],
@@ -472,22 +520,16 @@ pub fn scan_own_pages(
     }
     /// `_IOWR('f', 16, struct pm_scan_arg)`.
     const PAGEMAP_SCAN: u64 = 0xc060_6610;
-    const WP_MATCHING: u64 = 1;
-    const CHECK_WPASYNC: u64 = 2;
-    let flags = match scan {
-        Scan::Look => 0,
-        Scan::Protect => WP_MATCHING | CHECK_WPASYNC,
-    };
     let mut args = Args {
         size: size_of::<Args>() as u64,
-        flags,
+        flags: wanted.flags,
         start,
         end,
         vec: runs.as_mut_ptr() as u64,
         vec_len: runs.len() as u64,
-        category_inverted: page::FILE | page::ZERO,
-        category_mask: page::FILE | page::ZERO,
-        category_any_of_mask: page::PRESENT | page::SWAPPED,
+        category_inverted: wanted.none_of,
+        category_mask: wanted.none_of,
+        category_any_of_mask: wanted.any_of,
         return_mask: page::WATCHED | page::WRITTEN,
         ..Args::default()
     };
