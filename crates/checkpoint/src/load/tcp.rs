@@ -171,6 +171,9 @@ impl Connections {
     }
 }
 
+/// LIMIT: the smallest segment that the kernel accepts, in bytes (TCP_MIN_MSS).
+const SEGMENT_BYTES_MIN: u32 = 88;
+
 /// The step that failed, and the cause.
 type Failed = (&'static str, Errno);
 
@@ -204,8 +207,24 @@ fn put_together(
     set(QUEUE_SEQUENCE, received as i32).map_err(at("its sequence number"))?;
     set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;
     set(QUEUE_SEQUENCE, it.sent_sequence as i32).map_err(at("its sequence number"))?;
+    let is_v6 = own.is_ipv6() && own.ip().to_canonical().is_ipv6();
+    if is_v6 {
+        // LIMIT: of version 6 segments are of at most this many bytes afterwards.
+        const SEGMENT_BYTES_MAX: u32 = 32_767;
+        let bytes = it.segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
+        set(libc::TCP_MAXSEG, bytes as i32).map_err(at("its segments"))?;
+    }
     rustix::net::connect(socket, &it.peer).map_err(at("connect"))?;
+    if is_v6 {
+        set(libc::TCP_MAXSEG, 0).map_err(at("its segments"))?;
+    }
     agree(socket, it).map_err(at("its options"))?;
+    if !is_v6 {
+        // What was agreed upon bounds segments from the next time that the kernel computes their size, as for
+        // options of version 4, of which there are none. Until then they are of the least size (RFC 9293).
+        call::set_socket_option(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, &[])
+            .map_err(at("its segments"))?;
+    }
     set(REPAIR_QUEUE, RECEIVE_QUEUE).map_err(at("its queue"))?;
     write(socket, &it.received.0).map_err(at("what it received"))?;
     set(REPAIR_QUEUE, SEND_QUEUE).map_err(at("its queue"))?;

@@ -1,0 +1,43 @@
+/* How much a segment of a TCP connection holds: as much as before. */
+#include "workload.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+static int segment(int socket) {
+	int bytes = 0;
+	socklen_t length = sizeof bytes;
+	must(getsockopt(socket, IPPROTO_TCP, TCP_MAXSEG, &bytes, &length) == 0);
+	return bytes;
+}
+
+/* Both ends of a connection to itself. */
+static void connected(int ends[2], struct sockaddr *at, socklen_t length) {
+	int listener = socket(at->sa_family, SOCK_STREAM, 0);
+	must(listener >= 0 && bind(listener, at, length) == 0 && listen(listener, 5) == 0);
+	must(getsockname(listener, at, &length) == 0);
+	ends[0] = socket(at->sa_family, SOCK_STREAM, 0);
+	must(connect(ends[0], at, length) == 0);
+	ends[1] = accept(listener, 0, 0);
+	must(ends[1] >= 0 && close(listener) == 0);
+}
+
+int main(void) {
+	int ends[4];
+	struct sockaddr_in four = {.sin_family = AF_INET};
+	struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_addr = in6addr_loopback};
+	four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	connected(ends, (void *)&four, sizeof four);
+	connected(ends + 2, (void *)&six, sizeof six);
+	for (int round = 0; round < ROUNDS; round++) {
+		ready(round);
+		char text[4] = "";
+		for (int n = 0; n < 4; n++) {
+			must(write(ends[n], "abc", 3) == 3 && read(ends[n ^ 1], text, 3) == 3);
+			/* Half of a window, or what an option can say. */
+			must(segment(ends[n]) > 16000);
+		}
+	}
+	ok();
+}
