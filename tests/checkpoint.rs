@@ -1449,4 +1449,5 @@ fn vm_stop_of_a_sleeper_runs_its_signal_handler() {
 workloads! {
     vm_guards_within_memory_stay: "guard";
     vm_segments_of_tcp_connections_stay_as_large: "segment";
+    vm_barriers_and_ids_for_files_stay: "barrier";
 }

@@ -54,6 +54,10 @@ const CPU_MAX: u32 = 8192;
 /// process's own view.
 pub const PERSONALITIES: u32 = 0x0ff6_0000 | 8;
 
+/// Commands of membarrier(2) that register: GLOBAL_EXPEDITED, and PRIVATE_EXPEDITED alone, with SYNC_CORE and
+/// with RSEQ.
+pub const BARRIERS: u32 = 1 << 2 | 1 << 4 | 1 << 6 | 1 << 8;
+
 /// Checks all records.
 pub fn records(records: &Records) -> Result<()> {
     let part = |section: &str| format!("section '{section}'");
@@ -199,6 +203,7 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
     ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;
     ensure(process.actions.iter().all(|a| (1..=64).contains(&a.signal)), || "an action".into())?;
     ensure(process.interval_timers.iter().all(|t| t.which < 3), || "a timer".into())?;
+    ensure(process.barriers & !BARRIERS == 0, || "a registration of membarrier".into())?;
     ensure(process.write_or_execute <= 3, || "a rule of executable memory".into())?;
     ensure(process.timers.len() <= 1 << 16, || "too many timers".into())?;
     let is_uts = |n| object(n, records).map(|thing| matches!(thing, Thing::Uts(_)));

@@ -102,6 +102,9 @@ pub struct Process {
     /// PR_GET_MDWE: memory that was writable never becomes executable.
     #[serde(default)]
     pub write_or_execute: u32,
+    /// Registrations of membarrier(2), by the commands that made them.
+    #[serde(default)]
+    pub barriers: u32,
     /// PR_GET_MEMORY_MERGE.
     #[serde(default)]
     pub merges_memory: bool,

@@ -298,11 +298,19 @@ pub(super) fn set_ids(
         Call::new(call, [real.into(), effective.into(), saved.into()])
     };
     sequence.call(what, ids(libc::SYS_setresgid, found.gids));
+    // ORDER: the change of user ids takes the effective capabilities away, without which a group that is none
+    // of its own is refused, silently.
+    if found.gids[3] != found.gids[1] {
+        sequence.call(what, Call::new(libc::SYS_setfsgid, [found.gids[3].into()]));
+    }
     sequence.call(what, ids(libc::SYS_setresuid, found.uids));
-    for (call, all) in [(libc::SYS_setfsgid, found.gids), (libc::SYS_setfsuid, found.uids)] {
-        if all[3] != all[1] {
-            sequence.call(what, Call::new(call, [all[3].into()]));
-        }
+    set_file_system_user(sequence, what, found);
+}
+
+/// The user id for files, where it is another than the effective one.
+fn set_file_system_user(sequence: &mut Sequence, what: &str, found: &Credentials) {
+    if found.uids[3] != found.uids[1] {
+        sequence.call(what, Call::new(libc::SYS_setfsuid, [found.uids[3].into()]));
     }
 }
 
@@ -318,6 +326,7 @@ fn let_go_of_the_rest(
     // first.
     let everything = capset(plan, [EVERYTHING, EVERYTHING, inheritable]);
     sequence.call(what, everything.lenient());
+    set_file_system_user(sequence, what, found); // one that is none of its own needs them
     sequence.call(what, prctl(libc::PR_SET_KEEPCAPS, [0; 4]));
     if found.securebits != 0 {
         sequence.call(what, prctl(libc::PR_SET_SECUREBITS, [found.securebits, 0, 0, 0]));

@@ -156,6 +156,11 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proces
         let call = Call::new(libc::SYS_prlimit64, args).lenient();
         sequence.call(format!("limit {} of process {}", limit.resource, record.pid), call);
     }
+    for command in (0..u32::BITS).map(|n| 1u32 << n).filter(|one| record.barriers & one != 0) {
+        let args = [Arg::Number(command.into()), Arg::Number(0), Arg::Number(0)];
+        let what = format!("a registration of membarrier of process {}", record.pid);
+        sequence.call(what, Call::new(libc::SYS_membarrier, args));
+    }
     // ORDER: its memory is as it will be, and all its children are born, which would inherit the rule.
     memory::seal(plan, sequence, record);
     if record.merges_memory {

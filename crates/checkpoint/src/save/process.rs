@@ -11,7 +11,7 @@ use super::object::{Survey, Surveyed};
 use super::tree::{NAMESPACES, Seen};
 use super::{Subject, cgroup, file, schedule, signal, thread, time, timer, unix, user};
 use crate::error::{Error, Result};
-use crate::format::check::PERSONALITIES;
+use crate::format::check::{BARRIERS, PERSONALITIES};
 use crate::format::{Layout, Limit, Memory, Process, Signal, Thread};
 use crate::inject::remote::Remote;
 use crate::inject::script::{Answers, Script};
@@ -463,6 +463,9 @@ fn ask(
     const GET_MEMORY_MERGE: i32 = 68;
     let write_or_execute = thread::prctl(script, GET_MDWE);
     let merges = thread::prctl(script, GET_MEMORY_MERGE);
+    const GET_REGISTRATIONS: u64 = 1 << 9;
+    let barriers = [GET_REGISTRATIONS.into(), 0.into(), 0.into()];
+    let barriers = script.call(libc::SYS_membarrier, barriers);
     let brk = script.call(libc::SYS_brk, [0.into()]);
     move |record, answers| {
         if let Some(first) = record.threads.first_mut() {
@@ -477,8 +480,9 @@ fn ask(
         answers.returned(subreaper)?;
         let [is_subreaper] = answers.numbers(subreaper_to);
         record.subreaper = is_subreaper != 0;
-        // KERNEL(6.3, 6.4): an error before.
+        // KERNEL(6.3, 6.4): an error before. LIMIT: registrations of membarrier(2) are not known then.
         record.write_or_execute = answers.returned(write_or_execute).unwrap_or(0) as u32;
+        record.barriers = answers.returned(barriers).unwrap_or(0) as u32 & BARRIERS;
         record.merges_memory = answers.returned(merges).unwrap_or(0) != 0;
         answers.returned(brk)
     }
