@@ -1450,4 +1450,5 @@ workloads! {
     vm_guards_within_memory_stay: "guard";
     vm_segments_of_tcp_connections_stay_as_large: "segment";
     vm_barriers_and_ids_for_files_stay: "barrier";
+    vm_stops_that_no_parent_has_waited_for_are_told: "stops";
 }

@@ -23,6 +23,9 @@ pub struct Process {
     /// The signal that stopped it (job control).
     #[serde(default)]
     pub stopped: Option<i32>,
+    /// Whether its parent has waited for that stop (waitid(2)); none in what older versions wrote.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_was_told: Option<bool>,
     /// Its address space, an index.
     #[serde(default)]
     pub memory: Option<usize>,

@@ -519,17 +519,21 @@ fn stop_again(tids: Vec<u32>, process: &Process) -> Result<()> {
     sent.map_err(failed)
 }
 
-/// A parent was notified of the stop of its children long ago.
+/// Waits for the stops of children that their parent had waited for, and takes the SIGCHLD of all stops:
+/// the signal had been delivered, unless it is pending.
 fn forget_stops(
     tid: u32,
     remote: &mut Remote,
     records: &Records,
     parent: &Process,
 ) -> std::result::Result<(), Errno> {
-    let is_child = |p: &&Process| p.parent == parent.pid && p.stopped.is_some();
-    let children: Vec<u32> = records.processes.iter().filter(is_child).map(|p| p.pid).collect();
     let hears_soon = parent.pending.iter().any(|s| s.number() == libc::SIGCHLD);
-    if children.is_empty() || hears_soon {
+    let stopped = records.processes.iter().filter(|p| p.parent == parent.pid);
+    let stopped: Vec<&Process> = stopped.filter(|p| p.stopped.is_some()).collect();
+    // Older versions wrote down no more than that a signal waits.
+    let was_told = |p: &&&Process| p.stop_was_told.unwrap_or(!hears_soon);
+    let children: Vec<u32> = stopped.iter().filter(was_told).map(|p| p.pid).collect();
+    if stopped.is_empty() || hears_soon && children.is_empty() {
         return Ok(());
     }
     let scratch = Scratch::map(tid, remote)?;
@@ -537,6 +541,9 @@ fn forget_stops(
         const OF_A_PROCESS: u64 = 1;
         let options = (libc::WSTOPPED | libc::WNOHANG) as u64;
         remote.call(libc::SYS_waitid, [OF_A_PROCESS, child.into(), 0, options, 0])?;
+    }
+    if hears_soon {
+        return scratch.unmap(remote);
     }
     // The signal set, and a timeout of zero.
     let mut bytes = (1u64 << (libc::SIGCHLD - 1)).to_ne_bytes().to_vec();

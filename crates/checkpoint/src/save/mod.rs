@@ -66,7 +66,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Base, Cause, Records, Thread, Writer};
+use crate::format::{Base, Cause, Process, Records, Thread, Writer};
 use ahead::Ahead;
 pub use drowsy::{Calls, Still, stand_still};
 pub use limit::Wait;
@@ -408,7 +408,9 @@ impl Stopped {
         of_nobody(&mut survey, self.processes(), self.before.tables.as_ref())?;
         self.thawed = cgroup::Thawed::thaw(subject, self.processes().first())?;
         let blocks = self.take_blocks();
-        let mut processes = Vec::new();
+        let stopped = self.processes().iter().filter(|seen| seen.stopped.is_some());
+        survey.stopped = stopped.map(|seen| (seen.parent, seen.inner)).collect();
+        let mut processes: Vec<Process> = Vec::new();
         let mut memories = Vec::new();
         for seen in self.processes() {
             let surveyed = survey.process(seen)?;
@@ -426,6 +428,9 @@ impl Stopped {
                 memories.push(memory);
             }
             processes.push(record);
+        }
+        for record in processes.iter_mut().filter(|record| record.stopped.is_some()) {
+            record.stop_was_told = Some(!survey.untold.contains(&record.pid));
         }
         terminal::sessions(&mut survey, self.processes());
         let offsets = survey.times.own();

@@ -140,6 +140,12 @@ pub(crate) struct Survey<'s> {
     /// Peers of unix sockets, by object: the pid that the container shows for each.
     pub(crate) peers: HashMap<usize, u32>,
     pub(crate) shared: HashMap<(u64, u64), usize>,
+    /// The highest number of a descriptor.
+    highest: u32,
+    /// Children that job control has stopped, by their parents, as the container knows both.
+    pub(crate) stopped: Vec<(u32, u32)>,
+    /// Of these, those whose parent has not waited for the stop.
+    pub(crate) untold: Vec<u32>,
     /// Shared memory of System V, by the handles of its files.
     pub(crate) segments: HashMap<Vec<u8>, usize>,
     /// POSIX message queues, by device and inode.
@@ -215,6 +221,9 @@ impl<'s> Survey<'s> {
             unix: unix::Known::new(),
             peers: HashMap::new(),
             shared: HashMap::new(),
+            highest: 0,
+            stopped: Vec::new(),
+            untold: Vec::new(),
             segments: HashMap::new(),
             message_queues: HashMap::new(),
             terminals: HashMap::new(),

@@ -326,6 +326,7 @@ pub(crate) fn inside(
         let answer = ask(seen, record, &mut script);
         let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
         peers(survey, &answers)?;
+        stops(survey, &answers);
         answer(record, &answers)
     };
     let brk = step().map_err(Error::of("make calls in the memory", pid))?;
@@ -438,6 +439,34 @@ fn posix_time(
         let [interval_s, interval_ns, value_s, value_ns] = answers.numbers(to);
         let ns = |s: u64, ns: u64| s.saturating_mul(1_000_000_000).saturating_add(ns);
         Ok((ns(interval_s, interval_ns), ns(value_s, value_ns)))
+    }
+}
+
+/// Queries for which of its stopped children a parent has not waited. WNOWAIT leaves them as they are.
+fn ask_stops(
+    survey: &Survey<'_>,
+    parent: u32,
+    script: &mut Script,
+) -> impl FnOnce(&mut Survey<'_>, &Answers) + use<> {
+    const OF_A_PROCESS: u64 = 1;
+    const INFO_BYTES: u64 = 128;
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT;
+    let children = survey.stopped.iter().filter(|(of, _)| *of == parent);
+    let mut asked = Vec::new();
+    for child in children.map(|(_, child)| *child) {
+        let to = script.room(INFO_BYTES);
+        let who = [OF_A_PROCESS.into(), u64::from(child).into()];
+        let args = [who[0], who[1], to.into(), options.into(), 0.into()];
+        asked.push((child, script.call(libc::SYS_waitid, args), to));
+    }
+    move |survey, answers| {
+        for (child, made, to) in asked {
+            // The number of the signal is 0 if no child is stopped.
+            let [first] = answers.numbers(to);
+            if answers.returned(made).is_ok() && first as u32 != 0 {
+                survey.untold.push(child);
+            }
+        }
     }
 }
 
