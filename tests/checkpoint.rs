@@ -1451,4 +1451,6 @@ workloads! {
     vm_segments_of_tcp_connections_stay_as_large: "segment";
     vm_barriers_and_ids_for_files_stay: "barrier";
     vm_stops_that_no_parent_has_waited_for_are_told: "stops";
+    vm_notices_of_open_files_stay: "notice";
+    vm_many_open_files_that_look_alike: "many";
 }

@@ -198,6 +198,11 @@ fn check_process(process: &Process, records: &Records, tids: &mut HashSet<u32>) 
         let sound = is_known && lease.owner <= i32::MAX as u32 && numbers.contains(&lease.number);
         ensure(sound, || format!("a lease of {}", lease.number))?;
     }
+    for notice in &process.notices {
+        let is_known = (0..=2).contains(&notice.owner_kind) && (0..=64).contains(&notice.signal);
+        let sound = is_known && notice.owner <= i32::MAX as u32 && numbers.contains(&notice.number);
+        ensure(sound, || format!("the notices of {}", notice.number))?;
+    }
     let score = process.oom_score_adj;
     ensure((-1000..=1000).contains(&score), || format!("oom_score_adj {score}"))?;
     ensure(process.limits.iter().all(|l| l.resource < 64), || "a limit".into())?;

@@ -44,6 +44,22 @@ pub struct Lease {
     pub signal: i32,
 }
 
+/// The signal-driven I/O of an open file (fcntl(2): F_SETOWN_EX, F_SETSIG, O_ASYNC), set again by a
+/// process that has the file open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Notice {
+    /// The descriptor.
+    pub number: u32,
+    /// F_OWNER_TID, F_OWNER_PID or F_OWNER_PGRP.
+    pub owner_kind: i32,
+    /// Its id in the container; 0 for none.
+    pub owner: u32,
+    /// The signal; 0 for SIGIO.
+    pub signal: i32,
+    /// `O_*` of the open file, with O_ASYNC where it notifies.
+    pub flags: u32,
+}
+
 /// A lock of a process, and a descriptor of the process for the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {

@@ -92,7 +92,7 @@ pub use fanotify::{Fanotify, Mark};
 pub use file::{Device, External, File};
 pub use inotify::{Inotify, Watch};
 pub use ipc::Ipc;
-pub use lock::{HeldLock, Lease, Lock, LockKind};
+pub use lock::{HeldLock, Lease, Lock, LockKind, Notice};
 pub use memfd::MemoryFile;
 pub use memory::{Area, Backing, Layout, Memory, Run, SharedMemory};
 pub use mount::{Mount, MountSource, Mounts};

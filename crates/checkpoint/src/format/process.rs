@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Descriptor, HeldLock, IntervalTimer, Lease, PosixTimer, Signal, Thread};
+use super::{
+    Action, Descriptor, HeldLock, IntervalTimer, Lease, Notice, PosixTimer, Signal, Thread,
+};
 
 /// A process. Ids are those of the container's own pid namespace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -41,6 +43,9 @@ pub struct Process {
     /// Leases that it takes again, on behalf of all processes with the same file description.
     #[serde(default)]
     pub leases: Vec<Lease>,
+    /// Notices of its open files, which it sets for all that have the same open file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<Notice>,
     /// Its working directory, an object.
     #[serde(default)]
     pub directory: Option<usize>,

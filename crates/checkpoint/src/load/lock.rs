@@ -4,8 +4,13 @@
 //! (fcntl(2), F_SETLEASE).
 
 use super::Plan;
+use super::file::SETTABLE;
 use crate::format::{Lock, LockKind, Process};
 use crate::inject::program::{Arg, Call, Sequence};
+
+/// Commands of fcntl(2).
+const F_SETSIG: i32 = 10;
+const F_SETOWN_EX: i32 = 15;
 
 fn set(plan: &mut Plan<'_>, sequence: &mut Sequence, what: &str, file: Arg, lock: &Lock) {
     let command = match lock.kind {
@@ -41,8 +46,6 @@ pub(super) fn of_file(
 
 /// Sets the leases of the open files of a process. ORDER: after it has its credentials.
 pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
-    const F_SETSIG: i32 = 10;
-    const F_SETOWN_EX: i32 = 15;
     for lease in &record.leases {
         let what = format!("the lease of descriptor {} of process {}", lease.number, record.pid);
         let mut call = |command: i32, argument: Arg| {
@@ -59,6 +62,30 @@ pub(super) fn leases(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Proc
         owner.extend(lease.owner.to_ne_bytes());
         let at = plan.builder.data(&owner);
         call(F_SETOWN_EX, at.into());
+    }
+}
+
+/// Sets the signal-driven I/O of a process's open files. ORDER: as [`leases`], and all tasks exist.
+pub(super) fn notices(plan: &mut Plan<'_>, sequence: &mut Sequence, record: &Process) {
+    for notice in &record.notices {
+        let what = format!("the notices of descriptor {} of process {}", notice.number, record.pid);
+        let call = |command: i32, argument: Arg| {
+            Call::new(libc::SYS_fcntl, [notice.number.into(), Arg::from(command), argument])
+        };
+        if notice.signal != 0 {
+            sequence.call(what.clone(), call(F_SETSIG, notice.signal.into()));
+        }
+        if notice.owner != 0 {
+            let mut owner = notice.owner_kind.to_ne_bytes().to_vec();
+            owner.extend(notice.owner.to_ne_bytes());
+            let at = plan.builder.data(&owner);
+            sequence.call(what.clone(), call(F_SETOWN_EX, at.into()));
+        }
+        let is_on = notice.flags & libc::O_ASYNC as u32;
+        if is_on != 0 {
+            let flags = notice.flags & SETTABLE as u32 | is_on;
+            sequence.call(what, call(libc::F_SETFL, flags.into()));
+        }
     }
 }
 

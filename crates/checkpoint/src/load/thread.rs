@@ -117,6 +117,7 @@ pub(super) fn last(plan: &mut Plan<'_>, sequence: &mut Sequence, thread: &Thread
         sequence.call("dumpable", Call::new(libc::SYS_prctl, args));
         if let Some(process) = leader {
             lock::leases(plan, sequence, process);
+            lock::notices(plan, sequence, process);
         }
     }
     // ORDER: behind all else. The kernel writes to this address whenever it likes from here on.

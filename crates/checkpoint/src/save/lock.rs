@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use dormouse_kernel::call;
 
 use super::object::{Open, Why};
-use crate::format::{Lease, Lock, LockKind};
+use crate::format::{Lease, Lock, LockKind, Notice};
 
 /// Reads the lines `lock:` of an fdinfo.
 pub(crate) fn of(info: &str) -> Result<Vec<Lock>, Why> {
@@ -37,6 +37,24 @@ pub(crate) fn lease(open: &Open<'_>) -> Result<Option<Lease>, Why> {
         owner: id,
         signal: call::file_signal(open.copy.as_fd()).map_err(failed)?,
     }))
+}
+
+/// The task that an open file notifies, except by a lease.
+pub(crate) fn notice(open: &Open<'_>) -> Result<Option<Notice>, Why> {
+    let flags = open.flags();
+    if flags & libc::O_PATH as u32 != 0 || lease(open)?.is_some() {
+        return Ok(None);
+    }
+    let failed = |e| format!("its owner (F_GETOWN_EX): {e}");
+    let owner = call::file_owner(open.copy.as_fd()).map_err(failed)?;
+    let signal = call::file_signal(open.copy.as_fd()).map_err(failed)?;
+    let is_on = flags & libc::O_ASYNC as u32 != 0;
+    let inside = |id: i32| dormouse_kernel::proc::fields(id as u32).ok()?.pids().last().copied();
+    // A task that has exited is not notified.
+    let id = if owner.id == 0 { 0 } else { inside(owner.id).unwrap_or(0) };
+    let is_set = is_on || id != 0 || signal != 0;
+    let (number, owner_kind) = (open.number, owner.kind);
+    Ok(is_set.then_some(Notice { number, owner_kind, owner: id, signal, flags }))
 }
 
 /// Parses `1: LEASE  ACTIVE    READ 359 00:13:11691 0 EOF`; returns whether it is a write lease.

@@ -5,6 +5,7 @@
 //! pipe, a pair of sockets, shared memory) are separate objects, identified by inode.
 
 use std::cell::OnceCell;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
@@ -21,7 +22,9 @@ use super::{
     user, uts,
 };
 use crate::error::{Error, Refusal, Result};
-use crate::format::{Descriptor, HeldLock, Lease, LockKind, Memory, Object, OwnPlace, Thing};
+use crate::format::{
+    Descriptor, HeldLock, Lease, LockKind, Memory, Notice, Object, OwnPlace, Thing,
+};
 
 /// An open descriptor, inspected from outside.
 pub(crate) struct Open<'p> {
@@ -70,6 +73,28 @@ impl Open<'_> {
 /// Properties that descriptors of the same file description share: device, inode, flags, offset.
 type Key = (u64, u64, u32, u64);
 
+/// Open files that look alike: process, number, object. In the order of kcmp(2), so that one of many is
+/// found with few looks.
+#[derive(Default)]
+struct Alike(Vec<(u32, u32, usize)>);
+
+impl Alike {
+    /// The object of an open file, or the place for it.
+    fn find(&self, pid: u32, number: u32) -> std::result::Result<usize, usize> {
+        // A descriptor that was closed meanwhile is equal to none, wherever it is put.
+        let order = |other: &(u32, u32, usize)| {
+            call::compare_files((other.0, other.1), (pid, number)).unwrap_or(Ordering::Less)
+        };
+        self.0.binary_search_by(order).map(|at| self.0[at].2)
+    }
+
+    fn add(&mut self, pid: u32, number: u32, index: usize) {
+        if let Err(place) = self.find(pid, number) {
+            self.0.insert(place, (pid, number, index));
+        }
+    }
+}
+
 /// Why something cannot be saved, in words that follow its name.
 pub(crate) type Why = String;
 
@@ -102,6 +127,7 @@ pub(crate) struct Surveyed {
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) locks: Vec<HeldLock>,
     pub(crate) leases: Vec<Lease>,
+    pub(crate) notices: Vec<Notice>,
     pub(crate) directory: Option<usize>,
     pub(crate) root: Option<String>,
     /// Directories and umasks that its threads have to themselves, by the host's ids.
@@ -132,7 +158,7 @@ pub(crate) struct Survey<'s> {
     /// Memory that was copied ahead.
     pub(crate) ahead: Option<&'s Ahead>,
     pub(crate) found: Found,
-    open_files: HashMap<Key, Vec<(u32, u32, usize)>>,
+    open_files: HashMap<Key, Alike>,
     /// Files by name and flags, and the mount namespace that they were opened in.
     pub(crate) named: HashMap<(String, u32, Option<usize>), usize>,
     pub(crate) pipes: HashMap<(u64, u64), pipe::Ends>,
@@ -353,19 +379,18 @@ impl<'s> Survey<'s> {
         let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
         let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
         let key = open.key();
-        for (pid, other, index) in self.open_files.get(&key).into_iter().flatten() {
-            let same = call::compare_files((seen.pid, number), (*pid, *other));
-            if same.is_ok_and(|order| order.is_eq()) {
-                return found(*index);
-            }
+        let alike = self.open_files.get(&key);
+        if let Some(Ok(index)) = alike.map(|alike| alike.find(seen.pid, number)) {
+            return found(index);
         }
         // The first process that has it open acquires it again.
         surveyed.leases.extend(lock::lease(&open)?);
         if let Some(external) = file::external(self.subject, &open) {
             let index = self.add(external);
-            self.open_files.entry(key).or_default().push((seen.pid, number, index));
+            self.open_files.entry(key).or_default().add(seen.pid, number, index);
             return found(index);
         }
+        let notice = lock::notice(&open)?;
         let kind = KINDS.iter().find(|kind| (kind.is)(&open));
         let Some(kind) = kind else { return Err(unknown(&open.link)) };
         let index = open.index;
@@ -383,7 +408,8 @@ impl<'s> Survey<'s> {
             self.found.held.push(HeldFile { object: index as u32, file, wakes, cause });
         }
         self.found.objects[index] = Object { thing, net: open.net, user: None };
-        self.open_files.entry(key).or_default().push((seen.pid, number, index));
+        surveyed.notices.extend(notice);
+        self.open_files.entry(key).or_default().add(seen.pid, number, index);
         found(index)
     }
 
@@ -425,11 +451,9 @@ impl<'s> Survey<'s> {
         let net = self.net_of(&link, &copy)?;
         let open = Open { process, number, link, info, stat, copy, index, net };
         let (own, key) = (std::process::id(), open.key());
-        for (pid, other, index) in self.open_files.get(&key).into_iter().flatten() {
-            let same = call::compare_files((own, number), (*pid, *other));
-            if same.is_ok_and(|order| order.is_eq()) {
-                return Ok(*index);
-            }
+        let alike = self.open_files.get(&key);
+        if let Some(Ok(index)) = alike.map(|alike| alike.find(own, number)) {
+            return Ok(index);
         }
         let thing = match file::external(self.subject, &open) {
             Some(external) => external,
@@ -456,7 +480,7 @@ impl<'s> Survey<'s> {
             Some(place) => *place = Object { thing, net, user: None },
             None => self.found.objects.push(Object { thing, net, user: None }),
         }
-        self.open_files.entry(key).or_default().push((own, number, index));
+        self.open_files.entry(key).or_default().add(own, number, index);
         self.on_their_way.push(open.copy);
         Ok(index)
     }
@@ -473,7 +497,7 @@ impl<'s> Survey<'s> {
 
     /// The object of a descriptor of a process, if the object was first found through it.
     pub(crate) fn open_at(&self, pid: u32, number: u32) -> Option<usize> {
-        let mut all = self.open_files.values().flatten();
+        let mut all = self.open_files.values().flat_map(|alike| &alike.0);
         all.find(|(other, at, _)| (*other, *at) == (pid, number)).map(|(.., index)| *index)
     }
 

@@ -250,6 +250,7 @@ pub(crate) fn record(
     record.descriptors = surveyed.descriptors.clone();
     record.locks = surveyed.locks.clone();
     record.leases = surveyed.leases.clone();
+    record.notices = surveyed.notices.clone();
     record.directory = surveyed.directory;
     record.root.clone_from(&surveyed.root);
     record.mounts = surveyed.mounts;
@@ -323,6 +324,7 @@ pub(crate) fn inside(
     let mut step = || -> std::result::Result<u64, Errno> {
         let mut script = Script::default();
         let peers = unix::ask_peers(survey, &record.descriptors, &mut script);
+        let stops = ask_stops(survey, record.pid, &mut script);
         let answer = ask(seen, record, &mut script);
         let answers = run(seen, pid, gadget, &script, record.threads.first_mut())?;
         peers(survey, &answers)?;
