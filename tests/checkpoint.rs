@@ -1450,7 +1450,45 @@ workloads! {
     vm_guards_within_memory_stay: "guard";
     vm_segments_of_tcp_connections_stay_as_large: "segment";
     vm_barriers_and_ids_for_files_stay: "barrier";
-    vm_stops_that_no_parent_has_waited_for_are_told: "stops";
     vm_notices_of_open_files_stay: "notice";
+    vm_stops_that_no_parent_has_waited_for_are_told: "stops";
+    vm_sockets_that_bind_would_refuse_come_back: "together";
     vm_many_open_files_that_look_alike: "many";
+}
+
+/// A restore could not make it again: that is found out while everything runs.
+#[test]
+fn vm_checkpoint_refuses_by_name_what_a_restore_could_not_make() {
+    let host = host();
+    let cases = [
+        ("another", "'/proc/2/status', which is of a process"),
+        ("ended", "/proc/2/status"),
+        ("directory", "'/tmp/gone/socket', whose directory is gone"),
+        ("numbers", "which a restore cannot have within its limit of 600 (ulimit -n)"),
+        ("console", "a mount at '/dev/console' of a terminal"),
+    ];
+    for (what, why) in cases {
+        let has = format!("HAS={what}");
+        let mut more = vec!["--net", "none", "--env", &has];
+        if what == "console" {
+            more.extend(["-t", "--cap-add", "SYS_ADMIN"]);
+        }
+        start(&host, "lost", &more);
+        wait_until(Duration::from_secs(20) * slowness(), || {
+            host.dm(&["logs", "lost"]).stdout.contains("ready 0")
+        });
+        let out = host.dm(&["explain", "lost"]);
+        assert!(out.status == 1 && out.stdout.contains(why), "{what}: {out}");
+        for verb in ["checkpoint", "sleep"] {
+            let out = host.dm(&[verb, "lost"]);
+            assert!(out.status != 0 && out.stderr.contains(why), "{what}: {out}");
+            assert_eq!(host.state_of("lost"), "running");
+        }
+        host.dm(&["rm", "--force", "lost"]).ok();
+    }
+    start(&host, "lost", &["--net", "none", "--env", "HAS=own"]);
+    wait_for_line(&host, "lost", "ready 0");
+    host.dm(&["checkpoint", "lost"]).ok();
+    host.dm(&["restore", "lost"]).ok();
+    assert_eq!(host.state_of("lost"), "running");
 }

@@ -7,7 +7,7 @@ use dormouse_kernel::{Errno, call};
 
 use super::{Plan, file, net};
 use crate::error::Result;
-use crate::format::{Bytes, Listener, Records, SocketOption, Thing};
+use crate::format::{Bytes, Listener, Object, Records, SocketOption, Thing};
 use crate::inject::program::{Arg, Call, Cell, Sequence};
 
 pub(super) fn option(
@@ -117,6 +117,21 @@ pub(super) fn listener(
     for one in &listener.options {
         option(plan, sequence, &what, cell, one);
     }
+    let shares = SocketOption { name: libc::SO_REUSEPORT, ..reuse(1) };
+    let is_another = |other: &&Object| {
+        let address = |object: &Object| match &object.thing {
+            Thing::Listener(it) => Some((it.address, object.net)),
+            _ => None,
+        };
+        address(other) == Some((listener.address, plan.stack))
+    };
+    let has_its_own = |o: &SocketOption| o.is(libc::SOL_SOCKET, libc::SO_REUSEPORT);
+    // One that shares its address without the option had it while it was bound.
+    let had_it = !listener.options.iter().any(has_its_own)
+        && plan.records.objects.iter().filter(is_another).count() > 1;
+    if had_it {
+        option(plan, sequence, &what, cell, &shares);
+    }
     let [at, length] = address(plan, &listener.address);
     let args = [cell.into(), at, length];
     sequence.call(what.clone(), Call::new(libc::SYS_bind, args));
@@ -124,6 +139,10 @@ pub(super) fn listener(
     sequence.call(what.clone(), Call::new(libc::SYS_listen, args));
     if !listener.options.iter().any(|o| o.is(libc::SOL_SOCKET, libc::SO_REUSEADDR)) {
         option(plan, sequence, &what, cell, &reuse(0));
+    }
+    if had_it {
+        let none = SocketOption { name: libc::SO_REUSEPORT, ..reuse(0) };
+        option(plan, sequence, &what, cell, &none);
     }
     file::set_flags(sequence, &what, cell, listener.flags);
     Ok(cell)

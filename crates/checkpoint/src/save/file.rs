@@ -8,7 +8,7 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, Stat};
 use super::object::{Open, Survey, Why};
 use super::tree::Seen;
 use super::{Subject, deleted, lock};
-use crate::format::{Device, External, File, LockKind, Thing};
+use crate::format::{Device, External, File, LockKind, PROGRAMS, Thing};
 
 /// Devices without state per open file, by number (null(4), random(4)).
 const DEVICES: [(u32, u32, &str); 5] =
@@ -75,6 +75,7 @@ fn found(
     if link.starts_with("/SYSV") {
         return Err(format!("the memory '{link}', which is not saved yet"));
     }
+    check_process_file(survey, seen, link, stat, open)?;
     let apart = survey.mounts.of_file(open);
     let file = File {
         path: link.to_owned(),
@@ -100,6 +101,41 @@ fn found(
     is_there(apart.map_or(seen.first, |(witness, _)| witness), link, stat)?;
     Ok(file)
 }
+
+/// Refuses what procfs has of a process but the first: objects are made before there is another.
+fn check_process_file(
+    survey: &Survey<'_>,
+    seen: &Seen,
+    link: &str,
+    stat: &Stat,
+    open: BorrowedFd<'_>,
+) -> Result<(), Why> {
+    const PROCFS: u64 = 0x9fa0;
+    if !rustix::fs::fstatfs(open).is_ok_and(|of| of.f_type as u64 == PROCFS) {
+        return Ok(());
+    }
+    let mut numbers = link.split('/').filter_map(|part| part.parse::<u32>().ok());
+    // Below other directories of it, such as `irq`, numbers are no processes.
+    let is_elsewhere = link.strip_prefix("/proc/").is_some_and(|rest| !rest.starts_with(DIGITS));
+    let has_ended = is_deleted(link, stat);
+    let is_first = |pid: u32| {
+        let fields = dormouse_kernel::proc::fields(seen.first).ok();
+        let first = fields.and_then(|fields| fields.pids().last().copied());
+        first == Some(pid) || survey.subject.has_init && PROGRAMS.contains(&pid)
+    };
+    let is_of_another = match numbers.next() {
+        None => has_ended,
+        Some(_) if is_elsewhere => false,
+        // A number behind it is one of a thread or a descriptor, which come later.
+        Some(pid) => has_ended || !is_first(pid) || numbers.any(|tid| tid != pid),
+    };
+    match is_of_another {
+        true => Err(format!("'{link}', which is of a process, not saved yet but of the first")),
+        false => Ok(()),
+    }
+}
+
+const DIGITS: [char; 10] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9'];
 
 /// Whether a file is found by its name, below the root of a process.
 pub(crate) fn is_there(pid: u32, link: &str, stat: &Stat) -> Result<(), Why> {

@@ -447,6 +447,9 @@ fn source(
     row: &Row,
 ) -> Result<MountSource, Why> {
     let said = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
+    if row.kind == "devpts" && row.root != "/" {
+        return Err(said("of a terminal")); // such as the one at /dev/console
+    }
     // The mount itself, unless it is covered.
     let open = file::lookup(witness.pid, &row.place).ok();
     let open = open.filter(|open| mount_of(open.as_fd()) == Ok(row.id));

@@ -375,6 +375,7 @@ impl<'s> Survey<'s> {
         surveyed: &mut Surveyed,
     ) -> std::result::Result<Option<Descriptor>, Why> {
         let Some(open) = self.open(seen, number)? else { return Ok(None) };
+        self.highest = self.highest.max(number);
         hold(&open, &mut surveyed.locks)?;
         let close_on_exec = open.octal("flags") & libc::O_CLOEXEC as u32 != 0;
         let found = |object| Ok(Some(Descriptor { number, object, close_on_exec }));
@@ -517,8 +518,41 @@ impl<'s> Survey<'s> {
         devices.contains(&device)
     }
 
+    /// Refuses more open files than a restore has descriptor numbers for: its first process opens all of
+    /// them, above every number of a process, before each process gets its own.
+    fn check_numbers(&mut self, tree: &[Seen]) {
+        const NOFILE: u32 = 7;
+        // LIMIT: descriptors that the restore itself uses.
+        const OWN: u64 = 64;
+        let Some(first) = tree.first() else { return };
+        let limits = first.limits().unwrap_or_default();
+        let Some(most) = limits.iter().find(|limit| limit.resource == NOFILE) else { return };
+        let has_number = |object: &&Object| {
+            use Thing::{Pipe, SharedMemory, SystemVMemory, SystemVQueue, SystemVSemaphores};
+            !matches!(
+                object.thing,
+                Pipe(_)
+                    | SharedMemory(_)
+                    | SystemVMemory(_)
+                    | SystemVQueue(_)
+                    | SystemVSemaphores(_)
+            )
+        };
+        let open = self.found.objects.iter().filter(has_number).count() as u64;
+        let needed = u64::from(self.highest) + open + OWN;
+        if needed > most.hard {
+            let why = format!(
+                "with {open} open files and numbers up to {}, which a restore cannot have within its \
+                 limit of {} (ulimit -n): raise the limit, or open fewer files",
+                self.highest, most.hard
+            );
+            self.found.refusals.push(first.refuse("", why));
+        }
+    }
+
     /// Completes the survey with facts that depend on all processes.
     pub(crate) fn finish(mut self, tree: &[Seen]) -> Found {
+        self.check_numbers(tree);
         // ORDER: an end of a pipe may be in flight through a unix socket.
         unix::finish(&mut self, tree);
         pipe::finish(&mut self);

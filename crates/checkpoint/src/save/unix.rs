@@ -22,6 +22,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use dormouse_bpf::embryo::{self, Embryo, Embryos};
@@ -30,7 +31,7 @@ use dormouse_kernel::pidfd;
 use rustix::event::PollFlags;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, sockopt};
+use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::diag::u32_at;
 use super::object::{Open, Survey, Why};
@@ -613,7 +614,7 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
     }
     let path = name.path().ok_or("a unix socket with a path that is not UTF-8")?.to_owned();
     let whole = if path.starts_with('/') {
-        path
+        path.clone()
     } else {
         if !socket.directory.starts_with('/') || socket.directory.ends_with(" (deleted)") {
             return Err(format!("a unix socket named '{path}' in a removed directory"));
@@ -632,12 +633,44 @@ fn name(socket: &Socket, said: &Said) -> Result<(Option<UnixName>, Option<u64>),
         let why = format!("a unix socket bound to '{whole}' below another root, not saved yet");
         return Err(why);
     }
+    let (mut found, mut whole) = (found, whole);
+    if let (None, Some(directory)) = (found, name.directory.clone()) {
+        // Its process has changed its directory since: further down, as most do.
+        for above in Path::new(&directory).ancestors().skip(1).filter_map(Path::to_str) {
+            let other = format!("{}/{path}", above.trim_end_matches('/'));
+            let look = file::lookup(socket.first, &other).and_then(rustix::fs::fstat);
+            if let Some(stat) = look.ok().filter(own) {
+                (found, whole) = (Some(stat), other);
+                name.directory = Some(above.to_owned());
+                break;
+            }
+        }
+        if found.is_none() && is_called_by_name(socket, said) {
+            let why =
+                format!("a unix socket bound to the relative path {name}, which is not found");
+            return Err(format!("{why} from the directory of its process, not saved yet"));
+        }
+    }
+    let above = Path::new(&whole).parent().and_then(Path::to_str).unwrap_or("/");
+    let is_directory = |stat: Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    let there = file::lookup(socket.first, above).and_then(rustix::fs::fstat);
+    if found.is_none() && !there.is_ok_and(is_directory) {
+        return Err(format!(
+            "a unix socket bound to '{whole}', whose directory is gone, not saved"
+        ));
+    }
     let device = found.map(|stat| stat.st_dev);
     name.file = found.map(|stat| {
         let (uid, gid) = thread::inside_ids(socket.first, stat.st_uid, stat.st_gid);
         UnixFile { mode: stat.st_mode & 0o777, uid, gid }
     });
     Ok((Some(name), device))
+}
+
+/// Whether peers use its address: a listener or a datagram socket.
+fn is_called_by_name(socket: &Socket, said: &Said) -> bool {
+    let kind = sockopt::socket_type(&socket.copy);
+    said.listens || kind.is_ok_and(|kind| kind == SocketType::DGRAM)
 }
 
 /// Marks connections whose name was inherited from the listener that accepted them. Of two ends,

@@ -1,0 +1,61 @@
+/* What a restore could not make again: HAS says which. */
+#include "workload.h"
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+static int child(void) {
+	int pid = fork();
+	must(pid >= 0);
+	if (pid == 0)
+		for (;;)
+			nap(1000);
+	return pid;
+}
+
+int main(void) {
+	const char *what = getenv("HAS");
+	char path[64];
+	must(what != 0);
+	mkdir("/tmp", 0777);
+	if (!strcmp(what, "another") || !strcmp(what, "ended")) {
+		int pid = child();
+		snprintf(path, sizeof path, "/proc/%d/status", pid);
+		must(open(path, O_RDONLY) >= 0);
+		if (*what == 'e')
+			must(kill(pid, SIGKILL) == 0 && waitpid(pid, 0, 0) == pid);
+	}
+	if (!strcmp(what, "directory")) {
+		struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "/tmp/gone/socket"};
+		int served = socket(AF_UNIX, SOCK_STREAM, 0);
+		must(mkdir("/tmp/gone", 0777) == 0 && bind(served, (void *)&name, sizeof name) == 0);
+		must(listen(served, 5) == 0 && unlink(name.sun_path) == 0 && rmdir("/tmp/gone") == 0);
+	}
+	if (!strcmp(what, "numbers")) {
+		struct rlimit limit = {600, 600};
+		must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+		for (int n = 0; n < 200; n++) {
+			int ends[2];
+			must(pipe(ends) == 0);
+		}
+	}
+	/* A copy of the mounts of a container with a terminal. */
+	if (!strcmp(what, "console")) {
+		int pid = fork();
+		must(pid >= 0);
+		if (pid == 0) {
+			must(unshare(CLONE_NEWNS) == 0);
+			say("ready 0");
+			for (;;)
+				nap(1000);
+		}
+		for (;;)
+			nap(1000);
+	}
+	/* Of the first process itself it is there again. */
+	if (!strcmp(what, "own"))
+		must(open("/proc/self/status", O_RDONLY) >= 0);
+	ready(0);
+	ok();
+}
