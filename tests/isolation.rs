@@ -334,9 +334,9 @@ fn vm_host_filesystems_cannot_be_mounted() {
 
 #[test]
 fn vm_terminal_input_cannot_be_injected() {
-    // KERNEL(6.2): where dev.tty.legacy_tiocsti is 0, TIOCSTI needs CAP_SYS_ADMIN of the host, so the
-    // user namespace is left out, too. The attack uses its own terminal: an operator may read the
-    // injected input there.
+    // KERNEL(6.2): where dev.tty.legacy_tiocsti is 0, TIOCSTI needs CAP_SYS_ADMIN of the host, so
+    // the user namespace is left out, too. The attack uses its own terminal: an operator may read
+    // the injected input there.
     let legacy = std::fs::read_to_string("/proc/sys/dev/tty/legacy_tiocsti").unwrap_or_default();
     let without = if legacy.trim() == "0" { "seccomp,user-namespace" } else { "seccomp" };
     only_stopped_by(without, |host| {

@@ -16,8 +16,8 @@
 //! - `run`: started separately, given a number that fills its memory, then put to sleep or left
 //!   running;
 //! - `clone`: the same, cloned from a running one, many by one command;
-//! - `asleep`: cloned asleep (`clone --asleep`). The clone has the original's memory until its first
-//!   wake, and receives its number then: figures before that are without private memory.
+//! - `asleep`: cloned asleep (`clone --asleep`). The clone has the original's memory until its
+//!   first wake, and receives its number then: figures before that are without private memory.
 //!
 //! At every step the memory of the machine is compared by kind with that before the first
 //! container. At the end each receives one request, in random order, and must answer with its own
