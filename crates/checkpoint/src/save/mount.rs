@@ -147,6 +147,9 @@ fn own(survey: &mut Survey<'_>, base: &Base, first: &Seen) -> Result<(), Why> {
         if row.root.ends_with("//deleted") {
             return Err(whole("of what was deleted"));
         }
+        if base.is_place_gone(row) {
+            return Err(whole("at a place that its processes have made in /dev"));
+        }
         let attributes = row.attributes.ok_or_else(|| whole("with an option that is not known"))?;
         let peers = base.rows.iter().filter(|other| other.shared == row.shared).count();
         if row.is_special || row.shared.is_some() && peers > 1 {
@@ -235,6 +238,18 @@ impl Base {
     /// Whether a start mounts it, or it is not needed.
     fn is_made_anew(&self, row: &Row) -> bool {
         self.given.contains(&row.id) || self.passed_by.contains(&row.id)
+    }
+
+    /// Whether a mount is at a place in the engine's directory of devices that a start does not make.
+    fn is_place_gone(&self, row: &Row) -> bool {
+        const MADE: [&str; 10] =
+            ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm", "mqueue"];
+        let is_of_engine = |other: &&Row| other.id == row.parent && other.place == "/dev";
+        let name = row.place.strip_prefix("/dev/");
+        let is_covered = |other: &Row| other.place == row.place && self.given.contains(&other.id);
+        !self.rows.iter().any(is_covered)
+            && self.rows.iter().find(is_of_engine).is_some_and(|dev| self.given.contains(&dev.id))
+            && name.is_some_and(|name| !MADE.contains(&name))
     }
 
     /// Whether the path below a mount's root is visible, and not covered.
@@ -447,9 +462,6 @@ fn source(
     row: &Row,
 ) -> Result<MountSource, Why> {
     let said = |what: &str| format!("a mount at '{}' {what}, which is not saved yet", row.place);
-    if row.kind == "devpts" && row.root != "/" {
-        return Err(said("of a terminal")); // such as the one at /dev/console
-    }
     // The mount itself, unless it is covered.
     let open = file::lookup(witness.pid, &row.place).ok();
     let open = open.filter(|open| mount_of(open.as_fd()) == Ok(row.id));
