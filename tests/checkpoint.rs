@@ -1453,6 +1453,7 @@ workloads! {
     vm_notices_of_open_files_stay: "notice";
     vm_stops_that_no_parent_has_waited_for_are_told: "stops";
     vm_sockets_that_bind_would_refuse_come_back: "together";
+    vm_udp_sockets_stay_shut_down: "udpshut";
     vm_many_open_files_that_look_alike: "many";
 }
 

@@ -25,6 +25,9 @@ pub struct UdpSocket {
     /// A pending error (SO_ERROR).
     #[serde(default)]
     pub error: Option<i32>,
+    /// Shut directions: bit 0 for reading, bit 1 for writing.
+    #[serde(default)]
+    pub shut: u8,
     /// Options that differ from a new socket.
     #[serde(default)]
     pub options: Vec<SocketOption>,

@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::{Errno, call};
 use rustix::fs::OFlags;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 
 use super::file::SETTABLE;
 use super::socket::{attach_filter, moved};
@@ -70,6 +72,12 @@ fn udp(it: &UdpSocket, addresses: &[(IpAddr, IpAddr)]) -> std::result::Result<Ow
     }
     if let Some(peer) = &it.peer {
         connect(&socket, &moved(*peer, addresses))?;
+    }
+    match it.shut {
+        1 => rustix::net::shutdown(&socket, Shutdown::Read)?,
+        2 => rustix::net::shutdown(&socket, Shutdown::Write)?,
+        3 => rustix::net::shutdown(&socket, Shutdown::Both)?,
+        _ => {}
     }
     flags(socket, it.flags)
 }

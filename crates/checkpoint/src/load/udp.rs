@@ -36,6 +36,11 @@ pub(super) fn make(
         let [at, length] = socket::address(plan, &address);
         sequence.call(what.clone(), Call::new(call, [cell.into(), at, length]));
     }
+    if (1..=3).contains(&udp.shut) {
+        // SHUT_RD, SHUT_WR, SHUT_RDWR. What it has received is there all the same.
+        let args = [cell.into(), Arg::from(i32::from(udp.shut) - 1)];
+        sequence.call(what.clone(), Call::new(libc::SYS_shutdown, args));
+    }
     file::set_flags(sequence, &what, cell, udp.flags);
     Ok(cell)
 }

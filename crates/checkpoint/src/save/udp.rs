@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 use super::object::{Found, Open, Survey, Why};
-use super::option;
+use super::{diag, option};
 use crate::error::{Error, Result as Outcome};
 use crate::format::{Bytes, Datagram, Thing, UdpSocket};
 use crate::{packet, stack};
@@ -59,8 +59,33 @@ pub(super) fn save(
         peer,
         received: received.ok_or(UNKNOWN)?,
         error: None,
+        // Another cannot be shut down (ENOTCONN).
+        shut: if peer.is_some() { shut(open, domain).unwrap_or(0) } else { 0 },
         options,
     }))
+}
+
+/// Directions in which a socket is shut down, by sock_diag(7). LIMIT: a kernel without udp_diag reports none.
+fn shut(open: &Open<'_>, domain: AddressFamily) -> Result<u8, Errno> {
+    const SHUTDOWN: u16 = 8; // INET_DIAG_SHUTDOWN
+    // struct inet_diag_req_v2: family, protocol, two bytes, states, and 48 bytes for any address.
+    let mut request = vec![domain.as_raw() as u8, libc::IPPROTO_UDP as u8, 0, 0];
+    request.extend(u32::MAX.to_ne_bytes());
+    request.resize(56, 0);
+    // struct inet_diag_msg, whose last field is the inode.
+    const HEAD_BYTES: usize = 72;
+    let (mut found, inode) = (0, open.stat.st_ino);
+    stack::inside_of(&stack::of_socket(&open.copy)?, || {
+        diag::dump(&request, |answer| {
+            if u64::from(diag::u32_at(answer, HEAD_BYTES - 4)?) == inode {
+                let attributes = diag::attributes(answer.get(HEAD_BYTES..)?)?;
+                let shut = attributes.into_iter().find(|(kind, _)| *kind == SHUTDOWN);
+                found = shut.and_then(|(_, value)| value.first().copied()).unwrap_or(0) & 3;
+            }
+            Some(())
+        })
+    })?;
+    Ok(found)
 }
 
 /// Whether the socket has a pending error (SO_ERROR).

@@ -409,7 +409,7 @@ mod tests {
         let datagram = |bytes| Datagram { from: own, data: Bytes(vec![0; bytes]) };
         let with = |v6, address, received| {
             let (peer, error, options) = (None, None, Vec::new());
-            udp(&UdpSocket { v6, flags: 0, address, peer, received, error, options })
+            udp(&UdpSocket { v6, flags: 0, address, peer, received, error, shut: 0, options })
         };
         assert!(with(false, address, vec![datagram(9)]).is_ok());
         assert!(with(false, address, vec![datagram(65_508)]).is_err(), "longer than any datagram");
