@@ -1491,3 +1491,30 @@ fn vm_checkpoint_refuses_by_name_what_a_restore_could_not_make() {
     host.dm(&["restore", "lost"]).ok();
     assert_eq!(host.state_of("lost"), "running");
 }
+
+/// The record beside the checkpoint of a sleeper can be damaged, and it wakes all the same.
+#[test]
+fn vm_a_sleeper_wakes_with_a_damaged_record_of_its_first_process() {
+    let host = host();
+    host.dm(&["run", "-d", "--name", "a", "--net", "none", "workloads", "sleep", "100000"]).ok();
+    host.dm(&["sleep", "a"]).ok();
+    host.wait_for_state("a", "asleep");
+    let id = host.inspect("a")["id"].as_str().expect("it has one").to_owned();
+    let path = host.root().join("lib/containers").join(id).join("asleep/init.json");
+    let whole = fs::read(&path).expect("it is there");
+    let text = String::from_utf8(whole.clone()).expect("it is text");
+    let digit = text.find("started_unix_ms\":").expect("it is told") + 18;
+    for at in [0, digit, whole.len() / 2, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1;
+        fs::write(&path, damaged).expect("it can be written");
+        assert_eq!(host.inspect("a")["state"], "asleep", "byte {at}");
+    }
+    let mut damaged = whole;
+    damaged[digit] ^= 1;
+    fs::write(&path, damaged).expect("it can be written");
+    host.dm(&["wake", "a"]).ok();
+    assert_eq!(host.state_of("a"), "running");
+    let events = host.dm(&["events", "--no-stream"]).ok();
+    assert!(events.contains("init.json"), "the damage is named: {events}");
+}

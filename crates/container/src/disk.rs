@@ -62,6 +62,13 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: Durable)
     write(path, &text, durable)
 }
 
+/// A checksum of a record as it is written (FNV-1a): it finds damage, and keeps out no attack.
+pub(crate) fn checksum<T: Serialize>(value: &T) -> Result<u64> {
+    let text = serde_json::to_vec(value).map_err(|e| Error::Invalid(e.to_string()))?;
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    Ok(text.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
 /// Reads a record; `None` where there is no such file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let mut file = match File::open(path) {

@@ -44,6 +44,7 @@ use dormouse_kernel::pidfd;
 use dormouse_launch::protocol::watch;
 use dormouse_launch::{Keeper, NEVER_BEGAN};
 use dormouse_model::{Config, ContainerId, State, WakeOn, WakeOnTimer};
+use serde::{Deserialize, Serialize};
 
 use crate::admission::Admitted;
 use crate::checkpoint::{Check, Comeback};
@@ -63,6 +64,19 @@ pub(crate) const ASLEEP: &str = "asleep";
 const WOKEN: &str = "woken";
 /// A smaller checkpoint is not kept, and is written anew.
 const WOKEN_BYTES_MIN: u64 = 8 << 20;
+/// The record of the first process, beside the checkpoint of an asleep container.
+const SLEPT: &str = "init.json";
+
+/// Contents of that file.
+#[derive(Serialize, Deserialize)]
+struct Slept {
+    #[serde(flatten)]
+    init: InitRecord,
+    /// Checksum of the record; absent in files of older versions.
+    #[serde(default)]
+    checksum: Option<u64>,
+}
+
 /// The signal that ends the processes of a container that falls asleep.
 pub(crate) const SIGKILL: i32 = 9;
 /// LIMIT: number of sockets requested from the keeper before the first one is received.
@@ -139,7 +153,8 @@ impl Engine {
         let writer = Writer::begin_upon(&self.asleep_dir(id), self.earlier(id))?;
         let mut stopped = save::stop(&subject)?;
         let written = stopped.write(&subject, writer)?;
-        disk::write_json(&self.asleep_dir(id).join("init.json"), &init, Durable::No)?;
+        let slept = Slept { checksum: Some(disk::checksum(&init)?), init: init.clone() };
+        disk::write_json(&self.asleep_dir(id).join(SLEPT), &slept, Durable::No)?;
         let held = self.hold(&config, written.held, written.is_busy);
         if let Err(e) = held.and_then(|()| self.set_alarm(&config, written.next_ring, idle)) {
             self.forget_sleep(&config)?;
@@ -422,10 +437,26 @@ impl Engine {
         remove_tree(&gone)
     }
 
-    /// Returns the saved record of an asleep container's first process; `None` if none was written,
-    /// or a power cut lost it.
+    /// Returns the saved record of an asleep container's first process; `None` if none was written, a power
+    /// cut lost it, or it is damaged. The checkpoint does not need the record: an event names the damage, and
+    /// the start time of the container is then that of its wake.
     pub(crate) fn slept(&self, id: &ContainerId) -> Result<Option<InitRecord>> {
-        disk::read_json(&self.asleep_dir(id).join("init.json"))
+        let path = self.asleep_dir(id).join(SLEPT);
+        let checked = |slept: Slept| match slept.checksum {
+            Some(sum) if sum != disk::checksum(&slept.init)? => {
+                Err(Error::Corrupt { path: path.clone(), what: "its checksum is another".into() })
+            }
+            _ => Ok(slept.init),
+        };
+        match disk::read_json::<Slept>(&path).and_then(|found| found.map(checked).transpose()) {
+            Err(e @ Error::Corrupt { .. }) => {
+                let name = self.config(id).map(|config| config.name.as_str().to_owned());
+                let name = name.unwrap_or_default();
+                self.record("sleep", id.as_str(), &name, &[("damaged", e.to_string())]);
+                Ok(None)
+            }
+            other => other,
+        }
     }
 
     /// Returns when a container fell asleep: the time when its checkpoint was published.
