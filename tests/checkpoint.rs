@@ -134,7 +134,7 @@ fn vm_sockets_of_a_shared_stack() {
 }
 
 #[test]
-fn vm_large_memory_that_is_written_to_while_it_is_copied() {
+fn vm_large_memory_written_during_copy() {
     let host = host();
     round_trip(&host, "ahead", &[]);
     // A checkpoint of a container that continues is of one moment, however much is written in the
@@ -158,7 +158,7 @@ fn vm_large_memory_that_is_written_to_while_it_is_copied() {
 
 /// A client outside the container checks every byte of the answers and notices nothing else.
 #[test]
-fn vm_a_caller_from_outside_does_not_notice() {
+fn vm_outside_client_sees_no_checkpoint() {
     let host = host();
     start(&host, "tcp", &[]);
     wait_for_line(&host, "tcp", "ready 0");
@@ -297,7 +297,7 @@ fn vm_new_stack_sends_no_reset_to_client_of_checkpointed_server() {
 /// A client outside the container has connected, and the connection waits in the accept queue. The
 /// server is stopped, continued, restored, and suspended to disk.
 #[test]
-fn vm_a_caller_whom_nobody_has_accepted_is_answered() {
+fn vm_unaccepted_connection_is_answered_after_restore() {
     let host = host();
     let serve = "probe count 0.0.0.0 80 & echo $! >/pid; wait";
     host.dm(&["run", "-d", "--name", "x", "workloads", "sh", "-c", serve]).ok();
@@ -343,7 +343,7 @@ fn vm_a_caller_whom_nobody_has_accepted_is_answered() {
 
 /// A client does not wait for ever for a container that is never restored.
 #[test]
-fn vm_a_caller_hears_when_the_container_is_started_anew() {
+fn vm_start_or_removal_resets_saved_connections() {
     for anew in [&["start", "tcp"][..], &["rm", "tcp"]] {
         let host = host();
         // The stack that answers instead ends with the last container of the domain.
@@ -406,56 +406,56 @@ workloads! {
     vm_fifos: "fifo";
     vm_advice_about_memory: "advice";
     vm_pidfds: "pidfd";
-    vm_watches_of_files: "inotify";
-    vm_marks_of_files: "fanotify", "--cap-add", "SYS_ADMIN";
-    vm_filters_of_its_own: "filter";
-    vm_files_that_are_memory: "memfd";
+    vm_inotify_watches: "inotify";
+    vm_fanotify_marks: "fanotify", "--cap-add", "SYS_ADMIN";
+    vm_filters_by_the_program: "filter";
+    vm_memory_files: "memfd";
     vm_stopped_processes: "stopped";
     vm_subreapers: "reaper";
-    vm_memory_that_parent_and_children_share: "cow";
+    vm_memory_shared_between_parent_and_children: "cow";
     vm_clocks: "clock";
-    vm_the_kernels_shared_object: "vdso";
+    vm_vdso: "vdso";
     vm_events: "event";
     vm_signals: "signal";
     vm_process_trees: "tree";
     vm_threads: "thread";
-    vm_calls_that_wait: "restart";
+    vm_waiting_calls: "restart";
     vm_pairs_of_unix_sockets: "socketpair";
-    vm_open_files_on_their_way: "rights";
+    vm_open_files_in_transit: "rights";
     vm_unix_sockets: "unix";
-    vm_unix_connections_that_wait_and_were_written_to: "embryo";
+    vm_unaccepted_unix_connections_with_data: "embryo";
     vm_peers_of_unix_sockets: "peer";
     vm_netlink_sockets: "netlink";
     vm_udp_sockets: "udp";
-    vm_objects_of_system_v: "system_v";
+    vm_system_v_objects: "system_v";
     vm_posix_message_queues: "mqueue";
     vm_files_in_memory: "tmpfs", "--tmpfs", "/scratch";
     vm_files_in_memory_of_limited_size: "tmpfs", "--tmpfs", "/scratch:size=1m";
     vm_control_groups_inside: "cgroup", "--systemd", "always";
-    vm_mounts_of_their_own: "mount", "--cap-add", "SYS_ADMIN";
-    vm_names_of_their_own: "uts", "--cap-add", "SYS_ADMIN";
-    vm_ipc_namespaces_of_their_own: "ipc", "--cap-add", "SYS_ADMIN";
-    vm_network_namespaces_of_their_own: "net", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN";
-    vm_networks_that_are_set_up: "stack", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN",
+    vm_private_mounts: "mount", "--cap-add", "SYS_ADMIN";
+    vm_private_host_names: "uts", "--cap-add", "SYS_ADMIN";
+    vm_private_ipc_namespaces: "ipc", "--cap-add", "SYS_ADMIN";
+    vm_private_network_namespaces: "net", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN";
+    vm_configured_networks: "stack", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN",
         "--env", "APART=1";
     vm_pairs_between_networks: "pair", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN",
         "--env", "APART=1";
-    vm_pairs_that_lead_into_the_containers_own_network: "pair", "--cap-add", "SYS_ADMIN",
+    vm_pairs_into_container_network: "pair", "--cap-add", "SYS_ADMIN",
         "--cap-add", "NET_ADMIN";
-    vm_clocks_of_their_own: "timens", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME";
-    vm_cgroup_namespaces_of_their_own: "cgroupns", "--cap-add", "SYS_ADMIN";
+    vm_private_clocks: "timens", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME";
+    vm_private_cgroup_namespaces: "cgroupns", "--cap-add", "SYS_ADMIN";
     vm_cgroup_namespaces_of_groups_inside: "cgroupns", "--systemd", "always";
-    vm_ids_of_their_own: "user";
-    vm_ids_of_their_own_that_root_looks_at: "user", "--cap-add", "SYS_PTRACE", "--env", "LOOKS=1";
+    vm_private_ids: "user";
+    vm_private_ids_inspected_by_root: "user", "--cap-add", "SYS_PTRACE", "--env", "LOOKS=1";
     vm_two_hundred_user_namespaces: "user", "--env", "MANY=200";
     vm_roots_in_user_namespaces_without_a_right_to_them: "user", "--env", "ROOT=1",
         "--cap-drop", "SYS_CHROOT", "--security-opt", "seccomp=unconfined";
-    vm_namespaces_of_a_user_namespace_of_their_own: "owned", "--cap-add", "SYS_ADMIN";
-    vm_mounts_of_the_containers_own: "mounted", "--cap-add", "SYS_ADMIN";
+    vm_namespaces_of_private_user_namespace: "owned", "--cap-add", "SYS_ADMIN";
+    vm_mounts_by_the_container: "mounted", "--cap-add", "SYS_ADMIN";
     vm_tcp_connections: "tcp";
-    vm_connections_that_wait: "backlog";
-    vm_connections_that_are_being_made: "making";
-    vm_connections_that_have_ended: "ending", "--cap-add", "NET_RAW";
+    vm_unaccepted_connections: "backlog";
+    vm_connections_in_handshake: "making";
+    vm_ended_connections: "ending", "--cap-add", "NET_RAW";
     vm_raw_and_packet_sockets: "raw", "--cap-add", "NET_RAW";
     vm_credentials: "credential";
     vm_schedules: "schedule";
@@ -463,13 +463,13 @@ workloads! {
     vm_locks: "lock";
     vm_leases: "lease";
     vm_directories: "directory";
-    vm_roots_of_their_own: "chroot";
+    vm_private_roots: "chroot";
     vm_terminals: "terminal", "-t";
 }
 
 /// The init of `--init` is created again, and does its work again.
 #[test]
-fn vm_an_init_is_there_again() {
+fn vm_init_is_recreated_by_restore() {
     let host = host();
     round_trip(&host, "tree", &["--net", "none", "--init"]);
     run_on(&host, "tree", &["--net", "none", "--init"]);
@@ -500,7 +500,7 @@ fn vm_an_init_is_there_again() {
 
 /// A container's set-up of its private network, and packet filters in that network.
 #[test]
-fn vm_the_containers_own_network_as_it_is_set_up() {
+fn vm_private_network_keeps_its_configuration() {
     let host = host();
     let rights = ["--net", "none", "--cap-add", "NET_ADMIN"];
     round_trip(&host, "stack", &rights);
@@ -575,7 +575,7 @@ fn vm_memory_of_huge_pages() {
 
 /// New containers from a running container, and from a checkpoint of a stopped one.
 #[test]
-fn vm_clones_go_on_by_themselves() {
+fn vm_clones_run_independently() {
     let host = host();
     let all = [
         ("memory", &["--net", "none"][..]),
@@ -625,7 +625,7 @@ fn vm_clones_go_on_by_themselves() {
 
 /// Generators of random numbers keep their state in memory that a fork wipes (MADV_WIPEONFORK).
 #[test]
-fn vm_a_clone_has_nothing_of_what_a_fork_wipes() {
+fn vm_clone_has_empty_wipe_on_fork_memory() {
     let host = host();
     start(&host, "wipe", &["--net", "none"]);
     wait_for_line(&host, "wipe", "ready 0");
@@ -648,7 +648,7 @@ fn carry_image(from: &Host, to: &Host) {
 
 /// An archive is carried from one host to another, with the changed files in it.
 #[test]
-fn an_archive_makes_a_container_on_another_host() {
+fn archive_makes_container_on_another_host() {
     let (one, other) = (host(), Host::new());
     for (name, more, compress) in [
         ("memory", &["--net", "none", "--tmpfs", "/scratch"][..], "--compress"),
@@ -699,7 +699,7 @@ fn an_archive_makes_a_container_on_another_host() {
 
 /// An archive goes through a pipe to a new container with an address and a name of its own.
 #[test]
-fn vm_a_checkpoint_makes_new_containers_on_the_same_host() {
+fn vm_checkpoint_makes_new_containers_on_same_host() {
     let host = host();
     start(&host, "listener", &[]);
     wait_for_line(&host, "listener", "ready 0");
@@ -742,7 +742,7 @@ fn vm_a_checkpoint_makes_new_containers_on_the_same_host() {
 /// An archive gives a container nothing of the host that imports it. A damaged archive creates
 /// nothing.
 #[test]
-fn a_hostile_archive_is_refused_and_leaves_nothing() {
+fn hostile_archive_is_refused_and_leaves_nothing() {
     let host = host();
     let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "-v", "/etc:/host"];
     start(&host, "memory", &more);
@@ -817,7 +817,7 @@ fn checkpoints_are_compared() {
 /// Four processes share most of 8 MB, three share another 8 MB, 4 MB are of one process, and 8 MB
 /// are zero.
 #[test]
-fn vm_pages_that_several_processes_have_are_written_once() {
+fn vm_shared_pages_are_written_once() {
     let host = host();
     start(&host, "cow", &["--net", "none"]);
     wait_for_line(&host, "cow", "ready 0");
@@ -833,7 +833,7 @@ fn vm_pages_that_several_processes_have_are_written_once() {
 
 /// A process that exits while it is read is no reason to refuse.
 #[test]
-fn vm_processes_that_come_and_go_are_no_hindrance() {
+fn vm_short_lived_processes_do_not_block_checkpoint() {
     let host = Host::with_busybox();
     let script = "(while :; do true | true; done) & (while :; do sleep 0; done) & \
                   while :; do cat /etc/passwd >/dev/null; done";
@@ -849,7 +849,7 @@ fn vm_processes_that_come_and_go_are_no_hindrance() {
 
 /// After a reboot the host's clocks have begun anew, and the container's continue.
 #[test]
-fn vm_clocks_go_on_after_the_host_was_started_anew() {
+fn vm_clocks_continue_after_reboot() {
     let host = host();
     start(&host, "clock", &["--net", "none"]);
     let offsets = || {
@@ -887,7 +887,7 @@ fn vm_clocks_go_on_after_the_host_was_started_anew() {
 
 /// Private clocks keep their distance from the container's clocks in every boot.
 #[test]
-fn vm_clocks_of_their_own_go_on_after_the_host_was_started_anew() {
+fn vm_private_clocks_continue_after_reboot() {
     let host = host();
     let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME"];
     start(&host, "timens", &more);
@@ -911,7 +911,7 @@ fn vm_clocks_of_their_own_go_on_after_the_host_was_started_anew() {
 
 /// An asleep container is woken when a timer of one of its processes expires by a private clock.
 #[test]
-fn vm_one_that_waits_by_a_clock_of_its_own_is_woken_in_time() {
+fn vm_timer_of_private_clock_wakes_in_time() {
     let host = host();
     let more = ["--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "SYS_TIME"];
     start(&host, "timens", &[&more[..], &["--env", "ALONE=1"]].concat());
@@ -925,7 +925,7 @@ fn vm_one_that_waits_by_a_clock_of_its_own_is_woken_in_time() {
 
 /// A checkpoint gives no namespace and no clock offsets that the configuration does not grant.
 #[test]
-fn clocks_that_the_configuration_does_not_give_are_refused() {
+fn clocks_without_grant_in_configuration_are_refused() {
     let host = host();
     let dir = checkpointed(&host);
     for (ahead, lacking) in [(0, "SYS_ADMIN"), (1, "SYS_TIME")] {
@@ -964,7 +964,7 @@ fn newest(host: &Host, name: &str) -> PathBuf {
 
 /// The vdso is replaced by another kernel's in each round: one byte that is in no function differs.
 #[test]
-fn vm_another_kernels_shared_object_comes_along() {
+fn vm_vdso_of_another_kernel_is_restored() {
     let host = host();
     start(&host, "vdso", &["--net", "none"]);
     for round in 0..rounds() {
@@ -985,7 +985,7 @@ fn vm_another_kernels_shared_object_comes_along() {
 }
 
 #[test]
-fn a_cpu_that_lacks_something_is_refused_by_its_name() {
+fn cpu_without_saved_feature_is_refused_by_name() {
     let host = host();
     let dir = checkpointed(&host);
     rewrite(&dir, |records| {
@@ -1006,7 +1006,7 @@ fn a_cpu_that_lacks_something_is_refused_by_its_name() {
 /// State that getrandom(2) keeps in a process's memory is not saved: no two clones get the same
 /// numbers.
 #[test]
-fn vm_random_numbers_are_every_clones_own() {
+fn vm_random_numbers_differ_between_clones() {
     let host = host();
     start(&host, "vdso", &["--net", "none"]);
     wait_for_line(&host, "vdso", "ready 0");
@@ -1032,7 +1032,7 @@ fn vm_random_numbers_are_every_clones_own() {
 /// A shell at the console is detached from and attached to again, with a background job and with
 /// input that the shell has not read.
 #[test]
-fn vm_a_shell_in_a_terminal_is_attached_again() {
+fn vm_shell_in_terminal_is_attached_again() {
     let host = Host::with_busybox();
     host.dm(&["run", "-dt", "--name", "a", "--net", "none", "busybox", "sh"]).ok();
     let attach = || {
@@ -1095,7 +1095,7 @@ fn flip(path: &Path, at: u64) {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_refused_by_the_name_of_the_part() {
+fn damaged_checkpoint_is_refused_by_part_name() {
     let host = host();
     let dir = checkpointed(&host);
     let (records, pages) = (dir.join("records"), dir.join("pages"));
@@ -1171,7 +1171,7 @@ fn checkpoints_are_listed_shown_and_removed() {
 }
 
 #[test]
-fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
+fn vm_unsavable_state_is_named_and_nothing_is_stopped() {
     let host = host();
     let words = ["run", "-d", "--name", "a", "--net", "none", "workloads", "sh", "-c"];
     let script = "exec 5<>/etc/passwd; ln /etc/passwd /other; rm /etc/passwd; touch /up; while :; do sleep 0.1; \
@@ -1195,7 +1195,7 @@ fn vm_what_cannot_be_saved_is_named_and_nothing_is_stopped() {
 }
 
 #[test]
-fn vm_a_parent_in_vfork_is_named_and_nothing_is_stopped() {
+fn vm_parent_in_vfork_is_named_and_nothing_is_stopped() {
     let host = host();
     start(&host, "vfork", &["--net", "none"]);
     wait_for_line(&host, "vfork", "ready 0");
@@ -1208,7 +1208,7 @@ fn vm_a_parent_in_vfork_is_named_and_nothing_is_stopped() {
 
 /// Data written into a connection that is not accepted is saved completely or refused.
 #[test]
-fn vm_a_descriptor_that_only_such_a_connection_has_is_named_and_nothing_is_stopped() {
+fn vm_descriptor_held_only_by_unaccepted_connection_is_named_and_nothing_is_stopped() {
     let host = host();
     start(&host, "embryo", &["--net", "none", "--env", "LOST=1"]);
     wait_for_line(&host, "embryo", "ready 0");
@@ -1234,7 +1234,7 @@ fn vm_objects_of_the_ipc_namespace_are_named() {
 
 /// Contents of an inner namespace that cannot be saved, also of mounts that processes made.
 #[test]
-fn vm_what_cannot_be_saved_of_namespaces_is_named() {
+fn vm_unsavable_state_of_namespaces_is_named() {
     let host = host();
     let words = ["run", "-d", "--net", "none", "--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"];
     let cases = [
@@ -1270,7 +1270,7 @@ fn vm_what_cannot_be_saved_of_namespaces_is_named() {
 
 /// A cgroup namespace whose root has no process left.
 #[test]
-fn vm_a_cgroup_namespace_without_its_root_is_named() {
+fn vm_cgroup_namespace_without_root_process_is_named() {
     let host = host();
     start(&host, "cgroupns", &["--net", "none", "--systemd", "always", "--env", "GONE=1"]);
     wait_for_line(&host, "cgroupns", "ready 0");
@@ -1284,7 +1284,7 @@ fn vm_a_cgroup_namespace_without_its_root_is_named() {
 
 /// The engine mounts a devpts for an exec with a terminal. That mount is not the container's.
 #[test]
-fn what_the_engine_has_mounted_for_a_terminal_is_no_hindrance() {
+fn engine_devpts_of_exec_does_not_block_checkpoint() {
     let host = host();
     host.dm(&["run", "-d", "--name", "a", "--net", "none", "workloads", "sleep", "1000"]).ok();
     let mut terminal = Terminal::spawn(&host.dormouse(&["exec", "-t", "a", "cat", "/proc/mounts"]));

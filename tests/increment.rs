@@ -75,7 +75,7 @@ fn is_small(bytes: u64) {
 }
 
 #[test]
-fn vm_one_that_sleeps_again_writes_only_what_has_changed() {
+fn vm_second_sleep_writes_only_changes() {
     let host = host();
     let rounds = rounds() + 1;
     begin(&host, rounds, &[]);
@@ -103,7 +103,7 @@ fn vm_one_that_sleeps_again_writes_only_what_has_changed() {
 
 /// A parent and a child share most memory. Each checkpoint is restored without the others.
 #[test]
-fn a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
+fn checkpoint_reuses_unchanged_data_of_earlier_one() {
     let host = host();
     begin(&host, 3, &["--env", "CHILD=1"]);
     let mut before: Vec<File> = Vec::new();
@@ -145,7 +145,7 @@ fn a_later_checkpoint_has_what_has_not_changed_from_an_earlier_one() {
 }
 
 #[test]
-fn what_a_later_checkpoint_has_from_an_earlier_one_is_checked() {
+fn data_reused_from_earlier_checkpoint_is_verified() {
     let host = host();
     begin(&host, 2, &[]);
     host.dm(&["checkpoint", "--leave-running", NAME]).ok();

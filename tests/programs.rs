@@ -101,7 +101,7 @@ fn big_python_with_threads() {
 }
 
 #[test]
-fn big_java_whose_code_is_compiled() {
+fn big_java_with_compiled_code() {
     serve(&["java", "/programs/Server.java"], &["python3", "/programs/client.py"]);
 }
 
@@ -110,7 +110,7 @@ fn big_java_whose_code_is_compiled() {
 /// namespace. In the end it is also restored as another container, and manages its services as
 /// before.
 #[test]
-fn big_systemd_with_a_service_that_it_listens_for() {
+fn big_systemd_with_socket_activated_service() {
     let host = host();
     host.import(&image::systemd(), "systemd");
     let programs = format!("{}/programs:/programs:ro", env!("CARGO_MANIFEST_DIR"));

@@ -61,7 +61,7 @@ fn finish(host: &Host, name: &str) {
 }
 
 #[test]
-fn an_encrypted_archive_is_for_those_who_have_a_key() {
+fn encrypted_archive_needs_a_recipient_key() {
     let (here, there) = (host(), Host::new());
     carry_image(&here, &there);
     start(&here, "memory", &["--net", "none"]);
@@ -117,7 +117,7 @@ fn an_encrypted_archive_is_for_those_who_have_a_key() {
 }
 
 #[test]
-fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
+fn changed_encrypted_archive_is_refused_and_leaves_nothing() {
     let host = host();
     start(&host, "memory", &["--net", "none"]);
     wait_for_line(&host, "memory", "ready 0");
@@ -214,7 +214,7 @@ fn an_encrypted_archive_that_was_changed_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn an_archive_is_encrypted_with_a_passphrase() {
+fn archive_is_encrypted_with_passphrase() {
     let host = host();
     start(&host, "memory", &["--net", "none"]);
     wait_for_line(&host, "memory", "ready 0");
