@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
+mod circle;
 mod duration;
 mod floor;
 mod fuzz;

@@ -4,6 +4,7 @@
 //! lines in the tests below. Rules, and what they are for:
 //!
 //! - *floors*: the direction of dependencies ([`crate::floor`]).
+//! - *circles*: the modules of a crate form a line ([`crate::circle`]).
 //! - *unsafe*: lives in `kernel`, `bpf`, `keeper` and `checkpoint/src/inject`, where a reader
 //!   expects it; every other crate root says `#![forbid(unsafe_code)]`.
 //! - *promises*: each row of `SPECIFICATION.md` names the test or the benchmark that holds it, and
@@ -26,7 +27,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::guest::SMOKE;
-use crate::{floor, language};
+use crate::{circle, floor, language};
 
 /// Columns of a line of code at most, and those from which it should be broken: rustfmt breaks
 /// code there, comments and strings are for their writers.
@@ -82,6 +83,12 @@ pub fn run(top: &Path, with_notes: bool) -> Result<ExitCode> {
     findings.extend(promises(&files));
     findings.extend(features(&files));
     findings.extend(guest_tests(&files));
+    findings.extend(circle::judge(&files).into_iter().map(|complaint| Finding {
+        path: complaint.path,
+        line: complaint.line,
+        text: complaint.text,
+        is_note: complaint.is_allowed,
+    }));
     for judgement in language::judge(&files) {
         println!("{}", judgement.line);
         findings
