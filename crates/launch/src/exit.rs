@@ -12,15 +12,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::LaunchError;
+use crate::error::LaunchError;
 use crate::protocol::Ended;
 
 /// Name of the exit file in a container's runtime directory.
 pub const EXIT_FILE: &str = "exit";
-
-/// The exit code of a process that never executed its program: an earlier step failed, or the
-/// engine exited before it sent Go.
-pub const NEVER_BEGAN: i32 = 125;
 
 /// The exit status of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -34,8 +34,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use dormouse_kernel::sysctl;
 
+use crate::error::LaunchError;
 use crate::flat::{self, Code, NO_FD, Record, Table, Writer};
-use crate::{LaunchError, Step};
 
 /// A descriptor that travels with a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -753,6 +753,13 @@ impl Plan {
 /// Whether these are instructions, and no more than the kernel takes.
 fn is_filter(program: &[u8]) -> bool {
     program.len().is_multiple_of(8) && !program.is_empty() && program.len() <= 8 * 4096
+}
+
+/// The object of one operation of a plan, for errors.
+#[derive(Debug, Clone)]
+pub struct Step {
+    pub(crate) code: Code,
+    pub(crate) about: String,
 }
 
 /// A plan ready to be sent.

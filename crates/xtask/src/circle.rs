@@ -27,7 +27,6 @@ const LIMITS: &[(&str, usize)] = &[
     ("image", 5),
     ("keeper", 7),
     ("kernel", 15),
-    ("launch", 4),
     ("network", 2),
     ("oci", 13),
     ("shim", 2),
