@@ -37,6 +37,7 @@
 //! are refused.
 #![forbid(unsafe_code)]
 
+mod children;
 mod container;
 mod event;
 mod flag;

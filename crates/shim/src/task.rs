@@ -23,10 +23,10 @@ use dormouse_kernel::pidfd;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use crate::children::Children;
 use crate::container::{Container, End, Phase, Process, lock};
 use crate::event::{Events, any};
 use crate::runtime::Runtime;
-use crate::serve::Children;
 use crate::stream::{self, Console, Wanted};
 use crate::{metric, rootfs};
 

@@ -29,7 +29,6 @@ const LIMITS: &[(&str, usize)] = &[
     ("kernel", 15),
     ("network", 2),
     ("oci", 13),
-    ("shim", 2),
     ("testkit", 3),
     ("xtask", 8),
 ];
