@@ -58,7 +58,7 @@ pub(crate) fn line(error: &Error) -> String {
         }
         line.push_str(&part);
     }
-    crate::output::printable(&line).into_owned()
+    crate::text::printable(&line).into_owned()
 }
 
 /// Prints an error on stderr; returns its exit code.

@@ -47,6 +47,7 @@ mod sink;
 mod stream;
 mod target;
 mod terminal;
+mod text;
 mod verb;
 mod view;
 

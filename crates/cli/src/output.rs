@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::fail;
+pub(crate) use crate::text::printable;
 
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -99,24 +100,6 @@ pub(crate) fn json_line<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     let mut text = serde_json::to_vec(value).context("cannot write as JSON")?;
     text.push(b'\n');
     print(text)
-}
-
-/// Escapes control characters, so that the text has no effect on a terminal.
-///
-/// Names, labels and commands come from images and containers, which are not trusted with escape
-/// sequences.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    let hostile =
-        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    if text.contains(hostile) {
-        let mut clean = String::with_capacity(text.len() + 8);
-        for c in text.chars() {
-            if hostile(c) { clean.extend(c.escape_default()) } else { clean.push(c) }
-        }
-        Cow::Owned(clean)
-    } else {
-        Cow::Borrowed(text)
-    }
 }
 
 /// Cuts a text to `max` characters, with an ellipsis in place of the rest.
