@@ -5,9 +5,9 @@ use std::path::Path;
 
 use oci_spec::image::ImageConfiguration;
 
+use crate::arrival::NewImage;
 use crate::digest::Digest;
 use crate::error::{At, Fault, Result};
-use crate::ingest::NewImage;
 use crate::store::{ImageId, LayerRef, Metadata, Record, Store, sync_dir, to_json};
 use crate::tree::Tree;
 

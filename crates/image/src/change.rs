@@ -28,10 +28,11 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::archive::Meta;
+use crate::arrival::{Expect, NewImage};
 use crate::digest::Digest;
 use crate::error::{At, Fault, Result};
 use crate::import::{architecture, layer_of, now};
-use crate::ingest::{Expect, Import, NewImage};
+use crate::ingest::Import;
 use crate::mount::{Lower, view};
 use crate::progress::Progress;
 use crate::store::{Image, ImageId, Store, to_json};

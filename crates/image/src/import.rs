@@ -14,9 +14,10 @@ use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
 
 use crate::archive::{Kind, MAX_ENTRIES, Reader, Source};
+use crate::arrival::{Expect, NewImage};
 use crate::digest::Digest;
 use crate::error::{At, Fault, ImageError, Result, Step};
-use crate::ingest::{Expect, Import, NewImage};
+use crate::ingest::Import;
 use crate::object::Objects;
 use crate::pipeline::Packing;
 use crate::progress::Progress;

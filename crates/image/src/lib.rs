@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod arrival;
 mod build;
 mod change;
 mod codec;
@@ -43,10 +44,11 @@ mod store;
 mod tree;
 mod walk;
 
+pub use arrival::{Expect, Ingested, NewImage};
 pub use change::{Change, ChangeKind, Commit};
 pub use digest::{Digest, ObjectId};
 pub use error::{ImageError, Result};
-pub use ingest::{Expect, Import, Ingested, NewImage};
+pub use ingest::Import;
 pub use maintain::{Damage, Prune, Pruned};
 pub use mount::{Assembled, Layer, Lower, Volume, assemble};
 pub use progress::{Progress, Silent};

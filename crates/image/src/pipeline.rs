@@ -26,9 +26,9 @@ use std::thread;
 use sha2::Digest as _;
 
 use crate::archive::{Entry, Kind, MAX_ENTRIES, Reader, Source};
+use crate::arrival::{Expect, Ingested};
 use crate::digest::{Digest, ObjectId};
 use crate::error::{At, Fault, ImageError, Result};
-use crate::ingest::{Expect, Ingested};
 use crate::layer::{Content, Recorder};
 use crate::object::{INLINE_MAX, Objects};
 use crate::progress::Progress;

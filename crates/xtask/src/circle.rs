@@ -23,7 +23,6 @@ const LIMITS: &[(&str, usize)] = &[
     ("checkpoint", 123),
     ("container", 14),
     ("daemon", 4),
-    ("image", 5),
     ("keeper", 7),
     ("kernel", 15),
     ("network", 2),

@@ -23,9 +23,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::client::{Client, Request};
 use super::error::Failure;
 use super::manifest::Blob;
+use crate::arrival::Expect;
 use crate::digest::Digest;
 use crate::error::ImageError;
-use crate::ingest::{Expect, Import};
+use crate::ingest::Import;
 use crate::progress::{Progress, Silent};
 
 /// LIMIT: attempts that bring less than `PROGRESS_BYTES` each, in a row.

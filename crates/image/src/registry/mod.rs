@@ -21,7 +21,8 @@
 //! redirect or of an upload's `Location` get none, and URLs in a manifest are not followed at all
 //! (CVE-2020-15157).
 //!
-//! The files: `access` (configuration, certificates, credentials), `client` (requests, tokens,
+//! The files: `access` (configuration, certificates, credentials), `login` (stores credentials that
+//! the registry accepts), `client` (requests, tokens,
 //! retries), `manifest` (what is accepted, choice of the platform), `download` (one layer),
 //! `pull`, `push`, `known` (which blob of which registry is which layer).
 //!
@@ -34,13 +35,15 @@ mod error;
 #[cfg(test)]
 mod fake;
 mod known;
+mod login;
 mod manifest;
 mod pull;
 mod push;
 #[cfg(test)]
 mod tests;
 
-pub use access::{Access, Credentials, login, logout};
+pub use access::{Access, Credentials};
+pub use login::{login, logout};
 pub use manifest::Platform;
 pub use pull::{PullOptions, pull};
 pub use push::{PushOptions, push};

@@ -12,9 +12,9 @@ use super::download::{Downloads, sweep};
 use super::error::Failure;
 use super::known;
 use super::manifest::{Blob, CONFIG_MAX_BYTES, ConfigHead, Manifest, Platform};
+use crate::arrival::NewImage;
 use crate::digest::Digest;
 use crate::error::Result;
-use crate::ingest::NewImage;
 use crate::progress::Progress;
 use crate::store::{ImageId, Store};
 
