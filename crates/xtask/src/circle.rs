@@ -24,7 +24,6 @@ const LIMITS: &[(&str, usize)] = &[
     ("container", 14),
     ("daemon", 4),
     ("keeper", 7),
-    ("kernel", 15),
     ("network", 2),
     ("oci", 13),
     ("testkit", 3),

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 
 use super::dir::Dir;
 use super::error::CgroupError;
-use super::{Cgroup, Controllers, Hierarchy, SHARED_DEVICES};
+use super::{Cgroup, Controllers, DevicePolicy, Hierarchy, SHARED_DEVICES};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::error::Result as CallResult;
 use crate::weaken::weakened;
@@ -205,17 +205,6 @@ pub(super) const ORDINARY: &[DeviceRule] = &[
     DeviceRule::char(5, Some(2)), // ptmx
     DeviceRule::char(136, None),  // pts
 ];
-
-/// Enforcement of the device list on a host.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DevicePolicy {
-    /// By the v1 controller.
-    Controller,
-    /// By a BPF program at the v2 parent.
-    Program,
-    /// Not at all, and why.
-    None(String),
-}
 
 impl Hierarchy {
     /// Puts the device list in force, and returns how.

@@ -193,3 +193,21 @@ impl AsFd for Dir {
         self.fd.as_fd()
     }
 }
+
+/// The number after `name ` at the start of a line; 0 if there is no such line.
+pub(super) fn field(text: &str, name: &str) -> u64 {
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+    text.lines().find_map(value).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_whole_words_at_the_start_of_a_line() {
+        let text = "inactive_file_x 1\ntotal_inactive_file 2\ninactive_file 3\n";
+        assert_eq!(field(text, "inactive_file"), 3);
+        assert_eq!(field(text, "file"), 0);
+    }
+}

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::dir::Dir;
 use super::error::CgroupError;
-use super::life::wait_event;
+use super::wait::wait_event;
 use crate::error::{CallError, Result as CallResult};
 
 /// Longest wait for processes to freeze. One that waits for a disk or for its vforked child to

@@ -15,7 +15,7 @@
 
 use dormouse_model::{Invalid, Limits};
 
-use super::Controllers;
+use super::controller::Controllers;
 use super::error::CgroupError;
 
 /// Length of the period in which `cpu_max_milli` is measured: the kernel's own default.

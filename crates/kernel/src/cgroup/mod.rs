@@ -36,6 +36,7 @@
 //!
 //! **Not here**: guarantees, reclaim, pressure (they come with the governors).
 
+mod controller;
 mod device;
 mod dir;
 mod error;
@@ -47,6 +48,7 @@ mod reclaim;
 mod stats;
 mod tree;
 mod usage;
+mod wait;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -56,7 +58,8 @@ use std::time::Duration;
 use dormouse_model::{Invalid, Limits, Name};
 use rustix::fs::OFlags;
 
-pub use self::device::{DeviceAccess, DeviceKind, DevicePolicy, DeviceRule};
+pub use self::controller::Controllers;
+pub use self::device::{DeviceAccess, DeviceKind, DeviceRule};
 pub use self::error::CgroupError;
 pub use self::stats::Stats;
 pub use self::tree::{Forest, Tree};
@@ -65,6 +68,7 @@ pub use self::usage::{CpuTime, InUse, MemoryInUse};
 use self::dir::Dir;
 use self::limit::{Host, MemoryV1, Setting, Version};
 use self::mounts::Mounts;
+use self::wait::retry_busy;
 use crate::error::Result as CallResult;
 use crate::proc;
 
@@ -78,64 +82,6 @@ const SHARED_DEVICES: &str = "devices-1";
 /// The cgroup in which later processes of a container start when its own root hands controllers
 /// down (systemd does) and so takes no process.
 const LATER: &str = "dormouse-exec";
-
-bitflags::bitflags! {
-    /// Resource controllers, by v2's names.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Controllers: u16 {
-        /// CPU time and weight.
-        const CPU = 1;
-        /// v1 only: CPU time used.
-        const CPUACCT = 2;
-        /// Memory and swap.
-        const MEMORY = 4;
-        /// Number of tasks.
-        const PIDS = 8;
-        /// v1 only: stopping and going on.
-        const FREEZER = 16;
-        /// Disk time and bytes; `blkio` in v1.
-        const IO = 32;
-        /// v1 only: which devices may be used.
-        const DEVICES = 64;
-        /// On which CPUs to run.
-        const CPUSET = 128;
-    }
-}
-
-impl Controllers {
-    /// Each with its names in v1 and in v2.
-    const NAMES: [(Self, &'static str, Option<&'static str>); 8] = [
-        (Self::CPU, "cpu", Some("cpu")),
-        (Self::CPUACCT, "cpuacct", None),
-        (Self::MEMORY, "memory", Some("memory")),
-        (Self::PIDS, "pids", Some("pids")),
-        (Self::FREEZER, "freezer", None),
-        (Self::IO, "blkio", Some("io")),
-        (Self::DEVICES, "devices", None),
-        (Self::CPUSET, "cpuset", Some("cpuset")),
-    ];
-
-    /// Controllers that every container has on v2 (`cpuset` only on request).
-    const ALWAYS_V2: Self = Self::CPU.union(Self::MEMORY).union(Self::PIDS).union(Self::IO);
-
-    /// Parses the options of a v1 mount, `rw,cpu,cpuacct`.
-    fn from_v1_options(options: &str) -> Self {
-        let named = |word: &str| Self::NAMES.iter().find(|n| n.1 == word).map(|n| n.0);
-        options.split(',').filter_map(named).collect()
-    }
-
-    /// Parses a v2 list such as `cgroup.controllers`.
-    fn from_v2_list(list: &str) -> Self {
-        let named = |word: &str| Self::NAMES.iter().find(|n| n.2 == Some(word)).map(|n| n.0);
-        list.split_whitespace().filter_map(named).collect()
-    }
-
-    /// The name that users see.
-    pub fn name(self) -> &'static str {
-        let known = Self::NAMES.iter().find(|n| n.0 == self);
-        known.map_or("?", |n| n.2.unwrap_or(n.1))
-    }
-}
 
 /// The mounts of cgroups on a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +103,17 @@ impl Layout {
             Self::Legacy => "legacy",
         }
     }
+}
+
+/// Enforcement of the device list on a host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DevicePolicy {
+    /// By the v1 controller.
+    Controller,
+    /// By a BPF program at the v2 parent.
+    Program,
+    /// Not at all, and why.
+    None(String),
 }
 
 /// The cgroups of one instance of Dormouse: a parent in every hierarchy.
@@ -447,7 +404,7 @@ impl Hierarchy {
                 for own in parent.names().map_err(CgroupError::Remove)? {
                     leave(&above, &parent, &own).map_err(CgroupError::Remove)?;
                     // The keeper's last process closes its sockets before it leaves its cgroup.
-                    life::retry_busy(Duration::from_millis(500), || parent.remove(&own))
+                    retry_busy(Duration::from_millis(500), || parent.remove(&own))
                         .map_err(CgroupError::Remove)?;
                 }
                 above.remove(&self.0.parent).map_err(CgroupError::Remove)?;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Controllers;
+use super::controller::Controllers;
 use super::error::CgroupError;
 use crate::proc;
 

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::dir::field;
 use super::error::CgroupError;
 use super::limit::V1_UNLIMITED_BYTES;
 use super::{Cgroup, Controllers};
@@ -141,12 +142,6 @@ impl Cgroup {
     }
 }
 
-/// The number after `name ` at the start of a line; 0 if there is no such line.
-pub(super) fn field(text: &str, name: &str) -> u64 {
-    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
-    text.lines().find_map(value).unwrap_or(0)
-}
-
 /// `8:0 rbytes=1 wbytes=2 rios=...` for each device.
 fn io_v2(text: &str) -> (u64, u64) {
     let sum = |key: &str| {
@@ -171,13 +166,6 @@ fn io_v1(text: &str) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn fields_are_whole_words_at_the_start_of_a_line() {
-        let text = "inactive_file_x 1\ntotal_inactive_file 2\ninactive_file 3\n";
-        assert_eq!(field(text, "inactive_file"), 3);
-        assert_eq!(field(text, "file"), 0);
-    }
 
     #[test]
     fn devices_are_added_up() {

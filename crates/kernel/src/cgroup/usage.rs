@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::dir::field;
 use super::error::CgroupError;
 use super::mounts::Mounts;
-use super::stats::field;
 use super::{Controllers, check_name};
 use crate::proc;
 

@@ -1,7 +1,7 @@
 //! Programs that are attached to kernel functions, which are found in the kernel's BTF
 //! (Documentation/bpf/btf.rst). Whether they may be loaded is known only by loading them.
 
-use super::{Probed, Reason, Scratch, lack};
+use super::scratch::{Probed, Reason, Scratch, lack};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::btf::{Btf, FUNC, TYPEDEF};
 use crate::wait::Waits;

@@ -2,8 +2,8 @@
 
 use std::os::fd::AsFd;
 
+use super::scratch::{Probed, Reason, Scratch, lack};
 use super::task::{child, forever};
-use super::{Probed, Reason, Scratch, lack};
 use crate::bpf::{self, AttachType, Insn, Program, ProgramType};
 use crate::cgroup::{Controllers, DevicePolicy};
 use crate::process::CloneArgs;

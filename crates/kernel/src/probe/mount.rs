@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::{Probed, Reason, Scratch, lack, open_dir};
+use super::scratch::{Probed, Reason, Scratch, lack, open_dir};
 use crate::mount::{FsContext, MountAttr, OverlayLayer};
 use crate::{mount, namespace, resolve};
 

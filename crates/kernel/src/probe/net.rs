@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::{Probed, Reason, Scratch, lack};
+use super::scratch::{Probed, Reason, Scratch, lack};
 use crate::nft::{self, NftError};
 use crate::process::{self, CloneFlags};
 

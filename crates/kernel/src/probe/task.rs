@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use super::{Probed, Reason, Scratch, lack};
+use super::scratch::{Probed, Reason, Scratch, lack};
 use crate::call::{self, Instruction, Namespace};
 use crate::process::{self, CloneArgs, CloneFlags, Cloned, Exit};
 use crate::{Errno, namespace, pidfd};
@@ -175,7 +175,7 @@ pub(super) fn kcmp(_: &Scratch) -> Probed {
 }
 
 pub(super) fn pidfd_getfd(_: &Scratch) -> Probed {
-    let root = super::open_dir("/".as_ref())?;
+    let root = super::scratch::open_dir("/".as_ref())?;
     let child = child(&CloneArgs::default(), forever)?;
     // The child was born with a copy of it.
     let copied = pidfd::copy_descriptor(&child.pidfd, root.as_raw_fd())?;

@@ -4,7 +4,8 @@
 //! depends on a comparison reaches 255 instructions; over a longer block an unconditional jump,
 //! which reaches everywhere, is inserted.
 
-use super::{Action, Argument, Condition, Decision, Policy, Rule, Test, X32};
+use super::filter::Filter;
+use super::policy::{Action, Argument, Condition, Decision, Policy, Rule, Test, X32};
 use crate::call::Instruction;
 
 /// LIMIT: the kernel's, of one filter (BPF_MAXINSNS).
@@ -47,7 +48,17 @@ fn answer(action: Action) -> Instruction {
     plain(RETURN, value)
 }
 
-pub(super) fn compile(policy: &Policy) -> Option<Vec<Instruction>> {
+impl Policy {
+    /// Returns the program that implements the policy.
+    ///
+    /// `None` when it would be longer than the kernel's 4,096 instructions, or when a condition is
+    /// about an argument that no system call has, or names more than 255 numbers.
+    pub fn compile(&self) -> Option<Filter> {
+        compile(self).map(Filter)
+    }
+}
+
+fn compile(policy: &Policy) -> Option<Vec<Instruction>> {
     let mut program = vec![plain(LOAD, MACHINE)];
     if let Some(i386) = &policy.i386 {
         let mut other = vec![plain(LOAD, NUMBER)];

@@ -32,7 +32,8 @@
 
 use libc::*;
 
-use super::{Action, Argument, Condition, Decision, Filter, Policy, Rule, Test};
+use super::filter::Filter;
+use super::policy::{Action, Argument, Condition, Decision, Policy, Rule, Test};
 use crate::capability::{Capability, Set};
 
 /// The network stack that a container uses.

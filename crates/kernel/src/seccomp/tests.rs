@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 
+use super::policy::X32;
 use super::*;
+use crate::call::Instruction;
 use crate::capability::{Capability, Set, default_set};
 
 /// The input of a filter: the kernel's `struct seccomp_data` without the instruction pointer.

@@ -1,0 +1,33 @@
+//! A compiled filter, and its load into the kernel.
+
+use crate::call::{self, Instruction};
+use crate::error::{Explain, Result};
+
+/// A compiled filter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter(pub(super) Vec<Instruction>);
+
+impl Filter {
+    /// The program.
+    pub fn instructions(&self) -> &[Instruction] {
+        &self.0
+    }
+
+    /// The program as an array of the kernel's `struct sock_filter`, eight bytes each, for
+    /// [`call::load_filter_bytes`].
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0
+            .iter()
+            .flat_map(|instruction| {
+                let [a, b] = instruction.code.to_ne_bytes();
+                let [c, d, e, f] = instruction.k.to_ne_bytes();
+                [a, b, instruction.jump_true, instruction.jump_false, c, d, e, f]
+            })
+            .collect()
+    }
+
+    /// Loads it for the calling thread and what it becomes or makes from now on.
+    pub fn load(&self) -> Result<()> {
+        call::load_filter(&self.0).explain("seccomp", || format!("{} instructions", self.0.len()))
+    }
+}
