@@ -11,7 +11,8 @@ use dormouse_kernel::call::{self as kernel, CapabilityMasks, CloneArgs, Cloned};
 use rustix::io::Errno;
 
 use crate::call;
-use crate::newborn::Shared;
+use crate::exit::code_of;
+use crate::heritage::Shared;
 
 /// All signals.
 const ALL: u64 = u64::MAX;
@@ -130,9 +131,7 @@ fn pass_and_reap(program: i32) -> ! {
         }
         loop {
             match call::reap(None) {
-                Ok(Some((pid, status))) if pid == program => {
-                    kernel::exit(crate::server::code_of(status).0)
-                }
+                Ok(Some((pid, status))) if pid == program => kernel::exit(code_of(status).0),
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 // No child at all: the program cannot be waited for any more.

@@ -27,85 +27,22 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
+use crate::setting::{NOFILE, Outcome, become_stdio, rlimit, write_oom_score_adj};
 use crate::tree::{self, Target, Tree};
 use crate::{call, program};
+
+pub use crate::heritage::Heritage;
 
 /// Number of the socket to the engine.
 const SOCK: RawFd = 3;
 /// Number of the keeper's procfs.
 const PROC: RawFd = 4;
-/// Resource number of the limit on descriptors (getrlimit(2)).
-const NOFILE: u32 = 7;
 /// CAP_SYS_ADMIN as a bit.
 const SYS_ADMIN: u64 = 1 << 21;
 /// f_type of procfs (statfs(2)).
 const PROC_MAGIC: u64 = 0x9fa0;
 /// Index of a failure that is of no operation.
 const NO_OPERATION: u32 = u32::MAX;
-
-/// Settings that a newborn inherits from the keeper.
-#[derive(Debug, Clone, Copy)]
-pub struct Heritage {
-    /// Limit on descriptors before the keeper raised its own.
-    pub nofile: (u64, u64),
-    /// The keeper's oom_score_adj before it lowered its own.
-    pub oom_score_adj: Option<i32>,
-    pub(crate) arguments: call::Arguments,
-    shared: Shared,
-}
-
-/// Memory that a newborn shares with a template: it belongs to the program, not to the newborn.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Shared(&'static [(u64, u64)]);
-
-impl Shared {
-    /// Records the shared areas for the lifetime of this process and its copies.
-    pub(crate) fn leak(areas: Vec<(u64, u64)>) -> Self {
-        Self(areas.leak())
-    }
-
-    /// Unmaps the areas, in a process that does not become the program.
-    pub(crate) fn let_go(self) -> Outcome {
-        for (start, end) in self.0 {
-            let at = std::ptr::with_exposed_provenance_mut(*start as usize);
-            // SAFETY: the template has mapped it for the program alone.
-            unsafe { rustix::mm::munmap(at, (end - start) as usize) }?;
-        }
-        Ok(())
-    }
-}
-
-impl Heritage {
-    /// Reads the present settings of this process, before it changes them.
-    pub fn now() -> Self {
-        let nofile = kernel::prlimit(NOFILE, None).unwrap_or((1024, 4096));
-        let arguments = call::Arguments::find();
-        Self { nofile, oom_score_adj: None, arguments, shared: Shared::default() }
-    }
-
-    /// The same, with shared memory.
-    pub(crate) fn with(self, shared: Shared) -> Self {
-        Self { shared, ..self }
-    }
-
-    /// Restores the limits and settings that the keeper has changed for itself.
-    pub(crate) fn give_back(&self, proc: BorrowedFd<'_>) -> Outcome {
-        kernel::prlimit(NOFILE, Some(self.nofile))?;
-        match self.oom_score_adj {
-            Some(value) => write_oom_score_adj(proc, i64::from(value)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// Writes the calling process's oom_score_adj through a procfs.
-fn write_oom_score_adj(proc: BorrowedFd<'_>, value: i64) -> Outcome {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(proc, c"self/oom_score_adj", flags, Mode::empty())?;
-    rustix::io::write(&file, decimal(value, &mut [0; 20])).map(drop)
-}
-
-pub(crate) type Outcome<T = ()> = Result<T, Errno>;
 
 /// A damaged plan, as the errno that is reported.
 fn damaged(_: Damaged) -> Errno {
@@ -688,25 +625,6 @@ impl Newborn {
     }
 }
 
-/// Writes a number in decimal digits into the end of `text`.
-pub(crate) fn decimal(value: i64, text: &mut [u8; 20]) -> &[u8] {
-    let mut at = text.len();
-    let mut rest = value.unsigned_abs();
-    loop {
-        at -= 1;
-        text[at] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-        if rest == 0 || at == 1 {
-            break;
-        }
-    }
-    if value < 0 {
-        at -= 1;
-        text[at] = b'-';
-    }
-    &text[at..]
-}
-
 /// Writes a sysctl of this process's namespaces through the procfs of the cloning process. The
 /// kernel takes the namespace from the writer, and the image has no influence on that procfs.
 fn sysctl(key: &CStr, value: &CStr) -> Outcome {
@@ -789,25 +707,6 @@ fn instructions<'p>(plan: &'p Flat<'_>, op: &Record) -> Outcome<&'p [Instruction
     let (before, program, after) = unsafe { data.align_to::<Instruction>() };
     let whole = before.is_empty() && after.is_empty() && program.len() as u64 == op.a;
     if whole { Ok(program) } else { Err(Errno::BADMSG) }
-}
-
-pub(crate) fn rlimit(op: &Record) -> Outcome {
-    match kernel::prlimit(op.fd, Some((op.a, op.b))) {
-        Err(Errno::PERM) if op.flags & flat::LENIENT != 0 => {
-            let (_, hard) = kernel::prlimit(op.fd, None)?;
-            let hard = hard.min(op.b);
-            kernel::prlimit(op.fd, Some((op.a.min(hard), hard))).map(drop)
-        }
-        other => other.map(drop),
-    }
-}
-
-pub(crate) fn become_stdio(fds: [BorrowedFd<'_>; 3]) -> Outcome {
-    for (number, fd) in fds.into_iter().enumerate() {
-        // SAFETY: no value owns 0 to 2; descriptors of a plan have higher numbers.
-        unsafe { call::duplicate_to(fd, number as RawFd, false)? };
-    }
-    Ok(())
 }
 
 fn credentials(plan: &Flat<'_>, op: &Record) -> Outcome {

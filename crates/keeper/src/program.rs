@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 
 use crate::call;
-use crate::newborn::{Outcome, rlimit};
+use crate::setting::{Outcome, rlimit};
 
 /// The setup of a program.
 pub(crate) struct Given<'g> {

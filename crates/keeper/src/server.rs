@@ -64,8 +64,9 @@ use crate::birth;
 use crate::call;
 use crate::console::{Console, Logs, Pumped};
 use crate::custody::{Custody, Held};
+use crate::exit::code_of;
 use crate::fill::{self, Fill};
-use crate::newborn::Heritage;
+use crate::heritage::Heritage;
 use crate::sweep::Sweep;
 use crate::template::{self, PendingBirth, Template};
 use crate::tiny::Outside;
@@ -217,14 +218,6 @@ pub struct Server {
     ending: bool,
     /// The container with the last checked logs.
     log_turn: Option<Id>,
-}
-
-/// podman's exit code and the signal, 0 for none, of a status from wait4(2).
-pub fn code_of(status: i32) -> (i32, i32) {
-    match libc::WIFSIGNALED(status) {
-        true => (128 + libc::WTERMSIG(status), libc::WTERMSIG(status)),
-        false => (libc::WEXITSTATUS(status), 0),
-    }
 }
 
 type Answer = (Reply, Vec<OwnedFd>);

@@ -31,7 +31,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 
 use crate::birth::{self, Wanted};
-use crate::newborn::{Heritage, Shared};
+use crate::heritage::{Heritage, Shared};
 use crate::tiny::Outside;
 use crate::{Failed, Step, call};
 

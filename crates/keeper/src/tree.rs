@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
 
-use crate::newborn::{Outcome, become_stdio, decimal};
+use crate::setting::{Outcome, become_stdio, decimal};
 use crate::tiny;
 
 /// f_type of devpts.

@@ -23,7 +23,6 @@ const LIMITS: &[(&str, usize)] = &[
     ("checkpoint", 123),
     ("container", 14),
     ("daemon", 4),
-    ("keeper", 7),
     ("network", 2),
     ("oci", 13),
     ("testkit", 3),
