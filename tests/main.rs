@@ -17,6 +17,7 @@ mod drowsy;
 mod errors;
 mod fault;
 mod gatekeeper;
+mod host_users;
 mod hostile;
 mod images;
 mod isolation;

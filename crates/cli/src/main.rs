@@ -48,11 +48,14 @@ mod stream;
 mod target;
 mod terminal;
 mod text;
+mod umask;
 mod verb;
 mod view;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    // ORDER: first, before any file is created.
+    umask::set();
     ExitCode::from(command::main(std::env::args_os().collect()))
 }

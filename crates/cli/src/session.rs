@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -102,7 +103,7 @@ pub(crate) fn foreground(
 
 /// Opens a log for appending; a container whose log cannot be opened runs without.
 fn open_log(path: &Path) -> Option<OwnedFd> {
-    File::options().append(true).create(true).open(path).ok().map(OwnedFd::from)
+    File::options().append(true).create(true).mode(0o600).open(path).ok().map(OwnedFd::from)
 }
 
 /// End of an attachment.

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{fail, terminal};
+use crate::{fail, terminal, umask};
 
 /// Content of a file, which decides its permissions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holds {
-    /// Files: permissions by the umask.
+    /// Files: permissions by the umask of the caller.
     Files,
     /// Memory of processes, which may contain secrets: readable by the owner only.
     Memory,
@@ -60,9 +60,11 @@ fn to_file(
     let part = PathBuf::from(part);
     let step = || format!("cannot write '{}'", path.display());
     let done = (|| {
-        let mode = if holds == Holds::Memory { 0o600 } else { 0o666 };
-        let file = File::options().write(true).create_new(true).mode(mode).open(&part);
+        let file = File::options().write(true).create_new(true).mode(0o600).open(&part);
         let file = file.with_context(step)?;
+        if holds == Holds::Files {
+            umask::apply(&file).with_context(step)?;
+        }
         let mut out = BufWriter::with_capacity(64 << 10, file);
         write(&mut out)?;
         out.flush().with_context(step)?;

@@ -1,10 +1,14 @@
 //! Small files that are read and written as a whole.
 
+use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{Dir, FileType, FlockOperation, Mode, OFlags, flock};
+use rustix::io::Errno;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -12,6 +16,10 @@ use crate::error::{Error, Result};
 
 /// LIMIT: no record of ours is larger; a larger file is damaged.
 const RECORD_BYTES_MAX: u64 = 4 << 20;
+
+/// Mode of records and locks, for root alone. A configuration holds the secrets of an environment. Any
+/// user that can open a lock file can hold its lock (flock(2)).
+pub(crate) const FILE_MODE: u32 = 0o600;
 
 /// How sure a write must be before it counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,7 +34,9 @@ pub(crate) enum Durable {
 pub(crate) fn write(path: &Path, bytes: &[u8], durable: Durable) -> Result<()> {
     let new = path.with_extension("new");
     let step = || -> std::io::Result<()> {
-        let mut file = File::create(&new)?;
+        let mut options = File::options();
+        let options = options.write(true).create(true).truncate(true).mode(FILE_MODE);
+        let mut file = options.open(&new)?;
         file.write_all(bytes)?;
         if durable == Durable::Yes {
             file.sync_all()?;
@@ -107,6 +117,61 @@ pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<()> {
         .map_err(Error::file("cannot make directory", path))
 }
 
+/// Closes a top directory of this instance to other users, with its directories and files. The
+/// directories of `records` are closed two levels further. An earlier version created all of them
+/// open, by the umask of its caller.
+///
+/// ORDER: the top first, because no path leads through it afterwards. The levels below are closed
+/// against processes that already have a directory open.
+pub(crate) fn close(dir: &Path, records: &[&str]) -> Result<()> {
+    let step = |e: Errno| Error::file("cannot close to other users", dir)(e.into());
+    // The top may be a symbolic link, created by root, to a larger file system.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let top = rustix::fs::open(dir, flags, Mode::empty()).map_err(step)?;
+    rustix::fs::fchmod(&top, Mode::RWXU).map_err(step)?;
+    for name in names(&top).map_err(step)? {
+        let deeper = if records.iter().any(|r| r.as_bytes() == name.to_bytes()) { 2 } else { 0 };
+        close_entry(&top, &name, Some(deeper)).map_err(step)?;
+    }
+    Ok(())
+}
+
+/// Closes a file, or a directory and its entries down to `deeper` levels. With `None`, only files are
+/// closed, because the directories at that level are roots of containers. Links are not followed.
+/// A file of another user belongs to a container and keeps its mode.
+fn close_entry(dir: &OwnedFd, name: &CStr, deeper: Option<u32>) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let entry = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Ok(entry) => entry,
+        // The entry was removed meanwhile, or is a link or a socket.
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(()),
+        Err(e) => return Err(e),
+    };
+    let stat = rustix::fs::fstat(&entry)?;
+    if stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    match (FileType::from_raw_mode(stat.st_mode), deeper) {
+        (FileType::RegularFile, _) => rustix::fs::fchmod(&entry, Mode::RUSR | Mode::WUSR),
+        (FileType::Directory, Some(deeper)) => {
+            rustix::fs::fchmod(&entry, Mode::RWXU)?;
+            if deeper == 0 {
+                return Ok(());
+            }
+            let deeper = (deeper > 1).then(|| deeper - 1);
+            names(&entry)?.iter().try_for_each(|name| close_entry(&entry, name, deeper))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
+    let entries = Dir::read_from(dir)?.filter(|entry| {
+        entry.as_ref().is_ok_and(|e| !matches!(e.file_name().to_bytes(), b"." | b".."))
+    });
+    entries.map(|entry| entry.map(|e| e.file_name().to_owned())).collect()
+}
+
 /// An exclusive lock (flock(2)) on a file or directory, released when dropped or when its process
 /// exits, for any reason.
 #[derive(Debug)]
@@ -121,13 +186,13 @@ impl Lock {
 
     /// Waits for the lock on a file, created if missing.
     pub(crate) fn take_new(path: &Path) -> Result<Self> {
-        let file = File::options().create(true).truncate(false).write(true).open(path);
+        let file = lock_file(path);
         Self::take_file(file.map_err(Error::file("cannot open", path))?, path)
     }
 
     /// Waits for a share of the lock on a file, created if missing.
     pub(crate) fn take_shared(path: &Path) -> Result<Self> {
-        let file = File::options().create(true).truncate(false).write(true).open(path);
+        let file = lock_file(path);
         let file = file.map_err(Error::file("cannot open", path))?;
         Self::wait(file, path, FlockOperation::LockShared)
     }
@@ -170,7 +235,7 @@ impl Lock {
 
     /// Takes the lock on a file, created if missing, if it is free.
     pub(crate) fn try_take_new(path: &Path) -> Result<Option<Self>> {
-        let file = File::options().create(true).truncate(false).write(true).open(path);
+        let file = lock_file(path);
         Self::try_take_file(file.map_err(Error::file("cannot open", path))?, path)
     }
 
@@ -181,6 +246,11 @@ impl Lock {
             Err(e) => Err(Error::file("cannot lock", path)(e.into())),
         }
     }
+}
+
+/// Opens a file to be locked, and creates a missing one.
+fn lock_file(path: &Path) -> std::io::Result<File> {
+    File::options().create(true).truncate(false).write(true).mode(FILE_MODE).open(path)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -61,6 +62,7 @@ impl Engine {
             network: OnceLock::new(),
             cgroups: OnceLock::new(),
         };
+        engine.close_to_others()?;
         engine.recover_after_boot()?;
         let _ = engine.finish_interrupted(); // every command tries again; `prune` reports errors
         Ok(engine)
@@ -496,6 +498,30 @@ impl Engine {
         fs::remove_dir_all(&path).map_err(Error::file("cannot remove volume", path))
     }
 
+    /// Closes LIB and RUN to the host's other users. Both hold locks, secrets of environments, and
+    /// files of containers, some of them set-user-id. Directories of an earlier version were open.
+    fn close_to_others(&self) -> Result<()> {
+        for dir in [&self.places.lib, &self.places.run] {
+            let meta = match fs::metadata(dir) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+                other => other.map_err(Error::file("cannot look at", dir))?,
+            };
+            let own = rustix::process::geteuid().as_raw();
+            if meta.uid() != own {
+                return Err(Error::Invalid(format!(
+                    "'{}' belongs to uid {}, which could replace anything in it: give it to uid \
+                     {own} (chown), or choose another --root",
+                    dir.display(),
+                    meta.uid()
+                )));
+            }
+            if meta.mode() & 0o077 != 0 {
+                disk::close(dir, &["containers", "pending", "names", "ids", "quiet", "c"])?;
+            }
+        }
+        Ok(())
+    }
+
     /// At the first call after a boot: makes the directories, forgets the processes of the last
     /// boot and releases the leftovers of interrupted verbs.
     fn recover_after_boot(&self) -> Result<()> {
@@ -506,12 +532,15 @@ impl Engine {
         }
         let p = &self.places;
         for dir in [&p.lib, &p.run] {
-            disk::make_dir(dir, 0o711)?;
+            if let Some(above) = dir.parent() {
+                disk::make_dir(above, 0o755)?;
+            }
+            disk::make_dir(dir, 0o700)?;
         }
         for dir in
             [p.containers(), p.pending(), p.names(), p.volumes(), p.lib.join("ids"), p.running()]
         {
-            disk::make_dir(&dir, 0o711)?;
+            disk::make_dir(&dir, 0o700)?;
         }
         let _lock = Lock::take(&p.run)?;
         if fs::read_to_string(&marker).is_ok_and(|b| b == boot) {

@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::disk::FILE_MODE;
 use crate::error::{Error, Result};
 
 /// LIMIT: bytes of events kept; the renamed file doubles this.
@@ -113,7 +114,8 @@ pub(crate) fn append(path: &Path, event: &Event) -> Result<()> {
         .map_err(|e| Error::Corrupt { path: path.into(), what: e.to_string() })?;
     line.push(b'\n');
     let write = || -> std::io::Result<u64> {
-        let mut file = File::options().append(true).create(true).open(path)?;
+        let mut options = File::options();
+        let mut file = options.append(true).create(true).mode(FILE_MODE).open(path)?;
         file.write_all(&line)?;
         Ok(file.metadata()?.len())
     };

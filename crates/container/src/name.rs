@@ -4,12 +4,14 @@
 //! another name and linked into place, which fails if the name exists. Two creates with one name
 //! therefore cannot both succeed, and a reader never finds half an id.
 
-use std::fs;
-use std::io::ErrorKind as Io;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::{ErrorKind as Io, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 
 use dormouse_model::{ContainerId, Name};
 
+use crate::disk::FILE_MODE;
 use crate::error::{Error, Result};
 
 /// The directory of names.
@@ -48,8 +50,12 @@ impl Names {
     /// Gives a free name to a container. If the name is taken, the error has its holder.
     pub(crate) fn take(&self, name: &Name, id: &ContainerId) -> Result<()> {
         let new = self.new_path(id);
-        let write = |path: &Path| fs::write(path, id.as_str());
-        write(&new).map_err(Error::file("cannot write", &new))?;
+        let write = || {
+            let mut options = File::options();
+            let options = options.write(true).create(true).truncate(true).mode(FILE_MODE);
+            options.open(&new)?.write_all(id.as_str().as_bytes())
+        };
+        write().map_err(Error::file("cannot write", &new))?;
         let linked = fs::hard_link(&new, self.path(name));
         let _ = fs::remove_file(&new); // on failure `release` removes it
         match linked {

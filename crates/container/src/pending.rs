@@ -20,6 +20,7 @@
 //! published or finished meanwhile, so its name is looked up again.
 
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use dormouse_model::{Config, ContainerId, Name, State};
@@ -132,7 +133,8 @@ impl Engine {
     pub(crate) fn begin(&self, id: &ContainerId) -> Result<New> {
         let dir = self.pending("new", id);
         let _making = Lock::share(&self.places().pending())?;
-        fs::create_dir(&dir).map_err(Error::file("cannot make directory", &dir))?;
+        let made = fs::DirBuilder::new().mode(0o700).create(&dir);
+        made.map_err(Error::file("cannot make directory", &dir))?;
         let lock = Lock::take(&dir)?;
         Ok(New { dir, lock })
     }

@@ -10,12 +10,12 @@
 //! are skipped.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use dormouse_model::{ContainerId, IdMap, IdRange, IdSlot};
 
-use crate::disk::Lock;
+use crate::disk::{FILE_MODE, Lock};
 use crate::error::{Error, Result};
 
 const BITMAP_BYTES: usize = (IdSlot::COUNT / 8) as usize;
@@ -45,7 +45,7 @@ impl Slots {
     /// Opens the table of owners; unwritten entries read as zeros, which is no container's id.
     fn owners(&self) -> Result<File> {
         let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
+        options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
         options.open(&self.owners).map_err(Error::file("cannot open", &self.owners))
     }
 
@@ -69,6 +69,7 @@ impl Slots {
                 .write(true)
                 .create(true)
                 .truncate(false)
+                .mode(FILE_MODE)
                 .open(&self.path)?;
             let mut bits = vec![0; BITMAP_BYTES];
             let len = file.metadata()?.len();

@@ -551,6 +551,7 @@ impl Engine {
             Ok(()) => {
                 chown(&path, Some(ids.base), Some(ids.base))
                     .map_err(Error::file("cannot own", &path))?;
+                set_mode(&path, 0o755)?;
             }
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(Error::file("cannot make volume", path)(e)),
@@ -583,6 +584,7 @@ impl Engine {
             fs::write(&path, text).map_err(Error::file("cannot write", &path))?;
             chown(&path, Some(config.ids.base), Some(config.ids.base))
                 .map_err(Error::file("cannot own", &path))?;
+            set_mode(&path, 0o644)?;
             Ok(path)
         };
         let own_names = || format!("127.0.0.1\tlocalhost {}\n::1\tlocalhost\n", config.hostname);
@@ -1280,6 +1282,11 @@ fn open_dir(path: &Path) -> Result<OwnedFd> {
 fn make_owned_dir(path: &Path, mode: u32, ids: IdMap) -> Result<()> {
     fs::create_dir(path).map_err(Error::file("cannot make directory", path))?;
     chown(path, Some(ids.base), Some(ids.base)).map_err(Error::file("cannot own", path))?;
+    set_mode(path, mode)
+}
+
+/// Sets the permissions of a new file, which the umask may have reduced.
+fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .map_err(Error::file("cannot set permissions of", path))
 }

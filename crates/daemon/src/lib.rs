@@ -37,6 +37,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::fs::{File, TryLockError};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -133,7 +134,7 @@ pub fn run(places: Places, given: Settings) -> Result<()> {
 /// killed between fork and execve may have left the lock with that child until its execve.
 fn alone(engine: &Engine) -> Result<File> {
     let path = engine.places().run.join("daemon.lock");
-    let file = File::options().create(true).truncate(false).write(true).open(path);
+    let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(path);
     let file = file.map_err(step("open the daemon's lock"))?;
     let until = Instant::now() + LOCK_WITHIN;
     loop {

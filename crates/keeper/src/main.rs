@@ -29,6 +29,8 @@ const NOFILE: u32 = 7;
 const OOM_SCORE_ADJ: i32 = -999;
 
 fn main() -> ExitCode {
+    // ORDER: first, so that the caller's umask changes no mode of the instance's files.
+    rustix::process::umask(Mode::from_raw_mode(0o077));
     match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -128,7 +130,6 @@ fn start() -> Result<(), String> {
         Ok(Cloned::Child) => {
             let _ = rustix::process::setsid();
             let _ = kernel::set_name(c"dormouse-keeper");
-            rustix::process::umask(Mode::from_raw_mode(0o077));
             let stdio = [
                 rustix::stdio::dup2_stdin(null.as_fd()),
                 rustix::stdio::dup2_stdout(null.as_fd()),

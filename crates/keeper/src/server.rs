@@ -1194,7 +1194,7 @@ fn write_exit_file(run: &OwnedFd, id: Id, pid: u32, ended: Ended) -> Result<(), 
     let (temporary, path) = (format!("c/{id}/.{EXIT_FILE}"), format!("c/{id}/{EXIT_FILE}"));
     let flags =
         OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let mode = Mode::from_raw_mode(0o644);
+    let mode = Mode::from_raw_mode(0o600);
     let file = rustix::fs::openat(run, &temporary, flags, mode)?;
     let mut file = std::fs::File::from(file);
     let written = file.write_all(text.as_bytes());

@@ -8,6 +8,8 @@
 //! {"version":1,"pid":4711,"code":137,"signal":9,"oom":false,"finished_unix_ms":1763700000000}
 //! ```
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -50,7 +52,9 @@ impl ExitStatus {
             "version": 1, "pid": pid, "code": code, "signal": signal, "oom": oom,
             "finished_unix_ms": finished_unix_ms,
         });
-        let written = std::fs::write(&new, text.to_string());
+        let mut options = std::fs::OpenOptions::new();
+        let options = options.write(true).create(true).truncate(true).mode(0o600);
+        let written = options.open(&new).and_then(|mut f| f.write_all(text.to_string().as_bytes()));
         written
             .and_then(|()| std::fs::rename(&new, &path))
             .map_err(|source| LaunchError::ExitFile { path, source })

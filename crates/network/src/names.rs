@@ -11,7 +11,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::net::IpAddr;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -69,7 +69,8 @@ impl Hosts {
         bytes.resize(HEADER_BYTES - 1, b' ');
         bytes.push(b'\n');
         let _ = fs::remove_file(self.free_path()); // an older boot's
-        fs::write(&self.path, bytes).map_err(Error::file("write", &self.path))
+        fs::write(&self.path, bytes).map_err(Error::file("write", &self.path))?;
+        make_readable(&self.path)
     }
 
     fn free_path(&self) -> PathBuf {
@@ -216,7 +217,14 @@ pub(crate) fn write_resolv_conf(path: &Path) -> Result<()> {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return Ok(());
     }
-    fs::write(path, text).map_err(Error::file("write", path))
+    fs::write(path, text).map_err(Error::file("write", path))?;
+    make_readable(path)
+}
+
+/// Makes a file readable for every user inside, for the resolver. The umask may have removed bits.
+fn make_readable(path: &Path) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+        .map_err(Error::file("set the permissions of", path))
 }
 
 #[cfg(test)]

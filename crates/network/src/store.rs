@@ -480,7 +480,7 @@ pub(crate) fn replace(path: &Path, text: &[u8]) -> Result<()> {
         .write(true)
         .create(true)
         .truncate(true)
-        .mode(0o644)
+        .mode(0o600)
         .open(&new)
         .map_err(Error::file("create", &new))?;
     file.write_all(text).map_err(Error::file("write", &new))?;

@@ -54,6 +54,8 @@ use std::process::ExitCode;
 use flag::Flags;
 
 fn main() -> ExitCode {
+    // ORDER: first, so that the caller's umask changes no mode of the instance's files.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let flags = Flags::read(std::env::args().skip(1));
     let done = flags.and_then(|flags| match flags.action.as_str() {
         _ if flags.version => {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::{Context, Result};
 use dormouse_container::{Created, Engine};
@@ -10,7 +11,7 @@ use dormouse_image::Image;
 use crate::command::Global;
 use crate::create::{CreateArgs, Here, with_name};
 use crate::option::env;
-use crate::{image, output};
+use crate::{image, output, umask};
 
 /// Create a container without starting it
 #[derive(Debug, clap::Args)]
@@ -40,8 +41,11 @@ pub(crate) fn create(engine: &Engine, args: &CreateArgs, image: Option<Image>) -
     let id_file = match &args.cidfile {
         None => None,
         Some(path) => {
-            let file = fs::File::options().write(true).create_new(true).open(path);
-            Some(file.with_context(|| format!("cannot write the id to '{}'", path.display()))?)
+            let step = || format!("cannot write the id to '{}'", path.display());
+            let file = fs::File::options().write(true).create_new(true).mode(0o600).open(path);
+            let file = file.with_context(step)?;
+            umask::apply(&file).with_context(step)?;
+            Some(file)
         }
     };
     let created = with_name(args, || args.merge(image.clone(), &here), |c| engine.create(c));
