@@ -154,3 +154,22 @@ fn callers_umask_sets_mode_of_requested_files() {
         }
     }
 }
+
+#[test]
+fn host_sees_no_writable_sysfs_or_procfs_of_containers() {
+    let host = Host::with_busybox();
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sleep", "1000"]).ok();
+    host.dm(&["run", "-d", "--name", "b", "--net", "none", "busybox", "sleep", "1000"]).ok();
+    let root = host.root();
+    let mounts = host.sh("cat /proc/self/mountinfo").ok();
+    let ours: Vec<&str> =
+        mounts.lines().filter(|l| l.contains(root.to_str().expect("UTF-8"))).collect();
+    let shown = |line: &&&str| line.contains(" - sysfs ") || line.contains(" - proc ");
+    assert!(ours.iter().filter(shown).count() >= 2, "{mounts}");
+    for line in ours.iter().filter(shown) {
+        let options = line.split(' ').nth(5).expect("options");
+        assert!(options.split(',').any(|o| o == "ro"), "{line}");
+    }
+    host.dm(&["exec", "b", "ls", "/sys/class/net"]).ok();
+    assert_ne!(host.dm(&["exec", "b", "touch", "/sys/kernel/x"]).status, 0);
+}

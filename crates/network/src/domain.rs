@@ -100,6 +100,7 @@ impl Network {
             .map_err(Error::errno("hold the domain", "flock"))?;
         let Some((ready, netns)) = read_ready(&dir)? else { return Ok(None) };
         let sys = open_path(&dir.join("sys"))?;
+        protect_sys(&sys)?;
         Ok(Some(Domain { name: name.clone(), netns, sys, ready, dir, hold }))
     }
 
@@ -310,6 +311,18 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
         .map_err(|e| Error::file("open", path)(e.into()))
 }
 
+/// Makes a sysfs mount read-only. Earlier versions mounted sysfs writable.
+pub(crate) fn protect_sys(sys: &OwnedFd) -> Result<()> {
+    let flags = rustix::fs::fstatvfs(sys).map_err(Error::errno("look at a sysfs", "fstatvfs"))?;
+    if flags.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY)
+        || dormouse_kernel::weakened("read-only-sys")
+    {
+        return Ok(());
+    }
+    mount::set_attr(sys.as_fd(), false, MountAttr::RDONLY, MountAttr::empty())
+        .map_err(|e| Error::Step("make a sysfs read-only", e))
+}
+
 fn lock_file(path: &Path) -> Result<File> {
     OpenOptions::new()
         .read(true)
@@ -430,11 +443,13 @@ fn prepare_host(uplink: &str) -> Result<()> {
     Ok(())
 }
 
-/// Mounts the sysfs of this thread's stack.
+/// Mounts the sysfs of this thread's stack read-only, so that no program of the host's root changes
+/// settings through the mount.
 pub(crate) fn mount_sys(path: &Path) -> Result<()> {
     let step = |e| Error::Step("mount the sysfs of the network namespace", e);
     let context = mount::FsContext::open("sysfs").map_err(step)?;
-    let attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+    let mut attr = MountAttr::NOSUID | MountAttr::NODEV | MountAttr::NOEXEC;
+    attr.set(MountAttr::RDONLY, !dormouse_kernel::weakened("read-only-sys"));
     let sys = context.create(attr).map_err(step)?;
     mount::attach(sys.as_fd(), rustix::fs::CWD, path).map_err(step)
 }

@@ -343,7 +343,9 @@ impl Network {
                 stack::inside(netns.as_fd(), || domain::mount_sys(&dir))?;
             }
         }
-        domain::open_path(&dir)
+        let sys = domain::open_path(&dir)?;
+        domain::protect_sys(&sys)?;
+        Ok(sys)
     }
 
     /// Unmounts the mount of [`empty_sys`](Self::empty_sys). Running containers keep their own.
