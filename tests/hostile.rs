@@ -402,3 +402,40 @@ fn vm_fork_bomb_ends_with_its_container() {
     let gone = || host.processes().iter().all(|(_, line)| !line.contains("sleep"));
     assert!(dormouse_testkit::wait_until(Duration::from_secs(5), gone));
 }
+
+#[test]
+fn vm_container_does_not_take_inotify_instances_of_another() {
+    let host = Host::with_busybox();
+    let taken = |name: &str, count: &str| {
+        host.dm(&["run", "-d", "--name", name, "busybox", "probe", "inotify", count]).ok();
+        let logged = || host.dm(&["logs", name]).stdout.trim().parse::<u32>().ok();
+        let limit = Duration::from_secs(60) * slowness();
+        assert!(wait_until(limit, || logged().is_some()), "{name} reports no count");
+        logged().expect("a count was logged just now")
+    };
+    let mine = taken("greedy", "1000");
+    assert!((1..=128).contains(&mine), "{mine} instances of one user");
+    // A second user inside has a count of its own within the user namespace.
+    let words =
+        ["exec", "-d", "--user", "1000", "greedy", "sh", "-c", "probe inotify 1000 >/tmp/n"];
+    host.dm(&words).ok();
+    host.wait_inside("greedy", "test -s /tmp/n");
+    assert_eq!(taken("neighbour", "100"), 100, "another container has its own limit");
+}
+
+#[test]
+fn vm_namespaces_of_a_container_are_bounded() {
+    let host = Host::with_busybox();
+    let read = "cd /proc/sys/user; cat max_user_namespaces max_net_namespaces max_mnt_namespaces";
+    assert_eq!(host.dm(&["run", "--rm", "busybox", "sh", "-c", read]).ok(), "256\n256\n1024");
+    let write = "echo 1000000 >/proc/sys/user/max_user_namespaces";
+    assert_ne!(host.dm(&["run", "--rm", "busybox", "sh", "-c", write]).status, 0);
+    let words = ["run", "--rm", "--sysctl", "user.max_user_namespaces=3", "busybox", "sh", "-c"];
+    let nest = "for i in 1 2 3 4 5; do unshare -U sleep 5 & done; n=0
+        while [ $(ls -l /proc/[0-9]*/ns/user | sed 's/.*-> //' | sort -u | wc -l) -lt 4 ] && [ $n -lt 50 ]
+        do sleep 0.1; n=$((n+1)); done
+        sleep 0.5; ls -l /proc/[0-9]*/ns/user | sed 's/.*-> //' | sort -u | wc -l";
+    let out = host.dm(&[&words[..], &[nest]].concat());
+    assert_eq!(out.stdout.trim(), "4", "the container's own namespace and three more: {out}");
+    assert!(out.stderr.contains("No space left on device"), "{out}");
+}

@@ -18,6 +18,8 @@
  *                           DIR/outside: each line is returned with a number before it, each
  *                           datagram is printed so, and so is the name of each new file in
  *                           DIR/watched
+ * inotify COUNT             opens so many inotify instances, prints the number opened, and keeps
+ *                           them
  * ring COUNT                so many processes pass a byte round through pipes, without end
  *
  * Names are resolved by getaddrinfo(3), so `/etc/hosts` counts. Every wait ends after five seconds,
@@ -490,6 +492,18 @@ static int tick(char **args)
 	return fail("nanosleep");
 }
 
+/* Opens inotify instances up to the limit and keeps them. */
+static int take_inotify(char **args)
+{
+	int wanted = atoi(args[0]), taken = 0;
+	while (taken < wanted && inotify_init() >= 0)
+		taken++;
+	printf("%d\n", taken);
+	fflush(stdout);
+	for (;;)
+		pause();
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -501,7 +515,7 @@ int main(int argc, char **argv)
 		      { "udp-ask", 3, udp_request }, { "bind", 2, bind_only }, { "ping", 1, ping },
 		      { "waits", 2, waits }, { "local", 1, local }, { "ring", 1, ring },
 		      { "send", 3, send_again },
-		      { "tick", 1, tick } };
+		      { "tick", 1, tick }, { "inotify", 1, take_inotify } };
 	for (size_t i = 0; argc > 1 && i < sizeof(verbs) / sizeof(*verbs); i++)
 		if (!strcmp(argv[1], verbs[i].name) && argc - 2 >= verbs[i].count)
 			return verbs[i].run(argv + 2);

@@ -37,6 +37,7 @@ mod heritage;
 mod init;
 mod lot;
 pub mod newborn;
+mod owner;
 mod program;
 pub mod server;
 mod setting;

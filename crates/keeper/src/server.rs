@@ -67,6 +67,7 @@ use crate::custody::{Custody, Held};
 use crate::exit::code_of;
 use crate::fill::{self, Fill};
 use crate::heritage::Heritage;
+use crate::owner::AsOwner;
 use crate::sweep::Sweep;
 use crate::template::{self, PendingBirth, Template};
 use crate::tiny::Outside;
@@ -657,7 +658,10 @@ impl Server {
                 let requested = self.request_birth(key, serial, request, fds);
                 return requested.err().map(|Failed { step, source }| refused(source, step));
             }
-            _ => wanted.and_then(|wanted| birth::give(outside, heritage, &wanted)),
+            _ => wanted.and_then(|wanted| {
+                let _owner = AsOwner::of(wanted.uid_map);
+                birth::give(outside, heritage, &wanted)
+            }),
         };
         Some(self.born(serial, &request, born))
     }

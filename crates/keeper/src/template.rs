@@ -32,6 +32,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use crate::birth::{self, Wanted};
 use crate::heritage::{Heritage, Shared};
+use crate::owner::AsOwner;
 use crate::tiny::Outside;
 use crate::{Failed, Step, call};
 
@@ -320,8 +321,13 @@ fn serve(
     let (mut bytes, mut fds) = ([0; MESSAGE_MAX_BYTES], Vec::new());
     let n = wire::receive(sock, &mut bytes, RecvFlags::empty(), |fd| fds.push(fd)).ok()?;
     let Ok(Request::Spawn(request)) = Request::decode(&bytes[..n]) else { return None };
-    let born = Wanted::of(&request, &fds)
-        .and_then(|wanted| birth::clone_newborn(outside, heritage, &wanted, CloneFlags::PARENT));
+    let born = Wanted::of(&request, &fds).and_then(|wanted| {
+        let _owner = AsOwner::of(wanted.uid_map);
+        birth::clone_newborn(outside, heritage, &wanted, CloneFlags::PARENT)
+    });
+    // A change of ids clears the parent death signal (prctl(2)). The socket shows the exit of a keeper
+    // in the meantime.
+    let _ = kernel::set_parent_death_signal(libc::SIGKILL);
     Some(match born {
         Ok((pid, pidfd)) => (Reply::Spawned { pid, start_time: 0 }, Some(pidfd)),
         Err(Failed { step, source }) => {

@@ -17,6 +17,7 @@ const VALUE_MAX: usize = 4095;
 /// | `kernel.hostname`, `kernel.domainname`, by system call: the files are the host root's | uts | uts_namespaces(7) |
 /// | `kernel.msg*`, `kernel.sem*`, `kernel.shm*` of System V, `fs.mqueue.*` | ipc | ipc_namespaces(7) |
 /// | `kernel.pid_max`, KERNEL(6.14): before, the kernel refuses | pid | pid_namespaces(7) |
+/// | `user.max_*`: limits on namespaces, inotify and fanotify, for each user inside | user | namespaces(7) |
 /// | `net.*` | network, where it belongs to the container's user namespace | network_namespaces(7) |
 ///
 /// Names are written with dots or slashes: `net.ipv4.ip_forward`, `net/ipv4/ip_forward`.
@@ -38,6 +39,7 @@ pub fn owner(name: &str) -> Option<Namespace> {
         | "kernel/shm_rmid_forced" => Some(Namespace::Ipc),
         "kernel/pid_max" => Some(Namespace::Pid),
         _ if path.starts_with("fs/mqueue/") => Some(Namespace::Ipc),
+        _ if path.starts_with("user/max_") => Some(Namespace::User),
         _ if path.starts_with("net/") => Some(Namespace::Net),
         _ => None,
     }
@@ -74,6 +76,8 @@ mod tests {
         assert_eq!(owner("kernel.domainname"), Some(Namespace::Uts));
         assert_eq!(owner("kernel/pid_max"), Some(Namespace::Pid));
         assert_eq!(owner("fs.mqueue.msg_max"), Some(Namespace::Ipc));
+        assert_eq!(owner("user.max_user_namespaces"), Some(Namespace::User));
+        assert_eq!(owner("user.name"), None);
         assert_eq!(owner("net.ipv4.ip_forward"), Some(Namespace::Net));
         assert_eq!(owner("net/ipv4/conf/eth0.1/forwarding"), Some(Namespace::Net));
     }

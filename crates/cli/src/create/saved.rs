@@ -9,7 +9,9 @@
 
 use anyhow::{Result, bail};
 use dormouse_container::Create;
+use dormouse_kernel::call::Namespace;
 use dormouse_kernel::capability::Capability;
+use dormouse_kernel::sysctl;
 use dormouse_model::{Config, MountKind, NetMode, SeccompChoice};
 
 use super::{CreateArgs, Defaults, Here};
@@ -53,6 +55,10 @@ impl CreateArgs {
         for (key, value) in &saved.sysctls {
             let (key, value) =
                 limit::sysctl(&format!("{key}={value}"), create.net == NetMode::None)?;
+            // Only the operator may lift a bound on kernel objects, not an archive.
+            if sysctl::owner(&key) == Some(Namespace::User) && !create.sysctls.contains_key(&key) {
+                missing.push(format!("--sysctl {key}={value}"));
+            }
             create.sysctls.entry(key).or_insert(value);
         }
         mounts(&mut create, saved, &mut missing);

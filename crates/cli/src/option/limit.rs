@@ -193,7 +193,7 @@ pub(crate) fn sysctl(text: &str, own_network: bool) -> Result<(String, String), 
         }
         Some(_) => Ok((name.to_owned(), value.to_owned())),
         None => Err(bad("one of the container's own namespaces: kernel.shm*, kernel.msg*, \
-                         kernel.sem, kernel.pid_max, fs.mqueue.*, net.*")),
+                         kernel.sem, kernel.pid_max, fs.mqueue.*, user.max_*, net.*")),
     }
 }
 

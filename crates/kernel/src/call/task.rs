@@ -144,6 +144,13 @@ pub fn set_uid(uid: u32) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
 }
 
+/// setresuid(2) of the calling thread: only the effective id, and with it the file system id.
+pub fn set_effective_uid(uid: u32) -> Result<(), Errno> {
+    const SAME: libc::uid_t = libc::uid_t::MAX;
+    // SAFETY: only integers are passed.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, SAME, uid, SAME) }).map(drop)
+}
+
 /// setresgid(2) of the calling thread: real, effective and saved.
 pub fn set_gid(gid: u32) -> Result<(), Errno> {
     // SAFETY: only integers are passed.
