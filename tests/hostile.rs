@@ -439,3 +439,92 @@ fn vm_namespaces_of_a_container_are_bounded() {
     assert_eq!(out.stdout.trim(), "4", "the container's own namespace and three more: {out}");
     assert!(out.stderr.contains("No space left on device"), "{out}");
 }
+
+#[test]
+fn cp_refuses_kernel_files_behind_a_link() {
+    let host = Host::with_busybox();
+    let links = "mkdir /app; ln -s /proc/vmallocinfo /app/a; ln -s /proc/kmsg /app/b; \
+                 ln -s /sys/kernel /app/d; ln -s /proc /app/e; echo plain >/app/plain; exec sleep 1000";
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", links]).ok();
+    host.wait_inside("a", "test -e /app/plain");
+    let to = host.dir().join("out");
+    fs::create_dir(&to).expect("made");
+    let to = to.to_str().expect("UTF-8");
+    let paths = [
+        "/app/a",
+        "/app/b",
+        "/app/d",
+        "/app/e/.",
+        "/app/e/version",
+        "/proc/iomem",
+        "/sys/kernel/.",
+    ];
+    for path in paths {
+        for to in [to, "-"] {
+            let mut command = host.dormouse(&["cp", &format!("a:{path}"), to]);
+            command.stdout(std::process::Stdio::piped());
+            let out = dormouse_testkit::run(command, b"", Duration::from_secs(60));
+            assert_eq!(out.status, 125, "{path} to {to}: {out}");
+            assert!(out.stderr.contains("the host's kernel"), "{path} to {to}: {out}");
+        }
+    }
+    let names = || fs::read_dir(to).expect("listed").count();
+    assert_eq!(names(), 0);
+    // The copy of a whole tree omits these files, and keeps links as links.
+    host.dm(&["cp", "a:/app", to]).ok();
+    assert!(Path::new(to).join("app/a").is_symlink());
+    assert_eq!(fs::read_to_string(Path::new(to).join("app/plain")).expect("there"), "plain\n");
+    // The operator may copy such a file from the host.
+    host.dm(&["cp", "/proc/version", "a:/version"]).ok();
+    assert!(host.dm(&["exec", "a", "cat", "/version"]).ok().starts_with("Linux"));
+}
+
+#[test]
+fn exec_reads_no_account_from_a_kernel_file() {
+    let host = Host::with_busybox();
+    // A file of procfs with contents chosen by the container. The file kmsg would be the host's.
+    let link =
+        "rm -f /etc/passwd; ln -s /proc/1/cmdline /etc/passwd; sleep 1000; exit\nbob:x:7:7::/:\n";
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", link]).ok();
+    host.wait_inside("a", "test -L /etc/passwd && grep -q ^bob /etc/passwd");
+    let out = host.dm(&["exec", "--user", "bob", "a", "id", "-u"]);
+    assert_eq!(out.status, 125, "{out}");
+    assert_eq!(host.dm(&["exec", "--user", "7", "a", "id", "-u"]).ok(), "7");
+}
+
+#[test]
+fn cp_keeps_holes_both_ways() {
+    use std::os::unix::fs::MetadataExt;
+    let host = Host::with_busybox();
+    let make = "truncate -s 100G /sparse; echo end | dd of=/sparse bs=1M seek=50000 conv=notrunc 2>/dev/null; \
+                exec sleep 1000";
+    host.dm(&["run", "-d", "--name", "a", "busybox", "sh", "-c", make]).ok();
+    host.wait_inside(
+        "a",
+        "dd if=/sparse bs=1M skip=50000 count=1 2>/dev/null | head -c 3 | grep -q end",
+    );
+    let out = host.dir().join("out");
+    fs::create_dir(&out).expect("made");
+    let path = |name: &str| out.join(name).to_str().expect("UTF-8").to_owned();
+    let check = |file: &str| {
+        let meta = fs::metadata(file).expect("there");
+        assert_eq!(meta.len(), 100 << 30, "{file}");
+        assert!(meta.blocks() * 512 < 1 << 20, "{file}: {} blocks", meta.blocks());
+        let end =
+            host.sh(&format!("dd if={file} bs=1M skip=50000 count=1 2>/dev/null | head -c 3")).ok();
+        assert_eq!(end, "end", "{file}");
+    };
+    host.dm(&["cp", "a:/sparse", &path("copied")]).ok();
+    check(&path("copied"));
+    host.dm(&["cp", &path("copied"), "a:/back"]).ok();
+    let blocks = host.dm(&["exec", "a", "stat", "-c", "%s %b", "/back"]).ok();
+    let (size, blocks) = blocks.split_once(' ').expect("two numbers");
+    assert_eq!(size, (100_u64 << 30).to_string());
+    assert!(blocks.parse::<u64>().expect("a number") < 2048, "{blocks} blocks");
+    let program = dormouse();
+    let tar = format!("{} --root {} cp", program.display(), host.root().display());
+    host.sh(&format!("{tar} a:/sparse - >{}", path("tar"))).ok();
+    assert!(fs::metadata(path("tar")).expect("there").len() < 1 << 20);
+    host.sh(&format!("tar -C {} -xf {}", out.display(), path("tar"))).ok();
+    check(&path("sparse"));
+}

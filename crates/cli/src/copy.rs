@@ -7,12 +7,12 @@
 //! copied out of a container is never set-user-id, set-group-id or a device on the host.
 //!
 //! Deliberately not copied: sockets, pipes and devices (with a note on stderr), hard links as
-//! links, extended attributes, and the contents of procfs, sysfs and the like.
+//! links, extended attributes, and the contents of procfs, sysfs and the like. Holes stay holes.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -25,6 +25,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::fail;
+
+mod sparse;
 
 /// Owner of the copies.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +64,11 @@ impl Owner {
             }
             Self::Host { keep: false, .. } => None,
         }
+    }
+
+    /// Whether the source is in a container.
+    fn reads_container(self) -> bool {
+        matches!(self, Self::Host { .. })
     }
 
     /// Returns the permissions of a copy.
@@ -159,6 +166,9 @@ pub(crate) fn copy(from: &Place, to: &Place, owner: Owner) -> Result<()> {
         bail!("'{}' is not a directory", from.path.display());
     }
     let (from_dir, from_name) = from.parent()?;
+    if owner.reads_container() {
+        refuse_kernel(from_dir.as_fd(), &from_name, from)?;
+    }
     match to.is_dir(&to.path) {
         Some(true) => {
             let into = to.open(&to.path, DIR)?;
@@ -200,9 +210,8 @@ fn copy_entry(
     match kind(&stat) {
         FileType::Directory => {
             let source = open_dir(from, name)?;
-            if shows_the_kernel(&source) {
-                fail::note(&format!("'{}' is shown by the kernel and not copied", path.display()));
-                return Ok(());
+            if resolve::shows_the_kernel(&source) {
+                return note_kernel(path);
             }
             let stat = fs::fstat(&source).with_context(step)?;
             match fs::mkdirat(to, to_name, Mode::RWXU) {
@@ -214,13 +223,11 @@ fn copy_entry(
             finish(&target, &stat, owner).with_context(step)
         }
         FileType::RegularFile => {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let source = fs::openat(from, name, flags, Mode::empty()).with_context(step)?;
-            let stat = fs::fstat(&source).with_context(step)?;
-            anyhow::ensure!(kind(&stat) == FileType::RegularFile, "it changed while it was copied");
-            let target = create(to, to_name).with_context(step)?;
-            let mut target = File::from(target);
-            io::copy(&mut File::from(source), &mut target).with_context(step)?;
+            let Some((source, stat)) = open_file(from, name, owner).with_context(step)? else {
+                return note_kernel(path);
+            };
+            let target = File::from(create(to, to_name).with_context(step)?);
+            sparse::copy(&source, stat.st_size as u64, &target).with_context(step)?;
             finish(&target, &stat, owner).with_context(step)
         }
         FileType::Symlink => {
@@ -235,6 +242,11 @@ fn copy_entry(
             Ok(())
         }
     }
+}
+
+fn note_kernel(path: &Path) -> Result<()> {
+    fail::note(&format!("'{}' is a view of the kernel and not copied", path.display()));
+    Ok(())
 }
 
 /// Copies the contents of a directory.
@@ -300,27 +312,40 @@ fn finish(target: impl AsFd, from: &Stat, owner: Owner) -> Result<(), Errno> {
     fs::futimens(&target, &times)
 }
 
-/// Returns whether a directory is on a file system that shows kernel data, possibly without end.
-fn shows_the_kernel(dir: impl AsFd) -> bool {
-    // statfs(2): proc, sysfs, cgroup, cgroup2, mqueue, devpts, securityfs, debugfs, tracefs, bpf
-    const MAGIC: [i64; 10] = [
-        0x9fa0,
-        0x6265_6572,
-        0x0027_e0eb,
-        0x6367_7270,
-        0x1980_0202,
-        0x1cd1,
-        0x7363_6673,
-        0x6462_6720,
-        0x7472_6163,
-        0xcafe_4a11,
-    ];
-    fs::fstatfs(dir).is_ok_and(|s| MAGIC.contains(&s.f_type))
+/// Refuses a place in a container on a file system that shows the kernel, and with it the host. A link
+/// in the container may lead into its /proc, which the host's root reads with more rights than the
+/// container has.
+fn refuse_kernel(dir: BorrowedFd, name: &CStr, place: &Place) -> Result<()> {
+    let found = fs::openat(dir, name, PATH | OFlags::NOFOLLOW, Mode::empty())
+        .with_context(|| format!("cannot open '{}'", place.path.display()))?;
+    if resolve::shows_the_kernel(&found) {
+        bail!(
+            "cannot copy '{}': the path leads to a file of the host's kernel; read the file \
+             inside, with exec",
+            place.path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Opens a regular file to be read, or returns `None` for one that shows the kernel. The checked file
+/// is the opened one, even if its name changes meanwhile.
+fn open_file(dir: BorrowedFd, name: &CStr, owner: Owner) -> Result<Option<(File, Stat)>> {
+    let found = fs::openat(dir, name, PATH | OFlags::NOFOLLOW, Mode::empty())?;
+    let stat = fs::fstat(&found)?;
+    anyhow::ensure!(kind(&stat) == FileType::RegularFile, "the file changed while it was copied");
+    if owner.reads_container() && resolve::shows_the_kernel(&found) {
+        return Ok(None);
+    }
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    Ok(Some((File::from(fs::open(path, flags, Mode::empty())?), stat)))
 }
 
 /// Writes an object as a tar, with ids mapped by `owner`.
 pub(crate) fn to_tar(from: &Place, owner: Owner, out: &mut dyn Write) -> Result<()> {
     let (dir, name) = from.parent()?;
+    refuse_kernel(dir.as_fd(), &name, from)?;
     let mut tar = tar::Builder::new(out);
     let (_, shown) = split(&from.path)?;
     let shown = PathBuf::from(std::ffi::OsStr::from_bytes(shown.as_bytes()));
@@ -357,7 +382,7 @@ fn tar_entry<W: Write>(
     match kind(&stat) {
         FileType::Directory => {
             let source = open_dir(dir, name)?;
-            if shows_the_kernel(&source) {
+            if owner.reads_container() && resolve::shows_the_kernel(&source) {
                 return Ok(());
             }
             fill(&mut header, &stat);
@@ -370,17 +395,11 @@ fn tar_entry<W: Write>(
             Ok(())
         }
         FileType::RegularFile => {
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let source = fs::openat(dir, name, flags, Mode::empty()).with_context(step)?;
-            let stat = fs::fstat(&source).with_context(step)?;
-            anyhow::ensure!(kind(&stat) == FileType::RegularFile, "it changed while it was read");
-            let size = stat.st_size as u64;
+            let Some((source, stat)) = open_file(dir, name, owner).with_context(step)? else {
+                return Ok(());
+            };
             fill(&mut header, &stat);
-            header.set_entry_type(tar::EntryType::Regular);
-            header.set_size(size);
-            // The header contains the size; a file that shrinks meanwhile is padded with zeros.
-            let bytes = File::from(source).chain(io::repeat(0)).take(size);
-            tar.append_data(&mut header, shown, bytes).with_context(step)
+            sparse::append(tar, &mut header, shown, source, stat.st_size as u64).with_context(step)
         }
         FileType::Symlink => {
             let link = fs::readlinkat(dir, name, Vec::new()).with_context(step)?;
@@ -425,7 +444,7 @@ pub(crate) fn from_tar(to: &Place, owner: Owner, input: impl Read) -> Result<()>
             }
             tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
                 let mut file = File::from(create(dir.as_fd(), &name).with_context(step)?);
-                io::copy(&mut entry, &mut file).with_context(step)?;
+                sparse::fill(&mut entry, &mut file).with_context(step)?;
                 own(dir.as_fd(), &name, uid, gid, owner).with_context(step)?;
                 fs::fchmod(&file, mode).with_context(step)?;
             }

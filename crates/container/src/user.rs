@@ -121,6 +121,10 @@ fn read_file(root: BorrowedFd<'_>, path: &str) -> String {
     let Ok(fd) = resolve::in_root(root, path, flags, Mode::empty()) else {
         return String::new();
     };
+    // A link into the container's /proc could lead to the host's kernel log, and reading empties the log.
+    if resolve::shows_the_kernel(&fd) {
+        return String::new();
+    }
     let regular = rustix::fs::fstat(fd.as_fd())
         .is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::RegularFile);
     if !regular {

@@ -36,6 +36,46 @@ pub fn in_root(
     raw::in_root(root, &name, flags, mode).explain("openat2", describe)
 }
 
+/// Whether a file or directory belongs to a file system whose files are views of the kernel (statfs(2)).
+/// Root reads data of the host there, in every container. The descriptor may be O_PATH.
+pub fn shows_the_kernel(file: impl AsFd) -> bool {
+    const MAGIC: [i64; 32] = [
+        0x9fa0,      // proc
+        0x9fa1,      // openpromfs
+        0x9fa2,      // usbdevice
+        0x1cd1,      // devpts
+        0x0027_e0eb, // cgroup
+        0x6367_7270, // cgroup2
+        0x0765_5821, // resctrl
+        0x6265_6572, // sysfs
+        0x6265_6570, // configfs
+        0x6462_6720, // debugfs
+        0x7472_6163, // tracefs
+        0x6165_676c, // pstore
+        0x7363_6673, // securityfs
+        0x5a3c_69f0, // apparmorfs
+        0xf97c_ff8c, // selinuxfs
+        0x4341_5d53, // smackfs
+        0xde5e_81e4, // efivarfs
+        0x4249_4e4d, // binfmt_misc
+        0x6c6f_6f70, // binder
+        0xcafe_4a11, // bpf
+        0x6e73_6673, // nsfs
+        0x5049_4446, // pidfs
+        0x0904_1934, // anonymous inodes
+        0x5345_434d, // secretmem
+        0x444d_4142, // dmabuf
+        0x1980_0202, // mqueue
+        0x6573_5543, // fusectl
+        0x6759_6969, // rpc_pipefs
+        0x6e66_7364, // nfsd
+        0xabba_1974, // xenfs
+        0x534f_434b, // sockfs
+        0x5049_5045, // pipefs
+    ];
+    rustix::fs::fstatfs(file).is_ok_and(|stat| MAGIC.contains(&stat.f_type))
+}
+
 /// Makes the directory `path` inside `root`, and those above it, with `mode`; returns it.
 ///
 /// Links on the way are followed inside the root. ENOTDIR where something else is in the way,
